@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("tvm")
@@ -26,6 +27,7 @@ from qdqbridge.relax.files import write_module
 from qdqbridge.relax.saved import read_module
 from qdqbridge.relax.saved.structure import DEEPEST, checked
 from qdqbridge.sources import inspect_model, load_model
+from tests.onnx_models import Builder, canonical
 from tests.relax.read_cases import same
 
 pytestmark = pytest.mark.relax
@@ -104,6 +106,9 @@ ATTACKS = {
     "a text as extent, with a keyword": {"shape": f'shape=("{BAD}", 4)'},
     "a text as extent, of a type in a type": {"parameter": f', z: R.Tuple(R.Shape(["{BAD}"]))'},
     "a text as extent, named before": {"statement": f's = ["{BAD}"]; z = R.zeros(s, "int8")'},
+    "a call in an extent": {"shape": f'("T.min({BAD}, 4)", 4)'},
+    "another call in an extent": {"shape": '("T.exp(4)", 4)'},
+    "an attribute in an extent": {"shape": '("T.min.__globals__", 4)'},
     "a shape that is a name": {"statement": 'z: R.Tensor(y, dtype="float32") = y'},
     "a builtin": {"operand": "eval('1')"},
     "a builtin as a name": {"operand": "print"},
@@ -183,6 +188,18 @@ def test_generated_kernels_are_part_of_scripts(tmp_path: Path) -> None:
     path = tmp_path / "m.py"
     write_module(builder.finalize(), path)
     assert [node.op.name for node in load_model(path).nodes] == ["Max"]
+
+
+@pytest.mark.parametrize(("start", "end", "step"), [(1, -1, 1), (0, 5, 1), (-3, -1, 2), (3, 0, -1)])
+def test_slices_of_an_open_axis_are_part_of_scripts(
+    tmp_path: Path, start: int, end: int, step: int
+) -> None:
+    b = Builder(17)
+    bounds = [b.init(np.array([number])) for number in (start, end, 0, step)]
+    b.output(b.op("Slice", b.input("x", ["n", 3]), *bounds))
+    graph, path = canonical(b.model()), tmp_path / "m.py"
+    write_module(qb.to_relax(graph)[0], path)
+    same(load_model(path), graph)
 
 
 # ---- JSON --------------------------------------------------------------------------------------

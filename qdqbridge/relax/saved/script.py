@@ -10,12 +10,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NoReturn, TypeGuard
 
 from qdqbridge.relax.saved.whitelist import BUILTINS, DECORATORS, IMPORTS, ROOTS, TYPES, known
 
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
 _PLAIN = (int, float, bool, str, type(None))
+_EXTREMES = ("T.min", "T.max")
+"""What extents may call."""
 
 
 class ScriptRefused(Exception):
@@ -338,14 +340,24 @@ def _check_extent(node: ast.expr, text: str) -> None:
         # Python's parser: text too deep, or a NUL
         _refuse(node, f"the extent {text[:40]!r}")
     allowed = (ast.Name, ast.Constant, ast.BinOp, ast.operator, ast.expr_context)
+    chosen = [part for part in ast.walk(tree) if _is_extreme(part)]
+    named = [part.func for part in chosen]
     for part in ast.walk(tree):
         whole = isinstance(part, allowed) and not isinstance(part, ast.Pow | ast.LShift)
+        whole = whole or part in chosen or part in named
         if isinstance(part, ast.Constant):
             whole = isinstance(part.value, int)
         if isinstance(part, ast.Name):
             whole = part.id not in BUILTINS
         if not whole:
             _refuse(node, f"the extent {text[:40]!r}")
+
+
+def _is_extreme(node: ast.AST) -> TypeGuard[ast.Call]:
+    """True for ``T.min(a, b)`` and ``T.max(a, b)``: what a Slice leaves of an open axis."""
+    if not isinstance(node, ast.Call) or node.keywords or len(node.args) != 2:
+        return False
+    return _dotted(node.func) in _EXTREMES
 
 
 def _is_number(node: ast.expr) -> bool:
