@@ -42,7 +42,7 @@ class _Lowering(PyExprMutator):
     """Rewrites the calls of one module."""
 
     def visit_call_(self, op: ir.Call) -> relax.Expr:
-        if is_empty(op.ty):
+        if is_empty(op.ty) and not isinstance(op.op, ir.GlobalVar):  # which looks at its operands
             return relax.op.zeros(op.ty.shape, op.ty.dtype)
         made: Any = self.visit_expr_post_order(op)
         row = _LOWERINGS.get(str(getattr(made.op, "name", "")))
