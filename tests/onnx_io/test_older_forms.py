@@ -63,7 +63,9 @@ def test_an_old_float_file_is_quantized_with_its_meaning(
     model.graph.node.append(soft)
     onnx.save(model, tmp_path / "old.onnx")
     data = {"x": rng.normal(size=(8, 2, 6, 6)).astype(np.float32)}
-    graph = quantize(load(tmp_path / "old.onnx"), data=data, target=target, repair=(), chooser="minmax")
+    graph = quantize(
+        load(tmp_path / "old.onnx"), data=data, target=target, repair=(), chooser="minmax"
+    )
     save(graph, tmp_path / "new.onnx")
     onnx.checker.check_model(str(tmp_path / "new.onnx"))
     one = {"x": data["x"][:1]}

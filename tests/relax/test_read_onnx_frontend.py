@@ -111,7 +111,7 @@ def test_parameters_that_the_run_finds(axis: int | None) -> None:
     n = Builder(21)
     x, scale = n.input("x", [4, 6]), n.input("scale", [] if axis is None else [6])
     zero_point = n.init(np.full(() if axis is None else 6, 3, np.int8))
-    along = {} if axis is None else {"axis": axis}
+    along: dict[str, Any] = {} if axis is None else {"axis": axis}
     q = n.op("QuantizeLinear", x, scale, zero_point, **along)
     n.output(n.op("DequantizeLinear", q, scale, zero_point, **along))
     same(through_tvm(n.model()), canonical(n.model()))
