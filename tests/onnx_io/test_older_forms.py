@@ -63,6 +63,8 @@ def test_an_old_float_file_is_quantized_with_its_meaning(
     model.graph.node.append(soft)
     onnx.save(model, tmp_path / "old.onnx")
     data = {"x": rng.normal(size=(8, 2, 6, 6)).astype(np.float32)}
+    # What is held is the meaning of axes: of eight samples tuning may choose ranges in which one
+    # element is a whole step of the convolution further off than this allows.
     graph = quantize(
         load(tmp_path / "old.onnx"), data=data, target=target, repair=(), chooser="minmax"
     )
