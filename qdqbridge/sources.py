@@ -47,9 +47,12 @@ class ModelSource:
         from qdqbridge.canonical import canonicalize
         from qdqbridge.graph.verify import verify
 
-        canonicalize(self.graph, options, channels_first=self.channels_last)
-        verify(self.graph, str(self.file))
-        return self.graph
+        graph = self.graph
+        canonicalize(graph, options, channels_first=self.channels_last)
+        verify(graph, str(self.file))
+        if graph.as_read is not None:
+            graph.as_read = graph.as_read.of(graph) if options == BIT_FOR_BIT else None
+        return graph
 
 
 def load_model(

@@ -2,11 +2,11 @@
 
 ``check FOLDER -o RESULTS.csv`` takes every ``*.onnx`` below a folder: load, print, explain; save,
 and compare all results of the saved file with the original's in onnxruntime, bit for bit, for a
-prompt, a step and a chunk, as many of these as onnxruntime runs itself; read the saved file back
-(digest, diff). ``decode`` compiles each file and
-compares a prompt and 32 tokens with the cache on TVM with onnxruntime: the largest difference of
-the logits, relative to the largest logit, and the tokens. Both take up where they were stopped:
-what is in the CSV file is not done again.
+prompt, a step and a chunk, as many of these as onnxruntime runs itself, without its optimizations
+(status) and with all of them (optimized); read the saved file back (digest, diff). ``decode``
+compiles each file and compares a prompt and 32 tokens with the cache on TVM with onnxruntime: the
+largest difference of the logits, relative to the largest logit, and the tokens. Both take up where
+they were stopped: what is in the CSV file is not done again.
 
 ``scripts/language_model_files.py`` makes such files (in an environment of its own).
 """
@@ -29,7 +29,10 @@ import onnxruntime as ort
 import qdqbridge as qb
 from qdqbridge.pipeline import diff
 
-FIELDS = ("file", "step", "status", "nodes", "digest", "steps", "difference", "tokens", "seconds")
+FIELDS = (
+    "file", "step", "status", "nodes", "digest", "steps", "optimized", "difference", "tokens",
+    "seconds",
+)  # fmt: skip
 TOKENS, PROMPT, CAPACITY = 32, 9, 64
 STEPS = ((0, 7), (7, 1), (5, 3))
 """Tokens in the cache, and new ones."""
@@ -46,9 +49,12 @@ Feeds = dict[str, np.ndarray]
 class Decoder:
     """A file with a cache, as onnxruntime sees it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, optimized: bool = False) -> None:
         options = ort.SessionOptions()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        levels = ort.GraphOptimizationLevel
+        options.graph_optimization_level = (
+            levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
+        )
         options.log_severity_level, options.intra_op_num_threads = 4, 1
         self.session = ort.InferenceSession(str(path), options)
         self.inputs = {each.name: each for each in self.session.get_inputs()}
@@ -135,37 +141,44 @@ class Decoder:
 
 def check(path: Path) -> dict[str, Any]:
     """Returns the row of a file that is read, saved and read back."""
-    graph, refused = qb.load(path), ""
+    graph = qb.load(path)
     assert graph.text()
     list(qb.explain(graph))
-    original = Decoder(path)
     with tempfile.TemporaryDirectory() as scratch:
         saved = Path(scratch) / "model.onnx"
         qb.save(graph, saved)
         again = qb.load(saved)
-        copy = Decoder(saved)
-        copy.head, differ, ran = original.head, set[str](), 0
-        for past, length in STEPS:
-            tokens = np.random.default_rng(past).integers(3, 250, (1, length))
-            feeds = original.feeds(tokens, past, {})
-            try:
-                wanted = original.run(feeds)
-            except Exception as error:  # files of half floats have masks that fit prompts alone
-                refused = str(error)
-                continue
-            found, ran = copy.run(feeds), ran + 1
-            unsaid = "present" if original.windowed else "\0"  # rows behind a window's last
-            differ |= {
-                name for name, array in wanted.items()
-                if not name.startswith(unsaid) and array.tobytes() != found[name].tobytes()
-            }  # fmt: skip
+        differ, ran, refused = _differing(path, saved, optimized=False)
+        optimized, _, _ = _differing(path, saved, optimized=True)
     status = "ok" if not differ else f"other bits: {sorted(differ)[:3]}"
     if again.digest != graph.digest or diff(graph, again):
         status = "other digest"
     if not ran:
         status = f"onnxruntime: {refused}"
-    return {"status": status, "nodes": len(graph.nodes), "digest": graph.digest[:16],
-            "steps": ran}  # fmt: skip
+    return {"status": status, "nodes": len(graph.nodes), "digest": graph.digest[:16], "steps": ran,
+            "optimized": "ok" if not optimized else f"other bits: {sorted(optimized)[:3]}",
+            }  # fmt: skip
+
+
+def _differing(path: Path, saved: Path, *, optimized: bool) -> tuple[set[str], int, str]:
+    """Returns results with other bits, how many steps ran, and why others did not."""
+    original, copy = Decoder(path, optimized=optimized), Decoder(saved, optimized=optimized)
+    copy.head, differ, ran, refused = original.head, set[str](), 0, ""
+    for past, length in STEPS:
+        tokens = np.random.default_rng(past).integers(3, 250, (1, length))
+        feeds = original.feeds(tokens, past, {})
+        try:
+            wanted = original.run(feeds)
+        except Exception as error:  # files of half floats have masks that fit prompts alone
+            refused = str(error)
+            continue
+        found, ran = copy.run(feeds), ran + 1
+        unsaid = "present" if original.windowed else "\0"  # rows behind a window's last
+        differ |= {
+            name for name, array in wanted.items()
+            if not name.startswith(unsaid) and array.tobytes() != found[name].tobytes()
+        }  # fmt: skip
+    return differ, ran, refused
 
 
 def decode(path: Path) -> dict[str, Any]:

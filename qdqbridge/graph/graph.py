@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from qdqbridge.graph.as_read import AsRead
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.operator import AnyAttributes, Attributes, Operator
@@ -198,6 +199,8 @@ class Graph:
         opset: The default-domain opset of the file it was read from; 0 if none.
         canonical: True once the canonical rules have run.
         notes: What the canonical rules refused or want said (see ``explain``).
+        as_read: How its file has it, where that decides bits (:mod:`qdqbridge.graph.as_read`).
+            Only writers look at it.
     """
 
     inputs: list[Value]
@@ -209,6 +212,7 @@ class Graph:
     opset: int = 0
     canonical: bool = False
     notes: list[Note] = field(default_factory=list["Note"])
+    as_read: AsRead | None = field(default=None, repr=False)
 
     def text(self, weights: Weights = None) -> str:
         """Returns the deterministic text form (see :mod:`qdqbridge.graph.printer`).

@@ -239,7 +239,8 @@ def test_operators_of_onnxruntime_ask_for_no_opset(opset: int, tmp_path: Path) -
 
 @pytest.mark.parametrize("opset", [17, 20, 25])
 @pytest.mark.parametrize(
-    ("op", "biased"), [("FastGelu", False), ("FastGelu", True), ("Gelu", False)]
+    ("op", "biased"),
+    [("FastGelu", False), ("FastGelu", True), ("Gelu", False), ("BiasGelu", True)],
 )
 def test_gelus_of_onnxruntime_stay_theirs(
     op: str, biased: bool, opset: int, tmp_path: Path
@@ -252,13 +253,33 @@ def test_gelus_of_onnxruntime_stay_theirs(
     path, saved = tmp_path / "model.onnx", tmp_path / "saved.onnx"
     onnx.save(b.model(), path)
     g = qb.load(path)
+    digest, g.as_read = g.digest, None  # as if it had been changed: not the file's own nodes
     qb.save(g, saved)
     proto = onnx.load(saved)
     assert {each.domain: each.version for each in proto.opset_import} == {"": opset, MS: 1}
-    assert [node.op_type for node in proto.graph.node] == ["Add"] * biased + [op]
+    assert [node.op_type for node in proto.graph.node] == [op]
     every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     feeds = {"x": every[np.isfinite(every)].reshape(-1, 2)}
     np.testing.assert_array_equal(ran(saved, feeds)[0], ran(path, feeds)[0])
+    assert qb.load(saved).digest == digest
+
+
+def test_a_sum_that_others_read_stays_beside_its_gelu(tmp_path: Path) -> None:
+    b = Builder(17)
+    b.input("x", ["n", 2])
+    b.output(b.op("BiasGelu", "x", b.init(np.array([0.25, -1], np.float32)), domain=MS), ["n", 2])
+    path, saved = tmp_path / "model.onnx", tmp_path / "saved.onnx"
+    onnx.save(b.model(), path)
+    g = qb.load(path)
+    g.outputs.append(g.nodes[0].output)
+    g.output_names.append("total")
+    qb.save(g, saved)
+    assert [node.op_type for node in onnx.load(saved).graph.node][:2] == ["Add", "Gelu"]
+    feeds = {"x": np.linspace(-4, 4, 64, dtype=np.float32).reshape(-1, 2)}
+    np.testing.assert_array_equal(ran(saved, feeds)[0], ran(path, feeds)[0])
+    np.testing.assert_array_equal(
+        ran(saved, feeds)[1], feeds["x"] + np.array([0.25, -1], np.float32)
+    )
     assert qb.load(saved).digest == g.digest
 
 

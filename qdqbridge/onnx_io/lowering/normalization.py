@@ -11,7 +11,10 @@ SKIP = {True: "SkipLayerNormalization", False: "SkipSimplifiedLayerNormalization
 WITH_BIAS = "+bias"
 """Behind the variant: a constant bias was added there, too."""
 DATA = "@"
-"""Behind that: the tensor that has the shape of the sum; the other one may be repeated."""
+"""Behind that: the tensor that has the shape of the sum; the other one may be repeated. Behind the
+variant of a Gelu, the tensor of the bias."""
+BIAS_GELU = "com.microsoft::BiasGelu"
+"""The variant of a Gelu to whose operand the same node adds a bias."""
 
 
 def skip_norm(*, centred: bool) -> Callable[[LoweringSite], None]:
@@ -50,8 +53,10 @@ def bias_gelu(site: LoweringSite) -> None:
 
     Source: onnxruntime docs/ContribOperators.md.
     """
+    output = site.proto.output[0]
     total = site.op("Add", [site.input(0), site.input(1)])
-    site.op("Gelu", [total], site.proto.output[0], domain=MICROSOFT)
+    site.op("Gelu", [total], output, domain=MICROSOFT)
+    site.known.variants[output] = f"{BIAS_GELU}{DATA}{site.input(1)}"
 
 
 def fast_gelu(site: LoweringSite) -> None:
@@ -62,4 +67,5 @@ def fast_gelu(site: LoweringSite) -> None:
     x, output = site.input(0), site.proto.output[0]
     if site.input(1):
         x = site.op("Add", [x, site.input(1)])
+        site.known.variants[output] = f"FastGelu{WITH_BIAS}{DATA}{site.input(1)}"
     site.op("FastGelu", [x], output, domain=MICROSOFT)

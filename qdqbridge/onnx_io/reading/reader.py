@@ -20,6 +20,7 @@ from qdqbridge.graph.types import Dim, Shape, TensorType
 from qdqbridge.onnx_io.adapters import adapt, read_adapter
 from qdqbridge.onnx_io.codecs import OLDEST_READ
 from qdqbridge.onnx_io.control_flow.branches import take_branches
+from qdqbridge.onnx_io.file_nodes import HalfFile, half_file
 from qdqbridge.onnx_io.inference.node_types import nested_type
 from qdqbridge.onnx_io.inference.shapes import declared_types, shape_of
 from qdqbridge.onnx_io.lowering import Lowered, lower
@@ -94,8 +95,9 @@ def read_proto(model: onnx.ModelProto, path: Path, normal: Callable[[Graph], Gra
 
     model = take_branches(model, path.parent, text_of)
     sort_nodes(model.graph, str(path))
+    halves = half_file(model, path)
     lowered = lower(model, path.parent, str(path))
-    return graph_of(model, path, lowered=lowered)
+    return graph_of(model, path, lowered=lowered, halves=halves)
 
 
 def graph_of(
@@ -103,6 +105,7 @@ def graph_of(
     path: Path,
     outer: Mapping[str, Constant] | None = None,
     lowered: Lowered | None = None,
+    halves: HalfFile | None = None,
 ) -> Graph:
     """Reads the tensors and nodes of a model: one node per ONNX node that computes something.
 
@@ -111,12 +114,14 @@ def graph_of(
         path: Its file; external data lies in its folder.
         outer: The data of inputs that are constants.
         lowered: What :func:`~qdqbridge.onnx_io.lowering.lower` says of it.
+        halves: What was kept of a float16 file before that.
     """
     proto, file, lowered = model.graph, str(path), lowered or Lowered()
     values = {name: constant_value(data, name) for name, data in (outer or {}).items()}
     for tensor in proto.initializer:
         constant = constant_from_proto(tensor, path.parent, f"{file}, initializer '{tensor.name}'")
         values[tensor.name] = constant_value(constant, tensor.name)
+    initializers = dict(values)
     held = sum(value.constant.size for value in values.values() if value.constant)
     inputs, notes = _inputs(proto.input, values, file)
     opset = default_opset(model)
@@ -151,6 +156,7 @@ def graph_of(
         ],
     )
     Editor(graph).finish()
+    graph.as_read = None if halves is None else halves.as_read(graph, initializers)
     return graph
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qdqbridge.graph.graph import Node
-from qdqbridge.onnx_io.lowering.normalization import DATA, WITH_BIAS
+from qdqbridge.onnx_io.lowering.normalization import BIAS_GELU, DATA, WITH_BIAS
 from qdqbridge.onnx_io.lowering.site import MICROSOFT
 from qdqbridge.ops.normalization import LAYER_NORMALIZATION, RMS_NORMALIZATION
 from qdqbridge.ops.unary import GELU, SWISH
@@ -50,6 +50,7 @@ _OPERATORS = {
     GELU: {
         "FastGelu": RuntimeOperator("FastGelu", MICROSOFT, _APPROXIMATE),
         OWN_GELU: RuntimeOperator("Gelu", MICROSOFT, _APPROXIMATE),
+        BIAS_GELU: RuntimeOperator("Gelu", MICROSOFT, _APPROXIMATE),
     },
 }
 """By row and variant of the node, which says how its file had it. Half floats are computed by steps

@@ -13,6 +13,7 @@ from qdqbridge.onnx_io.profiles.checker import check_model
 from qdqbridge.onnx_io.profiles.legalization import legalized
 from qdqbridge.onnx_io.profiles.recentering import convolvable, recentered, unsigned
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
+from qdqbridge.onnx_io.writer.as_read import form_as_read, sheet_as_read
 from qdqbridge.onnx_io.writer.files import write_files
 from qdqbridge.onnx_io.writer.model import model_without_tensors
 from qdqbridge.onnx_io.writer.names import TensorNames
@@ -43,7 +44,8 @@ def write(
     """Writes a graph as a QDQ ONNX file.
 
     With graph optimizations disabled onnxruntime computes from it, bit for bit, what it computes
-    from the file that the graph was read from. More than 1.5 GB of tensors go to
+    from the file that the graph was read from. A float16 file that nobody changed is written with
+    its own nodes, and computes the same with optimizations, too. More than 1.5 GB of tensors go to
     ``<path>.data``. The files appear complete or not at all.
 
     Args:
@@ -62,7 +64,12 @@ def write(
         ModelFileError: The operating system refuses.
     """
     chosen = profile_of(profile)
-    sheet = _sheet(_unsigned(graph, chosen) if recenter else graph, chosen, opset)
+    kept = chosen.halves and not recenter and opset in (None, graph.opset)
+    form = form_as_read(graph) if kept else None
+    if form is not None:
+        sheet = sheet_as_read(graph, form)
+    else:
+        sheet = _sheet(_unsigned(graph, chosen) if recenter else graph, chosen, opset)
     model = model_without_tensors(sheet, graph.name, graph.metadata)
     if chosen.strict:
         _refuse_what_breaks(model, sheet, chosen, graph.name)

@@ -15,6 +15,7 @@ from qdqbridge.onnx_io.profiles.profile import Clamp
 from qdqbridge.onnx_io.reading.operator_versions import moved
 from qdqbridge.onnx_io.runtime.operators import runtime_operator
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
+from qdqbridge.onnx_io.writer.bias_gelus import bias_gelu_row, bias_gelus
 from qdqbridge.onnx_io.writer.clamps import (
     clamp_extremes,
     clamp_real,
@@ -72,18 +73,23 @@ class NodeWriter(RowWriter):
     def write(self, nodes: Sequence[Node], outputs: Collection[Value]) -> None:
         """Adds the rows of all nodes of a graph with these outputs."""
         merged = skip_norms(nodes, set(outputs)) if self.profile.packed else {}
+        biased = bias_gelus(nodes, set(outputs)) if self.profile.packed else {}
         gathers = packed_gathers(nodes) if self.profile.packed else {}
         unwritten = unread(gathers, set(outputs))
         if self.profile.packed:
             unwritten |= unread_orders(nodes, set(outputs))
         for node in nodes:
-            whole = merged.get(node)
+            norm, gelu = merged.get(node), biased.get(node)
             if node in gathers:
                 gather_row(self, node, gathers[node])
-            elif whole is None and node not in unwritten:
+            elif norm is not None:
+                if node is norm.place:
+                    skip_norm_row(self, norm)
+            elif gelu is not None:
+                if node is gelu.gelu:
+                    bias_gelu_row(self, gelu)
+            elif node not in unwritten:
                 self.node(node)
-            elif whole is not None and node is whole.place:
-                skip_norm_row(self, whole)
 
     def node(self, node: Node) -> None:
         """Adds the rows of one graph node."""

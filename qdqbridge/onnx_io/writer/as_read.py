@@ -1,0 +1,49 @@
+"""The sheet of a graph that is written with the nodes of its file."""
+
+from __future__ import annotations
+
+from onnx import NodeProto
+
+from qdqbridge.graph.graph import Graph
+from qdqbridge.onnx_io.file_nodes import FileNodes
+from qdqbridge.onnx_io.writer.sheet import NodeRow, Sheet, output_type, plain_type
+
+
+def form_as_read(graph: Graph) -> FileNodes | None:
+    """Returns the file's nodes where they are kept and still mean what the graph says."""
+    kept = graph.as_read
+    if kept is None or not isinstance(kept.form, FileNodes) or not kept.stands_for(graph):
+        return None
+    return kept.form
+
+
+def sheet_as_read(graph: Graph, form: FileNodes) -> Sheet:
+    """Returns the sheet of a file's own nodes; the interface is the graph's.
+
+    Args:
+        graph: A graph that nobody has changed since it was read.
+        form: The file that it was read from.
+    """
+    types = dict(form.types)
+    types.update((value.name, plain_type(value)) for value in graph.inputs)
+    named = zip(graph.output_names, graph.outputs, strict=True)
+    types.update((name, output_type(value)) for name, value in named)
+    return Sheet(
+        inputs=[value.name for value in graph.inputs],
+        outputs=list(graph.output_names),
+        nodes=[_row(node) for node in form.nodes],
+        constants=dict(form.constants),
+        types=types,
+        imports=dict(form.imports),
+    )
+
+
+def _row(node: NodeProto) -> NodeRow:
+    proto = NodeProto()
+    proto.CopyFrom(node)
+    proto.ClearField("metadata_props")
+    metadata = tuple((entry.key, entry.value) for entry in node.metadata_props)
+    return NodeRow(
+        node.op_type, list(node.input), list(node.output), {}, node.name, metadata, proto,
+        node.domain,
+    )  # fmt: skip
