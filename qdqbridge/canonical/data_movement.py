@@ -37,6 +37,7 @@ from qdqbridge.ops.conversion import QUANTIZE, REINTERPRET, REQUANTIZE
 from qdqbridge.ops.data_movement import FLATTEN, RESHAPE, SQUEEZE, UNSQUEEZE
 from qdqbridge.ops.folding import proportionate
 from qdqbridge.ops.permutation import permuted_params
+from qdqbridge.ops.result_shapes import result_shape
 from qdqbridge.ops.selection import PAD
 from qdqbridge.ops.table import OPERATORS
 
@@ -330,13 +331,15 @@ def moved_constant(node: Node, scope: Scope) -> Proposal:
         return None
     if any(v is not None and v.constant is None for v in node.inputs):
         return None
-    shape = static_shape(node.output.type.shape)
     source = node.operand(0)
     assert source.constant is not None
+    folded = _permuted(node, source.constant)
+    shape = static_shape(node.output.type.shape)
+    if shape is None:  # what is constant by now was open while the file was read
+        shape = folded.shape if folded is not None else _moved_shape(node)
     if shape is None:
         return None
-    type_ = node.output.type
-    folded = _permuted(node, source.constant)
+    type_ = node.output.type.with_shape(shape)
     if folded is None or folded.shape != shape:
         folded = Constant(type_.dtype, shape, lambda: evaluated(node))
     if folded.size > max(_LOOKED_AT, _GROWTH * source.constant.size):
@@ -349,6 +352,14 @@ def moved_constant(node: Node, scope: Scope) -> Proposal:
         folded.numpy()  # a file that declares another shape is found out while it is read
     value = Value(type_, node.output.name or source.name, constant=folded)
     return Replace({node.output: value})
+
+
+def _moved_shape(node: Node) -> tuple[int, ...] | None:
+    shapes = [None if value is None else value.type.shape for value in node.inputs]
+    extents = result_shape(node.op.name, node.attributes, shapes, None)
+    if extents is None or None in extents:
+        return None
+    return static_shape(tuple(dim for dim in extents if dim is not None))
 
 
 def _permuted(node: Node, data: Constant) -> Constant | None:

@@ -37,7 +37,7 @@ def canonicalize(
     propagate_parameters(graph)
     rules = rules_with(options, channels_first=channels_first)
     refused = run(graph, rules)
-    while propagate_storage(graph) or share_dequantized(graph):
+    while propagate_storage(graph) or share_dequantized(graph) or propagate_parameters(graph):
         refused = run(graph, rules)
     order_steps(graph.nodes)
     order_operands(graph)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, made_by, rule
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import static_shape
@@ -16,6 +18,7 @@ from qdqbridge.ops.attributes import (
     SplitAttrs,
     TileAttrs,
 )
+from qdqbridge.ops.build import result
 from qdqbridge.ops.data_movement import DEPTH_TO_SPACE, SPACE_TO_DEPTH, SQUEEZE, TILE, UNSQUEEZE
 from qdqbridge.ops.elementwise import CONCAT
 from qdqbridge.ops.pooling import MAX_POOL
@@ -98,7 +101,32 @@ def _takes_all(given: SliceAttrs, x: Value) -> bool:
 
 
 _ENDLESS = 2**31 - 1
-"""An end of a Slice that no extent reaches."""
+"""An end of a Slice that no extent reaches: ONNX's text names it, and every larger one."""
+_LAST, _FIRST = 2**63 - 1, -(2**63)
+
+
+@rule("slice-to-the-end", SLICE)
+def slice_to_the_end(node: Node, scope: Scope) -> Proposal:
+    """``Slice(x, ends=2147483647) -> Slice(x, ends=9223372036854775807)``: to the end, one way.
+
+    Whatever number a file writes for what no extent reaches; so the begin of a Slice backwards, and
+    below zero the end of one backwards. One that begins before every axis begins at 0.
+    """
+    del scope
+    given = node.record(SliceAttrs)
+    rows = [_bounds(*row) for row in zip(given.starts, given.ends, given.steps, strict=True)]
+    starts, ends = tuple(start for start, _ in rows), tuple(end for _, end in rows)
+    if (starts, ends) == (given.starts, given.ends):
+        return None
+    output, attributes = node.output, replace(given, starts=starts, ends=ends)
+    value = result(SLICE, attributes, node.inputs, output.type, node.origin, output.name)
+    return Replace({output: value})
+
+
+def _bounds(start: int, end: int, step: int) -> tuple[int, int]:
+    if step > 0:
+        return 0 if start <= -_ENDLESS else start, _LAST if end >= _ENDLESS else end
+    return _LAST if start >= _ENDLESS else start, _FIRST if end <= -_ENDLESS else end
 
 
 def _keeps_extents(given: ResizeAttrs, x: Value) -> bool:

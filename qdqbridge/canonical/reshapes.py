@@ -28,7 +28,8 @@ _ROWS = AxisAttrs(1)
 def reshape_nothing(node: Node, scope: Scope) -> Proposal:
     """``Reshape(x) -> x`` where the shape is the same; a Transpose that moves no axis too.
 
-    A Reshape that copies every extent does so whatever their names in the file.
+    A Reshape that copies every extent, or all but the one that is left, does so whatever their
+    names in the file.
     """
     del scope
     x, attributes = node.operand(0), node.attributes
@@ -36,7 +37,7 @@ def reshape_nothing(node: Node, scope: Scope) -> Proposal:
     if isinstance(attributes, TransposeAttrs):
         same = attributes.perm == tuple(range(len(attributes.perm)))
     elif isinstance(attributes, ReshapeAttrs) and attributes.shape is not None and shape:
-        copied = len(_copied(node) or ())
+        copied = len(_copied(node) or ()) + attributes.shape.count(-1)
         same = shape == target.shape or copied == len(attributes.shape) == len(shape)
     else:
         same = shape is not None and shape == target.shape

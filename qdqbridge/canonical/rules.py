@@ -82,6 +82,7 @@ RULES: tuple[Rule, ...] = (
     softmax.softmax_of_rows,
     data_movement.moved_constant,
     identities.moves_nothing,
+    identities.slice_to_the_end,
     identities.negated_twice,
     reshapes.reshape_nothing,
     blocks.blocks_of_depth,

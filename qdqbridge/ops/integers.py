@@ -30,8 +30,8 @@ from qdqbridge.ops.unary import CLIP
 Hints: TypeAlias = "Mapping[Value, QuantParams | None]"
 
 
-def propagate_parameters(graph: Graph, hints: Hints = MappingProxyType({})) -> None:
-    """Types integers by their readers, in place.
+def propagate_parameters(graph: Graph, hints: Hints = MappingProxyType({})) -> bool:
+    """Types integers by their readers, in place; returns whether any were.
 
     Args:
         graph: A raw graph.
@@ -68,6 +68,7 @@ def propagate_parameters(graph: Graph, hints: Hints = MappingProxyType({})) -> N
                 chosen[value] = params
     if chosen:
         _Typing(graph, chosen).run()
+    return bool(chosen)
 
 
 def release_interface(graph: Graph) -> None:

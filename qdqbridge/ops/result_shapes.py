@@ -18,6 +18,7 @@ from qdqbridge.ops.attributes import (
     ReshapeAttrs,
     SliceAttrs,
     TileAttrs,
+    TransposeAttrs,
 )
 from qdqbridge.ops.windows import extents, span
 
@@ -40,9 +41,13 @@ def result_shape(
     if isinstance(attributes, ReshapeAttrs | ExpandAttrs) and attributes.shape is not None:
         target = attributes.shape
     if isinstance(attributes, ReshapeAttrs):
+        if target is None and len(shapes) > 1 and shapes[1] == (1,):
+            target = (-1,)  # a vector has as many elements as there are
         return None if target is None else _reshaped(first, target, attributes.allow_zero)
     if first is None:
         return None
+    if isinstance(attributes, TransposeAttrs) and len(attributes.perm) == len(first):
+        return tuple(first[axis] for axis in attributes.perm)  # ONNX infers nothing of a scalar's
     if isinstance(attributes, ExpandAttrs):
         return None if target is None else _broadcast(first, target)
     if name == "Flatten" and isinstance(attributes, AxisAttrs):

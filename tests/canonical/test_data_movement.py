@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import qdqbridge as qb
 from qdqbridge.canonical import data_movement
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
@@ -273,3 +274,15 @@ def test_gather_from_a_quantized_table() -> None:
     assert constant is not None
     assert constant.numpy().tolist() == [[6, 7, 8], [0, 1, 2]]
     assert g.nodes[0].attributes == NO_ATTRIBUTES
+
+
+def test_a_constant_is_moved_whose_extents_were_open_when_its_mover_was_read() -> None:
+    moved = [
+        ("Transpose(const float32[1,2] [1 2]) {perm=[1 0]}: float32[m,n]", (2, 1)),
+        ("Tile(const float32[1,2] [1 2]) {repeats=[2 1]}: float32[m,n]", (2, 2)),
+    ]
+    for node, shape in moved:
+        text = f"qnn-raw 1\ninput %x: float32[1]\n%c = {node}\n%y = Neg(%x): float32[1]\n"
+        found = settled(qb.parse(f"{text}output %c\noutput %y\n"))
+        assert [n.op.name for n in found.nodes] == ["Neg"]
+        assert found.outputs[0].type.shape == shape

@@ -102,3 +102,80 @@ def test_equal_conversions_of_run_time_are_one() -> None:
 def test_a_reshape_that_copies_every_extent_is_nothing() -> None:
     graph = _read("<int64[2] t = {0, -1}> { r = Reshape(x, t) y = Neg(r) }")
     assert [node.op.name for node in graph.nodes] == ["Neg"]
+
+
+LEARNT_LATE = {
+    "a kernel of named extents": ("float[1,2,5] x, float[k,2,k] w",
+        "{ y = Conv<kernel_shape = [3]>(x, w) }"),
+    "a weight of unknown rank": ("float[5,1,2] x, int64[2] parts",
+        "{ p, w = Split<axis = 0>(x, parts) "
+        "y = Conv<kernel_shape = [2], strides = [1]>(w, w) }"),
+    "indices that only dead nodes read": ("float[1,2,8] x",
+        "{ m, i = MaxPool<kernel_shape = [2]>(x) f = Cast<to = 1>(i) dead = Neg(f) y = Relu(m) }"),
+    "a result of which the shape is asked": ("float[2,3] x",
+        "<float[4] c = {3, 1, 3, 2}> { u, first, back = Unique(c) s = Shape(back) "
+        "y = Reshape(u, s) }"),
+    "a deviation that nothing reads": ("float[1,2] x",
+        "<float[2] s = {1, 2}> { m, d = LayerNormalization(x, s) e = Neg(d) y = Relu(m) }"),
+    "a vector of run-time length": ("int64[1] s",
+        "<float c = {3}> { r = Reshape(c, s) y = Atan(r) }"),
+    "an extent that is left": ("float[3,k] x",
+        "<int64[2] t = {3, 5}> { s = Softplus(x) y = Reshape(s, t) }"),
+    "integers that only moved": ("int8[1] x",
+        "<float[1] f = {1}, float s = {0.5}, int8 z = {3}> { "
+        "r = Resize<mode = \"nearest\">(x, , f) y = DequantizeLinear(r, s, z) }"),
+}  # fmt: skip
+"""What a graph was found to say only when it was read the second time: inputs and nodes."""
+
+
+@pytest.mark.parametrize("name", LEARNT_LATE)
+def test_what_was_learnt_late(name: str) -> None:
+    inputs, nodes = LEARNT_LATE[name]
+    graph = _read(nodes, inputs, opset=17)
+    assert saved(graph).text() == graph.text()
+
+
+@pytest.mark.parametrize("end", ["2147483647", "2147483648", "9223372036854775807"])
+def test_ends_of_slices_that_no_extent_reaches_are_one(end: str) -> None:
+    bounds = f"int64[1] s = {{1}}, int64[1] e = {{{end}}}, int64[1] a = {{0}}"
+    graph = _read(f"<{bounds}> {{ y = Slice(x, s, e, a) }}")
+    assert "ends=[9223372036854775807]" in graph.text()
+    assert saved(graph).text() == graph.text()
+
+
+@pytest.mark.parametrize("start", ["-2147483648", "-9223372036854775807", "0"])
+def test_slices_that_begin_before_every_axis_begin_at_its_first(start: str) -> None:
+    bounds = f"int64[1] s = {{{start}}}, int64[1] e = {{3}}, int64[1] a = {{0}}"
+    assert "starts=[0]" in _read(f"<{bounds}> {{ y = Slice(x, s, e, a) }}").text()
+
+
+def test_backward_slices_have_the_far_end_before_the_first() -> None:
+    bounds = "int64[1] s = {2147483647}, int64[1] e = {-2147483648}, int64[1] a = {0}"
+    graph = _read(f"<{bounds}, int64[1] b = {{-1}}> {{ y = Slice(x, s, e, a, b) }}")
+    assert "starts=[9223372036854775807], ends=[-9223372036854775808]" in graph.text()
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    np.testing.assert_array_equal(qb.evaluate(graph, {"x": x})["y"], x[::-1])
+
+
+_BRANCHES = (
+    "{ y = If (c) <then_branch = t () => (float[a,b] p) { p = Reshape(x, s) }, "
+    "else_branch = e () => (float[a,b] q) { r = Reshape(x, s) q = Neg(r) }> }"
+)
+
+
+@pytest.mark.parametrize("opset", [14, 17, 19, 21, 23])
+def test_the_opset_of_a_file_leaves_no_trace_in_bodies(opset: int) -> None:
+    inputs = "float[n,2] x, bool c, int64[2] s"
+    graph = _read(_BRANCHES, inputs, opset)
+    assert graph.text() == _read(_BRANCHES, inputs, 16).text()
+    assert saved(graph).text() == graph.text()
+
+
+def test_bodies_of_newer_element_types_keep_a_version_that_takes_them() -> None:
+    inputs = "float8e4m3fn[n,2] x, bool c, int64[2] s"
+    body = _BRANCHES.replace("(float[", "(float8e4m3fn[").replace("r = Reshape(x, s) q = Neg(r)",
+                                                                  "q = Identity(x)")  # fmt: skip
+    head = f'<ir_version: 10, opset_import: ["": 21]> g ({inputs}) => (float8e4m3fn[a,b] y)'
+    graph = loaded(onnx.parser.parse_model(f"{head} {body}"))
+    assert "version=19" in graph.text()
+    assert saved(graph).text() == graph.text()

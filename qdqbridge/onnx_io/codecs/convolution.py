@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from qdqbridge.onnx_io.codecs.codec import Codec, Decoded, Encoded, Operands, decoded, encoded
 from qdqbridge.onnx_io.codecs.view import Ints, NodeView, NoRow
-from qdqbridge.onnx_io.codecs.windows import ResolvedWindow, kernel_of, split_pads, window_of
+from qdqbridge.onnx_io.codecs.windows import ResolvedWindow, open_kernel_of, split_pads, window_of
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs
 
 
 def _read_conv(node: NodeView) -> Decoded:
-    window = window_of(node, kernel_of(node, 1))
+    window = window_of(node, open_kernel_of(node, 1))
     group = node.int_("group", 1)
     weight = node.shape(1) or ()
     _check_group(node, group, node.extent(1), weight[0] if weight else None)
@@ -56,7 +56,7 @@ def _write_conv(attributes: ConvAttrs, operands: Operands, opset: int) -> Encode
 
 
 def _read_transpose(node: NodeView) -> Decoded:
-    window = window_of(node, kernel_of(node, 1), pad_now=False)
+    window = window_of(node, open_kernel_of(node, 1), pad_now=False)
     rank = len(window.kernel)
     group = node.int_("group", 1)
     weight = node.shape(1) or ()

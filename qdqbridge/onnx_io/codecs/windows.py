@@ -61,6 +61,27 @@ def kernel_of(node: NodeView, weight: int | None) -> Ints:
     return _checked(node, "kernel_shape", given, len(given), 1)
 
 
+def open_kernel_of(node: NodeView, weight: int) -> Ints:
+    """Returns the kernel extents as :func:`kernel_of`, and 1 for each that only the run knows.
+
+    Only where nothing is computed from them: neither pads nor a wanted output shape. What
+    ``kernel_shape`` says of such a weight is no more than a check, which the row does not keep.
+
+    Raises:
+        InvalidModelError: ``kernel_shape`` and the weight disagree, or an extent is not positive.
+        NoRow: The extents are needed and not known.
+    """
+    shape = node.shape(weight)
+    computed = node.has("output_shape") or "SAME" in (node.string("auto_pad", "") or "")
+    if node.has("kernel_shape") or computed:
+        return kernel_of(node, weight)
+    if shape is None and node.has("strides"):
+        return (1,) * len(node.ints("strides", ()))
+    if shape is None or len(shape) < 3 or all(isinstance(dim, int) for dim in shape[2:]):
+        return kernel_of(node, weight)
+    return tuple(dim if isinstance(dim, int) else 1 for dim in shape[2:])
+
+
 def window_of(node: NodeView, kernel: Ints, *, pad_now: bool = True) -> ResolvedWindow:
     """Returns the window of a convolution or pool, with ``auto_pad`` resolved.
 

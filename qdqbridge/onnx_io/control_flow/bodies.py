@@ -319,7 +319,9 @@ def with_bodies(
             attribute.g.CopyFrom(written[attribute.name])
     operands = dict(zip(record.captures, node.inputs[own:], strict=True))
     captured = [operands[name] for name in captured_names(proto)]
-    return foreign_attributes(proto, opset), [*node.inputs[:own], *captured]
+    held = [value for value in captured if value is not None]
+    attributes = foreign_attributes(proto, opset, node.inputs[:own], held)
+    return attributes, [*node.inputs[:own], *captured]
 
 
 def replace_bodies(node: Node, attributes: ForeignAttrs, operands: Sequence[Value | None]) -> None:

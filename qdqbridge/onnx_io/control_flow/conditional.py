@@ -6,8 +6,10 @@ from pathlib import Path
 
 from onnx import GraphProto, ModelProto, helper
 
-from qdqbridge.graph.graph import Graph, Node
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Operator
+from qdqbridge.graph.types import TensorType
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs, foreign_attributes
 from qdqbridge.onnx_io.foreign.operators import foreign_operator, imported
 from qdqbridge.onnx_io.reading.reader import read_proto
@@ -39,7 +41,9 @@ def conditional(then: Graph, other: Graph) -> tuple[Operator, ForeignAttrs, list
     outputs = [f"out_{i}" for i in range(len(then.outputs))]
     node = helper.make_node("If", ["in_0"], outputs, then_branch=bodies[0], else_branch=bodies[1])
     captures = [int(name.removeprefix(_CAPTURE.format(""))) for name in captured_names(node)]
-    return foreign_operator("", "If"), foreign_attributes(node, opset), captures
+    operands = [Value(TensorType(DType.BOOL, ()))]
+    attributes = foreign_attributes(node, opset, operands, [then.inputs[i] for i in captures])
+    return foreign_operator("", "If"), attributes, captures
 
 
 def is_conditional(node: Node) -> bool:

@@ -17,7 +17,7 @@ from onnx import NodeProto, helper, numpy_helper
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Attributes, Serialized
-from qdqbridge.onnx_io.codecs.schema import oldest_alike, schema_of, schema_type
+from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.control_flow.subgraph_names import (
     Counter,
     FileNames,
@@ -27,11 +27,10 @@ from qdqbridge.onnx_io.control_flow.subgraph_names import (
     rename_inside,
     renamed_attribute,
 )
+from qdqbridge.onnx_io.foreign.versions import oldest_version
 from qdqbridge.onnx_io.reading.structure import captured_names, whole_results
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 
-_OLDEST = 7
-"""The oldest opset that onnxruntime promises to run."""
 BODY_OPSET = 17
 """ONNX's opset inside the subgraphs of a node of another domain, which does not say its own."""
 IR_VERSION = 10
@@ -179,7 +178,10 @@ def _info(name: str, value: Value, extents: dict[str, str]) -> onnx.ValueInfoPro
 
 
 def foreign_attributes(
-    proto: NodeProto, opset: int, operands: Sequence[Value | None] = ()
+    proto: NodeProto,
+    opset: int,
+    operands: Sequence[Value | None] = (),
+    captured_values: Sequence[Value] | None = None,
 ) -> ForeignAttrs:
     """Returns a node's record: everything it says but its names and annotations.
 
@@ -187,6 +189,7 @@ def foreign_attributes(
         proto: The node.
         opset: Version of its domain.
         operands: What it reads, where known: older versions may not take these element types.
+        captured_values: What its bodies read from outside, where known.
     """
     domain = "" if proto.domain == "ai.onnx" else proto.domain
     captured = captured_names(proto)
@@ -202,32 +205,8 @@ def foreign_attributes(
         node.SerializeToString(deterministic=True), FileNames(tuple(counter.tensors), inner)
     )
     captures = tuple(names.values())
-    version = _version(node, opset, operands)
+    version = oldest_version(node, opset, operands, captured_values if names else [])
     return ForeignAttrs(domain, proto.op_type, version, stored, captures)
-
-
-def _version(node: NodeProto, opset: int, operands: Sequence[Value | None]) -> int:
-    """Returns the oldest version that means the same, so that the file's opset leaves no trace.
-
-    The version of the file where the node has subgraphs, whose nodes have versions of their own.
-    """
-    versions = oldest_alike(node.op_type, node.domain, opset)
-    if not versions or any(bodies(attribute) for attribute in node.attribute):
-        return opset
-    chosen = next((s for s in versions if _takes(s, operands)), versions[-1])
-    return min(opset, max(int(chosen.since_version), 1 if node.domain else _OLDEST))
-
-
-def _takes(schema: Any, operands: Sequence[Value | None]) -> bool:
-    """True where an operator takes the element types of these operands."""
-    formals = list(schema.inputs)
-    for index, value in enumerate(operands):
-        if value is None or not formals:
-            continue
-        types = formals[min(index, len(formals) - 1)].types
-        if schema_type(value.type) not in types:
-            return False
-    return True
 
 
 def foreign_node_proto(

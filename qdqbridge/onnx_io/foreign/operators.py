@@ -101,7 +101,7 @@ def foreign_node(
     """
     if file:
         check_operand_types(proto, opset, operands, f"{file}, {describe(proto)}")
-    attributes = foreign_attributes(proto, opset, operands)
+    attributes = foreign_attributes(proto, opset, operands, captured)
     op = foreign_operator(attributes.domain, attributes.op_type)
     return op, attributes, [*operands, *captured]
 

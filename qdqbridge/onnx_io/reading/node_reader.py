@@ -7,7 +7,7 @@ quantized values. What has no row is carried, in the terms of a newer opset wher
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
 import onnx
@@ -65,10 +65,12 @@ class NodeReader:
         results: Types the results.
         variants: How the file writes what makes a tensor, by the tensor's name, where that is not
             the operator of the node.
+        unread: What nothing needs although nodes read it.
 
     Attributes:
         nodes: What was read.
         notes: What somebody should know about it.
+        optional: The results that are kept and may be left out where nothing reads them.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class NodeReader:
         values: dict[str, Value],
         results: Results,
         variants: Mapping[str, str],
+        unread: Set[str] = frozenset(),
     ) -> None:
         self.path, self.file, self.protos = path, str(path), protos
         self.values, self.results, self.variants = values, results, variants
@@ -95,6 +98,9 @@ class NodeReader:
         self.wanted = {name for node in protos for name in node.input}
         self.wanted |= {name for node in protos for name in captured_names(node)}
         self.wanted |= set(outputs)
+        self.unread = unread
+        self.wanted -= unread
+        self.optional: set[str] = set()
 
     def unknown_operators(self) -> list[Note]:
         """Returns a note for each operator that ONNX does not define and that has no row here."""
@@ -148,7 +154,7 @@ class NodeReader:
             return
         named = list(proto.output)
         if len(proto.output) > 1:
-            _drop_unread(proto, self.wanted, self.opset)
+            self._drop_unread(proto)
             if not any(proto.output):
                 return
         embed_external_data(proto, self.path.parent, f"{self.file}, {describe(proto)}")
@@ -183,12 +189,37 @@ class NodeReader:
             self.values[proto.output[0]] = operands[0]
             return
         opset = self.opset if view.domain else view.opset
+        if not self.unread.isdisjoint(named):
+            whole = onnx.NodeProto()
+            whole.CopyFrom(proto)
+            whole.output[:] = named
+            made = self.results.of(whole, op, attributes, operands, self.values, opset)
+            # Their extents are asked for, or what nothing needs reads them.
+            self.values |= {value.name: value for value in made}
         results = self.results.of(proto, op, attributes, operands, self.values, opset)
         check_moved(op, operands, results, f"{self.file}, {describe(proto)}")
         self._type_moved(op, operands, results)
         node = self._add(op, attributes, operands, results, proto)
         for value, constant in self.results.learn(node).items():
             self.values[value.name] = constant
+
+    def _drop_unread(self, proto: onnx.NodeProto) -> None:
+        """Forgets results that nobody reads and that may be left out, such as a Dropout's mask."""
+        own = proto.domain in ONNX_DOMAINS
+        schema = schema_of(proto.op_type, "", self.opset) if own else None
+        optional = onnx.defs.OpSchema.FormalParameterOption.Optional
+        for index, name in enumerate(proto.output):
+            # The number of a variadic operator's results (Split, Loop) has a meaning.
+            left_out = schema is None or (
+                index < len(schema.outputs) and schema.outputs[index].option == optional
+            )
+            if index and left_out and name:
+                if name in self.wanted:
+                    self.optional.add(name)
+                else:
+                    proto.output[index] = ""
+        while len(proto.output) > 1 and not proto.output[-1]:
+            proto.output.pop()
 
     def _operand(self, name: str) -> Value | None:
         return self.values[name] if name else None
@@ -420,21 +451,6 @@ def _variant(proto: onnx.NodeProto, attributes: object, opset: int) -> str:
     if proto.op_type == "Gelu" and proto.domain not in ONNX_DOMAINS:
         return OWN_GELU
     return proto.op_type
-
-
-def _drop_unread(proto: onnx.NodeProto, read: set[str], opset: int) -> None:
-    """Forgets results that nobody reads and that may be left out, such as a Dropout's mask."""
-    schema = schema_of(proto.op_type, "", opset) if proto.domain in ONNX_DOMAINS else None
-    optional = onnx.defs.OpSchema.FormalParameterOption.Optional
-    for index, name in enumerate(proto.output):
-        # The number of a variadic operator's results (Split, Loop) has a meaning.
-        left_out = schema is None or (
-            index < len(schema.outputs) and schema.outputs[index].option == optional
-        )
-        if index and left_out and name not in read:
-            proto.output[index] = ""
-    while len(proto.output) > 1 and not proto.output[-1]:
-        proto.output.pop()
 
 
 def constant_value(constant: Constant, name: str) -> Value:

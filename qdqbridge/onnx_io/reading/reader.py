@@ -6,7 +6,7 @@ known, other encodings of quantization. Then its tensors and nodes are read in t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from itertools import count
 from pathlib import Path
 
@@ -116,12 +116,34 @@ def graph_of(
         lowered: What :func:`~qdqbridge.onnx_io.lowering.lower` says of it.
         halves: What was kept of a float16 file before that.
     """
-    proto, file, lowered = model.graph, str(path), lowered or Lowered()
-    values = {name: constant_value(data, name) for name, data in (outer or {}).items()}
-    for tensor in proto.initializer:
-        constant = constant_from_proto(tensor, path.parent, f"{file}, initializer '{tensor.name}'")
-        values[tensor.name] = constant_value(constant, tensor.name)
-    initializers = dict(values)
+    constants = dict(outer or {})
+    for tensor in model.graph.initializer:
+        where = f"{path}, initializer '{tensor.name}'"
+        constants[tensor.name] = constant_from_proto(tensor, path.parent, where)
+    lowered, unread = lowered or Lowered(), set[str]()
+    graph, more = _graph_without(model, path, constants, lowered, unread)
+    while more:
+        unread |= more
+        graph, more = _graph_without(model, path, constants, lowered, unread)
+    if halves is not None:
+        graph.as_read = halves.as_read(graph, _values(constants))
+    return graph
+
+
+def _graph_without(
+    model: onnx.ModelProto,
+    path: Path,
+    constants: Mapping[str, Constant],
+    lowered: Lowered,
+    unread: Set[str],
+) -> tuple[Graph, set[str]]:
+    """Reads a model as if nothing read some tensors.
+
+    Returns:
+        The graph, and what may be left out too: it was read by what nothing needs. Without it, an
+        operator may have a row (MaxPool without indices).
+    """
+    proto, file, values = model.graph, str(path), _values(constants)
     held = sum(value.constant.size for value in values.values() if value.constant)
     inputs, notes = _inputs(proto.input, values, file)
     opset = default_opset(model)
@@ -135,7 +157,7 @@ def graph_of(
         folding=Folding(Budget(held, len(proto.node))),
     )
     names = [value.name for value in proto.output]
-    reader = NodeReader(path, proto.node, names, values, results, lowered.variants)
+    reader = NodeReader(path, proto.node, names, values, results, lowered.variants, unread)
     for node in proto.node:
         reader.read(node)
     outputs = [_output(name, values, file) for name in names]
@@ -156,8 +178,13 @@ def graph_of(
         ],
     )
     Editor(graph).finish()
-    graph.as_read = None if halves is None else halves.as_read(graph, initializers)
-    return graph
+    made = (value for node in graph.nodes for value in node.outputs if not value.users)
+    unneeded = {value.name for value in made if value not in outputs}
+    return graph, unneeded & reader.optional
+
+
+def _values(constants: Mapping[str, Constant]) -> dict[str, Value]:
+    return {name: constant_value(data, name) for name, data in constants.items()}
 
 
 def _inputs(

@@ -1,0 +1,155 @@
+"""The opset that a carried node is said to be of: the oldest that means the same.
+
+So the opset of its file leaves no trace in a digest, also where the file is saved with another one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence, Set
+from typing import Any
+
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
+
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.types import NestedType
+from qdqbridge.onnx_io.codecs.schema import oldest_alike, schema_of, schema_type
+from qdqbridge.onnx_io.control_flow.subgraph_names import bodies, nodes_inside
+from qdqbridge.onnx_io.reading.operator_versions import carries_over
+from qdqbridge.onnx_io.tensors import onnx_name
+
+_OLDEST = 7
+"""The oldest opset that onnxruntime promises to run."""
+_OLDEST_OF_BODIES = 13
+"""The oldest that nodes with bodies are written in."""
+_ONNX = ("", "ai.onnx")
+_MADE = frozenset(("tensor", "float", "int64", "bool", "uint8"))
+"""Tensors, and the element types that operators make whatever they read."""
+_TYPES = ("to", "dtype", "output_dtype", "stash_type")
+"""Attributes that are an element type."""
+_WORD = re.compile(r"\w+")
+
+
+def oldest_version(
+    node: NodeProto,
+    opset: int,
+    operands: Sequence[Value | None] = (),
+    captured: Sequence[Value] | None = None,
+) -> int:
+    """Returns the oldest opset in which a node means what it means in that of its file.
+
+    Args:
+        node: The node.
+        opset: That of its domain in the file.
+        operands: What it reads, where known: older versions may not take these element types.
+        captured: What its bodies read from outside, where known. Nodes with bodies keep the opset
+            of the file where one of the two is not.
+    """
+    if any(bodies(attribute) for attribute in node.attribute):
+        if captured is None or len(operands) != len(node.input):
+            return opset
+        return _of_bodies(node, opset, [*operands, *captured])
+    versions = oldest_alike(node.op_type, node.domain, opset)
+    if not versions:
+        return opset
+    chosen = next((s for s in versions if _takes(s, operands)), versions[-1])
+    return min(opset, max(int(chosen.since_version), 1 if node.domain else _OLDEST))
+
+
+def _takes(schema: Any, operands: Sequence[Value | None]) -> bool:
+    """True where an operator takes the element types of these operands."""
+    formals = list(schema.inputs)
+    for index, value in enumerate(operands):
+        if value is None or not formals:
+            continue
+        types = formals[min(index, len(formals) - 1)].types
+        if schema_type(value.type) not in types:
+            return False
+    return True
+
+
+def _of_bodies(node: NodeProto, opset: int, operands: Sequence[Value | None]) -> int:
+    """Returns the oldest opset for a node with bodies and all that is in them.
+
+    No tensor inside has another element type than what goes in, what a constant or an attribute
+    says, and what operators make whatever they read. So of two versions that differ in element
+    types, the older one does where it takes all of these.
+    """
+    inside = (node, *nodes_inside(node))
+    if any(each.domain not in _ONNX for each in inside):
+        return opset
+    if opset < _OLDEST_OF_BODIES and all(
+        carries_over(each.op_type, opset, _OLDEST_OF_BODIES) for each in inside
+    ):
+        opset = _OLDEST_OF_BODIES
+    used = {*_MADE, *(onnx_name(v.type.dtype) for v in operands if v is not None)}
+    used |= {TensorProto.DataType.Name(code).lower() for code in _said(node)}
+    used |= {"seq", "optional"} if _nests(inside, operands) else set[str]()
+    found = min(opset, _OLDEST_OF_BODIES)
+    for each in inside:
+        newest = schema_of(each.op_type, "", opset)
+        if newest is None:
+            return opset
+        found = max(found, _oldest_taking(each, newest, used))
+    return found
+
+
+def _oldest_taking(node: NodeProto, newest: Any, used: Set[str]) -> int:
+    """Returns the oldest version of an operator that means the same of a node as its newest one."""
+    oldest = newest
+    while (older := schema_of(node.op_type, "", oldest.since_version - 1)) is not None:
+        if older.since_version >= oldest.since_version or not (
+            carries_over(node.op_type, older.since_version, newest.since_version)
+            and set(older.attributes).issuperset(each.name for each in node.attribute)
+            and len(node.input) <= older.max_input
+            and len(node.output) <= older.max_output
+            and _takes_as_many(older, newest, used)
+        ):
+            break
+        oldest = older
+    return int(oldest.since_version)
+
+
+def _nests(nodes: Iterable[NodeProto], operands: Iterable[Value | None]) -> bool:
+    """True where there may be sequences or optionals."""
+    if any(value is not None and isinstance(value.type, NestedType) for value in operands):
+        return True
+    return any(word in node.op_type for node in nodes for word in ("Sequence", "Optional"))
+
+
+def _takes_as_many(older: Any, newer: Any, used: Set[str]) -> bool:
+    """True where an operator takes and gives the element types in use as its later version does."""
+    formals = [
+        *zip(older.inputs, newer.inputs, strict=False),
+        *zip(older.outputs, newer.outputs, strict=False),
+    ]
+    return all(
+        type_ in before.types
+        for before, after in formals
+        for type_ in after.types
+        if set(used).issuperset(_WORD.findall(type_))
+    )
+
+
+def _said(node: NodeProto) -> Iterator[int]:
+    """Yields the element types that a node and its bodies name."""
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.INT and attribute.name in _TYPES:
+            yield attribute.i
+        elif attribute.type == AttributeProto.TENSOR:
+            yield attribute.t.data_type
+        elif attribute.type in (AttributeProto.SPARSE_TENSOR, AttributeProto.SPARSE_TENSORS):
+            yield attribute.sparse_tensor.values.data_type
+        for body in bodies(attribute):
+            yield from _declared(body)
+            for inner in body.node:
+                yield from _said(inner)
+
+
+def _declared(body: GraphProto) -> Iterator[int]:
+    for value in (*body.input, *body.output, *body.value_info):
+        yield value.type.tensor_type.elem_type
+    for tensor in body.initializer:
+        yield tensor.data_type
+    for sparse in body.sparse_initializer:
+        yield sparse.values.data_type

@@ -1,0 +1,28 @@
+"""Shapes of results that ONNX's own inference leaves open."""
+
+from __future__ import annotations
+
+import pytest
+
+from qdqbridge.graph.operator import Attributes
+from qdqbridge.graph.types import Shape
+from qdqbridge.ops.attributes import ReshapeAttrs, TransposeAttrs
+from qdqbridge.ops.result_shapes import result_shape
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes", "shapes", "wanted"),
+    [
+        ("Transpose", TransposeAttrs(()), [()], ()),
+        ("Transpose", TransposeAttrs((1, 0)), [("n", 3)], (3, "n")),
+        ("Transpose", TransposeAttrs((1, 0)), [None], None),
+        ("Reshape", ReshapeAttrs(None), [(2, 3), (1,)], (6,)),
+        ("Reshape", ReshapeAttrs(None), [("n", 3), (1,)], ("(n*3)",)),
+        ("Reshape", ReshapeAttrs(None), [(2, 3), (2,)], None),
+        ("Reshape", ReshapeAttrs(None), [None, (1,)], (None,)),
+    ],
+)
+def test_what_follows(
+    name: str, attributes: Attributes, shapes: list[Shape], wanted: object
+) -> None:
+    assert result_shape(name, attributes, shapes, None) == wanted
