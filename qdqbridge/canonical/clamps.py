@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule, stored_behind
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import Attributes, Flow
@@ -15,7 +16,7 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import ClipAttrs, PadAttrs
 from qdqbridge.ops.build import quantized, result, retyped
-from qdqbridge.ops.conversion import QUANTIZE, REQUANTIZE
+from qdqbridge.ops.conversion import QUANTIZE, REQUANTIZE, is_finite
 from qdqbridge.ops.elementwise import MAX, MIN
 from qdqbridge.ops.unary import CLIP, RELU
 
@@ -105,6 +106,25 @@ def clip_twice(node: Node, scope: Scope) -> Proposal:
         return None
     ends = _both(first, own)
     return None if ends is None else _clipped(node, inner.operand(0), ends)
+
+
+@rule("clip-of-finite", CLIP)
+def clip_of_finite(node: Node, scope: Scope) -> Proposal:
+    """``Clip(dequantize(q), low=lowest) -> Clip(dequantize(q))``: no infinity is there to clip.
+
+    ONNX's left-out bounds are the lowest and the largest finite number.
+    """
+    del scope
+    own, x = node.record(ClipAttrs), node.operand(0)
+    if not is_finite(x):
+        return None
+    dtype = x.quant.params.expressed_dtype if x.quant is not None else x.type.dtype
+    if dtype not in (DType.FLOAT16, DType.FLOAT32, DType.FLOAT64):
+        return None
+    limits = np.finfo(dtype.numpy)
+    low = None if own.low is None or own.low <= limits.min else own.low
+    high = None if own.high is None or own.high >= limits.max else own.high
+    return None if (low, high) == (own.low, own.high) else _clipped(node, x, ClipAttrs(low, high))
 
 
 @rule("clip-nothing", CLIP)

@@ -93,6 +93,7 @@ RULES: tuple[Rule, ...] = (
     reshapes.reshape_target,
     clamps.clip_of_an_extreme,
     clamps.clip_twice,
+    clamps.clip_of_finite,
     clamps.clip_nothing,
     activations.division_of_one,
     norms.norm_without_offset,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from qdqbridge.graph.graph import Node
+from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import Array, Attributes, Flow, NoAttributes, Operands, Row, Types
 from qdqbridge.graph.types import QuantType, TensorType
@@ -134,3 +134,16 @@ REINTERPRET = Row(
 )
 
 OPERATORS = (QUANTIZE, DEQUANTIZE, REQUANTIZE, REINTERPRET)
+
+
+def is_finite(value: Value) -> bool:
+    """Returns whether a value is a number whatever runs: quantized as integers, or dequantized."""
+    node = value.producer
+    stored = node.operand(0) if value.quant is None and node and node.op is DEQUANTIZE else value
+    if stored.quant is None or not stored.quant.params.storage_dtype.is_integer:
+        return False
+    params = stored.quant.params
+    real = params.expressed_dtype if value.quant is not None else value.type.dtype
+    with np.errstate(over="ignore"):
+        largest = np.abs(params.scale) * np.float32(2.0 ** (params.storage_dtype.bits + 1))
+        return bool(np.isfinite(np.asarray(largest).astype(real.numpy)).all())

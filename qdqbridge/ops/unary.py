@@ -272,8 +272,8 @@ CLIP = unary(
     "Clip",
     _with(_clip, rounded=False),
     _EXACT.format("min(max(x, low), high), NaN of NaN")
-    + "A bound that is left out is none, as in ONNX's own expansion of Clip; for "
-    "onnxruntime it is the largest finite number, which infinity becomes. " + _EQUAL,
+    + "A bound that a file leaves out is the lowest or the largest finite number, as ONNX's text "
+    "and onnxruntime have it; its own expansion of Clip takes none. " + _EQUAL,
     attributes=ClipAttrs,
     onnx=(),
     qnn="",

@@ -16,6 +16,7 @@ pytest.importorskip("tvm")
 import qdqbridge as qb
 from qdqbridge.graph.graph import Graph
 from tests.fuzzing.operator_stages import STAGES, case_of, outcomes
+from tests.onnx_io.digest_trips import saved
 from tests.onnx_models import Array, Builder, canonical, load, run
 from tests.relax.targets import UNOPTIMIZED
 
@@ -275,3 +276,47 @@ def test_a_resize_of_nothing_is_no_python_error_on_tvm() -> None:
     b.output(b.op("Resize", b.input("x", [3, 0, 5]), "", scales, mode="linear"))
     found = everywhere(canonical(b.model()), {"x": np.ones((3, 0, 5), np.float32)})
     assert found.shape == (3, 0, 3)
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(("low", "high"), [(None, 0), (-1, None), (None, None), (-np.inf, 0)])
+def test_a_bound_that_a_clip_leaves_out_is_the_last_finite_number(
+    dtype: str, low: float | None, high: float | None
+) -> None:
+    b, kind = Builder(13), helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    bounds = ["" if end is None else b.init(np.array(end, dtype)) for end in (low, high)]
+    b.output(b.op("Clip", b.input("x", ["n"], kind), *bounds), None, kind)
+    graph, limits = canonical(b.model()), np.finfo(dtype)
+    found = everywhere(graph, {"x": np.array([-np.inf, np.inf, np.nan, 2, -3], dtype)})
+    wanted = [
+        max(-np.inf, float(limits.min) if low is None else low),
+        min(np.inf, float(limits.max) if high is None else high),
+        np.nan,
+        2 if high is None else high,
+        -1 if low == -1 else -3,
+    ]
+    np.testing.assert_array_equal(found, np.array(wanted, dtype))
+    assert saved(graph).digest == graph.digest
+
+
+@pytest.mark.relax
+def test_an_extreme_with_a_number_clips_no_infinity() -> None:
+    b = Builder(13)
+    b.output(b.op("Max", b.input("x", ["n"]), b.init(np.float32(-1))))
+    graph = canonical(b.model())
+    found = everywhere(graph, {"x": np.array([-np.inf, np.inf], np.float32)})
+    np.testing.assert_array_equal(found, [-1, np.inf])
+    assert saved(graph).digest == graph.digest
+
+
+def test_what_is_dequantized_has_no_infinity_to_clip() -> None:
+    """ONNX's left-out bound and none are one there, but not where float16 may overflow."""
+    for scale, dtype, same in ((0.1, np.float32, True), (2000.0, np.float16, False)):
+        texts: list[str] = []
+        for op in ("Clip", "Max"):
+            b, kind = Builder(19), helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+            x = b.dq(b.input("x", ["n"], INT8), dtype(scale), 0, np.int8)
+            b.output(b.op(op, x, b.init(dtype(-1))), None, kind)
+            texts.append(canonical(b.model()).text())
+        assert (texts[0] == texts[1]) is same

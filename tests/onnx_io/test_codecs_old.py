@@ -279,10 +279,23 @@ def test_symbolic_extents_that_do_not_matter_do_not_matter() -> None:
     assert decoded is not None and decoded.attributes == a.SoftmaxAttrs((3,))
 
 
-def test_a_clip_bound_that_changes_nothing_is_no_bound() -> None:
-    limit = float(np.finfo(np.float32).max)
-    decoded = decode(view("Clip", [X, scalar(-limit), scalar(np.inf)], 13))
-    assert decoded is not None and decoded.attributes == a.ClipAttrs(None, None)
+LIMIT = float(np.finfo(np.float32).max)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "wanted"),
+    [
+        ([scalar(-LIMIT), scalar(np.inf)], (-LIMIT, None)),
+        ([scalar(-np.inf), scalar(LIMIT)], (None, LIMIT)),
+        ([], (-LIMIT, LIMIT)),
+        ([None, scalar(6)], (-LIMIT, 6)),
+    ],
+)
+def test_an_infinite_clip_bound_is_none_and_one_left_out_the_last_number(
+    bounds: list[Value | None], wanted: tuple[float | None, float | None]
+) -> None:
+    decoded = decode(view("Clip", [X, *bounds], 13))
+    assert decoded is not None and decoded.attributes == a.ClipAttrs(*wanted)
 
 
 def test_a_shape_known_at_run_time_stays_an_operand() -> None:
@@ -318,7 +331,7 @@ def test_bounds_may_be_computed_from_constants() -> None:
     bound = value(())
     Node(cast, a.CastAttrs(DType.FLOAT32), [constant(np.array(6, np.int64))], [bound])
     decoded = decode(view("Clip", [X, None, bound], 13))
-    assert decoded is not None and decoded.attributes == a.ClipAttrs(None, 6.0)
+    assert decoded is not None and decoded.attributes == a.ClipAttrs(-LIMIT, 6.0)
 
 
 def test_left_out_operands_at_the_end_are_dropped() -> None:

@@ -99,11 +99,14 @@ def reach_of(
     return found
 
 
+_LARGEST = float(np.finfo(np.float32).max)
+
+
 def _check_inactive(clip: Node, stats: TensorStats | None) -> None:
     """Refuses a Clip with a bound that would have to differ from channel to channel."""
     attributes = clip.record(ClipAttrs)
     low, high = attributes.low, attributes.high
-    free = low in (None, 0.0) and high is None
+    free = low in (None, 0.0, -_LARGEST) and high in (None, _LARGEST)
     if free:
         return
     name = f"Clip {clip.name!r}"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 import numpy as np
+from numpy.typing import NDArray
 
 from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.onnx_io.codecs.codec import (
     Codec,
@@ -18,30 +22,39 @@ from qdqbridge.onnx_io.codecs.codec import (
 )
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
 from qdqbridge.ops.attributes import ClipAttrs
+from qdqbridge.ops.conversion import is_finite
+
+Array: TypeAlias = "NDArray[Any]"
 
 
 def _read_clip(node: NodeView) -> Decoded:
+    least, most = _range(node.operand(0))
     if node.opset < 11:
-        low = node.float_("min", -np.inf) if node.has("min") else None
-        high = node.float_("max", np.inf) if node.has("max") else None
-        if np.isnan([low or 0.0, high or 0.0]).any():
+        low, high = node.float_("min", -_FLOAT_MAX), node.float_("max", _FLOAT_MAX)
+        if np.isnan([low, high]).any():
             raise node.fault(
                 "a bound of Clip is NaN", why=f"min is {low}, max is {high}; no runtime takes them"
             )
     else:
         low, high = node.constant_number(1), node.constant_number(2)
-    least, most = _range(node.operand(0))
-    low = None if low is None or low <= least else low
-    high = None if high is None or high >= most else high
-    return decoded("Clip", ClipAttrs(low, high), node.operands[:1])
+    low, high = least if low is None else low, most if high is None else high
+    if real_dtype(node.operand(0)).is_float:  # the lowest finite number is a bound of -infinity
+        open_low, open_high = low < least or np.isinf(low), high > most or np.isinf(high)
+    else:
+        open_low, open_high = low <= least, high >= most
+    attributes = ClipAttrs(None if open_low else low, None if open_high else high)
+    return decoded("Clip", attributes, node.operands[:1])
 
 
-def _range(value: object) -> tuple[float, float]:
+_FLOAT_MAX = float(np.finfo(np.float32).max)
+
+
+def _range(value: Value) -> tuple[float, float]:
     """Returns the bounds that ONNX stands in for a Clip's left-out ones."""
-    dtype = real_dtype(value)  # type: ignore[arg-type]
+    dtype = real_dtype(value)
     if dtype.is_integer:
         return float(dtype.qmin), float(dtype.qmax)
-    if dtype.bits not in (32, 64):
+    if dtype not in (DType.FLOAT16, DType.FLOAT32, DType.FLOAT64):
         return -np.inf, np.inf
     limits = np.finfo(dtype.numpy)
     return float(limits.min), float(limits.max)
@@ -56,12 +69,21 @@ def _bound(bound: float, dtype: DType) -> float:
 
 def _write_clip(attributes: ClipAttrs, operands: Operands, opset: int) -> Encoded:
     del opset
-    dtype = real_dtype(operands[0])
-    bounds = [
-        None if bound is None else np.array(_bound(bound, dtype), dtype.numpy)
-        for bound in (attributes.low, attributes.high)
-    ]
-    return encoded("Clip", [operands[0], *bounds])
+    x = operands[0]
+    limits = (-np.inf, np.inf) if x is None else _range(x)
+    pairs = zip((attributes.low, attributes.high), limits, (-np.inf, np.inf), strict=True)
+    return encoded("Clip", [x, *(_end(x, *pair) for pair in pairs)])
+
+
+def _end(x: Value | None, bound: float | None, limit: float, none: float) -> Array | None:
+    """Returns a bound to write; one that is left out is ``limit``, and so none has to be said."""
+    dtype = real_dtype(x)
+    if bound is None:
+        said = dtype.is_float and x is not None and not is_finite(x)
+        return np.array(none, dtype.numpy) if said and np.isfinite(limit) else None
+    if bound == limit and dtype in (DType.FLOAT32, DType.FLOAT64):
+        return None  # of float16, onnxruntime knows that from opset 13 on
+    return np.array(_bound(bound, dtype), dtype.numpy)
 
 
 def _read_dropout(node: NodeView) -> Decoded:
