@@ -318,6 +318,25 @@ def pythons_of(arguments: argparse.Namespace) -> dict[str, str]:
     return {tool: python for tool, python in given.items() if python}
 
 
+def quantize_options(quantize: argparse.ArgumentParser) -> None:
+    """Adds the options of ``bench quantize``."""
+    quantize.add_argument("networks", nargs="*", help="names; by default all there are")
+    quantize.add_argument("--target", default="ort")
+    quantize.add_argument("--choosers", nargs="+", default=["default"], help="ours to try")
+    quantize.add_argument("--ours", action="store_true", help="leave the other tools out")
+    for tool in TOOLS:
+        quantize.add_argument(f"--{tool}", help="a Python that has it")
+    quantize.add_argument("--folder", type=Path, help="networks of quantization_networks.py")
+    quantize.add_argument(
+        "--weights", help="int4; int4/channel or int4/32: weights alone, per channel or in blocks"
+    )
+    quantize.add_argument("--without", nargs="+", default=(), help="parts of methods' names")
+    quantize.add_argument("--samples", type=int, help="so many to calibrate with, not all")
+    quantize.add_argument("--repeat", type=int, default=1, help="give each of them so often")
+    quantize.add_argument("--seed", type=int, default=0, help="of the drawn pictures")
+    quantize.add_argument("--json", type=Path, help="a file for the figures")
+
+
 def main() -> int:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -335,17 +354,7 @@ def main() -> int:
     sabotage.add_argument("--networks", nargs="*", help="of these; by default all")
     for tool in TOOLS[1:]:
         sabotage.add_argument(f"--{tool}", help="a Python that has it, for networks of a folder")
-    quantize = commands.add_parser("quantize", help="networks quantized by us and others")
-    quantize.add_argument("networks", nargs="*", help="names; by default all there are")
-    quantize.add_argument("--target", default="ort")
-    quantize.add_argument("--choosers", nargs="+", default=["default"], help="ours to try")
-    quantize.add_argument("--ours", action="store_true", help="leave the other tools out")
-    for tool in TOOLS:
-        quantize.add_argument(f"--{tool}", help="a Python that has it")
-    quantize.add_argument("--folder", type=Path, help="networks of quantization_networks.py")
-    quantize.add_argument("--weights", help="int4, or int4/32: weights alone in blocks of 32")
-    quantize.add_argument("--seed", type=int, default=0, help="of the drawn pictures")
-    quantize.add_argument("--json", type=Path, help="a file for the figures")
+    quantize_options(commands.add_parser("quantize", help="networks quantized by us and others"))
     commands.add_parser("run", help="latency of whole networks; see bench run --help")
     commands.add_parser("weights", help="weights in blocks; see bench weights --help")
     commands.add_parser("export", help="onnxruntime on what we export; see bench export --help")
@@ -381,16 +390,16 @@ def main() -> int:
             arguments.seeds, arguments.folder, arguments.networks, pythons_of(arguments)
         )
     if arguments.command == "quantize":
+        from bench_quantize import Calibration, methods
         from bench_quantize import bench as bench_quantize
-        from bench_quantize import methods
 
         ways = methods(
             arguments.target, arguments.choosers, pythons_of(arguments), arguments.weights,
-            others=not arguments.ours,
+            others=not arguments.ours, without=arguments.without,
         )  # fmt: skip
         return bench_quantize(
             arguments.networks, arguments.seed, ways, arguments.json, arguments.folder,
-            arguments.weights,
+            arguments.weights, Calibration(arguments.samples, arguments.repeat),
         )  # fmt: skip
     return bench_import()
 

@@ -16,8 +16,9 @@ onnxruntime itself is in our Python, but for its MatMulNBitsQuantizer, which wan
 for HQQ ``torch``: ``--onnxruntime PYTHON``.
 
 ``--weights int4`` stores weights in 4 bits per channel and activations in 8; ``--weights int4/32``
-stores weights alone, in 4 bits with a scale for every 32 of a sum. Of those files the share is that
-of the products' weights (their elements) that have 4 bits.
+stores weights alone, in 4 bits with a scale for every 32 of a sum, ``--weights int4/channel`` with
+one for every channel. Of those two the share is that of the products' weights (their elements) that
+have 4 bits.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # where NNCF's Python runs this 
 from bench_networks import Array, Case, cases, cases_in, modern, results, session
 
 ORT_METHODS = ("MinMax", "Percentile", "Entropy")
-INT4, BLOCKS = "int4", "int4/32"
+INT4, BLOCKS, CHANNELS = "int4", "int4/32", "int4/channel"
 BLOCK = 32
+ALONE = {BLOCKS: BLOCK, CHANNELS: None}
+"""What stores weights alone, and the size of its blocks."""
 OTHERS = {
     "nncf": ("mixed", "performance", "transformer"),
     "aimet": ("min-max",),
@@ -59,8 +62,14 @@ OTHERS_IN_4_BITS = {
     BLOCKS: {
         "onnxruntime": ("symmetric", "asymmetric", "k-quant", "HQQ", "GPTQ"),
         "nncf": ("INT4_SYM", "INT4_ASYM", "INT4_ASYM+scales", "INT4_ASYM+scales+AWQ"),
+        "aimet": ("int4+blocks", "int4-sequential-mse+blocks"),
         "quark": ("MATMUL_NBITS", "MATMUL_NBITS-HQQ"),
         "modelopt": ("rtn_dq", "awq_lite", "awq_clip"),
+    },
+    CHANNELS: {
+        "nncf": ("INT4_SYM+channel", "INT4_SYM+channel+scales", "INT4_SYM+channel+scales+AWQ"),
+        "aimet": ("int4+channel", "int4-sequential-mse+channel", "int4-adaround+channel"),
+        "modelopt": ("rtn_dq+channel", "awq_lite+channel", "awq_clip+channel"),
     },
 }
 """The same for weights of 4 bits; what a tool has no way to store is not here."""
@@ -147,20 +156,41 @@ class Row:
         return next(f.decibels for m, f in self.figures.items() if m.tool == OURS)
 
 
+@dataclass(frozen=True)
+class Calibration:
+    """What is given of the samples to calibrate with.
+
+    Attributes:
+        samples: So many of the first; None for all.
+        repeat: Each so often.
+    """
+
+    samples: int | None = None
+    repeat: int = 1
+
+    def of(self, case: Case) -> Case:
+        """Returns a network with fewer samples, or the same ones again and again."""
+        held = {
+            name: array[: self.samples].repeat(self.repeat, axis=0)
+            for name, array in case.calibration.items()
+        }
+        return replace(case, calibration=held)
+
+
 # ---- methods ------------------------------------------------------------------------------------
 
 
 def ours(target: str, chooser: str | None, weights: str | None) -> Callable[[Case, Path], str]:
     """Returns what quantizes with qdqbridge."""
-    block = BLOCK if weights == BLOCKS else None
+    alone = weights in ALONE
 
     def run(case: Case, out: Path) -> str:
         import qdqbridge
 
         graph = qdqbridge.quantize(
             case.path, case.calibration,
-            target="weight-only" if block else target, chooser=chooser,
-            weights=INT4 if block else weights, block=block,
+            target="weight-only" if alone else target, chooser=chooser,
+            weights=INT4 if alone else weights, block=ALONE.get(weights or ""),
         )  # fmt: skip
         qdqbridge.save(graph, out, overwrite=True)
         return ""
@@ -237,7 +267,7 @@ def by_other(tool: str, python: str, setting: str) -> Callable[[Case, Path], str
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=out.parent)
         if done.returncode:
             raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr else "failed")
-        return done.stdout.strip().splitlines()[-1]
+        return done.stdout.strip().splitlines()[-1].split("%")[-1]  # behind a bar of progress
 
     return run
 
@@ -272,8 +302,9 @@ def nncf_job(model: str, data: str, out: str, setting: str) -> str:
 
         def compress(without: Sequence[str]) -> None:
             compressed: Any = nncf.compress_weights(
-                onnx.load(model), mode=nncf.CompressWeightsMode[mode], group_size=BLOCK, ratio=1.0,
-                all_layers=True, dataset=dataset if extras else None,
+                onnx.load(model), mode=nncf.CompressWeightsMode[mode], ratio=1.0, all_layers=True,
+                group_size=-1 if "channel" in extras else BLOCK,
+                dataset=dataset if "scales" in extras else None,
                 awq="AWQ" in extras or None, scale_estimation="scales" in extras or None,
                 ignored_scope=nncf.IgnoredScope(types=list(without), validate=False),
                 advanced_parameters=nncf.AdvancedCompressionParameters(
@@ -330,9 +361,13 @@ def onnxruntime_job(model: str, data: str, out: str, setting: str) -> str:
 
 
 def aimet_job(model: str, data: str, out: str, setting: str) -> str:
-    """Quantizes with AIMET: weights of 8 or 4 bits, int8 activations, as it simulates them."""
+    """Quantizes with AIMET: weights of 8 or 4 bits, int8 activations, as it simulates them.
+
+    By settings with ``+`` it stores weights alone, for each channel or in blocks.
+    """
     import aimet_onnx  # pyright: ignore[reportMissingImports]
     import onnx
+    from aimet_onnx import quantsim  # pyright: ignore[reportMissingImports]
     from aimet_onnx.common.quantsim_config import (  # pyright: ignore[reportMissingImports]
         utils as configs,
     )
@@ -340,12 +375,20 @@ def aimet_job(model: str, data: str, out: str, setting: str) -> str:
     samples, kinds = one_by_one(dict(np.load(data))), dict[str, Any]()
     if setting.startswith(INT4):
         kinds["config_file"] = configs.get_path_for_per_channel_config()
-    simulation = aimet_onnx.QuantizationSimModel(
+    simulation: Any = aimet_onnx.QuantizationSimModel(
         onnx.load(model), param_type=INT4 if kinds else "int8", activation_type="int8", **kinds
     )
-    if setting.endswith("sequential-mse"):
+    algorithm, _, alone = setting.partition("+")
+    for name in simulation.activation_names if alone else ():
+        if (quantizer := simulation.qc_quantize_op_dict.get(name)) is not None:
+            quantizer.enabled = False
+    if alone == "blocks":
+        quantsim.set_blockwise_quantization_for_weights(
+            simulation, ("Conv", "ConvTranspose", "Gemm", "MatMul"), 4, True, BLOCK
+        )
+    if algorithm.endswith("sequential-mse"):
         aimet_onnx.apply_seq_mse(simulation, samples)
-    elif setting.endswith("adaround"):
+    elif algorithm.endswith("adaround"):
         aimet_onnx.apply_adaround(simulation, samples, num_iterations=ADAROUND_STEPS)
     simulation.compute_encodings(samples)
     onnx.save(simulation.to_onnx_qdq(), out)
@@ -385,10 +428,12 @@ def modelopt_job(model: str, data: str, out: str, setting: str) -> str:
 
     if setting.startswith(("rtn", "awq")):
         samples, nodes = dict(np.load(data)), onnx.load(model).graph.node
+        method, _, channel = setting.partition("+")
 
         def compress(without: Sequence[str]) -> None:
             quantize(
-                model, quantize_mode=INT4, calibration_method=setting, block_size=BLOCK,
+                model, quantize_mode=INT4, calibration_method=method,
+                block_size=-1 if channel else BLOCK,
                 calibration_data_reader=reader_of(samples), calibration_eps=["cpu"],
                 nodes_to_exclude=[node.name for node in nodes if node.op_type in without],
                 high_precision_dtype="fp32", output_path=out,
@@ -423,6 +468,7 @@ def methods(
     weights: str | None = None,
     *,
     others: bool,
+    without: Sequence[str] = (),
 ) -> list[Method]:
     """Returns what quantizes; ours first.
 
@@ -430,13 +476,14 @@ def methods(
         target: Ours.
         choosers: Ours to try.
         pythons: By tool of :data:`OTHERS`, the Python that has it.
-        weights: How weights are stored: None for int8, ``int4`` or, weights alone, ``int4/32``.
+        weights: How weights are stored: None for int8, ``int4`` or one of :data:`ALONE`.
         others: Other tools as well.
+        without: Parts of names of methods that are left out.
     """
     found = [
         Method(OURS, c, ours(target, None if c == "default" else c, weights)) for c in choosers
     ]
-    if others and weights != BLOCKS:
+    if others and weights not in ALONE:
         found += [Method(ORT, name, by_onnxruntime(name, weights)) for name in ORT_METHODS]
     settings = OTHERS if weights is None else OTHERS_IN_4_BITS[weights]
     for tool, python in pythons.items():
@@ -444,7 +491,7 @@ def methods(
             found += [
                 Method(tool, name, by_other(tool, python, name)) for name in settings.get(tool, ())
             ]
-    return found
+    return [method for method in found if not any(part in str(method) for part in without)]
 
 
 # ---- measuring ----------------------------------------------------------------------------------
@@ -538,10 +585,14 @@ def in_4_bits(path: Path) -> str:
     constants = {tensor.name: tensor for tensor in graph.initializer}
     constants |= {n.output[0]: n.attribute[0].t for n in graph.node if n.op_type == "Constant"}
 
-    def held(name: str) -> Any:
+    def held(name: str) -> tuple[Any, int | None]:
+        """Returns the constant behind a name, and the type of what a QuantizeLinear makes of it."""
+        stored = None
         while (made := producers.get(name)) is not None and name not in constants:
+            if made.op_type == "QuantizeLinear" and len(made.input) > 2:
+                stored = constants[made.input[2]].data_type
             name = made.input[0] if made.input else ""
-        return constants.get(name)
+        return constants.get(name), stored
 
     narrow, total = 0, 0
     for node in graph.node:
@@ -550,11 +601,11 @@ def in_4_bits(path: Path) -> str:
             total += sizes["K"] * sizes["N"]
             narrow += sizes["K"] * sizes["N"] if sizes.get("bits", 4) == 4 else 0
         for name in node.input[1:3] if node.op_type in WITH_WEIGHTS else ():
-            tensor = held(name)
+            tensor, stored = held(name)
             if tensor is not None and len(tensor.dims) > 1:
                 total += int(np.prod(tensor.dims))
                 types = (onnx.TensorProto.INT4, onnx.TensorProto.UINT4)
-                narrow += int(np.prod(tensor.dims)) if tensor.data_type in types else 0
+                narrow += int(np.prod(tensor.dims)) if (stored or tensor.data_type) in types else 0
     return f"{narrow}/{total}"
 
 
@@ -621,6 +672,7 @@ def bench(
     out: Path | None,
     folder: Path | None = None,
     weights: str | None = None,
+    calibration: Calibration | None = None,
 ) -> int:
     """Prints the tables.
 
@@ -631,15 +683,16 @@ def bench(
         out: A file for the figures.
         folder: Of networks of :mod:`quantization_networks`; None for those of the repository.
         weights: As :func:`methods` has them.
+        calibration: What is given of the samples to calibrate with; None for all.
 
     Returns:
         1 where onnxruntime is better than we are by more than 0.1 dB.
     """
     rows: list[Row] = []
     every = cases(networks, seed) if folder is None else cases_in(folder, networks)
-    coverage = in_4_bits if weights == BLOCKS else integers
+    coverage = in_4_bits if weights in ALONE else integers
     for case in every:
-        rows.append(row(case, ways, coverage))
+        rows.append(row(calibration.of(case) if calibration else case, ways, coverage))
         show(rows[-1])
     if out is not None:
         out.write_text(as_json(rows))

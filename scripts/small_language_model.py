@@ -4,9 +4,11 @@
 transformer on the bytes of this repository's own pages and sources; ``compare MODEL.onnx`` stores
 the weights of its products in 4 (or 8) bits, by us and by onnxruntime's ``MatMulNBitsQuantizer``
 (``pip install onnx_ir torch``) and, in blocks of 32, by tools in Pythons of their own (``--nncf
-PYTHON``, ``--quark``, ``--modelopt``: see ``bench_quantize.py``). It prints the perplexity on text
-that neither training nor calibration has seen. Files are run by onnxruntime with its optimizations
-on and, in the second figure, off.
+PYTHON``, ``--aimet``, ``--quark``, ``--modelopt``: see ``bench_quantize.py``). It prints the
+perplexity on text that neither training nor calibration has seen. Files are run by onnxruntime with
+its optimizations on and, in the second figure, off.
+
+``train`` writes ``MODEL.npz`` beside the model: ``scripts/bench quantize --folder`` reads both.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ Array = NDArray[Any]
 Weights = dict[str, Array]
 ROOT = Path(__file__).resolve().parents[1]
 VOCABULARY, CONTEXT = 128, 64
-TOOLS = ("nncf", "quark", "modelopt")
+TOOLS = ("nncf", "aimet", "quark", "modelopt")
 HELD_OUT = 0.1
 """The share of every file's end that nobody trains on."""
 OUTLIERS = 24.0
@@ -63,6 +65,12 @@ def pieces(data: Array, count: int, seed: int) -> Array:
     """Returns ``[count, CONTEXT + 1]`` bytes from places drawn at random."""
     places = np.random.default_rng(seed).integers(0, len(data) - CONTEXT - 1, count)
     return np.stack([data[p : p + CONTEXT + 1] for p in places]).astype(np.int64)
+
+
+def write_samples(path: Path) -> None:
+    """Writes the samples that ``scripts/bench quantize --folder`` reads beside a model."""
+    seen, unseen = text()
+    np.savez(path, seen_ids=pieces(seen, 64, 1)[:, :-1], fresh_ids=pieces(unseen, 64, 2)[:, :-1])
 
 
 # ---- training -----------------------------------------------------------------------------------
@@ -358,6 +366,7 @@ def main() -> None:
     if given.outliers:
         weights = with_outliers(weights, shape, given.seed)
     onnx.save(written(weights, shape), given.model)
+    write_samples(given.model.with_suffix(".npz"))
 
 
 if __name__ == "__main__":
