@@ -26,6 +26,7 @@ from qdqbridge.relax.kernels.products import (
     dense,
     dynamic,
     matmul,
+    repeated,
     transposed,
     uint16_products,
 )
@@ -44,7 +45,12 @@ def _with(record: type[Attributes], *matches: KernelMatch) -> dict[str, tuple[Ke
 
 
 FAMILIES: Mapping[str, tuple[KernelMatch, ...]] = {
-    CONV.name: (channelwise.match, convolution.match, uint16_products.match_convolution),
+    CONV.name: (
+        channelwise.match,
+        repeated.match,
+        convolution.match,
+        uint16_products.match_convolution,
+    ),
     CONV_TRANSPOSE.name: (transposed.match,),
     "Dense": (weight_codes.match, weight_only.match, dense.match, uint16_products.match_dense),
     DYNAMIC_BLOCK_DENSE.name: (weight_codes.match,),

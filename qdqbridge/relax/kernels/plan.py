@@ -85,7 +85,9 @@ def plan(graph: Graph, cpu: Cpu, threads: int = 1) -> KernelPlan:
         if kernel is not None:
             root, grown = _grown(node, kernel, outputs, inside)
             kernels[root] = grown
-    return KernelPlan(ours, kernels, _needed(ours.graph.nodes, outputs, kernels), cpu, threads)
+    needed = _needed(ours.graph.nodes, outputs, kernels)
+    called = {node: kernel for node, kernel in kernels.items() if node in needed}
+    return KernelPlan(ours, called, needed, cpu, threads)
 
 
 def _grown(

@@ -12,7 +12,7 @@ from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
-from qdqbridge.ops.attributes import ConvAttrs
+from qdqbridge.ops.attributes import ConvAttrs, ResizeAttrs
 from qdqbridge.relax.executable import build
 from qdqbridge.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.relax.kernels.epilogues import fused_operators
@@ -70,6 +70,20 @@ def test_sums(cpu: Cpu, op: str) -> None:
     names = check(results, cpu, [x, other])
     if HOST.fuses:
         assert [name for name in names if name.endswith(f"_{op.lower()}")]
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_sums_behind_a_resize(read: bool) -> None:
+    """A convolution of a resized image takes the small one, also where others read the large."""
+    x, other = stored("x", X, (1, 16, 3, 1)), stored("o", OTHER, (1, 20, *SHAPE[2:]))
+    repeats = ResizeAttrs("nearest", "asymmetric", "floor", (1.0, 1.0, 3.0, 11.0), None)
+    large = apply("Resize", x, type_=QuantType(X, (1, 16, *SHAPE[2:])), attributes=repeats)
+    out = params("uint8", 0.1519, 99)
+    total = apply("Add", conv(large, 20, MIDDLE), other, type_=QuantType(out, other.type.shape))
+    names = check(behind(total, *([large] if read else [])), HOST, [x, other])
+    if HOST.fuses and not HOST.amx:
+        assert "conv_3x3_up3x11_16_20_9x11_add" in names
+        assert any(name.startswith("resize") for name in names) is read
 
 
 def test_constants_along_channels() -> None:

@@ -19,6 +19,8 @@ def name_of(node: Node, parts: Sequence[Direct]) -> str:
     if node.op is not CONV:
         return f"dense_{d.result[1]}x{d.channels}x{d.out_channels}"
     form = f"{rows}x{columns}"
+    if d.repeats != (1, 1):
+        form += f"_up{d.repeats[0]}x{d.repeats[1]}"
     if d.strides != (1, 1):
         form += f"_s{d.strides[0]}"
     if d.dilations != (1, 1):

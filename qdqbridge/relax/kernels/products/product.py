@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -75,7 +74,7 @@ def product(
     multiplier = per_lane(parts[0].cpu, spread, groups)
     ends = np.asarray((*result.ends, x.zero_point), np.int32)
     work = sum(
-        2 * math.prod(part.result) * (part.batch or 1) * own.size
+        2 * part.pixels * (part.batch or 1) * own.size
         for part, own in zip(parts, weights, strict=True)
     )
     constants = [*arrays, multiplier, ends]

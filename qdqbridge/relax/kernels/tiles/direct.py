@@ -17,6 +17,7 @@ from qdqbridge.relax.kernels.tiles.amx_loops import AmxLoops
 from qdqbridge.relax.kernels.tiles.byte_halves import Halves, HalvesWriter
 from qdqbridge.relax.kernels.tiles.direct_loops import AnyWriter, DirectLoops
 from qdqbridge.relax.kernels.tiles.geometry import Direct
+from qdqbridge.relax.kernels.tiles.repeated_loops import RepeatedLoops
 
 
 def build(description: Direct) -> Any:
@@ -112,8 +113,10 @@ def _writer(d: Direct, arguments: Extras, result: Buffer) -> AnyWriter:
     return Writer(d.cpu, d.form, arguments, result)
 
 
-def loops_of(d: Direct) -> type[DirectLoops]:
+def loops_of(d: Direct) -> type[DirectLoops | RepeatedLoops]:
     """Returns what writes the loops around the tiles: of vectors, or of AMX."""
+    if d.repeats != (1, 1):
+        return RepeatedLoops
     return DirectLoops if d.amx is None else AmxLoops
 
 

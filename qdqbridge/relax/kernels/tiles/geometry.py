@@ -76,6 +76,8 @@ class Direct:
         placement: Where pixels are written to; None for one behind the other.
         open_rows: True of a product whose number of rows is known at run time only: an image is
             some of them, the last one what is left.
+        repeats: How often every row and every column of an image comes in turn before the kernel
+            sees it, which counts repeated ones; see :mod:`.repeated_loops`.
     """
 
     cpu: Cpu
@@ -97,6 +99,7 @@ class Direct:
     tasks: int
     placement: PixelPlacement | None = None
     open_rows: bool = False
+    repeats: Pair = (1, 1)
 
     # ---- elements -----------------------------------------------------------------------------
 
@@ -125,7 +128,8 @@ class Direct:
     @cached_property
     def joined(self) -> bool:
         """True where a row of the kernel is one run."""
-        return self.groups == 1 and (self.dilations[1] == 1 or self.kernel[1] == 1)
+        side_by_side = self.dilations[1] == 1 and self.repeats == (1, 1)
+        return self.groups == 1 and (side_by_side or self.kernel[1] == 1)
 
     @cached_property
     def runs(self) -> Pair:
@@ -209,6 +213,12 @@ class Direct:
     def blocks(self) -> int:
         """Blocks of output channels in a group."""
         return -(-self.group_channels // self.cpu.lanes)
+
+    @cached_property
+    def pixels(self) -> int:
+        """Pixels of an image that the weights are multiplied with."""
+        rows, columns = self.result
+        return rows // self.repeats[0] * (columns // self.repeats[1])
 
     @cached_property
     def lanes(self) -> int:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.lenses import permuted_attributes
 from qdqbridge.graph.numerics import codes, dequantize, quantize
-from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import ResizeAttrs
 from qdqbridge.ops.resize import interpolated_axes
 from qdqbridge.qnn.dialect.interpolation import linear_sides, nearest_indices
@@ -181,30 +180,66 @@ class _Mix:
 
 def match(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a Resize of images, nearest or linear, within their borders."""
-    x = node.operand(0)
-    shape, outcome = extents(x.type.shape), extents(node.output.type.shape)
-    source, result = bytes_of(x), bytes_of(node.output)
-    attributes = _logical(node, place)
-    if attributes is None or shape is None or outcome is None or source is None or result is None:
+    found = _images(node, place)
+    if found is None:
         return None
-    if len(shape) != 4 or outcome[0] != shape[0] or outcome[3] != shape[3]:
-        return None
-    image = (1, shape[3] or 1, shape[1] or 1, shape[2] or 1)
-    linear = attributes.mode == "linear"
-    form = form_of(result, place.cpu)
-    if linear:
-        constants = _linear_constants(attributes, image) + numbers(result, source)
+    attributes, shape, outcome = found
+    source, result = bytes_of(node.operand(0)), bytes_of(node.output)
+    assert source is not None and result is not None
+    if attributes.mode == "linear":
+        if interpolated_axes(attributes, _first(shape)) != (2, 3):
+            return None
+        form = form_of(result, place.cpu)
+        constants = _linear_constants(attributes, _first(shape)) + numbers(result, source)
     else:
-        constants = [
-            np.ascontiguousarray(nearest_indices(attributes, image[axis], axis), np.int32)
-            for axis in (2, 3)
-        ]
+        tables = nearest_pixels(node, place)
+        if tables is None:
+            return None
         form = CodesForm(place.cpu, storage(source), multiplies=False, shifted=False, clamped=False)
-    if not _possible(attributes, image, source, result):
-        return None
-    resample = Resample(linear, shape, outcome, storage(source), form, place.threads)
+        constants = [np.ascontiguousarray(table, np.int32) for table in tables]
+    resample = Resample(
+        attributes.mode == "linear", shape, outcome, storage(source), form, place.threads
+    )
     name = f"resize_{attributes.mode}_{outcome[1]}x{outcome[2]}"
-    return Kernel(name, resample, build, (x,), tuple(constants), (node.output,))
+    return Kernel(name, resample, build, (node.operand(0),), tuple(constants), (node.output,))
+
+
+def nearest_pixels(node: Node, place: KernelPlace) -> tuple[Table, Table] | None:
+    """Returns which row, and which column, of an image those of a nearest Resize are copies of.
+
+    Returns:
+        None where the node is none of images of bytes, or changes codes.
+    """
+    found = _images(node, place)
+    if found is None or found[0].mode == "linear":
+        return None
+    attributes, shape, _ = found
+    source, result = bytes_of(node.operand(0)), bytes_of(node.output)
+    assert source is not None and result is not None
+    own = codes(source)
+    if source.storage_dtype is not result.storage_dtype:
+        return None
+    if not np.array_equal(quantize(dequantize(own, source), result), own):
+        return None
+    image = _first(shape)
+    rows, columns = (nearest_indices(attributes, image[axis], axis) for axis in (2, 3))
+    return rows, columns
+
+
+def _images(node: Node, place: KernelPlace) -> tuple[ResizeAttrs, Open, Open] | None:
+    """Returns the logical attributes, and both shapes, of a Resize of images of bytes alone."""
+    x, attributes = node.operand(0), _logical(node, place)
+    shape, outcome = extents(x.type.shape), extents(node.output.type.shape)
+    if attributes is None or shape is None or outcome is None or len(shape) != 4:
+        return None
+    if bytes_of(x) is None or bytes_of(node.output) is None:
+        return None
+    return (attributes, shape, outcome) if outcome[::3] == shape[::3] else None
+
+
+def _first(shape: Open) -> tuple[int, int, int, int]:
+    """Returns the shape of the first image, channels-first."""
+    return 1, shape[3] or 1, shape[1] or 1, shape[2] or 1
 
 
 def _logical(node: Node, place: KernelPlace) -> ResizeAttrs | None:
@@ -216,17 +251,6 @@ def _logical(node: Node, place: KernelPlace) -> ResizeAttrs | None:
     assert isinstance(logical, ResizeAttrs)
     crops = logical.coordinate_transformation_mode == "tf_crop_and_resize"
     return None if crops or logical.mode == "cubic" or logical.antialias else logical
-
-
-def _possible(
-    attributes: ResizeAttrs, image: tuple[int, ...], source: QuantParams, result: QuantParams
-) -> bool:
-    """True where only rows and columns are mixed, or where copied codes stay what they are."""
-    if attributes.mode == "linear":
-        return interpolated_axes(attributes, image) == (2, 3)
-    same = source.storage_dtype is result.storage_dtype
-    own = codes(source)
-    return same and np.array_equal(quantize(dequantize(own, source), result), own)
 
 
 def _linear_constants(attributes: ResizeAttrs, image: tuple[int, ...]) -> list[Table]:
