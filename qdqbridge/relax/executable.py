@@ -24,6 +24,7 @@ from qdqbridge.qnn.emit.dtypes import from_tvm_array
 from qdqbridge.qnn.emit.graph import agreed
 from qdqbridge.qnn.emit.scope import reason
 from qdqbridge.relax import saving
+from qdqbridge.relax.building import built
 from qdqbridge.relax.emit import emit
 from qdqbridge.relax.emit.compositions.presence import DROPPED
 from qdqbridge.relax.emit.compositions.rotary_embedding import ROTARY_ROWS
@@ -302,7 +303,8 @@ def build(
     else:
         module, _ = emit(graph)
     try:
-        library = tvm.compile(lowered(module), resolved)
+        here = not missing_features(features_of(resolved))
+        library = built(lowered(module), resolved, runs_here=here)
         return Executable(graph, module, library, count, resolved)
     except Exception as error:  # whatever a pass or LLVM raises
         raise_interrupt(error)

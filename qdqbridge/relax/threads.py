@@ -60,16 +60,17 @@ def _start(count: int) -> None:
     which works too, takes the core that is left. With fewer threads than cores the system places
     them, so that several executables do not share cores while others idle.
     """
-    cores = _cores()
-    wanted = [str(cores[i % len(cores)]) for i in range(max(count, len(cores)))]
-    pinned = count == len(cores)
+    own = cores()
+    wanted = [str(own[i % len(own)]) for i in range(max(count, len(own)))]
+    pinned = count == len(own)
     mode = _ONE_CORE_EACH if pinned else _ALL_CORES
     tvm.get_global_func("runtime.config_threadpool")(mode, count, wanted)
     if pinned and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores[:1])
+        os.sched_setaffinity(0, own[:1])
 
 
-def _cores() -> list[int]:
+def cores() -> list[int]:
+    """Returns the processors that this thread may use, by number."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))

@@ -50,7 +50,7 @@ class RepeatedAxis:
     dilation: int
     begin: int
 
-    def offset(self, phase: int, tap: int) -> int:
+    def offset(self, phase: Prim, tap: int) -> Prim:
         """Returns which pixel, from its own on, result ``phase`` of a pixel sees under a tap."""
         return (phase + tap * self.dilation - self.begin) // self.repeats
 
@@ -180,13 +180,10 @@ class _Channels:
         """Writes the results of some rows of the small image."""
         rows = self.loops.rows
         self._outside()
-        with turns(rows.around) as i:
-            self._line(image, row + i + rows.low)
-        with turns(count) as i:
-            own = bound(row + i)
-            self._line(image, own + rows.high)
-            for phase in range(rows.repeats):
-                self._results(image, own, phase)
+        with turns(count + rows.around) as i:
+            self._line(image, bound(row + i + rows.low))
+            with T.If(i >= rows.around), T.Then(), turns(rows.repeats) as phase:
+                self._results(image, bound(row + i - rows.around), phase)
 
     # ---- sums of the small image ----------------------------------------------------------------
 
@@ -280,8 +277,8 @@ class _Channels:
 
     # ---- results --------------------------------------------------------------------------------
 
-    def _results(self, image: Prim, own: Prim, phase: int) -> None:
-        """Writes one row of the result."""
+    def _results(self, image: Prim, own: Prim, phase: Prim) -> None:
+        """Writes one row of the result, which is one of a row's of the small image."""
         d, loops = self.d, self.loops
         slots = [
             bound((own + (loops.rows.offset(phase, k) - loops.rows.low)) % loops.slots)

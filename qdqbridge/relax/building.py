@@ -1,0 +1,96 @@
+"""Building with TVM: the kernels of a module in parts, several at once.
+
+LLVM takes most of the time that compiling takes, and works on one module with one processor.
+Kernels call nothing of the module that calls them, so they may be libraries of their own, which it
+finds by name. TVM lets other threads of Python run meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import tvm
+from tvm import ir, relax, tirx
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from qdqbridge.relax.kernels.emit import WORK
+from qdqbridge.relax.threads import cores
+
+_LEAST = 8
+"""Kernels of a part: of fewer, what every library takes is more than what is won."""
+_MOST = 4
+"""Parts: more have to wait for the largest kernel, and each takes memory of its own."""
+_LIBRARIES = "external_mods"
+"""TVM's attribute of a module: what is linked to it."""
+
+
+def built(module: ir.IRModule, target: Any, *, runs_here: bool) -> Any:
+    """Returns a module as TVM compiles it.
+
+    Args:
+        module: What is compiled, see :func:`~.lowering.lowered`.
+        target: A TVM target.
+        runs_here: True where it is for this machine: its code is made ready to run, too.
+    """
+    kernels = {
+        variable: function
+        for variable, function in module.functions.items()
+        if isinstance(function, tirx.PrimFunc) and WORK in (function.attrs or {})
+    }
+    count = min(len(cores()), len(kernels) // _LEAST, _MOST)
+    if count < 2:
+        return tvm.compile(module, target)
+    del kernels[next(iter(kernels))]  # a module without any would be C, which has to be compiled
+    named = [(variable.name_hint, function) for variable, function in kernels.items()]
+    context = tvm.transform.PassContext.current()
+
+    def part(number: int) -> Any:
+        with context:  # every thread has its own
+            return _library(named[number::count], target, runs_here=runs_here)
+
+    with ThreadPoolExecutor(count) as pool:
+        libraries = list(pool.map(part, range(count)))
+    calling = _CallingByName(module, kernels).module()
+    before = list((module.attrs or {}).get(_LIBRARIES, []))
+    return tvm.compile(calling.with_attr(_LIBRARIES, [*before, *libraries]), target)
+
+
+def _library(named: Sequence[tuple[str, Any]], target: Any, *, runs_here: bool) -> Any:
+    """Returns a library of some kernels."""
+    functions = {name: kernel.with_attr("global_symbol", name) for name, kernel in named}
+    library: Any = tvm.tirx.build(tvm.IRModule(functions), target)
+    if runs_here:
+        library.get_function(named[0][0])  # makes the code of all
+    return library
+
+
+@mutator
+class _CallingByName(PyExprMutator):
+    """Replaces calls of kernels by calls of what another library has under their names."""
+
+    def __init__(self, module: ir.IRModule, kernels: Mapping[Any, Any]) -> None:
+        super().__init__(module)
+        self._whole, self._kernels = module, kernels
+
+    def module(self) -> ir.IRModule:
+        """Returns the module without the kernels."""
+        for variable, function in self._whole.functions.items():
+            if isinstance(function, relax.Function):
+                changed: Any = self.visit_expr(function)
+                self.builder_.update_func(variable, changed)
+        made = self.builder_.get()
+        rest = {v: f for v, f in made.functions.items() if v not in self._kernels}
+        return ir.IRModule(rest, attrs=made.attrs)
+
+    def visit_call_(self, op: ir.Call) -> relax.Expr:
+        if op.op != _CALL_TIR or op.args[0] not in self._kernels:
+            return op
+        kernel, operands = op.args
+        name: Any = kernel
+        results: Any = list(op.ty_args)
+        return relax.op.call_dps_packed(name.name_hint, operands, results)
+
+
+_CALL_TIR = ir.Op.get("relax.call_tir")

@@ -1,0 +1,74 @@
+"""Building in parts: the same results, in the file too, for this machine and for others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+
+import qdqbridge as qb
+from qdqbridge.relax import building
+
+MODEL = Path(__file__).parents[2] / "models" / "digits_cnn_u8s8_per_channel.onnx"
+ONE, TWO = [0], [0, 1]
+
+
+@pytest.fixture
+def graph() -> qb.Graph:
+    return qb.load(MODEL)
+
+
+def _parts(executable: qb.Executable) -> int:
+    """How many libraries TVM linked."""
+    return len(executable.library.mod.imports)
+
+
+@pytest.mark.parametrize("cores, parts", [(ONE, 1), (TWO, 3)])
+def test_parts_run_as_one_does(
+    graph: qb.Graph, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cores: list[int], parts: int
+) -> None:
+    monkeypatch.setattr(building, "cores", lambda: cores)
+    monkeypatch.setattr(building, "_LEAST", 1)
+    executable = qb.compile(graph, threads=1)
+    assert _parts(executable) == parts
+    rng = np.random.default_rng(0)
+    feeds = {
+        value.name: rng.normal(size=(3, *map(int, (value.type.shape or ())[1:]))).astype(np.float32)
+        for value in graph.inputs
+    }
+    expected = qb.evaluate(graph, feeds)
+    executable.save(tmp_path / "saved.so")
+    for made in (executable, qb.load_executable(tmp_path / "saved.so")):
+        for name, array in made.run(feeds).items():
+            np.testing.assert_array_equal(array, expected[name])
+
+
+def test_for_another_machine(graph: qb.Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that this machine may not run is made for a file, never made ready."""
+    monkeypatch.setattr(building, "cores", lambda: TWO)
+    monkeypatch.setattr(building, "_LEAST", 1)
+    target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}
+    assert _parts(qb.compile(graph, target)) == 3
+
+
+def test_settings_of_the_caller_hold_in_every_part(
+    graph: qb.Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "cores", lambda: TWO)
+    monkeypatch.setattr(building, "_LEAST", 1)
+    seen: list[int] = []
+    build = tvm.tirx.build
+
+    def watched(*args: Any, **options: Any) -> Any:
+        seen.append(int(tvm.transform.PassContext.current().opt_level))
+        return build(*args, **options)
+
+    monkeypatch.setattr(tvm.tirx, "build", watched)
+    with tvm.transform.PassContext(opt_level=1):
+        qb.compile(graph, kernels="reference")  # plain loops are no kernels: one module
+        assert seen == [1]
+        qb.compile(graph)
+    assert seen == [1] * 4
