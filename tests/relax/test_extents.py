@@ -39,8 +39,8 @@ def test_products_of_two_open_extents_get_kernels_by_numbers() -> None:
     known = with_numbers(graph, {"seq": 6})
     assert symbolic_extents(known) == ("batch",)
     assert symbolic_extents(graph) == ("batch", "seq")  # it is a graph of its own
-    kernels = [len(plan(g, HOST).kernels) for g in (graph, known)]
-    assert kernels[0] < kernels[1]
+    kernels = [{node.op.name for node in plan(g, HOST).kernels} for g in (graph, known)]
+    assert kernels[1] - kernels[0] >= {"MatMul"}
     executable = qb.compile(graph, extents={"seq": 6})
     for batch in (1, 3):
         data = {"x": np.random.default_rng(batch).normal(size=(batch, 6, 8)).astype(np.float32)}
