@@ -33,14 +33,14 @@ def tokens() -> Graph:
     return canonical(b.model())
 
 
-def test_products_of_two_open_extents_get_kernels_by_numbers() -> None:
+def test_numbers_make_kernels_of_their_extents() -> None:
     graph = tokens()
     assert symbolic_extents(graph) == ("batch", "seq")
     known = with_numbers(graph, {"seq": 6})
     assert symbolic_extents(known) == ("batch",)
     assert symbolic_extents(graph) == ("batch", "seq")  # it is a graph of its own
-    kernels = [{node.op.name for node in plan(g, HOST).kernels} for g in (graph, known)]
-    assert kernels[1] - kernels[0] >= {"MatMul"}
+    kernels = [{k.name for k in plan(g, HOST).kernels.values()} for g in (graph, known)]
+    assert [name for name in kernels[1] - kernels[0] if name.startswith("matmul_6")]
     executable = qb.compile(graph, extents={"seq": 6})
     for batch in (1, 3):
         data = {"x": np.random.default_rng(batch).normal(size=(batch, 6, 8)).astype(np.float32)}
