@@ -117,6 +117,8 @@ LEARNT_LATE = {
         "y = Reshape(u, s) }"),
     "a deviation that nothing reads": ("float[1,2] x",
         "<float[2] s = {1, 2}> { m, d = LayerNormalization(x, s) e = Neg(d) y = Relu(m) }"),
+    "a mask that nothing needs": ("float[2,3] x",
+        "{ d, m = Dropout(x) f = Cast<to = 1>(m) dead = Neg(f) y = Relu(d) }"),
     "a vector of run-time length": ("int64[1] s",
         "<float c = {3}> { r = Reshape(c, s) y = Atan(r) }"),
     "an extent that is left": ("float[3,k] x",

@@ -13,6 +13,7 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.onnx_io.writer import to_proto, write
+from qdqbridge.onnx_io.writer.opset import ir_version_of
 from tests.onnx_io.writer_models import IMAGES, MATRICES, network, run, samples
 from tests.onnx_models import Builder
 
@@ -140,3 +141,9 @@ def test_a_result_wider_than_its_scale_is_rounded_once(profile: str, tmp_path: P
     assert canonical(written).digest == graph.digest
     feeds = {"x": np.linspace(-1, 30, 100, dtype=np.float32).reshape(2, 50)}
     np.testing.assert_array_equal(run(written, feeds)[0], run(source, feeds)[0])
+
+
+def test_constants_are_no_graph_inputs_whatever_the_opset() -> None:
+    """IR version 3, which opset 8 came with, has them among the inputs: onnxruntime refused it."""
+    assert ir_version_of({"": 8}, with_metadata=False) == 4
+    assert ir_version_of({"": 21}, with_metadata=False) == 10

@@ -162,6 +162,8 @@ class NodeReader:
         if operands is None:
             return
         view = self._view(proto, operands, opset)
+        if not self.unread.isdisjoint(named):
+            self._type_unread(proto, named, operands, view)
         decoded = decode(view)
         if decoded is None:
             form = None if view.domain else self._new_form(proto, view.opset)
@@ -189,19 +191,30 @@ class NodeReader:
             self.values[proto.output[0]] = operands[0]
             return
         opset = self.opset if view.domain else view.opset
-        if not self.unread.isdisjoint(named):
-            whole = onnx.NodeProto()
-            whole.CopyFrom(proto)
-            whole.output[:] = named
-            made = self.results.of(whole, op, attributes, operands, self.values, opset)
-            # Their extents are asked for, or what nothing needs reads them.
-            self.values |= {value.name: value for value in made}
         results = self.results.of(proto, op, attributes, operands, self.values, opset)
         check_moved(op, operands, results, f"{self.file}, {describe(proto)}")
         self._type_moved(op, operands, results)
         node = self._add(op, attributes, operands, results, proto)
         for value, constant in self.results.learn(node).items():
             self.values[value.name] = constant
+
+    def _type_unread(
+        self,
+        proto: onnx.NodeProto,
+        named: Sequence[str],
+        operands: Sequence[Value | None],
+        view: NodeView,
+    ) -> None:
+        """Enters results left out: what nothing needs reads them, or asks their extents."""
+        whole = onnx.NodeProto()
+        whole.CopyFrom(proto)
+        whole.output[:] = named
+        operands = self._plain_operands(operands)
+        captured = [self._plain(self.values[name]) for name in captured_names(proto)]
+        op, attributes, operands = foreign_node(whole, view.opset, operands, captured, self.file)
+        opset = self.opset if view.domain else view.opset
+        made = self.results.of(whole, op, attributes, operands, self.values, opset)
+        self.values |= {value.name: value for value in made if value.name in self.unread}
 
     def _drop_unread(self, proto: onnx.NodeProto) -> None:
         """Forgets results that nobody reads and that may be left out, such as a Dropout's mask."""

@@ -34,6 +34,8 @@ TYPE_TOLD = 21
 """The opset whose QuantizeLinear says its type (``output_dtype``); before, the zero point does."""
 _NONE = "none"
 _METADATA_IR = 10
+_CONSTANTS_IR = 4
+"""The first IR version whose initializers need not be graph inputs."""
 CONTRIB = frozenset({DType.INT16, DType.UINT16, DType.INT4, DType.UINT4})
 """Storage types that com.microsoft's Q and DQ have at every opset."""
 _STORAGE = {
@@ -177,7 +179,7 @@ def imports_of(nodes: Iterable[Node], opset: int) -> dict[str, int]:
 def ir_version_of(imports: dict[str, int], *, with_metadata: bool) -> int:
     """Returns the lowest IR version that has these opsets (and ``metadata_props`` of nodes)."""
     known = onnx.helper.OP_SET_ID_VERSION_MAP
-    version = int(known.get(("ai.onnx", imports[""]), onnx.IR_VERSION))
+    version = max(int(known.get(("ai.onnx", imports[""]), onnx.IR_VERSION)), _CONSTANTS_IR)
     return max(version, _METADATA_IR) if with_metadata else version
 
 
