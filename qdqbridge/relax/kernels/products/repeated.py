@@ -26,8 +26,9 @@ from qdqbridge.relax.kernels.tiles.geometry import Direct, Pair
 from qdqbridge.relax.kernels.tiles.repeated_loops import pixels_at_once, sums_of_a_block
 from qdqbridge.relax.kernels.windows.resampling import nearest_pixels
 
-_CHANNELS = 16
-"""Input channels from which fewer products are worth the sums."""
+_CHANNELS = 8
+"""Input channels from which fewer products are worth the sums: 3x3 behind 2x2 takes 1.00 of the
+time with 4 channels, 0.78 with 8, 0.53 with 16, 0.33 with 64 (Zen 4)."""
 _ROOM = 1 << 20
 """Bytes of sums of one block of channels: more than a second-level cache has are too many."""
 
