@@ -25,9 +25,10 @@ from qdqbridge.qnn.emit.graph import agreed
 from qdqbridge.qnn.emit.scope import reason
 from qdqbridge.relax import saving
 from qdqbridge.relax.building import built
-from qdqbridge.relax.emit import emit
 from qdqbridge.relax.emit.compositions.presence import DROPPED
 from qdqbridge.relax.emit.compositions.rotary_embedding import ROTARY_ROWS
+from qdqbridge.relax.emit.index_bounds import INDEXED_EXTENT
+from qdqbridge.relax.emit.module import ModuleEmitter
 from qdqbridge.relax.files import without_lines
 from qdqbridge.relax.instructions import features_of, missing_features, need_features
 from qdqbridge.relax.interrupts import raise_interrupt
@@ -256,8 +257,20 @@ def _dropping(error: Exception) -> InputDataError:
     )
 
 
+def _beyond_data(error: Exception) -> InputDataError:
+    """Returns the error of an index that its data do not have."""
+    found = re.search(r"\((-?\d+) vs\. (\d+)\)", str(error))
+    extent = "" if found is None else f", which have {found[2]} elements along that axis"
+    return InputDataError(
+        "the model cannot run on these inputs",
+        why=f"an index is beyond its data{extent}",
+        fix="feed indices that the data have (tokens of the vocabulary, say)",
+    )
+
+
 _TOLD: Mapping[str, Callable[[Exception], InputDataError]] = {
     ROTARY_ROWS: _beyond_tables,
+    INDEXED_EXTENT: _beyond_data,
     DROPPED: _dropping,
 }
 """What a run's error means that names one of these extents."""
@@ -301,7 +314,7 @@ def build(
     if kernels == "fast":
         module = emit_plan(plan(graph, cpu_of(resolved), count))
     else:
-        module, _ = emit(graph)
+        module = ModuleEmitter(checked=True).module(graph)
     try:
         here = not missing_features(features_of(resolved))
         library = built(lowered(module), resolved, runs_here=here)

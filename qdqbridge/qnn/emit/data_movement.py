@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from qdqbridge.graph.graph import Node
+from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.lenses import call_attributes
 from qdqbridge.graph.numerics import quantize
 from qdqbridge.graph.operator import Flow, Operator
@@ -24,6 +25,7 @@ from qdqbridge.ops.attributes import (
     TileAttrs,
     TransposeAttrs,
 )
+from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.data_movement import (
     DEPTH_TO_SPACE,
     EXPAND,
@@ -39,7 +41,9 @@ from qdqbridge.ops.data_movement import (
 from qdqbridge.ops.pooling import MAX_POOL
 from qdqbridge.ops.reduction import reduces
 from qdqbridge.ops.selection import GATHER, PAD, SLICE, SPLIT, within
+from qdqbridge.ops.shapes import known
 from qdqbridge.ops.table import MOVED_ALIKE, OPERATORS
+from qdqbridge.ops.unary import CLIP
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr, unsupported
 from qdqbridge.qnn.emit.table import at
 from qdqbridge.qnn.emit.windows import pool, reduction, window_pads
@@ -134,6 +138,8 @@ def _gather(scope: EmissionScope, node: Node, attributes: AxisAttrs, x: Expr) ->
     extent = scope.extents(x)[attributes.axis]
     if indices.constant is not None and isinstance(extent, int):
         array = indices.constant.numpy().astype(np.int64)
+        if _reach(array) > extent:
+            raise unsupported(node, f"it has an index beyond its {extent} elements")
         array = np.where(array < 0, array + extent, array)
         if array.ndim == 0:
             picked = scope.emit(_taken(scope, x, scope.number(array.reshape(1)), attributes.axis))
@@ -141,13 +147,42 @@ def _gather(scope: EmissionScope, node: Node, attributes: AxisAttrs, x: Expr) ->
         return _taken(scope, x, scope.number(array), attributes.axis)
     if indices.constant is not None:
         array = indices.constant.numpy().astype(np.int64)
-        scope.at_least(extent, max(array.max(initial=-1) + 1, -array.min(initial=0)))
+        scope.at_least(extent, _reach(array))
     index = scope.value(indices)
+    if not _are_within(indices, extent):
+        scope.need_indices(index, x, attributes.axis)
     length = scope.run_time_extent(x, attributes.axis, scope.dtype(index))
     negative = scope.emit(scope.op.less(index, scope.number(np.zeros((), scope.dtype(index)))))
     wrapped = scope.emit(scope.op.add(index, length))
     index = scope.emit(scope.op.where(negative, wrapped, index))
     return _taken(scope, x, index, attributes.axis)
+
+
+_REORDERED = (RESHAPE, FLATTEN, SQUEEZE, UNSQUEEZE, TRANSPOSE, CAST, SLICE)
+
+
+def _reach(indices: NDArray[Any]) -> int:
+    """Returns how many elements an axis needs to have for its indices."""
+    wide = indices.astype(np.int64)
+    return int(max(wide.max(initial=-1) + 1, -wide.min(initial=0)))
+
+
+def _are_within(indices: Value, extent: Any) -> bool:
+    """Returns whether an axis has all elements that indices name, by what computes these."""
+    if indices.constant is not None:
+        return not isinstance(extent, int) or _reach(indices.constant.numpy()) <= extent
+    node = indices.producer
+    if node is None or not isinstance(extent, int):
+        return False
+    if node.op in _REORDERED:
+        return indices.type.dtype.is_integer and _are_within(node.operand(0), extent)
+    clip = CLIP.of(node)
+    if clip is not None and clip.low is not None and clip.high is not None:
+        return -extent <= clip.low and clip.high < extent
+    if node.op.name in ("ArgMax", "ArgMin"):
+        longest = known(node.operand(0), node.attributes.stated().get("axis", 0))
+        return longest is not None and longest <= extent
+    return False
 
 
 def _taken(scope: EmissionScope, x: Expr, index: Expr, axis: int) -> Expr:

@@ -110,6 +110,10 @@ class EmissionScope(ABC):
         del extent, other  # a host of known extents compares numbers
         return bound
 
+    def need_indices(self, indices: Expr, data: Expr, axis: int) -> None:
+        """Lets a run end with an error where an index is beyond an axis of the data."""
+        del indices, data, axis
+
     def at_least(self, extent: Any, count: int) -> None:
         """Lets a run end with an error where an open extent is less than ``count``."""
         del extent, count

@@ -71,6 +71,7 @@ class ModuleEmitter:
         keep_params: As for :func:`emit`.
         variant: As for :func:`emit`.
         foreign: Emits a node of an operator without a row.
+        checked: The module is run, and ends where an index is beyond what it is an index of.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class ModuleEmitter:
         keep_params: bool = False,
         variant: str = "qnn",
         foreign: EmitNode | None = None,
+        checked: bool = False,
     ) -> None:
         self.emit_node = foreign
         self.builder = relax.BlockBuilder()
@@ -87,6 +89,7 @@ class ModuleEmitter:
         self.lifted: dict[str, tuple[relax.Var, Constant]] = {}
         scope, self.form = _VARIANTS[variant]
         self.scope = scope(self.builder, self.extents, self._lift if keep_params else None)
+        self.scope.checked = checked
 
     def results(self, outputs: Sequence[Value]) -> list[Expr]:
         """Returns what ``main`` returns; called where bindings can still be added."""

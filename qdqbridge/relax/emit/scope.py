@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -30,6 +31,7 @@ from qdqbridge.relax.emit.computed_shapes import (
     run_time_reshape,
     shape_vector,
 )
+from qdqbridge.relax.emit.index_bounds import need_indices
 from qdqbridge.relax.emit.transposition import fill
 
 
@@ -45,6 +47,8 @@ class RelaxScope(EmissionScope):
     op: Any = relax.op
     reduces_nothing = True
     raises_integers = True
+    checked = False
+    """True where the module is run, and indices beyond their data end that."""
 
     def __init__(
         self,
@@ -127,6 +131,20 @@ class RelaxScope(EmissionScope):
             self._bound[key] = variable = self.extent(name)
             self._match_shape(extent, variable)
         return self._bound[key]
+
+    def bound_vector(self, vector: Expr, count: int, label: str) -> list[Any]:
+        """Returns the ``count`` elements of an int64 vector as extents: new variables."""
+        names = (f"{label}_{i}" for i in itertools.count())
+        free = (name for name in names if name not in {*self.symbols})
+        extents: list[Any] = [self.extent(name) for name in itertools.islice(free, count)]
+        shape = self.emit(relax.op.tensor_to_shape(vector))
+        self.builder.match_cast(shape, relax.ShapeType(extents))
+        return extents
+
+    def need_indices(self, indices: Expr, data: Expr, axis: int) -> None:
+        """Ends a run with an error where an index is beyond an axis, in programs that are run."""
+        if self.checked:
+            need_indices(self, indices, data, axis)
 
     def at_most(self, extents: Sequence[Any], count: int) -> None:
         """Ends a run with an error where open extents give more than ``count`` elements."""

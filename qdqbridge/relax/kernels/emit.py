@@ -40,7 +40,7 @@ def emit_plan(made: KernelPlan) -> ir.IRModule:
 
 class _PlanEmitter(ModuleEmitter):
     def __init__(self, made: KernelPlan) -> None:
-        super().__init__()
+        super().__init__(checked=True)
         self._plan = made
         self._functions: dict[tuple[type, Hashable], relax.GlobalVar] = {}
         self.scope.channels_last = made.converted.channels_last

@@ -1,7 +1,8 @@
-"""Gathering and scattering where extents are open, or 0: TVM reads and writes wherever indices say.
+"""Gathering and scattering by what only the run knows: TVM reads and writes wherever indices say.
 
-Indices are taken modulo the extents that they go along, so that negative ones count from the end
-and others stay within the data; what does not fit the data ends a run with an error. A
+An index that the data do not have, and what else does not fit them, ends a run with an error.
+Indices are taken modulo the extents that they go along, so that negative ones count from the end,
+and no other memory is touched before. A
 ScatterElements is a ScatterND of every element, whatever is known of its extents: TVM's own takes
 the updates for as wide as the data along the other axes.
 """
@@ -14,6 +15,7 @@ from typing import Any
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite
+from qdqbridge.relax.emit.index_bounds import need_indices
 
 _REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "min": "min", "max": "max"}
 """Relax's words for ONNX's."""
@@ -23,11 +25,12 @@ def _open(site: CompositionSite) -> tuple[Expr, Expr, list[Any], list[Any]]:
     """Returns the data and the indices, and the extents of both.
 
     Raises:
-        NoRow: All of these are known, and none is 0: TVM's importer computes it.
+        NoRow: All of these and the indices are known, and none is 0: TVM's importer computes it.
     """
     data, indices = site.arg(0), site.cast(site.arg(1), "int64")
     extents, places = site.extents(data), site.extents(indices)
-    if all(isinstance(extent, int) and extent for extent in (*extents, *places)):
+    fixed = all(isinstance(extent, int) and extent for extent in (*extents, *places))
+    if fixed and site.onnx.operand(1).constant is not None:
         raise NoRow("its extents are known: TVM's importer is told how to bind indices to them")
     return data, indices, extents, places
 
@@ -42,9 +45,19 @@ def _reduction(site: CompositionSite) -> str:
 def _bound(
     site: CompositionSite, data: Expr, indices: Expr, axes: slice, places: Sequence[Any]
 ) -> Expr:
-    """Returns indices within some axes of the data, which have elements where there are any."""
+    """Returns indices within some axes of the data, which have elements where there are any.
+
+    Of several axes, the last axis of the indices has an index of each.
+    """
+    several = axes.stop - axes.start > 1
     for extent in site.extents(data)[axes]:
         site.scope.some_where_some(extent, places)
+    for column, axis in enumerate(range(axes.start, axes.stop)):
+        own = indices
+        if several:
+            bounds = {"begin": [column], "end": [column + 1]}
+            own = site("strided_slice", indices, axes=[site.rank(indices) - 1], **bounds)
+        need_indices(site.scope, own, data, axis)
     whole = site.number(1, "int64")
     lengths = site("maximum", site.shape_vector(data), whole)  # a division by 0 ends the process
     own = site("strided_slice", lengths, axes=[0], begin=[axes.start], end=[axes.stop])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite, loops, wide
+from qdqbridge.relax.emit.index_bounds import need_indices
 
 _INT = "int64"
 ROTARY_ROWS = "rotary_rows"
@@ -56,35 +56,7 @@ def need_rows(
         places: Whole numbers of any shape.
         from_the_end: Negative places count from there; else there are none.
     """
-    count = site.extents(table)[0]
-    if 0 in site.extents(places):
-        return
-
-    def rows(data: te.Tensor, held: te.Tensor) -> te.Tensor:
-        def needed(i: Expr) -> Expr:
-            at = data(*_unraveled(i, data.shape)).astype(_INT)
-            return tirx.Select(at < 0, -at if from_the_end else held.shape[0] + 1, at + 1)
-
-        total = math.prod(data.shape, start=tirx.const(1, _INT))
-        every: Any = te.reduce_axis((0, total + 1), "i")  # one more, so that there is always one
-        own = held.shape[0].astype(_INT)
-
-        def most(_: Expr) -> Expr:
-            return te.max(tirx.if_then_else(every < total, needed(every), own), axis=every)
-
-        return stage((1,), most, name="rows")
-
-    (most,) = site.bound(loops(site, "rows", rows, places, table), ROTARY_ROWS)
-    site.scope.need_same(most, count)
-
-
-def _unraveled(index: Expr, shape: Sequence[Any]) -> list[Expr]:
-    """Returns the indices of an element by its place in order of rows."""
-    found: list[Expr] = []
-    for extent in reversed(shape[1:]):
-        found.insert(0, index % extent)
-        index = index // extent
-    return [index, *found]
+    need_indices(site.scope, places, table, 0, label=ROTARY_ROWS, from_the_end=from_the_end)
 
 
 def rotated(

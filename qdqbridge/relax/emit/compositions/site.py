@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-from tvm import relax, te
+from tvm import te
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
@@ -142,13 +141,7 @@ class CompositionSite:
     def bound(self, vector: Expr, label: str = "n") -> list[Any]:
         """Returns the elements of an int64 vector as extents: variables of the function."""
         (count,) = self.static(vector)
-        taken = set(self.scope.symbols)
-        names = (f"{label}_{i}" for i in itertools.count())
-        free = itertools.islice((name for name in names if name not in taken), count)
-        extents: list[Any] = [self.scope.extent(name) for name in free]
-        shape = self.scope.emit(relax.op.tensor_to_shape(vector))
-        self.scope.builder.match_cast(shape, relax.ShapeType(extents))
-        return extents
+        return self.scope.bound_vector(vector, count, label)
 
     def counted(self, extent: Any, dtype: str = "int64") -> Expr:
         """Returns ``0, 1, 2 …`` up to an extent."""
