@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 import transformers
+from language_model_classes import CLASSES, register
 from onnxruntime_genai.models import builder
 from onnxruntime_genai.models.builders import base
+from safetensors.torch import load_file, save_file
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -40,11 +42,36 @@ LINEAR: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 0],
                         "mrope_interleaved": True, "partial_rotary_factor": 0.25},
 }  # fmt: skip
+LONG: dict[str, Any] = {
+    "original_max_position_embeddings": 64,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8,
+                     "long_factor": [1 + i / 10 for i in range(8)]},
+}  # fmt: skip
+GEMMA4: dict[str, Any] = {
+    **TEXT, **SLIDING, "global_head_dim": 32, "num_global_key_value_heads": 1,
+    "vocab_size_per_layer_input": 320, "hidden_size_per_layer_input": 0,
+}  # fmt: skip
+SMALL: dict[str, Any] = {
+    "original_max_position_embeddings": 256, "hidden_act": "gegelu", "gegelu_limit": 20.0,
+    "layer_norm_epsilon": 1e-5, "mup_embedding_multiplier": 10.0, "mup_width_multiplier": 8.0,
+    "mup_use_scaling": True, "mup_attn_multiplier": 1.0,
+    "rope_theta": 10000.0, "dummy_token_indices": [310, 311],
+}  # fmt: skip
+SPARSE: dict[str, Any] = {
+    "dense_attention_every_n_layers": 2, "blocksparse_block_size": 16,
+    "blocksparse_triton_kernel_block_size": 16, "blocksparse_num_local_blocks": 2,
+    "blocksparse_vert_stride": 2, "blocksparse_homo_head_pattern": False,
+}  # fmt: skip
 ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ernie": ("Ernie4_5Config", "Ernie4_5ForCausalLM", HEAD),
     "gemma": ("GemmaConfig", "GemmaForCausalLM", HEAD),
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM",
                {**HEAD, "query_pre_attn_scalar": 16, "sliding_window": 32}),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM",
+               {**HEAD, **SLIDING, "query_pre_attn_scalar": 16}),
+    "gemma3vl": ("Gemma3Config", "Gemma3ForConditionalGeneration",
+                 {"text_config": {**TEXT, **SLIDING, "query_pre_attn_scalar": 16},
+                  "vision_config": PICTURES}),
     "gptoss": ("GptOssConfig", "GptOssForCausalLM",
                {**HEAD, **SLIDING, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "granite": ("GraniteConfig", "GraniteForCausalLM", {}),
@@ -69,10 +96,7 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "olmo": ("OlmoConfig", "OlmoForCausalLM", {}),
     "phi": ("PhiConfig", "PhiForCausalLM", {"partial_rotary_factor": 0.5, "hidden_size": 128}),
     "phi3": ("Phi3Config", "Phi3ForCausalLM", {"original_max_position_embeddings": 256}),
-    "phi3long": ("Phi3Config", "Phi3ForCausalLM",
-                 {"original_max_position_embeddings": 64,
-                  "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8,
-                                   "long_factor": [1 + i / 10 for i in range(8)]}}),
+    "phi3long": ("Phi3Config", "Phi3ForCausalLM", LONG),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {}),
     "qwen25vl": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration",
                  {"text_config": {**TEXT, "rope_scaling": {
@@ -93,6 +117,30 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
                                    "shared_expert_intermediate_size": 64},
                    "vision_config": PICTURES}),
     "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {}),
+    "chatglm": ("ChatGLMConfig", "ChatGLMModel",
+                {"hidden_size": 128, "num_layers": 2, "multi_query_group_num": 2,
+                 "ffn_hidden_size": 128, "seq_length": 256, "layernorm_epsilon": 1e-5}),
+    "internlm2": ("InternLM2Config", "InternLM2ForCausalLM",
+                  {"bias": False, "hidden_act": "silu", "rms_norm_eps": 1e-5}),
+    "phi3small": ("Phi3SmallConfig", "Phi3SmallForCausalLM", {**SMALL, **SPARSE}),
+    "phi3smalldense": ("Phi3SmallConfig", "Phi3SmallForCausalLM",
+                       {**SMALL, **SPARSE, "dense_attention_every_n_layers": 1}),
+    "phi3v": ("Phi3VConfig", "Phi3VForCausalLM", LONG),
+    "phi4mm": ("Phi4MMConfig", "Phi4MMForCausalLM", LONG),
+    "gemma4": ("Gemma4UnifiedConfig", "Gemma4UnifiedForConditionalGeneration",
+               {"text_config": {**GEMMA4, "attention_k_eq_v": True}}),
+    "gemma4moe": ("Gemma4Config", "Gemma4ForConditionalGeneration",
+                  {"text_config": {**GEMMA4, "num_global_key_value_heads": 2,
+                                   "enable_moe_block": True, "num_experts": 4,
+                                   "top_k_experts": 2, "moe_intermediate_size": 64},
+                   "vision_config": {**PICTURES, "head_dim": 16}}),
+    "lfm2audio": ("Lfm2Config", "Lfm2ForCausalLM",
+                  {**MIXED, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": True}),
+    "phimoe": ("PhiMoEConfig", "PhiMoEForCausalLM",
+               {**LONG, "rope_theta": 10000.0, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+                "intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "phi3smalllong": ("Phi3SmallConfig", "Phi3SmallForCausalLM", {**SMALL, **SPARSE, **LONG}),
+    "videochat": ("VideoChatFlashQwenConfig", "VideoChatFlashQwenForCausalLM", {}),
     "whisper": ("WhisperConfig", "WhisperForConditionalGeneration",
                 {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "num_mel_bins": 16,
                  "encoder_attention_heads": 4, "decoder_attention_heads": 4,
@@ -143,9 +191,13 @@ def source(folder: Path, architecture: str) -> Path:
     config_name, model_name, more = ARCHITECTURES[architecture]
     torch.manual_seed(7)
     sizes = {"vocab_size": 320} if architecture == "whisper" else SIZES
-    config = getattr(transformers, config_name)(**{**sizes, **IDS, **more})
+    known = CLASSES.get(model_name)
+    config_class, model_class = known or (
+        getattr(transformers, config_name), getattr(transformers, model_name)
+    )  # fmt: skip
+    config = config_class(**{**sizes, **IDS, **more})
     config.architectures = [model_name]
-    model = getattr(transformers, model_name)(config).float().eval()
+    model = model_class(config).float().eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim > 1:
@@ -155,9 +207,35 @@ def source(folder: Path, architecture: str) -> Path:
             else:
                 weight.normal_(0, 0.05)
     model.save_pretrained(made)
+    if architecture == "lfm2audio":
+        _nest(made)
     if not (made / "generation_config.json").exists():
         (made / "generation_config.json").write_text(json.dumps(IDS))
     return made
+
+
+def _nest(made: Path) -> None:
+    """Puts a decoder and its weights where a checkpoint of LFM2-Audio has them."""
+    config = json.loads((made / "config.json").read_text())
+    nested = {"architectures": ["Lfm2AudioForConditionalGeneration"], "lfm": config}
+    (made / "config.json").write_text(json.dumps(nested))
+    file = made / "model.safetensors"
+    weights = load_file(file)
+    save_file({name.replace("model.", "lfm.", 1): w for name, w in weights.items()}, file)
+
+
+def _mend(architecture: str, config: Any) -> None:
+    """Says what the builder asks a configuration for, and transformers 5.24 has elsewhere."""
+    stated = ARCHITECTURES[architecture][2].get("text_config", {})
+    if "global_head_dim" in stated:
+        for each in (config, config.text_config):
+            each.allow_global_per_layer_attribute_access = True
+        for name in ("global_head_dim", "num_global_key_value_heads"):
+            setattr(config, name, stated[name])
+    if architecture.startswith("gemma3"):
+        text = getattr(config, "text_config", config)
+        text.rope_local_base_freq = 10000.0
+        text.rope_parameters = {"rope_type": "default", "rope_theta": 1000000.0}
 
 
 def scales(folder: Path, weights: str, scheme: str) -> Path:
@@ -182,6 +260,7 @@ def make(folder: Path, architecture: str, variant: str) -> None:
     found = builder.parse_extra_options(
         weights, weights, str(target), precision, "cpu", cache, stated
     )
+    _mend(architecture, found["hf_details"]["hf_config"])
     builder.create_model(weights, weights, str(target), precision, "cpu", cache, **found)
     (target / "done").touch()
 
@@ -192,6 +271,9 @@ def main() -> int:
     for loader in (transformers.AutoTokenizer, transformers.AutoProcessor):
         loader.from_pretrained = staticmethod(lambda *_, **__: NoTokenizer())
     base.Model.save_processing = lambda *_, **__: None
+    register()
+    for model in (builder.Phi3MoELongRoPEModel, builder.Phi3SmallLongRoPEModel):
+        model.make_rope_init = builder.Phi3MiniLongRoPEModel.make_rope_init  # they lack it in 0.18
     for architecture in ARCHITECTURES:
         for variant in VARIANTS:
             name = f"{architecture}-{variant}"

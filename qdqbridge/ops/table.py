@@ -29,6 +29,7 @@ from qdqbridge.ops import (
     selection,
     shape_operator,
     softmax,
+    sparse_attention,
     unary,
 )
 from qdqbridge.ops.attributes import PoolAttrs
@@ -52,6 +53,7 @@ OPERATORS: tuple[Operator, ...] = (
     *composition.OPERATORS,
     *shape_operator.OPERATORS,
     *group_query_attention.OPERATORS,
+    *sparse_attention.OPERATORS,
     *attention.OPERATORS,
     *dot_product_attention.OPERATORS,
     *rotary_embedding.OPERATORS,

@@ -22,6 +22,7 @@ from qdqbridge.ops.dot_product_attention import AttentionAttrs
 from qdqbridge.ops.experts import ExpertsAttrs
 from qdqbridge.ops.group_query_attention import GroupQueryAttentionAttrs
 from qdqbridge.ops.rotary_embedding import RotaryEmbeddingAttrs
+from qdqbridge.ops.sparse_attention import SparseAttentionAttrs
 from qdqbridge.ops.table import OPERATORS
 from tests.onnx_io.codec_nodes import constant, model_of, value, view_of
 
@@ -207,6 +208,23 @@ CASES: list[Case] = [
             None,
             value((4, 8, 16), DType.UINT8),
             value((4, 8)),
+        ],
+    ),
+    (
+        "SparseAttention",
+        SparseAttentionAttrs(4, 2, 16, do_rotary=True),
+        [
+            value((2, 3, 128)),
+            None,
+            None,
+            value((2, 2, 32, 16)),
+            value((2, 2, 32, 16)),
+            value((1, 3), DType.INT32),
+            value((1, 3), DType.INT32),
+            value((1,), DType.INT32),
+            value((2,), DType.INT32),
+            value((32, 8)),
+            value((32, 8)),
         ],
     ),
     ("CausalConvWithState", CausalConvAttrs("silu", 2), [X3, value((3, 1, 4))]),

@@ -18,6 +18,7 @@ from qdqbridge.ops.dot_product_attention import DOUBLE, AttentionAttrs
 from qdqbridge.ops.experts import ExpertsAttrs
 from qdqbridge.ops.group_query_attention import GroupQueryAttentionAttrs
 from qdqbridge.ops.rotary_embedding import RotaryEmbeddingAttrs, heads_last
+from qdqbridge.ops.sparse_attention import SparseAttentionAttrs
 
 Array = NDArray[Any]
 _OWN = ("Attention", "RotaryEmbedding")
@@ -27,8 +28,10 @@ _WEIGHTS = {
     "MoE": range(2, 20), "QMoE": range(2, 20), "CausalConvWithState": (1,), "MergedAttention": (1,),
 }  # fmt: skip
 """Operands whose extents are numbers in every file."""
-_FIXED = {"QMoE": range(2, 20)}
+_FIXED = {"QMoE": range(2, 20), "SparseAttention": (5, 6)}
 """Operands that are initializers: onnxruntime multiplies with others otherwise."""
+_IN_PLACE = {"SparseAttention": {"out_1": "in_3", "out_2": "in_4"}}
+"""Results that onnxruntime writes into an operand."""
 _MASK = 4
 """Where a MultiHeadAttention has a mask: one of a single axis is known by its batch."""
 
@@ -98,7 +101,17 @@ class AttentionCase:
         options.log_severity_level = 4
         options.intra_op_num_threads = 1
         session = ort.InferenceSession(self.model().SerializeToString(), options)
-        return [np.asarray(each) for each in session.run(None, self.feeds())]
+        binding, shared = session.io_binding(), _IN_PLACE.get(self.op, {})
+        given = {n: ort.OrtValue.ortvalue_from_numpy(x.copy()) for n, x in self.feeds().items()}
+        for name, value in given.items():
+            binding.bind_ortvalue_input(name, value)
+        for each in session.get_outputs():
+            if each.name in shared:
+                binding.bind_ortvalue_output(each.name, given[shared[each.name]])
+            else:
+                binding.bind_output(each.name)
+        session.run_with_iobinding(binding)
+        return [np.array(each.numpy()) for each in binding.get_outputs()]
 
     def distance(self, results: Sequence[Array], reference: Sequence[Array]) -> float:
         """The largest difference in what is specified of any result."""
@@ -207,6 +220,56 @@ def grouped(seed: int) -> AttentionCase:
         GroupQueryAttentionAttrs(heads, shared, **said),
         [*given, *cache, (ends - 1).astype(np.int32), np.array(total, np.int32), *rest],
         [tokens, rows, rows],
+    )
+
+
+def sparse(seed: int) -> AttentionCase:
+    """A SparseAttention with one layout of blocks, or several.
+
+    All sequences are of one length: of others onnxruntime 1.32 gives the shorter ones other numbers
+    than alone. It turns prompts of one token by places that it did not set, but the first.
+    """
+    rng = np.random.default_rng(seed)
+    shared, group, block = int(rng.integers(1, 3)), int(rng.choice([1, 2])), 16
+    heads, size, capacity = (
+        shared * group,
+        int(rng.choice([8, 16, 32])),
+        16 * int(rng.choice([4, 6])),
+    )
+    layouts = int(rng.choice([each for each in (1, 2, 4) if heads % each == 0]))
+    count = capacity // block
+    first = rng.random() < 0.4
+    batch, length = int(rng.integers(1, 4)), int(rng.choice([1, 7, 33]))
+    batch = 1 if first and length == 1 else batch
+    ends = np.full(batch, length if first else int(rng.integers(length + 1, capacity + 1)))
+    if length > 1 and not first:  # a chunk behind a cache, of which onnxruntime takes one sequence
+        batch, ends = 1, ends[:1]
+    seen = np.tril(rng.random((layouts, count, count)) < 0.5) | np.eye(count, dtype=np.bool_)
+    found = [np.concatenate([np.flatnonzero(row) for row in each]) for each in seen]
+    columns = np.full((layouts, max(map(len, found))), -1, np.int32)
+    for layout, each in enumerate(found):
+        columns[layout, : len(each)] = each
+    rows = np.zeros((layouts, count + 1), np.int32)
+    rows[:, 1:] = np.cumsum(seen.sum(axis=2), axis=1)
+    widths = (heads * size, shared * size, shared * size)
+    given: list[Array | None] = [_floats(rng, batch, length, width) for width in widths]
+    if rng.random() < 0.4:
+        given = [_floats(rng, batch, length, sum(widths)), None, None]
+    said: dict[str, Any] = {}
+    tables: list[Array] = []
+    if rng.random() < 0.6 and size >= 16:
+        tables = _tables(rng, size // 2, 96)
+        said = {"do_rotary": True, "rotary_interleaved": bool(rng.random() < 0.4)}
+    if rng.random() < 0.4:
+        said["scale"] = float(np.float32(rng.uniform(0.05, 0.5)))
+    cache = [_floats(rng, batch, shared, capacity, size) for _ in range(2)]
+    total, lengths = np.array([int(ends.max())], np.int32), ends.astype(np.int32)
+    everything = [slice(None)] * batch
+    return AttentionCase(
+        "SparseAttention",
+        SparseAttentionAttrs(heads, shared, block, **said),
+        [*given, *cache, rows, columns, total, lengths, *tables],
+        [everything] * 3,
     )
 
 
@@ -486,7 +549,7 @@ def causal(seed: int) -> AttentionCase:
 
 
 FAMILIES = {
-    "grouped": grouped, "windowed": windowed, "stored": stored, "multi_head": multi_head,
-    "crossed": crossed,
+    "grouped": grouped, "sparse": sparse, "windowed": windowed, "stored": stored,
+    "multi_head": multi_head, "crossed": crossed,
     "own": own, "rotary": rotary, "merged": merged, "mixture": mixture, "causal": causal,
 }  # fmt: skip

@@ -14,7 +14,14 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Flow
 from qdqbridge.ops.composition import CompositionAttrs, Step
 from qdqbridge.ops.table import BY_NAME, OPERATORS
 
-MICROSOFT = {"GroupQueryAttention", "MergedAttention", "MoE", "MultiHeadAttention", "QMoE"}
+MICROSOFT = {
+    "GroupQueryAttention",
+    "MergedAttention",
+    "MoE",
+    "MultiHeadAttention",
+    "QMoE",
+    "SparseAttention",
+}
 OURS = {
     "Composition",
     "Dense",

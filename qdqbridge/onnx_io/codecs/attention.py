@@ -26,6 +26,7 @@ from qdqbridge.ops.experts import ACTIVATIONS as EXPERT_ACTIVATIONS
 from qdqbridge.ops.experts import EXPERTS, STORED_EXPERTS
 from qdqbridge.ops.group_query_attention import GROUP_QUERY_ATTENTION
 from qdqbridge.ops.rotary_embedding import ROTARY_EMBEDDING, RotaryEmbeddingAttrs
+from qdqbridge.ops.sparse_attention import SPARSE_ATTENTION
 
 MICROSOFT = "com.microsoft"
 _OWN = 23
@@ -285,6 +286,7 @@ CODECS = (
         "qk_output", "qk_norm_epsilon", "q_norm_epsilon", "k_norm_epsilon",
         refuse=_not_grouped,
     ),
+    _contrib(SPARSE_ATTENTION, 11, 3, refuse=lambda node: ""),
     _contrib(MULTI_HEAD_ATTENTION, 8, 3, refuse=_not_multi_head),
     _contrib(
         MERGED_ATTENTION, 6, 2, "do_rotary", "past_present_share_buffer", "rotary_embedding_dim",

@@ -7,7 +7,7 @@ own.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from tvm import te
 
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.ops.group_query_attention import GroupQueryAttentionAttrs
+from qdqbridge.ops.sparse_attention import SparseAttentionAttrs, seen_blocks
 from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.emit.scope import Expr
@@ -29,25 +30,100 @@ from qdqbridge.relax.emit.compositions.rotary_embedding import (
 from qdqbridge.relax.emit.compositions.site import CompositionSite, loops, wide
 
 _INT = "int64"
+_NONE = 1 << 10
+"""The place of an operand that an operator does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """Which operand is what, behind queries, keys, values and their past.
+
+    Attributes:
+        lengths: How long each sequence is.
+        total: The greatest of them.
+        tables: Cosines and sines.
+        places: By which queries and keys are turned.
+        bias: What is added to the products.
+        sink: What takes part in the softmax and is dropped.
+        scales: Of cached keys and values.
+        short: How much less than the length is said.
+        in_place: What the past holds behind the new rows stays there.
+    """
+
+    lengths: int
+    total: int
+    tables: tuple[int, int]
+    places: int = _NONE
+    bias: int = _NONE
+    sink: int = _NONE
+    scales: tuple[int, int] = (_NONE, _NONE)
+    short: int = 0
+    in_place: bool = False
+
+
+_GROUPED = _Slots(5, 6, (7, 8), 9, 10, 11, (12, 13), short=1)
+_SPARSE = _Slots(lengths=8, total=7, tables=(9, 10), in_place=True)
 
 
 def group_query_attention(site: CompositionSite, a: GroupQueryAttentionAttrs) -> Sequence[Expr]:
     """As :data:`qdqbridge.ops.group_query_attention.GROUP_QUERY_ATTENTION` says."""
+    return _attended(site, a, _GROUPED, lambda lines, q, room: None)
+
+
+def sparse_attention(site: CompositionSite, a: SparseAttentionAttrs) -> Sequence[Expr]:
+    """As :data:`qdqbridge.ops.sparse_attention.SPARSE_ATTENTION` says."""
+    ends, found = (site.onnx.operand(index).constant for index in (5, 6))
+    if ends is None or found is None:
+        raise NoRow("the blocks that are seen are known at run time only")
+    blocks = seen_blocks(ends.numpy(), found.numpy())
+    layouts, count, _ = blocks.shape
+    size = a.sparse_block_size
+
+    def mask(lines: Lines, q: Expr, room: Any) -> Expr:
+        batch, heads, length, _ = site.extents(q)
+
+        def seen(starts: te.Tensor, known: te.Tensor) -> te.Tensor:
+            def element(b: Expr, h: Expr, s: Expr, t: Expr) -> Expr:
+                row = tirx.min(tirx.floordiv(starts(b) + s, size), count - 1)
+                column = tirx.min(tirx.floordiv(t, size), count - 1)
+                return known(tirx.floormod(h, layouts), row, column) != 0
+
+            return stage((batch, heads, length, room), element, name="seen_blocks")
+
+        known = site.number(blocks.astype(np.uint8), "uint8")
+        return loops(site, "blocks", seen, lines.starts, known)
+
+    return _attended(site, a.grouped, _SPARSE, mask)
+
+
+def _attended(
+    site: CompositionSite, a: GroupQueryAttentionAttrs, slots: _Slots,
+    mask: Callable[[Lines, Expr, Any], Expr | None],
+) -> Sequence[Expr]:  # fmt: skip
+    """Returns the attention and the new cache.
+
+    Args:
+        site: The node.
+        a: What it does.
+        slots: Where its operands are.
+        mask: Returns truth values for queries and rows of the cache, by where they stand; None:
+            the node's bias.
+    """
     q, k, v = _group_operands(site, a)
     size = site.extents(q)[-1]
-    lines, places = _group_lines(site, a, q)
+    lines, places = _group_lines(site, a, q, slots)
     if a.do_rotary:
-        tables = [site.arg(7), site.arg(8)]
+        tables = [site.arg(index) for index in slots.tables]
         need_rows(site, tables[0], places)
         q, k = (rotated(site, x, tables, places, interleaved=a.rotary_interleaved) for x in (q, k))
-    room = _room(site, a, q)
+    room = _room(site, a, q, slots)
     kept: list[Expr] = []
     seen: list[Expr] = []
     for past, scale, new, kind in (
-        (3, 12, k, a.k_quant_type),
-        (4, 13, v, a.v_quant_type),
+        (3, slots.scales[0], k, a.k_quant_type),
+        (4, slots.scales[1], v, a.v_quant_type),
     ):
-        cache = _Cache(site, past, scale, kind, a.kv_cache_bit_width)
+        cache = _Cache(site, past, scale, kind, a.kv_cache_bit_width, in_place=slots.in_place)
         rows = cache.joined(new, lines, room)
         seen.append(cache.real(rows))
         kept.append(cache.moved(rows, lines, a) if a.sliding_window_cache else rows)
@@ -60,10 +136,12 @@ def group_query_attention(site: CompositionSite, a: GroupQueryAttentionAttrs) ->
         cap = tirx.const(a.softcap, kind)
         return tirx.tanh(value / cap) * cap
 
-    sink = site.arg(11) if site.has(11) else None
+    sink = site.arg(slots.sink) if site.has(slots.sink) else None
     if sink is None and a.smooth_softmax:
         sink = site.number(np.zeros(a.num_heads), "float32")
-    bias = site.arg(10) if site.has(10) else None
+    bias = mask(lines, q, room)
+    if bias is None and site.has(slots.bias):
+        bias = site.arg(slots.bias)
 
     held = site("subtract", lines.ends, site("subtract", lines.starts, lines.before))
     sight = Sight(
@@ -97,13 +175,15 @@ def _group_operands(site: CompositionSite, a: GroupQueryAttentionAttrs) -> list[
     ]
 
 
-def _group_lines(site: CompositionSite, a: GroupQueryAttentionAttrs, q: Expr) -> tuple[Lines, Expr]:
+def _group_lines(
+    site: CompositionSite, a: GroupQueryAttentionAttrs, q: Expr, slots: _Slots
+) -> tuple[Lines, Expr]:
     """Returns where queries and keys stand, and the places by which they are turned."""
     length = site.scope.run_time_extent(q, 2, _INT)
-    lengths = site("reshape", site.cast(site.arg(5), _INT), (site.extents(q)[0],))
-    ends = site("add", lengths, site.number(1, _INT))
+    lengths = site("reshape", site.cast(site.arg(slots.lengths), _INT), (site.extents(q)[0],))
+    ends = site("add", lengths, site.number(slots.short, _INT)) if slots.short else lengths
     starts = site("maximum", site("subtract", ends, length), site.number(0, _INT))
-    total = site("reshape", site.cast(site.arg(6), _INT), ())
+    total = site("reshape", site.cast(site.arg(slots.total), _INT), ())
     first = site("equal", total, length)
     before = starts
     if a.sliding_window_cache:
@@ -116,8 +196,8 @@ def _group_lines(site: CompositionSite, a: GroupQueryAttentionAttrs, q: Expr) ->
     batch, _, count, _ = site.extents(q)
     steps = site("reshape", site.counted(count), (1, count))
     begin = site("reshape", starts, (batch, 1))
-    if a.do_rotary and site.has(9):
-        given = site("reshape", site.cast(site.arg(9), _INT), (batch, count))
+    if a.do_rotary and site.has(slots.places):
+        given = site("reshape", site.cast(site.arg(slots.places), _INT), (batch, count))
         return lines, site("where", first, loops(site, "prompt_places", _counted_on, given), given)
     return lines, site("add", begin, steps)
 
@@ -141,15 +221,15 @@ def _resident(site: CompositionSite, ends: Expr, capacity: Expr, window: int) ->
     return site("subtract", ends, site("multiply", step, rounds))
 
 
-def _room(site: CompositionSite, a: GroupQueryAttentionAttrs, q: Expr) -> Any:
+def _room(site: CompositionSite, a: GroupQueryAttentionAttrs, q: Expr, slots: _Slots) -> Any:
     """Returns how many rows queries may see: the past's and the new ones, or a shared buffer's."""
     past = site.extents(site.arg(3))[2] if site.has(3) else 0
     if a.sliding_window_cache:
         return past + site.extents(q)[2]
-    total = site.constant_ints(6)
+    total = site.constant_ints(slots.total)
     if total and isinstance(past, int):
         return max(total[0], past)
-    wanted = site("reshape", site.cast(site.arg(6), _INT), (1,))
+    wanted = site("reshape", site.cast(site.arg(slots.total), _INT), (1,))
     if site.has(3):
         own = site.scope.run_time_extent(site.arg(3), 2, _INT)
         wanted = site("maximum", wanted, own)
@@ -166,6 +246,7 @@ class _Cache:
         scale: The operand that is its scale.
         kind: How it is quantized.
         bits: The bits of a number in it.
+        in_place: What it holds behind the new rows stays there.
     """
 
     site: CompositionSite
@@ -173,6 +254,7 @@ class _Cache:
     scale: int
     kind: str
     bits: int
+    in_place: bool = False
 
     def joined(self, new: Expr, lines: Lines, room: Any) -> Expr:
         """Returns the rows of the past that hold something, and the new ones behind them."""
@@ -202,6 +284,8 @@ class _Cache:
                 own = tirx.all(t >= before(b), t < before(b) + data.shape[2])
                 added = tirx.if_then_else(own, data(b, n, t - before(b), d), none)
                 held = tirx.all(t < before(b), t < old.shape[2])
+                if self.in_place:
+                    held = tirx.all(tirx.Not(own), t < old.shape[2])
                 return tirx.if_then_else(held, old(b, n, t, d), added)
 
             return stage((batch, heads, room, width), element, name="joined")

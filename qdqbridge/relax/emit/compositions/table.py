@@ -9,6 +9,7 @@ from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
 from qdqbridge.ops.dot_product_attention import ATTENTION
 from qdqbridge.ops.group_query_attention import GROUP_QUERY_ATTENTION
 from qdqbridge.ops.rotary_embedding import ROTARY_EMBEDDING
+from qdqbridge.ops.sparse_attention import SPARSE_ATTENTION
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.relax.emit.compositions.attention import MULTI_HEAD, QUANTIZED_ATTENTION
 from qdqbridge.relax.emit.compositions.broadcasting import BROADCASTING
@@ -27,7 +28,10 @@ from qdqbridge.relax.emit.compositions.filter_banks import FILTER_BANKS
 from qdqbridge.relax.emit.compositions.folding import FOLDING
 from qdqbridge.relax.emit.compositions.fourier import FOURIER
 from qdqbridge.relax.emit.compositions.gates import GATES
-from qdqbridge.relax.emit.compositions.group_query_attention import group_query_attention
+from qdqbridge.relax.emit.compositions.group_query_attention import (
+    group_query_attention,
+    sparse_attention,
+)
 from qdqbridge.relax.emit.compositions.images import IMAGES
 from qdqbridge.relax.emit.compositions.indexing import INDEXING
 from qdqbridge.relax.emit.compositions.linear_attention import LINEAR_ATTENTION
@@ -74,6 +78,7 @@ OF_ROWS: Mapping[str, Composition] = {
     **dict((
         of_row(ATTENTION, attention),
         of_row(GROUP_QUERY_ATTENTION, group_query_attention),
+        of_row(SPARSE_ATTENTION, sparse_attention),
         of_row(ROTARY_EMBEDDING, rotary_embedding),
     )),
 }  # fmt: skip
