@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -49,16 +50,23 @@ def broken_factors(attrs: GemmAttrs) -> bool:
     return not (float(attrs.alpha).is_integer() and float(attrs.beta).is_integer())
 
 
+def factor(value: float, dtype: np.dtype[Any]) -> Array:
+    """Returns a factor in an element type; that of integers modulo what they hold, as sums are."""
+    if dtype.kind in "iu":
+        return np.asarray(int(value) % (1 << 64), np.uint64).astype(dtype)
+    return np.asarray(value).astype(dtype)
+
+
 def _gemm(attrs: GemmAttrs, operands: Operands) -> tuple[Array, ...]:
     a, b = present(operands, 2)
     total = _product(a.T if attrs.trans_a else a, b.T if attrs.trans_b else b)
     if a.dtype.kind in "iu" and broken_factors(attrs):
         total = total.astype(np.float64)
     if attrs.alpha != 1.0:
-        total = total * total.dtype.type(attrs.alpha)
+        total = total * factor(attrs.alpha, total.dtype)
     bias = optional(operands, 2)
     if bias is not None:
-        total = total + bias.astype(total.dtype) * total.dtype.type(attrs.beta)
+        total = total + bias.astype(total.dtype) * factor(attrs.beta, total.dtype)
     return (total.astype(a.dtype),)
 
 

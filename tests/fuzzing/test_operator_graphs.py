@@ -320,3 +320,16 @@ def test_what_is_dequantized_has_no_infinity_to_clip() -> None:
             b.output(b.op(op, x, b.init(dtype(-1))), None, kind)
             texts.append(canonical(b.model()).text())
         assert (texts[0] == texts[1]) is same
+
+
+@pytest.mark.relax
+def test_a_negative_factor_of_unsigned_integers_wraps_around() -> None:
+    b, kind = Builder(13), TensorProto.UINT32
+    names = [b.input(n, s, kind) for n, s in (("x", [1, 2]), ("y", [2, 2]), ("z", [1]))]
+    b.output(b.op("Gemm", *names, beta=-1.0), None, kind)
+    feeds: dict[str, Any] = {
+        "x": np.array([[1, 2]], np.uint32),
+        "y": np.array([[3, 0], [5, 1]], np.uint32),
+        "z": np.array([4], np.uint32),
+    }
+    assert everywhere(canonical(b.model()), feeds).tolist() == [[9, (1 << 32) - 2]]

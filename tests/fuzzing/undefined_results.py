@@ -109,6 +109,23 @@ def _slope(operands: Operands, attributes: Mapping[str, Any]) -> bool:
         return True
 
 
+def _wraps(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """Integers whose products or sums leave the floats in which judges compute: some saturate."""
+    del attributes
+    arrays = [a for a in operands if a is not None and a.dtype.kind in "iu" and a.size]
+    return any(bool(np.abs(a.astype(np.float64)).max() > _EXACT) for a in arrays)
+
+
+_EXACT = 1 << 12
+"""Products of two such numbers, and sums of a few, are exact in float32."""
+
+
+def _float64(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """ONNX's reference computes some functions of float64 in float32, or by factors of float32."""
+    del attributes
+    return _given(operands, 0).dtype == np.float64
+
+
 def _broken_index(operands: Operands, attributes: Mapping[str, Any]) -> bool:
     """ONNX cuts them to whole numbers; onnxruntime and ONNX's reference find them nowhere."""
     del attributes
@@ -127,5 +144,7 @@ _ROWS: Mapping[str, Callable[[Operands, Mapping[str, Any]], bool]] = {
     **dict.fromkeys(_COMPARE, _nan), "Cast": _out_of_range, "CastLike": _out_of_range,
     "Div": _quotient, "Mod": _quotient, "BitShift": _shift, "ReduceMean": _mean,
     "Concat": _joined, "Slice": _sliced, "Squeeze": _squeezed, "NonZero": _scalar,
+    **dict.fromkeys(("Gemm", "Einsum", "ReduceSum", "ReduceProd", "ReduceSumSquare"), _wraps),
+    **dict.fromkeys(("Erf", "HardSwish"), _float64),
     "PRelu": _slope, "LpPool": _window, "OneHot": _broken_index,
 }  # fmt: skip

@@ -205,7 +205,7 @@ class NodeReader:
         operands: Sequence[Value | None],
         view: NodeView,
     ) -> None:
-        """Enters results left out: what nothing needs reads them, or asks their extents."""
+        """Enters results that are left out, which nodes that nothing needs read."""
         whole = onnx.NodeProto()
         whole.CopyFrom(proto)
         whole.output[:] = named

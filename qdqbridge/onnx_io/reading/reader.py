@@ -124,7 +124,10 @@ def graph_of(
     graph, more = _graph_without(model, path, constants, lowered, unread)
     while more:
         unread |= more
-        graph, more = _graph_without(model, path, constants, lowered, unread)
+        less, more = _graph_without(model, path, constants, lowered, unread)
+        if not _is_whole(less):
+            break
+        graph = less
     if halves is not None:
         graph.as_read = halves.as_read(graph, _values(constants))
     return graph
@@ -181,6 +184,16 @@ def _graph_without(
     made = (value for node in graph.nodes for value in node.outputs if not value.users)
     unneeded = {value.name for value in made if value not in outputs}
     return graph, unneeded & reader.optional
+
+
+def _is_whole(graph: Graph) -> bool:
+    """Returns whether something defines all that is read: numbers may have been needed after all.
+
+    What a node without a result gives was known before from its constants.
+    """
+    read = {value for node in graph.nodes for value in node.inputs if value is not None}
+    defined = {*graph.inputs, *(value for node in graph.nodes for value in node.outputs)}
+    return all(v in defined or v.constant is not None for v in {*read, *graph.outputs})
 
 
 def _values(constants: Mapping[str, Constant]) -> dict[str, Value]:

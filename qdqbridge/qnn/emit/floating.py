@@ -39,7 +39,7 @@ from qdqbridge.ops.dynamic import (
 )
 from qdqbridge.ops.elementwise import CONCAT, DIV, POW, WHERE
 from qdqbridge.ops.forms import OPERANDS, form_for
-from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL, broken_factors
+from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL, broken_factors, factor
 from qdqbridge.ops.reduction import reduces
 from qdqbridge.ops.shape_operator import SHAPE
 from qdqbridge.ops.table import OPERATORS
@@ -72,8 +72,11 @@ def _factor(scope: EmissionScope, x: Expr, value: float) -> Expr:
     Raises:
         UnsupportedTargetError: It is infinite there: 0 times it would be NaN.
     """
+    own = np.dtype(scope.dtype(x))
+    if own.kind in "iu":
+        return scope.number(factor(value, own))
     with np.errstate(over="ignore"):
-        number = np.asarray(value, scope.dtype(x))
+        number = np.asarray(value, own)
     if math.isfinite(value) and number.dtype.kind == "f" and not np.isfinite(number):
         raise UnsupportedTargetError(
             f"{value} is no {number.dtype}",
