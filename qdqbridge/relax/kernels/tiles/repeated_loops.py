@@ -144,11 +144,11 @@ class RepeatedLoops:
             image, channel = task // (rows * channels), task % channels
             row, count = share(task // channels % rows, rows, self.grid[0])
             self._allocate()
-            first, number_ = share(channel, channels, units)
+            first, many = share(channel, channels, units)
             for low, length, blocks, tail in channel_pieces(
                 d.out_channels, d.cpu.lanes, self.blocks
             ):
-                start, extent = within(first, number_, low, length)
+                start, extent = within(first, many, low, length)
                 with turns(extent, start) as unit:
                     part = _Channels(self, unit * self.blocks, blocks, tail)
                     part.write(image, row, count)
