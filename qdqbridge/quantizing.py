@@ -375,6 +375,7 @@ def quantization(
         QdqBridgeError: As :func:`quantize`.
     """
     from qdqbridge.autoquant.advice.input_scale import misscaled
+    from qdqbridge.autoquant.advice.uninformative import uninformative
     from qdqbridge.autoquant.hardware.fit import check_fitted, fitted
     from qdqbridge.autoquant.inside import (
         check_anything,
@@ -400,8 +401,10 @@ def quantization(
     asked, tried = replace(options or QuantizeOptions(), **wanted), None
     if samples is not None and profile is None and asked.tune:
         samples = _without_outliers(samples, warn or _LOGGER.warning)
-    if samples is not None and (told := misscaled(graph, samples)):
-        (warn or _LOGGER.warning)(told)
+    if samples is not None:
+        told = uninformative(graph, samples) or misscaled(graph, samples)
+        if told:
+            (warn or _LOGGER.warning)(told)
     given, within = asked, has_bodies(graph)
     if within:
         asked = options_outside(graph, asked)

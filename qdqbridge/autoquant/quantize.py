@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.advice.few_samples import different, untried, with_room
+from qdqbridge.autoquant.advice.few_samples import ENOUGH, different, distinct, untried, with_room
 from qdqbridge.autoquant.choosers import CHOOSERS, Chooser
 from qdqbridge.autoquant.hardware.arithmetic import CONTRACT, arithmetic_of
 from qdqbridge.autoquant.planning.decide import Decision, apply, decide
@@ -44,7 +44,7 @@ from qdqbridge.autoquant.repair.steps import (
     repaired,
     with_choosers_tried,
 )
-from qdqbridge.autoquant.search.tuning import spread
+from qdqbridge.autoquant.search.tuning import spread, taken
 from qdqbridge.autoquant.search.work_budget import WorkBudget
 from qdqbridge.errors import InputDataError, UnsupportedModelError, UnsupportedTargetError
 from qdqbridge.graph.dtypes import DType
@@ -264,11 +264,7 @@ def quantized(
     if not empty:
         check_plan(outset)
     samples = _samples(graph.inputs, data)
-    skipped: dict[str, str] = {}
-    if samples is not None and options.tune:
-        target = with_room(target, different(samples))
-        skipped = untried(repair, target, different(samples))
-        repair = [step for step in repair if step not in skipped]
+    target, repair, skipped, unlike = _suited(target, repair, samples if options.tune else None)
     tune = options.tune and bool(target.candidates)
     if samples is None or not outset.rules:
         repair, tune = (), False
@@ -280,7 +276,7 @@ def quantized(
                 fix="give samples, or a profile of the model",
             )
         profile = collect(graph, samples, onnxruntime_observer(graph), progress=rounds.next())
-    few = None if samples is None else spread(samples, _REPAIRING)
+    few = None if samples is None else _for_repair(samples, unlike)
     start = _plainly(graph, target, options, profile, few, empty=empty)
     left = tuple(StepRecord(step, False, why) for step, why in skipped.items())
     if samples is None or few is None or not (repair or tune) or not start.decision.plan.rules:
@@ -328,6 +324,30 @@ def _samples(inputs: Sequence[Value], data: Arrays | Data | None) -> Data | None
     if data is None or not isinstance(data, Mapping):
         return data
     return Samples.of(inputs, cast("Arrays", data))
+
+
+def _suited(
+    target: Target, repair: Sequence[str], samples: Data | None
+) -> tuple[Target, Sequence[str], dict[str, str], int]:
+    """Returns what is right for so few samples, what is not tried and why, and how many differ.
+
+    Of enough of them, or without a look at them, all stays as it is.
+    """
+    if samples is None:
+        return target, repair, {}, ENOUGH
+    unlike = different(samples)
+    skipped = untried(repair, target, unlike)
+    kept = [step for step in repair if step not in skipped]
+    return with_room(target, unlike), kept, skipped, unlike
+
+
+def _for_repair(samples: Data, unlike: int) -> Samples:
+    """Returns the samples that repair looks at; of few different ones each is there once.
+
+    What is left out to judge must not be among those that are judged.
+    """
+    few = spread(samples, _REPAIRING)
+    return few if unlike >= ENOUGH else taken(few, distinct(few))
 
 
 def _in_units(progress: Progress | None, units: int) -> Progress | None:

@@ -10,7 +10,14 @@ import onnx
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.autoquant.advice.few_samples import ENOUGH, different, outlying, with_room
+from qdqbridge.autoquant.advice.few_samples import (
+    ENOUGH,
+    different,
+    distinct,
+    outlying,
+    with_room,
+    worth_trying,
+)
 from qdqbridge.autoquant.advice.input_scale import misscaled
 from qdqbridge.autoquant.choosers import MinMax
 from qdqbridge.autoquant.planning.targets import ORT, POWER_OF_TWO
@@ -262,3 +269,32 @@ def test_one_sample_teaches_nothing() -> None:
         assert records[name].told == "1 different sample says nothing of others"
     few = quantization(model, {"input": data[:4]}, weights="int4", repair=("learn", "bias"))
     assert [s.told.startswith("4 different samples") for s in few.made.repairs] == [False, True]
+
+
+@pytest.mark.parametrize("target", ["ort", "dynamic-rows"])
+@pytest.mark.parametrize("repeated", [1, 32])
+def test_one_sample_scales_no_channels_of_what_is_good(target, repeated):
+    """It is close to the float model without them, and nothing says what they do to others."""
+    model = MODELS / "digits_mobile_float.onnx"
+    data, unseen = {"input": IMAGES[[0] * repeated]}, {"input": IMAGES[100:300]}
+    made = quantization(model, data, target=target)
+    smooth = next(step for step in made.made.repairs if step.step == "smooth")
+    assert smooth.before is not None and smooth.after is not None
+    assert smooth.after > smooth.before + 1 and not smooth.applied
+    assert smooth.told.endswith(
+        "the only sample cannot say what it does to others; that does not help"
+    )
+    plain = sqnr(model, qb.quantize(model, data, target=target, repair=()), unseen)
+    assert sqnr(model, made.graph, unseen) >= plain - 0.5
+
+
+def test_one_sample_scales_channels_where_little_is_to_lose():
+    assert worth_trying("smooth", 12.0, 19.0) and not worth_trying("smooth", 30.0, 40.0)
+    assert not worth_trying("smooth", 12.0, 14.0) and not worth_trying("equalize", 30.0, 32.0)
+    assert worth_trying("equalize", 30.0, 40.0)  # by the weights, whatever the sample is
+
+
+def test_samples_alike_count_once():
+    graph = qb.load(CNN)
+    samples = Samples.of(graph.inputs, {"input": IMAGES[[3, 3, 5, 3, 5, 9]]})
+    assert distinct(samples) == [0, 2, 5] and distinct(samples, 2) == [0, 2]

@@ -21,17 +21,25 @@ ENOUGH = 8
 """Different samples from which ranges are chosen by what was seen alone."""
 
 
-def different(samples: Iterable[Sample], most: int = ENOUGH) -> int:
-    """Returns how many different samples there are; looks no further than at ``most``."""
-    seen: set[bytes] = set()
-    for sample in samples:
+def distinct(samples: Iterable[Sample], most: int = ENOUGH) -> list[int]:
+    """Returns the numbers of the first ``most`` samples that are unlike all before them."""
+    seen, found = set[bytes](), list[int]()
+    for index, sample in enumerate(samples):
         digest = hashlib.sha256()
         for name in sorted(sample):
             digest.update(np.ascontiguousarray(sample[name]).tobytes())
+        if digest.digest() in seen:
+            continue
         seen.add(digest.digest())
-        if len(seen) >= most:
+        found.append(index)
+        if len(found) >= most:
             break
-    return len(seen)
+    return found
+
+
+def different(samples: Iterable[Sample], most: int = ENOUGH) -> int:
+    """Returns how many different samples there are; looks no further than at ``most``."""
+    return len(distinct(samples, most))
 
 
 def with_room(target: Target, count: int) -> Target:
@@ -61,6 +69,25 @@ def untried(repair: Sequence[str], target: Target, count: int) -> dict[str, str]
     needs = {"bias": ENOUGH, "learn": 2 if target.weights.storage.bits < 8 else ENOUGH, "round": 2}
     told = f"{count} different {'sample says' if count == 1 else 'samples say'} nothing of others"
     return {step: told for step in repair if count < needs.get(step, 0)}
+
+
+BAD_ALONE, GAIN_ALONE = 25.0, 3.0
+"""What scaled channels have to gain on the one sample that there is, in dB, and how bad its outputs
+have to be for channels to be scaled by what that sample shows of activations: no other sample says
+what they do elsewhere, where they cost up to 30 dB."""
+
+
+def worth_trying(step: str, before: float, after: float) -> bool:
+    """Returns whether scaled channels are kept that only the sample they are made from can judge.
+
+    Equalized channels are those of the weights, whatever the sample is.
+
+    Args:
+        step: ``equalize`` or ``smooth``.
+        before: Output SQNR of the sample without it, in dB.
+        after: With it.
+    """
+    return (step == "equalize" or before < BAD_ALONE) and after >= before + GAIN_ALONE
 
 
 FAR = 100.0

@@ -7,11 +7,15 @@ further. ``b += mean(y - y')`` per channel, over samples and positions, makes up
 there).
 
 A channel is corrected only where that helps on samples that the correction was not made from.
+
+A product that reads activations as they are, or quantized by what each run brings, is off by what
+is proportional to its operand. A constant that makes up for the mean of that is right for data of
+one scale only: of data 255 times as large it is 255 times as large, on a network whose weights
+alone are stored and which needs no ranges at all. Such products are given no bias.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +25,7 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.hardware.biases import product_of
 from qdqbridge.autoquant.hardware.scales import suited
 from qdqbridge.autoquant.planning.decide import Decision, about_copy
-from qdqbridge.autoquant.planning.plan import Derived, Weight
+from qdqbridge.autoquant.planning.plan import Derived, QuantizationPlan, Weight
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair.layers import along, layer_of
 from qdqbridge.autoquant.repair.sweep import SAMPLES, Batches, sweep
@@ -49,11 +53,12 @@ class CorrectionPlace:
     channels: int
 
 
-def places(constants: Iterable[Weight], quantized: Collection[Node]) -> dict[Node, CorrectionPlace]:
-    """Returns by node where the biases of quantized products are."""
+def places(plan: QuantizationPlan) -> dict[Node, CorrectionPlace]:
+    """Returns by node where the biases of products are whose operands are stored."""
     found: dict[Node, CorrectionPlace] = {}
     told: set[Node] = set()
-    for weight in constants:
+    quantized = dict.fromkeys(node for node in plan.rules if node not in plan.unstored)
+    for weight in plan.weights:
         product = product_of(weight) if isinstance(weight.spec, Derived) else None
         layer = None if product is None else layer_of(product)
         if layer is None or product not in quantized:
@@ -134,7 +139,7 @@ def corrected(
         samples: Calibration data.
         limit: How many samples to use.
     """
-    found = Correcting(places(decision.plan.weights, decision.plan.rules))
+    found = Correcting(places(decision.plan))
     sweep(decision, samples, found, limit=limit)
     if not found.shifts:
         return decision, f"no mean of {len(found.places)} products is off"

@@ -307,7 +307,7 @@ def learned(decision: Decision, samples: Samples, *, limit: int = SAMPLES) -> tu
         limit: How many samples to use.
     """
     plan = decision.plan
-    found = Learning(decision, Correcting(places(plan.weights, plan.rules)))
+    found = Learning(decision, Correcting(places(plan)))
     sweep(decision, samples, found, limit=limit)
     if not found.integers:
         return decision, f"none of {found.rows[1]} rows of weights is better off"

@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.planning.decide import (
-    Decision,
-    apply,
-)
+from qdqbridge.autoquant.advice.few_samples import worth_trying
+from qdqbridge.autoquant.planning.decide import Decision, apply
 from qdqbridge.autoquant.planning.plan import Fixed
 from qdqbridge.autoquant.planning.targets import Target
 from qdqbridge.autoquant.profiling.collect import collect, onnxruntime_observer
@@ -233,7 +231,9 @@ class _Trials:
         if not _better(before, after):
             return None, told, before, after
         if len(self._samples) < 2:
-            return found, told, before, after
+            kept = worth_trying(name, before, after)
+            why = "" if kept else "; the only sample cannot say what it does to others"
+            return found if kept else None, told + why, before, after
         plain, scaled = left_out_sqnr(*self._left_out(name))
         if not scaled > plain:  # no number is no gain
             return None, f"{told}; samples left out are no closer on the whole", plain, scaled
