@@ -82,7 +82,8 @@ def saturated(bias):
 def test_what_saturates_at_the_end_is_compared_before_it():
     x = np.random.default_rng(1).standard_normal((32, 4)).astype(np.float32)
     graph = saturated(12.0)
-    assert before_bounds(graph.outputs[0]).producer.op.name in ("Add", "Dense", "Gemm")
+    compared = before_bounds(graph.outputs[0]).producer
+    assert compared is not None and compared.op.name in ("Add", "Dense", "Gemm")
     assert uninformative(graph, Samples.of(graph.inputs, {"x": x})) == ""
     assert "differ by" in uninformative(graph, Samples.of(graph.inputs, {"x": x / 1000}))
 
