@@ -37,6 +37,7 @@ from qdqbridge.canonical import canonicalize
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.onnx_io.writer import to_proto
+from qdqbridge.relax.building import compiled
 from qdqbridge.relax.emit import emit
 from qdqbridge.relax.executable import Executable
 from qdqbridge.relax.kernels.codegen.cpu import target_of
@@ -73,7 +74,7 @@ def compile(
     """
     module, _ = emit(graph)
     divided, coverage = partition(module, table() if taken is None else taken)
-    library = tvm.compile(offload(divided, threads=threads), target_of(target))
+    library = compiled(offload(divided, threads=threads), target_of(target))
     return Executable(graph, module, library), coverage
 
 

@@ -15,6 +15,7 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from qdqbridge.relax.builder_turn import BUILDING
 from qdqbridge.relax.kernels.emit import WORK
 from qdqbridge.relax.threads import cores
 
@@ -41,7 +42,7 @@ def built(module: ir.IRModule, target: Any, *, runs_here: bool) -> Any:
     }
     count = min(len(cores()), len(kernels) // _LEAST, _MOST)
     if count < 2:
-        return tvm.compile(module, target)
+        return compiled(module, target)
     del kernels[next(iter(kernels))]  # a module without any would be C, which has to be compiled
     named = [(variable.name_hint, function) for variable, function in kernels.items()]
     context = tvm.transform.PassContext.current()
@@ -54,7 +55,13 @@ def built(module: ir.IRModule, target: Any, *, runs_here: bool) -> Any:
         libraries = list(pool.map(part, range(count)))
     calling = _CallingByName(module, kernels).module()
     before = list((module.attrs or {}).get(_LIBRARIES, []))
-    return tvm.compile(calling.with_attr(_LIBRARIES, [*before, *libraries]), target)
+    return compiled(calling.with_attr(_LIBRARIES, [*before, *libraries]), target)
+
+
+def compiled(module: ir.IRModule, target: Any) -> Any:
+    """Returns what TVM makes of a module, whatever other threads do."""
+    with BUILDING:
+        return tvm.compile(module, target)
 
 
 def _library(named: Sequence[tuple[str, Any]], target: Any, *, runs_here: bool) -> Any:

@@ -324,8 +324,15 @@ def build(
         raise UnsupportedTargetError(
             "TVM cannot build the module",
             why=reason(error),
-            fix="run the graph with the interpreter, and report the module (to_relax)",
+            fix=f"{_OTHERWISE[kernels]}, and report the module (to_relax)",
         ) from error
+
+
+_OTHERWISE = {
+    "fast": "compile it with kernels='reference', or with numbers for open extents (extents=)",
+    "reference": "run the graph with the interpreter",
+}
+"""What may do where TVM cannot build a module, by the kernels in it."""
 
 
 def thread_count(threads: Any) -> int:

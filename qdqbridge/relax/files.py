@@ -61,8 +61,8 @@ def write_library(library: Any, scratch: Path, nbytes: int, path: Path) -> None:
                 "cannot link the library",
                 where=str(path),
                 why=_last_line(error),
-                fix="check the free space, also for temporary files, and that a C compiler works; "
-                "code for another architecture is linked there",
+                fix="check that a C compiler works, and the free space, also for temporary files; "
+                "code for another architecture takes its compiler: save it there",
             ) from error
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from qdqbridge.relax.builder_turn import BUILDING
 from qdqbridge.relax.empty_reductions import is_empty
 from qdqbridge.relax.half_floats import HALF_FLOATS
 from qdqbridge.relax.integer_power import integer_power
@@ -29,12 +30,13 @@ _AS_IT_IS = "vm.builtin.copy"
 
 def lowered(module: ir.IRModule) -> ir.IRModule:
     """Returns the module with right lowerings in the place of the calls that need them."""
-    lowering = _Lowering(module)
-    for variable, function in module.functions.items():
-        if isinstance(function, relax.Function):
-            changed: Any = lowering.visit_expr(function)
-            lowering.builder_.update_func(variable, changed)
-    return lowering.builder_.get()
+    with BUILDING:
+        lowering = _Lowering(module)
+        for variable, function in module.functions.items():
+            if isinstance(function, relax.Function):
+                changed: Any = lowering.visit_expr(function)
+                lowering.builder_.update_func(variable, changed)
+        return lowering.builder_.get()
 
 
 @mutator

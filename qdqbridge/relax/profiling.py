@@ -18,6 +18,7 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.interpreter import check_inputs
 from qdqbridge.qnn.emit.scope import Expr, reason
+from qdqbridge.relax.building import compiled
 from qdqbridge.relax.emit.module import ModuleEmitter
 from qdqbridge.relax.interrupts import raise_interrupt
 from qdqbridge.relax.kernels.codegen.cpu import target_of
@@ -93,7 +94,7 @@ class ProfilingModule:
         self.module: ir.IRModule = emitter.emit(graph)[0]
         resolved = target_of(target)
         try:
-            library = tvm.compile(lowered(self.module), resolved)
+            library = compiled(lowered(self.module), resolved)
         except Exception as error:  # whatever a pass or LLVM raises
             raise_interrupt(error)
             raise UnsupportedTargetError(

@@ -188,3 +188,16 @@ def test_a_result_whose_numbers_are_needed_is_not_left_out() -> None:
     )
     graph = _read(nodes, "float[1] x", opset=17)
     assert qb.evaluate(graph, {"x": np.array([0.5], np.float32)})["y"].tolist() == [4.5]
+
+
+def test_a_file_that_imports_no_domain_of_onnx() -> None:
+    """What its nodes become is ONNX's all the same: an Add of integers."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["com.microsoft": 1]>
+        g (uint8[2,2] a, uint8[2,2] b) => (uint8[2,2] y)
+        <float s = {0.1}, uint8 z = {3}>
+        { y = com.microsoft.QLinearAdd (a, s, z, b, s, z, s, z) }
+    """)
+    graph = loaded(model)
+    assert [node.op.name for node in graph.nodes] == ["Add"]
+    assert saved(graph).text() == graph.text()

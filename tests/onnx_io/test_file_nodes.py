@@ -130,6 +130,22 @@ def test_other_runtimes_opsets_types_and_readings_are_written_canonically(tmp_pa
     assert "Identity" not in written(saved)
 
 
+def test_both_names_of_onnx_s_domain_are_one(tmp_path: Path) -> None:
+    b = Builder(17)
+    x = b.input("x", ["n", WIDTH], TensorProto.FLOAT16)
+    b.output(b.op("Sqrt", b.op("Abs", x)), ["n", WIDTH], TensorProto.FLOAT16)
+    model = b.model()
+    model.graph.node[0].domain = "ai.onnx"
+    onnx.save(model, tmp_path / "model.onnx")
+    saved = tmp_path / "saved.onnx"
+    qb.save(qb.load(tmp_path / "model.onnx"), saved)
+    onnx.checker.check_model(saved)
+    session = ort.InferenceSession(saved, providers=["CPUExecutionProvider"])
+    half = fed()["x"].astype(np.float16)
+    (got,) = session.run(None, {"x": half})
+    np.testing.assert_array_equal(got, np.sqrt(np.abs(half)))
+
+
 def test_a_copy_is_another_graph(tmp_path: Path) -> None:
     from qdqbridge.graph.copying import copied
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +74,20 @@ def test_settings_of_the_caller_hold_in_every_part(
         assert seen == [1]
         qb.compile(graph)
     assert seen == [1] * 4
+
+
+def test_threads_that_compile_at_once(graph: qb.Graph) -> None:
+    """TVM's list of open block builders is one for all threads."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            made = list(pool.map(lambda _: qb.compile(graph, threads=1), range(6)))
+    finally:
+        sys.setswitchinterval(interval)
+    x = np.random.default_rng(0).normal(size=(3, 1, 8, 8)).astype(np.float32)
+    feeds = {graph.inputs[0].name: x}
+    expected = qb.evaluate(graph, feeds)
+    for executable in made:
+        for name, array in executable.run(feeds).items():
+            np.testing.assert_array_equal(array, expected[name])

@@ -77,6 +77,8 @@ def read_proto(model: onnx.ModelProto, path: Path, normal: Callable[[Graph], Gra
         normal: As for :func:`read`, which says what is returned and raised too.
     """
     check_text(model, str(path))
+    if not default_opset(model):  # none of its nodes is ONNX's, but what they become is
+        model.opset_import.add(domain="", version=OLDEST_READ)
     model = inline_functions(model, str(path))
     check_names(model.graph, str(path))
     densify(model.graph, path.parent, str(path))

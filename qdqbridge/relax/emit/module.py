@@ -20,6 +20,7 @@ from qdqbridge.qnn.emit.graph import check_known, emit_nodes, expanded, joined, 
 from qdqbridge.qnn.emit.nodes import Form
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.qnn.origin import type_text
+from qdqbridge.relax.builder_turn import BUILDING
 from qdqbridge.relax.dialect import tensor_type
 from qdqbridge.relax.emit.broadcasting import equal
 from qdqbridge.relax.emit.foreign import EmitNode, emit_foreign
@@ -102,6 +103,10 @@ class ModuleEmitter:
 
     def module(self, graph: Graph) -> ir.IRModule:
         """Returns the module without looking at its parameters."""
+        with BUILDING:
+            return self._module(graph)
+
+    def _module(self, graph: Graph) -> ir.IRModule:
         graph = expanded(graph)
         check_known(graph)
         inputs = [self._input(value) for value in graph.inputs]
