@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from qdqbridge.canonical.identities import BEFORE_ALL
 from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, made_by, rule
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
@@ -214,7 +215,7 @@ def _cut(extent: Dim, start: int, end: int, step: int) -> tuple[int, int, int] |
     first, last, jump = slice(start, end, step).indices(extent)
     if (first, last, jump) == (0, extent, 1):
         return None
-    return first, last if last >= 0 else -_ENDLESS, jump
+    return first, last if last >= 0 else BEFORE_ALL, jump
 
 
 _ENDLESS = 2**31 - 1

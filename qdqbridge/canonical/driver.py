@@ -36,9 +36,9 @@ def canonicalize(
     """
     propagate_parameters(graph)
     rules = rules_with(options, channels_first=channels_first)
-    refused = run(graph, rules)
-    while propagate_storage(graph) or share_dequantized(graph) or propagate_parameters(graph):
-        refused = run(graph, rules)
+    refused = _settled(graph, rules)
+    if propagate_parameters(graph):  # once: rules may make plain again what it has typed
+        refused = _settled(graph, rules)
     order_steps(graph.nodes)
     order_operands(graph)
     release_interface(graph)
@@ -47,6 +47,14 @@ def canonicalize(
         if note not in graph.notes:
             graph.notes.append(note)
     return graph
+
+
+def _settled(graph: Graph, rules: Sequence[Rule]) -> dict[tuple[str, Node], Reject]:
+    """Runs the rules, and again behind what looks at the whole graph, to their fixpoint."""
+    refused = run(graph, rules)
+    while propagate_storage(graph) or share_dequantized(graph):
+        refused = run(graph, rules)
+    return refused
 
 
 def run(graph: Graph, rules: Sequence[Rule]) -> dict[tuple[str, Node], Reject]:

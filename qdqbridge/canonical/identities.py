@@ -102,7 +102,7 @@ def _takes_all(given: SliceAttrs, x: Value) -> bool:
 
 _ENDLESS = 2**31 - 1
 """An end of a Slice that no extent reaches: ONNX's text names it, and every larger one."""
-_LAST, _FIRST = 2**63 - 1, -(2**63)
+_LAST, BEFORE_ALL = 2**63 - 1, -(2**63)
 
 
 @rule("slice-to-the-end", SLICE)
@@ -126,7 +126,7 @@ def slice_to_the_end(node: Node, scope: Scope) -> Proposal:
 def _bounds(start: int, end: int, step: int) -> tuple[int, int]:
     if step > 0:
         return 0 if start <= -_ENDLESS else start, _LAST if end >= _ENDLESS else end
-    return _LAST if start >= _ENDLESS else start, _FIRST if end <= -_ENDLESS else end
+    return _LAST if start >= _ENDLESS else start, BEFORE_ALL if end <= -_ENDLESS else end
 
 
 def _keeps_extents(given: ResizeAttrs, x: Value) -> bool:
