@@ -11,6 +11,7 @@ from onnx import TensorProto
 from tvm import relax
 
 import qdqbridge as qb
+from qdqbridge.errors import InputDataError
 from qdqbridge.relax.executable import lowered
 from qdqbridge.relax.kernels.codegen.cpu import target_of
 from tests.onnx_models import Builder, canonical, run
@@ -66,7 +67,7 @@ def test_an_index_out_of_bounds_ends_the_run(index: int) -> None:
     row = b.op("Gather", table, b.input("i", [1], TensorProto.INT64))
     b.output(b.qdq(row, 1.0, 0, np.int8), [1, 1])
     executable = qb.compile(canonical(b.model()))
-    with pytest.raises(qb.InputDataError, match="beyond its data"):
+    with pytest.raises(InputDataError, match="beyond its data"):
         executable.run({"i": np.array([index])})
 
 
