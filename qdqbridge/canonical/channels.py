@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqbridge.canonical.identities import BEFORE_ALL
+from qdqbridge.canonical.identities import BEFORE_ALL, ENDLESS
 from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, made_by, rule
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
@@ -211,15 +211,11 @@ def slice_of_needed_axes(node: Node, scope: Scope) -> Proposal:
 def _cut(extent: Dim, start: int, end: int, step: int) -> tuple[int, int, int] | None:
     """Returns start, end and step of an axis, None where all of it is taken as it lies."""
     if isinstance(extent, str):
-        return None if start == 0 and end >= _ENDLESS and step == 1 else (start, end, step)
+        return None if start == 0 and end >= ENDLESS and step == 1 else (start, end, step)
     first, last, jump = slice(start, end, step).indices(extent)
     if (first, last, jump) == (0, extent, 1):
         return None
     return first, last if last >= 0 else BEFORE_ALL, jump
-
-
-_ENDLESS = 2**31 - 1
-"""An end of a Slice that no extent reaches."""
 
 
 @rule("widened-constant", CAST)

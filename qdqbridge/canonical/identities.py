@@ -95,12 +95,12 @@ def _takes_all(given: SliceAttrs, x: Value) -> bool:
     ):
         extent = shape[axis]
         whole = isinstance(extent, int) and end >= extent
-        if start != 0 or step != 1 or not (whole or end >= _ENDLESS):
+        if start != 0 or step != 1 or not (whole or end >= ENDLESS):
             return False
     return True
 
 
-_ENDLESS = 2**31 - 1
+ENDLESS = 2**31 - 1
 """An end of a Slice that no extent reaches: ONNX's text names it, and every larger one."""
 _LAST, BEFORE_ALL = 2**63 - 1, -(2**63)
 
@@ -125,8 +125,8 @@ def slice_to_the_end(node: Node, scope: Scope) -> Proposal:
 
 def _bounds(start: int, end: int, step: int) -> tuple[int, int]:
     if step > 0:
-        return 0 if start <= -_ENDLESS else start, _LAST if end >= _ENDLESS else end
-    return _LAST if start >= _ENDLESS else start, BEFORE_ALL if end <= -_ENDLESS else end
+        return 0 if start <= -ENDLESS else start, _LAST if end >= ENDLESS else end
+    return _LAST if start >= ENDLESS else start, BEFORE_ALL if end <= -ENDLESS else end
 
 
 def _keeps_extents(given: ResizeAttrs, x: Value) -> bool:

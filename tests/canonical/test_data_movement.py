@@ -286,3 +286,12 @@ def test_a_constant_is_moved_whose_extents_were_open_when_its_mover_was_read() -
         found = settled(qb.parse(f"{text}output %c\noutput %y\n"))
         assert [n.op.name for n in found.nodes] == ["Neg"]
         assert found.outputs[0].type.shape == shape
+
+
+@pytest.mark.parametrize("end", [-(2**31 - 1), -(2**63)])
+def test_a_slice_backwards_to_the_front_has_one_end(end: int) -> None:
+    """Two rules write it: did they write different numbers, reading would not end."""
+    text = f"Slice(%x) {{starts=[2], ends=[{end}], axes=[0], steps=[-1]}}: float32[3]"
+    graph = qb.parse(f"qnn-raw 1\ninput %x: float32[4]\n%y = {text}\noutput %y\n")
+    (node,) = settled(graph).nodes
+    assert node.attributes == SliceAttrs((2,), (-(2**63),), (0,), (-1,))
