@@ -24,8 +24,8 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.types import NestedType, TensorType
 from qdqbridge.onnx_io.control_flow.subgraph_names import nodes_inside
+from qdqbridge.onnx_io.domains import plain_domain
 from qdqbridge.onnx_io.inference.shapes import declared_types
-from qdqbridge.onnx_io.reading.model_file import ONNX_DOMAINS
 from qdqbridge.onnx_io.reading.structure import describe
 from qdqbridge.onnx_io.tensors import dtype_of, embed_external_data
 
@@ -111,7 +111,7 @@ def half_file(model: onnx.ModelProto, path: Path) -> HalfFile | None:
     light.graph.value_info.extend(graph.value_info)
     for node in light.graph.node:
         for each in (node, *nodes_inside(node)):
-            each.domain = "" if each.domain in ONNX_DOMAINS else each.domain
+            each.domain = plain_domain(each.domain)
         embed_external_data(node, path.parent, f"{path}, {describe(node)}")
     return HalfFile(light, tuple(each.name for each in graph.initializer))
 

@@ -201,3 +201,17 @@ def test_a_file_that_imports_no_domain_of_onnx() -> None:
     graph = loaded(model)
     assert [node.op.name for node in graph.nodes] == ["Add"]
     assert saved(graph).text() == graph.text()
+
+
+def test_empty_fields_leave_no_trace_in_bodies() -> None:
+    """A domain that is said to be empty, and ONNX's second name for its own."""
+    inputs = "float[n,2] x, bool c, int64[2] s"
+    graph = _read(_BRANCHES, inputs, 17)
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 17]> g ({inputs}) => (float[a,b] y) {_BRANCHES}'
+    )
+    for domain in ("", "ai.onnx"):
+        for attribute in model.graph.node[0].attribute:
+            for node in attribute.g.node:
+                node.domain, node.overload = domain, ""
+        assert loaded(model).text() == graph.text()

@@ -15,6 +15,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.types import QuantType, Shape
+from qdqbridge.onnx_io.domains import plain_domain
 from qdqbridge.onnx_io.reading.constants import Folding
 
 Ints = tuple[int, ...]
@@ -83,7 +84,7 @@ class NodeView:
     @property
     def domain(self) -> str:
         """The operator's domain, empty for ONNX itself."""
-        return "" if self.proto.domain == "ai.onnx" else self.proto.domain
+        return plain_domain(self.proto.domain)
 
     @property
     def name(self) -> str:

@@ -25,6 +25,7 @@ from qdqbridge.graph.edit import link, name_values, unlink
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.types import Dim, Shape, TensorType
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies, nodes_inside, rename_inside
+from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.foreign.nodes import IR_VERSION, ForeignAttrs, foreign_attributes
 from qdqbridge.onnx_io.reading.operator_versions import can_be_moved, moved
 from qdqbridge.onnx_io.reading.reader import read_proto
@@ -270,7 +271,7 @@ def _info(name: str, type_: TensorType) -> ValueInfoProto:
 
 
 def _model(record: ForeignAttrs, node: NodeProto, graph: GraphProto) -> ModelProto:
-    domains = {inner.domain for inner in nodes_inside(node)} - {"", "ai.onnx"}
+    domains = {inner.domain for inner in nodes_inside(node)} - set(ONNX_DOMAINS)
     imports = [helper.make_opsetid("", record.version)]
     imports += [helper.make_opsetid(domain, 1) for domain in sorted(domains)]
     return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)
@@ -337,7 +338,7 @@ def _written(
     """Returns an opset that all bodies can be written in, and those that are new."""
     kept = {body.attribute for body in changed}
     rest = NodeProto(attribute=[a for a in record.node.proto().attribute if a.name not in kept])
-    others = [inner for inner in nodes_inside(rest) if inner.domain in ("", "ai.onnx")]
+    others = [inner for inner in nodes_inside(rest) if inner.domain in ONNX_DOMAINS]
     failed: UnsupportedTargetError | None = None
     for opset in range(max(record.version, _OLDEST_WRITTEN), onnx.defs.onnx_opset_version() + 1):
         if not can_be_moved(record.op_type, record.version, opset):

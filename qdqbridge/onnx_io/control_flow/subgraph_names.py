@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from onnx import AttributeProto, GraphProto, NodeProto, ValueInfoProto
 
+from qdqbridge.onnx_io.domains import ONNX_DOMAINS
+
 _RANKED, _STACKING = "Scan", "Loop"
 """onnxruntime needs the ranks of what the first one's body gives, and extents of what the second
 one's stacks: of no steps that is empty, and has the shape that is declared."""
@@ -94,7 +96,13 @@ def _normalize(
     for node in body.node:
         for field in ("name", "doc_string", "metadata_props"):
             node.ClearField(field)
-        renamed = [renamed_attribute(node.op_type, a, names, counter) for a in node.attribute]
+        # an empty field may be there or not, and ONNX's domain has two names
+        if node.domain in ONNX_DOMAINS:
+            node.ClearField("domain")
+        if not node.overload:
+            node.ClearField("overload")
+        ordered = sorted(node.attribute, key=lambda a: a.name)
+        renamed = [renamed_attribute(node.op_type, a, names, counter) for a in ordered]
         del node.attribute[:]
         node.attribute.extend(renamed)
 

@@ -11,8 +11,8 @@ from onnx import FunctionProto, NodeProto, TypeProto
 from qdqbridge.graph.graph import Graph, Node
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.control_flow.subgraph_names import all_defined, rename_inside
+from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
-from qdqbridge.onnx_io.reading.model_file import ONNX_DOMAINS
 from qdqbridge.onnx_io.reading.reader import read_proto
 from qdqbridge.onnx_io.reading.structure import subgraphs
 

@@ -27,6 +27,7 @@ from qdqbridge.onnx_io.control_flow.subgraph_names import (
     rename_inside,
     renamed_attribute,
 )
+from qdqbridge.onnx_io.domains import plain_domain
 from qdqbridge.onnx_io.foreign.versions import oldest_version
 from qdqbridge.onnx_io.reading.structure import captured_names, whole_results
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
@@ -191,7 +192,7 @@ def foreign_attributes(
         operands: What it reads, where known: older versions may not take these element types.
         captured_values: What its bodies read from outside, where known.
     """
-    domain = "" if proto.domain == "ai.onnx" else proto.domain
+    domain = plain_domain(proto.domain)
     captured = captured_names(proto)
     names = {name: f"capture_{i}" for i, name in enumerate(captured)}
     node = NodeProto(op_type=proto.op_type, domain=domain, overload=proto.overload)

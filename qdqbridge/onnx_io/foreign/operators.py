@@ -32,6 +32,7 @@ from qdqbridge.onnx_io.control_flow.subgraph_names import (
     bodies,
     nodes_inside,
 )
+from qdqbridge.onnx_io.domains import plain_domain
 from qdqbridge.onnx_io.foreign.nodes import (
     BODY_OPSET,
     IR_VERSION,
@@ -324,7 +325,7 @@ def _quantizes_inside(node: NodeProto) -> bool:
 
 
 def _domains(node: NodeProto) -> set[str]:
-    found = {"" if node.domain == "ai.onnx" else node.domain}
+    found = {plain_domain(node.domain)}
     for attribute in node.attribute:
         for body in bodies(attribute):
             for inner in body.node:

@@ -15,6 +15,7 @@ from qdqbridge.graph.graph import Value
 from qdqbridge.graph.types import NestedType
 from qdqbridge.onnx_io.codecs.schema import oldest_alike, schema_of, schema_type
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies, nodes_inside
+from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.reading.operator_versions import carries_over
 from qdqbridge.onnx_io.tensors import onnx_name
 
@@ -22,7 +23,6 @@ _OLDEST = 7
 """The oldest opset that onnxruntime promises to run."""
 _OLDEST_OF_BODIES = 13
 """The oldest that nodes with bodies are written in."""
-_ONNX = ("", "ai.onnx")
 _MADE = frozenset(("tensor", "float", "int64", "bool", "uint8"))
 """Tensors, and the element types that operators make whatever they read."""
 _TYPES = ("to", "dtype", "output_dtype", "stash_type")
@@ -76,7 +76,7 @@ def _of_bodies(node: NodeProto, opset: int, operands: Sequence[Value | None]) ->
     types, the older one does where it takes all of these.
     """
     inside = (node, *nodes_inside(node))
-    if any(each.domain not in _ONNX for each in inside):
+    if any(each.domain not in ONNX_DOMAINS for each in inside):
         return opset
     if opset < _OLDEST_OF_BODIES and all(
         carries_over(each.op_type, opset, _OLDEST_OF_BODIES) for each in inside

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 import onnx
 from onnx import helper
 
+from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.ops.windows import extents, span
 
 _POOLS = ("MaxPool", "AveragePool", "LpPool")
-_DOMAINS = ("", "ai.onnx")
 
 
 def without_dropped(model: onnx.ModelProto) -> onnx.ModelProto | None:
@@ -82,7 +82,7 @@ def _behind(graph: onnx.GraphProto, pools: Mapping[int, object]) -> set[str]:
     """Returns the tensors whose extents follow from pools, through ONNX's own operators."""
     behind: set[str] = set()
     for index, node in enumerate(graph.node):
-        if index in pools or (node.domain in _DOMAINS and behind & set(node.input)):
+        if index in pools or (node.domain in ONNX_DOMAINS and behind & set(node.input)):
             behind.update(node.output)
     return behind
 
@@ -92,7 +92,7 @@ def _pads(node: onnx.NodeProto, sizes: list[int]) -> list[int] | None:
 
     None of them where ``auto_pad`` says them.
     """
-    if node.op_type not in _POOLS or node.domain not in _DOMAINS:
+    if node.op_type not in _POOLS or node.domain not in ONNX_DOMAINS:
         return None
     given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     kernel = list(given.get("kernel_shape", ()))

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies, nodes_inside
+from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 
 _CONTRIB = "com.microsoft"
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -23,7 +24,7 @@ def with_known_bodies(node: NodeProto) -> tuple[NodeProto, list[ValueInfoProto]]
     Args:
         node: Any node; it is not changed, and is what is returned where everything is known.
     """
-    if all(inner.domain in ("", "ai.onnx") for inner in nodes_inside(node)):
+    if all(inner.domain in ONNX_DOMAINS for inner in nodes_inside(node)):
         return node, []
     copy = NodeProto()
     copy.CopyFrom(node)

@@ -20,6 +20,7 @@ from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper
 from qdqbridge.graph.types import Dim, NestedType
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.control_flow.subgraph_names import forget_shape
+from qdqbridge.onnx_io.domains import ONNX_DOMAINS, plain_domain
 from qdqbridge.onnx_io.inference.attention_extents import attention_extents, kept_extents
 from qdqbridge.onnx_io.inference.dropped_windows import without_dropped_windows
 from qdqbridge.onnx_io.inference.guarded import guarded_inference
@@ -37,7 +38,6 @@ _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
 _SHAPED_AS_INPUT = ("Gelu", "QuickGelu", "RotaryEmbedding")
 _NORMS = ("LayerNormalization", "SimplifiedLayerNormalization")
 """Those of onnxruntime, which it has at every opset."""
-_DOMAINS = ("", "ai.onnx")
 _FAILURES = (onnx.shape_inference.InferenceError, RuntimeError, ValueError, MemoryError)
 """What onnx raises of a node whose results it cannot tell; they stay unknown."""
 
@@ -77,7 +77,7 @@ class NodeTypes:
         self.opset, self.ir_version = opset, ir_version
         self.imports = [helper.make_opsetid(domain, opsets[domain]) for domain in opsets]
         self.imports = [
-            e for e in self.imports if e.domain not in _DOMAINS and abs(e.version) < 1 << 31
+            e for e in self.imports if e.domain not in ONNX_DOMAINS and abs(e.version) < 1 << 31
         ]  # the inference of a node takes no larger ones
         self.imports.append(helper.make_opsetid("", opset))
         self._known: dict[_Key, list[Inferred]] = {}
@@ -97,7 +97,7 @@ class NodeTypes:
             data: Operands that are known to be small constants, by index.
             captured: The types of what its bodies read from outside.
         """
-        contrib = proto.domain not in _DOMAINS
+        contrib = proto.domain not in ONNX_DOMAINS
         if proto.op_type in _CONVERSIONS or (contrib and proto.op_type in _SHAPED_AS_INPUT):
             return [_shaped_as_input(proto, operands)]
         if any(True for _ in subgraphs(proto)):
@@ -114,7 +114,7 @@ class NodeTypes:
         operands: Sequence[TypeProto | None],
         data: Mapping[int, NDArray[Any]],
     ) -> list[Inferred]:
-        domain = "" if proto.domain in _DOMAINS else proto.domain
+        domain = plain_domain(proto.domain)
         versions = {entry.domain: entry.version for entry in self.imports}
         schema = schema_of(proto.op_type, domain, versions.get(domain, 1))
         if schema is None and not domain and proto.op_type in _NORMS and len(proto.output) == 1:

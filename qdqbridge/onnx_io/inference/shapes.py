@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 
 from qdqbridge.graph.symbols import dim_name
 from qdqbridge.graph.types import Shape
+from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.inference.dropped_windows import without_dropped
 from qdqbridge.onnx_io.inference.guarded import guarded_inference
 
@@ -27,7 +28,7 @@ _OLDER, _SAME = 13, 17
 _KEEPS_TYPE = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Expand")
 _QUANTIZE = ("QuantizeLinear", "DequantizeLinear")
 _SHAPED_AS_INPUT = ("Gelu", "QuickGelu")
-_DOMAINS = ("", "ai.onnx", "com.microsoft")
+_DOMAINS = (*ONNX_DOMAINS, "com.microsoft")
 TypeAndShape = tuple[int, Shape]
 
 
@@ -83,7 +84,7 @@ def shape_of(type_: onnx.TypeProto) -> Shape:
 def _light_copy(model: onnx.ModelProto) -> onnx.ModelProto:
     light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     for entry in light.opset_import:
-        if entry.domain in ("", "ai.onnx") and _OLDER <= entry.version < _SAME:
+        if entry.domain in ONNX_DOMAINS and _OLDER <= entry.version < _SAME:
             entry.version = _SAME
     graph, source = light.graph, model.graph
     graph.name = source.name or "graph"

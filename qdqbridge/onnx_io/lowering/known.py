@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
 from qdqbridge.graph.types import Shape
+from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.inference.shapes import TypeAndShape, infer
 from qdqbridge.onnx_io.reading.constants import constant_of_node
-from qdqbridge.onnx_io.reading.model_file import ONNX_DOMAINS
 from qdqbridge.onnx_io.tensors import constant_from_proto
 
 _CONE = 32

@@ -15,11 +15,12 @@ import onnx
 
 from qdqbridge.errors import UnsupportedQuantization
 from qdqbridge.graph.graph import Note
+from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.lowering.known import Known
 from qdqbridge.onnx_io.lowering.layout import transposed
 from qdqbridge.onnx_io.lowering.site import MICROSOFT, LoweringSite
 from qdqbridge.onnx_io.lowering.table import lowering_of
-from qdqbridge.onnx_io.reading.model_file import ONNX_DOMAINS, default_opset
+from qdqbridge.onnx_io.reading.model_file import default_opset
 
 
 @dataclass(frozen=True, slots=True)

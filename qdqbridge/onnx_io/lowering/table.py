@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import onnx
 
+from qdqbridge.onnx_io.domains import plain_domain
 from qdqbridge.onnx_io.lowering import (
     convolution,
     elementwise,
@@ -20,7 +21,6 @@ from qdqbridge.onnx_io.lowering import (
     recurrent,
 )
 from qdqbridge.onnx_io.lowering.site import MICROSOFT, LoweringSite
-from qdqbridge.onnx_io.reading.model_file import ONNX_DOMAINS
 
 _MANY = 1 << 30
 
@@ -113,7 +113,7 @@ def lowering_of(node: onnx.NodeProto, opset: int) -> Lowering | None:
         node: The node.
         opset: The model's default-domain opset.
     """
-    domain = "" if node.domain in ONNX_DOMAINS else node.domain
+    domain = plain_domain(node.domain)
     row = _BY_NAME.get((domain, node.op_type))
     return None if row is not None and row.before and opset >= row.before else row
 

@@ -11,7 +11,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.operator import Flow, Operator
 from qdqbridge.onnx_io.codecs.schema import schema_of, schema_type
-from qdqbridge.onnx_io.reading.model_file import ONNX_DOMAINS
+from qdqbridge.onnx_io.domains import ONNX_DOMAINS, plain_domain
 
 
 def check_moved(
@@ -68,7 +68,7 @@ def check_operand_types(
         InvalidModelError: The operator does not take an operand's element type, or wants operands
             of one type that have two.
     """
-    schema = schema_of(proto.op_type, "" if proto.domain == "ai.onnx" else proto.domain, opset)
+    schema = schema_of(proto.op_type, plain_domain(proto.domain), opset)
     bound: dict[str, str] = {}
     for value, formal in zip(operands, schema.inputs if schema is not None else (), strict=False):
         if value is None or value.producer is not None:

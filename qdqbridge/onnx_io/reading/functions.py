@@ -14,7 +14,8 @@ import onnx
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.control_flow.subgraph_names import all_defined, rename_inside
-from qdqbridge.onnx_io.reading.model_file import ONNX_DOMAINS, default_opset
+from qdqbridge.onnx_io.domains import plain_domain
+from qdqbridge.onnx_io.reading.model_file import default_opset
 from qdqbridge.onnx_io.reading.structure import all_nodes, captured_names, describe, subgraphs
 
 _MAX_DEPTH = 64
@@ -49,10 +50,10 @@ def inline_functions(model: onnx.ModelProto, file: str) -> onnx.ModelProto:
     nodes = list(inliner.expanded(model.graph.node))
     del model.graph.node[:]
     model.graph.node.extend(nodes)
-    known = {_domain(entry.domain) for entry in model.opset_import}
+    known = {plain_domain(entry.domain) for entry in model.opset_import}
     for entry in (e for f in model.functions for e in f.opset_import):
-        if _domain(entry.domain) not in known:
-            known.add(_domain(entry.domain))
+        if plain_domain(entry.domain) not in known:
+            known.add(plain_domain(entry.domain))
             model.opset_import.append(entry)
     del model.functions[:]
     return model
@@ -82,7 +83,7 @@ class _Inliner:
     def __init__(self, model: onnx.ModelProto, file: str) -> None:
         self.file = file
         self.functions = {_key(f.domain, f.name, f.overload): f for f in model.functions}
-        self.opsets = {_domain(e.domain): e.version for e in model.opset_import}
+        self.opsets = {plain_domain(e.domain): e.version for e in model.opset_import}
         self.opsets[""] = default_opset(model)
         self.taken = _names(model.graph)
         self.copies: dict[str, int] = {}
@@ -266,8 +267,8 @@ class _Inliner:
             )
 
     def _check_meaning(self, node: onnx.NodeProto, function: onnx.FunctionProto) -> None:
-        opsets = {_domain(entry.domain): entry.version for entry in function.opset_import}
-        domain = _domain(node.domain)
+        opsets = {plain_domain(entry.domain): entry.version for entry in function.opset_import}
+        domain = plain_domain(node.domain)
         theirs, ours = opsets.get(domain), self.opsets.get(domain)
         if theirs is None or ours is None or theirs == ours or _called(node) in self.functions:
             return
@@ -323,12 +324,8 @@ def _bind(node: onnx.NodeProto, values: Mapping[str, onnx.AttributeProto]) -> No
     node.attribute.extend(bound)
 
 
-def _domain(domain: str) -> str:
-    return "" if domain in ONNX_DOMAINS else domain
-
-
 def _key(domain: str, name: str, overload: str) -> _Key:
-    return _domain(domain), name, overload
+    return plain_domain(domain), name, overload
 
 
 def _called(node: onnx.NodeProto) -> _Key:

@@ -8,9 +8,9 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from qdqbridge.errors import InvalidModelError, ModelFileError
+from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 
 OLDEST_OPSET, OLDEST_IR = 1, 3
-ONNX_DOMAINS = ("", "ai.onnx")
 
 
 def read_model(path: Path) -> onnx.ModelProto:

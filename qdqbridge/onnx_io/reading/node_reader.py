@@ -23,12 +23,12 @@ from qdqbridge.onnx_io.codecs import decode
 from qdqbridge.onnx_io.codecs.schema import check_nested, schema_of
 from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.control_flow.branches import taken_branch
+from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.foreign.operators import foreign_node
 from qdqbridge.onnx_io.lowering import refusal
 from qdqbridge.onnx_io.lowering.table import lowering_of
 from qdqbridge.onnx_io.reading.constants import constant_of_node
 from qdqbridge.onnx_io.reading.declared import check_moved, check_quantizes
-from qdqbridge.onnx_io.reading.model_file import ONNX_DOMAINS
 from qdqbridge.onnx_io.reading.older_forms import NewForm, in_new_form
 from qdqbridge.onnx_io.reading.older_operators import NoNewForm
 from qdqbridge.onnx_io.reading.operator_versions import (

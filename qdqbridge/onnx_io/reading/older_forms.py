@@ -17,8 +17,9 @@ from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.graph.types import Shape
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies
+from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.inference.shapes import infer, shape_of
-from qdqbridge.onnx_io.reading.model_file import ONNX_DOMAINS, default_opset
+from qdqbridge.onnx_io.reading.model_file import default_opset
 from qdqbridge.onnx_io.reading.older_operators import (
     FORMS,
     ElementType,

@@ -12,6 +12,7 @@ from onnx import NodeProto, helper, numpy_helper
 
 from qdqbridge.onnx_io.codecs.schema import changed, schema_of
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies
+from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 
 _OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
 REDUCTIONS = frozenset(
@@ -94,7 +95,7 @@ def moved(
 
             for inner in body.node:
                 moved(inner, version, opset, enter)
-    own = node.domain in ("", "ai.onnx")
+    own = node.domain in ONNX_DOMAINS
     if own and not carries_over(node.op_type, version, opset):
         if node.op_type in REDUCTIONS:
             _with_axes_operand(node, constant)

@@ -8,9 +8,10 @@ import onnx
 
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError, UnsupportedQuantization
 from qdqbridge.onnx_io.codecs.schema import schema_of
+from qdqbridge.onnx_io.domains import ONNX_DOMAINS, plain_domain
 from qdqbridge.onnx_io.inference.inferable import check_inferable
 from qdqbridge.onnx_io.lowering import Refusal, is_microsoft, lowering_of, refusal
-from qdqbridge.onnx_io.reading.model_file import ONNX_DOMAINS, default_opset
+from qdqbridge.onnx_io.reading.model_file import default_opset
 from qdqbridge.onnx_io.reading.structure import all_nodes, describe
 
 _CONTRIB = {
@@ -70,7 +71,7 @@ def check_known(model: onnx.ModelProto, file: str) -> None:
             _check_arity(node, *((2, 3) if "Linear" in node.op_type else (1, 1)), file)
             continue
         version = opset if node.domain in ONNX_DOMAINS else opsets.get(node.domain, 1)
-        domain = "" if node.domain in ONNX_DOMAINS else node.domain
+        domain = plain_domain(node.domain)
         schema = schema_of(node.op_type, domain, version)
         if schema is None and row is not None:
             _check_arity(node, row.least, row.most, file, row.optional)

@@ -10,7 +10,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.onnx_io.codecs.view import NodeView
-from qdqbridge.onnx_io.reading.model_file import ONNX_DOMAINS
+from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.reading.qdq import SINCE, Encoding
 from qdqbridge.onnx_io.tensors import dtype_of
 

@@ -24,6 +24,7 @@ from qdqbridge.graph.operator import Attributes, Operator
 from qdqbridge.graph.symbols import product
 from qdqbridge.graph.types import Dim, NestedType, Shape, TensorType, static_shape
 from qdqbridge.onnx_io.codecs.schema import schema_of
+from qdqbridge.onnx_io.domains import plain_domain
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
 from qdqbridge.onnx_io.inference.node_types import Extents as Open
 from qdqbridge.onnx_io.inference.node_types import (
@@ -35,7 +36,6 @@ from qdqbridge.onnx_io.inference.node_types import (
 )
 from qdqbridge.onnx_io.inference.shapes import TypeAndShape
 from qdqbridge.onnx_io.reading.constants import Folding
-from qdqbridge.onnx_io.reading.model_file import ONNX_DOMAINS
 from qdqbridge.onnx_io.reading.structure import captured_names, describe
 from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx, onnx_name
 from qdqbridge.ops.attributes import (
@@ -275,7 +275,7 @@ class Results:
         if self._taken is None:
             self._taken = {}
             for node in self._nodes:
-                domain = "" if node.domain in ONNX_DOMAINS else node.domain
+                domain = plain_domain(node.domain)
                 version = self.versions.get(domain, 1) if domain else self.opset
                 schema = schema_of(node.op_type, domain, version)
                 formals = () if schema is None else schema.inputs

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.onnx_io.reading.model_file import ONNX_DOMAINS
+from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.tensors import constant_from_proto, proto_from_constant
 
 _MOST, _SPARSEST = 1 << 22, 100

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import onnx
 
 from qdqbridge.errors import InvalidModelError, ModelFileError, UnsupportedModelError
+from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 
 
 def check_text(model: onnx.ModelProto, file: str) -> None:
@@ -164,7 +165,7 @@ def whole_results(node: onnx.NodeProto) -> list[str]:
     ONNX's inference knows no result of a Loop that leaves some out at the end, and onnxruntime 1.32
     ends the process where it leaves some out before others.
     """
-    if node.domain not in ("", "ai.onnx") or node.op_type not in ("If", "Loop", "Scan"):
+    if node.domain not in ONNX_DOMAINS or node.op_type not in ("If", "Loop", "Scan"):
         return list(node.output)
     conditions = int(node.op_type == "Loop")
     count = max((len(body.output) - conditions for body in subgraphs(node)), default=0)

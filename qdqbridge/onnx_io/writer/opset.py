@@ -15,6 +15,7 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 from qdqbridge.onnx_io.codecs import BY_ROW, since
 from qdqbridge.onnx_io.codecs.schema import schema_of, schema_type
+from qdqbridge.onnx_io.domains import ONNX_DOMAINS, plain_domain
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
 from qdqbridge.onnx_io.reading.operator_versions import can_be_moved
 from qdqbridge.onnx_io.reading.structure import subgraphs
@@ -172,7 +173,7 @@ def imports_of(nodes: Iterable[Node], opset: int) -> dict[str, int]:
             )
         versions.setdefault(attributes.domain, attributes.version)
         for proto in _all(attributes.node.proto()):
-            versions.setdefault("" if proto.domain == "ai.onnx" else proto.domain, 1)
+            versions.setdefault(plain_domain(proto.domain), 1)
     return versions
 
 
@@ -251,7 +252,7 @@ def _node_needs(node: Node, source: int) -> Iterator[Need]:
     attributes = node.attributes
     if isinstance(attributes, ForeignAttrs):
         for proto in _all(attributes.node.proto()):
-            if proto.domain in ("", "ai.onnx"):
+            if proto.domain in ONNX_DOMAINS:
                 version = source if attributes.domain else attributes.version
                 reason = f"{proto.op_type} '{node.name}' as in opset {version}"
                 yield Need(reason, _SameSchema(proto.op_type, version))

@@ -7,6 +7,7 @@ model says in which precision a layer runs.
 from __future__ import annotations
 
 from qdqbridge.graph.dtypes import DType
+from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.profiles.file_view import (
     FileEncoding,
     FileNode,
@@ -58,7 +59,7 @@ def _known(view: FileView, node: FileNode) -> Reason | None:
     return Reason(f"there is no conversion rule for '{domain}.{name}'")
 
 
-_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "org.openvinotoolkit")
+_DOMAINS = (*ONNX_DOMAINS, "ai.onnx.ml", "org.openvinotoolkit")
 _CONTRIB = frozenset(
     {
         "Attention", "BiasAdd", "BiasGelu", "DequantizeLinear", "DynamicQuantizeLSTM",
