@@ -1,4 +1,4 @@
-"""What may be asked of reading a model, for everybody who reads one."""
+"""Options for reading a model, shared by everything that reads one."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ReadingOptions:
-    """What is rewritten beyond what keeps every bit.
+    """Rewrites beyond the bit-exact ones.
 
     Attributes:
-        decomposed: Read fake-quantization in float arithmetic as Q and DQ.
-        fold_affine: Fold float Mul, Add, BatchNormalization … behind integer products into these.
-        fuse: Make one operator of each activation and norm written in steps, and what ``dynamic``
-            says.
-        dynamic: Make integer products of those whose activation a DynamicQuantizeLinear has
-            rounded and a DequantizeLinear brought back.
+        decomposed: Read fake quantization written as float arithmetic (Div, Round, Clip, Mul) as
+            Q and DQ.
+        fold_affine: Fold float Mul, Add, BatchNormalization … into the integer product before them;
+            moves a rounding.
+        fuse: Fuse activations and norms that are written step by step into one operator each;
+            includes ``dynamic``.
+        dynamic: Turn a product whose activation goes through DynamicQuantizeLinear and
+            DequantizeLinear into an integer product.
     """
 
     decomposed: bool = False

@@ -138,7 +138,7 @@ def test_a_threshold_that_is_not_kept_exits_with_1(data, capsys):
     assert run(["compare", MODEL, "--data", data, "--engine", "interpreter", "--max-lsb", "0"]) == 1
     out, err = capsys.readouterr()
     assert "LSB" in out
-    assert "--max-lsb 0 is not kept" in err
+    assert "--max-lsb 0 is exceeded" in err
 
 
 def test_compare_with_another_file(data, tmp_path, capsys):

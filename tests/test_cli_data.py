@@ -35,7 +35,9 @@ def test_arrays_are_found_by_name(tmp_path):
 
 def test_the_only_array_of_the_only_input_may_have_any_name_and_a_warning_says_so(tmp_path, capsys):
     assert set(read_inputs(saved(tmp_path / "d.npz", x=PIXELS), [IMAGE])) == {"image"}
-    assert capsys.readouterr().err == "warning: 'x' is taken as 'image'\n"
+    assert capsys.readouterr().err == (
+        "warning: the array 'x' is fed to the model's only input, 'image'\n"
+    )
     read_inputs(saved(tmp_path / "d.npz", image=PIXELS), [IMAGE])
     assert capsys.readouterr().err == ""
 

@@ -69,7 +69,7 @@ def test_small_constants_make_no_archive(tmp_path, capsys):
     assert run(arguments) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["params"] is None
-    assert "no constant has 64 KiB or more" in err
+    assert "no constant reaches 64 KiB" in err
     assert not path.exists()
     assert run(["to-tvm", "--help"]) == 0
     assert "64 KiB" in capsys.readouterr().out
@@ -106,7 +106,7 @@ def test_local_is_not_about_tvm(data, capsys):
     assert run([*arguments, "--engine", "tvm"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "by the interpreter, not by TVM" in err
+    assert "in the interpreter, not on TVM" in err
     assert run(arguments) == 0
 
 
@@ -185,3 +185,31 @@ def test_params_need_a_file_of_their_own(tmp_path, capsys):
         assert run([*arguments, "--params", str(tmp_path / name)]) == 3
         assert "a file of its own" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_help_names_every_export_profile_and_groups_the_options_of_quantize(capsys):
+    from qdqbridge.onnx_io.profiles import PROFILES
+
+    assert run(["export", "--help"]) == 0
+    words = capsys.readouterr().out.replace(",", " ").replace(".", " ").split()
+    assert {*PROFILES, "tflite", "ethos-u"} <= {*words}
+    assert run(["quantize", "--help"]) == 0
+    said = capsys.readouterr().out
+    for group in ("Formats", "Goals and budgets", "Hardware arithmetic", "How the model is read"):
+        assert f"─ {group}" in said
+
+
+@pytest.mark.parametrize("verb", ["run", "compare"])
+def test_an_unknown_engine_is_told_which_there_are(verb, data, capsys):
+    assert run([verb, MODEL, "--data", data, "--engine", "nnpi"]) == 2
+    said = capsys.readouterr().err
+    assert '"interpreter"' in said and '"qnn-htp"' in said and "Literal" not in said
+
+
+def test_what_stays_float_is_told_once_for_each_reason(data, tmp_path, capsys):
+    out = str(tmp_path / "out.onnx")
+    options = ["--target", "weight-only", "--repair", "none"]
+    assert run(["quantize", FLOAT, "--data", data, "-o", out, *options]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "/widen/widen.2/Relu: target weight-only leaves Relu in float" in said
+    assert said.count("leaves Relu in float") == 1 and "6 quantized, 8 left float" in said

@@ -56,7 +56,9 @@ def test_a_goal_is_met(tmp_path, capsys) -> None:
     assert told["reverted"] and told["sqnr"] >= 38
     assert call("quantize", FLOAT, "--data", DATA, "-o", out, "--force", *arguments[:-1]) == 0
     said = capsys.readouterr().out
-    assert f"{told['sqnr']:.2f} dB from the float model's" in said and " to uint16: " not in said
+    assert (
+        f"{told['sqnr']:.2f} dB SQNR against the float model" in said and " to uint16: " not in said
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 
 from qdqbridge.byoc.constraints import Constraints
 from qdqbridge.byoc.match import Match, Mismatch, match
@@ -185,10 +186,14 @@ class Table:
         known = {entry.name for entry in self.entries}
         unknown = [name for name in names if name not in known]
         if unknown:
+            near = [name for name in sorted(known) if unknown[0] and unknown[0] in name][:3]
+            near = near or get_close_matches(unknown[0], sorted(known))
             raise QdqBridgeError(
                 f"the table '{self.name}' has no entry {unknown[0]!r}",
                 why=f"it has {', '.join(sorted(known)) or 'none at all'}",
-                fix="give one of these names, with or without the table's before it",
+                fix=f"did you mean {' or '.join(near)}?"
+                if near
+                else "give one of these names, with or without the table's name before it",
             )
 
 

@@ -46,7 +46,7 @@ class Tensor:
         parts = [f"{self.dtype}[{extents}]", "constant" if self.is_constant else ""]
         if self.scale is not None and self.zero_point is not None:
             one = self.per_tensor
-            parts.append(f"scale={self.scale}" if one else f"{self.scale.size} scales")
+            parts.append(f"scale={float(self.scale):.9g}" if one else f"{self.scale.size} scales")
             parts.append(f"zero_point={self.zero_point}" if one else f"axis={self.axis}")
         return f"<{' '.join(part for part in parts if part)}>"
 

@@ -30,12 +30,14 @@ def read_inputs(path: Path, inputs: Sequence[Value]) -> dict[str, Array]:
     arrays = read_arrays(path)
     names = [value.name for value in inputs]
     if _LABELS in arrays and _LABELS not in names:
-        warn(f"the array '{_LABELS}' of {path.name} is no input of the model; it is left out")
+        warn(
+            f"the array '{_LABELS}' of {path.name} is ignored: the model has no input of that name"
+        )
         del arrays[_LABELS]
     if len(names) == 1 and len(arrays) == 1:
         ((name, array),) = arrays.items()
         if name != names[0] and path.suffix != ".npy":  # an .npy file has no names
-            warn(f"'{name}' is taken as '{names[0]}'")
+            warn(f"the array '{name}' is fed to the model's only input, '{names[0]}'")
         arrays = {names[0]: array}
     if set(arrays) != set(names):
         missing = [name for name in names if name not in arrays]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 from qdqbridge.graph.graph import Graph
 from qdqbridge.options import BIT_FOR_BIT, ReadingOptions
@@ -16,7 +16,7 @@ from qdqbridge.sources import inspect_model, is_module, load_model
 
 @dataclass(frozen=True, slots=True)
 class Sources(ReadingOptions):
-    """What is rewritten beyond what keeps every bit, and where parameters of modules are.
+    """Rewrites beyond the bit-exact ones, and where the parameters of a module are.
 
     Attributes:
         params: An .npz file with the parameters of a Relax module.
@@ -38,7 +38,8 @@ class Sources(ReadingOptions):
         return inspect_model(model, params=self.params, options=self)
 
 
-Reading = Annotated[Sources, Parameter(name="*", negative=())]
-Rewriting = Annotated[ReadingOptions, Parameter(name="*", negative=())]
+_GROUP = Group("How the model is read", sort_key=9)
+Reading = Annotated[Sources, Parameter(name="*", negative=(), group=_GROUP)]
+Rewriting = Annotated[ReadingOptions, Parameter(name="*", negative=(), group=_GROUP)]
 AS_IT_IS = Sources()
 EXACTLY = BIT_FOR_BIT

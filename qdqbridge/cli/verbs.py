@@ -59,16 +59,16 @@ app = App(
 )
 Runner: TypeAlias = "Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]"
 BatchSize = Annotated[
-    int | None, Parameter(help="Examples at once; by default what the model fixes, or all.")
+    int | None, Parameter(help="Examples per run; by default the batch the model fixes, or all.")
 ]
 AnyEngine = Annotated[
-    Literal["tvm", "interpreter", "onnxruntime"] | Foreign, Parameter(help="What runs it.")
+    Literal["tvm", "interpreter", "onnxruntime", Foreign], Parameter(help="What runs the model.")
 ]
 CheckedEngine = Annotated[
-    Literal["tvm", "interpreter"] | Foreign | None,
+    Literal["tvm", "interpreter", Foreign] | None,
     Parameter(
-        help="What is checked: by default tvm. With --local its operands and results are, "
-        "node by node; by default those of the reference."
+        help="What is compared with the reference; by default tvm. With --local: the engine whose "
+        "operands and results are checked node by node; by default the reference's."
     ),
 ]
 Reference = Annotated[
@@ -79,21 +79,22 @@ Local = Annotated[
     bool,
     Parameter(
         negative=(),
-        help="Run each node by the interpreter on the reference's operands; name causes.",
+        help="Run each node in the interpreter on the reference's own operands, and name the cause "
+        "of each difference.",
     ),
 ]
 Cache = Annotated[
     Path | None,
-    Parameter(help="A folder of compiled models: what is there is loaded, else kept there."),
+    Parameter(help="A folder that caches compiled models."),
 ]
 ProfileKernels = Annotated[
-    bool, Parameter(negative=(), help="Show the time of every kernel on the first batch.")
+    bool, Parameter(negative=(), help="Time every kernel on the first batch.")
 ]
 MaxLsb = Annotated[
-    int | None, Parameter(help="Exit with 1 if stored integers differ by more anywhere.")
+    int | None, Parameter(help="Exit with 1 if any stored integer differs by more than this.")
 ]
 Everything = Annotated[
-    bool, Parameter(name="--all", negative=(), help="List equal values as well.")
+    bool, Parameter(name="--all", negative=(), help="List values without differences as well.")
 ]
 
 
@@ -146,7 +147,7 @@ def explain(
     reading: Reading = AS_IT_IS,
     json: Json = False,
 ) -> None:
-    """Say why nodes stayed float, and what was assumed."""
+    """Say why nodes stayed float, and what was assumed while reading."""
     graph = reading.read(model)
     notes = pipeline.explain(graph)
     if json:
@@ -243,7 +244,10 @@ def _say_what_is_open(graph: Graph) -> None:
     names = dict.fromkeys(dim for shape in shapes for dim in shape[1:] if isinstance(dim, str))
     if names:
         numbers = " ".join(f"--extent {name}=…" for name in names)
-        output.say(f"{', '.join(names)} open besides the batch: plain loops run; faster: {numbers}")
+        output.say(
+            f"dimensions besides the batch are symbolic ({', '.join(names)}), so slower generic "
+            f"loops run; for the fast kernels fix them: {numbers}"
+        )
 
 
 def _timed(runner: Runner, target: str) -> Callable[[Mapping[str, NDArray[Any]]], Any]:
@@ -256,7 +260,7 @@ def _timed(runner: Runner, target: str) -> Callable[[Mapping[str, NDArray[Any]]]
     if not hasattr(executable, "library"):
         raise InputDataError(
             "there are no kernels to profile",
-            why="the model is not compiled by TVM",
+            why="--profile-kernels times TVM's kernels, and another engine runs the model",
             fix="leave --engine out, or give --engine tvm",
         )
     return partial(_kernel_times, executable, target)
@@ -300,7 +304,7 @@ def compare(
 
     if local and engine == "tvm":
         return usage(
-            "--local runs each node by the interpreter, not by TVM",
+            "--local runs each node in the interpreter, not on TVM",
             fix="leave --engine out; to check TVM, compare without --local, or with "
             "--reference interpreter",
         )
@@ -363,7 +367,7 @@ def _verdict(found: Comparison, max_lsb: int | None, *, explained: bool) -> int:
     if not found.values or (explained and found.unexplained):
         return NOT_MET
     if max_lsb is not None and found.max_lsb > max_lsb:
-        output.say(f"--max-lsb {max_lsb} is not kept: the largest difference is {found.max_lsb}")
+        output.say(f"--max-lsb {max_lsb} is exceeded: the largest difference is {found.max_lsb}")
         return NOT_MET
     return DONE
 

@@ -26,21 +26,22 @@ if TYPE_CHECKING:
 LITERT = "litert"
 Quantized = Annotated[
     Path | None,
-    Parameter(help="The quantized model that claims to be the first one; none to blame an engine."),
+    Parameter(help="The quantized version of the first model; leave it out to blame an engine."),
 ]
 Runner = Annotated[
     str | None,
     Parameter(
-        help="What runs the model: its kernels are charged with what they store otherwise than the "
-        "contract. 'onnxruntime', or an engine."
+        help="The runtime to examine, 'onnxruntime' or an engine: which of its kernels deviate "
+        "from the numeric contract."
     ),
 ]
 Data = Annotated[Path, Parameter(help="An .npz file with one array per model input.")]
-Samples = Annotated[int, Parameter(help="Examples of the data that are run, at most.")]
-Repaired = Annotated[int, Parameter(help="For how many of the worst tensors repairs are tried.")]
-Rows = Annotated[int, Parameter(help="Tensors that are listed.")]
+Samples = Annotated[int, Parameter(help="The largest number of examples to run.")]
+Repaired = Annotated[int, Parameter(help="How many of the worst tensors to try repairs for.")]
+Rows = Annotated[int, Parameter(help="How many tensors to list.")]
 Page = Annotated[
-    Path | None, Parameter(name="--page", help="An .html page of the model, coloured by damage.")
+    Path | None,
+    Parameter(name="--page", help="Write an .html page of the model, coloured by the damage."),
 ]
 
 
@@ -60,15 +61,17 @@ def blame(
     reading: Reading = AS_IT_IS,
     json: Json = False,
 ) -> None:
-    """Say which tensors of a quantized model lose the accuracy, why, and what was tried and helps.
+    """Find the tensors of a quantized model that lose the accuracy, the cause, and what helps.
 
-    The first model is the float one; the second may come from any tool and have other names. With
-    one model and --engine: which nodes that engine computes otherwise than the contract.
+    The first model is the float one; the second may come from any tool and use other names. With
+    one model and --engine: which nodes that engine computes differently from the contract.
     """
     from qdqbridge.attribution import attribute, attribute_to_kernels
 
     if samples < 1:
-        raise InputDataError(f"{samples} examples are none", fix="give --samples 1 or more")
+        raise InputDataError(
+            f"--samples {samples} leaves no example to run", fix="give --samples 1 or more"
+        )
     path = None
     if page is not None:
         path = output.free(page, force=force, model=quantized or reference, data=data,

@@ -13,13 +13,13 @@ from qdqbridge.cli.reading import AS_IT_IS, Reading
 
 Dialect = Annotated[
     Literal["relax", "relay"],
-    Parameter(help="Where: Relax, or Relay in an environment with TVM up to 0.19."),
+    Parameter(help="Relax, or Relay (needs TVM 0.19 or older)."),
 ]
 TableName = Annotated[
     str,
     Parameter(
         name="--table",
-        help="'canonical', 'int8', 'per-tensor', or on Relay a shipped one such as 'ethos-u'.",
+        help="'canonical', 'int8', 'per-tensor', or on Relay a table TVM ships, such as 'ethos-u'.",
     ),
 ]
 DoRewrite = Annotated[
@@ -27,7 +27,7 @@ DoRewrite = Annotated[
     Parameter(
         name="--rewrite",
         negative=(),
-        help="Make the model eligible first: 8-bit types, softmax scales, clamps.",
+        help="First rewrite the model towards the table: 8-bit types, softmax scales, clamps.",
     ),
 ]
 
@@ -43,7 +43,7 @@ def partition(
     reading: Reading = AS_IT_IS,
     json: Json = False,
 ) -> int:
-    """Show what a backend's pattern table takes of a model, what it leaves, and why.
+    """Show what a backend's pattern table takes from a model, what it leaves, and why.
 
     Exits with 1 if an operator on quantized values is left.
     """

@@ -54,7 +54,7 @@ Check = Annotated[
     bool,
     Parameter(
         negative=(),
-        help="Say where and why the file (the one written, if any) would not fuse.",
+        help="Say where and why the file (the written one, if any) would not run on integers.",
     ),
 ]
 
@@ -64,23 +64,33 @@ def export(
     /,
     *,
     output_: MaybeOut = None,
-    profile: Annotated[str, Parameter(help="Whose conventions to follow.")] = "ort",
+    profile: Annotated[
+        str,
+        Parameter(
+            help="The runtime that the file is for: ort, portable, tensorrt, qnn, qnn-v73, "
+            "openvino, qoperator, tflite, ethos-u."
+        ),
+    ] = "ort",
     recenter: Annotated[
-        bool, Parameter(negative=(), help="Write int8 activations as uint8: the same results.")
+        bool,
+        Parameter(
+            negative=(),
+            help="Write int8 activations as uint8, which runs faster on x86; results are equal.",
+        ),
     ] = False,
     layout: Annotated[
         Literal["model", "nhwc"],
-        Parameter(help="How images enter and leave a TFLite file: as in the model, or NHWC."),
+        Parameter(help="Layout of the inputs and outputs of a TFLite file: the model's, or NHWC."),
     ] = "model",
     accelerator: Annotated[
-        str, Parameter(help="With --check --profile ethos-u: the NPU, as Vela names it.")
+        str, Parameter(help="With --check --profile ethos-u: the NPU, by Vela's name.")
     ] = "ethos-u55-128",
     extent: Extents = (),
     data: Annotated[
         Path | None,
         Parameter(
-            help="An .npz file with examples: what is quantized while the model runs gets fixed "
-            "parameters from them."
+            help="An .npz file with examples, from which dynamically quantized activations get "
+            "fixed parameters."
         ),
     ] = None,
     opset: Annotated[
@@ -89,7 +99,7 @@ def export(
     ] = None,
     check: Check = False,
     engine: Annotated[
-        Foreign | None, Parameter(help="With --check: ask this engine what it takes as well.")
+        Foreign | None, Parameter(help="With --check: also ask this engine what it takes.")
     ] = None,
     force: Force = False,
     reading: Reading = AS_IT_IS,
@@ -97,19 +107,20 @@ def export(
 ) -> int:
     """Write a model in canonical form, and say what that changed.
 
-    A file that ends in .tflite (or --profile tflite) is TFLite: the same integers, channels-last.
+    An --output that ends in .tflite (or --profile tflite) is written as TFLite: the same integers,
+    channels-last.
 
-    --check says where a runtime would not fuse it, with --engine in the words of the engine itself.
-    With --profile ethos-u Vela says what runs on the NPU, and why the rest does not; of other
-    TFLite files --engine litert says what it takes.
+    --check says where the runtime would not run the file on integers; with --engine the engine
+    itself is asked. With --profile ethos-u, Vela says what runs on the NPU and why the rest does
+    not; for other TFLite files use --engine litert.
 
-    Exits with 1 if --check finds anything, or the engine leaves anything; of Ethos-U, if less than
-    95 % of the multiplications run on the NPU.
+    Exits with 1 if --check or the engine finds anything; for Ethos-U, if less than 95 % of the
+    multiplications run on the NPU.
     """
     from qdqbridge.cli.failures import DONE, NOT_MET, usage
 
     if engine is not None and not check:
-        return usage("--engine says who checks: give --check as well")
+        return usage("--engine names who checks the file: give --check as well")
     tflite = profile in (TFLITE, ETHOS_U) or engine == LITERT
     if tflite or (output_ is not None and output_.suffix == f".{TFLITE}"):
         if opset is not None:
@@ -172,7 +183,7 @@ def _fixed(graph: Graph, data: Path | None) -> tuple[Graph, list[str]]:
     with output.status("computing ranges"):
         found = pipeline.fixed_ranges(graph, read_inputs(data, graph.inputs))
     if not found.ranges:
-        output.say("nothing is quantized while the model runs: --data changes nothing")
+        output.say("the model has no dynamic quantization: --data changes nothing")
     return found.graph, [f"'{each.node}': {each.text}" for each in found.ranges]
 
 
@@ -272,9 +283,9 @@ def diff(
     reading: Reading = AS_IT_IS,
     json: Json = False,
 ) -> int:
-    """Say where the canonical forms of two models differ.
+    """List the differences between the canonical forms of two models.
 
-    Exits with 1 if they do.
+    Exits with 1 if there are any.
     """
     from qdqbridge.cli.failures import DONE, NOT_MET
 
@@ -293,7 +304,7 @@ def to_tvm(
     output_: Out,
     params: Annotated[
         Path | None,
-        Parameter(help="An .npz file for the constants of 64 KiB or more (.json and .py only)."),
+        Parameter(help="Put constants of 64 KiB or more into this .npz file (.json and .py only)."),
     ] = None,
     target: Target = "host",
     variant: Variant = "canonical",
@@ -304,7 +315,7 @@ def to_tvm(
 ) -> None:
     """Write a model for TVM: .json (Relax module), .py (TVMScript), .so (compiled) or .relay.
 
-    A .relay file holds a Relay module and its parameters; it needs TVM up to 0.19.
+    A .relay file holds a Relay module and its parameters; writing it needs TVM 0.19 or older.
     """
     path = output.free(output_, force=force, model=model)
     constants = None if params is None else output.free(params, force=force, model=model)
@@ -316,7 +327,7 @@ def to_tvm(
             graph, path, target=target, params=constants, variant=variant, extents=extent
         )
     if constants is not None and not number:
-        output.say(f"no constant has 64 KiB or more: {constants} is not written")
+        output.say(f"no constant reaches 64 KiB, so {constants} was not written")
         constants = None
     if json:
         names = {"output": str(path), "params": None if constants is None else str(constants)}

@@ -23,28 +23,26 @@ Data = Annotated[
     Path,
     Parameter(
         help="An .npz file with one array per model input, examples along axis 0, or a folder of "
-        "such files; without that axis each file is what one run is given."
+        "such files. For a model without a batch axis, each file is one run."
     ),
 ]
-Out = Annotated[Path, Parameter(name=("--output", "-o"), help="The profile to write, a .json.")]
+Out = Annotated[Path, Parameter(name=("--output", "-o"), help="The profile to write (.json).")]
 Engine = Annotated[Literal["onnxruntime", "tvm"], Parameter(help="What runs the model.")]
 Workers = Annotated[
-    str | None, Parameter(help="A number of processes that share the work, or 'ray'.")
+    str | None, Parameter(help="Processes that share the work: a number, or 'ray'.")
 ]
 Resume = Annotated[
-    bool, Parameter(negative=(), help="Go on where an earlier run with this --output was ended.")
+    bool, Parameter(negative=(), help="Resume an interrupted run with the same --output.")
 ]
-MinMaxOnly = Annotated[
-    bool, Parameter(negative=(), help="Take extremes only; do not count values.")
-]
+MinMaxOnly = Annotated[bool, Parameter(negative=(), help="Collect extremes only, no histograms.")]
 Stage = Annotated[
     Literal["emitted", "folded", "channels-last", "mixed", "legalized", "fused", "fused-tir"],
-    Parameter(help="Where in TVM's standard pipeline."),
+    Parameter(help="The stage of TVM's standard pipeline."),
 ]
 Threads = Annotated[int, Parameter(help="Threads of onnxruntime; 0 lets it choose.")]
-Seconds = Annotated[float, Parameter(help="Save what there is every so many seconds.")]
+Seconds = Annotated[float, Parameter(help="Seconds between saves of the partial profile.")]
 FailOnNonfinite = Annotated[
-    bool, Parameter(negative=(), help="Exit with 1 if a tensor holds NaN or infinities.")
+    bool, Parameter(negative=(), help="Exit with 1 if any tensor holds NaN or infinities.")
 ]
 
 app = App(name="profile")
@@ -154,13 +152,13 @@ def merge(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Write the profile of the samples of several profiles."""
+    """Merge several profiles of one model into one, as if profiled together."""
     if not profiles:
         raise InputDataError("there is no profile to merge", fix="give at least one file")
     path = output.free(output_, force=force, model=profiles[0], suffix=".json")
     shards = [profiling.load_profile(shard) for shard in profiles]
     if len({shard.data for shard in shards}) < len(shards):
-        output.warn("two of these profiles are of the same data, which now counts twice")
+        output.warn("two of these profiles are of the same data, which is now counted twice")
     found = profiling.merge_profiles(shards)
     profiling.save_profile(found, path)
     _show(found, path, as_json=json)
@@ -171,7 +169,8 @@ def lookup(
     profile: Annotated[Path, Parameter(help="A profile of the model.")],
     model: Model,
     name: Annotated[
-        str | None, Parameter(help="A variable of the module, or a tensor of the model.")
+        str | None,
+        Parameter(help="A variable of the module, or a tensor of the model; all if left out."),
     ] = None,
     /,
     *,
@@ -179,7 +178,7 @@ def lookup(
     reading: Reading = AS_IT_IS,
     json: Json = False,
 ) -> int:
-    """Say which profile entries belong to the expressions of the Relax module.
+    """Show which profile entries belong to which expressions of the Relax module.
 
     Exits with 1 if a call is tied to no tensor of the model.
     """

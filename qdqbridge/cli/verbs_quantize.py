@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 from rich.table import Table
 from rich.text import Text
 
@@ -23,12 +23,16 @@ if TYPE_CHECKING:
     from qdqbridge.quantizing import Quantization
 
 _TFLITE = ".tflite"
+_FORMATS = Group("Formats: what is quantized, and how", sort_key=1)
+_GOALS = Group("Goals and budgets", sort_key=2)
+_SEARCH = Group("Search", sort_key=3)
+_ARITHMETIC = Group("Hardware arithmetic", sort_key=4)
 T = TypeVar("T")
 Data = Annotated[
     Path | None,
     Parameter(
-        help="An .npz file with one array per model input, examples along axis 0, or a folder of "
-        "such files; without that axis each file is what one run is given."
+        help="Calibration data: an .npz file with one array per model input, examples along axis "
+        "0, or a folder of such files. For a model without a batch axis, each file is one run."
     ),
 ]
 Out = Annotated[
@@ -44,19 +48,25 @@ TargetName = Annotated[
     Parameter(
         name="--target",
         help="ort, ort-s8, tensorrt, qnn, openvino, tflite, a16w8, power-of-two, float8; "
-        "weight-only, dynamic, dynamic-rows (activations stay float, or are quantized as the model "
-        "runs); whose rules and formats.",
+        "weight-only (activations stay float), dynamic, dynamic-rows (activations are quantized at "
+        "run time). Decides what is quantized, and in which formats.",
     ),
 ]
 ProfileFile = Annotated[
-    Path | None, Parameter(name="--profile", help="What 'qdqbridge profile' wrote of this model.")
+    Path | None,
+    Parameter(name="--profile", help="Statistics that 'qdqbridge profile' wrote for this model."),
 ]
 ExportProfile = Annotated[
-    str | None, Parameter(help="Whose conventions the file follows; by default the target's.")
+    str | None,
+    Parameter(help="The profile of 'qdqbridge export' for the file; by default the target's."),
 ]
 ChooserName = Annotated[
     Literal["mse", "minmax", "percentile", "mean-of-maxima", "extrapolated", "kl", "hqq"] | None,
-    Parameter(name="--chooser", help="How ranges of activations are chosen; default the target's."),
+    Parameter(
+        group=_FORMATS,
+        name="--chooser",
+        help="How activation ranges are chosen; by default several are tried.",
+    ),
 ]
 Weights = Annotated[
     Literal[
@@ -75,131 +85,181 @@ Weights = Annotated[
     ]
     | None,
     Parameter(
+        group=_FORMATS,
         name="--weights",
-        help="How weights are stored; by default the target's type. MX: blocks of 32 with a power "
-        "of two each.",
+        help="Storage type of weights; by default the target's. mx…: microscaling, blocks of 32 "
+        "that share a power-of-two scale.",
     ),
 ]
 Block = Annotated[
     int | None,
-    Parameter(name="--block", help="So many weights of a sum have a scale of their own, as 32."),
+    Parameter(
+        group=_FORMATS,
+        name="--block",
+        help="Block size of weight scales along the reduced axis, as 32.",
+    ),
 ]
 Formats = Annotated[
     tuple[str, ...],
     Parameter(
+        group=_FORMATS,
         name="--format",
         negative=(),
-        help="PATTERN=FORMAT of activations that nodes read: uint8, int8, uint16, int16, "
-        "float8_e4m3fn, float8_e5m2, float, dynamic, dynamic-rows; repeatable.",
+        help="PATTERN=FORMAT for the activations that matching nodes read: uint8, int8, uint16, "
+        "int16, float8_e4m3fn, float8_e5m2, float, dynamic, dynamic-rows; repeatable.",
     ),
 ]
 WeightFormats = Annotated[
     tuple[str, ...],
     Parameter(
+        group=_FORMATS,
         name="--weight-format",
         negative=(),
-        help="PATTERN=FORMAT of weights of nodes: int8, or int4/32 with blocks of 32; repeatable.",
+        help="PATTERN=FORMAT for the weights of matching nodes: int8, or int4/32 for blocks of 32; "
+        "repeatable.",
     ),
 ]
 Patterns = Annotated[
     tuple[str, ...],
     Parameter(
+        group=_FORMATS,
         name="--exclude",
         negative=(),
-        help="Nodes that stay float: a name or pattern; repeatable.",
+        help="A node, or a pattern of nodes, that stays float; repeatable.",
     ),
 ]
 Only = Annotated[
     tuple[str, ...],
-    Parameter(name="--only", negative=(), help="Nodes that are quantized, no others."),
+    Parameter(
+        group=_FORMATS,
+        name="--only",
+        negative=(),
+        help="Quantize these nodes and no others: a name or pattern; repeatable.",
+    ),
 ]
 Repair = Annotated[
     str,
     Parameter(
+        group=_SEARCH,
         name="--repair",
-        help="Steps to try, each kept where it helps: equalize,smooth,round,learn,bias; or none.",
+        help="Repair steps to try; each is kept only where it helps: equalize,smooth,round,learn,"
+        "bias; or none.",
     ),
 ]
 MinSqnr = Annotated[
-    float | None, Parameter(help="Give layers more bits until outputs are that close, in dB.")
+    float | None,
+    Parameter(group=_GOALS, help="Give layers more bits until the outputs reach this SQNR, in dB."),
 ]
 MaxDrop = Annotated[
     float | None,
-    Parameter(help="Give layers more bits until so much top-1 agreement is lost at most (0.01)."),
+    Parameter(
+        group=_GOALS,
+        help="Give layers more bits until at most this top-1 agreement is lost (0.01).",
+    ),
 ]
 MaxSize = Annotated[
     str | None,
     Parameter(
+        group=_GOALS,
         name="--max-size",
-        help="Fewer bits for as few layers as that size needs: 8MB, 500KB, or bytes.",
+        help="Give as few layers as possible fewer bits until the file has this size: 8MB, 500KB, "
+        "or bytes.",
     ),
 ]
 Smallest = Annotated[
     bool,
     Parameter(
+        group=_GOALS,
         name="--smallest",
         negative=(),
-        help="As small as --min-sqnr or --max-drop leave, by bits per layer.",
+        help="Choose bits per layer for the smallest file that meets --min-sqnr or --max-drop.",
     ),
 ]
 MaxNodeTime = Annotated[
     str | None,
     Parameter(
+        group=_GOALS,
         name="--max-node-time",
-        help="Other bits for the layers whose nodes take longer than that on --engine, for one "
+        help="Change the bits of layers whose nodes take longer than this on --engine for one "
         "sample: 2ms, 500us.",
     ),
 ]
 TimingEngine = Annotated[
-    str, Parameter(name="--engine", help="Whose nodes: tvm, onnxruntime or openvino.")
+    str,
+    Parameter(
+        group=_GOALS,
+        name="--engine",
+        help="Where --max-node-time is measured: tvm, onnxruntime or openvino.",
+    ),
 ]
 Trials = Annotated[
     Path | None,
-    Parameter(name="--trials", help="A file for the trials of such a search, which resumes it."),
+    Parameter(
+        group=_GOALS,
+        name="--trials",
+        help="A file that records the trials of --max-size, --smallest and --max-node-time; an "
+        "interrupted search resumes from it.",
+    ),
 ]
 FallbackTo = Annotated[
-    Literal["int16", "float"], Parameter(name="--fallback", help="What such layers get first.")
+    Literal["int16", "float"],
+    Parameter(
+        group=_GOALS,
+        name="--fallback",
+        help="What --min-sqnr and --max-drop try first for a layer.",
+    ),
 ]
 AccumulatorBits = Annotated[
     int | None,
     Parameter(
-        name="--accumulator-bits", help="Choose so that sums of so many bits overflow never."
+        group=_ARITHMETIC,
+        name="--accumulator-bits",
+        help="Choose parameters so that accumulators of this width never overflow.",
     ),
 ]
 AvoidPairs = Annotated[
     bool,
     Parameter(
+        group=_ARITHMETIC,
         name="--avoid-pairs",
         negative=(),
-        help="Choose so that 16-bit sums of two products (vpmaddubsw) never saturate.",
+        help="Choose parameters so that 16-bit sums of two products (vpmaddubsw) never saturate.",
     ),
 ]
 SumsOf = Annotated[
     Literal["any-input", "data"],
-    Parameter(name="--sums-of", help="Whose sums must fit: those of any input, or of these data."),
+    Parameter(
+        group=_ARITHMETIC,
+        name="--sums-of",
+        help="Which accumulator sums must fit: those of any input, or of this data.",
+    ),
 ]
 Requantized = Annotated[
     Literal["half-even", "fixed-point", "truncation", "shift"] | None,
     Parameter(
-        name="--requantize", help="How the hardware rounds sums; choose what is best for it."
+        group=_ARITHMETIC,
+        name="--requantize",
+        help="How the hardware requantizes sums; parameters are chosen to suit it.",
     ),
 ]
 Workers = Annotated[
     str | None,
     Parameter(
+        group=_SEARCH,
         name="--workers",
-        help="Processes that try choosers and layers side by side: a number, or 'ray'.",
+        help="Processes that try choosers and layers in parallel: a number, or 'ray'.",
     ),
 ]
 Budget = Annotated[
     float,
     Parameter(
+        group=_SEARCH,
         name="--budget",
-        help="Work after which no further improvement is begun: seconds of a usual core, "
-        "counted in operations, so that results do not depend on the machine.",
+        help="Work after which no further step is begun, in seconds of a typical core; counted in "
+        "operations, so that results do not depend on the machine.",
     ),
 ]
-Report = Annotated[Path | None, Parameter(help="An .html page about it to write.")]
+Report = Annotated[Path | None, Parameter(help="Write an .html report of the quantization.")]
 
 
 def quantize(
@@ -240,7 +300,7 @@ def quantize(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Quantize a float model after a look at what it does on data."""
+    """Quantize a float model with ranges from calibration data, and keep what helps its outputs."""
     from qdqbridge.autoquant.planning.format_names import format_of, weights_of
     from qdqbridge.autoquant.quantize import QuantizeOptions
     from qdqbridge.autoquant.search.fallback import Goal
@@ -312,7 +372,7 @@ def _bytes(text: str) -> int:
     try:
         return int(float(number) * unit)
     except (ValueError, OverflowError) as error:
-        raise InputDataError(f"'{text}' is no size", fix="write 8MB, 500KB, or bytes") from error
+        raise InputDataError(f"'{text}' is not a size", fix="write 8MB, 500KB, or bytes") from error
 
 
 def _seconds(text: str) -> float:
@@ -324,7 +384,7 @@ def _seconds(text: str) -> float:
     try:
         return float(number) * unit
     except ValueError as error:
-        raise InputDataError(f"'{text}' is no time", fix="write 2ms, 500us, or 0.1s") from error
+        raise InputDataError(f"'{text}' is not a time", fix="write 2ms, 500us, or 0.1s") from error
 
 
 def _steps(text: str) -> tuple[str, ...]:
@@ -350,10 +410,14 @@ def _show(made: Quantization, path: Path, report: Path | None, *, as_json: bool)
         output.show_json(facts)
         return
     table = Table(show_header=False, box=None)
-    for name in ("output", "digest", "integer", "float", "fixed", "shared", "samples"):
+    for name in ("output", "digest", "samples"):
         table.add_row(name, Text(str(facts[name])))
+    table.add_row("operators", Text(f"{facts['integer']} quantized, {facts['float']} left float"))
     for name, (low, high) in facts["inputs"].items():
-        table.add_row("input", Text(f"{name}: {low:.4g} to {high:.4g}, as it has to be in use"))
+        table.add_row(
+            "input",
+            Text(f"{name}: {low:.4g} to {high:.4g} in these data; feed the same scale in use"),
+        )
     if facts["sqnr"] is not None:
         table.add_row("outputs", Text(_closeness(facts["sqnr"], facts["top1"])))
     for step in facts["repairs"]:
@@ -366,9 +430,20 @@ def _show(made: Quantization, path: Path, report: Path | None, *, as_json: bool)
         table.add_row("curve", Text(f"{point['name']}: {told}"))
     for row in facts["reverted"]:
         table.add_row("reverted", Text(f"{row['layer']}: {row['reason']}"))
-    for node, reason in list(facts["reasons"].items())[:10]:
-        table.add_row("float", Text(f"{node}: {reason}"))
+    for row in _float_rows(facts["reasons"]):
+        table.add_row("float", Text(row))
     output.show(table)
+
+
+def _float_rows(reasons: Mapping[str, str]) -> list[str]:
+    """Returns why nodes stayed float, a row for each of the first reasons."""
+    nodes: dict[str, list[str]] = {}
+    for node, reason in reasons.items():
+        nodes.setdefault(reason, []).append(node)
+    return [
+        f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if names[3:] else ''}: {reason}"
+        for reason, names in list(nodes.items())[:10]
+    ]
 
 
 def _ranges(made: Quantization) -> dict[str, tuple[float, float]]:
@@ -379,8 +454,8 @@ def _ranges(made: Quantization) -> dict[str, tuple[float, float]]:
 
 
 def _closeness(sqnr: float, top1: float | None) -> str:
-    classes = "" if top1 is None else f", the same class in {100 * top1:.2f} %"
-    return f"{sqnr:.2f} dB from the float model's on these data{classes}"
+    classes = "" if top1 is None else f", top-1 agreement {100 * top1:.2f} %"
+    return f"{sqnr:.2f} dB SQNR against the float model on these data{classes}"
 
 
 def _facts(made: Quantization, path: Path, report: Path | None) -> dict[str, Any]:

@@ -25,15 +25,17 @@ if TYPE_CHECKING:
 
 Data = Annotated[
     Path | None,
-    Parameter(help="An .npz file with one array per model input: adds observed ranges and sums."),
+    Parameter(help="An .npz file with one array per model input; adds observed ranges and sums."),
 ]
-Limit = Annotated[int, Parameter(help="Samples to run at most, spread evenly over all there are.")]
+Limit = Annotated[
+    int, Parameter(help="The largest number of samples to run, spread evenly over the data.")
+]
 Pairs = Annotated[
     Literal["channels-last", "channels-first"],
-    Parameter(help="Which index of a convolution's terms runs fastest where kernels pair them."),
+    Parameter(help="The order in which a convolution kernel pairs its terms."),
 ]
 MaxBits = Annotated[
-    int | None, Parameter(help="Exit with 1 if an accumulator needs more bits for some input.")
+    int | None, Parameter(help="Exit with 1 if any input can make an accumulator need more bits.")
 ]
 
 
@@ -48,9 +50,9 @@ def accumulators(
     reading: Reading = AS_IT_IS,
     json: Json = False,
 ) -> int:
-    """Show the bits that sums of integer products need, and 16-bit pairs that can saturate.
+    """Show how many accumulator bits integer products need, and where 16-bit pairs can saturate.
 
-    Exits with 1 if --max-bits is not kept.
+    Exits with 1 if --max-bits is exceeded.
     """
     from qdqbridge.autoquant.hardware.accumulators import accumulators as found_in
     from qdqbridge.autoquant.hardware.observed import observe

@@ -32,39 +32,43 @@ from qdqbridge.viewer import (
 )
 from qdqbridge.viewer.document import NO_DIGEST
 
-Other = Annotated[Path | None, Parameter(help="Another model, to show what differs.")]
+Other = Annotated[Path | None, Parameter(help="A second model; the page shows what differs.")]
 Page = Annotated[Path, Parameter(name=("--output", "-o"), help="The .html file to write.")]
 Data = Annotated[
     Path | None,
-    Parameter(help="An .npz file with one array per model input: adds histograms of a run."),
+    Parameter(help="An .npz file with one array per model input; adds histograms of a run."),
 ]
-TableName = Annotated[str | None, Parameter(name="--table", help="Colour by a pattern table.")]
-EngineName = Annotated[Foreign | None, Parameter(help="Colour by what an engine takes.")]
+TableName = Annotated[
+    str | None, Parameter(name="--table", help="Colour nodes by what a pattern table takes.")
+]
+EngineName = Annotated[Foreign | None, Parameter(help="Colour nodes by what an engine takes.")]
 Reference = Annotated[
     str | None,
-    Parameter(help="Colour by the error of each node: 'onnxruntime', an engine, or another file."),
+    Parameter(
+        help="Colour nodes by their error against 'onnxruntime', an engine, or another file."
+    ),
 ]
 Timed = Annotated[
     bool,
     Parameter(
         name="--profile-kernels",
         negative="",
-        help="Colour by the time of each kernel, compiled by TVM for this machine.",
+        help="Colour nodes by the time of their kernels, compiled by TVM for this machine.",
     ),
 ]
 Explorer = Annotated[
     Path | None,
     Parameter(
-        help="Write a .json for Google's Model Explorer as well, and node data for each colour "
-        "beside it."
+        help="Also write a .json for Google's Model Explorer, with a file of node data for each "
+        "colouring beside it."
     ),
 ]
 Annotated_ = Annotated[
     Path | None,
     Parameter(
         name="--netron",
-        help="Write the model as an .onnx file too, whose nodes carry what the page says: Netron "
-        "shows it. The digest stays.",
+        help="Also write the model as an .onnx file whose node metadata holds what the page says, "
+        "for Netron. The digest is unchanged.",
     ),
 ]
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from qdqbridge.errors import InputDataError
 from qdqbridge.graph.as_read import AsRead
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
@@ -185,9 +186,13 @@ class Node:
         return f"Node({self.op.name} {self.name!r})"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Graph:
     """A whole network.
+
+    A graph is not pickled: send ``graph.text("inline")`` to another process and read it there with
+    :func:`qdqbridge.parse`, or save a file. ``copy.copy`` and ``copy.deepcopy`` make a graph of its
+    own whose constants share their data.
 
     Attributes:
         inputs: Graph inputs in the file's order; their names are the interface.
@@ -212,7 +217,35 @@ class Graph:
     opset: int = 0
     canonical: bool = False
     notes: list[Note] = field(default_factory=list["Note"])
-    as_read: AsRead | None = field(default=None, repr=False)
+    as_read: AsRead | None = None
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(f"{value.name}: {value.type}" for value in self.inputs)
+        named = zip(self.output_names, self.outputs, strict=True)
+        outputs = ", ".join(f"{name}: {value.type}" for name, value in named)
+        return f"Graph(({inputs}) -> ({outputs}), {len(self.nodes)} nodes)"
+
+    def __reduce__(self) -> str:
+        """Refuses to be pickled.
+
+        Raises:
+            InputDataError: Always.
+        """
+        raise InputDataError(
+            "a graph cannot be pickled",
+            why="its nodes refer to one another and to operators that hold functions",
+            fix="send graph.text('inline') and read it with qdqbridge.parse, or save a file and "
+            "load it",
+        )
+
+    def __copy__(self) -> Graph:
+        from qdqbridge.graph.copying import copied
+
+        return copied(self).graph
+
+    def __deepcopy__(self, memo: object) -> Graph:
+        del memo
+        return self.__copy__()
 
     def text(self, weights: Weights = None) -> str:
         """Returns the deterministic text form (see :mod:`qdqbridge.graph.printer`).

@@ -26,6 +26,9 @@ class TensorType:
         """Returns this type for another shape."""
         return TensorType(self.dtype, shape)
 
+    def __str__(self) -> str:
+        return f"{self.dtype}{_extents(self.shape)}"
+
 
 @dataclass(frozen=True, slots=True)
 class NestedType(TensorType):
@@ -71,8 +74,20 @@ class QuantType:
         """Returns this type with other parameters."""
         return QuantType(params, self.shape)
 
+    def __str__(self) -> str:
+        params = self.params
+        if params.per_tensor:
+            told = f"scale={float(params.scale):.9g} zero_point={int(params.zero_point)}"
+        else:
+            told = f"{params.scale.size} scales axis={params.axis}"
+        return f"{self.dtype}{_extents(self.shape)} {told}"
+
 
 ValueType: TypeAlias = "TensorType | QuantType"
+
+
+def _extents(shape: Shape) -> str:
+    return "[*]" if shape is None else f"[{','.join(map(str, shape))}]"
 
 
 def static_shape(shape: Shape) -> tuple[int, ...] | None:

@@ -28,7 +28,7 @@ def test_a_file_row_by_row(save, tmp_path):
     found = rows(tmp_path / "d.npz", [X, Y], warn=said.append)
     assert np.array_equal(found["x"], ARRAY)
     assert np.array_equal(found["y"], NUMBERS)
-    assert said == ["the array 'labels' is no input of the model; it is left out"]
+    assert said == ["the array 'labels' is ignored: the model has no input of that name"]
 
 
 def test_a_folder_in_the_order_of_names(tmp_path):

@@ -152,6 +152,8 @@ def test_tables_are_checked_and_chosen_from() -> None:
         with pytest.raises(QdqBridgeError, match="'npu' has no entry") as caught:
             few.entry(wrong)
         assert caught.value.why == "it has conv2d, dense"
+    with pytest.raises(QdqBridgeError, match=r"did you mean batch_matmul or batch_matmul_float"):
+        canonical().entry("matmul")
     with pytest.raises(QdqBridgeError, match="has no entry 'conv9d'"):
         few.without("conv9d")
 

@@ -93,7 +93,7 @@ def record(count=3):
                            1)
             for n in names
         ),
-        floats=(FloatNode("soft", "Softmax", "target ort has no Softmax"),),
+        floats=(FloatNode("soft", "Softmax", "target ort leaves Softmax in float"),),
         culprits=(Culprit("conv7", "Conv", 33.25), Culprit("conv3", "Conv", 41.5)),
         fallback=(FallbackRow("conv7", "int16", 1, 33.3, "costs most"),),
         goal="at least 40 dB",
@@ -177,7 +177,7 @@ def test_numbers_are_those_of_the_record():
     costs = page.tables["What layers cost, the worst first"][1:]
     assert costs == [["conv7", "Conv", "33.2 dB"], ["conv3", "Conv", "41.5 dB"]]
     assert page.tables["Layers taken back"][1] == ["conv7", "int16", "1", "33.3 dB", "costs most"]
-    assert page.tables["Nodes that compute in float"][1][2] == "target ort has no Softmax"
+    assert page.tables["Nodes that compute in float"][1][2] == "target ort leaves Softmax in float"
     for part in ("scale 0.5, zero point 3", "-1.5 to 126", "1.25% clipped", "25.00% zeros"):
         assert part in text
 

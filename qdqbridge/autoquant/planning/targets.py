@@ -197,7 +197,7 @@ class Target:
         """Returns why a node stays float that no rule quantizes."""
         deciding = next((rule for rule in self.rules if rule.matches(node)), None)
         told = "" if deciding is None else deciding.reason
-        return told or f"target {self.name} has no {node.op.name}"
+        return told or f"target {self.name} leaves {node.op.name} in float"
 
 
 def _named(*flows: Flow) -> tuple[str, ...]:

@@ -134,11 +134,11 @@ def _chosen(
 ) -> dict[str, str]:
     names = list(headers)
     if _LABELS in names and _LABELS not in wanted:
-        said[f"the array '{_LABELS}' is no input of the model; it is left out"] = None
+        said[f"the array '{_LABELS}' is ignored: the model has no input of that name"] = None
         names.remove(_LABELS)
     if len(wanted) == 1 and len(names) == 1:
         if names != list(wanted) and path.suffix != _NPY:
-            said[f"'{names[0]}' is taken as '{wanted[0]}'"] = None
+            said[f"the array '{names[0]}' is fed to the model's only input, '{wanted[0]}'"] = None
         return {wanted[0]: names[0]}
     if set(names) != set(wanted):
         missing = [name for name in wanted if name not in names]

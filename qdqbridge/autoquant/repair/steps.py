@@ -55,6 +55,7 @@ DEFAULT = ORDER
 _RUNS = {"equalize": 9, "smooth": 12, "round": 3, "learn": 6, "bias": 3}
 """How often steps run the samples, about."""
 _CHANGES = {"round": with_rounding, "learn": learned, "bias": corrected}
+_NO_CLOSER = "the outputs come no closer"
 _LATE = "the budget was spent before; --budget gives more"
 
 
@@ -198,7 +199,7 @@ class _Trials:
         if before is None or after is None:
             return StepRecord(name, applied=False, told=told)
         if found is None:
-            return StepRecord(name, False, f"{told}; that does not help", before, after)
+            return StepRecord(name, False, told, before, after)
         self.state = found
         self._sqnr = self._before()[0].sqnr(found.graph)
         return StepRecord(name, True, told, before, after)
@@ -211,7 +212,7 @@ class _Trials:
         judge, before = self._before()
         after = judge.sqnr(found.graph)
         if not _better(before, after):
-            return None, told, before, after
+            return None, f"{told}; {_NO_CLOSER}", before, after
         if self._seen is not self._samples:
             found = self._tried(name, self._samples)[0] or found  # it helps: now with all data
         return found, told, before, after
@@ -229,14 +230,14 @@ class _Trials:
         found = self._again(new, None)
         after = judge.sqnr(found.graph)
         if not _better(before, after):
-            return None, told, before, after
+            return None, f"{told}; {_NO_CLOSER}", before, after
         if len(self._samples) < 2:
             kept = worth_trying(name, before, after)
-            why = "" if kept else "; the only sample cannot say what it does to others"
+            why = "" if kept else "; one sample cannot tell what it does to others"
             return found if kept else None, told + why, before, after
         plain, scaled = left_out_sqnr(*self._left_out(name))
         if not scaled > plain:  # no number is no gain
-            return None, f"{told}; samples left out are no closer on the whole", plain, scaled
+            return None, f"{told}; held-out samples come no closer on the whole", plain, scaled
         return found, told, before, after
 
     def _left_out(self, name: str) -> tuple[Array, Array]:
@@ -429,5 +430,5 @@ def _listed(target: Target) -> str:
 
 def _told(found: Tuned) -> str:
     others = len(found.changes)
-    tensors = f"; another one for {others} tensor{'s' if others > 1 else ''}" if others else ""
+    tensors = f"; another chooser for {others} tensor{'s' if others > 1 else ''}" if others else ""
     return f"{found.chooser!r} for activations{tensors}"
