@@ -28,7 +28,7 @@ def to_relax(
 
     Args:
         graph: A canonical graph.
-        keep_params: Make constants of 64 KiB or more parameters of ``main``, not constants in it.
+        keep_params: Make constants of 64 KiB or more parameters of ``main``.
         variant: ``qnn``: operators ``qnn.*`` on integers, exactly what :func:`evaluate` computes.
             ``qdq``: float operators between ``R.quantize`` and ``R.dequantize``, for TVM's own
             pattern tables.
@@ -53,27 +53,26 @@ def from_relax(
     canonical: bool = True,
     fuse: bool = False,
 ) -> Graph:
-    """Reads a Relax ``IRModule``: of TVM's frontends, or as :func:`to_relax` writes it.
+    """Reads a Relax ``IRModule`` made by TVM's frontends or by :func:`to_relax`.
 
-    Float operators, ``R.quantize`` and ``R.dequantize`` and the operators ``qnn.*`` may stand
-    side by side. Passes that keep operators may have been applied; functions that it calls
-    (composites, partitioned regions) are read through. What has been lowered to kernels is
-    refused.
+    Float operators, ``R.quantize`` and ``R.dequantize`` and the operators ``qnn.*`` may be mixed.
+    Passes that keep operators may have been applied; called functions (composites, partitioned
+    regions) are inlined. Modules that are lowered to kernels are refused.
 
     Args:
         module: The module.
-        params: Its parameters by name, where they are kept apart from it, or what
-            ``relax.frontend.detach_params`` returns.
-        function: Which of its functions; by default ``main``, or the only one
-            (``nn.Module.export_tvm`` names them by their methods, ``forward`` for example).
+        params: Its parameters by name, if they are stored separately, or the result of
+            ``relax.frontend.detach_params``.
+        function: The function to read; by default ``main``, or the only one
+            (``nn.Module.export_tvm`` names functions after methods, for example ``forward``).
         canonical: Rewrite the graph to the canonical form.
         fuse: As for :func:`load`.
 
     Raises:
-        InvalidModelError: The module's parts do not fit each other.
-        UnsupportedModelError: Calls have no counterpart in a graph; all of them are listed.
+        InvalidModelError: The module is inconsistent.
+        UnsupportedModelError: Some calls are not supported; the error lists all of them.
         UnsupportedTargetError: TVM is not installed.
-        InputDataError: It is no module with such a function, or ``params`` do not fit that.
+        InputDataError: ``module`` is not a module with that function, or ``params`` do not fit.
     """
     need_tvm()
     from qdqbridge.relax.read import entry_name
@@ -108,23 +107,24 @@ def compile(
     Args:
         graph: A canonical graph.
         target: ``host``, this machine's CPU, or a TVM target such as ``llvm`` (any CPU of this
-            architecture) or ``{"kind": "llvm", "mcpu": "haswell"}``, as a dictionary or JSON. What
-            this CPU cannot run can be saved.
-        kernels: ``fast``, kernels made for the target's instructions, or ``reference``, plain
-            loops; both compute the same bits wherever results are quantized.
-        threads: How many threads run it; by default as many as TVM takes: the environment variable
-            TVM_NUM_THREADS, or half of the machine's.
-        expose: Intermediate values that ``run`` shall return as well, under their names.
-        extents: Numbers for symbolic extents, by name. Kernels are fast where at most the leading
-            one is open, say the batch; with more only products of floats are, and dynamic ones.
-        cache: A folder of what was compiled before: the same graph for the same target, by the same
-            versions, is loaded from there (its ``graph`` is the interface alone), else compiled and
-            kept. Several processes may use it at once; a damaged entry is compiled anew.
+            architecture) or ``{"kind": "llvm", "mcpu": "haswell"}``, as a dictionary or JSON. Code
+            that this CPU cannot run can still be saved.
+        kernels: ``fast``, kernels for the target's instructions, or ``reference``, generic loops;
+            quantized results have the same bits with both.
+        threads: How many threads run it; by default TVM's choice: the environment variable
+            TVM_NUM_THREADS, or half of the machine's threads.
+        expose: Intermediate values that ``run`` also returns, by name.
+        extents: Values for symbolic dimensions, by name. Kernels are fast if at most the leading
+            dimension, say the batch, stays symbolic; with more, only float and dynamically
+            quantized products are.
+        cache: A folder of compiled models. The same graph, for the same target and versions, is
+            loaded from there (its ``graph`` has only inputs and outputs), else compiled and stored.
+            Several processes may share it; a damaged entry is compiled again.
 
     Raises:
-        OutputFileError: The folder of the cache cannot be made.
-        InputDataError: ``graph`` is no graph, but a path for example; ``threads`` is no number
-            from 1 on; or ``extents`` do not fit.
+        OutputFileError: The cache folder cannot be created.
+        InputDataError: ``graph`` is not a graph (but a path, for example), ``threads`` is not a
+            positive number, or ``extents`` do not fit.
         UnsupportedTargetError: TVM is not installed, or cannot express the graph; or there are no
             such kernels.
     """
@@ -142,11 +142,11 @@ def compile(
 
 
 def load_executable(path: File) -> Executable:
-    """Returns an executable that ``Executable.save`` wrote; its graph is the interface alone.
+    """Loads an executable that ``Executable.save`` wrote; its graph has only inputs and outputs.
 
     Raises:
-        ModelFileError: The file cannot be read, is no such library, or is damaged.
-        UnsupportedTargetError: TVM is not installed, or this CPU has not the instructions that the
+        ModelFileError: The file cannot be read, is not such a library, or is damaged.
+        UnsupportedTargetError: TVM is not installed, or this CPU lacks instructions that the
             library was compiled for.
     """
     need_tvm()

@@ -33,18 +33,19 @@ def open_engine(
     extents: Mapping[str, int] | None = None,
     limits: ProcessLimits | None = None,
 ) -> ForeignEngine:
-    """Opens a model in somebody else's engine, which runs in a process of its own.
+    """Opens a model in a vendor's engine, which runs in a process of its own.
 
-    It is a side of :func:`qdqbridge.compare`; ``run(inputs, names)`` returns what it computes and
-    ``taken()`` what it takes of the model, node by node, and why not. Close it, or use ``with``.
+    The result can be a side of :func:`qdqbridge.compare`. ``run(inputs, names)`` returns what the
+    engine computes; ``taken()`` says node by node what it takes, and why not the rest. Close it, or
+    use ``with``.
 
     Args:
         name: ``onnxruntime-optimized``, ``qnn-htp``, ``qnn-htp-v73`` (the host build of the NPU's
             backend), ``openvino`` or ``litert``.
-        source: A model file, which the engine gets as it is; or a graph, which is written as the
-            engine's export profile writes it.
+        source: A model file, which the engine gets as it is; or a graph, which is written with
+            the engine's export profile.
         extents: Numbers for symbolic extents, by name.
-        limits: What the engine's process may take, in seconds and bytes.
+        limits: Limits on the time and memory of the engine's process, in seconds and bytes.
 
     Raises:
         InputDataError: ``extents`` do not fit.
@@ -155,24 +156,25 @@ def blame(
     nodes: bool = True,
     engine: Side | None = None,
 ) -> Attribution:
-    """Says which tensors of a quantized model lose its accuracy, why, and what helps.
+    """Finds which tensors of a quantized model lose its accuracy, why, and what helps.
 
-    The models are aligned by structure: they may come from different tools and have other names.
-    With an engine, what its kernels store otherwise than the contract is charged to them; without
-    a quantized model, that is all: two runtimes of one model.
+    The models are aligned by structure: they may come from different tools and use different
+    names. With an engine, deviations of its kernels from the numeric contract are attributed to
+    them as well; without a quantized model, these are all that is reported (two runtimes of one
+    model).
 
     Args:
-        reference: The float model; or the only one.
-        quantized: The model that claims to be it; None to compare an engine with the contract.
+        reference: The float model, or the only one.
+        quantized: Its quantized version; None to compare an engine with the contract.
         data: One array per input of the float model.
-        repairs: For how many of the worst tensors repairs are tried.
-        nodes: Say of every node what it adds and what it inherits as well.
+        repairs: How many of the worst tensors to try repairs for.
+        nodes: Also report for every node the error that it adds and inherits.
         engine: What runs the quantized model (:func:`open_engine`), or its ONNX file, which
             onnxruntime runs.
 
     Raises:
         InputDataError: The data does not fit.
-        UnsupportedModelError: The models have other inputs or outputs, or nothing corresponds.
+        UnsupportedModelError: The inputs or outputs differ, or no nodes correspond.
         UnsupportedTargetError: The engine cannot run the model.
         QdqBridgeError: A file cannot be read.
     """

@@ -52,29 +52,30 @@ def load(
     fuse: bool = False,
     adapter: File | None = None,
 ) -> Graph:
-    """Reads an ONNX model, or a TFLite one.
+    """Reads an ONNX or TFLite model.
 
     Args:
-        path: The ``.onnx`` file, whose external data must lie in its folder; or a ``.tflite``
+        path: The ``.onnx`` file, whose external data must be in the same folder; or a ``.tflite``
             file, whose images are channels-last outside and channels-first inside.
-        canonical: Rewrite it to the canonical form; otherwise return it as it is written.
-        decomposed: Read float arithmetic that fake-quantizes (Div, Round, Add, Clip, Sub, Mul) as
-            QuantizeLinear and DequantizeLinear. Such a file does not say that it means that.
-        fold_affine: Fold float Mul, Div, Add, Sub and BatchNormalization per channel behind an
-            integer product into its scales and bias. This moves float32 roundings.
-        fuse: Make one operator of each activation, norm and softmax that is written out step by
-            step (Gelu, HardSwish, LayerNormalization …), and of each product of codes that a
-            DynamicQuantizeLinear makes and a DequantizeLinear brings back. This moves float32
+        canonical: Rewrite the graph to the canonical form; otherwise return it as the file has it.
+        decomposed: Read fake quantization that is written as float arithmetic (Div, Round, Add,
+            Clip, Sub, Mul) as QuantizeLinear and DequantizeLinear. The file itself does not state
+            that this is meant.
+        fold_affine: Fold per-channel float Mul, Div, Add, Sub and BatchNormalization into the
+            scales and bias of the integer product before them. This moves float32 roundings.
+        fuse: Fuse each activation, norm and softmax that is written step by step (Gelu,
+            HardSwish, LayerNormalization …) into one operator, and each product between
+            DynamicQuantizeLinear and DequantizeLinear into an integer product. This moves float32
             roundings.
-        adapter: An ``.onnx_adapter`` file of onnxruntime, whose arrays are constants in the place
-            of the inputs that they are for. :func:`load_adapter` returns them as arrays, to be
+        adapter: An ``.onnx_adapter`` file of onnxruntime. Its arrays become constants in place of
+            the inputs they are for. :func:`load_adapter` returns them as arrays instead, to be
             fed to a model that keeps these inputs.
 
     Raises:
         ModelFileError: A file cannot be read.
         InvalidModelError: The model breaks ONNX's rules.
-        UnsupportedModelError: Something in it has no counterpart here; all of it is listed.
-        InputDataError: ``path`` is no path, or the adapter is another model's.
+        UnsupportedModelError: Something in it is not supported; the error lists all of it.
+        InputDataError: ``path`` is not a path, or the adapter belongs to another model.
     """
     source = read_file(path_of(path), None if adapter is None else path_of(adapter))
     if not canonical:
@@ -83,7 +84,7 @@ def load(
 
 
 def load_adapter(path: File) -> dict[str, NDArray[Any]]:
-    """Returns the arrays of a low-rank adapter by the names of the inputs that they are for.
+    """Returns the arrays of a low-rank adapter, by the names of the inputs they are for.
 
     Args:
         path: An ``.onnx_adapter`` file, which onnxruntime and Olive write.
@@ -98,17 +99,17 @@ def load_adapter(path: File) -> dict[str, NDArray[Any]]:
 
 
 def parse(text: str, weights: Mapping[str, NDArray[Any]] | None = None) -> Graph:
-    """Returns the graph that a text form says; its digest is that of the graph that wrote it.
+    """Reads a text form back into a graph, with the digest of the graph that wrote it.
 
     Args:
-        text: What ``graph.text(weights="inline")`` wrote, or somebody by hand.
-        weights: Long constants by hash, which ``graph.text(weights=mapping)`` put into a mapping
-            (an ``.npz`` file, for example).
+        text: A text that ``graph.text(weights="inline")`` wrote, or that was written by hand.
+        weights: Long constants by hash, as ``graph.text(weights=mapping)`` put them into a
+            mapping (stored as an ``.npz`` file, for example).
 
     Raises:
-        ModelFileError: The text cannot be read; the error says line and column.
+        ModelFileError: The text cannot be parsed; the error gives line and column.
         InvalidModelError: A node breaks the rules of its operator.
-        InputDataError: Long constants are missing, or others; or ``text`` is no text.
+        InputDataError: Long constants are missing or do not match, or ``text`` is not a string.
         GraphError: The text claims to be canonical and is not.
     """
     from qdqbridge.text.parser import parse_text
@@ -146,8 +147,11 @@ def evaluate(
 ) -> dict[str, NDArray[Any]]:
     """Runs a graph in NumPy: the numeric contract itself, bit for bit.
 
-    What stands behind ``exact`` simulates hardware whose products do otherwise; what it loses is
-    counted by :func:`qdqbridge.autoquant.hardware.arithmetic.run`.
+    The arguments after ``exact`` simulate hardware with other arithmetic for products;
+    :func:`qdqbridge.autoquant.hardware.arithmetic.run` also counts the overflows.
+
+    Where onnxruntime refuses to run because a kernel is larger than its padded input, the result
+    is empty.
 
     Args:
         graph: Any graph.
@@ -155,12 +159,13 @@ def evaluate(
         exact: Compute the real-valued meaning in float64 instead, rounding only into quantized
             types.
         accumulator_bits: Bits of the sums of integer products.
-        overflow: What becomes of a sum that they do not hold: its low bits are kept, or every
-            addition stops at the end of the range.
-        pairs: Two products each of 8 bits are added with saturation to 16 bits first
+        overflow: What happens to a sum that does not fit: its low bits are kept, or every
+            addition saturates.
+        pairs: Products of 8 bits are first added in pairs that saturate at 16 bits
             (``vpmaddubsw``), channels before taps.
-        requantize: How sums become stored results: ``half-even`` is the contract; ``fixed-point``
-            TFLite's; ``truncation`` drops what is below; ``shift`` multiplies by powers of two.
+        requantize: How sums become stored results: ``half-even`` as in the contract,
+            ``fixed-point`` as in TFLite, ``truncation`` drops the fraction, ``shift`` multiplies
+            by powers of two.
 
     Raises:
         InputDataError: An input is missing, unknown, or of the wrong element type or shape; or
@@ -201,23 +206,23 @@ def save(
     overwrite: bool = False,
     opset: int | None = None,
 ) -> None:
-    """Writes ``graph`` as a QDQ model, or as a TFLite one.
+    """Writes ``graph`` as a QDQ or TFLite model.
 
     Args:
         graph: A canonical graph.
-        path: The ``.onnx`` file to write; or a ``.tflite`` file, which has a profile of its own.
-        profile: Whose conventions to follow; ``ort`` is onnxruntime.
-        recenter: Write int8 activations as uint8, zero points shifted by 128: the same results,
-            several times faster in onnxruntime on x86. The file has a digest of its own.
+        path: The ``.onnx`` or ``.tflite`` file to write; TFLite has a profile of its own.
+        profile: The runtime that the file is for; ``ort`` is onnxruntime.
+        recenter: Write int8 activations as uint8, with zero points shifted by 128. Results are
+            equal, and onnxruntime on x86 is several times faster. The digest changes.
         overwrite: Replace an existing file.
-        opset: The opset to write. By default the source's where the profile's runtime reads that,
+        opset: The opset to write. By default the source's if the profile's runtime reads it,
             else the newest that it reads.
 
     Raises:
         InputDataError: ``graph`` is no graph, but a path for example.
         OutputExistsError: The file exists and ``overwrite`` is not given.
-        UnsupportedTargetError: The profile cannot express the graph, or demands int8; or no opset
-            that its runtime reads can, or not the one that is given.
+        UnsupportedTargetError: The profile, or the opset (given, or any that its runtime reads),
+            cannot express the graph; or the profile requires int8.
     """
     need_graph(graph, "save")
     if is_tflite(path_of(path)):
@@ -422,7 +427,7 @@ def compare(
     batch_size: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Comparison:
-    """Compares two engines value by value; values are matched by tensor name.
+    """Compares two sides value by value; values are matched by tensor name.
 
     A graph is run by the NumPy interpreter, an executable by TVM, a path to an ONNX file by
     onnxruntime with graph optimizations disabled, and what an engine has opened
@@ -432,9 +437,9 @@ def compare(
         a: One side.
         b: The other side, the reference.
         data: One array per model input, by name.
-        local: Run each node of ``a`` by the interpreter on the operands that ``b`` recorded, so
-            that a difference is counted at the node that makes it, and say what causes it.
-        batch_size: Examples to feed at once; by default what the model fixes, or all.
+        local: Run each node of ``a`` in the interpreter on the operands that ``b`` recorded, so
+            that a difference is counted at the node that causes it, and name the cause.
+        batch_size: Examples per run; by default the batch that the model fixes, or all.
         progress: Called with the batches done and their number.
 
     Raises:

@@ -36,24 +36,23 @@ def profile(
 ) -> Profile:
     """Runs a float model over data and returns the statistics of every float tensor.
 
-    Every sample goes through the model once and alone, so that the result does not depend on how
-    the data comes: shards profiled apart and merged make the same profile, byte for byte.
+    Every sample is run once and on its own, so that the result does not depend on how the data
+    is split: merging the profiles of shards gives the same profile, byte for byte.
 
     Args:
         model: A canonical float graph, or the file of one.
-        data: One array per input with examples along axis 0; or an ``.npz`` file of such, or a
-            folder of such files, which are read sample by sample; or what each of several runs of
-            the model is given, in a sequence or, where the model has no axis of examples, in a
-            file each.
+        data: One array per input with examples along axis 0; an ``.npz`` file of such arrays, or a
+            folder of such files, which are read sample by sample; or the inputs of each run, as a
+            sequence of mappings or, for a model without a batch axis, one file per run.
         engine: What runs the model. With ``tvm`` statistics are computed in the compiled module.
-        histograms: Count values as well, not only their extremes.
-        start: A profile of the first samples, or its file, to go on from.
+        histograms: Collect histograms as well as extremes.
+        start: A profile of the first samples, or its file, to continue from.
         workers: A number of processes that share the work, or ``ray``; with onnxruntime only.
         threads: Threads of onnxruntime; 0 lets it choose.
-        checkpoint: Called now and then with what there is to save.
+        checkpoint: Called regularly with the partial profile, to save it.
         interval: Seconds between two such calls.
         progress: Called with the number of samples done, and of all.
-        warn: Called with what was assumed about the data.
+        warn: Called with assumptions that were made about the data.
 
     Raises:
         InputDataError: The data does not fit the model, or ``start`` is of another model or data.
@@ -92,7 +91,7 @@ def load_profile(path: File) -> Profile:
     """Reads a profile.
 
     Raises:
-        InputDataError: The file cannot be read or is no profile.
+        InputDataError: The file cannot be read or is not a profile.
     """
     from qdqbridge.autoquant.profiling.profile import read_profile
 
@@ -100,7 +99,7 @@ def load_profile(path: File) -> Profile:
 
 
 def save_profile(profile: Profile, path: File) -> None:
-    """Writes a profile, replacing an existing file; it is there whole or not at all.
+    """Writes a profile atomically, replacing an existing file.
 
     Raises:
         OutputFileError: The operating system refuses.
@@ -112,7 +111,7 @@ def save_profile(profile: Profile, path: File) -> None:
 
 
 def merge_profiles(profiles: Sequence[Profile | File]) -> Profile:
-    """Returns the profile of the samples of all ``profiles``, in whatever order they come.
+    """Merges profiles of one model over different samples; their order does not matter.
 
     Raises:
         InputDataError: There is none, one cannot be read, or they are of different models.

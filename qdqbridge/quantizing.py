@@ -282,45 +282,46 @@ def quantize(
     fallback: Literal["int16", "float"] = "int16",
     progress: Callable[[int, int], None] | None = None,
 ) -> Graph:
-    """Quantizes a float model after a look at what it does on data.
+    """Quantizes a float model with ranges from calibration data, keeping what helps its outputs.
 
     Args:
         model: A canonical float graph, or the file of one.
-        data: Samples, one array per input with examples along axis 0, or an ``.npz`` file of
-            such, or a folder of such files; or what each of several runs of the model is given, in
-            a sequence or, where the model has no axis of examples, in a file each. None where
-            ``profile`` has seen them.
-        target: What the result is for, by name (``qdqbridge.autoquant.planning.targets``) or
-            described.
-        profile: What ``qdqbridge profile`` found on the same model.
+        data: Samples: one array per input with examples along axis 0; an ``.npz`` file of such
+            arrays, or a folder of such files; or the inputs of each run, as a sequence of mappings
+            or, for a model without a batch axis, one file per run. None if only ``profile`` is
+            used.
+        target: What the result is for: a name (``qdqbridge.autoquant.planning.targets``), or a
+            target of your own.
+        profile: The statistics that ``qdqbridge profile`` collected for the same model.
         exclude: Nodes that stay float: names or patterns of nodes or operators.
         only: Nodes that are quantized, all others staying float.
         fixed: Parameters of tensors by name, instead of a chooser's.
-        formats: Formats of what nodes read and compute, by names or patterns; or that products
-            read activations as they are, or quantized while the model runs (``Unstored``).
+        formats: Formats of the activations that nodes read and compute, by name or pattern; or
+            that products read float or dynamically quantized activations (``Unstored``).
         chooser: Parameters of activations: ``mse``, ``minmax``, ``percentile``,
             ``mean-of-maxima``, ``extrapolated``, ``kl``, or any function; by default the target's.
         weight_chooser: Parameters of weights: the same, or ``hqq``.
         weights: How weights are stored: ``int8``, ``uint8``, ``int16``, ``int4``, ``uint4``,
             ``int2``, ``uint2``; by default the target's type.
-        block: So many weights of a sum have a scale of their own, as 32; by default there is one
-            for each channel.
-        weight_formats: Formats of the weights of nodes, by names or patterns.
-        repair: What to try, each step kept only where it brings the outputs closer to those of the
+        block: Block size of weight scales along the reduced axis, as 32; by default there is one
+            scale per channel.
+        weight_formats: Formats of the weights of nodes, by name or pattern.
+        repair: Steps to try; each is kept only if it brings the outputs closer to those of the
             float model: ``equalize`` channels across layers, ``smooth`` activations, ``round``
-            4-bit weights together, ``learn`` weights, correct ``bias``. Nothing is tried without
-            data.
-        min_sqnr: Layers get more bits until the outputs have that signal to noise, in dB.
-        max_drop: The same until so much of ``metric`` is lost at most, or of top-1 agreement
-            (0.01 for 1 %) where there is none.
+            4-bit weights jointly, ``learn`` weights, correct the ``bias``. Nothing is tried
+            without data.
+        min_sqnr: Give layers more bits until the outputs reach this SQNR, in dB.
+        max_drop: Give layers more bits until at most this much of ``metric`` is lost, or of top-1
+            agreement (0.01 for 1 %) without a metric.
         metric: A score of the outputs by name; more is better.
-        fallback: What layers get first for a goal; ``float`` leaves them float at once.
-        progress: Called with the steps done and their number; then with the trials done to meet
-            a goal, and how many there will be at most.
+        fallback: What to try first for a layer when there is a goal; ``float`` leaves it float at
+            once.
+        progress: Called with the steps done and their number; then, for a goal, with the trials
+            done and the largest number there can be.
 
     Raises:
         InputDataError: The data or the profile does not fit the model, the model is quantized
-            already or computes NaN, a name stands for nothing, or the goal cannot be met.
+            already or computes NaN, a name matches nothing, or the goal cannot be met.
         UnsupportedModelError: Nothing in the model can be quantized.
         UnsupportedTargetError: There is no such target, chooser or type.
     """

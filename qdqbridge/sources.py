@@ -76,7 +76,7 @@ def load_model(
     Raises:
         ModelFileError: The file cannot be read, or holds something else.
         InvalidModelError: Its parts do not fit each other.
-        UnsupportedModelError: Something in it has no counterpart here; all of it is listed.
+        UnsupportedModelError: Something in it is not supported; the error lists all of it.
         InputDataError: ``params`` cannot be read, or the model is no module and needs none.
     """
     source = _read(path_of(path), params)

@@ -38,15 +38,15 @@ def view(
     data: Mapping[str, Array] | None = None,
     paints: Sequence[Paint] = (),
 ) -> Document:
-    """Returns what a page shows of a model, or of two that are compared; writes the page.
+    """Writes a page that shows a model, or two models compared, and returns its contents.
 
     Args:
         model: A graph, or a file that is read and canonicalized.
-        other: Another one, to show what differs.
-        path: The ``.html`` file to write; it needs no server, no network and nothing beside it.
-        data: One array per graph input: the interpreter runs the first batch, and the page has
-            histograms of what values hold then.
-        paints: More that nodes can be coloured by.
+        other: A second model; the page shows the differences.
+        path: The ``.html`` file to write; it needs no server, no network and no other files.
+        data: One array per graph input. The interpreter runs the first batch, and the page shows
+            histograms of all values.
+        paints: Further ways to colour nodes.
 
     Raises:
         InputDataError: The data does not fit the model.

@@ -59,6 +59,14 @@ def test_named_files_exist(page: Path) -> None:
         assert (ROOT / name).exists(), f"{page.name}: {name}"
 
 
+@pytest.mark.parametrize(
+    "page", [*map(named, [*PAGES, *sorted((ROOT / "qdqbridge").rglob("*.md"))])]
+)
+def test_what_pages_call_of_the_package_is_there(page: Path) -> None:
+    for name in re.findall(r"\b(?:qb|qdqbridge)\.([a-z_]+)\(", page.read_text("utf-8")):
+        assert hasattr(qb, name), f"{page.name}: qdqbridge.{name}"
+
+
 def test_every_script_is_in_the_index_of_scripts() -> None:
     index = prose(SCRIPTS / "README.md")
     for script in SCRIPTS.iterdir():

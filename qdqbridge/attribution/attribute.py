@@ -139,7 +139,7 @@ def attribute(
 
     Raises:
         InputDataError: The data does not fit.
-        UnsupportedModelError: The models have other inputs or outputs, or nothing corresponds.
+        UnsupportedModelError: The inputs or outputs differ, or no nodes correspond.
         UnsupportedTargetError: The engine cannot run the model.
     """
     _check(reference, quantized)

@@ -352,7 +352,7 @@ def load_executable(path: Path) -> Executable:
     """Returns what :meth:`Executable.save` wrote.
 
     Raises:
-        ModelFileError: The file cannot be read, is no such library, or is damaged.
+        ModelFileError: The file cannot be read, is not such a library, or is damaged.
         UnsupportedTargetError: This CPU has not the instructions that it was compiled for.
     """
     graph, library, threads = saving.read(path)

@@ -63,7 +63,7 @@ def read(path: Path) -> tuple[Graph, Any, int]:
     """Returns the interface as a graph without nodes, the loaded library, and its threads.
 
     Raises:
-        ModelFileError: The file cannot be read, is no such library, or is damaged.
+        ModelFileError: The file cannot be read, is not such a library, or is damaged.
         UnsupportedTargetError: This CPU has not the instructions that it was compiled for.
     """
     try:

@@ -220,7 +220,7 @@ def collect(
         observer: Runs the model; its values are among the observable ones of ``graph``.
         histograms: Whether the observer counts values.
         start: A profile of the first samples, made before; they are not run again.
-        checkpoint: Called now and then with what there is to save.
+        checkpoint: Called regularly with the partial profile, to save it.
         interval: Seconds between two such calls.
         progress: Called with the number of samples done, and of all.
 

@@ -56,10 +56,10 @@ def profile_model(
         start: A profile of the first samples, to go on from.
         workers: A number of processes, or ``ray``; with onnxruntime only.
         threads: Threads of onnxruntime; 0 lets it choose.
-        checkpoint: Called now and then with what there is to save.
+        checkpoint: Called regularly with the partial profile, to save it.
         interval: Seconds between two such calls.
         progress: Called with the number of samples done, and of all.
-        warn: Called with what was assumed about the data.
+        warn: Called with assumptions that were made about the data.
 
     Raises:
         InputDataError: The data does not fit the model, or ``start`` is of another model or data.
