@@ -213,3 +213,11 @@ def test_what_stays_float_is_told_once_for_each_reason(data, tmp_path, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "/widen/widen.2/Relu: target weight-only leaves Relu in float" in said
     assert said.count("leaves Relu in float") == 1 and "6 quantized, 8 left float" in said
+
+
+@pytest.mark.relax
+def test_a_table_that_is_for_relay_says_so_on_relax(capsys):
+    pytest.importorskip("tvm")
+    assert run(["partition", MODEL, "--table", "ethos-u"]) == 3
+    said = capsys.readouterr().err
+    assert "canonical, int8, per-tensor" in said and "need the dialect relay" in said

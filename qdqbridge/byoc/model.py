@@ -95,7 +95,11 @@ def _table(name: str, dialect: Dialect) -> tuple[Table, ShippedTable | None]:
     if name not in shipped:
         known = [*TABLES, *shipped]
         raise UnsupportedTargetError(
-            f"there is no table '{name}' for {dialect}", fix=f"there are {', '.join(known)}"
+            f"there is no table '{name}' for {dialect.capitalize()}",
+            why=f"there are {', '.join(known)}",
+            fix="use one of these"
+            if shipped
+            else "use one of these; tables that TVM ships, such as ethos-u, need the dialect relay",
         )
     return Table(name, ()), shipped[name]
 

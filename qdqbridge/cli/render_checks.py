@@ -125,4 +125,4 @@ def differences_parts(differences: Sequence[GraphDifference]) -> list[Renderable
         table.add_row(*map(Text, cells))
     counts = Counter(difference.kind.value for difference in differences)
     listed = ", ".join(f"{number} {kind}" for kind, number in counts.most_common())
-    return [table, Text(f"{len(differences)} differences: {listed}")]
+    return [table, Text(f"{len(differences)} difference{'s' if differences[1:] else ''}: {listed}")]

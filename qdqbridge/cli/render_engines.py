@@ -61,7 +61,7 @@ def changes_json(changes: Sequence[ExportChange]) -> list[dict[str, str]]:
 def changes_parts(changes: Sequence[ExportChange]) -> list[RenderableType]:
     """Returns what an export changed as a table."""
     if not changes:
-        return [Text("nothing is written otherwise than in the file that was read")]
+        return [Text("nothing differs from the file that was read")]
     table = Table(title="changed", title_justify="left")
     for name in ("what", "before", "after", "why"):
         table.add_column(name, overflow="fold")

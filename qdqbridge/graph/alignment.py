@@ -354,14 +354,25 @@ def main_operand(node: Node) -> Value | None:
 
 
 def _first_alike(a: list[Node], b: list[Node], kin: Kin) -> tuple[Node, Node] | None:
-    """Returns the pair of one operator that skips the fewest nodes."""
-    pairs = [
-        (i + j, i, mine, theirs)
-        for i, mine in enumerate(a)
-        for j, theirs in enumerate(b)
-        if kin(mine) == kin(theirs)
-    ]
-    if not pairs:
-        return None
-    _, _, mine, theirs = min(pairs, key=lambda pair: pair[:2])
-    return mine, theirs
+    """Returns the first pair of the longest common subsequence of two chains.
+
+    Of several the one that skips the fewest nodes, then as many on either side; names decide only
+    what is left (a layer less in a chain of layers that are all alike).
+    """
+    common = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
+    best: tuple[tuple[int, int, int, bool, int], tuple[Node, Node]] | None = None
+    for i in reversed(range(len(a))):
+        for j in reversed(range(len(b))):
+            common[i][j] = max(common[i + 1][j], common[i][j + 1])
+            if kin(a[i]) != kin(b[j]):
+                continue
+            length = 1 + common[i + 1][j + 1]
+            common[i][j] = max(common[i][j], length)
+            rank = -length, i + j, abs(i - j), not _one_name(a[i], b[j]), i
+            if best is None or rank < best[0]:
+                best = rank, (a[i], b[j])
+    return None if best is None else best[1]
+
+
+def _one_name(a: Node, b: Node) -> bool:
+    return [value.name for value in a.outputs] == [value.name for value in b.outputs]

@@ -8,6 +8,7 @@ kernels that they call, of the branch that is taken, are told one by one.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -281,32 +282,39 @@ class _Work:
     """What a kernel computes.
 
     Attributes:
-        once: Operations of a call, an open extent counting as 1.
-        opened: The argument whose first extent is the open one; None where none is.
+        once: Operations of a call, open extents counting as 1.
+        opened: The argument whose leading extents are open; None where none is.
+        count: How many of them are.
     """
 
     once: int
     opened: int | None
+    count: int
 
     def operations(self, args: Sequence[Any]) -> int:
         """Returns the operations of a call with these arguments."""
-        return self.once * (1 if self.opened is None else int(args[self.opened].shape[0]))
+        extents = () if self.opened is None else args[self.opened].shape[: self.count]
+        return self.once * math.prod(int(extent) for extent in extents)
 
 
 def _works(module: Any) -> dict[str, _Work]:
     """Returns what every kernel computes; nothing is known of a loaded library."""
     functions = {} if module is None else module.functions
     return {
-        variable.name_hint: _Work(int(function.attrs[WORK]), _opened(function))
+        variable.name_hint: _Work(int(function.attrs[WORK]), *_opened(function))
         for variable, function in functions.items()
         if function.attrs is not None and WORK in function.attrs
     }
 
 
-def _opened(function: Any) -> int | None:
-    """Returns the first argument whose first extent is known at run time only."""
+def _opened(function: Any) -> tuple[int | None, int]:
+    """Returns the first argument with leading extents known at run time only, and their number."""
     for index, argument in enumerate(function.params):
-        shape = argument.shape
-        if len(shape) and not isinstance(shape[0], tirx.IntImm):
-            return index
-    return None
+        count = 0
+        for extent in argument.shape:
+            if isinstance(extent, tirx.IntImm):
+                break
+            count += 1
+        if count:
+            return index, count
+    return None, 0

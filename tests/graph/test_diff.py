@@ -303,3 +303,27 @@ def test_permutations() -> None:
         return graph([x], apply("Transpose", x, attributes=TransposeAttrs(perm)))
 
     assert only(build((0, 2, 1)), build((1, 0, 2))).text == "perm (0, 2, 1) -> (1, 0, 2)"
+
+
+def layers(activations: tuple[str, ...]) -> Graph:
+    """Returns a chain of MatMuls that are alike, each with an activation behind it or none."""
+    x = value = plain("x", ("n", 4))
+    for number, activation in enumerate(activations):
+        matrix = np.arange(16, dtype=np.float32).reshape(4, 4) + number
+        value = apply("MatMul", value, const(matrix, name=f"w{number}"), name=f"product{number}")
+        if activation:
+            value = apply(activation, value, name=f"activation{number}")
+    return graph([x], value)
+
+
+@pytest.mark.parametrize("count", [3, 6])
+def test_in_a_chain_of_equal_layers_one_activation_is_one_difference(count: int) -> None:
+    before = ("Relu",) * count
+    for place in range(count - 1):
+        other = (*before[:place], "Sigmoid", *before[place + 1 :])
+        found = only(layers(before), layers(other))
+        assert found.kind is DifferenceKind.OPERATOR and found.text == "Relu -> Sigmoid"
+        none = (*before[:place], "", *before[place + 1 :])
+        found = only(layers(before), layers(none))
+        assert found.kind is DifferenceKind.STRUCTURE and "only in the first graph" in found.text
+        assert found.a == f"activation{place}"

@@ -51,6 +51,21 @@ def test_open_batches_count_as_they_are_fed(batch: int) -> None:
     pixels = np.prod([e for e in result[2:] if isinstance(e, int)])
     expected = 2 * batch * pixels * np.prod(weight.shape)
     assert expected in [entry.operations for entry in times if entry.name.startswith("conv")]
+    dense = next(node for node in graph.nodes if node.op.name == "Dense").operand(1).constant
+    assert dense is not None
+    counted = [entry.operations for entry in times if entry.name.startswith("dense")]
+    assert counted == [2 * batch * np.prod(dense.shape)]
+
+
+def test_two_open_extents_count_as_they_are_fed(tmp_path: Path) -> None:
+    graph = onnx.parser.parse_graph("g (float[n,m,16] x) => (float[n,m,8] y) { y = MatMul(x, w) }")
+    weight = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+    graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    opsets = [onnx.helper.make_opsetid("", 21)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets), tmp_path / "rows.onnx")
+    executable = qb.compile(qb.load(tmp_path / "rows.onnx"))
+    times = kernel_times(executable, {"x": np.zeros((3, 5, 16), np.float32)}, repeats=1)
+    assert [entry.operations for entry in times if entry.operations] == [2 * 3 * 5 * 16 * 8]
 
 
 def test_inputs_are_checked() -> None:

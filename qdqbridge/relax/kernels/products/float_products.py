@@ -67,10 +67,7 @@ def real_product(
     arrays: list[Array] = []
     for part, own in zip(parts, weights, strict=True):
         arrays += [pack_reals(part.cpu, own), per_lane(part.cpu, bias, groups)]
-    work = sum(
-        2 * math.prod(part.result) * (part.batch or 1) * own.size
-        for part, own in zip(parts, weights, strict=True)
-    )
+    work = sum(2 * part.counted * own.size for part, own in zip(parts, weights, strict=True))
     return Kernel(
         f"float_{name_of(node, parts)}", tuple(parts), build_parts, (node.operand(0),),
         tuple(arrays), (node.output,), work, extend,

@@ -73,10 +73,7 @@ def product(
     spread = np.broadcast_to(result.multiplier, (channels,))
     multiplier = per_lane(parts[0].cpu, spread, groups)
     ends = np.asarray((*result.ends, x.zero_point), np.int32)
-    work = sum(
-        2 * part.pixels * (part.batch or 1) * own.size
-        for part, own in zip(parts, weights, strict=True)
-    )
+    work = sum(2 * part.counted * own.size for part, own in zip(parts, weights, strict=True))
     constants = [*arrays, multiplier, ends]
     if result.added is not None:
         constants.append(per_lane(parts[0].cpu, result.added, groups))

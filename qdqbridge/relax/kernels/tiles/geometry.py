@@ -221,6 +221,11 @@ class Direct:
         return rows // self.repeats[0] * (columns // self.repeats[1])
 
     @cached_property
+    def counted(self) -> int:
+        """Pixels of all images for counting operations: open numbers of them count as 1."""
+        return (1 if self.open_rows else self.pixels) * (self.batch or 1)
+
+    @cached_property
     def lanes(self) -> int:
         """Entries of the bias: one for every lane of every block."""
         return self.groups * self.blocks * self.cpu.lanes
