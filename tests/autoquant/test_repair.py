@@ -102,7 +102,7 @@ def test_channels_are_not_scaled_where_samples_left_out_lose(seed):
         quantize_model(graph, {"x": x[:64]}, repair=r, tune=False) for r in ((), ("smooth",))
     )
     (record,) = scaled.repairs
-    assert not record.applied and "samples left out" in record.told
+    assert not record.applied and "held-out samples" in record.told
     assert record.after is not None and record.before is not None
     assert record.after < record.before
     judge = FloatReference(graph, Samples.of(graph.inputs, {"x": x[64:]}), 512)
