@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.advice.few_samples import ENOUGH, different, distinct, untried, with_room
+from qdqbridge.autoquant.advice.few_samples import different, untried, with_room
 from qdqbridge.autoquant.choosers import CHOOSERS, Chooser
 from qdqbridge.autoquant.hardware.arithmetic import CONTRACT, arithmetic_of
 from qdqbridge.autoquant.planning.decide import Decision, apply, decide
@@ -36,6 +36,7 @@ from qdqbridge.autoquant.repair.rounds import Rounds
 from qdqbridge.autoquant.repair.steps import (
     DEFAULT,
     GRAPH_STEPS,
+    OtherScales,
     QuantizedState,
     StepRecord,
     check_steps,
@@ -44,7 +45,7 @@ from qdqbridge.autoquant.repair.steps import (
     repaired,
     with_choosers_tried,
 )
-from qdqbridge.autoquant.search.tuning import spread, taken
+from qdqbridge.autoquant.search.tuning import spread_unlike
 from qdqbridge.autoquant.search.work_budget import WorkBudget
 from qdqbridge.errors import InputDataError, UnsupportedModelError, UnsupportedTargetError
 from qdqbridge.graph.dtypes import DType
@@ -264,7 +265,7 @@ def quantized(
     if not empty:
         check_plan(outset)
     samples = _samples(graph.inputs, data)
-    target, repair, skipped, unlike = _suited(target, repair, samples if options.tune else None)
+    target, repair, skipped = _suited(target, repair, samples if options.tune else None)
     tune = options.tune and bool(target.candidates)
     if samples is None or not outset.rules:
         repair, tune = (), False
@@ -276,7 +277,7 @@ def quantized(
                 fix="give samples, or a profile of the model",
             )
         profile = collect(graph, samples, onnxruntime_observer(graph), progress=rounds.next())
-    few = None if samples is None else _for_repair(samples, unlike)
+    few = None if samples is None else spread_unlike(samples, _REPAIRING)
     start = _plainly(graph, target, options, profile, few, empty=empty)
     left = tuple(StepRecord(step, False, why) for step, why in skipped.items())
     if samples is None or few is None or not (repair or tune) or not start.decision.plan.rules:
@@ -297,7 +298,9 @@ def quantized(
 
     plain = QuantizedState(start.graph, start.decision, start.profile)
     work = WorkBudget(options.budget)
-    state, scaled = repaired(plain, few, again, [s for s in repair if s in GRAPH_STEPS], work)
+    scales = OtherScales.of(plain.decision, few)
+    steps = [[s for s in repair if (s in GRAPH_STEPS) is scaling] for scaling in (True, False)]
+    state, scaled = repaired(plain, few, again, steps[0], work, scales)
     tuning = None
     if tune:
         told = _in_units(rounds.next(), len(samples))
@@ -306,7 +309,8 @@ def quantized(
             other = with_choosers_tried(plain, few, target, workers=options.workers)
             if is_closer(other[1], tuning):
                 (state, tuning), scaled = other, outdone(scaled)
-    state, rounded = repaired(state, few, again, [s for s in repair if s not in GRAPH_STEPS], work)
+                scales = OtherScales.of(plain.decision, few)
+    state, rounded = repaired(state, few, again, steps[1], work, scales)
     rounds.finish()
     return replace(
         start,
@@ -328,26 +332,17 @@ def _samples(inputs: Sequence[Value], data: Arrays | Data | None) -> Data | None
 
 def _suited(
     target: Target, repair: Sequence[str], samples: Data | None
-) -> tuple[Target, Sequence[str], dict[str, str], int]:
-    """Returns what is right for so few samples, what is not tried and why, and how many differ.
+) -> tuple[Target, Sequence[str], dict[str, str]]:
+    """Returns what is right for so few samples, and what is not tried and why.
 
     Of enough of them, or without a look at them, all stays as it is.
     """
     if samples is None:
-        return target, repair, {}, ENOUGH
+        return target, repair, {}
     unlike = different(samples)
     skipped = untried(repair, target, unlike)
     kept = [step for step in repair if step not in skipped]
-    return with_room(target, unlike), kept, skipped, unlike
-
-
-def _for_repair(samples: Data, unlike: int) -> Samples:
-    """Returns the samples that repair looks at; of few different ones each is there once.
-
-    What is left out to judge must not be among those that are judged.
-    """
-    few = spread(samples, _REPAIRING)
-    return few if unlike >= ENOUGH else taken(few, distinct(few))
+    return with_room(target, unlike), kept, skipped
 
 
 def _in_units(progress: Progress | None, units: int) -> Progress | None:

@@ -24,6 +24,7 @@ from qdqbridge.autoquant.planning.targets import ORT, POWER_OF_TWO
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.quantize import QuantizeOptions
 from qdqbridge.autoquant.search.presets import STEP, chosen
+from qdqbridge.autoquant.search.tuning import spread_unlike
 from qdqbridge.autoquant.search.work_budget import WorkBudget
 from qdqbridge.quantizing import quantization
 from tests.onnx_models import Builder, canonical
@@ -296,3 +297,26 @@ def test_samples_alike_count_once():
     graph = qb.load(CNN)
     samples = Samples.of(graph.inputs, {"input": IMAGES[[3, 3, 5, 3, 5, 9]]})
     assert distinct(samples) == [0, 2, 5] and distinct(samples, 2) == [0, 2]
+
+
+def test_copies_of_a_sample_change_nothing():
+    """They say nothing more, and must not judge what the same one has chosen."""
+    once, copied = (
+        quantization(
+            MODELS / "digits_mobile_float.onnx", {"input": IMAGES[[0] * times]},
+            weights="int4", repair=("bias",),
+        )
+        for times in (1, 32)
+    )  # fmt: skip
+    assert [r.step for r in copied.made.repairs] == [r.step for r in once.made.repairs] == ["bias"]
+    assert copied.graph.digest == once.graph.digest
+
+
+def test_what_repair_looks_at_is_there_once():
+    graph = qb.load(CNN)
+    images = IMAGES[[3, 3, 5, 3, 5, 9, 8, 7, 6, 4, 2, 1, 0, 3]]
+    samples = Samples.of(graph.inputs, {"input": images})
+    found = spread_unlike(samples, 256).arrays["input"]
+    np.testing.assert_array_equal(found, IMAGES[[3, 5, 9, 8, 7, 6, 4, 2, 1, 0]])
+    alone = Samples.of(graph.inputs, {"input": IMAGES[:9]})
+    assert spread_unlike(alone, 256) is alone

@@ -34,7 +34,13 @@ BITS = 4
 
 
 def rounded_rows(
-    weight: Matrix, scale: Matrix, zero_point: Matrix, hessian: Matrix, low: int, high: int
+    weight: Matrix,
+    scale: Matrix,
+    zero_point: Matrix,
+    hessian: Matrix,
+    low: int,
+    high: int,
+    hold: float = 1.0,
 ) -> Matrix:
     """Returns stored integers for the rows of a matrix.
 
@@ -45,6 +51,7 @@ def rounded_rows(
         hessian: ``X X^T``, ``[columns, columns]``, up to a factor.
         low: The smallest stored integer.
         high: The largest one.
+        hold: How many times as hard weights are held where they are.
 
     Returns:
         Integers as float64; no row has a larger error than the nearest integers have.
@@ -54,7 +61,7 @@ def rounded_rows(
     order = open_[np.argsort(-np.diag(hessian)[open_], kind="stable")]
     if len(order) < 2:
         return nearest
-    upper = _inverse_root(hessian[np.ix_(order, order)])
+    upper = _inverse_root(hessian[np.ix_(order, order)], hold)
     rest, found = weight[:, order].copy(), nearest.copy()
     for start in range(0, len(order), _BLOCK):
         end = min(start + _BLOCK, len(order))
@@ -77,11 +84,11 @@ def _nearest(weight: Matrix, scale: Matrix, zero_point: Matrix, low: int, high: 
     return np.clip(np.rint(weight / scale) + zero_point, low, high)
 
 
-def _inverse_root(hessian: Matrix) -> Matrix:
+def _inverse_root(hessian: Matrix, hold: float) -> Matrix:
     """Returns upper triangular ``U`` with ``U^T U = H^-1``, H damped as much as it needs."""
     mean = float(np.diag(hessian).mean())
     for damping in (DAMPING, 10 * DAMPING, 1.0):
-        damped = hessian + damping * mean * np.eye(len(hessian))
+        damped = hessian + hold * damping * mean * np.eye(len(hessian))
         try:
             return np.asarray(np.linalg.cholesky(np.linalg.inv(damped)).T, np.float64)
         except np.linalg.LinAlgError:
@@ -161,7 +168,9 @@ def _gathered(layer: ProductLayer, views: list[Matrix]) -> Matrix:
     return ordered.reshape(layer.groups, channels // layer.groups * count, -1)
 
 
-def rounded(layer: ProductLayer, params: QuantParams, operands: Batches) -> Array:
+def rounded(
+    layer: ProductLayer, params: QuantParams, operands: Batches, hold: float = 1.0
+) -> Array:
     """Returns stored integers of a weight, in its shape and storage type."""
     weight = layer.weight
     wide = [
@@ -177,7 +186,7 @@ def rounded(layer: ProductLayer, params: QuantParams, operands: Batches) -> Arra
     grams = hessians(layer, operands)
     found = np.stack(
         [
-            rounded_rows(w, s, z, gram, params.qmin, params.qmax)
+            rounded_rows(w, s, z, gram, params.qmin, params.qmax, hold)
             for w, s, z, gram in zip(*flat, grams, strict=True)
         ]
     )
@@ -192,11 +201,13 @@ class Rounding:
     Attributes:
         decision: Says which weights are stored, and how.
         bits: Weights of more bits are left as they are.
+        hold: How many times as hard weights are held where they are.
         integers: What was found.
     """
 
     decision: Decision
     bits: int
+    hold: float = 1.0
     integers: dict[Weight, Array] = field(default_factory=dict["Weight", "Array"])
 
     def weight(
@@ -207,7 +218,7 @@ class Rounding:
         usable = params.storage_dtype.is_integer and params.storage_dtype.bits <= self.bits
         if layer is None or not usable or any(not np.isfinite(a).all() for a in operands):
             return None
-        self.integers[weight] = rounded(layer, params, operands)
+        self.integers[weight] = rounded(layer, params, operands, self.hold)
         return self.integers[weight], params
 
     def result(self, node: object, real: Batches, quantized: Batches) -> None:
@@ -215,7 +226,12 @@ class Rounding:
 
 
 def with_rounding(
-    decision: Decision, samples: Samples, *, bits: int = BITS, limit: int = SAMPLES
+    decision: Decision,
+    samples: Samples,
+    *,
+    bits: int = BITS,
+    limit: int = SAMPLES,
+    hold: float = 1.0,
 ) -> tuple[Decision, str]:
     """Returns a decision with integers for weights, and what was done.
 
@@ -224,8 +240,9 @@ def with_rounding(
         samples: Calibration data.
         bits: Weights of more bits are left as they are.
         limit: How many samples to use.
+        hold: How many times as hard weights are held where they are.
     """
-    found = Rounding(decision, bits)
+    found = Rounding(decision, bits, hold)
     if not any(p.storage_dtype.bits <= bits for p in decision.weights.values()):
         return decision, f"no weight has {bits} bits or fewer"
     sweep(decision, samples, found, limit=limit)

@@ -114,6 +114,7 @@ def learned_rows(
     low: int,
     high: int,
     ratios: Sequence[float] = (1.0,),
+    hold: float = 1.0,
 ) -> tuple[Matrix, Matrix]:
     """Returns stored integers for the rows of a matrix, and a factor of each row's scales.
 
@@ -126,8 +127,9 @@ def learned_rows(
         low: The smallest stored integer.
         high: The largest one.
         ratios: Factors to try.
+        hold: How many times as hard weights are held where they are.
     """
-    damping = DAMPING * float(np.diag(square).mean()) or 1.0
+    damping = hold * DAMPING * float(np.diag(square).mean()) or 1.0
     hessian = square + damping * np.eye(len(square))
     wanted = (weight @ cross + damping * weight).T
     target = np.asarray(np.linalg.solve(hessian, wanted).T, np.float64)
@@ -196,6 +198,7 @@ class Learning:
     Attributes:
         decision: Says which weights are stored, and how.
         biases: Corrects them.
+        hold: How many times as hard weights are held where they are.
         integers: What was learned, by weight.
         params: Parameters with scales that were learned, by weight.
         rows: How many rows were learned, and how many there are.
@@ -203,6 +206,7 @@ class Learning:
 
     decision: Decision
     biases: Correcting
+    hold: float = 1.0
     integers: dict[Weight, Array] = field(default_factory=dict["Weight", "Array"])
     params: dict[Weight, QuantParams] = field(default_factory=dict["Weight", "QuantParams"])
     rows: list[int] = field(default_factory=lambda: [0, 0])
@@ -226,7 +230,7 @@ class Learning:
             for i in (0, 1)
             if real[i::2]
         ]
-        found = _Learned(layer, params, start).rows(halves)
+        found = _Learned(layer, params, start, self.hold).rows(halves)
         self.rows = [a + b for a, b in zip(self.rows, found[2:], strict=True)]
         if not found[2]:
             return None
@@ -248,6 +252,7 @@ class _Learned:
     layer: ProductLayer
     params: QuantParams
     start: Array
+    hold: float
 
     def rows(self, halves: Sequence[OperandMoments]) -> tuple[Array, QuantParams, int, int]:
         """Returns integers, parameters, and how many rows of how many are learned."""
@@ -291,23 +296,26 @@ class _Learned:
         square, cross = moments.square[group], moments.cross[group]
         weight, scale, zero = each
         low, high = self.params.qmin, self.params.qmax
-        return learned_rows(weight, scale, zero, square, cross, low, high, ratios)
+        return learned_rows(weight, scale, zero, square, cross, low, high, ratios, self.hold)
 
     def _flat(self, array: Array) -> Matrix:
         grid = self.layer.grid(array)
         return np.ascontiguousarray(grid).reshape(*grid.shape[:2], -1)
 
 
-def learned(decision: Decision, samples: Samples, *, limit: int = SAMPLES) -> tuple[Decision, str]:
+def learned(
+    decision: Decision, samples: Samples, *, limit: int = SAMPLES, hold: float = 1.0
+) -> tuple[Decision, str]:
     """Returns a decision with learned weights and corrected biases, and what was done.
 
     Args:
         decision: Not changed.
         samples: Calibration data.
         limit: How many samples to use.
+        hold: How many times as hard weights are held where they are.
     """
     plan = decision.plan
-    found = Learning(decision, Correcting(places(plan)))
+    found = Learning(decision, Correcting(places(plan)), hold)
     sweep(decision, samples, found, limit=limit)
     if not found.integers:
         return decision, f"none of {found.rows[1]} rows of weights is better off"

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.advice.few_samples import worth_trying
+from qdqbridge.autoquant.advice.uninformative import before_bounds
 from qdqbridge.autoquant.planning.decide import Decision, apply
 from qdqbridge.autoquant.planning.plan import Fixed
 from qdqbridge.autoquant.planning.targets import Target
 from qdqbridge.autoquant.profiling.collect import collect, onnxruntime_observer
 from qdqbridge.autoquant.profiling.profile import Profile
-from qdqbridge.autoquant.profiling.samples import Sample, Samples, cut_along_examples
+from qdqbridge.autoquant.profiling.samples import (
+    RunSamples,
+    Sample,
+    Samples,
+    cut_along_examples,
+)
 from qdqbridge.autoquant.repair.correct import corrected
 from qdqbridge.autoquant.repair.equalize import equalized
 from qdqbridge.autoquant.repair.gptq import with_rounding
@@ -36,7 +43,7 @@ from qdqbridge.autoquant.search.tuning import (
 from qdqbridge.autoquant.search.work_budget import WorkBudget
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.errors import InputDataError, QdqBridgeError, UnsupportedTargetError
-from qdqbridge.graph.graph import Graph
+from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.interpreter import evaluate
 
 GAIN = 0.02
@@ -55,6 +62,10 @@ DEFAULT = ORDER
 _RUNS = {"equalize": 9, "smooth": 12, "round": 3, "learn": 6, "bias": 3}
 """How often steps run the samples, about."""
 _CHANGES = {"round": with_rounding, "learn": learned, "bias": corrected}
+_HOLDING = ("round", "learn")
+_HOLDS = (1.0, 10.0, 100.0)
+"""How hard weights are held where they are: the next where the one before loses too much on data of
+other scales."""
 _NO_CLOSER = "the outputs come no closer"
 _LATE = "the budget was spent before; --budget gives more"
 
@@ -119,6 +130,7 @@ def repaired(
     again: Again,
     steps: Sequence[str] = DEFAULT,
     work: WorkBudget | None = None,
+    scales: OtherScales | None = None,
 ) -> tuple[QuantizedState, tuple[StepRecord, ...]]:
     """Returns a quantized graph after all steps that helped, and what became of each.
 
@@ -130,6 +142,8 @@ def repaired(
         again: Quantizes another float graph.
         steps: Names out of :data:`ORDER`, which they are done in.
         work: No step is begun once it is spent; None for no bound.
+        scales: A step that loses too much on data of these is undone; None where data of other
+            scales leave the ranges that are stored anyway.
 
     Raises:
         InputDataError: A step does not exist.
@@ -138,7 +152,7 @@ def repaired(
     wanted = [name for name in ORDER if name in steps]
     if not wanted:
         return start, ()
-    trials, records = _Trials(start, samples, again), list[StepRecord]()
+    trials, records = _Trials(start, samples, again, scales), list[StepRecord]()
     work = work or WorkBudget(math.inf)
     for name in wanted:
         if not work.left:
@@ -147,8 +161,11 @@ def repaired(
         if name == "bias" and any(r.step == "learn" and r.applied for r in records):
             records.append(StepRecord(name, False, "weights were learned with their biases"))
             continue
-        work.spend(start.decision.plan.graph, start.profile, _RUNS[name] * len(samples))
+        runs, tried = _RUNS[name] * len(samples), trials.tries
+        work.spend(start.decision.plan.graph, start.profile, runs)
         records.append(trials.attempt(name))
+        held = max(0, trials.tries - tried - 1)
+        work.spend(start.decision.plan.graph, start.profile, held * runs)
     return trials.state, tuple(records)
 
 
@@ -181,8 +198,11 @@ def left_out_sqnr(before: Array, after: Array) -> tuple[float, float]:
 
 
 class _Trials:
-    def __init__(self, start: QuantizedState, samples: Samples, again: Again) -> None:
+    def __init__(
+        self, start: QuantizedState, samples: Samples, again: Again, scales: OtherScales | None
+    ) -> None:
         self.state, self._samples, self._again = start, samples, again
+        self._scales, self.tries = scales, 0
         self._seen = self._unseen = samples
         if len(samples) >= 2 * LEAST:
             self._seen, self._unseen = (taken(samples, range(i, len(samples), 2)) for i in (0, 1))
@@ -205,17 +225,32 @@ class _Trials:
         return StepRecord(name, True, told, before, after)
 
     def _changed(self, name: str) -> _Attempt:
-        """Tries a step that changes parameters, on samples that it has not looked at."""
-        found, told = self._tried(name, self._seen)
-        if found is None:
-            return None, told, None, None
-        judge, before = self._before()
-        after = judge.sqnr(found.graph)
-        if not _better(before, after):
-            return None, f"{told}; {_NO_CLOSER}", before, after
-        if self._seen is not self._samples:
-            found = self._tried(name, self._samples)[0] or found  # it helps: now with all data
-        return found, told, before, after
+        """Tries a step that changes parameters, on samples that it has not looked at.
+
+        Where it loses too much on data of other scales, weights are held harder where they are.
+        """
+        told, before, after = "", None, None
+        for hold in _HOLDS if name in _HOLDING else _HOLDS[:1]:
+            self.tries += 1
+            found, did = self._tried(name, self._seen, hold)
+            if found is None:
+                return None, told or did, before, after
+            judge, before = self._before()
+            after = judge.sqnr(found.graph)
+            if not _better(before, after):
+                return None, told or f"{did}; {_NO_CLOSER}", before, after
+            if self._seen is not self._samples:  # it helps: now with all data
+                found = self._tried(name, self._samples, hold)[0] or found
+            did += "" if hold == 1 else f", held {hold:g} times as hard"
+            lost = self._lost_elsewhere(found)
+            if not lost:
+                return found, did, before, after
+            told = f"{did}; {lost}"
+        return None, told, before, after
+
+    def _lost_elsewhere(self, found: QuantizedState) -> str:
+        """Returns what a change loses on data of other scales, nothing where that may be."""
+        return "" if self._scales is None else self._scales.refusal(self.state.graph, found.graph)
 
     def _scaled(self, name: str) -> _Attempt:
         """Tries a step that scales channels; it must gain on samples that gave no range.
@@ -238,7 +273,8 @@ class _Trials:
         plain, scaled = left_out_sqnr(*self._left_out(name))
         if not scaled > plain:  # no number is no gain
             return None, f"{told}; held-out samples come no closer on the whole", plain, scaled
-        return found, told, before, after
+        lost = self._lost_elsewhere(found)
+        return (None, f"{told}; {lost}", before, after) if lost else (found, told, before, after)
 
     def _left_out(self, name: str) -> tuple[Array, Array]:
         """Returns errors of samples that are left out one part after the other, without and with.
@@ -264,9 +300,10 @@ class _Trials:
             self._sqnr = self._judge.sqnr(self.state.graph)
         return self._judge, self._sqnr
 
-    def _tried(self, name: str, samples: Samples) -> tuple[QuantizedState | None, str]:
+    def _tried(self, name: str, samples: Samples, hold: float) -> tuple[QuantizedState | None, str]:
         decision = self.state.decision
-        result, told = _CHANGES[name](decision, samples)
+        change = _CHANGES[name] if hold == 1 else partial(_CHANGES[name], hold=hold)
+        result, told = change(decision, samples)
         if result is decision:
             return None, told
         return QuantizedState(apply(result), result, self.state.profile), told
@@ -293,6 +330,13 @@ Array = NDArray[Any]
 Run = Callable[[Sample], Sequence[Array]]
 JUDGING = 64
 """How many samples decide."""
+SCALES = (1 / 256, 1 / 16, 16.0, 256.0)
+"""Other scales of data: pixels as bytes or as shares, samples of sound as integers or as shares."""
+MOST_LOST = 3.0
+"""What all steps together may lose on data of another scale, in dB."""
+_ELSEWHERE, _NOISE, _EXACT = 16, 0.0, 120.0
+"""So many samples tell what is lost elsewhere. Below so many dB there is nothing left to lose, and
+what is closer than so many is exact."""
 
 
 class FloatReference:
@@ -302,17 +346,21 @@ class FloatReference:
         samples: The samples, spread evenly over all there are.
     """
 
-    def __init__(self, graph: Graph, samples: Samples, limit: int = JUDGING) -> None:
+    def __init__(
+        self, graph: Graph, samples: Samples, limit: int = JUDGING, *, unbounded: bool = False
+    ) -> None:
         """Runs the float graph.
 
         Args:
             graph: The float graph.
             samples: Calibration data.
             limit: How many samples to compare on.
+            unbounded: Compare what is given to gates and shares that end the network, which
+                saturate; only what stores no ranges computes that everywhere.
         """
         picked = np.linspace(0, len(samples) - 1, min(limit, len(samples))).astype(int)
-        self.samples = [samples[int(i)] for i in picked]
-        run = runner(graph)
+        self.samples, self._unbounded = [samples[int(i)] for i in picked], unbounded
+        run = self._runner(graph)
         with cut_along_examples(graph.inputs):
             self._wanted = [[a.astype(np.float64) for a in run(sample)] for sample in self.samples]
 
@@ -322,7 +370,7 @@ class FloatReference:
 
     def errors(self, graph: Graph) -> Array:
         """Returns the noise of every sample as share of the mean power, outputs averaged."""
-        run = runner(graph)
+        run = self._runner(graph)
         noise = np.zeros((len(self.samples), len(self._wanted[0])))
         signal = np.zeros_like(noise)
         for k, (sample, wanted) in enumerate(zip(self.samples, self._wanted, strict=True)):
@@ -333,6 +381,89 @@ class FloatReference:
         power = signal.mean(axis=0)
         return (noise / np.where(power > 0, power, 1.0)).mean(axis=1)
 
+    def _runner(self, graph: Graph) -> Run:
+        outputs = graph.outputs
+        return runner(graph, [before_bounds(v) for v in outputs] if self._unbounded else outputs)
+
+
+class OtherScales:
+    """What repair costs data of other scales, where no range is stored that these would leave.
+
+    Weights alone fit data of any scale, and repair fits them to the data given. Behind inputs that
+    are far too small only biases count, behind those that are far too large none does: what gains
+    there may lose at the right scale.
+
+    Args:
+        graph: The float graph.
+        samples: Calibration data.
+    """
+
+    def __init__(self, graph: Graph, samples: Samples) -> None:
+        self._graph, self._samples = graph, spread(samples, _ELSEWHERE)
+        self._references: dict[float, FloatReference] | None = None
+        self._known: tuple[Graph | None, Mapping[float, float]] = (None, {})
+        self._lost: Mapping[float, float] = {}
+
+    @staticmethod
+    def of(decision: Decision, samples: Samples) -> OtherScales | None:
+        """Returns what judges repair of a decision; None where ranges are stored.
+
+        Args:
+            decision: That without repair.
+            samples: Calibration data.
+        """
+        return None if decision.values else OtherScales(decision.plan.graph, samples)
+
+    def refusal(self, before: Graph, after: Graph) -> str:
+        """Returns why a step must not be kept, nothing where it may be; then its loss is noted.
+
+        Args:
+            before: The quantized graph without the step.
+            after: With it.
+        """
+        graph, plain = self._known
+        plain = plain if graph is before else self._sqnr(before)
+        self._known, changed = (before, plain), self._sqnr(after)
+        lost = {f: self._lost.get(f, 0.0) + plain[f] - changed[f] for f in plain}
+        worst = max(lost, key=lambda f: lost[f], default=1.0)
+        if lost and lost[worst] > MOST_LOST:
+            scale = f"{worst:g} times as large" if worst > 1 else f"divided by {1 / worst:g}"
+            return f"it would lose {lost[worst]:.1f} dB on data {scale}"
+        self._known, self._lost = (after, changed), lost
+        return ""
+
+    def _sqnr(self, graph: Graph) -> Mapping[float, float]:
+        """Returns dB by scale, from those of noise to those of what is exact."""
+        found = {f: judge.sqnr(graph) for f, judge in self._judges().items()}
+        return {f: min(max(db, _NOISE), _EXACT) for f, db in found.items()}
+
+    def _judges(self) -> dict[float, FloatReference]:
+        if self._references is None:
+            self._references = {}
+            names = _with_a_scale(self._samples)
+            for factor in SCALES if names else ():
+                runs = RunSamples.of_runs([_scaled(s, names, factor) for s in self._samples])
+                try:
+                    judge = FloatReference(self._graph, runs, unbounded=True)
+                except QdqBridgeError:  # the model computes no such data
+                    continue
+                self._references[factor] = judge
+        return self._references
+
+
+def _with_a_scale(samples: Samples) -> list[str]:
+    """Returns the inputs of real numbers; one with two values at most is a mask or a constant."""
+    seen: dict[str, set[float]] = {}
+    for sample in samples:
+        for name, array in sample.items():
+            if array.dtype.kind == "f":
+                seen.setdefault(name, set()).update(np.unique(array).tolist())
+    return [name for name, values in seen.items() if len(values) > 2]
+
+
+def _scaled(sample: Sample, names: Sequence[str], factor: float) -> Sample:
+    return {n: a * a.dtype.type(factor) if n in names else a for n, a in sample.items()}
+
 
 def decibels(ratio: float) -> float:
     """Returns a ratio of noise to signal as dB; infinity where there is no noise."""
@@ -341,14 +472,25 @@ def decibels(ratio: float) -> float:
     return math.inf if ratio == 0 else -10 * math.log10(ratio)
 
 
-def runner(graph: Graph) -> Run:
-    """Returns what runs a graph: onnxruntime, or the interpreter where ONNX cannot express it."""
+def runner(graph: Graph, values: Sequence[Value] | None = None) -> Run:
+    """Returns what runs a graph: onnxruntime, or the interpreter where ONNX cannot express it.
+
+    Args:
+        graph: Any graph.
+        values: What to return; None for its outputs.
+    """
     from qdqbridge.onnx_io.runtime.running import Runner
 
+    wanted = graph.outputs if values is None else values
     try:
-        return Runner(graph, optimized=False).run
+        return Runner(graph, wanted, optimized=False).run
     except UnsupportedTargetError:
-        return lambda sample: list(evaluate(graph, sample)[0].values())
+
+        def interpreted(sample: Sample) -> list[Array]:
+            found = evaluate(graph, sample, wanted=wanted)[1]
+            return [found[value] for value in wanted]
+
+        return interpreted
 
 
 # ---- other choosers

@@ -17,7 +17,7 @@ from qdqbridge.autoquant.planning.targets import ACCUMULATORS, OperatorRule, Tar
 from qdqbridge.autoquant.profiling.collect import Data
 from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
 from qdqbridge.autoquant.repair.steps import GRAPH_STEPS, FloatReference, StepRecord
-from qdqbridge.autoquant.search.tuning import spread, taken
+from qdqbridge.autoquant.search.tuning import spread_unlike, taken
 from qdqbridge.autoquant.search.work_budget import WorkBudget
 from qdqbridge.errors import QdqBridgeError
 from qdqbridge.graph.graph import Graph, Node
@@ -162,7 +162,9 @@ def chosen(
     target = options.described()
     if data is None or not _open(target, options) or len(data) < _LEAST:
         return options, None
-    picked = spread(data, _SAMPLES)
+    picked = spread_unlike(data, _SAMPLES)
+    if len(picked) < _LEAST:
+        return options, None
     seen, unseen = (taken(picked, range(i, len(picked), 2)) for i in (0, 1))
     plain = replace(
         options, tune=False, repair=[step for step in options.repair if step in GRAPH_STEPS]

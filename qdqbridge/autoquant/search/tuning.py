@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.autoquant.advice.few_samples import distinct
 from qdqbridge.autoquant.choosers import Chooser, Context, RangeChooser
 from qdqbridge.autoquant.hardware.scales import suited
 from qdqbridge.autoquant.planning.constants import of_constant
@@ -392,6 +393,17 @@ def spread(data: Data, count: int) -> Samples:
         return data if len(picked) == len(data) else taken(data, picked)
     wanted = set(picked)
     return joined([sample for index, sample in enumerate(data) if index in wanted])
+
+
+def spread_unlike(data: Data, count: int) -> Samples:
+    """Returns ``count`` samples at most, evenly spread over ``data``, each of them once.
+
+    A copy of a sample says nothing more, and what is left out to judge must not be among those that
+    are judged.
+    """
+    few = spread(data, count)
+    kept = distinct(few, len(few))
+    return few if len(kept) == len(few) else taken(few, kept)
 
 
 def taken(samples: Samples, indices: range | list[int]) -> Samples:

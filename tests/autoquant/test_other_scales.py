@@ -1,0 +1,131 @@
+"""Where no range is stored, what repair gains on the data costs little on data of other scales."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+import qdqbridge as qb
+from qdqbridge.autoquant.profiling.samples import Samples
+from qdqbridge.autoquant.repair.steps import DEFAULT, MOST_LOST, OtherScales
+from qdqbridge.graph.interpreter import evaluate
+from qdqbridge.quantizing import quantization
+from tests.autoquant.float_models import quantize_plainly
+from tests.onnx_models import Builder, canonical
+
+MODELS = Path(__file__).resolve().parents[2] / "models"
+IMAGES = np.load(MODELS / "digits_test.npz")["x"]
+
+
+def biased(seed, end=""):
+    """A network whose loud channels are those of its biases on tiny data, and others elsewhere."""
+    rng, loud = np.random.default_rng(seed), np.geomspace(0.01, 1, 32)
+    b = Builder(17)
+    first, last = rng.standard_normal((8, 32)) * loud, rng.standard_normal((32, 4))
+    y = b.op("MatMul", b.input("x", ["n", 8]), b.init(first.astype(np.float32)))
+    y = b.op("Relu", b.op("Add", y, b.init(loud[::-1].astype(np.float32))))
+    y = b.op("MatMul", y, b.init(last.astype(np.float32)))
+    b.output(b.op(end, y) if end else y, ["n", 4])
+    return canonical(b.model())
+
+
+def drawn(seed, count):
+    return 4 * np.random.default_rng(seed).standard_normal((count, 8)).astype(np.float32)
+
+
+def quantized(graph, data, repair):
+    return quantization(
+        graph, {"x": data}, target="weight-only", weights="int4", repair=repair, tune=False,
+        warn=lambda told: None,
+    )  # fmt: skip
+
+
+def sqnr(graph, other, x):
+    (wanted,), (got,) = (evaluate(each, {"x": x})[0].values() for each in (graph, other))
+    return 10 * np.log10(np.sum(wanted**2.0) / np.sum((got - wanted) ** 2.0))
+
+
+@pytest.mark.parametrize("repair", [("smooth",), DEFAULT], ids="-".join)
+def test_repair_by_data_255_times_too_small_costs_little(repair):
+    """Tiny data leave only biases to look at; what repair made of these lost 4 and 5 dB."""
+    graph = biased(0)
+    seen, unseen = drawn(9, 32), drawn(10, 200)
+    plain, repaired = (quantized(graph, seen / 255, steps) for steps in ((), repair))
+    assert sqnr(graph, repaired.graph, unseen) > sqnr(graph, plain.graph, unseen) - MOST_LOST
+    refused = [record for record in repaired.made.repairs if "it would lose" in record.told]
+    assert refused and not any(record.applied for record in refused)
+    assert all("on data 256 times as large" in record.told for record in refused)
+
+
+@pytest.mark.parametrize("name", ["cnn", "mlp"])
+def test_repair_by_the_right_data_stays_as_it_is(name, monkeypatch):
+    graph = qb.load(MODELS / f"digits_{name}_float.onnx")
+
+    def repaired():
+        made = quantization(
+            graph, {"input": IMAGES[:48]}, target="weight-only", weights="int4", block=32,
+            repair=("round", "learn"), tune=False,
+        )  # fmt: skip
+        assert all(record.applied for record in made.made.repairs)
+        return made.graph.digest
+
+    judged = repaired()
+    monkeypatch.setattr(OtherScales, "of", lambda decision, samples: None)
+    assert repaired() == judged
+
+
+def test_weights_are_held_harder_where_that_loses_less():
+    graph = biased(1)
+    seen, unseen = drawn(10, 32), drawn(11, 200)
+    plain, learned = (quantized(graph, seen, steps) for steps in ((), ("learn",)))
+    (record,) = learned.made.repairs
+    assert record.applied and "held 100 times as hard" in record.told
+    before, after = (sqnr(graph, each.graph, unseen) for each in (plain, learned))
+    assert after > before + 1
+    before, after = (sqnr(graph, each.graph, unseen / 256) for each in (plain, learned))
+    assert after > before - MOST_LOST
+
+
+def test_what_steps_lose_adds_up_where_they_are_kept():
+    graph = biased(0)
+    scales = OtherScales(graph, Samples.of(graph.inputs, {"x": drawn(9, 32)}))
+    plain, worse = (quantized(graph, drawn(9, 32), ()).graph for _ in range(2))
+    found = {plain: 20.0, worse: 18.5}
+    scales._sqnr = lambda graph: {256.0: found[graph]}
+    assert [scales.refusal(plain, worse) for _ in range(2)] == ["", ""]
+    told = scales.refusal(plain, worse)
+    assert told == "it would lose 4.5 dB on data 256 times as large"
+    assert scales.refusal(worse, plain) == "" and scales.refusal(plain, worse) == ""
+
+
+def test_only_what_stores_no_range_is_judged_by_other_scales():
+    graph, data = biased(0), {"x": drawn(9, 32)}
+    samples = Samples.of(graph.inputs, data)
+    for target, judged in (("weight-only", True), ("dynamic", True), ("ort", False)):
+        made = quantize_plainly(graph, data, target)
+        assert (OtherScales.of(made.decision, samples) is not None) == judged
+
+
+def test_gates_that_end_a_network_are_judged_before_they_saturate():
+    """Of shares of 0 and 1 one that flips would be all that counts."""
+    plain, shares = (
+        OtherScales(graph, Samples.of(graph.inputs, {"x": drawn(9, 32)}))._sqnr(
+            quantized(graph, drawn(9, 32), ()).graph
+        )
+        for graph in (biased(0), biased(0, "Softmax"))
+    )
+    assert plain.keys() == shares.keys() == {1 / 256, 1 / 16, 16.0, 256.0}
+    assert all(abs(plain[f] - shares[f]) < 1e-3 for f in plain)
+
+
+def test_masks_constants_and_integers_have_no_scale():
+    b = Builder(17)
+    mask, ids = b.input("mask", ["n", 8]), b.input("ids", ["n", 8], TensorProto.INT64)
+    y = b.op("Mul", b.op("Cast", ids, to=1), mask)
+    b.output(b.op("MatMul", y, b.init(np.eye(8, 4, dtype=np.float32))), ["n", 4])
+    graph = canonical(b.model())
+    ones = np.tile(np.array([0, 1], np.float32), (6, 4))
+    data = {"mask": ones, "ids": np.arange(48).reshape(6, 8)}
+    scales = OtherScales(graph, Samples.of(graph.inputs, data))
+    assert scales._judges() == {} and scales.refusal(graph, graph) == ""
