@@ -10,6 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 
 import qdqbridge as qb
@@ -150,3 +152,71 @@ def test_the_site_has_every_page_and_no_broken_link() -> None:
             target = link.partition("#")[0]
             there = target in pages or (DOCS / target).is_file()  # a page, or a picture
             assert not target or "://" in target or there, f"{name}: {link}"
+
+
+def tiny_decoder(path: Path) -> None:
+    """Saves a decoder of one GroupQueryAttention with a cache, named as exporters do."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        "table": rng.normal(size=(32, 8)).astype(np.float32),
+        "head": rng.normal(size=(8, 32)).astype(np.float32),
+        "one": np.array([1], np.int64),
+        "last": np.array(1, np.int64),
+    }
+    arrays |= {name: rng.normal(size=(8, 8)).astype(np.float32) for name in ("wq", "wk", "wv")}
+    node = onnx.helper.make_node
+    past, present = (
+        [f"{kind}.0.{part}" for part in ("key", "value")] for kind in ("past_key_values", "present")
+    )
+    nodes = [
+        node("Gather", ["table", "input_ids"], ["x"]),
+        *(node("MatMul", ["x", f"w{name}"], [name]) for name in "qkv"),
+        node("ReduceSum", ["attention_mask", "one"], ["counts"]),
+        node("Sub", ["counts", "one"], ["before"]),
+        node("Cast", ["before"], ["seqlens"], to=onnx.TensorProto.INT32),
+        node("Shape", ["attention_mask"], ["shape"]),
+        node("Gather", ["shape", "last"], ["whole"]),
+        node("Cast", ["whole"], ["total"], to=onnx.TensorProto.INT32),
+        node("GroupQueryAttention", ["q", "k", "v", *past, "seqlens", "total"], ["y", *present],
+             domain="com.microsoft", num_heads=1, kv_num_heads=1),
+        node("MatMul", ["y", "head"], ["logits"]),
+    ]  # fmt: skip
+    value, whole, real = onnx.helper.make_tensor_value_info, 7, 1
+    inputs = [
+        value("input_ids", whole, ["batch", "sequence"]),
+        value("attention_mask", whole, ["batch", "total"]),
+        *(value(name, real, ["batch", 1, "past", 8]) for name in past),
+    ]
+    outputs = [
+        value("logits", real, ["batch", "sequence", 32]),
+        *(value(name, real, ["batch", 1, "total", 8]) for name in present),
+    ]
+    tensors = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    graph = onnx.helper.make_graph(nodes, "decoder", inputs, outputs, tensors)
+    opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+
+
+@pytest.mark.relax
+def test_the_loop_on_the_page_of_language_models_decodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokens are those of the interpreter, which is given the whole text in every step."""
+    pytest.importorskip("tvm")
+    monkeypatch.chdir(tmp_path)
+    tiny_decoder(tmp_path / "decoder.onnx")
+    page = (DOCS / "language_models.md").read_text("utf-8")
+    (block,) = (text for language, text in _FENCE.findall(page) if language == "python")
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(block, "language_models.md", "exec"), names)
+    graph, text = qb.load("decoder.onnx"), [1, 2, 3]
+    empty = {
+        f"past_key_values.0.{part}": np.zeros((1, 1, 0, 8), np.float32) for part in ("key", "value")
+    }
+    for token in names["text"]:
+        tokens = {
+            "input_ids": np.array([text]),
+            "attention_mask": np.ones((1, len(text)), np.int64),
+        }
+        assert qb.evaluate(graph, tokens | empty)["logits"][0, -1].argmax() == token
+        text.append(token)

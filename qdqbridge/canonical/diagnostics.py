@@ -50,8 +50,9 @@ def _clamps(nodes: Sequence[Node]) -> Note | None:
     if not names:
         return None
     reason = (
-        f"{_count(names, 'operator')} saturates at real 0: where the model had a Relu, the range "
-        "of the type is all that is left of it, and stripping Q and DQ would lose it"
+        f"{_count(names, 'operator')} saturates at real 0: if the model had a Relu there, the "
+        "range of the quantized type is what remains of it, and a tool that drops Q and DQ drops "
+        "the Relu too"
     )
     return Note("clamp-in-range", names[0], reason, tuple(names))
 
