@@ -52,8 +52,8 @@ RUNTIMES = (
     Runtime(
         "qnn-htp",
         "QDQ models on Qualcomm's Hexagon NPU",
-        "All figures are of the **host build of the NPU's backend**, which computes on x86 what "
-        "the NPU is meant to compute: no phone was used. *Taken* means that no operator is left to "
+        "All figures are for the **host build of the NPU's backend**, which computes on x86 what "
+        "the NPU should compute; no phone was used. *Taken* means that no operator is left to "
         "the CPU.",
         "qnn",
         "export --profile qnn",
@@ -61,45 +61,45 @@ RUNTIMES = (
     Runtime(
         "qnn-htp-v73",
         "QDQ models on Hexagon v73 and later",
-        "All figures are of the **host build of the NPU's backend**, asked for v73 (provider "
-        "option `htp_arch`); v75, v79 and v81 had the same numbers. [What v68 makes of the same "
-        "models](engine_qnn_htp.md) differs in products of 16 bits alone: from v73 on they are off "
-        "by some 256 units of scale x * scale w, whatever they sum and in whatever encoding the "
-        "result is, so that results of 200 times that scale or more are right. The export writes "
-        "weights in the smallest scale that their 8 bits allow, and those of 16 bits as two of 8.",
+        "All figures are for the **host build of the NPU's backend**, configured for v73 (provider "
+        "option `htp_arch`); v75, v79 and v81 had the same numbers. [v68's results for the same "
+        "models](engine_qnn_htp.md) differ only in 16-bit products: from v73 on these are off by "
+        "some 256 units of scale x * scale w, whatever they sum and however the result is encoded, "
+        "so that results with 200 times that scale or more are right. The export writes 8-bit "
+        "weights in the smallest scale that they allow, and 16-bit weights as two of 8 bits.",
         "qnn-v73",
         "export --profile qnn-v73",
     ),
     Runtime(
         "openvino",
         "QDQ models on OpenVINO",
-        "All figures are of the CPU plugin on x86 with AVX-512. *Taken* means that every layer "
-        "between DequantizeLinear and QuantizeLinear runs in integers, by the runtime model; what "
-        "is not taken is computed in float32: rightly, where the table does not say otherwise.",
+        "All figures are for the CPU plugin on x86 with AVX-512. *Taken* means that every layer "
+        "between DequantizeLinear and QuantizeLinear runs on integers, according to the runtime "
+        "model. The rest is computed in float32, correctly unless the table says otherwise.",
         "openvino",
         "export --profile openvino",
     ),
     Runtime(
         "onnxruntime-optimized",
         "QDQ models on onnxruntime, as users run it",
-        "All figures are of onnxruntime's CPU kernels on x86 with all graph optimizations on. "
-        "*Taken* means that every operator between DequantizeLinear and QuantizeLinear became one "
-        "of integers; what is not taken is computed in floats: rightly, but for products by a "
-        "dequantized matrix whose activation is not of 8 bits. These become MatMulNBits, which "
-        "rounds the activation to 8 bits while the model runs (rule `rounded-activation`).",
+        "All figures are for onnxruntime's CPU kernels on x86 with all graph optimizations on. "
+        "*Taken* means that every operator between DequantizeLinear and QuantizeLinear became an "
+        "integer operator. The rest is computed in float, correctly except for products with a "
+        "dequantized matrix whose activation does not have 8 bits. These become MatMulNBits, which "
+        "rounds the activation to 8 bits at run time (rule `rounded-activation`).",
         "ort",
         "export --profile ort",
     ),
     Runtime(
         "litert",
         "QDQ models on LiteRT",
-        "All figures are of LiteRT's own CPU kernels on x86, without a delegate. The models are "
-        "QDQ ONNX files with integers as inputs and outputs; LiteRT reads none of these, so that "
-        "all figures are of what `export -o model.tflite` writes from them. *Not written* are "
-        "models that take or give 16 bits with a zero point: LiteRT has kernels of 16 bits around "
-        "zero only, and the export says so by name. [How its kernels round](tflite.md) is known "
-        "bit for bit; a 16-bit Softmax in its own scale is read from tables, and the export says "
-        "how far that is off.",
+        "All figures are for LiteRT's own CPU kernels on x86, without a delegate. The models are "
+        "QDQ ONNX files with integer inputs and outputs, which LiteRT cannot read, so the figures "
+        "are for the files that `export -o model.tflite` writes. *Not written* are models with "
+        "16-bit inputs or outputs that have a zero point: LiteRT has only symmetric 16-bit "
+        "kernels, and the export says so by name. [How its kernels round](tflite.md) is known "
+        "bit for bit; a 16-bit Softmax in its own scale uses tables, and the export says how far "
+        "that is off.",
         "",
         "export -o model.tflite",
     ),
@@ -185,7 +185,7 @@ def page(runtime: Runtime) -> str:
         for prefix in ("", "export_")
     )
     if runtime.profile:
-        right = f"As written {own} of the {len(found)} are taken and right"
+        right = f"Unchanged, {own} of the {len(found)} are taken and right"
         exported = f"as `{runtime.export}` writes them {written}"
     else:
         right = f"{written} of the {len(found)} are written, taken and right"
@@ -193,8 +193,8 @@ def page(runtime: Runtime) -> str:
         exported = f"{refused} are not written"
     parts = [
         f"# {runtime.title}",
-        f"What {comments[0]} takes of {len(found)} small models, and what it computes from them, "
-        f"executed by `{comments[1]}`. Written by `scripts/engine_pages.py`.",
+        f"Which of {len(found)} small models {comments[0]} takes, and what it computes from them, "
+        f"measured by `{comments[1]}`. This page is written by `scripts/engine_pages.py`.",
         runtime.about,
         f"{right} (at most {LIMIT} LSB from the numbers that the file means); {exported}.",
     ]
@@ -209,9 +209,9 @@ def page(runtime: Runtime) -> str:
     parts += [
         f"## As `{runtime.export}` writes them",
         "\n".join(grid(found, "export_")),
-        "## Clamps behind products of 8 bits, by where the zero point lies",
-        "`relu` and `clip` stand on the float result; `q-…` stand behind a Q/DQ pair and are "
-        "followed by another QuantizeLinear.",
+        "## Clamps after 8-bit products, by the position of the zero point",
+        "`relu` and `clip` act on the float result; `q-…` follow a Q/DQ pair and are followed by "
+        "another QuantizeLinear.",
         "\n".join(clamps(found, prefix)),
         f"## What {'it refuses, in its words' if runtime.profile else 'is not written, and why'}",
         "\n".join(words(found, prefix)),
@@ -222,9 +222,10 @@ def page(runtime: Runtime) -> str:
 
 
 WHOLE = (
-    "By `scripts/engine_models.py ENGINE FOLDER --out TABLE` and `--by-producer TABLE`: *run* of "
-    "*files* do; of their *products* so many are *floats*; *equal* of *samples* have the "
-    "interpreter's argmax; *within* have no operator more than 2 LSB off, *lsb* is the most."
+    "By `scripts/engine_models.py ENGINE FOLDER --out TABLE` and `--by-producer TABLE`: *run* is "
+    "how many of the *files* run; *floats* how many of their *products* are computed in float; "
+    "*equal* how many of the *samples* have the interpreter's argmax; *within* how many files have "
+    "no operator more than 2 LSB off; *lsb* is the largest difference."
 )
 
 
@@ -238,22 +239,22 @@ def producers(table: Path) -> list[str]:
 
 
 MEASURED = (
-    "The wheel of Microsoft's winml-cli (MIT) brings tables of what an NPU takes, measured on a "
-    "device with an older runtime: one operator between DequantizeLinear and QuantizeLinear, scale "
-    "1 and zero point 0 throughout. `scripts/winml_tables.py` makes the model of each row by the "
-    "wheel's own generator and holds it against the rules below that say *refused* or *elsewhere*; "
-    "other numbers are not what the tables are about. Where rule and table differ, the host build "
-    "is asked: without graph optimizations, as the tables were made, and as users run it. Models "
-    "that differ in the opset alone are asked about once."
+    "The wheel of Microsoft's winml-cli (MIT) contains tables of what an NPU takes, measured on a "
+    "device with an older runtime: one operator between DequantizeLinear and QuantizeLinear, with "
+    "scale 1 and zero point 0 throughout. `scripts/winml_tables.py` builds the model of each row "
+    "with the wheel's own generator and compares it with the rules below that say *refused* or "
+    "*elsewhere*; the tables do not cover numerical differences. Where rule and table differ, the "
+    "host build is asked, without graph optimizations (as the tables were made) and as users run "
+    "it. Models that differ only in the opset are asked about once."
 )
 CAUSES = {
-    "another runtime": "the host build does as the rules say: the table's runtime, or the device, "
-    "did not",
-    "another opset": "the same, and the tables themselves say otherwise of the same model at "
+    "another runtime": "the host build agrees with the rules; the table's runtime, or the device, "
+    "does not",
+    "another opset": "the same, and the tables themselves disagree about the same model at "
     "another opset",
     "graph optimizations": "left out by onnxruntime's graph optimizations, which the tables are "
     "without",
-    "rules": "the host build does as the table says, and not as the rules say",
+    "rules": "the host build agrees with the table, not with the rules",
     "not asked": "the host build was not asked",
 }
 
@@ -284,7 +285,7 @@ def measured(engine: str) -> list[str]:
     right = f"{whole - ours} of the {whole} rows ({100 * (whole - ours) / whole:.2f} %)"
     return [
         f"{MEASURED} ({'; '.join(comments)}.)",
-        f"In {right} the rules say what the table says, or what the host build does:",
+        f"In {right} the rules agree with the table or with the host build:",
         "\n".join(sums),
         "\n".join(listed),
         "Each class of disagreement, with the words of the host build, is in "

@@ -60,7 +60,20 @@ def _reshape(scope: EmissionScope, node: Node, attributes: ReshapeAttrs, x: Expr
     have = scope.extents(x)
     keep = not attributes.allow_zero
     target = [have[i] if dim == 0 and keep else dim for i, dim in enumerate(attributes.shape)]
+    if _misread(have, target):
+        return scope.op.zeros(target, scope.dtype(x))
     return scope.op.reshape(x, scope.rest_of(have, target))
+
+
+def _misread(have: Sequence[Any], target: Sequence[Any]) -> bool:
+    """True where a host would put the operand's extent in the place of a 0: no element is left."""
+    if not all(isinstance(extent, int) and extent >= 0 for extent in target):
+        return False
+    own = [*have, *[None] * len(target)]
+    return any(
+        extent == 0 and not (isinstance(other, int) and other == 0)
+        for extent, other in zip(target, own, strict=False)
+    )
 
 
 def _flatten(scope: EmissionScope, node: Node, attributes: AxisAttrs, x: Expr) -> Expr:

@@ -326,12 +326,16 @@ class _Converter:
 
 
 def _static(shape: Shape) -> bool:
-    return shape is not None and sum(isinstance(extent, str) for extent in shape) <= 1
+    if shape is None:
+        return False
+    symbols = sum(isinstance(extent, str) for extent in shape)
+    return symbols == 0 or (symbols == 1 and 0 not in shape)  # of (-1, 0) nobody could tell the -1
 
 
 def _target(value: Value) -> ReshapeAttrs:
     assert value.type.shape is not None
-    return ReshapeAttrs(tuple(-1 if isinstance(e, str) else e for e in value.type.shape))
+    extents = tuple(-1 if isinstance(e, str) else e for e in value.type.shape)
+    return ReshapeAttrs(extents, allow_zero=0 in extents)
 
 
 def _moved(type_: ValueType, rank: int | None) -> ValueType:
