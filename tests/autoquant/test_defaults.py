@@ -267,7 +267,7 @@ def test_one_sample_teaches_nothing() -> None:
     records = {step.step: step for step in made.made.repairs}
     for name in ("round", "learn", "bias"):
         assert not records[name].applied
-        assert records[name].told == "1 different sample says nothing of others"
+        assert records[name].told == "1 different sample is too few to judge by"
     few = quantization(model, {"input": data[:4]}, weights="int4", repair=("learn", "bias"))
     assert [s.told.startswith("4 different samples") for s in few.made.repairs] == [False, True]
 

@@ -47,7 +47,7 @@ def test_quantize_tells_it_and_goes_on(kind, tmp_path, caplog):
             tmp_path / "zeros.npz" if kind == "file" else data,
             repair=(), chooser="minmax",
         )  # fmt: skip
-    (record,) = [r for r in caplog.records if "say nothing of what" in r.getMessage()]
+    (record,) = [r for r in caplog.records if "do not represent what" in r.getMessage()]
     assert "give different samples as the model gets them" in record.getMessage()
     assert made.made.decision.plan.rules
 

@@ -25,15 +25,15 @@ def doubt(made: Quantized, samples: Samples, sqnr: float) -> str:
         samples: Some of these show which layers are to blame.
         sqnr: Of its outputs, in dB.
     """
-    told = f"the outputs are only {sqnr:.1f} dB from the float model's"
+    told = f"the outputs reach only {sqnr:.1f} dB SQNR against the float model"
     names = culprits(made, samples)
     if names:
-        told += f"; most of it comes from {', '.join(names)}"
+        told += f"; most of the error comes from {', '.join(names)}"
     excluded = "".join(f" --exclude '{name}'" for name in names)
     return (
         f"{told}. 'qdqbridge quantize … --min-sqnr {WANTED:g}' gives layers more bits until that "
-        f"is met, '--fallback float' with it leaves them float;{excluded or ' --exclude NAME'} "
-        "leaves these float at once"
+        f"is reached, with '--fallback float' leaves them float;{excluded or ' --exclude NAME'} "
+        "leaves these float right away"
     )
 
 

@@ -68,9 +68,9 @@ def misscaled(graph: Graph, data: Data) -> str:
     if not evidence:
         return ""
     return (
-        f"the data seem to have another scale than those the model was trained on: {evidence}. "
-        "Ranges chosen by them fit no other data: give samples as the model gets them in use, with "
-        "the scale and mean of its preprocessing"
+        f"the data seem to have another scale than the training data: {evidence}. "
+        "Ranges chosen from them fit no other data: give samples as the model gets them in use, "
+        "with the scale and mean of its preprocessing"
     )
 
 
@@ -90,7 +90,7 @@ def _by_batch_norm(graph: Graph, samples: Samples) -> str:
     if 1 / _APART <= ratio <= _APART:
         return ""
     name = node.origin.nodes[0] if node.origin.nodes else node.output.name
-    return f"what {name!r} normalizes spreads {ratio:.2g} times as far as it did in training"
+    return f"the input of {name!r} has {ratio:.2g} times the standard deviation of training"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +129,14 @@ def _by_classes(graph: Graph, samples: Samples) -> str:
         better = f"{found[factor].used:.1f}"
     elif lead >= max(_FIRMER * given.lead, _FIRM):
         factor = next(f for f, each in working.items() if each.lead >= _NEAR * lead)
-        told = f"prefers its first choice by {given.lead:.2g} deviations of an answer"
+        told = f"prefers its first choice by {given.lead:.2g} standard deviations of an answer"
         better = f"by {found[factor].lead:.2g}"
     else:
         return ""
     wanted = (
         f"about {factor:g} times as large" if factor > 1 else f"divided by {1 / factor:.0f} or so"
     )
-    return f"the float model {told}, and {better} where input {name!r} is {wanted}"
+    return f"the float model {told}, and {better} if input {name!r} is {wanted}"
 
 
 def _classes(graph: Graph) -> int:

@@ -39,9 +39,9 @@ def uninformative(graph: Graph, data: Data) -> str:
     if not evidence:
         return ""
     return (
-        f"the data say nothing of what the model gets in use: {evidence}. Ranges chosen by them "
-        "fit no other data: give different samples as the model gets them, with the scale and mean "
-        "of its preprocessing"
+        f"the data do not represent what the model gets in use: {evidence}. Ranges chosen from "
+        "them fit no other data: give different samples as the model gets them, with the scale and "
+        "mean of its preprocessing"
     )
 
 
