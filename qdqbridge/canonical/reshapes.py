@@ -77,7 +77,7 @@ def reshape_target(node: Node, scope: Scope) -> Proposal:
 
     An extent that x has at the same place is copied (0), so that it may change. What is left (-1)
     is the one that is unknown, or else the first extent, or where that is copied the last one that
-    is not; all others are numbers.
+    is not; all others are numbers. None is left of extents that may be 0: of nothing it would be 0.
     """
     del scope
     copied = _copied(node)
@@ -109,7 +109,9 @@ def _target(x: Value, y: Value, copied: frozenset[int] = frozenset()) -> tuple[i
         0 if index in same else _extent(before, index, dim) for index, dim in enumerate(after)
     ]
     numbers = [index for index, dim in enumerate(written) if dim > 0]
-    if -1 not in written and numbers:
+    zeros = {index for index, dim in enumerate(written) if dim == 0}
+    left = tuple(dim for index, dim in enumerate(before) if index not in zeros)
+    if -1 not in written and numbers and static_shape(left) is not None:
         written[numbers[0] if numbers[0] == 0 else numbers[-1]] = -1
     return tuple(written) if written.count(-1) <= 1 else None
 

@@ -225,12 +225,15 @@ def _outside(attributes: ResizeAttrs, shape: tuple[int, ...], dtype: Any) -> Arr
 
 def _resize(attributes: ResizeAttrs, operands: Operands) -> tuple[Array, ...]:
     (x,) = present(operands, 1)
+    crops = attributes.coordinate_transformation_mode == "tf_crop_and_resize"
+    if not crops and all(scale == 1 for scale in scales(attributes, x.shape)):
+        return (x,)  # 0 times an infinite neighbour would be NaN
     if attributes.mode == "nearest":
         y = _nearest(attributes, x)
     else:
         wide = x if x.dtype == np.float64 else x.astype(np.float32)
         y = (_linear if attributes.mode == "linear" else _cubic)(attributes, wide)
-    if attributes.coordinate_transformation_mode == "tf_crop_and_resize":
+    if crops:
         dtype = y.dtype if y.dtype.kind == "f" else np.float32
         value = np.asarray(attributes.extrapolation_value).astype(y.dtype)
         y = np.where(_outside(attributes, x.shape, dtype), value, y)
@@ -291,7 +294,9 @@ RESIZE = Row(
     "corners in float32, innermost axis fastest, each weight multiplied innermost first. cubic: "
     "innermost axis first, four terms added from the left. Coordinates in float32. Against "
     "onnxruntime 1.31: 0 results differ in any mode, not even in the bits of float ones, but where "
-    "scales other than 1 keep every extent: onnxruntime hands the input on, ONNX interpolates.",
+    "scales other than 1 keep every extent: onnxruntime hands the input on, ONNX interpolates. "
+    "Along an axis of scale 1 that it interpolates, 0 times NaN and infinities is NaN as in "
+    "onnxruntime; TVM leaves such an axis alone, as exact arithmetic does.",
 )
 
 OPERATORS = (RESIZE,)

@@ -26,7 +26,8 @@ def set_first(
 
     Args:
         builder: Gets the function.
-        call: A reduction of one tensor, with the attribute ``axis``; a ``matmul`` or an ``einsum``.
+        call: A reduction of one tensor, with the attribute ``axis``; a ``matmul``, an ``einsum`` or
+            a convolution.
         legalize: Makes the loops; TVM's own by default.
     """
     summed = _summed_extents(call)
@@ -82,5 +83,7 @@ def _summed_extents(call: ir.Call) -> list[Any] | None:
         return first[-1:]
     if name == "relax.einsum":
         return [extent for shape in shapes for extent in shape.values]
+    if name.startswith("relax.nn.conv"):
+        return list(shapes[1].values)  # all of the weight but the channels of the result
     axes: Any = getattr(attrs, "axis", None)
     return first if axes is None else [first[int(axis)] for axis in axes]

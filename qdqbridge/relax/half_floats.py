@@ -6,7 +6,7 @@ result, a mean of as many squares 7 %, a convolution of 9216 terms 2 %.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any
 
@@ -14,6 +14,7 @@ from tvm import ir, relax
 
 from qdqbridge.relax.empty_reductions import product_of_nothing, set_first
 from qdqbridge.relax.product_loops import along_columns
+from qdqbridge.relax.transposed_products import products_of_elements
 
 _HALVES = ("float16", "bfloat16")
 _SUMS: Mapping[str, tuple[Any, str]] = {
@@ -28,20 +29,34 @@ _SUMS: Mapping[str, tuple[Any, str]] = {
 }
 """What can be told to sum in another type than it reads, so that no weight gets twice the size; and
 the attribute that says it."""
-_EINSUM = "relax.einsum"
+_EINSUM, _TRANSPOSED = "relax.einsum", "relax.nn.conv3d_transpose"
 _REDUCTIONS = ("relax.sum", "relax.mean", "relax.prod", _EINSUM)
 """What may run over open axes that have no element."""
 _OTHERS = (
-    *_REDUCTIONS, "relax.variance", "relax.std",
+    *_REDUCTIONS, _TRANSPOSED, "relax.variance", "relax.std",
     "relax.sigmoid", "relax.tanh",
     "relax.nn.softmax", "relax.nn.log_softmax", "relax.nn.gelu", "relax.nn.gelu_tanh",
     "relax.nn.silu", "relax.nn.softplus", "relax.nn.layer_norm", "relax.nn.rms_norm",
-    "relax.nn.group_norm", "relax.nn.instance_norm", "relax.nn.conv3d_transpose",
+    "relax.nn.group_norm", "relax.nn.instance_norm",
     "relax.nn.avg_pool1d", "relax.nn.avg_pool2d", "relax.nn.avg_pool3d",
     "relax.nn.adaptive_avg_pool1d", "relax.nn.adaptive_avg_pool2d",
     "relax.nn.adaptive_avg_pool3d", "relax.image.resize2d", "relax.image.resize3d",
 )  # fmt: skip
 """What sums, and what TVM makes several steps of."""
+
+
+def _product(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | None:
+    loops = along_columns(builder, call)
+    return set_first(builder, call) if loops is None else loops
+
+
+_LOOPS: Mapping[str, Callable[[relax.BlockBuilder, ir.Call], relax.Expr | None]] = {
+    "relax.matmul": _product,
+    **{f"relax.nn.conv{n}d": set_first for n in (1, 2, 3)},
+    **{f"relax.nn.conv{n}d_transpose": products_of_elements for n in (1, 2, 3)},
+    **dict.fromkeys(_REDUCTIONS, set_first),
+}
+"""What has loops of its own, in whatever type it sums; None stands for TVM's."""
 
 
 def _summed_wide(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | None:
@@ -57,9 +72,7 @@ def _summed_wide(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | Non
         given = {field: getattr(call.attrs, field) for field in fields}
         made = operator(*call.args, **given | {result: "float32"})
         wide = builder.normalize(made)
-    loops = along_columns(builder, wide) if name == "relax.matmul" else None
-    if loops is None and name == "relax.matmul":
-        loops = set_first(builder, wide)
+    loops = _LOOPS[name](builder, wide) if name in _LOOPS else None
     if wide is call:
         return loops
     return relax.op.astype(builder.emit(wide if loops is None else loops), kind)
@@ -67,17 +80,18 @@ def _summed_wide(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | Non
 
 def _computed_wide(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | None:
     """Returns what stands for an operator of half floats, or a reduction; None for others."""
-    kind, reduces = _kind(call), str(call.op.name) in _REDUCTIONS
-    nothing = product_of_nothing(call) if str(call.op.name) == _EINSUM else None
+    kind, name = _kind(call), str(call.op.name)
+    nothing = product_of_nothing(call) if name in (_EINSUM, _TRANSPOSED) else None
     if nothing is not None:
         return nothing
+    own = _LOOPS.get(name)
     if kind not in _HALVES:
-        return set_first(builder, call) if reduces else None
+        return own and own(builder, call)
     args = [_widened(builder, arg) for arg in call.args]
     wide: Any = builder.normalize(relax.Call(call.op, args, call.attrs, call.ty_args))
     if _kind(wide) != "float32":
         return None
-    loops = set_first(builder, wide) if reduces else None
+    loops = own and own(builder, wide)
     return relax.op.astype(builder.emit(wide if loops is None else loops), kind)
 
 

@@ -13,11 +13,13 @@ from qdqbridge.relax.empty_reductions import is_empty
 from qdqbridge.relax.half_floats import HALF_FLOATS
 from qdqbridge.relax.integer_power import integer_power
 from qdqbridge.relax.nonfinite import NONFINITE
+from qdqbridge.relax.splitting import with_empty_parts
 from qdqbridge.relax.tiling import untiled
 
 _LOWERINGS: Mapping[str, Callable[[relax.BlockBuilder, ir.Call], relax.Expr | None]] = {
     "relax.tile": untiled,
     "relax.power": integer_power,
+    "relax.split": with_empty_parts,
     **HALF_FLOATS,
     **NONFINITE,
 }

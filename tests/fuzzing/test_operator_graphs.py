@@ -333,3 +333,102 @@ def test_a_negative_factor_of_unsigned_integers_wraps_around() -> None:
         "z": np.array([4], np.uint32),
     }
     assert everywhere(canonical(b.model()), feeds).tolist() == [[9, (1 << 32) - 2]]
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+def test_open_channels_may_be_none(op: str) -> None:
+    b = Builder(13)
+    shape = [3, "n", 1, 1] if op == "Conv" else ["n", 3, 1, 1]
+    b.output(b.op(op, b.input("x", [1, "n", 5, 5]), b.input("w", shape)), None)
+    graph = canonical(b.model())
+    executable = qb.compile(graph, UNOPTIMIZED, threads=1)
+    for count in (0, 2):
+        sizes = [count if extent == "n" else int(extent) for extent in shape]
+        feeds = {"x": np.ones((1, count, 5, 5), np.float32), "w": np.ones(sizes, np.float32)}
+        (found,) = executable.run(feeds).values()
+        np.testing.assert_array_equal(found, np.full((1, 3, 5, 5), count, np.float32))
+
+
+INFINITE_TRANSPOSED: dict[str, tuple[list[int], list[int], dict[str, Any]]] = {
+    "strides": ([1, 2, 3, 3], [2, 4, 3, 3], {"strides": [2, 2], "output_padding": [1, 1]}),
+    "groups": ([1, 4, 3, 3], [4, 2, 2, 2], {"group": 2, "pads": [1, 0, 0, 1]}),
+    "dilations": ([2, 2, 4], [2, 3, 2], {"dilations": [3], "strides": [2]}),
+    "volume": ([1, 2, 2, 3, 2], [2, 2, 2, 1, 2], {"strides": [2, 1, 2]}),
+    "taps apart": ([1, 1, 3, 3], [1, 1, 1, 1], {"strides": [3, 3]}),
+}
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize("case", INFINITE_TRANSPOSED)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("constant", [False, True])
+def test_nothing_is_multiplied_between_what_is_transposed(
+    case: str, dtype: str, constant: bool
+) -> None:
+    """TVM's zeros between elements times an infinite weight were NaN; dilated kernels have some."""
+    (x_shape, w_shape, attributes), b = INFINITE_TRANSPOSED[case], Builder(13)
+    kind, rng = helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), np.random.default_rng(0)
+    feeds = {n: rng.integers(1, 5, s).astype(dtype) for n, s in (("x", x_shape), ("w", w_shape))}
+    for array in feeds.values():
+        array.reshape(-1)[0] = np.inf
+    x = b.input("x", x_shape, kind)
+    w = b.init(feeds.pop("w")) if constant else b.input("w", w_shape, kind)
+    b.output(b.op("ConvTranspose", x, w, **attributes), None, kind)
+    found = everywhere(canonical(b.model()), feeds)
+    assert np.isinf(found).any()
+    assert not np.isnan(found).any()
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize("sizes", [(2, 0, 3), (0, 5), (5, 0), (0, 0, 5)])
+@pytest.mark.parametrize("extent", [2, "n"])
+def test_parts_of_a_split_may_be_nothing(sizes: tuple[int, ...], extent: int | str) -> None:
+    b = Builder(13)
+    name = b.op("Split", b.input("x", [5, extent]), b.init(np.array(sizes)), outputs=len(sizes))
+    for index in range(len(sizes)):
+        b.output(f"{name}:{index}" if index else name, None)
+    graph, feeds = canonical(b.model()), {"x": np.arange(10, dtype=np.float32).reshape(5, 2)}
+    found = qb.compile(graph, UNOPTIMIZED, threads=1).run(feeds)
+    for meant, got in zip(run(graph, feeds), found.values(), strict=True):
+        np.testing.assert_array_equal(got, meant)
+
+
+@pytest.mark.relax
+def test_a_reshape_of_nothing_to_numbers_keeps_them() -> None:
+    b = Builder(21)
+    b.output(b.op("Reshape", b.input("x", ["m", "m", "m", "k"]), b.init(np.array([5, 5, 0, 3]))))
+    feeds = {"x": np.ones((0, 0, 0, 2), np.float32)}
+    assert everywhere(canonical(b.model()), feeds).shape == (5, 5, 0, 3)
+
+
+def test_a_resize_by_one_is_what_it_resizes() -> None:
+    """0 times the infinite neighbour was NaN."""
+    b = Builder(7)
+    b.output(b.op("Upsample", b.input("x", [2, 1, 3]), mode="linear", scales=[1.0, 1.0, 1.0]))
+    x = np.array([[[1, 2, 3]], [[np.inf, -1, np.nan]]], np.float32)
+    graph = load(b.model())
+    assert graph.nodes
+    np.testing.assert_array_equal(run(graph, {"x": x})[0], x)
+
+
+def test_axes_of_an_old_squeeze_have_any_order() -> None:
+    b = Builder(10)
+    b.output(b.op("Squeeze", b.input("x", [1, 1, 5, 1]), axes=[3, 0, 1]))
+    assert run(canonical(b.model()), {"x": np.ones((1, 1, 5, 1), np.float32)})[0].shape == (5,)
+
+
+def test_a_place_is_an_integer_also_where_its_axis_is_none() -> None:
+    """onnxruntime takes axis 0 of a scalar; ONNX's inference stops, and the guess was float64."""
+    b = Builder(7)
+    place = b.op("ArgMin", b.input("x", [], TensorProto.DOUBLE), axis=0, keepdims=1)
+    b.output(b.op("ReduceL1", place, keepdims=0), None, INT64)
+    assert run(canonical(b.model()), {"x": np.array(-0.5)}) == [0]
+
+
+@pytest.mark.parametrize("shape", [[0, 1, 0], ["a", 1, "b"], ["a", "b", "c"]])
+def test_a_flat_hardmax_of_nothing_has_the_shape_of_its_input(shape: list[int | str]) -> None:
+    b = Builder(12)
+    b.output(b.op("Hardmax", b.input("x", shape), axis=1), None)
+    found = run(canonical(b.model()), {"x": np.ones((0, 1, 0), np.float32)})
+    assert found[0].shape == (0, 1, 0)

@@ -138,6 +138,19 @@ def _window(operands: Operands, attributes: Mapping[str, Any]) -> bool:
     return "dilations" in attributes and "auto_pad" in attributes
 
 
+def _reference_average(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """ONNX's reference, which judges float64, takes NaN for padding, and pads dilated as plain."""
+    if _given(operands, 0).dtype != np.float64:
+        return False
+    return _nan(operands, attributes) or _window(operands, attributes)
+
+
+def _interpolated(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """Along axes of scale 1, onnxruntime multiplies what is infinite by 0, TVM does not."""
+    x, nearest = _given(operands, 0), attributes.get("mode", "nearest") in ("nearest", b"nearest")
+    return not nearest and x.dtype.kind == "f" and not bool(np.isfinite(x).all())
+
+
 _COMPARE = ("MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "TopK",
             "Unique", "Hardmax", "QuantizeLinear", "DynamicQuantizeLinear")  # fmt: skip
 _ROWS: Mapping[str, Callable[[Operands, Mapping[str, Any]], bool]] = {
@@ -146,5 +159,7 @@ _ROWS: Mapping[str, Callable[[Operands, Mapping[str, Any]], bool]] = {
     "Concat": _joined, "Slice": _sliced, "Squeeze": _squeezed, "NonZero": _scalar,
     **dict.fromkeys(("Gemm", "Einsum", "ReduceSum", "ReduceProd", "ReduceSumSquare"), _wraps),
     **dict.fromkeys(("Erf", "HardSwish"), _float64),
+    **dict.fromkeys(("Resize", "Upsample"), _interpolated),
     "PRelu": _slope, "LpPool": _window, "OneHot": _broken_index,
+    "AveragePool": _reference_average,
 }  # fmt: skip

@@ -137,7 +137,7 @@ class NodeTypes:
             return self._alone(proto, operands, data, {})
         except _FAILURES as error:
             log.debug("%s: inference stopped: %s", proto.op_type, error)
-            return [UNKNOWN] * len(proto.output)
+            return _only_types(schema, len(proto.output))
         results = [_told(found.get(f"out_{i}")) for i in range(len(proto.output))]
         if proto.op_type == "Attention" and not domain:
             known = attention_extents(proto, operands)
@@ -240,8 +240,28 @@ def _shaped_as_input(proto: NodeProto, operands: Sequence[TypeProto | None]) -> 
     return _told(known)
 
 
+def _only_types(schema: Any, count: int) -> list[Inferred]:
+    """Returns what an operator says of its results whatever it reads: one element type, or none."""
+    found = [UNKNOWN] * count
+    for index, formal in enumerate(schema.outputs[:count]):
+        if len(formal.types) == 1:
+            (text,) = formal.types
+            found[index] = Inferred(_type_of(text), None)
+    return found
+
+
+def _type_of(text: str) -> TypeProto:
+    """Returns a type of tensors that a schema names (``tensor(int64)``), empty for others."""
+    name = text.removeprefix("tensor(").removesuffix(")").upper()
+    known = name in TensorProto.DataType.keys()  # noqa: SIM118
+    return tensor_type(TensorProto.DataType.Value(name), None) if known else TypeProto()
+
+
 def _renamed(proto: NodeProto) -> NodeProto:
     node = NodeProto(op_type=proto.op_type, domain=proto.domain, attribute=proto.attribute)
+    for attribute in node.attribute:
+        if (node.op_type, attribute.name) == ("Squeeze", "axes"):
+            attribute.ints.sort()  # the inference of opset 1 takes them to be in order
     node.input.extend(f"in_{i}" if name else "" for i, name in enumerate(proto.input))
     node.output.extend(f"out_{i}" if name else "" for i, name in enumerate(proto.output))
     return node

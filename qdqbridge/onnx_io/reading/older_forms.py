@@ -74,7 +74,7 @@ def in_new_form(
         return NewForm(None, new)
     site = OldNode(node, int(schema.since_version), fresh, shape, element_type)
     found[1](site)
-    return NewForm(site.made, max(new, _LATER.get(node.op_type, 0)))
+    return NewForm(site.made, max(new, site.opset, _LATER.get(node.op_type, 0)))
 
 
 def renewed(model: ModelProto, file: str) -> ModelProto:

@@ -33,6 +33,9 @@ class OldNode:
         fresh: Gives unused names of tensors.
         shape: Gives the shape of a tensor, None where it is unknown.
         element_type: Gives ONNX's number of a tensor's element type, 0 where it is unknown.
+
+    Attributes:
+        opset: The first that has the new nodes.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class OldNode:
     ) -> None:
         self.node, self.since, self.fresh = node, since, fresh
         self.shape, self.element_type = shape, element_type
+        self.opset = 13
         self.made: list[NodeProto] = []
         self.attributes = {attribute.name: attribute for attribute in node.attribute}
 
@@ -228,12 +232,16 @@ def _coerced(site: OldNode) -> None:
         return
     if shape is not None and axis < 0:
         axis += len(shape)
+    if shape is not None and 0 in shape:
+        site.end([x], "Identity")
+        return
     result = site.add(site.node.op_type, [site.add("Flatten", [x], axis=axis)], axis=1)
     if shape is not None and sum(isinstance(extent, str) for extent in shape) < 2:
         target = site.ints([-1 if isinstance(extent, str) else extent for extent in shape])
-    else:
-        target = site.add("Shape", [x])
-    site.end([result, target], "Reshape")
+        site.end([result, target], "Reshape")
+        return
+    site.opset = 14  # a 0 copies no extent of the matrix
+    site.end([result, site.add("Shape", [x])], "Reshape", allowzero=1)
 
 
 def _upsample(site: OldNode) -> None:

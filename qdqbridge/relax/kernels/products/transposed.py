@@ -123,8 +123,8 @@ def _weight(node: Node, attributes: ConvTransposeAttrs, x: ActivationCodes | Non
     """Returns the weight as one of a convolution, (channels, inputs of a group, rows, columns)."""
     if x is not None:
         weight = centred_weight(node)
-    elif is_real(node.operand(0)) and is_real(node.output):
-        weight = real_constant(node.operand(1))
+    elif is_real(node.operand(0)) and is_real(node.output) and set(attributes.dilations) == {1}:
+        weight = _finite(real_constant(node.operand(1)))
     else:
         return None
     if weight is None:
@@ -139,6 +139,11 @@ def _weight(node: Node, attributes: ConvTransposeAttrs, x: ActivationCodes | Non
     wide = np.zeros((*permuted.shape[:3], *spread), weight.dtype)
     wide[..., :: dilations[0], :: dilations[1]] = permuted
     return wide.reshape(attributes.group * channels, *wide.shape[2:])
+
+
+def _finite(weight: Array | None) -> Array | None:
+    """Returns a weight that may be multiplied by the zeros around an image, else None."""
+    return None if weight is None or not np.isfinite(weight).all() else weight
 
 
 def _axes(
