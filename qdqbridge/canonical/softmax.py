@@ -13,13 +13,18 @@ from qdqbridge.ops.softmax import LOG_SOFTMAX, SOFTMAX
 
 @rule("softmax-of-a-matrix", SOFTMAX, LOG_SOFTMAX)
 def softmax_of_a_matrix(node: Node, scope: Scope) -> Proposal:
-    """``Softmax(x; several axes) -> Reshape(Softmax(Flatten(x)))``, as newer opsets write it."""
+    """``Softmax(x; several axes) -> Reshape(Softmax(Flatten(x)))``, as newer opsets write it.
+
+    Where x has no element, it is x.
+    """
     del scope
     attributes, x = node.attributes, node.operand(0)
     if not isinstance(attributes, SoftmaxAttrs) or len(attributes.axes) < 2:
         return None
     shape = x.type.shape
     first = attributes.axes[0]
+    if shape is not None and 0 in shape and x.type == node.output.type:
+        return Replace({node.output: x})
     if shape is None or any(dim != 1 for dim in _others(shape, attributes.axes)):
         return None
     written = _written(shape, first)

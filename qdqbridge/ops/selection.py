@@ -46,7 +46,7 @@ def _split(attributes: SplitAttrs, operands: Operands) -> tuple[Array, ...]:
 
 
 def within(begin: int, end: int, size: int) -> tuple[int, int]:
-    """Returns a pair of constant pads that crops no more than the ``size`` elements of an axis.
+    """Returns a pair of pads that crops no more than the ``size`` elements of an axis.
 
     What one end crops beyond these is taken off what the other adds.
     """
@@ -59,8 +59,7 @@ def _surrounded(attributes: PadAttrs, x: Array, value: Array) -> Array:
     """Returns ``x`` cropped by negative pads, then padded; ``value`` is in x's dtype."""
     rank = x.ndim
     begin, end = attributes.pads[:rank], attributes.pads[rank:]
-    if attributes.mode == "constant":
-        begin, end = zip(*map(within, begin, end, x.shape), strict=True) if rank else ((), ())
+    begin, end = zip(*map(within, begin, end, x.shape), strict=True) if rank else ((), ())
     if any(size + b + e < 0 for b, e, size in zip(begin, end, x.shape, strict=True)):
         raise ValueError(f"pads {attributes.pads} crop more than there is of {list(x.shape)}")
     crop = tuple(
@@ -140,8 +139,7 @@ def _check_pad(node: Node, attributes: PadAttrs) -> Iterator[str]:
         begin, end, size = attributes.pads[axis], attributes.pads[axis + x.rank], known(x, axis)
         if size is None:
             continue
-        if attributes.mode == "constant":
-            begin, end = within(begin, end, size)
+        begin, end = within(begin, end, size)
         left = size + min(begin, 0) + min(end, 0)
         if left < 0:
             yield f"pads crop more than the {size} elements of axis {axis}"

@@ -432,3 +432,68 @@ def test_a_flat_hardmax_of_nothing_has_the_shape_of_its_input(shape: list[int | 
     b.output(b.op("Hardmax", b.input("x", shape), axis=1), None)
     found = run(canonical(b.model()), {"x": np.ones((0, 1, 0), np.float32)})
     assert found[0].shape == (0, 1, 0)
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize("mode", ["edge", "reflect", "wrap"])
+def test_pads_of_nothing_by_its_own_elements(mode: str) -> None:
+    b = Builder(19)
+    b.output(b.op("Pad", b.input("x", [0]), b.init(np.array([-1, 1])), mode=mode), None)
+    assert everywhere(canonical(b.model()), {"x": np.ones(0, np.float32)}).shape == (0,)
+
+
+def test_a_resize_of_nothing_that_keeps_a_ratio() -> None:
+    b = Builder(19)
+    b.output(b.op("Resize", b.input("x", [1, 1, 0]), "", "", b.init(np.array([3])), mode="linear",
+                  axes=[0], keep_aspect_ratio_policy="not_smaller"), None)  # fmt: skip
+    assert run(canonical(b.model()), {"x": np.ones((1, 1, 0), np.float32)})[0].shape == (3, 1, 0)
+
+
+def test_a_flat_softmax_of_nothing_is_saved() -> None:
+    b = Builder(8)
+    b.output(b.op("Softmax", b.input("x", [0, 4, 5]), axis=0), None)
+    graph = canonical(b.model())
+    assert saved(graph).digest == graph.digest
+
+
+@pytest.mark.parametrize("low", ["low", ""])
+def test_stored_integers_may_be_clipped_by_what_the_run_knows(low: str) -> None:
+    b, kind = Builder(17), TensorProto.UINT8
+    codes = b.op("QuantizeLinear", b.input("x", [2]), b.init(np.float32(0.5)), b.init(np.uint8(7)))
+    bounds = [b.input(name, [], kind) if name else "" for name in (low, "high")]
+    b.output(b.op("Clip", codes, *bounds), None, kind)
+    graph = canonical(b.model())
+    feeds: dict[str, Any] = {"x": np.array([-2, 1], np.float32), "high": np.array(8, np.uint8)}
+    (found,) = run(graph, feeds | ({"low": np.array(5, np.uint8)} if low else {}))
+    assert found.tolist() == [5 if low else 3, 8]
+    assert saved(graph).digest == graph.digest
+
+
+def test_int32_codes_that_are_moved_are_an_output_too() -> None:
+    """No Q gives int32."""
+    b, kind = Builder(18), TensorProto.INT32
+    tiled = b.op("Tile", b.input("x", [2, 3], kind), b.init(np.array([1, 2])))
+    turned = b.op("Transpose", tiled, perm=[1, 0])
+    b.output(turned, None, kind)
+    b.output(b.op("Neg", b.op("DequantizeLinear", turned, b.init(np.float32(0.1)))), None)
+    graph = canonical(b.model())
+    back = saved(graph)
+    assert back.digest == graph.digest
+    feeds: dict[str, Any] = {"x": np.array([[2**31 - 1, 5, -6], [0, 1, -(2**31)]], np.int32)}
+    for meant, found in zip(run(graph, feeds), run(back, feeds), strict=True):
+        np.testing.assert_array_equal(found, meant)
+
+
+def test_branches_that_constants_make_equal_are_one_at_once() -> None:
+    """What the constants come to was known when the saved file was read."""
+    b = Builder(13)
+    number = b.op("Cast", b.op("Neg", b.init(np.float32(0.25))), to=TensorProto.FLOAT)
+    branches: dict[str, Any] = {}
+    for name, op in (("then_branch", "Neg"), ("else_branch", "Abs")):
+        out = helper.make_tensor_value_info(name, TensorProto.FLOAT, [])
+        node = helper.make_node(op, [number], [name])
+        branches[name] = helper.make_graph([node], name, [], [out])
+    b.output(b.op("If", b.input("c", [], TensorProto.BOOL), **branches), None)
+    graph = canonical(b.model())
+    assert not graph.nodes
+    assert saved(graph).digest == graph.digest

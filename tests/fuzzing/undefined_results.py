@@ -133,9 +133,13 @@ def _broken_index(operands: Operands, attributes: Mapping[str, Any]) -> bool:
 
 
 def _window(operands: Operands, attributes: Mapping[str, Any]) -> bool:
-    """onnxruntime pads a dilated window of LpPool by what the plain one needs."""
+    """onnxruntime pads dilated windows of SAME by what plain ones need."""
     del operands
     return "dilations" in attributes and "auto_pad" in attributes
+
+
+def _maximum(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    return _nan(operands, attributes) or _window(operands, attributes)
 
 
 def _reference_average(operands: Operands, attributes: Mapping[str, Any]) -> bool:
@@ -145,21 +149,34 @@ def _reference_average(operands: Operands, attributes: Mapping[str, Any]) -> boo
     return _nan(operands, attributes) or _window(operands, attributes)
 
 
+def _reference_hardmax(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """ONNX's reference judges all but float32, and has every opset's along one axis."""
+    return _given(operands, 0).dtype != np.float32 or _nan(operands, attributes)
+
+
+def _no_terms(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """onnxruntime leaves an integer product of nothing unset."""
+    del attributes
+    return not _given(operands, 0).size
+
+
 def _interpolated(operands: Operands, attributes: Mapping[str, Any]) -> bool:
     """Along axes of scale 1, onnxruntime multiplies what is infinite by 0, TVM does not."""
     x, nearest = _given(operands, 0), attributes.get("mode", "nearest") in ("nearest", b"nearest")
     return not nearest and x.dtype.kind == "f" and not bool(np.isfinite(x).all())
 
 
-_COMPARE = ("MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "TopK",
-            "Unique", "Hardmax", "QuantizeLinear", "DynamicQuantizeLinear")  # fmt: skip
+_COMPARE = ("GlobalMaxPool", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "TopK",
+            "Unique", "QuantizeLinear", "DynamicQuantizeLinear")  # fmt: skip
 _ROWS: Mapping[str, Callable[[Operands, Mapping[str, Any]], bool]] = {
-    **dict.fromkeys(_COMPARE, _nan), "Cast": _out_of_range, "CastLike": _out_of_range,
+    **dict.fromkeys(_COMPARE, _nan), "MaxPool": _maximum,
+    **dict.fromkeys(("Cast", "CastLike"), _out_of_range),
     "Div": _quotient, "Mod": _quotient, "BitShift": _shift, "ReduceMean": _mean,
     "Concat": _joined, "Slice": _sliced, "Squeeze": _squeezed, "NonZero": _scalar,
     **dict.fromkeys(("Gemm", "Einsum", "ReduceSum", "ReduceProd", "ReduceSumSquare"), _wraps),
     **dict.fromkeys(("Erf", "HardSwish"), _float64),
     **dict.fromkeys(("Resize", "Upsample"), _interpolated),
     "PRelu": _slope, "LpPool": _window, "OneHot": _broken_index,
-    "AveragePool": _reference_average,
+    "AveragePool": _reference_average, "Hardmax": _reference_hardmax,
+    **dict.fromkeys(("MatMulInteger", "ConvInteger"), _no_terms),
 }  # fmt: skip

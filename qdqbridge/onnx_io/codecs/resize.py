@@ -141,7 +141,7 @@ def _kept_ratio(
     if choose is None:
         raise node.fault(f"keep_aspect_ratio_policy is '{policy}'")
     shape = [node.known_extent(i) for i in range(node.rank())]
-    if any(shape[axis] == 0 for axis in axes):
+    if 0 in shape:
         raise NoRow("the input is empty")
     scale = float(np.float32(choose(s / shape[a] for a, s in zip(axes, sizes, strict=True))))
     scales = tuple(scale if i in axes else 1.0 for i in range(len(shape)))

@@ -200,6 +200,7 @@ class _Scope:
             value = [a.t for a in node.attribute if a.name == "value"]
             if node.op_type == "Constant" and value:
                 self.tensors[node.output[0]] = value[0]
+        self.computed = _computed(model.graph, self.tensors)
         self.taken = {value.name for value in model.graph.input} | set(self.tensors)
         self.taken |= {name for node in model.graph.node for name in node.output}
 
@@ -210,7 +211,11 @@ class _Scope:
         branches = [a.g for a in node.attribute if a.name in ("then_branch", "else_branch")]
         if len(branches) != 2:
             return None
-        captured = sorted(captured_names(node))
+        read = sorted(captured_names(node))
+        computing = self._computing(read)
+        needed = {name for each in computing for name in each.input if name}
+        made = {name for each in computing for name in each.output}
+        captured = sorted({*read, *needed} - made)
         data = {n: self.tensors[n] for n in captured if n in self.tensors}
         large = {
             name: constant_from_proto(tensor, self.folder, f"tensor '{name}'")
@@ -227,20 +232,32 @@ class _Scope:
             for name in large
         ]
         self.compared.add(node.output[0])
-        models = [self._model(body, inputs, small) for body in branches]
+        models = [self._model(body, inputs, small, computing) for body in branches]
         try:
             texts = {text_of(model, large) for model in models}
         except QdqBridgeError:  # a body that cannot be read by itself is carried as it is
             return None
-        return _own(models[0].graph, data) if len(texts) == 1 else None
+        return _own(models[0].graph, data, made) if len(texts) == 1 else None
+
+    def _computing(self, names: Collection[str]) -> list[NodeProto]:
+        """Returns the nodes, in order, that compute some of these tensors from constants alone."""
+        wanted = {name for name in names if name in self.computed}
+        found: list[NodeProto] = []
+        for node in reversed([*{id(n): n for n in self.computed.values()}.values()]):
+            if wanted & set(node.output):
+                found.append(node)
+                wanted |= {name for name in node.input if name in self.computed}
+        return found[::-1]
 
     def _model(
         self,
         body: GraphProto,
         inputs: Sequence[onnx.ValueInfoProto],
         constants: Sequence[TensorProto],
+        computing: Sequence[NodeProto],
     ) -> ModelProto:
-        graph = GraphProto(name=body.name or "branch", node=body.node, output=body.output)
+        graph = GraphProto(name=body.name or "branch", output=body.output)
+        graph.node.extend((*computing, *body.node))
         graph.input.extend(inputs)
         graph.initializer.extend((*body.initializer, *constants))
         graph.value_info.extend(body.value_info)
@@ -248,8 +265,22 @@ class _Scope:
         return ModelProto(ir_version=self.model.ir_version, graph=graph, opset_import=imports)
 
 
-def _own(graph: GraphProto, captured: Collection[str]) -> GraphProto:
-    """Returns a body without the constants that it captures."""
+def _computed(graph: GraphProto, tensors: Collection[str]) -> dict[str, NodeProto]:
+    """Returns the nodes that read constants alone, of one or more, by their results."""
+    found: dict[str, NodeProto] = {}
+    for node in graph.node:
+        read = [name for name in node.input if name]
+        known = all(name in tensors or name in found for name in read)
+        if read and known and not any(True for _ in subgraphs(node)):
+            found |= {name: node for name in node.output if name}
+    return found
+
+
+def _own(graph: GraphProto, captured: Collection[str], made: set[str]) -> GraphProto:
+    """Returns a body without the constants that it captures, and what computes some."""
+    nodes = [node for node in graph.node if not made & set(node.output)]
+    del graph.node[:]
+    graph.node.extend(nodes)
     kept = [tensor for tensor in graph.initializer if tensor.name not in captured]
     del graph.initializer[:]
     graph.initializer.extend(kept)

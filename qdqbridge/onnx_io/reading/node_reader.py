@@ -12,7 +12,7 @@ from pathlib import Path
 
 import onnx
 
-from qdqbridge.errors import InvalidModelError, UnsupportedQuantization
+from qdqbridge.errors import InvalidModelError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Note, Origin, Value
@@ -295,7 +295,10 @@ class NodeReader:
         if not any(v is not None and v.quant for v in operands):
             return operands
         if first is not None and first.quant and proto.op_type in ("Clip", "Relu"):
-            self._stored_clip(proto, first, operands)
+            bounds = self._stored_bounds(proto, operands)
+            if bounds is None:
+                return self._plain_operands(operands)
+            self._stored_clip(proto, first, *bounds)
             return None
         if first is not None and first.quant and proto.op_type == "Cast":
             to = next(a.i for a in proto.attribute if a.name == "to")
@@ -313,22 +316,25 @@ class NodeReader:
     def _plain_operands(self, operands: Sequence[Value | None]) -> list[Value | None]:
         return [None if value is None else self._plain(value) for value in operands]
 
+    def _stored_bounds(
+        self, proto: onnx.NodeProto, operands: list[Value | None]
+    ) -> tuple[int | None, int | None] | None:
+        """Returns the bounds of a Clip or Relu; None where they are known at run time only."""
+        if proto.op_type == "Relu":
+            return 0, None
+        clip = decode(self._view(proto, operands))
+        if clip is None or not isinstance(clip.attributes, ClipAttrs):
+            return None
+        low, high = clip.attributes.low, clip.attributes.high
+        return None if low is None else int(low), None if high is None else int(high)
+
     def _stored_clip(
-        self, proto: onnx.NodeProto, first: Value, operands: list[Value | None]
+        self, proto: onnx.NodeProto, first: Value, low: int | None, high: int | None
     ) -> None:
         params = first.type.params if isinstance(first.type, QuantType) else None
         assert params is not None
-        low, high = (0, params.qmax) if proto.op_type == "Relu" else (params.qmin, params.qmax)
-        if proto.op_type == "Clip":
-            bounds = decode(self._view(proto, operands))
-            if bounds is None or not isinstance(bounds.attributes, ClipAttrs):
-                raise UnsupportedQuantization(
-                    "the bounds of a Clip on stored integers are not constants",
-                    where=f"{self.file}, {describe(proto)}",
-                    fix="export with constant bounds",
-                )
-            low = low if bounds.attributes.low is None else int(bounds.attributes.low)
-            high = high if bounds.attributes.high is None else int(bounds.attributes.high)
+        low = params.qmin if low is None else low
+        high = params.qmax if high is None else high
         narrow = params.with_range(max(low, params.qmin), min(high, params.qmax))
         result = Value(QuantType(narrow, first.type.shape), proto.output[0])
         self._add(REQUANTIZE, NO_ATTRIBUTES, [first], [result], proto)

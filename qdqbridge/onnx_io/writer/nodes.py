@@ -70,12 +70,15 @@ _INTEGER_KERNELS = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE)
 class NodeWriter(RowWriter):
     """Turns the nodes of one graph into rows of a sheet."""
 
+    _moving_stored: Collection[Node] = ()
+
     def write(self, nodes: Sequence[Node], outputs: Collection[Value]) -> None:
         """Adds the rows of all nodes of a graph with these outputs."""
         merged = skip_norms(nodes, set(outputs)) if self.profile.packed else {}
         biased = bias_gelus(nodes, set(outputs)) if self.profile.packed else {}
         gathers = packed_gathers(nodes) if self.profile.packed else {}
         unwritten = unread(gathers, set(outputs))
+        self._moving_stored = _moving_stored(nodes, set(outputs))
         if self.profile.packed:
             unwritten |= unread_orders(nodes, set(outputs))
         for node in nodes:
@@ -239,6 +242,8 @@ class NodeWriter(RowWriter):
         unsafe = index == 1 and (_has_shifted_weight(node) or _scales_laid_otherwise(node, value))
         if self.profile.convolvable and unsafe:
             return self.folded(value, dtype)
+        if node in self._moving_stored and value.quant is not None:
+            return self.stored(value)
         plain = value.constant is not None and value.quant is None
         if plain and quantized and node.op.is_data(index):
             return self.converted(value, dtype)
@@ -289,7 +294,7 @@ class NodeWriter(RowWriter):
     def target(self, value: Value, node: Node) -> tuple[str, TensorType]:
         """Returns the tensor that an operator itself writes, and its type."""
         name, shape = self.tensors.of(value), value.type.shape
-        if value.quant is None:
+        if value.quant is None or node in self._moving_stored:
             return name, TensorType(value.type.dtype, shape)
         if quantizable(value.quant.params):
             name = self.free.take(real_name(name))
@@ -297,7 +302,7 @@ class NodeWriter(RowWriter):
 
     def finish(self, node: Node, value: Value, target: str) -> None:
         """Adds what leads from an operator's float result to a value of quantized type."""
-        if value.quant is None:
+        if value.quant is None or node in self._moving_stored:
             return
         if not quantizable(value.quant.params):
             self.kept_real.add(value)
@@ -394,3 +399,36 @@ def _implied(node: Node, value: Value) -> bool:
         return False
     own, result = first.params, value.quant.params
     return result.qmin <= own.qmin and own.qmax <= result.qmax
+
+
+def _moving_stored(nodes: Sequence[Node], outputs: set[Value]) -> set[Node]:
+    """Returns the data movement that is written of stored integers, not between a DQ and a Q.
+
+    No Q gives these integers (int32), and an output of the graph is what they are moved to.
+    """
+    stored: set[Value] = set()
+    able: set[Node] = set()
+    for node in nodes:
+        values = [v for v in (*node.inputs, *node.outputs) if v is not None and v.quant is not None]
+        if node.op.flow is not Flow.MOVE or any(_takes_q(value) for value in values):
+            continue
+        if all(_is_stored(v) or v in stored for v in node.inputs if v is not None):
+            able.add(node)
+            stored.update(node.outputs)
+    found: set[Node] = set()
+    wanted = set(outputs)
+    for node in reversed(nodes):
+        if node in able and wanted & set(node.outputs) and node.output.quant is not None:
+            found.add(node)
+            wanted.update(value for value in node.inputs if value is not None)
+    return found
+
+
+def _takes_q(value: Value) -> bool:
+    return value.quant is None or quantizable(value.quant.params)
+
+
+def _is_stored(value: Value) -> bool:
+    """True of what a file has as it is stored: inputs, constants, and plain integers."""
+    made = value.producer
+    return value.quant is None or made is None or made.op.flow is Flow.REINTERPRET

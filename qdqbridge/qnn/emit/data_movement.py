@@ -216,11 +216,10 @@ def _split(scope: EmissionScope, node: Node, attributes: SplitAttrs, x: Expr) ->
 def _pad(scope: EmissionScope, node: Node, attributes: PadAttrs, x: Expr) -> Expr:
     rank = len(attributes.pads) // 2
     given = list(zip(attributes.pads[:rank], attributes.pads[rank:], strict=True))
-    if attributes.mode == "constant":
-        given = [
-            within(*pair, extent) if isinstance(extent, int) else pair
-            for pair, extent in zip(given, scope.extents(x), strict=True)
-        ]
+    given = [
+        within(*pair, extent) if isinstance(extent, int) else pair
+        for pair, extent in zip(given, scope.extents(x), strict=True)
+    ]
     x = _cropped(scope, x, given)
     pads = [(max(begin, 0), max(end, 0)) for begin, end in given]
     for axis, extent in enumerate(scope.extents(x)):
