@@ -497,3 +497,56 @@ def test_branches_that_constants_make_equal_are_one_at_once() -> None:
     graph = canonical(b.model())
     assert not graph.nodes
     assert saved(graph).digest == graph.digest
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize("opset", [11, 13])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [(["n"], 0), (["n", "m"], 0), (["n", "m"], 1), ([2, 3], 1)]
+)
+def test_a_hardmax_over_open_axes(opset: int, shape: list[Any], axis: int) -> None:
+    b = Builder(opset)
+    b.output(b.op("Hardmax", b.input("x", shape), axis=axis), None)
+    x = np.array([[1, 3, 3], [2, -1, 0]], np.float32)
+    found = everywhere(canonical(b.model()), {"x": x if len(shape) > 1 else x[0]})
+    assert found.sum() == (1 if len(shape) == 1 or (opset, axis) == (11, 0) else x.shape[1 - axis])
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize(("number", "count"), [(2.0, 1), (0.0, 0)])
+@pytest.mark.parametrize("dtype", ["float32", "bool"])
+def test_the_place_of_a_scalar_has_no_axes(number: float, count: int, dtype: str) -> None:
+    """ONNX's text says so; onnxruntime gives it one."""
+    b, kind = Builder(13), helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    b.output(b.op("NonZero", b.input("x", [], kind)), None, INT64)
+    assert everywhere(canonical(b.model()), {"x": np.array(number, dtype)}).shape == (0, count)
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
+def test_the_extreme_of_a_scalar_is_at_0(op: str) -> None:
+    b = Builder(7)
+    b.output(b.op(op, b.input("x", []), axis=0), None, INT64)
+    assert everywhere(canonical(b.model()), {"x": np.array(2, np.float32)}) == 0
+
+
+@pytest.mark.relax
+def test_what_only_float32_has_is_rounded_once_to_float16() -> None:
+    b, kind = Builder(13), TensorProto.FLOAT16
+    b.output(b.op("MeanVarianceNormalization", b.input("x", [1, 2, 2, 2], kind)), None, kind)
+    x = np.array([1, 2, 3, 4, 0, 0, 1, 1], np.float16).reshape(1, 2, 2, 2)
+    found = everywhere(canonical(b.model()), {"x": x}).reshape(2, 4)
+    deviation = np.sqrt(1.25)
+    meant = [[-1.5 / deviation, -0.5 / deviation, 0.5 / deviation, 1.5 / deviation], [-1, -1, 1, 1]]
+    np.testing.assert_array_equal(found, np.array(meant, np.float16))
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize("kernels", ["fast", "reference"])
+def test_an_image_of_no_rows_is_resized(kernels: Any) -> None:
+    b = Builder(9)
+    scales = b.init(np.array([1, 1, 2, 2], np.float32))
+    b.output(b.op("Upsample", b.input("x", [1, 1, 0, 3]), scales, mode="nearest"), None)
+    executable = qb.compile(canonical(b.model()), UNOPTIMIZED, threads=1, kernels=kernels)
+    (found,) = executable.run({"x": np.ones((1, 1, 0, 3), np.float32)}).values()
+    assert found.shape == (1, 1, 0, 6)

@@ -43,6 +43,31 @@ def _one_hot(site: CompositionSite) -> Sequence[Expr]:
     return [site("where", hit, on, off)]
 
 
+def _hardmax(site: CompositionSite) -> Sequence[Expr]:
+    """1 where the largest element is, the first of equal ones, and 0 elsewhere."""
+    x, axis = site.arg(0), site.onnx.wrap(site.onnx.int_("axis", -1))
+    place = site.cast(site("argmax", x, axis, True), "int64")
+    each = site.along(site.counted(site.extents(x)[axis]), axis, site.rank(x))
+    return [site.cast(site("equal", each, place), site.dtype(x))]
+
+
+def _place(site: CompositionSite) -> Sequence[Expr]:
+    """ArgMax and ArgMin of a scalar, which onnxruntime takes: the only element is element 0."""
+    if site.rank(site.arg(0)):
+        raise NoRow("it has an axis")
+    return [site.number(0, "int64")]
+
+
+def _non_zero(site: CompositionSite) -> Sequence[Expr]:
+    """The place of a scalar has no axes; Relax's has one."""
+    x = site.arg(0)
+    if site.rank(x):
+        raise NoRow("it has an axis")
+    found = x if site.dtype(x) == "bool" else site("not_equal", x, site.number(0, x))
+    (count,) = site.bound(site("reshape", site.cast(found, "int64"), (1,)), "count")
+    return [site("zeros", (0, count), "int64")]
+
+
 def _eye_like(site: CompositionSite) -> Sequence[Expr]:
     rows, columns = site.extents(site.arg(0))
     offset, kind = site.onnx.int_("k", 0), str(site.result_dtype())
@@ -174,9 +199,13 @@ def _padded(site: CompositionSite, x: Expr, axis: int, index: Expr, mode: str, v
 
 
 SHAPES: Mapping[str, Composition] = {
+    "ArgMax": _place,
+    "ArgMin": _place,
     "CumProd": _accumulated("cumprod", 1),
     "CumSum": _accumulated("cumsum", 0),
     "EyeLike": _eye_like,
+    "Hardmax": _hardmax,
+    "NonZero": _non_zero,
     "OneHot": _one_hot,
     "Pad": _pad,
     "Split": _split,
