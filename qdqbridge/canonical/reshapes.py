@@ -110,8 +110,9 @@ def _target(x: Value, y: Value, copied: frozenset[int] = frozenset()) -> tuple[i
     ]
     numbers = [index for index, dim in enumerate(written) if dim > 0]
     zeros = {index for index, dim in enumerate(written) if dim == 0}
-    left = tuple(dim for index, dim in enumerate(before) if index not in zeros)
-    if -1 not in written and numbers and static_shape(left) is not None:
+    left = static_shape(tuple(dim for index, dim in enumerate(before) if index not in zeros))
+    stated = math.prod(written[index] for index in numbers)
+    if -1 not in written and numbers and left is not None and math.prod(left) == stated:
         written[numbers[0] if numbers[0] == 0 else numbers[-1]] = -1
     return tuple(written) if written.count(-1) <= 1 else None
 

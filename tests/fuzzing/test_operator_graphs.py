@@ -402,6 +402,17 @@ def test_a_reshape_of_nothing_to_numbers_keeps_them() -> None:
     assert everywhere(canonical(b.model()), feeds).shape == (5, 5, 0, 3)
 
 
+def test_a_reshape_that_copies_nothing_keeps_its_numbers() -> None:
+    """The only extent that fits is 0; what is left of nothing is 0 too, and was the last one."""
+    b = Builder(21)
+    kept = b.op("Compress", b.input("x", [1]), b.input("keep", [1], TensorProto.BOOL), axis=0)
+    b.output(b.op("Reshape", kept, b.init(np.array([0, 3, 1, 1]))), None)
+    graph = canonical(b.model())
+    feeds: dict[str, Any] = {"x": np.ones(1, np.float32), "keep": np.array([False])}
+    assert run(graph, feeds)[0].shape == (0, 3, 1, 1)
+    assert saved(graph).digest == graph.digest
+
+
 def test_a_resize_by_one_is_what_it_resizes() -> None:
     """0 times the infinite neighbour was NaN."""
     b = Builder(7)
@@ -550,3 +561,23 @@ def test_an_image_of_no_rows_is_resized(kernels: Any) -> None:
     executable = qb.compile(canonical(b.model()), UNOPTIMIZED, threads=1, kernels=kernels)
     (found,) = executable.run({"x": np.ones((1, 1, 0, 3), np.float32)}).values()
     assert found.shape == (1, 1, 0, 6)
+
+
+def test_bodies_without_bytes_have_the_oldest_opset() -> None:
+    """Sub takes uint8 from opset 14 on, and nothing inside of the body makes any."""
+    digests: set[str] = set()
+    for opset in (13, 14, 17):
+        b = Builder(opset)
+        body = helper.make_graph(
+            [helper.make_node("Identity", ["go"], ["on"]),
+             helper.make_node("Sub", ["state", "x"], ["next"])], "body",
+            [helper.make_tensor_value_info("i", INT64, []),
+             helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+             helper.make_tensor_value_info("state", TensorProto.FLOAT, [2])],
+            [helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+             helper.make_tensor_value_info("next", TensorProto.FLOAT, [2])],
+        )  # fmt: skip
+        count, x = b.input("n", [], INT64), b.input("x", [2])
+        b.output(b.op("Loop", count, b.init(np.array(True)), x, body=body), None)
+        digests.add(canonical(b.model()).digest)
+    assert len(digests) == 1

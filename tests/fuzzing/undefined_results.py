@@ -160,6 +160,13 @@ def _no_terms(operands: Operands, attributes: Mapping[str, Any]) -> bool:
     return not _given(operands, 0).size
 
 
+def _power(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """Negative powers of the integer 0."""
+    del attributes
+    x, exponent = _given(operands, 0), _given(operands, 1)
+    return x.dtype.kind in "iu" and bool(np.any((x == 0) & (exponent < 0)))
+
+
 def _interpolated(operands: Operands, attributes: Mapping[str, Any]) -> bool:
     """Along axes of scale 1, onnxruntime multiplies what is infinite by 0, TVM does not."""
     x, nearest = _given(operands, 0), attributes.get("mode", "nearest") in ("nearest", b"nearest")
@@ -171,7 +178,7 @@ _COMPARE = ("GlobalMaxPool", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "TopK
 _ROWS: Mapping[str, Callable[[Operands, Mapping[str, Any]], bool]] = {
     **dict.fromkeys(_COMPARE, _nan), "MaxPool": _maximum,
     **dict.fromkeys(("Cast", "CastLike"), _out_of_range),
-    "Div": _quotient, "Mod": _quotient, "BitShift": _shift, "ReduceMean": _mean,
+    "Pow": _power, "Div": _quotient, "Mod": _quotient, "BitShift": _shift, "ReduceMean": _mean,
     "Concat": _joined, "Slice": _sliced, "Squeeze": _squeezed, "NonZero": _scalar,
     **dict.fromkeys(("Gemm", "Einsum", "ReduceSum", "ReduceProd", "ReduceSumSquare"), _wraps),
     **dict.fromkeys(("Erf", "HardSwish"), _float64),

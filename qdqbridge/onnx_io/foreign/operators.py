@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeGuard, cast
 
 import numpy as np
 import onnx
@@ -135,9 +135,10 @@ def _compute(attributes: ForeignAttrs, operands: Operands) -> tuple[Any, ...]:
     float16, and is rounded once.
     """
     given = [_plain(operand) for operand in operands]
-    if attributes.op_type == "NonZero" and not attributes.domain and np.ndim(given[0]) == 0:
+    first = given[0] if given else None
+    if (attributes.domain, attributes.op_type) == ("", "NonZero") and _is_scalar(first):
         # onnxruntime gives the place of a scalar an axis, ONNX none
-        return (np.zeros((0, np.count_nonzero(given[0])), np.int64),)
+        return (np.zeros((0, np.count_nonzero(first)), np.int64),)
     try:
         return _run(attributes, given)
     except UnsupportedModelError as error:
@@ -149,6 +150,10 @@ def _compute(attributes: ForeignAttrs, operands: Operands) -> tuple[Any, ...]:
             raise error
     results = _run(attributes, [_as(own, np.float32, each) for each in given])
     return tuple(_as(np.float32, own, result) for result in results)
+
+
+def _is_scalar(operand: NDArray[Any] | Nested | None) -> TypeGuard[NDArray[Any]]:
+    return isinstance(operand, np.ndarray) and operand.ndim == 0
 
 
 def _types(given: Sequence[Any]) -> list[Any]:

@@ -23,8 +23,10 @@ _OLDEST = 7
 """The oldest opset that onnxruntime promises to run."""
 _OLDEST_OF_BODIES = 13
 """The oldest that nodes with bodies are written in."""
-_MADE = frozenset(("tensor", "float", "int64", "bool", "uint8"))
+_MADE = frozenset(("tensor", "float", "int64", "bool"))
 """Tensors, and the element types that operators make whatever they read."""
+_MAKING_BYTES = frozenset(("DynamicQuantizeLinear", "ImageDecoder", "QuantizeLinear"))
+"""Operators that make uint8."""
 _TYPES = ("to", "dtype", "output_dtype", "stash_type")
 """Attributes that are an element type."""
 _WORD = re.compile(r"\w+")
@@ -84,6 +86,7 @@ def _of_bodies(node: NodeProto, opset: int, operands: Sequence[Value | None]) ->
         opset = _OLDEST_OF_BODIES
     used = {*_MADE, *(onnx_name(v.type.dtype) for v in operands if v is not None)}
     used |= {TensorProto.DataType.Name(code).lower() for code in _said(node)}
+    used |= {"uint8"} if any(each.op_type in _MAKING_BYTES for each in inside) else set[str]()
     used |= {"seq", "optional"} if _nests(inside, operands) else set[str]()
     found = min(opset, _OLDEST_OF_BODIES)
     for each in inside:
