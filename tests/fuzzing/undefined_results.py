@@ -142,11 +142,10 @@ def _maximum(operands: Operands, attributes: Mapping[str, Any]) -> bool:
     return _nan(operands, attributes) or _window(operands, attributes)
 
 
-def _reference_average(operands: Operands, attributes: Mapping[str, Any]) -> bool:
-    """ONNX's reference, which judges float64, takes NaN for padding, and pads dilated as plain."""
-    if _given(operands, 0).dtype != np.float64:
-        return False
-    return _nan(operands, attributes) or _window(operands, attributes)
+def _average(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """ONNX's reference, which judges float64, takes NaN for padding."""
+    referred = _given(operands, 0).dtype == np.float64
+    return _window(operands, attributes) or (referred and _nan(operands, attributes))
 
 
 def _reference_hardmax(operands: Operands, attributes: Mapping[str, Any]) -> bool:
@@ -184,6 +183,6 @@ _ROWS: Mapping[str, Callable[[Operands, Mapping[str, Any]], bool]] = {
     **dict.fromkeys(("Erf", "HardSwish"), _float64),
     **dict.fromkeys(("Resize", "Upsample"), _interpolated),
     "PRelu": _slope, "LpPool": _window, "OneHot": _broken_index,
-    "AveragePool": _reference_average, "Hardmax": _reference_hardmax,
+    "AveragePool": _average, "Hardmax": _reference_hardmax,
     **dict.fromkeys(("MatMulInteger", "ConvInteger"), _no_terms),
 }  # fmt: skip

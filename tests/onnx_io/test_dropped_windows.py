@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import qdqbridge as qb
 from qdqbridge.onnx_io.inference.dropped_windows import without_dropped
+from tests.onnx_models import Builder, canonical, run
 
 Window: TypeAlias = "dict[str, Any]"
 DROPS: Window = {"kernel_shape": [2, 2], "strides": [3, 3], "pads": [0, 0, 1, 1]}
@@ -57,6 +58,16 @@ def test_types_are_what_is_computed(op: str, declared: bool, tmp_path: Path) -> 
     x = np.random.default_rng(0).normal(size=(2, 1, 36, 36)).astype(np.float32)
     (found,) = qb.evaluate(graph, {"x": x}).values()
     assert found.shape == (2, 1, 1, 1)
+
+
+def test_windows_are_dropped_beside_an_open_axis() -> None:
+    """Along the axis whose extent is known."""
+    window = {"kernel_shape": [1, 1], "strides": [1, 3], "ceil_mode": 1}
+    b = Builder(10)
+    name = b.op("MaxPool", b.input("x", [1, 1, "h", 3]), outputs=2, **window)
+    b.output(f"{name}:1", None, TensorProto.INT64)  # carried for its indices
+    (found,) = run(canonical(b.model()), {"x": np.ones((1, 1, 2, 3), np.float32)})
+    assert found.shape == (1, 1, 2, 1)
 
 
 def test_declared_extents_do_not_change_the_digest(tmp_path: Path) -> None:

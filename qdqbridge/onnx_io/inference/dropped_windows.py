@@ -24,7 +24,7 @@ def without_dropped(model: onnx.ModelProto) -> onnx.ModelProto | None:
     What the file declares behind such a pool is left out: it may come from the same inference.
 
     Args:
-        model: A model after inference. Only pools whose operand has known extents are looked at.
+        model: A model after inference. Only axes of known extents are looked at.
     """
     graph = model.graph
     ends = _ends(graph.node, (*graph.input, *graph.value_info, *graph.output))
@@ -105,11 +105,13 @@ def _pads(node: onnx.NodeProto, sizes: list[int]) -> list[int] | None:
         return [] if any(s > k for s, k in zip(strides, kernel, strict=False)) else None
     pads = list(given.get("pads", [0] * (2 * rank)))
     fits = len(sizes) == len(strides) == len(dilations) == rank and len(pads) == 2 * rank
-    if not fits or min([*sizes, *strides, *dilations, *kernel], default=0) <= 0:
+    if not fits or min([*strides, *dilations, *kernel], default=0) <= 0:
         return None
     counts = extents(sizes, kernel, strides, dilations, pads, ceil_mode=True)
     dropped = False
     for i, count in enumerate(counts):
+        if sizes[i] <= 0:  # unknown, and so is its number of windows
+            continue
         data, wide = sizes[i] + pads[i], span(kernel[i], dilations[i])
         dropped |= -(-(data + pads[rank + i] - wide) // strides[i]) + 1 > count
         pads[rank + i] = max(0, (count - 1) * strides[i] + wide - data)
