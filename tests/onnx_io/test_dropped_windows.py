@@ -62,7 +62,7 @@ def test_types_are_what_is_computed(op: str, declared: bool, tmp_path: Path) -> 
 
 def test_windows_are_dropped_beside_an_open_axis() -> None:
     """Along the axis whose extent is known."""
-    window = {"kernel_shape": [1, 1], "strides": [1, 3], "ceil_mode": 1}
+    window: Window = {"kernel_shape": [1, 1], "strides": [1, 3], "ceil_mode": 1}
     b = Builder(10)
     name = b.op("MaxPool", b.input("x", [1, 1, "h", 3]), outputs=2, **window)
     b.output(f"{name}:1", None, TensorProto.INT64)  # carried for its indices
