@@ -456,8 +456,8 @@ def _with_a_scale(samples: Samples) -> list[str]:
     seen: dict[str, set[float]] = {}
     for sample in samples:
         for name, array in sample.items():
-            if array.dtype.kind == "f":
-                seen.setdefault(name, set()).update(np.unique(array).tolist())
+            if array.dtype.kind == "f" and len(seen.setdefault(name, set())) <= 2:
+                seen[name].update(np.unique(array)[:3].tolist())
     return [name for name, values in seen.items() if len(values) > 2]
 
 
