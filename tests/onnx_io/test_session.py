@@ -46,8 +46,10 @@ def test_a_last_operand_that_is_left_out_does_not_end_the_process(op: str, tmp_p
     assert (found.returncode, found.stdout) == (0, "0\n"), found.stderr
 
 
+@pytest.mark.parametrize("inside", ["", "If", "Loop"])
+@pytest.mark.parametrize("own", [False, True])
 def test_products_of_half_floats_between_operators_of_float32_keep_their_scales(
-    tmp_path: Path,
+    inside: str, own: bool, tmp_path: Path
 ) -> None:
     """Alone, onnxruntime (1.32) makes this product 0 where its optimizations are off."""
     rng = np.random.default_rng(0)
@@ -66,7 +68,13 @@ def test_products_of_half_floats_between_operators_of_float32_keep_their_scales(
         for name, shape in (("x", [2, 32]), ("y", [2, 8]))
     ]
     constants = [numpy_helper.from_array(words, "w"), numpy_helper.from_array(scales, "s")]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], constants)
+    if inside:
+        held = constants if own else []
+        constants = [] if own else constants
+        nodes, more = _within(inside, nodes, held)
+        constants += more
+        ends[:1] = [*ends[:1], helper.make_tensor_value_info("c", TensorProto.BOOL, [])]
+    graph = helper.make_graph(nodes, "g", ends[:-1], ends[-1:], constants)
     imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
     path = tmp_path / "m.onnx"
     onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=10), path)
@@ -74,7 +82,41 @@ def test_products_of_half_floats_between_operators_of_float32_keep_their_scales(
     x[:, 0] = 127  # a whole step per code: rounding to 8 bits moves nothing
     codes = np.stack([words & 15, words >> 4], -1).reshape(8, 32) - 8.0
     meant = (4 * 0.25 * x.astype(np.float64) @ codes.T).astype(np.float16)
-    found = OnnxRuntimeSession(path).run({"x": x}, ["y"])["y"]
+    feeds = {"x": x, **({"c": np.array(True)} if inside else {})}
+    found = OnnxRuntimeSession(path).run(feeds, ["y"])["y"]
     np.testing.assert_array_equal(found, meant)
-    (found,) = Runner(qb.load(path), optimized=False).run({"x": x})
+    graph = qb.load(path)
+    (found,) = Runner(graph, optimized=False).run(feeds)
     np.testing.assert_array_equal(found, meant)
+    np.testing.assert_array_equal(qb.evaluate(graph, feeds)["y"], meant)
+
+
+def _within(
+    operator: str, nodes: list[onnx.NodeProto], constants: list[onnx.TensorProto]
+) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+    """Returns an If, or a Loop of one step, around nodes from x to y, and its constants."""
+    info = helper.make_tensor_value_info
+    result = info("y_inside", TensorProto.FLOAT16, [2, 8])
+    renamed = [*nodes[:-1], helper.make_node("Add", ["product", "product"], ["y_inside"])]
+    if operator == "If":
+        other = helper.make_node("Slice", ["x", "zeros", "ends"], ["y_inside"])
+        branches = {
+            "then_branch": helper.make_graph(renamed, "then", [], [result], constants),
+            "else_branch": helper.make_graph([other], "else", [], [result]),
+        }
+        bounds = {"zeros": [0, 0], "ends": [2, 8]}
+        held = [numpy_helper.from_array(np.array(v), name) for name, v in bounds.items()]
+        return [helper.make_node("If", ["c"], ["y"], "if", **branches)], held
+    body = helper.make_graph(
+        [*renamed, helper.make_node("Identity", ["go"], ["goes"])],
+        "body",
+        [info("i", TensorProto.INT64, []), info("go", TensorProto.BOOL, []),
+         info("before", TensorProto.FLOAT16, [2, 8])],
+        [info("goes", TensorProto.BOOL, []), result],
+        constants,
+    )  # fmt: skip
+    held = [
+        numpy_helper.from_array(np.array(1), "steps"),
+        numpy_helper.from_array(np.zeros((2, 8), np.float16), "first"),
+    ]
+    return [helper.make_node("Loop", ["steps", "c", "first"], ["y"], "loop", body=body)], held

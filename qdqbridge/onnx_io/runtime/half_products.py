@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
-import onnx
+from collections.abc import Set
 
+import onnx
+from onnx import helper
+
+from qdqbridge.onnx_io.control_flow.subgraph_names import bodies
 from qdqbridge.ops.packed_products import EIGHT_BITS
 
 
-def shown_half_products(graph: onnx.GraphProto) -> None:
-    """Makes the results of packed products of half floats outputs, which keeps these half floats.
+def keep_half_products(graph: onnx.GraphProto, outer: Set[str] = frozenset()) -> None:
+    """Puts an Identity behind packed products of half floats, which keeps these half floats.
 
     Between nodes that its CPU has in float32 only, onnxruntime 1.32 makes such a product one of
-    float32, and its scales the result of a Cast. Without constant folding they stay that, and with
+    float32, and its scales the result of a Cast. Without constant folding they stay that (and in
+    the body of an If or Loop with it, where they are constants of the graph around it), and with
     ``accuracy_level`` 4 its kernel takes scales that are no constants for 0 (rule
-    ``scales-of-run-time``). A node that makes an output keeps its type; those of bodies are left.
+    ``scales-of-run-time``). A node beside one with a kernel of half floats keeps its type.
+
+    Args:
+        graph: A model's graph, or a body; it is changed.
+        outer: Constants of half floats of the graphs around a body.
     """
-    halves = {
+    halves = outer | {
         tensor.name for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT16
     }
-    shown = {value.name for value in graph.output}
-    for node in graph.node:
+    nodes = list(graph.node)
+    del graph.node[:]
+    for node in nodes:
+        for attribute in node.attribute:
+            for body in bodies(attribute):
+                keep_half_products(body, halves)
+        graph.node.append(node)
         level = next((a.i for a in node.attribute if a.name == "accuracy_level"), 0)
-        if node.op_type != "MatMulNBits" or level != EIGHT_BITS or node.output[0] in shown:
-            continue
-        if halves.intersection(node.input):
-            graph.output.append(onnx.ValueInfoProto(name=node.output[0]))
+        if node.op_type == "MatMulNBits" and level == EIGHT_BITS and halves & set(node.input):
+            made, result = graph.node[-1], node.output[0]
+            made.output[0] = f"{result}:half"
+            graph.node.append(helper.make_node("Identity", [made.output[0]], [result]))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.copying import with_outputs
 from qdqbridge.graph.graph import Graph, Value
-from qdqbridge.onnx_io.runtime.half_products import shown_half_products
+from qdqbridge.onnx_io.runtime.half_products import keep_half_products
 from qdqbridge.onnx_io.runtime.ort_values import run
 
 Array = NDArray[Any]
@@ -59,7 +59,7 @@ class Recipe:
         names = dict(zip(shown.outputs, shown.output_names, strict=True))
         model = to_proto(shown)
         if not optimized:
-            shown_half_products(model.graph)
+            keep_half_products(model.graph)
         return Recipe(
             model.SerializeToString(),
             tuple(value.name for value in graph.inputs),

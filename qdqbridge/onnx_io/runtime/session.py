@@ -14,7 +14,7 @@ from qdqbridge.errors import InputDataError, QdqBridgeError, UnsupportedTargetEr
 from qdqbridge.graph.types import ValueType
 from qdqbridge.onnx_io.control_flow.subgraph_names import nodes_inside
 from qdqbridge.onnx_io.reading.model_file import read_model
-from qdqbridge.onnx_io.runtime.half_products import shown_half_products
+from qdqbridge.onnx_io.runtime.half_products import keep_half_products
 from qdqbridge.onnx_io.runtime.ort_values import run
 
 Array = NDArray[Any]
@@ -99,7 +99,7 @@ class OnnxRuntimeSession:
                 each.input.extend([""] * (most - len(each.input)))
         extra = [name for name in names if name not in self.outputs]
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in extra)
-        shown_half_products(model.graph)
+        keep_half_products(model.graph)
         return model.SerializeToString()
 
     def _error(self, kind: type[QdqBridgeError], what: str, error: Exception) -> QdqBridgeError:
