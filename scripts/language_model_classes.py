@@ -44,8 +44,27 @@ class Phi3SmallDecoderLayer(Modules):
     """A layer of Phi-3 small."""
 
 
+class PhiMoEDecoderLayer(Modules):
+    """A layer of Phi-3.5 MoE."""
+
+
 class Phi4MMDecoderLayer(Modules):
     """A layer of Phi-4 multimodal."""
+
+
+def packed_rows(config: Any, groups: int) -> int:
+    """Returns how many rows queries, keys and values have in one matrix."""
+    return config.hidden_size + 2 * groups * (config.hidden_size // config.num_attention_heads)
+
+
+def gated(config: Any) -> Modules:
+    """Returns the three products of a gated activation."""
+    width, inner = config.hidden_size, config.intermediate_size
+    return Modules(
+        w1=nn.Linear(width, inner, bias=False),
+        w2=nn.Linear(inner, width, bias=False),
+        w3=nn.Linear(width, inner, bias=False),
+    )
 
 
 class Lent(transformers.PreTrainedModel):
@@ -53,6 +72,33 @@ class Lent(transformers.PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         """Leaves weights as they are."""
+
+
+class Decoder(Lent):
+    """A table of tokens, layers, a norm and a product for the logits.
+
+    Attributes:
+        norm: The kind of the norm.
+        names: What table, norm and product are called.
+        head_bias: Whether the product has a bias.
+    """
+
+    norm: type[nn.Module] = RootMeanSquare
+    names = ("embed_tokens", "norm", "lm_head")
+    head_bias = False
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        width, (table, norm, head) = config.hidden_size, self.names
+        layers = nn.ModuleList(self.layer(config) for _ in range(config.num_hidden_layers))
+        tokens = nn.Embedding(config.vocab_size, width)
+        self.model = Modules(**{table: tokens, "layers": layers, norm: self.norm(width)})
+        setattr(self, head, nn.Linear(width, config.vocab_size, bias=self.head_bias))
+        self.post_init()
+
+    def layer(self, config: Any) -> nn.Module:
+        """Returns a layer."""
+        raise NotImplementedError
 
 
 class ChatGLMConfig(transformers.PretrainedConfig):
@@ -68,30 +114,30 @@ class ChatGLMModel(Lent):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        width, inner = config.hidden_size, config.ffn_hidden_size
-        head = width // config.num_attention_heads
-        packed = width + 2 * head * config.multi_query_group_num
-        layers = [
-            GLMBlock(
-                input_layernorm=RootMeanSquare(width),
-                self_attention=Modules(
-                    query_key_value=nn.Linear(width, packed),
-                    dense=nn.Linear(width, width, bias=False),
-                ),
-                post_attention_layernorm=RootMeanSquare(width),
-                mlp=Modules(
-                    dense_h_to_4h=nn.Linear(width, 2 * inner, bias=False),
-                    dense_4h_to_h=nn.Linear(inner, width, bias=False),
-                ),
-            )
-            for _ in range(config.num_layers)
-        ]
+        width = config.hidden_size
+        layers = nn.ModuleList(self.layer(config) for _ in range(config.num_layers))
         self.transformer = Modules(
             embedding=Modules(word_embeddings=nn.Embedding(config.vocab_size, width)),
-            encoder=Modules(layers=nn.ModuleList(layers), final_layernorm=RootMeanSquare(width)),
+            encoder=Modules(layers=layers, final_layernorm=RootMeanSquare(width)),
             output_layer=nn.Linear(width, config.vocab_size, bias=False),
         )
         self.post_init()
+
+    def layer(self, config: Any) -> nn.Module:
+        """Returns a layer."""
+        width, inner = config.hidden_size, config.ffn_hidden_size
+        return GLMBlock(
+            input_layernorm=RootMeanSquare(width),
+            self_attention=Modules(
+                query_key_value=nn.Linear(width, packed_rows(config, config.multi_query_group_num)),
+                dense=nn.Linear(width, width, bias=False),
+            ),
+            post_attention_layernorm=RootMeanSquare(width),
+            mlp=Modules(
+                dense_h_to_4h=nn.Linear(width, 2 * inner, bias=False),
+                dense_4h_to_h=nn.Linear(inner, width, bias=False),
+            ),
+        )
 
 
 class InternLM2Config(transformers.PretrainedConfig):
@@ -100,39 +146,24 @@ class InternLM2Config(transformers.PretrainedConfig):
     model_type = "internlm2"
 
 
-class InternLM2ForCausalLM(Lent):
+class InternLM2ForCausalLM(Decoder):
     """InternLM 2: queries, keys and values of a group beside each other in one matrix."""
 
     config_class = InternLM2Config
+    names = ("tok_embeddings", "norm", "output")
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        width, inner = config.hidden_size, config.intermediate_size
-        head = width // config.num_attention_heads
-        packed = width + 2 * head * config.num_key_value_heads
-        layers = [
-            InternLM2DecoderLayer(
-                attention_norm=RootMeanSquare(width),
-                attention=Modules(
-                    wqkv=nn.Linear(width, packed, bias=config.bias),
-                    wo=nn.Linear(width, width, bias=config.bias),
-                ),
-                ffn_norm=RootMeanSquare(width),
-                feed_forward=Modules(
-                    w1=nn.Linear(width, inner, bias=False),
-                    w2=nn.Linear(inner, width, bias=False),
-                    w3=nn.Linear(width, inner, bias=False),
-                ),
-            )
-            for _ in range(config.num_hidden_layers)
-        ]
-        self.model = Modules(
-            tok_embeddings=nn.Embedding(config.vocab_size, width),
-            layers=nn.ModuleList(layers),
-            norm=RootMeanSquare(width),
+    def layer(self, config: Any) -> nn.Module:
+        """Returns a layer."""
+        width, bias = config.hidden_size, config.bias
+        packed = packed_rows(config, config.num_key_value_heads)
+        return InternLM2DecoderLayer(
+            attention_norm=RootMeanSquare(width),
+            attention=Modules(
+                wqkv=nn.Linear(width, packed, bias=bias), wo=nn.Linear(width, width, bias=bias)
+            ),
+            ffn_norm=RootMeanSquare(width),
+            feed_forward=gated(config),
         )
-        self.output = nn.Linear(width, config.vocab_size, bias=False)
-        self.post_init()
 
 
 class Phi3SmallConfig(transformers.PretrainedConfig):
@@ -142,38 +173,25 @@ class Phi3SmallConfig(transformers.PretrainedConfig):
     max_position_embeddings = 256
 
 
-class Phi3SmallForCausalLM(Lent):
+class Phi3SmallForCausalLM(Decoder):
     """Phi-3 small: attention over blocks in some layers, gated Gelus of even and odd channels."""
 
     config_class = Phi3SmallConfig
+    norm = nn.LayerNorm
+    names = ("embed_tokens", "final_layernorm", "lm_head")
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
+    def layer(self, config: Any) -> nn.Module:
+        """Returns a layer."""
         width, inner = config.hidden_size, config.intermediate_size
-        head = width // config.num_attention_heads
-        packed = width + 2 * head * config.num_key_value_heads
-        layers = [
-            Phi3SmallDecoderLayer(
-                input_layernorm=nn.LayerNorm(width),
-                self_attn=Modules(
-                    query_key_value=nn.Linear(width, packed), dense=nn.Linear(width, width)
-                ),
-                post_attention_layernorm=nn.LayerNorm(width),
-                mlp=Modules(up_proj=nn.Linear(width, 2 * inner), down_proj=nn.Linear(inner, width)),
-            )
-            for _ in range(config.num_hidden_layers)
-        ]
-        self.model = Modules(
-            embed_tokens=nn.Embedding(config.vocab_size, width),
-            layers=nn.ModuleList(layers),
-            final_layernorm=nn.LayerNorm(width),
+        packed = packed_rows(config, config.num_key_value_heads)
+        return Phi3SmallDecoderLayer(
+            input_layernorm=nn.LayerNorm(width),
+            self_attn=Modules(
+                query_key_value=nn.Linear(width, packed), dense=nn.Linear(width, width)
+            ),
+            post_attention_layernorm=nn.LayerNorm(width),
+            mlp=Modules(up_proj=nn.Linear(width, 2 * inner), down_proj=nn.Linear(inner, width)),
         )
-        self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
-        self.post_init()
-
-
-class PhiMoEDecoderLayer(Modules):
-    """A layer of Phi-3.5 MoE."""
 
 
 class PhiMoEConfig(transformers.PretrainedConfig):
@@ -183,44 +201,31 @@ class PhiMoEConfig(transformers.PretrainedConfig):
     max_position_embeddings = 256
 
 
-class PhiMoEForCausalLM(Lent):
+class PhiMoEForCausalLM(Decoder):
     """Phi-3.5 MoE as its checkpoints' code has it: each expert by itself."""
 
     config_class = PhiMoEConfig
+    norm = nn.LayerNorm
+    head_bias = True
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        width, inner = config.hidden_size, config.intermediate_size
+    def layer(self, config: Any) -> nn.Module:
+        """Returns a layer."""
+        width, experts = config.hidden_size, config.num_local_experts
         keys = width // config.num_attention_heads * config.num_key_value_heads
-        expert = lambda: Modules(  # noqa: E731
-            w1=nn.Linear(width, inner, bias=False),
-            w2=nn.Linear(inner, width, bias=False),
-            w3=nn.Linear(width, inner, bias=False),
+        return PhiMoEDecoderLayer(
+            input_layernorm=nn.LayerNorm(width),
+            self_attn=Modules(
+                q_proj=nn.Linear(width, width),
+                k_proj=nn.Linear(width, keys),
+                v_proj=nn.Linear(width, keys),
+                o_proj=nn.Linear(width, width),
+            ),
+            post_attention_layernorm=nn.LayerNorm(width),
+            block_sparse_moe=Modules(
+                gate=nn.Linear(width, experts, bias=False),
+                experts=nn.ModuleList(gated(config) for _ in range(experts)),
+            ),
         )
-        layers = [
-            PhiMoEDecoderLayer(
-                input_layernorm=nn.LayerNorm(width),
-                self_attn=Modules(
-                    q_proj=nn.Linear(width, width),
-                    k_proj=nn.Linear(width, keys),
-                    v_proj=nn.Linear(width, keys),
-                    o_proj=nn.Linear(width, width),
-                ),
-                post_attention_layernorm=nn.LayerNorm(width),
-                block_sparse_moe=Modules(
-                    gate=nn.Linear(width, config.num_local_experts, bias=False),
-                    experts=nn.ModuleList(expert() for _ in range(config.num_local_experts)),
-                ),
-            )
-            for _ in range(config.num_hidden_layers)
-        ]
-        self.model = Modules(
-            embed_tokens=nn.Embedding(config.vocab_size, width),
-            layers=nn.ModuleList(layers),
-            norm=nn.LayerNorm(width),
-        )
-        self.lm_head = nn.Linear(width, config.vocab_size)
-        self.post_init()
 
 
 class Phi3VConfig(transformers.Phi3Config):
@@ -262,34 +267,21 @@ class Phi4MMConfig(transformers.Phi3Config):
     model_type = "phi4mm"
 
 
-class Phi4MMForCausalLM(Lent):
+class Phi4MMForCausalLM(Decoder):
     """The part of Phi-4 multimodal that writes text, with the adapters for pictures."""
 
     config_class = Phi4MMConfig
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
+    def layer(self, config: Any) -> nn.Module:
+        """Returns a layer."""
         width, inner = config.hidden_size, config.intermediate_size
-        head = width // config.num_attention_heads
-        packed = width + 2 * head * config.num_key_value_heads
-        layers = [
-            Phi4MMDecoderLayer(
-                input_layernorm=RootMeanSquare(width),
-                self_attn=Modules(qkv_proj=Adapted(width, packed), o_proj=Adapted(width, width)),
-                post_attention_layernorm=RootMeanSquare(width),
-                mlp=Modules(
-                    gate_up_proj=Adapted(width, 2 * inner), down_proj=Adapted(inner, width)
-                ),
-            )
-            for _ in range(config.num_hidden_layers)
-        ]
-        self.model = Modules(
-            embed_tokens=nn.Embedding(config.vocab_size, width),
-            layers=nn.ModuleList(layers),
-            norm=RootMeanSquare(width),
+        packed = packed_rows(config, config.num_key_value_heads)
+        return Phi4MMDecoderLayer(
+            input_layernorm=RootMeanSquare(width),
+            self_attn=Modules(qkv_proj=Adapted(width, packed), o_proj=Adapted(width, width)),
+            post_attention_layernorm=RootMeanSquare(width),
+            mlp=Modules(gate_up_proj=Adapted(width, 2 * inner), down_proj=Adapted(inner, width)),
         )
-        self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
-        self.post_init()
 
 
 class VideoChatFlashQwenConfig(transformers.Qwen2Config):

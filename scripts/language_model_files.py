@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,10 @@ LINEAR: dict[str, Any] = {
     "linear_conv_kernel_dim": 4, "mtp_num_hidden_layers": 0,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 0],
                         "mrope_interleaved": True, "partial_rotary_factor": 0.25},
+}  # fmt: skip
+EXPERTS: dict[str, Any] = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
 }  # fmt: skip
 LONG: dict[str, Any] = {
     "original_max_position_embeddings": 64,
@@ -112,10 +117,13 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen35": ("Qwen3_5Config", "Qwen3_5ForConditionalGeneration",
                {"text_config": {**TEXT, **LINEAR}, "vision_config": PICTURES}),
     "qwen35moe": ("Qwen3_5MoeConfig", "Qwen3_5MoeForConditionalGeneration",
-                  {"text_config": {**TEXT, **LINEAR, "num_experts": 4, "num_experts_per_tok": 2,
-                                   "moe_intermediate_size": 64,
-                                   "shared_expert_intermediate_size": 64},
+                  {"text_config": {**TEXT, **LINEAR, **EXPERTS}, "vision_config": PICTURES}),
+    "qwen35mtp": ("Qwen3_5Config", "Qwen3_5ForConditionalGeneration",
+                  {"text_config": {**TEXT, **LINEAR, "mtp_num_hidden_layers": 1},
                    "vision_config": PICTURES}),
+    "qwen35moemtp": ("Qwen3_5MoeConfig", "Qwen3_5MoeForConditionalGeneration",
+                     {"text_config": {**TEXT, **LINEAR, **EXPERTS, "mtp_num_hidden_layers": 1},
+                      "vision_config": PICTURES}),
     "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {}),
     "chatglm": ("ChatGLMConfig", "ChatGLMModel",
                 {"hidden_size": 128, "num_layers": 2, "multi_query_group_num": 2,
@@ -167,6 +175,21 @@ VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
        for bits in ("int8", "int4")
        for scheme in (f"{bits}_per_tensor", f"{bits}_per_channel")},
 }  # fmt: skip
+DRAFTED = ("qwen35", "qwen35moe")
+"""What the builder makes block drafters for."""
+DRAFTERS: dict[str, dict[str, Any]] = {
+    kind: {**TEXT, "num_hidden_layers": 1, "rms_norm_eps": 1e-6, "is_causal": False,
+           "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, **own}
+    for kind, own in {
+        "dflash2": {"dflash_config": {
+            "mask_token_id": 3, "target_layer_ids": [0], "block_size": 5, "conv_kernel_size": 2,
+            "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 4}},
+        "dspark": {"block_size": 4, "markov_rank": 8,
+                   "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0]}},
+    }.items()
+}  # fmt: skip
+"""Drafters of a block of tokens, each a file beside its target's, of pages of keys and values: the
+builder makes neither for the CPU."""
 
 
 class NoTokenizer:
@@ -209,6 +232,10 @@ def source(folder: Path, architecture: str) -> Path:
     model.save_pretrained(made)
     if architecture == "lfm2audio":
         _nest(made)
+    if architecture == "gptoss":
+        _store_experts(made)
+    if architecture.endswith("mtp"):
+        _add_head(made, config.text_config)
     if not (made / "generation_config.json").exists():
         (made / "generation_config.json").write_text(json.dumps(IDS))
     return made
@@ -222,6 +249,87 @@ def _nest(made: Path) -> None:
     file = made / "model.safetensors"
     weights = load_file(file)
     save_file({name.replace("model.", "lfm.", 1): w for name, w in weights.items()}, file)
+
+
+def _store_experts(made: Path) -> None:
+    """Puts experts of MXFP4 beside the floats that they mean, by the names of gpt-oss's checkpoint.
+
+    A builder of integers reads these blocks of 32 codes, each with a power of two, a builder of
+    floats what transformers makes of a checkpoint.
+    """
+    magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    file = made / "model.safetensors"
+    weights = load_file(file)
+    for name in [each for each in weights if each.endswith(("gate_up_proj", "down_proj"))]:
+        experts, terms, results = weights[name].shape
+        codes = torch.randint(16, (experts, results, terms // 32, 32), dtype=torch.uint8)
+        powers = torch.randint(121, 124, codes.shape[:-1], dtype=torch.uint8)
+        numbers = torch.cat([magnitudes, -magnitudes])[codes.long()]
+        numbers = torch.ldexp(numbers, powers[..., None].int() - 127)
+        weights[name] = numbers.reshape(experts, results, terms).transpose(1, 2).contiguous()
+        weights[f"{name}_blocks"] = codes[..., 0::2] | codes[..., 1::2] << 4
+        weights[f"{name}_scales"] = powers
+    save_file(weights, file)
+
+
+def _add_head(made: Path, config: Any) -> None:
+    """Adds a head that predicts a further token (MTP), as checkpoints have it, to the weights."""
+    kind = config.model_type.removesuffix("_text")
+    module = import_module(f"transformers.models.{kind}.modeling_{kind}")
+    kept = config.num_hidden_layers, config.layer_types
+    config.num_hidden_layers, config.layer_types = 1, ["full_attention"]
+    layer = next(c for n, c in vars(module).items() if n.endswith("DecoderLayer"))(config, 0)
+    config.num_hidden_layers, config.layer_types = kept
+    width = config.hidden_size
+    shapes = {f"layers.0.{name}": weight.shape for name, weight in layer.state_dict().items()}
+    shapes["fc.weight"] = torch.Size((width, 2 * width))
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        shapes[f"{name}.weight"] = torch.Size((width,))
+    file = made / "model.safetensors"
+    drawn = {f"mtp.{name}": torch.randn(shape) * 0.08 for name, shape in shapes.items()}
+    save_file({**load_file(file), **drawn}, file)
+
+
+def drafter(folder: Path, kind: str) -> Path:
+    """Returns the folder of a block drafter's configuration and weights."""
+    made, config = folder / "source" / kind, DRAFTERS[kind]
+    made.mkdir(parents=True, exist_ok=True)
+    (made / "config.json").write_text(json.dumps(config))
+    width, inner, words = (config[n] for n in ("hidden_size", "intermediate_size", "vocab_size"))
+    head, heads, keys = (
+        config[n] for n in ("head_dim", "num_attention_heads", "num_key_value_heads")
+    )
+    layer = {
+        "self_attn.q_proj.weight": (heads * head, width), "self_attn.q_norm.weight": (head,),
+        "self_attn.k_proj.weight": (keys * head, width), "self_attn.k_norm.weight": (head,),
+        "self_attn.v_proj.weight": (keys * head, width),
+        "self_attn.o_proj.weight": (width, heads * head),
+        "mlp.gate_proj.weight": (inner, width), "mlp.up_proj.weight": (inner, width),
+        "mlp.down_proj.weight": (width, inner),
+        "input_layernorm.weight": (width,), "post_attention_layernorm.weight": (width,),
+    }  # fmt: skip
+    shapes = {"fc.weight": (width, width), "hidden_norm.weight": (width,), "norm.weight": (width,)}
+    if kind == "dspark":
+        rank = config["markov_rank"]
+        shapes |= {f"markov_head.markov_w{i}.weight": (words, rank) for i in (1, 2)}
+    else:
+        own = config["dflash_config"]
+        taps, rank = own["conv_kernel_size"], own["selector_rank"]
+        for name in ("attention_conv", "mlp_conv"):
+            rows = 2 * taps * (width // own["conv_group_size"])
+            layer[f"{name}.kernel_projection.weight"] = (rows, width)
+            layer[f"{name}.base_kernel"] = (2, taps, width)
+        shapes["candidate_selector.hidden_projection.weight"] = (rank, width)
+        for name in ("predecessor_codebook", "successor_codebook"):
+            shapes[f"candidate_selector.{name}"] = (words, rank)
+    shapes |= {f"layers.0.{name}": shape for name, shape in layer.items()}
+    torch.manual_seed(7)
+    save_file(
+        {name: (torch.randn(shape) * 0.08 + (len(shape) == 1)).bfloat16()
+         for name, shape in shapes.items()},
+        made / "model.safetensors",
+    )  # fmt: skip
+    return made
 
 
 def _mend(architecture: str, config: Any) -> None:
@@ -252,16 +360,21 @@ def scales(folder: Path, weights: str, scheme: str) -> Path:
 def make(folder: Path, architecture: str, variant: str) -> None:
     """Makes one file."""
     target, cache = folder / f"{architecture}-{variant}", str(folder / "cache")
-    precision, options = VARIANTS[variant]
+    precision, options = VARIANTS.get(variant, ("fp16", {}))
+    processor = "cpu"
+    if variant in DRAFTERS:
+        processor = "cuda"
+        options = {"use_paged_attention": "true", "aux_hidden_state_layers": "1",
+                   f"{variant}_path": str(drafter(folder, variant))}  # fmt: skip
     weights = str(source(folder, architecture))
     stated = [f"{name}={value}" for name, value in options.items()]
     if _SCHEME in options:
         stated.append(f"kv_cache_scale_file={scales(folder, weights, options[_SCHEME])}")
     found = builder.parse_extra_options(
-        weights, weights, str(target), precision, "cpu", cache, stated
+        weights, weights, str(target), precision, processor, cache, stated
     )
     _mend(architecture, found["hf_details"]["hf_config"])
-    builder.create_model(weights, weights, str(target), precision, "cpu", cache, **found)
+    builder.create_model(weights, weights, str(target), precision, processor, cache, **found)
     (target / "done").touch()
 
 
@@ -275,7 +388,7 @@ def main() -> int:
     for model in (builder.Phi3MoELongRoPEModel, builder.Phi3SmallLongRoPEModel):
         model.make_rope_init = builder.Phi3MiniLongRoPEModel.make_rope_init  # they lack it in 0.18
     for architecture in ARCHITECTURES:
-        for variant in VARIANTS:
+        for variant in (*VARIANTS, *(DRAFTERS if architecture in DRAFTED else ())):
             name = f"{architecture}-{variant}"
             asked = not wanted or wanted & {name, architecture, variant}
             if not asked or (folder / name / "done").exists():
