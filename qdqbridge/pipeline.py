@@ -51,6 +51,7 @@ def load(
     fold_affine: bool = False,
     fuse: bool = False,
     adapter: File | None = None,
+    optional_inputs: bool = False,
 ) -> Graph:
     """Reads an ONNX or TFLite model.
 
@@ -70,6 +71,8 @@ def load(
         adapter: An ``.onnx_adapter`` file of onnxruntime. Its arrays become constants in place of
             the inputs they are for. :func:`load_adapter` returns them as arrays instead, to be
             fed to a model that keeps these inputs.
+        optional_inputs: Keep inputs that have initializers as inputs, which every run is then
+            given (an adapter, or arrays of rank 0 for none); by default they are constants.
 
     Raises:
         ModelFileError: A file cannot be read.
@@ -77,7 +80,8 @@ def load(
         UnsupportedModelError: Something in it is not supported; the error lists all of it.
         InputDataError: ``path`` is not a path, or the adapter belongs to another model.
     """
-    source = read_file(path_of(path), None if adapter is None else path_of(adapter))
+    own = None if adapter is None else path_of(adapter)
+    source = read_file(path_of(path), own, optional_inputs=optional_inputs)
     if not canonical:
         return source.graph
     return source.canonical(ReadingOptions(decomposed, fold_affine, fuse))
@@ -477,13 +481,18 @@ def engine_of(side: Side) -> Engine:
 
 
 @contextmanager
-def as_onnx(path: File, graph: Graph) -> Generator[Path, None, None]:
-    """Yields an ONNX file of a model: its own, or for another one that lasts as long as this."""
-    file = path_of(path)
-    if is_onnx(file):
+def as_onnx(path: File | None, graph: Graph) -> Generator[Path, None, None]:
+    """Yields an ONNX file of a model: its own, or one that lasts as long as this.
+
+    Args:
+        path: The file that holds the model, of any kind; None if none does.
+        graph: The model.
+    """
+    file = None if path is None else path_of(path)
+    if file is not None and is_onnx(file):
         yield file
         return
     with tempfile.TemporaryDirectory() as folder:
-        exported = Path(folder) / f"{file.stem}.onnx"
+        exported = Path(folder) / f"{'model' if file is None else file.stem}.onnx"
         save(graph, exported)
         yield exported

@@ -61,6 +61,8 @@ def load_model(
     params: File | None = None,
     canonical: bool = True,
     options: ReadingOptions = BIT_FOR_BIT,
+    adapter: File | None = None,
+    optional_inputs: bool = False,
 ) -> Graph:
     """Reads an ONNX model, a TFLite file, or a Relax module in a file: ``.json`` or ``.py``.
 
@@ -72,19 +74,27 @@ def load_model(
         params: An ``.npz`` file with the parameters of a module that are kept apart from it.
         canonical: As for :func:`qdqbridge.load`.
         options: What is rewritten beyond what keeps every bit.
+        adapter: As for :func:`qdqbridge.load`.
+        optional_inputs: As for :func:`qdqbridge.load`.
 
     Raises:
         ModelFileError: The file cannot be read, or holds something else.
         InvalidModelError: Its parts do not fit each other.
         UnsupportedModelError: Something in it is not supported; the error lists all of it.
-        InputDataError: ``params`` cannot be read, or the model is no module and needs none.
+        InputDataError: ``params`` cannot be read, the model is no module and needs none, or the
+            adapter is another model's.
     """
-    source = _read(path_of(path), params)
+    source = _read(path_of(path), params, adapter, optional_inputs=optional_inputs)
     return source.canonical(options) if canonical else source.graph
 
 
 def inspect_model(
-    path: File, *, params: File | None = None, options: ReadingOptions = BIT_FOR_BIT
+    path: File,
+    *,
+    params: File | None = None,
+    options: ReadingOptions = BIT_FOR_BIT,
+    adapter: File | None = None,
+    optional_inputs: bool = False,
 ) -> Inspection:
     """Returns what a model file holds: operators, quantization, interface, digest, notes.
 
@@ -94,7 +104,7 @@ def inspect_model(
     from qdqbridge.canonical import explanation
     from qdqbridge.report.inspection import inspection, operators
 
-    source = _read(path_of(path), params)
+    source = _read(path_of(path), params, adapter, optional_inputs=optional_inputs)
     header, raw = source.header(), operators(source.graph)  # before the graph is rewritten
     graph = source.canonical(options)
     return inspection(header, raw, graph, explanation(graph))
@@ -115,8 +125,15 @@ def is_onnx(path: Path) -> bool:
     return not is_module(path) and not is_tflite(path)
 
 
-def read_file(file: Path, adapter: Path | None = None) -> ModelSource:
+def read_file(
+    file: Path, adapter: Path | None = None, *, optional_inputs: bool = False
+) -> ModelSource:
     """Reads a TFLite file, or what is taken as ONNX, with the arrays of an adapter as constants.
+
+    Args:
+        file: The file.
+        adapter: The adapter's file.
+        optional_inputs: Inputs of an ONNX model that have initializers stay inputs.
 
     Raises:
         QdqBridgeError: As :func:`qdqbridge.load`.
@@ -139,19 +156,26 @@ def read_file(file: Path, adapter: Path | None = None) -> ModelSource:
     from qdqbridge.onnx_io.reading.header import header
     from qdqbridge.onnx_io.reading.reader import read as read_onnx
 
-    graph = read_onnx(file, canonicalize, adapter)
+    graph = read_onnx(file, canonicalize, adapter, optional_inputs=optional_inputs)
     verify(graph, str(file))
     return ModelSource(file, graph, lambda: header(file))
 
 
-def _read(file: Path, params: File | None) -> ModelSource:
+def _read(
+    file: Path, params: File | None, adapter: File | None, *, optional_inputs: bool
+) -> ModelSource:
     if is_module(file):
+        if adapter is not None:
+            raise InputDataError(
+                "Relax modules have no adapters", where=str(adapter), fix="leave adapter out"
+            )
         return _read_module(file, params)
     if params is not None:
         raise InputDataError(
             "the model holds its parameters itself", where=str(file), fix="leave --params out"
         )
-    return read_file(file)
+    own = None if adapter is None else path_of(adapter)
+    return read_file(file, own, optional_inputs=optional_inputs)
 
 
 def _read_module(file: Path, params: File | None) -> ModelSource:

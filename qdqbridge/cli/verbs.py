@@ -186,7 +186,7 @@ def run(
     arrays.tell_misfits(graph, inputs)
     with ExitStack() as stack:
         kept = None if profile_kernels else cache  # a loaded library does not know its kernels
-        runner = _runner(engine, graph, model, target, threads, stack, kept)
+        runner = _runner(engine, graph, reading.file(model), target, threads, stack, kept)
         timed = _timed(runner, target) if profile_kernels else None
         fed, whole = _results(runner, graph, inputs, batch_size)
     times = None if timed is None else timed(fed[0].inputs)
@@ -219,7 +219,7 @@ def _results(
 def _runner(
     engine: str,
     graph: Graph,
-    model: Path,
+    file: Path | None,
     target: str,
     threads: int | None,
     stack: ExitStack,
@@ -227,13 +227,13 @@ def _runner(
 ) -> Runner:
     """Returns a function from inputs by name to outputs by name."""
     if engine in ENGINES:
-        judge = stack.enter_context(judging.opened(engine, model, graph))
+        judge = stack.enter_context(judging.opened(engine, file, graph))
         return partial(judge.run, names=graph.output_names)
     if engine == "interpreter":
         return partial(pipeline.evaluate, graph)
     if engine == "onnxruntime":
-        with as_onnx(model, graph) as file:
-            return partial(pipeline.session(file).run, names=graph.output_names)
+        with as_onnx(file, graph) as written:
+            return partial(pipeline.session(written).run, names=graph.output_names)
     _say_what_is_open(graph)
     with output.status("compiling"):
         return hosting.compile(graph, target, threads=threads, cache=cache).run
@@ -313,7 +313,7 @@ def compare(
     inputs = arrays.read_inputs(data, graph.inputs)
     arrays.tell_misfits(graph, inputs)
     with ExitStack() as stack:
-        sides = _ComparedSides(model, graph, target, stack)
+        sides = _ComparedSides(reading.file(model), graph, target, stack)
         theirs: pipeline.Side
         if local and engine == "litert":  # whose tensors are known of files that are written
             ours, theirs = pipeline.litert(graph)
@@ -341,7 +341,7 @@ def compare(
 class _ComparedSides:
     """What the sides of a comparison are called, and what they are of one model."""
 
-    model: Path
+    file: Path | None
     graph: Graph
     target: str
     stack: ExitStack
@@ -349,9 +349,9 @@ class _ComparedSides:
     def of(self, name: str) -> pipeline.Side:
         """Returns a side; any other name is that of a file."""
         if name in ENGINES:
-            return self.stack.enter_context(judging.opened(name, self.model, self.graph))
+            return self.stack.enter_context(judging.opened(name, self.file, self.graph))
         if name == "onnxruntime":
-            return self.stack.enter_context(as_onnx(self.model, self.graph))
+            return self.stack.enter_context(as_onnx(self.file, self.graph))
         if name == "interpreter":
             return self.graph
         if name != "tvm":

@@ -93,7 +93,7 @@ def blame(
         if engine == LITERT:  # of a file's outputs alone nobody could tell which kernel it was
             theirs, ran = pipeline.litert(theirs)
         elif engine is not None:
-            ran = pipeline.engine_of(_runner(engine, file, theirs, stack))
+            ran = pipeline.engine_of(_runner(engine, reading.file(file), theirs, stack))
         if quantized is None and ran is not None:
             with output.status(f"running {ran.label}"):
                 found = attribute_to_kernels(theirs, ran, few)
@@ -110,7 +110,7 @@ def blame(
         output.show(*(_kernel_parts if quantized is None else _parts)(found, rows))
 
 
-def _runner(engine: str, file: Path, graph: Graph, stack: ExitStack) -> pipeline.Side:
+def _runner(engine: str, file: Path | None, graph: Graph, stack: ExitStack) -> pipeline.Side:
     if engine == "onnxruntime":
         return stack.enter_context(pipeline.as_onnx(file, graph))
     return stack.enter_context(judging.opened(engine, file, graph))

@@ -143,13 +143,15 @@ def export(
     if output_ is not None:
         path = output.free(output_, force=force, model=model, data=reading.params, suffix=".onnx")
     found: dict[str, Any] = {}
+    file = reading.file(model)
+    as_it_is = file is not None and is_onnx(file) and not (extent or data)
     source: Graph | Path = model
     fixed: list[str] = []
-    if path is not None or engine is not None or extent or data or not is_onnx(model):
+    if path is not None or engine is not None or not as_it_is:
         source, fixed = _fixed(with_numbers(reading.read(model), extents_of(extent)), data)
     if path is not None and isinstance(source, Graph):
         pipeline.save(source, path, profile, recenter=recenter, overwrite=force, opset=opset)
-        changed = pipeline.changes(model, path, profile) if is_onnx(model) else []
+        changed = [] if file is None or not is_onnx(file) else pipeline.changes(file, path, profile)
         changed += [_now_fixed(text) for text in fixed] + pipeline.export_costs(source, profile)
         found = {"output": str(path), "profile": profile, "digest": source.digest}
         found["changes"] = render_engines.changes_json(changed)
@@ -157,13 +159,13 @@ def export(
             output.show_text(str(path))
             output.tell(*render_engines.changes_parts(changed))
             _say_what_is_open(source, profile)
-    looked_at = path or (model if is_onnx(model) and not (extent or data) else source)
+    looked_at = path or (model if as_it_is else source)
     findings = pipeline.check(looked_at, profile) if check else []
     verdict = None
     if engine is not None and isinstance(source, Graph):
         with (
             output.status("asking the engine"),
-            opened(engine, path or (None if data else model), source) as judge,
+            opened(engine, path or (None if data else file), source) as judge,
         ):
             verdict = judge.taken()
     if json:
@@ -259,7 +261,7 @@ def _export_tflite(
     if engine is not None:
         with (
             output.status("asking the engine"),
-            opened(engine, out or (None if data else model), graph) as judge,
+            opened(engine, out or (None if data else reading.file(model)), graph) as judge,
         ):
             verdict = judge.taken()
         if not json:

@@ -113,7 +113,7 @@ def view(
     else:
         inputs = None if data is None else arrays.read_inputs(data, graph.inputs)
         with ExitStack() as stack:
-            judged = _Judged(model, graph, inputs, stack)
+            judged = _Judged(reading.file(model), graph, inputs, stack)
             paints = tuple(judged.paints(table, engine, reference, timed=profile_kernels))
         recorded = None if inputs is None else viewing.record(graph, inputs)
         name, notes = model.name, pipeline.explain(graph)
@@ -177,9 +177,13 @@ class _Judged:
     """What others say of one model."""
 
     def __init__(
-        self, model: Path, graph: Graph, inputs: dict[str, NDArray[Any]] | None, stack: ExitStack
+        self,
+        file: Path | None,
+        graph: Graph,
+        inputs: dict[str, NDArray[Any]] | None,
+        stack: ExitStack,
     ) -> None:
-        self.model, self.graph, self.inputs, self.stack = model, graph, inputs, stack
+        self.file, self.graph, self.inputs, self.stack = file, graph, inputs, stack
 
     def paints(
         self, table: str | None, engine: str | None, reference: str | None, *, timed: bool
@@ -191,7 +195,7 @@ class _Judged:
             yield self._error(reference)
         if engine is not None:
             with output.status(f"asking {engine}"):
-                opened = self.stack.enter_context(judging.opened(engine, self.model, self.graph))
+                opened = self.stack.enter_context(judging.opened(engine, self.file, self.graph))
                 yield viewing.engine_paint(self.graph, opened.taken())
         if table is not None:
             with output.status("partitioning"):
@@ -224,7 +228,7 @@ class _Judged:
 
     def _side(self, name: str) -> pipeline.Side:
         if name in ENGINES:
-            return self.stack.enter_context(judging.opened(name, self.model, self.graph))
+            return self.stack.enter_context(judging.opened(name, self.file, self.graph))
         if name == "onnxruntime":
-            return self.stack.enter_context(pipeline.as_onnx(self.model, self.graph))
+            return self.stack.enter_context(pipeline.as_onnx(self.file, self.graph))
         return name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqbridge as qb
+from qdqbridge.cli.failures import MODEL, run
 from qdqbridge.errors import InputDataError, ModelFileError
 
 TERMS, ROWS, RANK = 32, 24, 4
@@ -108,6 +110,59 @@ def test_an_adapter_becomes_constants(tmp_path: Path) -> None:
     saved = tmp_path / "saved.onnx"
     qb.save(graph, saved)
     np.testing.assert_array_equal(ran(saved, feeds), wanted)
+
+
+def test_an_optional_adapter_is_fed(tmp_path: Path) -> None:
+    path, adapter = tmp_path / "m.onnx", adapter_file(tmp_path / "a.onnx_adapter", PARAMETERS)
+    adapted_model(path, optional=True)
+    graph = qb.load(path, optional_inputs=True)
+    assert [value.name for value in graph.inputs] == ["x", A, B]
+    none = {A: np.zeros((TERMS, 0), np.float32), B: np.zeros((0, ROWS), np.float32)}
+    for own, wanted in (
+        (qb.load_adapter(adapter), ran(path, {"x": X}, adapter)),
+        (none, ran(path, {"x": X})),
+    ):
+        for found in everywhere(graph, {"x": X, **own}):
+            assert np.abs(found - wanted).max() < CLOSE
+    both = qb.load(path, optional_inputs=True, adapter=adapter)
+    assert both.digest == qb.load(path, adapter=adapter).digest
+    np.savez(tmp_path / "d.npz", x=X, **PARAMETERS)
+    arguments = ["--data", str(tmp_path / "d.npz"), "--optional-inputs"]
+    assert run(["compare", str(path), *arguments]) == 0
+
+
+@pytest.mark.parametrize("engine", ["tvm", "interpreter", "onnxruntime"])
+@pytest.mark.parametrize("optional", [False, True])
+def test_an_adapter_on_the_command_line(engine: str, optional: bool, tmp_path: Path) -> None:
+    path, adapter = tmp_path / "m.onnx", adapter_file(tmp_path / "a.onnx_adapter", PARAMETERS)
+    adapted_model(path, optional=optional)
+    np.savez(tmp_path / "d.npz", x=X)
+    with_adapter = ["--adapter", str(adapter), "--data", str(tmp_path / "d.npz")]
+    made = tmp_path / "y.npz"
+    assert run(["run", str(path), *with_adapter, "--engine", engine, "-o", str(made)]) == 0
+    assert np.abs(np.load(made)["y"] - ran(path, {"x": X, **PARAMETERS})).max() < CLOSE
+    assert run(["compare", str(path), *with_adapter]) == 0
+
+
+def test_an_adapter_is_looked_at_and_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, adapter = tmp_path / "m.onnx", adapter_file(tmp_path / "a.onnx_adapter", PARAMETERS)
+    adapted_model(path, optional=False)
+    wanted = qb.load(path, adapter=adapter).digest
+    assert run(["inspect", str(path), "--adapter", str(adapter), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["digest"] == wanted
+    saved = tmp_path / "s.onnx"
+    assert run(["export", str(path), "--adapter", str(adapter), "-o", str(saved)]) == 0
+    assert qb.load(saved).digest == wanted
+    np.testing.assert_array_equal(ran(saved, {"x": X}), ran(path, {"x": X, **PARAMETERS}))
+
+
+def test_what_has_no_adapter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    adapter = adapter_file(tmp_path / "a.onnx_adapter", PARAMETERS)
+    for name, kind in (("m.tflite", "TFLite files"), ("m.json", "Relax modules")):
+        assert run(["inspect", str(tmp_path / name), "--adapter", str(adapter)]) == MODEL
+        assert f"{kind} have no adapters" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,8 @@ def read(
     path: Path,
     normal: Callable[[Graph], Graph] = lambda graph: graph,
     adapter: Path | None = None,
+    *,
+    optional_inputs: bool = False,
 ) -> Graph:
     """Reads an ONNX file.
 
@@ -48,6 +50,7 @@ def read(
         path: The ``.onnx`` file; external data must lie in its folder.
         normal: Returns the form in which the two branches of an If are compared.
         adapter: A file whose arrays are constants in the place of inputs.
+        optional_inputs: Inputs that have initializers stay inputs, and are constants otherwise.
 
     Returns:
         The raw graph: one node per ONNX node that computes something.
@@ -59,9 +62,22 @@ def read(
         InputDataError: The adapter is another model's.
     """
     model = read_model(path)
+    if optional_inputs:
+        _forget_defaults(model.graph)
     if adapter is not None:
         adapt(model, read_adapter(adapter), str(adapter))
     return read_proto(model, path, normal)
+
+
+def _forget_defaults(graph: onnx.GraphProto) -> None:
+    """Takes the initializers of inputs out of a graph, so that they are nothing but inputs."""
+    inputs = {value.name for value in graph.input}
+    for held, name_of in (
+        (graph.initializer, lambda each: each.name),
+        (graph.sparse_initializer, lambda each: each.values.name),
+    ):
+        for each in [each for each in held if name_of(each) in inputs]:
+            held.remove(each)
 
 
 _BRANCHES = 1 << 11
