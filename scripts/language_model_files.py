@@ -158,6 +158,7 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
 _SCHEME = "kv_cache_quant_scheme"
 VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
     "fp32": ("fp32", {}),
+    "fp32-aux": ("fp32", {"aux_hidden_state_layers": "1"}),
     "fp16": ("fp16", {}),
     "int8": ("int8", {}),
     "int8-level0": ("int8", {"accuracy_level": "0"}),
