@@ -91,12 +91,44 @@ def test_products_of_half_floats_between_operators_of_float32_keep_their_scales(
     np.testing.assert_array_equal(qb.evaluate(graph, feeds)["y"], meant)
 
 
+@pytest.mark.parametrize("inside", ["If", "Loop"])
+def test_products_inside_of_bodies_round_their_activations(inside: str, tmp_path: Path) -> None:
+    """Their constants are those of the graph around the body."""
+    rng = np.random.default_rng(0)
+    constants = [
+        numpy_helper.from_array(rng.integers(0, 256, (8, 1, 16)).astype(np.uint8), "w"),
+        numpy_helper.from_array(np.full(8, 0.25, np.float32), "s"),
+    ]
+    at: dict[str, Any] = {"K": 32, "N": 8, "bits": 4, "block_size": 32, "accuracy_level": 4}
+    nodes = [
+        helper.make_node("Add", ["x", "x"], ["twice"]),
+        helper.make_node(
+            "MatMulNBits", ["twice", "w", "s"], ["product"], domain="com.microsoft", **at
+        ),
+        helper.make_node("Add", ["product", "product"], ["y"]),
+    ]
+    nodes, more = _within(inside, nodes, [], TensorProto.FLOAT)
+    info = helper.make_tensor_value_info
+    inputs = [info("x", TensorProto.FLOAT, [2, 32]), info("c", TensorProto.BOOL, [])]
+    output = info("y", TensorProto.FLOAT, [2, 8])
+    graph = helper.make_graph(nodes, "g", inputs, [output], constants + more)
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=10), path)
+    feeds = {"x": rng.normal(0, 1, (2, 32)).astype(np.float32), "c": np.array(True)}
+    wanted = OnnxRuntimeSession(path).run(feeds, ["y"])["y"]
+    np.testing.assert_array_equal(qb.evaluate(qb.load(path), feeds)["y"], wanted)
+
+
 def _within(
-    operator: str, nodes: list[onnx.NodeProto], constants: list[onnx.TensorProto]
+    operator: str,
+    nodes: list[onnx.NodeProto],
+    constants: list[onnx.TensorProto],
+    element: int = TensorProto.FLOAT16,
 ) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
     """Returns an If, or a Loop of one step, around nodes from x to y, and its constants."""
     info = helper.make_tensor_value_info
-    result = info("y_inside", TensorProto.FLOAT16, [2, 8])
+    result = info("y_inside", element, [2, 8])
     renamed = [*nodes[:-1], helper.make_node("Add", ["product", "product"], ["y_inside"])]
     if operator == "If":
         other = helper.make_node("Slice", ["x", "zeros", "ends"], ["y_inside"])
@@ -111,12 +143,12 @@ def _within(
         [*renamed, helper.make_node("Identity", ["go"], ["goes"])],
         "body",
         [info("i", TensorProto.INT64, []), info("go", TensorProto.BOOL, []),
-         info("before", TensorProto.FLOAT16, [2, 8])],
+         info("before", element, [2, 8])],
         [info("goes", TensorProto.BOOL, []), result],
         constants,
     )  # fmt: skip
     held = [
         numpy_helper.from_array(np.array(1), "steps"),
-        numpy_helper.from_array(np.zeros((2, 8), np.float16), "first"),
+        helper.make_tensor("first", element, [2, 8], [0.0] * 16),
     ]
     return [helper.make_node("Loop", ["steps", "c", "first"], ["y"], "loop", body=body)], held

@@ -45,7 +45,7 @@ from qdqbridge.onnx_io.inference.node_types import nested_proto
 from qdqbridge.onnx_io.lowering.refusals import refusal
 from qdqbridge.onnx_io.reading.declared import check_operand_types
 from qdqbridge.onnx_io.reading.structure import describe, whole_results
-from qdqbridge.onnx_io.runtime.half_products import keep_half_products
+from qdqbridge.onnx_io.runtime.half_products import keep_half_products, rounds_activations
 from qdqbridge.onnx_io.runtime.ort_values import run
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
 
@@ -241,6 +241,19 @@ def _check_runnable(
             raise _cannot_run(attributes, ValueError(f"its scale is {scales[0]}"))
 
 
+@lru_cache(maxsize=256)
+def _packed(attributes: ForeignAttrs) -> tuple[str, ...]:
+    """Returns the captured operands that packed products inside of bodies multiply.
+
+    With ``accuracy_level`` 4 onnxruntime's kernel rounds activations for initializers only.
+    """
+    node = attributes.node.named()
+    inside = [each for each in nodes_inside(node) if rounds_activations(each)]
+    read = {name for each in inside for name in each.input[1:]}
+    captured = enumerate(attributes.captures, len(node.input))
+    return tuple(f"in_{i}" for i, name in captured if name in read)
+
+
 def _run(
     attributes: ForeignAttrs, operands: Sequence[NDArray[Any] | Nested | None]
 ) -> tuple[Any, ...]:
@@ -248,7 +261,7 @@ def _run(
     given = {f"in_{i}": operand for i, operand in enumerate(operands) if operand is not None}
     fixed = tuple(
         (name, array.dtype.str, array.shape, array.tobytes())
-        for name in _FIXED.get(attributes.op_type, ())
+        for name in (*_FIXED.get(attributes.op_type, ()), *_packed(attributes))
         if isinstance(array := given.pop(name, None), np.ndarray)
     )
     try:

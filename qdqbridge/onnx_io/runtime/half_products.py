@@ -11,6 +11,12 @@ from qdqbridge.onnx_io.control_flow.subgraph_names import bodies
 from qdqbridge.ops.packed_products import EIGHT_BITS
 
 
+def rounds_activations(node: onnx.NodeProto) -> bool:
+    """Returns whether a node is a packed product whose activations are rounded to 8 bits."""
+    level = next((a.i for a in node.attribute if a.name == "accuracy_level"), 0)
+    return node.op_type == "MatMulNBits" and level == EIGHT_BITS
+
+
 def keep_half_products(graph: onnx.GraphProto, outer: Set[str] = frozenset()) -> None:
     """Puts an Identity behind packed products of half floats, which keeps these half floats.
 
@@ -34,8 +40,7 @@ def keep_half_products(graph: onnx.GraphProto, outer: Set[str] = frozenset()) ->
             for body in bodies(attribute):
                 keep_half_products(body, halves)
         graph.node.append(node)
-        level = next((a.i for a in node.attribute if a.name == "accuracy_level"), 0)
-        if node.op_type == "MatMulNBits" and level == EIGHT_BITS and halves & set(node.input):
+        if rounds_activations(node) and halves & set(node.input):
             made, result = graph.node[-1], node.output[0]
             made.output[0] = f"{result}:half"
             graph.node.append(helper.make_node("Identity", [made.output[0]], [result]))
