@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 import qdqbridge as qb
 from qdqbridge.cli.failures import MODEL, run
 from qdqbridge.errors import InputDataError, ModelFileError
+from qdqbridge.graph.archive import write_arrays
 
 TERMS, ROWS, RANK = 32, 24, 4
 A, B = "layer.lora_A.weight", "layer.lora_B.weight"
@@ -126,7 +127,7 @@ def test_an_optional_adapter_is_fed(tmp_path: Path) -> None:
             assert np.abs(found - wanted).max() < CLOSE
     both = qb.load(path, optional_inputs=True, adapter=adapter)
     assert both.digest == qb.load(path, adapter=adapter).digest
-    np.savez(tmp_path / "d.npz", x=X, **PARAMETERS)
+    write_arrays(tmp_path / "d.npz", {"x": X, **PARAMETERS})
     arguments = ["--data", str(tmp_path / "d.npz"), "--optional-inputs"]
     assert run(["compare", str(path), *arguments]) == 0
 

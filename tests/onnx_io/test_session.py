@@ -132,7 +132,7 @@ def _within(
     renamed = [*nodes[:-1], helper.make_node("Add", ["product", "product"], ["y_inside"])]
     if operator == "If":
         other = helper.make_node("Slice", ["x", "zeros", "ends"], ["y_inside"])
-        branches = {
+        branches: dict[str, Any] = {
             "then_branch": helper.make_graph(renamed, "then", [], [result], constants),
             "else_branch": helper.make_graph([other], "else", [], [result]),
         }

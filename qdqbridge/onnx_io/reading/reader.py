@@ -72,12 +72,12 @@ def read(
 def _forget_defaults(graph: onnx.GraphProto) -> None:
     """Takes the initializers of inputs out of a graph, so that they are nothing but inputs."""
     inputs = {value.name for value in graph.input}
-    for held, name_of in (
-        (graph.initializer, lambda each: each.name),
-        (graph.sparse_initializer, lambda each: each.values.name),
-    ):
-        for each in [each for each in held if name_of(each) in inputs]:
-            held.remove(each)
+    for i in reversed(range(len(graph.initializer))):
+        if graph.initializer[i].name in inputs:
+            del graph.initializer[i]
+    for i in reversed(range(len(graph.sparse_initializer))):
+        if graph.sparse_initializer[i].values.name in inputs:
+            del graph.sparse_initializer[i]
 
 
 _BRANCHES = 1 << 11
