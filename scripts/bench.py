@@ -10,9 +10,10 @@ Inputs are those of an ``inputs.npz`` beside the model, else seeded random numbe
 
 ``bench.py profile`` measures what profiling costs, ``bench.py quantize`` and ``bench.py sabotage``
 what quantizing does to networks, beside other tools: see bench_profile.py, bench_quantize.py and
-bench_sabotage.py. ``bench.py run [NETWORK ...]`` measures latency of whole networks, ours beside
-onnxruntime's and TVM's: see bench_run.py, which has its own options. ``bench.py weights`` measures
-products with weights of 4 or 8 bits in blocks: see bench_weights.py.
+bench_sabotage.py; ``bench.py cost`` what it takes in seconds and memory: see bench_cost.py.
+``bench.py run [NETWORK ...]`` measures latency of whole networks, ours beside onnxruntime's and
+TVM's: see bench_run.py, which has its own options. ``bench.py weights`` measures products with
+weights of 4 or 8 bits in blocks: see bench_weights.py.
 """
 
 from __future__ import annotations
@@ -355,6 +356,7 @@ def main() -> int:
     for tool in TOOLS[1:]:
         sabotage.add_argument(f"--{tool}", help="a Python that has it, for networks of a folder")
     quantize_options(commands.add_parser("quantize", help="networks quantized by us and others"))
+    commands.add_parser("cost", help="what quantizing takes; see bench cost --help")
     commands.add_parser("run", help="latency of whole networks; see bench run --help")
     commands.add_parser("weights", help="weights in blocks; see bench weights --help")
     commands.add_parser("export", help="onnxruntime on what we export; see bench export --help")
@@ -369,6 +371,10 @@ def main() -> int:
         from bench_run import main as bench_run
 
         return bench_run(sys.argv[2:])
+    if sys.argv[1:2] == ["cost"]:
+        from bench_cost import main as bench_cost
+
+        return bench_cost(sys.argv[2:])
     if sys.argv[1:2] == ["export"]:
         from bench_export import main as bench_export
 
@@ -390,8 +396,9 @@ def main() -> int:
             arguments.seeds, arguments.folder, arguments.networks, pythons_of(arguments)
         )
     if arguments.command == "quantize":
-        from bench_quantize import Calibration, methods
+        from bench_quantize import Calibration
         from bench_quantize import bench as bench_quantize
+        from bench_quantize_tools import methods
 
         ways = methods(
             arguments.target, arguments.choosers, pythons_of(arguments), arguments.weights,

@@ -24,10 +24,11 @@ from typing import Any
 import numpy as np
 import onnx
 from bench_networks import Case, cases_in, results
-from bench_quantize import ORT as ORT_NAME
-from bench_quantize import OTHERS, Figures, Method, by_other, integers, ours, row, top1
-from bench_quantize import OURS as OURS_NAME
-from bench_quantize import by_onnxruntime as ort
+from bench_quantize_figures import Figures, integers, row, top1
+from bench_quantize_tools import ORT as ORT_NAME
+from bench_quantize_tools import OTHERS, Method, by_other, ours
+from bench_quantize_tools import OURS as OURS_NAME
+from bench_quantize_tools import by_onnxruntime as ort
 from onnx import numpy_helper
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -4,7 +4,7 @@
 transformer on the bytes of this repository's own pages and sources; ``compare MODEL.onnx`` stores
 the weights of its products in 4 (or 8) bits, by us and by onnxruntime's ``MatMulNBitsQuantizer``
 (``pip install onnx_ir torch``) and, in blocks of 32, by tools in Pythons of their own (``--nncf
-PYTHON``, ``--aimet``, ``--quark``, ``--modelopt``: see ``bench_quantize.py``). It prints the
+PYTHON``, ``--aimet``, ``--quark``, ``--modelopt``: see ``bench_quantize_tools.py``). It prints the
 perplexity on text that neither training nor calibration has seen. Files are run by onnxruntime with
 its optimizations on and, in the second figure, off.
 
@@ -288,7 +288,7 @@ def elsewhere(
     """Returns what other tools make of a model, in Pythons of their own."""
     sys.path.insert(0, str(Path(__file__).parent))
     from bench_networks import Case
-    from bench_quantize import BLOCKS, OTHERS_IN_4_BITS, by_other
+    from bench_quantize_tools import BLOCKS, OTHERS_IN_4_BITS, by_other
 
     ids = samples[:, :-1]
     case = Case(model.stem, model.resolve(), {"ids": ids}, {"ids": ids})
