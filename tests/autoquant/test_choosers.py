@@ -1,4 +1,6 @@
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +17,17 @@ from qdqbridge.autoquant.choosers import (
     Percentile,
 )
 from qdqbridge.autoquant.choosers.kl import divergences, threshold
+from qdqbridge.autoquant.planning.constants import of_constant
 from qdqbridge.autoquant.planning.formats import Format
+from qdqbridge.autoquant.planning.targets import WEIGHTS
 from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.errors import InputDataError
+from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Value
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.quantization import QuantParams, per_tensor
+from qdqbridge.graph.types import TensorType
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 RNG = np.random.default_rng(0)
@@ -221,3 +228,15 @@ def test_odd_tensors_have_parameters(chooser, values):
             array = np.array(values, np.float32)
             error = dequantize(quantize(array, params), params) - array
             assert np.abs(error).max() <= max(1e-6 * abs(values[0]), 1e-38)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("name", list(WEIGHTS))
+def test_extremes_of_a_weight_are_those_of_its_rows_and_need_no_statistics(monkeypatch, name, axis):
+    weight = np.random.default_rng(7).standard_normal((24, 20, 3)).astype(np.float32)
+    weight[3], weight[:, 5], weight[7] = 0, np.abs(weight[:, 5]), 1e-30 * weight[7]
+    value = Value(TensorType(DType.FLOAT32, weight.shape), "w", constant=Constant.of(weight))
+    format = replace(WEIGHTS[name], axis=axis, block=None, microscaled=False)
+    each = of_constant(value, format, partial(MinMax()), Context())  # a function of rows
+    monkeypatch.setattr(TensorStats, "of", None)
+    assert of_constant(value, format, MinMax(), Context()) == each

@@ -22,7 +22,9 @@ from qdqbridge.autoquant.advice.input_scale import misscaled
 from qdqbridge.autoquant.choosers import MinMax
 from qdqbridge.autoquant.planning.targets import ORT, POWER_OF_TWO
 from qdqbridge.autoquant.profiling.samples import Samples
-from qdqbridge.autoquant.quantize import QuantizeOptions
+from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
+from qdqbridge.autoquant.repair.steps import GRAPH_STEPS
+from qdqbridge.autoquant.search import presets
 from qdqbridge.autoquant.search.presets import STEP, chosen
 from qdqbridge.autoquant.search.tuning import spread_unlike
 from qdqbridge.autoquant.search.work_budget import WorkBudget
@@ -168,6 +170,24 @@ def test_what_is_good_or_wished_for_is_left_alone():
     assert chosen(graph, samples, options) == (options, None)
     wished = QuantizeOptions(only=["Conv"], weights="int2")
     assert chosen(graph, samples, wished) == (wished, None)
+
+
+def test_what_operators_are_chosen_by_is_not_looked_for_twice(monkeypatch):
+    """Channels are scaled only where outputs are bad without; all attempts read one profile."""
+    asked: list[tuple[tuple[str, ...], bool]] = []
+
+    def noted(graph, data, options, **others):
+        asked.append((tuple(options.repair), others.get("profile") is not None))
+        return quantized(graph, data, options, **others)
+
+    monkeypatch.setattr(presets, "quantized", noted)
+    graph = qb.load(CNN)
+    samples = Samples.of(graph.inputs, {"input": IMAGES[:48]})
+    chosen(graph, samples, QuantizeOptions())
+    assert asked == [((), False)]
+    asked.clear()
+    chosen(graph, samples, QuantizeOptions(weights="int2"))
+    assert asked[0] == ((), False) and set(asked[1:]) == {(GRAPH_STEPS, True)}
 
 
 def test_bad_outputs_are_told_with_what_mends_them(caplog):

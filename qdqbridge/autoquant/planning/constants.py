@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.choosers import Chooser, Context, RangeChooser
+from qdqbridge.autoquant.choosers import Chooser, Context, MinMax, RangeChooser
 from qdqbridge.autoquant.choosers.rows import Pairs, RowChooser, in_chunks
 from qdqbridge.autoquant.planning.formats import Format
 from qdqbridge.autoquant.profiling.stats import TensorStats
@@ -38,6 +38,8 @@ def of_constant(value: Value, format: Format, chooser: Chooser, context: Context
     if not isinstance(chooser, RangeChooser) and isinstance(chooser, RowChooser):
         scale, zero_point = in_chunks(chooser, rows, format.per_tensor(), _ELEMENTS)
         return format.params_of(scale, zero_point)
+    if chooser == MinMax() and array.size and np.isfinite(array).all():
+        return spanned(array, format)  # what the statistics of its rows would say, one by one
     each = [chooser(TensorStats.of(row), format.per_tensor(), context) for row in rows]
     return replace(
         each[0],

@@ -74,11 +74,11 @@ class Histogram:
 
     def coarsened(self, exponent: int) -> Histogram:
         """Returns the histogram that the same values make with wider bins."""
-        counts = self.counts
-        for _ in range(min(exponent - self.exponent, _BITS + 1)):
-            merged = counts.reshape(-1, 2).sum(axis=1)
-            counts = np.zeros_like(counts)
-            counts[SIDE // 2 : SIDE // 2 + SIDE] = merged
+        halvings = min(exponent - self.exponent, _BITS)  # then each side is one bin already
+        if halvings <= 0:
+            return Histogram(exponent, self.counts)
+        counts, bins = np.zeros_like(self.counts), SIDE >> halvings
+        self.counts.reshape(2 * bins, -1).sum(axis=1, out=counts[SIDE - bins : SIDE + bins])
         return Histogram(exponent, counts)
 
     def merged(self, other: Histogram) -> Histogram:

@@ -6,6 +6,7 @@ NumPy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -241,10 +242,8 @@ def _cube(array: NDArray[Any], axis: int | None) -> NDArray[Any]:
     array = np.ascontiguousarray(array)
     if axis is None or array.ndim <= axis:
         return array.reshape(1, 1, array.size)
-    outer = int(np.prod(array.shape[:axis]))
-    channels = array.shape[axis]
-    inner = int(np.prod(array.shape[axis + 1 :]))
-    return array.reshape(outer, channels, inner)
+    outer, channels = math.prod(array.shape[:axis]), array.shape[axis]
+    return array.reshape(outer, channels, math.prod(array.shape[axis + 1 :]))
 
 
 def _bits(key: int) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from qdqbridge.autoquant.planning.formats import Format, Unstored
 from qdqbridge.autoquant.planning.targets import ACCUMULATORS, OperatorRule, Target
-from qdqbridge.autoquant.profiling.collect import Data
+from qdqbridge.autoquant.profiling.collect import Data, prepared
 from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
 from qdqbridge.autoquant.repair.steps import GRAPH_STEPS, FloatReference, StepRecord
 from qdqbridge.autoquant.search.tuning import spread_unlike, taken
@@ -166,14 +166,20 @@ def chosen(
     if len(picked) < _LEAST:
         return options, None
     seen, unseen = (taken(picked, range(i, len(picked), 2)) for i in (0, 1))
-    plain = replace(
-        options, tune=False, repair=[step for step in options.repair if step in GRAPH_STEPS]
-    )
     judge, work = FloatReference(graph, unseen), WorkBudget(options.budget)
-    made = quantized(graph, seen, plain, empty=True)
+    graph = prepared(graph)  # of which profiles are: what one attempt has seen others read
+    unscaled = replace(options, tune=False, repair=())
+    made = quantized(graph, seen, unscaled, empty=True)
     if not made.decision.plan.rules:
         return options, None  # all that can be quantized is in bodies, if anything
     start = best = judge.sqnr(made.graph)
+    if start >= HEAD_GOOD:
+        return options, None  # channels need not be scaled to know
+    profile, plain = made.profile, unscaled
+    if any(step in GRAPH_STEPS for step in options.repair):
+        plain = replace(unscaled, repair=[step for step in options.repair if step in GRAPH_STEPS])
+        made = quantized(graph, seen, plain, profile=profile)
+        start = best = judge.sqnr(made.graph)
     if start >= HEAD_GOOD:
         return options, None
     found, name, rules = options, "", made.decision.plan.rules
@@ -189,7 +195,9 @@ def chosen(
         if all(other.rule_for(node) for node in rules):
             continue  # it leaves nothing float that is not so already
         try:
-            sqnr = judge.sqnr(quantized(graph, seen, replace(plain, target=other)).graph)
+            sqnr = judge.sqnr(
+                quantized(graph, seen, replace(plain, target=other), profile=profile).graph
+            )
         except QdqBridgeError:  # nothing is left to quantize: the target's own rules stay
             continue
         if sqnr >= best + preset.gain:
