@@ -69,13 +69,13 @@ def path_of(path: object) -> Path:
         return Path(path)  # pyright: ignore[reportUnknownArgumentType]
     raise InputDataError(
         "the path of a model file is needed",
-        why=f"{type(path).__name__} is no path",
+        why=f"{type(path).__name__} is not a path",
         fix="give a str or a pathlib.Path",
     )
 
 
 def need_graph(graph: object, function: str) -> None:
-    """Refuses what is no graph.
+    """Refuses what is not a graph.
 
     Raises:
         InputDataError: It is none.

@@ -34,7 +34,7 @@ def to_relax(
             pattern tables.
 
     Raises:
-        InputDataError: ``graph`` is no graph, but a path for example.
+        InputDataError: ``graph`` is not a graph, but a path for example.
         UnsupportedTargetError: TVM is not installed, or cannot express the graph.
     """
     need_graph(graph, "to_relax")
@@ -206,7 +206,7 @@ def export_relay(
         extents: Numbers for symbolic extents, by name.
 
     Raises:
-        InputDataError: ``graph`` is no graph, or the file cannot be written.
+        InputDataError: ``graph`` is not a graph, or the file cannot be written.
         UnsupportedTargetError: This TVM is without Relay, or Relay cannot express the graph.
     """
     need_graph(graph, "export_relay")
@@ -236,7 +236,7 @@ def partition(
         extents: Numbers for symbolic extents, by name.
 
     Raises:
-        InputDataError: ``graph`` is no graph, but a path for example.
+        InputDataError: ``graph`` is not a graph, but a path for example.
         UnsupportedTargetError: There is no such table or dialect here.
     """
     need_graph(graph, "partition")

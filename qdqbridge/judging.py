@@ -104,7 +104,7 @@ def node_times(
         graph: A canonical graph; it is written as the engine's export profile writes it.
         inputs: One array per input; open extents have these numbers.
         seconds: How long to run it, but at least :data:`LEAST` times and at most :data:`MOST`. The
-            shortest run counts: what else the machine does is no time of the engine's.
+            shortest run counts: what else the machine does is not a time of the engine's.
         threads: How many the engine may use; None for its default.
 
     Raises:

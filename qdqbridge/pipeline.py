@@ -95,7 +95,7 @@ def load_adapter(path: File) -> dict[str, NDArray[Any]]:
 
     Raises:
         ModelFileError: It cannot be read, or is no such file.
-        InputDataError: ``path`` is no path.
+        InputDataError: ``path`` is not a path.
     """
     from qdqbridge.onnx_io.adapters import read_adapter
 
@@ -131,7 +131,7 @@ def explain(graph: Graph) -> list[Note]:
     """Returns why nodes stayed float, and what was assumed while reading.
 
     Raises:
-        InputDataError: It is no graph, but a path for example.
+        InputDataError: It is not a graph, but a path for example.
     """
     need_graph(graph, "explain")
     from qdqbridge.canonical import explanation
@@ -173,7 +173,7 @@ def evaluate(
 
     Raises:
         InputDataError: An input is missing, unknown, or of the wrong element type or shape; or
-            ``graph`` is no graph; or there is no such arithmetic.
+            ``graph`` is not a graph; or there is no such arithmetic.
     """
     need_graph(graph, "evaluate")
     from qdqbridge.autoquant.hardware.arithmetic import CONTRACT, arithmetic_of, run
@@ -223,7 +223,7 @@ def save(
             else the newest that it reads.
 
     Raises:
-        InputDataError: ``graph`` is no graph, but a path for example.
+        InputDataError: ``graph`` is not a graph, but a path for example.
         OutputExistsError: The file exists and ``overwrite`` is not given.
         UnsupportedTargetError: The profile, or the opset (given, or any that its runtime reads),
             cannot express the graph; or the profile requires int8.
@@ -263,7 +263,7 @@ def save_tflite(
         where numbers are rounded once more or computed on floats.
 
     Raises:
-        InputDataError: ``graph`` is no graph, but a path for example.
+        InputDataError: ``graph`` is not a graph, but a path for example.
         OutputExistsError: The file exists and ``overwrite`` is not given.
         UnsupportedTargetError: TFLite has no counterpart of some operators; all are listed.
     """
@@ -311,7 +311,7 @@ def litert(graph: Graph, *, layout: str = "model") -> tuple[Graph, LiteRTEngine]
         layout: As for :func:`save_tflite`.
 
     Raises:
-        InputDataError: ``graph`` is no graph.
+        InputDataError: ``graph`` is not a graph.
         UnsupportedTargetError: TFLite has no counterpart of some operators, or LiteRT is not
             installed.
     """
@@ -334,7 +334,7 @@ def vela(graph: Graph, accelerator: str = "ethos-u55-128", *, layout: str = "mod
         layout: As for :func:`save_tflite`.
 
     Raises:
-        InputDataError: ``graph`` is no graph.
+        InputDataError: ``graph`` is not a graph.
         UnsupportedTargetError: TFLite or Vela cannot take it, or Vela is not installed.
     """
     need_graph(graph, "vela")
@@ -396,7 +396,7 @@ def export_costs(graph: Graph, profile: str = "ort") -> list[ExportChange]:
         profile: The profile.
 
     Raises:
-        InputDataError: It is no graph, but a path for example.
+        InputDataError: It is not a graph, but a path for example.
         UnsupportedTargetError: The profile is not known.
     """
     need_graph(graph, "export_costs")
@@ -413,7 +413,7 @@ def diff(a: Graph, b: Graph) -> list[GraphDifference]:
         b: Another one.
 
     Raises:
-        InputDataError: One of them is no graph, but a path for example.
+        InputDataError: One of them is not a graph, but a path for example.
     """
     need_graph(a, "diff")
     need_graph(b, "diff")

@@ -121,7 +121,7 @@ def is_tflite(path: Path) -> bool:
 
 
 def is_onnx(path: Path) -> bool:
-    """Returns whether a file is taken as ONNX: any that is no module and no TFLite model."""
+    """Returns whether a file is taken as ONNX: any that is not a module and no TFLite model."""
     return not is_module(path) and not is_tflite(path)
 
 

@@ -7,7 +7,7 @@ weights), parameters per tensor and per channel, ranges, uint8 and int8, results
 remainders of every kind; on each class of CPUs whose code runs here, by turns. The first difference
 ends it, with its seed.
 
-``--of others``: everything that is no product (elementwise operators, tables, choices, depthwise
+``--of others``: everything that is not a product (elementwise operators, tables, choices, depthwise
 convolutions, pools, reductions, softmax, normalizations, data movement, resizing, quantization).
 """
 

@@ -71,7 +71,7 @@ def test_a_goal_is_met(tmp_path, capsys) -> None:
         (("--data", DATA, "--min-sqnr", 500), "500"),
         (("--data", DATA, "--export-profile", "abacus"), "abacus"),
         (("--profile", DATA, "--min-sqnr", 5), "no data"),
-        (("--profile", DATA), "it is no text"),
+        (("--profile", DATA), "it is not text"),
         (("--data", DATA, "--min-sqnr", "nan"), "says nothing"),
         (("--data", DATA, "--min-sqnr", "inf"), "says nothing"),
         (("--data", DATA, "--max-drop", "nan"), "says nothing"),

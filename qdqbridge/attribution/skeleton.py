@@ -168,7 +168,7 @@ def in_place_of(node: Node, steps: Sequence[Node], *, own: bool) -> list[Node] |
 
     Args:
         node: The node, which is unlinked.
-        steps: The steps, which read one value that is no constant.
+        steps: The steps, which read one value that is not constant.
         own: The steps' constants are those of ``node``; else its constants are put in where they
             are the same but for a rounding.
     """

@@ -439,7 +439,7 @@ def _neighbours(value: Value) -> Iterable[Node]:
 
 
 def _named(kind: str, name: Any, known: Mapping[str, Any]) -> Any:
-    """Returns what ``name`` stands for; what is no name stands for itself."""
+    """Returns what ``name`` stands for; what is not a name stands for itself."""
     if not isinstance(name, str):
         return name
     if name not in known:

@@ -151,7 +151,7 @@ def _float_result(record: Record, taken: bool) -> Iterator[str]:
 
 def _constant_weights(record: Record, wanted: bool) -> Iterator[str]:
     if wanted and isinstance(record, Accumulation) and not record.weights:
-        yield "the weight is no constant"
+        yield "the weight is not constant"
 
 
 def _per_tensor(record: Record, wanted: bool) -> Iterator[str]:

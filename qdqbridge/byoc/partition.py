@@ -50,7 +50,7 @@ def partition(module: Any, table: Table, *, regions: bool = True) -> tuple[Any, 
 
     Raises:
         UnsupportedTargetError: The module is neither Relax nor Relay.
-        InputDataError: ``table`` is no table.
+        InputDataError: ``table`` is not a table.
     """
     host = host_of(module)
     if not isinstance(table, Table):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -71,7 +71,7 @@ def describe(function: Any, table: Table) -> Record:
         table: The table that made it.
 
     Raises:
-        GraphError: It is no composite of the table.
+        GraphError: It is not a composite of the table.
     """
     composite: Composite = (
         function if isinstance(function, Composite) else host_of(function).composite(function)

@@ -122,7 +122,7 @@ class _Reader:
         if hasattr(value, "fields"):
             return tuple(number for field in value.fields for number in self._of(field))
         raise GraphError(
-            "a region holds something that is no composite",
+            "a region holds something that is not a composite",
             why=f"it is {type(value).__name__}",
             fix="give the regions of qdqbridge.byoc.partition as they are",
         )

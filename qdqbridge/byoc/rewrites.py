@@ -111,7 +111,7 @@ def prepare(graph: Graph, table: Table | Constraints) -> tuple[Graph, list[Rewri
         table: The table, or constraints alone (:func:`named` for a shipped table's).
 
     Raises:
-        InputDataError: ``graph`` is no graph, or ``table`` neither of the two.
+        InputDataError: ``graph`` is not a graph, or ``table`` neither of the two.
     """
     need_graph(graph, "prepare")
     if not isinstance(table, Table | Constraints):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -134,7 +134,7 @@ def _chain(
 
 
 def _data(node: Node) -> Value | None:
-    """Returns the one operand of an affine node that is no constant."""
+    """Returns the one operand of an affine node that is not constant."""
     operands = [v for v in node.inputs if v is not None and not _is_real(v)]
     return operands[0] if len(operands) == 1 else None
 
@@ -255,7 +255,7 @@ def _bias(chain: AffineChain) -> Value | Reject | None:
     own = chain.product.optional(2)
     real = np.zeros(()) if own is None else _real(own)
     if real is None:
-        return _refused(chain, "the product's bias is no constant")
+        return _refused(chain, "the product's bias is not constant")
     total = (real * chain.factor + chain.offset).astype(np.float32)
     if own is None and not total.any():
         return None

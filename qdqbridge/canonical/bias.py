@@ -55,7 +55,7 @@ def derived_bias(node: Node, scope: Scope) -> Proposal:
         return None
     stored = stored_behind(bias) or bias
     if stored.constant is None:
-        return Reject("its bias is no constant", (bias.name,))
+        return Reject("its bias is not constant", (bias.name,))
     written, y = _Written.of(stored), node.output.quant
     exact = written.in_units(params)
     if y is None and not exact:
@@ -194,7 +194,7 @@ def bias_from_add(node: Node, scope: Scope) -> Proposal:
             continue  # two activations: a residual, not a bias
         if vector is None:
             return Reject(
-                "an addend of an integer product is no constant vector of its channels",
+                "an addend of an integer product is not a constant vector of its channels",
                 (other.name,),
             )
         value = result(

@@ -125,7 +125,7 @@ class _FakeQuantize:
             return Reject(f"it clips to {low} .. {high}, which no storage type holds")
         params = _params(storage, scale, added, x.type.shape or ())
         if params is None or params.expressed_dtype is not x.type.dtype:
-            return Reject("its scale or zero point is no constant per tensor or per channel")
+            return Reject("its scale or zero point is not constant per tensor or per channel")
         if not _inside(params):
             return Reject(f"its zero point is outside of {storage}")
         return _FakeQuantize(x, params.with_range(int(low), int(high)))

@@ -107,7 +107,7 @@ def _bias(bias: Value, beta: float, weight: Value) -> Value | Reject:
     stored = stored_behind(bias) or bias
     units = weight.constant.shape[0] if weight.constant is not None else 0
     if stored.constant is None:
-        return Reject("its bias is no constant", (bias.name,))
+        return Reject("its bias is not constant", (bias.name,))
     if stored.constant.size != units:
         if stored.constant.size != 1:
             return Reject(f"its bias has shape {stored.constant.shape}", (bias.name,))

@@ -76,7 +76,7 @@ def _source(product: Node) -> Node | None:
 
 
 def _scale(scales: Value) -> Value | None:
-    """Returns the operand of a product of scales that is no constant."""
+    """Returns the operand of a product of scales that is not constant."""
     node = scales.producer
     if node is None or node.op is not MUL:
         return None

@@ -96,7 +96,7 @@ def softmax_of_steps(node: Node, scope: Scope) -> Proposal:
     largest = [step for step in found.nodes if step.op is REDUCE_MAX]
     axes = total.attributes
     if not isinstance(axes, ReduceAttrs) or not axes.keepdims or len(axes.axes) != 1:
-        return Reject("a quotient of exponentials and their sum is no Softmax of one axis")
+        return Reject("a quotient of exponentials and their sum is not a Softmax of one axis")
     if any(step.attributes != axes for step in largest):
         return Reject("the largest element is taken along other axes than the sum")
     return fused_by(

@@ -118,7 +118,7 @@ def _fits(shape: tuple[int, ...], extents: tuple[int, ...], rank: int | None) ->
 
 
 def _offset(add: Node | None) -> tuple[Value | None, float]:
-    """Returns the operand of an Add that is no constant, and the number that is added."""
+    """Returns the operand of an Add that is not constant, and the number that is added."""
     for index in (0, 1):
         number = None if add is None else add.operand(index).constant
         if add is not None and number is not None and number.size == 1:

@@ -3,7 +3,7 @@
 Both are ordered by what computes them, never by names.
 
 ``a + b`` and ``b + a`` are the same bits, so one of them is canonical. What comes first is, in this
-order: what is no constant; what is computed in fewer steps from the graph's inputs (the skip of a
+order: what is not constant; what is computed in fewer steps from the graph's inputs (the skip of a
 residual before its branch, as most exporters write it); graph inputs by their number; then the
 operator's name and a hash of all that stands behind the operand. Operands that agree in all of this
 are the same number, computed twice; the order is then that of their other readers.

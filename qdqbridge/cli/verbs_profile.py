@@ -113,7 +113,7 @@ def _workers(text: str | None) -> int | Literal["ray"] | None:
         return text
     if not text.isdecimal() or int(text) == 0:
         raise InputDataError(
-            f"--engine-workers {text!r} is no number of workers",
+            f"--engine-workers {text!r} is not a number of workers",
             fix="give a positive number, or 'ray'",
         )
     return int(text)

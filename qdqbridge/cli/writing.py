@@ -40,7 +40,7 @@ def check_extents(path: Path, graph: Graph, extents: Sequence[str]) -> None:
     """Refuses numbers that do not fit, and Relay without numbers, before work begins.
 
     Raises:
-        InputDataError: One is missing, is no number, or no extent of the graph.
+        InputDataError: One is missing, is not a number, or no extent of the graph.
     """
     open_ = symbolic_extents(with_numbers(graph, extents_of(extents)))
     if path.suffix == RELAY and open_:

@@ -349,7 +349,7 @@ def _up(node: Node, taken: dict[Node, Node], kin: Kin) -> Iterator[Node]:
 
 
 def main_operand(node: Node) -> Value | None:
-    """Returns the first operand that is no constant: what a node inserted in a chain reads."""
+    """Returns the first operand that is not constant: what a node inserted in a chain reads."""
     return next((v for v in node.inputs if v is not None and v.constant is None), None)
 
 

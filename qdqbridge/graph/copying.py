@@ -104,7 +104,7 @@ def with_numbers(graph: Graph, extents: Mapping[str, int]) -> Graph:
         extents: Positive numbers by name.
 
     Raises:
-        InputDataError: It is no mapping, or a name or number does not fit.
+        InputDataError: It is not a mapping, or a name or number does not fit.
     """
     check_extents(graph, extents)
     if not extents:
@@ -120,14 +120,14 @@ def check_extents(graph: Graph, extents: object) -> None:
         extents: Positive numbers by name.
 
     Raises:
-        InputDataError: It is no mapping, or a name or number does not fit.
+        InputDataError: It is not a mapping, or a name or number does not fit.
     """
     symbolic = symbolic_extents(graph)
     known = f"its inputs have {', '.join(symbolic) or 'no symbolic extents'}"
     if not isinstance(extents, Mapping):
         raise InputDataError(
             "extents must be numbers by name",
-            why=f"{type(extents).__name__} is no mapping",
+            why=f"{type(extents).__name__} is not a mapping",
             fix=known,
         )
     for name, number in cast("Mapping[Any, Any]", extents).items():

@@ -226,7 +226,7 @@ def _check_nested(value: Value, layers: Sequence[str], data: Any) -> Any:
         return None if data is None else _check_nested(value, layers[1:], data)
     if not isinstance(data, list | tuple):
         raise InputDataError(
-            f"input '{value.name}' is no sequence",
+            f"input '{value.name}' is not a sequence",
             why=f"it is {type(data).__name__}, the model wants {value.type}",
             fix="feed a list of arrays",
         )
@@ -238,7 +238,7 @@ def _array(name: str, data: object) -> Array:
         return np.asarray(data)
     except ValueError as error:  # nested lists of different lengths
         raise InputDataError(
-            f"input '{name}' is no array",
+            f"input '{name}' is not an array",
             why=str(error).split(". ")[0],
             fix="feed one numpy array for it",
         ) from error
@@ -248,7 +248,7 @@ def check_mapping(inputs: Sequence[Value], data: object) -> None:
     """Refuses data that does not give arrays by the names of the inputs.
 
     Raises:
-        InputDataError: ``data`` is no mapping.
+        InputDataError: ``data`` is not a mapping.
     """
     if not isinstance(data, Mapping):
         listed = ", ".join(f"'{value.name}': array" for value in inputs)

@@ -24,7 +24,7 @@ Types: TypeAlias = "Sequence[ValueType | None]"
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """What a node without a row is given where its operand is no tensor.
+    """What a node without a row is given where its operand is not a tensor.
 
     Attributes:
         type: What it is.
@@ -191,7 +191,7 @@ class Operator:
         forms: Ways in which hosts and files write it out. The first is what emission writes where
             there is no call; every one can be fused (:mod:`qdqbridge.canonical.fusions`).
         body: The operators that it stands for, from its attributes, where hosts have no other
-            (:mod:`qdqbridge.ops.bodies`); for what is no function of single elements.
+            (:mod:`qdqbridge.ops.bodies`); for what is not a function of single elements.
         magnitude: How large its intermediate results get.
         interval: The real interval of its results where it is known.
         quantize: Whether quantization targets run it on integers.

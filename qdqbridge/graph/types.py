@@ -43,7 +43,7 @@ class NestedType(TensorType):
     layers: tuple[str, ...] = ()
 
     def with_shape(self, shape: Shape) -> NestedType:
-        """Returns this type: what is no tensor has no shape."""
+        """Returns this type: what is not a tensor has no shape."""
         del shape
         return self
 

@@ -76,7 +76,7 @@ def weight_geometry(
         rank: Rank of the weight.
 
     Returns:
-        None for a vector, whose product has no channels, and for what is no product.
+        None for a vector, whose product has no channels, and for what is not a product.
     """
     return None if op.weight is None else op.weight(attributes, rank)
 

@@ -204,7 +204,7 @@ def _check_expand(node: Node, attributes: ExpandAttrs) -> Iterator[str]:
 def _check_transpose(node: Node, attributes: TransposeAttrs) -> Iterator[str]:
     rank = node.operand(0).rank
     if sorted(attributes.perm) != list(range(len(attributes.perm))):
-        yield f"{attributes.perm} is no permutation"
+        yield f"{attributes.perm} is not a permutation"
     elif rank is not None and len(attributes.perm) != rank:
         yield f"the permutation {attributes.perm} does not fit an input of rank {rank}"
 

@@ -30,7 +30,7 @@ _LAST = 255
 LAST_OF_BLOCK = 127
 """The last code of the type that blocks of activations are quantized to, around 0."""
 SMALLEST = 2.0**-110
-"""Blocks without a larger activation count as zeros: the reciprocal of their scale is no number."""
+"""Blocks without a larger activation count as zeros: their scale has no finite reciprocal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def dynamic_parameters(x: Array, *, rows: bool) -> tuple[Array, Array]:
     """Returns the scale (float32) and zero point (int32) of data, broadcastable against it.
 
     As onnxruntime has them: numbers that are none do not count, the scale of a range without extent
-    is 1, and a zero point that is no number is the last one.
+    is 1, and a zero point that is not a number is the last one.
 
     Args:
         x: float32.
@@ -67,7 +67,7 @@ def dynamic_parameters(x: Array, *, rows: bool) -> tuple[Array, Array]:
 
 
 def dynamic_codes(x: Array, scale: Array, zero_point: Array) -> Array:
-    """Returns ``sat(rint(x / scale) + zero_point)`` as uint8; what is no number gives 0."""
+    """Returns ``sat(rint(x / scale) + zero_point)`` as uint8; what is not a number gives 0."""
     with np.errstate(all="ignore"):
         shifted = np.rint(x / scale) + zero_point.astype(np.float32)
     shifted = np.where(np.isnan(shifted), np.float32(0), shifted)
@@ -209,7 +209,7 @@ class BlockAttrs(Attributes):
 def block_codes(x: Array, block_size: int) -> tuple[Array, Array]:
     """Returns codes (..., blocks, block_size) as float32, and the scale of each (..., blocks).
 
-    The scale of a block with an infinity, or with what is no number, is no number.
+    The scale of a block with an infinity, or with what is not a number, is not a number.
 
     Args:
         x: float32; a row's last block is filled up with zeros.
@@ -302,7 +302,7 @@ DYNAMIC_BLOCK_DENSE = Row(
     "zeros, one with an infinity or NaN makes the row NaN. What accuracy_level 4 of MatMulNBits "
     "means: onnxruntime 1.32 has the same codes and s for 4 and 8 bits with any block, for 2 bits "
     "with blocks of 32, 64 and 128; it computes the others in float32, and adds blocks and zero "
-    "points in float32 in an order of its own. Scales that are no constants it takes for 0, and "
+    "points in float32 in an order of its own. Scales that are not constant it takes for 0, and "
     "leaves such zero points out (rule scales-of-run-time of profile ort); scales of half floats "
     "become such where its optimizations are off and only nodes of float32 are around.",
 )

@@ -46,7 +46,7 @@ def _matmul(attrs: NoAttributes, operands: Operands) -> tuple[Array, ...]:
 
 
 def broken_factors(attrs: GemmAttrs) -> bool:
-    """True where a factor is no whole number: sums of integers are real ones then."""
+    """True where a factor is not a whole number: sums of integers are real ones then."""
     return not (float(attrs.alpha).is_integer() and float(attrs.beta).is_integer())
 
 

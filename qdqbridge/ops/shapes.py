@@ -36,7 +36,7 @@ def axes_fit(axes: Sequence[int], rank: int | None) -> Iterator[str]:
 
 
 def vector_fits(value: Value | None, length: int | None, what: str) -> Iterator[str]:
-    """Complains of an optional operand that is no vector of ``length`` elements."""
+    """Complains of an optional operand that is not a vector of ``length`` elements."""
     if value is None:
         return
     if value.rank is not None and value.rank != 1:

@@ -219,14 +219,14 @@ def _loaded(text: str) -> Any:
     except ValueError as error:
         raise InvalidModelError(
             "what the module says about its quantization is damaged",
-            why=f"{text[:100]!r} is no JSON: {error}",
+            why=f"{text[:100]!r} is not JSON: {error}",
             fix="save the module anew",
         ) from error
 
 
 @_decoding
 def provenance_of(text: str) -> Provenance | None:
-    """Returns what a span says; None where it is no text of :func:`written`."""
+    """Returns what a span says; None where it is not text of :func:`written`."""
     if not text.startswith(_PREFIX):
         return None
     record = _loaded(text[len(_PREFIX) :])

@@ -339,7 +339,7 @@ def thread_count(threads: Any) -> int:
     """Returns how many threads run what is compiled for so many; None stands for the default.
 
     Raises:
-        InputDataError: It is no whole number from 1 on.
+        InputDataError: It is not a whole number from 1 on.
     """
     if threads is None:
         return host_threads()

@@ -112,13 +112,13 @@ def _checked(path: Path) -> dict[str, Any]:
     """Returns the interface of a file whose digest is right."""
     size = path.stat().st_size
     if size < _END:
-        raise _unreadable(path, "it is no library that an executable was saved to")
+        raise _unreadable(path, "it is not a library that an executable was saved to")
     with path.open("rb") as stream:
         stream.seek(size - _END)
         end = stream.read(_END)
         length = int.from_bytes(end[:_LENGTH], "little")
         if not end.endswith(_MARK) or length > size - _END:
-            raise _unreadable(path, "it is no library that an executable was saved to")
+            raise _unreadable(path, "it is not a library that an executable was saved to")
         stream.seek(size - _END - length)
         text = stream.read(length)
     if _digest(path, size - _DIGEST - len(_MARK)) != end[_LENGTH : _LENGTH + _DIGEST]:

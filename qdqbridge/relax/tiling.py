@@ -16,7 +16,7 @@ from tvm import ir, relax, tirx
 def untiled(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | None:
     """Returns a ``tile`` as ``take`` of constant indices.
 
-    Axes whose extent is no number keep their ``tile``: LLVM does not see a power of two there.
+    Axes whose extent is not a number keep their ``tile``: LLVM does not see a power of two there.
     """
     x: Any = call.args[0]
     attrs: Any = call.attrs

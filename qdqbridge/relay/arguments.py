@@ -60,7 +60,7 @@ def arrays_of(params: Any, main: Any = None) -> dict[str, NDArray[Any]]:
     if not isinstance(given, Mapping):
         raise InputDataError(
             "params must be arrays by name",
-            why=f"{type(given).__name__} is no mapping",
+            why=f"{type(given).__name__} is not a mapping",
             fix="give a dict, or None where the module holds its constants",
         )
     arrays = {str(name): _array(str(name), value) for name, value in given.items()}
@@ -92,7 +92,7 @@ def _array(name: str, value: Any) -> NDArray[Any]:
     array = value.numpy() if isinstance(value, tvm.nd.NDArray) else np.asarray(value)
     if array.dtype.kind not in "fiub":
         raise InputDataError(
-            f"parameter '{name}' is no array of numbers",
+            f"parameter '{name}' is not an array of numbers",
             why=f"it is {type(value).__name__} of {array.dtype}",
         )
     return array

@@ -32,7 +32,7 @@ def save(module: ir.IRModule, params: Mapping[str, Any] | None, path: Path | str
         path: Where to.
 
     Raises:
-        InputDataError: It is no module, or its parameters are no arrays.
+        InputDataError: It is not a module, or its parameters are no arrays.
         OutputFileError: The file cannot be written.
     """
     path = path_of(path)
@@ -80,7 +80,7 @@ def load(path: Path | str) -> tuple[ir.IRModule, dict[str, Any]]:
         need_module(module, "a file of a Relay module")
         return module, dict(relay.load_param_dict(data))
     except (tvm.TVMError, ValueError, KeyError, TypeError) as error:
-        # what TVM raises of JSON that is no module
+        # what TVM raises of JSON that is not a module
         raise ModelFileError(
             "cannot read the Relay module",
             where=str(path),
@@ -121,7 +121,7 @@ def readable(module: ir.IRModule) -> tuple[str, dict[str, Any]]:
         those variables. Float attributes stay rounded to six digits: text is not for storing.
 
     Raises:
-        InputDataError: It is no module with a function ``main``.
+        InputDataError: It is not a module with a function ``main``.
     """
     need_module(module, "text")
     lifted = _Lifted()

@@ -43,7 +43,7 @@ def parse_text(text: str, weights: Mapping[str, NDArray[Any]] | None = None) -> 
     header = found[1].strip()
     if header not in (VERSION, RAW_VERSION):
         raise ModelFileError(
-            "the text is no graph of this version",
+            "the text is not a graph of this version",
             where=Lexer("").place(0),
             why=f"it begins with '{header[:40]}', not with '{VERSION}' or '{RAW_VERSION}'",
             fix="write it again with graph.text(weights='inline') of this version",

@@ -137,5 +137,5 @@ def test_workers_that_always_die_end_in_an_error() -> None:
 
 @pytest.mark.parametrize("wrong", [0, -1, "dask"])
 def test_no_number_of_workers(wrong: int | str) -> None:
-    with pytest.raises(InputDataError, match="no number of workers"):
+    with pytest.raises(InputDataError, match="not a number of workers"):
         quantization(MODEL, DATA, repair=(), workers=wrong)

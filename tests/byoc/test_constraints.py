@@ -88,7 +88,7 @@ CASES: list[tuple[Limits, Record, Record, str]] = [
     (Limits(accumulators=("int32",)), conv(), conv(accumulator_dtype="int64"),
      "the accumulator is int64, int32 is taken"),
     (Limits(float_result=False), conv(), conv(output=floating(1, 4, 9, 9)), "the result is float"),
-    (Limits(constant_weights=True), conv(), conv(weight=value(4, 8, 3, 3)), "is no constant"),
+    (Limits(constant_weights=True), conv(), conv(weight=value(4, 8, 3, 3)), "is not constant"),
     (Limits(per_tensor=True), conv(), conv(weight=constant(4, 8, 3, 3, scale=VECTOR, axis=0)),
      "the weight has 4 scales along axis 0, one scale for the tensor is taken"),
     (Limits(symmetric_weights=True), conv(), conv(weight=constant(4, 8, 3, 3, zero=1)),

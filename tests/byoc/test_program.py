@@ -85,5 +85,5 @@ def test_a_split_has_several_results() -> None:
 
 def test_a_function_that_is_no_region_is_refused() -> None:
     module: Any = qb.to_relax(qb.load(MODELS / "digits_cnn_u8s8_per_channel.onnx"))[0]
-    with pytest.raises(GraphError, match="no composite"):
+    with pytest.raises(GraphError, match="not a composite"):
         program(module["main"], TABLE)

@@ -131,7 +131,7 @@ def test_bias_shapes(shape: tuple[int, ...], kept: bool, beta: float) -> None:
 def test_a_gemm_with_a_computed_bias_keeps_its_form() -> None:
     x, c = rows(), stored("c", OUT, (3,))
     g = graph([x, c], gemm(x, const(CODES, W8), dq(c)))
-    assert alone(g, dense.gemm_is_dense) == ["its bias is no constant"]
+    assert alone(g, dense.gemm_is_dense) == ["its bias is not constant"]
 
 
 # ---- derived-bias -----------------------------------------------------------------------------
@@ -213,8 +213,8 @@ def test_computed_biases_are_refused() -> None:
     x, c = rows(), stored("c", OUT, (3,))
     w = const(np.ascontiguousarray(CODES.T), W8)
     g = graph([x, c], apply("Dense", x, w, dq(c), type_=typed((4, 3), OUT)))
-    assert alone(g, bias.derived_bias) == ["its bias is no constant"]
-    assert reasons(settled(g)) == {"derived-bias": "its bias is no constant"}
+    assert alone(g, bias.derived_bias) == ["its bias is not constant"]
+    assert reasons(settled(g)) == {"derived-bias": "its bias is not constant"}
 
 
 @pytest.mark.idiom("B14")
@@ -301,7 +301,7 @@ def test_addends_of_convolutions() -> None:
 def test_other_addends_are_refused(addend: Value) -> None:
     g = added(addend)
     assert alone(g, bias.bias_from_add) == [
-        "an addend of an integer product is no constant vector of its channels"
+        "an addend of an integer product is not a constant vector of its channels"
     ]
     assert "Add" in names(g)
     settled(g)

@@ -117,7 +117,7 @@ class Grower:
         )
 
     def data(self, kind: str, shape: Sequence[int]) -> Array:
-        """Returns random numbers; at times with what is no number, and ends of the type."""
+        """Returns random numbers; at times with what is not a number, and ends of the type."""
         size, rng, dtype = int(np.prod(shape)), self.numbers, np.dtype(kind)
         if dtype.kind == "b":
             return (rng.random(size) < 0.5).reshape(shape)

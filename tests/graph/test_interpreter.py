@@ -156,7 +156,7 @@ def test_lists_of_different_lengths_are_no_array() -> None:
     x = plain("x", (2, 2))
     g = graph([x], x)
     ragged: Any = [[1.0, 2.0], [3.0]]
-    with pytest.raises(InputDataError, match="input 'x' is no array"):
+    with pytest.raises(InputDataError, match="input 'x' is not an array"):
         evaluate(g, {"x": ragged})
 
 

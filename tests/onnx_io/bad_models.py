@@ -240,7 +240,7 @@ EXTERNAL: dict[str, tuple[Breaker, type[QdqBridgeError]]] = {
         _external(location="data.bin", offset="4096"), ModelFileError
     ),
     "external: negative offset": (_external(location="data.bin", offset="-8"), InvalidModelError),
-    "external: offset is no number": (
+    "external: offset is not a number": (
         _external(location="data.bin", offset="eight"), InvalidModelError
     ),
     "external: wrong length": (_external(location="data.bin", length="7"), InvalidModelError),

@@ -91,7 +91,7 @@ def model_of(node: NodeView) -> onnx.ModelProto:
 
 
 def computed(row: str, attributes: Any, operands: Sequence[Value | None], x: Array) -> list[Array]:
-    """What the operator table computes; operands that are no constants get ``x``."""
+    """What the operator table computes; operands that are not constant get ``x``."""
     arrays = [
         None if v is None else v.constant.numpy() if v.constant is not None else x for v in operands
     ]

@@ -216,7 +216,7 @@ def test_operators_of_language_models_are_saved_bit_for_bit(name: str, tmp_path:
 
 @pytest.mark.parametrize("opset", [17, 23, 25])
 def test_operators_of_onnxruntime_ask_for_no_opset(opset: int, tmp_path: Path) -> None:
-    """What lies in bytes of theirs is no tensor of 2 or 4 bits, and a QuickGelu stays one."""
+    """What lies in bytes of theirs is not a tensor of 2 or 4 bits, and a QuickGelu stays one."""
     b, r, shape = Builder(opset), np.random.default_rng(0), (16, 2, 4)
     table = b.init(r.integers(0, 256, (8, 16)).astype(np.uint8))
     scales = b.init(r.uniform(0.1, 1, (8, 2)).astype(np.float32))

@@ -167,7 +167,7 @@ def test_run_time_scales_are_carried():
     rest = [b.init(np.float32(0)), b.init(np.float32(8))]
     scale = b.op("Abs", b.input("s", []))
     b.output(b.op("Quant", b.input("x", [3]), scale, *rest, domain=DOMAINS[0]), [3])
-    check_carried(b.model(), "its scale is no constant")
+    check_carried(b.model(), "its scale is not constant")
 
 
 @pytest.mark.idiom("L1")

@@ -204,7 +204,7 @@ def _check_equation(node: Node, a: EinsumAttrs) -> Iterator[str]:
     data, _, rest = a.equation.partition(",")
     weight, _, result = rest.partition("->")
     if len(weight) != 2 or len(data) < 3 or {data[1], result[1]} != set(weight):
-        yield f"{a.equation} is no product of the channels of images with a matrix"
+        yield f"{a.equation} is not a product of the channels of images with a matrix"
 
 
 EINSUM = product(

@@ -176,7 +176,7 @@ WRONG: list[tuple[str, Attributes, list[Shape], str]] = [
     ("Reshape", ReshapeAttrs(None), [(2, 3)], "neither an attribute nor an operand"),
     ("Expand", ExpandAttrs((4,)), [(3,)], "axis -1 of extent 3 does not broadcast to 4"),
     ("Expand", ExpandAttrs(None), [(3,)], "neither an attribute nor an operand"),
-    ("Transpose", TransposeAttrs((0, 0)), [(2, 3)], "(0, 0) is no permutation"),
+    ("Transpose", TransposeAttrs((0, 0)), [(2, 3)], "(0, 0) is not a permutation"),
     ("Transpose", TransposeAttrs((1, 0)), [(2, 3, 4)], "does not fit an input of rank 3"),
     ("Squeeze", AxesAttrs((1,)), [(1, 3)], "axis 1 has extent 3, not 1"),
     ("Unsqueeze", AxesAttrs((4,)), [(1, 3)], "axis 4 does not exist in an operand of rank 3"),

@@ -334,7 +334,7 @@ def test_the_largest_none() -> None:
 
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
 def test_dynamic_quantization_at_its_edges(kernels: str) -> None:
-    """No extent at all, scales that underflow or overflow, and what is no number."""
+    """No extent at all, scales that underflow or overflow, and what is not a number."""
     b = Builder(13)
     y = b.op("DynamicQuantizeLinear", b.input("x", ["n"]), outputs=3)
     for name, kind in ((y, 2), (f"{y}:1", 1), (f"{y}:2", 2)):

@@ -103,7 +103,7 @@ def test_operands_and_attributes_of_a_call_are_typed() -> None:
     call = Call("concatenate", (), {"axis": "x", "pads": 1.5}, ())
     with pytest.raises(InvalidModelError, match="lacks operand 0"):
         _ = call.args[0]
-    with pytest.raises(InvalidModelError, match="'axis' of concatenate is no integer"):
+    with pytest.raises(InvalidModelError, match="'axis' of concatenate is not an integer"):
         call.integer("axis")
-    with pytest.raises(InvalidModelError, match="no list of integers"):
+    with pytest.raises(InvalidModelError, match="not a list of integers"):
         call.ints("pads")

@@ -141,7 +141,7 @@ def _rows(
     arithmetic: IntegerArithmetic,
     bias: Value | None,
 ) -> _Rows | None:
-    """Returns a weight as rows; None for several matrices, and for what is no product."""
+    """Returns a weight as rows; None for several matrices, and for what is not a product."""
     node, constant, geometry = weight.node, weight.value.constant, geometry_of(weight.node)
     if constant is None or geometry is None or node.op.flow is not Flow.ACCUMULATE:
         return None

@@ -218,7 +218,7 @@ def parse_profile(content: str, where: str) -> Profile:
         where: What to call it in an error.
 
     Raises:
-        InputDataError: It is no profile, of another version, or damaged.
+        InputDataError: It is not a profile, of another version, or damaged.
     """
     try:
         record = json.loads(content)
@@ -307,7 +307,7 @@ def read_profile(path: Path) -> Profile:
     """Returns the profile in a file.
 
     Raises:
-        InputDataError: It cannot be read or is no profile.
+        InputDataError: It cannot be read or is not a profile.
     """
     try:
         content = path.read_text("utf-8")
@@ -318,6 +318,6 @@ def read_profile(path: Path) -> Profile:
         ) from error
     except UnicodeDecodeError as error:
         raise InputDataError(
-            "not a profile", where=str(path), why="it is no text", fix="profile the data again"
+            "not a profile", where=str(path), why="it is not text", fix="profile the data again"
         ) from error
     return parse_profile(content, str(path))

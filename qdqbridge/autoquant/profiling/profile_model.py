@@ -67,11 +67,11 @@ def profile_model(
     """
     if threads < 0:
         raise InputDataError(
-            f"{threads} is no number of threads", fix="give a positive number, or 0 for any"
+            f"{threads} is not a number of threads", fix="give a positive number, or 0 for any"
         )
     if not interval >= 0:
         raise InputDataError(
-            f"{interval} is no number of seconds", fix="give 0 or more between two savings"
+            f"{interval} is not a number of seconds", fix="give 0 or more between two savings"
         )
     if not observable(graph):
         raise InputDataError(

@@ -107,7 +107,7 @@ def team_of(job: Work, workers: int | str) -> Team:
     """Returns a team of so many processes, or of Ray's.
 
     Raises:
-        InputDataError: It is no number of workers.
+        InputDataError: It is not a number of workers.
         UnsupportedTargetError: Ray is not installed.
     """
     if workers == "ray":
@@ -115,7 +115,7 @@ def team_of(job: Work, workers: int | str) -> Team:
     if isinstance(workers, int) and workers > 0:
         return Processes(job, workers)
     raise InputDataError(
-        f"{workers!r} is no number of workers", fix="give a positive number, or 'ray'"
+        f"{workers!r} is not a number of workers", fix="give a positive number, or 'ray'"
     )
 
 

@@ -90,7 +90,7 @@ def reach_of(
     if bias is not None and (
         bias.constant is None or bias.constant.size not in (1, source.outputs)
     ):
-        raise PathRefused(f"the bias of {source.node.name!r} is no vector of constants")
+        raise PathRefused(f"the bias of {source.node.name!r} is not a vector of constants")
     found = reach(outputs, source.node.output, source.result_axis)
     if not found.ends:
         raise PathRefused("nothing reads it")

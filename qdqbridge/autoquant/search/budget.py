@@ -58,7 +58,7 @@ class ModelBudget:
                 fix="give a largest size, a smallest SQNR, a largest drop, or several of them",
             )
         if self.max_bytes is not None and self.max_bytes < 1:
-            raise InputDataError(f"{self.max_bytes} is no size", fix="give a number of bytes")
+            raise InputDataError(f"{self.max_bytes} is not a size", fix="give a number of bytes")
 
     def __str__(self) -> str:
         size = "as small as possible"

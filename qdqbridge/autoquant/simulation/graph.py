@@ -179,7 +179,7 @@ class _SimulatedBuilder:
         rewire(copy, index, new)
         self._constants[node, index] = new
         if node.op is DENSE and index == 1 and node.operand(0).rank == 2:
-            # A Gemm takes a weight that is no constant as it is stored, row by row.
+            # A Gemm takes a weight that is not constant as it is stored, row by row.
             copy.origin = replace(node.origin, variant="Gemm")
 
     def round(self, value: Value, channels: tuple[int, int] | None) -> None:

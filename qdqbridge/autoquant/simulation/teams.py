@@ -93,7 +93,7 @@ class TrialTeam:
             workers: A number of processes, or ``ray``.
 
         Raises:
-            InputDataError: It is no number of workers.
+            InputDataError: It is not a number of workers.
             UnsupportedTargetError: Ray is not installed, or another engine runs the simulations.
         """
         self._simulations = list(simulations)

@@ -131,6 +131,6 @@ def check_nested(node: NodeView) -> None:
         formal, type_ = schema.inputs[min(index, len(schema.inputs) - 1)], node.operand(index).type
         if schema_type(type_) not in formal.types:
             raise node.fault(
-                f"input {index} ({formal.name}) is no tensor",
+                f"input {index} ({formal.name}) is not a tensor",
                 why=f"it is {type_}, and {node.op_type} does not take that",
             )

@@ -73,7 +73,7 @@ def _read_transpose(node: NodeView) -> Decoded:
     shape = node.shape(0)
     if sorted(perm) != list(range(len(perm))) or (shape is not None and len(shape) != len(perm)):
         raise node.fault(
-            "perm is no permutation of the input's axes",
+            "perm is not a permutation of the input's axes",
             why=f"perm is {list(perm)}, the input's shape is {shape}",
             fix="correct perm",
         )

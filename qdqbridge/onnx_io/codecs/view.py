@@ -204,7 +204,7 @@ class NodeView:
             return None
         if array.dtype.kind not in "iu" or array.ndim > 1:
             raise self.fault(
-                f"input {index} is no list of integers",
+                f"input {index} is not a list of integers",
                 why=f"it is {array.dtype}{list(array.shape)}",
             )
         return tuple(int(i) for i in array.reshape(-1))

@@ -5,7 +5,7 @@
     for body in bodies_of(node, canonicalize):
         print(body.place, len(body.graph.nodes))
 
-The first inputs of such a graph are the body's own, the others what it captures and is no constant;
+The first inputs of such a graph are the body's own, the others what it captures that varies;
 captured constants are constants of the graph. Its outputs are the body's.
 """
 
@@ -105,7 +105,7 @@ def _read(node: Node, attribute: str, place: str, normal: Callable[[Graph], Grap
 
 def _no_graph(node: Node, why: str) -> UnsupportedTargetError:
     return UnsupportedTargetError(
-        f"the body of {node.op.name} is no graph of tensors",
+        f"the body of {node.op.name} is not a graph of tensors",
         where=f"node '{node.name}'",
         why=why,
         fix="run the model with the interpreter or onnxruntime",
@@ -120,7 +120,7 @@ def first_types(node: Node, attribute: str) -> list[TensorType]:
         attribute: Which body.
 
     Raises:
-        UnsupportedTargetError: It takes what is no tensor.
+        UnsupportedTargetError: It takes what is not a tensor.
     """
     record = node.record(ForeignAttrs)
     if record.op_type == "If":
@@ -207,7 +207,7 @@ def read_body(
         normal: Makes the canonical form of a graph.
 
     Raises:
-        QdqBridgeError: It cannot be read, or takes or gives what is no tensor.
+        QdqBridgeError: It cannot be read, or takes or gives what is not a tensor.
     """
     record = node.record(ForeignAttrs)
     proto, own = _as_in_file(record), len(node.inputs) - len(record.captures)

@@ -61,11 +61,11 @@ def branches_of(node: Node) -> tuple[Graph, Graph]:
         node: The If; its operands are the condition and what the branches capture.
 
     Returns:
-        Graphs whose inputs are the captured operands that are no constants, as ``in_1`` …, in
+        Graphs whose inputs are the captured operands that are not constant, as ``in_1`` …, in
         their order, and whose outputs are the results of the If.
 
     Raises:
-        QdqBridgeError: A branch cannot be read, or the If gives what is no tensor.
+        QdqBridgeError: A branch cannot be read, or the If gives what is not a tensor.
     """
     attributes = node.record(ForeignAttrs)
     model = attributes.model(node)

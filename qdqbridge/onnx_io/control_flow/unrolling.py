@@ -40,12 +40,12 @@ def unrolled(node: Node, most: int) -> Graph:
         most: How many nodes they may have together.
 
     Returns:
-        A graph whose inputs are the node's operands that are no constants, as ``in_0`` …, in their
+        A graph whose inputs are the node's operands that are not constant, as ``in_0`` …, in their
         order, and whose outputs are its results.
 
     Raises:
         UnknownSteps: The file does not say how many steps there are, or there are none or many.
-        QdqBridgeError: The body cannot be read, or the node takes or gives what is no tensor.
+        QdqBridgeError: The body cannot be read, or the node takes or gives what is not a tensor.
     """
     attributes = node.record(ForeignAttrs)
     model = attributes.model(node)

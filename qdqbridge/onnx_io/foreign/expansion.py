@@ -24,11 +24,11 @@ def expanded(node: Node) -> Graph | None:
         node: A carried node.
 
     Returns:
-        A graph whose inputs are the node's operands that are no constants, as ``in_0`` …, in their
+        A graph whose inputs are the node's operands that are not constant, as ``in_0`` …, in their
         order, and whose outputs are its results; None where ONNX has no definition in nodes.
 
     Raises:
-        QdqBridgeError: The definition cannot be read, or the node takes what is no tensor.
+        QdqBridgeError: The definition cannot be read, or the node takes what is not a tensor.
     """
     attributes = node.attributes
     if not isinstance(attributes, ForeignAttrs):

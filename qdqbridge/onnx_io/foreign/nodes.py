@@ -123,7 +123,7 @@ class ForeignAttrs(Attributes):
             node: The graph node that has these attributes; its constants become initializers.
 
         Raises:
-            UnsupportedTargetError: It takes or gives what is no tensor.
+            UnsupportedTargetError: It takes or gives what is not a tensor.
         """
         if not _tensors_only(self):
             raise UnsupportedTargetError(

@@ -48,7 +48,7 @@ class Inferred:
 
     Attributes:
         proto: ONNX's type, empty where nothing is known.
-        shape: Its extents; None where even the rank is unknown, or the result is no tensor.
+        shape: Its extents; None where even the rank is unknown, or the result is not a tensor.
     """
 
     proto: TypeProto
@@ -56,7 +56,7 @@ class Inferred:
 
     @property
     def element(self) -> int:
-        """ONNX's number of the element type, 0 where it is unknown or the result is no tensor."""
+        """ONNX's number of the element type, 0 where that is unknown or there is no tensor."""
         return self.proto.tensor_type.elem_type
 
 
@@ -172,7 +172,7 @@ class NodeTypes:
 
 
 def tensor_type(element: int, shape: Sequence[Dim | None] | None) -> TypeProto:
-    """Returns the type of a tensor; what is no extent (below 0, or None) is left open."""
+    """Returns the type of a tensor; what is not an extent (below 0, or None) is left open."""
     proto = TypeProto()
     proto.tensor_type.elem_type = element
     if shape is not None:

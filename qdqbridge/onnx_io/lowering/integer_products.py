@@ -28,7 +28,7 @@ _SPAN, _EXACT = 255, 1 << 24
 
 
 def of_run_time(site: LoweringSite, parameters: Sequence[str], data: Sequence[str]) -> bool:
-    """True where a scale or zero point is no constant, and all data are integers of 8 bits."""
+    """True where a scale or zero point is not constant, and all data are integers of 8 bits."""
     known = site.known
     constant = all(known.is_constant(name) for name in parameters if name)
     return not constant and all(known.element_type(name) in _BYTES for name in data)

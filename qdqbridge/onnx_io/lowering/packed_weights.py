@@ -234,7 +234,7 @@ def gather_block_quantized(site: LoweringSite) -> None:
         data = _codes(site, unpacked(codes, width, codes.shape[-1] * 8 // width), width, "weight")
         zero_point = _gathered_zero_point(site, width)
     elif site.known.rank(data) is None:
-        raise site.refusal("its weight is no constant", "its rank is unknown", "make it constant")
+        raise site.refusal("its weight is not constant", "its rank is unknown", "make it constant")
     axis = site.int_("quantize_axis", 1)
     real = site.dequantize(data, scale, zero_point, axis=axis, block_size=block)
     output, rank = site.proto.output[0], site.known.rank(data)

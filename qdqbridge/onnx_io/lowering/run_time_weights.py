@@ -53,13 +53,13 @@ def unpacked_weight(site: LoweringSite, blocks: Blocks) -> str:
 
     Raises:
         InvalidModelError: An operand whose shape is known does not fit the attributes.
-        UnsupportedQuantization: The weight is no tensor of bytes.
+        UnsupportedQuantization: The weight is not a tensor of bytes.
     """
     weight, scale, zero_point, order = (site.input(i) for i in range(1, 5))
     kind = site.known.element_type(scale) or TensorProto.FLOAT
     if site.known.element_type(weight) not in (0, TensorProto.UINT8) or kind not in _REAL:
         raise site.refusal(
-            "its weight is no tensor of packed codes",
+            "its weight is not a tensor of packed codes",
             f"'{weight}' or its scale '{scale}' has another element type",
             "store the weight as uint8 and its scales as floats",
         )

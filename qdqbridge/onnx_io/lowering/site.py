@@ -56,7 +56,7 @@ class LoweringSite(NodeView):
         found = self.known.array(self.input(index))
         if found is None:
             raise self.refusal(
-                f"{what} is no constant",
+                f"{what} is not constant",
                 f"input {index} ('{self.input(index)}') is known only at run time",
                 "make it an initializer",
             )
@@ -71,7 +71,7 @@ class LoweringSite(NodeView):
         array = self.array(index, what)
         if array.dtype.itemsize != 1 or array.dtype.kind not in "iu":
             raise self.refusal(
-                f"{what} is no array of packed codes",
+                f"{what} is not an array of packed codes",
                 f"input {index} ('{self.input(index)}') is {array.dtype}",
                 "store it as uint8",
             )

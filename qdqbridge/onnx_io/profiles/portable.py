@@ -22,7 +22,7 @@ def _rank(view: FileView, node: FileNode) -> Reason | None:
     if ranks <= {0, None}:
         return None
     tensor = stored_tensor(node)
-    return Reason(f"the one scale or zero point of '{tensor}' is no scalar", (tensor,))
+    return Reason(f"the one scale or zero point of '{tensor}' is not a scalar", (tensor,))
 
 
 def _axis(view: FileView, node: FileNode) -> Reason | None:

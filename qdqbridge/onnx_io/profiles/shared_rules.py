@@ -89,7 +89,7 @@ def onnx_domain(view: FileView, node: FileNode) -> Reason | None:
     """Checks that Q and DQ are ONNX's own."""
     if encoding_of(view, node) is None or "::" not in node.op:
         return None
-    return Reason(f"{node.op} is no operator of ONNX")
+    return Reason(f"{node.op} is not an operator of ONNX")
 
 
 def quantized_while_running(view: FileView, node: FileNode) -> Reason | None:

@@ -247,7 +247,7 @@ def _output(name: str, values: Mapping[str, Value], file: str) -> Value:
         raise InvalidModelError(
             f"graph output '{name}' is not produced by any node",
             where=file,
-            why="it is no graph input and no initializer either",
+            why="it is neither a graph input nor an initializer",
             fix="export the model again; a node was lost",
         )
     return values[name]

@@ -254,6 +254,6 @@ def _undefined(name: str, node: onnx.NodeProto, file: str) -> InvalidModelError:
     return InvalidModelError(
         f"the tensor '{name}' is read but nothing defines it",
         where=f"{file}, {describe(node)}",
-        why="it is no graph input, no initializer and no node's result",
+        why="it is neither a graph input, an initializer nor a node's result",
         fix="export the model again; an initializer or a node was lost",
     )

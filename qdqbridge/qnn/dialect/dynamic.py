@@ -233,7 +233,7 @@ def _lower_blocks(site: DialectSite) -> Any:
         axis, terms = (te.reduce_axis((0, size), name=name) for name in ("i", "k"))
 
         def magnitude(*i: Prim) -> Prim:
-            """As an integer: what is no number is larger than infinity."""
+            """As an integer: what is not a number is larger than infinity."""
             place = i[-1] * size + axis
             value = x(*i[:-1], tirx.min(place, inner - 1)).astype("float32")
             bits = tirx.bitwise_and(tirx.reinterpret("int32", value), 0x7FFFFFFF)

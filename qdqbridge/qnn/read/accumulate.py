@@ -229,7 +229,7 @@ def with_bias(
 ) -> UnroundedProduct:
     """Returns a product to which a constant of integers has been added along ``axis`` onwards."""
     if bias.constant is None or not bias.type.dtype.is_integer:
-        raise reading.refused("what is added to the int32 result of a product is no constant")
+        raise reading.refused("what is added to the int32 result of a product is not constant")
     array = bias.constant.numpy().astype(np.int64)
     if array.ndim == 1 and axis >= 0:
         rank = len(product.result.shape or ())

@@ -33,7 +33,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class UnroundedProduct:
-    """An integer product that no call has rounded or dequantized yet; it is no graph value.
+    """An integer product that no call has rounded or dequantized yet; it is not a graph value.
 
     Attributes:
         op: The graph operator that it will be (Conv, ConvTranspose, Dense, MatMul, Gemm).
@@ -142,7 +142,7 @@ class Call:
             return (value,) * max(count, 1)
         if not isinstance(value, tuple) or not all(isinstance(item, int) for item in value):  # pyright: ignore[reportUnknownVariableType]
             raise InvalidModelError(
-                f"the attribute '{name}' of {self.op} is no list of integers",
+                f"the attribute '{name}' of {self.op} is not a list of integers",
                 where=self.where,
                 why=f"it is {value!r:.100}",
                 fix="save the module anew",
@@ -163,7 +163,7 @@ class Call:
         if isinstance(value, int):
             return int(value)
         raise InvalidModelError(
-            f"the attribute '{name}' of {self.op} is no integer",
+            f"the attribute '{name}' of {self.op} is not an integer",
             where=self.where,
             why=f"it is {value!r:.100}",
             fix="save the module anew",

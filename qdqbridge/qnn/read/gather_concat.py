@@ -82,7 +82,7 @@ def repeat(reading: Reading, call: Call) -> Value:
     """``repeat(constant, repeats, axis)``: scales of blocks, spread over their elements."""
     data = reading.value(call.args[0])
     if data.constant is None:
-        return reading.unread(call, "it repeats elements of what is no constant")[0]
+        return reading.unread(call, "it repeats elements of what is not constant")[0]
     count, axis = call.integer("repeats"), call.integer("axis")
     value = reading.constant(np.repeat(data.constant.numpy(), count, axis))
     reading.memory["repeated", value] = (data, axis, count)

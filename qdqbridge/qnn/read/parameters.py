@@ -27,7 +27,7 @@ def array(reading: Reading, entry: Entry, what: str) -> NDArray[Any]:
     """
     found = constant_of(reading.value(entry))
     if found is None:
-        raise reading.refused(f"its {what} is no constant")
+        raise reading.refused(f"its {what} is not constant")
     return found
 
 

@@ -50,7 +50,7 @@ def conditional_module(node: Node, emit_branch: EmitBranch) -> ir.IRModule:
 
 
 def _parameters(node: Node) -> list[relax.Var]:
-    """Returns a parameter per operand that is no constant; a branch may want more of extents."""
+    """Returns a parameter per operand that is not constant; a branch may want more of extents."""
     extents: dict[str, tirx.Var] = {}
     found: list[relax.Var] = []
     for value in node.inputs:

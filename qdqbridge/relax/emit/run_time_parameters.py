@@ -28,7 +28,7 @@ _WIDE = "float32"
 
 
 def linear_module(node: Node, attributes: LinearAttrs) -> ir.IRModule:
-    """Returns a module whose ``main`` computes a node from its operands that are no constants.
+    """Returns a module whose ``main`` computes a node from its operands that are not constant.
 
     Raises:
         UnsupportedTargetError: TVM cannot compute it.

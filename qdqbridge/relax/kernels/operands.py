@@ -57,7 +57,7 @@ def centred_weight(node: Node) -> Array | None:
     """Returns the constant weight of a product minus its zero points: itself as int8, or int16.
 
     Returns:
-        None where it is no constant, has more than 8 bits, or parameters along another axis than
+        None where it is not constant, has more than 8 bits, or parameters along another axis than
         that of the output channels.
     """
     value, geometry = node.operand(1), geometry_of(node)

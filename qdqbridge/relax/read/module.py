@@ -145,7 +145,7 @@ class FunctionReader:
         count = None if attrs is None else plain(attrs.get("num_input"))
         if count is not None and not isinstance(count, int):
             raise InvalidModelError(
-                "the function's attribute num_input is no number",
+                "the function's attribute num_input is not a number",
                 where=self.where,
                 why=f"it is {count!r:.100}",
                 fix="correct it, or remove it",
@@ -163,7 +163,7 @@ class FunctionReader:
         result = results_of(variable.ty)
         if not isinstance(variable.ty, relax.TensorType):
             raise UnsupportedModelError(
-                f"the parameter '{variable.name}' is no tensor",
+                f"the parameter '{variable.name}' is not a tensor",
                 where=self.where,
                 why=f"its type is {variable.ty}",
                 fix="give the function one parameter for each tensor",
@@ -236,7 +236,7 @@ class FunctionReader:
             array = _array(expr.value)
             if array.dtype.kind in "OSU":
                 raise InvalidModelError(
-                    "a constant is no tensor of numbers",
+                    "a constant is not a tensor of numbers",
                     where=self.where,
                     why=f"it holds {str(array)[:100]!r}",
                     fix="save the module anew",
@@ -364,7 +364,7 @@ class FunctionReader:
         return generated(self.module[callee], list(expr.args[1].fields), expr.ty)  # type: ignore[index] # known
 
     def _outside(self, expr: Any, variable: Any) -> Entry:
-        """A call of what is no operator: a packed function, a variable that holds a closure."""
+        """A call of what is not an operator: a packed function, a variable that holds a closure."""
         if _symbol(expr).endswith("tensor_to_shape"):
             return self._entry(expr.args[0])
         return self._stand_in(expr, variable, [self._entry(arg) for arg in expr.args], _OPAQUE)

@@ -99,7 +99,7 @@ def _unexpanded(value: Value) -> Value:
 
 
 def repeat(row: Row) -> Row:
-    """Returns ``row`` of ``repeat`` that also knows what is no constant: Gather of an axis."""
+    """Returns ``row`` of ``repeat`` that also knows what is not constant: Gather of an axis."""
 
     def read(reading: Reading, call: Call) -> Entry:
         data = per_tensor(reading, call.args[0])

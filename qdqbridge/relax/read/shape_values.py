@@ -52,7 +52,7 @@ class Extents:
         return parts[0] if len(parts) == 1 else self._node("Concat", AxisAttrs(0), parts, type_)
 
     def target(self, shape: Sequence[Any], own: Sequence[Any]) -> Value | None:
-        """Returns what a tensor of extents ``own`` is broadcast to, where that is no constant.
+        """Returns what a tensor of extents ``own`` is broadcast to, where that is not constant.
 
         An extent that the tensor has already is 1 in it, as in the target of ONNX's Expand.
         """

@@ -56,7 +56,7 @@ def _text(path: Path) -> str:
             fix="check the path",
         ) from error
     except UnicodeDecodeError as error:
-        raise unreadable(str(path), "it is no text") from error
+        raise unreadable(str(path), "it is not text") from error
 
 
 def _of_json(text: str, where: str) -> Any:
@@ -79,7 +79,7 @@ def _of_script(text: str, where: str) -> Any:
         ) from error
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         # Python's parser: text that is too deep or holds a NUL
-        raise unreadable(where, f"it is no TVMScript: {error}") from error
+        raise unreadable(where, f"it is not TVMScript: {error}") from error
     return _parsed(found, where)
 
 

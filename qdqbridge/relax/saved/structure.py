@@ -46,12 +46,12 @@ def checked(text: str, where: str) -> str:
         where: Names it in messages.
 
     Raises:
-        ModelFileError: It is no JSON, or no graph of TVM's objects that can be loaded safely.
+        ModelFileError: It is not JSON, or no graph of TVM's objects that can be loaded safely.
     """
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:  # text too deep
-        raise unreadable(where, f"it is no JSON: {error}") from error
+        raise unreadable(where, f"it is not JSON: {error}") from error
     try:
         _check_graph(found)
     except _Damaged as error:

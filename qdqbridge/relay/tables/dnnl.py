@@ -47,7 +47,7 @@ def _scalar_data(found: MatchedExpression) -> Iterator[str]:
 
 def _constant_weight(found: MatchedExpression) -> Iterator[str]:
     if number(found.call.args[1]) is None:
-        yield "the weight is no constant"
+        yield "the weight is not constant"
 
 
 _SOURCE = row(

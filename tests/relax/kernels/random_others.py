@@ -1,4 +1,4 @@
-"""Random nodes of everything that is no product, for the kernels: shapes, parameters, ranges."""
+"""Random nodes of everything that is not a product, for the kernels: shapes, parameters, ranges."""
 
 from __future__ import annotations
 

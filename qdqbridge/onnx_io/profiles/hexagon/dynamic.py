@@ -91,7 +91,7 @@ def _factor(view: FileView, node: FileNode, made: FileNode) -> FileNode | None:
 
 
 def _reader(view: FileView, name: str) -> FileNode | None:
-    """Returns the only node that reads a tensor, which is no output."""
+    """Returns the only node that reads a tensor, which is not an output."""
     readers = view.consumers(name)
     return readers[0][0] if len(readers) == 1 and name not in view.outputs else None
 

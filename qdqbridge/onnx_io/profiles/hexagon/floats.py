@@ -175,7 +175,7 @@ def _dynamic(view: FileView, node: FileNode) -> Reason | None:
 def _shared(view: FileView, node: FileNode) -> Reason | None:
     """A tensor that two DequantizeLinear read with other scales: it is taken with one.
 
-    What a Pad is filled with is no tensor, but a number of it.
+    What a Pad is filled with is not a tensor, but a number of it.
     """
     if not is_dequantize(node) or _fills(view, node):
         return None
@@ -450,7 +450,7 @@ def is_fused_on_v73(view: FileView, node: FileNode) -> bool:
 
 
 def is_added_behind(view: FileView, node: FileNode) -> bool:
-    """True for a bias in floats that is no vector or not constant, or in few bits: a float sum."""
+    """True for a float bias that is not a constant vector, or in few bits: a float sum."""
     name, x = node.input(2), view.dequantized(node.input(0))
     bias = view.dequantized(name) if name else None
     if not name or bias is not None:

@@ -48,7 +48,7 @@ def _lone_channels(view: FileView, node: FileNode) -> Reason | None:
         return None
     for reader, _ in view.consumers(node.output):
         if reader.op in _NO_UNITS and not _is_bias_sum(view, reader):
-            text = f"{reader.op} '{reader.name}' reads it, which is no product"
+            text = f"{reader.op} '{reader.name}' reads it, which is not a product"
             return Reason(text, (node.input(0),))
     return None
 

@@ -1,4 +1,4 @@
-"""LayerNormalization of 16 bits whose scale is no number of 8: scaled and moved behind it.
+"""LayerNormalization of 16 bits whose scale is not a number of 8: scaled and moved behind it.
 
 The backend is some 10 to 30 of 65,536 steps off where the scale of a norm has 16 bits, or is float
 (onnxruntime-qnn 2.7.0, host build, every architecture). With the scale 1 in uint8 it is exact, and

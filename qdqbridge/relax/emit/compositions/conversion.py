@@ -40,7 +40,7 @@ def _dynamic_quantize(site: CompositionSite) -> Sequence[Expr]:
     """``y, scale, zero point`` of the range of ``x`` and 0, as onnxruntime has them.
 
     Numbers that are none do not count; of a range without extent the scale is 1 (ONNX leaves it
-    open), and a zero point that is no number is the last one.
+    open), and a zero point that is not a number is the last one.
     """
     x = site.arg(0)
     zero, one, last = (site.number(value, "float32") for value in (0, 1, _LAST))

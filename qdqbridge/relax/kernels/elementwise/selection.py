@@ -58,7 +58,7 @@ class Where:
 
 
 def build(where: Where) -> Any:
-    """Returns a PrimFunc of the operands that are no constants, the others, numbers, the result.
+    """Returns a PrimFunc of the operands that are not constant, the others, numbers, the result.
 
     The numbers are :func:`~.codes.numbers` of both operands to choose from.
     """

@@ -288,7 +288,7 @@ class _DynamicCodeLoops:
         def piece(start: Prim, lanes: int) -> None:
             value = bound(load(self.x, start, lanes))
             rooms = vectors if lanes == _LANES else singles
-            # of a comparison with what is no number the second operand remains
+            # of a comparison with what is not a number the second operand remains
             for room, pick in zip(rooms, (tirx.min, tirx.max), strict=True):
                 store(room, 0, pick(value, load(room, 0, lanes)), lanes)
 

@@ -57,7 +57,7 @@ def real_product(
         describe: Makes the description of a part: its index, 1, and the form of the results.
 
     Returns:
-        None where the bias is no constant along the channels.
+        None where the bias is not constant along the channels.
     """
     groups, channels = weights[0].shape[0], weights[0].shape[0] * weights[0].shape[1]
     bias = real_bias(node, channels)

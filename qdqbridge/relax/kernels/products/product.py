@@ -52,7 +52,7 @@ def product(
 
     Returns:
         None where sums could leave int32, the result is neither codes nor float32, or codes have a
-        bias that is no integer.
+        bias that is not an integer.
     """
     x, weights = operands.x, operands.weights
     groups, channels = weights[0].shape[0], weights[0].shape[0] * weights[0].shape[1]

@@ -218,9 +218,9 @@ def _tanh(x: Prim, lanes: int, alpha: float = 0.0, beta: float = 0.0) -> Prim:
 def _powers(x: Prim, lanes: int) -> tuple[Prim, Prim]:
     """Returns two numbers whose sum is ``exp(x)`` of x <= 0, the second a power of 2.
 
-    Of what is no number the first is none.
+    Of what is not a number the first is none.
     """
-    # of a comparison with what is no number the second operand remains
+    # of a comparison with what is not a number the second operand remains
     clamped = bound(tirx.max(number(float(exp32.LOWEST), _REAL, lanes), x))
     small, power = exponential_parts(clamped, lanes)
     power = bound(power)

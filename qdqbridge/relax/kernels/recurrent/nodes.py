@@ -52,7 +52,7 @@ peepholes, lengths and states where the layer has them."""
 def in_steps(node: Node, place: KernelPlace) -> list[Value] | None:
     """Returns the results of a recurrent layer as a product and its steps; None of other nodes.
 
-    None too where weights are no constants, or directions have other functions, or some that only
+    None too where weights are not constant, or directions have other functions, or some that only
     TVM's loops compute.
 
     Args:

@@ -146,7 +146,7 @@ def _softmax(d: RealRows, x: Buffer, y: Buffer, start: Prim, count: Prim) -> Non
 
     def power(at: Prim, size: int) -> None:
         difference = bound(load(x, start + at, size) - splat(largest, size))
-        # of a comparison with what is no number the second operand remains: it stays none
+        # of a comparison with what is not a number the second operand remains: it stays none
         kept = bound(tirx.max(number(float(exp32.LOWEST), "float32", size), difference))
         found = exponential(difference, size) + (fence(kept) - kept)
         store(y, start + at, found, size)
