@@ -22,7 +22,9 @@ def printed_by(
 
 
 def test_there_is_a_test_for_each():
-    tested = {"compile_and_compare", "quantize_and_save", "tflite_to_onnx"}
+    tested = {
+        "compile_and_compare", "decode_language_model", "quantize_and_save", "tflite_to_onnx"
+    }  # fmt: skip
     assert {path.stem for path in EXAMPLES.glob("*.py")} == tested
 
 
@@ -32,6 +34,16 @@ def test_compile_and_compare(monkeypatch, capsys):
     out = printed_by("compile_and_compare", monkeypatch, capsys)
     assert "equal to the interpreter: True" in out
     assert "TVM against onnxruntime" in out
+
+
+@pytest.mark.relax
+def test_decode_language_model(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("tvm")
+    out = printed_by("decode_language_model", monkeypatch, capsys, str(tmp_path / "d.onnx"))
+    assert "onnxruntime writes the same: True" in out
+    assert (tmp_path / "d.onnx").stat().st_size < 150_000
+    session = onnxruntime.InferenceSession(tmp_path / "d.onnx", providers=["CPUExecutionProvider"])
+    assert len(session.get_inputs()) == 6
 
 
 def test_quantize_and_save(tmp_path, monkeypatch, capsys):

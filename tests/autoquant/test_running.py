@@ -68,6 +68,8 @@ def test_nothing_at_all():
     agree([np.float32(3).reshape(())], None)
     agree([np.full((2, 3), np.nan, np.float32)], 1)
     agree([np.zeros((2, 3), np.float32)], 1)
+    for lengths in ((0,), (0, 3), (3, 0)):  # a cache before the first token
+        agree([np.ones((1, 2, length, 4), np.float32) for length in lengths], 1)
 
 
 def test_a_tiny_negative_value_stays_below_zero():

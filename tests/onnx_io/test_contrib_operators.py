@@ -237,6 +237,35 @@ def test_operators_of_onnxruntime_ask_for_no_opset(opset: int, tmp_path: Path) -
     np.testing.assert_array_equal(ran(saved, feeds)[0], ran(path, feeds)[0])
 
 
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("opset", [21, 24, 25])
+def test_swish_is_written_so_that_onnxruntime_loads_it(
+    opset: int, quantized: bool, tmp_path: Path
+) -> None:
+    """Version 1.32 takes ONNX's own in files of opset 24 alone."""
+    b = Builder(opset)
+    scale, point = b.init(np.float32(0.8)), b.init(np.uint8(128))
+
+    def ends(x: str) -> str:
+        if not quantized:
+            return x
+        return b.op("DequantizeLinear", b.op("QuantizeLinear", x, scale, point), scale, point)
+
+    x = ends(b.input("x", ["n", 2]))
+    b.output(ends(b.op("Mul", x, b.op("Sigmoid", x))))
+    path, saved = tmp_path / "model.onnx", tmp_path / "saved.onnx"
+    onnx.save(b.model(), path)
+    graph = qb.load(path, fuse=True)
+    assert "Swish" in [node.op.name for node in graph.nodes]
+    qb.save(graph, saved)
+    assert {each.domain: each.version for each in onnx.load(saved).opset_import} == {
+        "": opset, MS: 1,
+    }  # fmt: skip
+    feeds = {"x": np.linspace(-100, 100, 4000, dtype=np.float32).reshape(-1, 2)}
+    np.testing.assert_array_equal(ran(saved, feeds)[0], ran(path, feeds)[0])
+    assert qb.load(saved).digest == graph.digest
+
+
 @pytest.mark.parametrize("opset", [17, 20, 25])
 @pytest.mark.parametrize(
     ("op", "biased"),

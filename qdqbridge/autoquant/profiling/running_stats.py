@@ -157,7 +157,7 @@ class Measured:
 
 
 class FastRunning:
-    """Compiled loops look at float32 tensors, NumPy at those of float64.
+    """Compiled loops look at float32 tensors, NumPy at those of float64 and at empty ones.
 
     Args:
         kernels: The loops, ``qdqbridge.relax.statistics.kernels()``.
@@ -179,7 +179,7 @@ class FastRunning:
 
     def add(self, sample: NDArray[Any]) -> None:
         """Adds the tensor of one sample."""
-        if sample.dtype == np.float64:
+        if sample.dtype == np.float64 or not sample.size:  # loops take no empty views
             self._rest.add(sample)
             return
         cube = _cube(sample.astype(np.float32, copy=False), self._axis)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
 from qdqbridge.onnx_io.lowering.normalization import BIAS_GELU, DATA, WITH_BIAS
 from qdqbridge.onnx_io.lowering.site import MICROSOFT
@@ -38,6 +39,7 @@ class RuntimeOperator:
 
 
 _NORM = RuntimeOperator("LayerNormalization")
+_QUICK_GELU = RuntimeOperator("QuickGelu", MICROSOFT)
 _SIMPLIFIED = RuntimeOperator("SimplifiedLayerNormalization")
 _APPROXIMATE = ("approximate",)
 _OPERATORS = {
@@ -46,7 +48,7 @@ _OPERATORS = {
         "SkipSimplifiedLayerNormalization": _SIMPLIFIED,
         "SimplifiedLayerNormalization": _SIMPLIFIED,
     },
-    SWISH: {"QuickGelu": RuntimeOperator("QuickGelu", MICROSOFT)},
+    SWISH: {"QuickGelu": _QUICK_GELU},
     GELU: {
         "FastGelu": RuntimeOperator("FastGelu", MICROSOFT, _APPROXIMATE),
         OWN_GELU: RuntimeOperator("Gelu", MICROSOFT, _APPROXIMATE),
@@ -58,7 +60,19 @@ that differ from those of ONNX's operator (1.32)."""
 
 
 def runtime_operator(node: Node) -> RuntimeOperator | None:
-    """Returns what a file had where that was onnxruntime's own, or its opset did not have it."""
+    """Returns what a file had where that was onnxruntime's own, or its opset did not have it.
+
+    A Swish of float32 is always onnxruntime's: the same bits under any opset, where ONNX's is of
+    opset 24, and onnxruntime 1.32 does not take it in files of opset 25 and later.
+    """
     variants = _OPERATORS.get(node.op)  # pyright: ignore[reportArgumentType, reportCallIssue]
     variant = node.origin.variant.partition(DATA)[0].removesuffix(WITH_BIAS)
-    return variants.get(variant) if variants else None
+    found = variants.get(variant) if variants else None
+    return _QUICK_GELU if found is None and node.op is SWISH and _in_float32(node) else found
+
+
+def _in_float32(node: Node) -> bool:
+    return node.origin.computed in (None, DType.FLOAT32) and all(
+        (value.quant.params.expressed_dtype if value.quant else value.type.dtype) is DType.FLOAT32
+        for value in (node.operand(0), node.output)
+    )
