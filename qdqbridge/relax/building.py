@@ -44,7 +44,7 @@ def built(module: ir.IRModule, target: Any, *, runs_here: bool) -> Any:
     if count < 2:
         return compiled(module, target)
     del kernels[next(iter(kernels))]  # a module without any would be C, which has to be compiled
-    named = [(variable.name_hint, function) for variable, function in kernels.items()]
+    named = [(_symbol(variable), function) for variable, function in kernels.items()]
     context = tvm.transform.PassContext.current()
 
     def part(number: int) -> Any:
@@ -73,6 +73,14 @@ def _library(named: Sequence[tuple[str, Any]], target: Any, *, runs_here: bool) 
     return library
 
 
+def _symbol(kernel: Any) -> str:
+    """Returns a kernel's name in its library, which no function has that TVM adds to the rest.
+
+    TVM looks a name up in all of them: what it makes of an operator may be called as a kernel is.
+    """
+    return f"{kernel.name_hint}_of_part"
+
+
 @mutator
 class _CallingByName(PyExprMutator):
     """Replaces calls of kernels by calls of what another library has under their names."""
@@ -95,9 +103,8 @@ class _CallingByName(PyExprMutator):
         if op.op != _CALL_TIR or op.args[0] not in self._kernels:
             return op
         kernel, operands = op.args
-        name: Any = kernel
         results: Any = list(op.ty_args)
-        return relax.op.call_dps_packed(name.name_hint, operands, results)
+        return relax.op.call_dps_packed(_symbol(kernel), operands, results)
 
 
 _CALL_TIR = ir.Op.get("relax.call_tir")

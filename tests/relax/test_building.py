@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from tvm import relax, te
 
 import qdqbridge as qb
 from qdqbridge.relax import building
+from qdqbridge.relax.kernels.emit import WORK
 
 MODEL = Path(__file__).parents[2] / "models" / "digits_cnn_u8s8_per_channel.onnx"
 ONE, TWO = [0], [0, 1]
@@ -91,3 +93,32 @@ def test_threads_that_compile_at_once(graph: qb.Graph) -> None:
     for executable in made:
         for name, array in executable.run(feeds).items():
             np.testing.assert_array_equal(array, expected[name])
+
+
+def _adding(number: float) -> Any:
+    given: Any = te.placeholder((4,), "float32", "given")
+    made: Any = te.compute((4,), lambda i: given[i] + number, "made")
+    return te.create_prim_func([given, made])
+
+
+def test_what_tvm_adds_may_be_called_as_a_kernel_of_a_part_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """TVM looks a name up in all libraries, and called its own ``add`` for the kernel, or it."""
+    monkeypatch.setattr(building, "cores", lambda: TWO)
+    monkeypatch.setattr(building, "_LEAST", 1)
+    builder = relax.BlockBuilder()
+    shape: Any = [4]
+    x: Any = relax.Var("x", relax.TensorType(shape, "float32"))
+    with builder.function("main", [x]):
+        y: Any = x
+        for name, number in (("kept", 1.0), ("add", 10.0), ("other", 100.0)):
+            kernel = _adding(number).with_attr(WORK, 1)
+            called = builder.add_func(kernel.without_attr("global_symbol"), name)
+            y = builder.emit(relax.call_tir(called, y, x.ty))
+        builder.emit_func_output(builder.emit(relax.op.add(y, y)))
+    built = building.built(builder.get(), tvm.target.Target("llvm"), runs_here=True)
+    cpu: Any = tvm.cpu()
+    machine: Any = relax.VirtualMachine(built, cpu)
+    found = machine["main"](tvm.runtime.tensor(np.arange(4, dtype=np.float32)))
+    np.testing.assert_array_equal(found.numpy(), [222, 224, 226, 228])
