@@ -9,6 +9,7 @@ from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from qdqbridge.relax.builder_turn import BUILDING
+from qdqbridge.relax.clipped_indices import clipped
 from qdqbridge.relax.empty_reductions import is_empty
 from qdqbridge.relax.half_floats import HALF_FLOATS
 from qdqbridge.relax.integer_power import integer_power
@@ -17,6 +18,7 @@ from qdqbridge.relax.splitting import with_empty_parts
 from qdqbridge.relax.tiling import untiled
 
 _LOWERINGS: Mapping[str, Callable[[relax.BlockBuilder, ir.Call], relax.Expr | None]] = {
+    "relax.take": clipped,
     "relax.tile": untiled,
     "relax.power": integer_power,
     "relax.split": with_empty_parts,

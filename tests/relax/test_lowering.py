@@ -63,3 +63,16 @@ def test_rows_are_found_out_by_the_run(rows: tuple[int, ...]) -> None:
 def test_rows_that_do_not_fit_end_the_run() -> None:
     with pytest.raises(InputDataError, match="an extent is 3 where 2 is needed"):
         qb.compile(sum_of_matrices(), kernels="reference").run(matrices(1, 3, 2))
+
+
+@pytest.mark.parametrize(("mode", "meant"), [("fast", "clip"), ("clip", "clip"), ("wrap", "wrap")])
+def test_no_index_leaves_its_axis(mode: str, meant: str) -> None:
+    x = relax.Var("x", relax.TensorType((5, 4), "float32"))
+    index = relax.Var("index", relax.TensorType((3,), "int64"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, index]):
+        with builder.dataflow():
+            taken = builder.emit_output(relax.op.take(x, index, axis=0, mode=mode))
+        builder.emit_func_output(taken)
+    (binding, *_) = lowered(builder.get())["main"].body.blocks[0].bindings
+    assert binding.value.attrs.mode == meant
