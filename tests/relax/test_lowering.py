@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -67,8 +69,8 @@ def test_rows_that_do_not_fit_end_the_run() -> None:
 
 @pytest.mark.parametrize(("mode", "meant"), [("fast", "clip"), ("clip", "clip"), ("wrap", "wrap")])
 def test_no_index_leaves_its_axis(mode: str, meant: str) -> None:
-    x = relax.Var("x", relax.TensorType((5, 4), "float32"))
-    index = relax.Var("index", relax.TensorType((3,), "int64"))
+    tensor: Any = relax.TensorType
+    x, index = relax.Var("x", tensor((5, 4), "float32")), relax.Var("i", tensor((3,), "int64"))
     builder = relax.BlockBuilder()
     with builder.function("main", [x, index]):
         with builder.dataflow():
