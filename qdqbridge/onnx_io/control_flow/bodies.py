@@ -37,8 +37,8 @@ CONTROL = ("If", "Loop", "Scan")
 _OLDEST_SCAN = 9
 """Scan of opset 8 has a batch axis of its own."""
 _OLDEST_WRITTEN = 14
-"""Its Add and its like take the uint8 of a quantized body, those of opset 13 do not: written there, a
-body would be of another opset than it is once a file of a later one has it."""
+"""Its Add and its like take the uint8 of a quantized body, those of opset 13 do not: written there,
+a body would be of another opset than it is once a file of a later one has it."""
 PASSES = 4
 """How often a body is read until what it carries has the shapes that it gives."""
 _RESERVED = ("in_", "out_", "capture_", "t_")
