@@ -1,16 +1,19 @@
-"""The nodes of a float16 file, kept for a graph that is saved as it was read.
+"""The nodes of a file that stores no quantized activation, kept for a graph saved as it was read.
 
-onnxruntime's CPU has float16 kernels for some operators. The others compute in float32 between
-Casts that it inserts, and it drops a Cast to float16 and back; of an operator with a float16
-kernel, too, results stay float32 where every neighbour's do ("isolated" nodes). So whether a
-result is rounded to a half float depends on what its node stands beside: on an Identity behind a
-constant, on a Shape that reads the result, on a chain of constants that is not folded. None of
-them means anything, and the canonical form has none of them; but no other nodes than the file's
-give the file's bits.
+Such a file is float, or onnxruntime's own: weights in blocks (MatMulNBits), activations quantized
+inside of operators. Of it the canonical form has nothing to say but which nodes mean nothing, and
+onnxruntime's bits depend on these. Its optimizations fuse what stands together, and a fused kernel
+rounds otherwise: with fewer nodes between, more is fused. And its CPU has float16 kernels for some
+operators only. The others compute in float32 between Casts that it inserts, and it drops a Cast to
+float16 and back; of an operator with a float16 kernel, too, results stay float32 where every
+neighbour's do ("isolated" nodes). So whether a result is rounded to a half float depends on what
+its node stands beside: on an Identity behind a constant, on a Shape that reads the result, on a
+chain of constants that is not folded. No other nodes than the file's give the file's bits.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,17 +23,17 @@ from onnx import TensorProto
 
 from qdqbridge.graph.as_read import AsRead
 from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Value
-from qdqbridge.graph.types import NestedType, TensorType
+from qdqbridge.graph.types import TensorType
 from qdqbridge.onnx_io.control_flow.subgraph_names import nodes_inside
 from qdqbridge.onnx_io.domains import plain_domain
 from qdqbridge.onnx_io.inference.shapes import declared_types
-from qdqbridge.onnx_io.reading.structure import describe
+from qdqbridge.onnx_io.reading.constants import is_constant
+from qdqbridge.onnx_io.reading.structure import all_nodes, describe, subgraphs
 from qdqbridge.onnx_io.tensors import dtype_of, embed_external_data
 
-_TYPES = ("to", "dtype", "output_dtype")
-"""Attributes that are an element type."""
+_HELD, _WIDEST = 1 << 26, 8
+"""Bytes of the nodes up to which they are kept, beside the graph; of the widest element type."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,28 +54,25 @@ class FileNodes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HalfFile:
-    """What is kept of a file that has half floats, until it is read.
+class KeptFile:
+    """What is kept of a file until it is read.
 
     Attributes:
-        model: The model without the data of its initializers.
-        initializers: Their names.
+        model: The model without initializers and Constant nodes.
+        initializers: Their names, and those of what Constant nodes make.
     """
 
     model: onnx.ModelProto
     initializers: tuple[str, ...]
 
     def as_read(self, graph: Graph, values: Mapping[str, Value]) -> AsRead | None:
-        """Returns the file's nodes, where a graph computes half floats and nothing quantized.
+        """Returns the file's nodes, where all of its constants were read.
 
         Args:
             graph: What was read of it.
-            values: The initializers that were read, by name.
+            values: The constants that were read, by name.
         """
-        every = list(graph.values())
-        if any(value.quant is not None or isinstance(value.type, NestedType) for value in every):
-            return None
-        if not any(value.producer and value.type.dtype is DType.FLOAT16 for value in every):
+        if not graph.nodes:
             return None
         constants: dict[str, Constant] = {}
         for name in self.initializers:
@@ -93,34 +93,40 @@ class HalfFile:
         return AsRead(FileNodes(tuple(proto.node), constants, types, imports))
 
 
-def half_file(model: onnx.ModelProto, path: Path) -> HalfFile | None:
-    """Returns what is to be kept of a model; None where it mentions no half floats.
+def kept_file(model: onnx.ModelProto, path: Path) -> KeptFile | None:
+    """Returns what is to be kept of a model; None where it quantizes, or nodes hold much.
 
     Args:
         model: The model.
         path: Its file; external data lies in its folder.
     """
     graph = model.graph
-    tensors = any(each.data_type == TensorProto.FLOAT16 for each in graph.initializer)
-    inputs = any(each.type.tensor_type.elem_type == TensorProto.FLOAT16 for each in graph.input)
-    if not tensors and not inputs and not _made_by(graph.node):
+    if any(node.op_type == "QuantizeLinear" for node in graph.node):
         return None
     light = onnx.ModelProto(opset_import=model.opset_import)
     light.graph.name = graph.name
-    light.graph.node.extend(graph.node)
-    light.graph.value_info.extend(graph.value_info)
+    light.graph.node.extend(node for node in graph.node if not is_constant(node))
+    holders = [node for node in light.graph.node if any(True for _ in subgraphs(node))]
+    if light.graph.ByteSize() + _WIDEST * _outside(holders) > _HELD:
+        return None
     for node in light.graph.node:
-        for each in (node, *nodes_inside(node)):
-            each.domain = plain_domain(each.domain)
+        if node.domain:
+            node.domain = plain_domain(node.domain)
+    for node in holders:
+        for inner in nodes_inside(node):
+            inner.domain = plain_domain(inner.domain)
         embed_external_data(node, path.parent, f"{path}, {describe(node)}")
-    return HalfFile(light, tuple(each.name for each in graph.initializer))
+    light.graph.value_info.extend(graph.value_info)
+    made = (node.output[0] for node in graph.node if is_constant(node))
+    return KeptFile(light, (*(each.name for each in graph.initializer), *made))
 
 
-def _made_by(nodes: Iterable[onnx.NodeProto]) -> bool:
-    """True where a node casts to half floats, or holds some."""
-    return any(
-        (each.name in _TYPES and each.i == TensorProto.FLOAT16)
-        or each.t.data_type == TensorProto.FLOAT16
-        for node in nodes
-        for each in node.attribute
+def _outside(holders: Iterable[onnx.NodeProto]) -> int:
+    """Returns the elements of initializers inside the bodies of nodes whose data lie elsewhere."""
+    return sum(
+        math.prod(tensor.dims)
+        for node in all_nodes(holders)
+        for body in subgraphs(node)
+        for tensor in body.initializer
+        if tensor.data_location == TensorProto.EXTERNAL
     )

@@ -51,7 +51,7 @@ _ALL = (
     ExportProfile(
         "ort", "onnxruntime, CPU on x86", Clamp.STORED, ort.RULES,
         older=Older("int8-past-movers", 20), newest=_ORT, packed=True,
-        halves=True,
+        as_read=True,
     ),
     # Everybody else looks for the activation where training frameworks put it.
     ExportProfile("portable", "any reader of QDQ files", Clamp.BEFORE, portable.RULES),

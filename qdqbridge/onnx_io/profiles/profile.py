@@ -79,8 +79,8 @@ class ExportProfile:
         contrib: Write Q and DQ of 16 and 4 bits in ``com.microsoft`` below opset 21.
         packed: Keep the MatMulNBits of a file, and hide from the runtime what it would make one of.
         operators: Use QLinear operators where there is one.
-        halves: Keep the nodes of a float16 file: by the neighbours of a node the runtime decides
-            whether its results are rounded.
+        as_read: Keep the nodes of a file that stores no quantized activation: by the neighbours of
+            a node the runtime decides what is fused, and where results are rounded.
         strict: Refuse to write what the runtime would refuse to read.
         fixed: The runtime takes fixed shapes only.
         older: Where to write an older opset than the source's.
@@ -102,7 +102,7 @@ class ExportProfile:
     contrib: bool = False
     packed: bool = False
     operators: bool = False
-    halves: bool = False
+    as_read: bool = False
     strict: bool = False
     fixed: bool = False
     older: Older | None = None

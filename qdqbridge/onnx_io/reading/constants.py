@@ -10,6 +10,7 @@ import onnx
 from qdqbridge.errors import InvalidModelError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node, Value
+from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.tensors import constant_from_proto
 from qdqbridge.ops.folding import Budget, folded
 
@@ -19,6 +20,11 @@ _NUMBERS = {
     "value_floats": ("floats", np.float32),
     "value_ints": ("ints", np.int64),
 }
+
+
+def is_constant(proto: onnx.NodeProto) -> bool:
+    """True for a Constant node."""
+    return proto.op_type == "Constant" and proto.domain in ONNX_DOMAINS
 
 
 def constant_of_node(proto: onnx.NodeProto, folder: Path, where: str) -> Constant:

@@ -27,7 +27,7 @@ from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.foreign.operators import foreign_node
 from qdqbridge.onnx_io.lowering import refusal
 from qdqbridge.onnx_io.lowering.table import lowering_of
-from qdqbridge.onnx_io.reading.constants import constant_of_node
+from qdqbridge.onnx_io.reading.constants import constant_of_node, is_constant
 from qdqbridge.onnx_io.reading.declared import check_moved, check_quantizes
 from qdqbridge.onnx_io.reading.older_forms import NewForm, in_new_form
 from qdqbridge.onnx_io.reading.older_operators import NoNewForm
@@ -108,16 +108,22 @@ class NodeReader:
 
     def read(self, proto: onnx.NodeProto, opset: int = 0) -> None:
         """Reads a node of any operator; ``opset`` is the file's unless it is given."""
-        if proto.op_type == "Constant" and proto.domain in ONNX_DOMAINS:
-            where = f"{self.file}, {describe(proto)}"
-            constant = constant_of_node(proto, self.path.parent, where)
-            self.values[proto.output[0]] = constant_value(constant, proto.output[0])
+        if is_constant(proto):
+            self._constant(proto)
         elif proto.op_type == "QuantizeLinear" and proto.domain in _Q_DOMAINS:
             self._quantize(proto)
         elif proto.op_type == "DequantizeLinear" and proto.domain in _Q_DOMAINS:
             self._dequantize(proto)
         else:
             self._compute(proto, opset)
+
+    def _constant(self, proto: onnx.NodeProto) -> None:
+        """Reads what was not read with the initializers: a part of an operator's new form."""
+        name = proto.output[0]
+        if name not in self.values:
+            where = f"{self.file}, {describe(proto)}"
+            constant = constant_of_node(proto, self.path.parent, where)
+            self.values[name] = constant_value(constant, name)
 
     def _view(
         self, proto: onnx.NodeProto, operands: Sequence[Value | None], opset: int = 0

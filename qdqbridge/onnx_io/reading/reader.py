@@ -20,11 +20,11 @@ from qdqbridge.graph.types import Dim, Shape, TensorType
 from qdqbridge.onnx_io.adapters import adapt, read_adapter
 from qdqbridge.onnx_io.codecs import OLDEST_READ
 from qdqbridge.onnx_io.control_flow.branches import take_branches
-from qdqbridge.onnx_io.file_nodes import HalfFile, half_file
+from qdqbridge.onnx_io.file_nodes import KeptFile, kept_file
 from qdqbridge.onnx_io.inference.node_types import nested_type
 from qdqbridge.onnx_io.inference.shapes import declared_types, shape_of
 from qdqbridge.onnx_io.lowering import Lowered, lower
-from qdqbridge.onnx_io.reading.constants import Folding
+from qdqbridge.onnx_io.reading.constants import Folding, constant_of_node, is_constant
 from qdqbridge.onnx_io.reading.functions import inline_functions
 from qdqbridge.onnx_io.reading.model_file import default_opset, read_model
 from qdqbridge.onnx_io.reading.node_reader import NodeReader, constant_value
@@ -32,7 +32,7 @@ from qdqbridge.onnx_io.reading.older_forms import renewed
 from qdqbridge.onnx_io.reading.operators_known import check_known
 from qdqbridge.onnx_io.reading.results import Results
 from qdqbridge.onnx_io.reading.sparse import densify
-from qdqbridge.onnx_io.reading.structure import check_names, check_text, sort_nodes
+from qdqbridge.onnx_io.reading.structure import check_names, check_text, describe, sort_nodes
 from qdqbridge.onnx_io.tensors import constant_from_proto, dtype_of
 from qdqbridge.ops.folding import Budget
 
@@ -113,9 +113,9 @@ def read_proto(model: onnx.ModelProto, path: Path, normal: Callable[[Graph], Gra
 
     model = take_branches(model, path.parent, text_of)
     sort_nodes(model.graph, str(path))
-    halves = half_file(model, path)
+    kept = kept_file(model, path)
     lowered = lower(model, path.parent, str(path))
-    return graph_of(model, path, lowered=lowered, halves=halves)
+    return graph_of(model, path, lowered=lowered, kept=kept)
 
 
 def graph_of(
@@ -123,7 +123,7 @@ def graph_of(
     path: Path,
     outer: Mapping[str, Constant] | None = None,
     lowered: Lowered | None = None,
-    halves: HalfFile | None = None,
+    kept: KeptFile | None = None,
 ) -> Graph:
     """Reads the tensors and nodes of a model: one node per ONNX node that computes something.
 
@@ -132,12 +132,15 @@ def graph_of(
         path: Its file; external data lies in its folder.
         outer: The data of inputs that are constants.
         lowered: What :func:`~qdqbridge.onnx_io.lowering.lower` says of it.
-        halves: What was kept of a float16 file before that.
+        kept: What was kept of the file before that.
     """
     constants = dict(outer or {})
     for tensor in model.graph.initializer:
         where = f"{path}, initializer '{tensor.name}'"
         constants[tensor.name] = constant_from_proto(tensor, path.parent, where)
+    for node in filter(is_constant, model.graph.node):
+        where = f"{path}, {describe(node)}"
+        constants[node.output[0]] = constant_of_node(node, path.parent, where)
     lowered, unread = lowered or Lowered(), set[str]()
     graph, more = _graph_without(model, path, constants, lowered, unread)
     while more:
@@ -146,8 +149,8 @@ def graph_of(
         if not _is_whole(less):
             break
         graph = less
-    if halves is not None:
-        graph.as_read = halves.as_read(graph, _values(constants))
+    if kept is not None:
+        graph.as_read = kept.as_read(graph, _values(constants))
     return graph
 
 

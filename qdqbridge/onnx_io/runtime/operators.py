@@ -65,10 +65,18 @@ def runtime_operator(node: Node) -> RuntimeOperator | None:
     A Swish of float32 is always onnxruntime's: the same bits under any opset, where ONNX's is of
     opset 24, and onnxruntime 1.32 does not take it in files of opset 25 and later.
     """
+    return _QUICK_GELU if renamed(node) else _of_file(node)
+
+
+def renamed(node: Node) -> bool:
+    """True where the file has ONNX's operator, and onnxruntime's is written."""
+    return node.op is SWISH and _of_file(node) is None and _in_float32(node)
+
+
+def _of_file(node: Node) -> RuntimeOperator | None:
     variants = _OPERATORS.get(node.op)  # pyright: ignore[reportArgumentType, reportCallIssue]
     variant = node.origin.variant.partition(DATA)[0].removesuffix(WITH_BIAS)
-    found = variants.get(variant) if variants else None
-    return _QUICK_GELU if found is None and node.op is SWISH and _in_float32(node) else found
+    return variants.get(variant) if variants else None
 
 
 def _in_float32(node: Node) -> bool:

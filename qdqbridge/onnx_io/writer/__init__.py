@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from onnx import ModelProto
@@ -12,6 +13,7 @@ from qdqbridge.onnx_io.profiles import Effect, ExportProfile, Versions, profile_
 from qdqbridge.onnx_io.profiles.checker import check_model
 from qdqbridge.onnx_io.profiles.legalization import legalized
 from qdqbridge.onnx_io.profiles.recentering import convolvable, recentered, unsigned
+from qdqbridge.onnx_io.runtime.operators import renamed
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 from qdqbridge.onnx_io.writer.as_read import form_as_read, sheet_as_read
 from qdqbridge.onnx_io.writer.files import write_files
@@ -28,6 +30,7 @@ from qdqbridge.onnx_io.writer.opset import (
 from qdqbridge.onnx_io.writer.sheet import Sheet, plain_type
 
 _MICROSOFT = "com.microsoft"
+_BROKEN = (Effect.REFUSED, Effect.OTHER)
 _PARAMETERS = 1 << 16
 """Elements up to which a constant is looked at for the check: scales and zero points."""
 
@@ -44,9 +47,9 @@ def write(
     """Writes a graph as a QDQ ONNX file.
 
     With graph optimizations disabled onnxruntime computes from it, bit for bit, what it computes
-    from the file that the graph was read from. A float16 file that nobody changed is written with
-    its own nodes, and computes the same with optimizations, too. More than 1.5 GB of tensors go to
-    ``<path>.data``. The files appear complete or not at all.
+    from the file that the graph was read from. A file that nobody changed and that stores no
+    quantized activation is written with its own nodes, and computes the same with optimizations,
+    too. More than 1.5 GB of tensors go to ``<path>.data``. The files appear complete or not at all.
 
     Args:
         graph: A canonical graph, or a raw one.
@@ -64,16 +67,34 @@ def write(
         ModelFileError: The operating system refuses.
     """
     chosen = profile_of(profile)
-    kept = chosen.halves and not recenter and opset in (None, graph.opset)
-    form = form_as_read(graph) if kept else None
-    if form is not None:
-        sheet = sheet_as_read(graph, form)
-    else:
+    kept = None if recenter else _as_read(graph, chosen, opset)
+    if kept is None:
         sheet = _sheet(_unsigned(graph, chosen) if recenter else graph, chosen, opset)
-    model = model_without_tensors(sheet, graph.name, graph.metadata)
+        model = model_without_tensors(sheet, graph.name, graph.metadata)
+    else:
+        sheet, model = kept
     if chosen.strict:
         _refuse_what_breaks(model, sheet, chosen, graph.name)
     write_files(model, sheet.constants, path, overwrite=overwrite)
+
+
+def _as_read(
+    graph: Graph, profile: ExportProfile, opset: int | None
+) -> tuple[Sheet, ModelProto] | None:
+    """Returns the file's own nodes, if the runtime computes from them what they say."""
+    read = profile.newest is None or graph.opset <= profile.newest.opset
+    if not profile.as_read or not read or opset not in (None, graph.opset):
+        return None
+    form = None if any(renamed(node) for node in graph.nodes) else form_as_read(graph)
+    if form is None:
+        return None
+    sheet = sheet_as_read(graph, form)
+    model = model_without_tensors(sheet, graph.name, graph.metadata)
+    rules = tuple(rule for rule in profile.rules if rule.effect in _BROKEN)
+    found = check_model(
+        _light(model, sheet), replace(profile, rules=rules), folder=Path(), file=graph.name
+    )
+    return None if found else (sheet, model)
 
 
 def to_proto(graph: Graph, profile: str = "ort", opset: int | None = None) -> ModelProto:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from onnx import NodeProto
 
-from qdqbridge.graph.graph import Graph
+from qdqbridge.graph.graph import Graph, Value
+from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.types import NestedType
 from qdqbridge.onnx_io.file_nodes import FileNodes
 from qdqbridge.onnx_io.writer.sheet import NodeRow, Sheet, output_type, plain_type
 
 
 def form_as_read(graph: Graph) -> FileNodes | None:
-    """Returns the file's nodes where they are kept and still mean what the graph says."""
+    """Returns the file's nodes where they are kept and still mean what the graph says.
+
+    None also where the graph stores quantized activations: these are written canonically.
+    """
     kept = graph.as_read
     if kept is None or not isinstance(kept.form, FileNodes) or not kept.stands_for(graph):
         return None
-    return kept.form
+    return None if any(_stored(value) for value in graph.values()) else kept.form
 
 
 def sheet_as_read(graph: Graph, form: FileNodes) -> Sheet:
@@ -47,3 +52,17 @@ def _row(node: NodeProto) -> NodeRow:
         node.op_type, list(node.input), list(node.output), {}, node.name, metadata, proto,
         node.domain,
     )  # fmt: skip
+
+
+def _stored(value: Value) -> bool:
+    """True where a tensor of codes is fed or computed, or something that is no tensor."""
+    if isinstance(value.type, NestedType):
+        return True
+    return value.quant is not None and value.constant is None and not _looked_up(value)
+
+
+def _looked_up(value: Value) -> bool:
+    """True for rows of a constant, as an embedding's, wherever they have been moved since."""
+    while value.producer is not None and value.producer.op.flow is Flow.MOVE:
+        value = value.producer.operand(0)
+    return value.constant is not None
