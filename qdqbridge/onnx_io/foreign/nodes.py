@@ -206,7 +206,9 @@ def foreign_attributes(
         node.SerializeToString(deterministic=True), FileNames(tuple(counter.tensors), inner)
     )
     captures = tuple(names.values())
-    version = oldest_version(node, opset, operands, captured_values if names else [])
+    known = captured_values if names else ()
+    read = None if known is None else dict(zip(captures, known, strict=True))
+    version = oldest_version(node, opset, operands, read)
     return ForeignAttrs(domain, proto.op_type, version, stored, captures)
 
 

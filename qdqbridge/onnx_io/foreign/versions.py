@@ -6,16 +6,17 @@ So the opset of its file leaves no trace in a digest, also where the file is sav
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
+from onnx import GraphProto, NodeProto, TensorProto
 
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.types import NestedType
 from qdqbridge.onnx_io.codecs.schema import oldest_alike, schema_of, schema_type
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies, nodes_inside
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
+from qdqbridge.onnx_io.foreign.element_types import ElementTypes, along, named_types
 from qdqbridge.onnx_io.reading.operator_versions import carries_over
 from qdqbridge.onnx_io.tensors import onnx_name
 
@@ -27,8 +28,6 @@ _MADE = frozenset(("tensor", "float", "int64", "bool"))
 """Tensors, and the element types that operators make whatever they read."""
 _MAKING_BYTES = frozenset(("DynamicQuantizeLinear", "ImageDecoder", "QuantizeLinear"))
 """Operators that make uint8."""
-_TYPES = ("to", "dtype", "output_dtype", "stash_type")
-"""Attributes that are an element type."""
 _WORD = re.compile(r"\w+")
 
 
@@ -36,21 +35,21 @@ def oldest_version(
     node: NodeProto,
     opset: int,
     operands: Sequence[Value | None] = (),
-    captured: Sequence[Value] | None = None,
+    captured: Mapping[str, Value] | None = None,
 ) -> int:
     """Returns the oldest opset in which a node means what it means in that of its file.
 
     Args:
-        node: The node.
+        node: The node; its bodies give every tensor a name of its own.
         opset: That of its domain in the file.
         operands: What it reads, where known: older versions may not take these element types.
-        captured: What its bodies read from outside, where known. Nodes with bodies keep the opset
-            of the file where one of the two is not.
+        captured: What its bodies read from outside, by name, where known. Nodes with bodies keep
+            the opset of the file where one of the two is not.
     """
     if any(bodies(attribute) for attribute in node.attribute):
         if captured is None or len(operands) != len(node.input):
             return opset
-        return _of_bodies(node, opset, [*operands, *captured])
+        return _of_bodies(node, opset, {**dict(zip(node.input, operands, strict=True)), **captured})
     versions = oldest_alike(node.op_type, node.domain, opset)
     if not versions:
         return opset
@@ -70,13 +69,14 @@ def _takes(schema: Any, operands: Sequence[Value | None]) -> bool:
     return True
 
 
-def _of_bodies(node: NodeProto, opset: int, operands: Sequence[Value | None]) -> int:
+def _of_bodies(node: NodeProto, opset: int, outer: Mapping[str, Value | None]) -> int:
     """Returns the oldest opset for a node with bodies and all that is in them.
 
-    No tensor inside has another element type than what goes in, what a constant or an attribute
-    says, and what operators make whatever they read. So of two versions that differ in element
-    types, the older one does where it takes all of these.
+    Of two versions that differ in element types, the older one does where it takes those that are
+    there. Where these do not follow, no tensor inside has another one than what goes in, what a
+    constant or an attribute says, and what operators make whatever they read.
     """
+    read = {name: value for name, value in outer.items() if value is not None}
     inside = (node, *nodes_inside(node))
     if any(each.domain not in ONNX_DOMAINS for each in inside):
         return opset
@@ -84,20 +84,21 @@ def _of_bodies(node: NodeProto, opset: int, operands: Sequence[Value | None]) ->
         carries_over(each.op_type, opset, _OLDEST_OF_BODIES) for each in inside
     ):
         opset = _OLDEST_OF_BODIES
-    used = {*_MADE, *(onnx_name(v.type.dtype) for v in operands if v is not None)}
+    used = {*_MADE, *(onnx_name(value.type.dtype) for value in read.values())}
     used |= {TensorProto.DataType.Name(code).lower() for code in _said(node)}
     used |= {"uint8"} if any(each.op_type in _MAKING_BYTES for each in inside) else set[str]()
-    used |= {"seq", "optional"} if _nests(inside, operands) else set[str]()
+    used |= {"seq", "optional"} if _nests(inside, read.values()) else set[str]()
+    types = ElementTypes(node, opset, {name: schema_type(v.type) for name, v in read.items()})
     found = min(opset, _OLDEST_OF_BODIES)
     for each in inside:
         newest = schema_of(each.op_type, "", opset)
         if newest is None:
             return opset
-        found = max(found, _oldest_taking(each, newest, used))
+        found = max(found, _oldest_taking(each, newest, types, used))
     return found
 
 
-def _oldest_taking(node: NodeProto, newest: Any, used: Set[str]) -> int:
+def _oldest_taking(node: NodeProto, newest: Any, types: ElementTypes, used: Set[str]) -> int:
     """Returns the oldest version of an operator that means the same of a node as its newest one."""
     oldest = newest
     while (older := schema_of(node.op_type, "", oldest.since_version - 1)) is not None:
@@ -106,43 +107,44 @@ def _oldest_taking(node: NodeProto, newest: Any, used: Set[str]) -> int:
             and set(older.attributes).issuperset(each.name for each in node.attribute)
             and len(node.input) <= older.max_input
             and len(node.output) <= older.max_output
-            and _takes_as_many(older, newest, used)
+            and _takes_as_many(node, older, newest, types, used)
         ):
             break
         oldest = older
     return int(oldest.since_version)
 
 
-def _nests(nodes: Iterable[NodeProto], operands: Iterable[Value | None]) -> bool:
+def _nests(nodes: Iterable[NodeProto], read: Iterable[Value]) -> bool:
     """True where there may be sequences or optionals."""
-    if any(value is not None and isinstance(value.type, NestedType) for value in operands):
+    if any(isinstance(value.type, NestedType) for value in read):
         return True
     return any(word in node.op_type for node in nodes for word in ("Sequence", "Optional"))
 
 
-def _takes_as_many(older: Any, newer: Any, used: Set[str]) -> bool:
+def _takes_as_many(
+    node: NodeProto, older: Any, newer: Any, types: ElementTypes, used: Set[str]
+) -> bool:
     """True where an operator takes and gives the element types in use as its later version does."""
-    formals = [
-        *zip(older.inputs, newer.inputs, strict=False),
-        *zip(older.outputs, newer.outputs, strict=False),
-    ]
-    return all(
-        type_ in before.types
-        for before, after in formals
-        for type_ in after.types
-        if set(used).issuperset(_WORD.findall(type_))
-    )
+    for names, before, after in (
+        (node.input, older.inputs, newer.inputs),
+        (node.output, older.outputs, newer.outputs),
+    ):
+        rows = zip(names, along(before, len(names)), along(after, len(names)), strict=False)
+        for name, old, new in rows:
+            possible = types.of(name) or (t for t in new.types if used >= set(_words(t)))
+            if name and not set(possible).issubset(old.types):
+                return False
+    return True
+
+
+def _words(type_: str) -> list[str]:
+    return _WORD.findall(type_)
 
 
 def _said(node: NodeProto) -> Iterator[int]:
     """Yields the element types that a node and its bodies name."""
+    yield from named_types(node)
     for attribute in node.attribute:
-        if attribute.type == AttributeProto.INT and attribute.name in _TYPES:
-            yield attribute.i
-        elif attribute.type == AttributeProto.TENSOR:
-            yield attribute.t.data_type
-        elif attribute.type in (AttributeProto.SPARSE_TENSOR, AttributeProto.SPARSE_TENSORS):
-            yield attribute.sparse_tensor.values.data_type
         for body in bodies(attribute):
             yield from _declared(body)
             for inner in body.node:
