@@ -153,7 +153,7 @@ def _quantized_operands(op: Node) -> list[Value | None] | Reject:
             if not _narrow(stored.quant.params) and stored.constant is None:
                 return Reject(f"operand {index} is stored as {stored.type.dtype}", (stored.name,))
             operands[index] = stored
-            quantized += stored.constant is None
+            quantized += 1
         elif value.constant is None and isinstance(value.type, TensorType):
             origin = "a graph input" if value.producer is None else value.producer.op.name
             return Reject(f"operand {index} is float: the result of {origin}", (value.name,))

@@ -261,6 +261,16 @@ def test_constants_may_be_anything(constant: str) -> None:
     assert names(g) == ["Mul"]
 
 
+@pytest.mark.parametrize("computed", [False, True])
+def test_quantized_constants_are_quantized_operands(computed: bool) -> None:
+    """Also those that a file quantizes: they are constants only once a rule has looked at them."""
+    known = const(np.ones((2, 3), np.uint8), U8)
+    operand = q(const(np.ones((2, 3), np.float32)), U8) if computed else known
+    g = settled(graph([], q(apply("Add", dq(operand), dq(operand)), OUT)))
+    assert names(g) == ["Add"]
+    assert g.nodes[0].output.quant is not None
+
+
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
@@ -268,20 +278,20 @@ def test_constants_may_be_anything(constant: str) -> None:
         ("float operator", "operand 1 is float: the result of Exp"),
         ("per channel", "operand 1 is quantized per channel"),
         ("int32", "operand 1 is stored as int32"),
-        ("constants", "no operand is quantized"),
+        ("float constants", "no operand is quantized"),
     ],
 )
 def test_operands_of_an_add_that_stay_float(case: str, reason: str) -> None:
     x, f = stored("x", U8, (2, 3)), plain("f", (2, 3))
     wide = stored("wide", per_tensor(DType.INT32, 2**-12), (2, 3))
     channels = stored("channels", axis(3, 1), (2, 3))
-    c = dq(const(np.ones((2, 3), np.uint8), U8))
+    c = const(np.ones((2, 3), np.float32))
     inputs, second = {
         "graph input": ([x, f], f), "float operator": ([x], apply("Exp", dq(x))),
         "per channel": ([x, channels], dq(channels)), "int32": ([x, wide], dq(wide)),
-        "constants": ([], c),
+        "float constants": ([], c),
     }[case]  # fmt: skip
-    first = c if case == "constants" else dq(x)
+    first = c if case == "float constants" else dq(x)
     g = graph(inputs, q(apply("Add", first, second, name="add"), OUT))
     assert alone(g, absorb.absorb_both_sides) == [reason]
     assert "Add" in names(g)
