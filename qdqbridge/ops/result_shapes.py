@@ -40,15 +40,19 @@ def result_shape(
     first = shapes[0] if shapes else None
     if isinstance(attributes, ReshapeAttrs | ExpandAttrs) and attributes.shape is not None:
         target = attributes.shape
+    rank = _length(shapes[1]) if target is None and len(shapes) > 1 else None
     if isinstance(attributes, ReshapeAttrs):
-        if target is None and len(shapes) > 1 and shapes[1] == (1,):
+        if rank == 1:
             target = (-1,)  # a vector has as many elements as there are
+        elif rank is not None:
+            return (None,) * rank
         return None if target is None else _reshaped(first, target, attributes.allow_zero)
     if first is None:
         return None
     if isinstance(attributes, TransposeAttrs) and len(attributes.perm) == len(first):
         return tuple(first[axis] for axis in attributes.perm)  # ONNX infers nothing of a scalar's
     if isinstance(attributes, ExpandAttrs):
+        target = (-1,) * rank if rank is not None else target
         return None if target is None else _broadcast(first, target)
     if name == "Flatten" and isinstance(attributes, AxisAttrs):
         return (product(first[: attributes.axis]), product(first[attributes.axis :]))
@@ -65,10 +69,15 @@ def result_shape(
     return None
 
 
+def _length(shape: Shape) -> int | None:
+    """Returns how many elements a vector has; None for what is none, or of an open length."""
+    return shape[0] if shape and len(shape) == 1 and isinstance(shape[0], int) else None
+
+
 def windows_shape(
     attributes: ConvAttrs | ConvTransposeAttrs | PoolAttrs,
     data: Shape,
-    kernel: Sequence[int],
+    kernel: Sequence[int | None],
     channels: Dim | None,
 ) -> Open | None:
     """Returns the shape of a convolution's or pool's result.
@@ -76,7 +85,7 @@ def windows_shape(
     Args:
         attributes: The operator's attributes.
         data: The shape of its first operand.
-        kernel: The spatial extents of its window.
+        kernel: The spatial extents of its window, None where only the run knows one.
         channels: How many channels the result has.
     """
     rank = len(kernel)
@@ -91,19 +100,21 @@ def _windows(
     attributes: ConvAttrs | ConvTransposeAttrs | PoolAttrs,
     index: int,
     dim: Dim,
-    kernel: Sequence[int],
+    kernel: Sequence[int | None],
 ) -> Dim | None:
     """Returns the extent of a result along one spatial axis, None where strides leave it open."""
-    stride, dilation = attributes.strides[index], attributes.dilations[index]
+    stride, dilation, size = attributes.strides[index], attributes.dilations[index], kernel[index]
+    if size is None:
+        return None
     pads = (attributes.pads[index], attributes.pads[index + len(kernel)])
-    wide = span(kernel[index], dilation)
+    wide = span(size, dilation)
     if isinstance(attributes, ConvTransposeAttrs):
         grown = product([total([dim, -1]), stride])
         return total([grown, wide, attributes.output_padding[index], *(-pad for pad in pads)])
     pool = isinstance(attributes, PoolAttrs)
     ceil_mode = pool and attributes.ceil_mode
     if isinstance(dim, int):
-        window = ([dim], [kernel[index]], [stride], [dilation], pads)
+        window = ([dim], [size], [stride], [dilation], pads)
         return extents(*window, ceil_mode=ceil_mode, clipped=pool)[0] if stride > 0 else None
     return total([dim, *pads, 1 - wide]) if stride == 1 and not ceil_mode else None
 

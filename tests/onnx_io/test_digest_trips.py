@@ -63,6 +63,23 @@ def _read(body: str, inputs: str = "float[n,2] x", opset: int = 21) -> Graph:
     return loaded(onnx.parser.parse_model(f"{head} {body}"))
 
 
+def test_what_a_file_says_of_an_open_kernel() -> None:
+    """The weight leaves its extent open, and the operator's row has no other one."""
+    weight = "float[1,m,1] x, float[m,3,n] w"
+    body = "<int64[2] s = {9, 1}> { v = ConvTranspose<kernel_shape = [3]>(x, w) y = Reshape(v, s) }"
+    graph = _read(body, weight)
+    assert graph.text() == _read(body.replace("<kernel_shape = [3]>", ""), weight).text()
+    assert saved(graph).text() == graph.text()
+
+
+@pytest.mark.parametrize("opset", [9, 12])
+def test_a_softmax_of_what_the_run_gives_a_shape(opset: int) -> None:
+    """How many extents a Reshape makes follows from how many it reads, in every opset."""
+    body = "{ r = Reshape(x, s) y = Softmax<axis = 0>(r) }"
+    graph = _read(body, "float[5,1,1] x, int64[2] s", opset)
+    assert saved(graph).text() == graph.text()
+
+
 def test_a_table_has_no_range() -> None:
     numbers = "float s = {0.1}, uint8 z = {0}, float[2,2] t = {-1, 2, 0.05, 1}, int64[1] i = {1}"
     graph = _read(

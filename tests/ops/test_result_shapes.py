@@ -6,7 +6,7 @@ import pytest
 
 from qdqbridge.graph.operator import Attributes
 from qdqbridge.graph.types import Shape
-from qdqbridge.ops.attributes import ReshapeAttrs, TransposeAttrs
+from qdqbridge.ops.attributes import ExpandAttrs, ReshapeAttrs, TransposeAttrs
 from qdqbridge.ops.result_shapes import result_shape
 
 
@@ -18,7 +18,9 @@ from qdqbridge.ops.result_shapes import result_shape
         ("Transpose", TransposeAttrs((1, 0)), [None], None),
         ("Reshape", ReshapeAttrs(None), [(2, 3), (1,)], (6,)),
         ("Reshape", ReshapeAttrs(None), [("n", 3), (1,)], ("(n*3)",)),
-        ("Reshape", ReshapeAttrs(None), [(2, 3), (2,)], None),
+        ("Reshape", ReshapeAttrs(None), [(2, 3), (2,)], (None, None)),
+        ("Reshape", ReshapeAttrs(None), [None, ("n",)], None),
+        ("Expand", ExpandAttrs(None), [(2, 1), (3,)], (None, None, None)),
         ("Reshape", ReshapeAttrs(None), [None, (1,)], (None,)),
     ],
 )

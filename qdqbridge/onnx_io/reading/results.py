@@ -138,7 +138,8 @@ class Results:
         opset = opset or self.opset
         if opset not in self._types:
             self._types[opset] = NodeTypes(self.versions, opset, self._ir_version)
-        inferred = self._types[opset].results(proto, types, self._data(proto, given), captured)
+        kept = _as_kept(proto, attributes, operands)
+        inferred = self._types[opset].results(kept, types, self._data(proto, given), captured)
         more = self._open_shape(op, attributes, operands) if len(inferred) == 1 else None
         results: list[Value] = []
         for index, (name, known) in enumerate(zip(proto.output, inferred, strict=True)):
@@ -198,7 +199,8 @@ class Results:
             return windows_shape(attributes, data, attributes.kernel_shape, data[1])
         if not isinstance(attributes, ConvAttrs | ConvTransposeAttrs) or shapes[1] is None:
             return None
-        channels, kernel = shapes[1][0], _numbers(shapes[1][2:])
+        kernel = tuple(dim if isinstance(dim, int) else None for dim in shapes[1][2:])
+        channels: Dim | None = shapes[1][0]
         if isinstance(attributes, ConvTransposeAttrs):
             channels = product([shapes[1][1], attributes.group])
         return windows_shape(attributes, data, kernel, channels)
@@ -404,15 +406,30 @@ def _merged(known: Open | None, more: Open | None) -> Open | None:
     return tuple(b if a is None else a for a, b in zip(known, more, strict=True))
 
 
+def _as_kept(
+    proto: onnx.NodeProto, attributes: Attributes, operands: Sequence[Value | None]
+) -> onnx.NodeProto:
+    """Returns a node without the extents of a kernel whose weight leaves them open.
+
+    Its row keeps what the weight says: else no file that is written of it has the same shapes.
+    """
+    if not isinstance(attributes, ConvAttrs | ConvTransposeAttrs):
+        return proto
+    weight = operands[1].type.shape if len(operands) > 1 and operands[1] is not None else None
+    if weight is not None and all(isinstance(dim, int) for dim in weight[2:]):
+        return proto
+    kept = onnx.NodeProto()
+    kept.CopyFrom(proto)
+    del kept.attribute[:]
+    kept.attribute.extend(a for a in proto.attribute if a.name != "kernel_shape")
+    return kept
+
+
 def _reranked(shape: Shape, axes: Shape, sign: int) -> Open | None:
     """Returns open extents, as many as are left where each axis takes one away or adds one."""
     if shape is None or axes is None or len(axes) != 1 or not isinstance(axes[0], int):
         return None
     return (None,) * max(len(shape) + sign * axes[0], 0)
-
-
-def _numbers(shape: Sequence[Dim]) -> tuple[int, ...]:
-    return tuple(dim for dim in shape if isinstance(dim, int))
 
 
 def _contradicts(declared: Shape, made: Shape) -> bool:
