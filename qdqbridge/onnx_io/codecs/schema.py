@@ -98,6 +98,15 @@ def check(node: NodeView, known: tuple[str, ...]) -> None:
             )
 
 
+def narrowed(node: NodeView, opset: int) -> bool:
+    """True where an operator takes the type of a node's first operand, and a later opset not."""
+    own, later = schema_of(node.op_type, "", node.opset), schema_of(node.op_type, "", opset)
+    first = node.operands[0] if node.operands else None
+    if first is None or own is None or later is None or not (own.inputs and later.inputs):
+        return False
+    return schema_type(first.type) in own.inputs[0].types - later.inputs[0].types
+
+
 def _check_names(node: NodeView, known: Any) -> None:
     unknown = [name for name in node.attribute_names if name not in known]
     if unknown:

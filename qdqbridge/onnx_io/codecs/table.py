@@ -23,7 +23,7 @@ from qdqbridge.onnx_io.codecs import (
     shape,
     softmax,
 )
-from qdqbridge.onnx_io.codecs.codec import Codec, Decoded, Encoded, Operands
+from qdqbridge.onnx_io.codecs.codec import OLDEST, Codec, Decoded, Encoded, Operands
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
 
 log = logging.getLogger(__name__)
@@ -79,6 +79,8 @@ def _decode(node: NodeView) -> Decoded | NoRow:
     if node.domain == "" and node.opset < OLDEST_READ:
         return NoRow(f"opset {node.opset} is older than {OLDEST_READ}")
     schema.check(node, codec.known)
+    if node.domain == "" and node.opset < OLDEST and schema.narrowed(node, OLDEST):
+        return NoRow(f"opset {OLDEST} has no {node.op_type} of its element type")
     try:
         return codec.read(node)
     except NoRow as reason:

@@ -20,6 +20,9 @@ ShapeOf: TypeAlias = "Callable[[str], Shape]"
 ElementType: TypeAlias = "Callable[[str], int]"
 
 
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
+
+
 class NoNewForm(Exception):
     """A node means something that opset 13 cannot say, or not without the rank of an operand."""
 
@@ -244,6 +247,17 @@ def _coerced(site: OldNode) -> None:
     site.end([result, site.add("Shape", [x])], "Reshape", allowzero=1)
 
 
+def _erf(site: OldNode) -> None:
+    """Erf of integers, which ONNX's reference computes in float64 and cuts off."""
+    x = site.input(0)
+    kind = site.element_type(x)
+    if kind in (TensorProto.UNDEFINED, *_FLOATS):
+        site.end([x])
+        return
+    result = site.add("Erf", [site.add("Cast", [x], to=TensorProto.DOUBLE)])
+    site.end([result], "Cast", to=kind)
+
+
 def _upsample(site: OldNode) -> None:
     """Resize by asymmetric coordinates; nearest takes the floor of them."""
     mode = site.take("mode", "nearest")
@@ -381,6 +395,7 @@ FORMS: Mapping[str, tuple[int, Form]] = {
     "Concat": (4, _concat),
     "DFT": (20, _fourier),
     "Dropout": (12, _dropout),
+    "Erf": (13, _erf),
     "Gemm": (7, _gemm),
     "Pad": (11, _pad),
     "PRelu": (7, _prelu),
