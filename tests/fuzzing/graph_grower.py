@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, defs, helper, numpy_helper
 
-from tests.fuzzing.undefined_results import undefined
+from tests.fuzzing.undefined_results import aborts, undefined
 from tests.onnx_models import Array, Builder
 
 OLDEST, NEWEST = 7, 26
@@ -291,12 +291,13 @@ class Grower:
         results: list[list[Array] | None] = []
         for index, alive in enumerate(self.alive):
             arrays = {name: v.arrays[index] for name, v in operands.items()}
+            given = [None if v is None else v.arrays[index] for v in draft.operands]
             found = None
-            if alive and all(array is not None for array in arrays.values()):
+            runs = alive and all(array is not None for array in arrays.values())
+            if runs and not aborts(draft.op_type, given, draft.attributes):
                 found = judge.run({name: array for name, array in arrays.items()})
             if found is not None and any(np.size(each) > MOST for each in found):
                 found = None
-            given = [None if v is None else v.arrays[index] for v in draft.operands]
             if found is not None and undefined(draft.op_type, given, draft.attributes):
                 found = None
             if index == 0 and found is None:

@@ -23,6 +23,12 @@ def undefined(op_type: str, operands: Operands, attributes: Mapping[str, Any]) -
     return row is not None and row(operands, attributes)
 
 
+def aborts(op_type: str, operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """Returns whether a node ends onnxruntime's process: Unique, of slices without elements."""
+    x = operands[0] if operands else None
+    return op_type == "Unique" and "axis" in attributes and x is not None and not x.size
+
+
 def _given(operands: Operands, index: int) -> Array:
     array = operands[index]
     assert array is not None
@@ -132,6 +138,12 @@ def _broken_index(operands: Operands, attributes: Mapping[str, Any]) -> bool:
     return any(bool(np.any(_given(operands, i) % 1 != 0)) for i in (0, 1))
 
 
+def _single(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """Normalized, one element is 0; onnxruntime leaves what large numbers cancel to."""
+    del attributes
+    return _given(operands, 0).size == np.prod(_given(operands, 0).shape[:2])
+
+
 def _window(operands: Operands, attributes: Mapping[str, Any]) -> bool:
     """onnxruntime pads dilated windows of SAME by what plain ones need."""
     del operands
@@ -182,7 +194,7 @@ _ROWS: Mapping[str, Callable[[Operands, Mapping[str, Any]], bool]] = {
     **dict.fromkeys(("Gemm", "Einsum", "ReduceSum", "ReduceProd", "ReduceSumSquare"), _wraps),
     **dict.fromkeys(("Erf", "HardSwish"), _float64),
     **dict.fromkeys(("Resize", "Upsample"), _interpolated),
-    "PRelu": _slope, "LpPool": _window, "OneHot": _broken_index,
+    "InstanceNormalization": _single, "PRelu": _slope, "LpPool": _window, "OneHot": _broken_index,
     "AveragePool": _average, "Hardmax": _reference_hardmax,
     **dict.fromkeys(("MatMulInteger", "ConvInteger"), _no_terms),
 }  # fmt: skip

@@ -399,6 +399,43 @@ def test_the_oldest_version_that_means_the_same_names_it() -> None:
     assert len(digests) == 1
 
 
+_CONV_BODY = (
+    '<ir_version: 8, opset_import: ["": OPSET]> g (float[1,2,4] x, bool c) => (float[a,b,d] y) '
+    "<float s = {0.1}, float t = {0.01}, float u = {0.001}, uint8 z = {3}, int8 o = {0}, "
+    "int8[2,2,1] w = {1, -2, 3, 4}, int32[2] b = {7, -9}, int32 n = {0}> { "
+    "y = If (c) <then_branch = l () => (float[a,b,d] p) { q = QuantizeLinear(x, s, z) "
+    "v = DequantizeLinear(q, s, z) k = DequantizeLinear(w, t, o) h = DequantizeLinear(b, u, n) "
+    "r = Conv(v, k, h) i = QuantizeLinear(r, s, z) p = DequantizeLinear(i, s, z) }, "
+    "else_branch = e () => (float[a,b,d] m) { m = Neg(x) }> }"
+)
+
+
+def test_a_bias_of_integers_is_none_that_a_body_quantizes() -> None:
+    """From opset 19 on QuantizeLinear takes a scale of integers, which nobody gives it."""
+    texts = [_CONV_BODY.replace("OPSET", str(opset)) for opset in (13, 17, 19, 20, 21, 24)]
+    graphs = [canonical(onnx.parser.parse_model(text)) for text in texts]
+    assert len({graph.digest for graph in graphs}) == 1
+    assert {node.record(ForeignAttrs).version for graph in graphs for node in graph.nodes} == {13}
+
+
+@pytest.mark.parametrize("is_sorted", [0, 1])
+@pytest.mark.parametrize(("shape", "axis"), [((3, 0), 0), ((3, 0), 1), ((0, 3), -1), ((0, 0), 0)])
+def test_unique_slices_without_elements(shape: tuple[int, int], axis: int, is_sorted: int) -> None:
+    """They are equal, so that there is one of them; onnxruntime ends the process there."""
+    b = Builder(17)
+    y = b.op("Unique", b.input("x", ["n", "m"]), axis=axis, sorted=is_sorted, outputs=4)
+    b.output(y, None)
+    for index in (1, 2, 3):
+        b.output(f"{y}:{index}", None, TensorProto.INT64)
+    found, firsts, places, counts = run(load(b.model()), {"x": np.zeros(shape, np.float32)})
+    number = shape[axis]
+    wanted = list(shape)
+    wanted[axis] = min(number, 1)
+    assert (found.shape, found.dtype) == (tuple(wanted), np.float32)
+    assert (firsts.tolist(), places.tolist()) == ([0] * min(number, 1), [0] * number)
+    assert counts.tolist() == [number] * min(number, 1)
+
+
 def test_versions_with_another_meaning_are_told_apart() -> None:
     node = helper.make_node("Hardmax", ["in_0"], ["out_0"], axis=1)
     found = {foreign_attributes(node, opset).version for opset in (7, 11, 12, 13, 21)}

@@ -140,6 +140,9 @@ def _compute(attributes: ForeignAttrs, operands: Operands) -> tuple[Any, ...]:
     if (attributes.domain, attributes.op_type) == ("", "NonZero") and _is_scalar(first):
         # onnxruntime gives the place of a scalar an axis, ONNX none
         return (np.zeros((0, np.count_nonzero(first)), np.int64),)
+    nothing = _unique_of_nothing(attributes, first)
+    if nothing is not None:
+        return nothing
     try:
         return _run(attributes, given)
     except UnsupportedModelError as error:
@@ -151,6 +154,28 @@ def _compute(attributes: ForeignAttrs, operands: Operands) -> tuple[Any, ...]:
             raise error
     results = _run(attributes, [_as(own, np.float32, each) for each in given])
     return tuple(_as(np.float32, own, result) for result in results)
+
+
+def _unique_of_nothing(
+    attributes: ForeignAttrs, x: NDArray[Any] | Nested | None
+) -> tuple[NDArray[Any], ...] | None:
+    """Returns a Unique's results along an axis of slices without elements, which are all equal.
+
+    onnxruntime ends the process there, and ONNX's reference has no axis of what is not sorted. None
+    for every other node.
+    """
+    unique = (attributes.domain, attributes.op_type) == ("", "Unique")
+    if not unique or not isinstance(x, np.ndarray) or x.size:
+        return None
+    axis = attributes.node.integers().get("axis")
+    if axis is None or not -x.ndim <= axis < x.ndim:
+        return None
+    count = x.shape[axis]
+    firsts = np.zeros(min(count, 1), np.int64)
+    places, numbers = np.zeros(count, np.int64), np.full(firsts.size, count)
+    results = np.take(x, firsts, axis), firsts, places, numbers
+    named = attributes.node.proto().output
+    return tuple(each for each, name in zip(results, named, strict=False) if name)
 
 
 def _is_scalar(operand: NDArray[Any] | Nested | None) -> TypeGuard[NDArray[Any]]:
