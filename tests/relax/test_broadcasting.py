@@ -61,6 +61,22 @@ def test_other_extents(shape: tuple[Any, ...]) -> None:
             np.testing.assert_array_equal(found[name], array, name)
 
 
+def test_the_rows_of_a_product_and_of_what_is_added() -> None:
+    """The product's have a name, the others are a number; it is the same one, or the run ends."""
+    b = Builder(21)
+    x = b.qdq(b.input("x", ["k", 4]), 0.1, 3)
+    w = b.qdq(b.input("w", [1, 4]), 0.02, 7)
+    y = b.op("Gemm", x, w, b.input("c", [2, 1]), transB=1)
+    b.output(y, None)
+    graph, rng = canonical(b.model()), np.random.default_rng(0)
+    executable = qb.compile(graph)
+    given = {name: rng.normal(size=s).astype(np.float32)
+             for name, s in (("x", (2, 4)), ("w", (1, 4)), ("c", (2, 1)))}  # fmt: skip
+    np.testing.assert_array_equal(executable.run(given)[y], qb.evaluate(graph, given)[y])
+    with pytest.raises(InputDataError):
+        executable.run(given | {"x": np.ones((3, 4), np.float32)})
+
+
 def test_a_remainder_of_either_sign() -> None:
     b = Builder(21)
     names = [b.input("x", ["n"], TensorProto.FLOAT), b.input("y", ["m"], TensorProto.FLOAT)]

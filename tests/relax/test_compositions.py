@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 pytest.importorskip("tvm")
@@ -294,6 +294,19 @@ def test_the_largest_along_an_open_axis(k: int | None, axis: int) -> None:
         found = executable.run(given)
         for name, array in qb.evaluate(graph, given).items():
             np.testing.assert_array_equal(found[name], array, name)
+
+
+@pytest.mark.parametrize("kind", ["int16", "uint16", "uint32", "uint64"])
+def test_the_largest_of_types_that_tvm_does_not_pick_from(kind: str) -> None:
+    b, element = Builder(24), helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    y = b.op("TopK", b.input("x", [5, 2], element), b.init(np.array([2])), axis=0, outputs=2)
+    b.output(y, None, element)
+    b.output(f"{y}:1", None, TensorProto.INT64)
+    x = np.array([[0, 2], [4, np.iinfo(kind).max], [2, 3], [6, 2], [4, 2]], kind)
+    graph = canonical(b.model())
+    found = qb.compile(graph, UNOPTIMIZED).run({"x": x})
+    for name, array in qb.evaluate(graph, {"x": x}).items():
+        np.testing.assert_array_equal(found[name], array, name, strict=True)
 
 
 def test_a_unit_matrix_of_no_columns() -> None:

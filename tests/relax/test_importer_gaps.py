@@ -135,6 +135,21 @@ def test_a_flatten_of_nothing(shape: tuple[int, ...], axis: int) -> None:
     check(canonical(b.model()))
 
 
+def test_an_operand_of_no_rows() -> None:
+    """TVM's importer takes an extent of 0 for an open one."""
+    b = Builder(25)
+    y = b.op("Mod", b.init(np.zeros((0, 1), np.float32)), b.input("x", [0, 1]), fmod=1)
+    b.output(y, None)
+    check(canonical(b.model()))
+
+
+def test_a_squeeze_of_whatever_is_1_is_refused() -> None:
+    b = Builder(17)
+    b.output(b.op("Squeeze", b.input("x", ["n", 3, "m"])), None)
+    with pytest.raises(UnsupportedTargetError, match="the run tells which extents are 1"):
+        qb.compile(canonical(b.model()))
+
+
 def test_an_open_vector_of_extents_is_refused() -> None:
     b = Builder(17)
     b.output(b.op("ConstantOfShape", b.input("shape", ["rank"], TensorProto.INT64)), None)

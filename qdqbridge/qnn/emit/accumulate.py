@@ -200,7 +200,8 @@ def _finish(
     zero = scope.number(np.zeros((), np.int32))
     real = scope.qnn("dequantize", [acc, scope.number(scale), zero], {"axis": axis})
     if bias is not None:
-        real = scope.emit(scope.op.add(real, _real_bias(scope, bias, axis, real, beta)))
+        fitting = scope.aligned([real, _real_bias(scope, bias, axis, real, beta)])
+        real = scope.emit(scope.op.add(*fitting))
     if result is not None:
         return scope.quantize(real, result.params)
     return scope.cast(real, tvm_dtype(node.output.type.dtype))

@@ -281,10 +281,28 @@ def _imported(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> ir.IRModu
     alone = adjusted(node.record(ForeignAttrs).model(node), node)
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # TVM prints before it raises
-            return from_onnx(alone, keep_params_in_input=False)
+            return from_onnx(alone, _shapes(alone.graph), keep_params_in_input=False)
     except Exception as error:  # TVM's converters raise whatever they meet
         reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
         raise unsupported(node, f"TVM's ONNX importer refuses it: {reason[0]}") from error
+
+
+def _shapes(graph: Any) -> dict[str, list[Any]]:
+    """Returns the shapes of a graph's inputs: TVM's importer itself takes 0 for an open extent."""
+    symbols: dict[str, Any] = {}
+
+    def extent(dim: Any) -> Any:
+        name = str(dim.dim_param)
+        if dim.HasField("dim_value"):
+            return int(dim.dim_value)
+        return symbols.setdefault(name, tirx.Var(name, "int64")) if name else tirx.Var("n", "int64")
+
+    types = {value.name: value.type.tensor_type for value in graph.input}
+    return {
+        name: [extent(dim) for dim in type_.shape.dim]
+        for name, type_ in types.items()
+        if type_.HasField("shape")
+    }
 
 
 def _defined(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:

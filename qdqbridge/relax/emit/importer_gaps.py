@@ -167,6 +167,13 @@ def _dropout(node: Node, attributes: ForeignAttrs) -> str | None:
     return "it never drops anything"
 
 
+def _squeeze(node: Node, attributes: ForeignAttrs) -> str | None:
+    del attributes
+    if len(node.inputs) > 1 and node.inputs[1] is not None:
+        return None
+    return "without axes the run tells which extents are 1, and how many are left"
+
+
 def _unique(node: Node, attributes: ForeignAttrs) -> str | None:
     stored = attributes.node.proto()
     inverse = stored.output[2:3]
@@ -196,6 +203,7 @@ _GAPS: Mapping[str, Callable[[Node, ForeignAttrs], str | None]] = {
     "LayerNormalization": _layer_normalization,
     "NonMaxSuppression": _suppression,
     "Resize": _resize,
+    "Squeeze": _squeeze,
     "Unique": _unique,
     **dict.fromkeys(_INDEXED, _indexing),
     **dict.fromkeys(

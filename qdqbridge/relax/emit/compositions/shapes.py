@@ -87,7 +87,7 @@ def _top_k(site: CompositionSite) -> Sequence[Expr]:
     if known == (0,):
         shape = [0 if place == axis else n for place, n in enumerate(site.extents(x))]
         return [site("zeros", shape, kind) for kind in (site.dtype(x), "int64")]
-    if known is not None and isinstance(extent, int):
+    if known is not None and isinstance(extent, int) and site.dtype(x) in _PICKED:
         raise NoRow("its k is known")
     largest = site.onnx.flag("largest", default=True)
     order = site("argsort", _ordered(site, x), axis, largest, "int64")
@@ -106,6 +106,8 @@ def _ordered(site: CompositionSite, x: Expr) -> Expr:
 
 
 _SORTED = ("float32", "float64", "int32", "int64")
+_PICKED = (*_SORTED, "float16", "int8", "uint8")
+"""Element types that TVM's own topk takes."""
 
 
 def _accumulated(name: str, neutral: int) -> Composition:
