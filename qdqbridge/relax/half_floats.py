@@ -35,6 +35,8 @@ _REDUCTIONS = ("relax.sum", "relax.mean", "relax.prod", _EINSUM)
 _OTHERS = (
     *_REDUCTIONS, _TRANSPOSED, "relax.variance", "relax.std",
     "relax.sigmoid", "relax.tanh",
+    "relax.sinh", "relax.cosh", "relax.asin", "relax.acos", "relax.atan", "relax.asinh",
+    "relax.acosh",
     "relax.nn.softmax", "relax.nn.log_softmax", "relax.nn.gelu", "relax.nn.gelu_tanh",
     "relax.nn.silu", "relax.nn.softplus", "relax.nn.layer_norm", "relax.nn.rms_norm",
     "relax.nn.group_norm", "relax.nn.instance_norm",
@@ -42,7 +44,7 @@ _OTHERS = (
     "relax.nn.adaptive_avg_pool1d", "relax.nn.adaptive_avg_pool2d",
     "relax.nn.adaptive_avg_pool3d", "relax.image.resize2d", "relax.image.resize3d",
 )  # fmt: skip
-"""What sums, and what TVM makes several steps of."""
+"""What sums, what TVM makes several steps of, and functions that it calls for wider types only."""
 
 
 def _product(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | None:

@@ -15,6 +15,7 @@ from onnx import TensorProto
 import qdqbridge as qb
 from tests.onnx_io.lowering_cases import ort_run
 from tests.onnx_models import Builder, canonical
+from tests.relax.targets import UNOPTIMIZED
 
 pytestmark = pytest.mark.relax
 
@@ -74,6 +75,19 @@ def test_the_interpreters_numbers_to_one_lsb(name: str) -> None:
     assert found.dtype == wanted.dtype == np.float16
     largest = np.abs(wanted).max()
     assert np.abs(found.astype(np.float32) - wanted).max() <= _LSB * np.spacing(largest)
+
+
+@pytest.mark.parametrize("name", ["Sinh", "Cosh", "Asin", "Acos", "Atan", "Asinh", "Acosh"])
+def test_functions_that_tvm_calls_for_wider_types_only(name: str) -> None:
+    b = Builder(opset=21)
+    y = b.op(name, b.input("x", ["n"], TensorProto.FLOAT16))
+    b.output(y, None, TensorProto.FLOAT16)
+    graph = canonical(b.model())
+    first = 1.0 if name == "Acosh" else -1.0
+    data = {"x": np.linspace(first, first + 0.75, 9).astype(np.float16)}
+    found, wanted = qb.compile(graph, UNOPTIMIZED).run(data)[y], qb.evaluate(graph, data)[y]
+    assert found.dtype == wanted.dtype == np.float16 and np.isfinite(wanted).all()
+    assert (np.abs(found.astype(np.float32) - wanted) <= _LSB * np.spacing(np.abs(wanted))).all()
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16])
