@@ -1,4 +1,4 @@
-"""Reductions over axes that only the run knows, and norms along one axis.
+"""Reductions over axes that only the run knows, of integers to floats, and norms along one axis.
 
 Over each axis in turn a tensor is reduced or left, as the axes say, and keeps its shape; what is
 repeated along the reduced axes is cut off in the end.
@@ -105,17 +105,38 @@ def _by(name: str, before: str = "", after: str = "") -> _Over:
 
     def over(site: CompositionSite, axes: _RunTimeAxes, x: Expr) -> Expr:
         total = axes.reduced(site, site(before, x) if before else x, name)
-        return site(after, total) if after else total
+        return _function(site, after, total) if after else total
 
     return over
 
 
-def _euclidean(site: CompositionSite, axes: _RunTimeAxes, x: Expr) -> Expr:
-    total = axes.reduced(site, site("multiply", x, x), "sum")
+def _function(site: CompositionSite, name: str, x: Expr) -> Expr:
+    """Returns a function of floats, of integers too: that of float64, cut off."""
     kind = site.dtype(x)
-    if "float" in kind:
-        return site("sqrt", total)
-    return site.cast(site("sqrt", site.cast(total, "float64")), kind)
+    whole = x if "float" in kind else site.cast(x, "float64")
+    return site.cast(site(name, whole), kind)
+
+
+_AFTER = {"ReduceL2": ("square", "sqrt"), "ReduceLogSum": ("", "log")}
+"""What is done before and after their sum; TVM's importer asks for floats."""
+
+
+def _of_integers(site: CompositionSite, axes: Sequence[int]) -> Expr:
+    """Returns such a reduction over known axes.
+
+    Raises:
+        NoRow: TVM's importer knows it.
+    """
+    x, given = site.arg(0), _AFTER.get(site.onnx.op_type)
+    if given is None or "int" not in site.dtype(x) or 0 in site.extents(x):
+        raise NoRow("its axes are known")
+    if not axes and site.onnx.flag("noop_with_empty_axes"):
+        raise NoRow("it has no axes")
+    before, after = given
+    along = [site.onnx.wrap(axis) for axis in axes] or None
+    keepdims = site.onnx.flag("keepdims", default=True)
+    total = site("sum", site(before, x) if before else x, along, keepdims=keepdims)
+    return site.cast(_function(site, after, total), site.dtype(x))
 
 
 def _mean(site: CompositionSite, axes: _RunTimeAxes, x: Expr) -> Expr:
@@ -149,8 +170,9 @@ def _of_nothing(site: CompositionSite, x: Expr, axes: _RunTimeAxes, *, keepdims:
 
 def _reduction(over: _Over) -> Composition:
     def emit(site: CompositionSite) -> Sequence[Expr]:
-        if not site.has(1) or site.constant_ints(1) is not None:
-            raise NoRow("its axes are known")
+        known = site.constant_ints(1) if site.has(1) else site.onnx.ints("axes", ())
+        if known is not None:
+            return [_of_integers(site, known)]
         x, keepdims = site.arg(0), site.onnx.flag("keepdims", default=True)
         none, kind = site.onnx.flag("noop_with_empty_axes"), site.dtype(x)
         axes = _RunTimeAxes.of(site, site.integers(1), site.rank(x), none=none)
@@ -183,7 +205,7 @@ REDUCTIONS: Mapping[str, Composition] = {
     "ReduceMin": _reduction(_by("min")),
     "ReduceProd": _reduction(_by("prod")),
     "ReduceL1": _reduction(_by("sum", before="abs")),
-    "ReduceL2": _reduction(_euclidean),
+    "ReduceL2": _reduction(_by("sum", before="square", after="sqrt")),
     "ReduceSumSquare": _reduction(_by("sum", before="square")),
     "ReduceLogSum": _reduction(_by("sum", after="log")),
     "ReduceLogSumExp": _reduction(_log_sum_exp),
