@@ -19,7 +19,8 @@ from qdqbridge.autoquant.profiling.control_flow import bodies_in, parts, runs_of
 from qdqbridge.autoquant.profiling.profile import Profile
 from qdqbridge.autoquant.profiling.samples import RunSamples, Sample
 from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions, matches, quantized
-from qdqbridge.autoquant.repair.steps import FloatReference, StepRecord
+from qdqbridge.autoquant.repair.float_reference import FloatReference
+from qdqbridge.autoquant.repair.steps import StepRecord
 from qdqbridge.autoquant.search.presets import GAIN, PRESETS, chosen, with_fewer
 from qdqbridge.autoquant.search.tuning import spread
 from qdqbridge.errors import QdqBridgeError, UnsupportedModelError

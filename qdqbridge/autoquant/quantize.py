@@ -32,19 +32,17 @@ from qdqbridge.autoquant.profiling.collect import (
 )
 from qdqbridge.autoquant.profiling.profile import Profile
 from qdqbridge.autoquant.profiling.samples import Samples
+from qdqbridge.autoquant.repair.other_scales import OtherScales
 from qdqbridge.autoquant.repair.rounds import Rounds
 from qdqbridge.autoquant.repair.steps import (
     DEFAULT,
     GRAPH_STEPS,
-    OtherScales,
     QuantizedState,
     StepRecord,
     check_steps,
-    is_closer,
-    outdone,
     repaired,
-    with_choosers_tried,
 )
+from qdqbridge.autoquant.repair.tried_choosers import is_closer, outdone, with_choosers_tried
 from qdqbridge.autoquant.search.tuning import spread_unlike
 from qdqbridge.autoquant.search.work_budget import WorkBudget
 from qdqbridge.errors import InputDataError, UnsupportedModelError, UnsupportedTargetError

@@ -5,7 +5,7 @@ import pytest
 
 from qdqbridge.autoquant.profiling.collect import prepared
 from qdqbridge.autoquant.profiling.samples import Samples
-from qdqbridge.autoquant.repair.steps import FloatReference
+from qdqbridge.autoquant.repair.float_reference import FloatReference
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.ops.attributes import NormAttrs
 from tests.autoquant.float_models import quantize_model

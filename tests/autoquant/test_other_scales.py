@@ -8,7 +8,8 @@ from onnx import TensorProto
 
 import qdqbridge as qb
 from qdqbridge.autoquant.profiling.samples import Samples
-from qdqbridge.autoquant.repair.steps import DEFAULT, MOST_LOST, OtherScales
+from qdqbridge.autoquant.repair.other_scales import MOST_LOST, OtherScales
+from qdqbridge.autoquant.repair.steps import DEFAULT
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.quantizing import quantization
 from tests.autoquant.float_models import quantize_plainly

@@ -14,8 +14,10 @@ from qdqbridge.autoquant.profiling.collect import prepared
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair import steps
 from qdqbridge.autoquant.repair.equalize import equalized, links, rescaled
+from qdqbridge.autoquant.repair.float_reference import FloatReference
 from qdqbridge.autoquant.repair.layers import layer_of
-from qdqbridge.autoquant.repair.steps import DEFAULT, GAIN, FloatReference, left_out_sqnr
+from qdqbridge.autoquant.repair.steps import DEFAULT, GAIN, left_out_sqnr
+from qdqbridge.autoquant.repair.tried_choosers import CHOOSERS, CLEARLY
 from qdqbridge.errors import InputDataError, UnsupportedModelError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.quantization import per_tensor
@@ -142,14 +144,14 @@ def test_channels_stay_as_they_are_where_other_choosers_do_better(apart, monkeyp
     def choosers_tried(state, *_, **__):
         tried.append(state)
         sqnr = 30.0 + apart * len(tried)
-        return state, steps.StepRecord(steps.CHOOSERS, True, "", 20.0, sqnr)
+        return state, steps.StepRecord(CHOOSERS, True, "", 20.0, sqnr)
 
     monkeypatch.setattr("qdqbridge.autoquant.quantize.with_choosers_tried", choosers_tried)
     graph, x = long_tailed(4)
     found = quantize_model(graph, {"x": x[:64]}, repair=("smooth",))
     scaled, plain = tried
     (record,) = found.repairs
-    taken = plain if apart > steps.CLEARLY else scaled
+    taken = plain if apart > CLEARLY else scaled
     assert found.decision is taken.decision and found.profile is taken.profile
     assert found.tuning is not None
     assert found.tuning.after == 30 + (2 * apart if taken is plain else apart)

@@ -3,61 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qdqbridge.autoquant.advice.few_samples import worth_trying
-from qdqbridge.autoquant.advice.uninformative import before_bounds
 from qdqbridge.autoquant.planning.decide import Decision, apply
 from qdqbridge.autoquant.planning.plan import Fixed
-from qdqbridge.autoquant.planning.targets import Target
-from qdqbridge.autoquant.profiling.collect import collect, onnxruntime_observer
 from qdqbridge.autoquant.profiling.profile import Profile
-from qdqbridge.autoquant.profiling.samples import (
-    RunSamples,
-    Sample,
-    Samples,
-    cut_along_examples,
-)
+from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair.correct import corrected
 from qdqbridge.autoquant.repair.equalize import equalized
+from qdqbridge.autoquant.repair.float_reference import Array, FloatReference, decibels
 from qdqbridge.autoquant.repair.gptq import with_rounding
 from qdqbridge.autoquant.repair.learn import learned
+from qdqbridge.autoquant.repair.other_scales import OtherScales
 from qdqbridge.autoquant.repair.smooth import smoothed
-from qdqbridge.autoquant.search.tuning import (
-    ELEMENTS,
-    LEAST,
-    SAMPLES,
-    Fold,
-    Progress,
-    Tuned,
-    spread,
-    taken,
-    tuned,
-)
+from qdqbridge.autoquant.search.tuning import LEAST, taken
 from qdqbridge.autoquant.search.work_budget import WorkBudget
-from qdqbridge.autoquant.simulation import Simulation
-from qdqbridge.errors import InputDataError, QdqBridgeError, UnsupportedTargetError
-from qdqbridge.graph.graph import Graph, Value
-from qdqbridge.graph.interpreter import evaluate
+from qdqbridge.errors import InputDataError, QdqBridgeError
+from qdqbridge.graph.graph import Graph
 
 GAIN = 0.02
 """What a step has to gain at least, in dB; less is chance."""
-CLEARLY = 1.0
-"""How much closer, in dB, choosers have to come without scaled channels to leave them unscaled."""
 ORDER = ("equalize", "smooth", "round", "learn", "bias")
 """All steps in the order in which they are done."""
 PARTS = 4
 """In so many parts samples are left out, to judge what others' ranges do to them."""
 GRAPH_STEPS = ("equalize", "smooth")
 """Those that scale channels of the float graph, so that it has to be looked at again."""
-CHOOSERS = "choosers"
-"""What trying other choosers is called in records."""
 DEFAULT = ORDER
 _RUNS = {"equalize": 9, "smooth": 12, "round": 3, "learn": 6, "bias": 3}
 """How often steps run the samples, about."""
@@ -322,255 +298,3 @@ class _Trials:
     def _has_wishes(self) -> bool:
         specs = self.state.decision.plan.specs.values()
         return any(isinstance(spec, Fixed) and spec.reason == "the user" for spec in specs)
-
-
-# ---- whether a step helped
-
-Array = NDArray[Any]
-Run = Callable[[Sample], Sequence[Array]]
-JUDGING = 64
-"""How many samples decide."""
-SCALES = (1 / 256, 1 / 16, 16.0, 256.0)
-"""Other scales of data: pixels as bytes or as shares, samples of sound as integers or as shares."""
-MOST_LOST = 3.0
-"""What all steps together may lose on data of another scale, in dB."""
-_ELSEWHERE, _NOISE, _EXACT = 16, 0.0, 120.0
-"""So many samples tell what is lost elsewhere. Below so many dB there is nothing left to lose, and
-what is closer than so many is exact."""
-
-
-class FloatReference:
-    """Holds what the float graph computes on a few samples, and compares other graphs with it.
-
-    Attributes:
-        samples: The samples, spread evenly over all there are.
-    """
-
-    def __init__(
-        self, graph: Graph, samples: Samples, limit: int = JUDGING, *, unbounded: bool = False
-    ) -> None:
-        """Runs the float graph.
-
-        Args:
-            graph: The float graph.
-            samples: Calibration data.
-            limit: How many samples to compare on.
-            unbounded: Compare what is given to gates and shares that end the network, which
-                saturate; only what stores no ranges computes that everywhere.
-        """
-        picked = np.linspace(0, len(samples) - 1, min(limit, len(samples))).astype(int)
-        self.samples, self._unbounded = [samples[int(i)] for i in picked], unbounded
-        run = self._runner(graph)
-        with cut_along_examples(graph.inputs):
-            self._wanted = [[a.astype(np.float64) for a in run(sample)] for sample in self.samples]
-
-    def sqnr(self, graph: Graph) -> float:
-        """Returns the output SQNR of ``graph`` in dB; of several outputs the mean noise counts."""
-        return decibels(float(self.errors(graph).mean()))
-
-    def errors(self, graph: Graph) -> Array:
-        """Returns the noise of every sample as share of the mean power, outputs averaged."""
-        run = self._runner(graph)
-        noise = np.zeros((len(self.samples), len(self._wanted[0])))
-        signal = np.zeros_like(noise)
-        for k, (sample, wanted) in enumerate(zip(self.samples, self._wanted, strict=True)):
-            for i, (got, want) in enumerate(zip(run(sample), wanted, strict=True)):
-                usable = np.isfinite(want)
-                noise[k, i] = np.sum((got[usable] - want[usable]) ** 2)
-                signal[k, i] = np.sum(want[usable] ** 2)
-        power = signal.mean(axis=0)
-        return (noise / np.where(power > 0, power, 1.0)).mean(axis=1)
-
-    def _runner(self, graph: Graph) -> Run:
-        outputs = graph.outputs
-        return runner(graph, [before_bounds(v) for v in outputs] if self._unbounded else outputs)
-
-
-class OtherScales:
-    """What repair costs data of other scales, where no range is stored that these would leave.
-
-    Weights alone fit data of any scale, and repair fits them to the data given. Behind inputs that
-    are far too small only biases count, behind those that are far too large none does: what gains
-    there may lose at the right scale.
-
-    Args:
-        graph: The float graph.
-        samples: Calibration data.
-    """
-
-    def __init__(self, graph: Graph, samples: Samples) -> None:
-        self._graph, self._samples = graph, spread(samples, _ELSEWHERE)
-        self._references: dict[float, FloatReference] | None = None
-        self._known: tuple[Graph | None, Mapping[float, float]] = (None, {})
-        self._lost: Mapping[float, float] = {}
-
-    @staticmethod
-    def of(decision: Decision, samples: Samples) -> OtherScales | None:
-        """Returns what judges repair of a decision; None where ranges are stored.
-
-        Args:
-            decision: That without repair.
-            samples: Calibration data.
-        """
-        return None if decision.values else OtherScales(decision.plan.graph, samples)
-
-    def refusal(self, before: Graph, after: Graph) -> str:
-        """Returns why a step must not be kept, nothing where it may be; then its loss is noted.
-
-        Args:
-            before: The quantized graph without the step.
-            after: With it.
-        """
-        graph, plain = self._known
-        plain = plain if graph is before else self._sqnr(before)
-        self._known, changed = (before, plain), self._sqnr(after)
-        lost = {f: self._lost.get(f, 0.0) + plain[f] - changed[f] for f in plain}
-        worst = max(lost, key=lambda f: lost[f], default=1.0)
-        if lost and lost[worst] > MOST_LOST:
-            scale = f"{worst:g} times as large" if worst > 1 else f"divided by {1 / worst:g}"
-            return f"it would lose {lost[worst]:.1f} dB on data {scale}"
-        self._known, self._lost = (after, changed), lost
-        return ""
-
-    def _sqnr(self, graph: Graph) -> Mapping[float, float]:
-        """Returns dB by scale, from those of noise to those of what is exact."""
-        found = {f: judge.sqnr(graph) for f, judge in self._judges().items()}
-        return {f: min(max(db, _NOISE), _EXACT) for f, db in found.items()}
-
-    def _judges(self) -> dict[float, FloatReference]:
-        if self._references is None:
-            self._references = {}
-            names = _with_a_scale(self._samples)
-            for factor in SCALES if names else ():
-                runs = RunSamples.of_runs([_scaled(s, names, factor) for s in self._samples])
-                try:
-                    judge = FloatReference(self._graph, runs, unbounded=True)
-                except QdqBridgeError:  # the model computes no such data
-                    continue
-                self._references[factor] = judge
-        return self._references
-
-
-def _with_a_scale(samples: Samples) -> list[str]:
-    """Returns the inputs of real numbers; one with two values at most is a mask or a constant."""
-    seen: dict[str, set[float]] = {}
-    for sample in samples:
-        for name, array in sample.items():
-            if array.dtype.kind == "f" and len(seen.setdefault(name, set())) <= 2:
-                seen[name].update(np.unique(array)[:3].tolist())
-    return [name for name, values in seen.items() if len(values) > 2]
-
-
-def _scaled(sample: Sample, names: Sequence[str], factor: float) -> Sample:
-    return {n: a * a.dtype.type(factor) if n in names else a for n, a in sample.items()}
-
-
-def decibels(ratio: float) -> float:
-    """Returns a ratio of noise to signal as dB; infinity where there is no noise."""
-    if math.isnan(ratio):
-        return -math.inf
-    return math.inf if ratio == 0 else -10 * math.log10(ratio)
-
-
-def runner(graph: Graph, values: Sequence[Value] | None = None) -> Run:
-    """Returns what runs a graph: onnxruntime, or the interpreter where ONNX cannot express it.
-
-    Args:
-        graph: Any graph.
-        values: What to return; None for its outputs.
-    """
-    from qdqbridge.onnx_io.runtime.running import Runner
-
-    wanted = graph.outputs if values is None else values
-    try:
-        return Runner(graph, wanted, optimized=False).run
-    except UnsupportedTargetError:
-
-        def interpreted(sample: Sample) -> list[Array]:
-            found = evaluate(graph, sample, wanted=wanted)[1]
-            return [found[value] for value in wanted]
-
-        return interpreted
-
-
-# ---- other choosers
-
-
-def with_choosers_tried(
-    state: QuantizedState,
-    data: Samples,
-    target: Target,
-    progress: Progress | None = None,
-    workers: int | str | None = None,
-) -> tuple[QuantizedState, StepRecord]:
-    """Returns ``state`` with parameters by those of the target's choosers that prove best.
-
-    Args:
-        state: A quantized graph with the target's own chooser's parameters.
-        data: Samples; some of them are used.
-        target: Its candidates are tried.
-        progress: Called with the number of tensors done, and of all.
-        workers: A number of processes, or ``ray``.
-    """
-    samples = spread(data, _count(data))
-    if len(samples) < LEAST:
-        told = f"{len(samples)} samples are too few to try choosers on"
-        return state, StepRecord(CHOOSERS, applied=False, told=told)
-    plan, seen = state.decision.plan, state.profile.by_name()
-    found = tuned(
-        state.decision,
-        {value: seen[value.name] for value in plan.observed()},
-        folds_of(state, samples),
-        target.chooser,
-        candidates=target.candidates,
-        weight_candidates=() if target.weight_chooser else target.weight_candidates,
-        workers=workers,
-        progress=progress,
-    )
-    if found.decision is state.decision or found.end <= found.start:
-        told = f"of {_listed(target)}, {target.chooser!r} is the best everywhere"
-        return state, StepRecord(CHOOSERS, False, told, found.start, found.end)
-    record = StepRecord(CHOOSERS, True, _told(found), found.start, found.end)
-    return QuantizedState(apply(found.decision), found.decision, state.profile), record
-
-
-def is_closer(tried: StepRecord, other: StepRecord) -> bool:
-    """True where choosers came clearly closer to the outputs of samples left out than elsewhere."""
-    if tried.after is None or other.after is None:
-        return False
-    return tried.after >= other.after + CLEARLY
-
-
-def outdone(steps: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
-    """Returns what became of steps that helped until choosers were tried without them."""
-    told = "other choosers do better without it"
-    return tuple(
-        replace(step, applied=False, told=f"{step.told}; {told}") if step.applied else step
-        for step in steps
-    )
-
-
-def folds_of(state: QuantizedState, samples: Samples) -> list[Fold]:
-    """Returns two folds: the samples with even numbers, and those with odd ones."""
-    plan = state.decision.plan
-    halves = [taken(samples, range(first, len(samples), 2)) for first in (0, 1)]
-    observer = onnxruntime_observer(plan.graph)
-    seen = [collect(plan.graph, half, observer).by_name() for half in halves]
-    return [
-        Fold(Simulation(plan, half), {value: other[value.name] for value in plan.observed()})
-        for half, other in zip(halves, reversed(seen), strict=True)
-    ]
-
-
-def _count(data: Samples) -> int:
-    return max(LEAST, min(SAMPLES, ELEMENTS // max(data.elements, 1)))
-
-
-def _listed(target: Target) -> str:
-    return ", ".join(map(repr, target.candidates))
-
-
-def _told(found: Tuned) -> str:
-    others = len(found.changes)
-    tensors = f"; another chooser for {others} tensor{'s' if others > 1 else ''}" if others else ""
-    return f"{found.chooser!r} for activations{tensors}"

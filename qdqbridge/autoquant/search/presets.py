@@ -16,7 +16,8 @@ from qdqbridge.autoquant.planning.formats import Format, Unstored
 from qdqbridge.autoquant.planning.targets import ACCUMULATORS, OperatorRule, Target
 from qdqbridge.autoquant.profiling.collect import Data, prepared
 from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
-from qdqbridge.autoquant.repair.steps import GRAPH_STEPS, FloatReference, StepRecord
+from qdqbridge.autoquant.repair.float_reference import FloatReference
+from qdqbridge.autoquant.repair.steps import GRAPH_STEPS, StepRecord
 from qdqbridge.autoquant.search.tuning import spread_unlike, taken
 from qdqbridge.autoquant.search.work_budget import WorkBudget
 from qdqbridge.errors import QdqBridgeError
