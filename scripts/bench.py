@@ -331,6 +331,7 @@ def quantize_options(quantize: argparse.ArgumentParser) -> None:
     quantize.add_argument(
         "--weights", help="int4; int4/channel or int4/32: weights alone, per channel or in blocks"
     )
+    quantize.add_argument("--activations", choices=["uint16"], help="by default 8 bits")
     quantize.add_argument("--without", nargs="+", default=(), help="parts of methods' names")
     quantize.add_argument("--samples", type=int, help="so many to calibrate with, not all")
     quantize.add_argument("--repeat", type=int, default=1, help="give each of them so often")
@@ -402,7 +403,8 @@ def main() -> int:
 
         ways = methods(
             arguments.target, arguments.choosers, pythons_of(arguments), arguments.weights,
-            others=not arguments.ours, without=arguments.without,
+            others=not arguments.ours, activations=arguments.activations,
+            without=arguments.without,
         )  # fmt: skip
         return bench_quantize(
             arguments.networks, arguments.seed, ways, arguments.json, arguments.folder,

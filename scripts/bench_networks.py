@@ -136,14 +136,19 @@ def _rewritten(path: Path, out: Path) -> None:
     qdqbridge.save(prepared(qdqbridge.load(path)), out, overwrite=True)
 
 
-def session(path: Path, *, optimized: bool = False) -> Any:
-    """Returns a file in onnxruntime, graph optimizations disabled unless they are asked for."""
+def session(path: Path, *, optimized: bool = False, written: Path | None = None) -> Any:
+    """Returns a file in onnxruntime, graph optimizations disabled unless they are asked for.
+
+    What these make of it is ``written`` to another file.
+    """
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.log_severity_level = 4
     if not optimized:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if written is not None:
+        options.optimized_model_filepath = str(written)
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 

@@ -3,7 +3,10 @@
 Every method (``bench_quantize_tools.py``) gets the same calibration samples; what is measured
 (``bench_quantize_figures.py``) are other samples. Figures are output SQNR in dB and, where there
 are labels, top-1 in percent; beside them stands the share of operators that compute whose operands
-are all stored as integers. ``--folder`` reads what ``quantization_networks.py`` trained.
+are all stored as integers, and of the kernels that onnxruntime runs with its optimizations on those
+that take integers. ``--folder`` reads what ``quantization_networks.py`` trained.
+
+``--activations uint16`` compares with 16-bit activations: ours, and onnxruntime's own.
 
 ``--weights int4`` stores weights in 4 bits per channel and activations in 8; ``--weights int4/32``
 stores weights alone, in 4 bits with a scale for every 32 of a sum, ``--weights int4/channel`` with
@@ -59,6 +62,7 @@ def show(found: Row) -> None:
         accuracy = "" if figures.top1 is None else f"  top-1 {figures.top1:6.2f} %"
         if np.isfinite(figures.decibels):
             number += f" ({figures.optimized:.2f} optimized)  {figures.integers:>7}"
+            number += f"  {figures.kernels:>7} kernels"
         print(f"    {method!s:<32}{number}{accuracy}  {figures.seconds:6.1f} s  {figures.remark}")
     for told, share in (("", 0.0), (" with as many operators on integers", found.share)):
         best = found.nearest(ORT, *OTHERS, share=share)
@@ -81,6 +85,7 @@ def as_json(rows: Sequence[Row]) -> str:
                         "dB": f.decibels,
                         "dB optimized": f.optimized,
                         "covered": f.integers,
+                        "kernels": f.kernels,
                         "top-1": f.top1,
                         "seconds": f.seconds,
                         "remark": f.remark,

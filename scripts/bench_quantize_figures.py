@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_networks import Array, Case, results
+from bench_networks import Array, Case, results, session
 from bench_quantize_tools import OURS, Method
 
 NO_ARITHMETIC = frozenset(
@@ -30,6 +30,8 @@ NO_ARITHMETIC = frozenset(
     }
 )  # fmt: skip
 """Operators that are not counted among those that run on integers or do not."""
+INTEGER_KERNELS = ("QLinear", "QGemm", "QAttention", "DynamicQuantize")
+"""How names of onnxruntime's integer kernels begin; in others ``Integer`` stands."""
 DRAWS, SURE = 2000, 95.0
 """How often samples are drawn anew, and how many percent of what they say is told."""
 WITH_WEIGHTS = frozenset({"Conv", "ConvTranspose", "GRU", "Gemm", "LSTM", "MatMul"})
@@ -42,6 +44,7 @@ class Figures:
     decibels: float = float("-inf")
     optimized: float = float("-inf")
     integers: str = ""
+    kernels: str = ""
     top1: float | None = None
     seconds: float = 0.0
     remark: str = ""
@@ -118,6 +121,7 @@ def row(case: Case, ways: Sequence[Method], coverage: Callable[[Path], str]) -> 
                 decibels(shares),
                 decibels(noise(reference, fused)) if fused else float("nan"),
                 coverage(out),
+                kernels(out) if fused else "",
                 top1(case, got),
                 seconds,
                 remark,
@@ -199,6 +203,39 @@ def integers(path: Path) -> str:
         or node.op_type.startswith("QLinear")
         or all(stored(name) for name in node.input[:2] if name)
         for node in computing
+    )
+    return f"{found}/{len(computing)}"
+
+
+def kernels(path: Path) -> str:
+    """Returns how many kernels of onnxruntime's take integers, and how many compute at all.
+
+    What reads stored integers need not be computed with them: of 16-bit activations onnxruntime
+    computes floats between DequantizeLinear and QuantizeLinear.
+    """
+    import onnx
+
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / "optimized.onnx"
+        session(path, optimized=True, written=written)
+        graph = onnx.load(written).graph
+    producers = {name: node for node in graph.node for name in node.output}
+
+    def codes(name: str) -> bool:
+        """True for a tensor of stored integers."""
+        node = producers.get(name)
+        if node is None or node.op_type == "DequantizeLinear":
+            return False
+        stores = node.op_type == "QuantizeLinear" or node.op_type.startswith("QLinear")
+        return stores or (bool(node.input) and codes(node.input[0]))
+
+    computing = [node for node in graph.node if node.op_type not in NO_ARITHMETIC]
+    found = sum(
+        node.op_type.startswith(INTEGER_KERNELS)
+        or "Integer" in node.op_type
+        or codes(node.input[0])
+        for node in computing
+        if node.input
     )
     return f"{found}/{len(computing)}"
 

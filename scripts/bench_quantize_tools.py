@@ -27,7 +27,7 @@ from bench_networks import Array, Case, modern, session
 OURS, ORT = "ours", "onnxruntime"
 ORT_METHODS = ("MinMax", "Percentile", "Entropy")
 INT4, BLOCKS, CHANNELS = "int4", "int4/32", "int4/channel"
-BLOCK = 32
+BLOCK, WIDE = 32, "uint16"
 ALONE = {BLOCKS: BLOCK, CHANNELS: None}
 """What stores weights alone, and the size of its blocks."""
 OTHERS = {
@@ -73,17 +73,21 @@ class Method:
         return f"{self.tool} {self.name}".strip()
 
 
-def ours(target: str, chooser: str | None, weights: str | None) -> Callable[[Case, Path], str]:
+def ours(
+    target: str, chooser: str | None, weights: str | None, activations: str | None = None
+) -> Callable[[Case, Path], str]:
     """Returns what quantizes with qdqbridge."""
     alone = weights in ALONE
 
     def run(case: Case, out: Path) -> str:
         import qdqbridge
+        from qdqbridge.autoquant.planning.format_names import format_of
 
+        formats = {} if activations is None else {"*": format_of(activations)}
         graph = qdqbridge.quantize(
             case.path, case.calibration,
             target="weight-only" if alone else target, chooser=chooser,
-            weights=INT4 if alone else weights, block=ALONE.get(weights or ""),
+            weights=INT4 if alone else weights, block=ALONE.get(weights or ""), formats=formats,
         )  # fmt: skip
         qdqbridge.save(graph, out, overwrite=True)
         return ""
@@ -91,23 +95,28 @@ def ours(target: str, chooser: str | None, weights: str | None) -> Callable[[Cas
     return run
 
 
-def by_onnxruntime(method: str, weights: str | None) -> Callable[[Case, Path], str]:
+def by_onnxruntime(
+    method: str, weights: str | None, activations: str | None = None
+) -> Callable[[Case, Path], str]:
     """Returns what quantizes with onnxruntime: uint8 activations, int8 weights per channel."""
     stored = "QInt4" if weights == "int4" else "QInt8"
+    read = "QUInt16" if activations == WIDE else "QUInt8"
 
     def run(case: Case, out: Path) -> str:
         try:
-            quantize_static(case, out, method, stored, per_channel=True)
+            quantize_static(case, out, method, (read, stored), per_channel=True)
         except ValueError:  # 1.31 cannot compare scales per channel with that of a bias
-            quantize_static(case, out, method, stored, per_channel=False)
+            quantize_static(case, out, method, (read, stored), per_channel=False)
             return "per tensor; it fails per channel"
         return ""
 
     return run
 
 
-def quantize_static(case: Case, out: Path, method: str, weights: str, *, per_channel: bool) -> None:
-    """Quantizes with onnxruntime."""
+def quantize_static(
+    case: Case, out: Path, method: str, types: tuple[str, str], *, per_channel: bool
+) -> None:
+    """Quantizes with onnxruntime, with these types of activations and weights."""
     from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -118,8 +127,8 @@ def quantize_static(case: Case, out: Path, method: str, weights: str, *, per_cha
         str(out),
         reader_of(case.calibration),
         quant_format=quantization.QuantFormat.QDQ,
-        activation_type=quantization.QuantType.QUInt8,
-        weight_type=quantization.QuantType[weights],
+        activation_type=quantization.QuantType[types[0]],
+        weight_type=quantization.QuantType[types[1]],
         per_channel=per_channel,
         calibrate_method=quantization.CalibrationMethod[method],
     )
@@ -361,6 +370,7 @@ def methods(
     weights: str | None = None,
     *,
     others: bool,
+    activations: str | None = None,
     without: Sequence[str] = (),
 ) -> list[Method]:
     """Returns what quantizes; ours first.
@@ -370,17 +380,21 @@ def methods(
         choosers: Ours to try.
         pythons: By tool of :data:`OTHERS`, the Python that has it.
         weights: How weights are stored: None for int8, ``int4`` or one of :data:`ALONE`.
-        others: Other tools as well.
+        others: Other tools as well; those of other Pythons not with 16-bit activations.
+        activations: :data:`WIDE`, or None for 8 bits.
         without: Parts of names of methods that are left out.
     """
     found = [
-        Method(OURS, c, ours(target, None if c == "default" else c, weights)) for c in choosers
+        Method(OURS, c, ours(target, None if c == "default" else c, weights, activations))
+        for c in choosers
     ]
     if others and weights not in ALONE:
-        found += [Method(ORT, name, by_onnxruntime(name, weights)) for name in ORT_METHODS]
+        found += [
+            Method(ORT, name, by_onnxruntime(name, weights, activations)) for name in ORT_METHODS
+        ]
     settings = OTHERS if weights is None else OTHERS_IN_4_BITS[weights]
     for tool, python in pythons.items():
-        if others:
+        if others and activations is None:
             found += [
                 Method(tool, name, by_other(tool, python, name)) for name in settings.get(tool, ())
             ]

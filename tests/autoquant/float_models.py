@@ -1,6 +1,7 @@
 """Small float networks and decisions about them, for tests of what follows a decision."""
 
 import numpy as np
+import onnx
 
 from qdqbridge.autoquant.planning.decide import decide
 from qdqbridge.autoquant.planning.plan import plan
@@ -94,3 +95,18 @@ def images(count=8):
 def slow_layer(target="a16w8"):
     """Returns :func:`one_large_layer` with 16-bit activations, which no engine is fast with."""
     return quantization(one_large_layer(), {"x": images()}, target=target, repair=(), tune=False)
+
+
+def masked(path):
+    """Attention whose mask is -1e4: no scale of 8 bits resolves that and the scores beside it."""
+    rng = np.random.default_rng(0)
+    b = Builder(17)
+    x = b.input("x", ["n", 8, 16])
+    weights = (rng.standard_normal((3, 16, 16)) / 4).astype(np.float32)
+    q, k, v = (b.op("MatMul", x, b.init(weight)) for weight in weights)
+    scores = b.op("MatMul", q, b.op("Transpose", k, perm=[0, 2, 1]))
+    mask = np.triu(np.full((8, 8), -1e4, np.float32), 1)
+    shares = b.op("Softmax", b.op("Add", scores, b.init(mask)), axis=-1)
+    b.output(b.op("MatMul", shares, v))
+    onnx.save(b.model(), path)
+    return path

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,17 @@ from qdqbridge.autoquant.advice.few_samples import (
 )
 from qdqbridge.autoquant.advice.input_scale import misscaled
 from qdqbridge.autoquant.choosers import MinMax
-from qdqbridge.autoquant.planning.targets import ORT, POWER_OF_TWO
+from qdqbridge.autoquant.planning.targets import ORT, POWER_OF_TWO, U8, Wide
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
 from qdqbridge.autoquant.repair.steps import GRAPH_STEPS
 from qdqbridge.autoquant.search import presets
 from qdqbridge.autoquant.search.presets import STEP, chosen
+from qdqbridge.autoquant.search.sensitivity_variants import wider
 from qdqbridge.autoquant.search.tuning import spread_unlike
 from qdqbridge.autoquant.search.work_budget import WorkBudget
 from qdqbridge.quantizing import quantization
+from tests.autoquant.float_models import masked
 from tests.onnx_models import Builder, canonical
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
@@ -83,21 +86,6 @@ def test_a_sample_far_larger_than_all_others_is_left_out_and_told(caplog, tmp_pa
     assert sqnr(CNN, graph, {"input": IMAGES[100:200]}) > 25
 
 
-def masked(path):
-    """Attention whose mask is -1e4: no scale of 8 bits resolves that and the scores beside it."""
-    rng = np.random.default_rng(0)
-    b = Builder(17)
-    x = b.input("x", ["n", 8, 16])
-    weights = (rng.standard_normal((3, 16, 16)) / 4).astype(np.float32)
-    q, k, v = (b.op("MatMul", x, b.init(weight)) for weight in weights)
-    scores = b.op("MatMul", q, b.op("Transpose", k, perm=[0, 2, 1]))
-    mask = np.triu(np.full((8, 8), -1e4, np.float32), 1)
-    shares = b.op("Softmax", b.op("Add", scores, b.init(mask)), axis=-1)
-    b.output(b.op("MatMul", shares, v))
-    onnx.save(b.model(), path)
-    return path
-
-
 def test_fewer_operators_run_on_integers_where_all_are_bad(tmp_path):
     path = masked(tmp_path / "f.onnx")
     rng = np.random.default_rng(1)
@@ -117,14 +105,19 @@ def ends(b, start, end):
     return (b.init(np.array([n], np.int64)) for n in (start, end, 1))
 
 
-def headed(path):
-    """Products whose results are decoded by operators between whose results little is left."""
+def headed(path, *, bounded=False):
+    """Products whose results are decoded by operators between whose results little is left.
+
+    ``bounded`` cuts them off at numbers that many samples reach: others leave no range then.
+    """
     rng = np.random.default_rng(0)
     b = Builder(17)
     x = b.input("x", ["n", 16])
     y = b.op("Relu", b.op("MatMul", x, b.init((rng.standard_normal((16, 32)) / 4).astype("f4"))))
     y = b.op("MatMul", y, b.init((rng.standard_normal((32, 8)) / 4).astype("f4")))
     y = b.op("Add", y, b.init(rng.standard_normal(8).astype("f4")))
+    if bounded:
+        y = b.op("Clip", y, b.init(np.array(-1, np.float32)), b.init(np.array(1, np.float32)))
     u, v = b.op("Slice", y, *ends(b, 0, 4)), b.op("Slice", y, *ends(b, 4, 8))
     far = b.op("Add", u, b.init(np.full(4, 100, np.float32)))
     whole = b.op("Mul", far, b.op("Add", v, b.init(np.full(4, 100, np.float32))))
@@ -144,6 +137,75 @@ def test_what_follows_the_last_products_stays_float_where_that_helps(tmp_path):
     assert "Relu" in kinds and not kinds & {"Mul", "Sub"}
     everything = qb.quantize(path, {"x": x}, repair=())
     assert sqnr(path, made.graph, {"x": unseen}) > sqnr(path, everything, {"x": unseen}) + 3
+
+
+def widths(graph):
+    """Returns the operators by the bits of what they compute."""
+    found: dict[int, set[str]] = {}
+    for node in graph.nodes:
+        if node.output.quant is not None:
+            bits = node.output.quant.params.storage_dtype.bits
+            found.setdefault(bits, set()).add(node.op.name)
+    return found
+
+
+def even(seed, *shape):
+    """Returns samples whose range others do not leave."""
+    return np.random.default_rng(seed).uniform(-1.7, 1.7, shape).astype(np.float32)
+
+
+def test_sixteen_bits_come_before_float_where_the_engine_has_kernels_for_them(tmp_path):
+    path = masked(tmp_path / "f.onnx")
+    x, unseen = even(1, 64, 8, 16), even(2, 64, 8, 16)
+    made = quantization(path, {"x": x}, target="qnn")
+    first = made.made.repairs[0]
+    assert first.step == STEP and first.applied
+    assert first.told == "16-bit activations of all but products"
+    assert not made.made.decision.plan.floats
+    assert {"Add", "Softmax"} <= widths(made.graph)[16]
+    assert "MatMul" in widths(made.graph)[8]  # what reads no more bits keeps the target's own
+    everything = qb.quantize(path, {"x": x}, target="qnn", repair=())
+    assert sqnr(path, made.graph, {"x": unseen}) > sqnr(path, everything, {"x": unseen}) + 6
+
+
+def test_sixteen_bits_are_told_where_the_engine_computes_them_in_floats(tmp_path):
+    """They stay float there, which is quicker: the file is the one of a target without them."""
+    path = masked(tmp_path / "f.onnx")
+    x, unseen = even(1, 64, 8, 16), even(2, 64, 8, 16)
+    made = quantization(path, {"x": x})
+    first = made.made.repairs[0]
+    told = first.told
+    assert "--format '*=uint16'" in told and "no integer kernels" in told
+    silent = quantization(path, {"x": x}, target=replace(ORT, wide=Wide.REFUSED))
+    assert silent.made.repairs[0].told == told.split(";")[0]
+    assert silent.graph.digest == made.graph.digest
+    promised = float(told.split(" dB")[0].split()[-1])
+    plain: dict[str, Any] = {"repair": (), "tune": False, "formats": {"*": wider(U8)}}
+    wide = quantization(path, {"x": x}, **plain)
+    assert not wide.made.decision.plan.floats and set(widths(wide.graph)) == {16}
+    assert first.after is not None and promised >= first.after
+    assert sqnr(path, wide.graph, {"x": unseen}) > promised - 1
+
+
+def test_what_follows_the_last_products_gets_sixteen_bits(tmp_path):
+    path = headed(tmp_path / "f.onnx", bounded=True)
+    x = even(1, 64, 16)
+    made = quantization(path, {"x": x}, target="qnn")
+    first = made.made.repairs[0]
+    assert first.applied and first.told == "16-bit activations of what follows the last products"
+    assert not made.made.decision.plan.floats
+    assert {"Mul", "Sub"} <= widths(made.graph)[16]
+    assert widths(made.graph)[8] >= {"Dense"}
+
+
+def test_engines_that_take_no_sixteen_bits_get_none(tmp_path):
+    path = masked(tmp_path / "f.onnx")
+    x = even(1, 64, 8, 16)
+    for target in ("tensorrt", "tflite"):
+        made = quantization(path, {"x": x}, target=target)
+        first = made.made.repairs[0]
+        assert first.step == STEP and "16-bit" not in first.told
+        assert set(widths(made.graph)) == {8}
 
 
 def test_what_is_tried_hangs_on_work_and_not_on_time(monkeypatch):

@@ -18,8 +18,9 @@ from qdqbridge.autoquant.planning.targets import TARGETS
 from qdqbridge.engines import ENGINES, EngineVerdict
 from qdqbridge.graph.copying import symbolic_extents, with_numbers
 from qdqbridge.graph.graph import Graph
+from qdqbridge.quantizing import quantization
 from qdqbridge.sources import load_model
-from tests.autoquant.float_models import quantize_plainly
+from tests.autoquant.float_models import masked, quantize_plainly
 from tests.engines.target_networks import NETWORKS, samples
 
 ENGINE = {"qnn": "qnn-htp", "openvino": "openvino", "tflite": "litert"}
@@ -111,3 +112,20 @@ def test_sixteen_bits_are_taken_and_computed_right(engine: str, name: str, tmp_p
     theirs = [array for each in found for array in each.values()]
     ours = [array for feed in feeds for array in qb.evaluate(read, feed).values()]
     assert agreement(theirs, ours) > (80 if engine == "openvino" else 40)
+
+
+@pytest.mark.parametrize("engine", ["qnn-htp", "qnn-htp-v73"])
+def test_what_8_bits_lose_is_taken_in_16_and_not_left_float(engine: str, tmp_path: Path) -> None:
+    """By the defaults: a mask of -1e4 in 8 bits leaves nothing of the scores beside it."""
+    model, path = masked(tmp_path / "float.onnx"), tmp_path / "written.onnx"
+    x = np.random.default_rng(1).uniform(-1.7, 1.7, (72, 8, 16)).astype(np.float32)
+    made = quantization(model, {"x": x[:64]}, target="qnn").graph
+    graph = with_numbers(made, dict.fromkeys(symbolic_extents(made), 1))
+    qb.save(graph, path, ENGINES[engine].profile)
+    feeds = [{"x": x[i : i + 1]} for i in range(64, 72)]
+    with qb.open_engine(engine, path) as judge:
+        verdict = judge.taken()
+        found = [array for feed in feeds for array in judge.run(feed, judge.outputs).values()]
+    assert verdict.takes_all, verdict.left
+    wanted = [a for feed in feeds for a in qb.evaluate(qb.load(model), feed).values()]
+    assert agreement(found, wanted) > 25

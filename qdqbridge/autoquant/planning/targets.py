@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from types import MappingProxyType
 
 import numpy as np
@@ -129,6 +130,14 @@ class OperatorRule:
         return node.op.name in self.ops and self.when(node)
 
 
+class Wide(Enum):
+    """What an engine makes of 16-bit activations."""
+
+    INTEGERS = "integer kernels"
+    FLOATS = "floats between the roundings: right, but slower than what is not rounded"
+    REFUSED = "it takes none, or not of every operator"
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A description of what runs on integers, and how.
@@ -146,6 +155,8 @@ class Target:
         float_biases: Biases of sums that leave unrounded stay real numbers; else they are int32.
         functions: Elementwise operators in a row that are one function of one tensor are rounded
             once; else each of them is.
+        wide: What the engine makes of 16-bit activations. Where it has integer kernels for them,
+            what loses too much in 8 bits is tried in 16 before it stays float.
         residuals: Quantize the results of products that an Add of two tensors reads. TensorRT
             fuses the Add with the product where that operand is float.
         arithmetic: How its products are added and rounded.
@@ -169,6 +180,7 @@ class Target:
     float_results: Collection[str] = ()
     float_biases: bool = False
     functions: bool = True
+    wide: Wide = Wide.REFUSED
     residuals: bool = True
     arithmetic: IntegerArithmetic = CONTRACT
     proven: bool = True
@@ -261,8 +273,8 @@ _IN_ORT = (
 """onnxruntime 1.32 makes stored weights of an LSTM or GRU real numbers in every run: a quarter of
 the size, and 1.2 to 1.5 times the time. Its QLinearSoftmax multiplies with the whole part of the
 scale's reciprocal: where that is 254.99998, 1.0 is stored as 254."""
-ORT = Target("ort", "ort", U8, PER_CHANNEL, _IN_ORT, float_results=_FLOAT_IN_ORT)
-ORT_S8 = Target("ort-s8", "ort", S8, PER_CHANNEL, _IN_ORT, float_results=_FLOAT_IN_ORT)
+ORT = Target("ort", "ort", U8, PER_CHANNEL, _IN_ORT, float_results=_FLOAT_IN_ORT, wide=Wide.FLOATS)
+ORT_S8 = replace(ORT, name="ort-s8", activations=S8)
 TENSORRT = Target(
     "tensorrt",
     "tensorrt",
@@ -273,7 +285,7 @@ TENSORRT = Target(
     float_biases=True,
     residuals=False,
 )
-QNN = Target("qnn", "qnn", U8, PER_CHANNEL, PRESCRIBED, functions=False)
+QNN = Target("qnn", "qnn", U8, PER_CHANNEL, PRESCRIBED, functions=False, wide=Wide.INTEGERS)
 A16W8 = Target("a16w8", "qnn", U16, PER_CHANNEL, PRESCRIBED, functions=False)
 
 
@@ -299,6 +311,7 @@ OPENVINO = Target(
     ),
     float_results=ACCUMULATORS,
     functions=False,
+    wide=Wide.FLOATS,
 )
 
 

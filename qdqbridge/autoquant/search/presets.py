@@ -1,23 +1,29 @@
-"""What runs on integers at all, decided by trying where everything on integers is bad.
+"""What runs on integers at all, and on how many bits, by trying where 8 bits everywhere are bad.
 
 Some networks do not bear that their norms, activations and sums of residuals are rounded to 8 bits:
 language models with a few loud channels, above all. The target's rules are tried first; only where
-the outputs of samples that nobody chose parameters by are bad, fewer operators run on integers, and
-the choice that brings most is taken. What is tried is quantized plainly, in seconds; the full work
-is done once, for what was chosen.
+the outputs of samples that nobody chose parameters by are bad, some operators get 16-bit
+activations if the engine has integer kernels for these, and fewer run on integers if that does not
+mend it. The choice that brings most is taken. What is tried is quantized plainly, in seconds; the
+full work is done once, for what was chosen.
+
+An engine that computes 16-bit activations in floats between the roundings gains nothing by them:
+there the operators stay float, and what the 16 bits would give is told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from qdqbridge.autoquant.planning.formats import Format, Unstored
-from qdqbridge.autoquant.planning.targets import ACCUMULATORS, OperatorRule, Target
+from qdqbridge.autoquant.planning.targets import ACCUMULATORS, OperatorRule, Target, Wide
 from qdqbridge.autoquant.profiling.collect import Data, prepared
 from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
 from qdqbridge.autoquant.repair.float_reference import FloatReference
 from qdqbridge.autoquant.repair.steps import GRAPH_STEPS, StepRecord
+from qdqbridge.autoquant.search.sensitivity_variants import widened, wider
 from qdqbridge.autoquant.search.tuning import spread_unlike, taken
 from qdqbridge.autoquant.search.work_budget import WorkBudget
 from qdqbridge.errors import QdqBridgeError
@@ -39,19 +45,43 @@ _ENDS = (ADD, RELU, CLIP)
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A choice of what runs on integers.
+    """A choice of what runs on integers as the target says.
 
     Attributes:
         name: What users are told.
+        rest: All others: they stay float, or get 16-bit activations.
         rules: From a target's rules to those that are left.
         good: It is tried where the outputs are further from the float model's, in dB.
         gain: What it has to gain.
     """
 
     name: str
+    rest: str
     rules: Callable[[Sequence[OperatorRule]], tuple[OperatorRule, ...]]
     good: float = GOOD
     gain: float = GAIN
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """A preset for a target.
+
+    Attributes:
+        preset: When it is tried, and what it has to gain.
+        told: What users are told of it.
+        kept: The rules of what runs as the target says.
+        target: What is quantized for.
+    """
+
+    preset: Preset
+    told: str
+    kept: tuple[OperatorRule, ...]
+    target: Target
+
+    def changes(self, node: Node) -> bool:
+        """True for a node that runs otherwise than the target says."""
+        rule = self.target.rule_for(node)
+        return not any(rule is kept for kept in self.kept)
 
 
 def _stores_weights_alone(rule: OperatorRule) -> bool:
@@ -87,6 +117,18 @@ def with_fewer(
     told = f"the outputs are closer to the float model's with {name} on integers"
     left = [replace(r, quantized=False, reason=told) if r.quantized else r for r in target.rules]
     return replace(target, rules=(*rules, *left), **changed)
+
+
+def with_wider(target: Target, rules: Sequence[OperatorRule]) -> Target:
+    """Returns a target with 16-bit activations of all that ``rules`` are not about."""
+    wide = widened(target)
+    left = [
+        replace(rule, operands=wider(rule.operands) or wide, result=wider(rule.result) or wide)
+        if rule.quantized and not _stores_weights_alone(rule)
+        else rule
+        for rule in target.rules
+    ]
+    return replace(target, rules=(*rules, *left))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +185,36 @@ def _ends_product(node: Node) -> bool:
 
 
 PRESETS = (
-    Preset("all but what follows the last products", _headless, HEAD_GOOD, HEAD_GAIN),
-    Preset("products only", _products),
-    Preset("products with constant weights only", _weighted),
-)
+    Preset(
+        "all but what follows the last products", "what follows the last products", _headless,
+        HEAD_GOOD, HEAD_GAIN,
+    ),
+    Preset("products only", "all but products", _products),
+    Preset(
+        "products with constant weights only", "all but products with constant weights", _weighted
+    ),
+)  # fmt: skip
 """What is tried, most integers first."""
+_NONE = Preset("nothing", "all operators", lambda rules: ())
+"""For what loses too much where even products with constant weights have 8-bit activations."""
+
+
+def _attempts(target: Target) -> Iterator[_Attempt]:
+    """Yields what is tried for a target: first more bits, which leave nothing float.
+
+    Where there are such, float operators have to gain as much as many of them, be they few: they
+    cut a model that else runs on integers from end to end.
+    """
+    wide = target.wide is Wide.INTEGERS and widened(target) is not None
+    for preset in (*PRESETS, _NONE) if wide else ():
+        kept = preset.rules(target.rules)
+        told = f"16-bit activations of {preset.rest}"
+        yield _Attempt(preset, told, kept, with_wider(target, kept))
+    for preset in PRESETS:
+        kept = preset.rules(target.rules)
+        own = replace(preset, good=GOOD, gain=GAIN) if wide else preset
+        told = f"{preset.name} on integers"
+        yield _Attempt(own, told, kept, with_fewer(target, preset.name, kept))
 
 
 def chosen(
@@ -183,29 +250,43 @@ def chosen(
         start = best = judge.sqnr(made.graph)
     if start >= HEAD_GOOD:
         return options, None
-    found, name, rules = options, "", made.decision.plan.rules
+    found, kept, rules = options, "", made.decision.plan.rules
     told = "fewer integer operators would not help"
-    for preset in PRESETS:
-        if best >= preset.good:
+
+    def tried(other: Target, options: QuantizeOptions = plain) -> float:
+        """Returns how close the outputs come, which is nothing where nothing can be quantized."""
+        work.spend(made.decision.plan.graph, made.profile, _RUNS * len(seen))
+        wanted = replace(options, target=other)
+        try:
+            return judge.sqnr(quantized(graph, seen, wanted, profile=profile).graph)
+        except QdqBridgeError:  # the target's own rules stay
+            return -math.inf
+
+    for attempt in _attempts(target):
+        if best >= attempt.preset.good or not any(attempt.changes(node) for node in rules):
             continue
         if not work.left:
             told = "the budget was spent before all choices were tried; --budget gives more"
             break
-        work.spend(made.decision.plan.graph, made.profile, _RUNS * len(seen))
-        other = with_fewer(target, preset.name, preset.rules(target.rules))
-        if all(other.rule_for(node) for node in rules):
-            continue  # it leaves nothing float that is not so already
-        try:
-            sqnr = judge.sqnr(
-                quantized(graph, seen, replace(plain, target=other), profile=profile).graph
-            )
-        except QdqBridgeError:  # nothing is left to quantize: the target's own rules stay
-            continue
-        if sqnr >= best + preset.gain:
-            best, found, name = sqnr, replace(options, target=other), preset.name
-    if name:
-        return found, StepRecord(STEP, True, f"{name} on integers", start, best)
-    return options, None if start >= GOOD else StepRecord(STEP, False, told, start, best)
+        sqnr = tried(attempt.target)
+        if sqnr >= best + attempt.preset.gain:
+            best, found, kept = sqnr, replace(options, target=attempt.target), attempt.told
+    if start >= GOOD:
+        return found, StepRecord(STEP, True, kept, start, best) if kept else None
+    told = kept or told
+    if target.wide is Wide.FLOATS and work.left:
+        sqnr = tried(with_wider(target, ()), unscaled)
+        told += f"; {_of_floats(target, sqnr)}" if sqnr >= best else ""
+    return found, StepRecord(STEP, bool(kept), told, start, best)
+
+
+def _of_floats(target: Target, sqnr: float) -> str:
+    """Returns what is told of 16-bit activations that the engine computes in floats."""
+    return (
+        f"--format '*={widened(target)}' gives all operators 16-bit activations, with "
+        f"{sqnr:.1f} dB before repair; but the engine has no integer kernels for them, and "
+        "computes floats between the roundings, slower than what is left float"
+    )
 
 
 def _open(target: Target, options: QuantizeOptions) -> bool:

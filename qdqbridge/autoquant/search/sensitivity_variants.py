@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from qdqbridge.autoquant.hardware.scales import suited
 from qdqbridge.autoquant.planning.decide import Decision, activations, decide
-from qdqbridge.autoquant.planning.formats import Format
+from qdqbridge.autoquant.planning.formats import Format, Unstored
 from qdqbridge.autoquant.planning.plan import (
     Fixed,
     Observed,
@@ -221,12 +221,16 @@ _WIDE = {
 }  # fmt: skip
 
 
+def wider(format: Format | Unstored | None) -> Format | None:
+    """Returns a format of integers in 16 bits; None where it has them, or is none."""
+    if not isinstance(format, Format) or format.storage not in _WIDE:
+        return None
+    return replace(format, storage=_WIDE[format.storage])
+
+
 def widened(target: Target) -> Format | None:
     """Returns the format of the target's activations in 16 bits; None where they have them."""
-    own = target.activations
-    if not isinstance(own, Format) or own.storage not in _WIDE:
-        return None
-    return replace(own, storage=_WIDE[own.storage])
+    return wider(target.activations)
 
 
 def narrowed(target: Target) -> Format | None:
