@@ -136,15 +136,19 @@ def _rewritten(path: Path, out: Path) -> None:
     qdqbridge.save(prepared(qdqbridge.load(path)), out, overwrite=True)
 
 
-def session(path: Path, *, optimized: bool = False, written: Path | None = None) -> Any:
+def session(
+    path: Path, *, optimized: bool = False, written: Path | None = None, threads: int = 0
+) -> Any:
     """Returns a file in onnxruntime, graph optimizations disabled unless they are asked for.
 
-    What these make of it is ``written`` to another file.
+    What these make of it is ``written`` to another file. It has so many ``threads``, 0 for as many
+    as there are cores.
     """
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = threads
     if not optimized:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if written is not None:

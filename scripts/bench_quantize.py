@@ -4,7 +4,8 @@ Every method (``bench_quantize_tools.py``) gets the same calibration samples; wh
 (``bench_quantize_figures.py``) are other samples. Figures are output SQNR in dB and, where there
 are labels, top-1 in percent; beside them stands the share of operators that compute whose operands
 are all stored as integers, and of the kernels that onnxruntime runs with its optimizations on those
-that take integers. ``--folder`` reads what ``quantization_networks.py`` trained.
+that take integers, with the CPU time of a sample on one thread. ``--folder`` reads what
+``quantization_networks.py`` trained.
 
 ``--activations uint16`` compares with 16-bit activations: ours, and onnxruntime's own.
 
@@ -55,14 +56,14 @@ class Calibration:
 def show(found: Row) -> None:
     """Prints the figures of one network."""
     accuracy = "" if found.top1 is None else f", float top-1 {found.top1:.2f} %"
-    print(f"{found.case.name}{accuracy}")
+    print(f"{found.case.name}{accuracy}, float {found.milliseconds:.2f} ms")
     for method, figures in found.figures.items():
         none = "  nothing quantized" if figures.decibels > 0 else "    no file"
         number = f"{figures.decibels:7.2f} dB" if np.isfinite(figures.decibels) else none
         accuracy = "" if figures.top1 is None else f"  top-1 {figures.top1:6.2f} %"
         if np.isfinite(figures.decibels):
             number += f" ({figures.optimized:.2f} optimized)  {figures.integers:>7}"
-            number += f"  {figures.kernels:>7} kernels"
+            number += f"  {figures.kernels:>7} kernels  {figures.milliseconds:6.2f} ms"
         print(f"    {method!s:<32}{number}{accuracy}  {figures.seconds:6.1f} s  {figures.remark}")
     for told, share in (("", 0.0), (" with as many operators on integers", found.share)):
         best = found.nearest(ORT, *OTHERS, share=share)
@@ -80,12 +81,14 @@ def as_json(rows: Sequence[Row]) -> str:
         {
             found.case.name: {
                 "float top-1": found.top1,
+                "float milliseconds": found.milliseconds,
                 **{
                     str(m): {
                         "dB": f.decibels,
                         "dB optimized": f.optimized,
                         "covered": f.integers,
                         "kernels": f.kernels,
+                        "milliseconds": f.milliseconds,
                         "top-1": f.top1,
                         "seconds": f.seconds,
                         "remark": f.remark,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import tempfile
 import time
@@ -30,8 +31,12 @@ NO_ARITHMETIC = frozenset(
     }
 )  # fmt: skip
 """Operators that are not counted among those that run on integers or do not."""
+RUNS = 50
+"""The shortest of so many runs counts: other processes only ever make one longer."""
 INTEGER_KERNELS = ("QLinear", "QGemm", "QAttention", "DynamicQuantize")
 """How names of onnxruntime's integer kernels begin; in others ``Integer`` stands."""
+QGEMM_SCALE = 7
+"""Which input of a QGemm is the scale of its result, which is float without one."""
 DRAWS, SURE = 2000, 95.0
 """How often samples are drawn anew, and how many percent of what they say is told."""
 WITH_WEIGHTS = frozenset({"Conv", "ConvTranspose", "GRU", "Gemm", "LSTM", "MatMul"})
@@ -45,6 +50,7 @@ class Figures:
     optimized: float = float("-inf")
     integers: str = ""
     kernels: str = ""
+    milliseconds: float = float("nan")
     top1: float | None = None
     seconds: float = 0.0
     remark: str = ""
@@ -63,6 +69,7 @@ class Row:
 
     case: Case
     top1: float | None
+    milliseconds: float
     figures: Mapping[Method, Figures] = field(default_factory=dict[Method, Figures])
 
     def best(self, *tools: str, share: float = 0.0) -> float:
@@ -122,12 +129,13 @@ def row(case: Case, ways: Sequence[Method], coverage: Callable[[Path], str]) -> 
                 decibels(noise(reference, fused)) if fused else float("nan"),
                 coverage(out),
                 kernels(out) if fused else "",
+                milliseconds(out, case) if fused else float("nan"),
                 top1(case, got),
                 seconds,
                 remark,
                 shares,
             )
-    return Row(case, top1(case, reference), found)
+    return Row(case, top1(case, reference), milliseconds(case.path, case), found)
 
 
 def optimized(out: Path, case: Case, remark: str) -> tuple[list[Array], str]:
@@ -207,6 +215,18 @@ def integers(path: Path) -> str:
     return f"{found}/{len(computing)}"
 
 
+def milliseconds(path: Path, case: Case) -> float:
+    """Returns what a sample takes in onnxruntime with its optimizations: CPU, one thread."""
+    runner = session(path, optimized=True, threads=1)
+    sample = {name: array[:1] for name, array in case.measured.items()}
+    best = math.inf
+    for _ in range(RUNS):
+        start = time.process_time()
+        runner.run(None, sample)
+        best = min(best, time.process_time() - start)
+    return 1e3 * best
+
+
 def kernels(path: Path) -> str:
     """Returns how many kernels of onnxruntime's take integers, and how many compute at all.
 
@@ -224,8 +244,10 @@ def kernels(path: Path) -> str:
     def codes(name: str) -> bool:
         """True for a tensor of stored integers."""
         node = producers.get(name)
-        if node is None or node.op_type == "DequantizeLinear":
-            return False
+        if node is None or node.op_type == "DequantizeLinear" or "Integer" in node.op_type:
+            return False  # MatMulIntegerToFloat and the like
+        if node.op_type == "QGemm":
+            return len(node.input) > QGEMM_SCALE and bool(node.input[QGEMM_SCALE])
         stores = node.op_type == "QuantizeLinear" or node.op_type.startswith("QLinear")
         return stores or (bool(node.input) and codes(node.input[0]))
 
