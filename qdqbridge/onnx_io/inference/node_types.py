@@ -35,7 +35,7 @@ Extents: TypeAlias = "tuple[Dim | None, ...]"
 """The shape of a result, None for each extent that does not follow."""
 
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
-_SHAPED_AS_INPUT = ("Gelu", "QuickGelu", "RotaryEmbedding")
+_SHAPED_AS_INPUT = ("Gelu", "QuickGelu", "RotaryEmbedding", "MoE", "QMoE")
 _NORMS = ("LayerNormalization", "SimplifiedLayerNormalization")
 """Those of onnxruntime, which it has at every opset."""
 _FAILURES = (onnx.shape_inference.InferenceError, RuntimeError, ValueError, MemoryError)

@@ -12,7 +12,7 @@ from qdqbridge.ops.causal_convolution import CAUSAL_CONV, CausalConvAttrs
 from qdqbridge.ops.dynamic import LAST_OF_BLOCK, SMALLEST
 from qdqbridge.ops.experts import (
     EXPERTS,
-    HALVES,
+    GATED,
     INTERLEAVED,
     STORED_EXPERTS,
     ExpertsAttrs,
@@ -182,22 +182,31 @@ def _greatest(site: CompositionSite, logits: Expr, count: int) -> tuple[Expr, Ex
 
 def _activated(site: CompositionSite, a: ExpertsAttrs, x: Expr, other: Expr | None) -> Expr:
     kind = a.activation_type
+    if kind in GATED and a.swiglu_fusion:
+        x, other = _halves(site, a, x)
     if kind == "swiglu":
         return _swiglu(site, a, x, other)
-    named = {"relu": "nn.relu", "gelu": "nn.gelu_tanh", "silu": "nn.silu"}
+    named = {"relu": "nn.relu", "relu2": "nn.relu", "gelu": "nn.gelu_tanh",
+             "geglu": "nn.gelu_tanh", "silu": "nn.silu"}  # fmt: skip
     bent = site(named[kind], x) if kind in named else x
+    if kind == "relu2":
+        bent = site("multiply", bent, bent)
     return bent if other is None else site("multiply", bent, other)
 
 
-def _swiglu(site: CompositionSite, a: ExpertsAttrs, x: Expr, other: Expr | None) -> Expr:
+def _halves(site: CompositionSite, a: ExpertsAttrs, x: Expr) -> tuple[Expr, Expr]:
+    """Returns the gate and what it gates, which are one product."""
     width = site.extents(x)[-1]
-    if a.swiglu_fusion == INTERLEAVED:
-        x, other = (
-            site("strided_slice", x, axes=[2], begin=[i], end=[width], strides=[2]) for i in (0, 1)
-        )
-    elif a.swiglu_fusion == HALVES:
-        ends = ((0, width // 2), (width // 2, width))
-        x, other = (site("strided_slice", x, axes=[2], begin=[b], end=[e]) for b, e in ends)
+    begin, stride = ((0, 1), 2) if a.swiglu_fusion == INTERLEAVED else ((0, width // 2), 1)
+    ends = (width, width) if a.swiglu_fusion == INTERLEAVED else (width // 2, width)
+    gate, gated = (
+        site("strided_slice", x, axes=[2], begin=[b], end=[e], strides=[stride])
+        for b, e in zip(begin, ends, strict=True)
+    )
+    return gate, gated
+
+
+def _swiglu(site: CompositionSite, a: ExpertsAttrs, x: Expr, other: Expr | None) -> Expr:
     assert other is not None
     if a.swiglu_limit:
         high, low = (site.number(sign * a.swiglu_limit, _KIND) for sign in (1, -1))
