@@ -179,6 +179,17 @@ def test_extents_of_what_onnxruntimes_attentions_keep(
     assert shapes == [("b", "n", 32), *expected]
 
 
+@pytest.mark.parametrize(("sizes", "width"), [(None, 32), ([32, 32, 48], 48)])
+def test_extents_of_an_attention_without_a_bias(sizes: list[int] | None, width: int) -> None:
+    """onnxruntime does not tell them: the rank of what a fused T5 gives was unknown."""
+    b = Builder(17)
+    x, weights = b.input("x", ["b", "n", 32]), b.init(np.ones((32, 64 + width), np.float32))
+    at: dict[str, Any] = {"domain": "com.microsoft", "num_heads": 2, "qkv_hidden_sizes": sizes}
+    b.output(b.op("Attention", x, weights, **at), None)
+    (value,) = canonical(b.model()).outputs
+    assert value.type.shape == ("b", "n", width)
+
+
 def test_keys_that_an_earlier_layer_keeps() -> None:
     """Its rank was unknown, so that TVM refused the second attention."""
     b, rng = Builder(21), np.random.default_rng(0)

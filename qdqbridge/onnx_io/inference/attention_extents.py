@@ -2,7 +2,8 @@
 
 ONNX's inference (1.23) takes an open count of keys, or of what is kept of earlier ones, for 0: its
 last result had no elements, or as many as there are new keys. onnxruntime (1.32) tells of the keys
-and values that its own attentions keep only where both counts are numbers.
+and values that its own attentions keep only where both counts are numbers, and nothing of what an
+Attention without a bias gives.
 """
 
 from __future__ import annotations
@@ -65,10 +66,26 @@ def kept_extents(node: NodeProto, operands: Sequence[TypeProto | None]) -> list[
         operands: The types of its operands, None where one is left out.
 
     Returns:
-        An entry per result; None for the first, and where nothing follows.
+        An entry per result; None where nothing follows.
     """
     made = _kept(node, operands) if node.op_type in _KEPT else ()
-    return [None, *made, None, None, None][: len(node.output)]
+    first = _merged(node, operands) if node.op_type == "Attention" else None
+    return [first, *made, None, None, None][: len(node.output)]
+
+
+def _merged(node: NodeProto, operands: Sequence[TypeProto | None]) -> _Extents | None:
+    """Returns the extents of the first result of com.microsoft's Attention."""
+    x, width = _extents(operands, _Q), _width(node, operands, _V)
+    return None if x is None or len(x) != _RANK else (*x[:-1], width)
+
+
+def _width(node: NodeProto, operands: Sequence[TypeProto | None], part: int) -> Dim | None:
+    """Returns how wide the queries, keys or values of com.microsoft's Attention are together."""
+    for attribute in node.attribute:
+        if attribute.name == "qkv_hidden_sizes":
+            return next(iter(attribute.ints[part:]), None)
+    weights = _extents(operands, _K)
+    return quotient(weights[-1], 3) if weights else None
 
 
 def _kept(node: NodeProto, operands: Sequence[TypeProto | None]) -> list[_Extents | None]:
@@ -78,13 +95,12 @@ def _kept(node: NodeProto, operands: Sequence[TypeProto | None]) -> list[_Extent
     if node.op_type == "MultiHeadAttention":
         new = [_with_heads(_extents(operands, index), heads) for index in (_K, _V)]
         return [_behind(x, operands, past + index) for index, x in enumerate(new)]
-    x, weights = (_extents(operands, index) for index in (_Q, _K))
-    if x is None or len(x) != _RANK or not weights or "past_present_share_buffer" in given:
+    x = _extents(operands, _Q)
+    if x is None or len(x) != _RANK or "past_present_share_buffer" in given:
         return []
-    width, (batch, length, _) = quotient(weights[-1], 3), x
-    if "qkv_hidden_sizes" in given:
-        width = next(iter(given["qkv_hidden_sizes"].ints[_K:]), None)
-    return [_behind((2, batch, heads, length, quotient(width, heads)), operands, past)]
+    batch, length, _ = x
+    size = quotient(_width(node, operands, _K), heads)
+    return [_behind((2, batch, heads, length, size), operands, past)]
 
 
 def _behind(

@@ -19,6 +19,7 @@ from qdqbridge.onnx_io.lowering import (
     qonnx,
     quark,
     recurrent,
+    relative_positions,
 )
 from qdqbridge.onnx_io.lowering.site import MICROSOFT, LoweringSite
 
@@ -94,6 +95,7 @@ LOWERINGS: tuple[Lowering, ...] = (
     _microsoft("SkipSimplifiedLayerNormalization", 3, 4, normalization.skip_norm(centred=False)),
     _microsoft("BiasGelu", 2, 2, normalization.bias_gelu),
     _microsoft("FastGelu", 1, 2, normalization.fast_gelu),
+    _microsoft("RelativePositionBias", 3, 3, relative_positions.relative_position_bias),
     *(Lowering(domain, "Quant", 4, 4, qonnx.quant) for domain in _QONNX_DOMAINS),
     *(Lowering(domain, "IntQuant", 4, 4, qonnx.quant) for domain in _QONNX_DOMAINS),
     *(Lowering(domain, "BipolarQuant", 2, 2, qonnx.bipolar_quant) for domain in _QONNX_DOMAINS),

@@ -1,0 +1,85 @@
+"""com.microsoft's RelativePositionBias, the bias of T5's attentions, as ONNX's Gathers."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.onnx_io.lowering.site import LoweringSite
+
+_MOST = 4096
+"""The longest distance, and the most buckets, of which a table is made."""
+
+
+def relative_position_bias(site: LoweringSite) -> None:
+    """A number per head and distance of two tokens, distances in buckets that grow with them.
+
+    onnxruntime has a kernel for CUDA only. It takes logarithms of float32 at run time; the buckets
+    here are those of exact arithmetic, in a table. The bias is stored by heads, against its shape.
+    Source: onnxruntime docs/ContribOperators.md, contrib_ops/cuda/bert/relative_attn_bias_impl.cu,
+    test/contrib_ops/relative_attention_bias_test.cc.
+    """
+    shape, reach = site.known.shape(site.input(0)), site.int_("max_distance", 0)
+    extents = () if shape is None else tuple(n for n in shape if isinstance(n, int))
+    if shape is None or len(shape) != 2 or len(extents) != 2:
+        raise site.refusal(
+            "the extents of its bias are unknown",
+            f"input 0 ('{site.input(0)}') has the shape {shape}",
+            "make it an initializer",
+        )
+    both, (buckets, heads) = site.flag("is_bidirectional"), extents
+    side = buckets // 2 if both else buckets
+    if not 0 < side // 2 < reach <= _MOST or side > _MOST:
+        raise site.refusal(
+            f"no table is made of {buckets} buckets up to distance {reach}",
+            f"half of one side's have to be less than the distance, and both at most {_MOST}",
+            "leave it to onnxruntime",
+        )
+    queries, keys = (_places(site, index) for index in (1, 2))
+    column = site.op("Reshape", [queries, site.enter(np.array([-1, 1]), "column")])
+    low, high = (site.enter(np.int64(n), "end") for n in (-reach, reach if both else 0))
+    away = site.op("Sub", [keys, column])
+    away = site.op("Min", [site.op("Max", [away, low]), high])
+    index = site.op("Sub", [away, low])
+    table = site.enter(_buckets(side, reach, both=both), "buckets")
+    by_heads = site.enter(np.array([1, heads, buckets]), "heads")
+    bias = site.op("Reshape", [site.input(0), by_heads])
+    site.op("Gather", [bias, site.op("Gather", [table, index])], site.proto.output[0], axis=2)
+
+
+def _places(site: LoweringSite, index: int) -> str:
+    """Returns the tensor of all positions below a length."""
+    length = site.op("Reshape", [site.input(index), site.enter(np.zeros(0, np.int64), "scalar")])
+    zero, one = (site.enter(np.int64(n), "step") for n in (0, 1))
+    return site.op("Range", [zero, length, one])
+
+
+def _buckets(side: int, reach: int, *, both: bool) -> NDArray[np.int64]:
+    """Returns the bucket of every position of a key relative to its query, from -reach on.
+
+    Args:
+        side: How many buckets the keys on one side of a query have.
+        reach: The distance from which on all are in the last of them.
+        both: Keys behind a query have buckets of their own; otherwise that of distance 0.
+    """
+    starts = [*range(1, side // 2 + 1), *_starts(side, reach)]
+    before = np.searchsorted(starts, np.arange(reach + 1), side="right")
+    behind = before[1:] + side if both else before[:0]
+    return np.concatenate([before[::-1], behind]).astype(np.int64)
+
+
+def _starts(side: int, reach: int) -> list[int]:
+    """Returns the least distance of each bucket that has several.
+
+    Of ``exact = side // 2`` and ``wide = side - exact``, distance d is in bucket ``exact +
+    floor(log(d / exact) / log(reach / exact) * wide)``, but none beyond the last.
+    """
+    exact = side // 2
+    wide, starts = side - exact, list[int]()
+    for step in range(1, wide):
+        needed = reach**step * exact ** (wide - step)
+        start = max(exact, int(exact * (reach / exact) ** (step / wide)) - 1)
+        while start**wide < needed:
+            start += 1
+        starts.append(start)
+    return starts
