@@ -5,8 +5,9 @@ and compare all results of the saved file with the original's in onnxruntime, bi
 prompt, a step and a chunk, as many of these as onnxruntime runs itself, without its optimizations
 (status) and with all of them (optimized); read the saved file back (digest, diff). ``decode``
 compiles each file and compares a prompt and 32 tokens with the cache on TVM with onnxruntime: the
-largest difference of the logits, relative to the largest logit, and the tokens. Both take up where
-they were stopped: what is in the CSV file is not done again.
+largest difference of the logits, and of hidden states that are results, relative to the largest of
+them, and the tokens. Both take up where they were stopped: what is in the CSV file is not done
+again.
 
 ``scripts/language_model_files.py`` makes such files (in an environment of its own).
 """
@@ -46,6 +47,7 @@ _TYPES = {
     "tensor(bool)": np.bool_,
 }  # fmt: skip
 Feeds = dict[str, np.ndarray]
+Run = Callable[[Feeds], Mapping[str, np.ndarray]]
 
 
 class Decoder:
@@ -120,8 +122,8 @@ class Decoder:
                 given[name] = (rng.standard_normal(shape) * 0.1).astype(kind)
         return given
 
-    def decoded(self, run: Callable[[Feeds], Mapping[str, np.ndarray]]) -> Iterator[np.ndarray]:
-        """Yields the logits of a prompt and of each further token, the greatest one each time."""
+    def decoded(self, run: Run) -> Iterator[Feeds]:
+        """Yields a step's results but for the cache: of a prompt, then of 32 greatest tokens."""
         rng, state = np.random.default_rng(0), Feeds()
         for name in self.cached:
             crossed = "cross" in name or "encoder" in name
@@ -139,9 +141,8 @@ class Decoder:
                 later = next((each for each in names if each in results), None)
                 if later is not None and results[later].size:  # a merged decoder's are empty
                     state[name] = results[later]
-            logits = np.asarray(results["logits"], np.float32)
-            tokens = logits[:, -1].argmax(-1)[:, None]
-            yield logits
+            tokens = results["logits"][:, -1].argmax(-1)[:, None]
+            yield {name: x for name, x in results.items() if not name.startswith("present")}
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
         """Returns onnxruntime's results by name."""
@@ -216,29 +217,39 @@ def _differing(path: Path, saved: Path, *, optimized: bool) -> tuple[set[str], i
     return differ, ran, refused
 
 
-def decode(path: Path) -> dict[str, Any]:
-    """Returns the row of a file that decodes on TVM."""
-    decoder = Decoder(path)
-    executable = qb.compile(qb.load(path))
+def decode(path: Path, reference: Path) -> dict[str, Any]:
+    """Returns the row of a file that decodes on TVM.
+
+    Args:
+        path: The file.
+        reference: What runs in onnxruntime: the same file, or one that means the same.
+    """
+    decoder, graph = Decoder(reference), qb.load(path)
+    executable, names = qb.compile(graph), {value.name for value in graph.inputs}
+
+    def run(feeds: Feeds) -> Mapping[str, np.ndarray]:
+        return executable.run({name: x for name, x in feeds.items() if name in names})
+
     if not decoder.cached or "logits" not in decoder.outputs:
-        return _run(decoder, executable)
+        return _run(decoder, run)
     wanted = list(decoder.decoded(decoder.run))
-    found = list(decoder.decoded(executable.run))
+    found = list(decoder.decoded(run))
     pairs = list(zip(wanted, found, strict=True))
-    worst = max(_apart(a, b) for a, b in pairs)
-    same = all((a[:, -1].argmax(-1) == b[:, -1].argmax(-1)).all() for a, b in pairs)
+    worst = max(_apart(array, b[name]) for a, b in pairs for name, array in a.items())
+    tokens = [[x["logits"][:, -1].argmax(-1) for x in pair] for pair in pairs]
+    same = all(np.array_equal(a, b) for a, b in tokens)
     status = "ok" if same and worst < CLOSE else "same tokens" if same else "other tokens"
     return {"status": status, "difference": f"{worst:.1e}",
             "tokens": len(pairs) - 1}  # fmt: skip
 
 
-def _run(decoder: Decoder, executable: qb.Executable) -> dict[str, Any]:
+def _run(decoder: Decoder, run: Run) -> dict[str, Any]:
     """Returns the row of a file that nothing is decoded with: all results, for two lengths."""
     worst = 0.0
     for length in (PROMPT, 5):
         tokens = np.random.default_rng(length).integers(3, 250, (1, length))
         feeds = decoder.feeds(tokens, 0, {})
-        wanted, found = decoder.run(feeds), executable.run(feeds)
+        wanted, found = decoder.run(feeds), run(feeds)
         unsaid = "present" if decoder.windowed else "\0"  # as in check
         said = [name for name in wanted if not name.startswith(unsaid)]
         worst = max(worst, *(_apart(wanted[name], found[name]) for name in said))
@@ -268,6 +279,10 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--only", default="", help="files whose path contains this")
+    parser.add_argument(
+        "--reference", type=Path, help="run the files of the same names of this folder in "
+        "onnxruntime, where it has no kernels for what decodes"
+    )  # fmt: skip
     options = parser.parse_args()
     done: set[tuple[str, str]] = set()
     if options.output.exists():
@@ -284,7 +299,8 @@ def main() -> int:
             start = time.perf_counter()
             row: dict[Any, Any] = {"file": name, "step": options.step}
             try:
-                row |= check(path) if options.step == "check" else decode(path)
+                beside = (options.reference or path.parent) / path.name
+                row |= check(path) if options.step == "check" else decode(path, beside)
             except Exception as error:  # whatever a library raises is this file's row
                 row["status"] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
             row["seconds"] = f"{time.perf_counter() - start:.1f}"
