@@ -1,7 +1,7 @@
 """Files of onnxruntime-genai's model builder: two small layers of random weights, no network.
 
-Runs in an environment of its own (``pip install onnxruntime-genai onnx-ir peft torch``, which brings
-transformers)::
+Runs in an environment of its own
+(``pip install onnxruntime-genai onnx-ir peft torch transformers``)::
 
     python scripts/language_model_files.py FOLDER [ARCHITECTURE-VARIANT | ARCHITECTURE | VARIANT]...
 
