@@ -101,6 +101,31 @@ def test_run_writes_the_outputs(engine, data, tmp_path, capsys):
         assert arrays["logits"].shape == (6, 10)
 
 
+@pytest.mark.parametrize("engine", ["interpreter", "onnxruntime"])
+def test_tensors_of_a_sequence_are_outputs_of_their_own(engine, tmp_path, capsys):
+    model, data, path = (tmp_path / name for name in ("m.onnx", "d.npz", "out.npz"))
+    nodes = [
+        helper.make_node("SequenceConstruct", ["x", "y"], ["s"]),
+        helper.make_node("ConcatFromSequence", ["s"], ["z"], axis=0),
+    ]
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 2]) for n in "xyz"]
+    results = [helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None), infos[2]]
+    graph = helper.make_graph(nodes, "g", infos[:2], results)
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), model)
+    x, y = np.ones((3, 2), np.float32), np.zeros((3, 2), np.float32)
+    np.savez(data, x=x, y=y)
+    wanted = ["run", str(model), "--data", str(data), "-o", str(path), "--engine", engine]
+    assert run(wanted) == 0
+    with np.load(path) as arrays:
+        np.testing.assert_array_equal(arrays["s[0]"], x)
+        np.testing.assert_array_equal(arrays["s[1]"], y)
+        assert set(arrays) == {"s[0]", "s[1]", "z"}
+    capsys.readouterr()
+    assert run(["compare", str(model), "--data", str(data), "--local"]) == 0
+    assert "all 1 values are equal" in capsys.readouterr().out
+
+
 @pytest.mark.relax
 def test_run_and_compare_on_tvm(data, capsys):
     pytest.importorskip("tvm")

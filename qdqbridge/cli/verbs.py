@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from cyclopts import App, Parameter
 from numpy.typing import NDArray
@@ -206,14 +206,24 @@ def _results(
 ) -> tuple[list[Batch], dict[str, NDArray[Any]]]:
     """Returns the batches that were fed, and the outputs of all of them together."""
     fed: list[Batch] = []
-    results: dict[str, list[NDArray[Any]]] = {name: [] for name in graph.output_names}
+    results: dict[str, list[NDArray[Any]]] = {}
     with output.progress("batches") as report:
         for batch in batches(graph.inputs, inputs, batch_size):
-            for name, array in runner(batch.inputs).items():
-                results[name].append(array)
+            for name, array in _tensors(runner(batch.inputs)):
+                results.setdefault(name, []).append(array)
             fed.append(batch)
             report(len(fed), batch.count)
     return fed, {name: joined(parts, fed, name) for name, parts in results.items()}
+
+
+def _tensors(results: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yields tensors by name, those of a sequence by their places; what is absent is left out."""
+    for name, result in results.items():
+        if isinstance(result, list):
+            elements = cast("list[NDArray[Any]]", result)
+            yield from ((f"{name}[{place}]", each) for place, each in enumerate(elements))
+        elif result is not None:
+            yield name, result
 
 
 def _runner(

@@ -33,9 +33,9 @@ class AsRead:
 def _state(graph: Graph) -> tuple[Any, ...]:
     """Returns all parts of a graph; nodes and values are what they are by identity."""
     nodes = tuple(
-        (node, node.op, node.attributes, tuple(node.inputs), tuple(node.outputs))
+        (node, node.op, node.attributes, node.origin, tuple(node.inputs), tuple(node.outputs))
         for node in graph.nodes
     )
-    values = tuple((value, value.type, value.constant) for value in graph.values())
-    names = (*(value.name for value in graph.inputs), *graph.output_names)
-    return tuple(graph.inputs), tuple(graph.outputs), names, graph.opset, nodes, values
+    values = tuple((value, value.name, value.type, value.constant) for value in graph.values())
+    ends = (tuple(graph.inputs), tuple(graph.outputs), tuple(graph.output_names))
+    return (*ends, graph.opset, nodes, values)

@@ -115,6 +115,7 @@ def kept_file(model: onnx.ModelProto, path: Path) -> KeptFile | None:
     for node in holders:
         for inner in nodes_inside(node):
             inner.domain = plain_domain(inner.domain)
+    for node in light.graph.node:
         embed_external_data(node, path.parent, f"{path}, {describe(node)}")
     light.graph.value_info.extend(graph.value_info)
     made = (node.output[0] for node in graph.node if is_constant(node))

@@ -152,11 +152,15 @@ def proto_from_constant(name: str, constant: Constant) -> TensorProto:
 
 
 def embed_external_data(node: NodeProto, folder: Path, where: str) -> None:
-    """Brings external data of the initializers inside a node's subgraphs into the node.
+    """Brings external data of a node's attributes, and of all inside its subgraphs, into the node.
 
     Raises:
         ModelFileError: The data cannot be read.
     """
+    for attribute in node.attribute:
+        if attribute.HasField("t") and attribute.t.data_location == TensorProto.EXTERNAL:
+            constant = constant_from_proto(attribute.t, folder, where)
+            attribute.t.CopyFrom(proto_from_constant(attribute.t.name, constant))
     for body in subgraphs(node):
         for tensor in body.initializer:
             if tensor.data_location == TensorProto.EXTERNAL:

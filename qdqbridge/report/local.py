@@ -19,6 +19,7 @@ from qdqbridge.graph.batches import Batch, batches
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.interpreter import check_inputs, evaluate_node
 from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.types import NestedType
 from qdqbridge.ops.elementwise import CONCAT
 from qdqbridge.report.bounds import Exact, exact
 from qdqbridge.report.causes import blame
@@ -140,7 +141,8 @@ class _BatchWalk:
         operands = [None if value is None else self._stored(value) for value in node.inputs]
         results = evaluate_node(node, operands)
         for value, ours in zip(node.outputs, results, strict=False):
-            theirs = self.recorded.get(value)
+            nested = isinstance(value.type, NestedType)
+            theirs = None if nested else self.recorded.get(value)
             if theirs is not None and (theirs.dtype != ours.dtype or theirs.shape != ours.shape):
                 self.mismatched[value] = None
                 theirs = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -100,12 +101,16 @@ def _other_name(graph: qb.Graph) -> None:
     graph.inputs[0].name = "z"
 
 
+def _other_inner_name(graph: qb.Graph) -> None:
+    graph.nodes[0].output.name = "sum"
+
+
 def _other_output(graph: qb.Graph) -> None:
     graph.outputs.append(graph.nodes[0].output)
     graph.output_names.append("total")
 
 
-@pytest.mark.parametrize("change", [_other_constant, _other_name, _other_output])
+@pytest.mark.parametrize("change", [_other_constant, _other_name, _other_inner_name, _other_output])
 def test_a_change_is_what_is_saved(change: object, tmp_path: Path) -> None:
     _, graph = read(norm_of_sum(identity=True), tmp_path)
     assert callable(change)
@@ -207,3 +212,86 @@ def test_a_copy_is_another_graph(tmp_path: Path) -> None:
     saved = tmp_path / "saved.onnx"
     qb.save(copied(graph).graph, saved)
     assert "Identity" not in written(saved)
+
+
+def test_nodes_of_one_name_which_onnxruntime_refuses_are_written_canonically(
+    tmp_path: Path,
+) -> None:
+    model = norm_of_sum(identity=True)
+    for node in model.graph.node[:2]:
+        node.name = "twice"
+    _, graph = read(model, tmp_path)
+    saved = tmp_path / "saved.onnx"
+    qb.save(graph, saved)
+    assert run(saved, LEVELS[1]).shape == (50, WIDTH)
+
+
+def _outside(array: Array, folder: Path) -> TensorProto:
+    """Returns a tensor whose bytes lie in a file of their own."""
+    tensor = onnx.numpy_helper.from_array(array)
+    (folder / "w.bin").write_bytes(tensor.raw_data)
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="w.bin")
+    return tensor
+
+
+@pytest.mark.parametrize("profile", ["ort", "portable"])
+@pytest.mark.parametrize("where", ["body", "attribute"])
+def test_data_outside_of_the_file_comes_along(where: str, profile: str, tmp_path: Path) -> None:
+    weight = np.arange(WIDTH, dtype=np.float32) if where == "body" else np.full(1, 3, np.float32)
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    tensor, b = _outside(weight, source), Builder(17)
+    x = b.input("x", ["n", WIDTH])
+    if where == "body":
+        nodes = [
+            onnx.helper.make_node("Constant", [], ["held"], value=tensor),
+            onnx.helper.make_node("Mul", [x, "held"], ["made"]),
+        ]
+        result = onnx.helper.make_tensor_value_info("made", TensorProto.FLOAT, None)
+        then = onnx.helper.make_graph(nodes, "then", [], [result])
+        other = onnx.helper.make_graph(
+            [onnx.helper.make_node("Neg", [x], ["made"])], "other", [], [result]
+        )
+        y = b.op("If", b.input("c", [], TensorProto.BOOL), then_branch=then, else_branch=other)
+    else:
+        shape = b.op("Shape", x)
+        y = b.op("Add", b.op("ConstantOfShape", shape, value=tensor), x)
+    b.output(y, ["n", WIDTH])
+    onnx.save(b.model(), source / "model.onnx")
+    graph = qb.load(source / "model.onnx")
+    qb.save(graph, target / "saved.onnx", profile=profile)
+    rows = np.random.default_rng(1).normal(0, 1, (5, WIDTH)).astype(np.float32)
+    feeds = {"x": rows, "c": np.array(True)} if where == "body" else {"x": rows}
+    session = ort.InferenceSession(target / "saved.onnx", providers=["CPUExecutionProvider"])
+    want = rows * weight if where == "body" else rows + weight
+    np.testing.assert_array_equal(np.asarray(session.run(None, feeds)[0]), want)
+    np.testing.assert_array_equal(qb.evaluate(graph, feeds)[graph.output_names[0]], want)
+    assert qb.load(target / "saved.onnx").digest == graph.digest
+
+
+@pytest.mark.parametrize("profile", ["ort", "portable"])
+def test_text_of_constant_nodes(profile: str, tmp_path: Path) -> None:
+    b = Builder(17)
+    texts: dict[str, dict[str, Any]] = {
+        "one": {"value_string": "hé"},
+        "two": {"value_strings": ["a", "b"]},
+    }
+    for name, given in texts.items():
+        b.nodes.append(onnx.helper.make_node("Constant", [], [name], **given))
+        b.output(b.op("Identity", name), [2] if name == "two" else [], TensorProto.STRING)
+    x = b.input("x", ["n", WIDTH])
+    b.output(b.op("Neg", x), ["n", WIDTH])
+    path, graph = read(b.model(), tmp_path)
+    saved = tmp_path / "saved.onnx"
+    qb.save(graph, saved, profile=profile)
+    feeds = {"x": np.zeros((1, WIDTH), np.float32)}
+    for file in (path, saved):
+        session = ort.InferenceSession(file, providers=["CPUExecutionProvider"])
+        one, two = (np.asarray(each) for each in session.run(None, feeds)[:2])
+        assert (one.item(), list(two)) == ("hé", ["a", "b"])
+    results = list(qb.evaluate(graph, feeds).values())
+    assert (results[0].item(), list(results[1])) == ("hé", ["a", "b"])
+    assert qb.load(saved).digest == graph.digest

@@ -41,7 +41,8 @@ def constant_of_node(proto: onnx.NodeProto, folder: Path, where: str) -> Constan
             field, dtype = _NUMBERS[attribute.name]
             return Constant.of(np.array(getattr(attribute, field), dtype=dtype))
         if attribute.name in ("value_string", "value_strings"):
-            text = attribute.s if attribute.name == "value_string" else list(attribute.strings)
+            one = attribute.name == "value_string"
+            text = attribute.s.decode() if one else [each.decode() for each in attribute.strings]
             return Constant.of(np.array(text, dtype=object))
     raise InvalidModelError(
         "a Constant node holds no dense value",

@@ -52,6 +52,8 @@ _LISTED = 5
 _LAYER_NORM = 17
 """The opset since which LayerNormalization is ONNX's own."""
 _Q_DOMAINS = (*ONNX_DOMAINS, "com.microsoft")
+_MODE_BY_RESULTS = frozenset({"BatchNormalization"})
+"""What has all of its results in training mode; before opset 14, to have them means that mode."""
 
 
 class NodeReader:
@@ -225,6 +227,8 @@ class NodeReader:
     def _drop_unread(self, proto: onnx.NodeProto) -> None:
         """Forgets results that nobody reads and that may be left out, such as a Dropout's mask."""
         own = proto.domain in ONNX_DOMAINS
+        if own and proto.op_type in _MODE_BY_RESULTS:
+            return
         schema = schema_of(proto.op_type, "", self.opset) if own else None
         optional = onnx.defs.OpSchema.FormalParameterOption.Optional
         for index, name in enumerate(proto.output):

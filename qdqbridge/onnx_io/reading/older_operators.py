@@ -196,9 +196,8 @@ def _batch_normalization(site: OldNode) -> None:
         site.take(name)
     if not site.take("spatial", 1):
         raise NoNewForm("it normalizes every position on its own (spatial=0)")
-    if sum(1 for name in site.node.output if name) > 1:
-        raise NoNewForm("it is in training mode")
-    site.end(site.node.input, results=1)
+    training = sum(1 for name in site.node.output if name) > 1
+    site.end(site.node.input, results=0 if training else 1)
 
 
 def _pad(site: OldNode) -> None:

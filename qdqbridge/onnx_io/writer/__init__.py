@@ -47,9 +47,10 @@ def write(
     """Writes a graph as a QDQ ONNX file.
 
     With graph optimizations disabled onnxruntime computes from it, bit for bit, what it computes
-    from the file that the graph was read from. A file that nobody changed and that stores no
-    quantized activation is written with its own nodes, and computes the same with optimizations,
-    too. More than 1.5 GB of tensors go to ``<path>.data``. The files appear complete or not at all.
+    from the file that the graph was read from, if nothing in it is float16. A file that nobody
+    changed and that stores no quantized activation is written with its own nodes, and computes the
+    same with optimizations, and in float16, too. More than 1.5 GB of tensors go to
+    ``<path>.data``. The files appear complete or not at all.
 
     Args:
         graph: A canonical graph, or a raw one.

@@ -14,12 +14,16 @@ from qdqbridge.onnx_io.writer.sheet import NodeRow, Sheet, output_type, plain_ty
 def form_as_read(graph: Graph) -> FileNodes | None:
     """Returns the file's nodes where they are kept and still mean what the graph says.
 
-    None also where the graph stores quantized activations: these are written canonically.
+    None also where the graph stores quantized activations, or two nodes have one name, which
+    onnxruntime refuses: these are written canonically.
     """
     kept = graph.as_read
     if kept is None or not isinstance(kept.form, FileNodes) or not kept.stands_for(graph):
         return None
-    return None if any(_stored(value) for value in graph.values()) else kept.form
+    names = [node.name for node in kept.form.nodes if node.name]
+    if len(set(names)) < len(names) or any(_stored(value) for value in graph.values()):
+        return None
+    return kept.form
 
 
 def sheet_as_read(graph: Graph, form: FileNodes) -> Sheet:
