@@ -14,6 +14,8 @@ import qdqbridge as qb
 from tests.onnx_models import Builder
 
 CHANNELS = 3
+OFF = 1e-5
+"""Results of up to 4, from sums of float32 in another order."""
 RESULTS = ("y", "mean", "var", "saved_mean", "saved_var")
 
 
@@ -42,8 +44,7 @@ def test_training_mode_is_kept(opset: int, read: int, tmp_path: Path) -> None:
     factor, addend = (np.array(n)[:, None, None] for n in ([1, 2, 0.5], [0, 1, 2]))
     want = centred / np.sqrt(rows.var(axes, keepdims=True) + 1e-5) * factor + addend
     graph = qb.load(path)
-    off = 1e-5  # sums of float32 in another order, on results of up to 4
-    np.testing.assert_allclose(qb.evaluate(graph, {"x": rows})["y"], want, atol=off)
+    np.testing.assert_allclose(qb.evaluate(graph, {"x": rows})["y"], want, atol=OFF)
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     for profile in ("ort", "portable"):
@@ -51,5 +52,5 @@ def test_training_mode_is_kept(opset: int, read: int, tmp_path: Path) -> None:
         qb.save(graph, saved, profile=profile)
         session = ort.InferenceSession(saved, options, providers=["CPUExecutionProvider"])
         got = np.asarray(session.run(["y"], {"x": rows})[0])
-        np.testing.assert_allclose(got, want, atol=off)
+        np.testing.assert_allclose(got, want, atol=OFF)
         assert qb.load(saved).digest == graph.digest
