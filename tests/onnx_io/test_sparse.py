@@ -52,6 +52,32 @@ def test_it_is_the_dense_tensor(indices: Any, constant: bool, tmp_path: Path) ->
         np.testing.assert_array_equal(saved, wanted)
 
 
+@pytest.mark.parametrize("taken", [False, True])
+def test_it_may_lie_in_a_body(taken: bool, tmp_path: Path) -> None:
+    """onnxruntime 1.32 reads such an initializer, but no Constant of this kind."""
+    b = Builder(opset=21)
+    x = b.input("x", [3, 6], TensorProto.FLOAT)
+    result = helper.make_tensor_value_info("made", TensorProto.FLOAT, [3, 2])
+    product_node = helper.make_node("MatMul", [x, "w"], ["made"])
+    then = helper.make_graph([product_node], "then", [], [result])
+    then.sparse_initializer.append(sparse([1, 4, 11]))
+    weight = helper.make_node("Constant", [], ["w"], sparse_value=sparse([0, 5, 7]))
+    other = helper.make_graph([weight, product_node], "other", [], [result])
+    b.output(
+        b.op("If", b.input("c", [], TensorProto.BOOL), then_branch=then, else_branch=other), [3, 2]
+    )
+    graph = load(b.model())
+    rows = np.random.default_rng(3).normal(size=(3, 6)).astype(np.float32)
+    dense = np.zeros(12, np.float32)
+    dense[[1, 4, 11] if taken else [0, 5, 7]] = [0.5, -1.25, 2.0]
+    feeds = {"x": rows, "c": np.array(taken)}
+    qb.save(graph, tmp_path / "saved.onnx")
+    saved: Any = ort.InferenceSession(tmp_path / "saved.onnx").run(None, feeds)[0]
+    (name,) = graph.output_names
+    for got in (saved, qb.evaluate(graph, feeds)[name]):  # one rounding of a float32 sum apart
+        np.testing.assert_allclose(got, rows @ dense.reshape(6, 2), rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("indices", "shape", "why"),
     [

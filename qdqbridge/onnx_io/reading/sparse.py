@@ -16,6 +16,7 @@ from qdqbridge.errors import InvalidModelError, UnsupportedModelError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
+from qdqbridge.onnx_io.reading.structure import all_nodes, subgraphs
 from qdqbridge.onnx_io.tensors import constant_from_proto, proto_from_constant
 
 _MOST, _SPARSEST = 1 << 22, 100
@@ -24,7 +25,7 @@ _ATTRIBUTE = "sparse_value"
 
 
 def densify(graph: onnx.GraphProto, folder: Path, file: str) -> None:
-    """Replaces the sparse tensors of a graph by dense ones (those in subgraphs stay).
+    """Replaces the sparse tensors of a graph and of the bodies of its nodes by dense ones.
 
     Args:
         graph: The graph; changed in place.
@@ -36,16 +37,22 @@ def densify(graph: onnx.GraphProto, folder: Path, file: str) -> None:
         InvalidModelError: Indices do not fit the values, the shape, or each other.
         UnsupportedModelError: Dense it would be out of proportion to the file.
     """
-    for tensor in graph.sparse_initializer:
-        graph.initializer.append(_densified(tensor, folder, f"{file}, sparse initializer"))
-    graph.ClearField("sparse_initializer")
-    for node in graph.node:
+    _initializers(graph, folder, file)
+    for node in all_nodes(graph.node):
+        for inner in subgraphs(node):
+            _initializers(inner, folder, file)
         if node.op_type == "Constant" and node.domain in ONNX_DOMAINS:
             for attribute in node.attribute:
                 if attribute.name == _ATTRIBUTE:
                     where = f"{file}, Constant '{node.output[0]}'"
                     dense = _densified(attribute.sparse_tensor, folder, where)
                     attribute.CopyFrom(onnx.helper.make_attribute("value", dense))
+
+
+def _initializers(graph: onnx.GraphProto, folder: Path, file: str) -> None:
+    for tensor in graph.sparse_initializer:
+        graph.initializer.append(_densified(tensor, folder, f"{file}, sparse initializer"))
+    graph.ClearField("sparse_initializer")
 
 
 def _densified(tensor: onnx.SparseTensorProto, folder: Path, where: str) -> onnx.TensorProto:
