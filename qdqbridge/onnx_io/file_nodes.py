@@ -32,6 +32,8 @@ from qdqbridge.onnx_io.reading.constants import is_constant
 from qdqbridge.onnx_io.reading.structure import all_nodes, describe, subgraphs
 from qdqbridge.onnx_io.tensors import dtype_of, embed_external_data
 
+_HOLDING = (onnx.AttributeProto.TENSOR, onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+"""Types of attributes whose data may lie elsewhere."""
 _HELD, _WIDEST = 1 << 26, 8
 """Bytes of the nodes up to which they are kept, beside the graph; of the widest element type."""
 
@@ -106,7 +108,7 @@ def kept_file(model: onnx.ModelProto, path: Path) -> KeptFile | None:
     light = onnx.ModelProto(opset_import=model.opset_import)
     light.graph.name = graph.name
     light.graph.node.extend(node for node in graph.node if not is_constant(node))
-    holders = [node for node in light.graph.node if any(True for _ in subgraphs(node))]
+    holders = [node for node in light.graph.node if any(a.type in _HOLDING for a in node.attribute)]
     if light.graph.ByteSize() + _WIDEST * _outside(holders) > _HELD:
         return None
     for node in light.graph.node:
@@ -115,7 +117,6 @@ def kept_file(model: onnx.ModelProto, path: Path) -> KeptFile | None:
     for node in holders:
         for inner in nodes_inside(node):
             inner.domain = plain_domain(inner.domain)
-    for node in light.graph.node:
         embed_external_data(node, path.parent, f"{path}, {describe(node)}")
     light.graph.value_info.extend(graph.value_info)
     made = (node.output[0] for node in graph.node if is_constant(node))
