@@ -103,8 +103,13 @@ class _CallingByName(PyExprMutator):
         if op.op != _CALL_TIR or op.args[0] not in self._kernels:
             return op
         kernel, operands = op.args
-        results: Any = list(op.ty_args)
-        return relax.op.call_dps_packed(_symbol(kernel), operands, results)
+        return relax.op.call_dps_packed(_symbol(kernel), operands, _results(op))
+
+
+def _results(call: ir.Call) -> list[Any]:
+    """Returns the types of the tensors that a kernel writes; of several it has one, a tuple's."""
+    (own,) = call.ty_args
+    return list(own.fields) if isinstance(own, ir.TupleType) else [own]
 
 
 _CALL_TIR = ir.Op.get("relax.call_tir")

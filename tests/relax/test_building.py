@@ -13,8 +13,15 @@ import tvm
 from tvm import relax, te
 
 import qdqbridge as qb
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.ops.attributes import ConvAttrs
+from qdqbridge.ops.dynamic import DynamicAttrs
 from qdqbridge.relax import building
+from qdqbridge.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.relax.kernels.emit import WORK
+from tests.graph.graphs import apply, const, plain, quant, typed
+from tests.graph.graphs import graph as graph_of
+from tests.relax.kernels.kernel_cases import CPUS, target_of
 
 MODEL = Path(__file__).parents[2] / "models" / "digits_cnn_u8s8_per_channel.onnx"
 ONE, TWO = [0], [0, 1]
@@ -48,6 +55,27 @@ def test_parts_run_as_one_does(
     for made in (executable, qb.load_executable(tmp_path / "saved.so")):
         for name, array in made.run(feeds).items():
             np.testing.assert_array_equal(array, expected[name])
+
+
+@pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
+def test_kernels_of_several_results(monkeypatch: pytest.MonkeyPatch, cpu: Cpu) -> None:
+    """Codes of activations that are quantized while the model runs: they, a scale, a zero point."""
+    monkeypatch.setattr(building, "cores", lambda: TWO)
+    monkeypatch.setattr(building, "_LEAST", 1)
+    rng = np.random.default_rng(1)
+    own = quant(DType.INT8, rng.uniform(1e-3, 1e-2, 5).astype(np.float32), 0, axis=0)
+    x = plain("x", (2, 3, 6, 6))
+    kernel = const(rng.integers(-128, 128, (5, 3, 3, 3), np.int8), own)
+    type_, attributes = typed((2, 5, 4, 4)), ConvAttrs((1, 1), (1, 1), (0, 0, 0, 0))
+    made = apply("DynamicConv", x, kernel, type_=type_, attributes=attributes)
+    weight = const(rng.integers(-128, 128, (5, 4), np.int8), own)
+    type_, rows = typed((2, 5, 4, 5)), DynamicAttrs(rows=False)
+    found = graph_of([x], apply("DynamicDense", made, weight, type_=type_, attributes=rows))
+    executable = qb.compile(found, target_of(cpu), threads=1)
+    assert _parts(executable) == 3
+    feeds = {"x": rng.normal(0, 2, (2, 3, 6, 6)).astype(np.float32)}
+    ((name, array),) = executable.run(feeds).items()
+    np.testing.assert_array_equal(array, qb.evaluate(found, feeds)[name])
 
 
 def test_for_another_machine(graph: qb.Graph, monkeypatch: pytest.MonkeyPatch) -> None:
