@@ -388,21 +388,26 @@ def changes(source: File, written: File, profile: str = "ort") -> list[ExportCha
     return changes_of(path_of(source), path_of(written), export_profile(profile))
 
 
-def export_costs(graph: Graph, profile: str = "ort") -> list[ExportChange]:
+def export_costs(
+    graph: Graph, profile: str = "ort", written: File | None = None
+) -> list[ExportChange]:
     """Returns where a file of a profile has other numbers than the graph, and how far off.
 
     Args:
         graph: What is written.
         profile: The profile.
+        written: The file, to be told as well where onnxruntime computes something else from it.
 
     Raises:
         InputDataError: It is not a graph, but a path for example.
         UnsupportedTargetError: The profile is not known.
     """
     need_graph(graph, "export_costs")
-    from qdqbridge.onnx_io.profiles.changes import costs
+    from qdqbridge.onnx_io.profiles.changes import costs, run_otherwise
 
-    return costs(graph, export_profile(profile))
+    chosen = export_profile(profile)
+    told = [] if written is None else run_otherwise(path_of(written), chosen)
+    return costs(graph, chosen) + told
 
 
 def diff(a: Graph, b: Graph) -> list[GraphDifference]:

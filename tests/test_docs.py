@@ -154,8 +154,13 @@ def test_the_site_has_every_page_and_no_broken_link() -> None:
             assert not target or "://" in target or there, f"{name}: {link}"
 
 
-def tiny_decoder(path: Path) -> None:
-    """Saves a decoder of one GroupQueryAttention with a cache, named as exporters do."""
+def tiny_decoder(path: Path, *, positions: bool) -> None:
+    """Saves a decoder of one GroupQueryAttention with a cache, named as exporters do.
+
+    Args:
+        path: Where to.
+        positions: It asks for the positions of tokens, too.
+    """
     rng = np.random.default_rng(0)
     arrays = {
         "table": rng.normal(size=(32, 8)).astype(np.float32),
@@ -168,9 +173,16 @@ def tiny_decoder(path: Path) -> None:
     past, present = (
         [f"{kind}.0.{part}" for part in ("key", "value")] for kind in ("past_key_values", "present")
     )
+    arrays |= {"places": rng.normal(size=(16, 8)).astype(np.float32)} if positions else {}
+    x = "placed" if positions else "x"
+    placed = [
+        node("Gather", ["places", "position_ids"], ["place"]),
+        node("Add", ["x", "place"], ["placed"]),
+    ]
     nodes = [
         node("Gather", ["table", "input_ids"], ["x"]),
-        *(node("MatMul", ["x", f"w{name}"], [name]) for name in "qkv"),
+        *(placed if positions else ()),
+        *(node("MatMul", [x, f"w{name}"], [name]) for name in "qkv"),
         node("ReduceSum", ["attention_mask", "one"], ["counts"]),
         node("Sub", ["counts", "one"], ["before"]),
         node("Cast", ["before"], ["seqlens"], to=onnx.TensorProto.INT32),
@@ -185,6 +197,7 @@ def tiny_decoder(path: Path) -> None:
     inputs = [
         value("input_ids", whole, ["batch", "sequence"]),
         value("attention_mask", whole, ["batch", "total"]),
+        *([value("position_ids", whole, ["batch", "sequence"])] if positions else ()),
         *(value(name, real, ["batch", 1, "past", 8]) for name in past),
     ]
     outputs = [
@@ -198,13 +211,14 @@ def tiny_decoder(path: Path) -> None:
 
 
 @pytest.mark.relax
+@pytest.mark.parametrize("positions", [False, True])
 def test_the_loop_on_the_page_of_language_models_decodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    positions: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its tokens are those of the interpreter, which is given the whole text in every step."""
     pytest.importorskip("tvm")
     monkeypatch.chdir(tmp_path)
-    tiny_decoder(tmp_path / "decoder.onnx")
+    tiny_decoder(tmp_path / "decoder.onnx", positions=positions)
     page = (DOCS / "language_models.md").read_text("utf-8")
     (block,) = (text for language, text in _FENCE.findall(page) if language == "python")
     names: dict[str, Any] = {"__name__": "page"}
@@ -218,5 +232,6 @@ def test_the_loop_on_the_page_of_language_models_decodes(
             "input_ids": np.array([text]),
             "attention_mask": np.ones((1, len(text)), np.int64),
         }
+        tokens |= {"position_ids": np.arange(len(text))[None]} if positions else {}
         assert qb.evaluate(graph, tokens | empty)["logits"][0, -1].argmax() == token
         text.append(token)

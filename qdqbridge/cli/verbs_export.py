@@ -152,7 +152,8 @@ def export(
     if path is not None and isinstance(source, Graph):
         pipeline.save(source, path, profile, recenter=recenter, overwrite=force, opset=opset)
         changed = [] if file is None or not is_onnx(file) else pipeline.changes(file, path, profile)
-        changed += [_now_fixed(text) for text in fixed] + pipeline.export_costs(source, profile)
+        changed += [_now_fixed(text) for text in fixed]
+        changed += pipeline.export_costs(source, profile, path)
         found = {"output": str(path), "profile": profile, "digest": source.digest}
         found["changes"] = render_engines.changes_json(changed)
         if not json:

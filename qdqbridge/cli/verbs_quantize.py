@@ -16,10 +16,11 @@ from qdqbridge.cli import output
 from qdqbridge.cli.parameters import Extents, Force, Json, Model, Variant, extents_of
 from qdqbridge.cli.reading import AS_IT_IS, Reading
 from qdqbridge.cli.writing import FOR_TVM, ONNX, check_extents, check_suffix, write_for_tvm
-from qdqbridge.errors import InputDataError
+from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.copying import with_numbers
 
 if TYPE_CHECKING:
+    from qdqbridge.autoquant.quantize import QuantizeOptions
     from qdqbridge.quantizing import Quantization
 
 _TFLITE = ".tflite"
@@ -332,6 +333,8 @@ def quantize(
         avoid_pairs=avoid_pairs, sums_of=sums_of, requantize=requantize,
         workers=int(workers) if workers is not None and workers.isdecimal() else workers,
     )  # fmt: skip
+    if path.suffix == ONNX:
+        _check_kernels(options, export_profile)
     graph = reading.read(model)
     check_extents(path, graph, extent)
     with output.progress("quantizing") as progress:
@@ -361,6 +364,21 @@ def quantize(
     warning = made.doubt()
     if warning:
         output.warn(warning)
+
+
+def _check_kernels(options: QuantizeOptions, profile: str | None) -> None:
+    """Refuses weights that the runtime of the file's profile has no kernel for."""
+    target = options.described()
+    newest = pipeline.export_profile(profile or target.profile).newest
+    formats = (target.weights, *options.weight_formats.values())
+    if newest is None or not any(format.microscaled for format in formats):
+        return
+    raise UnsupportedTargetError(
+        "onnxruntime loads no file with weights in an MX format",
+        why=f"{newest.runtime} has no kernel of DequantizeLinear for scales of float8_e8m0fnu",
+        fix="store blocks of another type (--weights float8_e4m3fn --block 32, or int4), or write "
+        "for an engine that has MX formats (--export-profile portable)",
+    )
 
 
 def _bytes(text: str) -> int:

@@ -99,6 +99,8 @@ def symbolic_extents(graph: Graph) -> tuple[str, ...]:
 def with_numbers(graph: Graph, extents: Mapping[str, int]) -> Graph:
     """Returns a graph in which symbolic extents are numbers; ``graph`` itself where none is given.
 
+    The new graph is saved in canonical form, also where ``graph`` would be with its file's nodes.
+
     Args:
         graph: The graph; it is not changed, and data of constants is shared.
         extents: Positive numbers by name.

@@ -241,7 +241,10 @@ class Graph:
     def __copy__(self) -> Graph:
         from qdqbridge.graph.copying import copied
 
-        return copied(self).graph
+        copy, kept = copied(self).graph, self.as_read
+        if kept is not None:  # an unchanged graph is saved with its file's nodes, and so its copy
+            copy.as_read = kept.of(copy) if kept.stands_for(self) else None
+        return copy
 
     def __deepcopy__(self, memo: object) -> Graph:
         del memo

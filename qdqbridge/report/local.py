@@ -127,6 +127,7 @@ class _BatchWalk:
 
     def run(self, nodes: Sequence[Node], inputs: Mapping[Value, Array]) -> None:
         self.values.update(inputs)
+        self._passed_on()
         left = {v: len(v.users) for node in nodes for v in (*node.inputs, *node.outputs) if v}
         for node in nodes:
             self._node(node)
@@ -136,6 +137,18 @@ class _BatchWalk:
                     if left[value] == 0:
                         self.values.pop(value, None)
                         self.unrecorded.pop(value, None)
+
+    def _passed_on(self) -> None:
+        """Compares outputs that no node makes: inputs and constants that are handed on."""
+        for value, tally in self.tallies.items():
+            if value.producer is None:
+                ours, theirs = self._stored(value), self.recorded[value]
+                if theirs.dtype != ours.dtype or theirs.shape != ours.shape:
+                    self.mismatched[value] = None
+                elif ours.dtype != object:
+                    tally.add(ours, theirs)
+                    found = blame(ours, theirs, differing(ours, theirs), None, value.type)
+                    tally.blame(found.causes, found.bound, found.moved)
 
     def _node(self, node: Node) -> None:
         operands = [None if value is None else self._stored(value) for value in node.inputs]

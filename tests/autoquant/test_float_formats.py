@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 import qdqbridge as qb
+from qdqbridge import pipeline
 from qdqbridge.autoquant.planning.format_names import format_of, weights_of
 from qdqbridge.autoquant.planning.formats import Format, Unstored
 from qdqbridge.autoquant.planning.targets import E4M3, WEIGHTS
@@ -190,12 +191,15 @@ def test_formats_are_mixed_by_name() -> None:
     assert {"int8", "float8_e4m3fn"} <= kinds
 
 
-def test_the_command_line(tmp_path: Path) -> None:
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, out, page = tmp_path / "x.npz", tmp_path / "out.onnx", tmp_path / "page.html"
     np.savez(data, input=SEEN["input"])
     plain = ["quantize", str(MLP), "--data", str(data), "-o", str(out), "--force"]
     asked = ["--target", "weight-only", "--weights", "mxfp8_e4m3", "--report", str(page)]
-    assert run([*plain, *asked]) == 0
+    assert run([*plain, *asked]) == 3
+    assert "--export-profile portable" in " ".join(capsys.readouterr().err.split())
+    assert run([*plain, *asked, "--export-profile", "portable"]) == 0
+    assert "known-types" in {finding.rule for finding in pipeline.check(out)}
     assert "float8_e4m3fn" in page.read_text("utf-8")
     assert run([*plain, "--target", "float8", "--report", str(page)]) == 0
     assert run([*plain, "--format", "*=mxfp8_e4m3"]) == 3

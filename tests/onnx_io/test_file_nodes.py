@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,22 @@ def test_floats_are_kept_as_well_and_a_constant_node_is_an_initializer(
     first, second = (np.asarray(session.run(None, {"x": x})[0]) for session in sessions)
     np.testing.assert_array_equal(first, second)
     assert qb.load(saved).digest == graph.digest
+
+
+def test_a_copy_is_saved_as_its_graph_is(tmp_path: Path) -> None:
+    """With the file's nodes, until one of both is changed."""
+    path, graph = read(norm_of_sum(identity=True), tmp_path)
+    again = tmp_path / "again.onnx"
+    qb.save(copy(graph), again)
+    assert written(again) == written(path)
+    changed = deepcopy(graph)
+    node = changed.nodes[0]
+    rewire(node, 0, node.operand(1))
+    for each in (changed, copy(changed)):
+        qb.save(each, again, overwrite=True)
+        assert written(again) != written(path)
+    qb.save(graph, again, overwrite=True)
+    assert written(again) == written(path)
 
 
 def test_what_nodes_hold_is_not_held_twice(tmp_path: Path) -> None:

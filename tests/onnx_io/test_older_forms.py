@@ -130,6 +130,28 @@ def test_opsets_before_7(
     np.testing.assert_allclose(found, expected, 1e-5, 1e-6)  # as above
 
 
+@pytest.mark.parametrize("opset", range(1, 7))
+def test_ranks_behind_old_operators_are_inferred(opset: int, tmp_path: Path) -> None:
+    """ONNX infers nothing of MatMul and Softmax before opset 9 and 11."""
+    nodes = [
+        helper.make_node("Abs", ["x"], ["a"]),
+        helper.make_node("MatMul", ["a", "w"], ["m"]),
+        helper.make_node("Softmax", ["m"], ["s"]),
+        helper.make_node("Add", ["s", "b"], ["y"], broadcast=1, axis=0),
+    ]
+    ends = [
+        helper.make_tensor_value_info(n, FLOAT, s) for n, s in (("x", ["n", 3]), ("y", ["n", 4]))
+    ]
+    w, b = np.ones((3, 4), np.float32), np.array([0, 10], np.float32)
+    held = [numpy_helper.from_array(array, name) for name, array in (("w", w), ("b", b))]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], held)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=3)
+    (tmp_path / "old.onnx").write_bytes(made.SerializeToString())
+    x = np.ones((2, 3), np.float32)
+    found = evaluate(load(tmp_path / "old.onnx"), {"x": x})["y"]
+    np.testing.assert_array_equal(found, np.repeat([[0.25], [10.25]], 4, 1).astype(np.float32))
+
+
 def test_what_has_no_new_form_is_told(tmp_path: Path) -> None:
     node = helper.make_node("Dropout", ["x"], ["y"])
     (tmp_path / "old.onnx").write_bytes(float_model(node, 6, [1, 3, 2, 4]))

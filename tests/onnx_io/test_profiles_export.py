@@ -19,6 +19,7 @@ from qdqbridge.onnx_io.profiles import Effect, check
 from qdqbridge.onnx_io.profiles.recentering import recentered
 from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.onnx_io.writer import to_proto, write
+from qdqbridge.pipeline import export_costs
 from tests.onnx_io.test_profiles import SYMMETRIC, conv, with_bias
 from tests.onnx_io.writer_models import (
     CNN,
@@ -461,3 +462,16 @@ def test_a_graph_is_checked_as_it_would_be_written(tmp_path: Path) -> None:
     assert {f.rule for f in check(tmp_path / "built.onnx", "qoperator")} == {"qlinear-form"}
     assert check(graph, "qoperator") == []
     assert to_proto(graph, "qoperator").graph.node[1].op_type == "QLinearConv"
+
+
+def test_what_onnxruntime_makes_of_a_portable_file_is_told(tmp_path: Path) -> None:
+    """It makes a product of a float and a dequantized matrix one that rounds the float."""
+    net = Net()
+    product = net.op("MatMul", "x", net.weight(8, 16))
+    onnx.save(net.model([product], [2, 8]), tmp_path / "built.onnx")
+    graph = canonicalize(read(tmp_path / "built.onnx"))
+    for profile, told in (("portable", 1), ("ort", 0), ("tensorrt", 0)):
+        found = export_costs(graph, profile, written(graph, profile, tmp_path))
+        assert len(found) == told
+        assert all("onnxruntime rounds activations to 8 bits" in each.after for each in found)
+    assert check(tmp_path / "portable.onnx", "portable") == []

@@ -30,6 +30,38 @@ def split(path: Path, read: list[int], sizes: list[int] | None) -> Path:
     return path
 
 
+@pytest.mark.parametrize("opset", [13, 18])
+@pytest.mark.parametrize("sizes", [None, [2, 1, 3]], ids=str)
+@pytest.mark.parametrize("names", [["a", "b", ""], ["", "b", ""], ["", "", "c"]], ids=str)
+def test_parts_without_a_name_are_parts(
+    names: list[str], sizes: list[int] | None, opset: int, tmp_path: Path
+) -> None:
+    """The last ones, too: how many parts there are is what the node says."""
+    operands = ["x"] if sizes is None else ["x", "sizes"]
+    count = {"num_outputs": 3} if sizes is None and opset == 18 else {}
+    node = helper.make_node("Split", operands, names, axis=0, **count)
+    kept = [i for i, name in enumerate(names) if name]
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [6, 2])],
+        [helper.make_tensor_value_info(names[i], TensorProto.FLOAT, [None, 2]) for i in kept],
+        [] if sizes is None else [numpy_helper.from_array(np.array(sizes), "sizes")],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    onnx.checker.check_model(made, full_check=True)
+    path = tmp_path / "m.onnx"
+    onnx.save(made, path)
+    x = np.arange(12, dtype=np.float32).reshape(6, 2)
+    parts = np.split(x, np.cumsum(sizes or [2, 2, 2])[:-1])
+    read = qb.load(path)
+    qb.save(read, tmp_path / "again.onnx")
+    assert qb.load(tmp_path / "again.onnx").digest == read.digest
+    for found in (qb.evaluate(read, {"x": x}), session(path).run({"x": x}, read.output_names)):
+        for i in kept:
+            np.testing.assert_array_equal(found[names[i]], parts[i])
+
+
 @pytest.mark.parametrize("sizes", [None, [2, 2, 2], [1, 3, 2]], ids=str)
 @pytest.mark.parametrize("read", [[0, 1], [0, 2], [1]], ids=str)
 def test_a_split_keeps_its_parts(tmp_path, read, sizes):

@@ -37,9 +37,7 @@ def test_a_last_operand_that_is_left_out_does_not_end_the_process(op: str, tmp_p
     )
     ends = [helper.make_tensor_value_info(name, TensorProto.UINT8, [1, 256]) for name in ("x", "y")]
     graph = helper.make_graph([node], "g", ends[:1], ends[1:], initializers)
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    path = tmp_path / "m.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), path)
+    path = _saved(graph, tmp_path / "m.onnx")
     found = subprocess.run(
         [sys.executable, "-c", CODE, str(path)], capture_output=True, text=True, check=False
     )
@@ -55,14 +53,7 @@ def test_products_of_half_floats_between_operators_of_float32_keep_their_scales(
     rng = np.random.default_rng(0)
     words = rng.integers(0, 256, (8, 1, 16)).astype(np.uint8)
     scales = np.full(8, 0.25, np.float16)
-    at: dict[str, Any] = {"K": 32, "N": 8, "bits": 4, "block_size": 32, "accuracy_level": 4}
-    nodes = [
-        helper.make_node("Add", ["x", "x"], ["twice"]),
-        helper.make_node(
-            "MatMulNBits", ["twice", "w", "s"], ["product"], domain="com.microsoft", **at
-        ),
-        helper.make_node("Add", ["product", "product"], ["y"]),
-    ]
+    nodes = _product()
     ends = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT16, shape)
         for name, shape in (("x", [2, 32]), ("y", [2, 8]))
@@ -75,9 +66,7 @@ def test_products_of_half_floats_between_operators_of_float32_keep_their_scales(
         constants += more
         ends[:1] = [*ends[:1], helper.make_tensor_value_info("c", TensorProto.BOOL, [])]
     graph = helper.make_graph(nodes, "g", ends[:-1], ends[-1:], constants)
-    imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    path = tmp_path / "m.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=10), path)
+    path = _saved(graph, tmp_path / "m.onnx")
     x = rng.integers(-127, 128, (2, 32)).astype(np.float16)
     x[:, 0] = 127  # a whole step per code: rounding to 8 bits moves nothing
     codes = np.stack([words & 15, words >> 4], -1).reshape(8, 32) - 8.0
@@ -99,25 +88,34 @@ def test_products_inside_of_bodies_round_their_activations(inside: str, tmp_path
         numpy_helper.from_array(rng.integers(0, 256, (8, 1, 16)).astype(np.uint8), "w"),
         numpy_helper.from_array(np.full(8, 0.25, np.float32), "s"),
     ]
+    nodes, more = _within(inside, _product(), [], TensorProto.FLOAT)
+    info = helper.make_tensor_value_info
+    inputs = [info("x", TensorProto.FLOAT, [2, 32]), info("c", TensorProto.BOOL, [])]
+    output = info("y", TensorProto.FLOAT, [2, 8])
+    graph = helper.make_graph(nodes, "g", inputs, [output], constants + more)
+    path = _saved(graph, tmp_path / "m.onnx")
+    feeds = {"x": rng.normal(0, 1, (2, 32)).astype(np.float32), "c": np.array(True)}
+    wanted = OnnxRuntimeSession(path).run(feeds, ["y"])["y"]
+    np.testing.assert_array_equal(qb.evaluate(qb.load(path), feeds)["y"], wanted)
+
+
+def _product() -> list[onnx.NodeProto]:
+    """Returns a product of 4-bit weights between two sums, from x to y."""
     at: dict[str, Any] = {"K": 32, "N": 8, "bits": 4, "block_size": 32, "accuracy_level": 4}
-    nodes = [
+    return [
         helper.make_node("Add", ["x", "x"], ["twice"]),
         helper.make_node(
             "MatMulNBits", ["twice", "w", "s"], ["product"], domain="com.microsoft", **at
         ),
         helper.make_node("Add", ["product", "product"], ["y"]),
     ]
-    nodes, more = _within(inside, nodes, [], TensorProto.FLOAT)
-    info = helper.make_tensor_value_info
-    inputs = [info("x", TensorProto.FLOAT, [2, 32]), info("c", TensorProto.BOOL, [])]
-    output = info("y", TensorProto.FLOAT, [2, 8])
-    graph = helper.make_graph(nodes, "g", inputs, [output], constants + more)
+
+
+def _saved(graph: onnx.GraphProto, path: Path) -> Path:
+    """Writes a model of opset 21 and onnxruntime's operators."""
     imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    path = tmp_path / "m.onnx"
     onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=10), path)
-    feeds = {"x": rng.normal(0, 1, (2, 32)).astype(np.float32), "c": np.array(True)}
-    wanted = OnnxRuntimeSession(path).run(feeds, ["y"])["y"]
-    np.testing.assert_array_equal(qb.evaluate(qb.load(path), feeds)["y"], wanted)
+    return path
 
 
 def _within(

@@ -13,9 +13,12 @@ from qdqbridge.errors import ModelFileError, OutputExistsError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph
+from qdqbridge.graph.types import TensorType
 from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.onnx_io.writer import files, to_proto, write
 from qdqbridge.onnx_io.writer.files import write_files
+from qdqbridge.onnx_io.writer.model import model_without_tensors
+from qdqbridge.onnx_io.writer.sheet import NodeRow, Sheet
 from tests.onnx_io.writer_models import run, samples
 
 SOURCE = Path(__file__).parents[2] / "models" / "digits_cnn_u8s8_per_channel.onnx"
@@ -112,3 +115,13 @@ def test_streamed_bytes_are_protobuf(tmp_path: Path) -> None:
             continue
         assert have.shape == want.shape
         np.testing.assert_array_equal(have.astype(np.float32), want.astype(np.float32))
+
+
+def test_onnx_graphsurgeon_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """It warns on stdout, where programs read JSON, and of a package that it misses as well."""
+    types = {name: TensorType(DType.FLOAT32, (2,)) for name in "xy"}
+    rows = [NodeRow("Relu", ["x"], ["h"], name="n"), NodeRow("Neg", ["h"], ["y"], name="n")]
+    sheet = Sheet(["x"], ["y"], rows, types=types, imports={"": 17})
+    model = model_without_tensors(sheet, "g", {})
+    assert [node.name for node in model.graph.node] == ["n", "n"]
+    assert capfd.readouterr() == ("", "")

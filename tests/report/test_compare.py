@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 import qdqbridge as qb
 from qdqbridge.graph.dtypes import DType
@@ -55,6 +57,21 @@ def test_a_fault_is_found_and_counted_once(graph, data):
     assert found.worst.name == STEM
     assert (found.worst.mismatches, found.worst.max_lsb) == (1, 3)
     assert [v.name for v in found.values if not v.equal] == [STEM]
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_an_output_that_no_node_makes_is_compared(local: bool, tmp_path: Path) -> None:
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3, 8]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", ends[:1], ends[1:])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    read, x = qb.load(path), {"x": np.ones((3, 8), np.float32)}
+    found = qb.compare(read, path, x, local=local)
+    assert [(v.name, v.count, v.equal) for v in found.values] == [("y", 24, True)]
+    wrong = Faulty(read, "y", 1)
+    found = qb.compare(read, wrong, x, local=local)
+    assert [(v.name, v.mismatches) for v in found.values] == [("y", 1)]
+    assert found.unexplained == (1 if local else 0)
 
 
 @pytest.mark.parametrize("step", [1, 3])

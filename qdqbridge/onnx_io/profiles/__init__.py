@@ -54,7 +54,10 @@ _ALL = (
         as_read=True,
     ),
     # Everybody else looks for the activation where training frameworks put it.
-    ExportProfile("portable", "any reader of QDQ files", Clamp.BEFORE, portable.RULES),
+    ExportProfile(
+        "portable", "any reader of QDQ files", Clamp.BEFORE, portable.RULES,
+        told=(ort.ROUNDED_ACTIVATION,),
+    ),
     ExportProfile(
         "tensorrt", "TensorRT", Clamp.BEFORE, tensorrt.RULES,
         bias=Bias.FLOAT, recentered=True, strict=True,

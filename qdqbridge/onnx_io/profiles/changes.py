@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,12 @@ from qdqbridge.onnx_io.reading.model_file import read_model
 from qdqbridge.ops.dynamic import DYNAMIC_BLOCK_DENSE
 
 _UNROUNDED = "float activations: only onnxruntime's MatMulNBits rounds them to 8 bits in blocks"
+
+_TOLD = {
+    "rounded-activation": "onnxruntime rounds activations to 8 bits in blocks, unless its "
+    "optimizations are off; --profile ort writes what it computes as it is"
+}
+"""What onnxruntime makes of files of other profiles, by its rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,26 @@ def changes(source: Path, written: Path, profile: ExportProfile) -> list[ExportC
     ]
 
 
+def run_otherwise(written: Path, profile: ExportProfile) -> list[ExportChange]:
+    """Returns where onnxruntime computes something else than a file of another profile says.
+
+    Args:
+        written: What was exported.
+        profile: The profile it was written in.
+
+    Raises:
+        ModelFileError: It cannot be read.
+        InvalidModelError: It breaks ONNX's rules.
+    """
+    found: dict[str, list[str]] = {}
+    for finding in findings_of(_view(written), profile.told) if profile.told else ():
+        found.setdefault(finding.rule, []).append(finding.node)
+    return [
+        ExportChange(_of_nodes(nodes), "as written", _TOLD[rule], f"rule {rule} of --profile ort")
+        for rule, nodes in found.items()
+    ]
+
+
 def costs(graph: Graph, profile: ExportProfile) -> list[ExportChange]:
     """Returns where numbers are otherwise than the graph says, because the runtime wants that.
 
@@ -74,12 +100,13 @@ def costs(graph: Graph, profile: ExportProfile) -> list[ExportChange]:
         if node.op is DYNAMIC_BLOCK_DENSE:
             found.setdefault(("packed-products", _UNROUNDED), []).append(node.name)
     return [
-        ExportChange(
-            f"numbers of '{nodes[0]}'" + (f" and {len(nodes) - 1} more" if nodes[1:] else ""),
-            "as read", text, f"rule {rule}",
-        )
+        ExportChange(_of_nodes(nodes), "as read", text, f"rule {rule}")
         for (rule, text), nodes in found.items()
-    ]  # fmt: skip
+    ]
+
+
+def _of_nodes(nodes: Sequence[str]) -> str:
+    return f"numbers of '{nodes[0]}'" + (f" and {len(nodes) - 1} more" if nodes[1:] else "")
 
 
 def _view(path: Path) -> FileView:

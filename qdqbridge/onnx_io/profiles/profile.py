@@ -65,6 +65,8 @@ class ExportProfile:
         runtime: What reads such files.
         clamp: Where narrower ranges are written.
         rules: What a file must keep so that the runtime accepts and fuses it.
+        told: Rules of another runtime that may read such files as well: where it computes something
+            else, an export says so, and a check does not mind.
         bias: How biases are written.
         recentered: Turn uint8 with zero point 128 into int8 with zero point 0.
         unsigned: Which signed types become unsigned in a graph, zero points shifted.
@@ -91,6 +93,7 @@ class ExportProfile:
     runtime: str
     clamp: Clamp
     rules: tuple[Demand, ...] = ()
+    told: tuple[Demand, ...] = ()
     bias: Bias = Bias.AS_READ
     recentered: bool = False
     unsigned: Callable[[Graph], tuple[DType, ...]] | None = None

@@ -8,17 +8,18 @@ What changed stands in :mod:`qdqbridge.onnx_io.reading.older_operators`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.graph.types import Shape
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
-from qdqbridge.onnx_io.inference.shapes import infer, shape_of
+from qdqbridge.onnx_io.inference.shapes import TypeAndShape, infer, is_small, shape_of
 from qdqbridge.onnx_io.reading.model_file import default_opset
 from qdqbridge.onnx_io.reading.older_operators import (
     FORMS,
@@ -91,6 +92,7 @@ def renewed(model: ModelProto, file: str) -> ModelProto:
     types |= {t.name: (t.data_type, tuple(t.dims)) for t in model.graph.initializer}
     taken = {name for node in all_nodes(model.graph.node) for name in node.output}
     taken |= {value.name for value in model.graph.input}
+    tensors = {t.name: t for t in model.graph.initializer if is_small(t)}
     nodes: list[NodeProto] = []
     refused: list[str] = []
     new = _NEW
@@ -111,7 +113,10 @@ def renewed(model: ModelProto, file: str) -> ModelProto:
             refused.append(f"{describe(node)}: {reason}")
             continue
         new = max(new, form.opset)
-        nodes += [node] if form.nodes is None else form.nodes
+        made = [node] if form.nodes is None else form.nodes
+        if any(name and shape(name) is None for name in node.output):
+            types |= _inferred(made, form.opset, types, tensors)
+        nodes += made
     if refused:
         raise UnsupportedModelError(
             f"operators of opset {opset} have no newer form",
@@ -126,6 +131,40 @@ def renewed(model: ModelProto, file: str) -> ModelProto:
         if entry.domain in ONNX_DOMAINS:
             entry.version = new
     return model
+
+
+def _inferred(
+    nodes: Sequence[NodeProto],
+    opset: int,
+    types: Mapping[str, TypeAndShape],
+    tensors: Mapping[str, TensorProto],
+) -> dict[str, TypeAndShape]:
+    """Returns what the results of new nodes are: of old ones, ONNX infers few.
+
+    Args:
+        nodes: The nodes that take the place of an old one.
+        opset: The opset that they are in.
+        types: What is known of their operands.
+        tensors: Small initializers of the graph, by name.
+    """
+    read = {name for node in nodes for name in node.input if name in types}
+    operands = [
+        helper.make_tensor_value_info(
+            name, element, None if shape is None else [_named(extent) for extent in shape]
+        )
+        for name, (element, shape) in types.items()
+        if name in read
+    ]
+    constants = [tensor for name, tensor in tensors.items() if name in read]
+    graph = helper.make_graph(nodes, "part", operands, [], constants)
+    found = infer(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)]))
+    made = {name for node in nodes for name in node.output}
+    return {name: type_ for name, type_ in found.items() if name in made and type_[1] is not None}
+
+
+def _named(extent: int | str) -> int | str | None:
+    """Returns an extent; None where all that is known is that there is one."""
+    return None if isinstance(extent, str) and extent.startswith("?") else extent
 
 
 def unused(hint: str, taken: set[str]) -> str:

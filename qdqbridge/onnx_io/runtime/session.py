@@ -97,6 +97,7 @@ class OnnxRuntimeSession:
             for each in (node, *nodes_inside(node)):
                 most = _LAST_IS_READ.get(each.op_type, 0)
                 each.input.extend([""] * (most - len(each.input)))
+                _name_parts(each)
         extra = [name for name in names if name not in self.outputs]
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in extra)
         keep_half_products(model.graph)
@@ -112,6 +113,14 @@ class OnnxRuntimeSession:
             if kind is UnsupportedTargetError
             else f"the model's inputs are: {', '.join(self.inputs)}",
         )
+
+
+def _name_parts(node: onnx.NodeProto) -> None:
+    """Names the parts of a Split that have no name: the kernel (1.32) ends the process there."""
+    if node.op_type == "Split":
+        known = next(name for name in node.output if name)
+        for index, name in enumerate(node.output):
+            node.output[index] = name or f"{known}/unread_part_{index}"
 
 
 def _is_nested(result: Any) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import onnx
 import onnx_graphsurgeon as gs
 from onnx import ModelProto
+from onnx_graphsurgeon.logger import G_LOGGER
 
 from qdqbridge.graph.symbols import name_in_files
 from qdqbridge.graph.types import NestedType, Shape, TensorType
@@ -53,7 +54,8 @@ def model_without_tensors(sheet: Sheet, name: str, metadata: Mapping[str, str]) 
         opset=sheet.imports[""],
         import_domains=[onnx.helper.make_opsetid(d, v) for d, v in sheet.imports.items()],
     )
-    model = gs.export_onnx(graph)
+    with G_LOGGER.suppress():  # its warnings go to stdout, where the command line has its results
+        model = gs.export_onnx(graph)
     values = (*model.graph.input, *model.graph.output, *model.graph.value_info)
     _add_what_graphsurgeon_drops(values, model.graph.node, sheet)
     if any(row.proto is not None or row.attributes.get("ceil_mode") for row in sheet.nodes):

@@ -48,6 +48,7 @@ from qdqbridge.onnx_io.writer.variants import (
     file_variant,
     is_product_of_rows,
     unfused,
+    unfused_bits,
 )
 from qdqbridge.ops.attributes import GemmAttrs
 from qdqbridge.ops.cast import CAST
@@ -250,7 +251,7 @@ class NodeWriter(RowWriter):
         real = self.real(value, dtype)
         if index == 1 and _is_matrix_of_columns(node, value):
             return unfused(self, node, real, TensorType(dtype, value.type.shape))
-        return real
+        return unfused_bits(self, node, value, real, TensorType(dtype, value.type.shape))
 
     def _convert(self, node: Node) -> None:
         source, result = node.operand(0), node.output

@@ -29,7 +29,7 @@ ROWS = "Gemm(transB=1)"
 _SEQUENCE = ReduceAttrs((2,))
 _ROWS = GemmAttrs(trans_b=True)
 _SWAPPED = (1, 0)
-_BYTE = 8
+_BYTE, _PAIR = 8, 2
 
 
 def file_variant(node: Node) -> tuple[str, Attributes]:
@@ -148,7 +148,8 @@ def _weight(writer: RowWriter, node: Node, *, gemm: bool) -> tuple[str, bool]:
     if writer.profile.convolvable and _scales_laid_otherwise(w):
         w = _as_floats(writer, w, dtype)
     if gemm and not columns:
-        return writer.real(w, dtype), False
+        real = writer.real(w, dtype)
+        return unfused_bits(writer, node, w, real, TensorType(dtype, w.type.shape)), False
     if w.constant is None:
         real = writer.real(w, dtype)
         type_ = TensorType(dtype, permuted_shape(w.type.shape, _SWAPPED))
@@ -182,11 +183,38 @@ def unfused(writer: RowWriter, node: Node, weight: str, type_: TensorType) -> st
     x, w = node.operand(0).quant, node.operand(1).quant
     stored = None if w is None else w.params.storage_dtype
     if not writer.profile.packed or (x is not None and x.params.storage_dtype.bits == _BYTE):
-        return weight
+        return unfused_bits(writer, node, node.operand(1), weight, type_)
     if stored is None or stored.is_float or stored.bits > _BYTE:
         return weight
-    shape = writer.array(np.array(type_.shape, np.int64), f"{weight}_shape")
-    return writer.row("Reshape", [weight, shape], writer.free.take(f"{weight}_kept"), type_)
+    return _hidden(writer, weight, type_)
+
+
+def unfused_bits(
+    writer: RowWriter, node: Node, constant: Value, real: str, type_: TensorType
+) -> str:
+    """Returns a dequantized constant so that onnxruntime loads the file where it has 2 bits.
+
+    Where all else of a Conv or MatMul has 8 bits, onnxruntime's optimizations (1.32) put the stored
+    constant into QLinearConv or QLinearMatMul, which take none of 2 bits: the file is refused.
+
+    Args:
+        writer: Where rows go.
+        node: What reads it.
+        constant: What is stored.
+        real: The dequantized tensor.
+        type_: Its type.
+    """
+    stored = None if constant.quant is None else constant.quant.params.storage_dtype
+    if not writer.profile.packed or constant.constant is None or stored is None:
+        return real
+    stored_beside = any(v.quant is not None for _, v in node.data_operands() if not v.is_constant)
+    return _hidden(writer, real, type_) if stored.bits == _PAIR and stored_beside else real
+
+
+def _hidden(writer: RowWriter, real: str, type_: TensorType) -> str:
+    """Adds a Reshape that changes nothing, behind which no DequantizeLinear is found."""
+    shape = writer.array(np.array(type_.shape, np.int64), f"{real}_shape")
+    return writer.row("Reshape", [real, shape], writer.free.take(f"{real}_kept"), type_)
 
 
 def _scales_laid_otherwise(w: Value) -> bool:

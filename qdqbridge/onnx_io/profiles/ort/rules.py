@@ -285,6 +285,8 @@ def _scale_type(view: FileView, node: FileNode) -> Reason | None:
     dtype = view.dtype(node.input(1))
     if dtype is not None and dtype is not DType.FLOAT32 and view.opset < 19:
         return Reason(f"the scale is {dtype}, which opset {view.opset} does not have")
+    if dtype is DType.FLOAT8_E8M0:
+        return Reason(f"no kernel takes a scale of {dtype}", (node.input(1),))
     return None
 
 
@@ -457,6 +459,12 @@ def _rule(
 
 _WITHOUT_ZERO_POINT = "from opset 21 on, write output_dtype and no zero point"
 
+ROUNDED_ACTIVATION = Demand(
+    "rounded-activation", "MatMul and Gemm by a dequantized matrix", _rounded_activation,
+    "measured on 1.32: up to 1 % of the largest result off, some hundred steps of 16 bits",
+    Effect.OTHER, "put a Reshape behind the DequantizeLinear, or run with the option "
+    "session.qdq_matmulnbits_accuracy_level = 0",
+)  # fmt: skip
 RULES: tuple[Demand, ...] = (
     Demand(
         "integer-kernel", "float compute between DQ and Q", _between(_kernel),
@@ -497,12 +505,7 @@ RULES: tuple[Demand, ...] = (
         "resized-in-place", "Resize by scales other than 1 that keep every extent", _handed_on,
         "onnxruntime upsample.cc; measured on 1.32", Effect.OTHER, "scale by 1, or by more",
     ),
-    Demand(
-        "rounded-activation", "MatMul and Gemm by a dequantized matrix", _rounded_activation,
-        "measured on 1.32: up to 1 % of the largest result off, some hundred steps of 16 bits",
-        Effect.OTHER, "put a Reshape behind the DequantizeLinear, or run with the option "
-        "session.qdq_matmulnbits_accuracy_level = 0",
-    ),
+    ROUNDED_ACTIVATION,
     Demand(
         "scales-of-run-time", "MatMulNBits with accuracy_level 4", _scales_of_run_time,
         "onnxruntime matmul_nbits.cc; measured on 1.32: 0 for a product, or zero points left out",
