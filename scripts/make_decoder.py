@@ -1,4 +1,4 @@
-"""Trains the decoder of ``models/decoder``: ``python scripts/make_decoder.py`` (with PyTorch).
+"""Trains the decoder of ``models/decoder``: ``python -m scripts.make_decoder`` (with PyTorch).
 
 Two layers that write text byte by byte, with a key-value cache as inputs and outputs: root mean
 square norms, grouped queries with rotary positions (``GroupQueryAttention``), a gated product of
@@ -8,9 +8,7 @@ the pages of this repository; see ``examples/decode_language_model.py`` for what
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +18,10 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional
 
-ROOT = Path(__file__).resolve().parents[1]
+from scripts.byte_training import ROOT, VOCABULARY, descend, loss_of, pages, pieces
+
 MODEL = ROOT / "models" / "decoder" / "float.onnx"
 SEED, STEPS, BATCH, CONTEXT = 7, 3000, 24, 96
-VOCABULARY = 128
 LONGEST = 512
 """How many positions there are."""
 THETA, EPSILON = 10_000.0, 1e-5
@@ -116,29 +114,21 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def text() -> np.ndarray:
     """Returns the bytes of the pages, those beyond ASCII as question marks."""
-    paths = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("qdqbridge/**/*.md")]
-    pages = [path.read_text("utf-8").encode("ascii", "replace") for path in sorted(paths)]
-    return np.frombuffer(b"\n".join(pages), np.uint8)
+    paths = pages("*.md", "docs/*.md", "qdqbridge/**/*.md")
+    read = [path.read_text("utf-8").encode("ascii", "replace") for path in paths]
+    return np.frombuffer(b"\n".join(read), np.uint8)
 
 
 def trained(data: np.ndarray) -> Decoder:
     """Returns a decoder that has read the text."""
     torch.manual_seed(SEED)
     rng, decoder = np.random.default_rng(SEED), Decoder(SHAPE)
-    optimizer = torch.optim.AdamW(decoder.parameters(), lr=4e-3, weight_decay=0.02)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-    for step in range(STEPS):
-        starts = rng.integers(0, len(data) - CONTEXT - 1, BATCH)
-        pieces = np.stack([data[s : s + CONTEXT + 1] for s in starts]).astype(np.int64)
-        batch = torch.from_numpy(pieces)
-        logits = decoder(batch[:, :-1])
-        loss = functional.cross_entropy(logits.reshape(-1, VOCABULARY), batch[:, 1:].reshape(-1))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        if step % 250 == 0:
-            print(f"step {step}: perplexity {math.exp(loss.item()):.2f}", flush=True)
+
+    def loss(_: int) -> Tensor:
+        batch = torch.from_numpy(pieces(data, BATCH, CONTEXT, rng))
+        return loss_of(decoder(batch[:, :-1]), batch)
+
+    descend(decoder.parameters(), loss, STEPS, every=250, lr=4e-3, weight_decay=0.02)
     return decoder.eval()
 
 

@@ -28,10 +28,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from scripts.byte_training import VOCABULARY, descend, loss_of, pages, pieces
+
 Array = NDArray[Any]
 Weights = dict[str, Array]
-ROOT = Path(__file__).resolve().parents[1]
-VOCABULARY, CONTEXT = 128, 64
+CONTEXT = 64
 TOOLS = ("nncf", "aimet", "quark", "modelopt")
 HELD_OUT = 0.1
 """The share of every file's end that nobody trains on."""
@@ -51,8 +52,7 @@ class Shape:
 def text() -> tuple[Array, Array]:
     """Returns the bytes to train on, and those to judge on."""
     seen, unseen = bytearray(), bytearray()
-    paths = [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), *ROOT.glob("qdqbridge/**/*.py")]
-    for path in sorted(paths):
+    for path in pages("docs/*.md", "*.md", "qdqbridge/**/*.py"):
         data = path.read_bytes()
         end = int(len(data) * (1 - HELD_OUT))
         seen += data[:end]
@@ -61,16 +61,17 @@ def text() -> tuple[Array, Array]:
     return np.minimum(first, VOCABULARY - 1), np.minimum(second, VOCABULARY - 1)
 
 
-def pieces(data: Array, count: int, seed: int) -> Array:
-    """Returns ``[count, CONTEXT + 1]`` bytes from places drawn at random."""
-    places = np.random.default_rng(seed).integers(0, len(data) - CONTEXT - 1, count)
-    return np.stack([data[p : p + CONTEXT + 1] for p in places]).astype(np.int64)
+def examples(data: Array, count: int, seed: int) -> Array:
+    """Returns ``[count, CONTEXT + 1]`` bytes from places that a seed gives."""
+    return pieces(data, count, CONTEXT, np.random.default_rng(seed))
 
 
 def write_samples(path: Path) -> None:
     """Writes the samples that ``scripts/bench quantize --folder`` reads beside a model."""
     seen, unseen = text()
-    np.savez(path, seen_ids=pieces(seen, 64, 1)[:, :-1], fresh_ids=pieces(unseen, 64, 2)[:, :-1])
+    np.savez(
+        path, seen_ids=examples(seen, 64, 1)[:, :-1], fresh_ids=examples(unseen, 64, 2)[:, :-1]
+    )
 
 
 # ---- training -----------------------------------------------------------------------------------
@@ -84,25 +85,19 @@ def trained(shape: Shape, steps: int, seed: int) -> Weights:
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     weights = {name: torch.nn.Parameter(torch.tensor(w)) for name, w in _start(shape, seed).items()}
-    optimizer = torch.optim.AdamW(weights.values(), lr=2e-3, betas=(0.9, 0.98), weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     mask = torch.triu(torch.full((CONTEXT, CONTEXT), -1e9), 1)
     seen, _ = text()
-    for step in range(steps):
-        batch = torch.tensor(pieces(seen, 24, seed + step))
+
+    def loss(step: int) -> Any:
+        batch = torch.tensor(examples(seen, 24, seed + step))
         y = weights["embed"][batch[:, :-1]] + weights["place"]
         for i in range(shape.layers):
             y = y + _attention(_norm(y, weights, f"{i}.a"), weights, i, shape, mask)
             inner = _norm(y, weights, f"{i}.m") @ weights[f"{i}.up"] + weights[f"{i}.up.bias"]
             y = y + F.gelu(inner) @ weights[f"{i}.down"] + weights[f"{i}.down.bias"]
-        logits = _norm(y, weights, "end") @ weights["head"]
-        loss = F.cross_entropy(logits.reshape(-1, VOCABULARY), batch[:, 1:].reshape(-1))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        if step % 100 == 0:
-            print(f"step {step}: {math.exp(float(loss)):.2f}", flush=True)
+        return loss_of(_norm(y, weights, "end") @ weights["head"], batch)
+
+    descend(weights.values(), loss, steps, every=100, lr=2e-3, betas=(0.9, 0.98), weight_decay=0.05)
     return {name: w.detach().numpy() for name, w in weights.items()}
 
 
@@ -307,7 +302,7 @@ def elsewhere(
 def compare(model: Path, bits: int, block: int, count: int, pythons: dict[str, str]) -> None:
     """Prints a table of perplexities."""
     seen, unseen = text()
-    calibration, judged = pieces(seen, 128, 1), pieces(unseen, count, 2)
+    calibration, judged = examples(seen, 128, 1), examples(unseen, count, 2)
     stored = f"uint{bits}"
     rows: list[tuple[str, Callable[[Path], None]]] = [
         ("ours", lambda p: ours(
