@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -38,7 +39,7 @@ def test_parts_without_a_name_are_parts(
 ) -> None:
     """The last ones, too: how many parts there are is what the node says."""
     operands = ["x"] if sizes is None else ["x", "sizes"]
-    count = {"num_outputs": 3} if sizes is None and opset == 18 else {}
+    count: dict[str, Any] = {"num_outputs": 3} if sizes is None and opset == 18 else {}
     node = helper.make_node("Split", operands, names, axis=0, **count)
     kept = [i for i, name in enumerate(names) if name]
     graph = helper.make_graph(

@@ -52,7 +52,6 @@ _LISTED = 5
 _LAYER_NORM = 17
 """The opset since which LayerNormalization is ONNX's own."""
 _Q_DOMAINS = (*ONNX_DOMAINS, "com.microsoft")
-_VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
 _MODE_BY_RESULTS = frozenset({"BatchNormalization"})
 """What has all of its results in training mode; before opset 14, to have them means that mode."""
 
@@ -232,12 +231,11 @@ class NodeReader:
             return
         schema = schema_of(proto.op_type, "", self.opset) if own else None
         optional = onnx.defs.OpSchema.FormalParameterOption.Optional
-        if schema is not None and schema.outputs and schema.outputs[-1].option == _VARIADIC:
-            # The number of a variadic operator's results (Split, Loop) has a meaning, so those
-            # without a name get one: onnxruntime crashes where a Split has none.
+        if own and proto.op_type == "Split":  # the number of its parts has a meaning
             for index, name in enumerate(proto.output):
-                proto.output[index] = name or self._fresh(f"{proto.op_type}_unread")
+                proto.output[index] = name or self._fresh("Split_unread")
         for index, name in enumerate(proto.output):
+            # The number of a variadic operator's results (Split, Loop) has a meaning.
             left_out = schema is None or (
                 index < len(schema.outputs) and schema.outputs[index].option == optional
             )
