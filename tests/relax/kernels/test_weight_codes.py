@@ -14,12 +14,13 @@ from qdqbridge.ops.dynamic import BlockAttrs
 from qdqbridge.relax.executable import build
 from qdqbridge.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.relax.kernels.plan import plan
+from qdqbridge.relax.kernels.weight_only import dots
 from qdqbridge.relax.kernels.weight_only import loops as weight_codes_loops
 from tests.graph.graphs import apply, const, graph, plain, quant, typed
 from tests.relax.kernels.kernel_cases import DOT_CPUS, HOST, target_of
 
-BYTES = [cpu for cpu in DOT_CPUS if cpu.bytes_in]
-pytestmark = pytest.mark.skipif(not BYTES, reason="this CPU has no dot product of bytes")
+BYTES = [cpu for cpu in DOT_CPUS if cpu.multiplies_bytes]
+pytestmark = pytest.mark.skipif(not BYTES, reason="this CPU does not multiply bytes")
 UNITS, INNER = 53, 128
 KINDS = {
     "int4": (DType.INT4, 0),
@@ -98,7 +99,8 @@ def test_products_in_parts_have_every_bit(
     """Of many rows, what caches hold is gone through at a time; sums go on where they were."""
     found = network("uint4 each", 32, ("n", 256), rounded=rounded)
     whole = build(found, threads=threads)
-    monkeypatch.setattr(weight_codes_loops, "_ROOM", room)
+    monkeypatch.setattr(dots, "ROOM", room)
+    monkeypatch.setattr(dots, "SPREAD", room // 16)
     monkeypatch.setattr(weight_codes_loops, "_PAIRS", 1)
     parts = build(found, threads=threads)
     for rows in (1, 8, 9, 130):

@@ -41,7 +41,7 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
         return None
     size = 0 if rounded is None else rounded.block_size
     rows, weight = rows_of(node), blocked_codes(node.operand(1), size)
-    if rows is None or weight is None or not place.cpu.bytes_in:
+    if rows is None or weight is None or not place.cpu.multiplies_bytes:
         return None
     if not is_real(node.operand(0)) or not is_real(node.output):
         return None

@@ -13,16 +13,11 @@ from qdqbridge.relax.kernels.epilogues.float_sums import Plain, PlainWriter
 from qdqbridge.relax.kernels.products.dense import AT_ONCE
 from qdqbridge.relax.kernels.tiles.register_tile import channel_pieces
 from qdqbridge.relax.kernels.weight_only.digits import RowDigits
-from qdqbridge.relax.kernels.weight_only.product import FEW, CodesProduct
-from qdqbridge.relax.kernels.weight_only.tiles import CodesTiles
+from qdqbridge.relax.kernels.weight_only.product import CodesProduct
+from qdqbridge.relax.kernels.weight_only.tiles import HEIGHTS, CodesTiles
 
-_HEIGHTS = (4, 2, 1)
-"""Rows of tiles: their sums, and the codes of a chunk of two blocks of columns, are registers."""
 _PAIRS = 32
 """Pairs of blocks of columns whose codes of some parts stay in the second-level cache."""
-_ROOM = 1 << 17
-"""Bytes of the digits of many rows that stay in the second-level cache: so many parts are gone
-through for all columns before the next ones."""
 
 
 def build(description: CodesProduct) -> Any:
@@ -82,20 +77,21 @@ class _CodesProduct:
                 some = size if whole else bound(tirx.min(d.parts - begin, size))
                 self.tiles.range = begin, some
                 with turns(tasks, parallel=tasks > 1) as task:
-                    self._share(task, tasks, first, count)
+                    self._share(task, tasks, first, count, most)
 
     def _part_size(self, most: int, count: Prim) -> Prim:
         """Returns how many parts of rows are gone through at a time."""
-        d = self.d
-        each = d.size // d.step  # whole blocks of the weight
-        fits = max(1, _ROOM // (most * d.step * d.digits) // each) * each
-        if fits >= d.parts or (isinstance(count, int) and count <= FEW):
+        d, dots = self.d, self.tiles.dots
+        fits, few = dots.parts_at_once(most), dots.read_through
+        if fits >= d.parts or (isinstance(count, int) and count <= few):
             return d.parts
-        return fits if isinstance(count, int) else bound(tirx.Select(count <= FEW, d.parts, fits))
+        return fits if isinstance(count, int) else bound(tirx.Select(count <= few, d.parts, fits))
 
-    def _share(self, task: Prim, tasks: int, first: Prim, count: Prim) -> None:
+    def _share(self, task: Prim, tasks: int, first: Prim, count: Prim, most: int) -> None:
         """Writes one share of the columns, some of them for all rows, then the next ones."""
         d = self.d
+        if most > 1:
+            self.tiles.make_room()
         low, extent = share(task, tasks, d.pairs)
         for at, length, width, tail in channel_pieces(d.units, d.cpu.lanes, 2):
             begin, extent_ = within(low, extent, at, length)
@@ -108,13 +104,15 @@ class _CodesProduct:
         """Writes the tiles of some pairs of blocks: high ones, and what is left."""
         begin, some, width, tail = columns
         done: Prim = 0
-        for size in _HEIGHTS:
+        for size in HEIGHTS:
             many = (count - done) // size
             if not isinstance(many, int) or many:
                 many = many if isinstance(many, int) else bound(many)
-                with turns(many) as i, turns(some, begin) as unit:
-                    self.tiles.write(
-                        bound(unit * 2), width, tail, first, bound(done + i * size), size
-                    )
+                with turns(many) as i:
+                    self.tiles.begin_rows(done + i * size, size)
+                    with turns(some, begin) as unit:
+                        self.tiles.write(
+                            bound(unit * 2), width, tail, first, bound(done + i * size), size
+                        )
             done = done + many * size
             done = done if isinstance(done, int) else bound(done)

@@ -6,7 +6,7 @@ the product with both scales is exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from qdqbridge.qnn.dialect.tir import tirx
@@ -15,9 +15,9 @@ from qdqbridge.relax.kernels.codegen.lanes import (
     Prim,
     bound,
     fence,
+    flat,
     floats,
     fused,
-    intrinsic,
     load,
     number,
     splat,
@@ -28,15 +28,13 @@ from qdqbridge.relax.kernels.codegen.loops import turns
 from qdqbridge.relax.kernels.codegen.script import T
 from qdqbridge.relax.kernels.epilogues.float_sums import PlainWriter
 from qdqbridge.relax.kernels.weight_only.digits import RowDigits
-from qdqbridge.relax.kernels.weight_only.product import DIGIT, NIBBLE, CodesProduct
+from qdqbridge.relax.kernels.weight_only.dots import Digits, Place, ask, dots_of, pieces
+from qdqbridge.relax.kernels.weight_only.product import DIGIT, CodesProduct
 
-_AHEAD = 8192
-"""Bytes by which codes that meet one row are asked for before they are used."""
-_CHAINS = 2
-"""Sums of one row whose blocks are several chunks: a dot product waits for the one before it."""
-
-Place = tuple[Buffer, Prim]
-"""An element of a buffer."""
+HEIGHTS = (4, 2, 1)
+"""Rows of tiles: their sums, and the codes of a chunk of two blocks of columns, are registers."""
+_LINE = 64
+"""Bytes of a line of memory."""
 
 
 class CodesTiles:
@@ -51,9 +49,53 @@ class CodesTiles:
         self, d: CodesProduct, rows: RowDigits, shared: Sequence[Buffer], writer: PlainWriter
     ) -> None:
         self.d, self.rows, self.writer = d, rows, writer
+        self.dots = dots_of(d)
         self.stream, self.zeros, self.bias = shared
         self.partial: Buffer | None = None
         self.range: tuple[Prim, Prim] = (0, d.parts)
+        self.spread: Buffer | None = None
+
+    def make_room(self) -> None:
+        """Makes room for the digits of the rows of a tile as they are multiplied.
+
+        They are seen through a view: of the buffer itself TVM works out what every read of a tile
+        needs (CompactBufferAllocation), for a minute.
+        """
+        if self.dots.spread_parts:
+            size = HEIGHTS[0] * self.dots.spread_parts * self.d.step * self.d.digits
+            self.spread = flat(T.alloc_buffer((size * self.d.cpu.lanes,), "int8"))
+
+    def begin_rows(self, row: Prim, height: int) -> None:
+        """Spreads the digits of the rows of tiles that follow."""
+        if self.spread is None or height == 1:
+            return
+        d, register = self.d, self.d.register
+        begin, some = self.range
+        each = d.step * d.digits
+        with turns(height) as p:
+            source = bound(((row + p) * d.parts + begin) * each)
+            target = bound(p * (self.dots.spread_parts * each * d.cpu.lanes))
+            with turns(some * (each // 4)) as four:
+                digits = load(self.rows.digits, source + four * 4, 4)
+                lanes = splat(tirx.reinterpret("int32", digits), d.cpu.lanes)
+                wide = tirx.reinterpret(typed("int8", register), lanes)
+                store(self.spread, target + four * register, wide, register)
+
+    def _digits(self, height: int) -> Digits:
+        """Returns where digits of tiles are read."""
+        spread = self.spread if height > 1 else None
+        return Digits(self.rows.digits) if spread is None else Digits(spread, in_lanes=True)
+
+    def _spread_of(self, first: Prim) -> Callable[[int, int], Prim]:
+        """Returns where digits of a row of the tile, so many after the first ones, are read.
+
+        Args:
+            first: The first digits of a chunk, of all of a row.
+        """
+        d, parts = self.d, self.dots.spread_parts
+        each = d.step * d.digits
+        start = bound((first - self.range[0] * each) * d.cpu.lanes)
+        return lambda p, after: start + (p * parts * each + after) * d.cpu.lanes
 
     def write(
         self, block: Prim, width: int, tail: int, first: Prim, row: Prim, height: int
@@ -86,10 +128,12 @@ class CodesTiles:
                 store(total, p * lanes, load(self.partial, kept(b, p), lanes), lanes)
 
         self._either(self.range[0] == 0, first_sums, other_sums)
-        if d.digits == 1:
-            self._one_digit(totals, block, row, height)
-        else:
-            self._three_digits(totals, block, row, height)
+        for blocks in pieces(width, self.dots.blocks(height)):
+            some = {b: totals[b] for b in blocks}
+            if d.digits == 1:
+                self._one_digit(some, block, row, height)
+            else:
+                self._three_digits(some, block, row, height)
 
         def results() -> None:
             for b, total, p in columns:
@@ -117,16 +161,17 @@ class CodesTiles:
             with T.Else():
                 other()
 
-    def _one_digit(self, totals: Sequence[Buffer], block: Prim, row: Prim, height: int) -> None:
+    def _one_digit(self, totals: Mapping[int, Buffer], block: Prim, row: Prim, height: int) -> None:
         """Adds the products of the rows, step by step as a ``DynamicBlockDense`` has them.
 
         Chunks are one loop: of an inner one LLVM would make straight code, and read it out of turn.
         """
         d, lanes = self.d, self.d.cpu.lanes
-        chunks, blocks = d.step // d.chunk, range(len(totals))
-        chains = _CHAINS if height == 1 and chunks > 1 else 1
-        sums = [self._register("int32", height * chains) for _ in blocks]
-        codes = [self._register("int32", d.chunk // 4) for _ in blocks]
+        chunks = d.step // d.chunk
+        chains = self.dots.chains if height == 1 and chunks > 1 else 1
+        sums = {b: self._register("int32", height * chains) for b in totals}
+        codes = self.dots.registers(totals, d.chunk // 4)
+        read = self._digits(height)
         begin, some = self.range
         with turns(some * chunks, begin * chunks) as chunk:
             part = bound(chunk // chunks)
@@ -134,14 +179,14 @@ class CodesTiles:
 
             def start(p: int) -> None:
                 place = bound((row + p) * d.parts + part)
-                for b in blocks:
+                for b in totals:
                     store(sums[b], p * lanes, self._start(place, block, b, group), lanes)
                     for chain in range(1, chains):
                         store(sums[b], chain * lanes, number(0, "int32", lanes), lanes)
 
             def finish(p: int) -> None:
                 place = bound((row + p) * d.parts + part)
-                for b, total in enumerate(totals):
+                for b, total in totals.items():
                     whole = load(sums[b], p * lanes, lanes)
                     for chain in range(1, chains):
                         whole = whole + load(sums[b], chain * lanes, lanes)
@@ -155,17 +200,27 @@ class CodesTiles:
                     for p in range(height):
                         start(p)
             first = bound(self._codes_of(block, chunk))
-            for later in self._later(first, height):
-                _ask(*later)
-            self._load_codes(codes, first)
-            for p in range(height):
+            asked = self._later(first, height)
+            if not self.dots.asks_between:
+                for later in asked:
+                    ask(*later)
+                asked = []
+            self.dots.load_codes(codes, self.stream, first)
+            spread = self._spread_of(chunk * d.chunk) if read.in_lanes else None
+            for some_rows in pieces(height, self.dots.together):
+                digits: list[tuple[Prim, list[Place]]] = []
+                for p in some_rows:
+                    if chunks == 1:
+                        start(p)
+                    if spread is None:
+                        begins = bound((row + p) * d.inner + chunk * d.chunk)
+                    else:
+                        begins = spread(p, 0)
+                    digits.append((begins, [(each, p * lanes) for each in sums.values()]))
+                self.dots.add(read, digits, codes, asked, chains)
                 if chunks == 1:
-                    start(p)
-                digits = bound((row + p) * d.inner + chunk * d.chunk)
-                own = [(each, p * lanes) for each in sums]
-                self._add_dots([(digits, own)], codes, chains=chains)
-                if chunks == 1:
-                    finish(p)
+                    for p in some_rows:
+                        finish(p)
             if chunks > 1:
                 with T.If(chunk % chunks == chunks - 1), T.Then():
                     for p in range(height):
@@ -201,76 +256,46 @@ class CodesTiles:
         start = d.group_start(block // 2, chunk // chunks)
         return start + chunk % chunks * (2 * d.loads * d.register)
 
-    def _add_dots(
-        self,
-        digits: Sequence[tuple[Prim, Sequence[Place]]],
-        codes: Sequence[Buffer],
-        asked: Sequence[Place] = (),
-        chains: int = 1,
+    def _three_digits(
+        self, totals: Mapping[int, Buffer], block: Prim, row: Prim, height: int
     ) -> None:
-        """Adds the exact products of the codes of a chunk, of every block, and digits of a row.
-
-        A code meets all digits before the next one: what waits for memory is then one line's.
-
-        Args:
-            digits: Of every digit of an activation, where those of the row begin, and of every
-                block a buffer and the place of its sums there.
-            codes: Of every block.
-            asked: What is asked for meanwhile, spread over the dot products.
-            chains: How many sums of a block, one register behind another, take turns.
-        """
-        d, lanes = self.d, self.d.cpu.lanes
-        name, kind = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", typed("int8", 4 * lanes)
-        steps = d.chunk // 4
-        runs = min(steps, max(1, len(asked)))
-        for run in range(runs):
-            for later in _piece(asked, run, runs):
-                _ask(*later)
-            first = steps * run // runs
-            with T.unroll(steps * (run + 1) // runs - first) as i:
-                chain = tirx.floormod(i, chains) * lanes
-                for begin, sums in digits:
-                    four = load(self.rows.digits, begin + 4 * (first + i), 4)
-                    spread = splat(tirx.reinterpret("int32", four), lanes)
-                    spread = bound(tirx.reinterpret(kind, spread))
-                    for (total, at), own in zip(sums, codes, strict=True):
-                        code = tirx.reinterpret(kind, load(own, (first + i) * lanes, lanes))
-                        before = load(total, at + chain, lanes)
-                        after = intrinsic(name, typed("int32", lanes), before, code, spread)
-                        store(total, at + chain, after, lanes)
-
-    def _three_digits(self, totals: Sequence[Buffer], block: Prim, row: Prim, height: int) -> None:
         """Adds the products of the rows, with the accuracy of float32."""
-        d, lanes, blocks = self.d, self.d.cpu.lanes, range(len(totals))
-        sums = [[self._register("int32") for _ in range(d.digits)] for _ in blocks]
-        codes = [self._register("int32", d.step // 4) for _ in blocks]
-        own = [self._register("float32", height) for _ in blocks]
-        inside = d.size // d.step
+        d, lanes = self.d, self.d.cpu.lanes
+        sums = {b: [self._register("int32") for _ in range(d.digits)] for b in totals}
+        codes = self.dots.registers(totals, d.step // 4)
+        own = {b: self._register("float32", height) for b in totals}
+        inside, each = d.size // d.step, d.step * d.digits
+        read = self._digits(height)
         begin, some = self.range
         with turns(some // inside, begin // inside) as group:
             for p in range(height):
-                for total in own:
+                for total in own.values():
                     store(total, p * lanes, number(0.0, "float32", lanes), lanes)
             with turns(inside) as j:
                 part = bound(group * inside + j)
                 first = bound(self._codes_of(block, part))
                 asked = self._later(first, height)
-                self._load_codes(codes, first)
+                self.dots.load_codes(codes, self.stream, first)
+                spread = self._spread_of(part * each) if read.in_lanes else None
                 for p in range(height):
                     place = bound((row + p) * d.parts + part)
                     digits: list[tuple[Prim, list[Place]]] = []
                     for digit in range(d.digits):
                         at = place * d.digits + digit
-                        for b in blocks:
+                        for b in totals:
                             store(sums[b][digit], 0, self._start(at, block, b, group), lanes)
-                        digits.append((bound(at * d.step), [(each[digit], 0) for each in sums]))
-                    self._add_dots(digits, codes, asked if p == 0 else ())
-                    for b, total in enumerate(own):
+                        places = [(own_sums[digit], 0) for own_sums in sums.values()]
+                        if spread is None:
+                            digits.append((bound(at * d.step), places))
+                        else:
+                            digits.append((spread(p, digit * d.step), places))
+                    self.dots.add(read, digits, codes, asked if p == 0 else ())
+                    for b, total in own.items():
                         step = splat(load(self.rows.steps, place, 1), lanes)
                         before = load(total, p * lanes, lanes)
                         store(total, p * lanes, fused(self._real(sums[b]), step, before), lanes)
             for p in range(height):
-                for b, total in enumerate(totals):
+                for b, total in totals.items():
                     before, value = load(total, p * lanes, lanes), load(own[b], p * lanes, lanes)
                     added = fused(value, self._scales(block, b, group), before)
                     store(total, p * lanes, added, lanes)
@@ -292,28 +317,9 @@ class CodesTiles:
         d = self.d
         if height > 1:
             return []
-        last = 2 * d.loads + (2 if d.size == d.chunk else 0) if d.asks else 1
-        return [(self.stream, first + _AHEAD + i * d.register) for i in range(last)]
-
-    def _load_codes(self, codes: Sequence[Buffer], first: Prim) -> None:
-        """Fills registers with codes, of the blocks in turn: four neighbours of a sum in a lane.
-
-        Args:
-            codes: The registers of every block.
-            first: The first byte of the chunk.
-        """
-        d, lanes = self.d, self.d.cpu.lanes
-        mask = number(0x0F0F0F0F, "int32", lanes)
-        with T.unroll(d.loads) as i:
-            for b, own in enumerate(codes):
-                packed = load(self.stream, first + (2 * i + b) * d.register, d.register)
-                stored = tirx.reinterpret(typed("int32", lanes), packed)
-                if d.bits != NIBBLE:
-                    store(own, i * lanes, stored, lanes)
-                    continue
-                high = tirx.shift_right(stored, number(NIBBLE, "int32", lanes))
-                store(own, i * (2 * lanes), tirx.bitwise_and(stored, mask), lanes)
-                store(own, i * (2 * lanes) + lanes, tirx.bitwise_and(high, mask), lanes)
+        registers = 2 * d.loads + (2 if d.size == d.chunk else 0)
+        lines = registers * d.register // _LINE if d.asks else 1
+        return [(self.stream, first + self.dots.ahead + i * _LINE) for i in range(lines)]
 
     def _real(self, sums: Sequence[Buffer]) -> Prim:
         """Returns the sums of all digits as float32, in units of the lowest one."""
@@ -328,15 +334,3 @@ class CodesTiles:
             value = floats(total, lanes)
             real = value if real is None else fused(real, up, value)
         return real
-
-
-def _piece(asked: Sequence[Place], index: int, count: int) -> Sequence[Place]:
-    """Returns one of ``count`` even pieces."""
-    return asked[len(asked) * index // count : len(asked) * (index + 1) // count]
-
-
-def _ask(buffer: Buffer, index: Prim) -> None:
-    """Asks for a line of memory, up to the second-level cache: the first has few such requests."""
-    hints = (tirx.const(hint, "int32") for hint in (0, 2, 1))  # to read, second level, data
-    at = T.address_of(buffer[index])
-    T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", at, *hints))
