@@ -64,6 +64,8 @@ class Dots(Protocol):
         ahead: Bytes by which codes that meet one row are asked for before they are used.
         spread_parts: Of how many parts of a row digits are stored in every lane before several
             rows meet the columns; 0 if they are spread where they are multiplied.
+        one_loop: Whether the parts of a block of the weight are not a loop of their own: LLVM would
+            make straight code of it, longer than what the processor keeps decoded.
         read_through: Rows up to which a weight is read from one end to the other.
     """
 
@@ -72,6 +74,7 @@ class Dots(Protocol):
     asks_between: bool
     ahead: int
     spread_parts: int
+    one_loop: bool
     read_through: int
 
     def parts_at_once(self, rows: int) -> int:
@@ -131,7 +134,7 @@ class ByteDots:
     """``vpdpbusd``: four products of bytes are added to a sum of 32 bits."""
 
     chains, together, asks_between, ahead = _CHAINS, 1, False, _AHEAD
-    spread_parts, read_through = 0, FEW
+    spread_parts, one_loop, read_through = 0, False, FEW
 
     def __init__(self, d: CodesProduct) -> None:
         self.d = d
@@ -201,7 +204,7 @@ class PairDots:
     """
 
     chains, together, asks_between = 1, _ROWS_OF_PAIRS, True
-    read_through = 1
+    one_loop, read_through = True, 1
 
     def __init__(self, d: CodesProduct) -> None:
         assert d.chunk <= CHUNK

@@ -7,6 +7,7 @@ the product with both scales is exact.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from qdqbridge.qnn.dialect.tir import tirx
@@ -35,6 +36,23 @@ HEIGHTS = (4, 2, 1)
 """Rows of tiles: their sums, and the codes of a chunk of two blocks of columns, are registers."""
 _LINE = 64
 """Bytes of a line of memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Registers of a tile, of every block of columns.
+
+    Attributes:
+        totals: Sums of each row.
+        sums: Exact sums of each digit, of one part of one row.
+        codes: Codes of a chunk.
+        own: Sums of each row over a block of the weight, without its scales.
+    """
+
+    totals: Mapping[int, Buffer]
+    sums: Mapping[int, Sequence[Buffer]]
+    codes: Mapping[int, Buffer]
+    own: Mapping[int, Buffer]
 
 
 class CodesTiles:
@@ -260,45 +278,70 @@ class CodesTiles:
         self, totals: Mapping[int, Buffer], block: Prim, row: Prim, height: int
     ) -> None:
         """Adds the products of the rows, with the accuracy of float32."""
-        d, lanes = self.d, self.d.cpu.lanes
-        sums = {b: [self._register("int32") for _ in range(d.digits)] for b in totals}
-        codes = self.dots.registers(totals, d.step // 4)
-        own = {b: self._register("float32", height) for b in totals}
-        inside, each = d.size // d.step, d.step * d.digits
-        read = self._digits(height)
+        d = self.d
+        room = _Room(
+            totals,
+            {b: [self._register("int32") for _ in range(d.digits)] for b in totals},
+            self.dots.registers(totals, d.step // 4),
+            {b: self._register("float32", height) for b in totals},
+        )
+        inside = d.size // d.step
         begin, some = self.range
+        if self.dots.one_loop:
+            with turns(some, begin) as part:
+                group = bound(part // inside)
+                self._begin_group(room, height)
+                self._part(room, block, row, height, part, group)
+                self._end_group(room, block, height, group)
+            return
         with turns(some // inside, begin // inside) as group:
-            for p in range(height):
-                for total in own.values():
-                    store(total, p * lanes, number(0.0, "float32", lanes), lanes)
+            self._begin_group(room, height)
             with turns(inside) as j:
-                part = bound(group * inside + j)
-                first = bound(self._codes_of(block, part))
-                asked = self._later(first, height)
-                self.dots.load_codes(codes, self.stream, first)
-                spread = self._spread_of(part * each) if read.in_lanes else None
-                for p in range(height):
-                    place = bound((row + p) * d.parts + part)
-                    digits: list[tuple[Prim, list[Place]]] = []
-                    for digit in range(d.digits):
-                        at = place * d.digits + digit
-                        for b in totals:
-                            store(sums[b][digit], 0, self._start(at, block, b, group), lanes)
-                        places = [(own_sums[digit], 0) for own_sums in sums.values()]
-                        if spread is None:
-                            digits.append((bound(at * d.step), places))
-                        else:
-                            digits.append((spread(p, digit * d.step), places))
-                    self.dots.add(read, digits, codes, asked if p == 0 else ())
-                    for b, total in own.items():
-                        step = splat(load(self.rows.steps, place, 1), lanes)
-                        before = load(total, p * lanes, lanes)
-                        store(total, p * lanes, fused(self._real(sums[b]), step, before), lanes)
-            for p in range(height):
-                for b, total in totals.items():
-                    before, value = load(total, p * lanes, lanes), load(own[b], p * lanes, lanes)
-                    added = fused(value, self._scales(block, b, group), before)
-                    store(total, p * lanes, added, lanes)
+                self._part(room, block, row, height, bound(group * inside + j), group)
+            self._end_group(room, block, height, group)
+
+    def _begin_group(self, room: _Room, height: int) -> None:
+        """Begins the sums of a block of the weight."""
+        lanes = self.d.cpu.lanes
+        for p in range(height):
+            for total in room.own.values():
+                store(total, p * lanes, number(0.0, "float32", lanes), lanes)
+
+    def _part(
+        self, room: _Room, block: Prim, row: Prim, height: int, part: Prim, group: Prim
+    ) -> None:
+        """Adds the products of a part of the rows, which has one scale of activations."""
+        d, lanes = self.d, self.d.cpu.lanes
+        first = bound(self._codes_of(block, part))
+        asked = self._later(first, height)
+        self.dots.load_codes(room.codes, self.stream, first)
+        read = self._digits(height)
+        spread = self._spread_of(part * (d.step * d.digits)) if read.in_lanes else None
+        for p in range(height):
+            place = bound((row + p) * d.parts + part)
+            digits: list[tuple[Prim, list[Place]]] = []
+            for digit in range(d.digits):
+                at = place * d.digits + digit
+                for b in room.totals:
+                    store(room.sums[b][digit], 0, self._start(at, block, b, group), lanes)
+                places = [(sums[digit], 0) for sums in room.sums.values()]
+                begins = bound(at * d.step) if spread is None else spread(p, digit * d.step)
+                digits.append((begins, places))
+            self.dots.add(read, digits, room.codes, asked if p == 0 else ())
+            for b, total in room.own.items():
+                step = splat(load(self.rows.steps, place, 1), lanes)
+                before = load(total, p * lanes, lanes)
+                real = self._real(room.sums[b])
+                store(total, p * lanes, fused(real, step, before), lanes)
+
+    def _end_group(self, room: _Room, block: Prim, height: int, group: Prim) -> None:
+        """Adds the sums of a block of the weight, times its scales."""
+        lanes = self.d.cpu.lanes
+        for p in range(height):
+            for b, total in room.totals.items():
+                before, value = load(total, p * lanes, lanes), load(room.own[b], p * lanes, lanes)
+                added = fused(value, self._scales(block, b, group), before)
+                store(total, p * lanes, added, lanes)
 
     def _register(self, dtype: str, count: int = 1) -> Buffer:
         shape: Any = (count * self.d.cpu.lanes,)
