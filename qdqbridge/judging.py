@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -22,8 +24,15 @@ if TYPE_CHECKING:
     from qdqbridge.pipeline import Side
 
 File: TypeAlias = "str | PathLike[str]"
-LEAST, MOST = 15, 300
-"""How often a model is run to be timed."""
+LEAST, MOST = 5, 100
+"""How often a model is run in one round of being timed."""
+ROUNDS, MOST_ROUNDS = 3, 12
+"""How many rounds it is timed in."""
+SETTLED = 0.98
+"""A round that shortens no node to less than this share of what it took before changes nothing."""
+_COUNTED = 0.1
+"""Nodes that take at least this share of the slowest one's time have to settle; the counters of
+engines tell whole microseconds."""
 
 
 def open_engine(
@@ -103,8 +112,10 @@ def node_times(
             its optimizations), ``openvino`` (its performance counters).
         graph: A canonical graph; it is written as the engine's export profile writes it.
         inputs: One array per input; open extents have these numbers.
-        seconds: How long to run it, but at least :data:`LEAST` times and at most :data:`MOST`. The
-            shortest run counts: what else the machine does is not a time of the engine's.
+        seconds: How long to run it in :data:`ROUNDS` rounds, but at least :data:`LEAST` times in
+            each and at most :data:`MOST`. Of each node the shortest run of all rounds counts: what
+            else the machine does is not a time of the engine's. Where the last rounds still made
+            nodes faster, more follow, up to :data:`MOST_ROUNDS`.
         threads: How many the engine may use; None for its default.
 
     Raises:
@@ -134,10 +145,48 @@ def node_times(
 
 
 def _shortest(times: Callable[[int], list[NodeTime]], seconds: float) -> list[NodeTime]:
-    """Returns the times of as many runs as fit into some seconds."""
-    first = times(LEAST)
-    repeats = min(MOST, int(seconds / max(sum(each.seconds for each in first), 1e-9)))
-    return times(repeats) if repeats > LEAST else first
+    """Returns the shortest time of each node in rounds, the last two of which changed nothing.
+
+    An engine compiles the model anew in each: how its tensors happen to lie in memory counts too.
+    """
+    found = times(LEAST)
+    fit = seconds / ROUNDS / max(sum(each.seconds for each in found), 1e-9)
+    repeats, settled = max(LEAST, min(MOST, int(fit))), 0
+    for _ in range(MOST_ROUNDS - 1):
+        before, found = found, _shorter(found, times(repeats))
+        settled = settled + 1 if _is_settled(before, found) else 0
+        if settled == ROUNDS - 1:
+            break
+    return found
+
+
+def _shorter(before: Sequence[NodeTime], after: Sequence[NodeTime]) -> list[NodeTime]:
+    """Returns the nodes of the second of two rounds with the shorter time of each."""
+    known = {key: each.seconds for key, each in _numbered(before)}
+    return [
+        replace(each, seconds=min(each.seconds, known.get(key, each.seconds)))
+        for key, each in _numbered(after)
+    ]
+
+
+def _numbered(times: Sequence[NodeTime]) -> Iterator[tuple[tuple[str, str, int], NodeTime]]:
+    """Yields nodes with what tells each from the others, of those with one name its place."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for each in times:
+        name = each.node, each.operator
+        yield (*name, counts[name]), each
+        counts[name] += 1
+
+
+def _is_settled(before: Sequence[NodeTime], after: Sequence[NodeTime]) -> bool:
+    """True where no node of those that take long has become faster."""
+    known = {key: each.seconds for key, each in _numbered(before)}
+    least = _COUNTED * max((each.seconds for each in after), default=0.0)
+    return all(
+        each.seconds >= SETTLED * known.get(key, each.seconds)
+        for key, each in _numbered(after)
+        if each.seconds >= least
+    )
 
 
 def _read_by(kind: EngineKind, path: Path) -> bool:
