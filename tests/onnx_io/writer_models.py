@@ -12,6 +12,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from qdqbridge.onnx_io.runtime.byte_products import keep_byte_products, saturates
+
 Array = NDArray[Any]
 U8, S8, S32 = np.uint8, np.int8, np.int32
 
@@ -207,8 +209,12 @@ def network(name: str, opset: int = 17) -> onnx.ModelProto:
 
 
 def run(model: Path, feeds: dict[str, Array], optimized: Path | None = None) -> list[Array]:
-    """Returns what onnxruntime computes: optimizations off, or all on where a dump is wanted."""
+    """Returns what onnxruntime computes: optimizations off, or all on where a dump is wanted.
+
+    Products of bytes do not saturate on any processor.
+    """
     options = ort.SessionOptions()
+    options.add_session_config_entry("session.x64quantprecision", "1")  # an optimization
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     levels = ort.GraphOptimizationLevel
@@ -216,7 +222,12 @@ def run(model: Path, feeds: dict[str, Array], optimized: Path | None = None) -> 
     if optimized is not None:
         options.graph_optimization_level = levels.ORT_ENABLE_ALL
         options.optimized_model_filepath = str(optimized)
-    session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    source: str | bytes = str(model)
+    if optimized is None and saturates():
+        proto = onnx.load(model)
+        keep_byte_products(proto.graph)
+        source = proto.SerializeToString()
+    session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     return [np.asarray(array) for array in session.run(None, feeds)]
 
 

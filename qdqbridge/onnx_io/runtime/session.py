@@ -14,6 +14,7 @@ from qdqbridge.errors import InputDataError, QdqBridgeError, UnsupportedTargetEr
 from qdqbridge.graph.types import ValueType
 from qdqbridge.onnx_io.control_flow.subgraph_names import nodes_inside
 from qdqbridge.onnx_io.reading.model_file import read_model
+from qdqbridge.onnx_io.runtime.byte_products import keep_byte_products, saturates
 from qdqbridge.onnx_io.runtime.half_products import keep_half_products
 from qdqbridge.onnx_io.runtime.ort_values import run
 
@@ -28,7 +29,8 @@ class OnnxRuntimeSession:
     """A model file in onnxruntime on the CPU.
 
     Graph optimizations are disabled, so that every QuantizeLinear and DequantizeLinear of the file
-    is computed as it is written.
+    is computed as it is written; products of bytes do not saturate on any processor
+    (:mod:`qdqbridge.onnx_io.runtime.byte_products`).
 
     Attributes:
         label: ``onnxruntime``, for reports.
@@ -101,6 +103,8 @@ class OnnxRuntimeSession:
         extra = [name for name in names if name not in self.outputs]
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in extra)
         keep_half_products(model.graph)
+        if saturates():
+            keep_byte_products(model.graph)
         return model.SerializeToString()
 
     def _error(self, kind: type[QdqBridgeError], what: str, error: Exception) -> QdqBridgeError:

@@ -1,0 +1,124 @@
+"""Products of uint8 and int8 in onnxruntime, which saturate on x86 processors without VNNI."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqbridge.onnx_io.runtime.byte_products import keep_byte_products
+from qdqbridge.onnx_io.runtime.session import OnnxRuntimeSession
+
+SIZE = 64
+LARGEST = 255 * 127
+"""A product that leaves no room for another one in 16 bits."""
+
+
+def model(
+    op: str,
+    weight: np.ndarray,
+    zero: np.ndarray | None,
+    scaled: bool,
+    *,
+    activation: Any = np.uint8,
+) -> onnx.ModelProto:
+    """One product, a sum of ``SIZE`` products; scaled to 8 bits or not."""
+    conv = "Conv" in op
+    shape = (1, SIZE, 2, 2) if conv else (4, SIZE)
+    arrays: dict[str, np.ndarray] = {"w": weight[..., None, None] if conv else weight}
+    if zero is not None:
+        arrays["wz"] = zero
+    wz = "" if zero is None else "wz"
+    if scaled:
+        arrays |= {name: np.float32(1) for name in ("xs", "ws")}
+        arrays |= {"ys": np.float32(SIZE * 127), "yz": np.uint8(0), "xz": activation(0)}
+        names = ["x", "xs", "xz", "w", "ws", wz, "ys", "yz"]
+    else:
+        names = ["x", "w", "", wz] if wz else ["x", "w"]
+    result = TensorProto.UINT8 if scaled else TensorProto.INT32
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(activation))
+    graph = helper.make_graph(
+        [helper.make_node(op, names, ["y"])], "product",
+        [helper.make_tensor_value_info("x", element, shape)],
+        [helper.make_tensor_value_info("y", result, None)],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 17)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def results(made: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    data = made.SerializeToString()
+    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {"x": x})[0])
+
+
+CASES: Sequence[tuple[str, bool]] = [
+    ("QLinearConv", True), ("QLinearMatMul", True),
+    ("ConvInteger", False), ("MatMulInteger", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "scaled"), CASES)
+@pytest.mark.parametrize("zero", [None, 0, 5])
+def test_no_sum_saturates(op: str, scaled: bool, zero: int | None, tmp_path: Path) -> None:
+    if scaled and zero is None:
+        zero = -3
+    point = None if zero is None else np.asarray(zero, np.int8)
+    made = model(op, np.full((SIZE, SIZE), 127, np.int8), point, scaled)
+    x = np.full(
+        [d.dim_value for d in made.graph.input[0].type.tensor_type.shape.dim], 255, np.uint8
+    )
+    exact = SIZE * 255 * (127 - (zero or 0))
+    wanted = (
+        np.clip(np.rint(np.float32(exact) / np.float32(SIZE * 127)), 0, 255) if scaled else exact
+    )
+    path = tmp_path / "product.onnx"
+    onnx.save(made, path)
+    np.testing.assert_array_equal(OnnxRuntimeSession(path).run({"x": x}, ["y"])["y"], wanted)
+    keep_byte_products(made.graph)  # on every processor
+    assert [t.data_type for t in made.graph.initializer if t.name == "w"] == [TensorProto.INT8]
+    assert {node.op_type for node in made.graph.node} == {"Constant", op}
+    np.testing.assert_array_equal(results(made, x), wanted)
+
+
+def test_weights_of_int8_activations_stay() -> None:
+    made = model(
+        "QLinearMatMul", np.ones((SIZE, SIZE), np.int8), np.int8(0), True, activation=np.int8
+    )
+    before = made.SerializeToString(deterministic=True)
+    keep_byte_products(made.graph)
+    assert made.SerializeToString(deterministic=True) == before
+
+
+def test_weights_of_bodies_and_of_the_graph_around_them() -> None:
+    product = model("MatMulInteger", np.full((SIZE, SIZE), 127, np.int8), None, False)
+    weight = product.graph.initializer[0]
+    del product.graph.initializer[:], product.graph.input[:]
+    chosen = helper.make_node(
+        "If", ["c"], ["y"], then_branch=product.graph, else_branch=product.graph
+    )
+    graph = helper.make_graph(
+        [chosen], "outer",
+        [
+            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("x", TensorProto.UINT8, [4, SIZE]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.INT32, None)], [weight],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    keep_byte_products(made.graph)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    data = made.SerializeToString()
+    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    found = session.run(None, {"c": np.asarray(True), "x": np.full((4, SIZE), 255, np.uint8)})[0]
+    assert (np.asarray(found) == SIZE * LARGEST).all()
