@@ -22,8 +22,8 @@ LARGEST = 255 * 127
 
 def model(
     op: str,
-    weight: np.ndarray,
-    zero: np.ndarray | None,
+    weight: Any,
+    zero: Any,
     scaled: bool,
     *,
     activation: Any = np.uint8,
@@ -31,7 +31,7 @@ def model(
     """One product, a sum of ``SIZE`` products; scaled to 8 bits or not."""
     conv = "Conv" in op
     shape = (1, SIZE, 2, 2) if conv else (4, SIZE)
-    arrays: dict[str, np.ndarray] = {"w": weight[..., None, None] if conv else weight}
+    arrays: dict[str, Any] = {"w": weight[..., None, None] if conv else weight}
     if zero is not None:
         arrays["wz"] = zero
     wz = "" if zero is None else "wz"
