@@ -63,20 +63,24 @@ def test_nodes_are_timed_by_the_names_of_the_model(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_slow_node_gets_fewer_bits_with_its_neighbours_where_that_needs_them(engine: str) -> None:
+    """It gets 8 bits; or floats, which are nearer, where they are as fast (TVM without VNNI)."""
     assert bits(made().graph, LARGE) == 16
-    found, slowest = made(), 0.0
+    found, slowest, wanted = made(), 0.0, 8
     for _ in range(4):  # what else the machine does may slow the limit's timing, or the search's
         limit.cache_clear()
         times.cache_clear()
         found = made().within(max_node_seconds=limit(engine), engine=engine, threads=1)
         slowest = max(each.seconds for each in on_one_thread(engine, found.graph))
-        if bits(found.graph, LARGE) == 8 and slowest <= limit(engine):
+        assert found.fallback is not None
+        times_of = {p.name: p.slowest_milliseconds or 0.0 for p in found.fallback.pareto}
+        wanted = 32 if times_of["of 4 layers 4 in float"] <= 1e3 * limit(engine) else 8
+        if bits(found.graph, LARGE) == wanted and slowest <= limit(engine):
             break
     assert found.fallback is not None
-    assert bits(found.graph, LARGE) == 8
+    assert bits(found.graph, LARGE) == wanted
     assert slowest <= limit(engine)
     first = next(each for each in found.fallback.reverted if each.layer.name == LARGE)
-    assert first.to == "uint8"
+    assert first.to == {8: "uint8", 32: "float"}[wanted]
     assert first.reason.startswith("no node above ") and f"s on {engine}: " in first.reason
     points = found.fallback.pareto
     assert [p.slowest_milliseconds for p in points] == sorted(
