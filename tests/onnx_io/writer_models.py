@@ -214,7 +214,8 @@ def run(model: Path, feeds: dict[str, Array], optimized: Path | None = None) -> 
     Products of bytes do not saturate on any processor.
     """
     options = ort.SessionOptions()
-    options.add_session_config_entry("session.x64quantprecision", "1")  # an optimization
+    if saturates():
+        options.add_session_config_entry("session.x64quantprecision", "1")  # an optimization
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     levels = ort.GraphOptimizationLevel

@@ -18,6 +18,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.graph.types import QuantType, TensorType, ValueType
+from qdqbridge.onnx_io.runtime.byte_products import saturates
 from qdqbridge.ops.table import BY_NAME
 
 Array = np.ndarray
@@ -126,7 +127,8 @@ def session(serialized: bytes, *, optimized: bool, precise: bool) -> ort.Inferen
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimized else level.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.add_session_config_entry("session.qdqisint8allowed", "1")  # fuse s8 x s8 on x86 too
-    options.add_session_config_entry("session.x64quantprecision", str(int(precise)))
+    if precise and saturates():
+        options.add_session_config_entry("session.x64quantprecision", "1")
     return ort.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
 
 

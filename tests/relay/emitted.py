@@ -16,11 +16,12 @@ from qdqbridge.graph.graph import Graph
 from qdqbridge.relay.build import build
 from qdqbridge.relay.emit import emit
 from tests.relax.single_ops import Model
+from tests.relay.relay_cases import FAST
 
 Array = np.ndarray[Any, Any]
 QUICK = "llvm -opt-level=0"
 """Builds in half the time. Where there is no fused multiply-add, LLVM's passes change no bit."""
-FUSED = "llvm -mcpu=cascadelake"
+FUSED = f"llvm -mcpu={FAST}"
 """All of LLVM's passes, on a processor with fused multiply-add."""
 
 

@@ -45,6 +45,7 @@ from qdqbridge.onnx_io.inference.node_types import nested_proto
 from qdqbridge.onnx_io.lowering.refusals import refusal
 from qdqbridge.onnx_io.reading.declared import check_operand_types
 from qdqbridge.onnx_io.reading.structure import describe, whole_results
+from qdqbridge.onnx_io.runtime.byte_products import keep_byte_products, saturates
 from qdqbridge.onnx_io.runtime.half_products import keep_half_products, rounds_activations
 from qdqbridge.onnx_io.runtime.ort_values import run
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
@@ -362,6 +363,8 @@ def _model(
     ]
     graph = helper.make_graph([node], "foreign", inputs, outputs, initializers)
     keep_half_products(graph)
+    if saturates():
+        keep_byte_products(graph)
     return helper.make_model(graph, opset_imports=imported(attributes, node), ir_version=IR_VERSION)
 
 

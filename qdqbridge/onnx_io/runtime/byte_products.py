@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeGuard
+from typing import Any
 
 import numpy as np
 import onnx
@@ -76,58 +76,93 @@ def saturates() -> bool:
 def keep_byte_products(
     graph: onnx.GraphProto, outer: Mapping[str, TensorProto] | None = None
 ) -> None:
-    """Makes constant weights of int8 ones of uint8, where the activation is not int8 itself.
+    """Makes weights of int8 ones of uint8, where the activation is not int8 itself.
 
-    A weight and its zero point become larger by 128, which changes no product. Weights and zero
-    points that only the run knows, or that lie outside of the file, stay as they are.
+    A weight and its zero point become larger by 128, which changes no product: constants here,
+    inputs of the graph while it runs. Others, and constants that lie outside of the file, stay.
 
     Args:
         graph: A model's graph, or a body; it is changed.
         outer: Constants of the graphs around a body.
     """
-    known = {**(outer or {}), **{tensor.name: tensor for tensor in graph.initializer}}
-    made: dict[str, onnx.NodeProto] = {}
+    own = {tensor.name: tensor for tensor in graph.initializer}
+    fed = {
+        value.name: value.type.tensor_type.elem_type
+        for value in graph.input
+        if value.name not in own
+    }
+    known = {name: t for name, t in (outer or {}).items() if name not in fed} | own
+    changed = _Changed(known, fed)
     for node in graph.node:
         for attribute in node.attribute:
             for body in bodies(attribute):
                 keep_byte_products(body, known)
         places = _PLACES.get(node.op_type)
         if places is not None:
-            _make_unsigned(node, places, known, made)
-    nodes = [*made.values(), *graph.node]
+            changed.make_unsigned(node, places)
+    nodes = [*changed.nodes, *graph.node]
     del graph.node[:]
     graph.node.extend(nodes)
 
 
-def _make_unsigned(
-    node: onnx.NodeProto,
-    places: _Places,
-    known: Mapping[str, TensorProto],
-    made: dict[str, onnx.NodeProto],
-) -> None:
-    names = [*node.input, *[""] * (places.zero + 1 - len(node.input))]
-    weight, zero = known.get(names[places.weight]), known.get(names[places.zero])
-    if zero is None and not names[places.zero]:
-        zero = numpy_helper.from_array(np.int8(0), "zero")
-    other = None if places.other is None else known.get(names[places.other])
-    if other is not None and other.data_type == TensorProto.INT8:
-        return
-    if _is_int8(weight) and _is_int8(zero):
-        names[places.weight] = _unsigned(weight, made)
-        names[places.zero] = _unsigned(zero, made)
+class _Changed:
+    """What becomes uint8 of a graph.
+
+    Attributes:
+        nodes: What computes it.
+    """
+
+    def __init__(self, known: Mapping[str, TensorProto], fed: Mapping[str, int]) -> None:
+        self._known, self._fed = known, fed
+        self._names: dict[str, str] = {}
+        self.nodes: list[onnx.NodeProto] = []
+
+    def make_unsigned(self, node: onnx.NodeProto, places: _Places) -> None:
+        """Gives a node another weight and zero point, if it has these of int8."""
+        names = [*node.input, *[""] * (places.zero + 1 - len(node.input))]
+        factors = names[places.weight], names[places.zero]
+        signed = self._is_int8(names[0]) or (
+            places.other is not None and self._is_int8(names[places.other])
+        )
+        if (
+            signed
+            or not self._is_int8(factors[0])
+            or not (self._is_int8(factors[1]) or not factors[1])
+        ):
+            return
+        names[places.weight], names[places.zero] = (self._unsigned(name) for name in factors)
         del node.input[:]
         node.input.extend(names)
 
+    def _is_int8(self, name: str) -> bool:
+        tensor = self._known.get(name)
+        if tensor is None:
+            return self._fed.get(name) == TensorProto.INT8
+        return tensor.data_type == TensorProto.INT8 and (
+            tensor.data_location != TensorProto.EXTERNAL
+        )
 
-def _is_int8(tensor: TensorProto | None) -> TypeGuard[TensorProto]:
-    inside = tensor is not None and tensor.data_location != TensorProto.EXTERNAL
-    return inside and tensor.data_type == TensorProto.INT8
+    def _unsigned(self, name: str) -> str:
+        """Returns the name of a tensor as uint8, and of a zero point of 0 where there is no name."""
+        if name not in self._names:
+            self._names[name] = f"{name}:unsigned"
+            if name in self._fed:
+                self._compute(name)
+            else:
+                tensor = self._known.get(name)
+                codes = np.zeros((), np.int8) if tensor is None else numpy_helper.to_array(tensor)
+                self._put(f"{name}:unsigned", (codes.astype(np.int16) + _HALF).astype(np.uint8))
+        return self._names[name]
 
+    def _compute(self, name: str) -> None:
+        wide, moved, result = f"{name}:wide", f"{name}:moved", f"{name}:unsigned"
+        self._put(f"{name}:half", np.asarray(_HALF, np.int32))
+        self.nodes += [
+            helper.make_node("Cast", [name], [wide], to=TensorProto.INT32),
+            helper.make_node("Add", [wide, f"{name}:half"], [moved]),
+            helper.make_node("Cast", [moved], [result], to=TensorProto.UINT8),
+        ]
 
-def _unsigned(tensor: TensorProto, made: dict[str, onnx.NodeProto]) -> str:
-    """Returns the name of what a constant of int8 is as uint8."""
-    name = f"{tensor.name}:unsigned"
-    if name not in made:
-        codes = (numpy_helper.to_array(tensor).astype(np.int16) + _HALF).astype(np.uint8)
-        made[name] = helper.make_node("Constant", [], [name], value=numpy_helper.from_array(codes))
-    return name
+    def _put(self, name: str, array: np.ndarray[Any, Any]) -> None:
+        tensor = numpy_helper.from_array(array)
+        self.nodes.append(helper.make_node("Constant", [], [name], value=tensor))
