@@ -180,6 +180,9 @@ def test_the_kernels_of_a_real_runtime() -> None:
     with qb.open_engine("onnxruntime-optimized", PAIRS[0][1]) as engine:
         found = qb.blame(graph, None, {"input": images()}, engine=engine)
     assert {each.node.partition(" ")[0] for each in found.tensors} <= known
+    if saturates():
+        assert found.simulated_db > found.quantized_db + 20
+        return
     # What follows an element that differs is rounded otherwise: a tenth of a decibel.
     assert found.simulated_db == pytest.approx(found.quantized_db, abs=0.1)
 

@@ -143,7 +143,7 @@ class _Changed:
         )
 
     def _unsigned(self, name: str) -> str:
-        """Returns the name of a tensor as uint8, and of a zero point of 0 where there is no name."""
+        """Returns the name of a tensor as uint8; where there is none, of a zero point of 0."""
         if name not in self._names:
             self._names[name] = f"{name}:unsigned"
             if name in self._fed:
