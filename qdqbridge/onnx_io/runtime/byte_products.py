@@ -24,7 +24,7 @@ _HALF = 1 << 7
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
+class _Factors:
     """Where an operator has a weight, and the zero points of both factors.
 
     Attributes:
@@ -38,15 +38,15 @@ class _Places:
     other: int | None
 
 
-_PLACES = {
-    "QLinearConv": _Places(3, 5, 2),
-    "QLinearMatMul": _Places(3, 5, 2),
-    "QGemm": _Places(3, 5, 2),
-    "ConvInteger": _Places(1, 3, 2),
-    "MatMulInteger": _Places(1, 3, 2),
-    "MatMulIntegerToFloat": _Places(1, 5, 4),
-    "DynamicQuantizeMatMul": _Places(1, 3, None),
-    "QAttention": _Places(1, 7, 6),
+_FACTORS = {
+    "QLinearConv": _Factors(3, 5, 2),
+    "QLinearMatMul": _Factors(3, 5, 2),
+    "QGemm": _Factors(3, 5, 2),
+    "ConvInteger": _Factors(1, 3, 2),
+    "MatMulInteger": _Factors(1, 3, 2),
+    "MatMulIntegerToFloat": _Factors(1, 5, 4),
+    "DynamicQuantizeMatMul": _Factors(1, 3, None),
+    "QAttention": _Factors(1, 7, 6),
 }
 
 
@@ -97,7 +97,7 @@ def keep_byte_products(
         for attribute in node.attribute:
             for body in bodies(attribute):
                 keep_byte_products(body, known)
-        places = _PLACES.get(node.op_type)
+        places = _FACTORS.get(node.op_type)
         if places is not None:
             changed.make_unsigned(node, places)
     nodes = [*changed.nodes, *graph.node]
@@ -117,7 +117,7 @@ class _Changed:
         self._names: dict[str, str] = {}
         self.nodes: list[onnx.NodeProto] = []
 
-    def make_unsigned(self, node: onnx.NodeProto, places: _Places) -> None:
+    def make_unsigned(self, node: onnx.NodeProto, places: _Factors) -> None:
         """Gives a node another weight and zero point, if it has these of int8."""
         names = [*node.input, *[""] * (places.zero + 1 - len(node.input))]
         factors = names[places.weight], names[places.zero]
