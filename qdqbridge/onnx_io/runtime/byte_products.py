@@ -79,7 +79,8 @@ def keep_byte_products(
     """Makes weights of int8 ones of uint8, where the activation is not int8 itself.
 
     A weight and its zero point become larger by 128, which changes no product: constants here,
-    inputs of the graph while it runs. Others, and constants that lie outside of the file, stay.
+    inputs of the graph while it runs. What nodes compute, and constants that lie outside of the
+    file, stay.
 
     Args:
         graph: A model's graph, or a body; it is changed.
@@ -120,15 +121,11 @@ class _Changed:
     def make_unsigned(self, node: onnx.NodeProto, places: _Factors) -> None:
         """Gives a node another weight and zero point, if it has these of int8."""
         names = [*node.input, *[""] * (places.zero + 1 - len(node.input))]
-        factors = names[places.weight], names[places.zero]
-        signed = self._is_int8(names[0]) or (
-            places.other is not None and self._is_int8(names[places.other])
-        )
-        if (
-            signed
-            or not self._is_int8(factors[0])
-            or not (self._is_int8(factors[1]) or not factors[1])
-        ):
+        weight, zero = factors = names[places.weight], names[places.zero]
+        beside = [names[0], *([] if places.other is None else [names[places.other]])]
+        if any(map(self._is_int8, beside)) or not self._is_int8(weight):
+            return
+        if zero and not self._is_int8(zero):
             return
         names[places.weight], names[places.zero] = (self._unsigned(name) for name in factors)
         del node.input[:]

@@ -30,14 +30,13 @@ Place = tuple[Buffer, Prim]
 """An element of a buffer."""
 _AHEAD = 8192
 """Bytes by which codes that meet one row are asked for before they are used."""
-_CHAINS = 2
-"""Sums of one row whose blocks are several chunks: a dot product waits for the one before it."""
-_ROWS_OF_PAIRS = 4
-"""Rows of one digit that meet a code while it is in a register: their sums, of two blocks of
-columns, are half of the registers."""
 _NEAR = 1280
 """The same, of one digit and 256-bit registers (measured on Zen 3: 0.88 of memory, 0.80 with the
 distance of three digits)."""
+_CHAINS = 2
+"""Sums of one row whose blocks are several chunks: a dot product waits for the one before it."""
+_ROWS_OF_PAIRS = 4
+"""Rows of one digit that meet a code while it is in a register: those of the highest tile."""
 ROOM = 1 << 17
 """Bytes of the digits of many rows that stay in the second-level cache."""
 SPREAD = 3 << 13
