@@ -36,6 +36,7 @@ from qdqbridge.byoc.tables.floats import FLOATS
 from qdqbridge.canonical import canonicalize
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
+from qdqbridge.onnx_io.runtime.byte_products import keep_fused_products
 from qdqbridge.onnx_io.writer import to_proto
 from qdqbridge.relax.building import compiled
 from qdqbridge.relax.emit import emit
@@ -144,6 +145,7 @@ class Region:
     def __init__(self, symbol: str, model: bytes, threads: int) -> None:
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = threads, 4
+        keep_fused_products(options)
         try:
             session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime has no common error of its own

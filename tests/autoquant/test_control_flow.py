@@ -26,6 +26,7 @@ from tests.control_flow_models import (
     recurrent_weights,
     scan_network,
 )
+from tests.exact_sessions import exact_session
 from tests.onnx_models import canonical
 
 PLAIN: dict[str, Any] = {"repair": (), "tune": False}
@@ -116,7 +117,7 @@ def session(graph, path, *, optimized=True):
     options = ort.SessionOptions()
     if not optimized:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return exact_session(path, options)
 
 
 def integers_inside(made):

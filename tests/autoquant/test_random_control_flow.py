@@ -9,6 +9,7 @@ import qdqbridge as qb
 from qdqbridge.errors import InputDataError, UnsupportedModelError
 from qdqbridge.quantizing import quantization
 from tests.autoquant.random_control_flow import WIDTH, random_network
+from tests.exact_sessions import exact_session
 
 TARGETS = ("ort", "weight-only", "dynamic", "qnn", "tensorrt")
 QUICK, MANY = range(10), range(10, 150)
@@ -27,7 +28,7 @@ def distances(path, few, ours):
     ):  # fmt: skip
         options = ort.SessionOptions()
         options.graph_optimization_level, options.log_severity_level = level, 4
-        run = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        run = exact_session(path, options)
         pairs = zip(ours, run.run(None, few), strict=True)
         yield max(float(np.abs(np.asarray(b) - a).max(initial=0)) for a, b in pairs)
 

@@ -19,6 +19,7 @@ from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.dynamic import DYNAMIC_CONV, DYNAMIC_DENSE, DynamicAttrs
 from qdqbridge.ops.matmul import DENSE
 from qdqbridge.quantizing import quantization
+from tests.exact_sessions import exact_session
 from tests.onnx_models import Builder
 
 LEVELS = (
@@ -51,7 +52,7 @@ def computed(path, level, x, threads=0):
     options.intra_op_num_threads = threads
     options.graph_optimization_level = level
     options.log_severity_level = 4
-    return np.asarray(onnxruntime.InferenceSession(path, options).run(None, {"x": x})[0])
+    return np.asarray(exact_session(path, options).run(None, {"x": x})[0])
 
 
 def parameters(node):

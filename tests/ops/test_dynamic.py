@@ -18,6 +18,7 @@ from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.graph.printer import text
 from qdqbridge.ops.dynamic import DYNAMIC_DENSE, DynamicAttrs
 from qdqbridge.pipeline import load, save
+from tests.exact_sessions import exact_session
 from tests.graph.graphs import W8, apply, const, graph, plain, typed
 from tests.onnx_models import Builder, ops
 
@@ -83,8 +84,7 @@ def written(found: onnx.ModelProto, folder: Path) -> Path:
 
 
 def run(path: Path, fed: Fed) -> list[np.ndarray]:
-    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return [np.asarray(result) for result in session.run(None, fed)]
+    return [np.asarray(result) for result in exact_session(path).run(None, fed)]
 
 
 def data(kind: str) -> np.ndarray:

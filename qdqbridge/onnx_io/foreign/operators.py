@@ -45,7 +45,11 @@ from qdqbridge.onnx_io.inference.node_types import nested_proto
 from qdqbridge.onnx_io.lowering.refusals import refusal
 from qdqbridge.onnx_io.reading.declared import check_operand_types
 from qdqbridge.onnx_io.reading.structure import describe, whole_results
-from qdqbridge.onnx_io.runtime.byte_products import keep_byte_products, saturates
+from qdqbridge.onnx_io.runtime.byte_products import (
+    keep_byte_products,
+    keep_fused_products,
+    saturates,
+)
 from qdqbridge.onnx_io.runtime.half_products import keep_half_products, rounds_activations
 from qdqbridge.onnx_io.runtime.ort_values import run
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
@@ -315,6 +319,7 @@ def _session(
         _EXTENDED if rounds else _OPTIMIZATIONS_OFF
     )
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
+    keep_fused_products(options)
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     data = _model(attributes, signature, count, fixed).SerializeToString()

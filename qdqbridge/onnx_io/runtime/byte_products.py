@@ -3,7 +3,8 @@
 Without VNNI, onnxruntime (1.32) multiplies uint8 by int8 with an instruction that adds two products
 in 16 bits and saturates (``vpmaddubsw``): 64 products of 255 and 127 come to 1,048,544 instead of
 2,072,640. Products of uint8 and uint8 are exact. Its option ``session.x64quantprecision`` makes
-those of the former, but is an optimization: where these are off, it does nothing.
+those of the former, but is an optimization (``keep_fused_products``): where these are off, it does
+nothing, and the model itself has to be changed (``keep_byte_products``).
 """
 
 from __future__ import annotations
@@ -25,28 +26,27 @@ _HALF = 1 << 7
 
 @dataclass(frozen=True, slots=True)
 class _Factors:
-    """Where an operator has a weight, and the zero points of both factors.
+    """Where an operator has its weights, and the zero points of both factors.
 
     Attributes:
-        weight: Index of the weight.
-        zero: Index of its zero point.
+        weights: Indices of each weight and of its zero point.
         other: Index of the zero point of the activation, which has its type; None if it has none.
     """
 
-    weight: int
-    zero: int
+    weights: tuple[tuple[int, int], ...]
     other: int | None
 
 
 _FACTORS = {
-    "QLinearConv": _Factors(3, 5, 2),
-    "QLinearMatMul": _Factors(3, 5, 2),
-    "QGemm": _Factors(3, 5, 2),
-    "ConvInteger": _Factors(1, 3, 2),
-    "MatMulInteger": _Factors(1, 3, 2),
-    "MatMulIntegerToFloat": _Factors(1, 5, 4),
-    "DynamicQuantizeMatMul": _Factors(1, 3, None),
-    "QAttention": _Factors(1, 7, 6),
+    "QLinearConv": _Factors(((3, 5),), 2),
+    "QLinearMatMul": _Factors(((3, 5),), 2),
+    "QGemm": _Factors(((3, 5),), 2),
+    "ConvInteger": _Factors(((1, 3),), 2),
+    "MatMulInteger": _Factors(((1, 3),), 2),
+    "MatMulIntegerToFloat": _Factors(((1, 5),), 4),
+    "DynamicQuantizeMatMul": _Factors(((1, 3),), None),
+    "DynamicQuantizeLSTM": _Factors(((1, 9), (2, 11)), None),
+    "QAttention": _Factors(((1, 7),), 6),
 }
 
 
@@ -71,6 +71,16 @@ def saturates() -> bool:
     session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {"x": np.full((1, size), 255, np.uint8)})
     return bool(np.asarray(found)[0, 0] != size * 255 * 127)
+
+
+def keep_fused_products(options: Any) -> None:
+    """Asks onnxruntime's optimizations for products that do not saturate, where theirs would.
+
+    Args:
+        options: ``SessionOptions``.
+    """
+    if saturates():
+        options.add_session_config_entry("session.x64quantprecision", "1")
 
 
 def keep_byte_products(
@@ -120,14 +130,18 @@ class _Changed:
 
     def make_unsigned(self, node: onnx.NodeProto, places: _Factors) -> None:
         """Gives a node another weight and zero point, if it has these of int8."""
-        names = [*node.input, *[""] * (places.zero + 1 - len(node.input))]
-        weight, zero = factors = names[places.weight], names[places.zero]
+        needed = 1 + max(zero for _, zero in places.weights)
+        names = [*node.input, *[""] * (needed - len(node.input))]
         beside = [names[0], *([] if places.other is None else [names[places.other]])]
-        if any(map(self._is_int8, beside)) or not self._is_int8(weight):
+        factors = [names[index] for pair in places.weights for index in pair]
+        weights = {names[weight] for weight, _ in places.weights}
+        if any(map(self._is_int8, beside)):
             return
-        if zero and not self._is_int8(zero):
+        if not all(self._is_int8(name) for name in factors if name or name in weights):
             return
-        names[places.weight], names[places.zero] = (self._unsigned(name) for name in factors)
+        for pair in places.weights:
+            for index in pair:
+                names[index] = self._unsigned(names[index])
         del node.input[:]
         node.input.extend(names)
 

@@ -12,6 +12,11 @@ from numpy.typing import NDArray
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.copying import with_outputs
 from qdqbridge.graph.graph import Graph, Value
+from qdqbridge.onnx_io.runtime.byte_products import (
+    keep_byte_products,
+    keep_fused_products,
+    saturates,
+)
 from qdqbridge.onnx_io.runtime.half_products import keep_half_products
 from qdqbridge.onnx_io.runtime.ort_values import run
 
@@ -60,6 +65,8 @@ class Recipe:
         model = to_proto(shown)
         if not optimized:
             keep_half_products(model.graph)
+        if saturates():
+            keep_byte_products(model.graph)
         return Recipe(
             model.SerializeToString(),
             tuple(value.name for value in graph.inputs),
@@ -144,6 +151,7 @@ def _session(recipe: Recipe) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = recipe.threads
+    keep_fused_products(options)
     if not recipe.spinning:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if not recipe.optimized:
