@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import qdqbridge
 from qdqbridge.onnx_io.runtime.byte_products import keep_byte_products
 from qdqbridge.onnx_io.runtime.session import OnnxRuntimeSession
+from tests.onnx_models import canonical
 
 SIZE = 64
 LARGEST = 255 * 127
@@ -54,11 +56,16 @@ def model(
 
 
 def results(made: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
+    return all_results(made, {"x": x})[0]
+
+
+def all_results(made: onnx.ModelProto, fed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1  # of an LSTM each rounds its own part of a batch
     data = made.SerializeToString()
     session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    return np.asarray(session.run(None, {"x": x})[0])
+    return [np.asarray(result) for result in session.run(None, dict(fed))]
 
 
 CASES: Sequence[tuple[str, bool]] = [
@@ -88,6 +95,71 @@ def test_no_sum_saturates(op: str, scaled: bool, zero: int | None, tmp_path: Pat
     assert [t.data_type for t in made.graph.initializer if t.name == "w"] == [TensorProto.INT8]
     assert {node.op_type for node in made.graph.node} == {"Constant", op}
     np.testing.assert_array_equal(results(made, x), wanted)
+
+
+def test_weights_that_nodes_compute() -> None:
+    """Of a constant in a node, moved; and of what is fed."""
+    weight = np.full((SIZE, SIZE), 127, np.int8)
+    nodes = [
+        helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(weight)),
+        helper.make_node("Transpose", ["w"], ["moved"]),
+        helper.make_node("MatMulInteger", ["x", "moved"], ["y"]),
+        helper.make_node("QuantizeLinear", ["f", "one", "zero"], ["codes"]),
+        helper.make_node("MatMulInteger", ["x", "codes"], ["z"]),
+        helper.make_node("Cast", ["f"], ["cut"], to=TensorProto.INT8),
+        helper.make_node("MatMulInteger", ["x", "cut"], ["c"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "computed",
+        [
+            helper.make_tensor_value_info("x", TensorProto.UINT8, [4, SIZE]),
+            helper.make_tensor_value_info("f", TensorProto.FLOAT, [SIZE, SIZE]),
+        ],
+        [helper.make_tensor_value_info(name, TensorProto.INT32, [4, SIZE]) for name in "yzc"],
+        [
+            numpy_helper.from_array(np.float32(1), "one"),
+            numpy_helper.from_array(np.int8(0), "zero"),
+        ],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    keep_byte_products(made.graph)
+    onnx.checker.check_model(made, full_check=True)
+    assert all(
+        node.input[1].rpartition(":")[0].endswith(":unsigned")
+        for node in made.graph.node
+        if node.op_type == "MatMulInteger"
+    )
+    fed = {"x": np.full((4, SIZE), 255, np.uint8), "f": weight.astype(np.float32)}
+    for found in all_results(made, fed):
+        assert (found == SIZE * LARGEST).all()
+
+
+def test_weights_of_an_lstm_that_quantizes_while_it_runs() -> None:
+    chance, hidden = np.random.default_rng(4), 8
+    arrays = {
+        "w": np.full((1, SIZE, 4 * hidden), 127, np.int8),
+        "r": chance.integers(-127, 128, (1, hidden, 4 * hidden)).astype(np.int8),
+        "ws": np.full(1, 1e-4, np.float32), "wz": np.zeros(1, np.int8),
+        "rs": np.full(1, 1e-3, np.float32), "rz": np.full(1, 7, np.int8),
+    }  # fmt: skip
+    names = ["x", "w", "r", *[""] * 5, "ws", "wz", "rs", "rz"]
+    node = helper.make_node(
+        "DynamicQuantizeLSTM", names, ["y"], domain="com.microsoft", hidden_size=hidden
+    )
+    graph = helper.make_graph(
+        [node], "lstm", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 2, SIZE])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 1, 2, hidden])],
+        [numpy_helper.from_array(array, name) for name, array in arrays.items()],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    made = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    x = chance.uniform(0, 1, (3, 2, SIZE)).astype(np.float32)
+    wanted = next(iter(qdqbridge.evaluate(canonical(made), {"x": x}).values()))
+    keep_byte_products(made.graph)
+    assert {made.graph.node[-1].input[at].rpartition(":")[0] for at in (1, 2, 9, 11)} == {
+        f"{name}:unsigned" for name in ("w", "r", "wz", "rz")
+    }
+    np.testing.assert_array_equal(all_results(made, {"x": x})[0], wanted)
 
 
 def test_weights_of_int8_activations_stay() -> None:

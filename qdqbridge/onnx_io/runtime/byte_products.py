@@ -9,9 +9,10 @@ nothing, and the model itself has to be changed (``keep_byte_products``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cache
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,16 @@ _FACTORS = {
     "QAttention": _Factors(((1, 7),), 6),
 }
 
+_ZERO_OF_RESULT = {"QuantizeLinear": 2, "QLinearConv": 7, "QLinearMatMul": 7, "QGemm": 8}
+"""Index of what has the type of the result; of `_MOVED` it is that of the first input."""
+
+_MOVED = frozenset(
+    {
+        "Concat", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Slice", "Split",
+        "Squeeze", "Transpose", "Unsqueeze",
+    }
+)  # fmt: skip
+
 
 @cache
 def saturates() -> bool:
@@ -83,97 +94,112 @@ def keep_fused_products(options: Any) -> None:
         options.add_session_config_entry("session.x64quantprecision", "1")
 
 
-def keep_byte_products(
-    graph: onnx.GraphProto, outer: Mapping[str, TensorProto] | None = None
-) -> None:
+def keep_byte_products(graph: onnx.GraphProto) -> None:
     """Makes weights of int8 ones of uint8, where the activation is not int8 itself.
 
-    A weight and its zero point become larger by 128, which changes no product: constants here,
-    inputs of the graph while it runs. What nodes compute, and constants that lie outside of the
-    file, stay.
+    A weight and its zero point become larger by 128, which changes no product: constants of the
+    file here, others while it runs (inputs, what nodes compute, constants that lie outside of it).
 
     Args:
-        graph: A model's graph, or a body; it is changed.
-        outer: Constants of the graphs around a body.
+        graph: A model's graph, also with bodies; it is changed.
     """
-    own = {tensor.name: tensor for tensor in graph.initializer}
-    fed = {
-        value.name: value.type.tensor_type.elem_type
-        for value in graph.input
-        if value.name not in own
-    }
-    known = {name: t for name, t in (outer or {}).items() if name not in fed} | own
-    changed = _Changed(known, fed)
+    _keep(graph, _Scope())
+
+
+@dataclass
+class _Scope:
+    """What nodes may read.
+
+    Attributes:
+        constants: Those of the file, by name.
+        types: Element types by name, of all that have a known one.
+        unsigned: What has become uint8, and its name now.
+        numbers: Numbers for new names.
+    """
+
+    constants: dict[str, TensorProto] = field(default_factory=dict[str, TensorProto])
+    types: dict[str, int] = field(default_factory=dict[str, int])
+    unsigned: dict[str, str] = field(default_factory=dict[str, str])
+    numbers: Iterator[int] = field(default_factory=count)
+
+    def inside(self, graph: onnx.GraphProto) -> _Scope:
+        """Returns what nodes of a graph in this one may read, before any of them."""
+        fed = {value.name: value.type.tensor_type.elem_type for value in graph.input}
+        own = {tensor.name: tensor for tensor in graph.initializer}
+        new = fed.keys() | own.keys()
+        return _Scope(
+            {name: tensor for name, tensor in self.constants.items() if name not in new} | own,
+            self.types | fed | {name: tensor.data_type for name, tensor in own.items()},
+            {name: now for name, now in self.unsigned.items() if name not in new},
+            self.numbers,
+        )
+
+    def see(self, node: onnx.NodeProto) -> None:
+        """Takes in the type of what a node computes, if the node tells it."""
+        value = next((a.t for a in node.attribute if a.name == "value"), None)
+        if node.op_type == "Constant" and value is not None:
+            self.constants[node.output[0]] = value
+            self.types[node.output[0]] = value.data_type
+        at = 0 if node.op_type in _MOVED else _ZERO_OF_RESULT.get(node.op_type)
+        if at is not None and at < len(node.input):
+            type_ = self.types.get(node.input[at], TensorProto.UNDEFINED)
+            self.types.update(dict.fromkeys(node.output, type_))
+        elif node.op_type == "Cast":
+            to = next((a.i for a in node.attribute if a.name == "to"), TensorProto.UNDEFINED)
+            self.types[node.output[0]] = to
+
+
+def _keep(graph: onnx.GraphProto, outer: _Scope) -> None:
+    scope, nodes = outer.inside(graph), list[onnx.NodeProto]()
     for node in graph.node:
         for attribute in node.attribute:
             for body in bodies(attribute):
-                keep_byte_products(body, known)
+                _keep(body, scope)
         places = _FACTORS.get(node.op_type)
         if places is not None:
-            changed.make_unsigned(node, places)
-    nodes = [*changed.nodes, *graph.node]
+            nodes += _made_unsigned(node, places, scope)
+        scope.see(node)
+        nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
 
 
-class _Changed:
-    """What becomes uint8 of a graph.
+def _made_unsigned(
+    node: onnx.NodeProto, places: _Factors, scope: _Scope
+) -> Iterator[onnx.NodeProto]:
+    """Gives a node other weights and zero points, if these are int8; yields what computes them."""
+    needed = 1 + max(zero for _, zero in places.weights)
+    names = [*node.input, *[""] * (needed - len(node.input))]
+    beside = [names[0], *([] if places.other is None else [names[places.other]])]
+    weights = [names[weight] for weight, _ in places.weights]
+    zeros = [names[zero] for _, zero in places.weights if names[zero]]
+    if any(scope.types.get(name) == TensorProto.INT8 for name in beside):
+        return
+    if any(scope.types.get(name) != TensorProto.INT8 for name in weights + zeros):
+        return
+    for pair in places.weights:
+        for index in pair:
+            if names[index] not in scope.unsigned:
+                yield from _unsigned(names[index], scope)
+            names[index] = scope.unsigned[names[index]]
+    del node.input[:]
+    node.input.extend(names)
 
-    Attributes:
-        nodes: What computes it.
-    """
 
-    def __init__(self, known: Mapping[str, TensorProto], fed: Mapping[str, int]) -> None:
-        self._known, self._fed = known, fed
-        self._names: dict[str, str] = {}
-        self.nodes: list[onnx.NodeProto] = []
+def _unsigned(name: str, scope: _Scope) -> Iterator[onnx.NodeProto]:
+    """Yields what makes a tensor uint8; where there is none, a zero point of 0."""
+    new = scope.unsigned[name] = f"{name}:unsigned:{next(scope.numbers)}"
+    tensor = scope.constants.get(name)
+    if name and (tensor is None or tensor.data_location == TensorProto.EXTERNAL):
+        wide, half, moved = (f"{new}:{part}" for part in ("wide", "half", "moved"))
+        yield helper.make_node("Cast", [name], [wide], to=TensorProto.INT32)
+        yield _constant(half, np.asarray(_HALF, np.int32))
+        yield helper.make_node("Add", [wide, half], [moved])
+        yield helper.make_node("Cast", [moved], [new], to=TensorProto.UINT8)
+        return
+    codes = np.zeros((), np.int8) if tensor is None else numpy_helper.to_array(tensor)
+    yield _constant(new, (codes.astype(np.int16) + _HALF).astype(np.uint8))
 
-    def make_unsigned(self, node: onnx.NodeProto, places: _Factors) -> None:
-        """Gives a node another weight and zero point, if it has these of int8."""
-        needed = 1 + max(zero for _, zero in places.weights)
-        names = [*node.input, *[""] * (needed - len(node.input))]
-        beside = [names[0], *([] if places.other is None else [names[places.other]])]
-        factors = [names[index] for pair in places.weights for index in pair]
-        weights = {names[weight] for weight, _ in places.weights}
-        if any(map(self._is_int8, beside)):
-            return
-        if not all(self._is_int8(name) for name in factors if name or name in weights):
-            return
-        for pair in places.weights:
-            for index in pair:
-                names[index] = self._unsigned(names[index])
-        del node.input[:]
-        node.input.extend(names)
 
-    def _is_int8(self, name: str) -> bool:
-        tensor = self._known.get(name)
-        if tensor is None:
-            return self._fed.get(name) == TensorProto.INT8
-        return tensor.data_type == TensorProto.INT8 and (
-            tensor.data_location != TensorProto.EXTERNAL
-        )
-
-    def _unsigned(self, name: str) -> str:
-        """Returns the name of a tensor as uint8; where there is none, of a zero point of 0."""
-        if name not in self._names:
-            self._names[name] = f"{name}:unsigned"
-            if name in self._fed:
-                self._compute(name)
-            else:
-                tensor = self._known.get(name)
-                codes = np.zeros((), np.int8) if tensor is None else numpy_helper.to_array(tensor)
-                self._put(f"{name}:unsigned", (codes.astype(np.int16) + _HALF).astype(np.uint8))
-        return self._names[name]
-
-    def _compute(self, name: str) -> None:
-        wide, moved, result = f"{name}:wide", f"{name}:moved", f"{name}:unsigned"
-        self._put(f"{name}:half", np.asarray(_HALF, np.int32))
-        self.nodes += [
-            helper.make_node("Cast", [name], [wide], to=TensorProto.INT32),
-            helper.make_node("Add", [wide, f"{name}:half"], [moved]),
-            helper.make_node("Cast", [moved], [result], to=TensorProto.UINT8),
-        ]
-
-    def _put(self, name: str, array: np.ndarray[Any, Any]) -> None:
-        tensor = numpy_helper.from_array(array)
-        self.nodes.append(helper.make_node("Constant", [], [name], value=tensor))
+def _constant(name: str, array: np.ndarray[Any, Any]) -> onnx.NodeProto:
+    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array))
