@@ -22,6 +22,7 @@ import qdqbridge as qb
 from qdqbridge.byoc import canonical, partition
 from qdqbridge.byoc import onnxruntime_backend as backend
 from qdqbridge.errors import UnsupportedTargetError
+from tests.exact_sessions import exact_session
 from tests.relax.single_ops import Array, Model, X, codes, const, params
 
 pytestmark = pytest.mark.relax
@@ -43,7 +44,7 @@ def onnxruntime(model: Any, inputs: dict[str, Array]) -> dict[str, Array]:
     """Returns what onnxruntime computes, all of its optimizations on."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = exact_session(model, options)
     names = [value.name for value in session.get_outputs()]
     results: Any = session.run(names, inputs)
     return dict(zip(names, results, strict=True))
@@ -100,7 +101,7 @@ def with_island() -> Model:
 def test_float_islands_and_several_results() -> None:
     m = with_island()
     graph = m.load()
-    wanted = onnxruntime(m.proto().SerializeToString(), m.inputs)
+    wanted = onnxruntime(m.proto(), m.inputs)
     executable, coverage = backend.compile(graph)
     assert not coverage.left
     same(executable.run(m.inputs), wanted)

@@ -19,6 +19,7 @@ import qdqbridge
 from qdqbridge.cli.failures import run
 from qdqbridge.engines.process import EngineProcess, ProcessLimits
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
+from qdqbridge.quantizing import quantization
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "models"
@@ -243,14 +244,25 @@ def test_an_answer_of_another_form_is_named(bad: str, value: object) -> None:
     assert not engine.alive
 
 
+@pytest.fixture(scope="module")
+def fitting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network whose pairs of products fit in 16 bits, where x86 without VNNI adds them."""
+    path = tmp_path_factory.mktemp("fitting") / "model.onnx"
+    data = {"input": np.load(MODELS / "digits_test.npz")["x"][:32]}
+    float_ = MODELS / "digits_cnn_float.onnx"
+    made = quantization(float_, data, repair=(), tune=False, avoid_pairs=True)
+    qdqbridge.save(made.graph, path)
+    return path
+
+
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP, signal.SIGABRT])
 def test_an_engine_that_ends_in_the_middle_of_compare_is_named(
-    sign: int, monkeypatch: pytest.MonkeyPatch
+    sign: int, monkeypatch: pytest.MonkeyPatch, fitting: Path
 ) -> None:
-    graph = qdqbridge.load(CNN)
+    graph = qdqbridge.load(fitting)
     data = {"input": np.load(MODELS / "digits_test.npz")["x"][:4]}
     with qdqbridge.open_engine(
-        "onnxruntime-optimized", CNN, extents={"batch": 1}, limits=ProcessLimits(seconds=5)
+        "onnxruntime-optimized", fitting, extents={"batch": 1}, limits=ProcessLimits(seconds=5)
     ) as engine:
         runs, whole = [0], engine.run
 
@@ -425,10 +437,10 @@ def test_an_engine_that_nobody_knows() -> None:
 # ---- onnxruntime with its optimizations, which is always here --------------------------------
 
 
-def test_it_says_what_became_of_the_nodes_and_computes() -> None:
-    graph = qdqbridge.load(CNN)
+def test_it_says_what_became_of_the_nodes_and_computes(fitting: Path) -> None:
+    graph = qdqbridge.load(fitting)
     images = np.load(MODELS / "digits_test.npz")["x"][:8]
-    with qdqbridge.open_engine("onnxruntime-optimized", CNN, extents={"batch": 8}) as engine:
+    with qdqbridge.open_engine("onnxruntime-optimized", fitting, extents={"batch": 8}) as engine:
         verdict = engine.taken()
         found = engine.run({"input": images}, engine.outputs)
     assert verdict.takes_all
@@ -438,8 +450,8 @@ def test_it_says_what_became_of_the_nodes_and_computes() -> None:
     assert steps.max() < 0.01
 
 
-def test_a_graph_is_written_as_its_profile_says() -> None:
-    graph = qdqbridge.load(CNN)
+def test_a_graph_is_written_as_its_profile_says(fitting: Path) -> None:
+    graph = qdqbridge.load(fitting)
     images = np.load(MODELS / "digits_test.npz")["x"][:4]
     with qdqbridge.open_engine("onnxruntime-optimized", graph) as engine:
         found = qdqbridge.compare(engine, graph, {"input": images})
@@ -472,12 +484,15 @@ def images(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_run_and_compare_take_an_engine(images: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_run_and_compare_take_an_engine(
+    images: str, fitting: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     engine = ["--engine", "onnxruntime-optimized", "--data", images]
-    assert run(["run", str(CNN), *engine]) == 0
-    assert run(["compare", str(CNN), *engine, "--max-lsb", "1"]) == 0
+    assert run(["run", str(fitting), *engine]) == 0
+    # what one node rounds otherwise reaches the next
+    assert run(["compare", str(fitting), *engine, "--max-lsb", "2"]) == 0
     assert "onnxruntime with its graph optimizations against onnxruntime" in capfd.readouterr().out
-    assert run(["compare", str(CNN), *engine, "--local", "--max-lsb", "1"]) == 0
+    assert run(["compare", str(fitting), *engine, "--local", "--max-lsb", "1"]) == 0
     out = capfd.readouterr().out
     assert "interpreter against onnxruntime with its graph optimizations" in out
 

@@ -17,6 +17,7 @@ from qdqbridge.canonical import canonicalize
 from qdqbridge.cli.failures import run as command
 from qdqbridge.errors import UnsupportedModelError, UnsupportedTargetError
 from qdqbridge.graph.interpreter import evaluate
+from tests.exact_sessions import exact_session
 from tests.onnx_models import Array, Builder, load
 
 MS = "com.microsoft"
@@ -194,7 +195,7 @@ CASES: Mapping[str, Case] = {
 def ran(path: Path, feeds: Mapping[str, Array]) -> list[Array]:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1  # QMoE adds up its experts in the order of threads
-    session: Any = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    session: Any = exact_session(path, options)
     return session.run(None, feeds)
 
 

@@ -18,7 +18,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.graph.types import QuantType, TensorType, ValueType
-from qdqbridge.onnx_io.runtime.byte_products import saturates
+from qdqbridge.onnx_io.runtime.byte_products import keep_fused_products, saturates
 from qdqbridge.ops.table import BY_NAME
 
 Array = np.ndarray
@@ -126,9 +126,10 @@ def session(serialized: bytes, *, optimized: bool, precise: bool) -> ort.Inferen
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimized else level.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
-    options.add_session_config_entry("session.qdqisint8allowed", "1")  # fuse s8 x s8 on x86 too
-    if precise and saturates():
-        options.add_session_config_entry("session.x64quantprecision", "1")
+    if precise:
+        keep_fused_products(options)
+    if not (precise and saturates()):
+        options.add_session_config_entry("session.qdqisint8allowed", "1")  # fuse s8 x s8 too
     return ort.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
 
 

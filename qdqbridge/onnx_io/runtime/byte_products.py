@@ -103,11 +103,11 @@ def keep_byte_products(graph: onnx.GraphProto) -> None:
     Args:
         graph: A model's graph, also with bodies; it is changed.
     """
-    _keep(graph, _Scope())
+    _keep(graph, _ReadableTensors())
 
 
 @dataclass
-class _Scope:
+class _ReadableTensors:
     """What nodes may read.
 
     Attributes:
@@ -122,12 +122,12 @@ class _Scope:
     unsigned: dict[str, str] = field(default_factory=dict[str, str])
     numbers: Iterator[int] = field(default_factory=count)
 
-    def inside(self, graph: onnx.GraphProto) -> _Scope:
+    def inside(self, graph: onnx.GraphProto) -> _ReadableTensors:
         """Returns what nodes of a graph in this one may read, before any of them."""
         fed = {value.name: value.type.tensor_type.elem_type for value in graph.input}
         own = {tensor.name: tensor for tensor in graph.initializer}
         new = fed.keys() | own.keys()
-        return _Scope(
+        return _ReadableTensors(
             {name: tensor for name, tensor in self.constants.items() if name not in new} | own,
             self.types | fed | {name: tensor.data_type for name, tensor in own.items()},
             {name: now for name, now in self.unsigned.items() if name not in new},
@@ -149,7 +149,7 @@ class _Scope:
             self.types[node.output[0]] = to
 
 
-def _keep(graph: onnx.GraphProto, outer: _Scope) -> None:
+def _keep(graph: onnx.GraphProto, outer: _ReadableTensors) -> None:
     scope, nodes = outer.inside(graph), list[onnx.NodeProto]()
     for node in graph.node:
         for attribute in node.attribute:
@@ -165,7 +165,7 @@ def _keep(graph: onnx.GraphProto, outer: _Scope) -> None:
 
 
 def _made_unsigned(
-    node: onnx.NodeProto, places: _Factors, scope: _Scope
+    node: onnx.NodeProto, places: _Factors, scope: _ReadableTensors
 ) -> Iterator[onnx.NodeProto]:
     """Gives a node other weights and zero points, if these are int8; yields what computes them."""
     needed = 1 + max(zero for _, zero in places.weights)
@@ -186,7 +186,7 @@ def _made_unsigned(
     node.input.extend(names)
 
 
-def _unsigned(name: str, scope: _Scope) -> Iterator[onnx.NodeProto]:
+def _unsigned(name: str, scope: _ReadableTensors) -> Iterator[onnx.NodeProto]:
     """Yields what makes a tensor uint8; where there is none, a zero point of 0."""
     new = scope.unsigned[name] = f"{name}:unsigned:{next(scope.numbers)}"
     tensor = scope.constants.get(name)
