@@ -20,6 +20,7 @@ import qdqbridge
 from qdqbridge.cli.failures import run
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.pipeline import check
+from tests.engines.processor import PAIRS_SATURATE, crashes_in_floats
 from tests.onnx_io.writer_models import Net
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -112,6 +113,9 @@ def test_a_file_that_openvino_cannot_compile_is_flagged(tmp_path: Path) -> None:
     assert any(f.effect.value == "refused" for f in check(ATTENTION, "openvino"))
     written = exported(ATTENTION, "openvino", tmp_path)
     assert not [f for f in check(written, "openvino") if f.effect.value == "refused"]
+    float_ = qdqbridge.load(MODELS / "digits_attention_float.onnx")
+    if PAIRS_SATURATE and crashes_in_floats("openvino", float_, {"input": images(1)}, tmp_path):
+        pytest.skip("OpenVINO crashes on the float network on this processor")
     assert classes("openvino", written) == expected(ATTENTION)
 
 
@@ -440,9 +444,13 @@ def test_openvino_quantizes_float_activations_by_default_and_not_as_a_judge(
     meant = next(iter(qdqbridge.evaluate(qdqbridge.load(path), {"x": x}).values()))
     with qdqbridge.open_engine("openvino", path) as judge:
         ours = next(iter(judge.run({"x": x}, judge.outputs).values()))
-    compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     largest = np.abs(meant).max()
     assert np.abs(ours - meant).max() < 1e-5 * largest  # sums of 256 in another order
+    try:
+        compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    except RuntimeError as error:  # with AVX2 it has no kernel of what it makes by itself
+        assert PAIRS_SATURATE and "inner product" in str(error)
+        return
     assert np.abs(compiled({"x": x})[0] - meant).max() > 1e-3 * largest
 
 

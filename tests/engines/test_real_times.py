@@ -23,13 +23,13 @@ def _seconds(times: list[NodeTime]) -> float:
 def test_openvino_gets_fewer_bits_where_a_node_is_too_slow() -> None:
     """The limit lies halfway between what the layer takes in 16 bits and in 8, on this machine."""
     made, sample = slow_layer(), {"x": images(1)}
-    before = node_times("openvino", made.graph, sample)
+    before = node_times("openvino", made.graph, sample, threads=1)
     assert LAYER in max(before, key=lambda each: each.seconds).names
-    narrow = node_times("openvino", slow_layer("qnn").graph, sample)
+    narrow = node_times("openvino", slow_layer("qnn").graph, sample, threads=1)
     assert _seconds(narrow) < _seconds(before), "8 bits are no faster here: there is no such choice"
     limit = math.sqrt(_seconds(before) * _seconds(narrow))
-    found = made.within(max_node_seconds=limit, engine="openvino")
-    after = node_times("openvino", found.graph, sample)
+    found = made.within(max_node_seconds=limit, engine="openvino", threads=1)
+    after = node_times("openvino", found.graph, sample, threads=1)
     assert max(each.seconds for each in after) <= limit
     large = next(each for each in after if LAYER in each.names)
     assert large.operator.endswith("I8")
