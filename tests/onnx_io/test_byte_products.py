@@ -117,8 +117,8 @@ def test_weights_that_nodes_compute() -> None:
         ],
         [helper.make_tensor_value_info(name, TensorProto.INT32, [4, SIZE]) for name in "yzc"],
         [
-            numpy_helper.from_array(np.float32(1), "one"),
-            numpy_helper.from_array(np.int8(0), "zero"),
+            numpy_helper.from_array(np.asarray(1, np.float32), "one"),
+            numpy_helper.from_array(np.asarray(0, np.int8), "zero"),
         ],
     )  # fmt: skip
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
