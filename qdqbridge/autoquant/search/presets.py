@@ -8,7 +8,9 @@ mend it. The choice that brings most is taken. What is tried is quantized plainl
 full work is done once, for what was chosen.
 
 An engine that computes 16-bit activations in floats between the roundings gains nothing by them:
-there the operators stay float, and what the 16 bits would give is told.
+there the operators stay float, and a few of the others with them that cost most, while 16 bits
+everywhere would give more (:mod:`qdqbridge.autoquant.search.costly_layers`). If they still do, that
+is told.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ from dataclasses import dataclass, field, replace
 from qdqbridge.autoquant.planning.formats import Format, Unstored
 from qdqbridge.autoquant.planning.targets import ACCUMULATORS, OperatorRule, Target, Wide
 from qdqbridge.autoquant.profiling.collect import Data, prepared
-from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
+from qdqbridge.autoquant.profiling.profile import Profile
+from qdqbridge.autoquant.profiling.samples import Samples
+from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions, quantized
 from qdqbridge.autoquant.repair.float_reference import FloatReference
 from qdqbridge.autoquant.repair.steps import GRAPH_STEPS, StepRecord
+from qdqbridge.autoquant.search.costly_layers import costly, left_float
 from qdqbridge.autoquant.search.sensitivity_variants import widened, wider
-from qdqbridge.autoquant.search.tuning import spread_unlike, taken
+from qdqbridge.autoquant.search.tuning import spread, spread_unlike, taken
 from qdqbridge.autoquant.search.work_budget import WorkBudget
 from qdqbridge.errors import QdqBridgeError
 from qdqbridge.graph.graph import Graph, Node
@@ -240,44 +245,94 @@ def chosen(
     made = quantized(graph, seen, unscaled, empty=True)
     if not made.decision.plan.rules:
         return options, None  # all that can be quantized is in bodies, if anything
-    start = best = judge.sqnr(made.graph)
+    start = judge.sqnr(made.graph)
     if start >= HEAD_GOOD:
         return options, None  # channels need not be scaled to know
     profile, plain = made.profile, unscaled
     if any(step in GRAPH_STEPS for step in options.repair):
         plain = replace(unscaled, repair=[step for step in options.repair if step in GRAPH_STEPS])
         made = quantized(graph, seen, plain, profile=profile)
-        start = best = judge.sqnr(made.graph)
+        start = judge.sqnr(made.graph)
     if start >= HEAD_GOOD:
         return options, None
-    found, kept, rules = options, "", made.decision.plan.rules
-    told = "fewer integer operators would not help"
+    trials = _PresetTrials(graph, seen, made, profile, plain, judge, work)
+    return trials.chosen(options, start, unscaled)
 
-    def tried(other: Target, options: QuantizeOptions = plain) -> float:
+
+@dataclass(slots=True, eq=False)
+class _PresetTrials:
+    """Attempts on some samples, judged by others.
+
+    Attributes:
+        graph: The float graph, as profiles know it.
+        seen: Samples that parameters are chosen by.
+        made: What the target's own rules give.
+        profile: Of the graph, before channels are scaled.
+        plain: How is quantized.
+        judge: Of the outputs.
+        work: What attempts take is noted there.
+    """
+
+    graph: Graph
+    seen: Samples
+    made: Quantized
+    profile: Profile
+    plain: QuantizeOptions
+    judge: FloatReference
+    work: WorkBudget
+
+    def quantized(self, target: Target, options: QuantizeOptions | None = None) -> Quantized:
+        wanted = replace(options or self.plain, target=target)
+        return quantized(self.graph, self.seen, wanted, profile=self.profile)
+
+    def sqnr(self, target: Target, options: QuantizeOptions | None = None) -> float:
         """Returns how close the outputs come, which is nothing where nothing can be quantized."""
-        work.spend(made.decision.plan.graph, made.profile, _RUNS * len(seen))
-        wanted = replace(options, target=other)
+        self.work.spend(self.made.decision.plan.graph, self.profile, _RUNS * len(self.seen))
         try:
-            return judge.sqnr(quantized(graph, seen, wanted, profile=profile).graph)
+            return self.judge.sqnr(self.quantized(target, options).graph)
         except QdqBridgeError:  # the target's own rules stay
             return -math.inf
 
-    for attempt in _attempts(target):
-        if best >= attempt.preset.good or not any(attempt.changes(node) for node in rules):
-            continue
-        if not work.left:
-            told = "the budget was spent before all choices were tried; --budget gives more"
-            break
-        sqnr = tried(attempt.target)
-        if sqnr >= best + attempt.preset.gain:
-            best, found, kept = sqnr, replace(options, target=attempt.target), attempt.told
-    if start >= GOOD:
-        return found, StepRecord(STEP, True, kept, start, best) if kept else None
-    told = kept or told
-    if target.wide is Wide.FLOATS and work.left:
-        sqnr = tried(with_wider(target, ()), unscaled)
-        told += f"; {_of_floats(target, sqnr)}" if sqnr >= best else ""
-    return found, StepRecord(STEP, bool(kept), told, start, best)
+    def chosen(
+        self, options: QuantizeOptions, start: float, unscaled: QuantizeOptions
+    ) -> tuple[QuantizeOptions, StepRecord | None]:
+        """Returns the options with the best target, and what was found out.
+
+        Args:
+            options: What the user wants.
+            start: How close the target's own rules come, in dB.
+            unscaled: How 16-bit activations are tried, which need no scaled channels.
+        """
+        target, rules = self.made.target, self.made.decision.plan.rules
+        best, kept, found = start, "", target
+        closest, nearest = start, _Attempt(_NONE, "", (), target)
+        told = "fewer integer operators would not help"
+        for attempt in _attempts(target):
+            if best >= attempt.preset.good or not any(attempt.changes(node) for node in rules):
+                continue
+            if not self.work.left:
+                told = "the budget was spent before all choices were tried; --budget gives more"
+                break
+            sqnr = self.sqnr(attempt.target)
+            if sqnr >= best + attempt.preset.gain:
+                best, kept, found = sqnr, attempt.told, attempt.target
+            if sqnr > closest or found is attempt.target:
+                closest, nearest = sqnr, attempt
+        wide = -math.inf
+        if start < GOOD and target.wide is Wide.FLOATS and self.work.left:
+            wide = self.sqnr(with_wider(target, ()), unscaled)
+        if nearest.kept and closest < wide and self.work.left:
+            names = costly(self.quantized(nearest.target), spread(self.seen, _RUNS), self.work)
+            own, left, sqnr = left_float(nearest.target, names, self.sqnr, closest, wide)
+            if left and sqnr >= start + GAIN:
+                best, found, kept = sqnr, own, f"{nearest.told}, except {', '.join(left)}"
+        if start >= GOOD and not kept:
+            return options, None
+        told = kept or told
+        told += f"; {_of_floats(target, wide)}" if wide > -math.inf and wide >= best else ""
+        if kept:
+            options = replace(options, target=found)
+        return options, StepRecord(STEP, bool(kept), told, start, best)
 
 
 def _of_floats(target: Target, sqnr: float) -> str:
