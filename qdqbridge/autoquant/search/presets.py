@@ -303,7 +303,7 @@ class _PresetTrials:
             start: How close the target's own rules come, in dB.
             unscaled: How 16-bit activations are tried, which need no scaled channels.
         """
-        target, rules = self.made.target, self.made.decision.plan.rules
+        target, rules = options.described(), self.made.decision.plan.rules
         best, kept, found = start, "", target
         closest, nearest = start, _Attempt(_NONE, "", (), target)
         told = "fewer integer operators would not help"
