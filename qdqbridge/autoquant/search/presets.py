@@ -293,6 +293,10 @@ class _PresetTrials:
         except QdqBridgeError:  # the target's own rules stay
             return -math.inf
 
+    def _afforded(self, target: Target) -> float:
+        """Returns the same while the budget lasts."""
+        return self.sqnr(target) if self.work.left else -math.inf
+
     def chosen(
         self, options: QuantizeOptions, start: float, unscaled: QuantizeOptions
     ) -> tuple[QuantizeOptions, StepRecord | None]:
@@ -316,14 +320,14 @@ class _PresetTrials:
             sqnr = self.sqnr(attempt.target)
             if sqnr >= best + attempt.preset.gain:
                 best, kept, found = sqnr, attempt.told, attempt.target
-            if sqnr > closest or found is attempt.target:
+            if found is attempt.target or (not kept and sqnr > closest):
                 closest, nearest = sqnr, attempt
         wide = -math.inf
         if start < GOOD and target.wide is Wide.FLOATS and self.work.left:
             wide = self.sqnr(with_wider(target, ()), unscaled)
         if nearest.kept and closest < wide and self.work.left:
             names = costly(self.quantized(nearest.target), spread(self.seen, _RUNS), self.work)
-            own, left, sqnr = left_float(nearest.target, names, self.sqnr, closest, wide)
+            own, left, sqnr = left_float(nearest.target, names, self._afforded, closest, wide)
             if left and sqnr >= start + GAIN:
                 best, found, kept = sqnr, own, f"{nearest.told}, except {', '.join(left)}"
         if start >= GOOD and not kept:
