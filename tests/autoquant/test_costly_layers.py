@@ -1,13 +1,18 @@
 """A few layers stay float where 16 bits everywhere are better, which the engine has in floats."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
 
 import qdqbridge as qb
 from qdqbridge.autoquant.planning.targets import ORT
+from qdqbridge.autoquant.quantize import QuantizeOptions
+from qdqbridge.autoquant.search import presets
 from qdqbridge.autoquant.search.costly_layers import GAIN, left_float
-from qdqbridge.autoquant.search.presets import STEP
+from qdqbridge.autoquant.search.presets import STEP, _PresetTrials
 from qdqbridge.quantizing import quantization
 from tests.onnx_models import Builder
 
@@ -15,7 +20,7 @@ LOUD = 10.0
 """How much larger one channel of the input is than the others; its weights are as much smaller."""
 
 
-def attending(path, *, blocks=2, normed=False):
+def attending(path, *, normed=False):
     """Masked attentions, which 8 bits everywhere destroy, behind a product of a loud channel.
 
     ``normed`` puts norms before them whose channels can be scaled.
@@ -30,7 +35,7 @@ def attending(path, *, blocks=2, normed=False):
     first[0] /= LOUD
     h = b.op("MatMul", b.input("x", ["n", 8, size]), b.init(first))
     mask = b.init(np.triu(np.full((8, 8), -1e3, np.float32), 1))
-    for _ in range(blocks):
+    for _ in range(2):
         gain = b.init(np.linspace(0.2, 3, size, dtype=np.float32))
         x = b.op("LayerNormalization", h, gain, axis=-1) if normed else h
         q, k, v = (product(x) for _ in range(3))
@@ -39,7 +44,7 @@ def attending(path, *, blocks=2, normed=False):
         h = b.op("Add", h, product(b.op("MatMul", shares, v)))
     b.output(h)
     onnx.save(b.model(), path)
-    return path, b
+    return path
 
 
 def drawn(seed, count):
@@ -50,7 +55,7 @@ def drawn(seed, count):
 
 @pytest.mark.parametrize("normed", [False, True])
 def test_the_product_that_costs_most_stays_float(tmp_path, normed):
-    path, _ = attending(tmp_path / "f.onnx", normed=normed)
+    path = attending(tmp_path / "f.onnx", normed=normed)
     made = quantization(path, drawn(1, 48))
     first = made.made.repairs[0]
     names = [node.name for node in qb.load(path).nodes if node.op.name == "MatMul"]
@@ -89,3 +94,52 @@ class _Named:
 
     def __init__(self, name):
         self.name = name
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """What is chosen where attempts have given figures, the target's own rules 10 dB."""
+    monkeypatch.setattr(presets, "costly", lambda *_: ["l0", "l1", "l2"])
+    monkeypatch.setattr(presets, "spread", lambda *_: None)
+    monkeypatch.setattr(presets._Attempt, "changes", lambda *_: True)
+    monkeypatch.setattr(_PresetTrials, "quantized", lambda *_: None)
+    plan = SimpleNamespace(rules=[_Named("x")])
+    made: Any = SimpleNamespace(target=ORT, decision=SimpleNamespace(plan=plan))
+    nothing: Any = None
+
+    def run(*figures, enough=99):
+        work: Any = SimpleNamespace(left=True)
+        asked: list[float] = []
+
+        def sqnr(*_):
+            asked.append(figures[len(asked)])
+            work.left = len(asked) < enough
+            return asked[-1]
+
+        monkeypatch.setattr(_PresetTrials, "sqnr", sqnr)
+        trials = _PresetTrials(nothing, nothing, made, nothing, nothing, nothing, work)
+        _, record = trials.chosen(QuantizeOptions(), 10.0, QuantizeOptions())
+        assert record is not None
+        return record.told.partition(";")[0], record.after, len(asked)
+
+    return run
+
+
+def test_layers_are_left_float_from_the_choice_that_was_kept(tried):
+    """Products with weights only are closer by 0.1 dB, which is not worth the other products."""
+    told, after, _ = tried(10.5, 14.0, 14.1, 30.0, 15.0, 15.2)
+    assert (told, after) == ("products only on integers, except l0", 15.0)
+
+
+def test_layers_are_left_float_from_the_closest_choice_where_none_was_kept(tried):
+    told, after, _ = tried(10.5, 12.0, 11.0, 30.0, 14.0, 14.2)
+    assert (told, after) == ("products only on integers, except l0", 14.0)
+    assert tried(10.5, 12.0, 11.0, 30.0, 12.9, 13.0)[:2] == (
+        "fewer integer operators would not help", 10.0,
+    )  # fmt: skip
+
+
+def test_no_layer_is_tried_beyond_the_budget(tried):
+    assert tried(10.5, 14.0, 13.0, 30.0, 16.0, enough=5) == (
+        "products only on integers, except l0", 16.0, 5,
+    )  # fmt: skip

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.onnx_io.runtime.byte_products import keep_byte_products, saturates
+from tests.exact_sessions import exact_session
 from tests.onnx_models import Builder
 
 Array = NDArray[Any]
@@ -36,19 +36,11 @@ def elem_type(dtype: Any) -> int:
 
 def ort_run(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> list[Array]:
     """Returns what onnxruntime computes, not optimized, with sums that do not saturate."""
-    if saturates():
-        copied = onnx.ModelProto()
-        copied.CopyFrom(model)
-        keep_byte_products(copied.graph)
-        model = copied
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    session = ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    results: Any = session.run(None, dict(inputs))
+    results: Any = exact_session(model, options).run(None, dict(inputs))
     return list(results)
 
 

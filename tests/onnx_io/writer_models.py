@@ -12,7 +12,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from qdqbridge.onnx_io.runtime.byte_products import keep_byte_products, saturates
+from tests.exact_sessions import exact_session
 
 Array = NDArray[Any]
 U8, S8, S32 = np.uint8, np.int8, np.int32
@@ -214,21 +214,13 @@ def run(model: Path, feeds: dict[str, Array], optimized: Path | None = None) -> 
     Products of bytes do not saturate on any processor.
     """
     options = ort.SessionOptions()
-    if saturates():
-        options.add_session_config_entry("session.x64quantprecision", "1")  # an optimization
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    levels = ort.GraphOptimizationLevel
-    options.graph_optimization_level = levels.ORT_DISABLE_ALL
-    if optimized is not None:
-        options.graph_optimization_level = levels.ORT_ENABLE_ALL
+    if optimized is None:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    else:
         options.optimized_model_filepath = str(optimized)
-    source: str | bytes = str(model)
-    if optimized is None and saturates():
-        proto = onnx.load(model)
-        keep_byte_products(proto.graph)
-        source = proto.SerializeToString()
-    session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    session = exact_session(model, options)
     return [np.asarray(array) for array in session.run(None, feeds)]
 
 

@@ -9,6 +9,7 @@ nothing, and the model itself has to be changed (``keep_byte_products``).
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -111,26 +112,28 @@ class _ReadableTensors:
     """What nodes may read.
 
     Attributes:
-        constants: Those of the file, by name.
+        constants: Those of the file, by name; None for others that hide one.
         types: Element types by name, of all that have a known one.
-        unsigned: What has become uint8, and its name now.
+        unsigned: What has become uint8, and its name now; empty for what hides it.
         numbers: Numbers for new names.
     """
 
-    constants: dict[str, TensorProto] = field(default_factory=dict[str, TensorProto])
-    types: dict[str, int] = field(default_factory=dict[str, int])
-    unsigned: dict[str, str] = field(default_factory=dict[str, str])
+    constants: ChainMap[str, TensorProto | None] = field(
+        default_factory=ChainMap[str, "TensorProto | None"]
+    )
+    types: ChainMap[str, int] = field(default_factory=ChainMap[str, int])
+    unsigned: ChainMap[str, str] = field(default_factory=ChainMap[str, str])
     numbers: Iterator[int] = field(default_factory=count)
 
     def inside(self, graph: onnx.GraphProto) -> _ReadableTensors:
         """Returns what nodes of a graph in this one may read, before any of them."""
         fed = {value.name: value.type.tensor_type.elem_type for value in graph.input}
         own = {tensor.name: tensor for tensor in graph.initializer}
-        new = fed.keys() | own.keys()
+        types = fed | {name: tensor.data_type for name, tensor in own.items()}
         return _ReadableTensors(
-            {name: tensor for name, tensor in self.constants.items() if name not in new} | own,
-            self.types | fed | {name: tensor.data_type for name, tensor in own.items()},
-            {name: now for name, now in self.unsigned.items() if name not in new},
+            self.constants.new_child(dict.fromkeys(fed) | own),
+            self.types.new_child(types),
+            self.unsigned.new_child(dict.fromkeys(types, "")),
             self.numbers,
         )
 
@@ -179,7 +182,7 @@ def _made_unsigned(
         return
     for pair in places.weights:
         for index in pair:
-            if names[index] not in scope.unsigned:
+            if not scope.unsigned.get(names[index]):
                 yield from _unsigned(names[index], scope)
             names[index] = scope.unsigned[names[index]]
     del node.input[:]
