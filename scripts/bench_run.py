@@ -231,6 +231,8 @@ def measure(
     """Runs calls in turn for some seconds; returns the time of each, round by round, by a clock.
 
     Before each call it rests: threads that wait for more work keep their cores busy for a while.
+    Then it calls once without a clock: cores have fallen asleep meanwhile, and the next token or
+    image would find them awake.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
@@ -238,7 +240,9 @@ def measure(
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(next(iter(times.values()))) < 5:
         for name, call in calls.items():
-            time.sleep(rest)
+            if rest:
+                time.sleep(rest)
+                call()
             start = clock()
             call()
             times[name].append(clock() - start)

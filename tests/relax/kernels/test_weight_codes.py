@@ -39,17 +39,18 @@ def network(
     *,
     rounded: bool = False,
     bias: bool = True,
+    units: int = UNITS,
 ) -> Graph:
     rng, (dtype, point) = np.random.default_rng(size), KINDS[kind]
     inner = int(shape[-1])
-    blocks = UNITS, inner // size
-    codes = rng.integers(dtype.qmin, dtype.qmax + 1, (UNITS, inner)).astype(dtype.numpy)
+    blocks = units, inner // size
+    codes = rng.integers(dtype.qmin, dtype.qmax + 1, (units, inner)).astype(dtype.numpy)
     zeros = rng.integers(dtype.qmin, dtype.qmax + 1, blocks) if point is None else point
     scale = rng.uniform(0.01, 0.02, blocks).astype(np.float32)
     params = quant(dtype, scale, np.broadcast_to(zeros, blocks), axis=1, block_size=size)
-    added = [const(rng.normal(0, 1, UNITS).astype(np.float32))] if bias else []
+    added = [const(rng.normal(0, 1, units).astype(np.float32))] if bias else []
     x = plain("x", shape)
-    operands, type_ = [const(codes, params), *added], typed((*shape[:-1], UNITS))
+    operands, type_ = [const(codes, params), *added], typed((*shape[:-1], units))
     if rounded:
         y = apply("DynamicBlockDense", x, *operands, type_=type_, attributes=BlockAttrs(size))
     else:
@@ -109,6 +110,22 @@ def test_products_in_parts_have_every_bit(
         np.testing.assert_array_equal(got, wanted)
         alone = next(iter(parts.run({"x": x[-1:]}).values()))
         np.testing.assert_array_equal(alone, wanted[-1:])
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("rows", ["n", 1, 8])
+def test_threads_that_help_each_other_have_every_bit(rows: Any, rounded: bool) -> None:
+    """Of few rows threads take pieces of each other's columns, and make digits of their own."""
+    found = network("uint4 each", 32, (rows, INNER), rounded=rounded, units=1003)
+    alone = build(found, threads=1)
+    together = {threads: build(found, threads=threads) for threads in (2, 3)}
+    for count in (1, 2, 8, 9) if rows == "n" else (rows,):
+        x = np.random.default_rng(count).normal(0, 1, (count, INNER)).astype(np.float32)
+        wanted = next(iter(alone.run({"x": x}).values()))
+        for executable in together.values():
+            for _ in range(20):
+                got = next(iter(executable.run({"x": x}).values()))
+                np.testing.assert_array_equal(got, wanted)
 
 
 @pytest.mark.parametrize("shape", [(5, INNER), (1, INNER), (2, 60, INNER), ("a", "b", INNER)])

@@ -51,6 +51,27 @@ def each(extent: Prim, body: Callable[[Prim], None], start: Prim = 0) -> None:
         body(index)
 
 
+def when(condition: Prim, body: Callable[[], None]) -> None:
+    """Emits a body where a condition holds, which may be known already."""
+    if isinstance(condition, bool):
+        if condition:
+            body()
+        return
+    with T.If(condition), T.Then():
+        body()
+
+
+def choice(condition: Prim, one: Prim, other: Prim) -> Prim:
+    """Returns one int64 where a condition holds, which may be known already, else the other."""
+    wide = [
+        tirx.const(value, "int64") if isinstance(value, int) else value.astype("int64")
+        for value in (one, other)
+    ]
+    if isinstance(condition, bool):
+        return wide[0] if condition else wide[1]
+    return tirx.Select(condition, *wide)
+
+
 def share(task: Prim, tasks: int, extent: int) -> tuple[Prim, Prim]:
     """Returns the first element and the number of elements of one of several even shares."""
     if tasks == 1:

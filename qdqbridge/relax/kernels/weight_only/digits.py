@@ -25,7 +25,11 @@ from qdqbridge.relax.kernels.codegen.lanes import (
 )
 from qdqbridge.relax.kernels.codegen.loops import turns
 from qdqbridge.relax.kernels.codegen.script import T
-from qdqbridge.relax.kernels.weight_only.product import DIGIT, FEW, CodesProduct
+from qdqbridge.relax.kernels.weight_only.dots import LINE, Place, ask
+from qdqbridge.relax.kernels.weight_only.product import DIGIT, CodesProduct
+
+_AHEAD = 4
+"""Lines of memory that come while the digits of a part of a row are made."""
 
 
 class RowDigits:
@@ -43,21 +47,25 @@ class RowDigits:
         self.steps = T.alloc_buffer((most * d.parts,), "float32")
         self.sums = T.alloc_buffer((most * d.parts * d.digits,), "int32")
 
-    def write(self, first: Prim, count: Prim) -> None:
-        """Writes the digits of ``count`` rows from the ``first`` one on."""
+    def write(
+        self, first: Prim, count: Prim, at: Prim = 0, ahead: Place | None = None, *,
+        parallel: bool = False,
+    ) -> None:  # fmt: skip
+        """Writes the digits of some rows.
 
-        def some(*, parallel: bool) -> None:
-            with turns(count, parallel=parallel) as row, turns(self.d.parts) as part:
-                self._part(first + row, row, part)
-
-        if self.d.tasks == 1 or (isinstance(count, int) and count <= FEW):
-            some(parallel=False)
-            return
-        with T.If(count <= FEW):
-            with T.Then():
-                some(parallel=False)
-            with T.Else():
-                some(parallel=True)
+        Args:
+            first: The first of the rows.
+            count: How many there are.
+            at: Where the digits of the first one go.
+            ahead: What is read next, and asked for meanwhile: memory does not wait for the digits.
+            parallel: Spread the rows over threads.
+        """
+        with turns(count, parallel=parallel) as row, turns(self.d.parts) as part:
+            if ahead is not None:
+                stream, start = ahead
+                for i in range(_AHEAD):
+                    ask(stream, start + (part * _AHEAD + i) * LINE)
+            self._part(first + row, at + row, part)
 
     def _part(self, source: Prim, row: Prim, part: Prim) -> None:
         """Writes the digits, the scale and the sums of one part of a row."""

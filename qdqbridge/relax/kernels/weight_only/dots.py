@@ -28,6 +28,8 @@ from qdqbridge.relax.kernels.weight_only.product import CHUNK, FEW, NIBBLE, Code
 
 Place = tuple[Buffer, Prim]
 """An element of a buffer."""
+LINE = 64
+"""Bytes of a line of memory."""
 _AHEAD = 8192
 """Bytes by which codes that meet one row are asked for before they are used."""
 _NEAR = 1280

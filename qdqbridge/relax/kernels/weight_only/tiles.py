@@ -29,13 +29,11 @@ from qdqbridge.relax.kernels.codegen.loops import turns
 from qdqbridge.relax.kernels.codegen.script import T
 from qdqbridge.relax.kernels.epilogues.float_sums import PlainWriter
 from qdqbridge.relax.kernels.weight_only.digits import RowDigits
-from qdqbridge.relax.kernels.weight_only.dots import Digits, Place, ask, dots_of, pieces
+from qdqbridge.relax.kernels.weight_only.dots import LINE, Digits, Place, ask, dots_of, pieces
 from qdqbridge.relax.kernels.weight_only.product import DIGIT, CodesProduct
 
 HEIGHTS = (4, 2, 1)
 """Rows of tiles: their sums, and the codes of a chunk of two blocks of columns, are registers."""
-_LINE = 64
-"""Bytes of a line of memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +59,7 @@ class CodesTiles:
     Attributes:
         partial: What the parts before have summed; None where all are gone through at once.
         range: The parts that are gone through, the first and how many.
+        own: Where the digits begin of the rows that a task goes through.
     """
 
     def __init__(
@@ -72,6 +71,7 @@ class CodesTiles:
         self.partial: Buffer | None = None
         self.range: tuple[Prim, Prim] = (0, d.parts)
         self.spread: Buffer | None = None
+        self.own: Prim = 0
 
     def make_room(self) -> None:
         """Makes room for the digits of the rows of a tile as they are multiplied.
@@ -91,7 +91,7 @@ class CodesTiles:
         begin, some = self.range
         each = d.step * d.digits
         with turns(height) as p:
-            source = bound(((row + p) * d.parts + begin) * each)
+            source = bound(((self.own + row + p) * d.parts + begin) * each)
             target = bound(p * (self.dots.spread_parts * each * d.cpu.lanes))
             with turns(some * (each // 4)) as four:
                 digits = load(self.rows.digits, source + four * 4, 4)
@@ -196,14 +196,14 @@ class CodesTiles:
             group = bound(part // (d.size // d.step))
 
             def start(p: int) -> None:
-                place = bound((row + p) * d.parts + part)
+                place = bound((self.own + row + p) * d.parts + part)
                 for b in totals:
                     store(sums[b], p * lanes, self._start(place, block, b, group), lanes)
                     for chain in range(1, chains):
                         store(sums[b], chain * lanes, number(0, "int32", lanes), lanes)
 
             def finish(p: int) -> None:
-                place = bound((row + p) * d.parts + part)
+                place = bound((self.own + row + p) * d.parts + part)
                 for b, total in totals.items():
                     whole = load(sums[b], p * lanes, lanes)
                     for chain in range(1, chains):
@@ -231,7 +231,7 @@ class CodesTiles:
                     if chunks == 1:
                         start(p)
                     if spread is None:
-                        begins = bound((row + p) * d.inner + chunk * d.chunk)
+                        begins = bound((self.own + row + p) * d.inner + chunk * d.chunk)
                     else:
                         begins = spread(p, 0)
                     digits.append((begins, [(each, p * lanes) for each in sums.values()]))
@@ -318,7 +318,7 @@ class CodesTiles:
         read = self._digits(height)
         spread = self._spread_of(part * (d.step * d.digits)) if read.in_lanes else None
         for p in range(height):
-            place = bound((row + p) * d.parts + part)
+            place = bound((self.own + row + p) * d.parts + part)
             digits: list[tuple[Prim, list[Place]]] = []
             for digit in range(d.digits):
                 at = place * d.digits + digit
@@ -352,6 +352,8 @@ class CodesTiles:
 
         A CPU that reads ahead by itself begins anew with every page of memory: it is asked for one
         line of a chunk, which lets it begin early; asking for all takes more than it gives there.
+        Where a block of the weight is several chunks, the line after each is asked for too: it may
+        be scales, which are read late (blocks of 128: 0.92 of memory, then 0.94).
 
         Args:
             first: The first byte of the chunk.
@@ -361,8 +363,12 @@ class CodesTiles:
         if height > 1:
             return []
         registers = 2 * d.loads + (2 if d.size == d.chunk else 0)
-        lines = registers * d.register // _LINE if d.asks else 1
-        return [(self.stream, first + self.dots.ahead + i * _LINE) for i in range(lines)]
+        ahead = first + self.dots.ahead
+        if d.asks:
+            lines = range(registers * d.register // LINE)
+            return [(self.stream, ahead + i * LINE) for i in lines]
+        scales = [ahead + 2 * d.loads * d.register] if d.size > d.chunk else []
+        return [(self.stream, at) for at in (ahead, *scales)]
 
     def _real(self, sums: Sequence[Buffer]) -> Prim:
         """Returns the sums of all digits as float32, in units of the lowest one."""

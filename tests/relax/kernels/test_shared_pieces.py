@@ -1,0 +1,67 @@
+"""Pieces that threads share out: none is left out, and what must not be done twice is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+
+from qdqbridge.relax.kernels.codegen.lanes import load, store
+from qdqbridge.relax.kernels.codegen.loops import turns
+from qdqbridge.relax.kernels.codegen.script import T, prim_func, root
+from qdqbridge.relax.kernels.codegen.shared_pieces import SharedPieces
+from qdqbridge.relax.threads import Caller
+from tests.relax.kernels.kernel_cases import HOST, target_of
+
+pytestmark = pytest.mark.skipif(not HOST.multiplies_bytes, reason="kernels of other CPUs use none")
+
+
+def counting(tasks: int, extent: int, size: int, *, again: bool) -> Any:
+    """Returns a function that adds 1 to what every task did of every element, twice over."""
+
+    def body() -> None:
+        x = T.arg("x", T.buffer((tasks * extent,), "int32"))
+        with root():
+            pieces = SharedPieces(tasks, extent)
+            with turns(2):
+                pieces.begin()
+                with (
+                    turns(tasks, parallel=tasks > 1) as task,
+                    pieces.of(task, size, again) as (first, count),
+                    turns(count) as i,
+                ):
+                    at = task * extent + first + i
+                    store(x, at, load(x, at, 1) + 1, 1)
+
+    function = prim_func(body).with_attr("global_symbol", "counting")
+    library: Any = tvm.compile(tvm.IRModule({"counting": function}), target=target_of(HOST))
+    return library["counting"]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("again", [True, False])
+@pytest.mark.parametrize(
+    ("tasks", "extent", "size"), [(1, 7, 3), (2, 64, 4), (2, 7, 3), (3, 64, 5), (5, 3, 2)]
+)
+def test_no_piece_is_left_out(
+    tasks: int, extent: int, size: int, again: bool, threads: int
+) -> None:
+    function, caller = counting(tasks, extent, size, again=again), Caller(threads)
+    for _ in range(30):
+        done = tvm.runtime.tensor(np.zeros(tasks * extent, np.int32))
+        caller.call(function, done)
+        times = done.numpy().reshape(tasks, extent).sum(0)
+        assert times.min() >= 2  # twice over
+        if not again:
+            assert times.max() == 2
+
+
+def test_who_has_done_his_share_helps() -> None:
+    """Tasks that run one after the other: the first one leaves nothing to do."""
+    tasks, extent = 3, 60
+    function = counting(tasks, extent, 5, again=True)
+    done = tvm.runtime.tensor(np.zeros(tasks * extent, np.int32))
+    Caller(1).call(function, done)
+    assert done.numpy().sum() == 2 * extent
