@@ -14,7 +14,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from qdqbridge.qnn.dialect.tir import tirx
-from qdqbridge.relax.kernels.codegen.lanes import Buffer, Prim, bound, load, store
+from qdqbridge.relax.kernels.codegen.lanes import Buffer, Prim, bound, flat, load, opaque, store
 from qdqbridge.relax.kernels.codegen.loops import ceiling, choice, share, turns
 from qdqbridge.relax.kernels.codegen.script import T
 
@@ -34,7 +34,7 @@ class SharedPieces:
         self.tasks, self.extent = tasks, extent
         self._taken: Buffer | None = None
         if tasks > 1:  # of each share: by its task, by the one before
-            self._taken = T.alloc_buffer((2 * tasks * _LINE,), "int64")
+            self._taken = flat(T.alloc_buffer((2 * tasks * _LINE,), "int64"))
 
     def begin(self) -> None:
         """Nothing is taken any more; to be called before the tasks begin."""
@@ -67,10 +67,11 @@ class SharedPieces:
             whole = bound(choice(own, pieces, others))
             mine = bound(choice(own, 2 * task, 2 * following + 1) * _LINE)
             theirs = bound(choice(own, 2 * task + 1, 2 * following) * _LINE)
-            with T.If(i + load(self._taken, theirs, 1) < whole), T.Then():
+            left = bound(i + load(self._taken, theirs, 1) < whole)
+            with turns(opaque(choice(left, 1, 0))):  # TVM's passes take longer for a condition
                 store(self._taken, mine, i + 1, 1)
                 # also keeps LLVM from reading only once what the other one has taken
                 T.evaluate(tirx.call_llvm_intrin("void", "llvm.x86.sse2.mfence"))
                 begin = bound(choice(own, first + i * size, next_ + (whole - 1 - i) * size))
                 end = choice(own, first + count, next_ + more)
-                yield begin, bound(tirx.min(end - begin, size))
+                yield opaque(begin), opaque(tirx.min(end - begin, size))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qdqbridge.qnn.dialect.tir import tirx
-from qdqbridge.relax.kernels.codegen.lanes import Buffer, Prim, bound, flat
+from qdqbridge.relax.kernels.codegen.lanes import Buffer, Prim, bound, flat, opaque
 from qdqbridge.relax.kernels.codegen.loops import (
     ceiling,
     choice,
@@ -121,7 +121,7 @@ class _CodesProduct:
         if most > 1:
             self.tiles.make_room()
         tasks = self.pieces.tasks
-        own = self.tiles.own = bound(choice(few, task * count, 0))
+        own = self.tiles.own = bound(choice(few, task * count, 0)) if self.few else 0
 
         def make() -> None:
             start = bound(d.group_start(share(task, tasks, d.pairs)[0], 0))
