@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qdqbridge.qnn.dialect.tir import tirx
-from qdqbridge.relax.kernels.codegen.lanes import Buffer, Prim, bound, flat, opaque
+from qdqbridge.relax.kernels.codegen.lanes import Buffer, Prim, bound, flat
 from qdqbridge.relax.kernels.codegen.loops import (
     ceiling,
     choice,
