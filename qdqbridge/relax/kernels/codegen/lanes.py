@@ -64,8 +64,8 @@ def bound(value: Prim) -> Prim:
 def opaque(value: Prim) -> Prim:
     """Returns a variable of int64 that TVM does not replace by its value wherever it is used.
 
-    Of a long expression its passes would simplify every index that is made of it, for seconds. To be
-    used in a loop within that of the tasks: in the latter's own body TVM 0.27 loses the buffer.
+    Of a long expression its passes would simplify every index made of it, for seconds. To be used
+    in a loop within that of the tasks: in the latter's own body TVM 0.27 loses the buffer.
     """
     kept = T.alloc_buffer((1,), "int64")
     store(kept, 0, value.astype("int64"), 1)
