@@ -54,8 +54,8 @@ def test_no_piece_is_left_out(
         caller.call(function, done)
         times = done.numpy().reshape(tasks, extent).sum(0)
         assert times.min() >= 2  # twice over
-        if not again:
-            assert times.max() == 2
+        twice = times.sum() - 2 * extent
+        assert twice <= (2 * tasks * size if again else 0)  # where two meet, in every share
 
 
 def test_who_has_done_his_share_helps() -> None:

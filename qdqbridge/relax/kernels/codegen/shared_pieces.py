@@ -3,9 +3,10 @@
 Even shares of what takes a fraction of a millisecond do not end at the same time, since memory does
 not serve all cores alike. TVM has no atomic instructions, and this needs none: a task goes through
 its share from the first piece on, and says that it takes a piece before it begins; then it takes
-pieces of the next task's share from the last one back, and says that too, until they meet. What one
-reads of the other may be old, so that both do the piece at which they meet; they write the same
-there. No piece is left out, since both only go on.
+pieces of the next task's share from the last one back, and says that too, until they meet. A piece
+is passed over only if the other one's count has it, and counts only grow: none is left out. What
+one reads of the other may be old by a moment, so that both do the piece at which they meet; they
+write the same there.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class SharedPieces:
     def of(self, task: Prim, size: Prim, again: Prim) -> Generator[tuple[Prim, Prim]]:
         """Opens the loop over the pieces of a task; yields first element and length.
 
+        Every task does so once after ``begin``, with the same arguments; on x86 only.
+
         Args:
             task: The task.
             size: How many elements a piece has; the last one of a share may have fewer.
@@ -70,7 +73,7 @@ class SharedPieces:
             left = bound(i + load(self._taken, theirs, 1) < whole)
             with turns(opaque(choice(left, 1, 0))):  # TVM's passes take longer for a condition
                 store(self._taken, mine, i + 1, 1)
-                # also keeps LLVM from reading only once what the other one has taken
+                # seen by the other one before the piece begins; and LLVM reads his count every time
                 T.evaluate(tirx.call_llvm_intrin("void", "llvm.x86.sse2.mfence"))
                 begin = bound(choice(own, first + i * size, next_ + (whole - 1 - i) * size))
                 end = choice(own, first + count, next_ + more)

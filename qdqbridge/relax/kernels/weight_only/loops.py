@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from qdqbridge.qnn.dialect.tir import tirx
@@ -22,7 +23,7 @@ from qdqbridge.relax.kernels.epilogues.float_sums import Plain, PlainWriter
 from qdqbridge.relax.kernels.products.dense import AT_ONCE
 from qdqbridge.relax.kernels.tiles.register_tile import channel_pieces
 from qdqbridge.relax.kernels.weight_only.digits import RowDigits
-from qdqbridge.relax.kernels.weight_only.product import CodesProduct
+from qdqbridge.relax.kernels.weight_only.product import FEW, CodesProduct
 from qdqbridge.relax.kernels.weight_only.tiles import HEIGHTS, CodesTiles
 
 _PIECES = 8
@@ -71,7 +72,7 @@ class _CodesProduct:
         d = self.d
         most = min(rows, AT_ONCE) if isinstance(rows, int) else AT_ONCE
         tasks = min(d.tasks, d.pairs)
-        room = max(most, tasks, min(most * tasks, AT_ONCE))
+        room = self._room(rows, most, tasks)
         digits = RowDigits(d, self.x, room)
         self.tiles = CodesTiles(d, digits, self.shared, self.writer)
         self.pieces = SharedPieces(tasks, d.pairs)
@@ -96,6 +97,13 @@ class _CodesProduct:
                 with turns(tasks, parallel=tasks > 1) as task:
                     self._share(task, few, digits, first, count, most)
 
+    def _room(self, rows: Prim, most: int, tasks: int) -> int:
+        """Returns how many rows of digits there is room for: of few rows, those of every task."""
+        if not isinstance(rows, int):
+            return max(most, tasks)
+        copies = most * tasks
+        return copies if most <= FEW and copies <= AT_ONCE else most
+
     def _part_size(self, most: int, count: Prim) -> Prim:
         """Returns how many parts of rows are gone through at a time."""
         d, dots = self.d, self.tiles.dots
@@ -105,14 +113,14 @@ class _CodesProduct:
         return fits if isinstance(count, int) else bound(tirx.Select(count <= few, d.parts, fits))
 
     def _piece(self, most: int) -> int:
-        """Returns into how many pairs of blocks a share is cut, evenly, of at most so many."""
+        """Returns how many pairs of blocks the pieces of a share have, evenly, at most so many."""
         own = ceiling(self.d.pairs, self.pieces.tasks)
         return ceiling(own, ceiling(own, most))
 
     def _share(
         self, task: Prim, few: Prim, digits: RowDigits, first: Prim, count: Prim, most: int
     ) -> None:
-        """Writes one share of the columns, some of them for all rows, then the next ones.
+        """Writes one share of the columns, some of them for all rows at a time, and helps others.
 
         Of few rows every task makes the digits itself: they come from no other core's cache. What
         adds to sums of earlier parts must not be done twice, so that tasks keep to their shares.
@@ -124,17 +132,20 @@ class _CodesProduct:
         own = self.tiles.own = bound(choice(few, task * count, 0)) if self.few else 0
 
         def make() -> None:
-            start = bound(d.group_start(share(task, tasks, d.pairs)[0], 0))
+            pair, _ = share(task, tasks, d.pairs)
+            start = bound(d.group_start(pair.astype("int64"), 0))
             digits.write(first, count, own, (self.shared[0], start))
 
         when(few, make)
         pairs = ceiling(ceiling(d.pairs, tasks), _PIECES)
         size = choice(few, self._piece(min(pairs, _PAIRS)), self._piece(_PAIRS))
-        again = few if self.tiles.partial is not None else True
+        again = count <= self.tiles.dots.read_through if self.tiles.partial is not None else True
         with self.pieces.of(task, size, again) as (low, extent):
             for at, length, width, tail in channel_pieces(d.units, d.cpu.lanes, 2):
                 begin, some = within(low, extent, at, length)
-                self._rows((bound(begin), bound(some), width, tail), first, count)
+                columns = bound(begin), bound(some), width, tail
+                rows = partial(self._rows, columns, first, count)
+                when(True if isinstance(some, int) else some > 0, rows)
 
     def _rows(self, columns: tuple[Prim, Prim, int, int], first: Prim, count: Prim) -> None:
         """Writes the tiles of some pairs of blocks: high ones, and what is left."""

@@ -13,7 +13,7 @@ NIBBLE, DIGIT = 4, 8
 CHUNK = 32
 """Products whose codes are in registers at a time, at most."""
 FEW = 8
-"""Rows up to which one thread makes the digits, and a weight is read from one end to the other."""
+"""Rows up to which a weight is read from end to end, and every thread makes the digits itself."""
 
 
 @dataclass(frozen=True, slots=True)
