@@ -69,10 +69,13 @@ def batches(
 
 
 def _check_samples(inputs: Sequence[Value], data: Mapping[str, Array]) -> None:
-    """Refuses arrays without elements; the model itself may fix an extent to 0."""
+    """Refuses arrays of no samples; the model itself may fix that extent to 0.
+
+    Other extents may be 0: a cache is, before the first token.
+    """
     for value in inputs:
         array = data.get(value.name)
-        if array is not None and 0 in array.shape and 0 not in (value.type.shape or ()):
+        if array is not None and array.shape[:1] == (0,) and 0 not in (value.type.shape or ()):
             raise InputDataError(
                 f"no samples: input '{value.name}' has no elements",
                 why=f"its shape is {list(array.shape)}",

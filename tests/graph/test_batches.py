@@ -24,6 +24,14 @@ def test_data_that_fits_is_one_batch():
         assert (batch.rows, batch.size, batch.count) == (count, count, 1)
 
 
+def test_only_axis_0_counts_samples():
+    """A cache is empty before the first token."""
+    (batch,) = batches([graph_input("n", 2, "past", 4)], {"x": np.zeros((1, 2, 0, 4), np.float32)})
+    assert batch.rows == 1
+    with pytest.raises(InputDataError, match="no samples"):
+        next(batches([graph_input("n", 3)], rows(0)))
+
+
 def test_a_fixed_batch_is_filled_up_and_the_filling_cut_off_again():
     data = rows(10)
     fed = list(batches([graph_input(4, 3)], data))

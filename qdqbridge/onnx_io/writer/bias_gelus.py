@@ -39,12 +39,16 @@ class BiasGelu:
 
 
 def bias_gelus(nodes: Iterable[Node], outputs: set[Value]) -> dict[Node, BiasGelu]:
-    """Returns, for each node that goes into such an operator, the whole."""
+    """Returns, for each node that goes into such an operator, the whole.
+
+    Its sum is among the nodes, too: part of a graph, or of a body, is written by itself.
+    """
     found: dict[Node, BiasGelu] = {}
-    for node in nodes:
+    here = dict.fromkeys(nodes)
+    for node in here:
         variant, _, bias = node.origin.variant.partition(DATA)
         added = node.operand(0).producer if node.op is GELU and variant in _NAMES else None
-        if added is None or added.op is not ADD or len(added.inputs) != 2:
+        if added not in here or added.op is not ADD or len(added.inputs) != 2:
             continue
         total = added.output
         if len(total.users) != 1 or total in outputs or not (_plain(added) and _plain(node)):

@@ -50,11 +50,15 @@ class SkipNorm:
 
 
 def skip_norms(nodes: Iterable[Node], outputs: set[Value]) -> dict[Node, SkipNorm]:
-    """Returns, for each node that goes into such an operator, the whole."""
+    """Returns, for each node that goes into such an operator, the whole.
+
+    Its sums are among the nodes, too: part of a graph, or of a body, is written by itself.
+    """
     found: dict[Node, SkipNorm] = {}
-    for node in nodes:
+    here = dict.fromkeys(nodes)
+    for node in here:
         whole = _whole(node, outputs)
-        if whole is not None and not any(each in found for each in whole.sums):
+        if whole is not None and all(each in here and each not in found for each in whole.sums):
             found.update(dict.fromkeys((*whole.sums, node), whole))
     return found
 

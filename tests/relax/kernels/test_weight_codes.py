@@ -175,6 +175,18 @@ def same(found: Graph, x: np.ndarray, executable: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("size", [2.0**-109, 1e-32, 1e-31, 1e31, 1e32, 1e33])
+def test_activations_of_any_size(size: float) -> None:
+    """What is between the scales and the digits leaves float32 neither way."""
+    found = network("uint4", 32, bias=False)
+    x = np.random.default_rng(1).uniform(0.5, 1, (3, INNER)).astype(np.float32)
+    usual, got = (build(found).run({"x": x * np.float32(f)}) for f in (1, size))
+    for name, wanted in usual.items():
+        np.testing.assert_allclose(
+            got[name] / np.float32(size), wanted, rtol=1e-4, atol=1e-4
+        )  # 24 bits
+
+
 def test_zeros_tiny_and_no_numbers() -> None:
     found = network("uint4", 32, bias=False)
     x = np.zeros((5, INNER), np.float32)

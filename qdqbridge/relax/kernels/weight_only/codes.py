@@ -22,7 +22,7 @@ from qdqbridge.relax.kernels.products.float_products import is_real, real_bias
 from qdqbridge.relax.kernels.tiles.packing import padded, per_lane
 from qdqbridge.relax.kernels.weight_only.dequantized import BlockedCodes, blocked_codes
 from qdqbridge.relax.kernels.weight_only.loops import build
-from qdqbridge.relax.kernels.weight_only.product import DIGIT, NIBBLE, CodesProduct
+from qdqbridge.relax.kernels.weight_only.product import NIBBLE, CodesProduct, half_unit
 from qdqbridge.relax.tensors import lasting
 
 _STEPS = (32, 16)
@@ -57,7 +57,7 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
         place.cpu, rows.operand, rows.outcome, units, weight.bits, weight.size, step, digits,
         centre, not place.cpu.reads_ahead, place.threads,
     )  # fmt: skip
-    unit = np.float32(2.0 ** (-DIGIT * (digits - 1)))
+    unit = np.float32(half_unit(digits))
     constants: list[Array] = [_stream(description, weight, unit)]
     if centre is None:
         constants.append(_in_pairs(description, weight.zeros.astype(np.uint8)))

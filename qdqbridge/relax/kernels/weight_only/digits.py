@@ -26,7 +26,7 @@ from qdqbridge.relax.kernels.codegen.lanes import (
 from qdqbridge.relax.kernels.codegen.loops import turns
 from qdqbridge.relax.kernels.codegen.script import T
 from qdqbridge.relax.kernels.weight_only.dots import LINE, Place, ask
-from qdqbridge.relax.kernels.weight_only.product import DIGIT, CodesProduct
+from qdqbridge.relax.kernels.weight_only.product import DIGIT, CodesProduct, half_unit
 
 _AHEAD = 4
 """Lines of memory that come while the digits of a part of a row are made."""
@@ -75,15 +75,21 @@ class RowDigits:
         magnitude = tirx.bitwise_and(bits, number(0x7FFFFFFF, "int32", lanes))
         top = bound(tirx.reinterpret("float32", bound(largest(magnitude, lanes))))
         usual = tirx.all(top >= SMALLEST, top < float("inf"))
-        unit = float(1 << DIGIT * (d.digits - 1))
         nothing = tirx.const(0.0, "float32")
-        inverse = tirx.Select(usual, tirx.const(LAST_OF_BLOCK * unit, "float32") / top, nothing)
+        inverse = tirx.Select(usual, tirx.const(float(LAST_OF_BLOCK), "float32") / top, nothing)
         inverse = bound(inverse)
         step = bound(tirx.Select(top < SMALLEST, nothing, top + (top - top)))
         last = bound(fence(tirx.const(float(LAST_OF_BLOCK), "float32")))  # TVM takes 1 / 127
         place = row * d.parts + part
-        store(self.steps, place, step / last, 1)
-        whole = bound(nearest(bound(value * splat(inverse, lanes)), lanes))
+        quotient = bound(step / last)
+        highest = bound(value * splat(inverse, lanes))
+        if (
+            d.digits > 1
+        ):  # powers of two, which change no bit, one after the other: nothing overflows
+            quotient = quotient * tirx.const(half_unit(d.digits), "float32")
+            highest = highest * number(float(1 << DIGIT * (d.digits - 1)), "float32", lanes)
+        store(self.steps, place, quotient, 1)
+        whole = bound(nearest(bound(highest), lanes))
         centre = 1 if d.centre is None else d.centre
         for i, digit in enumerate(self._digits(whole)):
             at = place * d.digits + i

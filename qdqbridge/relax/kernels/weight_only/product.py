@@ -16,6 +16,15 @@ FEW = 8
 """Rows up to which a weight is read from end to end, and every thread makes the digits itself."""
 
 
+def half_unit(digits: int) -> float:
+    """Returns the root of what the lowest of some digits counts in units of the highest one.
+
+    The scales of activations and of weights take half of it each, so that neither an activation of
+    2 ** -110 nor one of 2 ** 111 leaves float32 on the way.
+    """
+    return 2.0 ** (-DIGIT * (digits - 1) / 2)
+
+
 @dataclass(frozen=True, slots=True)
 class CodesProduct:
     """A product of rows of float32 with a matrix of codes.
