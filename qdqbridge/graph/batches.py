@@ -69,9 +69,9 @@ def batches(
 
 
 def _check_samples(inputs: Sequence[Value], data: Mapping[str, Array]) -> None:
-    """Refuses arrays of no samples; the model itself may fix that extent to 0.
+    """Refuses arrays of no samples, except for inputs with an extent that the model fixes to 0.
 
-    Other extents may be 0: a cache is, before the first token.
+    Other extents than that of axis 0 may be 0: a cache's is, before the first token.
     """
     for value in inputs:
         array = data.get(value.name)

@@ -83,9 +83,8 @@ class RowDigits:
         place = row * d.parts + part
         quotient = bound(step / last)
         highest = bound(value * splat(inverse, lanes))
-        if (
-            d.digits > 1
-        ):  # powers of two, which change no bit, one after the other: nothing overflows
+        # by powers of two, which change no bit, after the division: no inverse overflows
+        if d.digits > 1:
             quotient = quotient * tirx.const(half_unit(d.digits), "float32")
             highest = highest * number(float(1 << DIGIT * (d.digits - 1)), "float32", lanes)
         store(self.steps, place, quotient, 1)

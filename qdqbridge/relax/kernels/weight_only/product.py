@@ -20,7 +20,7 @@ def half_unit(digits: int) -> float:
     """Returns the root of what the lowest of some digits counts in units of the highest one.
 
     The scales of activations and of weights take half of it each, so that neither an activation of
-    2 ** -110 nor one of 2 ** 111 leaves float32 on the way.
+    2 ** -110 nor one of 2 ** 103 leaves float32 on the way, with 8 bits in blocks of 256 either.
     """
     return 2.0 ** (-DIGIT * (digits - 1) / 2)
 
