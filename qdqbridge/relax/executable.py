@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -67,10 +68,25 @@ class Executable:
         self._gives = [(name, value.type.dtype) for name, value in outputs]
         # what was loaded has been looked at
         self._features = [] if target is None else features_of(target)
-        self._main: Any = None
+        self._machines: dict[int, Any] = {}
         if not missing_features(self._features):
+            self._main()
+
+    def _main(self) -> Any:
+        """Returns what runs the model in this process.
+
+        A machine holds the state of a run. That of a fork's parent may have been in the middle of
+        one; it is kept, since what it holds is not this process's to release.
+
+        Raises:
+            UnsupportedTargetError: This CPU has not the instructions.
+        """
+        process = os.getpid()
+        if process not in self._machines:
+            need_features(self._features)
             with without_lines(b"Warning: Scope Loaded"):
-                self._main = relax.VirtualMachine(library, self._device)["main"]
+                self._machines[process] = relax.VirtualMachine(self.library, self._device)["main"]
+        return self._machines[process]
 
     def __reduce__(self) -> str:
         """Refuses to be pickled or copied.
@@ -144,9 +160,7 @@ class Executable:
                 not, or TVM computes a shape that its own code does not take.
         """
         arrays = _as_they_are(self._takes, inputs) or check_inputs(self.graph.inputs, inputs)
-        if self._main is None:
-            need_features(self._features)
-        main: Any = self._main
+        main = self._main()
         tensors = [to_tensor(array, self._device) for array in arrays]
         try:
             result = self._caller.call(main, *tensors)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
 
 import qdqbridge as qb
+from qdqbridge.autoquant.simulation.engines import ENGINES, Run
 from qdqbridge.errors import InvalidModelError
+from qdqbridge.graph.graph import Graph, Node
 from qdqbridge.onnx_io.lowering.bits import packed, unpacked
 from tests.onnx_io.lowering_cases import MS, Case, int4_bytes, ort_run, params_of
 from tests.onnx_models import Builder, canonical, check_carried, load, ops, run
@@ -317,6 +321,40 @@ def test_a_packed_product_comes_back_byte_for_byte(bits, zero, bias, level, act_
     if bits == 4 or (order is None and (bits, zero) != (8, "float")):
         for a, b in zip(ort_run(model, it.case.feeds), ort_run(saved, it.case.feeds), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def behind(graph: Graph, node: Node) -> Run:
+    """Returns what runs a node alone, as part of its graph, in onnxruntime."""
+    inputs = [v for v in node.inputs if v is not None and not v.is_constant]
+    inputs[0].name = "handed"
+    part = replace(graph, inputs=inputs, outputs=[node.output], output_names=["y"], nodes=[node])
+    return ENGINES["onnxruntime"](part)
+
+
+def test_a_part_may_begin_behind_the_order_of_a_product():
+    it = NBits(4, order=np.random.default_rng(0).permutation(np.arange(48) // 16))
+    graph = canonical(it.model())
+    gather, product = graph.nodes[:2]
+    order = gather.operand(1).constant
+    assert order is not None
+    x = np.take(it.case.feeds["x"], order.numpy().astype(np.int64), 1)
+    (y,) = behind(graph, product)({"handed": x})
+    assert close(y, run(graph, it.case.feeds)[0])
+
+
+def test_a_part_may_begin_behind_what_dequantizes_a_table():
+    case = Case(Builder(17))
+    b = case.builder
+    case.feeds["i"] = np.array([0, 5, 2], np.int64)
+    codes = b.init(RNG.integers(0, 256, (6, 16)).astype(np.uint8))
+    scales = b.init(RNG.uniform(0.01, 0.1, (6, 2)).astype(np.float32))
+    operands = codes, b.input("i", [3], onnx.TensorProto.INT64), scales
+    at = {"bits": 4, "block_size": 16, "quantize_axis": 1, "gather_axis": 0}
+    graph = canonical(case.model(b.op("GatherBlockQuantized", *operands, domain=MS, **at)))
+    gather = graph.nodes[-1]
+    rows = RNG.normal(size=(6, 32)).astype(np.float32)
+    (y,) = behind(graph, gather)({"handed": rows, "i": case.feeds["i"]})
+    assert np.array_equal(y, rows[case.feeds["i"]])
 
 
 @pytest.mark.parametrize("level", [0, 4])

@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -118,6 +120,28 @@ def test_a_child_of_a_fork_runs_on() -> None:
         signal.alarm(20)
         os._exit(0 if caller.call(os.getpid) == os.getpid() else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+def test_a_child_of_a_fork_in_the_middle_of_a_run_has_a_machine_of_its_own() -> None:
+    executable = digits(1)
+    data = {"input": np.random.default_rng(0).normal(size=(20000, 1, 8, 8)).astype(np.float32)}
+    meant = executable.run(data)["logits"]
+    done = Event()
+    with ThreadPoolExecutor(1) as other, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on forks beside threads
+        busy = other.submit(lambda: [executable.run(data) for _ in iter(done.is_set, True)])
+        ended = []
+        for _ in range(4):
+            time.sleep(0.01)
+            child = os.fork()
+            if not child:
+                signal.alarm(20)
+                os._exit(0 if np.array_equal(executable.run(data)["logits"], meant) else 1)
+            ended.append(os.waitpid(child, 0)[1])
+        done.set()
+        busy.result()
+    assert ended == [0] * 4
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="cores are kept on Linux")

@@ -39,8 +39,6 @@ class _PackedWeight:
 
     Attributes:
         said: How the file wrote it.
-        data: The activations, in the order of the file.
-        order: The columns of the weight in the order of the blocks; empty where they are in it.
         codes: The stored weight.
         params: Its parameters.
         block: Columns of a block.
@@ -48,8 +46,6 @@ class _PackedWeight:
     """
 
     said: PackedProduct
-    data: Value
-    order: NDArray[np.int64]
     codes: Constant
     params: QuantParams
     block: int
@@ -58,10 +54,10 @@ class _PackedWeight:
 
 def unread_orders(nodes: Sequence[Node], outputs: Collection[Value]) -> set[Node]:
     """Returns the Gathers that put activations in order for packed products alone."""
+    here = set(nodes)
     ordered = {
         node for node in nodes
-        if (said := _said(node)) is not None and said.order == PERMUTED
-        and (found := _packed_weight(node)) is not None and found.order.size
+        if _packed_weight(node) is not None and _in_file(node, here)[1].size
     }  # fmt: skip
     makers = {maker for node in ordered if (maker := node.operand(0).producer) is not None}
     return {
@@ -100,6 +96,7 @@ def packed_row(writer: RowWriter, node: Node, target: str, type_: TensorType) ->
     if found is None:
         return False
     said, params, block, points = found.said, found.params, found.block, found.points
+    data, order = _in_file(node, writer.here)
     rows, columns = found.codes.shape
     bits, name = params.storage_dtype.bits, stem(writer.tensors.of(node.operand(1)))
 
@@ -107,12 +104,12 @@ def packed_row(writer: RowWriter, node: Node, target: str, type_: TensorType) ->
         return writer.array(array, f"{name}_{what}")
 
     codes = found.codes
-    if found.order.size:
+    if order.size:
         sorted_codes = codes.numpy()
         in_file = np.empty_like(sorted_codes)
-        in_file[:, found.order] = sorted_codes
+        in_file[:, order] = sorted_codes
         codes = Constant.of(in_file)
-    inputs = [writer.real(found.data, dtype)]
+    inputs = [writer.real(data, dtype)]
     inputs.append(writer.constant(_weight(codes, params, block), f"{name}_packed"))
     inputs.append(entered(_of_blocks(params.scale, params, points.shape), "scales"))
     inputs += ["", "", ""]
@@ -122,10 +119,10 @@ def packed_row(writer: RowWriter, node: Node, target: str, type_: TensorType) ->
         inputs[3] = entered(stored, "zero_points")
     elif said.zero_points:
         inputs[3] = entered(points.astype(dtype.numpy), "zero_points")
-    if said.order == OWN_ORDER or found.order.size:
+    if said.order == OWN_ORDER or order.size:
         groups = np.arange(columns, dtype=np.int32) // block
-        if found.order.size:
-            groups[found.order] = groups.copy()
+        if order.size:
+            groups[order] = groups.copy()
         inputs[4] = entered(groups, "g_idx")
     bias = node.optional(2)
     behind = bias is not None and not said.bias
@@ -149,7 +146,7 @@ def _packed_weight(node: Node) -> _PackedWeight | None:
     said = _said(node)
     if said is None:
         return None
-    x, w = node.operand(0), _by_results(node)
+    w = _by_results(node)
     if w is None or w.constant is None or w.quant is None:
         return None
     params = w.quant.params
@@ -165,8 +162,7 @@ def _packed_weight(node: Node) -> _PackedWeight | None:
     points = _codes(_of_blocks(params.zero_point, params, shape), params)
     if said.zero_points == "" and (points != 1 << (bits - 1)).any():
         return None
-    data, order = _in_file(x, columns) if said.order == PERMUTED else (x, _NO_ORDER)
-    return _PackedWeight(said, data, order, w.constant, params, block, points)
+    return _PackedWeight(said, w.constant, params, block, points)
 
 
 def _by_results(node: Node) -> Value | None:
@@ -178,16 +174,25 @@ def _by_results(node: Node) -> Value | None:
     return permuted_constant(w, _SWAPPED) if stored else None
 
 
-def _in_file(x: Value, columns: int) -> tuple[Value, NDArray[np.int64]]:
-    """Returns activations before a Gather puts their columns in order, and that order."""
+def _in_file(node: Node, here: Collection[Node]) -> tuple[Value, NDArray[np.int64]]:
+    """Returns a product's activations as its file has them, and the order of their columns.
+
+    A Gather that puts them in the order of the blocks is the product's own only if it is among the
+    nodes that are written: part of a graph may begin behind it.
+    """
+    x, said = node.operand(0), _said(node)
     made = x.producer
-    gather = None if made is None else GATHER.of(made)
-    if made is None or gather is None or gather.axis != (x.rank or 0) - 1 or x.quant is not None:
+    if said is None or said.order != PERMUTED or made is None or made not in here:
         return x, _NO_ORDER
-    indices = made.operand(1).constant
-    if indices is None or not np.array_equal(np.sort(indices.numpy()), np.arange(columns)):
+    gather, indices = GATHER.of(made), made.optional(1)
+    if gather is None or indices is None or indices.constant is None:
         return x, _NO_ORDER
-    return made.operand(0), indices.numpy().astype(np.int64)
+    if gather.axis != (x.rank or 0) - 1 or x.quant is not None:
+        return x, _NO_ORDER
+    order = indices.constant.numpy().astype(np.int64)
+    if not np.array_equal(np.sort(order), np.arange(order.size)):
+        return x, _NO_ORDER
+    return made.operand(0), order
 
 
 def _said(node: Node) -> PackedProduct | None:

@@ -48,9 +48,16 @@ class GatheredTable:
 
 
 def packed_gathers(nodes: Sequence[Node]) -> dict[Node, GatheredTable]:
-    """Returns the nodes that can be such an operator still, and what they gather from."""
-    found = ((node, _table(node)) for node in nodes if node.op is GATHER)
-    return {node: table for node, table in found if table is not None}
+    """Returns the nodes that can be such an operator still, and what they gather from.
+
+    What dequantizes the table is among the nodes, too: part of a graph is written by itself.
+    """
+    here = set(nodes)
+    found = {
+        node: _table(node) for node in nodes
+        if node.op is GATHER and node.operand(0).producer in here
+    }  # fmt: skip
+    return {node: table for node, table in found.items() if table is not None}
 
 
 def unread(gathers: Mapping[Node, GatheredTable], outputs: set[Value]) -> set[Node]:

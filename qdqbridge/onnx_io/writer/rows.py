@@ -47,6 +47,8 @@ class RowWriter:
         self.opset, self.profile, self.sheet, self.domain = opset, profile, sheet, domain
         self.tensors, self.free = tensors, tensors.free
         self.node_names = Names()
+        self.here = frozenset(nodes)
+        """What is written: a part of a graph has producers that are not."""
         self.own_names = {n: self.node_names.take(n.name) for n in nodes if n.origin.nodes}
         self.parameters = Parameters(self.free, sheet.constants, shared=not profile.apart)
         self.kept_real: set[Value] = set()

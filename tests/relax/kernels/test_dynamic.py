@@ -13,6 +13,7 @@ from qdqbridge.canonical import canonicalize
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.interpreter import evaluate
+from qdqbridge.ops.attributes import ConvAttrs
 from qdqbridge.ops.dynamic import DynamicAttrs
 from qdqbridge.relax.executable import build
 from qdqbridge.relax.kernels.codegen.cpu import Cpu
@@ -84,6 +85,21 @@ def test_one_kernel_for_any_number_of_rows(shape: Shape, cpu: Cpu) -> None:
 def test_large_ones_on_several_threads(threads: int) -> None:
     x = plain("x", ("n", "m", 260))
     check(graph([x], product(x, 300, 1)), (2, 150, 260), (1, 1, 260), threads=threads)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shape", [("n", 3, "h", "w"), ("n", 3, 9, "w"), (1, 3, "h", 7)])
+def test_convolutions_of_open_pictures(shape: Shape, threads: int) -> None:
+    """Of a picture that is open to its last extent the codes have a kernel, too."""
+    rng, x = np.random.default_rng(2), plain("x", shape)
+    own = quant(DType.INT8, rng.uniform(1e-3, 1e-2, 5).astype(np.float32), 0, axis=0)
+    kernel = const(rng.integers(-128, 128, (5, 3, 3, 3), np.int8), own)
+    opened: Shape = (shape[0], 5, *shape[2:])
+    type_, attributes = typed(opened), ConvAttrs((1, 1), (1, 1), (1, 1, 1, 1))
+    found = graph([x], apply("DynamicConv", x, kernel, type_=type_, attributes=attributes))
+    assert names(found)[0] == "dynamic_codes"
+    sizes = {"n": 2, "h": 9, "w": 7}
+    check(found, tuple(sizes[e] if isinstance(e, str) else e for e in shape), threads=threads)
 
 
 SPECIAL = {

@@ -56,7 +56,7 @@ from qdqbridge.relax.kernels.codegen.script import T, prim_func, root
 from qdqbridge.relax.kernels.epilogues.dequantized_sums import Scaled, ScaledWriter
 from qdqbridge.relax.kernels.epilogues.integer_sums import Extras
 from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
-from qdqbridge.relax.kernels.operands import Open, leading
+from qdqbridge.relax.kernels.operands import Open, any_open
 from qdqbridge.relax.kernels.products.dense import Rows, rows_of
 from qdqbridge.relax.kernels.tiles.direct import loops_of, opened, packed_weights
 from qdqbridge.relax.kernels.tiles.geometry import Direct
@@ -120,6 +120,8 @@ def in_floats(node: Node) -> bool:
     w = node.operand(1) if node.op is DYNAMIC_CONV else None
     if w is None or w.constant is None or w.quant is None:
         return False
+    if any_open(node.operand(0).type.shape) is None:
+        return False  # its codes would have no kernel
     bias = node.optional(2)
     codes = centered(w.constant.numpy(), w.quant.params).astype(np.int64)
     reach = np.abs(codes).reshape(len(codes), -1).sum(axis=1).max(initial=0)
@@ -199,7 +201,7 @@ class DynamicCodes:
 
 def match_codes(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of the codes of an activation."""
-    shape = leading(node.operand(0).type.shape)
+    shape = any_open(node.operand(0).type.shape)
     if node.op is not DYNAMIC_CODES or shape is None:
         return None
     description = DynamicCodes(place.cpu, shape, place.threads)
