@@ -14,9 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Any
 
-import tvm
-
-_ONE_CORE_EACH, _ALL_CORES = -2, -3  # modes of TVM's runtime.config_threadpool
+from qdqbridge.relax.pool import Pool
 
 
 class Caller:
@@ -35,42 +33,22 @@ class Caller:
 
     def _prepare(self) -> None:
         self._process, self._turn = os.getpid(), Lock()
-        self._own = (
-            None
-            if self.count == 1
-            else ThreadPoolExecutor(
-                1, thread_name_prefix="qdqbridge", initializer=_start, initargs=(self.count,)
-            )
-        )
+        self._pool: Pool | None = None
+        self._own: ThreadPoolExecutor | None = None
+        if self.count > 1:
+            self._own = ThreadPoolExecutor(1, thread_name_prefix="qdqbridge")
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Returns what ``function`` returns; raises what it raises."""
         if os.getpid() != self._process:
             self._prepare()
         if self._own is not None:
-            return self._own.submit(function, *args).result()
+            return self._own.submit(self._shared, function, *args).result()
         with self._turn:
             return function(*args)
 
-
-def _start(count: int) -> None:
-    """Sets up the pool of this thread.
-
-    Where every core gets one thread, each keeps its core: TVM pins its workers, and this thread,
-    which works too, takes the core that is left. With fewer threads than cores the system places
-    them, so that several executables do not share cores while others idle.
-    """
-    own = cores()
-    wanted = [str(own[i % len(own)]) for i in range(max(count, len(own)))]
-    pinned = count == len(own)
-    mode = _ONE_CORE_EACH if pinned else _ALL_CORES
-    tvm.get_global_func("runtime.config_threadpool")(mode, count, wanted)
-    if pinned and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, own[:1])
-
-
-def cores() -> list[int]:
-    """Returns the processors that this thread may use, by number."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+    def _shared(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls a function in the thread of our own."""
+        if self._pool is None:
+            self._pool = Pool(self.count)
+        return self._pool.call(function, *args)
