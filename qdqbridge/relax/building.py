@@ -17,7 +17,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from qdqbridge.relax.builder_turn import BUILDING
 from qdqbridge.relax.kernels.emit import WORK
-from qdqbridge.relax.pool import cores
+from qdqbridge.relax.thread_pool import cores
 
 _LEAST = 8
 """Kernels of a part: of fewer, what every library takes is more than what is won."""

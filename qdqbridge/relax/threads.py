@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Any
 
-from qdqbridge.relax.pool import Pool
+from qdqbridge.relax.thread_pool import ThreadPool
 
 
 class Caller:
@@ -33,7 +33,7 @@ class Caller:
 
     def _prepare(self) -> None:
         self._process, self._turn = os.getpid(), Lock()
-        self._pool: Pool | None = None
+        self._pool: ThreadPool | None = None
         self._own: ThreadPoolExecutor | None = None
         if self.count > 1:
             self._own = ThreadPoolExecutor(1, thread_name_prefix="qdqbridge")
@@ -50,5 +50,5 @@ class Caller:
     def _shared(self, function: Callable[..., Any], *args: Any) -> Any:
         """Calls a function in the thread of our own."""
         if self._pool is None:
-            self._pool = Pool(self.count)
+            self._pool = ThreadPool(self.count)
         return self._pool.call(function, *args)

@@ -26,7 +26,7 @@ _PAUSES = 0.1, 10.0
 _LOAD = Path("/proc/loadavg")
 
 
-class Pool:
+class ThreadPool:
     """The pool of the thread that this is made in.
 
     Args:
@@ -98,7 +98,7 @@ def running() -> int:
     """Returns how many threads run or want to, this one among them; 0 where nobody says."""
     try:
         return int(_LOAD.read_text().split()[3].partition("/")[0])
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError, IndexError):  # no such file, or another form
         return 0
 
 

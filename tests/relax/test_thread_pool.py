@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qdqbridge.relax import pool
+from qdqbridge.relax import thread_pool
 from qdqbridge.relax.executable import Executable
-from qdqbridge.relax.pool import Pool, cores, running
+from qdqbridge.relax.thread_pool import ThreadPool, cores, running
 from tests.relax.digits import digits
 
 SECONDS = 30
@@ -31,7 +31,7 @@ def test_where_nobody_says_what_runs_all_threads_stay(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for told in (None, "", "0.1 0.2 0.3 many/90 1"):
-        monkeypatch.setattr(pool, "_LOAD", tmp_path / "loadavg")
+        monkeypatch.setattr(thread_pool, "_LOAD", tmp_path / "loadavg")
         if told is not None:
             (tmp_path / "loadavg").write_text(told)
         assert running() == 0
@@ -41,7 +41,7 @@ def test_where_nobody_says_what_runs_all_threads_stay(
 def test_others_get_the_cores_they_want(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Beside busy processes one thread goes on alone, with the same bits; later all do again."""
     load = tmp_path / "loadavg"
-    monkeypatch.setattr(pool, "_LOAD", load)
+    monkeypatch.setattr(thread_pool, "_LOAD", load)
     load.write_text("0 0 0 1/99 1")
     executable = digits(len(cores()))
     meant = executable.run(FED)["logits"]
@@ -54,7 +54,7 @@ def test_others_get_the_cores_they_want(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert comes(executable, meant, alone=False)
 
 
-def pool_of(executable: Executable) -> Pool:
+def pool_of(executable: Executable) -> ThreadPool:
     made = executable._caller._pool
     assert made is not None
     return made
