@@ -128,13 +128,19 @@ def _plain(function: Callable[[Array], Array]) -> Compute:
 
 
 def _with(function: Callable[[Array, Any], Array], *, rounded: bool) -> Compute:
-    """Returns a ``compute`` with attributes; ``rounded`` computes in float64, rounding once."""
+    """Returns a ``compute`` with attributes; ``rounded`` computes in float64, rounding once.
+
+    Of integers (Erf takes them) the result is that of float32 without its fraction, as in ONNX's
+    reference implementation, the only one: -1 for erf(-5), which is -0.9999999999985.
+    """
 
     def compute(attributes: Any, operands: Operands) -> tuple[Array, ...]:
         (x,) = present(operands, 1)
         with np.errstate(all="ignore"):
-            value = function(x.astype(np.float64) if rounded else x, attributes)
-            return (np.asarray(value).astype(x.dtype),)
+            value = np.asarray(function(x.astype(np.float64) if rounded else x, attributes))
+            if rounded and x.dtype.kind in "iu":
+                value = value.astype(np.float32)
+            return (value.astype(x.dtype),)
 
     return compute
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import onnx
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.numerics import codes, dequantize, quantize
@@ -188,6 +190,15 @@ def test_transcendental_functions_are_rounded_once(name, function) -> None:
     assert result.dtype == np.float32
     expected = np.asarray([np.float32(function(v)) for v in x.tolist()])
     np.testing.assert_array_equal(result, expected)
+
+
+def test_erf_of_integers_is_that_of_float32() -> None:
+    """ONNX's reference implementation alone computes it."""
+    x = np.array([-100, -5, -4, -3, 0, 3, 4, 5], np.int32)
+    (found,) = unary.ERF.compute(NO_ATTRIBUTES, [x])
+    node = onnx.helper.make_node("Erf", ["x"], ["y"])
+    (meant,) = ReferenceEvaluator(node).run(None, {"x": x})
+    assert found.dtype == x.dtype and np.array_equal(found, meant)
 
 
 def test_values_against_the_standard_library() -> None:
