@@ -58,6 +58,10 @@ class _Lowering(PyExprMutator):
         rewritten = row(self.builder_, call)
         return made if rewritten is None else rewritten
 
+    def visit_generic_const_(self, op: Any) -> Any:
+        """Returns an empty constant as a call: TVM 0.27 writes one that it cannot read again."""
+        return relax.op.zeros(op.ty.shape, op.ty.dtype) if is_empty(op.ty) else op
+
     def visit_match_cast_(self, binding: relax.MatchCast) -> None:
         """Hides from TVM how an extent is computed that has a name from here on.
 

@@ -269,7 +269,7 @@ def blocked_codes(value: Value, block: int = 0) -> BlockedCodes | None:
         return None
     units, inner = constant.shape
     size = block if block and not params.blocked else _size(params, inner)
-    if not units or size is None or inner % size or size % (8 // dtype.bits):
+    if not units or not size or inner % size or size % (8 // dtype.bits):
         return None
     half = 1 << (dtype.bits - 1) if dtype.is_signed else 0
     blocks = (units, inner // size)
