@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Operator
 from qdqbridge.ops.attributes import PoolAttrs, ReduceAttrs
@@ -18,6 +19,8 @@ _GLOBAL: Mapping[Operator, Operator] = {
     REDUCE_MAX: GLOBAL_MAX_POOL,
 }
 _REDUCED: Mapping[Operator, Operator] = {pool: reduction for reduction, pool in _GLOBAL.items()}
+_POOLED = (DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)
+"""What the global pools of every opset take; reductions take integers, too."""
 _IMAGES = 4
 """The rank from which a reduction of all axes behind the channels is one over space."""
 
@@ -26,7 +29,10 @@ _IMAGES = 4
 def mean_over_space(node: Node, scope: Scope) -> Proposal:
     """``ReduceMean(x, axes=[2, 3]) -> GlobalAveragePool(x)`` of images; so ReduceMax."""
     del scope
-    rank = node.operand(0).rank
+    x = node.operand(0)
+    rank = x.rank
+    if x.quant is None and x.type.dtype not in _POOLED:
+        return None
     if rank is None or rank < _IMAGES or node.attributes != ReduceAttrs(tuple(range(2, rank))):
         return None
     op, output = _GLOBAL[node.op], node.output

@@ -14,6 +14,7 @@ from qdqbridge.relax.empty_reductions import is_empty
 from qdqbridge.relax.half_floats import HALF_FLOATS
 from qdqbridge.relax.integer_power import integer_power
 from qdqbridge.relax.nonfinite import NONFINITE
+from qdqbridge.relax.slicing import computed_slice
 from qdqbridge.relax.splitting import with_empty_parts
 from qdqbridge.relax.tiling import untiled
 
@@ -22,6 +23,7 @@ _LOWERINGS: Mapping[str, Callable[[relax.BlockBuilder, ir.Call], relax.Expr | No
     "relax.tile": untiled,
     "relax.power": integer_power,
     "relax.split": with_empty_parts,
+    "relax.dynamic_strided_slice": computed_slice,
     **HALF_FLOATS,
     **NONFINITE,
 }

@@ -155,6 +155,11 @@ def _over_axes(name: str, choose: Choose) -> Rewrite:
     floats = _floats_only(rewrite)
 
     def any_type(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | None:
+        if str(call.ty.dtype) == "bool":  # of which TVM knows no least one
+            numbers = builder.emit(relax.op.astype(call.args[0], "uint8"))
+            extreme: Any = builder.normalize(ir.Call(call.op, [numbers], call.attrs))
+            begun = set_first(builder, extreme)
+            return relax.op.astype(builder.emit(extreme if begun is None else begun), "bool")
         found = floats(builder, call)
         return set_first(builder, call) if found is None else found
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import onnx
 import pytest
+from onnx import TensorProto
 
+import qdqbridge as qb
 from qdqbridge.graph.graph import Graph
 from qdqbridge.ops.attributes import PoolAttrs
 from tests.canonical.at_work import settled
 from tests.graph.graphs import OUT, U8, apply, dq, graph, q, stored, typed
+from tests.onnx_models import Builder, ops
 
 COUNTED = PoolAttrs((2, 2), (1, 1), (1, 1), (0, 0, 0, 0), count_include_pad=True)
 
@@ -37,3 +42,17 @@ def test_without_padding_both_spellings_are_one() -> None:
 def test_what_may_count_stays(change: dict[str, object], extent: int) -> None:
     attributes = replace(COUNTED, **change)  # pyright: ignore[reportArgumentType]
     assert pooled(attributes, extent).nodes[0].attributes == attributes
+
+
+@pytest.mark.parametrize("op", ["ReduceMax", "ReduceMean"])
+@pytest.mark.parametrize("dtype", [TensorProto.INT64, TensorProto.INT32, TensorProto.UINT32])
+def test_integers_over_space_have_no_global_pool(op: str, dtype: int, tmp_path: Path) -> None:
+    b = Builder(17)
+    b.input("x", [2, 3, 4, 5], dtype)
+    b.output(b.op(op, "x", axes=[2, 3]), elem_type=dtype)
+    onnx.save(b.model(), tmp_path / "model.onnx")
+    graph = qb.load(tmp_path / "model.onnx")
+    assert ops(graph) == [op]
+    qb.save(graph, tmp_path / "saved.onnx")
+    onnx.checker.check_model(tmp_path / "saved.onnx", full_check=True)
+    assert qb.load(tmp_path / "saved.onnx").digest == graph.digest

@@ -34,6 +34,19 @@ def test_windows(case: str) -> None:
     _check("LpPool", extents, attributes)
 
 
+@pytest.mark.parametrize("name", ["LpPool", "GlobalLpPool"])
+def test_roots_in_double(name: str) -> None:
+    window: dict[str, Any] = {"kernel_shape": [3]} if name == "LpPool" else {}
+    b = Builder(opset=18)
+    b.input("x", [2, 3, 9], TensorProto.DOUBLE)
+    b.output(b.op(name, "x", p=3, **window), elem_type=TensorProto.DOUBLE)
+    x = np.random.default_rng(0).normal(size=(2, 3, 9))
+    (found,) = qb.compile(canonical(b.model()), threads=1).run({"x": x}).values()
+    size = 3 if window else 9
+    windows = np.lib.stride_tricks.sliding_window_view(np.abs(x) ** 3, size, axis=2)
+    np.testing.assert_allclose(found, np.cbrt(windows.sum(axis=-1)), rtol=1e-14)  # float64's ulp
+
+
 @pytest.mark.parametrize("power", [1, 2, 3])
 def test_all_of_space(power: int) -> None:
     _check("GlobalLpPool", (4, 5), {"p": power})

@@ -238,6 +238,19 @@ def test_reductions_of_nothing(op: str, elem: type, nothing: float, kernels: str
             np.testing.assert_array_equal(found, np.full(40, wanted, elem))
 
 
+@pytest.mark.parametrize("kernels", ["fast", "reference"])
+@pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin"])
+def test_extremes_of_truth_values(op: str, kernels: str) -> None:
+    """TVM knows no least one of them, and refuses to begin with it."""
+    b = Builder(20)
+    x = b.input("x", ["m", "n"], TensorProto.BOOL)
+    b.output(b.op(op, x, b.init(np.array([1])), keepdims=0), None, TensorProto.BOOL)
+    executable = qb.compile(canonical(b.model()), kernels=kernels)
+    given = np.array([[0, 0, 1], [1, 1, 1], [0, 0, 0]], bool)
+    (found,) = executable.run({"x": given}).values()
+    assert found.tolist() == (given.any if op == "ReduceMax" else given.all)(axis=1).tolist()
+
+
 _OF_NONE = ("ReduceMax", "ReduceMin", "ReduceMean", "ReduceProd", "ReduceSum", "ReduceLogSumExp")
 
 

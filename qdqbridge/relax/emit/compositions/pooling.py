@@ -98,7 +98,8 @@ def _root(site: CompositionSite, sums: Expr, power: int) -> Expr:
         return sums
     if power == 2:
         return site("sqrt", sums)
-    return site("power", sums, site.number(np.float32(1) / np.float32(power), sums))
+    exponent = 1 / power if site.dtype(sums) == "float64" else np.float32(1) / np.float32(power)
+    return site("power", sums, site.number(exponent, sums))
 
 
 def _largest_and_where(site: CompositionSite) -> Sequence[Expr]:
