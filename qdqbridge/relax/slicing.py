@@ -38,7 +38,7 @@ def computed_slice(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr:
         return stage([rank], length, "slice_extents")
 
     extents = builder.emit_te(lengths, x, begins, ends, steps, primfunc_name_hint="slice_extents")
-    shape = [tirx.Var("s", "int64") for _ in range(rank)]
+    shape: list[Prim] = [tirx.Var("s", "int64") for _ in range(rank)]
     found = builder.emit(relax.op.tensor_to_shape(extents))
     builder.match_cast(found, relax.ShapeType(shape))
 
@@ -62,21 +62,34 @@ def _places(
 
 
 def _begin(extent: Prim, begin: Prim, step: Prim) -> Prim:
-    last = tirx.Select(step < 0, extent - 1, extent)
-    return tirx.min(tirx.max(_counted(extent, begin), 0), last)
+    return _between(_counted(extent, begin), 0, _last(extent, step))
+
+
+def _last(extent: Prim, step: Prim) -> Prim:
+    return tirx.Select(step < 0, extent - 1, extent)
 
 
 def _counted(extent: Prim, index: Prim) -> Prim:
     return tirx.Select(index < 0, index + extent, index)
 
 
+def _between(value: Prim, low: Prim, high: Prim) -> Prim:
+    """Returns a value within bounds; the upper one where no value is within both."""
+    return tirx.min(tirx.max(value, low), high)
+
+
 def _length(extent: Prim, begin: Prim, end: Prim, step: Prim) -> Prim:
-    backwards = step < 0
-    first, last = tirx.Select(backwards, -1, 0), tirx.Select(backwards, extent - 1, extent)
-    end = tirx.min(tirx.max(_counted(extent, end), first), last)
-    covered = _begin(extent, begin, step) - end
-    covered = tirx.Select(backwards, covered, -covered)
-    size = tirx.Select(backwards, -tirx.max(step, -_FARTHEST), tirx.min(step, _FARTHEST))
-    some = tirx.Select(size == 0, tirx.const(1, "int64"), size)
-    stepped = tirx.ceildiv(tirx.max(covered, 0), some)
-    return tirx.Select(size == 0, tirx.const(_NO_STEP, "int64"), stepped)
+    backwards: Prim = step < 0
+    before: Prim = tirx.Select(backwards, _number(-1), _number(0))
+    end = _between(_counted(extent, end), before, _last(extent, step))
+    begin = _begin(extent, begin, step)
+    covered: Prim = tirx.Select(backwards, begin - end, end - begin)
+    step = _between(step, -_FARTHEST, _FARTHEST)
+    size: Prim = tirx.Select(backwards, -step, step)
+    none: Prim = size == 0
+    stepped = tirx.ceildiv(tirx.max(covered, 0), tirx.Select(none, _number(1), size))
+    return tirx.Select(none, _number(_NO_STEP), stepped)
+
+
+def _number(value: int) -> Prim:
+    return tirx.const(value, "int64")
