@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -68,25 +67,10 @@ class Executable:
         self._gives = [(name, value.type.dtype) for name, value in outputs]
         # what was loaded has been looked at
         self._features = [] if target is None else features_of(target)
-        self._machines: dict[int, Any] = {}
+        self._main: Any = None
         if not missing_features(self._features):
-            self._main()
-
-    def _main(self) -> Any:
-        """Returns what runs the model in this process.
-
-        A machine holds the state of a run. That of a fork's parent may have been in the middle of
-        one; it is kept, since what it holds is not this process's to release.
-
-        Raises:
-            UnsupportedTargetError: This CPU has not the instructions.
-        """
-        process = os.getpid()
-        if process not in self._machines:
-            need_features(self._features)
             with without_lines(b"Warning: Scope Loaded"):
-                self._machines[process] = relax.VirtualMachine(self.library, self._device)["main"]
-        return self._machines[process]
+                self._main = relax.VirtualMachine(library, self._device)["main"]
 
     def __reduce__(self) -> str:
         """Refuses to be pickled or copied.
@@ -160,10 +144,12 @@ class Executable:
                 not, or TVM computes a shape that its own code does not take.
         """
         arrays = _as_they_are(self._takes, inputs) or check_inputs(self.graph.inputs, inputs)
-        main = self._main()
-        tensors = [to_tensor(array, self._device) for array in arrays]
+        if self._main is None:
+            need_features(self._features)
         try:
-            result = self._caller.call(main, *tensors)
+            return self._caller.call(self._compute, arrays)
+        except InputDataError:
+            raise
         except Exception as error:  # TVM raises what it likes
             raise_interrupt(error)
             for extent, told in _TOLD.items():
@@ -172,6 +158,10 @@ class Executable:
             if not symbolic_extents(self.graph):
                 raise _cannot_run(error) from error
             raise _unfit(error, arrays) from error
+
+    def _compute(self, arrays: Sequence[NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Returns the results; what TVM allocates for them is freed when it returns."""
+        result: Any = self._main(*(to_tensor(array, self._device) for array in arrays))
         results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
         return {
             name: _result(name, tensor, dtype)

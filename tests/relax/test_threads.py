@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Any
@@ -18,10 +18,9 @@ import tvm
 
 import qdqbridge as qb
 from qdqbridge.errors import InputDataError
-from qdqbridge.relax.kernels.codegen.loops import turns
-from qdqbridge.relax.kernels.codegen.script import T, prim_func
 from qdqbridge.relax.threads import Caller
 from tests.relax.digits import MODEL, digits
+from tests.relax.thread_loops import which_thread
 
 
 def test_two_threads_compute_the_same() -> None:
@@ -60,7 +59,7 @@ def test_loops_are_shared_whatever_the_environment_says(
         monkeypatch.delenv("TVM_NUM_THREADS", raising=False)
     else:
         monkeypatch.setenv("TVM_NUM_THREADS", variable)
-    shared = tvm.compile(_which_thread(), tvm.target.Target("llvm"))
+    shared = tvm.compile(which_thread(), tvm.target.Target("llvm"))
     told = tvm.runtime.tensor(np.zeros(2, np.int64))
 
     def call() -> int:
@@ -68,18 +67,6 @@ def test_loops_are_shared_whatever_the_environment_says(
         return len(set(told.numpy().tolist()))
 
     assert Caller(2).call(call) == 2
-
-
-def _which_thread() -> Any:
-    """A loop of two turns, each of which stores the thread that does it."""
-
-    def body() -> None:
-        told = T.arg("told", T.buffer((2,), "int64"))
-        with turns(2, parallel=True) as turn:
-            T.buffer_store(told, T.call_extern("int64", "pthread_self"), [turn])
-
-    function = prim_func(body).with_attr("global_symbol", "which_thread")
-    return tvm.IRModule({"which_thread": function})
 
 
 def test_errors_come_back() -> None:
@@ -109,39 +96,70 @@ def test_many_callers_of_one_executable(threads: int) -> None:
         assert all(callers.map(call, range(240)))
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
-def test_a_child_of_a_fork_runs_on() -> None:
-    caller = Caller(2)
-    assert caller.call(os.getpid) == os.getpid()
+needs_forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+
+
+def child_says(check: Callable[[], bool]) -> int:
+    """Returns how the child of a fork ends that checks something: with 0 if it is true."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on forks beside threads
         child = os.fork()
     if not child:
         signal.alarm(20)
-        os._exit(0 if caller.call(os.getpid) == os.getpid() else 1)
-    assert os.waitpid(child, 0)[1] == 0
+        held = False
+        try:
+            held = check()
+        finally:
+            os._exit(0 if held else 1)
+    return os.waitpid(child, 0)[1]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
-def test_a_child_of_a_fork_in_the_middle_of_a_run_has_a_machine_of_its_own() -> None:
-    executable = digits(1)
-    data = {"input": np.random.default_rng(0).normal(size=(20000, 1, 8, 8)).astype(np.float32)}
+@needs_forks
+def test_a_child_of_a_fork_runs_on() -> None:
+    caller = Caller(2)
+    assert caller.call(os.getpid) == os.getpid()
+    assert child_says(lambda: caller.call(os.getpid) == os.getpid()) == 0
+
+
+@needs_forks
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_fork_waits_for_runs(threads: int) -> None:
+    """Its child would find TVM's machine, and its memory, in the middle of one."""
+    executable, done = digits(threads), Event()
+    data = {"input": np.random.default_rng(0).normal(size=(2000, 1, 8, 8)).astype(np.float32)}
     meant = executable.run(data)["logits"]
-    done = Event()
-    with ThreadPoolExecutor(1) as other, warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on forks beside threads
-        busy = other.submit(lambda: [executable.run(data) for _ in iter(done.is_set, True)])
-        ended = []
-        for _ in range(4):
-            time.sleep(0.01)
-            child = os.fork()
-            if not child:
-                signal.alarm(20)
-                os._exit(0 if np.array_equal(executable.run(data)["logits"], meant) else 1)
-            ended.append(os.waitpid(child, 0)[1])
-        done.set()
+
+    def run() -> bool:
+        return np.array_equal(executable.run(data)["logits"], meant)
+
+    def keep_busy() -> None:
+        while not done.is_set():
+            executable.run(data)
+
+    with ThreadPoolExecutor(1) as other:
+        busy = other.submit(keep_busy)
+        try:
+            ended = [child_says(run) for _ in range(12)]
+        finally:
+            done.set()
         busy.result()
-    assert ended == [0] * 4
+    assert ended == [0] * 12
+
+
+@needs_forks
+def test_several_threads_of_a_child_call_at_once() -> None:
+    executable = digits(2)
+    data = {"input": np.random.default_rng(0).normal(size=(5, 1, 8, 8)).astype(np.float32)}
+    meant = executable.run(data)["logits"]
+
+    def run(_: int) -> bool:
+        return np.array_equal(executable.run(data)["logits"], meant)
+
+    def together() -> bool:
+        with ThreadPoolExecutor(6) as callers:
+            return all(callers.map(run, range(60)))
+
+    assert child_says(together) == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="cores are kept on Linux")

@@ -57,7 +57,7 @@ def unread_orders(nodes: Sequence[Node], outputs: Collection[Value]) -> set[Node
     here = set(nodes)
     ordered = {
         node for node in nodes
-        if _packed_weight(node) is not None and _in_file(node, here)[1].size
+        if _in_file(node, here)[1].size and _packed_weight(node) is not None
     }  # fmt: skip
     makers = {maker for node in ordered if (maker := node.operand(0).producer) is not None}
     return {
@@ -190,9 +190,12 @@ def _in_file(node: Node, here: Collection[Node]) -> tuple[Value, NDArray[np.int6
     if gather.axis != (x.rank or 0) - 1 or x.quant is not None:
         return x, _NO_ORDER
     order = indices.constant.numpy().astype(np.int64)
+    data = made.operand(0)
+    if data.type.shape is None or data.type.shape[-1] != order.size:
+        return x, _NO_ORDER
     if not np.array_equal(np.sort(order), np.arange(order.size)):
         return x, _NO_ORDER
-    return made.operand(0), order
+    return data, order
 
 
 def _said(node: Node) -> PackedProduct | None:
