@@ -8,7 +8,8 @@ from onnx import TensorProto
 
 import qdqbridge as qb
 from qdqbridge.autoquant.profiling.samples import Samples
-from qdqbridge.autoquant.repair.other_scales import MOST_LOST, OtherScales
+from qdqbridge.autoquant.repair import steps
+from qdqbridge.autoquant.repair.other_scales import MOST_LOST, SCALES, OtherScales
 from qdqbridge.autoquant.repair.steps import DEFAULT
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.quantizing import quantization
@@ -76,16 +77,34 @@ def test_repair_by_the_right_data_stays_as_it_is(name, monkeypatch):
     assert repaired() == judged
 
 
-def test_weights_are_held_harder_where_that_loses_less():
+@pytest.mark.parametrize(
+    ("ways", "told", "gain"),
+    [(None, "from samples of other scales too", 3), (steps._HELD, "held 100 times as hard", 1)],
+)
+def test_learning_is_tried_otherwise_where_it_loses_too_much(ways, told, gain, monkeypatch):
+    if ways is not None:
+        monkeypatch.setattr(steps, "_OTHERWISE", {"learn": ways})
     graph = biased(1)
     seen, unseen = drawn(10, 32), drawn(11, 200)
-    plain, learned = (quantized(graph, seen, steps) for steps in ((), ("learn",)))
+    plain, learned = (quantized(graph, seen, repair) for repair in ((), ("learn",)))
     (record,) = learned.made.repairs
-    assert record.applied and "held 100 times as hard" in record.told
+    assert record.applied and told in record.told
     before, after = (sqnr(graph, each.graph, unseen) for each in (plain, learned))
-    assert after > before + 1
+    assert after > before + gain
     before, after = (sqnr(graph, each.graph, unseen / 256) for each in (plain, learned))
     assert after > before - MOST_LOST
+
+
+def test_every_second_sample_is_there_at_another_scale_too():
+    graph, data = biased(0), drawn(9, 32)
+    samples = Samples.of(graph.inputs, {"x": data})
+    mixed = OtherScales(graph, samples).among(samples)
+    rows = np.concatenate([sample["x"] for sample in mixed])
+    copies = rows[1::3]
+    assert len(rows) == 48 and np.array_equal(rows[0::3], data[::2])
+    assert np.array_equal(rows[2::3], data[1::2])
+    factors = np.resize(np.float32(SCALES), 16)[:, None]
+    assert np.array_equal(copies, data[::2] * factors)
 
 
 def test_what_steps_lose_adds_up_where_they_are_kept():

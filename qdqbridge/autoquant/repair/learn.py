@@ -62,7 +62,7 @@ class OperandMoments:
 
     @staticmethod
     def of(
-        layer: ProductLayer, real: Batches, rounded: Batches, *, centred: bool
+        layer: ProductLayer, real: Batches, rounded: Batches, *, centred: bool, alike: bool = False
     ) -> OperandMoments:
         """Looks at operands.
 
@@ -71,12 +71,13 @@ class OperandMoments:
             real: Its first operand in the float graph, batch by batch.
             rounded: The same in the quantized graph.
             centred: A bias makes up for means, so that they do not count.
+            alike: All samples count the same, however loud they are.
         """
         terms = layer.weight.size // layer.outputs
         most = max(_POSITIONS, _TIMES * terms) // max(len(real), 1) + 1
         square, cross = (np.zeros((layer.groups, terms, terms)) for _ in range(2))
         sums, count = np.zeros((2, layer.groups, terms)), 0
-        for a, b in zip(real, rounded, strict=True):
+        for a, b in map(_alike, real, rounded) if alike else zip(real, rounded, strict=True):
             x, y = (columns(layer, np.asarray(each, np.float64)) for each in (a, b))
             step = -(-x.shape[2] // most)
             x, y = x[:, :, ::step], y[:, :, ::step]
@@ -103,6 +104,13 @@ class OperandMoments:
         """
         twice = 2 * weight @ self.cross[group]
         return np.einsum("rj,rj->r", real @ self.square[group] - twice, real)
+
+
+def _alike(real: Array, rounded: Array) -> tuple[Array, Array]:
+    """Returns operands whose samples are divided by the root of the mean square of the real one."""
+    square = np.square(real, dtype=np.float64).mean(axis=tuple(range(1, real.ndim)), keepdims=True)
+    size = np.sqrt(np.where(square > 0, square, 1.0))
+    return real / size, rounded / size
 
 
 def learned_rows(
@@ -199,6 +207,7 @@ class Learning:
         decision: Says which weights are stored, and how.
         biases: Corrects them.
         hold: How many times as hard weights are held where they are.
+        alike: All samples count the same, however loud they are.
         integers: What was learned, by weight.
         params: Parameters with scales that were learned, by weight.
         rows: How many rows were learned, and how many there are.
@@ -207,6 +216,7 @@ class Learning:
     decision: Decision
     biases: Correcting
     hold: float = 1.0
+    alike: bool = False
     integers: dict[Weight, Array] = field(default_factory=dict["Weight", "Array"])
     params: dict[Weight, QuantParams] = field(default_factory=dict["Weight", "QuantParams"])
     rows: list[int] = field(default_factory=lambda: [0, 0])
@@ -226,10 +236,13 @@ class Learning:
         start = stored_integers(weight, params, self.decision).numpy()
         node = self._bias_of(weight.node)
         halves = [
-            OperandMoments.of(layer, real[i::2], operands[i::2], centred=node in self.biases.places)
+            OperandMoments.of(
+                layer, real[i::2], operands[i::2],
+                centred=node in self.biases.places, alike=self.alike,
+            )
             for i in (0, 1)
             if real[i::2]
-        ]
+        ]  # fmt: skip
         found = _Learned(layer, params, start, self.hold).rows(halves)
         self.rows = [a + b for a, b in zip(self.rows, found[2:], strict=True)]
         if not found[2]:
@@ -304,7 +317,12 @@ class _Learned:
 
 
 def learned(
-    decision: Decision, samples: Samples, *, limit: int = SAMPLES, hold: float = 1.0
+    decision: Decision,
+    samples: Samples,
+    *,
+    limit: int = SAMPLES,
+    hold: float = 1.0,
+    alike: bool = False,
 ) -> tuple[Decision, str]:
     """Returns a decision with learned weights and corrected biases, and what was done.
 
@@ -313,9 +331,10 @@ def learned(
         samples: Calibration data.
         limit: How many samples to use.
         hold: How many times as hard weights are held where they are.
+        alike: All samples count the same, however loud they are.
     """
     plan = decision.plan
-    found = Learning(decision, Correcting(places(plan)), hold)
+    found = Learning(decision, Correcting(places(plan)), hold, alike)
     sweep(decision, samples, found, limit=limit)
     if not found.integers:
         return decision, f"none of {found.rows[1]} rows of weights is better off"

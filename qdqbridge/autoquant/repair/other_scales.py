@@ -8,12 +8,14 @@ there may lose at the right scale.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 
 import numpy as np
 
 from qdqbridge.autoquant.planning.decide import Decision
-from qdqbridge.autoquant.profiling.samples import RunSamples, Sample, Samples
+from qdqbridge.autoquant.profiling.samples import RunSamples, Sample, Samples, joined
 from qdqbridge.autoquant.repair.float_reference import FloatReference
+from qdqbridge.autoquant.repair.sweep import SAMPLES
 from qdqbridge.autoquant.search.tuning import spread
 from qdqbridge.errors import QdqBridgeError
 from qdqbridge.graph.graph import Graph
@@ -22,6 +24,8 @@ SCALES = (1 / 256, 1 / 16, 16.0, 256.0)
 """Other scales of data: pixels as bytes or as shares, samples of sound as integers or as shares."""
 MOST_LOST = 3.0
 """What all steps together may lose on data of another scale, in dB."""
+MIXED = SAMPLES * 3 // 2
+"""So many samples to learn from, of which every third is one of another scale."""
 _ELSEWHERE, _NOISE, _EXACT = 16, 0.0, 120.0
 """So many samples tell what is lost elsewhere. Below so many dB there is nothing left to lose, and
 what is closer than so many is exact."""
@@ -68,6 +72,20 @@ class OtherScales:
             return f"it would lose {lost[worst]:.1f} dB on data {scale}"
         self._known, self._lost = (after, changed), lost
         return ""
+
+    def among(self, samples: Samples) -> Samples:
+        """Returns up to ``SAMPLES`` of them, every second one at another scale behind itself.
+
+        Args:
+            samples: Calibration data.
+        """
+        names, factors = _with_a_scale(self._samples), cycle(SCALES)
+        runs: list[Sample] = []
+        for index, sample in enumerate(spread(samples, SAMPLES)):
+            runs.append(sample)
+            if index % 2 == 0:
+                runs.append(_scaled(sample, names, next(factors)))
+        return joined(runs)
 
     def _sqnr(self, graph: Graph) -> Mapping[float, float]:
         """Returns dB by scale, from those of noise to those of what is exact."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from qdqbridge.autoquant.repair.equalize import equalized
 from qdqbridge.autoquant.repair.float_reference import Array, FloatReference, decibels
 from qdqbridge.autoquant.repair.gptq import with_rounding
 from qdqbridge.autoquant.repair.learn import learned
-from qdqbridge.autoquant.repair.other_scales import OtherScales
+from qdqbridge.autoquant.repair.other_scales import MIXED, OtherScales
 from qdqbridge.autoquant.repair.smooth import smoothed
 from qdqbridge.autoquant.search.tuning import LEAST, taken
 from qdqbridge.autoquant.search.work_budget import WorkBudget
@@ -37,11 +37,21 @@ GRAPH_STEPS = ("equalize", "smooth")
 DEFAULT = ORDER
 _RUNS = {"equalize": 9, "smooth": 12, "round": 3, "learn": 6, "bias": 3}
 """How often steps run the samples, about."""
-_CHANGES = {"round": with_rounding, "learn": learned, "bias": corrected}
-_HOLDING = ("round", "learn")
-_HOLDS = (1.0, 10.0, 100.0)
-"""How hard weights are held where they are: the next where the one before loses too much on data of
-other scales."""
+_Way = tuple[str, Mapping[str, Any]]
+"""How a step is tried: what is told of it, and options."""
+_PLAINLY: _Way = "", {}
+_CHANGES: Mapping[str, Callable[..., tuple[Decision, str]]] = {
+    "round": with_rounding, "learn": learned, "bias": corrected,
+}  # fmt: skip
+_HELD: tuple[_Way, ...] = tuple(
+    (f", held {hold:g} times as hard", {"hold": hold}) for hold in (10.0, 100.0)
+)
+_OTHERWISE: Mapping[str, tuple[_Way, ...]] = {
+    "round": _HELD,
+    "learn": ((", from samples of other scales too", {"alike": True, "limit": MIXED}), *_HELD),
+}
+"""By step: what is tried next, one after the other, where it loses too much on data of other
+scales: to learn from such data too, or to hold weights where they are."""
 _NO_CLOSER = "the outputs come no closer"
 _LATE = "the budget was spent before; --budget gives more"
 
@@ -153,6 +163,10 @@ def _better(before: float, after: float) -> bool:
     return before < after >= before + GAIN
 
 
+def _after(attempt: _Attempt) -> float:
+    return -math.inf if attempt[3] is None else attempt[3]
+
+
 def left_out_sqnr(before: Array, after: Array) -> tuple[float, float]:
     """Returns dB that decide whether a change helped on samples left out: the second is larger.
 
@@ -203,26 +217,36 @@ class _Trials:
     def _changed(self, name: str) -> _Attempt:
         """Tries a step that changes parameters, on samples that it has not looked at.
 
-        Where it loses too much on data of other scales, weights are held harder where they are.
+        Where it loses too much on data of other scales it is tried otherwise: of what loses less,
+        that is kept which gains most.
         """
-        told, before, after = "", None, None
-        for hold in _HOLDS if name in _HOLDING else _HOLDS[:1]:
-            self.tries += 1
-            found, did = self._tried(name, self._seen, hold)
-            if found is None:
-                return None, told or did, before, after
-            judge, before = self._before()
-            after = judge.sqnr(found.graph)
-            if not _better(before, after):
-                return None, told or f"{did}; {_NO_CLOSER}", before, after
-            if self._seen is not self._samples:  # it helps: now with all data
-                found = self._tried(name, self._samples, hold)[0] or found
-            did += "" if hold == 1 else f", held {hold:g} times as hard"
-            lost = self._lost_elsewhere(found)
-            if not lost:
-                return found, did, before, after
-            told = f"{did}; {lost}"
-        return None, told, before, after
+        found, told, before, after = self._gained(name, *_PLAINLY)
+        if found is None or not (lost := self._lost_elsewhere(found)):
+            return found, told, before, after
+        refused = f"{told}; {lost}"
+        others = [self._gained(name, *way) for way in _OTHERWISE.get(name, ())]
+        gained = [each for each in others if each[0] is not None]
+        for found, told, before, after in sorted(gained, key=_after, reverse=True):
+            assert found is not None
+            if not (lost := self._lost_elsewhere(found)):
+                return found, told, before, after
+            refused = f"{told}; {lost}"
+        return None, refused, before, after
+
+    def _gained(self, name: str, how: str, options: Mapping[str, Any]) -> _Attempt:
+        """Tries a step in one way; nothing is found where the outputs come no closer."""
+        self.tries += 1
+        found, told = self._tried(name, self._seen, options)
+        told += how
+        if found is None:
+            return None, told, None, None
+        judge, before = self._before()
+        after = judge.sqnr(found.graph)
+        if not _better(before, after):
+            return None, f"{told}; {_NO_CLOSER}", before, after
+        if self._seen is not self._samples:  # it helps: now with all data
+            found = self._tried(name, self._samples, options)[0] or found
+        return found, told, before, after
 
     def _lost_elsewhere(self, found: QuantizedState) -> str:
         """Returns what a change loses on data of other scales, nothing where that may be."""
@@ -276,10 +300,13 @@ class _Trials:
             self._sqnr = self._judge.sqnr(self.state.graph)
         return self._judge, self._sqnr
 
-    def _tried(self, name: str, samples: Samples, hold: float) -> tuple[QuantizedState | None, str]:
+    def _tried(
+        self, name: str, samples: Samples, options: Mapping[str, Any]
+    ) -> tuple[QuantizedState | None, str]:
         decision = self.state.decision
-        change = _CHANGES[name] if hold == 1 else partial(_CHANGES[name], hold=hold)
-        result, told = change(decision, samples)
+        if options.get("alike") and self._scales is not None:
+            samples = self._scales.among(samples)
+        result, told = _CHANGES[name](decision, samples, **options)
         if result is decision:
             return None, told
         return QuantizedState(apply(result), result, self.state.profile), told

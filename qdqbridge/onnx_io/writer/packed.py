@@ -57,7 +57,8 @@ def unread_orders(nodes: Sequence[Node], outputs: Collection[Value]) -> set[Node
     here = set(nodes)
     ordered = {
         node for node in nodes
-        if _in_file(node, here)[1].size and _packed_weight(node) is not None
+        if (said := _said(node)) is not None and said.order == PERMUTED
+        and _in_file(node, here)[1].size and _packed_weight(node) is not None
     }  # fmt: skip
     makers = {maker for node in ordered if (maker := node.operand(0).producer) is not None}
     return {
