@@ -103,7 +103,7 @@ def test_every_second_sample_is_there_at_another_scale_too():
     copies = rows[1::3]
     assert len(rows) == 48 and np.array_equal(rows[0::3], data[::2])
     assert np.array_equal(rows[2::3], data[1::2])
-    factors = np.resize(np.float32(SCALES), 16)[:, None]
+    factors = np.resize(np.array(SCALES, np.float32), 16)[:, None]
     assert np.array_equal(copies, data[::2] * factors)
 
 
