@@ -50,8 +50,8 @@ _OTHERWISE: Mapping[str, tuple[_Way, ...]] = {
     "round": _HELD,
     "learn": ((", from samples of other scales too", {"alike": True, "limit": MIXED}), *_HELD),
 }
-"""By step: what is tried next, one after the other, where it loses too much on data of other
-scales: to learn from such data too, or to hold weights where they are."""
+"""By step: what else is tried where it loses too much on data of other scales: to learn from such
+data too, or to hold weights where they are."""
 _NO_CLOSER = "the outputs come no closer"
 _LATE = "the budget was spent before; --budget gives more"
 
