@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 from qdqbridge.qnn.dialect.tir import tirx
-from qdqbridge.relax.kernels.codegen.lanes import Prim
+from qdqbridge.relax.kernels.codegen.lanes import Prim, bound
 from qdqbridge.relax.kernels.codegen.script import T
 
 
@@ -39,6 +40,41 @@ def total_of(extents: Iterable[Prim]) -> Prim:
 def ceiling(extent: Prim, size: int) -> Prim:
     """Returns in how many parts of ``size`` an extent is, the last one perhaps smaller."""
     return -(-extent // size) if isinstance(extent, int) else (extent + (size - 1)) // size
+
+
+def overlapping(count: Prim, sizes: Sequence[int], body: Callable[[Prim, int], None]) -> None:
+    """Emits ``body(start, size)`` over an open count, in as few pieces of given sizes as suffice.
+
+    They are of the largest size, and the last one of the smallest that what is left fits in; it
+    begins among what is done, which is done again. Of a count below the largest size, pieces of
+    the largest one that is not above it cover it.
+
+    Args:
+        count: How many there are.
+        sizes: Sizes of pieces, falling to 1.
+        body: Emits a piece.
+    """
+    count = tirx.const(count, "int64") if isinstance(count, int) else count
+    most = sizes[0]
+    whole, rest = bound(count // most), bound(count % most)
+    enough = whole > 0
+    for size, smaller in pairwise((*sizes, 0)):
+        last = tirx.all(enough, rest > smaller, rest <= size).astype("int64")
+        if size == most:
+            number, regular = whole + last, tirx.const(True, "bool")
+        else:
+            larger = sizes[sizes.index(size) - 1]
+            covers = tirx.all(count >= size, count < larger, whole < 1)
+            number = last + covers.astype("int64") * ((count + (size - 1)) // size)
+            regular = whole < 1
+        with turns(number) as i:
+            start = tirx.Select(regular, i * size, count - size)
+            body(bound(tirx.min(start, count - size)), size)
+
+
+def halves(most: int) -> tuple[int, ...]:
+    """Returns a size and the powers of two below it, falling to 1."""
+    return most, *(1 << power for power in range((most - 1).bit_length() - 1, -1, -1))
 
 
 def each(extent: Prim, body: Callable[[Prim], None], start: Prim = 0) -> None:

@@ -28,7 +28,9 @@ from qdqbridge.relax.kernels.products.product import Operands, product
 from qdqbridge.relax.kernels.tiles.geometry import Direct
 
 AT_ONCE = 112
-"""Rows of an open number that are worked on at a time: eight of the highest tiles."""
+"""Rows of an open number that are worked on at a time: eight of the highest tiles of vectors."""
+_AT_ONCE_AMX = 128
+"""The same of tiles of AMX, which are 32 rows high."""
 
 
 def match(node: Node, place: KernelPlace) -> Kernel | None:
@@ -61,7 +63,7 @@ class Rows:
         operand: Shape of the rows; None for open extents, which are leading ones.
         outcome: Shape of the result.
         batch: None where ``count`` rows come as often as only the run knows.
-        count: Rows of known number.
+        count: Rows of known number, or what open extents multiply.
         open: True where the number of rows is not known otherwise.
     """
 
@@ -77,7 +79,8 @@ class Rows:
     ) -> Direct:  # fmt: skip
         """Returns the description of a kernel: rows are pixels, one row of them or one column."""
         inner = known_extent(self.operand[-1])
-        grid = (self.count, 1) if self.open else (1, self.count)
+        at_once = _AT_ONCE_AMX if place.cpu.amx else AT_ONCE
+        grid = (at_once, 1) if self.open else (1, self.count)
         return Direct(
             place.cpu, self.operand, self.outcome, self.batch, grid, inner, signed, (1, 1), (1, 1),
             (1, 1), (0, 0), grid, 1, units, sums, form, place.threads, open_rows=self.open,
@@ -92,7 +95,7 @@ def rows_of(node: Node) -> Rows | None:
     count = math.prod(extent for extent in shape[:-1] if extent is not None)
     opened = shape.count(None)
     if opened and (opened > 1 or shape[0] is not None or count == 1):
-        return Rows(shape, result, None, AT_ONCE, True)
+        return Rows(shape, result, None, count, True)
     return Rows(shape, result, None if opened else 1, count, False)
 
 

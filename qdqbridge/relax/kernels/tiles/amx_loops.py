@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.codegen.lanes import Buffer, Prim, bound
-from qdqbridge.relax.kernels.codegen.loops import ceiling, turns
+from qdqbridge.relax.kernels.codegen.loops import ceiling, halves, turns
 from qdqbridge.relax.kernels.tiles.amx import ROWS, AmxShape, AmxTile, configure, release, room
 from qdqbridge.relax.kernels.tiles.direct_loops import ChannelTile, DirectLoops
 from qdqbridge.relax.kernels.tiles.geometry import Pair
@@ -50,9 +50,12 @@ class AmxLoops(DirectLoops):
             pixel = place + r * d.place.row + c * d.place.column
             self._tile(at, (height, width), source, pixel)
 
-    def _open_rows(self, at: ChannelTile, origin: Prim, place: Prim, count: Prim) -> None:
-        configure(self._shape)  # smaller tiles were the last ones
-        super()._open_rows(at, origin, place, count)
+    @property
+    def _heights(self) -> tuple[int, ...]:
+        """Rows of tiles of an open number of them: whole registers, then parts of one."""
+        heights = self._shape.heights
+        several = [sum(heights[:n]) for n in range(len(heights), 1, -1)]
+        return (*several, *halves(heights[0]))
 
     def _tile(self, at: ChannelTile, extent: Pair, source: Prim, place: Prim) -> None:
         """One tile: begin with the bias, go through the runs, finish, requantize."""
@@ -66,6 +69,8 @@ class AmxLoops(DirectLoops):
             starts = [base + (y * down + x * right) for y, x in _corners(shape, extent)]
             tile.step(self.source, starts, pitch, self.weights, weights)
         tile.finish()
+        if shape is not self._shape:
+            configure(self._shape)
         self._write(tile, at, extent, place)
 
     def _shape_of(self, pixels: int) -> AmxShape:

@@ -31,7 +31,7 @@ from qdqbridge.relax.kernels.codegen.lanes import (
     store,
     typed,
 )
-from qdqbridge.relax.kernels.codegen.loops import ceiling, total_of, turns
+from qdqbridge.relax.kernels.codegen.loops import ceiling, overlapping, total_of, turns
 from qdqbridge.relax.kernels.codegen.script import T, prim_func, root
 from qdqbridge.relax.kernels.epilogues.dequantized_sums import Scaled, ScaledWriter
 from qdqbridge.relax.kernels.epilogues.float_sums import Plain, PlainWriter
@@ -324,23 +324,13 @@ class _Batched:
     def _open_rows(
         self, operands: _Operands, result: Prim, block: Prim, width: int, most: int
     ) -> None:
-        """Writes the tiles of some blocks, of ever less rows; what is left overlaps others."""
-        block, higher = bound(block), None
-        for height in (most, _LOW, 1):
-            count = ceiling(self.rows, height)
-            fits = self.rows >= height
-            if higher is not None:
-                below = self.rows < higher
-                fits = (fits and below) if isinstance(fits, bool) else tirx.all(fits, below)
-            higher = height
-            if isinstance(fits, bool):
-                if not fits:
-                    continue
-            else:
-                count = count * fits.astype("int32")
-            with turns(count) as i:
-                row = bound(tirx.min(i * height, self.rows - height))
-                self._some(operands, result, (row, height), (block, width))
+        """Writes the tiles of some blocks."""
+        block = bound(block)
+
+        def tile(row: Prim, height: int) -> None:
+            self._some(operands, result, (row, height), (block, width))
+
+        overlapping(self.rows, (most, _LOW, 1), tile)
 
     def _some(
         self, operands: _Operands, result: Prim, rows: tuple[Prim, int], blocks: tuple[Prim, int]
@@ -391,7 +381,7 @@ class _Batched:
 
 
 _LOW = 4
-"""Rows of the tiles of a result of fewer rows than the highest tile has."""
+"""Rows of the tiles of few rows, where the highest tile would have many more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.codegen.lanes import Buffer, Prim, bound, load
-from qdqbridge.relax.kernels.codegen.loops import ceiling, share, turns, within
+from qdqbridge.relax.kernels.codegen.loops import (
+    ceiling,
+    halves,
+    overlapping,
+    share,
+    turns,
+    within,
+)
 from qdqbridge.relax.kernels.epilogues.dequantized_sums import ScaledWriter
 from qdqbridge.relax.kernels.epilogues.float_sums import PlainWriter
 from qdqbridge.relax.kernels.epilogues.integer_sums import Writer
@@ -145,22 +152,17 @@ class DirectLoops:
                     self._tile(at, (height, width), source, pixel)
 
     def _open_rows(self, at: ChannelTile, origin: Prim, place: Prim, count: Prim) -> None:
-        """Goes over tiles of rows: as high as can be, then of ever smaller powers of two."""
-        height = self.d.tile_rows
+        """Goes over tiles of rows: the highest ones, and a lower one that overlaps the last."""
 
         def tile(row: Prim, rows: int) -> None:
             self._tile(at, (rows, 1), origin + row * self.d.pitch, place + row)
 
-        whole = bound(count // height)
-        with turns(whole) as i:
-            tile(i * height, height)
-        first, rest = bound(whole * height), bound(count % height)
-        size = 1 << (height.bit_length() - 1)
-        while size:
-            if size < height:
-                with turns(rest // size % 2) as i:
-                    tile(first + (rest // (2 * size) * (2 * size) + i), size)
-            size //= 2
+        overlapping(count, self._heights, tile)
+
+    @property
+    def _heights(self) -> tuple[int, ...]:
+        """Rows of tiles of an open number of them, falling to 1."""
+        return halves(self.d.tile_rows)
 
     def _tile(self, at: ChannelTile, extent: Pair, source: Prim, place: Prim) -> None:
         """One tile: begin with the bias, go through the runs, requantize."""
