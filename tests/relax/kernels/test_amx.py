@@ -86,7 +86,7 @@ def test_bits_of_tiles_that_overlap() -> None:
 def test_bits_of_open_numbers_of_rows() -> None:
     cases, rng = Cases(dense.match, opened=True), np.random.default_rng(2)
     out = params("uint8", 0.3, 4)
-    for rows in (1, 2, 15, 16, 31, 47, 63, 200):
+    for rows in (*range(1, 12), 15, 16, 31, 42, 43, 44, 47, 48, 49, 63, 86, 200):
         x = Operand(every_code(rng, "uint8", (rows, 3, 60)), params("uint8", 0.02, 9))
         w = Operand(every_code(rng, "int8", (70, 60)), params("int8", 0.004), fixed=True)
         cases.add("Dense", GemmAttrs(), [x, w], out)
