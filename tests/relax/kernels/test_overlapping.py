@@ -44,9 +44,7 @@ def marking(sizes: tuple[int, ...]) -> Any:
 def test_every_count_is_covered_by_few_pieces(sizes: tuple[int, ...]) -> None:
     function = marking(sizes)
     for count in range(161):
-        given, marks, pieces = (
-            tvm.runtime.tensor(np.zeros(n, np.int32)) for n in (count, ROOM, 1)
-        )
+        given, marks, pieces = (tvm.runtime.tensor(np.zeros(n, np.int32)) for n in (count, ROOM, 1))
         function(given, marks, pieces)
         found = marks.numpy()
         assert (found[:count] >= 1).all() and not found[count:].any(), count
