@@ -6,12 +6,12 @@ quantized by onnxruntime's own tool (static, per channel, one sample), with uint
 process, call after call in turn; what is printed are medians, and medians of the ratios of calls
 made next to each other; with ``--busy``, for a machine that others use, the shortest calls and
 their ratios, of one thread in seconds of the processor. ``--threads 2`` gives both engines two
-threads. ``--openvino`` adds OpenVINO on the same
-QDQ file (in the environment of the engines, which has TVM as well), ``--tvm`` TVM's own pipeline
-(for this machine's CPU), ``--target haswell`` compiles ours for a lesser CPU, ``--memory`` adds the
-peak memory of compiling, in a process of its own (see compile_memory.py), ``--recenter``
-onnxruntime on the file that ``save(recenter=True)`` writes, ``--model`` files of one's own, run as
-they are.
+threads. ``--openvino`` adds OpenVINO on the same QDQ file (in the environment of the engines, which
+has TVM as well), ``--tvm`` TVM's own pipeline (for this machine's CPU), ``--fixed`` ours with open
+extents fixed to those of the data, ``--target haswell`` compiles ours for a lesser CPU,
+``--memory`` adds the peak memory of compiling, in a process of its own (see compile_memory.py),
+``--recenter`` onnxruntime on the file that ``save(recenter=True)`` writes, ``--model`` files of
+one's own, run as they are.
 """
 
 from __future__ import annotations
@@ -108,6 +108,18 @@ def quantize(source: Path, target: Path, kind: str) -> None:
     )
 
 
+def open_extents(path: Path, data: Feeds) -> dict[str, int]:
+    """Returns what the open extents of a file's inputs are in some data, by name."""
+    model = onnx.load(path, load_external_data=False)
+    return {
+        d.dim_param: size
+        for value in model.graph.input
+        if value.name in data
+        for d, size in zip(value.type.tensor_type.shape.dim, data[value.name].shape, strict=True)
+        if d.dim_param
+    }
+
+
 def feeds(path: Path) -> Feeds:
     """Returns a seeded input of every float input of a file; 1 for open extents but EXTENTS."""
     rng = np.random.default_rng(1)
@@ -145,13 +157,23 @@ def onnxruntime(path: Path, data: Feeds, threads: int, *, optimized: bool = True
     return lambda: session.run(None, data)
 
 
-def ours(path: Path, data: Feeds, threads: int, cpu: str) -> tuple[Call, float]:
-    """Returns a call of our executable, and the seconds that compiling took."""
+def ours(
+    path: Path, data: Feeds, threads: int, cpu: str, extents: Mapping[str, int] | None = None
+) -> tuple[Call, float]:
+    """Returns a call of our executable, and the seconds that compiling took.
+
+    Args:
+        path: A quantized file.
+        data: What it is run on.
+        threads: How many threads it has.
+        cpu: Its CPU.
+        extents: What open extents are fixed to.
+    """
     import qdqbridge as qb
 
     graph = qb.load(path)
     start = time.perf_counter()
-    executable = qb.compile(graph, target_of(cpu), threads=threads)
+    executable = qb.compile(graph, target_of(cpu), threads=threads, extents=extents)
     seconds = time.perf_counter() - start
     held = executable.buffers()
     for name, buffer in held.items():
@@ -255,6 +277,9 @@ def row(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
     own, compiled = ours(subject.quantized, data, threads, arguments.target)
     found: dict[str, Any] = {"network": subject.name, "compile s": round(compiled, 1)}
     calls = {"ours": own, "ort qdq": onnxruntime(subject.quantized, data, threads)}
+    if arguments.fixed:
+        extents = open_extents(subject.quantized, data)
+        calls["fixed"], _ = ours(subject.quantized, data, threads, arguments.target, extents)
     if arguments.openvino:
         calls["openvino"] = openvino(subject.quantized, data, threads)
     if subject.real is not None:
@@ -272,7 +297,7 @@ def row(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
         times |= measure({"tvm": tvm_default(subject.quantized, data)}, 0.0)
     for name, values in times.items():
         found[f"{name} ms"] = round(float(np.median(values)) * 1e3, 3)
-    for name in ("ort qdq", "openvino", "ort float"):
+    for name in ("ort qdq", "openvino", "ort float", "fixed"):
         if name in times:
             ratios = np.divide(times["ours"], times[name])
             found[f"ours / {name}"] = round(float(np.median(ratios)), 3)
@@ -311,6 +336,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--tvm", action="store_true", help="add TVM's default, which is slow")
     parser.add_argument("--target", default="host", help="CPU of ours, as LLVM names it")
     parser.add_argument("--memory", action="store_true", help="add peak memory of compiling")
+    parser.add_argument("--fixed", action="store_true", help="add ours with its extents fixed")
     parser.add_argument("--openvino", action="store_true", help="add OpenVINO on the file")
     parser.add_argument("--recenter", action="store_true", help="add the re-centred file")
     parser.add_argument("--json", action="store_true")
