@@ -83,6 +83,9 @@ def with_each_extent(graph: Graph, extent: Callable[[Dim], Dim]) -> Graph:
         shape = value.type.shape
         if shape is not None:
             value.type = value.type.with_shape(tuple(extent(dim) for dim in shape))
+    for node in copy.graph.nodes:
+        if node.op.known is not None:
+            node.attributes = node.op.known(node.attributes, node.operand(0).type.shape)
     return copy.graph
 
 

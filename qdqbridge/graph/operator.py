@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeAlia
 
 from numpy.typing import NDArray
 
-from qdqbridge.graph.types import NestedType, ValueType
+from qdqbridge.graph.types import NestedType, Shape, ValueType
 from qdqbridge.graph.weights import WeightGeometry
 
 if TYPE_CHECKING:
@@ -199,6 +199,8 @@ class Operator:
             rank; None for a vector, whose product has no channels.
         bias: A product adds its third operand, a vector over the channels of its result.
         apart: Hosts emit it as a call of a function of its own.
+        known: Returns the attributes that mean the same once extents of the first operand are
+            known, from the attributes and its shape; None where they say nothing about extents.
     """
 
     name: str
@@ -223,6 +225,7 @@ class Operator:
     weight: Callable[[Any, int | None], WeightGeometry | None] | None = None
     bias: bool = False
     apart: bool = False
+    known: Callable[[Any, Shape], Attributes] | None = None
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.operator import Array, Attributes, Flow, NoAttributes, Operands, Row, Types
+from qdqbridge.graph.types import Shape
 from qdqbridge.ops.accumulator import accumulation_dtype, averaged, centered, integer_params
 from qdqbridge.ops.attributes import PoolAttrs
 from qdqbridge.ops.shapes import per_tensor, spatial_lengths
 from qdqbridge.ops.stored import moved, present
-from qdqbridge.ops.windows import extents, padded, taps
+from qdqbridge.ops.windows import extents, fitted, padded, taps
 
 
 def _out(attrs: PoolAttrs, x: Array) -> tuple[int, ...]:
@@ -169,6 +171,25 @@ def _check_global(node: Node, _: Attributes) -> Iterator[str]:
         yield f"the input has rank {rank}; it needs a batch, a channel and a spatial axis"
 
 
+def fitting(attrs: PoolAttrs, shape: Shape) -> PoolAttrs:
+    """Returns the attributes of a pool whose windows fit along all axes of known extents.
+
+    Args:
+        attrs: Its attributes.
+        shape: The shape of its input; None for an unknown rank.
+    """
+    if shape is None or attrs.ceil_mode:
+        return attrs
+    rank = len(attrs.kernel_shape)
+    kernel, strides, pads = [*attrs.kernel_shape], [*attrs.strides], [*attrs.pads]
+    for i, (size, dilation) in enumerate(zip(shape[2:], attrs.dilations, strict=True)):
+        if isinstance(size, int):
+            ends = pads[i], pads[rank + i]
+            fit = fitted(size, kernel[i], strides[i], dilation, ends)
+            kernel[i], strides[i], pads[rank + i] = fit
+    return replace(attrs, kernel_shape=tuple(kernel), strides=tuple(strides), pads=tuple(pads))
+
+
 _MEAN = (
     "S = exact integer sum of (x - zx) over the n elements that count; "
     "y = sat(rint(f32(S) * M) + zy), M = f32(f64(sx) / (f64(sy) * n)). "
@@ -180,11 +201,13 @@ NAN_WINS = (
     "-infinity)."
 )
 _WINDOWS = (
-    "A window wider than the padded input by less than a stride is one window of what there is, as "
-    "in ONNX's shape inference and onnxruntime 1.32; ONNX's text yields none. SAME counts dilated "
-    "kernels and never crops; onnxruntime 1.32 leaves dilations out of its padding, and shifts or "
-    "refuses windows smaller than their stride. It refuses padding as wide as the kernel however "
-    "dilated that is, and below opset 19 divides by the elements beyond the padding as well. "
+    "A window wider than the padded input by less than a stride is one window of what there is, "
+    "as in ONNX's shape inference and onnxruntime 1.32; ONNX's text yields none. On TVM a picture"
+    " of open extents has to be as large as the window, or is refused when it runs. SAME counts "
+    "dilated kernels and never crops; onnxruntime 1.32 leaves dilations out of its padding, and "
+    "shifts or refuses windows smaller than their stride. It refuses padding as wide as the "
+    "kernel however dilated that is, and below opset 19 divides by the elements beyond the "
+    "padding as well. "
 )
 _FLOAT = (
     "onnxruntime 1.31 adds dequantized values in float32: 1 LSB different in 1 of 700 results "
@@ -199,6 +222,7 @@ AVERAGE_POOL = Row(
     compute=_average_pool,
     contract=_average_contract,
     check=_check_pool,
+    known=fitting,
     qnn="avg_pool{rank}d",
     tvm="nn.avg_pool{rank}d",
     numerics=_MEAN + _WINDOWS + _FLOAT,
@@ -221,6 +245,7 @@ MAX_POOL = Row(
     compute=_max_pool,
     contract=moved(_max_pool),
     check=_check_pool,
+    known=fitting,
     tvm="nn.max_pool{rank}d",
     numerics="The largest stored value of every window; padding never wins. Exact. A float window "
     "of nothing but padding is -inf; onnxruntime 1.32 yields the lowest finite number. "

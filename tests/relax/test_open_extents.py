@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -126,3 +127,37 @@ def test_slices_that_leave_nothing(tmp_path: Path) -> None:
         for (name, array), bounds in zip(wanted.items(), _BOUNDS, strict=True):
             assert array.shape == (len(range(extent)[slice(*bounds)]), 2)
             np.testing.assert_array_equal(found[name], array, f"{bounds} of {extent}")
+
+
+@pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize("quantized", [True, False])
+def test_a_picture_smaller_than_the_window_of_a_pool(op_type: str, quantized: bool) -> None:
+    """ONNX's runtimes have one window of what there is, TVM's operators none."""
+    b = Builder(17)
+    x = b.input("x", ["n", 2, "h", "w"])
+    given = b.qdq(x, 0.02, 120) if quantized else x
+    pooled = b.op(op_type, given, kernel_shape=[3, 2], strides=[2, 3])
+    b.output(b.qdq(pooled, 0.02, 120) if quantized else pooled, None)
+    graph = canonical(b.model())
+    module, _ = qb.to_relax(graph)
+    assert qb.from_relax(module).digest == graph.digest
+    built = qb.compile(graph, UNOPTIMIZED)
+
+    def agree(found: dict[str, Any], expected: dict[str, Any]) -> None:
+        (one,), (other,) = found.values(), expected.values()
+        assert 0 not in other.shape
+        # averages of floats are added in another order; all else has the same bits
+        close = 1e-6 if op_type == "AveragePool" and not quantized else 0.0
+        np.testing.assert_allclose(one, other, rtol=close, atol=close)
+
+    for height, width in ((2, 1), (2, 5), (7, 1), (3, 2), (9, 9)):
+        drawn = np.random.default_rng(0).normal(size=(2, 2, height, width))
+        feeds = {"x": drawn.astype(np.float32)}
+        expected = qb.evaluate(graph, feeds)
+        known = qb.compile(graph, UNOPTIMIZED, extents={"h": height, "w": width})
+        agree(known.run(feeds), expected)
+        if height < 3 or width < 2:
+            with pytest.raises(InputDataError, match=r"an extent is \d where \d is needed"):
+                built.run(feeds)
+        else:
+            agree(built.run(feeds), expected)

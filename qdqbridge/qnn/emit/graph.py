@@ -27,6 +27,7 @@ from qdqbridge.ops.normalization import (
 from qdqbridge.ops.products import is_by_steps, moved_type, no_number
 from qdqbridge.qnn.emit.nodes import KNOWN, Foreign, Form, in_integers
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr, reason, unsupported
+from qdqbridge.qnn.emit.windows import need_fitting_windows
 
 LISTED = 8
 Bind = Callable[[Value, Expr], Expr]
@@ -263,6 +264,7 @@ def emit_nodes(
         if begin is not None:
             begin(node)
         try:
+            need_fitting_windows(scope, node)
             for value, expr in zip(node.outputs, form(scope, node, foreign), strict=False):
                 exprs[value] = bind(value, expr)
         except UnsupportedTargetError as error:

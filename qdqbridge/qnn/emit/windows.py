@@ -9,6 +9,7 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.graph.lenses import call_attributes
 from qdqbridge.graph.operator import Attributes, Flow
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, PoolAttrs, ReduceAttrs
+from qdqbridge.ops.pooling import fitting
 from qdqbridge.ops.reduction import REDUCE_MAX, REDUCE_MEAN, REDUCE_MIN, REDUCE_SUM, reduction_of
 from qdqbridge.ops.windows import reaching, span
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr, fills, unsupported
@@ -39,6 +40,27 @@ def window_pads(
         else:
             pads[rank + i] += stride - 1
     return tuple(pads)
+
+
+def need_fitting_windows(scope: EmissionScope, node: Node) -> None:
+    """Lets a run end with an error where windows of a pool are wider than its padded input.
+
+    Hosts round the number of windows down, to none, where ONNX's runtimes have one.
+    """
+    attributes = node.attributes
+    if not isinstance(attributes, PoolAttrs) or attributes.ceil_mode:
+        return
+    rank = len(attributes.kernel_shape)
+    have = scope.extents(scope.value(node.operand(0)))
+    have = [have[axis] for axis in scope.spatial(node, rank + 2)]
+    named = (extent if isinstance(extent, int) else "open" for extent in have)
+    if fitting(attributes, ("batch", "channels", *named)) != attributes:
+        raise unsupported(node, "its windows are wider than its input")
+    for i, extent in enumerate(have):
+        if not isinstance(extent, int):
+            pads = attributes.pads[i] + attributes.pads[rank + i]
+            least = span(attributes.kernel_shape[i], attributes.dilations[i]) - pads
+            scope.at_least(extent, least)
 
 
 def pool(scope: EmissionScope, node: Node, x: Expr, pads: tuple[int, ...]) -> Expr:
