@@ -108,7 +108,7 @@ class Executable:
         if self.target is None:
             raise InputDataError(
                 "cannot save the executable",
-                why="it was loaded from a file or a cache, or TVM did not compile it for one target",
+                why="it comes from a file or a cache, or TVM did not compile it for one target",
                 fix="copy that file, or compile without cache=",
             )
         held = {id(v.constant): v.constant.nbytes for v in self.graph.values() if v.constant}
