@@ -41,9 +41,12 @@ def times(engine: str, target: str = "a16w8") -> Sequence[NodeTime]:
 
 @cache
 def limit(engine: str) -> float:
-    """Returns what the large layer keeps with 8 bits alone: between what it takes and with 16."""
+    """Returns what the large layer keeps with 8 bits alone: between what it takes and with 16.
+
+    With AMX it takes a thirtieth where all is 8 bits, and a fourth between neighbours of 16.
+    """
     slow, fast = (max(t.seconds for t in times(engine, name)) for name in ("a16w8", "qnn"))
-    return (slow * fast) ** 0.5
+    return max((slow * fast) ** 0.5, 0.3 * slow)
 
 
 def bits(graph: Graph, name: str) -> int:
