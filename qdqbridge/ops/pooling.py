@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.operator import Array, Attributes, Flow, NoAttributes, Operands, Row, Types
-from qdqbridge.graph.types import Shape
+from qdqbridge.graph.types import Dim, Shape
 from qdqbridge.ops.accumulator import accumulation_dtype, averaged, centered, integer_params
 from qdqbridge.ops.attributes import PoolAttrs
 from qdqbridge.ops.shapes import per_tensor, spatial_lengths
@@ -171,23 +171,25 @@ def _check_global(node: Node, _: Attributes) -> Iterator[str]:
         yield f"the input has rank {rank}; it needs a batch, a channel and a spatial axis"
 
 
-def fitting(attrs: PoolAttrs, shape: Shape) -> PoolAttrs:
+def fitting(attrs: PoolAttrs, sizes: Sequence[Dim | None]) -> PoolAttrs:
     """Returns the attributes of a pool whose windows fit along all axes of known extents.
 
     Args:
         attrs: Its attributes.
-        shape: The shape of its input; None for an unknown rank.
+        sizes: The spatial extents of its input; names or None for open ones.
     """
-    if shape is None or attrs.ceil_mode:
-        return attrs
     rank = len(attrs.kernel_shape)
     kernel, strides, pads = [*attrs.kernel_shape], [*attrs.strides], [*attrs.pads]
-    for i, (size, dilation) in enumerate(zip(shape[2:], attrs.dilations, strict=True)):
+    for i, (size, dilation) in enumerate(zip(sizes, attrs.dilations, strict=True)):
         if isinstance(size, int):
             ends = pads[i], pads[rank + i]
             fit = fitted(size, kernel[i], strides[i], dilation, ends)
             kernel[i], strides[i], pads[rank + i] = fit
     return replace(attrs, kernel_shape=tuple(kernel), strides=tuple(strides), pads=tuple(pads))
+
+
+def _known(attrs: PoolAttrs, shape: Shape) -> PoolAttrs:
+    return attrs if shape is None else fitting(attrs, shape[2:])
 
 
 _MEAN = (
@@ -222,7 +224,7 @@ AVERAGE_POOL = Row(
     compute=_average_pool,
     contract=_average_contract,
     check=_check_pool,
-    known=fitting,
+    known=_known,
     qnn="avg_pool{rank}d",
     tvm="nn.avg_pool{rank}d",
     numerics=_MEAN + _WINDOWS + _FLOAT,
@@ -245,7 +247,7 @@ MAX_POOL = Row(
     compute=_max_pool,
     contract=moved(_max_pool),
     check=_check_pool,
-    known=fitting,
+    known=_known,
     tvm="nn.max_pool{rank}d",
     numerics="The largest stored value of every window; padding never wins. Exact. A float window "
     "of nothing but padding is -inf; onnxruntime 1.32 yields the lowest finite number. "

@@ -43,7 +43,7 @@ def times(engine: str, target: str = "a16w8") -> Sequence[NodeTime]:
 def limit(engine: str) -> float:
     """Returns what the large layer keeps with 8 bits alone: between what it takes and with 16.
 
-    With AMX it takes a thirtieth where all is 8 bits, and a fourth between neighbours of 16.
+    With AMX it takes a fortieth where all is 8 bits, and a fourth between neighbours of 16.
     """
     slow, fast = (max(t.seconds for t in times(engine, name)) for name in ("a16w8", "qnn"))
     return max((slow * fast) ** 0.5, 0.3 * slow)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from qdqbridge.onnx_io.codecs.codec import (
@@ -16,15 +15,15 @@ from qdqbridge.onnx_io.codecs.codec import (
     plain,
 )
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
-from qdqbridge.onnx_io.codecs.windows import ResolvedWindow, kernel_of, window_of
+from qdqbridge.onnx_io.codecs.windows import kernel_of, window_of
 from qdqbridge.ops.attributes import PoolAttrs
-from qdqbridge.ops.windows import fitted
+from qdqbridge.ops.pooling import fitting
 
 
 def _read(node: NodeView) -> Decoded:
     if node.results() > 1:
         raise NoRow("its indices are a result")
-    window = _fitted(node, window_of(node, kernel_of(node, None)))
+    window = window_of(node, kernel_of(node, None))
     attributes = PoolAttrs(
         window.kernel,
         window.strides,
@@ -34,20 +33,8 @@ def _read(node: NodeView) -> Decoded:
         ceil_mode=node.flag("ceil_mode") and not window.same,
         count_include_pad=node.op_type == "AveragePool" and node.flag("count_include_pad"),
     )
-    return decoded(node.op_type, attributes, node.operands)
-
-
-def _fitted(node: NodeView, window: ResolvedWindow) -> ResolvedWindow:
-    """Returns a window that fits into the input where its extents are known."""
-    rank = len(window.kernel)
-    kernel, strides, pads = list(window.kernel), list(window.strides), list(window.pads)
-    for i, dilation in enumerate(window.dilations):
-        size = node.extent(i + 2)
-        if size is not None:
-            ends = (pads[i], pads[i + rank])
-            fit = fitted(size, kernel[i], strides[i], dilation, ends)
-            kernel[i], strides[i], pads[i + rank] = fit
-    return replace(window, kernel=tuple(kernel), strides=tuple(strides), pads=tuple(pads))
+    sizes = [node.extent(i + 2) for i in range(len(window.kernel))]
+    return decoded(node.op_type, fitting(attributes, sizes), node.operands)
 
 
 def _pool(name: str) -> Codec:

@@ -53,8 +53,7 @@ def need_fitting_windows(scope: EmissionScope, node: Node) -> None:
     rank = len(attributes.kernel_shape)
     have = scope.extents(scope.value(node.operand(0)))
     have = [have[axis] for axis in scope.spatial(node, rank + 2)]
-    named = (extent if isinstance(extent, int) else "open" for extent in have)
-    if fitting(attributes, ("batch", "channels", *named)) != attributes:
+    if fitting(attributes, [e if isinstance(e, int) else None for e in have]) != attributes:
         raise unsupported(node, "its windows are wider than its input")
     for i, extent in enumerate(have):
         if not isinstance(extent, int):
