@@ -22,6 +22,7 @@ from qdqbridge.attribution.correspondence import (
 from qdqbridge.attribution.kernels import KernelShare, kernel_share
 from qdqbridge.attribution.node_errors import KERNEL, NodeError, node_errors
 from qdqbridge.attribution.repairs import repairs
+from qdqbridge.attribution.rescaling import rescaled_as
 from qdqbridge.attribution.simulation import (
     Change,
     GraphRuns,
@@ -101,6 +102,8 @@ class Attribution:
         unseen: Values that the engine does not show.
         left_out: Places along axis 0 of samples that are left out: with NaN, or such that the
             float model makes no finite number of them.
+        scaled: Tensors whose channels the quantized model has scaled, with the weights that take
+            the factors back: the float model was given the same ones first.
     """
 
     tensors: tuple[SuspectTensor, ...]
@@ -113,6 +116,7 @@ class Attribution:
     engine: str = ""
     unseen: tuple[str, ...] = ()
     left_out: tuple[int, ...] = ()
+    scaled: tuple[str, ...] = ()
 
 
 def attribute(
@@ -144,6 +148,9 @@ def attribute(
     """
     _check(reference, quantized)
     found = correspondence(reference, quantized)
+    scaled = rescaled_as(found)
+    if scaled is not None:
+        found = correspondence(scaled[0], quantized)
     _same_network(found)
     floats = GraphRuns(found.reference, data)
     if not any(np.isfinite(floats.stored(value)).any() for value in floats.graph.outputs):
@@ -189,6 +196,7 @@ def attribute(
         "" if share_ is None else share_.engine,
         () if share_ is None else share_.unseen,
         lost,
+        () if scaled is None else scaled[1],
     )
 
 
@@ -338,6 +346,9 @@ def _row(rounded: Rounded, simulation: GraphRuns, alone: float) -> SuspectTensor
     if rounded.kind == BODY:
         moved = simulation.changed(rounded.value, _change(rounded))
         split = {"rounding inside its body": float(np.square(moved - original).sum())}
+    elif rounded.running is not None:  # of each batch as it runs; nothing is clipped
+        moved = simulation.changed(rounded.value, _change(rounded))
+        split = {"activation rounding": float(np.nansum(np.square(moved - original)))}
     else:
         split = causes(rounded, original)
     whole = sum(split.values())

@@ -20,6 +20,8 @@ def changed(rounded: Rounded, original: Array) -> Array:
     """Returns what a tensor has become, as real numbers."""
     if rounded.replaced is not None:
         return rounded.replaced.astype(original.dtype)
+    if rounded.running is not None:
+        return rounded.running(original)
     assert rounded.params is not None
     return rounding(rounded.params)(original)
 

@@ -7,7 +7,7 @@ quantized result stands for the value behind the activations that only the float
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,12 +17,15 @@ from numpy.typing import NDArray
 from qdqbridge.attribution.meeting import computes, keeps_elements, meet
 from qdqbridge.autoquant.planning.units import CLAMPS
 from qdqbridge.graph.alignment import Alignment, main_operand
+from qdqbridge.graph.edit import link, rewire
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.numerics import dequantize, quantize
-from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
 from qdqbridge.ops.conversion import REQUANTIZE
+from qdqbridge.ops.data_movement import IDENTITY
+from qdqbridge.ops.dynamic import DYNAMIC_CONV, UNROUNDED, rounding_of
 from qdqbridge.ops.table import PRODUCTS
 
 Array = NDArray[Any]
@@ -41,10 +44,12 @@ class Rounded:
         node: The node of the float graph that makes it, or that reads the constant.
         theirs: The tensor of the quantized graph.
         their_node: The node of the quantized graph likewise.
-        params: How an activation is rounded; None for constants, which are rounded already.
+        params: How an activation is rounded; None for constants, which are rounded already, and
+            for what a product rounds while it runs.
         replaced: What a constant has become, as real numbers in the shape of ``value``.
         operands: What the node of the quantized graph reads, as values of the float graph; of a
             body alone.
+        running: What a product that quantizes while it runs makes of the activation.
     """
 
     kind: str
@@ -55,6 +60,7 @@ class Rounded:
     params: QuantParams | None = None
     replaced: Array | None = None
     operands: tuple[Value | Array | None, ...] = ()
+    running: Callable[[Array], Array] | None = None
 
     @property
     def name(self) -> str:
@@ -72,6 +78,7 @@ class Correspondence:
         nodes: Nodes of the quantized graph by those of the float graph.
         values: For values of the quantized graph, those of the float graph.
         rounded: What is rounded, in the order of the quantized graph.
+        running: What products round while they run: of each of them, the rounded tensor.
         unknown: Quantized nodes to which nothing corresponds, conversions left out.
     """
 
@@ -80,6 +87,7 @@ class Correspondence:
     nodes: Alignment
     values: dict[Value, Value] = field(default_factory=dict[Value, Value])
     rounded: list[Rounded] = field(default_factory=list[Rounded])
+    running: dict[Node, Rounded] = field(default_factory=dict[Node, Rounded])
     unknown: list[Node] = field(default_factory=list[Node])
 
 
@@ -97,6 +105,7 @@ def correspondence(reference: Graph, quantized: Graph) -> Correspondence:
             found.values[value] = _input(met.reference, value.name, index)
     for node in met.quantized.nodes:
         _follow(node, found)
+    _read_rounded(found)
     return found
 
 
@@ -145,6 +154,33 @@ def _bodies(partner: Node, node: Node, found: Correspondence) -> Iterator[Rounde
         yield Rounded(BODY, own, partner, theirs, node, operands=tuple(operands))
 
 
+def _read_rounded(found: Correspondence) -> None:
+    """Gives products that quantize while they run a value of their own, which they alone read.
+
+    Products that round one value in one way share it.
+    """
+    shared: dict[Hashable, Rounded] = {}
+    behind: dict[Node | None, list[Node]] = {}
+    for node, partner in found.nodes.backward.items():
+        running, own = rounding_of(node), partner.optional(0)
+        if running is None or own is None or own.constant is not None:
+            continue
+        key = (own, node.op, None if node.op is DYNAMIC_CONV else node.attributes)
+        if key not in shared:
+            read = Value(own.type, own.name)
+            identity = Node(IDENTITY, NO_ATTRIBUTES, [own], [read], partner.origin)
+            link(identity)
+            behind.setdefault(own.producer, []).append(identity)
+            shared[key] = Rounded(
+                "activation", read, identity, node.operand(0), node, running=running
+            )
+        rewire(partner, 0, shared[key].value)
+        found.running[node] = shared[key]
+    found.rounded.extend(shared.values())
+    nodes = [n for node in found.reference.nodes for n in (node, *behind.get(node, ()))]
+    found.reference.nodes = [*behind.get(None, ()), *nodes]
+
+
 def _activation(own: Value, theirs: Value, node: Node, found: Correspondence) -> None:
     if theirs.quant is not None:
         params = theirs.quant.params
@@ -190,7 +226,7 @@ def _clamped_later(theirs: Value) -> bool:
 
 
 def _constants(partner: Node, node: Node) -> Iterator[Rounded]:
-    product = node.op in PRODUCTS
+    product = node.op in PRODUCTS or node.op in UNROUNDED
     if partner.op is not node.op and not (product and partner.op in PRODUCTS):
         return
     for index, theirs in enumerate(node.inputs):

@@ -26,13 +26,13 @@ from qdqbridge.graph.copying import copied
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.weights import geometry_of
 from qdqbridge.ops.data_movement import FLATTEN, RESHAPE, SQUEEZE, TRANSPOSE, UNSQUEEZE
-from qdqbridge.ops.dynamic import DYNAMIC_DENSE
+from qdqbridge.ops.dynamic import DYNAMIC_BLOCK_DENSE, DYNAMIC_DENSE
 from qdqbridge.ops.matmul import OPERATORS as MATRIX_PRODUCTS
 from qdqbridge.ops.selection import SPLIT
 from qdqbridge.ops.table import PRODUCTS
 
 RESHAPES = (RESHAPE, FLATTEN, SQUEEZE, UNSQUEEZE)
-_MATRIX_PRODUCTS = (*MATRIX_PRODUCTS, DYNAMIC_DENSE)
+_MATRIX_PRODUCTS = (*MATRIX_PRODUCTS, DYNAMIC_DENSE, DYNAMIC_BLOCK_DENSE)
 _PRODUCTS = frozenset((*PRODUCTS, *_MATRIX_PRODUCTS))
 
 

@@ -98,6 +98,11 @@ class _NodeWalk:
                 parts = self._as_own(value, mine)
                 if parts is not None:
                     self.known[mine] = parts
+        self.running = found.running.get(node)
+        if self.running is not None:
+            parts = self._as_own(self.running.theirs, self.running.value)
+            if parts is not None:
+                self.known[self.running.value] = parts
 
     def _as_own(self, theirs: Value, mine: Value) -> list[Array] | None:
         """Returns what a value holds in the quantized run, in the shapes of the float run."""
@@ -120,6 +125,11 @@ class _NodeWalk:
             return None
         inherited = self._run({})
         steps: list[tuple[str, list[Array]]] = []
+        if self.running is not None and self.running.running is not None:
+            read = self.running.value
+            if read in self.known:
+                self.known[read] = [self.running.running(part) for part in self.known[read]]
+                steps.append(("activation rounding", self._run({})))
         replaced: dict[Value, Array] = {}
         for rounded in constants:
             for name, array in _constant_steps(rounded):

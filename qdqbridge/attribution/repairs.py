@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from qdqbridge.attribution.correspondence import Rounded
 from qdqbridge.attribution.simulation import Change, rounding
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.ops.dynamic import DYNAMIC_DENSE
+from qdqbridge.ops.dynamic import rounded as dynamically_rounded
 
 Array = NDArray[Any]
 
@@ -57,6 +60,11 @@ def repairs(rounded: Rounded, original: Array) -> Iterator[Repair]:
         elif rounded.kind == "bias":
             words = "the float bias rounded to the accumulator's step"
             yield Repair(_NUMBERS, words, _nearest(rounded, params))
+    elif rounded.their_node is not None and rounded.running is not None:
+        dense = DYNAMIC_DENSE.of(rounded.their_node)
+        if dense is not None and not dense.rows:
+            rows = "a scale for every row"
+            yield Repair(_CHANNELS, rows, partial(dynamically_rounded, rows=True))
     yield Repair(_FLOAT, "leave it float", lambda real: real)
 
 

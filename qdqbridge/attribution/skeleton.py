@@ -34,8 +34,7 @@ from qdqbridge.ops.attributes import GemmAttrs, SliceAttrs, SplitAttrs
 from qdqbridge.ops.build import result
 from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.composition import CompositionAttrs
-from qdqbridge.ops.convolution import CONV
-from qdqbridge.ops.dynamic import DYNAMIC_CONV, DYNAMIC_DENSE
+from qdqbridge.ops.dynamic import UNROUNDED
 from qdqbridge.ops.elementwise import ADD
 from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.ops.selection import SLICE, SPLIT
@@ -318,11 +317,9 @@ class _Floats:
         if isinstance(node.attributes, CompositionAttrs):
             self._compose(node, node.attributes, operands, results[0])
             return
-        op, attributes = node.op, node.attributes
-        if op is DYNAMIC_DENSE:  # without its rounding
-            op, attributes = DENSE, NO_ATTRIBUTES
-        elif op is DYNAMIC_CONV:
-            op = CONV
+        op, attributes = UNROUNDED.get(node.op, node.op), node.attributes
+        if op is DENSE:
+            attributes = NO_ATTRIBUTES
         self._link(Node(op, attributes, operands, results, node.origin), node)
 
     def _compose(

@@ -126,6 +126,7 @@ def _json(found: Attribution) -> dict[str, Any]:
         "engine": found.engine or None,
         "unseen": list(found.unseen),
         "left_out": list(found.left_out),
+        "scaled": list(found.scaled),
         "nodes": [
             {
                 "name": each.name, "operator": each.operator, "tensor": each.tensor,
@@ -172,6 +173,11 @@ def _parts(found: Attribution, rows: int) -> list[Any]:
         lines.append(
             f"left out: {len(found.left_out)} of the samples, that hold NaN or of which the float "
             f"model makes no finite number (counted from 0: {places})"
+        )
+    if found.scaled:
+        lines.append(
+            f"channels of {len(found.scaled)} tensors were scaled, with the weights that read them "
+            f"({_listed(found.scaled)}): errors are measured against the float model scaled alike"
         )
     if found.unknown:
         lines.append(

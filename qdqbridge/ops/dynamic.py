@@ -9,20 +9,21 @@ docs/ContribOperators.md, DynamicQuantizeMatMul, and MatMulNBits with accuracy_l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
-from qdqbridge.graph.operator import Array, Attributes, Flow, Operands, Row, Types
+from qdqbridge.graph.operator import Array, Attributes, Flow, Operands, Operator, Row, Types
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, ValueType
 from qdqbridge.ops.accumulator import accumulation_dtype, centered, exact_dtype, integer_params
 from qdqbridge.ops.attributes import ConvAttrs
 from qdqbridge.ops.convolution import CONV, correlate
-from qdqbridge.ops.matmul import rows_fit
+from qdqbridge.ops.matmul import DENSE, rows_fit
 from qdqbridge.ops.stored import optional, present
 
 _LAST = 255
@@ -308,3 +309,35 @@ DYNAMIC_BLOCK_DENSE = Row(
 )
 
 OPERATORS = (DYNAMIC_DENSE, DYNAMIC_CONV, DYNAMIC_BLOCK_DENSE)
+UNROUNDED: Mapping[Operator, Operator] = {
+    DYNAMIC_DENSE: DENSE, DYNAMIC_CONV: CONV, DYNAMIC_BLOCK_DENSE: DENSE,
+}  # fmt: skip
+"""The products of real numbers that they approximate."""
+
+
+def rounding_of(node: Node) -> Callable[[Array], Array] | None:
+    """Returns what a product makes of its activation, as real numbers; None of other nodes."""
+    dense, blocks = DYNAMIC_DENSE.of(node), DYNAMIC_BLOCK_DENSE.of(node)
+    if blocks is not None:
+        return partial(_rounded_blocks, blocks.block_size)
+    if dense is None and node.op is not DYNAMIC_CONV:
+        return None
+    return partial(rounded, rows=dense is not None and dense.rows)
+
+
+def rounded(x: Array, *, rows: bool) -> Array:
+    """Returns the real numbers that the codes of data stand for.
+
+    Args:
+        x: float32.
+        rows: One scale and zero point for every row, not for all data.
+    """
+    scale, zero_point = dynamic_parameters(x, rows=rows)
+    codes = dynamic_codes(x, scale, zero_point).astype(np.int32)
+    return (codes - zero_point).astype(np.float32) * scale
+
+
+def _rounded_blocks(block_size: int, x: Array) -> Array:
+    codes, step = block_codes(x.astype(np.float32), block_size)
+    real = codes * step[..., None]
+    return real.reshape(*x.shape[:-1], -1)[..., : x.shape[-1]].astype(x.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -11,10 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from onnxruntime.quantization import QuantType, quantize_dynamic
 
 import qdqbridge as qb
 from qdqbridge.attribution.correspondence import correspondence, share
 from qdqbridge.attribution.simulation import GraphRuns
+from qdqbridge.autoquant.repair.equalize import EqualizedLink, reach_of, rescaled
+from qdqbridge.autoquant.repair.layers import layer_of, norm_of
+from qdqbridge.autoquant.repair.paths import PathRefused
 from qdqbridge.cli.failures import run
 from qdqbridge.engines import EngineVerdict
 from qdqbridge.errors import InputDataError, UnsupportedModelError
@@ -118,6 +123,46 @@ def test_what_nodes_add_and_inherit_is_the_whole_error(reference: Path, quantize
     assert first.inherited_db == np.inf
     assert list(first.parts) == ["activation rounding"]
     assert first.parts["activation rounding"] == first.added_db
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "attention"])
+def test_what_runs_quantized_only_is_charged_to_the_products(name: str, tmp_path: Path) -> None:
+    original, out = MODELS / f"digits_{name}_float.onnx", tmp_path / "dynamic.onnx"
+    quantize_dynamic(original, out, weight_type=QuantType.QUInt8)
+    found = qb.blame(original, out, {qb.load(original).inputs[0].name: images()})
+    # The same integers summed in floats instead.
+    assert found.simulated_db == pytest.approx(found.quantized_db, abs=0.02)
+    assert found.aligned == 1.0
+    activations = [each for each in found.tensors if each.kind == "activation"]
+    products = [each for each in found.nodes if each.operator in ("DynamicDense", "DynamicConv")]
+    assert activations
+    assert all(each.cause == "activation rounding" for each in activations)
+    assert all({"weight rounding", "activation rounding"} <= set(each.parts) for each in products)
+    # What is left to the kernels is the order of float32 sums.
+    assert all(each.parts.get("kernel", np.inf) > 120 for each in products)
+
+
+def test_scaled_channels_are_no_error() -> None:
+    """A file of smoothed and equalized weights is blamed as against the smoothed float model."""
+    graph = qb.load(ATTENTION)
+    rng = np.random.default_rng(0)
+    sources = [each for node in graph.nodes if (each := norm_of(node) or layer_of(node))]
+    links: list[EqualizedLink] = []
+    for source in sources:
+        with contextlib.suppress(PathRefused):
+            links.append(EqualizedLink(source, reach_of(graph.outputs, source, {})))
+    factors = {link: np.exp(rng.normal(0, 1, link.source.outputs)) for link in links}
+    scaled = rescaled(graph, factors)
+    data, name = {"input": images(48)}, {link.source.node.output.name for link in links}
+    made = qb.quantize(scaled, data, repair=())
+    found, wanted = (qb.blame(each, made, {"input": images()}) for each in (ATTENTION, scaled))
+    assert len(links) >= 4
+    assert set(found.scaled) == name
+    assert wanted.scaled == ()
+    # Factors are read off rounded weights where no norm says them.
+    assert found.simulated_db == pytest.approx(wanted.simulated_db, abs=0.01)
+    assert found.repaired_db == pytest.approx(wanted.repaired_db, abs=0.5)
+    assert [each.name for each in found.tensors[:3]] == [each.name for each in wanted.tensors[:3]]
 
 
 class _WrongKernel(Interpreter):

