@@ -39,7 +39,7 @@ def rescaled_as(found: Correspondence) -> tuple[Graph, tuple[str, ...]] | None:
     links = [link for link in _links(found.reference) if _is_known(link, theirs)]
     if not links:
         return None
-    logs = _Factors(links, theirs).solved()
+    logs = _ChannelFactors(links, theirs).solved()
     scales = {link: np.exp(log) for link, log in logs.items() if np.abs(log).max() > _SMALLEST}
     if not scales:
         return None
@@ -94,7 +94,7 @@ class _Ratio:
     weight: Array
 
 
-class _Factors:
+class _ChannelFactors:
     """Logarithms of the factors, by least squares over all weights that they have moved.
 
     The ratio of two weights is the factor of its column over that of its row; so every factor is

@@ -77,7 +77,7 @@ _ALL = (
     ),
     ExportProfile(
         "qoperator", "onnxruntime without graph optimizations", Clamp.STORED, qoperator.RULES,
-        bias=Bias.INT32, operators=True, newest=_ORT,
+        bias=Bias.INT32, operators=True, newest=_ORT, told=(ort.ROUNDED_ACTIVATION,),
     ),
 )  # fmt: skip
 

@@ -79,12 +79,18 @@ class Rows:
     ) -> Direct:  # fmt: skip
         """Returns the description of a kernel: rows are pixels, one row of them or one column."""
         inner = known_extent(self.operand[-1])
-        at_once = _AT_ONCE_AMX if place.cpu.amx else AT_ONCE
-        grid = (at_once, 1) if self.open else (1, self.count)
-        return Direct(
-            place.cpu, self.operand, self.outcome, self.batch, grid, inner, signed, (1, 1), (1, 1),
-            (1, 1), (0, 0), grid, 1, units, sums, form, place.threads, open_rows=self.open,
-        )  # fmt: skip
+
+        def of_grid(grid: tuple[int, int]) -> Direct:
+            return Direct(
+                place.cpu, self.operand, self.outcome, self.batch, grid, inner, signed, (1, 1),
+                (1, 1), (1, 1), (0, 0), grid, 1, units, sums, form, place.threads,
+                open_rows=self.open,
+            )  # fmt: skip
+
+        if not self.open:
+            return of_grid((1, self.count))
+        high = of_grid((_AT_ONCE_AMX, 1))
+        return of_grid((AT_ONCE, 1)) if high.amx is None else high
 
 
 def rows_of(node: Node) -> Rows | None:
