@@ -32,6 +32,8 @@ LINE = 64
 """Bytes of a line of memory."""
 _AHEAD = 8192
 """Bytes by which codes that meet one row are asked for before they are used."""
+_EACH = 4096
+"""The same in each of several places that are read in turn."""
 _NEAR = 1280
 """The same, of one digit and 256-bit registers (measured on Zen 3: 0.88 of memory, 0.80 with the
 distance of three digits)."""
@@ -134,11 +136,12 @@ def dots_of(d: CodesProduct) -> Dots:
 class ByteDots:
     """``vpdpbusd``: four products of bytes are added to a sum of 32 bits."""
 
-    chains, together, asks_between, ahead = _CHAINS, 1, False, _AHEAD
+    chains, together, asks_between = _CHAINS, 1, False
     spread_parts, one_loop, read_through = 0, False, FEW
 
     def __init__(self, d: CodesProduct) -> None:
         self.d = d
+        self.ahead = _AHEAD if d.streams == 1 else _EACH
 
     def parts_at_once(self, rows: int) -> int:
         """Returns as many as the second-level cache has digits of."""
@@ -210,7 +213,7 @@ class PairDots:
     def __init__(self, d: CodesProduct) -> None:
         assert d.chunk <= CHUNK
         self.d = d
-        self.ahead = _NEAR if d.digits == 1 else _AHEAD
+        self.ahead = _NEAR if d.digits == 1 else _EACH
         spread = _ROWS_OF_PAIRS * d.step * d.digits * d.cpu.lanes
         parts = min(_whole_blocks(d, SPREAD // spread), d.parts)
         self.spread_parts = parts if parts * spread <= 2 * SPREAD else 0

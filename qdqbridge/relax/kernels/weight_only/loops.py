@@ -24,7 +24,7 @@ from qdqbridge.relax.kernels.products.dense import AT_ONCE
 from qdqbridge.relax.kernels.tiles.register_tile import channel_pieces
 from qdqbridge.relax.kernels.weight_only.digits import RowDigits
 from qdqbridge.relax.kernels.weight_only.product import FEW, CodesProduct
-from qdqbridge.relax.kernels.weight_only.tiles import HEIGHTS, CodesTiles
+from qdqbridge.relax.kernels.weight_only.tiles import HEIGHTS, CodesTiles, Streams
 
 _PIECES = 8
 """Pieces of a share that meet few rows: every one begins to read anew, few are handed over (two
@@ -157,9 +157,22 @@ class _CodesProduct:
                 many = many if isinstance(many, int) else bound(many)
                 with turns(many) as i:
                     self.tiles.begin_rows(done + i * size, size)
-                    with turns(some, begin) as unit:
-                        self.tiles.write(
-                            bound(unit * 2), width, tail, first, bound(done + i * size), size
-                        )
+                    self._tiles(columns, first, bound(done + i * size), size)
             done = done + many * size
             done = done if isinstance(done, int) else bound(done)
+
+    def _tiles(
+        self, columns: tuple[Prim, Prim, int, int], first: Prim, row: Prim, size: int
+    ) -> None:
+        """Writes tiles of some rows: of one, several pairs in turn where that is faster."""
+        begin, some, width, tail = columns
+        streams = self.d.streams if size == 1 and width == 2 and tail == self.d.cpu.lanes else 1
+        each = some // streams
+        if streams > 1 and not (isinstance(each, int) and not each):
+            each = each if isinstance(each, int) else bound(each)
+            with turns(each, begin) as unit:
+                several = Streams(streams, each * 2)
+                self.tiles.write(bound(unit * 2), width, tail, first, row, size, several)
+            begin, some = bound(begin + each * streams), bound(some - each * streams)
+        with turns(some, begin) as unit:
+            self.tiles.write(bound(unit * 2), width, tail, first, row, size)

@@ -12,6 +12,8 @@ NIBBLE, DIGIT = 4, 8
 """Bits of a packed code, and of a digit of an activation."""
 CHUNK = 32
 """Products whose codes are in registers at a time, at most."""
+STREAMS = 4
+"""Pairs of blocks that one row meets in turn where memory is asked for."""
 FEW = 8
 """Rows up to which a weight is read from end to end, and every thread makes the digits itself."""
 
@@ -56,6 +58,11 @@ class CodesProduct:
     tasks: int
 
     @property
+    def streams(self) -> int:
+        """Pairs of blocks that one row meets in turn where memory is asked for."""
+        return STREAMS if self.asks else 1
+
+    @property
     def inner(self) -> int:
         """Products of a sum."""
         assert self.operand[-1] is not None
@@ -85,8 +92,8 @@ class CodesProduct:
     def group_registers(self) -> int:
         """Registers of a group of a pair: codes, of both blocks in turn, and the scales of both.
 
-        Memory comes at its full speed only where it is read from one end to the other, line after
-        line: a second stream of scales takes a tenth of it, lines out of turn a fourth.
+        Each pair is read from one end to the other, line after line: a second stream of scales
+        took a tenth of the memory's speed, lines out of turn a fourth (Zen 4).
         """
         return 2 * self.group_codes + 2
 
