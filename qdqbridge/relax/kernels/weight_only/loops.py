@@ -149,7 +149,6 @@ class _CodesProduct:
 
     def _rows(self, columns: tuple[Prim, Prim, int, int], first: Prim, count: Prim) -> None:
         """Writes the tiles of some pairs of blocks: high ones, and what is left."""
-        begin, some, width, tail = columns
         done: Prim = 0
         for size in HEIGHTS:
             many = (count - done) // size

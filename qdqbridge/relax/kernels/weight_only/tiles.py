@@ -247,8 +247,7 @@ class CodesTiles:
         read = self._digits(height)
         begin, some = self.range
         with turns(some * chunks, begin * chunks) as chunk, turns(streams.count) as index:
-            part = bound(chunk // chunks)
-            own = streams.block(block, index)
+            part, own = bound(chunk // chunks), streams.block(block, index)
             kind = index * (chains * lanes) if kept > 1 else 0
             group = bound(part // (d.size // d.step))
 
