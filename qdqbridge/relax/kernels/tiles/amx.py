@@ -72,23 +72,27 @@ class AmxShape:
         return [*sums, *activations, *[(self.steps, _BYTES)] * self.blocks]
 
 
-def configure(shape: AmxShape) -> None:
-    """Tells the thread that runs how its registers are divided up; their contents are lost."""
+def configure(registers: Sequence[tuple[int, int]]) -> None:
+    """Tells the thread that runs how large its registers are; their contents are lost.
+
+    Args:
+        registers: Rows, and bytes of a row, of each.
+    """
     palette = bytearray(64)
     palette[0] = 1
-    for register, (rows, size) in enumerate(shape.registers):
-        palette[16 + 2 * register] = size
-        palette[48 + register] = rows
+    for index, (rows, size) in enumerate(registers):
+        palette[16 + 2 * index] = size
+        palette[48 + index] = rows
     held = T.alloc_buffer((8,), "int64")
     for word in range(8):
         number = int.from_bytes(palette[8 * word : 8 * word + 8], "little")
         store(held, word, tirx.const(number, "int64"), 1)
-    _instruction("ldtilecfg", _address(held, 0))
+    instruction("ldtilecfg", address(held, 0))
 
 
 def release() -> None:
     """Frees the registers: a thread that holds some is slower to switch to and from."""
-    _instruction("tilerelease")
+    instruction("tilerelease")
 
 
 def room(shape: AmxShape) -> Buffer:
@@ -116,8 +120,8 @@ class AmxTile:
     def begin(self, bias: Buffer, channel: Prim) -> None:
         """Sets the sums to the bias of their channels, the first being ``channel``."""
         for row, block in self._used:
-            start = _address(bias, channel + block * LANES)
-            _instruction("tileloadd64", _register(self.shape.sums(row, block)), start, _stride(0))
+            start = address(bias, channel + block * LANES)
+            instruction("tileloadd64", register(self.shape.sums(row, block)), start, stride(0))
 
     def step(
         self, source: Buffer, starts: Sequence[Prim], pitch: Prim, weights: Buffer,
@@ -134,21 +138,21 @@ class AmxTile:
         """
         shape = self.shape
         for block, start in enumerate(packed):
-            at = _address(weights, start)
-            _instruction("tileloadd64", _register(shape.weights(block)), at, _stride(_BYTES))
+            at = address(weights, start)
+            instruction("tileloadd64", register(shape.weights(block)), at, stride(_BYTES))
         for row, start in enumerate(starts):
-            own = _register(shape.activations(row))
-            _instruction("tileloadd64", own, _address(source, start), _stride(pitch))
+            own = register(shape.activations(row))
+            instruction("tileloadd64", own, address(source, start), stride(pitch))
             for block in range(self.blocks):
                 sums, others = shape.sums(row, block), shape.weights(block)
-                _instruction("tdpbusd", _register(sums), own, _register(others))
+                instruction("tdpbusd", register(sums), own, register(others))
 
     def finish(self) -> None:
         """Stores the sums, so that vectors can be made of them."""
         for row, block in self._used:
             sums = self.shape.sums(row, block)
-            start = _address(self._room, sums * (ROWS * LANES))
-            _instruction("tilestored64", _register(sums), start, _stride(_BYTES))
+            start = address(self._room, sums * (ROWS * LANES))
+            instruction("tilestored64", register(sums), start, stride(_BYTES))
 
     def sums(self, pixel: int, block: int) -> Prim:
         """Returns the finished sums of a pixel and a block of channels."""
@@ -157,18 +161,22 @@ class AmxTile:
         return load(self._room, first + place * LANES, LANES)
 
 
-def _instruction(name: str, *arguments: Prim) -> None:
+def instruction(name: str, *arguments: Prim) -> None:
+    """Emits an instruction of AMX."""
     T.evaluate(tirx.call_llvm_intrin("void", f"llvm.x86.{name}", *arguments))
 
 
-def _register(index: int) -> Prim:
+def register(index: int) -> Prim:
+    """Returns a register as an operand."""
     assert index < _REGISTERS
     return tirx.const(index, "uint8")
 
 
-def _stride(size: Prim) -> Prim:
+def stride(size: Prim) -> Prim:
+    """Returns the bytes from one row of a register to the next, in memory."""
     return tirx.const(size, "int64") if isinstance(size, int) else size.astype("int64")
 
 
-def _address(buffer: Buffer, index: Prim) -> Prim:
+def address(buffer: Buffer, index: Prim) -> Prim:
+    """Returns where an element of a buffer is."""
     return tirx.address_of(tirx.BufferLoad(buffer, [index]))

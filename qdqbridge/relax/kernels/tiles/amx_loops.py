@@ -29,7 +29,7 @@ class AmxLoops(DirectLoops):
 
     @contextmanager
     def _task(self) -> Generator[None]:
-        configure(self._shape)
+        configure(self._shape.registers)
         self._room: Buffer = room(self._shape)
         yield
         release()
@@ -61,7 +61,7 @@ class AmxLoops(DirectLoops):
         """One tile: begin with the bias, go through the runs, finish, requantize."""
         shape, (down, right) = self._shape_of(extent[0] * extent[1]), self._apart
         if shape is not self._shape:
-            configure(shape)
+            configure(shape.registers)
         tile = AmxTile(shape, at.blocks, self._room)
         tile.begin(self.bias, self._lane(at))
         pitch = down if self.d.result[1] == 1 else right
@@ -70,7 +70,7 @@ class AmxLoops(DirectLoops):
             tile.step(self.source, starts, pitch, self.weights, weights)
         tile.finish()
         if shape is not self._shape:
-            configure(self._shape)
+            configure(self._shape.registers)
         self._write(tile, at, extent, place)
 
     def _shape_of(self, pixels: int) -> AmxShape:

@@ -24,12 +24,17 @@ from qdqbridge.relax.kernels.codegen.lanes import (
     typed,
 )
 from qdqbridge.relax.kernels.codegen.script import T
-from qdqbridge.relax.kernels.weight_only.product import CHUNK, FEW, NIBBLE, CodesProduct
+from qdqbridge.relax.kernels.weight_only.product import (
+    AMX_ROOM,
+    CHUNK,
+    FEW,
+    NIBBLE,
+    NIBBLES,
+    CodesProduct,
+)
 
 Place = tuple[Buffer, Prim]
 """An element of a buffer."""
-LINE = 64
-"""Bytes of a line of memory."""
 _AHEAD = 8192
 """Bytes by which codes that meet one row are asked for before they are used."""
 _EACH = 4096
@@ -45,7 +50,6 @@ ROOM = 1 << 17
 """Bytes of the digits of many rows that stay in the second-level cache."""
 SPREAD = 3 << 13
 """Bytes of digits in every lane that stay in the first-level cache."""
-_NIBBLES = 0x0F0F0F0F
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,8 @@ class ByteDots:
 
     def parts_at_once(self, rows: int) -> int:
         """Returns as many as the second-level cache has digits of."""
-        return _whole_blocks(self.d, ROOM // (rows * self.d.step * self.d.digits))
+        room = AMX_ROOM if self.d.amx else ROOM
+        return _whole_blocks(self.d, room // (rows * self.d.step * self.d.digits))
 
     def blocks(self, height: int) -> int:
         """Returns two: a digit is spread once for both."""
@@ -158,7 +163,7 @@ class ByteDots:
     def load_codes(self, codes: Mapping[int, Buffer], stream: Buffer, first: Prim) -> None:
         """Fills registers with codes, of the blocks in turn."""
         d, lanes = self.d, self.d.cpu.lanes
-        mask = number(_NIBBLES, "int32", lanes)
+        mask = number(NIBBLES, "int32", lanes)
         with T.unroll(d.loads) as i:
             for b, own in codes.items():
                 packed = load(stream, first + (2 * i + b) * d.register, d.register)
@@ -236,7 +241,7 @@ class PairDots:
     def load_codes(self, codes: Mapping[int, Buffer], stream: Buffer, first: Prim) -> None:
         """Fills registers with halves of codes, of the blocks in turn."""
         d, lanes = self.d, self.d.cpu.lanes
-        mask, shift = number(_NIBBLES, "int32", lanes), number(NIBBLE, "int32", lanes)
+        mask, shift = number(NIBBLES, "int32", lanes), number(NIBBLE, "int32", lanes)
         kind = typed("uint8", d.register)
         for i in range(d.loads):
             for b, own in codes.items():

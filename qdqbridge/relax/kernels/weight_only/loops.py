@@ -20,8 +20,9 @@ from qdqbridge.relax.kernels.codegen.loops import (
 from qdqbridge.relax.kernels.codegen.script import T, prim_func, root
 from qdqbridge.relax.kernels.codegen.shared_pieces import SharedPieces
 from qdqbridge.relax.kernels.epilogues.float_sums import Plain, PlainWriter
-from qdqbridge.relax.kernels.products.dense import AT_ONCE
+from qdqbridge.relax.kernels.tiles.amx import ROWS
 from qdqbridge.relax.kernels.tiles.register_tile import channel_pieces
+from qdqbridge.relax.kernels.weight_only.amx_tiles import AmxCodesTiles
 from qdqbridge.relax.kernels.weight_only.digits import RowDigits
 from qdqbridge.relax.kernels.weight_only.product import FEW, CodesProduct
 from qdqbridge.relax.kernels.weight_only.tiles import HEIGHTS, CodesTiles, Streams
@@ -70,11 +71,12 @@ class _CodesProduct:
     def write(self, rows: Prim) -> None:
         """Writes the loops: some rows at a time; their digits, and shares of the columns."""
         d = self.d
-        most = min(rows, AT_ONCE) if isinstance(rows, int) else AT_ONCE
+        most = min(rows, d.at_once) if isinstance(rows, int) else d.at_once
         tasks = min(d.tasks, d.pairs)
         room = self._room(rows, most, tasks)
         digits = RowDigits(d, self.x, room)
         self.tiles = CodesTiles(d, digits, self.shared, self.writer)
+        self.amx = AmxCodesTiles(self.tiles) if d.amx else None
         self.pieces = SharedPieces(tasks, d.pairs)
         self.few = min(self.tiles.dots.read_through, room // tasks) if tasks > 1 else 0
         with turns((rows + (most - 1)) // most) as chunk:
@@ -102,7 +104,7 @@ class _CodesProduct:
         if not isinstance(rows, int):
             return max(most, tasks)
         copies = most * tasks
-        return copies if most <= FEW and copies <= AT_ONCE else most
+        return copies if most <= FEW and copies <= self.d.at_once else most
 
     def _part_size(self, most: int, count: Prim) -> Prim:
         """Returns how many parts of rows are gone through at a time."""
@@ -126,8 +128,11 @@ class _CodesProduct:
         adds to sums of earlier parts must not be done twice, so that tasks keep to their shares.
         """
         d = self.d
-        if most > 1:
+        many = count >= ROWS if self.amx is not None else False
+        if most > 1 and many is not True:
             self.tiles.make_room()
+        if self.amx is not None:
+            self.amx.begin()
         tasks = self.pieces.tasks
         own = self.tiles.own = bound(choice(few, task * count, 0)) if self.few else 0
 
@@ -144,8 +149,25 @@ class _CodesProduct:
             for at, length, width, tail in channel_pieces(d.units, d.cpu.lanes, 2):
                 begin, some = within(low, extent, at, length)
                 columns = bound(begin), bound(some), width, tail
-                rows = partial(self._rows, columns, first, count)
+                rows = partial(self._any_rows, columns, first, count, many)
                 when(True if isinstance(some, int) else some > 0, rows)
+        if self.amx is not None:
+            self.amx.end()
+
+    def _any_rows(
+        self, columns: tuple[Prim, Prim, int, int], first: Prim, count: Prim, many: Prim
+    ) -> None:
+        """Writes the tiles of some pairs of blocks, on AMX where there are many rows."""
+        begin, some, width, tail = columns
+
+        def on_amx() -> None:
+            assert self.amx is not None
+            with turns(some, begin) as unit:
+                self.amx.write(bound(unit * 2), width, tail, first, count)
+
+        when(many, on_amx)
+        few = not many if isinstance(many, bool) else tirx.Not(many)
+        when(few, partial(self._rows, columns, first, count))
 
     def _rows(self, columns: tuple[Prim, Prim, int, int], first: Prim, count: Prim) -> None:
         """Writes the tiles of some pairs of blocks: high ones, and what is left."""

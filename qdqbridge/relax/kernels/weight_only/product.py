@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from qdqbridge.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.relax.kernels.codegen.lanes import Prim
 from qdqbridge.relax.kernels.operands import Open
+from qdqbridge.relax.kernels.products.dense import AT_ONCE
+from qdqbridge.relax.kernels.tiles.amx import ROWS
 
 NIBBLE, DIGIT = 4, 8
 """Bits of a packed code, and of a digit of an activation."""
+NIBBLES = 0x0F0F0F0F
+"""The lower codes of four bytes."""
 CHUNK = 32
 """Products whose codes are in registers at a time, at most."""
 STREAMS = 4
 """Pairs of blocks that one row meets in turn where memory is asked for."""
+LINE = 64
+"""Bytes of a line of memory."""
+AMX_ROWS = 8 * ROWS
+"""Rows of an open number that are worked on at a time with AMX."""
+AMX_ROOM = 1 << 19
+"""Bytes of the digits of many rows that stay in the second-level cache of a CPU with AMX."""
 FEW = 8
 """Rows up to which a weight is read from end to end, and every thread makes the digits itself."""
 
@@ -108,6 +119,33 @@ class CodesProduct:
             return ((0,),)
         small = self.bits == NIBBLE and self.centre == 1 << (NIBBLE - 1)
         return ((0, 1, 2),) if small else ((0, 1), (2,))
+
+    @property
+    def amx(self) -> bool:
+        """Whether many rows are multiplied by AMX."""
+        return self.cpu.amx and (self.operand[0] is None or self.rows >= ROWS)
+
+    @property
+    def rows(self) -> int:
+        """Rows of known number, of all open extents one."""
+        return math.prod(extent for extent in self.operand[:-1] if extent is not None)
+
+    @property
+    def at_once(self) -> int:
+        """Rows of an open number that are worked on at a time."""
+        return AMX_ROWS if self.amx else AT_ONCE
+
+    @property
+    def row_digits(self) -> int:
+        """Bytes from the digits of one row to those of the next.
+
+        Rows of one AMX register shall not all lie in the same few lines of the first-level cache.
+        """
+        return self.inner * self.digits + (LINE if self.amx else 0)
+
+    def place_of_digits(self, row: Prim, part: Prim, digit: int = 0) -> Prim:
+        """Returns where a digit of a part of a row begins."""
+        return row * self.row_digits + (part * self.digits + digit) * self.step
 
     @property
     def parts(self) -> int:

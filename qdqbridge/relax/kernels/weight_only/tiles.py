@@ -29,8 +29,8 @@ from qdqbridge.relax.kernels.codegen.loops import turns
 from qdqbridge.relax.kernels.codegen.script import T
 from qdqbridge.relax.kernels.epilogues.float_sums import PlainWriter
 from qdqbridge.relax.kernels.weight_only.digits import RowDigits
-from qdqbridge.relax.kernels.weight_only.dots import LINE, Digits, Place, ask, dots_of, pieces
-from qdqbridge.relax.kernels.weight_only.product import DIGIT, CodesProduct
+from qdqbridge.relax.kernels.weight_only.dots import Digits, Place, ask, dots_of, pieces
+from qdqbridge.relax.kernels.weight_only.product import DIGIT, LINE, CodesProduct
 
 HEIGHTS = (4, 2, 1)
 """Rows of tiles: their sums, and the codes of a chunk of two blocks of columns, are registers."""
@@ -117,7 +117,7 @@ class CodesTiles:
         begin, some = self.range
         each = d.step * d.digits
         with turns(height) as p:
-            source = bound(((self.own + row + p) * d.parts + begin) * each)
+            source = bound(d.place_of_digits(self.own + row + p, begin))
             target = bound(p * (self.dots.spread_parts * each * d.cpu.lanes))
             with turns(some * (each // 4)) as four:
                 digits = load(self.rows.digits, source + four * 4, 4)
@@ -160,7 +160,7 @@ class CodesTiles:
         totals = [self._register("float32", height * streams.count) for _ in range(width)]
         with turns(streams.count) as index:
             at = streams.block(block, index)
-            self._begin_sums(totals, at, row, height, index)
+            self.begin_sums(totals, at, row, height, index)
         for blocks in pieces(width, self.dots.blocks(height)):
             some = {b: totals[b] for b in blocks}
             if d.digits == 1:
@@ -169,9 +169,9 @@ class CodesTiles:
                 self._three_digits(some, block, row, height, streams)
         with turns(streams.count) as index:
             at = streams.block(block, index)
-            self._end_sums(totals, at, tail, (first, row), height, index)
+            self.end_sums(totals, at, tail, (first, row), height, index)
 
-    def _begin_sums(
+    def begin_sums(
         self, totals: Sequence[Buffer], block: Prim, row: Prim, height: int, index: Prim
     ) -> None:
         """Begins the sums of a pair of blocks: with the bias, or what the parts before gave."""
@@ -195,7 +195,7 @@ class CodesTiles:
         """Returns where the sums of earlier parts are kept."""
         return (row * self.d.blocks + block) * self.d.cpu.lanes
 
-    def _end_sums(
+    def end_sums(
         self, totals: Sequence[Buffer], block: Prim, tail: int, rows: tuple[Prim, Prim],
         height: int, index: Prim,
     ) -> None:  # fmt: skip
@@ -254,7 +254,7 @@ class CodesTiles:
             def start(p: int) -> None:
                 place = bound((self.own + row + p) * d.parts + part)
                 for b in totals:
-                    store(sums[b], kind + p * lanes, self._start(place, own, b, group), lanes)
+                    store(sums[b], kind + p * lanes, self.start(place, own, b, group), lanes)
                     for chain in range(1, chains):
                         store(sums[b], kind + chain * lanes, number(0, "int32", lanes), lanes)
 
@@ -266,7 +266,7 @@ class CodesTiles:
                         whole = whole + load(sums[b], kind + chain * lanes, lanes)
                     real = floats(whole, lanes)
                     real = real * splat(load(self.rows.steps, place, 1), lanes)
-                    term = fence(bound(real * self._scales(own, b, group)))
+                    term = fence(bound(real * self.scales(own, b, group)))
                     before = load(total, (index + p) * lanes, lanes)
                     store(total, (index + p) * lanes, before + term, lanes)
 
@@ -274,7 +274,7 @@ class CodesTiles:
                 with T.If(chunk % chunks == 0), T.Then():
                     for p in range(height):
                         start(p)
-            first = bound(self._codes_of(own, chunk))
+            first = bound(self.codes_of(own, chunk))
             asked = self._later(first, height)
             if not self.dots.asks_between:
                 for later in asked:
@@ -288,7 +288,7 @@ class CodesTiles:
                     if chunks == 1:
                         start(p)
                     if spread is None:
-                        begins = bound((self.own + row + p) * d.inner + chunk * d.chunk)
+                        begins = bound((self.own + row + p) * d.row_digits + chunk * d.chunk)
                     else:
                         begins = spread(p, 0)
                     digits.append((begins, [(each, kind + p * lanes) for each in sums.values()]))
@@ -301,7 +301,7 @@ class CodesTiles:
                     for p in range(height):
                         finish(p)
 
-    def _start(self, place: Prim, block: Prim, after: int, group: Prim) -> Prim:
+    def start(self, place: Prim, block: Prim, after: int, group: Prim) -> Prim:
         """Returns what the zero points of a group of the weight add to its sums.
 
         Args:
@@ -317,14 +317,14 @@ class CodesTiles:
         at = ((block // 2 * d.groups + group) * 2 + after) * lanes
         return start * load(self.zeros, at, lanes).astype(typed("int32", lanes))
 
-    def _scales(self, block: Prim, after: int, group: Prim) -> Prim:
+    def scales(self, block: Prim, after: int, group: Prim) -> Prim:
         """Returns the scales of a group of the weight: of a block, or of the one after it."""
         d = self.d
         last = (d.group_registers - 2 + after) * d.register
         stored = load(self.stream, d.group_start(block // 2, group) + last, d.register)
         return tirx.reinterpret(typed("float32", d.cpu.lanes), stored)
 
-    def _codes_of(self, block: Prim, chunk: Prim) -> Prim:
+    def codes_of(self, block: Prim, chunk: Prim) -> Prim:
         """Returns the first byte of the codes of a chunk of a pair of blocks."""
         d = self.d
         chunks = d.size // d.chunk
@@ -374,7 +374,7 @@ class CodesTiles:
         """Adds the products of a part of the rows, which has one scale of activations."""
         d, lanes = self.d, self.d.cpu.lanes
         part, group = place_of
-        first = bound(self._codes_of(block, part))
+        first = bound(self.codes_of(block, part))
         asked = self._later(first, height)
         self.dots.load_codes(room.codes, self.stream, first)
         read = self._digits(height)
@@ -385,15 +385,16 @@ class CodesTiles:
             for digit in range(d.digits):
                 at = place * d.digits + digit
                 for b in room.totals:
-                    store(room.sums[b][digit], 0, self._start(at, block, b, group), lanes)
+                    store(room.sums[b][digit], 0, self.start(at, block, b, group), lanes)
                 places = [(sums[digit], 0) for sums in room.sums.values()]
-                begins = bound(at * d.step) if spread is None else spread(p, digit * d.step)
+                begins = d.place_of_digits(self.own + row + p, part, digit)
+                begins = bound(begins) if spread is None else spread(p, digit * d.step)
                 digits.append((begins, places))
             self.dots.add(read, digits, room.codes, asked if p == 0 else ())
             for b, total in room.own.items():
                 step = splat(load(self.rows.steps, place, 1), lanes)
                 before = load(total, (index + p) * lanes, lanes)
-                real = self._real(room.sums[b])
+                real = self.real([load(each, 0, lanes) for each in room.sums[b]])
                 store(total, (index + p) * lanes, fused(real, step, before), lanes)
 
     def _end_group(self, room: _Room, block: Prim, height: int, group: Prim, index: Prim) -> None:
@@ -403,7 +404,7 @@ class CodesTiles:
             for b, total in room.totals.items():
                 at = (index + p) * lanes
                 before, value = load(total, at, lanes), load(room.own[b], at, lanes)
-                store(total, at, fused(value, self._scales(block, b, group), before), lanes)
+                store(total, at, fused(value, self.scales(block, b, group), before), lanes)
 
     def _register(self, dtype: str, count: int = 1) -> Buffer:
         shape: Any = (count * self.d.cpu.lanes,)
@@ -432,16 +433,15 @@ class CodesTiles:
         scales = [ahead + 2 * d.loads * d.register] if d.size > d.chunk else []
         return [(self.stream, at) for at in (ahead, *scales)]
 
-    def _real(self, sums: Sequence[Buffer]) -> Prim:
+    def real(self, sums: Sequence[Prim]) -> Prim:
         """Returns the sums of all digits as float32, in units of the lowest one."""
         lanes = self.d.cpu.lanes
         up = number(float(1 << DIGIT), "float32", lanes)
         real: Prim = None
         for chain in self.d.joint_digits:
-            total = load(sums[chain[0]], 0, lanes)
+            total = sums[chain[0]]
             for digit in chain[1:]:
-                total = tirx.shift_left(total, number(DIGIT, "int32", lanes))
-                total = total + load(sums[digit], 0, lanes)
+                total = tirx.shift_left(total, number(DIGIT, "int32", lanes)) + sums[digit]
             value = floats(total, lanes)
             real = value if real is None else fused(real, up, value)
         return real
