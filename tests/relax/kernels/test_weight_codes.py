@@ -101,6 +101,7 @@ def test_products_in_parts_have_every_bit(
     found = network("uint4 each", 32, ("n", 256), rounded=rounded)
     whole = build(found, threads=threads)
     monkeypatch.setattr(dots, "ROOM", room)
+    monkeypatch.setattr(dots, "AMX_ROOM", room)
     monkeypatch.setattr(dots, "SPREAD", room // 16)
     monkeypatch.setattr(weight_codes_loops, "_PAIRS", 1)
     parts = build(found, threads=threads)
@@ -110,6 +111,30 @@ def test_products_in_parts_have_every_bit(
         np.testing.assert_array_equal(got, wanted)
         alone = next(iter(parts.run({"x": x[-1:]}).values()))
         np.testing.assert_array_equal(alone, wanted[-1:])
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize(("kind", "size"), SIZED)
+def test_a_row_has_the_same_bits_among_any_others(kind: str, size: int, rounded: bool) -> None:
+    """Many rows go another way on a CPU with AMX, four pairs of columns at a time for one alone."""
+    rng = np.random.default_rng(size)
+    x = rng.normal(0, 1, (200, 256)).astype(np.float32) * rng.lognormal(0, 4, (200, 1))
+    x = x.astype(np.float32)
+    found = network(kind, size, ("n", 256), rounded=rounded, units=300)
+    fixed = network(kind, size, (33, 256), rounded=rounded, units=300)
+    executable = build(found, threads=2)
+    (alone,) = build(network(kind, size, (1, 256), rounded=rounded, units=300)).run(
+        {"x": x[:1]}
+    ).values()  # fmt: skip
+    (wanted,) = executable.run({"x": x}).values()
+    np.testing.assert_array_equal(wanted[:1], alone)
+    for rows in (1, 2, 4, 15, 16, 17, 31, 32, 33, 127, 128, 129):
+        (got,) = executable.run({"x": x[-rows:]}).values()
+        np.testing.assert_array_equal(got, wanted[-rows:])
+    (got,) = build(fixed, threads=1).run({"x": x[:33]}).values()
+    np.testing.assert_array_equal(got, wanted[:33])
+    if rounded:
+        np.testing.assert_array_equal(wanted, evaluate(found, {"x": x})[0][found.output_names[0]])
 
 
 @pytest.mark.parametrize("rounded", [False, True])
