@@ -70,6 +70,11 @@ def errors(found: Graph, x: np.ndarray, executable: Any = None) -> np.ndarray:
 
 
 SIZED = list(zip(KINDS, (16, 32, 128, 64, 32, 16), strict=True))
+EVERY = [
+    pytest.param(kind, size, marks=() if (kind, size) in SIZED else pytest.mark.slow)
+    for kind in KINDS
+    for size in (16, 32, 64, 128)
+]
 
 
 @pytest.mark.parametrize(("kind", "size"), SIZED)
@@ -163,8 +168,7 @@ def test_shapes_and_threads(shape: tuple[Any, ...], threads: int) -> None:
 
 
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
-@pytest.mark.parametrize("size", [16, 32, 64, 128])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "size"), EVERY)
 def test_activations_in_blocks_are_the_interpreters(kind: str, size: int, kernels: str) -> None:
     """Every bit, for any number of rows; with a bias and without."""
     found = network(kind, size, rounded=True, bias=size != 32)

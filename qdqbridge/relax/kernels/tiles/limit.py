@@ -82,7 +82,7 @@ def _limit_of_amx(target: Any) -> float:
         with root():
             zeros = T.alloc_buffer((2 * LANES,), "int32")
             store(zeros, 0, number(0, "int32", 2 * LANES), 2 * LANES)
-            configure(shape)
+            configure(shape.registers)
             tile = AmxTile(shape, 2, sums_of(shape))
             tile.begin(zeros, tirx.const(0, "int32"))
             with turns(_ROUNDS * _STEPS):
