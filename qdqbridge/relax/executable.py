@@ -54,11 +54,14 @@ class Executable:
         library: TVM's compiled module.
         threads: How many threads run it.
         target: The TVM target; None of one that was loaded.
+        source: The file that it was loaded from, also by a cache; None of one that was compiled.
     """
 
     def __init__(
-        self, graph: Graph, module: Any, library: Any, threads: int = 1, target: Any = None
-    ) -> None:
+        self, graph: Graph, module: Any, library: Any, threads: int = 1, target: Any = None,
+        source: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.source = source
         self.graph, self.module, self.library = graph, module, library
         self.threads, self.target, self._caller = threads, target, Caller(threads)
         self._device: Any = tvm.cpu()
@@ -97,19 +100,25 @@ class Executable:
     def save(self, path: str | PathLike[str]) -> None:
         """Writes it as a library that :func:`qdqbridge.load_executable` loads, with its interface.
 
+        One that was loaded is copied.
+
         Args:
             path: The file, which ends in ``.so``; an existing one is replaced.
 
         Raises:
-            InputDataError: The name does not end so, or this executable was loaded itself.
+            InputDataError: The name does not end so, or it was not compiled for one target.
+            ModelFileError: What it was loaded from is not there any more, or damaged.
             OutputFileError: The operating system or the linker refuses, as it does for another
                 architecture.
         """
+        if self.source is not None:
+            saving.copy(self.source, path_of(path))
+            return
         if self.target is None:
             raise InputDataError(
                 "cannot save the executable",
-                why="it comes from a file or a cache, or TVM did not compile it for one target",
-                fix="copy that file, or compile without cache=",
+                why="TVM did not compile it for one target",
+                fix="compile it with qdqbridge.compile",
             )
         held = {id(v.constant): v.constant.nbytes for v in self.graph.values() if v.constant}
         code = len(self.graph.nodes) << 16  # rather more than less
@@ -360,4 +369,4 @@ def load_executable(path: Path) -> Executable:
         UnsupportedTargetError: This CPU has not the instructions that it was compiled for.
     """
     graph, library, threads = saving.read(path)
-    return Executable(graph, None, library, threads)
+    return Executable(graph, None, library, threads, source=path.absolute())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,7 @@ def write(library: Any, path: Path, nbytes: int, interface: dict[str, Any]) -> N
         InputDataError: The name does not end so.
         OutputFileError: The operating system or the linker refuses.
     """
-    if path.suffix != SUFFIX:
-        raise InputDataError(
-            "cannot save the executable",
-            where=str(path),
-            why="it is written as a library",
-            fix=f"choose a name that ends in {SUFFIX}",
-        )
+    _need_suffix(path)
     text = json.dumps(interface).encode()
     with placed(path) as scratch:
         write_library(library, scratch, nbytes, path)
@@ -57,6 +52,37 @@ def write(library: Any, path: Path, nbytes: int, interface: dict[str, Any]) -> N
         digest = _digest(scratch, scratch.stat().st_size)
         with scratch.open("ab") as stream:
             stream.write(digest + _MARK)
+
+
+def copy(source: Path, path: Path) -> None:
+    """Writes a copy of what :func:`write` has written, replacing an existing file.
+
+    Args:
+        source: The library.
+        path: The file; it ends in ``.so``.
+
+    Raises:
+        InputDataError: The name does not end so.
+        ModelFileError: ``source`` is not there any more, or damaged.
+        OutputFileError: The operating system refuses.
+    """
+    _need_suffix(path)
+    try:
+        _checked(source)
+    except OSError as error:
+        raise _unreadable(source, error.strerror or str(error)) from error
+    with placed(path) as scratch:
+        shutil.copyfile(source, scratch)
+
+
+def _need_suffix(path: Path) -> None:
+    if path.suffix != SUFFIX:
+        raise InputDataError(
+            "cannot save the executable",
+            where=str(path),
+            why="it is written as a library",
+            fix=f"choose a name that ends in {SUFFIX}",
+        )
 
 
 def read(path: Path) -> tuple[Graph, Any, int]:

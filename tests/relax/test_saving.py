@@ -118,10 +118,35 @@ def test_what_cannot_be_saved(saved: Any, tmp_path: Path) -> None:
     with pytest.raises(InputDataError, match="cannot save"):
         saved[0].save(tmp_path / "digits.bin")
     with pytest.raises(InputDataError, match="cannot save"):
-        qb.load_executable(saved[1]).save(tmp_path / "again.so")
+        qb.load_executable(saved[1]).save(tmp_path / "again.bin")
     with pytest.raises(InputDataError, match="path"):
         saved[0].save(5)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_was_loaded_is_copied(saved: Any, tmp_path: Path) -> None:
+    first, again = tmp_path / "first.so", tmp_path / "again.so"
+    first.write_bytes(saved[1].read_bytes())
+    loaded = qb.load_executable(first)
+    loaded.save(again)
+    loaded.save(first)  # over itself
+    assert again.read_bytes() == first.read_bytes() == saved[1].read_bytes()
+    again.write_bytes(b"kept")
+    first.unlink()
+    with pytest.raises(ModelFileError, match="cannot load"):
+        loaded.save(again)
+    assert again.read_bytes() == b"kept"
+
+
+def test_what_a_cache_has_given_is_saved(tmp_path: Path) -> None:
+    graph = qb.load(MODEL)
+    for _ in range(2):  # compiled, then loaded
+        executable = qb.compile(graph, cache=tmp_path / "cache")
+    executable.save(tmp_path / "saved.so")
+    data = {executable.input_names[0]: np.ones((1, 1, 8, 8), np.float32)}
+    (wanted,) = executable.run(data).values()
+    (got,) = qb.load_executable(tmp_path / "saved.so").run(data).values()
+    np.testing.assert_array_equal(got, wanted)
 
 
 def test_pickles_and_copies_are_refused(saved: Any) -> None:

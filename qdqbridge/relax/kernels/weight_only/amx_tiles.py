@@ -69,12 +69,16 @@ class AmxCodesTiles:
         """Registers of sums."""
         return self.d.digits if self._several else _WIDTH
 
-    def begin(self) -> None:
-        """Makes room, and tells the thread that runs how large its registers are."""
-        digits = self.d.digits
+    def begin(self, many: Prim) -> None:
+        """Makes room, and tells the thread that runs how large its registers are.
+
+        Args:
+            many: Whether there are rows for them, see :meth:`write`.
+        """
         sums = [(ROWS, 4 * LANES)] * self._sums
+        digits = [(ROWS, self.depth)] * self.d.digits
         codes = [(self.depth // 4, 4 * LANES)] * _WIDTH
-        configure([*sums, *[(ROWS, self.depth)] * digits, *codes])
+        when(many, lambda: configure([*sums, *digits, *codes]))
         rows: Any = (AMX_ROWS * LANES,)
         held: Any = (self.d.step // 4 * LANES,)
         self.totals = [T.alloc_buffer(rows, "float32") for _ in range(_WIDTH)]
@@ -83,9 +87,9 @@ class AmxCodesTiles:
         stored: Any = (2 * _WIDTH * self.d.digits * _SUM,)
         self.stored = T.alloc_buffer(stored, "int32")
 
-    def end(self) -> None:
-        """Frees the registers."""
-        release()
+    def end(self, many: Prim) -> None:
+        """Frees the registers where :meth:`begin` has set them up."""
+        when(many, release)
 
     def write(self, block: Prim, width: int, tail: int, first: Prim, count: Prim) -> None:
         """Writes the products of all rows and a pair of blocks of columns.

@@ -132,7 +132,7 @@ class _CodesProduct:
         if most > 1 and many is not True:
             self.tiles.make_room()
         if self.amx is not None:
-            self.amx.begin()
+            self.amx.begin(many)
         tasks = self.pieces.tasks
         own = self.tiles.own = bound(choice(few, task * count, 0)) if self.few else 0
 
@@ -152,7 +152,7 @@ class _CodesProduct:
                 rows = partial(self._any_rows, columns, first, count, many)
                 when(True if isinstance(some, int) else some > 0, rows)
         if self.amx is not None:
-            self.amx.end()
+            self.amx.end(many)
 
     def _any_rows(
         self, columns: tuple[Prim, Prim, int, int], first: Prim, count: Prim, many: Prim

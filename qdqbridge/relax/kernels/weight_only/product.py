@@ -123,12 +123,9 @@ class CodesProduct:
     @property
     def amx(self) -> bool:
         """Whether many rows are multiplied by AMX."""
-        return self.cpu.amx and (self.operand[0] is None or self.rows >= ROWS)
-
-    @property
-    def rows(self) -> int:
-        """Rows of known number, of all open extents one."""
-        return math.prod(extent for extent in self.operand[:-1] if extent is not None)
+        known = [extent for extent in self.operand[:-1] if extent is not None]
+        is_open = len(known) < len(self.operand) - 1
+        return self.cpu.amx and (is_open or math.prod(known) >= ROWS)
 
     @property
     def at_once(self) -> int:
