@@ -75,11 +75,14 @@ def test_the_tensors_explain_the_whole_error(reference: Path, quantized: Path) -
 
 @pytest.fixture(scope="module")
 def quantized_cnn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    logging.disable(logging.WARNING)
     out = tmp_path_factory.mktemp("quantized") / "cnn.onnx"
     with np.load(MODELS / "digits_test.npz") as arrays:
         data = arrays["x"][:64]
-    return quantized_by_onnxruntime(CNN, out, "input", data, per_channel=True, signed=False)
+    logging.disable(logging.WARNING)
+    try:
+        return quantized_by_onnxruntime(CNN, out, "input", data, per_channel=True, signed=False)
+    finally:
+        logging.disable(logging.NOTSET)  # other tests of this process look for warnings
 
 
 @pytest.mark.parametrize("seed", range(KINDS))

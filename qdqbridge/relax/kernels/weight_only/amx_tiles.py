@@ -233,19 +233,12 @@ class AmxCodesTiles:
     def _real(self, block: Prim, b: int, group: Prim, place: Prim, held: tuple[Prim, Prim]) -> Prim:
         """Returns the sums of a part of one row as float32."""
         d, tiles, (half, p) = self.d, self.tiles, held
-        sums: list[Prim] = [
+        # with its start every digit's sum is small enough to be joined with the others in int32
+        sums = [
             load(self.stored, self._stored(half, b * d.digits + digit) + p * LANES, LANES)
+            + tiles.start(bound(place * d.digits + digit), block, b, group)
             for digit in range(d.digits)
         ]
-        joint = tiles.rows.joint
-        if joint is not None:  # one start instead of one for each digit: the same integer
-            sums[-1] = sums[-1] + splat(load(joint, place, 1), LANES)
-        else:
-            starts = (bound(place * d.digits + digit) for digit in range(d.digits))
-            sums = [
-                value + tiles.start(at, block, b, group)
-                for value, at in zip(sums, starts, strict=True)
-            ]
         return tiles.real(sums)
 
     def _add_group(self, block: Prim, b: int, group: Prim, at: Prim, own: Prim) -> None:

@@ -39,7 +39,6 @@ class RowDigits:
         digits: Those of a part of a row side by side, the highest digit first.
         steps: The scale of each part.
         sums: The sum of each digit over a part, times what the zero point of the weight needs.
-        joint: The same of all digits as one integer, where AMX takes it so; else None.
     """
 
     def __init__(self, d: CodesProduct, x: Buffer, most: int) -> None:
@@ -47,8 +46,6 @@ class RowDigits:
         self.digits = T.alloc_buffer((most * d.row_digits,), "int8")
         self.steps = T.alloc_buffer((most * d.parts,), "float32")
         self.sums = T.alloc_buffer((most * d.parts * d.digits,), "int32")
-        one = d.amx and d.centre is not None and len(d.joint_digits) == 1
-        self.joint = T.alloc_buffer((most * d.parts,), "int32") if one else None
 
     def write(
         self, first: Prim, count: Prim, at: Prim = 0, ahead: Place | None = None, *,
@@ -93,15 +90,10 @@ class RowDigits:
         store(self.steps, place, quotient, 1)
         whole = bound(nearest(bound(highest), lanes))
         centre = 1 if d.centre is None else d.centre
-        joint: Prim = None
         for i, digit in enumerate(self._digits(whole)):
             at, held = place * d.digits + i, d.place_of_digits(row, part, i)
             store(self.digits, held, digit.astype(typed("int8", lanes)), lanes)
-            total = bound(summed(digit, lanes) * -centre)
-            store(self.sums, at, total, 1)
-            joint = total if i == 0 else joint * (1 << DIGIT) + total
-        if self.joint is not None:
-            store(self.joint, place, joint, 1)
+            store(self.sums, at, summed(digit, lanes) * -centre, 1)
 
     def _digits(self, whole: Prim) -> list[Prim]:
         """Returns balanced digits, the highest first."""
