@@ -77,7 +77,8 @@ class Correspondence:
         quantized: The quantized graph, where quantization is in types alone.
         nodes: Nodes of the quantized graph by those of the float graph.
         values: For values of the quantized graph, those of the float graph.
-        rounded: What is rounded, in the order of the quantized graph.
+        rounded: What is rounded, in the order of the quantized graph; last what products round
+            while they run.
         running: What products round while they run: of each of them, the rounded tensor.
         unknown: Quantized nodes to which nothing corresponds, conversions left out.
     """

@@ -45,15 +45,27 @@ def rescaled_as(found: Correspondence) -> tuple[Graph, tuple[str, ...]] | None:
         return None
     graph = rescaled(found.reference, scales)
     made = dict(zip(found.reference.nodes, graph.nodes, strict=True))
+    believed = {
+        link: scale for link, scale in scales.items() if _is_explained(link, scale, made, theirs)
+    }
+    if not believed:
+        return None
+    graph = graph if len(believed) == len(scales) else rescaled(found.reference, believed)
+    return graph, tuple(link.source.node.output.name for link in believed)
+
+
+def _is_explained(
+    link: EqualizedLink, scale: Vector, made: Mapping[Node, Node], theirs: Mapping[Value, Array]
+) -> bool:
+    """True where the weights that read the channels are much nearer with the factors."""
     before, after = 0.0, 0.0
-    for node in {end.layer.node for link in scales for end in link.reach.ends}:
-        own, new = node.operand(1), made[node].operand(1)
-        other = theirs.get(own)
-        if other is not None and own.constant is not None and new.constant is not None:
-            before += _distance(own.constant.numpy(), other)
-            after += _distance(new.constant.numpy(), other)
-    names = tuple(link.source.node.output.name for link in scales)
-    return (graph, names) if after < _EXPLAINED * before else None
+    for end in link.reach.ends:
+        other, layer = theirs.get(end.layer.node.operand(1)), layer_of(made[end.layer.node])
+        if other is not None and layer is not None:
+            without = layer.multiplied(np.ones(layer.outputs), 1 / scale[end.channels])
+            before += _distance(without, other)
+            after += _distance(layer.weight, other)
+    return after < _EXPLAINED * before
 
 
 def _links(graph: Graph) -> list[EqualizedLink]:

@@ -334,7 +334,8 @@ def rounded(x: Array, *, rows: bool) -> Array:
     """
     scale, zero_point = dynamic_parameters(x, rows=rows)
     codes = dynamic_codes(x, scale, zero_point).astype(np.int32)
-    return (codes - zero_point).astype(np.float32) * scale
+    with np.errstate(all="ignore"):
+        return (codes - zero_point).astype(np.float32) * scale
 
 
 def _rounded_blocks(block_size: int, x: Array) -> Array:
