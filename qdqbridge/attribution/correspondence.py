@@ -30,6 +30,8 @@ from qdqbridge.ops.table import PRODUCTS
 
 Array = NDArray[Any]
 _BIAS = 2
+_LAST_BITS = 2.0**-21
+"""By what part of itself a float is another number: scaled channels are divided in float32."""
 BODY = "body"
 
 
@@ -254,7 +256,8 @@ def _constant(kind: str, own: Value, partner: Node, theirs: Value, node: Node) -
     if original.dtype.kind != "f" or real.dtype.kind != "f":
         return
     laid = _as_laid(original, real)
-    if laid is not None and not np.array_equal(laid, original):
+    near = _LAST_BITS if theirs.quant is None else 0.0
+    if laid is not None and not np.isclose(laid, original, near, 0.0, equal_nan=True).all():
         yield Rounded(kind, own, partner, theirs, node, None, laid)
 
 

@@ -100,7 +100,7 @@ class _NodeWalk:
                     self.known[mine] = parts
         self.running = found.running.get(node)
         if self.running is not None:
-            parts = self._as_own(self.running.theirs, self.running.value)
+            parts = self._as_own(node.operand(0), self.running.value)
             if parts is not None:
                 self.known[self.running.value] = parts
 

@@ -7,7 +7,7 @@ what rounding does to them, the float model is given the factors as well: what i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,7 +39,7 @@ def rescaled_as(found: Correspondence) -> tuple[Graph, tuple[str, ...]] | None:
     links = [link for link in _links(found.reference) if _is_known(link, theirs)]
     if not links:
         return None
-    logs = _ChannelFactors(links, theirs).solved()
+    logs = _ChannelFactors(links, theirs, found.nodes.forward).solved()
     scales = {link: np.exp(log) for link, log in logs.items() if np.abs(log).max() > _SMALLEST}
     if not scales:
         return None
@@ -93,17 +93,19 @@ def _distance(a: Array, b: Array) -> float:
     return float(np.square(b - wide).sum()) / signal if signal else 0.0
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Ratio:
-    """Logarithms of a weight's ratios, each with how much it tells.
+    """Logarithms of a weight's ratios, each with how much it tells: the power of the float weights.
 
     Attributes:
-        mean: Of each row and column of a group, over its taps.
-        weight: How much it tells: the power of the float weights.
+        power: Of each row and column of a group, over its taps.
+        rows: The sums over columns of the logarithms times the powers, and of the powers.
+        columns: Such sums over rows.
     """
 
-    mean: Array
-    weight: Array
+    power: Array
+    rows: tuple[Array, Array]
+    columns: tuple[Array, Array]
 
 
 class _ChannelFactors:
@@ -111,10 +113,13 @@ class _ChannelFactors:
 
     The ratio of two weights is the factor of its column over that of its row; so every factor is
     the mean of what rows of its source and columns of its readers say, the others being known.
+    A weight of a node to which none corresponds says nothing.
     """
 
-    def __init__(self, links: list[EqualizedLink], theirs: Mapping[Value, Array]) -> None:
-        self.theirs = theirs
+    def __init__(
+        self, links: list[EqualizedLink], theirs: Mapping[Value, Array], known: Container[Node]
+    ) -> None:
+        self.theirs, self.known = theirs, known
         self.ratios: dict[Node, _Ratio] = {}
         self.logs = {link: np.zeros(link.source.outputs) for link in links}
         self.rows: dict[Node, EqualizedLink] = {}
@@ -132,22 +137,27 @@ class _ChannelFactors:
 
     def _note(self, layer: ProductLayer) -> None:
         node = layer.node
-        if node in self.ratios:
+        if node in self.ratios or node not in self.known:
             return
-        own = layer.grid(layer.weight.astype(np.float64))
+        own = layer.grid(layer.weight)
         other = self.theirs.get(node.operand(1))
-        new = own if other is None else layer.grid(np.asarray(other, np.float64))
+        new = own if other is None else layer.grid(other)
         # Rows and columns are compared by what their codes have in common, taps added up.
-        inner, power = (own * new).sum(axis=3), np.square(own).sum(axis=3)
+        inner, power = (
+            np.einsum("grct,grct->grc", own, each, dtype=np.float64) for each in (new, own)
+        )
         usable = (inner > 0) & (power > 0)
         mean = np.log(np.divide(inner, power, out=np.ones_like(inner), where=usable))
-        self.ratios[node] = _Ratio(mean, np.where(usable, power, 0.0))
+        power[~usable] = 0.0
+        mean *= power
+        rows, columns = ((mean.sum(axis), power.sum(axis)) for axis in (2, 1))
+        self.ratios[node] = _Ratio(power.astype(np.float32), rows, columns)
 
     def _note_norm(self, link: EqualizedLink, norm: Norm) -> None:
         """A norm's constants are mostly floats: they say the factors as they are."""
         gamma = norm.node.operand(1)
         other, data = self.theirs.get(gamma), gamma.constant
-        if data is None:
+        if data is None or norm.node not in self.known:
             return
         own = data.numpy().astype(np.float64)
         new = own if other is None else np.asarray(other, np.float64).reshape(own.shape)
@@ -173,29 +183,33 @@ class _ChannelFactors:
 
     def _step(self, link: EqualizedLink) -> Vector:
         total, weight = np.zeros((2, link.source.outputs))
-        if isinstance(link.source, ProductLayer):
-            ratio = self.ratios[link.source.node]
-            said = self._incoming(link.source.node, ratio) - ratio.mean
-            total += (said * ratio.weight).sum(axis=2).reshape(-1)
-            weight += ratio.weight.sum(axis=2).reshape(-1)
+        ratio = self.ratios.get(link.source.node)
+        if ratio is not None:
+            said, powers = ratio.rows
+            total += (self._incoming(link.source.node, ratio) - said).reshape(-1)
+            weight += powers.reshape(-1)
         for end in link.reach.ends:
-            ratio = self.ratios[end.layer.node]
-            said = ratio.mean + self._outgoing(end.layer.node, ratio)
-            np.add.at(total, end.channels, (said * ratio.weight).sum(axis=1).reshape(-1))
-            np.add.at(weight, end.channels, ratio.weight.sum(axis=1).reshape(-1))
+            ratio = self.ratios.get(end.layer.node)
+            if ratio is not None:
+                said, powers = ratio.columns
+                said = said + self._outgoing(end.layer.node, ratio)
+                np.add.at(total, end.channels, said.reshape(-1))
+                np.add.at(weight, end.channels, powers.reshape(-1))
         return np.divide(total, weight, out=np.zeros_like(total), where=weight > 0)
 
-    def _incoming(self, node: Node, ratio: _Ratio) -> Array:
-        """Returns the logarithms of a weight's columns."""
+    def _incoming(self, node: Node, ratio: _Ratio) -> Array | float:
+        """Returns the logarithms of a weight's columns, added up with their powers."""
         if node not in self.columns:
-            return np.zeros((1, 1, 1))
+            return 0.0
         link, channels = self.columns[node]
-        groups, _, inside = ratio.mean.shape
-        return self.logs[link][channels].reshape(groups, 1, inside)
+        groups, _, inside = ratio.power.shape
+        logs = self.logs[link][channels].reshape(groups, inside)
+        return np.einsum("grc,gc->gr", ratio.power, logs)
 
-    def _outgoing(self, node: Node, ratio: _Ratio) -> Array:
-        """Returns the logarithms of a weight's rows, by which it is divided."""
+    def _outgoing(self, node: Node, ratio: _Ratio) -> Array | float:
+        """Returns those of a weight's rows, by which it is divided."""
         if node not in self.rows:
-            return np.zeros((1, 1, 1))
-        groups, rows, _ = ratio.mean.shape
-        return self.logs[self.rows[node]].reshape(groups, rows, 1)
+            return 0.0
+        groups, rows, _ = ratio.power.shape
+        logs = self.logs[self.rows[node]].reshape(groups, rows)
+        return np.einsum("grc,gr->gc", ratio.power, logs)

@@ -16,6 +16,7 @@ from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from qdqbridge.relax.builder_turn import BUILDING
+from qdqbridge.relax.kernels.codegen.passes import pipeline
 from qdqbridge.relax.kernels.emit import WORK
 from qdqbridge.relax.thread_pool import cores
 
@@ -61,13 +62,13 @@ def built(module: ir.IRModule, target: Any, *, runs_here: bool) -> Any:
 def compiled(module: ir.IRModule, target: Any) -> Any:
     """Returns what TVM makes of a module, whatever other threads do."""
     with BUILDING:
-        return tvm.compile(module, target)
+        return tvm.compile(module, target, tir_pipeline=pipeline())
 
 
 def _library(named: Sequence[tuple[str, Any]], target: Any, *, runs_here: bool) -> Any:
     """Returns a library of some kernels."""
     functions = {name: kernel.with_attr("global_symbol", name) for name, kernel in named}
-    library: Any = tvm.tirx.build(tvm.IRModule(functions), target)
+    library: Any = tvm.tirx.build(tvm.IRModule(functions), target, pipeline())
     if runs_here:
         library.get_function(named[0][0])  # makes the code of all
     return library

@@ -145,8 +145,8 @@ def test_what_runs_quantized_only_is_charged_to_the_products(name: str, tmp_path
     assert all(each.parts.get("kernel", np.inf) > 120 for each in products)
 
 
-def test_scaled_channels_are_no_error() -> None:
-    """A file of smoothed and equalized weights is blamed as against the smoothed float model."""
+def _smoothed(spread: float) -> tuple[qb.Graph, set[str]]:
+    """The attention network with factors in every channel that can have one, and their tensors."""
     graph = qb.load(ATTENTION)
     rng = np.random.default_rng(0)
     sources = [each for node in graph.nodes if (each := norm_of(node) or layer_of(node))]
@@ -154,18 +154,34 @@ def test_scaled_channels_are_no_error() -> None:
     for source in sources:
         with contextlib.suppress(PathRefused):
             links.append(EqualizedLink(source, reach_of(graph.outputs, source, {})))
-    factors = {link: np.exp(rng.normal(0, 1, link.source.outputs)) for link in links}
-    scaled = rescaled(graph, factors)
-    data, name = {"input": images(48)}, {link.source.node.output.name for link in links}
-    made = qb.quantize(scaled, data, repair=())
-    found, wanted = (qb.blame(each, made, {"input": images()}) for each in (ATTENTION, scaled))
     assert len(links) >= 4
-    assert set(found.scaled) == name
+    factors = {link: np.exp(rng.normal(0, spread, link.source.outputs)) for link in links}
+    return rescaled(graph, factors), {link.source.node.output.name for link in links}
+
+
+def test_scaled_channels_are_no_error() -> None:
+    """A file of smoothed and equalized weights is blamed as against the smoothed float model."""
+    scaled, names = _smoothed(1.0)
+    made = qb.quantize(scaled, {"input": images(48)}, repair=())
+    found, wanted = (qb.blame(each, made, {"input": images()}) for each in (ATTENTION, scaled))
+    assert set(found.scaled) == names
     assert wanted.scaled == ()
     # Factors are read off rounded weights where no norm says them.
     assert found.simulated_db == pytest.approx(wanted.simulated_db, abs=0.01)
     assert found.repaired_db == pytest.approx(wanted.repaired_db, abs=0.5)
     assert [each.name for each in found.tensors[:3]] == [each.name for each in wanted.tensors[:3]]
+
+
+def test_scaled_channels_of_what_runs_quantized(tmp_path: Path) -> None:
+    """Products that quantize while they run are given the factors of their weights as well."""
+    scaled, names = _smoothed(0.5)
+    original, out = tmp_path / "scaled.onnx", tmp_path / "dynamic.onnx"
+    qb.save(scaled, original)
+    quantize_dynamic(original, out, weight_type=QuantType.QInt8, per_channel=True)
+    found, wanted = (qb.blame(each, out, {"input": images()}) for each in (ATTENTION, original))
+    assert set(found.scaled) == names
+    assert found.simulated_db == pytest.approx(wanted.simulated_db, abs=0.01)
+    assert {each.cause for each in found.tensors} == {each.cause for each in wanted.tensors}
 
 
 class _WrongKernel(Interpreter):

@@ -19,6 +19,7 @@ from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.qnn.layout.permutation import channels_first
 from qdqbridge.qnn.layout.permutation import channels_last as to_last
+from qdqbridge.relax.building import compiled
 from qdqbridge.relax.kernels.codegen.cpu import (
     AVX2,
     AVX512_VNNI,
@@ -176,7 +177,7 @@ class Cases:
 
     def check(self) -> int:
         """Compiles, runs and demands equal bits; returns the number of cases."""
-        library = tvm.compile(tvm.IRModule(self.functions), target=target_of(self.cpu))
+        library = compiled(tvm.IRModule(self.functions), target_of(self.cpu))
         assert self.cases
         for case in self.cases:
             got = run(

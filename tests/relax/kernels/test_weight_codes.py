@@ -40,12 +40,17 @@ def network(
     rounded: bool = False,
     bias: bool = True,
     units: int = UNITS,
+    extreme: bool = False,
 ) -> Graph:
     rng, (dtype, point) = np.random.default_rng(size), KINDS[kind]
     inner = int(shape[-1])
     blocks = units, inner // size
     codes = rng.integers(dtype.qmin, dtype.qmax + 1, (units, inner)).astype(dtype.numpy)
     zeros = rng.integers(dtype.qmin, dtype.qmax + 1, blocks) if point is None else point
+    if extreme:  # as far from their zero points as codes can be, above and below in turn
+        above = np.arange(units)[:, None] % 2 == 0
+        codes[:] = np.where(above, dtype.qmax, dtype.qmin)
+        zeros = np.where(above, dtype.qmin, dtype.qmax) if point is None else point
     scale = rng.uniform(0.01, 0.02, blocks).astype(np.float32)
     params = quant(dtype, scale, np.broadcast_to(zeros, blocks), axis=1, block_size=size)
     added = [const(rng.normal(0, 1, units).astype(np.float32))] if bias else []
@@ -142,6 +147,21 @@ def test_a_row_has_the_same_bits_among_any_others(kind: str, size: int, rounded:
         np.testing.assert_array_equal(wanted, evaluate(found, {"x": x})[0][found.output_names[0]])
 
 
+@pytest.mark.parametrize(("kind", "size"), [("int4", 32), ("uint4 each", 128), ("uint8 each", 32)])
+def test_the_largest_sums_have_every_bit(kind: str, size: int) -> None:
+    """Nothing overflows on the way: all codes and activations are as large as they can be."""
+    found = network(kind, size, extreme=True)
+    executable = build(found)
+    for low in (1.0, 1.0 - 2.0**-20, 127.0 / 128, -1.0):
+        x = np.full((18, INNER), low, np.float32)
+        x[:, ::16] = 1.0
+        (many,) = executable.run({"x": x}).values()
+        (alone,) = executable.run({"x": x[:1]}).values()
+        np.testing.assert_array_equal(many, np.broadcast_to(alone, many.shape))
+        # sums as large as 128 summands, rounded a few times
+        assert errors(found, x, executable).max() < 8 * 128 * 2.0**-24
+
+
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("rows", ["n", 1, 8])
 def test_threads_that_help_each_other_have_every_bit(rows: Any, rounded: bool) -> None:
@@ -204,22 +224,16 @@ def same(found: Graph, x: np.ndarray, executable: Any) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "size"),
-    [
-        *((kind, 10.0**n) for n in (-32, -31, 31) for kind in KINDS),
-        ("uint4", 2.0**-109),
-        ("uint4", 1e33),
-    ],
-)
-def test_activations_of_any_size(kind: str, size: float) -> None:
+@pytest.mark.parametrize(("kind", "block"), SIZED)
+def test_activations_of_any_size(kind: str, block: int) -> None:
     """What is between the scales and the digits leaves float32 neither way."""
-    found = network(kind, 32, bias=False)
+    executable = build(network(kind, block, (3, INNER), bias=False))
     x = np.random.default_rng(1).uniform(0.5, 1, (3, INNER)).astype(np.float32)
-    usual, got = (build(found).run({"x": x * np.float32(f)}) for f in (1, size))
-    for name, wanted in usual.items():
+    (wanted,) = executable.run({"x": x}).values()
+    for size in (1e-32, 2.0**-109, 1e-31, 1e31, 1e33 if kind == "uint4" else 1e30):
+        (got,) = executable.run({"x": x * np.float32(size)}).values()
         # each rounds 128 products to 24 bits of the largest activation
-        np.testing.assert_allclose(got[name] / np.float32(size), wanted, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(got / np.float32(size), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_zeros_tiny_and_no_numbers() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 from tvm.script import ir_builder
 from tvm.tirx.script.builder import ir
 
+from qdqbridge.relax.kernels.codegen.passes import KERNEL
+
 T: Any = ir
 """The statements of TIR."""
 
@@ -16,7 +18,7 @@ T: Any = ir
 def prim_func(body: Callable[[], None]) -> Any:
     """Returns the PrimFunc whose arguments and statements ``body`` emits."""
     with ir_builder.IRBuilder() as builder, T.prim_func(s_tir=True):
-        T.func_attr({"tirx.noalias": True})
+        T.func_attr({"tirx.noalias": True, KERNEL: True})
         body()
     return builder.get()
 

@@ -34,7 +34,7 @@ from qdqbridge.relax.kernels.tiles.amx import (
     release,
     stride,
 )
-from qdqbridge.relax.kernels.weight_only.product import AMX_ROWS, LINE, NIBBLE, NIBBLES
+from qdqbridge.relax.kernels.weight_only.product import AMX_ROWS, DIGIT, LINE, NIBBLE, NIBBLES
 from qdqbridge.relax.kernels.weight_only.tiles import CodesTiles
 
 _DEPTH = 64
@@ -43,6 +43,7 @@ _SUM = ROWS * LANES
 """Sums of a register."""
 _WIDTH = 2
 """Blocks of columns of a tile, at most."""
+_IN_EVERY_BYTE = 0x01010101
 
 
 class AmxCodesTiles:
@@ -59,6 +60,11 @@ class AmxCodesTiles:
         self.tiles, self.d = tiles, tiles.d
         self.depth = min(self.d.step, _DEPTH)
         self.inside = self.d.size // self.d.step
+
+    @property
+    def _signed(self) -> bool:
+        """Whether codes less their zero point are bytes; sums then begin with nothing."""
+        return self.d.bits == NIBBLE or self.d.centre == 1 << (DIGIT - 1)
 
     @property
     def _several(self) -> bool:
@@ -146,20 +152,38 @@ class AmxCodesTiles:
         loads = d.step * d.bits // 32
         begin = d.group_start(block // 2, group) + j * (2 * loads * d.register)
         first, mask = bound(begin), number(NIBBLES, "int32", LANES)
+        points = [self._zero_points(block, b, group) for b in range(width)]
         with turns(loads) as i:
-            for b in range(width):
+            for b, points_of_block in enumerate(points):
                 packed = load(self.tiles.stream, first + (2 * i + b) * d.register, d.register)
                 stored = bound(tirx.reinterpret(typed("int32", LANES), packed))
                 if d.bits != NIBBLE:
-                    store(self.codes[b], i * LANES, stored, LANES)
+                    self._store_codes(b, i, stored, points_of_block)
                     continue
                 high = tirx.shift_right(stored, number(NIBBLE, "int32", LANES))
                 for half, word in enumerate((stored, high)):
                     code = tirx.bitwise_and(word, mask)
-                    store(self.codes[b], (2 * i + half) * LANES, code, LANES)
+                    self._store_codes(b, 2 * i + half, code, points_of_block)
         if self._several:
             for b in range(width):
                 self._load_codes(b, 0)
+
+    def _zero_points(self, block: Prim, b: int, group: Prim) -> Prim | None:
+        """Returns the zero points of a block of columns, as bytes beside its codes."""
+        if not self._signed:
+            return None
+        if self.d.centre is not None:
+            return number(self.d.centre, "uint8", 4 * LANES)
+        point = self.tiles.zero_points(block, b, group).astype(typed("int32", LANES))
+        four = point * number(_IN_EVERY_BYTE, "int32", LANES)
+        return bound(tirx.reinterpret(typed("uint8", 4 * LANES), four))
+
+    def _store_codes(self, b: int, at: Prim, codes: Prim, points: Prim | None) -> None:
+        """Stores a register of codes, less their zero points where there are any."""
+        if points is not None:
+            own = tirx.reinterpret(typed("uint8", 4 * LANES), codes) - points  # wraps round
+            codes = tirx.reinterpret(typed("int32", LANES), own)
+        store(self.codes[b], at * LANES, codes, LANES)
 
     def _load_codes(self, b: int, depth: Prim) -> None:
         start = depth * (self.depth // 4 * LANES)
@@ -195,10 +219,10 @@ class AmxCodesTiles:
             self._store(b, held, b)
 
     def _product(self, sums: int, digit: int, b: int) -> None:
-        """Adds the products of signed digits and unsigned codes."""
+        """Adds the products of signed digits and codes."""
         first = self._sums
         operands = register(first + digit), register(first + self.d.digits + b)
-        instruction("tdpbsud", register(sums), *operands)
+        instruction("tdpbssd" if self._signed else "tdpbsud", register(sums), *operands)
 
     def _store(self, sums: int, held: Prim, place: int) -> None:
         start = address(self.stored, self._stored(held, place))
@@ -233,12 +257,16 @@ class AmxCodesTiles:
     def _real(self, block: Prim, b: int, group: Prim, place: Prim, held: tuple[Prim, Prim]) -> Prim:
         """Returns the sums of a part of one row as float32."""
         d, tiles, (half, p) = self.d, self.tiles, held
-        # with its start every digit's sum is small enough to be joined with the others in int32
         sums = [
             load(self.stored, self._stored(half, b * d.digits + digit) + p * LANES, LANES)
-            + tiles.start(bound(place * d.digits + digit), block, b, group)
             for digit in range(d.digits)
         ]
+        if not self._signed:
+            # with its start every digit's sum is small enough to be joined with others in int32
+            sums = [
+                total + tiles.start(bound(place * d.digits + digit), block, b, group)
+                for digit, total in enumerate(sums)
+            ]
         return tiles.real(sums)
 
     def _add_group(self, block: Prim, b: int, group: Prim, at: Prim, own: Prim) -> None:

@@ -25,7 +25,6 @@ from qdqbridge.relax.kernels.codegen.lanes import (
 )
 from qdqbridge.relax.kernels.codegen.script import T
 from qdqbridge.relax.kernels.weight_only.product import (
-    AMX_ROOM,
     CHUNK,
     FEW,
     NIBBLE,
@@ -48,6 +47,8 @@ _ROWS_OF_PAIRS = 4
 """Rows of one digit that meet a code while it is in a register: those of the highest tile."""
 ROOM = 1 << 17
 """Bytes of the digits of many rows that stay in the second-level cache."""
+AMX_ROOM = 1 << 19
+"""The same of a CPU with AMX."""
 SPREAD = 3 << 13
 """Bytes of digits in every lane that stay in the first-level cache."""
 
@@ -68,7 +69,6 @@ class Dots(Protocol):
         together: How many rows of one digit meet a code at a time.
         asks_between: Whether what a row of one digit meets is asked for between dot products, not
             before them.
-        ahead: Bytes by which codes that meet one row are asked for before they are used.
         spread_parts: Of how many parts of a row digits are stored in every lane before several
             rows meet the columns; 0 if they are spread where they are multiplied.
         one_loop: Whether the parts of a block of the weight are not a loop of their own: LLVM would
@@ -79,10 +79,17 @@ class Dots(Protocol):
     chains: int
     together: int
     asks_between: bool
-    ahead: int
     spread_parts: int
     one_loop: bool
     read_through: int
+
+    def ahead(self, streams: int) -> int:
+        """Returns how many bytes before they are used codes that meet one row are asked for.
+
+        Args:
+            streams: In how many places codes are read in turn.
+        """
+        ...
 
     def parts_at_once(self, rows: int) -> int:
         """Returns how many parts of so many rows meet all columns before the next ones do.
@@ -145,7 +152,10 @@ class ByteDots:
 
     def __init__(self, d: CodesProduct) -> None:
         self.d = d
-        self.ahead = _AHEAD if d.streams == 1 else _EACH
+
+    def ahead(self, streams: int) -> int:
+        """Returns less where it is asked for in several places."""
+        return _AHEAD if streams == 1 else _EACH
 
     def parts_at_once(self, rows: int) -> int:
         """Returns as many as the second-level cache has digits of."""
@@ -218,11 +228,14 @@ class PairDots:
     def __init__(self, d: CodesProduct) -> None:
         assert d.chunk <= CHUNK
         self.d = d
-        self.ahead = _NEAR if d.digits == 1 else _EACH
         spread = _ROWS_OF_PAIRS * d.step * d.digits * d.cpu.lanes
         parts = min(_whole_blocks(d, SPREAD // spread), d.parts)
         self.spread_parts = parts if parts * spread <= 2 * SPREAD else 0
         self.halves = d.bits // NIBBLE
+
+    def ahead(self, streams: int) -> int:
+        """Returns less where one digit meets the codes."""
+        return _NEAR if self.d.digits == 1 else _EACH
 
     def parts_at_once(self, rows: int) -> int:
         """Returns as many as the first-level cache has spread digits of."""

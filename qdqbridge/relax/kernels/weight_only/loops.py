@@ -115,9 +115,12 @@ class _CodesProduct:
         return fits if isinstance(count, int) else bound(tirx.Select(count <= few, d.parts, fits))
 
     def _piece(self, most: int) -> int:
-        """Returns how many pairs of blocks the pieces of a share have, evenly, at most so many."""
-        own = ceiling(self.d.pairs, self.pieces.tasks)
-        return ceiling(own, ceiling(own, most))
+        """Returns how many pairs of blocks the pieces of a share have, evenly, about so many.
+
+        Where several are read in turn, all but the last piece of a share have no other ones.
+        """
+        own, streams = ceiling(self.d.pairs, self.pieces.tasks), self.d.streams
+        return ceiling(ceiling(own, ceiling(own, most)), streams) * streams
 
     def _share(
         self, task: Prim, few: Prim, digits: RowDigits, first: Prim, count: Prim, most: int

@@ -23,8 +23,6 @@ LINE = 64
 """Bytes of a line of memory."""
 AMX_ROWS = 8 * ROWS
 """Rows of an open number that are worked on at a time with AMX."""
-AMX_ROOM = 1 << 19
-"""Bytes of the digits of many rows that stay in the second-level cache of a CPU with AMX."""
 FEW = 8
 """Rows up to which a weight is read from end to end, and every thread makes the digits itself."""
 

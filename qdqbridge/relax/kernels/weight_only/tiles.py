@@ -70,7 +70,7 @@ class _Room:
         totals: Sums of each row, of one stream after the other.
         sums: Exact sums of each digit, of one part of one row.
         codes: Codes of a chunk.
-        own: Sums of each row over a block of the weight, without its scales.
+        own: Such sums over a block of the weight, without its scales.
     """
 
     totals: Mapping[int, Buffer]
@@ -275,7 +275,7 @@ class CodesTiles:
                     for p in range(height):
                         start(p)
             first = bound(self.codes_of(own, chunk))
-            asked = self._later(first, height)
+            asked = self._later(first, height, streams.count)
             if not self.dots.asks_between:
                 for later in asked:
                     ask(*later)
@@ -310,12 +310,16 @@ class CodesTiles:
             after: How many blocks after it, 0 or 1.
             group: The group.
         """
-        d, lanes = self.d, self.d.cpu.lanes
+        lanes = self.d.cpu.lanes
         start = splat(load(self.rows.sums, place, 1), lanes)
         if self.zeros is None:
             return start
-        at = ((block // 2 * d.groups + group) * 2 + after) * lanes
-        return start * load(self.zeros, at, lanes).astype(typed("int32", lanes))
+        return start * self.zero_points(block, after, group).astype(typed("int32", lanes))
+
+    def zero_points(self, block: Prim, after: int, group: Prim) -> Prim:
+        """Returns the zero points of a group of the weight that has its own, as unsigned bytes."""
+        at = ((block // 2 * self.d.groups + group) * 2 + after) * self.d.cpu.lanes
+        return load(self.zeros, at, self.d.cpu.lanes)
 
     def scales(self, block: Prim, after: int, group: Prim) -> Prim:
         """Returns the scales of a group of the weight: of a block, or of the one after it."""
@@ -348,7 +352,7 @@ class CodesTiles:
             with turns(some, begin) as part, turns(streams.count) as index:
                 own, group = streams.block(block, index), bound(part // inside)
                 self._begin_group(room, height, index)
-                self._part(room, own, row, height, (part, group), index)
+                self._part(room, own, row, height, (part, group), (index, streams.count))
                 self._end_group(room, own, height, group, index)
             return
         with turns(some // inside, begin // inside) as group:
@@ -356,7 +360,7 @@ class CodesTiles:
                 self._begin_group(room, height, index)
             with turns(inside) as j, turns(streams.count) as index:
                 own, part = streams.block(block, index), bound(group * inside + j)
-                self._part(room, own, row, height, (part, group), index)
+                self._part(room, own, row, height, (part, group), (index, streams.count))
             with turns(streams.count) as index:
                 self._end_group(room, streams.block(block, index), height, group, index)
 
@@ -369,13 +373,13 @@ class CodesTiles:
 
     def _part(
         self, room: _Room, block: Prim, row: Prim, height: int, place_of: tuple[Prim, Prim],
-        index: Prim,
+        stream: tuple[Prim, int],
     ) -> None:  # fmt: skip
         """Adds the products of a part of the rows, which has one scale of activations."""
         d, lanes = self.d, self.d.cpu.lanes
-        part, group = place_of
+        (part, group), (index, streams) = place_of, stream
         first = bound(self.codes_of(block, part))
-        asked = self._later(first, height)
+        asked = self._later(first, height, streams)
         self.dots.load_codes(room.codes, self.stream, first)
         read = self._digits(height)
         spread = self._spread_of(part * (d.step * d.digits)) if read.in_lanes else None
@@ -410,7 +414,7 @@ class CodesTiles:
         shape: Any = (count * self.d.cpu.lanes,)
         return T.alloc_buffer(shape, dtype)
 
-    def _later(self, first: Prim, height: int) -> list[Place]:
+    def _later(self, first: Prim, height: int, streams: int) -> list[Place]:
         """Returns what is asked for beside a chunk: memory does not wait for a row's products.
 
         A CPU that reads ahead by itself begins anew with every page of memory: it is asked for one
@@ -421,12 +425,13 @@ class CodesTiles:
         Args:
             first: The first byte of the chunk.
             height: Rows that meet it: several take longer than memory does.
+            streams: How many pairs of blocks are read in turn.
         """
         d = self.d
         if height > 1:
             return []
         registers = 2 * d.loads + (2 if d.size == d.chunk else 0)
-        ahead = first + self.dots.ahead
+        ahead = first + self.dots.ahead(streams)
         if d.asks:
             lines = range(registers * d.register // LINE)
             return [(self.stream, ahead + i * LINE) for i in lines]
