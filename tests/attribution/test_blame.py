@@ -180,6 +180,7 @@ def test_scaled_channels_of_what_runs_quantized(tmp_path: Path) -> None:
     quantize_dynamic(original, out, weight_type=QuantType.QInt8, per_channel=True)
     found, wanted = (qb.blame(each, out, {"input": images()}) for each in (ATTENTION, original))
     assert set(found.scaled) == names
+    # Factors are read off rounded weights where no norm says them.
     assert found.simulated_db == pytest.approx(wanted.simulated_db, abs=0.01)
     assert {each.cause for each in found.tensors} == {each.cause for each in wanted.tensors}
 

@@ -31,7 +31,8 @@ def pipeline() -> str:
 
 def _pipeline() -> tuple[Any, Any, Any]:
     """Returns the passes of a module, and those behind them on the host and on a device."""
-    own, host, device = compilation_pipeline.get_tir_pipeline("default")
+    default: Any = compilation_pipeline.get_tir_pipeline("default")
+    own, host, device = default
 
     @tvm.transform.module_pass(opt_level=0)
     def lower(module: ir.IRModule, _: tvm.transform.PassContext) -> ir.IRModule:
