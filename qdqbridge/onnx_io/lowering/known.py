@@ -12,7 +12,8 @@ from onnx.reference import ReferenceEvaluator
 
 from qdqbridge.graph.types import Shape
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
-from qdqbridge.onnx_io.inference.shapes import TypeAndShape, infer
+from qdqbridge.onnx_io.inference.growing import GrowingTypes
+from qdqbridge.onnx_io.inference.shapes import TypeAndShape
 from qdqbridge.onnx_io.reading.constants import constant_of_node
 from qdqbridge.onnx_io.tensors import constant_from_proto
 
@@ -47,8 +48,8 @@ class Known:
         self.layouts: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.variants: dict[str, str] = {}
         self._arrays: dict[str, NDArray[Any] | None] = {}
-        self._types: dict[str, TypeAndShape] = {}
-        self._inferred = -1
+        self._types = GrowingTypes(model)
+        self._places = {id(node): place for place, node in enumerate(graph.node)}
 
     def fresh(self, hint: str) -> str:
         """Returns a tensor name that nothing has."""
@@ -72,6 +73,7 @@ class Known:
         """Forgets the nodes and constants that were made since; their names stay taken."""
         nodes, constants = mark
         del self.lowered[nodes:]
+        self._types.forget(nodes)
         for tensor in self.model.graph.initializer[constants:]:
             del self.initializers[tensor.name]
         del self.model.graph.initializer[constants:]
@@ -124,9 +126,8 @@ class Known:
                 return None
             cone.append(node)
             pending.extend(node.input)
-        places = {id(node): place for place, node in enumerate(self.model.graph.node)}
         unique = {id(node): node for node in cone}
-        return sorted(unique.values(), key=lambda node: places.get(id(node), 0))
+        return sorted(unique.values(), key=lambda node: self._places.get(id(node), 0))
 
     def _run(self, cone: list[onnx.NodeProto], name: str) -> NDArray[Any] | None:
         used = {operand for node in cone for operand in node.input}
@@ -165,16 +166,6 @@ class Known:
         if name in self.initializers:
             tensor = self.initializers[name]
             return tensor.data_type, tuple(tensor.dims)
-        if name not in self._types and self._inferred != len(self.lowered):
-            self._infer()
-        return self._types.get(name, _NONE)
-
-    def _infer(self) -> None:
-        """Infers the types of the part that is lowered already."""
-        source = self.model.graph
-        graph = onnx.GraphProto(name="lowered", input=source.input, value_info=source.value_info)
-        graph.initializer.extend(source.initializer)
-        graph.node.extend(self.lowered)
-        part = onnx.ModelProto(ir_version=self.model.ir_version, graph=graph)
-        part.opset_import.extend(self.model.opset_import)
-        self._types, self._inferred = infer(part), len(self.lowered)
+        if name not in self._types.found:
+            self._types.take(self.lowered, self.initializers)
+        return self._types.found.get(name, _NONE)

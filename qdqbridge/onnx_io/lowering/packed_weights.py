@@ -81,7 +81,7 @@ def _product(
         order: Which columns of ``a`` to take, one after the other; empty or None: all as they are.
     """
     bias, output, x = site.input(5), site.proto.output[0], site.input(0)
-    rank = site.known.rank(x)
+    rank = site.known.rank(x) if bias or (order is not None and order.size) else None
     alone = bool(bias) and rank == 1  # only of rows are a product and a bias one operator
     if alone:
         x, rank = site.op("Reshape", [x, site.enter(np.array([1, -1]), "row")]), 2

@@ -1,0 +1,140 @@
+"""Types and shapes of results of nodes that come one after the other, each node looked at once.
+
+ONNX infers whole models. What is new becomes a model of its own, whose inputs are what it reads of
+what came before, with the types that are known; nodes that compute shapes are taken along, for
+their results are known as numbers only together with what reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx
+from onnx import TensorProto, helper
+
+from qdqbridge.graph.symbols import name_in_files
+from qdqbridge.onnx_io.inference.shapes import TypeAndShape, infer, is_small
+
+_INTEGERS = (TensorProto.INT64, TensorProto.INT32)
+_UNKNOWN: TypeAndShape = (0, None)
+
+
+class GrowingTypes:
+    """Types of the nodes that were taken so far.
+
+    Args:
+        model: Whose inputs, declared types and opsets hold.
+
+    Attributes:
+        found: ``name -> (ONNX element type, shape)`` for what inference can tell.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+        self.found: dict[str, TypeAndShape] = {}
+        self._makers: dict[str, int] = {}
+        self._taken, self._begun = 0, False
+
+    def take(
+        self, nodes: Sequence[onnx.NodeProto], initializers: Mapping[str, TensorProto]
+    ) -> None:
+        """Infers the types of nodes behind those that were taken before.
+
+        Args:
+            nodes: All nodes, in a topological order.
+            initializers: All constants by name.
+        """
+        new = range(self._taken, len(nodes))
+        if self._begun and not new:
+            return
+        self._makers.update((name, index) for index in new for name in nodes[index].output if name)
+        part = onnx.ModelProto(ir_version=self.model.ir_version)
+        part.opset_import.extend(self.model.opset_import)
+        part.graph.name = "part"
+        if not self._begun:
+            part.graph.input.extend(self.model.graph.input)
+            part.graph.value_info.extend(self.model.graph.value_info)
+        taken_along = self._shape_makers(nodes, new)
+        part.graph.node.extend(nodes[index] for index in (*taken_along, *new))
+        self._declare(part.graph, initializers)
+        found = infer(part)
+        if not self._begun:
+            self.found.update(found)
+        else:
+            given = _names(part.graph.input)
+            for index in new:
+                for name in nodes[index].output:
+                    if found.get(name, _UNKNOWN) != _UNKNOWN:
+                        self.found[name] = self._renamed(found[name], given)
+        self._taken, self._begun = len(nodes), True
+
+    def forget(self, count: int) -> None:
+        """Takes only so many of the nodes as taken."""
+        self._taken = min(self._taken, count)
+
+    def _shape_makers(self, nodes: Sequence[onnx.NodeProto], new: range) -> list[int]:
+        """Returns the places of the nodes before the new ones that compute shapes for these."""
+        found: set[int] = set()
+        pending = [name for index in new for name in _operands(nodes[index])]
+        while pending:
+            name = pending.pop()
+            index = self._makers.get(name, new.start)
+            if index >= new.start or index in found or not self._tells_extents(name):
+                continue
+            if name in nodes[index].output:
+                found.add(index)
+                pending.extend(_operands(nodes[index]))
+        return sorted(found)
+
+    def _tells_extents(self, name: str) -> bool:
+        element, shape = self.found.get(name, _UNKNOWN)
+        return element in _INTEGERS and shape is not None and len(shape) < 2
+
+    def _declare(self, graph: onnx.GraphProto, initializers: Mapping[str, TensorProto]) -> None:
+        """Declares what the nodes of a part read: constants, and results of nodes before."""
+        made = {value.name for value in graph.input}
+        made.update(name for node in graph.node for name in node.output)
+        for name in {name: None for node in graph.node for name in _operands(node)}:
+            tensor = initializers.get(name)
+            element, shape = self.found.get(name, _UNKNOWN)
+            if name in made:
+                continue
+            if tensor is not None and is_small(tensor):
+                graph.initializer.append(tensor)
+            elif tensor is not None:
+                graph.input.append(
+                    helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
+                )
+            elif element:
+                dims = None if shape is None else [name_in_files(dim) for dim in shape]
+                graph.input.append(helper.make_tensor_value_info(name, element, dims))
+
+    def _renamed(self, found: TypeAndShape, given: set[str]) -> TypeAndShape:
+        """Returns a type in which an extent that ONNX has named has a name of this part alone."""
+        element, shape = found
+        if shape is None:
+            return found
+        return element, tuple(
+            dim if isinstance(dim, int) or dim in given or dim.startswith("?")
+            else f"{dim}.{self._taken}"
+            for dim in shape
+        )  # fmt: skip
+
+
+def _operands(node: onnx.NodeProto) -> Iterator[str]:
+    """Yields the names that a node reads, those that its bodies take from outside too."""
+    yield from (name for name in node.input if name)
+    for attribute in node.attribute:
+        for body in (attribute.g, *attribute.graphs):
+            for inside in body.node:
+                yield from _operands(inside)
+
+
+def _names(values: Sequence[onnx.ValueInfoProto]) -> set[str]:
+    """Returns the names of declared extents."""
+    return {
+        dim.dim_param
+        for value in values
+        for dim in value.type.tensor_type.shape.dim
+        if dim.dim_param
+    }

@@ -1,0 +1,101 @@
+"""Types of nodes that come one after the other are those of the whole model, each told once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import qdqbridge as qb
+from qdqbridge.onnx_io.inference import growing
+from qdqbridge.onnx_io.inference.growing import GrowingTypes
+from qdqbridge.onnx_io.inference.shapes import TypeAndShape, infer
+from tests.onnx_models import Builder
+
+DIGITS = sorted((Path(__file__).parents[2] / "models").glob("digits_*.onnx"))
+
+
+def numbers(found: TypeAndShape) -> tuple[int, list[int | None] | None]:
+    element, shape = found
+    known = None if shape is None else [e if isinstance(e, int) else None for e in shape]
+    return element, known
+
+
+def grown(model: onnx.ModelProto, step: int) -> GrowingTypes:
+    types, nodes = GrowingTypes(model), list(model.graph.node)
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    for end in range(0, len(nodes) + step, step):
+        types.take(nodes[:end], constants)
+    return types
+
+
+@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize("path", DIGITS, ids=lambda path: path.stem)
+def test_models_have_the_types_of_whole_ones(path: Path, step: int) -> None:
+    model = onnx.load(path)
+    whole, types = infer(model), grown(model, step)
+    for name in (name for node in model.graph.node for name in node.output if name):
+        assert numbers(types.found[name]) == numbers(whole[name]), name
+
+
+def shapes_of_shapes() -> tuple[onnx.ModelProto, str, str]:
+    """A Reshape to what several nodes make of a shape, and a body that reads from outside."""
+    b = Builder(opset=17)
+    x = b.input("x", ["n", 6, 4])
+    batch = b.op("Gather", b.op("Shape", x), b.init(np.array([0])))
+    target = b.op("Concat", batch, b.init(np.array([3, 8])), axis=0)
+    z = b.op("Relu", b.op("Reshape", x, target))
+    result = [helper.make_tensor_value_info("inner", TensorProto.FLOAT, None)]
+    inside = helper.make_graph([helper.make_node("Neg", [z], ["inner"])], "body", [], result)
+    out = b.op("If", b.init(np.array(True)), then_branch=inside, else_branch=inside)
+    b.output(out)
+    return b.model(), z, out
+
+
+def test_shapes_are_computed_across_parts() -> None:
+    model, z, out = shapes_of_shapes()
+    found = grown(model, 1).found
+    assert found[z] == found[out] == (TensorProto.FLOAT, ("n", 3, 8))
+
+
+def test_what_onnx_names_itself_is_no_other_extent() -> None:
+    b = Builder(opset=17)
+    x = b.input("x", ["n"])
+    first, second = b.op("NonZero", x), b.op("NonZero", x)
+    b.output(second, elem_type=TensorProto.INT64)
+    found = grown(b.model(), 1).found
+    extents = [shape[1] for _, shape in (found[first], found[second]) if shape]
+    assert len(set(extents)) == 2
+
+
+def layers(count: int) -> onnx.ModelProto:
+    """Products with a bias behind norms that ONNX does not know: each asks for a rank."""
+    b, sizes = Builder(opset=21), {"N": 32, "K": 32, "block_size": 32}
+    x, packed = b.input("x", ["n", 32]), b.init(np.full((32, 1, 16), 0x88, np.uint8))
+    gamma, bias, scale = (b.init(np.ones(32, np.float32)) for _ in range(3))
+    for _ in range(count):
+        x = b.op("SkipSimplifiedLayerNormalization", x, x, gamma, domain="com.microsoft")
+        operands = x, packed, scale, "", "", bias
+        x = b.op("MatMulNBits", *operands, domain="com.microsoft", **sizes)
+    b.output(x)
+    return b.model()
+
+
+def test_no_node_is_looked_at_for_every_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def counting(part: onnx.ModelProto) -> Any:
+        seen.append(len(part.graph.node))
+        return infer(part)
+
+    monkeypatch.setattr(growing, "infer", counting)
+    onnx.save(layers(60), tmp_path / "layers.onnx")
+    graph = qb.load(tmp_path / "layers.onnx")
+    assert len(seen) >= 60  # each asks anew
+    assert sum(seen) < 3 * len(graph.nodes)
