@@ -62,6 +62,16 @@ def test_shapes_are_computed_across_parts() -> None:
     assert found[z] == found[out] == (TensorProto.FLOAT, ("n", 3, 8))
 
 
+def test_constants_may_be_listed_as_inputs() -> None:
+    b = Builder(opset=11)
+    x, target = b.input("x", ["n", 6, 4]), b.init(np.array([-1, 8]))
+    b.input(target, [2], TensorProto.INT64)
+    y = b.op("Reshape", x, target)
+    b.output(y)
+    for step in (1, 2):
+        assert numbers(grown(b.model(), step).found[y]) == (TensorProto.FLOAT, [None, 8])
+
+
 def test_what_onnx_names_itself_is_no_other_extent() -> None:
     b = Builder(opset=17)
     x = b.input("x", ["n"])

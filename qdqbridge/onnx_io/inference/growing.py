@@ -92,8 +92,8 @@ class GrowingTypes:
 
     def _declare(self, graph: onnx.GraphProto, initializers: Mapping[str, TensorProto]) -> None:
         """Declares what the nodes of a part read: constants, and results of nodes before."""
-        made = {value.name for value in graph.input}
-        made.update(name for node in graph.node for name in node.output)
+        listed = {value.name for value in graph.input}  # before IR 4, constants too
+        made = {name for node in graph.node for name in node.output}
         for name in {name: None for node in graph.node for name in _operands(node)}:
             tensor = initializers.get(name)
             element, shape = self.found.get(name, _UNKNOWN)
@@ -101,6 +101,8 @@ class GrowingTypes:
                 continue
             if tensor is not None and is_small(tensor):
                 graph.initializer.append(tensor)
+            elif name in listed:
+                continue
             elif tensor is not None:
                 graph.input.append(
                     helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
