@@ -256,9 +256,14 @@ def _constant(kind: str, own: Value, partner: Node, theirs: Value, node: Node) -
     if original.dtype.kind != "f" or real.dtype.kind != "f":
         return
     laid = _as_laid(original, real)
-    near = _LAST_BITS if theirs.quant is None else 0.0
-    if laid is not None and not np.isclose(laid, original, near, 0.0, equal_nan=True).all():
+    if laid is not None and not _is_same(laid, original, exactly=theirs.quant is not None):
         yield Rounded(kind, own, partner, theirs, node, None, laid)
+
+
+def _is_same(laid: Array, original: Array, *, exactly: bool) -> bool:
+    if exactly:
+        return np.array_equal(laid, original)
+    return bool(np.isclose(laid, original, _LAST_BITS, 0.0, equal_nan=True).all())
 
 
 def _real(value: Value) -> Array:

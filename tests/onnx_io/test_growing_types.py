@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import qdqbridge as qb
 from qdqbridge.onnx_io.inference import growing
@@ -72,6 +72,61 @@ def test_constants_may_be_listed_as_inputs() -> None:
         assert numbers(grown(b.model(), step).found[y]) == (TensorProto.FLOAT, [None, 8])
 
 
+def test_values_that_are_no_tensors_have_types_too() -> None:
+    b = Builder(opset=17)
+    x, place = b.input("x", [2, 3, 4]), b.init(np.array(0))
+    parts = b.op("SplitToSequence", x, axis=0, keepdims=0)
+    b.op("Neg", x)
+    first = b.op("SequenceAt", parts, place)
+    listed = b.input("listed", [5])
+    b.inputs[-1].CopyFrom(helper.make_tensor_sequence_value_info(listed, TensorProto.FLOAT, [5]))
+    second = b.op("SequenceAt", listed, place)
+    b.output(first)
+    found = grown(b.model(), 1).found
+    assert found[first] == (TensorProto.FLOAT, (3, 4))
+    assert found[second] == (TensorProto.FLOAT, (5,))
+
+
+def test_constants_of_floats_tell_extents() -> None:
+    b = Builder(opset=17)
+    x, scales = b.input("x", [1, 3, 8, 8]), np.array([1, 1, 2, 2], np.float32)
+    constant = b.op("Constant", value=numpy_helper.from_array(scales))
+    y = b.op("Resize", b.op("Relu", x), "", constant)
+    b.output(y)
+    assert grown(b.model(), 1).found[y] == (TensorProto.FLOAT, (1, 3, 16, 16))
+
+
+def test_names_of_a_file_stay() -> None:
+    b = Builder(opset=17)
+    y = b.op("Relu", b.op("Relu", b.input("x", ["(n)", "?k", "m"])))
+    b.output(y)
+    model = b.model()
+    assert grown(model, 1).found[y] == infer(model)[y]
+
+
+def test_what_is_taken_back_is_forgotten() -> None:
+    b = Builder(opset=17)
+    y = b.op("Relu", b.input("x", [3]))
+    other = b.op("Cast", "x", to=TensorProto.INT8)
+    b.output(y)
+    model = b.model()
+    types = grown(model, 1)
+    types.forget(model.graph.node, 1)
+    assert y in types.found
+    assert other not in types.found
+
+
+def test_a_long_chain_of_counters_is_looked_at_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = counted(monkeypatch)
+    b, count = Builder(opset=17), 300
+    x = b.op("Shape", b.input("x", ["n"]))
+    for _ in range(count):
+        x = b.op("Add", x, x)
+    b.output(x, elem_type=TensorProto.INT64)
+    grown(b.model(), 1)
+    assert 200 < max(seen) < count
+
+
 def test_what_onnx_names_itself_is_no_other_extent() -> None:
     b = Builder(opset=17)
     x = b.input("x", ["n"])
@@ -95,9 +150,8 @@ def layers(count: int) -> onnx.ModelProto:
     return b.model()
 
 
-def test_no_node_is_looked_at_for_every_other_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns the nodes of every part that is inferred from now on."""
     seen: list[int] = []
 
     def counting(part: onnx.ModelProto) -> Any:
@@ -105,6 +159,13 @@ def test_no_node_is_looked_at_for_every_other_one(
         return infer(part)
 
     monkeypatch.setattr(growing, "infer", counting)
+    return seen
+
+
+def test_no_node_is_looked_at_for_every_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = counted(monkeypatch)
     onnx.save(layers(60), tmp_path / "layers.onnx")
     graph = qb.load(tmp_path / "layers.onnx")
     assert len(seen) >= 60  # each asks anew

@@ -7,16 +7,21 @@ their results are known as numbers only together with what reads them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 from onnx import TensorProto, helper
 
-from qdqbridge.graph.symbols import name_in_files
+from qdqbridge.graph.symbols import dim_name, name_in_files
 from qdqbridge.onnx_io.inference.shapes import TypeAndShape, infer, is_small
 
 _INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 _UNKNOWN: TypeAndShape = (0, None)
+_ALONG, _FEW = 256, 256
+"""Nodes that are taken along with a part at most, and elements of a constant among them."""
+_OTHER_THAN_TENSORS = ("Sequence", "SplitToSequence", "Optional")
+"""How operators begin that make other values than tensors."""
 
 
 class GrowingTypes:
@@ -33,7 +38,8 @@ class GrowingTypes:
         self.model = model
         self.found: dict[str, TypeAndShape] = {}
         self._makers: dict[str, int] = {}
-        self._taken, self._begun = 0, False
+        self._declared = {value.name: value for value in model.graph.value_info}
+        self._taken, self._begun, self._whole = 0, False, False
 
     def take(
         self, nodes: Sequence[onnx.NodeProto], initializers: Mapping[str, TensorProto]
@@ -48,47 +54,69 @@ class GrowingTypes:
         if self._begun and not new:
             return
         self._makers.update((name, index) for index in new for name in nodes[index].output if name)
+        if not self._begun:
+            self._whole = any(_is_other(value) for value in self.model.graph.input)
+        self._whole |= any(nodes[index].op_type.startswith(_OTHER_THAN_TENSORS) for index in new)
         part = onnx.ModelProto(ir_version=self.model.ir_version)
         part.opset_import.extend(self.model.opset_import)
         part.graph.name = "part"
-        if not self._begun:
+        if self._whole or not self._begun:
             part.graph.input.extend(self.model.graph.input)
             part.graph.value_info.extend(self.model.graph.value_info)
-        taken_along = self._shape_makers(nodes, new)
-        part.graph.node.extend(nodes[index] for index in (*taken_along, *new))
-        self._declare(part.graph, initializers)
-        found = infer(part)
-        if not self._begun:
-            self.found.update(found)
+            part.graph.node.extend(nodes)
+            self._declare(part.graph, initializers)
+            self.found.update(infer(part))
         else:
-            given = _names(part.graph.input)
-            for index in new:
-                for name in nodes[index].output:
-                    if found.get(name, _UNKNOWN) != _UNKNOWN:
-                        self.found[name] = self._renamed(found[name], given)
+            part.graph.node.extend(nodes[index] for index in self._shape_makers(nodes, new))
+            part.graph.node.extend(nodes[index] for index in new)
+            names = [name for index in new for name in nodes[index].output]
+            part.graph.value_info.extend(
+                self._declared[name] for name in names if name in self._declared
+            )
+            self._declare(part.graph, initializers)
+            found, given = infer(part), _names(part.graph.input)
+            for name in names:
+                if found.get(name, _UNKNOWN) != _UNKNOWN:
+                    self.found[name] = self._renamed(found[name], given)
         self._taken, self._begun = len(nodes), True
 
-    def forget(self, count: int) -> None:
-        """Takes only so many of the nodes as taken."""
+    def forget(self, nodes: Sequence[onnx.NodeProto], count: int) -> None:
+        """Forgets what was found of the results of all nodes but the first ones.
+
+        Args:
+            nodes: All nodes.
+            count: How many stay.
+        """
+        for node in nodes[count:]:
+            for name in node.output:
+                self.found.pop(name, None)
         self._taken = min(self._taken, count)
 
     def _shape_makers(self, nodes: Sequence[onnx.NodeProto], new: range) -> list[int]:
         """Returns the places of the nodes before the new ones that compute shapes for these."""
         found: set[int] = set()
         pending = [name for index in new for name in _operands(nodes[index])]
-        while pending:
+        while pending and len(found) < _ALONG:
             name = pending.pop()
             index = self._makers.get(name, new.start)
-            if index >= new.start or index in found or not self._tells_extents(name):
+            if index >= new.start or index in found or name not in nodes[index].output:
                 continue
-            if name in nodes[index].output:
+            if self._tells_extents(name, nodes[index]):
                 found.add(index)
                 pending.extend(_operands(nodes[index]))
         return sorted(found)
 
-    def _tells_extents(self, name: str) -> bool:
+    def _tells_extents(self, name: str, maker: onnx.NodeProto) -> bool:
+        """Returns whether extents may be computed from a value: from few integers, or a constant.
+
+        Resize and Range look at constants of floats, too.
+        """
         element, shape = self.found.get(name, _UNKNOWN)
-        return element in _INTEGERS and shape is not None and len(shape) < 2
+        if shape is None:
+            return False
+        if maker.op_type == "Constant":
+            return math.prod(e if isinstance(e, int) else _FEW for e in shape) <= _FEW
+        return element in _INTEGERS and len(shape) < 2
 
     def _declare(self, graph: onnx.GraphProto, initializers: Mapping[str, TensorProto]) -> None:
         """Declares what the nodes of a part read: constants, and results of nodes before."""
@@ -132,10 +160,15 @@ def _operands(node: onnx.NodeProto) -> Iterator[str]:
                 yield from _operands(inside)
 
 
+def _is_other(value: onnx.ValueInfoProto) -> bool:
+    """True for a value that is no tensor; nothing of it is found, so that nobody can declare it."""
+    return value.type.WhichOneof("value") not in (None, "tensor_type")
+
+
 def _names(values: Sequence[onnx.ValueInfoProto]) -> set[str]:
     """Returns the names of declared extents."""
     return {
-        dim.dim_param
+        dim_name(dim.dim_param)
         for value in values
         for dim in value.type.tensor_type.shape.dim
         if dim.dim_param

@@ -72,8 +72,8 @@ class Known:
     def take_back(self, mark: tuple[int, int]) -> None:
         """Forgets the nodes and constants that were made since; their names stay taken."""
         nodes, constants = mark
+        self._types.forget(self.lowered, nodes)
         del self.lowered[nodes:]
-        self._types.forget(nodes)
         for tensor in self.model.graph.initializer[constants:]:
             del self.initializers[tensor.name]
         del self.model.graph.initializer[constants:]
