@@ -259,7 +259,7 @@ def test_large_constants_are_those_of_the_documentation() -> None:
 
 
 def test_what_tvm_cannot_build_is_one_error(monkeypatch) -> None:
-    def fail(*args: object) -> None:
+    def fail(*args: object, **options: object) -> None:
         raise RuntimeError("Check failed: x is false\n  File a.cc, line 1")
 
     m = Model()
@@ -281,7 +281,7 @@ def test_an_interrupted_build_is_interrupted(monkeypatch) -> None:
     m = Model()
     m.add("Relu", [X(np.ones((1, 4), np.float32))], None)
     graph = m.load()
-    monkeypatch.setattr("tvm.compile", lambda module, target: passed(module))
+    monkeypatch.setattr("tvm.compile", lambda module, target, **_: passed(module))
     with pytest.raises(KeyboardInterrupt):
         qb.compile(graph)
 
