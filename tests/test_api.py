@@ -52,9 +52,11 @@ def test_import_is_cheap():
         "import sys, time; start = time.process_time(); import qdqbridge;"
         "print(time.process_time() - start, *sys.modules)"
     )
-    seconds, *modules = python(code)
-    assert not {"tvm", "onnx", "onnxruntime", "rich", "cyclopts"} & set(modules)
-    assert float(seconds) < 0.3  # CPU time, so that a busy machine does not count
+    starts = [python(code) for _ in range(5)]
+    for _, *modules in starts:
+        assert not {"tvm", "onnx", "onnxruntime", "rich", "cyclopts"} & set(modules)
+    # CPU time, the shortest, so that a busy machine does not count
+    assert min(float(seconds) for seconds, *_ in starts) < 0.3
 
 
 def test_reading_and_running_does_not_import_tvm():
