@@ -87,6 +87,19 @@ def test_values_that_are_no_tensors_have_types_too() -> None:
     assert found[second] == (TensorProto.FLOAT, (5,))
 
 
+def test_a_body_may_make_a_sequence() -> None:
+    b = Builder(opset=17)
+    x = b.input("x", [2, 3])
+    result = [helper.make_tensor_sequence_value_info("list", TensorProto.FLOAT, None)]
+    inside = helper.make_graph(
+        [helper.make_node("SequenceConstruct", [x], ["list"])], "body", [], result
+    )
+    listed = b.op("If", b.init(np.array(True)), then_branch=inside, else_branch=inside)
+    first = b.op("SequenceAt", listed, b.init(np.array(0)))
+    b.output(first)
+    assert grown(b.model(), 1).found[first] == (TensorProto.FLOAT, (2, 3))
+
+
 def test_constants_of_floats_tell_extents() -> None:
     b = Builder(opset=17)
     x, scales = b.input("x", [1, 3, 8, 8]), np.array([1, 1, 2, 2], np.float32)

@@ -1,8 +1,9 @@
-"""Types and shapes of results of nodes that come one after the other, each node looked at once.
+"""Types and shapes of results of nodes that come one after the other, without beginning anew.
 
 ONNX infers whole models. What is new becomes a model of its own, whose inputs are what it reads of
 what came before, with the types that are known; nodes that compute shapes are taken along, for
-their results are known as numbers only together with what reads them.
+their results are known as numbers only together with what reads them. A model with sequences or
+optional values is inferred anew as a whole: what is found are types of tensors alone.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from onnx import TensorProto, helper
 
 from qdqbridge.graph.symbols import dim_name, name_in_files
 from qdqbridge.onnx_io.inference.shapes import TypeAndShape, infer, is_small
+from qdqbridge.onnx_io.reading.structure import all_nodes, captured_names
 
 _INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 _UNKNOWN: TypeAndShape = (0, None)
@@ -56,7 +58,10 @@ class GrowingTypes:
         self._makers.update((name, index) for index in new for name in nodes[index].output if name)
         if not self._begun:
             self._whole = any(_is_other(value) for value in self.model.graph.input)
-        self._whole |= any(nodes[index].op_type.startswith(_OTHER_THAN_TENSORS) for index in new)
+        self._whole |= any(
+            node.op_type.startswith(_OTHER_THAN_TENSORS)
+            for node in all_nodes(nodes[index] for index in new)
+        )
         part = onnx.ModelProto(ir_version=self.model.ir_version)
         part.opset_import.extend(self.model.opset_import)
         part.graph.name = "part"
@@ -154,10 +159,7 @@ class GrowingTypes:
 def _operands(node: onnx.NodeProto) -> Iterator[str]:
     """Yields the names that a node reads, those that its bodies take from outside too."""
     yield from (name for name in node.input if name)
-    for attribute in node.attribute:
-        for body in (attribute.g, *attribute.graphs):
-            for inside in body.node:
-                yield from _operands(inside)
+    yield from captured_names(node)
 
 
 def _is_other(value: onnx.ValueInfoProto) -> bool:
