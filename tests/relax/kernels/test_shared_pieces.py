@@ -18,7 +18,7 @@ from tests.relax.kernels.kernel_cases import HOST, target_of
 pytestmark = pytest.mark.skipif(not HOST.multiplies_bytes, reason="kernels of other CPUs use none")
 
 
-def counting(tasks: int, extent: int, size: int, *, again: bool) -> Any:
+def counting(tasks: int, extent: int, size: int) -> Any:
     """Returns a function that adds 1 to what every task did of every element, twice over."""
 
     def body() -> None:
@@ -29,7 +29,7 @@ def counting(tasks: int, extent: int, size: int, *, again: bool) -> Any:
                 pieces.begin()
                 with (
                     turns(tasks, parallel=tasks > 1) as task,
-                    pieces.of(task, size, again) as (first, count),
+                    pieces.of(task, size) as (first, count),
                     turns(count) as i,
                 ):
                     at = task * extent + first + i
@@ -41,21 +41,18 @@ def counting(tasks: int, extent: int, size: int, *, again: bool) -> Any:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("again", [True, False])
 @pytest.mark.parametrize(
     ("tasks", "extent", "size"), [(1, 7, 3), (2, 64, 4), (2, 7, 3), (3, 64, 5), (5, 3, 2)]
 )
-def test_no_piece_is_left_out(
-    tasks: int, extent: int, size: int, again: bool, threads: int
-) -> None:
-    function, caller = counting(tasks, extent, size, again=again), Caller(threads)
+def test_no_piece_is_left_out(tasks: int, extent: int, size: int, threads: int) -> None:
+    function, caller = counting(tasks, extent, size), Caller(threads)
     for _ in range(30):
         done = tvm.runtime.tensor(np.zeros(tasks * extent, np.int32))
         caller.call(function, done)
         times = done.numpy().reshape(tasks, extent).sum(0)
         assert times.min() >= 2  # twice over
         twice = times.sum() - 2 * extent
-        assert twice <= (2 * tasks * size if again else 0)  # where two meet, in every share
+        assert twice <= 2 * tasks * size  # where two meet, in every share
 
 
 def test_who_has_done_his_share_helps() -> None:

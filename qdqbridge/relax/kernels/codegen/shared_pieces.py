@@ -44,7 +44,7 @@ class SharedPieces:
                 store(self._taken, i * _LINE, tirx.const(0, "int64"), 1)
 
     @contextmanager
-    def of(self, task: Prim, size: Prim, again: Prim) -> Generator[tuple[Prim, Prim]]:
+    def of(self, task: Prim, size: Prim) -> Generator[tuple[Prim, Prim]]:
         """Opens the loop over the pieces of a task; yields first element and length.
 
         Every task does so once after ``begin``, with the same arguments; on x86 only.
@@ -52,7 +52,6 @@ class SharedPieces:
         Args:
             task: The task.
             size: How many elements a piece has; the last one of a share may have fewer.
-            again: Whether a piece may be done twice; else every task keeps to its share.
         """
         if self._taken is None:
             with turns(ceiling(self.extent, size)) as i:
@@ -63,7 +62,7 @@ class SharedPieces:
         first, count = (bound(value) for value in share(task, self.tasks, self.extent))
         next_, more = (bound(value) for value in share(following, self.tasks, self.extent))
         pieces = bound(ceiling(count, size))
-        others = bound(choice(again, ceiling(more, size), 0))
+        others = bound(ceiling(more, size))
         with turns(pieces + others) as turn:
             own = bound(turn < pieces)
             i = bound(choice(own, turn, turn - pieces))

@@ -264,7 +264,7 @@ class AmxCodesTiles:
         if not self._signed:
             # with its start every digit's sum is small enough to be joined with others in int32
             sums = [
-                total + tiles.start(bound(place * d.digits + digit), block, b, group)
+                total + tiles.start(place, digit, block, b, group)
                 for digit, total in enumerate(sums)
             ]
         return tiles.real(sums)

@@ -7,6 +7,8 @@ scale of its part, and with it the row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from qdqbridge.ops.dynamic import LAST_OF_BLOCK, SMALLEST
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.codegen.lanes import (
@@ -38,14 +40,14 @@ class RowDigits:
     Attributes:
         digits: Those of a part of a row side by side, the highest digit first.
         steps: The scale of each part.
-        sums: The sum of each digit over a part, times what the zero point of the weight needs.
+        sums: Sums over a part of ``begun_digits``, times what the zero point of the weight needs.
     """
 
     def __init__(self, d: CodesProduct, x: Buffer, most: int) -> None:
         self.d, self.x = d, x
         self.digits = T.alloc_buffer((most * d.row_digits,), "int8")
         self.steps = T.alloc_buffer((most * d.parts,), "float32")
-        self.sums = T.alloc_buffer((most * d.parts * d.digits,), "int32")
+        self.sums = T.alloc_buffer((most * d.parts * len(d.begun_digits),), "int32")
 
     def write(
         self, first: Prim, count: Prim, at: Prim = 0, ahead: Place | None = None, *,
@@ -90,10 +92,13 @@ class RowDigits:
         store(self.steps, place, quotient, 1)
         whole = bound(nearest(bound(highest), lanes))
         centre = 1 if d.centre is None else d.centre
-        for i, digit in enumerate(self._digits(whole)):
-            at, held = place * d.digits + i, d.place_of_digits(row, part, i)
+        digits = self._digits(whole)
+        for i, digit in enumerate(digits):
+            held = d.place_of_digits(row, part, i)
             store(self.digits, held, digit.astype(typed("int8", lanes)), lanes)
-            store(self.sums, at, summed(digit, lanes) * -centre, 1)
+        for i, begun in enumerate(d.begun_digits):
+            total = bound(joined([digits[digit] for digit in begun], lanes))
+            store(self.sums, place * len(d.begun_digits) + i, summed(total, lanes) * -centre, 1)
 
     def _digits(self, whole: Prim) -> list[Prim]:
         """Returns balanced digits, the highest first."""
@@ -105,3 +110,11 @@ class RowDigits:
             whole = bound(tirx.shift_right(whole - digit, number(DIGIT, "int32", lanes)))
             found.insert(0, digit)
         return [whole, *found]
+
+
+def joined(digits: Sequence[Prim], lanes: int) -> Prim:
+    """Returns the integers of some digits, the highest first."""
+    total = digits[0]
+    for digit in digits[1:]:
+        total = tirx.shift_left(total, number(DIGIT, "int32", lanes)) + digit
+    return total

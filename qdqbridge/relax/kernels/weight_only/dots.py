@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from qdqbridge.qnn.dialect.tir import tirx
+from qdqbridge.relax.kernels.codegen.cpu import AVX512_VNNI
 from qdqbridge.relax.kernels.codegen.lanes import (
     Buffer,
     Prim,
@@ -43,8 +44,11 @@ _NEAR = 1280
 distance of three digits)."""
 _CHAINS = 2
 """Sums of one row whose blocks are several chunks: a dot product waits for the one before it."""
-_ROWS_OF_PAIRS = 4
-"""Rows of one digit that meet a code while it is in a register: those of the highest tile."""
+_HEIGHTS = (4, 2, 1)
+"""Rows of tiles: their sums, and the codes of a chunk of two blocks of columns, are registers."""
+TALL = 6
+"""Rows of the highest tiles of a CPU that has 32 registers: 12 sums that do not wait for each other
+are as many as it needs that begins two dot products a clock cycle and ends them five later."""
 ROOM = 1 << 17
 """Bytes of the digits of many rows that stay in the second-level cache."""
 AMX_ROOM = 1 << 19
@@ -65,8 +69,8 @@ class Dots(Protocol):
     """Dot products of one CPU.
 
     Attributes:
+        heights: Rows of tiles, falling to 1.
         chains: How many sums of a block and row take turns, one register behind another.
-        together: How many rows of one digit meet a code at a time.
         asks_between: Whether what a row of one digit meets is asked for between dot products, not
             before them.
         spread_parts: Of how many parts of a row digits are stored in every lane before several
@@ -76,8 +80,8 @@ class Dots(Protocol):
         read_through: Rows up to which a weight is read from one end to the other.
     """
 
+    heights: tuple[int, ...]
     chains: int
-    together: int
     asks_between: bool
     spread_parts: int
     one_loop: bool
@@ -147,11 +151,14 @@ def dots_of(d: CodesProduct) -> Dots:
 class ByteDots:
     """``vpdpbusd``: four products of bytes are added to a sum of 32 bits."""
 
-    chains, together, asks_between = _CHAINS, 1, False
+    chains, asks_between = _CHAINS, False
     spread_parts, one_loop, read_through = 0, False, FEW
 
     def __init__(self, d: CodesProduct) -> None:
         self.d = d
+        self.heights: tuple[int, ...] = (
+            _HEIGHTS if d.cpu.registers < AVX512_VNNI.registers else (TALL, *_HEIGHTS)
+        )
 
     def ahead(self, streams: int) -> int:
         """Returns less where it is asked for in several places."""
@@ -222,13 +229,14 @@ class PairDots:
     ``CHUNK // 4`` steps of a chunk: 30720.
     """
 
-    chains, together, asks_between = 1, _ROWS_OF_PAIRS, True
+    heights: tuple[int, ...] = _HEIGHTS
+    chains, asks_between = 1, True
     one_loop, read_through = True, 1
 
     def __init__(self, d: CodesProduct) -> None:
         assert d.chunk <= CHUNK
         self.d = d
-        spread = _ROWS_OF_PAIRS * d.step * d.digits * d.cpu.lanes
+        spread = _HEIGHTS[0] * d.step * d.digits * d.cpu.lanes
         parts = min(_whole_blocks(d, SPREAD // spread), d.parts)
         self.spread_parts = parts if parts * spread <= 2 * SPREAD else 0
         self.halves = d.bits // NIBBLE

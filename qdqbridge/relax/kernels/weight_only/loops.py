@@ -24,14 +24,18 @@ from qdqbridge.relax.kernels.tiles.amx import ROWS
 from qdqbridge.relax.kernels.tiles.register_tile import channel_pieces
 from qdqbridge.relax.kernels.weight_only.amx_tiles import AmxCodesTiles
 from qdqbridge.relax.kernels.weight_only.digits import RowDigits
+from qdqbridge.relax.kernels.weight_only.dots import TALL
 from qdqbridge.relax.kernels.weight_only.product import FEW, CodesProduct
-from qdqbridge.relax.kernels.weight_only.tiles import HEIGHTS, CodesTiles, Streams
+from qdqbridge.relax.kernels.weight_only.tall_tiles import TallTiles
+from qdqbridge.relax.kernels.weight_only.tiles import CodesTiles, Streams
 
 _PIECES = 8
 """Pieces of a share that meet few rows: every one begins to read anew, few are handed over (two
 threads, Zen 4: 0.83 of memory, with 2 pieces 0.80, with 16 0.82)."""
-_PAIRS = 32
-"""Pairs of blocks of columns whose codes of some parts stay in the second-level cache."""
+_PAIRS = 8
+"""Pairs of blocks of columns that a task goes through at a time: codes of some parts, and sums, are
+kept by the second-level cache, and tasks end together on a machine that others use too (two
+threads, one digit: 0.86 of the time of 32 pairs, three digits 0.94; one thread takes the same)."""
 
 
 def build(description: CodesProduct) -> Any:
@@ -76,6 +80,7 @@ class _CodesProduct:
         room = self._room(rows, most, tasks)
         digits = RowDigits(d, self.x, room)
         self.tiles = CodesTiles(d, digits, self.shared, self.writer)
+        self.tall = TallTiles(self.tiles)
         self.amx = AmxCodesTiles(self.tiles) if d.amx else None
         self.pieces = SharedPieces(tasks, d.pairs)
         self.few = min(self.tiles.dots.read_through, room // tasks) if tasks > 1 else 0
@@ -85,19 +90,18 @@ class _CodesProduct:
             count = bound(tirx.min(rows - first, most)) if count is None else count
             few, several = (count <= self.few, count > self.few) if self.few else (False, True)
             when(several, lambda: digits.write(first, count, parallel=tasks > 1))
-            size = self._part_size(most, count)
-            whole = isinstance(size, int) and size == d.parts
-            self.tiles.partial = None
-            if not whole:
-                shape: Any = (most * d.blocks * d.cpu.lanes,)
-                self.tiles.partial = T.alloc_buffer(shape, "float32")
-            with turns(ceiling(d.parts, size)) as i:
-                begin = bound(i * size)
-                some = size if whole else bound(tirx.min(d.parts - begin, size))
-                self.tiles.range = begin, some
-                self.pieces.begin()
-                with turns(tasks, parallel=tasks > 1) as task:
-                    self._share(task, few, digits, first, count, most)
+            self.part_size = self._part_size(most, count)
+            if not self._whole:
+                kept = self._piece(_PAIRS) * 2 * d.cpu.lanes
+                self.tiles.keep(T.alloc_buffer((tasks * most * kept,), "float32"), most, kept)
+            self.pieces.begin()
+            with turns(tasks, parallel=tasks > 1) as task:
+                self._share(task, few, digits, first, count, most)
+
+    @property
+    def _whole(self) -> bool:
+        """Whether all parts of rows are gone through at once, however many rows there are."""
+        return isinstance(self.part_size, int) and self.part_size == self.d.parts
 
     def _room(self, rows: Prim, most: int, tasks: int) -> int:
         """Returns how many rows of digits there is room for: of few rows, those of every task."""
@@ -127,8 +131,7 @@ class _CodesProduct:
     ) -> None:
         """Writes one share of the columns, some of them for all rows at a time, and helps others.
 
-        Of few rows every task makes the digits itself: they come from no other core's cache. What
-        adds to sums of earlier parts must not be done twice, so that tasks keep to their shares.
+        Of few rows every task makes the digits itself: they come from no other core's cache.
         """
         d = self.d
         many = count >= ROWS if self.amx is not None else False
@@ -147,8 +150,13 @@ class _CodesProduct:
         when(few, make)
         pairs = ceiling(ceiling(d.pairs, tasks), _PIECES)
         size = choice(few, self._piece(min(pairs, _PAIRS)), self._piece(_PAIRS))
-        again = count <= self.tiles.dots.read_through if self.tiles.partial is not None else True
-        with self.pieces.of(task, size, again) as (low, extent):
+        with (
+            self.pieces.of(task, size) as (low, extent),
+            turns(ceiling(d.parts, self.part_size)) as i,
+        ):
+            part = bound(i * self.part_size)
+            some = d.parts if self._whole else bound(tirx.min(d.parts - part, self.part_size))
+            self.tiles.begin_parts(task, low, (part, some))
             for at, length, width, tail in channel_pieces(d.units, d.cpu.lanes, 2):
                 begin, some = within(low, extent, at, length)
                 columns = bound(begin), bound(some), width, tail
@@ -175,7 +183,7 @@ class _CodesProduct:
     def _rows(self, columns: tuple[Prim, Prim, int, int], first: Prim, count: Prim) -> None:
         """Writes the tiles of some pairs of blocks: high ones, and what is left."""
         done: Prim = 0
-        for size in HEIGHTS:
+        for size in self.tiles.dots.heights:
             many = (count - done) // size
             if not isinstance(many, int) or many:
                 many = many if isinstance(many, int) else bound(many)
@@ -190,6 +198,10 @@ class _CodesProduct:
     ) -> None:
         """Writes tiles of some rows: of one, several pairs in turn where that is faster."""
         begin, some, width, tail = columns
+        if size == TALL and self.d.digits > 1:
+            with turns(some, begin) as unit:
+                self.tall.write(bound(unit * 2), width, tail, first, row)
+            return
         streams = self.d.streams if size == 1 and width == 2 and tail == self.d.cpu.lanes else 1
         each = some // streams
         if streams > 1 and not (isinstance(each, int) and not each):

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from qdqbridge.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.relax.kernels.codegen.lanes import Prim
 from qdqbridge.relax.kernels.operands import Open
-from qdqbridge.relax.kernels.products.dense import AT_ONCE
 from qdqbridge.relax.kernels.tiles.amx import ROWS
 
 NIBBLE, DIGIT = 4, 8
@@ -23,6 +22,8 @@ LINE = 64
 """Bytes of a line of memory."""
 AMX_ROWS = 8 * ROWS
 """Rows of an open number that are worked on at a time with AMX."""
+_ROWS = 132
+"""The same otherwise: as many tall tiles as a prompt of 128 rows takes, and one of two rows."""
 FEW = 8
 """Rows up to which a weight is read from end to end, and every thread makes the digits itself."""
 
@@ -119,6 +120,16 @@ class CodesProduct:
         return ((0, 1, 2),) if small else ((0, 1), (2,))
 
     @property
+    def begun_digits(self) -> tuple[tuple[int, ...], ...]:
+        """Digits of which the zero point of the weight takes what they sum up to, as one integer.
+
+        The highest one of those that are joint begins alone, and the others together: all sums on
+        the way are then within int32.
+        """
+        cut = [(chain[:1], chain[1:]) for chain in self.joint_digits]
+        return tuple(digits for pieces in cut for digits in pieces if digits)
+
+    @property
     def amx(self) -> bool:
         """Whether many rows are multiplied by AMX."""
         known = [extent for extent in self.operand[:-1] if extent is not None]
@@ -128,7 +139,7 @@ class CodesProduct:
     @property
     def at_once(self) -> int:
         """Rows of an open number that are worked on at a time."""
-        return AMX_ROWS if self.amx else AT_ONCE
+        return AMX_ROWS if self.amx else _ROWS
 
     @property
     def row_digits(self) -> int:

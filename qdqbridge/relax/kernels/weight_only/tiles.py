@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from qdqbridge.qnn.dialect.tir import tirx
@@ -25,15 +26,12 @@ from qdqbridge.relax.kernels.codegen.lanes import (
     store,
     typed,
 )
-from qdqbridge.relax.kernels.codegen.loops import turns
+from qdqbridge.relax.kernels.codegen.loops import turns, when
 from qdqbridge.relax.kernels.codegen.script import T
 from qdqbridge.relax.kernels.epilogues.float_sums import PlainWriter
-from qdqbridge.relax.kernels.weight_only.digits import RowDigits
+from qdqbridge.relax.kernels.weight_only.digits import RowDigits, joined
 from qdqbridge.relax.kernels.weight_only.dots import Digits, Place, ask, dots_of, pieces
 from qdqbridge.relax.kernels.weight_only.product import DIGIT, LINE, CodesProduct
-
-HEIGHTS = (4, 2, 1)
-"""Rows of tiles: their sums, and the codes of a chunk of two blocks of columns, are registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +104,7 @@ class CodesTiles:
         needs (CompactBufferAllocation), for a minute.
         """
         if self.dots.spread_parts:
-            size = HEIGHTS[0] * self.dots.spread_parts * self.d.step * self.d.digits
+            size = self.dots.heights[0] * self.dots.spread_parts * self.d.step * self.d.digits
             self.spread = flat(T.alloc_buffer((size * self.d.cpu.lanes,), "int8"))
 
     def begin_rows(self, row: Prim, height: int) -> None:
@@ -191,9 +189,34 @@ class CodesTiles:
 
         self._either(self.range[0] == 0, first_sums, other_sums)
 
+    def keep(self, partial: Buffer | None, rows: int = 0, columns: int = 0) -> None:
+        """Has the sums of some parts kept for those behind them.
+
+        Args:
+            partial: Room for them, each task's behind another's; None where all parts are gone
+                through at once.
+            rows: How many there are of each task.
+            columns: The same.
+        """
+        self.partial, self.kept_rows, self.kept_columns = partial, rows, columns
+
+    def begin_parts(self, task: Prim, pair: Prim, some: tuple[Prim, Prim]) -> None:
+        """Begins parts of the rows and a piece of the columns.
+
+        Args:
+            task: The task that goes through them.
+            pair: The first pair of blocks of the piece.
+            some: The first of the parts, and how many.
+        """
+        self.range = some
+        if self.partial is not None:
+            lanes = self.d.cpu.lanes
+            first = task * (self.kept_rows * self.kept_columns) - pair * 2 * lanes
+            self.kept_from = bound(first.astype("int64"))
+
     def _kept(self, block: Prim, row: Prim) -> Prim:
         """Returns where the sums of earlier parts are kept."""
-        return (row * self.d.blocks + block) * self.d.cpu.lanes
+        return self.kept_from + row * self.kept_columns + block * self.d.cpu.lanes
 
     def end_sums(
         self, totals: Sequence[Buffer], block: Prim, tail: int, rows: tuple[Prim, Prim],
@@ -251,10 +274,15 @@ class CodesTiles:
             kind = index * (chains * lanes) if kept > 1 else 0
             group = bound(part // (d.size // d.step))
 
-            def start(p: int) -> None:
+            def every_row(do: Callable[[int], None]) -> None:
+                for p in range(height):
+                    do(p)
+
+            def begin_sums(p: int) -> None:
                 place = bound((self.own + row + p) * d.parts + part)
                 for b in totals:
-                    store(sums[b], kind + p * lanes, self.start(place, own, b, group), lanes)
+                    start = self.start(place, 0, own, b, group)
+                    store(sums[b], kind + p * lanes, start, lanes)
                     for chain in range(1, chains):
                         store(sums[b], kind + chain * lanes, number(0, "int32", lanes), lanes)
 
@@ -270,10 +298,7 @@ class CodesTiles:
                     before = load(total, (index + p) * lanes, lanes)
                     store(total, (index + p) * lanes, before + term, lanes)
 
-            if chunks > 1:
-                with T.If(chunk % chunks == 0), T.Then():
-                    for p in range(height):
-                        start(p)
+            when(chunk % chunks == 0 if chunks > 1 else True, partial(every_row, begin_sums))
             first = bound(self.codes_of(own, chunk))
             asked = self._later(first, height, streams.count)
             if not self.dots.asks_between:
@@ -282,36 +307,29 @@ class CodesTiles:
                 asked = []
             self.dots.load_codes(codes, self.stream, first)
             spread = self._spread_of(chunk * d.chunk) if read.in_lanes else None
-            for some_rows in pieces(height, self.dots.together):
-                digits: list[tuple[Prim, list[Place]]] = []
-                for p in some_rows:
-                    if chunks == 1:
-                        start(p)
-                    if spread is None:
-                        begins = bound((self.own + row + p) * d.row_digits + chunk * d.chunk)
-                    else:
-                        begins = spread(p, 0)
-                    digits.append((begins, [(each, kind + p * lanes) for each in sums.values()]))
-                self.dots.add(read, digits, codes, asked, chains)
-                if chunks == 1:
-                    for p in some_rows:
-                        finish(p)
-            if chunks > 1:
-                with T.If(chunk % chunks == chunks - 1), T.Then():
-                    for p in range(height):
-                        finish(p)
+            digits: list[tuple[Prim, list[Place]]] = []
+            for p in range(height):
+                begins = (self.own + row + p) * d.row_digits + chunk * d.chunk
+                begins = bound(begins) if spread is None else spread(p, 0)
+                digits.append((begins, [(each, kind + p * lanes) for each in sums.values()]))
+            self.dots.add(read, digits, codes, asked, chains)
+            when(chunk % chunks == chunks - 1 if chunks > 1 else True, partial(every_row, finish))
 
-    def start(self, place: Prim, block: Prim, after: int, group: Prim) -> Prim:
-        """Returns what the zero points of a group of the weight add to its sums.
+    def start(self, place: Prim, digit: int, block: Prim, after: int, group: Prim) -> Prim:
+        """Returns what the zero points of a group of the weight add to the sums of a digit.
 
         Args:
-            place: Index of the sum of the digits.
+            place: Index of the part of a row.
+            digit: The digit; of ``begun_digits`` the last one takes what all of them need.
             block: The first block of the pair.
             after: How many blocks after it, 0 or 1.
             group: The group.
         """
-        lanes = self.d.cpu.lanes
-        start = splat(load(self.rows.sums, place, 1), lanes)
+        lanes, begun = self.d.cpu.lanes, self.d.begun_digits
+        at = next((i for i, digits in enumerate(begun) if digits[-1] == digit), None)
+        if at is None:
+            return number(0, "int32", lanes)
+        start = splat(load(self.rows.sums, place * len(begun) + at, 1), lanes)
         if self.zeros is None:
             return start
         return start * self.zero_points(block, after, group).astype(typed("int32", lanes))
@@ -387,9 +405,9 @@ class CodesTiles:
             place = bound((self.own + row + p) * d.parts + part)
             digits: list[tuple[Prim, list[Place]]] = []
             for digit in range(d.digits):
-                at = place * d.digits + digit
                 for b in room.totals:
-                    store(room.sums[b][digit], 0, self.start(at, block, b, group), lanes)
+                    begun = self.start(place, digit, block, b, group)
+                    store(room.sums[b][digit], 0, begun, lanes)
                 places = [(sums[digit], 0) for sums in room.sums.values()]
                 begins = d.place_of_digits(self.own + row + p, part, digit)
                 begins = bound(begins) if spread is None else spread(p, digit * d.step)
@@ -444,9 +462,6 @@ class CodesTiles:
         up = number(float(1 << DIGIT), "float32", lanes)
         real: Prim = None
         for chain in self.d.joint_digits:
-            total = sums[chain[0]]
-            for digit in chain[1:]:
-                total = tirx.shift_left(total, number(DIGIT, "int32", lanes)) + sums[digit]
-            value = floats(total, lanes)
+            value = floats(joined([sums[digit] for digit in chain], lanes), lanes)
             real = value if real is None else fused(real, up, value)
         return real
