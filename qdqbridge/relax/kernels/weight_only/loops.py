@@ -32,10 +32,12 @@ from qdqbridge.relax.kernels.weight_only.tiles import CodesTiles, Streams
 _PIECES = 8
 """Pieces of a share that meet few rows: every one begins to read anew, few are handed over (two
 threads, Zen 4: 0.83 of memory, with 2 pieces 0.80, with 16 0.82)."""
+_PAIRS_OF_FEW = 32
+"""Pairs of blocks of columns of such a piece, at most."""
 _PAIRS = 8
-"""Pairs of blocks of columns that a task goes through at a time: codes of some parts, and sums, are
-kept by the second-level cache, and tasks end together on a machine that others use too (two
-threads, one digit: 0.86 of the time of 32 pairs, three digits 0.94; one thread takes the same)."""
+"""The same of pieces that meet many rows: codes of some parts, and sums, are kept by the
+second-level cache, and tasks end together on a machine that others use too (two threads, one digit:
+0.86 of the time of 32 pairs, three digits 0.94; one thread takes the same)."""
 
 
 def build(description: CodesProduct) -> Any:
@@ -148,8 +150,10 @@ class _CodesProduct:
             digits.write(first, count, own, (self.shared[0], start))
 
         when(few, make)
-        pairs = ceiling(ceiling(d.pairs, tasks), _PIECES)
-        size = choice(few, self._piece(min(pairs, _PAIRS)), self._piece(_PAIRS))
+        pieces = _PIECES if tasks > 1 else 1  # alone, a task hands nothing over
+        pairs = min(ceiling(ceiling(d.pairs, tasks), pieces), _PAIRS_OF_FEW)
+        read_through = count <= self.tiles.dots.read_through
+        size = choice(read_through, self._piece(pairs), self._piece(_PAIRS))
         with (
             self.pieces.of(task, size) as (low, extent),
             turns(ceiling(d.parts, self.part_size)) as i,
