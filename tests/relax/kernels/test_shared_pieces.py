@@ -58,7 +58,7 @@ def test_no_piece_is_left_out(tasks: int, extent: int, size: int, threads: int) 
 def test_who_has_done_his_share_helps() -> None:
     """Tasks that run one after the other: the first one leaves nothing to do."""
     tasks, extent = 3, 60
-    function = counting(tasks, extent, 5, again=True)
+    function = counting(tasks, extent, 5)
     done = tvm.runtime.tensor(np.zeros(tasks * extent, np.int32))
     Caller(1).call(function, done)
     assert done.numpy().sum() == 2 * extent

@@ -15,7 +15,6 @@ from qdqbridge.relax.executable import build
 from qdqbridge.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.relax.kernels.plan import plan
 from qdqbridge.relax.kernels.weight_only import dots
-from qdqbridge.relax.kernels.weight_only import loops as weight_codes_loops
 from tests.graph.graphs import apply, const, graph, plain, quant, typed
 from tests.relax.kernels.kernel_cases import DOT_CPUS, HOST, target_of
 
@@ -113,7 +112,8 @@ def test_products_in_parts_have_every_bit(
     monkeypatch.setattr(dots, "ROOM", room)
     monkeypatch.setattr(dots, "AMX_ROOM", room)
     monkeypatch.setattr(dots, "SPREAD", room // 16)
-    monkeypatch.setattr(weight_codes_loops, "_PAIRS", 1)
+    monkeypatch.setattr(dots, "_PAIRS", 3)
+    monkeypatch.setattr(dots, "_MANY_PAIRS", 3)
     parts = build(found, threads=threads)
     for rows in (1, 8, 9, 130):
         x = np.random.default_rng(rows).normal(0, 1, (rows, 256)).astype(np.float32)
@@ -147,12 +147,20 @@ def test_a_row_has_the_same_bits_among_any_others(kind: str, size: int, rounded:
         np.testing.assert_array_equal(wanted, evaluate(found, {"x": x})[0][found.output_names[0]])
 
 
-@pytest.mark.parametrize(("kind", "size"), [("int4", 32), ("uint4 each", 128), ("uint8 each", 32)])
+HIGHEST, LOWEST = (126 << 16) + 127 * 257, (127 << 16) - 128 * 257
+"""Activations with lower digits of 127, and of -128, where the largest of a part is 127 << 16."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [("int4", 32), ("uint4 from 3", 64), ("uint4 each", 128), ("uint8 each", 32)],
+)
 def test_the_largest_sums_have_every_bit(kind: str, size: int) -> None:
     """Nothing overflows on the way: all codes and activations are as large as they can be."""
     found = network(kind, size, extreme=True)
     executable = build(found)
-    for low in (1.0, 1.0 - 2.0**-20, 127.0 / 128, -1.0):
+    lower = [(digits + i) / (127 << 16) for digits in (HIGHEST, LOWEST) for i in (-1, 0, 1)]
+    for low in (1.0, 1.0 - 2.0**-20, 127.0 / 128, -1.0, *lower, *(-each for each in lower)):
         x = np.full((18, INNER), low, np.float32)
         x[:, ::16] = 1.0
         (many,) = executable.run({"x": x}).values()

@@ -34,10 +34,6 @@ _PIECES = 8
 threads, Zen 4: 0.83 of memory, with 2 pieces 0.80, with 16 0.82)."""
 _PAIRS_OF_FEW = 32
 """Pairs of blocks of columns of such a piece, at most."""
-_PAIRS = 8
-"""The same of pieces that meet many rows: codes of some parts, and sums, are kept by the
-second-level cache, and tasks end together on a machine that others use too (two threads, one digit:
-0.86 of the time of 32 pairs, three digits 0.94; one thread takes the same)."""
 
 
 def build(description: CodesProduct) -> Any:
@@ -94,7 +90,8 @@ class _CodesProduct:
             when(several, lambda: digits.write(first, count, parallel=tasks > 1))
             self.part_size = self._part_size(most, count)
             if not self._whole:
-                kept = self._piece(_PAIRS) * 2 * d.cpu.lanes
+                pairs = min(self._piece(self.tiles.dots.pairs), ceiling(d.pairs, tasks))
+                kept = pairs * 2 * d.cpu.lanes
                 self.tiles.keep(T.alloc_buffer((tasks * most * kept,), "float32"), most, kept)
             self.pieces.begin()
             with turns(tasks, parallel=tasks > 1) as task:
@@ -153,14 +150,14 @@ class _CodesProduct:
         pieces = _PIECES if tasks > 1 else 1  # alone, a task hands nothing over
         pairs = min(ceiling(ceiling(d.pairs, tasks), pieces), _PAIRS_OF_FEW)
         read_through = count <= self.tiles.dots.read_through
-        size = choice(read_through, self._piece(pairs), self._piece(_PAIRS))
+        size = choice(read_through, self._piece(pairs), self._piece(self.tiles.dots.pairs))
         with (
             self.pieces.of(task, size) as (low, extent),
             turns(ceiling(d.parts, self.part_size)) as i,
         ):
             part = bound(i * self.part_size)
-            some = d.parts if self._whole else bound(tirx.min(d.parts - part, self.part_size))
-            self.tiles.begin_parts(task, low, (part, some))
+            parts = d.parts if self._whole else bound(tirx.min(d.parts - part, self.part_size))
+            self.tiles.begin_parts(task, low, (part, parts))
             for at, length, width, tail in channel_pieces(d.units, d.cpu.lanes, 2):
                 begin, some = within(low, extent, at, length)
                 columns = bound(begin), bound(some), width, tail

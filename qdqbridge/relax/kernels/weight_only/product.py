@@ -23,7 +23,7 @@ LINE = 64
 AMX_ROWS = 8 * ROWS
 """Rows of an open number that are worked on at a time with AMX."""
 _ROWS = 132
-"""The same otherwise: as many tall tiles as a prompt of 128 rows takes, and one of two rows."""
+"""The same otherwise: a prompt of 128 rows at once, and rows of tall tiles (6) and others (4)."""
 FEW = 8
 """Rows up to which a weight is read from end to end, and every thread makes the digits itself."""
 

@@ -83,6 +83,8 @@ class CodesTiles:
     Attributes:
         partial: What the parts before have summed; None where all are gone through at once.
         range: The parts that are gone through, the first and how many.
+        kept: For how many rows and columns each task keeps such sums.
+        kept_from: Where those of the first column of all, in the first row, would be.
         own: Where the digits begin of the rows that a task goes through.
     """
 
@@ -93,6 +95,8 @@ class CodesTiles:
         self.dots = dots_of(d)
         self.stream, self.zeros, self.bias = shared
         self.partial: Buffer | None = None
+        self.kept = (0, 0)
+        self.kept_from: Prim = 0
         self.range: tuple[Prim, Prim] = (0, d.parts)
         self.spread: Buffer | None = None
         self.own: Prim = 0
@@ -189,16 +193,15 @@ class CodesTiles:
 
         self._either(self.range[0] == 0, first_sums, other_sums)
 
-    def keep(self, partial: Buffer | None, rows: int = 0, columns: int = 0) -> None:
+    def keep(self, partial: Buffer, rows: int, columns: int) -> None:
         """Has the sums of some parts kept for those behind them.
 
         Args:
-            partial: Room for them, each task's behind another's; None where all parts are gone
-                through at once.
+            partial: Room for them, each task's behind another's.
             rows: How many there are of each task.
             columns: The same.
         """
-        self.partial, self.kept_rows, self.kept_columns = partial, rows, columns
+        self.partial, self.kept = partial, (rows, columns)
 
     def begin_parts(self, task: Prim, pair: Prim, some: tuple[Prim, Prim]) -> None:
         """Begins parts of the rows and a piece of the columns.
@@ -210,13 +213,13 @@ class CodesTiles:
         """
         self.range = some
         if self.partial is not None:
-            lanes = self.d.cpu.lanes
-            first = task * (self.kept_rows * self.kept_columns) - pair * 2 * lanes
+            rows, columns = self.kept
+            first = task * (rows * columns) - pair * 2 * self.d.cpu.lanes
             self.kept_from = bound(first.astype("int64"))
 
     def _kept(self, block: Prim, row: Prim) -> Prim:
         """Returns where the sums of earlier parts are kept."""
-        return self.kept_from + row * self.kept_columns + block * self.d.cpu.lanes
+        return self.kept_from + row * self.kept[1] + block * self.d.cpu.lanes
 
     def end_sums(
         self, totals: Sequence[Buffer], block: Prim, tail: int, rows: tuple[Prim, Prim],
