@@ -345,10 +345,12 @@ def _row(rounded: Rounded, simulation: GraphRuns, alone: float) -> SuspectTensor
     original = simulation.stored(rounded.value)
     if rounded.kind == BODY:
         moved = simulation.changed(rounded.value, _change(rounded))
-        split = {"rounding inside its body": float(np.square(moved - original).sum())}
+        power = np.square(moved - original, dtype=np.float64)
+        split = {"rounding inside its body": float(power.sum())}
     elif rounded.running is not None:  # of each batch as it runs; nothing is clipped
         moved = simulation.changed(rounded.value, _change(rounded))
-        split = {"activation rounding": float(np.nansum(np.square(moved - original)))}
+        power = np.square(moved - original, dtype=np.float64)
+        split = {"activation rounding": float(np.nansum(power))}
     else:
         split = causes(rounded, original)
     whole = sum(split.values())

@@ -281,7 +281,7 @@ def _as_laid(original: Array, real: Array) -> Array | None:
         choices.append(real.T)
     if not choices and real.size == original.size:
         choices.append(real.reshape(original.shape))
-    distance = [float(np.square(choice - original).sum()) for choice in choices]
+    distance = [float(np.square(choice - original, dtype=np.float64).sum()) for choice in choices]
     return choices[int(np.argmin(distance))] if choices else None
 
 

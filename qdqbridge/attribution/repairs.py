@@ -112,7 +112,8 @@ def _of_weight(rounded: Rounded, params: QuantParams, original: Array) -> Iterat
     best: tuple[float, int] | None = None
     for axis in axes:
         steps = _symmetric(original, params.qmax, axis)
-        gap = float(np.square(_rounded(original, steps, params.qmax) - original).sum())
+        moved = _rounded(original, steps, params.qmax) - original
+        gap = float(np.square(moved, dtype=np.float64).sum())
         best = min(best or (gap, axis), (gap, axis))
     if best is not None:
         steps = _symmetric(original, params.qmax, best[1])

@@ -98,12 +98,14 @@ class _Ratio:
     """Logarithms of a weight's ratios, each with how much it tells: the power of the float weights.
 
     Attributes:
-        power: Of each row and column of a group, over its taps.
+        power: Of each row and column of a group, over its taps, as parts of the largest one.
+        unit: The largest one: weights of 1e-25 have none that a float32 holds.
         rows: The sums over columns of the logarithms times the powers, and of the powers.
         columns: Such sums over rows.
     """
 
     power: Array
+    unit: float
     rows: tuple[Array, Array]
     columns: tuple[Array, Array]
 
@@ -151,7 +153,8 @@ class _ChannelFactors:
         power[~usable] = 0.0
         mean *= power
         rows, columns = ((mean.sum(axis), power.sum(axis)) for axis in (2, 1))
-        self.ratios[node] = _Ratio(power.astype(np.float32), rows, columns)
+        unit = float(power.max(initial=0.0)) or 1.0
+        self.ratios[node] = _Ratio((power / unit).astype(np.float32), unit, rows, columns)
 
     def _note_norm(self, link: EqualizedLink, norm: Norm) -> None:
         """A norm's constants are mostly floats: they say the factors as they are."""
@@ -204,7 +207,7 @@ class _ChannelFactors:
         link, channels = self.columns[node]
         groups, _, inside = ratio.power.shape
         logs = self.logs[link][channels].reshape(groups, inside)
-        return np.einsum("grc,gc->gr", ratio.power, logs)
+        return np.einsum("grc,gc->gr", ratio.power, logs) * ratio.unit
 
     def _outgoing(self, node: Node, ratio: _Ratio) -> Array | float:
         """Returns those of a weight's rows, by which it is divided."""
@@ -212,4 +215,4 @@ class _ChannelFactors:
             return 0.0
         groups, rows, _ = ratio.power.shape
         logs = self.logs[self.rows[node]].reshape(groups, rows)
-        return np.einsum("grc,gr->gc", ratio.power, logs)
+        return np.einsum("grc,gr->gc", ratio.power, logs) * ratio.unit

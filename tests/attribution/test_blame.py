@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 import qdqbridge as qb
@@ -147,14 +149,19 @@ def test_what_runs_quantized_only_is_charged_to_the_products(name: str, tmp_path
 
 def _smoothed(spread: float) -> tuple[qb.Graph, set[str]]:
     """The attention network with factors in every channel that can have one, and their tensors."""
-    graph = qb.load(ATTENTION)
+    scaled, names = _scaled(qb.load(ATTENTION), spread)
+    assert len(names) >= 4
+    return scaled, names
+
+
+def _scaled(graph: qb.Graph, spread: float) -> tuple[qb.Graph, set[str]]:
+    """A network with factors in every channel that can have one, and their tensors."""
     rng = np.random.default_rng(0)
     sources = [each for node in graph.nodes if (each := norm_of(node) or layer_of(node))]
     links: list[EqualizedLink] = []
     for source in sources:
         with contextlib.suppress(PathRefused):
             links.append(EqualizedLink(source, reach_of(graph.outputs, source, {})))
-    assert len(links) >= 4
     factors = {link: np.exp(rng.normal(0, spread, link.source.outputs)) for link in links}
     return rescaled(graph, factors), {link.source.node.output.name for link in links}
 
@@ -170,6 +177,29 @@ def test_scaled_channels_are_no_error() -> None:
     assert found.simulated_db == pytest.approx(wanted.simulated_db, abs=0.01)
     assert found.repaired_db == pytest.approx(wanted.repaired_db, abs=0.5)
     assert [each.name for each in found.tensors[:3]] == [each.name for each in wanted.tensors[:3]]
+
+
+def test_scaled_channels_of_tiny_and_huge_weights(tmp_path: Path) -> None:
+    """The powers of weights leave float32 long before the weights do."""
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.normal(0, 1e-25, (12, 16)), "v": rng.normal(0, 1e23, (16, 5))}
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("MatMul", ["r", "v"], ["y"]),
+    ]
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", size])
+        for name, size in (("x", 12), ("y", 5))
+    )
+    held = [numpy_helper.from_array(w.astype(np.float32), name) for name, w in weights.items()]
+    path = tmp_path / "tiny.onnx"
+    graph = helper.make_graph(nodes, "tiny", [x], [y], held)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    data = {"x": rng.normal(0, 1, (64, 12)).astype(np.float32)}
+    scaled, names = _scaled(qb.load(path), 1.0)
+    found = qb.blame(path, qb.quantize(scaled, data, repair=()), data)
+    assert set(found.scaled) == names == {"h"}
 
 
 def test_scaled_channels_of_what_runs_quantized(tmp_path: Path) -> None:
