@@ -1,5 +1,6 @@
 """The public API: what it promises, what it costs to import, how it fails."""
 
+import os
 import re
 import subprocess
 import sys
@@ -27,10 +28,11 @@ def images():
         return data["x"][:8]
 
 
-def python(code):
+def python(code, **environment):
     result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True,
+        env=os.environ | environment,
+    )  # fmt: skip
     return result.stdout.split()
 
 
@@ -47,16 +49,21 @@ def test_unknown_names_are_attribute_errors():
         _ = qb.convert
 
 
-def test_import_is_cheap():
+def test_import_is_cheap(tmp_path):
     code = (
-        "import sys, time; start = time.process_time(); import qdqbridge;"
-        "print(time.process_time() - start, *sys.modules)"
+        "import sys; from time import process_time as now; start = now();"
+        "import numpy; half = now();"
+        "import qdqbridge; print(half - start, now() - half, *sys.modules)"
     )
-    starts = [python(code) for _ in range(5)]
-    for _, *modules in starts:
+    # compiled by the first one, also where the shell asks for no bytecode
+    compiled = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
+    starts = [python(code, **compiled) for _ in range(6)]
+    for _, _, *modules in starts:
         assert not {"tvm", "onnx", "onnxruntime", "rich", "cyclopts"} & set(modules)
-    # CPU time, the shortest, so that a busy machine does not count
-    assert min(float(seconds) for seconds, *_ in starts) < 0.3
+    # CPU time, the shortest, beside that of NumPy, which it needs: it does not count how fast and
+    # how busy a machine is (seconds on a busy Xeon: 0.155 and 0.1)
+    numpys, own = (min(float(start[i]) for start in starts) for i in range(2))
+    assert own < numpys
 
 
 def test_reading_and_running_does_not_import_tvm():
