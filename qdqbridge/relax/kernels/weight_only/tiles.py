@@ -193,15 +193,15 @@ class CodesTiles:
 
         self._either(self.range[0] == 0, first_sums, other_sums)
 
-    def keep(self, partial: Buffer, rows: int, columns: int) -> None:
+    def keep(self, room: Buffer, rows: int, columns: int) -> None:
         """Has the sums of some parts kept for those behind them.
 
         Args:
-            partial: Room for them, each task's behind another's.
+            room: Room for them, each task's behind another's.
             rows: How many there are of each task.
             columns: The same.
         """
-        self.partial, self.kept = partial, (rows, columns)
+        self.partial, self.kept = room, (rows, columns)
 
     def begin_parts(self, task: Prim, pair: Prim, some: tuple[Prim, Prim]) -> None:
         """Begins parts of the rows and a piece of the columns.
