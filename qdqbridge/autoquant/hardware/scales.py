@@ -90,6 +90,20 @@ class _Rows:
 
     def fitting(self, scale: Real) -> Real:
         """Returns scales, raised where some input makes a sum that is lost."""
+        lost = ~self._hold(scale)
+        if not lost.any():
+            return scale
+        raised = scale.copy()
+        raised[lost] = self._of(lost)._raised(scale[lost])
+        return raised
+
+    def _of(self, scales: NDArray[np.bool_]) -> _Rows:
+        """Returns the rows that some of the scales belong to."""
+        chosen = np.tile(scales, len(self.rows) // len(scales))
+        return replace(self, rows=self.rows[chosen], bias=self.bias[chosen])
+
+    def _raised(self, scale: Real) -> Real:
+        """Returns the smallest scales above ``scale`` of which all hold."""
         low = high = np.ones(len(scale))
         while not (held := self._hold(scale * high)).all() and high.max() < _MOST:
             low, high = np.where(held, low, high), np.where(held, high, high * 2)
@@ -97,7 +111,7 @@ class _Rows:
             middle = (low + high) / 2
             held = self._hold(scale * middle)
             low, high = np.where(held, low, middle), np.where(held, middle, high)
-        return scale * np.where(self._hold(scale), 1.0, high * _MARGIN)
+        return scale * (high * _MARGIN)
 
     def _hold(self, scale: Real) -> NDArray[np.bool_]:
         """Returns for each scale whether no input makes a sum that is lost."""
