@@ -1,0 +1,150 @@
+"""Rounding and ranges of one product's weights, learned from its operands.
+
+The squared error of a row is a quadratic in its weights: its least point among real numbers makes
+up for errors of the operands too, its least point on the grid of stored integers is approached
+(:mod:`qdqbridge.autoquant.repair.learned_rows`). AdaRound (Nagel et al., "Up or Down? Adaptive
+Rounding for Post-Training Quantization", 2020) learns the same rounding by gradients; weights that
+leave their neighbouring integers, and scales that are learned, are AdaQuant's (Hubara et al.,
+"Accurate Post Training Quantization With Small Calibration Sets", 2021).
+
+Few samples say little about many weights. So each row is learned in several ways, which trust them
+more or less, from one half of the samples and from the other; the way is taken that is best on the
+half that it has not seen, and none where the row is better as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.autoquant.repair.layers import ProductLayer
+from qdqbridge.autoquant.repair.learned_rows import learned_rows
+from qdqbridge.autoquant.repair.operand_moments import OperandMoments
+from qdqbridge.graph.quantization import QuantParams
+
+Array = NDArray[Any]
+Matrix = NDArray[np.float64]
+FEW_BITS = 4
+"""Weights of so many bits have their ranges learned as well."""
+RATIOS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)
+"""What scales are multiplied with, to try."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearningWay:
+    """How far samples are trusted.
+
+    Attributes:
+        hold: How many times as hard weights are held where they are.
+        makes_up: Whether weights make up for what the layers before have rounded; otherwise they
+            approach ``w x'``.
+    """
+
+    hold: float
+    makes_up: bool
+
+
+WAYS = tuple(LearningWay(hold, up) for hold in (1.0, 10.0, 100.0) for up in (True, False))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of one group of a product: real weights, and scales and zero points of each."""
+
+    weight: Matrix
+    scale: Matrix
+    zero: Matrix
+
+    def of(self, chosen: NDArray[np.bool_]) -> _Rows:
+        return _Rows(self.weight[chosen], self.scale[chosen], self.zero[chosen])
+
+    def loss(self, moments: OperandMoments, group: int, stored: Matrix) -> NDArray[np.float64]:
+        return moments.loss(group, self.weight, (stored - self.zero) * self.scale)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerLearning:
+    """Learns the weights of one product.
+
+    Attributes:
+        layer: The product.
+        params: How its weights are stored.
+        start: The integers that they are stored as so far.
+        hold: How many times as hard weights are held where they are, in every way.
+    """
+
+    layer: ProductLayer
+    params: QuantParams
+    start: Array
+    hold: float = 1.0
+
+    def rows(self, halves: Sequence[OperandMoments]) -> tuple[Array, QuantParams, tuple[int, int]]:
+        """Returns integers, parameters, and how many rows of how many are learned.
+
+        Args:
+            halves: What two halves of the samples tell; one where there is one sample, from which
+                every row is learned.
+        """
+        params, layer = self.params, self.layer
+        weight, scale, zero, start = (
+            self._flat(np.broadcast_to(a, layer.weight.shape).astype(np.float64))
+            for a in (
+                layer.weight,
+                params.aligned(params.scale, layer.weight.shape),
+                params.aligned(params.zero_point, layer.weight.shape),
+                self.start,
+            )
+        )
+        whole = halves[0] if len(halves) == 1 else halves[0] + halves[1]
+        own = params.axis == layer.geometry.axis and params.block_size is None
+        ratios = RATIOS if own and params.storage_dtype.bits <= FEW_BITS else RATIOS[:1]
+        found, factors = start.copy(), np.ones(weight.shape[:2])
+        for group in range(len(weight)):
+            each = _Rows(weight[group], scale[group], zero[group])
+            ways = self._ways(each, start[group], halves, group)
+            for index, way in enumerate(WAYS):
+                if (chosen := ways == index).any():
+                    fitted = self._fitted(each.of(chosen), whole, group, way, ratios)
+                    found[group][chosen], factors[group][chosen] = fitted
+        stored = layer.ungrid(found.reshape(layer.grid(layer.weight).shape)).astype(np.int64)
+        if (factors != 1).any():
+            scales = params.scale.astype(np.float64).reshape(-1) * factors.reshape(-1)
+            params = replace(params, scale=scales.astype(np.float32))
+        changed = int((found != start).any(axis=2).sum())
+        integers = np.ascontiguousarray(stored.astype(params.storage_dtype.numpy))
+        return integers, params, (changed, start.shape[0] * start.shape[1])
+
+    def _ways(
+        self, rows: _Rows, start: Matrix, halves: Sequence[OperandMoments], group: int
+    ) -> NDArray[np.int64]:
+        """Returns for every row the place of its way in :data:`WAYS`; -1 where none helps."""
+        if len(halves) == 1:
+            return np.zeros(len(start), np.int64)
+        as_it_was = sum(rows.loss(half, group, start) for half in halves)
+        lost = np.zeros((len(WAYS), len(start)))
+        for seen, unseen in (halves, halves[::-1]):
+            for index, way in enumerate(WAYS):
+                stored, _ = self._fitted(rows, seen, group, way, RATIOS[:1])
+                lost[index] += rows.loss(unseen, group, stored)
+        return np.where(lost.min(axis=0) < as_it_was, lost.argmin(axis=0), -1)
+
+    def _fitted(
+        self,
+        rows: _Rows,
+        moments: OperandMoments,
+        group: int,
+        way: LearningWay,
+        ratios: Sequence[float],
+    ) -> tuple[Matrix, Matrix]:
+        square = moments.square[group]
+        cross = moments.cross[group] if way.makes_up else square
+        ends, hold = (self.params.qmin, self.params.qmax), self.hold * way.hold
+        return learned_rows(rows.weight, rows.scale, rows.zero, square, cross, *ends, ratios, hold)
+
+    def _flat(self, array: Array) -> Matrix:
+        grid = self.layer.grid(array)
+        return np.ascontiguousarray(grid).reshape(*grid.shape[:2], -1)
