@@ -42,13 +42,13 @@ def rounded_rows(
     high: int,
     hold: float = 1.0,
 ) -> Matrix:
-    """Returns stored integers for the rows of a matrix.
+    """Returns stored integers for the rows of a matrix, or of one for each group.
 
     Args:
-        weight: ``[rows, columns]``.
+        weight: ``[…, rows, columns]``.
         scale: Of each element.
         zero_point: Of each element.
-        hessian: ``X X^T``, ``[columns, columns]``, up to a factor.
+        hessian: ``X X^T``, ``[…, columns, columns]``, up to a factor.
         low: The smallest stored integer.
         high: The largest one.
         hold: How many times as hard weights are held where they are.
@@ -57,42 +57,50 @@ def rounded_rows(
         Integers as float64; no row has a larger error than the nearest integers have.
     """
     nearest = _nearest(weight, scale, zero_point, low, high)
-    open_ = np.flatnonzero(np.diag(hessian) > 0)
-    order = open_[np.argsort(-np.diag(hessian)[open_], kind="stable")]
-    if len(order) < 2:
-        return nearest
-    upper = _inverse_root(hessian[np.ix_(order, order)], hold)
-    rest, found = weight[:, order].copy(), nearest.copy()
-    for start in range(0, len(order), _BLOCK):
-        end = min(start + _BLOCK, len(order))
-        errors = np.zeros((len(weight), end - start))
+    # the loudest columns first; what no operand reads comes last, and moves nothing
+    order = np.argsort(-_diagonal(hessian), axis=-1, kind="stable")[..., None, :]
+    rows = np.take_along_axis(hessian, np.swapaxes(order, -1, -2), -2)
+    upper = _inverse_root(np.take_along_axis(rows, order, -1), hold)
+    rest, s, z = (np.take_along_axis(a, order, -1) for a in (weight, scale, zero_point))
+    placed, count = np.empty_like(rest), rest.shape[-1]
+    for start in range(0, count, _BLOCK):
+        end = min(start + _BLOCK, count)
+        errors = np.zeros((*rest.shape[:-1], end - start))
         for j in range(start, end):
-            column = order[j]
-            s, z = scale[:, column], zero_point[:, column]
-            q = _nearest(rest[:, j], s, z, low, high)
-            found[:, column] = q
-            errors[:, j - start] = (rest[:, j] - (q - z) * s) / upper[j, j]
-            rest[:, j + 1 : end] -= np.outer(errors[:, j - start], upper[j, j + 1 : end])
-        rest[:, end:] -= errors @ upper[start:end, end:]
+            q = _nearest(rest[..., j], s[..., j], z[..., j], low, high)
+            placed[..., j] = q
+            error = (rest[..., j] - (q - z[..., j]) * s[..., j]) / upper[..., j, j, None]
+            errors[..., j - start] = error
+            rest[..., j + 1 : end] -= error[..., None] * upper[..., j, None, j + 1 : end]
+        rest[..., end:] -= errors @ upper[..., start:end, end:]
+    found = np.empty_like(placed)
+    np.put_along_axis(found, order, placed, -1)
     better = loss(weight, found, scale, zero_point, hessian) < loss(
         weight, nearest, scale, zero_point, hessian
     )
-    return np.where(better[:, None], found, nearest)
+    return np.where(better[..., None], found, nearest)
 
 
 def _nearest(weight: Matrix, scale: Matrix, zero_point: Matrix, low: int, high: int) -> Matrix:
     return np.clip(np.rint(weight / scale) + zero_point, low, high)
 
 
+def _diagonal(hessian: Matrix) -> Matrix:
+    return np.diagonal(hessian, axis1=-2, axis2=-1)
+
+
 def _inverse_root(hessian: Matrix, hold: float) -> Matrix:
     """Returns upper triangular ``U`` with ``U^T U = H^-1``, H damped as much as it needs."""
-    mean = float(np.diag(hessian).mean())
+    diagonal = _diagonal(hessian)
+    mean = diagonal.sum(axis=-1) / np.maximum(np.count_nonzero(diagonal, axis=-1), 1)
+    unit = np.where(mean > 0, mean, 1.0)[..., None, None] * np.eye(hessian.shape[-1])
     for damping in (DAMPING, 10 * DAMPING, 1.0):
-        damped = hessian + hold * damping * mean * np.eye(len(hessian))
         try:
-            return np.asarray(np.linalg.cholesky(np.linalg.inv(damped)).T, np.float64)
+            inverse = np.linalg.inv(hessian + hold * damping * unit)
+            return np.swapaxes(np.linalg.cholesky(inverse), -1, -2)
         except np.linalg.LinAlgError:
-            continue
+            if hessian.ndim > 2:  # of one group, or of several
+                return np.stack([_inverse_root(each, hold) for each in hessian])
     return np.eye(len(hessian))
 
 
@@ -101,7 +109,7 @@ def loss(
 ) -> Matrix:
     """Returns the error of every row, ``(w - q) H (w - q)^T``."""
     error = weight - (stored - zero_point) * scale
-    return np.einsum("rj,jk,rk->r", error, hessian, error, optimize=True)
+    return np.einsum("...rj,...rj->...r", error @ hessian, error)
 
 
 def hessians(layer: ProductLayer, operands: Batches) -> Matrix:
@@ -183,13 +191,7 @@ def rounded(
     ]
     groups, rows, columns, count = wide[0].shape
     flat = [np.ascontiguousarray(a).reshape(groups, rows, columns * count) for a in wide]
-    grams = hessians(layer, operands)
-    found = np.stack(
-        [
-            rounded_rows(w, s, z, gram, params.qmin, params.qmax, hold)
-            for w, s, z, gram in zip(*flat, grams, strict=True)
-        ]
-    )
+    found = rounded_rows(*flat, hessians(layer, operands), params.qmin, params.qmax, hold)
     stored = layer.ungrid(found.reshape(groups, rows, columns, count))
     return np.ascontiguousarray(stored.astype(np.int64).astype(params.storage_dtype.numpy))
 

@@ -53,17 +53,17 @@ WAYS = tuple(LearningWay(hold, up) for hold in (1.0, 10.0, 100.0) for up in (Tru
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of one group of a product: real weights, and scales and zero points of each."""
+    """Rows of a product, ``[groups, rows, n]``: real weights, their scales and zero points."""
 
     weight: Matrix
     scale: Matrix
     zero: Matrix
 
-    def of(self, chosen: NDArray[np.bool_]) -> _Rows:
+    def of(self, chosen: tuple[NDArray[np.intp], ...]) -> _Rows:
         return _Rows(self.weight[chosen], self.scale[chosen], self.zero[chosen])
 
-    def loss(self, moments: OperandMoments, group: int, stored: Matrix) -> NDArray[np.float64]:
-        return moments.loss(group, self.weight, (stored - self.zero) * self.scale)
+    def loss(self, moments: OperandMoments, stored: Matrix) -> NDArray[np.float64]:
+        return moments.loss(self.weight, (stored - self.zero) * self.scale)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,13 +103,16 @@ class LayerLearning:
         own = params.axis == layer.geometry.axis and params.block_size is None
         ratios = RATIOS if own and params.storage_dtype.bits <= FEW_BITS else RATIOS[:1]
         found, factors = start.copy(), np.ones(weight.shape[:2])
-        for group in range(len(weight)):
-            each = _Rows(weight[group], scale[group], zero[group])
-            ways = self._ways(each, start[group], halves, group)
-            for index, way in enumerate(WAYS):
-                if (chosen := ways == index).any():
-                    fitted = self._fitted(each.of(chosen), whole, group, way, ratios)
-                    found[group][chosen], factors[group][chosen] = fitted
+        every = _Rows(weight, scale, zero)
+        ways = self._ways(every, start, halves)
+        for index, way in enumerate(WAYS):
+            chosen = ways == index
+            if not chosen.any():
+                continue
+            groups, some = chosen.any(axis=1), chosen.any(axis=0)
+            block, taken = np.ix_(groups, some), chosen[np.ix_(groups, some)]
+            fitted = self._fitted(every.of(block), whole.of_groups(groups), way, ratios)
+            found[chosen], factors[chosen] = (each[taken] for each in fitted)
         stored = layer.ungrid(found.reshape(layer.grid(layer.weight).shape)).astype(np.int64)
         if (factors != 1).any():
             scales = params.scale.astype(np.float64).reshape(-1) * factors.reshape(-1)
@@ -119,29 +122,23 @@ class LayerLearning:
         return integers, params, (changed, start.shape[0] * start.shape[1])
 
     def _ways(
-        self, rows: _Rows, start: Matrix, halves: Sequence[OperandMoments], group: int
+        self, rows: _Rows, start: Matrix, halves: Sequence[OperandMoments]
     ) -> NDArray[np.int64]:
         """Returns for every row the place of its way in :data:`WAYS`; -1 where none helps."""
         if len(halves) == 1:
-            return np.zeros(len(start), np.int64)
-        as_it_was = sum(rows.loss(half, group, start) for half in halves)
-        lost = np.zeros((len(WAYS), len(start)))
+            return np.zeros(start.shape[:2], np.int64)
+        as_it_was = sum(rows.loss(half, start) for half in halves)
+        lost = np.zeros((len(WAYS), *start.shape[:2]))
         for seen, unseen in (halves, halves[::-1]):
             for index, way in enumerate(WAYS):
-                stored, _ = self._fitted(rows, seen, group, way, RATIOS[:1])
-                lost[index] += rows.loss(unseen, group, stored)
+                stored, _ = self._fitted(rows, seen, way, RATIOS[:1])
+                lost[index] += rows.loss(unseen, stored)
         return np.where(lost.min(axis=0) < as_it_was, lost.argmin(axis=0), -1)
 
     def _fitted(
-        self,
-        rows: _Rows,
-        moments: OperandMoments,
-        group: int,
-        way: LearningWay,
-        ratios: Sequence[float],
+        self, rows: _Rows, moments: OperandMoments, way: LearningWay, ratios: Sequence[float]
     ) -> tuple[Matrix, Matrix]:
-        square = moments.square[group]
-        cross = moments.cross[group] if way.makes_up else square
+        square, cross = moments.square, moments.cross if way.makes_up else moments.square
         ends, hold = (self.params.qmin, self.params.qmax), self.hold * way.hold
         return learned_rows(rows.weight, rows.scale, rows.zero, square, cross, *ends, ratios, hold)
 

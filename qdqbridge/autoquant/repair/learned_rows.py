@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.repair.gptq import rounded_rows
+from qdqbridge.autoquant.repair.gptq import loss, rounded_rows
 
 Matrix = NDArray[np.float64]
 DAMPING = 0.01
@@ -33,29 +33,31 @@ def learned_rows(
 ) -> tuple[Matrix, Matrix]:
     """Returns stored integers for the rows of a matrix, and a factor of each row's scales.
 
+    There may be one matrix for each of several groups.
+
     Args:
-        weight: ``[rows, columns]``.
+        weight: ``[…, rows, columns]``.
         scale: Of each element.
         zero_point: Of each element.
-        square: ``X' X'^T``, ``[columns, columns]``.
+        square: ``X' X'^T``, ``[…, columns, columns]``.
         cross: ``X X'^T``.
         low: The smallest stored integer.
         high: The largest one.
         ratios: Factors to try.
         hold: How many times as hard weights are held where they are.
     """
-    damping = hold * DAMPING * float(np.diag(square).mean()) or 1.0
-    hessian = square + damping * np.eye(len(square))
-    wanted = (weight @ cross + damping * weight).T
-    target = np.asarray(np.linalg.solve(hessian, wanted).T, np.float64)
-    best = np.full(len(weight), np.inf)
-    stored, factor = np.zeros_like(weight), np.ones(len(weight))
+    mean = np.diagonal(square, axis1=-2, axis2=-1).mean(axis=-1)[..., None, None]
+    damping = np.where(mean > 0, hold * DAMPING * mean, 1.0)
+    hessian = square + damping * np.eye(square.shape[-1])
+    wanted = np.swapaxes(weight @ cross + damping * weight, -1, -2)
+    target = np.swapaxes(np.linalg.solve(hessian, wanted), -1, -2)
+    best = np.full(weight.shape[:-1], np.inf)
+    stored, factor = np.zeros_like(weight), np.ones(weight.shape[:-1])
     for ratio in ratios:
         own = scale * ratio
         q = rounded_rows(target, own, zero_point, hessian, low, high)
         q = descended(target, q, own, zero_point, hessian, low, high)
-        error = (q - zero_point) * own - target
-        lost = np.einsum("rj,rj->r", error @ hessian, error)
+        lost = loss(target, q, own, zero_point, hessian)
         better = lost < best
         best = np.where(better, lost, best)
         stored[better], factor[better] = q[better], ratio
@@ -74,7 +76,7 @@ def descended(
     """Returns integers from which changing a single one in a row no longer helps, or nearly.
 
     Args:
-        target: ``[rows, columns]``, what is approached.
+        target: ``[…, rows, columns]``, what is approached.
         stored: Integers to begin with.
         scale: Of each element.
         zero_point: Of each element.
@@ -82,25 +84,25 @@ def descended(
         low: The smallest stored integer.
         high: The largest one.
     """
-    q, diagonal = stored.copy(), np.diag(hessian)
+    q, count = stored.copy(), stored.shape[-1]
+    curvature = scale * np.diagonal(hessian, axis1=-2, axis2=-1)[..., None, :]
     gradient = ((q - zero_point) * scale - target) @ hessian
     for _ in range(_SWEEPS):
         moved = False
-        for start in range(0, len(hessian), _BLOCK):
-            part = slice(start, min(start + _BLOCK, len(hessian)))
-            inner, rest = hessian[part, part], gradient[:, part].copy()
+        for start in range(0, count, _BLOCK):
+            part = slice(start, min(start + _BLOCK, count))
+            inner, rest = hessian[..., part, part], gradient[..., part].copy()
             change = np.zeros_like(rest)
-            for j in range(rest.shape[1]):
+            for j in range(rest.shape[-1]):
                 column = start + j
-                s = scale[:, column]
-                best = q[:, column] - rest[:, j] / (diagonal[column] * s)
+                best = q[..., column] - rest[..., j] / curvature[..., column]
                 best = np.clip(np.rint(best), low, high)
-                change[:, j] = (best - q[:, column]) * s
-                q[:, column] = best
-                rest += change[:, j, None] * inner[j]
+                change[..., j] = (best - q[..., column]) * scale[..., column]
+                q[..., column] = best
+                rest += change[..., j, None] * inner[..., j, None, :]
             if change.any():
                 moved = True
-                gradient += change @ hessian[part]
+                gradient += change @ hessian[..., part, :]
         if not moved:
             break
     return q

@@ -64,16 +64,19 @@ class OperandMoments:
     def __add__(self, other: OperandMoments) -> OperandMoments:
         return OperandMoments(self.square + other.square, self.cross + other.cross)
 
-    def loss(self, group: int, weight: Matrix, real: Matrix) -> NDArray[np.float64]:
+    def of_groups(self, chosen: NDArray[np.bool_]) -> OperandMoments:
+        """Returns what some groups tell."""
+        return OperandMoments(self.square[chosen], self.cross[chosen])
+
+    def loss(self, weight: Matrix, real: Matrix) -> NDArray[np.float64]:
         """Returns the squared error of every row but for a constant.
 
         Args:
-            group: Which one.
-            weight: ``[rows, n]`` as the float graph has it.
+            weight: ``[groups, rows, n]`` as the float graph has it.
             real: The same as the quantized graph has it.
         """
-        twice = 2 * weight @ self.cross[group]
-        return np.einsum("rj,rj->r", real @ self.square[group] - twice, real)
+        twice = 2 * weight @ self.cross
+        return np.einsum("grj,grj->gr", real @ self.square - twice, real)
 
 
 def _alike(real: Array, rounded: Array) -> tuple[Array, Array]:
