@@ -26,7 +26,7 @@ _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def test_every_block_runs_and_prints_what_the_page_says(tmp_path, monkeypatch) -> None:
     shutil.copy(ROOT / "models" / "digits_mobile_float.onnx", tmp_path / "model.onnx")
-    images = np.load(ROOT / "models" / "digits_test.npz")["x"][:200]
+    images = np.load(ROOT / "models" / "digits_test.npz")["x"][:64]
     np.savez(tmp_path / "digits.npz", input=images)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "page"}

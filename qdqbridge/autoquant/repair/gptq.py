@@ -97,7 +97,7 @@ def _inverse_root(hessian: Matrix, hold: float) -> Matrix:
     for damping in (DAMPING, 10 * DAMPING, 1.0):
         try:
             inverse = np.linalg.inv(hessian + hold * damping * unit)
-            return np.swapaxes(np.linalg.cholesky(inverse), -1, -2)
+            return np.asarray(np.swapaxes(np.linalg.cholesky(inverse), -1, -2), np.float64)
         except np.linalg.LinAlgError:
             if hessian.ndim > 2:  # of one group, or of several
                 return np.stack([_inverse_root(each, hold) for each in hessian])
@@ -190,8 +190,11 @@ def rounded(
         )
     ]
     groups, rows, columns, count = wide[0].shape
-    flat = [np.ascontiguousarray(a).reshape(groups, rows, columns * count) for a in wide]
-    found = rounded_rows(*flat, hessians(layer, operands), params.qmin, params.qmax, hold)
+    real, scale, zero = (
+        np.ascontiguousarray(a).reshape(groups, rows, columns * count) for a in wide
+    )
+    gram = hessians(layer, operands)
+    found = rounded_rows(real, scale, zero, gram, params.qmin, params.qmax, hold)
     stored = layer.ungrid(found.reshape(groups, rows, columns, count))
     return np.ascontiguousarray(stored.astype(np.int64).astype(params.storage_dtype.numpy))
 

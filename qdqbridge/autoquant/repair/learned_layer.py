@@ -52,15 +52,15 @@ WAYS = tuple(LearningWay(hold, up) for hold in (1.0, 10.0, 100.0) for up in (Tru
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _RealRows:
     """Rows of a product, ``[groups, rows, n]``: real weights, their scales and zero points."""
 
     weight: Matrix
     scale: Matrix
     zero: Matrix
 
-    def of(self, chosen: tuple[NDArray[np.intp], ...]) -> _Rows:
-        return _Rows(self.weight[chosen], self.scale[chosen], self.zero[chosen])
+    def of(self, chosen: tuple[NDArray[np.intp], ...]) -> _RealRows:
+        return _RealRows(self.weight[chosen], self.scale[chosen], self.zero[chosen])
 
     def loss(self, moments: OperandMoments, stored: Matrix) -> NDArray[np.float64]:
         return moments.loss(self.weight, (stored - self.zero) * self.scale)
@@ -103,7 +103,7 @@ class LayerLearning:
         own = params.axis == layer.geometry.axis and params.block_size is None
         ratios = RATIOS if own and params.storage_dtype.bits <= FEW_BITS else RATIOS[:1]
         found, factors = start.copy(), np.ones(weight.shape[:2])
-        every = _Rows(weight, scale, zero)
+        every = _RealRows(weight, scale, zero)
         ways = self._ways(every, start, halves)
         for index, way in enumerate(WAYS):
             chosen = ways == index
@@ -122,7 +122,7 @@ class LayerLearning:
         return integers, params, (changed, start.shape[0] * start.shape[1])
 
     def _ways(
-        self, rows: _Rows, start: Matrix, halves: Sequence[OperandMoments]
+        self, rows: _RealRows, start: Matrix, halves: Sequence[OperandMoments]
     ) -> NDArray[np.int64]:
         """Returns for every row the place of its way in :data:`WAYS`; -1 where none helps."""
         if len(halves) == 1:
@@ -136,7 +136,7 @@ class LayerLearning:
         return np.where(lost.min(axis=0) < as_it_was, lost.argmin(axis=0), -1)
 
     def _fitted(
-        self, rows: _Rows, moments: OperandMoments, way: LearningWay, ratios: Sequence[float]
+        self, rows: _RealRows, moments: OperandMoments, way: LearningWay, ratios: Sequence[float]
     ) -> tuple[Matrix, Matrix]:
         square, cross = moments.square, moments.cross if way.makes_up else moments.square
         ends, hold = (self.params.qmin, self.params.qmax), self.hold * way.hold

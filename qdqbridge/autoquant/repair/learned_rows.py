@@ -50,7 +50,7 @@ def learned_rows(
     damping = np.where(mean > 0, hold * DAMPING * mean, 1.0)
     hessian = square + damping * np.eye(square.shape[-1])
     wanted = np.swapaxes(weight @ cross + damping * weight, -1, -2)
-    target = np.swapaxes(np.linalg.solve(hessian, wanted), -1, -2)
+    target = np.asarray(np.swapaxes(np.linalg.solve(hessian, wanted), -1, -2), np.float64)
     best = np.full(weight.shape[:-1], np.inf)
     stored, factor = np.zeros_like(weight), np.ones(weight.shape[:-1])
     for ratio in ratios:
