@@ -17,6 +17,8 @@ from tests.autoquant.float_models import quantize_plainly
 from tests.onnx_models import Builder, canonical
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
+SEEDS, GAINED = (1, 2, 5), 2.0
+"""Networks that lose 7 to 12 dB at another scale by plain learning; gains are 2.4 dB and more."""
 IMAGES = np.load(MODELS / "digits_test.npz")["x"]
 
 
@@ -77,22 +79,29 @@ def test_repair_by_the_right_data_stays_as_it_is(name, monkeypatch):
     assert repaired() == judged
 
 
-@pytest.mark.parametrize(
-    ("ways", "told", "gain"),
-    [(None, "from samples of other scales too", 3), (steps._HELD, "held 100 times as hard", 1)],
-)
-def test_learning_is_tried_otherwise_where_it_loses_too_much(ways, told, gain, monkeypatch):
-    if ways is not None:
-        monkeypatch.setattr(steps, "_OTHERWISE", {"learn": ways})
-    graph = biased(1)
-    seen, unseen = drawn(10, 32), drawn(11, 200)
-    plain, learned = (quantized(graph, seen, repair) for repair in ((), ("learn",)))
-    (record,) = learned.made.repairs
-    assert record.applied and told in record.told
-    before, after = (sqnr(graph, each.graph, unseen) for each in (plain, learned))
-    assert after > before + gain
-    before, after = (sqnr(graph, each.graph, unseen / 256) for each in (plain, learned))
-    assert after > before - MOST_LOST
+def learned(seed):
+    """Returns what learning told, and what it gains on data of the right scale and of 1/256."""
+    graph = biased(seed)
+    seen, unseen = drawn(seed + 9, 32), drawn(seed + 40, 200)
+    plain, other = (quantized(graph, seen, repair) for repair in ((), ("learn",)))
+    (record,) = other.made.repairs
+    data = [unseen * factor for factor in (1, np.float32(1 / 256))]
+    before, after = ([sqnr(graph, made.graph, x) for x in data] for made in (plain, other))
+    return record, np.subtract(after, before)
+
+
+def test_learning_is_tried_from_other_scales_too_where_it_loses_too_much():
+    records, gains = zip(*map(learned, SEEDS), strict=True)
+    for record in records:
+        assert record.applied and "from samples of other scales too" in record.told
+    assert np.min(gains) > 0 and np.all(np.mean(gains, axis=0) > GAINED)
+
+
+def test_learning_is_tried_with_weights_held_harder_where_it_loses_too_much(monkeypatch):
+    monkeypatch.setattr(steps, "_OTHERWISE", {"learn": steps._HELD})
+    record, (gain, elsewhere) = learned(1)
+    assert record.applied and "held 100 times as hard" in record.told
+    assert gain > 1 and elsewhere > -MOST_LOST
 
 
 def test_every_second_sample_is_there_at_another_scale_too():
@@ -100,9 +109,9 @@ def test_every_second_sample_is_there_at_another_scale_too():
     samples = Samples.of(graph.inputs, {"x": data})
     mixed = OtherScales(graph, samples).among(samples)
     rows = np.concatenate([sample["x"] for sample in mixed])
-    copies = rows[1::3]
+    copies = rows[2::3]
     assert len(rows) == 48 and np.array_equal(rows[0::3], data[::2])
-    assert np.array_equal(rows[2::3], data[1::2])
+    assert np.array_equal(rows[1::3], data[1::2])
     factors = np.resize(np.array(SCALES, np.float32), 16)[:, None]
     assert np.array_equal(copies, data[::2] * factors)
 

@@ -74,7 +74,10 @@ class OtherScales:
         return ""
 
     def among(self, samples: Samples) -> Samples:
-        """Returns up to ``SAMPLES`` of them, every second one at another scale behind itself.
+        """Returns up to ``SAMPLES`` of them, behind each two the first at another scale.
+
+        Of every second one that is a half, in which a sample and its copy are together: what is
+        learned from one half is judged by the other.
 
         Args:
             samples: Calibration data.
@@ -83,8 +86,8 @@ class OtherScales:
         runs: list[Sample] = []
         for index, sample in enumerate(spread(samples, SAMPLES)):
             runs.append(sample)
-            if index % 2 == 0:
-                runs.append(_scaled(sample, names, next(factors)))
+            if index % 2:
+                runs.append(_scaled(runs[-2], names, next(factors)))
         return joined(runs)
 
     def _sqnr(self, graph: Graph) -> Mapping[float, float]:
