@@ -96,7 +96,7 @@ def descended(
             for j in range(rest.shape[-1]):
                 column = start + j
                 best = q[..., column] - rest[..., j] / curvature[..., column]
-                best = np.clip(np.rint(best), low, high)
+                best = np.minimum(np.maximum(np.rint(best), low), high)  # np.clip takes longer
                 change[..., j] = (best - q[..., column]) * scale[..., column]
                 q[..., column] = best
                 rest += change[..., j, None] * inner[..., j, None, :]
