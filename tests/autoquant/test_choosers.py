@@ -15,6 +15,7 @@ from qdqbridge.autoquant.choosers import (
     MeanOfMaxima,
     MinMax,
     Percentile,
+    RangeChooser,
 )
 from qdqbridge.autoquant.choosers.kl import divergences, threshold
 from qdqbridge.autoquant.planning.constants import of_constant
@@ -240,3 +241,39 @@ def test_extremes_of_a_weight_are_those_of_its_rows_and_need_no_statistics(monke
     each = of_constant(value, format, partial(MinMax()), Context())  # a function of rows
     monkeypatch.setattr(TensorStats, "of", None)
     assert of_constant(value, format, MinMax(), Context()) == each
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+def test_costly_choosers_look_at_the_same_weights_once(monkeypatch, axis):
+    asked = []
+    looked = MSE._search
+    monkeypatch.setattr(MSE, "_search", lambda *given: (asked.append(1), looked(*given))[1])
+
+    def chosen(weight, format=None, chooser=None):
+        format, chooser = format or replace(S8, axis=axis), chooser or MSE()
+        value = Value(TensorType(DType.FLOAT32, weight.shape), "w", constant=Constant.of(weight))
+        asked.clear()
+        return of_constant(value, format, chooser, Context()), bool(asked)
+
+    weight = np.random.default_rng(11).standard_normal((6, 40)).astype(np.float32)
+    first, new = chosen(weight)
+    assert new and chosen(weight.copy()) == (first, False)
+    for other in (weight + np.float32(1e-7), weight.reshape(6, 5, 8), weight.astype(np.float64)):
+        assert chosen(other)[1]
+    assert chosen(weight, Format(DType.INT4, symmetric=True, axis=axis))[1]
+    assert chosen(weight, chooser=MSE(saturation=2.0))[1]
+
+
+def test_choosers_of_users_are_asked_each_time():
+    asked = []
+
+    class Told(RangeChooser):
+        def range(self, stats, format):
+            asked.append(stats.maximum)
+            return 0.0, stats.maximum
+
+    weight = np.ones((3, 4), np.float32)
+    value = Value(TensorType(DType.FLOAT32, weight.shape), "w", constant=Constant.of(weight))
+    for _ in range(2):
+        of_constant(value, S8, Told(), Context())
+    assert asked == [1.0, 1.0]

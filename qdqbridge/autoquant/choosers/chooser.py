@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from numpy.typing import NDArray
 
@@ -49,7 +49,14 @@ class Chooser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RangeChooser(ABC):
-    """A chooser that chooses a range of real numbers; its format makes parameters of it."""
+    """A chooser that chooses a range of real numbers; its format makes parameters of it.
+
+    Attributes:
+        costly: It takes long, and says the same of the same statistics each time: what it says of
+            weights is kept.
+    """
+
+    costly: ClassVar[bool] = False
 
     @abstractmethod
     def range(self, stats: TensorStats, format: Format) -> tuple[float, float]:

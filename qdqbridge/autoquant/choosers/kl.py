@@ -8,6 +8,7 @@ there are codes. Source: S. Migacz, "8-bit inference with TensorRT", GTC 2017.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ class KL(RangeChooser):
     It is here for comparison with tools that use it: on tensors with long tails it clips far more
     than the error of the result allows.
     """
+
+    costly: ClassVar[bool] = True
 
     def range(self, stats: TensorStats, format: Format) -> tuple[float, float]:
         """Returns the threshold on the sides where values were seen."""

@@ -8,7 +8,7 @@ its two borders, so that one candidate costs as many steps as there are codes, n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,6 +116,8 @@ class MSE(RangeChooser):
             are independent and average out behind a tensor; what is clipped is pulled the same way
             everywhere, and data not seen yet reaches further.
     """
+
+    costly: ClassVar[bool] = True
 
     steps: int = 12
     refinements: int = 4

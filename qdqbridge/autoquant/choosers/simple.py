@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -78,6 +79,8 @@ class Percentile(RangeChooser):
     Attributes:
         percent: How much of the tensor is kept, zeros included.
     """
+
+    costly: ClassVar[bool] = True
 
     percent: float = 99.999
 

@@ -1,7 +1,14 @@
-"""Parameters of a constant: one pair, a pair for each channel, or one for each block."""
+"""Parameters of a constant: one pair, a pair for each channel, or one for each block.
+
+A network is quantized many times over while its best parameters are looked for, and most of its
+weights are the same ones each time. What is chosen by looking at all of their elements is chosen
+once for the same elements.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +24,9 @@ from qdqbridge.graph.quantization import QuantParams
 
 _ELEMENTS = 1 << 20
 """Weights that are looked at together, about."""
+_KNOWN: OrderedDict[tuple[object, ...], QuantParams] = OrderedDict()
+_MOST_KNOWN = 1024
+"""Constants, by their elements, format and chooser, whose parameters are known: the last ones."""
 
 
 def of_constant(value: Value, format: Format, chooser: Chooser, context: Context) -> QuantParams:
@@ -30,6 +40,21 @@ def of_constant(value: Value, format: Format, chooser: Chooser, context: Context
     """
     assert value.constant is not None
     array = value.constant.numpy()
+    # parameters of blocks are many, and chosen of all blocks at once
+    if not isinstance(chooser, RangeChooser) or not chooser.costly or format.block is not None:
+        return _chosen(array, format, chooser, context)
+    elements = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    digest = hashlib.blake2b(elements.data, digest_size=32).digest()
+    key = digest, array.dtype.str, array.shape, format, chooser
+    if (params := _KNOWN.pop(key, None)) is None:
+        params = _chosen(array, format, chooser, context)
+    _KNOWN[key] = params
+    while len(_KNOWN) > _MOST_KNOWN:
+        _KNOWN.popitem(last=False)
+    return params
+
+
+def _chosen(array: NDArray[Any], format: Format, chooser: Chooser, context: Context) -> QuantParams:
     if format.axis is None:
         return chooser(TensorStats.of(array), format, context)
     if format.block is not None:
