@@ -196,5 +196,5 @@ def test_where_no_range_is_stored_data_of_another_scale_cost_nothing(target, rep
 
     plain = sqnr(x, ())
     assert plain > 35
-    for scale in (1 / 255, 1, 255):
+    for scale in (1 / 255, 255):
         assert sqnr(x * np.float32(scale), repair) > plain - 0.5
