@@ -13,6 +13,7 @@ import pytest
 import qdqbridge as qb
 from qdqbridge.autoquant.advice.few_samples import (
     ENOUGH,
+    WithRoom,
     different,
     distinct,
     outlying,
@@ -20,9 +21,10 @@ from qdqbridge.autoquant.advice.few_samples import (
     worth_trying,
 )
 from qdqbridge.autoquant.advice.input_scale import misscaled
-from qdqbridge.autoquant.choosers import MinMax
+from qdqbridge.autoquant.choosers import Context, MinMax
 from qdqbridge.autoquant.planning.targets import ORT, POWER_OF_TWO, U8, Wide
 from qdqbridge.autoquant.profiling.samples import Samples
+from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
 from qdqbridge.autoquant.repair.steps import GRAPH_STEPS
 from qdqbridge.autoquant.search import presets
@@ -40,7 +42,7 @@ IMAGES = np.load(MODELS / "digits_test.npz")["x"]
 
 
 def sqnr(model, graph, inputs):
-    (real,) = qb.evaluate(qb.load(model), inputs).values()
+    (real,) = qb.evaluate(model if isinstance(model, qb.Graph) else qb.load(model), inputs).values()
     (rough,) = qb.evaluate(graph, inputs).values()
     wide = real.astype(np.float64)
     return 10 * np.log10(np.sum(wide**2) / np.sum((wide - rough) ** 2))
@@ -55,12 +57,51 @@ def test_one_sample_leaves_room_for_others(repeated):
     assert found > extremes + 6
 
 
+def drawn(rng, *shape):
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def seen(*values, times=1):
+    return TensorStats.of(np.repeat(np.array(values, np.float32), times))
+
+
+def test_few_values_do_not_say_which_sign_reaches_further():
+    room = WithRoom(2.0)
+    assert room.range(seen(-2, -1, 0.125), U8) == (-4, 4)
+    assert room.range(seen(-0.125, 0.5, 1), U8) == (-2, 2)
+    assert room.range(seen(0.5, 1), U8) == (1, 2)  # zero is in every range
+    assert room.range(seen(-2, -0.25, 0.125, 0.125, times=16), U8) == (-4, 1)  # a quarter of 2
+    assert room.range(seen(-2, 1, times=500), U8) == (-4, 2)
+
+
+@pytest.mark.parametrize(("reached", "end"), [(0.75, 1.0), (1.5, 1.5)])
+def test_results_of_a_tanh_end_at_1_unless_one_was_larger(reached, end):
+    params = WithRoom(2.0)(seen(-0.5, reached), U8, Context(producer="GRU"))
+    assert abs(params.scale * (255 - params.zero_point) - end) < 0.01
+    plain = WithRoom(2.0)(seen(-0.5, reached), U8, Context(producer="Add"))
+    assert abs(plain.scale * (255 - plain.zero_point) - 2 * reached) < 0.02
+
+
+def test_a_sample_that_is_nearly_all_negative_is_enough():
+    rng = np.random.default_rng(5)
+    b = Builder(17)
+    y = b.op("MatMul", b.input("x", ["n", 10]), b.init(drawn(rng, 10, 32)))
+    b.output(b.op("MatMul", b.op("Relu", y), b.init(drawn(rng, 32, 2))), ["n", 2])
+    graph, one, unseen = canonical(b.model()), -np.abs(drawn(rng, 1, 10)), drawn(rng, 200, 10)
+    one[0, 3] = 0.01
+    found, doubled = (
+        sqnr(graph, qb.quantize(graph, {"x": one}, repair=(), chooser=chooser), {"x": unseen})
+        for chooser in (None, MinMax(2.0))
+    )
+    assert found > 25 and doubled < 5
+
+
 def test_room_shrinks_with_samples_and_is_not_forced():
     graph = qb.load(CNN)
     for count, margin in ((1, 2.0), (4, 1.5)):
         samples = Samples.of(graph.inputs, {"input": np.repeat(IMAGES[:count], 3, axis=0)})
         assert different(samples) == count
-        assert with_room(ORT, count).chooser == MinMax(margin)
+        assert with_room(ORT, count).chooser == WithRoom(margin)
     assert different(Samples.of(graph.inputs, {"input": IMAGES[:50]})) == ENOUGH
     assert with_room(ORT, ENOUGH) is ORT
     own = QuantizeOptions(chooser="mse").described()

@@ -2,23 +2,60 @@
 
 The extremes of one sample are those of a class or a scene, not of the tensor. How much further
 others reach falls with the number of samples; a range that is half as wide again costs less than
-one bit, and clipping what was not seen costs far more.
+one bit, and clipping what was not seen costs far more. A few values that are negative, but for one
+just above zero, do not say that others will not be positive.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from qdqbridge.autoquant.choosers import MinMax
+from qdqbridge.autoquant.choosers import Context, RangeChooser
+from qdqbridge.autoquant.planning.formats import Format
 from qdqbridge.autoquant.planning.targets import Target
+from qdqbridge.autoquant.planning.unstored import RECURRENT
 from qdqbridge.autoquant.profiling.samples import Sample
+from qdqbridge.autoquant.profiling.stats import TensorStats
+from qdqbridge.graph.quantization import QuantParams
 
 ENOUGH = 8
 """Different samples from which ranges are chosen by what was seen alone."""
+_FEW = 16
+"""So many values do not say which sign reaches further."""
+
+
+@dataclass(frozen=True, slots=True)
+class WithRoom(RangeChooser):
+    """The extremes, and further: others will be larger, and of the sign that hardly was seen.
+
+    Attributes:
+        margin: How much further the range reaches.
+    """
+
+    margin: float
+
+    def range(self, stats: TensorStats, format: Format) -> tuple[float, float]:
+        """Returns the extremes moved outwards; of few values with both signs the nearer one more.
+
+        Of up to 16 of them both ends are as far from zero, of many more each is where it was seen.
+        """
+        del format
+        low, high = stats.minimum, stats.maximum
+        if low < 0 < high:
+            nearest = min(1.0, _FEW / max(stats.count, 1)) * stats.magnitude
+            low, high = min(low, -nearest), max(high, nearest)
+        return low * self.margin, high * self.margin
+
+    def __call__(self, stats: TensorStats, format: Format, context: Context) -> QuantParams:
+        """Returns parameters; results of a tanh end at 1 where none was larger."""
+        if context.producer in RECURRENT and stats.minimum <= stats.maximum:
+            ends = min(-1.0, stats.minimum), max(1.0, stats.maximum)
+            context = replace(context, interval=ends)
+        return RangeChooser.__call__(self, stats, format, context)
 
 
 def distinct(samples: Iterable[Sample], most: int = ENOUGH) -> list[int]:
@@ -51,7 +88,7 @@ def with_room(target: Target, count: int) -> Target:
     """
     if count >= ENOUGH or not target.candidates or count < 1:
         return target
-    return replace(target, chooser=MinMax(1 + count**-0.5), candidates=())
+    return replace(target, chooser=WithRoom(1 + count**-0.5), candidates=())
 
 
 def untried(repair: Sequence[str], target: Target, count: int) -> dict[str, str]:
