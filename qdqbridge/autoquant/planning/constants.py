@@ -45,7 +45,7 @@ def of_constant(value: Value, format: Format, chooser: Chooser, context: Context
         return _chosen(array, format, chooser, context)
     elements = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     digest = hashlib.blake2b(elements.data, digest_size=32).digest()
-    key = digest, array.dtype.str, array.shape, format, chooser
+    key = digest, array.dtype, array.shape, format, chooser
     if (params := _KNOWN.pop(key, None)) is None:
         params = _chosen(array, format, chooser, context)
     _KNOWN[key] = params
