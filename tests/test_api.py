@@ -55,8 +55,8 @@ def test_import_is_cheap(tmp_path):
         "import numpy; half = now();"
         "import qdqbridge; print(half - start, now() - half, *sys.modules)"
     )
-    # compiled by the first one, also where the shell asks for no bytecode; NumPy starts its threads,
-    # as it does for users, also where the tests ask for none
+    # compiled by the first one, also where the shell asks for no bytecode; NumPy starts its
+    # threads, as it does for users, also where the tests ask for none
     usual = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
     starts = [python(code, **usual, OPENBLAS_NUM_THREADS="") for _ in range(6)]
     for _, _, *modules in starts:
