@@ -51,7 +51,10 @@ class WithRoom(RangeChooser):
         return low * self.margin, high * self.margin
 
     def __call__(self, stats: TensorStats, format: Format, context: Context) -> QuantParams:
-        """Returns parameters; results of a tanh end at 1 where none was larger."""
+        """Returns parameters; results of a tanh end at 1 where none was larger.
+
+        So do the cells of an LSTM, which may be larger: a context does not tell them apart.
+        """
         if context.producer in RECURRENT and stats.minimum <= stats.maximum:
             ends = min(-1.0, stats.minimum), max(1.0, stats.maximum)
             context = replace(context, interval=ends)

@@ -76,8 +76,8 @@ class OtherScales:
     def among(self, samples: Samples) -> Samples:
         """Returns up to ``SAMPLES`` of them, behind each two the first at another scale.
 
-        Of every second one that is a half, in which a sample and its copy are together: what is
-        learned from one half is judged by the other.
+        Halves of every second one have each sample and its copy together: what is learned from
+        one half is judged by the other.
 
         Args:
             samples: Calibration data.
