@@ -199,7 +199,7 @@ def test_sums_of_data_have_a_bit_to_spare() -> None:
 
 
 def test_a_network_that_is_rewritten_before_it_is_profiled_fits_too() -> None:
-    found = made("attention", accumulator_bits=18, budget=1.0)
+    found = made("attention", accumulator_bits=18, repair=(), tune=False)
     ran = run(found.graph, UNSEEN, arithmetic_of(18))
     assert sum(ran.overflows.values()) == 0
 

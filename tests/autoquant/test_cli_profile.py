@@ -51,7 +51,7 @@ def killed(arguments, partial, seconds):
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no such signal")
-@pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.parametrize("loops", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_killed_at_any_sample_it_goes_on_to_the_same_bytes(data, tmp_path, loops):
     """With loops the tensors inside a Loop's body are among what is saved."""
     chance, model = random.Random(0), MODEL

@@ -22,6 +22,7 @@ from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.interpreter import evaluate
 from tests.autoquant.float_models import quantize_plainly
+from tests.combinations import each_once
 from tests.onnx_models import Builder, canonical
 
 RNG = np.random.default_rng(2)
@@ -177,8 +178,12 @@ def without_biases():
     return canonical(b.model())
 
 
-@pytest.mark.parametrize("target", ["weight-only", "dynamic", "dynamic-rows"])
-@pytest.mark.parametrize("repair", [("bias",), ("learn", "bias"), DEFAULT], ids="-".join)
+@pytest.mark.parametrize(
+    ("target", "repair"),
+    each_once(
+        ["weight-only", "dynamic", "dynamic-rows"], [["bias"], ["learn", "bias"], [*DEFAULT]]
+    ),
+)
 def test_where_no_range_is_stored_data_of_another_scale_cost_nothing(target, repair):
     """Ranges that nobody stores fit any data; so must what was learned from these.
 

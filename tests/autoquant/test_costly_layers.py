@@ -53,7 +53,7 @@ def drawn(seed, count):
     return {"x": x}
 
 
-@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("normed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_product_that_costs_most_stays_float(tmp_path, normed):
     path = attending(tmp_path / "f.onnx", normed=normed)
     made = quantization(path, drawn(1, 48))

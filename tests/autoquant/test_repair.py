@@ -22,6 +22,7 @@ from qdqbridge.errors import InputDataError, UnsupportedModelError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.quantization import per_tensor
 from tests.autoquant.float_models import quantize_model
+from tests.combinations import each_once
 from tests.onnx_models import Builder, canonical
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
@@ -63,8 +64,10 @@ def sabotaged(graph, seed, width):
     )
 
 
-@pytest.mark.parametrize("width", [1, 2])
-@pytest.mark.parametrize(("name", "least"), [("digits_mlp_float", 38), ("digits_mobile_float", 31)])
+@pytest.mark.parametrize(
+    ("name", "least", "width"),
+    each_once([("digits_mlp_float", 38), ("digits_mobile_float", 31)], [1, 2]),
+)
 def test_sabotage_is_repaired(name, least, width):
     """By equalization alone: no other choosers are tried, which hide some of the damage."""
     graph = network(name)
@@ -159,23 +162,31 @@ def test_channels_stay_as_they_are_where_other_choosers_do_better(apart, monkeyp
     assert ("other choosers do better without it" in record.told) == (taken is plain)
 
 
-def test_the_default_steps_help_on_other_samples():
-    gains = []
-    for name in ("digits_cnn_float", "digits_attention_float", "digits_mlp_float"):
-        graph, plain = network(name), unrepaired(name)
-        found = quantize_model(graph, DATA, profile=plain.profile)
-        assert [record.step for record in found.repairs] == list(DEFAULT)
-        before, after = judged(graph, plain.graph, found.graph)
-        gains.append(after - before)
-        for record in found.repairs:
-            gained = record.after is not None and record.after >= (record.before or 0) + GAIN
-            assert record.applied == gained and record.told
-    # 64 samples judge a step: the attention's bias gains 0.4 dB on them and loses 0.07 on these
-    assert min(gains) > -0.1 and np.mean(gains) > 1
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("digits_cnn_float", 1.0),
+        ("digits_mlp_float", 1.0),
+        # 64 samples judge a step: its bias gains 0.4 dB on them, and loses 0.07 on these
+        pytest.param("digits_attention_float", -0.1, marks=pytest.mark.slow),
+    ],
+)
+def test_the_default_steps_help_on_other_samples(name, least):
+    graph, plain = network(name), unrepaired(name)
+    found = quantize_model(graph, DATA, profile=plain.profile)
+    assert [record.step for record in found.repairs] == list(DEFAULT)
+    before, after = judged(graph, plain.graph, found.graph)
+    assert after > before + least
+    for record in found.repairs:
+        gained = record.after is not None and record.after >= (record.before or 0) + GAIN
+        assert record.applied == gained and record.told
 
 
-def test_4_bit_weights_gain_most():
-    graph = network("digits_cnn_float")
+@pytest.mark.parametrize(
+    "name", ["digits_mlp_float", pytest.param("digits_cnn_float", marks=pytest.mark.slow)]
+)
+def test_4_bit_weights_gain_most(name):
+    graph = network(name)
     target = replace(ORT, weights=Format(DType.INT4, symmetric=True, axis=0))
     plain = quantize_model(graph, DATA, target, repair=())
     found = quantize_model(graph, DATA, target)

@@ -84,7 +84,9 @@ def test_tvm_is_near_onnxruntime():
     assert (np.abs(found - wanted) > 0.5 * step).mean() < 0.02
 
 
-@pytest.mark.parametrize("engine", ["numpy", "onnxruntime", "tvm"])
+@pytest.mark.parametrize(
+    "engine", ["numpy", "onnxruntime", pytest.param("tvm", marks=pytest.mark.slow)]
+)
 def test_float8_is_that_of_the_quantized_graph(engine):
     if engine == "tvm" and find_spec("tvm_ffi") is None:
         return
@@ -100,7 +102,7 @@ def test_float8_is_that_of_the_quantized_graph(engine):
     assert 15 < exact.sqnr < 40
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "tvm"])
+@pytest.mark.parametrize("engine", ["onnxruntime", pytest.param("tvm", marks=pytest.mark.slow)])
 def test_float8_beside_integers(engine):
     if engine == "tvm" and find_spec("tvm_ffi") is None:
         return

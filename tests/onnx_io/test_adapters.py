@@ -17,6 +17,7 @@ import qdqbridge as qb
 from qdqbridge.cli.failures import MODEL, run
 from qdqbridge.errors import InputDataError, ModelFileError
 from qdqbridge.graph.archive import write_arrays
+from tests.combinations import each_once
 
 TERMS, ROWS, RANK = 32, 24, 4
 A, B = "layer.lora_A.weight", "layer.lora_B.weight"
@@ -132,8 +133,9 @@ def test_an_optional_adapter_is_fed(tmp_path: Path) -> None:
     assert run(["compare", str(path), *arguments]) == 0
 
 
-@pytest.mark.parametrize("engine", ["tvm", "interpreter", "onnxruntime"])
-@pytest.mark.parametrize("optional", [False, True])
+@pytest.mark.parametrize(
+    ("engine", "optional"), each_once(["tvm", "interpreter", "onnxruntime"], [False, True])
+)
 def test_an_adapter_on_the_command_line(engine: str, optional: bool, tmp_path: Path) -> None:
     path, adapter = tmp_path / "m.onnx", adapter_file(tmp_path / "a.onnx_adapter", PARAMETERS)
     adapted_model(path, optional=optional)

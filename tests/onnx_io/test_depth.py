@@ -20,12 +20,14 @@ _DEPTH = 1200
 _KINDS = {
     "constants": ("Neg", "Abs"),
     "a weight": ("Neg",),
-    "floats": ("Neg", "Relu"),
     "clamps": ("Relu",),
-    "movers": ("Transpose",),
-    "pushed movers": ("Reshape",),
     "stored movers": ("Transpose",),
+    "floats": ("Neg", "Relu"),
+    "pushed movers": ("Reshape",),
+    "movers": ("Transpose",),
 }
+_SOME = [*list(_KINDS)[:4], *(pytest.param(k, marks=pytest.mark.slow) for k in list(_KINDS)[4:])]
+"""All of them, some for the slow sweep alone."""
 
 
 def _chain(kind: str, depth: int) -> onnx.ModelProto:
@@ -64,7 +66,7 @@ def _chain(kind: str, depth: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("kind", _SOME)
 def test_a_long_chain_goes_through_everything(kind: str, tmp_path: Path) -> None:
     path, copy = tmp_path / "chain.onnx", tmp_path / "copy.onnx"
     path.write_bytes(_chain(kind, _DEPTH).SerializeToString())
@@ -100,7 +102,7 @@ def _seconds(model: onnx.ModelProto, folder: Path, *variants: str) -> float:
     return time.process_time() - start
 
 
-@pytest.mark.parametrize("kind", ("floats", "clamps", "pushed movers", "stored movers"))
+@pytest.mark.parametrize("kind", _SOME[2:])
 def test_time_grows_with_the_length_alone(kind: str, tmp_path: Path) -> None:
     _seconds(_chain(kind, 10), tmp_path)  # imports
     short = _seconds(_chain(kind, 1500), tmp_path)

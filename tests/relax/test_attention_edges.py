@@ -12,6 +12,7 @@ from onnx import TensorProto
 
 import qdqbridge as qb
 from qdqbridge.errors import InputDataError, QdqBridgeError
+from tests.combinations import each_once
 from tests.onnx_io.lowering_cases import ort_run
 from tests.onnx_models import Builder, canonical
 from tests.relax.targets import UNOPTIMIZED
@@ -55,9 +56,12 @@ def empty(past: bool) -> Feeds:
     return {**made, **(olds if past else {})}
 
 
-@pytest.mark.parametrize("opened", [False, True])
-@pytest.mark.parametrize("past", [False, True])
-@pytest.mark.parametrize("op", ["MultiHeadAttention", "GroupQueryAttention", "Attention"])
+@pytest.mark.parametrize(
+    ("op", "past", "opened"),
+    each_once(
+        ["MultiHeadAttention", "GroupQueryAttention", "Attention"], [False, True], [True, False]
+    ),
+)
 def test_no_tokens_give_no_results(op: str, past: bool, opened: bool) -> None:
     """onnxruntime's Attention and GroupQueryAttention refuse them."""
     given: dict[str, Any] = empty(past)

@@ -18,6 +18,7 @@ from qdqbridge.byoc.relay_patterns import converted
 from qdqbridge.byoc.shipped import partition_shipped
 from qdqbridge.cli.failures import run
 from qdqbridge.relay.emit import emit
+from tests.combinations import each_once
 
 MODELS = Path(__file__).parents[2] / "models"
 QUANTIZED = sorted(MODELS.glob("*s8*.onnx"))
@@ -60,8 +61,7 @@ def test_a_convolution_in_channels_last_is_described() -> None:
     assert record.rounding in ("None", "UPWARD")
 
 
-@pytest.mark.parametrize("path", QUANTIZED, ids=lambda path: path.stem)
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize(("path", "layout"), each_once(QUANTIZED, ["NCHW", "NHWC"]))
 def test_models_are_taken_whole(path: Path, layout: str) -> None:
     graph = qb.load(path)
     module, params = emit(graph, "canonical", layout, extents={"batch": 1})

@@ -14,6 +14,7 @@ from tvm.relay.op.contrib.register import get_pattern_table
 
 import qdqbridge as qb
 from qdqbridge.relay.emit import emit
+from tests.combinations import each_once
 from tests.relay.emitted import FUSED, calls, composites, operators, results
 from tests.relay.networks import classifier
 
@@ -56,7 +57,10 @@ def test_tables_match_tflite(table: str, dtype: Any, per_channel: bool, count: i
     assert partitioned(module, table)[0] == count
 
 
-@pytest.mark.parametrize(("layout", "per_channel"), [("NHWC", True), ("NCHW", False)])
+@pytest.mark.parametrize(
+    ("layout", "per_channel"),
+    [pytest.param("NHWC", True, marks=pytest.mark.slow), ("NCHW", False)],
+)
 def test_dnnl_takes_every_product(layout: str, per_channel: bool) -> None:
     """Seven convolutions and one product, none of them twice; the addition goes with one."""
     module, _ = emit(classifier(np.uint8, per_channel=per_channel)[0], "dnnl", layout)
@@ -103,8 +107,10 @@ def test_layouts(variant: str, layout: str, kernel: str, depthwise: str, axis: i
     assert {c.attrs.axis for c in ends if c.args[1].data.shape} <= {axis, 1}
 
 
-@pytest.mark.parametrize("variant", ["canonical", "dnnl"])
-@pytest.mark.parametrize("file", sorted(MODELS.glob("digits_*8s8*.onnx")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    ("file", "variant"),
+    each_once(sorted(MODELS.glob("digits_*8s8*.onnx")), ["canonical", "dnnl"]),
+)
 def test_models(file: Path, variant: str) -> None:
     graph = qb.load(file)
     shapes = [[1 if isinstance(e, str) else e for e in v.type.shape or ()] for v in graph.inputs]

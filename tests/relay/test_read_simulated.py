@@ -64,9 +64,9 @@ def by_onnxruntime(path, rows):
     ("mode", "weight_scale"),
     [
         ("global_scale", "power2"),
-        ("percentile", "power2"),
         ("percentile", "max"),
-        ("kl_divergence", "max"),
+        pytest.param("percentile", "power2", marks=pytest.mark.slow),
+        pytest.param("kl_divergence", "max", marks=pytest.mark.slow),
     ],
 )
 def test_the_file_agrees_with_relays_simulation(mode, weight_scale, network, tmp_path):

@@ -142,16 +142,17 @@ class Results:
         inferred = self._types[opset].results(kept, types, self._data(proto, given), captured)
         more = self._open_shape(op, attributes, operands) if len(inferred) == 1 else None
         results: list[Value] = []
+        where = f"{self.file}, {describe(proto)}"
         for index, (name, known) in enumerate(zip(proto.output, inferred, strict=True)):
             if not name:
                 continue
-            nested = nested_type(known.proto, f"{self.file}, {describe(proto)}")
+            nested = nested_type(known.proto, where)
             if nested is not None:
                 results.append(Value(nested, name))
                 continue
             extents = _merged(self._windows(attributes, operands), _merged(known.shape, more))
             shape = self._shape(name, extents, (op, attributes, operands, index))
-            dtype = self._dtype(proto, name, known, operands)
+            dtype = self._dtype(where, name, known, operands)
             value = Value(TensorType(dtype, shape), name)
             if shape is None and name in self.declared:
                 value.declared = self.declared[name][1]
@@ -247,14 +248,13 @@ class Results:
         return self._names.setdefault(key, f"?r{len(self._names)}")
 
     def _dtype(
-        self, proto: onnx.NodeProto, name: str, known: Inferred, operands: Sequence[Value | None]
+        self, where: str, name: str, known: Inferred, operands: Sequence[Value | None]
     ) -> DType:
         declared, _ = self.declared.get(name, (0, None))
-        where = f"{self.file}, {describe(proto)}"
         if known.element and declared and declared != known.element:
             made, said = (dtype_of(code, where) for code in (known.element, declared))
             raise InvalidModelError(
-                f"the result of {proto.op_type} is declared with another element type",
+                "a result is declared with another element type than it has",
                 where=where,
                 why=f"'{name}' is declared {said}, and the operator makes {made}",
                 fix="correct the declared type, or remove it from the file",

@@ -9,6 +9,8 @@ import onnx
 from qdqbridge.errors import InvalidModelError, ModelFileError, UnsupportedModelError
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 
+_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+
 
 def check_text(model: onnx.ModelProto, file: str) -> None:
     """Checks that every name is text; protobuf hands out bytes where it is not UTF-8.
@@ -175,10 +177,11 @@ def whole_results(node: onnx.NodeProto) -> list[str]:
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """Yields the graphs among the attributes of ``node``, whose order in the file means nothing."""
-    for attribute in sorted(node.attribute, key=lambda a: a.name):
+    found = [a for a in node.attribute if a.type in _GRAPHS]
+    for attribute in sorted(found, key=lambda a: a.name):
         if attribute.type == onnx.AttributeProto.GRAPH:
             yield attribute.g
-        elif attribute.type == onnx.AttributeProto.GRAPHS:
+        else:
             yield from attribute.graphs
 
 

@@ -18,6 +18,7 @@ from qdqbridge.ops.dynamic import DynamicAttrs
 from qdqbridge.relax.executable import build
 from qdqbridge.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.relax.kernels.plan import plan
+from tests.combinations import each_once
 from tests.graph.graphs import apply, const, graph, plain, quant, typed
 from tests.relax.kernels.kernel_cases import DOT_CPUS, HOST, target_of
 
@@ -66,10 +67,12 @@ def test_products_share_the_codes_of_an_activation(cpu: Cpu) -> None:
     check(found, (3, 7, 45), cpu=cpu)
 
 
-@pytest.mark.parametrize("cpu", DOT_CPUS, ids=lambda cpu: cpu.name)
-@pytest.mark.parametrize("shape", [("n", 64), ("n", "m", 64), (2, "m", 64), ("n", 3, "m", 30)])
-def test_one_kernel_for_any_number_of_rows(shape: Shape, cpu: Cpu) -> None:
-    x = plain("x", shape)
+@pytest.mark.parametrize(
+    ("shape", "cpu"),
+    each_once([["n", 64], ["n", "m", 64], [2, "m", 64], ["n", 3, "m", 30]], DOT_CPUS),
+)
+def test_one_kernel_for_any_number_of_rows(shape: list[Any], cpu: Cpu) -> None:
+    x = plain("x", tuple(shape))
     found = graph([x], product(x, 40, 1))
     assert len(names(found, cpu)) == 2
     given = (*range(1, 32), 57, 112, 113, 125, 128, 129, 144, 161, 230)
@@ -87,11 +90,13 @@ def test_large_ones_on_several_threads(threads: int) -> None:
     check(graph([x], product(x, 300, 1)), (2, 150, 260), (1, 1, 260), threads=threads)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("shape", [("n", 3, "h", "w"), ("n", 3, 9, "w"), (1, 3, "h", 7)])
-def test_convolutions_of_open_pictures(shape: Shape, threads: int) -> None:
+@pytest.mark.parametrize(
+    ("shape", "threads"),
+    each_once([["n", 3, "h", "w"], ["n", 3, 9, "w"], [1, 3, "h", 7]], [1, 2]),
+)
+def test_convolutions_of_open_pictures(shape: list[Any], threads: int) -> None:
     """Of a picture that is open to its last extent the codes have a kernel, too."""
-    rng, x = np.random.default_rng(2), plain("x", shape)
+    rng, x = np.random.default_rng(2), plain("x", tuple(shape))
     own = quant(DType.INT8, rng.uniform(1e-3, 1e-2, 5).astype(np.float32), 0, axis=0)
     kernel = const(rng.integers(-128, 128, (5, 3, 3, 3), np.int8), own)
     opened: Shape = (shape[0], 5, *shape[2:])

@@ -95,7 +95,9 @@ def test_transposed_convolutions() -> None:
     assert sum(name.startswith("float_conv_transpose") for name in names) == 2
 
 
-@pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
+@pytest.mark.parametrize(
+    "cpu", [CPUS[0], *(pytest.param(cpu, marks=pytest.mark.slow) for cpu in CPUS[1:])]
+)
 def test_weights_of_few_bits_are_dequantized_in_registers(cpu: Cpu) -> None:
     rng, x, outputs = np.random.default_rng(5), plain("x", ("n", 3, 64)), list[Value]()
     grid = rng.uniform(0.01, 0.02, (37, 4)).astype(np.float32)

@@ -13,6 +13,7 @@ from qdqbridge.ops.attributes import GeluAttrs, NormAttrs, SoftmaxAttrs
 from qdqbridge.relax.executable import build
 from qdqbridge.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.relax.kernels.plan import plan
+from tests.combinations import each_once
 from tests.graph.graphs import apply, const, graph, plain, typed
 from tests.relax.kernels.kernel_cases import CPUS, HOST, target_of
 
@@ -31,9 +32,7 @@ def network(op: str, shape: tuple[Any, ...]) -> Graph:
     return graph([x], apply(op, x, type_=typed(shape), attributes=attributes))
 
 
-@pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
-@pytest.mark.parametrize("op", ["Softmax", "Gelu"])
-@pytest.mark.parametrize("case", SHAPES)
+@pytest.mark.parametrize(("case", "op", "cpu"), each_once(SHAPES, ["Softmax", "Gelu"], CPUS))
 def test_close_to_exact(case: str, op: str, cpu: Cpu) -> None:
     shape, given = SHAPES[case]
     found = network(op, shape)
@@ -61,8 +60,7 @@ def test_infinities_and_no_numbers() -> None:
     assert got[4, 5] == 0
 
 
-@pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
-@pytest.mark.parametrize("count", [1, 37, 256])
+@pytest.mark.parametrize(("count", "cpu"), each_once([1, 37, 256], CPUS))
 def test_layer_norms(count: int, cpu: Cpu) -> None:
     rng = np.random.default_rng(count)
     x = plain("x", ("a", "b", count))

@@ -17,6 +17,7 @@ from qdqbridge.relax.executable import build
 from qdqbridge.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.relax.kernels.plan import plan
 from qdqbridge.relax.kernels.products.matmul import match
+from tests.combinations import each_once
 from tests.dialect.contract import every_code, params
 from tests.graph.graphs import apply, plain, stored, typed
 from tests.graph.graphs import graph as small
@@ -96,8 +97,7 @@ def test_transposes_are_read_and_written_through(batch: Any) -> None:
         np.testing.assert_array_equal(got, wanted)
 
 
-@pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("cpu", "threads"), each_once(CPUS, [2, 1]))
 def test_open_extents_have_the_kernels_and_codes_of_known_ones(cpu: Cpu, threads: int) -> None:
     open_graph, _ = _attention("batch", "tokens")
     needed = plan(open_graph, HOST).needed
@@ -111,8 +111,7 @@ def test_open_extents_have_the_kernels_and_codes_of_known_ones(cpu: Cpu, threads
         np.testing.assert_array_equal(got, wanted, err_msg=str(fed))
 
 
-@pytest.mark.parametrize("rows", ["rows", 1, 3, 6, 20])
-@pytest.mark.parametrize("columns", ["columns", 17])
+@pytest.mark.parametrize(("rows", "columns"), each_once(["rows", 1, 3, 6, 20], ["columns", 17]))
 def test_some_extents_are_open(rows: Any, columns: Any) -> None:
     first, second = params("uint8", 0.02, 140), params("int8", 0.02, -3)
     a = stored("a", first, (rows, "inner"))
@@ -155,8 +154,7 @@ def _floats(first: tuple[Any, ...], second: tuple[Any, ...]) -> Graph:
 OPEN_FLOATS = _floats(("n", 3, "rows", "inner"), ("n", 3, "inner", "columns"))
 
 
-@pytest.mark.parametrize("cpu", DOT_CPUS, ids=lambda cpu: cpu.name)
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("cpu", "threads"), each_once(DOT_CPUS, [2, 1]))
 def test_floats_of_any_extents_have_the_bits_of_fixed_ones(cpu: Cpu, threads: int) -> None:
     executable = build(OPEN_FLOATS, target_of(cpu), threads=threads)
     rng = np.random.default_rng(threads)

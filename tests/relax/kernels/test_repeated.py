@@ -13,6 +13,7 @@ from qdqbridge.qnn.layout.permutation import channels_last
 from qdqbridge.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.relax.kernels.products.repeated import match
+from tests.combinations import each_once
 from tests.dialect.contract import Array, contract
 from tests.relax.kernels import random_products as random
 from tests.relax.kernels.kernel_cases import DOT_CPUS, HOST, Cases, Operand
@@ -75,8 +76,7 @@ CPUS = [cpu for cpu in DOT_CPUS if not cpu.amx]
 """All but those whose tiles multiply eight times as fast, which repeat pixels."""
 
 
-@pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("cpu", "threads"), each_once(CPUS, [2, 1]))
 def test_random(cpu: Cpu, threads: int) -> None:
     rng, cases = np.random.default_rng(5 + threads), Cases(match, cpu, threads)
     for _ in range(12 if cpu == HOST else 4):

@@ -15,6 +15,7 @@ from qdqbridge.relax.executable import build
 from qdqbridge.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.relax.kernels.plan import plan
 from qdqbridge.relax.kernels.weight_only import dots
+from tests.combinations import each_once
 from tests.graph.graphs import apply, const, graph, plain, quant, typed
 from tests.relax.kernels.kernel_cases import DOT_CPUS, HOST, target_of
 
@@ -101,8 +102,9 @@ def test_one_kernel_for_any_number_of_rows(cpu: Cpu) -> None:
         assert errors(found, x, executable).max() < 128 * 2.0**-24
 
 
-@pytest.mark.parametrize(("rounded", "room"), [(False, 1 << 15), (True, 1 << 13)])
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("rounded", "room", "threads"), each_once([(False, 1 << 15), (True, 1 << 13)], [1, 2])
+)
 def test_products_in_parts_have_every_bit(
     monkeypatch: pytest.MonkeyPatch, rounded: bool, room: int, threads: int
 ) -> None:
@@ -123,8 +125,7 @@ def test_products_in_parts_have_every_bit(
         np.testing.assert_array_equal(alone, wanted[-1:])
 
 
-@pytest.mark.parametrize("rounded", [False, True])
-@pytest.mark.parametrize(("kind", "size"), SIZED)
+@pytest.mark.parametrize(("kind", "size", "rounded"), each_once(SIZED, [False, True]))
 def test_a_row_has_the_same_bits_among_any_others(kind: str, size: int, rounded: bool) -> None:
     """Many rows go another way on a CPU with AMX, four pairs of columns at a time for one alone."""
     rng = np.random.default_rng(size)
@@ -170,8 +171,7 @@ def test_the_largest_sums_have_every_bit(kind: str, size: int) -> None:
         assert errors(found, x, executable).max() < 8 * 128 * 2.0**-24
 
 
-@pytest.mark.parametrize("rounded", [False, True])
-@pytest.mark.parametrize("rows", ["n", 1, 8])
+@pytest.mark.parametrize(("rows", "rounded"), each_once(["n", 1, 8], [False, True]))
 def test_threads_that_help_each_other_have_every_bit(rows: Any, rounded: bool) -> None:
     """Of few rows threads take pieces of each other's columns, and make digits of their own."""
     found = network("uint4 each", 32, (rows, INNER), rounded=rounded, units=1003)
@@ -186,12 +186,14 @@ def test_threads_that_help_each_other_have_every_bit(rows: Any, rounded: bool) -
                 np.testing.assert_array_equal(got, wanted)
 
 
-@pytest.mark.parametrize("shape", [(5, INNER), (1, INNER), (2, 60, INNER), ("a", "b", INNER)])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_shapes_and_threads(shape: tuple[Any, ...], threads: int) -> None:
+@pytest.mark.parametrize(
+    ("shape", "threads"),
+    each_once([[5, INNER], [1, INNER], [2, 60, INNER], ["a", "b", INNER]], [1, 2]),
+)
+def test_shapes_and_threads(shape: list[Any], threads: int) -> None:
     given = [e if isinstance(e, int) else {"a": 2, "b": 71}[e] for e in shape]
     x = np.random.default_rng(5).normal(0, 1, given).astype(np.float32)
-    found = network("int4", 32, shape, bias=False)
+    found = network("int4", 32, tuple(shape), bias=False)
     assert errors(found, x, build(found, threads=threads)).max() < 128 * 2.0**-24
 
 
@@ -208,8 +210,7 @@ def test_activations_in_blocks_are_the_interpreters(kind: str, size: int, kernel
         same(found, x, executable)
 
 
-@pytest.mark.parametrize("cpu", BYTES, ids=lambda cpu: cpu.name)
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("cpu", "threads"), each_once(BYTES, [1, 2]))
 def test_activations_in_blocks_on_threads(cpu: Cpu, threads: int) -> None:
     found = network("uint4 each", 64, ("a", "b", INNER), rounded=True)
     x = np.random.default_rng(5).normal(0, 1, (2, 71, INNER)).astype(np.float32)

@@ -137,8 +137,9 @@ def _lstm(states: RecurrentStates, at: ElementPlace, sums: Sequence[Prim], added
         kept = number(1.0, _REAL, states.lanes) - taken
     else:
         kept = states.made(0, states.peeped(at, 2, sums[2], old))
-    cell = bound(kept * old + taken * states.made(1, sums[3]))
-    store(states.cell, place, cell, states.lanes)
+    store(states.cell, place, kept * old + taken * states.made(1, sums[3]), states.lanes)
+    # read again: TVM puts a bound value into each place that reads it, a tanh many times over
+    cell = bound(load(states.cell, place, states.lanes))
     out = states.made(0, states.peeped(at, 1, sums[1], cell))
     states.keep(at, out * states.made(2, cell))
 
