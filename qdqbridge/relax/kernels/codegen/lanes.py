@@ -72,6 +72,13 @@ def opaque(value: Prim) -> Prim:
     return bound(load(kept, 0, 1))
 
 
+def ask(buffer: Buffer, index: Prim) -> None:
+    """Asks for a line of memory, up to the second-level cache: the first has few such requests."""
+    hints = (tirx.const(hint, "int32") for hint in (0, 2, 1))  # to read, second level, data
+    at = T.address_of(buffer[index])
+    T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", at, *hints))
+
+
 def intrinsic(name: str, dtype: str, *args: Prim) -> Prim:
     """Returns a call of an LLVM intrinsic without side effects."""
     return tirx.call_llvm_pure_intrin(dtype, name, *args)

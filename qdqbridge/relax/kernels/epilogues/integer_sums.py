@@ -119,6 +119,12 @@ class Writer:
         last: Requantize | Linear = form if form.linear is None else form.linear
         self._last = last, extras.numbers if form.linear is None else extras.ends
 
+    @property
+    def added(self) -> Buffer:
+        """The tensor whose codes are added, flat; None where there is none."""
+        linear = self.form.linear
+        return self._extras.other if linear is not None and linear.other == "tensor" else None
+
     def write(self, tile: TileSums, starts: Sequence[Prim], channel: Prim, tail: int) -> None:
         """Writes a tile.
 

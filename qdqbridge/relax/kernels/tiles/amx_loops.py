@@ -57,15 +57,18 @@ class AmxLoops(DirectLoops):
         several = [sum(heights[:n]) for n in range(len(heights), 1, -1)]
         return (*several, *halves(heights[0]))
 
-    def _tile(self, at: ChannelTile, extent: Pair, source: Prim, place: Prim) -> None:
+    def _tile(
+        self, at: ChannelTile, extent: Pair, source: Prim, place: Prim, number: Prim | int = 0
+    ) -> None:
         """One tile: begin with the bias, go through the runs, finish, requantize."""
+        del number
         shape, (down, right) = self._shape_of(extent[0] * extent[1]), self._apart
         if shape is not self._shape:
             configure(shape.registers)
         tile = AmxTile(shape, at.blocks, self._room)
         tile.begin(self.bias, self._lane(at))
         pitch = down if self.d.result[1] == 1 else right
-        with self._steps(at, source, shape.steps) as (base, weights):
+        with self._steps(at, source, shape.steps) as (base, weights, _):
             starts = [base + (y * down + x * right) for y, x in _corners(shape, extent)]
             tile.step(self.source, starts, pitch, self.weights, weights)
         tile.finish()

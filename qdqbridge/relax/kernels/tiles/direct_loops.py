@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from qdqbridge.qnn.dialect.tir import tirx
-from qdqbridge.relax.kernels.codegen.lanes import Buffer, Prim, bound, load
+from qdqbridge.relax.kernels.codegen.lanes import Buffer, Prim, ask, bound, load
 from qdqbridge.relax.kernels.codegen.loops import (
     ceiling,
     halves,
@@ -25,8 +25,6 @@ from qdqbridge.relax.kernels.tiles.register_tile import (
     Tile,
     TileSums,
     channel_pieces,
-    most_pixels,
-    parts,
 )
 from qdqbridge.relax.kernels.tiles.staging import stage_rows
 
@@ -140,16 +138,20 @@ class DirectLoops:
         if d.open_rows:
             self._open_rows(at, origin, place, count)
             return
-        most = most_pixels(d.cpu, d.blocks)
-        rows = parts(d.result[0], d.tile_rows).pieces() if d.tile_rows > 1 else [(0, count, 1)]
+        rows = [(0, count, 1)] if d.tile_rows == 1 else d.row_parts.pieces()
+        in_row = d.column_parts.wide + d.column_parts.narrow
+        before: Prim | int = 0
         for row, many, height in rows:
-            for column, across, width in parts(d.result[1], most).pieces():
+            passed = before
+            for column, across, width in d.column_parts.pieces():
                 with turns(many) as i, turns(across) as j:
                     r, c = row + i * height, column + j * width
                     source = origin + r * (d.strides[0] * d.pitch)
                     source = source + c * (d.strides[1] * d.channels)
                     pixel = place + r * d.place.row + c * d.place.column
-                    self._tile(at, (height, width), source, pixel)
+                    self._tile(at, (height, width), source, pixel, passed + i * in_row + j)
+                passed = passed + across
+            before = before + many * in_row
 
     def _open_rows(self, at: ChannelTile, origin: Prim, place: Prim, count: Prim) -> None:
         """Goes over tiles of rows: the highest ones, and a lower one that overlaps the last."""
@@ -164,18 +166,62 @@ class DirectLoops:
         """Rows of tiles of an open number of them, falling to 1."""
         return halves(self.d.tile_rows)
 
-    def _tile(self, at: ChannelTile, extent: Pair, source: Prim, place: Prim) -> None:
-        """One tile: begin with the bias, go through the runs, requantize."""
+    def _tile(
+        self, at: ChannelTile, extent: Pair, source: Prim, place: Prim, number: Prim | int = 0
+    ) -> None:
+        """One tile: begin with the bias, go through the runs, requantize.
+
+        Args:
+            at: The output channels.
+            extent: Rows and columns of the tile.
+            source: Where what the first pixel reads begins.
+            place: Where the first pixel is written to.
+            number: Which of the tiles of these channels it is.
+        """
         d = self.d
         tile = Tile(d.cpu, extent[0] * extent[1], at.blocks, d.elements)
         pixels = [(i, j) for i in range(extent[0]) for j in range(extent[1])]
         down, right = self._apart
+        self._ask_added(at, extent, place)
         tile.begin(self.bias, self._lane(at))
-        with self._steps(at, source) as (base, weights):
-            starts = [base + (y * down + x * right) for y, x in pixels]
-            step = d.cpu.lanes * d.elements.depth
-            tile.step(self.source, starts, [load(self.weights, w, step) for w in weights])
+        step, once = d.cpu.lanes * d.elements.depth, max(1, d.asked_steps)
+        with self._steps(at, source, once) as (base, weights, passed):
+            if d.asked_steps:
+                self._ask_weights(at, number * (self._steps_of_block // once) + passed)
+            for turn in range(once):
+                starts = [
+                    base + (y * down + x * right + turn * d.elements.depth) for y, x in pixels
+                ]
+                vectors = [load(self.weights, w + turn * step, step) for w in weights]
+                tile.step(self.source, starts, vectors)
         self._write(tile, at, extent, place)
+
+    def _ask_weights(self, at: ChannelTile, line: Prim) -> None:
+        """Asks memory for a vector of the weights of the channels that come next.
+
+        Behind the last channels it asks for what nobody needs, which does no harm.
+        """
+        ahead = line * (self.d.cpu.lanes * self.d.elements.depth)
+        ask(self.weights, self._weight(at) + at.blocks * self._block + ahead)
+
+    def _ask_added(self, at: ChannelTile, extent: Pair, place: Prim) -> None:
+        """Asks memory for what is added to the pixels that come next."""
+        if self.d.cpu.reads_ahead or not isinstance(self.writer, Writer):
+            return
+        if self.writer.added is not None:
+            for start in self._results(at, extent, place + extent[0] * extent[1]):
+                ask(self.writer.added, start)
+
+    @property
+    def _steps_of_block(self) -> int:
+        """Steps over all weights of an output channel."""
+        d = self.d
+        return d.weights * d.runs[0] * d.runs[1] * d.steps
+
+    @property
+    def _block(self) -> int:
+        """Elements of the weights of a block of output channels."""
+        return self._steps_of_block * self.d.cpu.lanes * self.d.elements.depth
 
     @property
     def _apart(self) -> Pair:
@@ -187,10 +233,14 @@ class DirectLoops:
         """Returns the first lane of a tile in the bias and the multiplier."""
         return (at.group * self.d.blocks + at.block) * self.d.cpu.lanes
 
+    def _weight(self, at: ChannelTile) -> Prim:
+        """Returns where the weights of a tile begin."""
+        return (at.group * self.d.blocks + at.block) * self._block
+
     @contextmanager
     def _steps(
         self, at: ChannelTile, source: Prim, once: int = 1
-    ) -> Generator[tuple[Prim, list[Prim]]]:
+    ) -> Generator[tuple[Prim, list[Prim], Prim]]:
         """Opens the loops over all runs, and over some steps of each at a time.
 
         Args:
@@ -199,28 +249,30 @@ class DirectLoops:
             once: How many steps.
 
         Yields:
-            Where the activations of the first pixel begin, and the weights of every block.
+            Where the activations of the first pixel begin, and the weights of every block; how
+            many turns came before.
         """
         d = self.d
         rows, columns = d.runs
         step = d.cpu.lanes * d.elements.depth
-        block = d.weights * rows * columns * d.steps * step
-        first = (at.group * d.blocks + at.block) * block
         many = d.steps // once
         with turns(d.weights) as part, turns(rows) as i, turns(columns) as j, turns(many) as k:
             run = (part * rows + i) * columns + j
             under = i * (d.dilations[0] * d.pitch) + j * (d.dilations[1] * d.channels)
-            weights = first + (run * d.steps + k * once) * step
-            starts = [weights + b * block for b in range(at.blocks)]
-            yield source + under + k * (once * d.elements.depth), starts
+            weights = self._weight(at) + (run * d.steps + k * once) * step
+            starts = [weights + b * self._block for b in range(at.blocks)]
+            yield source + under + k * (once * d.elements.depth), starts, run * many + k
 
     def _write(self, tile: TileSums, at: ChannelTile, extent: Pair, place: Prim) -> None:
         """Finishes a tile, whose first pixel is written to ``place``."""
+        self.writer.write(tile, self._results(at, extent, place), self._lane(at), at.tail)
+
+    def _results(self, at: ChannelTile, extent: Pair, place: Prim) -> list[Prim]:
+        """Returns where the results of a tile's pixels begin, the first pixel being ``place``."""
         d = self.d
         channel = at.group * d.group_channels + at.block * d.cpu.lanes
-        results = [
+        return [
             (place + (y * d.place.row + x * d.place.column)) * d.out_channels + channel
             for y in range(extent[0])
             for x in range(extent[1])
         ]
-        self.writer.write(tile, results, self._lane(at), at.tail)

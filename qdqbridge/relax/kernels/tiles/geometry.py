@@ -30,6 +30,10 @@ from qdqbridge.relax.kernels.tiles.staging import StagedRow, Staging
 Pair = tuple[int, int]
 _ROOM = 1 << 18
 """Bytes of staged rows that stay in the second-level cache next to the weights."""
+_AHEAD = 16
+"""Tiles of an image up to which weights that come next are asked for; of more, few wait."""
+_ASKED = (1, 2)
+"""How many steps may share a line that is asked for."""
 _PIXELS = 4
 """Pixels of a result from which on registers of AMX are worth their setting up."""
 
@@ -245,15 +249,38 @@ class Direct:
         return max(1, min(self.result[0], most // self.result[1]))
 
     @cached_property
+    def row_parts(self) -> Parts:
+        """The rows of the result in those of tiles."""
+        return parts(self.result[0], self.tile_rows)
+
+    @cached_property
+    def column_parts(self) -> Parts:
+        """The columns of the result in those of tiles."""
+        return parts(self.result[1], most_pixels(self.cpu, self.blocks))
+
+    @cached_property
     def tile_blocks(self) -> int:
         """Blocks of output channels of a tile."""
         if self.amx is not None:
             return self.amx.blocks
-        columns = parts(self.result[1], most_pixels(self.cpu, self.blocks)).size
-        pixels = self.tile_rows * columns
+        pixels = self.tile_rows * self.column_parts.size
         if self.paired:
             return 2 * blocks_of(self.cpu, 2 * pixels + 1, self.blocks // 2)
         return blocks_of(self.cpu, pixels, self.blocks)
+
+    @cached_property
+    def asked_steps(self) -> int:
+        """Steps for which a tile asks memory for a vector of the weights that come next; 0: none.
+
+        Of few pixels, the first tile of some channels would wait for each line of their weights.
+        """
+        rows, columns = self.row_parts, self.column_parts
+        tiles = (rows.wide + rows.narrow) * (columns.wide + columns.narrow)
+        alone = self.groups > 1 or self.channel_units == 1 or self.open_rows
+        if alone or self.amx is not None or self.cpu.reads_ahead or not 1 < tiles <= _AHEAD:
+            return 0
+        most = max(1, tiles // self.tile_blocks)
+        return max(steps for steps in _ASKED if steps <= most and self.steps % steps == 0)
 
     @cached_property
     def place(self) -> PixelPlacement:

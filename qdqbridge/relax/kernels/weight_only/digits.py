@@ -14,6 +14,7 @@ from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.codegen.lanes import (
     Buffer,
     Prim,
+    ask,
     bound,
     fence,
     largest,
@@ -27,7 +28,7 @@ from qdqbridge.relax.kernels.codegen.lanes import (
 )
 from qdqbridge.relax.kernels.codegen.loops import turns
 from qdqbridge.relax.kernels.codegen.script import T
-from qdqbridge.relax.kernels.weight_only.dots import Place, ask
+from qdqbridge.relax.kernels.weight_only.dots import Place
 from qdqbridge.relax.kernels.weight_only.product import DIGIT, LINE, CodesProduct, half_unit
 
 _AHEAD = 4

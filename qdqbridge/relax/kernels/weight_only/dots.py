@@ -16,6 +16,7 @@ from qdqbridge.relax.kernels.codegen.cpu import AVX512_VNNI
 from qdqbridge.relax.kernels.codegen.lanes import (
     Buffer,
     Prim,
+    ask,
     bound,
     intrinsic,
     load,
@@ -337,13 +338,6 @@ def _whole_blocks(d: CodesProduct, parts: int) -> int:
 def _piece(asked: Sequence[Place], index: int, count: int) -> Sequence[Place]:
     """Returns one of ``count`` even pieces."""
     return asked[len(asked) * index // count : len(asked) * (index + 1) // count]
-
-
-def ask(buffer: Buffer, index: Prim) -> None:
-    """Asks for a line of memory, up to the second-level cache: the first has few such requests."""
-    hints = (tirx.const(hint, "int32") for hint in (0, 2, 1))  # to read, second level, data
-    at = T.address_of(buffer[index])
-    T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", at, *hints))
 
 
 def pieces(count: int, size: int) -> list[range]:

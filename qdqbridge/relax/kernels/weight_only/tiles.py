@@ -15,6 +15,7 @@ from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.codegen.lanes import (
     Buffer,
     Prim,
+    ask,
     bound,
     fence,
     flat,
@@ -30,7 +31,7 @@ from qdqbridge.relax.kernels.codegen.loops import turns, when
 from qdqbridge.relax.kernels.codegen.script import T
 from qdqbridge.relax.kernels.epilogues.float_sums import PlainWriter
 from qdqbridge.relax.kernels.weight_only.digits import RowDigits, joined
-from qdqbridge.relax.kernels.weight_only.dots import Digits, Place, ask, dots_of, pieces
+from qdqbridge.relax.kernels.weight_only.dots import Digits, Place, dots_of, pieces
 from qdqbridge.relax.kernels.weight_only.product import DIGIT, LINE, CodesProduct
 
 
