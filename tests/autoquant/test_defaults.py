@@ -81,7 +81,7 @@ def test_few_values_do_not_say_which_sign_reaches_further():
 
 @pytest.mark.parametrize(("reached", "end"), [(0.75, 1.0), (1.5, 1.5)])
 def test_results_of_a_tanh_end_at_1_unless_one_was_larger(reached, end):
-    stats = seen(-0.5, reached)
+    stats = seen(-0.5, reached)  # ends are read to one of 255 steps
     assert upper_end(WithRoom(2.0)(stats, U8, Context(producer="GRU"))) == pytest.approx(end, 0.01)
     plain = upper_end(WithRoom(2.0)(stats, U8, Context(producer="Add")))
     assert plain == pytest.approx(2 * reached, 0.01)

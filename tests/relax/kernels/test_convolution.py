@@ -81,36 +81,6 @@ def test_many_threads_share_rows_or_channels() -> None:
             cases.check()
 
 
-@pytest.mark.parametrize(
-    ("size", "inner", "channels", "kernel", "steps"),
-    [
-        (7, 64, 128, 3, 2),  # four tiles of pixels, two blocks of channels in each
-        (5, 64, 128, 3, 1),  # two tiles: each asks for one block
-        (14, 36, 96, 1, 1),  # nine steps are no multiple of two
-        (3, 64, 128, 3, 0),  # one tile, which is the first
-        (56, 16, 64, 1, 0),  # of many tiles, few wait for weights
-        (7, 64, 16, 3, 0),  # no channels come next
-    ],
-)
-def test_weights_that_come_next_are_asked_for(
-    size: int, inner: int, channels: int, kernel: int, steps: int
-) -> None:
-    pads = (kernel // 2,) * 4
-    attrs, operands = _image((1, inner, size, size), channels, (kernel, kernel), pads=pads)
-    cases = Cases(match, AVX512_VNNI)
-    found = cases.add("Conv", attrs, operands, params("uint8", 0.2), last=True)
-    assert found is not None and isinstance(found.description, tuple)
-    (direct,) = found.description
-    assert isinstance(direct, Direct) and direct.asked_steps == steps
-    assert ("llvm.prefetch" in str(found.build(found.description))) == bool(steps)
-    if steps:
-        tiles = len(range(0, size, direct.tile_rows)) * len(
-            range(0, size, direct.column_parts.size)
-        )
-        asked = tiles * (direct.runs[0] * direct.runs[1] * direct.steps // steps)
-        assert asked >= direct.tile_blocks * direct.runs[0] * direct.runs[1] * direct.steps
-
-
 def test_sums_beyond_16_bits_saturate_at_the_end_that_they_left() -> None:
     cases, rng = Cases(match), np.random.default_rng(3)
     for scale in (1e-3, 1e-5, 5e-6):

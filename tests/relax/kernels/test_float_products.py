@@ -96,7 +96,9 @@ def test_transposed_convolutions() -> None:
 
 
 @pytest.mark.parametrize(
-    "cpu", [CPUS[0], *(pytest.param(cpu, marks=pytest.mark.slow) for cpu in CPUS[1:])]
+    "cpu",
+    [HOST, *(pytest.param(cpu, marks=pytest.mark.slow) for cpu in CPUS[1:])],
+    ids=lambda cpu: cpu.name,
 )
 def test_weights_of_few_bits_are_dequantized_in_registers(cpu: Cpu) -> None:
     rng, x, outputs = np.random.default_rng(5), plain("x", ("n", 3, 64)), list[Value]()

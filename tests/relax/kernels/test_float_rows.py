@@ -13,7 +13,7 @@ from qdqbridge.ops.attributes import GeluAttrs, NormAttrs, SoftmaxAttrs
 from qdqbridge.relax.executable import build
 from qdqbridge.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.relax.kernels.plan import plan
-from tests.combinations import each_once
+from tests.combinations import first_with_all
 from tests.graph.graphs import apply, const, graph, plain, typed
 from tests.relax.kernels.kernel_cases import CPUS, HOST, target_of
 
@@ -32,8 +32,10 @@ def network(op: str, shape: tuple[Any, ...]) -> Graph:
     return graph([x], apply(op, x, type_=typed(shape), attributes=attributes))
 
 
-@pytest.mark.parametrize(("case", "op", "cpu"), each_once(SHAPES, ["Softmax", "Gelu"], CPUS))
-def test_close_to_exact(case: str, op: str, cpu: Cpu) -> None:
+@pytest.mark.parametrize(
+    ("cpu", "case", "op"), first_with_all(CPUS, list(SHAPES), ["Softmax", "Gelu"])
+)
+def test_close_to_exact(cpu: Cpu, case: str, op: str) -> None:
     shape, given = SHAPES[case]
     found = network(op, shape)
     assert [k.name for k in plan(found, cpu).kernels.values()] == [f"float_{op.lower()}"]
@@ -60,8 +62,8 @@ def test_infinities_and_no_numbers() -> None:
     assert got[4, 5] == 0
 
 
-@pytest.mark.parametrize(("count", "cpu"), each_once([1, 37, 256], CPUS))
-def test_layer_norms(count: int, cpu: Cpu) -> None:
+@pytest.mark.parametrize(("cpu", "count"), first_with_all(CPUS, [1, 37, 256]))
+def test_layer_norms(cpu: Cpu, count: int) -> None:
     rng = np.random.default_rng(count)
     x = plain("x", ("a", "b", count))
     vectors = [const(rng.normal(1, 1, count).astype(np.float32)) for _ in range(2)]

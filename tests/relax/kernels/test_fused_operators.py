@@ -17,7 +17,7 @@ from qdqbridge.relax.executable import build
 from qdqbridge.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.relax.kernels.epilogues import fused_operators
 from qdqbridge.relax.kernels.plan import plan
-from tests.combinations import each_once
+from tests.combinations import first_with_all
 from tests.dialect.contract import every_code, params
 from tests.graph.graphs import apply, const, stored
 from tests.relax.kernels.kernel_cases import DOT_CPUS, HOST, target_of
@@ -57,7 +57,7 @@ def check(outputs: list[Value], cpu: Cpu, inputs: list[Value]) -> list[str]:
     return sorted(kernel.name for kernel in plan(graph, HOST).kernels.values())
 
 
-@pytest.mark.parametrize(("cpu", "op"), each_once(DOT_CPUS, ["Add", "Sub"]))
+@pytest.mark.parametrize(("cpu", "op"), first_with_all(DOT_CPUS, ["Add", "Sub"]))
 def test_sums(cpu: Cpu, op: str) -> None:
     x, other = stored("x", X, SHAPE), stored("o", OTHER, (1, 20, *SHAPE[2:]))
     out = params("uint8", 0.1519, 99).with_range(20, 220)

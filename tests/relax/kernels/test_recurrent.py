@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from qdqbridge.relax.executable import build
 from qdqbridge.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.relax.kernels.plan import plan
-from tests.combinations import each_once
+from tests.combinations import first_with_all
 from tests.onnx_models import Builder, canonical
 from tests.relax.kernels.kernel_cases import CPUS, HOST, target_of
 
@@ -81,10 +81,8 @@ def near(found: np.ndarray[Any, Any], exact: np.ndarray[Any, Any]) -> bool:
     return found.shape == exact.shape and np.abs(found - exact).max() <= CLOSE * largest
 
 
-@pytest.mark.parametrize(
-    ("kind", "cpu"), [*((kind, HOST) for kind in GATES), *each_once(GATES, CPUS[1:])]
-)
-def test_what_onnxruntime_computes(kind: str, cpu: Cpu) -> None:
+@pytest.mark.parametrize(("cpu", "kind"), first_with_all(CPUS, list(GATES)))
+def test_what_onnxruntime_computes(cpu: Cpu, kind: str) -> None:
     for seed in range(3 if cpu == HOST else 1):
         model, feeds = layer(kind, seed)
         graph = canonical(model)

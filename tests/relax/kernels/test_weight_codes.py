@@ -210,7 +210,7 @@ def test_activations_in_blocks_are_the_interpreters(kind: str, size: int, kernel
         same(found, x, executable)
 
 
-@pytest.mark.parametrize(("cpu", "threads"), each_once(BYTES, [1, 2]))
+@pytest.mark.parametrize(("cpu", "threads"), each_once(BYTES, [2, 1]))
 def test_activations_in_blocks_on_threads(cpu: Cpu, threads: int) -> None:
     found = network("uint4 each", 64, ("a", "b", INNER), rounded=True)
     x = np.random.default_rng(5).normal(0, 1, (2, 71, INNER)).astype(np.float32)

@@ -33,7 +33,8 @@ class Cpu:
         amx: True where tiles of bytes are multiplied by one instruction (AMX-INT8).
         reads_ahead: True where a page of memory comes as fast as it can by itself once it is begun,
             so that asking for every line costs (Zen 4, as measured; Zen 3, whose registers are half
-            as long, gets half as much again by being asked). As ``permutes``, where one cares.
+            as long, gets half as much again by being asked). As ``permutes``, where one cares: a
+            module, whose equal descriptions share code, is made for one CPU.
     """
 
     name: str

@@ -72,6 +72,10 @@ def opaque(value: Prim) -> Prim:
     return bound(load(kept, 0, 1))
 
 
+LINE = 64
+"""Bytes of a line of memory."""
+
+
 def ask(buffer: Buffer, index: Prim) -> None:
     """Asks for a line of memory, up to the second-level cache: the first has few such requests."""
     hints = (tirx.const(hint, "int32") for hint in (0, 2, 1))  # to read, second level, data

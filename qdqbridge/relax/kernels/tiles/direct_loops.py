@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from qdqbridge.qnn.dialect.tir import tirx
-from qdqbridge.relax.kernels.codegen.lanes import Buffer, Prim, ask, bound, load
+from qdqbridge.relax.kernels.codegen.lanes import LINE, Buffer, Prim, ask, bound, load
 from qdqbridge.relax.kernels.codegen.loops import (
     ceiling,
     halves,
@@ -185,9 +185,12 @@ class DirectLoops:
         self._ask_added(at, extent, place)
         tile.begin(self.bias, self._lane(at))
         step, once = d.cpu.lanes * d.elements.depth, max(1, d.asked_steps)
+        coming = (
+            bound(self._coming(at, number, self._steps_of_block // once)) if d.asked_steps else 0
+        )
         with self._steps(at, source, once) as (base, weights, passed):
             if d.asked_steps:
-                self._ask_weights(at, number * (self._steps_of_block // once) + passed)
+                ask(self.weights, coming + passed * step)
             for turn in range(once):
                 starts = [
                     base + (y * down + x * right + turn * d.elements.depth) for y, x in pixels
@@ -196,21 +199,30 @@ class DirectLoops:
                 tile.step(self.source, starts, vectors)
         self._write(tile, at, extent, place)
 
-    def _ask_weights(self, at: ChannelTile, line: Prim) -> None:
-        """Asks memory for a vector of the weights of the channels that come next.
+    def _coming(self, at: ChannelTile, number: Prim | int, lines: int) -> Prim:
+        """Returns where the weights begin that a tile asks memory for.
 
-        Behind the last channels it asks for what nobody needs, which does no harm.
+        Each tile asks for a share of those of the channels that come next; tiles that are left ask
+        for the last share again. Behind the last channels there is what nobody needs.
+
+        Args:
+            at: The output channels.
+            number: Which of the tiles of these channels it is.
+            lines: How many lines it asks for.
         """
-        ahead = line * (self.d.cpu.lanes * self.d.elements.depth)
-        ask(self.weights, self._weight(at) + at.blocks * self._block + ahead)
+        first = tirx.min(number * lines, max(0, at.blocks * self._steps_of_block - lines))
+        step = self.d.cpu.lanes * self.d.elements.depth
+        return self._weight(at) + at.blocks * self._block + first * step
 
     def _ask_added(self, at: ChannelTile, extent: Pair, place: Prim) -> None:
         """Asks memory for what is added to the pixels that come next."""
-        if self.d.cpu.reads_ahead or not isinstance(self.writer, Writer):
+        scattered = self.d.placement is not None
+        if scattered or self.d.cpu.reads_ahead or not isinstance(self.writer, Writer):
             return
         if self.writer.added is not None:
             for start in self._results(at, extent, place + extent[0] * extent[1]):
-                ask(self.writer.added, start)
+                for line in range(0, at.blocks * self.d.cpu.lanes, LINE):
+                    ask(self.writer.added, start + line)
 
     @property
     def _steps_of_block(self) -> int:

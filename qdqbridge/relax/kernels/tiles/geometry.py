@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from qdqbridge.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.relax.kernels.codegen.lanes import LINE
 from qdqbridge.relax.kernels.epilogues.dequantized_sums import Scaled
 from qdqbridge.relax.kernels.epilogues.float_sums import Plain
 from qdqbridge.relax.kernels.epilogues.integer_sums import Requantize
@@ -32,7 +33,7 @@ _ROOM = 1 << 18
 """Bytes of staged rows that stay in the second-level cache next to the weights."""
 _AHEAD = 16
 """Tiles of an image up to which weights that come next are asked for; of more, few wait."""
-_ASKED = (1, 2)
+_SHARING = (1, 2, 4)
 """How many steps may share a line that is asked for."""
 _PIXELS = 4
 """Pixels of a result from which on registers of AMX are worth their setting up."""
@@ -273,14 +274,24 @@ class Direct:
         """Steps for which a tile asks memory for a vector of the weights that come next; 0: none.
 
         Of few pixels, the first tile of some channels would wait for each line of their weights.
+        Where a vector is less than a line this is not tried.
         """
-        rows, columns = self.row_parts, self.column_parts
-        tiles = (rows.wide + rows.narrow) * (columns.wide + columns.narrow)
-        alone = self.groups > 1 or self.channel_units == 1 or self.open_rows
-        if alone or self.amx is not None or self.cpu.reads_ahead or not 1 < tiles <= _AHEAD:
+        if self.groups > 1 or self.channel_units == 1:  # no channels come next
             return 0
-        most = max(1, tiles // self.tile_blocks)
-        return max(steps for steps in _ASKED if steps <= most and self.steps % steps == 0)
+        vector = self.cpu.lanes * self.elements.depth * self.elements.weight_bytes
+        if self.open_rows or self.amx is not None or self.cpu.reads_ahead or vector != LINE:
+            return 0
+        if not 1 < self.pixel_tiles <= _AHEAD:
+            return 0
+        most = max(1, self.pixel_tiles // self.tile_blocks)
+        return max(steps for steps in _SHARING if steps <= most and self.steps % steps == 0)
+
+    @cached_property
+    def pixel_tiles(self) -> int:
+        """Tiles of pixels of a share of the rows."""
+        rows, columns = self.row_parts, self.column_parts
+        down = self.result[0] // self.row_shares if self.tile_rows == 1 else rows.wide + rows.narrow
+        return down * (columns.wide + columns.narrow)
 
     @cached_property
     def place(self) -> PixelPlacement:

@@ -151,7 +151,15 @@ class Elements:
     @property
     def bytes(self) -> int:
         """Bytes of an activation."""
-        return {"uint8": 1, "int16": 2, "float32": 4}[self.source]
+        return _BYTES[self.source]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a weight."""
+        return _BYTES[self.weight]
+
+
+_BYTES = {"uint8": 1, "int8": 1, "int16": 2, "float32": 4}
 
 
 def elements_of(cpu: Cpu, *, floats: bool) -> Elements:

@@ -12,6 +12,7 @@ from typing import Any
 
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.codegen.lanes import (
+    LINE,
     Prim,
     bound,
     fence,
@@ -34,7 +35,7 @@ from qdqbridge.relax.kernels.tiles.amx import (
     release,
     stride,
 )
-from qdqbridge.relax.kernels.weight_only.product import AMX_ROWS, DIGIT, LINE, NIBBLE, NIBBLES
+from qdqbridge.relax.kernels.weight_only.product import AMX_ROWS, DIGIT, NIBBLE, NIBBLES
 from qdqbridge.relax.kernels.weight_only.tiles import CodesTiles
 
 _DEPTH = 64

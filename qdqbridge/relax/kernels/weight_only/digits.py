@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from qdqbridge.ops.dynamic import LAST_OF_BLOCK, SMALLEST
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.codegen.lanes import (
+    LINE,
     Buffer,
     Prim,
     ask,
@@ -29,7 +30,7 @@ from qdqbridge.relax.kernels.codegen.lanes import (
 from qdqbridge.relax.kernels.codegen.loops import turns
 from qdqbridge.relax.kernels.codegen.script import T
 from qdqbridge.relax.kernels.weight_only.dots import Place
-from qdqbridge.relax.kernels.weight_only.product import DIGIT, LINE, CodesProduct, half_unit
+from qdqbridge.relax.kernels.weight_only.product import DIGIT, CodesProduct, half_unit
 
 _AHEAD = 4
 """Lines of memory that come while the digits of a part of a row are made."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from qdqbridge.relax.kernels.codegen.cpu import Cpu
-from qdqbridge.relax.kernels.codegen.lanes import Prim
+from qdqbridge.relax.kernels.codegen.lanes import LINE, Prim
 from qdqbridge.relax.kernels.operands import Open
 from qdqbridge.relax.kernels.tiles.amx import ROWS
 
@@ -18,8 +18,6 @@ CHUNK = 32
 """Products whose codes are in registers at a time, at most."""
 STREAMS = 4
 """Pairs of blocks that one row meets in turn where memory is asked for."""
-LINE = 64
-"""Bytes of a line of memory."""
 AMX_ROWS = 8 * ROWS
 """Rows of an open number that are worked on at a time with AMX."""
 _ROWS = 132

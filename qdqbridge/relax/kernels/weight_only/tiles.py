@@ -13,6 +13,7 @@ from typing import Any
 
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.codegen.lanes import (
+    LINE,
     Buffer,
     Prim,
     ask,
@@ -32,7 +33,7 @@ from qdqbridge.relax.kernels.codegen.script import T
 from qdqbridge.relax.kernels.epilogues.float_sums import PlainWriter
 from qdqbridge.relax.kernels.weight_only.digits import RowDigits, joined
 from qdqbridge.relax.kernels.weight_only.dots import Digits, Place, dots_of, pieces
-from qdqbridge.relax.kernels.weight_only.product import DIGIT, LINE, CodesProduct
+from qdqbridge.relax.kernels.weight_only.product import DIGIT, CodesProduct
 
 
 @dataclass(frozen=True, slots=True)
