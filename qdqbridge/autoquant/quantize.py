@@ -340,7 +340,7 @@ def _suited(
     unlike = different(samples)
     skipped = untried(repair, target, unlike)
     kept = [step for step in repair if step not in skipped]
-    return with_room(target, unlike), kept, skipped
+    return with_room(target, unlike, len(samples) / max(unlike, 1)), kept, skipped
 
 
 def _in_units(progress: Progress | None, units: int) -> Progress | None:

@@ -34,9 +34,11 @@ class WithRoom(RangeChooser):
 
     Attributes:
         margin: How much further the range reaches.
+        repeats: How many times each sample comes: values that come again say nothing more.
     """
 
     margin: float
+    repeats: float = 1.0
 
     def range(self, stats: TensorStats, format: Format) -> tuple[float, float]:
         """Returns the extremes moved outwards; of few values with both signs the nearer one more.
@@ -46,7 +48,7 @@ class WithRoom(RangeChooser):
         del format
         low, high = stats.minimum, stats.maximum
         if low < 0 < high:
-            nearest = min(1.0, _FEW / max(stats.count, 1)) * stats.magnitude
+            nearest = min(1.0, _FEW * self.repeats / max(stats.count, 1)) * stats.magnitude
             low, high = min(low, -nearest), max(high, nearest)
         return low * self.margin, high * self.margin
 
@@ -82,16 +84,17 @@ def different(samples: Iterable[Sample], most: int = ENOUGH) -> int:
     return len(distinct(samples, most))
 
 
-def with_room(target: Target, count: int) -> Target:
+def with_room(target: Target, count: int, repeats: float = 1.0) -> Target:
     """Returns a target whose ranges reach further than so few samples: twice as far as one does.
 
     Args:
         target: Its choosers are replaced where it lets others be tried.
         count: How many different samples there are.
+        repeats: How many times each of them comes.
     """
     if count >= ENOUGH or not target.candidates or count < 1:
         return target
-    return replace(target, chooser=WithRoom(1 + count**-0.5), candidates=())
+    return replace(target, chooser=WithRoom(1 + count**-0.5, repeats), candidates=())
 
 
 def untried(repair: Sequence[str], target: Target, count: int) -> dict[str, str]:
