@@ -39,7 +39,9 @@ Extents = Annotated[
     ),
 ]
 
-Foreign = Literal["onnxruntime-optimized", "qnn-htp", "qnn-htp-v73", "openvino", "litert"]
+Foreign = Literal[
+    "onnxruntime-optimized", "onnxruntime-avx2", "qnn-htp", "qnn-htp-v73", "openvino", "litert"
+]
 """Engines of vendors: the names of ``qdqbridge.engines.ENGINES``."""
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from types import MappingProxyType
 
+from qdqbridge.engines.processors import start_without_vnni
 from qdqbridge.errors import UnsupportedTargetError
 
 
@@ -25,6 +26,7 @@ class EngineKind:
         fixed: It takes fixed shapes only.
         shows: Intermediate tensors can be asked for.
         untimed: Why there is no time of its nodes; empty where there is one.
+        without_vnni: It runs on x86 with AVX2 and without VNNI, emulated where this one is another.
     """
 
     name: str
@@ -37,12 +39,26 @@ class EngineKind:
     fixed: bool = False
     shows: bool = True
     untimed: str = ""
+    without_vnni: bool = False
+
+    def start(self) -> tuple[str, ...]:
+        """Returns what stands before the command of its process.
+
+        Raises:
+            UnsupportedTargetError: It cannot run on this machine.
+        """
+        return start_without_vnni(self.name) if self.without_vnni else ()
 
 
 _ALL = (
     EngineKind(
         "onnxruntime-optimized", "onnxruntime with its graph optimizations", "onnxruntime",
         "pip install onnxruntime", "onnxruntime_cpu", "ort",
+    ),
+    EngineKind(
+        "onnxruntime-avx2", "onnxruntime on x86 without VNNI", "onnxruntime",
+        "pip install onnxruntime", "onnxruntime_avx2", "ort",
+        untimed="where the processor is emulated, what it takes says nothing", without_vnni=True,
     ),
     EngineKind(
         "qnn-htp", "Hexagon (host build of the NPU's backend)", "onnxruntime_qnn",
@@ -74,7 +90,8 @@ def engine_kind(name: str) -> EngineKind:
     """Returns the engine of that name; its package is there.
 
     Raises:
-        UnsupportedTargetError: There is no such engine, or it is not installed.
+        UnsupportedTargetError: There is no such engine, it is not installed, or it does not run on
+            this machine.
     """
     kind = ENGINES.get(name)
     if kind is None:
@@ -89,4 +106,5 @@ def engine_kind(name: str) -> EngineKind:
             why=f"there is no package '{kind.package}'",
             fix=f"{kind.install}, or make an environment with all engines: scripts/engines_env",
         )
+    kind.start()
     return kind

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -28,6 +28,8 @@ main(*sys.argv[1:])
 """
 _STARTING = 60.0
 """Seconds in which an engine has to be imported, on a busy machine."""
+_EMULATED = 5.0
+"""How many times as long that may take where an emulator translates all of it."""
 _SAID = 2000
 """Bytes of what an engine said last that are worth a look."""
 _ENDING = 5.0
@@ -56,17 +58,23 @@ class EngineProcess:
         label: The engine's name, for messages.
         limits: What it may take.
         install: The pip line that brings the engine.
+        start: What stands before its command: an emulator.
     """
 
     def __init__(
-        self, worker: str, label: str, limits: ProcessLimits, install: str = "pip install"
+        self,
+        worker: str,
+        label: str,
+        limits: ProcessLimits,
+        install: str = "pip install",
+        start: Sequence[str] = (),
     ) -> None:
         self._label, self._limits = label, limits
         ours_in, theirs_out = os.pipe()
         theirs_in, ours_out = os.pipe()
         numbers = [str(theirs_in), str(theirs_out), str(limits.memory)]
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _SERVE, worker, *numbers],
+            [*start, sys.executable, "-c", _SERVE, worker, *numbers],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -81,8 +89,9 @@ class EngineProcess:
         assert self._process.stdout is not None
         self._said = _LastWords(self._process.stdout)
         self._end = weakref.finalize(self, _end, self._process, self._answers, self._requests)
+        seconds = _STARTING * (_EMULATED if start else 1)
         try:
-            self.version: str = self.ask("be imported", "version", seconds=_STARTING)
+            self.version: str = self.ask("be imported", "version", seconds=seconds)
         except UnsupportedTargetError as error:
             self.close()
             again = install.replace("install", "install --force-reinstall", 1)

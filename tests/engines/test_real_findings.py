@@ -448,10 +448,12 @@ def test_openvino_quantizes_float_activations_by_default_and_not_as_a_judge(
     assert np.abs(ours - meant).max() < 1e-5 * largest  # sums of 256 in another order
     try:
         compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    except RuntimeError as error:  # with AVX2 it has no kernel of what it makes by itself
+    except RuntimeError as error:  # with AVX2 it may have no kernel of what it makes by itself
         assert PAIRS_SATURATE and "inner product" in str(error)
         return
-    assert np.abs(compiled({"x": x})[0] - meant).max() > 1e-3 * largest
+    off = np.abs(compiled({"x": x})[0] - meant).max()
+    # Without VNNI it has no integer kernel for that, and leaves the activations float.
+    assert off < 1e-5 * largest if PAIRS_SATURATE else off > 1e-3 * largest
 
 
 def test_a_dynamically_quantized_model_runs_in_integers_with_examples(tmp_path: Path) -> None:
