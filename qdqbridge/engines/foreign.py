@@ -155,9 +155,7 @@ class ForeignEngine:
 
     def _started(self) -> EngineProcess:
         kind = self.kind
-        return EngineProcess(
-            kind.worker, kind.label, self._limits, kind.install, kind.start()
-        )
+        return EngineProcess(kind.worker, kind.label, self._limits, kind.install, kind.start())
 
     def _ordered(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Returns the arrays in the model's order: some engines name inputs otherwise."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ import pytest
 
 import qdqbridge
 from qdqbridge.cli.failures import run
+from qdqbridge.engines import processors
 from qdqbridge.engines.process import EngineProcess, ProcessLimits
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
+from qdqbridge.onnx_io.runtime.byte_products import saturates
 from qdqbridge.quantizing import quantization
 
 ROOT = Path(__file__).parents[2]
@@ -472,6 +475,41 @@ def test_an_engine_of_tflite_files_refuses_others() -> None:
 
     with pytest.raises(UnsupportedTargetError, match=r"reads \.tflite files only"):
         open_engine("litert", CNN, qdqbridge.load(CNN))
+
+
+# ---- onnxruntime on x86 without VNNI ---------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    not (saturates() or which(processors.QEMU)), reason="needs qemu-user, or x86 without VNNI"
+)
+def test_it_runs_on_the_processor_that_it_names(fitting: Path) -> None:
+    feed = {"input": np.load(MODELS / "digits_test.npz")["x"][:1]}
+    lost = np.abs(_logits("onnxruntime-avx2", CNN, feed) - _logits("interpreter", CNN, feed)).max()
+    assert lost > 0.5  # logits of some 10
+    np.testing.assert_array_equal(
+        _logits("onnxruntime-avx2", fitting, feed), _logits("interpreter", fitting, feed)
+    )
+
+
+def _logits(engine: str, model: Path, feed: dict[str, Any]) -> np.ndarray:
+    if engine == "interpreter":
+        return qdqbridge.evaluate(qdqbridge.load(model), feed)["logits"]
+    with qdqbridge.open_engine(engine, model) as judge:
+        brand = judge.version.partition(" on ")[2]
+        assert brand == processors.processor().brand if saturates() else "Haswell" in brand
+        return judge.run(feed, ["logits"])["logits"]
+
+
+def test_where_it_cannot_run_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processors, "saturates", lambda: False)
+    monkeypatch.setattr(processors, "which", lambda name: None)
+    with pytest.raises(UnsupportedTargetError, match="needs qemu-x86_64") as caught:
+        qdqbridge.open_engine("onnxruntime-avx2", CNN)
+    assert "apt install qemu-user" in caught.value.fix
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    with pytest.raises(UnsupportedTargetError, match="does not run here"):
+        qdqbridge.open_engine("onnxruntime-avx2", CNN)
 
 
 # ---- the command line ------------------------------------------------------------------------
