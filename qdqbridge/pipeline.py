@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from qdqbridge.arguments import need_graph, need_side, path_of, renamed
-from qdqbridge.errors import InputDataError, OutputExistsError
+from qdqbridge.errors import InputDataError
 from qdqbridge.graph.graph import Graph, Note
 from qdqbridge.options import ReadingOptions
 from qdqbridge.sources import is_onnx, is_tflite, read_file
@@ -234,14 +234,9 @@ def save(
         return
     from qdqbridge.onnx_io.writer import write
 
-    try:
-        write(
-            graph, path_of(path), profile=profile, recenter=recenter, overwrite=overwrite,
-            opset=opset,
-        )  # fmt: skip
-    except OutputExistsError as error:
-        fix = "choose another name, or overwrite=True (on the command line --force)"
-        raise OutputExistsError(error.what, where=error.where, why=error.why, fix=fix) from error
+    write(
+        graph, path_of(path), profile=profile, recenter=recenter, overwrite=overwrite, opset=opset,
+    )  # fmt: skip
 
 
 def save_tflite(
@@ -270,11 +265,7 @@ def save_tflite(
     need_graph(graph, "save")
     from qdqbridge.tflite_io.writer import write
 
-    try:
-        return write(graph, path_of(path), layout=layout, npu=npu, overwrite=overwrite)
-    except OutputExistsError as error:
-        fix = "choose another name, or overwrite=True (on the command line --force)"
-        raise OutputExistsError(error.what, where=error.where, why=error.why, fix=fix) from error
+    return write(graph, path_of(path), layout=layout, npu=npu, overwrite=overwrite)
 
 
 def fixed_ranges(graph: Graph, data: Mapping[str, NDArray[Any]]) -> FixedRanges:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,10 +86,16 @@ def _last_line(error: Exception) -> str:
     return lines[-1][:300] if lines else type(error).__name__
 
 
+_TURN = threading.RLock()
+
+
 @contextmanager
 def without_lines(noise: bytes) -> Generator[None, None, None]:
-    """Holds back what is written to file descriptor 2, and leaves out the lines with ``noise``."""
-    with tempfile.TemporaryFile() as held:
+    """Holds back what is written to file descriptor 2, and leaves out the lines with ``noise``.
+
+    The process has one such descriptor: one thread after another turns it aside.
+    """
+    with _TURN, tempfile.TemporaryFile() as held:
         stderr = os.dup(2)
         os.dup2(held.fileno(), 2)
         try:

@@ -77,7 +77,7 @@ def test_nothing_is_left_of_a_failure(
 
 
 def test_missing_folder(graph: Graph, tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="cannot write the model file"):
+    with pytest.raises(ModelFileError, match="cannot write the file"):
         write(graph, tmp_path / "missing" / "model.onnx")
 
 

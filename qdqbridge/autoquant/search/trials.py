@@ -17,6 +17,7 @@ from qdqbridge.autoquant.search.sensitivity_variants import Layer, LayerChange
 from qdqbridge.autoquant.simulation.metrics import Metrics
 from qdqbridge.engines import NodeTime
 from qdqbridge.errors import InputDataError
+from qdqbridge.graph.atomic_write import write_text
 
 _PARTS = ("trials", "times")
 
@@ -82,10 +83,7 @@ class Trials:
     def _write(self) -> None:
         if self.path is None:
             return
-        text = json.dumps({"of": self.key, **self._found}, indent=1)
-        partial = self.path.with_name(self.path.name + ".partial")
-        partial.write_text(text, "utf-8")
-        partial.replace(self.path)
+        write_text(self.path, json.dumps({"of": self.key, **self._found}, indent=1))
 
 
 def name_of(changes: Mapping[Layer, LayerChange]) -> str:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 from onnx import ModelProto, TensorProto
 
-from qdqbridge.errors import ModelFileError, OutputExistsError
+from qdqbridge.errors import ModelFileError
+from qdqbridge.graph.atomic_write import placed_together
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.tensors import (
@@ -47,65 +45,21 @@ def write_files(
         OutputExistsError: A file is there and must not be replaced.
         ModelFileError: The operating system refuses.
     """
-    if path.is_dir():
-        raise ModelFileError(
-            "cannot write the model file",
-            where=str(path),
-            why="it is a folder",
-            fix="name a file in it",
-        )
+    data = path.parent / f"{path.name}.data"
     large = sum(map(nbytes, constants.values())) > EXTERNAL_ABOVE
-    data = path.with_name(path.name + ".data")
-    for file in (path, data) if large else (path,):
-        if file.exists() and not overwrite:
-            raise OutputExistsError(
-                "the file is there already", where=str(file), fix="choose another name or --force"
-            )
-    try:
-        if "\0" in str(path):
-            raise OSError(errno.EINVAL, "its name holds a NUL")
-        if not large:
-            _replace({path: lambda stream: _write_model(stream, model, constants, {})})
-            return
-        offsets: dict[str, int] = {}
-        _replace(
-            {
-                data: lambda stream: _write_data(stream, constants, offsets),
-                path: lambda stream: _write_model(
-                    stream, model, constants, _external(constants, offsets, data.name)
-                ),
-            }
-        )
-    except OSError as error:
-        raise ModelFileError(
-            "cannot write the model file",
-            where=str(path),
-            why=error.strerror or str(error),
-            fix="check the folder, its permissions and the free space",
-        ) from error
+    paths = [data, path] if large else [path]
+    with placed_together(paths, ModelFileError, overwrite=overwrite) as scratch:
+        external: dict[str, TensorProto] = {}
+        if large:
+            with scratch[0].open("wb") as stream:
+                external = _external(constants, _write_data(stream, constants), data.name)
+        with scratch[-1].open("wb") as stream:
+            _write_model(stream, model, constants, external)
 
 
 def nbytes(constant: Constant) -> int:
     """Returns the bytes that a constant takes in a file (0 for strings, which are few)."""
     return packed_nbytes(constant.dtype, constant.size)
-
-
-def _replace(writers: Mapping[Path, Callable[[BinaryIO], None]]) -> None:
-    """Writes every file under a temporary name, then moves all to their places."""
-    temporary = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in writers}
-    for path in writers:
-        if path.exists() and not path.is_file():
-            raise IsADirectoryError(errno.EISDIR, "it is a folder or a device")
-    try:
-        for path, write in writers.items():
-            with temporary[path].open("wb") as stream:
-                write(stream)
-        for path, source in temporary.items():
-            os.replace(source, path)
-    finally:
-        for source in temporary.values():
-            with suppress(OSError):
-                source.unlink()
 
 
 def _write_model(
@@ -157,14 +111,15 @@ def _is_external(constant: Constant) -> bool:
     return constant.dtype is not DType.STRING and nbytes(constant) >= _INLINE
 
 
-def _write_data(
-    stream: BinaryIO, constants: Mapping[str, Constant], offsets: dict[str, int]
-) -> None:
+def _write_data(stream: BinaryIO, constants: Mapping[str, Constant]) -> dict[str, int]:
+    """Writes what does not lie in the model; returns where it begins, by name."""
+    offsets: dict[str, int] = {}
     for name, constant in constants.items():
         if _is_external(constant):
             stream.write(bytes(-stream.tell() % _ALIGNMENT))
             offsets[name] = stream.tell()
             stream.write(raw_bytes(constant))
+    return offsets
 
 
 def _external(

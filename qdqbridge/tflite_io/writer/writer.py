@@ -12,7 +12,7 @@ import numpy as np
 from qdqbridge.canonical import canonicalize
 from qdqbridge.canonical.driver import run
 from qdqbridge.canonical.rule import Rule
-from qdqbridge.errors import OutputExistsError, UnsupportedTargetError
+from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.atomic_write import placed
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.copying import copied
@@ -95,11 +95,7 @@ def write(
     """
     made = converted(graph, layout=layout, npu=npu)
     data = made.model.tobytes()
-    if path.exists() and not overwrite:
-        raise OutputExistsError(
-            "the file exists", where=str(path), why="nobody asked to replace it"
-        )
-    with placed(path) as scratch:
+    with placed(path, overwrite=overwrite) as scratch:
         scratch.write_bytes(data)
     return made
 
