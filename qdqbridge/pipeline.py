@@ -116,6 +116,7 @@ def parse(text: str, weights: Mapping[str, NDArray[Any]] | None = None) -> Graph
         InputDataError: Long constants are missing or do not match, or ``text`` is not a string.
         GraphError: The text claims to be canonical and is not.
     """
+    from qdqbridge.onnx_io.foreign.operators import OPAQUE_NODES
     from qdqbridge.text.parser import parse_text
 
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -124,7 +125,7 @@ def parse(text: str, weights: Mapping[str, NDArray[Any]] | None = None) -> Graph
             why=f"it is given {type(text).__name__}",
             fix="read the file first",
         )
-    return parse_text(text, weights)
+    return parse_text(text, weights, opaque=OPAQUE_NODES)
 
 
 def explain(graph: Graph) -> list[Note]:

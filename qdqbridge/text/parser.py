@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
@@ -25,12 +26,35 @@ from qdqbridge.text.types import Types
 _HEADER = re.compile(r"(?:\s+|//[^\n]*)*([^\n]*)")
 
 
-def parse_text(text: str, weights: Mapping[str, NDArray[Any]] | None = None) -> Graph:
+@dataclass(frozen=True, slots=True)
+class OpaqueNodes:
+    """How nodes without a row are read; the format that such a node comes from knows.
+
+    Attributes:
+        attributes: The record that a node carries.
+        operator: Returns the operator of a record.
+        record_problem: Says how a record contradicts itself; empty where it does not.
+        interface_problem: Says how a node has other operands or results than its record says.
+    """
+
+    attributes: type[Attributes]
+    operator: Callable[[Any], Operator]
+    record_problem: Callable[[Any], str]
+    interface_problem: Callable[[Node], str]
+
+
+def parse_text(
+    text: str,
+    weights: Mapping[str, NDArray[Any]] | None = None,
+    *,
+    opaque: OpaqueNodes | None = None,
+) -> Graph:
     """Returns the graph of a text, verified.
 
     Args:
         text: What :meth:`~qdqbridge.graph.graph.Graph.text` wrote, or somebody by hand.
         weights: Long constants by hash.
+        opaque: How nodes without a row are read; by default they are refused.
 
     Raises:
         ModelFileError: The text cannot be read; ``where`` is line and column.
@@ -48,15 +72,17 @@ def parse_text(text: str, weights: Mapping[str, NDArray[Any]] | None = None) -> 
             why=f"it begins with '{header[:40]}', not with '{VERSION}' or '{RAW_VERSION}'",
             fix="write it again with graph.text(weights='inline') of this version",
         )
-    graph = _TextParser(Lexer(text, found.end()), weights or {}).graph()
+    graph = _TextParser(Lexer(text, found.end()), weights or {}, opaque).graph()
     graph.canonical = header == VERSION
     verify(graph, "text")
     return name_values(graph)
 
 
 class _TextParser:
-    def __init__(self, lexer: Lexer, weights: Mapping[str, NDArray[Any]]) -> None:
-        self.lexer = lexer
+    def __init__(
+        self, lexer: Lexer, weights: Mapping[str, NDArray[Any]], opaque: OpaqueNodes | None
+    ) -> None:
+        self.lexer, self.opaque = lexer, opaque
         self.types = Types(lexer, weights)
         self.values: dict[str, Value] = {}
         self.read = Graph([], [], [], [])
@@ -157,16 +183,13 @@ class _TextParser:
         op = SIMULATE if name == SIMULATE.name else BY_NAME.get(name)
         if op is not None:
             return op, read_attributes(self.types, op.attributes)
-        if not self.lexer.at("{"):
+        if self.opaque is None or not self.lexer.at("{"):
             self.lexer.refuse("there is no such operator", f"it is {token}", token)
-        from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs, record_problem
-        from qdqbridge.onnx_io.foreign.operators import foreign_operator
-
-        attributes = read_attributes(self.types, ForeignAttrs)
-        problem = record_problem(attributes)
+        attributes = read_attributes(self.types, self.opaque.attributes)
+        problem = self.opaque.record_problem(attributes)
         if problem:
             self.lexer.refuse("the carried node contradicts itself", problem, token)
-        op = foreign_operator(attributes.domain, attributes.op_type)
+        op = self.opaque.operator(attributes)
         if op.name != name:
             why = f"its attributes are those of {op.name}"
             self.lexer.refuse("the carried node contradicts itself", why, token)
@@ -197,9 +220,8 @@ class _TextParser:
             if any(v and isinstance(v.type, NestedType) for v in (*node.inputs, *node.outputs)):
                 yield "it takes and gives tensors only"
         else:
-            from qdqbridge.onnx_io.foreign.nodes import interface_problem
-
-            problem = interface_problem(node)
+            assert self.opaque is not None  # it gave the operator
+            problem = self.opaque.interface_problem(node)
             if problem:
                 yield problem
         try:

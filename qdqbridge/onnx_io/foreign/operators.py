@@ -39,6 +39,8 @@ from qdqbridge.onnx_io.foreign.nodes import (
     ForeignAttrs,
     foreign_attributes,
     foreign_node_proto,
+    interface_problem,
+    record_problem,
 )
 from qdqbridge.onnx_io.foreign.steps import foreign_steps
 from qdqbridge.onnx_io.inference.node_types import nested_proto
@@ -53,6 +55,7 @@ from qdqbridge.onnx_io.runtime.byte_products import (
 from qdqbridge.onnx_io.runtime.half_products import keep_half_products, rounds_activations
 from qdqbridge.onnx_io.runtime.ort_values import run
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
+from qdqbridge.text.parser import OpaqueNodes
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +135,15 @@ def foreign_operator(domain: str, op_type: str) -> Operator:
         "quantize, which its integer kernels run; where it has no kernel, what ONNX's own "
         "reference computes.",
     )
+
+
+OPAQUE_NODES = OpaqueNodes(
+    ForeignAttrs,
+    lambda attributes: foreign_operator(attributes.domain, attributes.op_type),
+    record_problem,
+    interface_problem,
+)
+"""How the text form's nodes without a row are read: they carry a node of an ONNX file."""
 
 
 def _compute(attributes: ForeignAttrs, operands: Operands) -> tuple[Any, ...]:
