@@ -233,9 +233,9 @@ def save(
     if is_tflite(path_of(path)):
         save_tflite(graph, path, overwrite=overwrite)
         return
-    from qdqbridge.onnx_io.writer import write
+    from qdqbridge.onnx_io.profiles.export import export
 
-    write(
+    export(
         graph, path_of(path), profile=profile, recenter=recenter, overwrite=overwrite, opset=opset,
     )  # fmt: skip
 

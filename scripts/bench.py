@@ -256,13 +256,13 @@ def _byoc_row(file: Path, calls: int) -> dict[str, Any]:
 
     import qdqbridge as qb
     from qdqbridge.byoc import onnxruntime_backend as backend
-    from qdqbridge.onnx_io.writer import to_proto
+    from qdqbridge.onnx_io.profiles.export import exported_proto
 
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
     session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     graph = qb.load(file)
-    data = to_proto(graph).SerializeToString()
+    data = exported_proto(graph).SerializeToString()
     exported = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     executable, coverage = backend.compile(graph, threads=1)
     batches = list(_feeds(file, graph))

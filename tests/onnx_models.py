@@ -15,8 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqbridge.canonical import canonicalize
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import evaluate
+from qdqbridge.onnx_io.profiles.export import exported_proto
 from qdqbridge.onnx_io.reading.reader import read
-from qdqbridge.onnx_io.writer import to_proto
 
 Array = np.ndarray[Any, Any]
 FLOAT = TensorProto.FLOAT
@@ -184,4 +184,4 @@ def check_carried(model: onnx.ModelProto, says: str) -> None:
     graph = canonical(model)
     notes = [note for note in graph.notes if note.rule == "carried-operator"]
     assert any(re.search(says, note.reason) for note in notes), notes
-    assert canonical(to_proto(graph)).digest == graph.digest
+    assert canonical(exported_proto(graph)).digest == graph.digest

@@ -26,6 +26,7 @@ from qdqbridge.autoquant.search.tuning import spread
 from qdqbridge.errors import QdqBridgeError, UnsupportedModelError
 from qdqbridge.graph.graph import Graph, Node
 from qdqbridge.onnx_io.control_flow.bodies import Body, with_bodies
+from qdqbridge.onnx_io.profiles.export import exported_proto
 
 STEP = "bodies"
 """The name of this step in records."""
@@ -181,7 +182,11 @@ def with_these(
         bodies = tried
         changed = {b.body: b.made.graph for b in bodies if b.made is not None}
         try:
-            attributes, operands = with_bodies(node, changed, profile) if changed else (None, ())
+            attributes, operands = (
+                with_bodies(node, changed, lambda body, opset: exported_proto(body, profile, opset))
+                if changed
+                else (None, ())
+            )
         except QdqBridgeError as error:
             bodies = [QuantizedBody(b.body, None, error.what) for b in bodies]
             attributes, operands = None, ()

@@ -36,8 +36,8 @@ from qdqbridge.byoc.tables.floats import FLOATS
 from qdqbridge.canonical import canonicalize
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
+from qdqbridge.onnx_io.profiles.export import exported_proto
 from qdqbridge.onnx_io.runtime.byte_products import keep_fused_products
-from qdqbridge.onnx_io.writer import to_proto
 from qdqbridge.relax.building import compiled
 from qdqbridge.relax.emit import emit
 from qdqbridge.relax.executable import Executable
@@ -106,7 +106,7 @@ def offload(module: ir.IRModule, *, threads: int = 0) -> ir.IRModule:
 def _exported(region: relax.Function) -> bytes:
     graph = read_function(region, where=f"region '{region.attrs['global_symbol']}'")
     canonicalize(graph)
-    return to_proto(graph, profile="ort").SerializeToString()
+    return exported_proto(graph).SerializeToString()
 
 
 @tvm_ffi.register_global_func(f"relax.ext.{NAME}", override=True)

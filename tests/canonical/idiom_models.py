@@ -12,8 +12,8 @@ import onnx
 from qdqbridge.canonical import canonicalize
 from qdqbridge.graph.graph import Graph, Node
 from qdqbridge.graph.verify import verify
+from qdqbridge.onnx_io.profiles.export import export
 from qdqbridge.onnx_io.reading.reader import read
-from qdqbridge.onnx_io.writer import write
 from tests.canonical.at_work import data_for
 from tests.onnx_models import Array, Builder, ints, load, run
 
@@ -41,7 +41,7 @@ def settled(model: onnx.ModelProto) -> Graph:
 def _written_and_read_again(g: Graph) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "again.onnx"
-        write(g, path)
+        export(g, path)
         assert canonicalize(read(path, canonicalize)).digest == g.digest
 
 

@@ -14,8 +14,8 @@ from qdqbridge.cli.failures import run as command
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.graph.verify import verify
+from qdqbridge.onnx_io.profiles.export import export
 from qdqbridge.onnx_io.reading.reader import read
-from qdqbridge.onnx_io.writer import write
 from qdqbridge.options import ReadingOptions
 from qdqbridge.pipeline import load as load_file
 from qdqbridge.sources import inspect_model
@@ -65,9 +65,9 @@ def folded(model: onnx.ModelProto) -> Graph:
 
 
 def written(g: Graph) -> bytes:
-    from qdqbridge.onnx_io.writer import to_proto
+    from qdqbridge.onnx_io.profiles.export import exported_proto
 
-    return to_proto(g).SerializeToString()
+    return exported_proto(g).SerializeToString()
 
 
 def agree(model: onnx.ModelProto, g: Graph) -> None:
@@ -165,7 +165,7 @@ def test_the_option_reaches_the_flow(tmp_path: Path, capsys: pytest.CaptureFixtu
     told = " ".join(capsys.readouterr().out.split())
     assert "fold-affine" in told
     out = tmp_path / "folded.onnx"
-    write(load_file(path, fold_affine=True), out)
+    export(load_file(path, fold_affine=True), out)
     assert canonicalize(read(out, canonicalize)).digest == want
 
 

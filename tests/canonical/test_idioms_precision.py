@@ -16,8 +16,8 @@ from qdqbridge.canonical import canonicalize
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.verify import verify
+from qdqbridge.onnx_io.profiles.export import export
 from qdqbridge.onnx_io.reading.reader import read
-from qdqbridge.onnx_io.writer import write
 from qdqbridge.pipeline import session
 from tests.canonical.idiom_models import X, node_of, notes_of, settled
 from tests.onnx_models import Builder, ints, load, ops
@@ -53,7 +53,7 @@ def half_scales(*, opset: int = 21) -> onnx.ModelProto:
 
 
 def read_back(g: Graph, path: Path) -> None:
-    write(g, path)
+    export(g, path)
     again = canonicalize(read(path, canonicalize))
     assert again.digest == g.digest
     assert [n.origin.computed for n in again.nodes] == [n.origin.computed for n in g.nodes]

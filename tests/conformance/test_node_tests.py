@@ -10,7 +10,7 @@ import pytest
 
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import evaluate
-from qdqbridge.onnx_io.writer import write
+from qdqbridge.onnx_io.profiles.export import export
 from qdqbridge.pipeline import load
 from tests.conformance.node_tests import NodeTest, node_tests
 from tests.onnx_models import canonical
@@ -37,7 +37,7 @@ def test_the_installed_onnx_makes_the_tests_that_were_counted() -> None:
 def test_interpreter_and_written_file(as_inputs: bool, part: int, tmp_path: Path) -> None:
     for case, graph in cases(as_inputs, part):
         case.check(evaluate(graph, case.inputs)[0])
-        write(graph, tmp_path / f"{case.name}.onnx")
+        export(graph, tmp_path / f"{case.name}.onnx")
         again = load(tmp_path / f"{case.name}.onnx")
         assert again.digest == graph.digest, case.name
         case.check(evaluate(again, case.inputs)[0])

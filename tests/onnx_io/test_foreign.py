@@ -26,10 +26,10 @@ from qdqbridge.graph.printer import attributes_text
 from qdqbridge.graph.types import TensorType
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs, foreign_attributes, foreign_node_proto
 from qdqbridge.onnx_io.foreign.operators import foreign_node, foreign_operator
+from qdqbridge.onnx_io.profiles.export import export
 from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.onnx_io.reading.structure import captured_names
 from qdqbridge.onnx_io.runtime.session import OnnxRuntimeSession
-from qdqbridge.onnx_io.writer import write
 from tests.onnx_io.lowering_cases import ort_run
 from tests.onnx_models import Array, Builder, canonical, load, run
 
@@ -201,7 +201,7 @@ def test_a_loop_of_no_steps_stacks_what_is_declared(tmp_path: Path) -> None:
     model = b.model()
     graph = canonical(model)
     path = tmp_path / "saved.onnx"
-    write(graph, path)
+    export(graph, path)
     for count in (0, 2):
         feeds = {"steps": np.array(count), "x": np.ones((2, 3), np.float32)}
         found = run(graph, feeds)
@@ -245,7 +245,7 @@ def test_a_loop_may_leave_out_results(named: list[str], tmp_path: Path) -> None:
     graph = canonical(b.model())  # onnxruntime 1.32 ends the process on both models
     wanted = [[4, 8]] if named[0] else [[2, 4], [4, 8]]
     assert run(graph, {"x": f32(1, 2)})[0].reshape(-1, 2).tolist() == wanted
-    write(graph, tmp_path / "saved.onnx")
+    export(graph, tmp_path / "saved.onnx")
     (loop, _) = onnx.load(tmp_path / "saved.onnx").graph.node
     assert [bool(name) for name in loop.output] == [bool(name) for name in named]
     assert canonical(onnx.load(tmp_path / "saved.onnx")).digest == graph.digest
@@ -277,7 +277,7 @@ def test_a_sequence_leaves_a_graph(tmp_path: Path) -> None:
     x = np.arange(24, dtype=np.float32).reshape(4, 6)
     rows = evaluate(g, {"x": x})[0][g.output_names[0]]
     assert isinstance(rows, list) and [row.tolist() for row in rows] == x[:, None].tolist()
-    write(g, tmp_path / "sequence.onnx")
+    export(g, tmp_path / "sequence.onnx")
     onnx.checker.check_model(str(tmp_path / "sequence.onnx"))
     (found,) = OnnxRuntimeSession(tmp_path / "sequence.onnx").run({"x": x}, g.output_names).values()
     assert [row.tolist() for row in found] == x[:, None].tolist()
@@ -507,7 +507,7 @@ def test_stored_integers_of_operators_without_a_row(operator: str, tmp_path: Pat
         output.type.tensor_type.ClearField("shape")
     inputs = {"x": np.random.default_rng(0).normal(size=(1, 4, 6, 6)).astype(np.float32)}
     graph, theirs = canonical(model), ort_run(model, inputs)
-    write(graph, tmp_path / "saved.onnx")
+    export(graph, tmp_path / "saved.onnx")
     saved = ort_run(onnx.load(tmp_path / "saved.onnx"), inputs)
     for ours, again, wanted in zip(run(graph, inputs), saved, theirs, strict=True):
         np.testing.assert_array_equal(ours, wanted)

@@ -16,9 +16,9 @@ from qdqbridge.graph.diff import diff
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.onnx_io.profiles import Effect, check
+from qdqbridge.onnx_io.profiles.export import export, exported_proto
 from qdqbridge.onnx_io.profiles.recentering import recentered
 from qdqbridge.onnx_io.reading.reader import read
-from qdqbridge.onnx_io.writer import to_proto, write
 from qdqbridge.pipeline import export_costs
 from tests.onnx_io.test_profiles import SYMMETRIC, conv, with_bias
 from tests.onnx_io.writer_models import (
@@ -54,7 +54,7 @@ def built(build: Callable[[Net], str], folder: Path, opset: int = 17) -> Graph:
 
 def written(graph: Graph, profile: str, folder: Path) -> Path:
     path = folder / f"{profile}.onnx"
-    write(graph, path, profile=profile)
+    export(graph, path, profile=profile)
     return path
 
 
@@ -240,7 +240,7 @@ def test_recentering_computes_the_same(build: Callable[[Net], str], tmp_path: Pa
 @pytest.mark.parametrize("name", sorted(p.name for p in MODELS.glob("*s8s8*.onnx")))
 def test_int8_activations_are_written_as_uint8(name: str, tmp_path: Path) -> None:
     graph, path = canonicalize(read(MODELS / name)), tmp_path / "unsigned.onnx"
-    write(graph, path, recenter=True)
+    export(graph, path, recenter=True)
     again = canonicalize(read(path))
     kept = [v for v in again.values() if v.constant is None and str(v.type.dtype) == "int8"]
     assert not kept
@@ -252,7 +252,7 @@ def test_int8_activations_are_written_as_uint8(name: str, tmp_path: Path) -> Non
 def test_what_demands_int8_is_not_recentered(tmp_path: Path) -> None:
     graph = canonicalize(read(source("quantized_output", tmp_path)))
     with pytest.raises(UnsupportedTargetError, match="uint8"):
-        write(graph, tmp_path / "out.onnx", profile="tensorrt", recenter=True)
+        export(graph, tmp_path / "out.onnx", profile="tensorrt", recenter=True)
     assert not (tmp_path / "out.onnx").exists()
 
 
@@ -277,7 +277,7 @@ def test_int32_biases_become_float(tmp_path: Path) -> None:
 def test_everything_that_tensorrt_refuses_is_listed(tmp_path: Path) -> None:
     graph = canonicalize(read(MODELS / "digits_cnn_u8s8_per_channel.onnx"))
     with pytest.raises(UnsupportedTargetError, match="TensorRT cannot take") as caught:
-        write(graph, tmp_path / "no.onnx", profile="tensorrt")
+        export(graph, tmp_path / "no.onnx", profile="tensorrt")
     assert not (tmp_path / "no.onnx").exists()
     lines = caught.value.why.splitlines()
     stored = [v for v in graph.values() if v.quant is not None and str(v.quant.dtype) == "uint8"]
@@ -461,7 +461,7 @@ def test_a_graph_is_checked_as_it_would_be_written(tmp_path: Path) -> None:
     graph = built(lambda n: with_bias(n, 1.0), tmp_path)
     assert {f.rule for f in check(tmp_path / "built.onnx", "qoperator")} == {"qlinear-form"}
     assert check(graph, "qoperator") == []
-    assert to_proto(graph, "qoperator").graph.node[1].op_type == "QLinearConv"
+    assert exported_proto(graph, "qoperator").graph.node[1].op_type == "QLinearConv"
 
 
 def test_what_onnxruntime_makes_of_a_portable_file_is_told(tmp_path: Path) -> None:

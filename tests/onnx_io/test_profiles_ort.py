@@ -16,9 +16,9 @@ import qdqbridge as qb
 from qdqbridge.canonical import canonicalize
 from qdqbridge.onnx_io.profiles import Effect, check
 from qdqbridge.onnx_io.profiles.checker import view_of
+from qdqbridge.onnx_io.profiles.export import export
 from qdqbridge.onnx_io.profiles.islands import bare, islands
 from qdqbridge.onnx_io.reading.reader import read
-from qdqbridge.onnx_io.writer import write
 from tests.onnx_io import test_profiles
 from tests.onnx_io.test_profiles import BROKEN, KEPT, SYMMETRIC
 from tests.onnx_io.writer_models import CNN, IMAGES, MATRICES, S8, U8, Net, X, Y, network
@@ -85,7 +85,7 @@ def test_networks(name: str, tmp_path: Path) -> None:
 def test_written_networks(name: str, opset: int, tmp_path: Path) -> None:
     source, path = tmp_path / "source.onnx", tmp_path / "written.onnx"
     onnx.save(network(name, opset), source)
-    write(canonicalize(read(source)), path)
+    export(canonicalize(read(source)), path)
     assert_agrees(path)
 
 
@@ -94,19 +94,19 @@ def test_own_models(name: str, tmp_path: Path) -> None:
     source, path = tmp_path / "source.onnx", tmp_path / "written.onnx"
     source.write_bytes((MODELS / name).read_bytes())
     assert_agrees(source)
-    write(canonicalize(read(source)), path)
+    export(canonicalize(read(source)), path)
     assert_agrees(path)
 
 
 def test_what_is_quantized_throughout_runs_on_integers(tmp_path: Path) -> None:
     path = tmp_path / "written.onnx"
-    write(canonicalize(read(MODELS / "digits_cnn_u8s8_per_channel.onnx")), path)
+    export(canonicalize(read(MODELS / "digits_cnn_u8s8_per_channel.onnx")), path)
     assert assert_agrees(path)
 
 
 def test_only_operators_without_a_kernel_stay_float(tmp_path: Path) -> None:
     path = tmp_path / "written.onnx"
-    write(canonicalize(read(MODELS / "digits_attention_u8s8_per_channel.onnx")), path)
+    export(canonicalize(read(MODELS / "digits_attention_u8s8_per_channel.onnx")), path)
     found = check(path)
     assert {finding.effect.value for finding in found} == {"no kernel"}
     model = optimized(path)
@@ -263,7 +263,7 @@ def test_the_writer_falls_back_to_an_opset_that_loads(tmp_path: Path) -> None:
     onnx.save(int8_matmul_add(21), source)
     graph = canonicalize(read(source))
     digest = graph.digest
-    write(graph, path)
+    export(graph, path)
     assert onnx.load(path).opset_import[0].version == 20
     assert canonicalize(read(path)).digest == digest
     assert_agrees(path)
@@ -271,7 +271,7 @@ def test_the_writer_falls_back_to_an_opset_that_loads(tmp_path: Path) -> None:
 
 def test_the_writer_leaves_dilations_out(tmp_path: Path) -> None:
     path = tmp_path / "written.onnx"
-    write(canonicalize(read(saved(pool, tmp_path, 19))), path)
+    export(canonicalize(read(saved(pool, tmp_path, 19))), path)
     assert assert_agrees(path)
 
 
@@ -396,7 +396,7 @@ def test_float8_behind_a_clamp(clamp: str, rule: str | None, opset: int, tmp_pat
         same = np.array_equal(computed(path, x, "ORT_ENABLE_ALL"), plain)
         assert same == (rule is None)
     graph = canonicalize(read(path))
-    write(graph, written)
+    export(graph, written)
     assert not check(written)
     for level in ("ORT_DISABLE_ALL", "ORT_ENABLE_ALL"):
         np.testing.assert_array_equal(computed(written, x, level), plain)

@@ -14,7 +14,7 @@ import pytest
 import qdqbridge as qb
 from qdqbridge.canonical import canonicalize
 from qdqbridge.graph.graph import NO_ORIGIN
-from qdqbridge.onnx_io.writer import to_proto
+from qdqbridge.onnx_io.profiles.export import exported_proto
 from tests.onnx_models import Builder, canonical, load
 
 Make = Callable[[Builder, str], str]
@@ -66,7 +66,7 @@ def test_files_are_written_as_they_were(name: str) -> None:
     shape, make = SPELLINGS[name]
     original = model(make, shape)
     graph = canonical(original)
-    written = to_proto(graph)
+    written = exported_proto(graph)
     assert [n.op_type for n in written.graph.node] == [n.op_type for n in original.graph.node]
     x = numbers(*shape)
     assert computed(written, x).tobytes() == computed(original, x).tobytes()
@@ -88,7 +88,7 @@ def test_other_sources_get_what_fuses(name: str, wanted: list[str]) -> None:
     raw = load(model(make, shape))
     for node in raw.nodes:
         node.origin = NO_ORIGIN
-    written = to_proto(canonicalize(raw))
+    written = exported_proto(canonicalize(raw))
     assert [n.op_type for n in written.graph.node] == wanted
 
 
@@ -100,7 +100,7 @@ def test_quantized_means_of_sequences_are_pools() -> None:
     for node in raw.nodes:
         node.origin = NO_ORIGIN
     graph = canonicalize(raw)
-    written = to_proto(graph)
+    written = exported_proto(graph)
     assert "GlobalAveragePool" in [n.op_type for n in written.graph.node]
     assert canonical(written).digest == graph.digest
 

@@ -11,8 +11,8 @@ import pytest
 from qdqbridge.canonical import canonicalize
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
+from qdqbridge.onnx_io.profiles.export import export, exported_proto
 from qdqbridge.onnx_io.reading.reader import read
-from qdqbridge.onnx_io.writer import to_proto, write
 from qdqbridge.onnx_io.writer.opset import ir_version_of
 from tests.onnx_io.writer_models import IMAGES, MATRICES, network, run, samples
 from tests.onnx_models import Builder
@@ -38,7 +38,7 @@ def assert_same(source: Path, graph: Graph, folder: Path, profile: str) -> Path:
     """Checks validity, digest and bits of the written graph; returns its file."""
     path = folder / f"{profile}.onnx"
     digest = graph.digest
-    write(graph, path, profile=profile)
+    export(graph, path, profile=profile)
     assert graph.digest == digest
     onnx.checker.check_model(str(path), full_check=True)
     assert canonical(path).digest == digest
@@ -68,7 +68,7 @@ def test_opset_of_the_source_is_kept(name: str, opset: int, tmp_path: Path) -> N
 def test_raw_graph(name: str, tmp_path: Path) -> None:
     source = saved(network(name), tmp_path)
     path = tmp_path / "raw.onnx"
-    write(read(source), path)
+    export(read(source), path)
     assert canonical(path).digest == canonical(source).digest
     feeds = samples(onnx.load(source))
     np.testing.assert_array_equal(run(source, feeds)[0], run(path, feeds)[0])
@@ -83,21 +83,21 @@ def test_own_model(name: str, profile: str, tmp_path: Path) -> None:
 def test_proto_is_the_file(tmp_path: Path) -> None:
     graph = canonical(MODELS / "digits_cnn_u8s8_per_channel.onnx")
     path = tmp_path / "model.onnx"
-    write(graph, path)
-    assert onnx.load(path) == to_proto(graph)
+    export(graph, path)
+    assert onnx.load(path) == exported_proto(graph)
 
 
 def test_writing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     files = [tmp_path / "a.onnx", tmp_path / "b.onnx"]
     for file in files:
-        write(canonical(MODELS / "digits_cnn_s8s8_per_tensor.onnx"), file)
+        export(canonical(MODELS / "digits_cnn_s8s8_per_tensor.onnx"), file)
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
 def test_digits_cnn_is_fused(tmp_path: Path) -> None:
     source = MODELS / "digits_cnn_u8s8_per_channel.onnx"
     path, dump = tmp_path / "model.onnx", tmp_path / "optimized.onnx"
-    write(canonical(source), path)
+    export(canonical(source), path)
     run(path, samples(onnx.load(source)), dump)
     kinds = [node.op_type for node in onnx.load(dump).graph.node]
     first = kinds.index("QuantizeLinear")
@@ -112,7 +112,7 @@ def test_digits_cnn_is_fused(tmp_path: Path) -> None:
 def test_products_are_fused(name: str, tmp_path: Path) -> None:
     model = network(name)
     path, dump = tmp_path / "model.onnx", tmp_path / "optimized.onnx"
-    write(canonical(saved(model, tmp_path)), path)
+    export(canonical(saved(model, tmp_path)), path)
     run(path, samples(model), dump)
     kinds = {node.op_type for node in onnx.load(dump).graph.node}
     assert kinds & {"QLinearConv", "QGemm"}
@@ -122,7 +122,7 @@ def test_products_are_fused(name: str, tmp_path: Path) -> None:
 def test_unknown_profile_is_refused() -> None:
     graph = canonical(MODELS / "digits_cnn_float.onnx")
     with pytest.raises(UnsupportedTargetError, match="no export profile 'rot13'"):
-        to_proto(graph, "rot13")
+        exported_proto(graph, "rot13")
 
 
 @pytest.mark.parametrize("profile", ["ort", "portable"])
@@ -137,7 +137,7 @@ def test_a_result_wider_than_its_scale_is_rounded_once(profile: str, tmp_path: P
     source = saved(b.model(), tmp_path)
     graph = canonical(source)
     written = tmp_path / "written.onnx"
-    write(graph, written, profile=profile)
+    export(graph, written, profile=profile)
     assert canonical(written).digest == graph.digest
     feeds = {"x": np.linspace(-1, 30, 100, dtype=np.float32).reshape(2, 50)}
     np.testing.assert_array_equal(run(written, feeds)[0], run(source, feeds)[0])

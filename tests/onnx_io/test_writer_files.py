@@ -14,8 +14,9 @@ from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.types import TensorType
+from qdqbridge.onnx_io.profiles.export import export, exported_proto
 from qdqbridge.onnx_io.reading.reader import read
-from qdqbridge.onnx_io.writer import files, to_proto, write
+from qdqbridge.onnx_io.writer import files
 from qdqbridge.onnx_io.writer.files import write_files
 from qdqbridge.onnx_io.writer.model import model_without_tensors
 from qdqbridge.onnx_io.writer.sheet import NodeRow, Sheet
@@ -32,15 +33,15 @@ def graph() -> Graph:
 def test_external_data(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "EXTERNAL_ABOVE", 1000)
     path = tmp_path / "large.onnx"
-    write(graph, path)
+    export(graph, path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["large.onnx", "large.onnx.data"]
     onnx.checker.check_model(str(path), full_check=True)
     again = canonicalize(read(path))
     assert again.digest == graph.digest
     feeds = samples(onnx.load(SOURCE))
     np.testing.assert_array_equal(run(SOURCE, feeds)[0], run(path, feeds)[0])
-    assert onnx.load(path).graph.node == to_proto(graph).graph.node
-    write(again, path)  # over the data that the graph is mapped from
+    assert onnx.load(path).graph.node == exported_proto(graph).graph.node
+    export(again, path)  # over the data that the graph is mapped from
     assert canonicalize(read(path)).digest == graph.digest
 
 
@@ -48,9 +49,9 @@ def test_no_overwriting(graph: Graph, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(b"mine")
     with pytest.raises(OutputExistsError, match="is there already"):
-        write(graph, path, overwrite=False)
+        export(graph, path, overwrite=False)
     assert path.read_bytes() == b"mine"
-    write(graph, path)
+    export(graph, path)
     assert onnx.load(path).graph.name == graph.name
 
 
@@ -78,12 +79,12 @@ def test_nothing_is_left_of_a_failure(
 
 def test_missing_folder(graph: Graph, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="cannot write the file"):
-        write(graph, tmp_path / "missing" / "model.onnx")
+        export(graph, tmp_path / "missing" / "model.onnx")
 
 
 def test_a_name_that_no_file_can_have(graph: Graph, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="cannot write") as error:
-        write(graph, tmp_path / "a\0b.onnx")
+        export(graph, tmp_path / "a\0b.onnx")
     assert "NUL" in error.value.why and not list(tmp_path.iterdir())
 
 
@@ -91,7 +92,7 @@ def test_a_name_that_no_file_can_have(graph: Graph, tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", [".", "/", ".."])
 def test_a_folder_is_no_name(graph: Graph, path: str, overwrite: bool) -> None:
     with pytest.raises(ModelFileError, match="it is a folder"):
-        write(graph, Path(path), overwrite=overwrite)
+        export(graph, Path(path), overwrite=overwrite)
 
 
 def test_streamed_bytes_are_protobuf(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.graph.quantization import per_tensor
 from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.graph.verify import verify
+from qdqbridge.onnx_io.profiles.export import export, exported_proto
 from qdqbridge.onnx_io.reading.reader import read
-from qdqbridge.onnx_io.writer import to_proto, write
 from qdqbridge.ops.attributes import AxisAttrs
 from qdqbridge.ops.table import BY_NAME
 from tests.onnx_io.writer_models import CNN, Net, run, samples
@@ -35,7 +35,7 @@ def round_trip(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
     source, path = folder / "source.onnx", folder / "written.onnx"
     onnx.save(model, source)
     graph = canonicalize(read(source))
-    write(graph, path)
+    export(graph, path)
     onnx.checker.check_model(str(path), full_check=True)
     assert canonicalize(read(path)).digest == graph.digest
     feeds = samples(model)
@@ -201,7 +201,7 @@ def test_two_results_of_one_name_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["a\x00b", "\x07\n", "ünï/códe::0", "x" * 5000, "y_scale"])
 def test_weird_names(name: str) -> None:
-    model = to_proto(concat((name, f"{name}_float", f"{name}_scale"), origin=name))
+    model = exported_proto(concat((name, f"{name}_float", f"{name}_scale"), origin=name))
     onnx.checker.check_model(model, full_check=True)
     assert [v.name for v in model.graph.input] == [name, f"{name}_float"]
     assert [v.name for v in model.graph.output] == [f"{name}_scale"]
@@ -209,13 +209,13 @@ def test_weird_names(name: str) -> None:
 
 def test_lone_surrogates_inside_are_replaced() -> None:
     graph = concat(("a", "b", "c"), origin="\ud800")
-    onnx.checker.check_model(to_proto(graph), full_check=True)
+    onnx.checker.check_model(exported_proto(graph), full_check=True)
 
 
 @pytest.mark.parametrize("names", [("a", "a", "c"), ("a", "b", "a"), ("", "b", "c")])
 def test_ambiguous_interface_is_refused(names: tuple[str, str, str]) -> None:
     with pytest.raises(UnsupportedTargetError, match="are not unique"):
-        to_proto(concat(names))
+        exported_proto(concat(names))
 
 
 def graph_of(op: str, source: QuantType | TensorType, result: QuantType | TensorType) -> Graph:
@@ -232,7 +232,7 @@ def graph_of(op: str, source: QuantType | TensorType, result: QuantType | Tensor
 )  # fmt: skip
 def test_opset_follows_the_storage_type(dtype: DType, opset: int) -> None:
     result = QuantType(per_tensor(dtype, np.float32(0.5)), (2,))
-    model = to_proto(graph_of("quantize", TensorType(DType.FLOAT32, (2,)), result))
+    model = exported_proto(graph_of("quantize", TensorType(DType.FLOAT32, (2,)), result))
     assert model.opset_import[0].version == opset
     onnx.checker.check_model(model, full_check=True)
 
@@ -240,7 +240,7 @@ def test_opset_follows_the_storage_type(dtype: DType, opset: int) -> None:
 def test_quantizing_to_int32_is_refused() -> None:
     result = QuantType(per_tensor(DType.INT32, np.float32(0.5)), (2,))
     with pytest.raises(UnsupportedTargetError, match="cannot quantize to int32"):
-        to_proto(graph_of("quantize", TensorType(DType.FLOAT32, (2,)), result))
+        exported_proto(graph_of("quantize", TensorType(DType.FLOAT32, (2,)), result))
 
 
 @pytest.mark.parametrize("profile", ["ort", "portable"])
@@ -249,7 +249,7 @@ def test_narrow_range(qmin: int, qmax: int, profile: str, tmp_path: Path) -> Non
     narrow = QuantType(CODES.with_range(qmin, qmax), (512,))
     graph = graph_of("quantize", TensorType(DType.FLOAT32, (512,)), narrow)
     path = tmp_path / "narrow.onnx"
-    write(graph, path, profile=profile)
+    export(graph, path, profile=profile)
     x = np.linspace(-200, 200, 512, dtype=np.float32)
     expected = np.clip(np.rint(x / np.float32(0.5)) + 3, qmin, qmax).astype(np.uint8)
     np.testing.assert_array_equal(run(path, {"x": x})[0], expected)
@@ -265,7 +265,7 @@ def test_one_initializer_for_one_constant() -> None:
         Node(BY_NAME["Add"], NO_ATTRIBUTES, [x, a], [y]),
         Node(BY_NAME["Mul"], NO_ATTRIBUTES, [y, b], [z]),
     ]
-    model = to_proto(Graph([x], [z], ["z"], nodes))
+    model = exported_proto(Graph([x], [z], ["z"], nodes))
     assert [tensor.name for tensor in model.graph.initializer] == ["w"]
 
 
@@ -291,5 +291,5 @@ def test_dense_is_spelled_as_in_the_file(
         for array in (np.eye(4, dtype=np.float32), np.ones(4, np.float32))
     )
     node = Node(BY_NAME["Dense"], NO_ATTRIBUTES, [x, w, b], [y], Origin(("n",), (), variant))
-    model = to_proto(Graph([x], [y], ["y"], [node]))
+    model = exported_proto(Graph([x], [y], ["y"], [node]))
     assert [proto.op_type for proto in model.graph.node] == expected

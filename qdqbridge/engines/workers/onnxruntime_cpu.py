@@ -74,7 +74,7 @@ def _session(file: str, options: Any) -> Any:
 
 def _times(events: Sequence[Mapping[str, Any]], optimized: Path) -> list[TimeRow]:
     """Returns the shortest of each node's events in a profile."""
-    from qdqbridge.onnx_io.runtime.prepared import optimized_view
+    from qdqbridge.onnx_io.profiles.checker import optimized_view
 
     results = {node.name: node.outputs for node in optimized_view(optimized).nodes}
     taken: dict[str, list[float]] = {}
@@ -97,8 +97,8 @@ def _names(node: str, results: Sequence[str]) -> tuple[str, ...]:
 
 
 def _rows(optimized: Path) -> list[Row]:
+    from qdqbridge.onnx_io.profiles.checker import optimized_view
     from qdqbridge.onnx_io.profiles.islands import islands
-    from qdqbridge.onnx_io.runtime.prepared import optimized_view
 
     view = optimized_view(optimized)
     real = set(islands(view))

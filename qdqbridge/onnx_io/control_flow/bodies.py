@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
@@ -42,6 +43,8 @@ a body would be of another opset than it is once a file of a later one has it.""
 PASSES = 4
 """How often a body is read until what it carries has the shapes that it gives."""
 _RESERVED = ("in_", "out_", "capture_", "t_")
+Written: TypeAlias = Callable[[Graph, int], ModelProto]
+"""How a graph is written in an opset."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -297,29 +300,33 @@ def _as_in_file(record: ForeignAttrs) -> NodeProto:
 # ---- back into the node
 
 
+def _for_onnxruntime(graph: Graph, opset: int) -> ModelProto:
+    return to_proto(graph, opset=opset)
+
+
 def with_bodies(
-    node: Node, changed: Mapping[Body, Graph], profile: str = "ort"
+    node: Node, changed: Mapping[Body, Graph], written: Written = _for_onnxruntime
 ) -> tuple[ForeignAttrs, list[Value | None]]:
     """Returns attributes and operands of a node with other bodies.
 
     Args:
         node: The node; it is not changed.
         changed: What its bodies compute now, of the same inputs and outputs.
-        profile: How to write what can be written in several ways.
+        written: Returns the model of a body in an opset.
 
     Raises:
         UnsupportedTargetError: No opset can express them all.
     """
     record = node.record(ForeignAttrs)
     own = len(node.inputs) - len(record.captures)
-    opset, written = _written(record, own, changed, profile)
+    opset, protos = _all_written(record, own, changed, written)
     proto = _as_in_file(record)
     for attribute in proto.attribute:
         for body in bodies(attribute):
-            if attribute.name not in written:
+            if attribute.name not in protos:
                 _move(body, record.version, opset)
-        if attribute.name in written:
-            attribute.g.CopyFrom(written[attribute.name])
+        if attribute.name in protos:
+            attribute.g.CopyFrom(protos[attribute.name])
     operands = dict(zip(record.captures, node.inputs[own:], strict=True))
     captured = [operands[name] for name in captured_names(proto)]
     held = [value for value in captured if value is not None]
@@ -334,8 +341,8 @@ def replace_bodies(node: Node, attributes: ForeignAttrs, operands: Sequence[Valu
     link(node)
 
 
-def _written(
-    record: ForeignAttrs, own: int, changed: Mapping[Body, Graph], profile: str
+def _all_written(
+    record: ForeignAttrs, own: int, changed: Mapping[Body, Graph], written: Written
 ) -> tuple[int, dict[str, GraphProto]]:
     """Returns an opset that all bodies can be written in, and those that are new."""
     kept = {body.attribute for body in changed}
@@ -349,7 +356,7 @@ def _written(
             continue
         try:
             return opset, {
-                body.attribute: _proto(record, own, body, graph, profile, opset)
+                body.attribute: _proto(record, own, body, graph, written, opset)
                 for body, graph in changed.items()
             }
         except UnsupportedTargetError as error:
@@ -360,7 +367,7 @@ def _written(
 
 
 def _proto(
-    record: ForeignAttrs, own: int, body: Body, graph: Graph, profile: str, opset: int
+    record: ForeignAttrs, own: int, body: Body, graph: Graph, written: Written, opset: int
 ) -> GraphProto:
     graph = copied(graph).graph
     for value in {*graph.values(), *graph.inputs}:
@@ -370,7 +377,7 @@ def _proto(
     for value, operand in zip(graph.inputs[body.own :], body.captured, strict=True):
         value.name = record.captures[operand - own]
     graph.output_names = [f"result_{index}" for index in range(len(graph.outputs))]
-    found = to_proto(graph, profile, opset).graph
+    found = written(graph, opset).graph
     del found.input[body.own :]
     return found
 

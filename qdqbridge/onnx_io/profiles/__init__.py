@@ -18,49 +18,48 @@ from qdqbridge.onnx_io.profiles.hexagon import types as hexagon_types
 from qdqbridge.onnx_io.profiles.openvino import legalizations as openvino_forms
 from qdqbridge.onnx_io.profiles.openvino import rules as openvino
 from qdqbridge.onnx_io.profiles.ort import rules as ort
-from qdqbridge.onnx_io.profiles.profile import Bias, Clamp, ExportProfile, Older, Versions
+from qdqbridge.onnx_io.profiles.profile import ExportProfile, Older
+from qdqbridge.onnx_io.writer.options import (
+    ONNXRUNTIME,
+    ONNXRUNTIME_1_31,
+    Bias,
+    Clamp,
+    WriterOptions,
+)
 
 __all__ = [
     "PROFILES",
-    "Bias",
-    "Clamp",
     "Demand",
     "Effect",
     "ExportProfile",
     "Finding",
     "Reason",
-    "Versions",
     "check",
     "profile_of",
 ]
 
-_ORT = Versions("onnxruntime 1.31", opset=26, ir=13)
-"""1.32 reads opset 28 and IR 14, and has kernels of opset 27; every older file is read by both."""
 # Hexagon (the host build of onnxruntime-qnn 2.7.0) fuses a clamp on float results into the operator
 # wrongly, or does not take it at all; behind the pair it loses a Clip of 16 bits, or one that is
 # not active at both ends, but no Relu, Max and Min. Of int16 it takes little.
 _QNN = ExportProfile(
-    "qnn", "onnxruntime with QNN", Clamp.BEHIND, qnn.RULES,
-    bias=Bias.INT32, unsigned=hexagon_types.unsigned_types, contrib=True, strict=True,
-    fixed=True, newest=_ORT, legalizations=hexagon.LEGALIZATIONS,
+    "qnn", "onnxruntime with QNN",
+    WriterOptions(Clamp.BEHIND, bias=Bias.INT32, contrib=True, newest=ONNXRUNTIME_1_31),
+    qnn.RULES, unsigned=hexagon_types.unsigned_types, legalizations=hexagon.LEGALIZATIONS,
+    strict=True, fixed=True,
 )  # fmt: skip
 _ALL = (
-    # onnxruntime 1.31 makes a float FusedConv of a Conv with a clamp right behind it; with the
-    # clamp on integers the Conv is a QLinearConv, and the clamp is integer as well. On x86 that
-    # holds for uint8 only: int8 becomes uint8 where a DQ follows its Q at once.
     ExportProfile(
-        "ort", "onnxruntime, CPU on x86", Clamp.STORED, ort.RULES,
-        older=Older("int8-past-movers", 20), newest=_ORT, packed=True,
-        as_read=True,
+        "ort", "onnxruntime, CPU on x86", ONNXRUNTIME, ort.RULES,
+        older=Older("int8-past-movers", 20), as_read=True,
     ),
     # Everybody else looks for the activation where training frameworks put it.
     ExportProfile(
-        "portable", "any reader of QDQ files", Clamp.BEFORE, portable.RULES,
+        "portable", "any reader of QDQ files", WriterOptions(Clamp.BEFORE), portable.RULES,
         told=(ort.ROUNDED_ACTIVATION,),
     ),
     ExportProfile(
-        "tensorrt", "TensorRT", Clamp.BEFORE, tensorrt.RULES,
-        bias=Bias.FLOAT, recentered=True, strict=True,
+        "tensorrt", "TensorRT", WriterOptions(Clamp.BEFORE, bias=Bias.FLOAT), tensorrt.RULES,
+        recentered=True, strict=True,
     ),
     _QNN,
     replace(
@@ -71,13 +70,14 @@ _ALL = (
     # points of operand and result are one initializer; it crashes where a Concat is rounded twice.
     # Pairs of 16 bits it leaves out, and with them every Relu that is the range of a type.
     ExportProfile(
-        "openvino", "OpenVINO", Clamp.BEFORE, openvino.RULES,
-        convolvable=True, apart=True, guarded=True, clipped=True, strict=True,
-        legalizations=openvino_forms.LEGALIZATIONS,
+        "openvino", "OpenVINO",
+        WriterOptions(Clamp.BEFORE, convolvable=True, apart=True, guarded=True, clipped=True),
+        openvino.RULES, strict=True, legalizations=openvino_forms.LEGALIZATIONS,
     ),
     ExportProfile(
-        "qoperator", "onnxruntime without graph optimizations", Clamp.STORED, qoperator.RULES,
-        bias=Bias.INT32, operators=True, newest=_ORT, told=(ort.ROUNDED_ACTIVATION,),
+        "qoperator", "onnxruntime without graph optimizations",
+        WriterOptions(Clamp.STORED, bias=Bias.INT32, operators=True, newest=ONNXRUNTIME_1_31),
+        qoperator.RULES, told=(ort.ROUNDED_ACTIVATION,),
     ),
 )  # fmt: skip
 

@@ -96,7 +96,7 @@ def costs(graph: Graph, profile: ExportProfile) -> list[ExportChange]:
     found: dict[tuple[str, str], list[str]] = {}
     for rule, cost in legalized(graph, profile.legalizations).costs:
         found.setdefault((rule, cost.text), []).append(cost.node)
-    for node in () if profile.packed else graph.nodes:
+    for node in () if profile.writing.packed else graph.nodes:
         if node.op is DYNAMIC_BLOCK_DENSE:
             found.setdefault(("packed-products", _UNROUNDED), []).append(node.name)
     return [
@@ -143,7 +143,7 @@ def _dims(value: onnx.ValueInfoProto) -> str:
 def _opset(before: FileView, after: FileView, profile: ExportProfile) -> Iterator[ExportChange]:
     if before.opset != after.opset:
         why = "what the operators written need"
-        newest = profile.newest
+        newest = profile.writing.newest
         if newest is not None and before.opset > newest.opset:
             why = f"{newest.runtime} reads opset {newest.opset} and IR {newest.ir}"
         yield ExportChange("opset", str(before.opset), str(after.opset), why)

@@ -42,6 +42,11 @@ def view_of(model: onnx.ModelProto, folder: Path, file: str) -> FileView:
     return FileView(model, folder, infer(model))
 
 
+def optimized_view(path: Path) -> FileView:
+    """Returns a file that onnxruntime wrote after its optimizations, as a profile sees it."""
+    return view_of(onnx.load(path), path.parent, str(path))
+
+
 def check_model(
     model: onnx.ModelProto, profile: ExportProfile, *, folder: Path, file: str
 ) -> list[Finding]:
@@ -58,9 +63,9 @@ def check_source(source: Graph | str | PathLike[str], profile: ExportProfile) ->
         UnsupportedModelError: It keeps the profile's rules, and has operators that nobody knows.
     """
     if isinstance(source, Graph):
-        from qdqbridge.onnx_io.writer import to_proto  # the writer knows profiles
+        from qdqbridge.onnx_io.profiles.export import exported_proto  # which checks, too
 
-        model = to_proto(source, profile.name)
+        model = exported_proto(source, profile)
         file = source.name or "graph"
         return _checked(model, profile, folder=Path(), file=file)
     path = Path(source)
@@ -84,7 +89,7 @@ def _checked(
 
 def _too_new(model: onnx.ModelProto, profile: ExportProfile) -> Iterator[Finding]:
     """Yields that the runtime reads no such file, where the file says versions it does not know."""
-    newest, opset = profile.newest, default_opset(model)
+    newest, opset = profile.writing.newest, default_opset(model)
     if newest is not None and (opset > newest.opset or model.ir_version > newest.ir):
         reads = f"{newest.runtime} reads up to {newest.opset} and {newest.ir}"
         yield Finding(

@@ -16,10 +16,6 @@ from qdqbridge.onnx_io.profiles.file_view import (
 )
 from qdqbridge.onnx_io.profiles.finding import Check, Reason
 
-COARSE = 2
-"""How many steps of a result one of its operand has, from which a wrong end of a range is seen."""
-ON_A_STEP = 1e-3
-"""How far from a step an end may lie to be that, in steps: it was rounded to float32."""
 WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 

@@ -9,8 +9,6 @@ import onnx
 from google.protobuf.message import EncodeError
 
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.onnx_io.profiles.checker import view_of
-from qdqbridge.onnx_io.profiles.file_view import FileView
 from qdqbridge.onnx_io.reading.functions import inline_functions
 from qdqbridge.onnx_io.reading.model_file import read_model
 from qdqbridge.onnx_io.tensors import constant_from_proto, proto_from_constant
@@ -74,11 +72,6 @@ class PreparedModel:
                 why="it takes more than 2 GB, which is what one ONNX message holds",
                 fix="give a part of it",
             ) from error
-
-
-def optimized_view(path: Path) -> FileView:
-    """Returns a file that onnxruntime wrote after its optimizations, as a profile sees it."""
-    return view_of(onnx.load(path), path.parent, str(path))
 
 
 def _fix(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> None:

@@ -58,11 +58,11 @@ class Recipe:
         Raises:
             UnsupportedTargetError: ONNX cannot express the graph.
         """
-        from qdqbridge.onnx_io.writer import to_proto
+        from qdqbridge.onnx_io.profiles.export import exported_proto
 
         shown = with_outputs(graph, [v for v in values if v not in set(graph.inputs)])
         names = dict(zip(shown.outputs, shown.output_names, strict=True))
-        model = to_proto(shown)
+        model = exported_proto(shown)
         if not optimized:
             keep_half_products(model.graph)
         if saturates():

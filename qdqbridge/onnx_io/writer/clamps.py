@@ -14,9 +14,13 @@ from qdqbridge.graph.graph import Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, TensorType
-from qdqbridge.onnx_io.profiles.shared_rules import COARSE, ON_A_STEP
 from qdqbridge.onnx_io.writer.names import stem
 from qdqbridge.onnx_io.writer.rows import RowWriter, quantizing, real_bounds, starts_at_zero
+
+COARSE = 2
+"""How many steps of a result one of its operand has, from which a wrong end of a range is seen."""
+ON_A_STEP = 1e-3
+"""How far from a step an end may lie to be that, in steps: it was rounded to float32."""
 
 
 def rounded(writer: RowWriter, tensor: str, dtype: DType, value: Value) -> str:

@@ -11,7 +11,6 @@ from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.types import NestedType, TensorType
 from qdqbridge.onnx_io.codecs import BY_ROW, encode, since
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs, foreign_node_proto
-from qdqbridge.onnx_io.profiles.profile import Clamp
 from qdqbridge.onnx_io.reading.operator_versions import moved
 from qdqbridge.onnx_io.runtime.operators import runtime_operator
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
@@ -28,6 +27,7 @@ from qdqbridge.onnx_io.writer.clamps import (
 from qdqbridge.onnx_io.writer.dynamic import dynamic_rows
 from qdqbridge.onnx_io.writer.names import real_name, stem
 from qdqbridge.onnx_io.writer.opset import TYPE_TOLD
+from qdqbridge.onnx_io.writer.options import Clamp
 from qdqbridge.onnx_io.writer.packed import is_packed_matmul, unread_orders
 from qdqbridge.onnx_io.writer.packed_gathers import gather_row, packed_gathers, unread
 from qdqbridge.onnx_io.writer.qlinear import qlinear_row
@@ -75,12 +75,12 @@ class NodeWriter(RowWriter):
 
     def write(self, nodes: Sequence[Node], outputs: Collection[Value]) -> None:
         """Adds the rows of all nodes of a graph with these outputs."""
-        merged = skip_norms(nodes, set(outputs)) if self.profile.packed else {}
-        biased = bias_gelus(nodes, set(outputs)) if self.profile.packed else {}
-        gathers = packed_gathers(nodes) if self.profile.packed else {}
+        merged = skip_norms(nodes, set(outputs)) if self.options.packed else {}
+        biased = bias_gelus(nodes, set(outputs)) if self.options.packed else {}
+        gathers = packed_gathers(nodes) if self.options.packed else {}
         unwritten = unread(gathers, set(outputs))
         self._moving_stored = _moving_stored(nodes, set(outputs))
-        if self.profile.packed:
+        if self.options.packed:
             unwritten |= unread_orders(nodes, set(outputs))
         for node in nodes:
             norm, gelu = merged.get(node), biased.get(node)
@@ -99,7 +99,7 @@ class NodeWriter(RowWriter):
         """Adds the rows of one graph node."""
         if node.op.flow is Flow.REINTERPRET:
             return  # its result shares the operand's tensor
-        if self.profile.operators and qlinear_row(self, node):
+        if self.options.operators and qlinear_row(self, node):
             return
         if node.op.flow is Flow.CONVERT and node.op is not CAST:
             self._convert(node)
@@ -130,12 +130,12 @@ class NodeWriter(RowWriter):
         """True for a product of a constant weight that is written in one of several forms."""
         if node.op in (DENSE, DYNAMIC_BLOCK_DENSE) or is_product_of_rows(node):
             return True
-        return self.profile.packed and is_packed_matmul(node)
+        return self.options.packed and is_packed_matmul(node)
 
     def _compute(self, node: Node) -> None:
         behind = adds_behind(node)
         operands = node.inputs[:_BIAS] if behind else node.inputs
-        own = runtime_operator(node) if self.profile.packed else None
+        own = runtime_operator(node) if self.options.packed else None
         name, attributes = file_variant(node)
         opset = max(self.opset, since(name, attributes)) if own else self.opset
         encoded = encode(name, attributes, operands, opset)
@@ -241,7 +241,7 @@ class NodeWriter(RowWriter):
         if index == _BIAS and node.op.flow is Flow.ACCUMULATE:
             return self.bias(value, dtype)
         unsafe = index == 1 and (_has_shifted_weight(node) or _scales_laid_otherwise(node, value))
-        if self.profile.convolvable and unsafe:
+        if self.options.convolvable and unsafe:
             return self.folded(value, dtype)
         if node in self._moving_stored and value.quant is not None:
             return self.stored(value)
@@ -263,7 +263,7 @@ class NodeWriter(RowWriter):
             if source in self.kept_real:
                 type_ = TensorType(result.type.dtype, result.type.shape)
                 self.row("Identity", [self.stored(source)], target, type_, node=node)
-            elif self.profile.convolvable and any(
+            elif self.options.convolvable and any(
                 index == 1 and _scales_laid_otherwise(reader, source)
                 for reader, index in result.users
             ):
@@ -277,7 +277,7 @@ class NodeWriter(RowWriter):
             tensor = self.real(source, dtype)
             made = source.producer
             twice = made is not None and made.op is CONCAT
-            if self.profile.guarded and (
+            if self.options.guarded and (
                 twice or cut_between_steps(source.quant.params, result.quant.params)
             ):
                 tensor = idle_max(self, tensor, dtype, source)
@@ -311,7 +311,7 @@ class NodeWriter(RowWriter):
         dtype, clamp = real_dtype(node), not _implied(node, value)
         fuses = node.op.flow in _INTEGER_KERNELS
         own = value.quant.params.expressed_dtype
-        if self.profile.guarded and node.op.flow is Flow.AVERAGE:
+        if self.options.guarded and node.op.flow is Flow.AVERAGE:
             x = node.operand(0).quant
             if x is not None and cut_between_steps(x.params, value.quant.params):
                 target = idle_max(self, target, dtype, value)
@@ -333,10 +333,10 @@ class NodeWriter(RowWriter):
                 where=f"tensor '{value.name}'",
                 fix="choose a storage type of 16 bits or less",
             )
-        if clamp and self.profile.clipped and params.storage_dtype.bits == 16 and params.per_tensor:
+        if clamp and self.options.clipped and params.storage_dtype.bits == 16 and params.per_tensor:
             tensor = clip_to_range(self, tensor, dtype, value)
         elif clamp and not params.full_range:
-            stored = self.profile.clamp is Clamp.STORED and fuses
+            stored = self.options.clamp is Clamp.STORED and fuses
             if stored and params.storage_dtype is DType.UINT8:
                 whole = self.free.take(f"{stem(target)}_unclamped")
                 inputs = [tensor, *self.parameters.of(params, stem(target))]
@@ -344,7 +344,7 @@ class NodeWriter(RowWriter):
                 self.row("QuantizeLinear", inputs, whole, type_, quantizing(params), node)
                 clip_stored(self, whole, value)
                 return
-            if self.profile.clamp is Clamp.BEHIND:
+            if self.options.clamp is Clamp.BEHIND:
                 tensor = clamp_extremes(self, rounded(self, tensor, dtype, value), dtype, value)
             else:
                 tensor = rounded(self, tensor, dtype, value) if stored else tensor

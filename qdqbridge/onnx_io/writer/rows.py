@@ -14,9 +14,9 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, TensorType
-from qdqbridge.onnx_io.profiles.profile import Bias, ExportProfile
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
 from qdqbridge.onnx_io.writer.names import Names, TensorNames, stem
+from qdqbridge.onnx_io.writer.options import Bias, WriterOptions
 from qdqbridge.onnx_io.writer.sheet import NodeRow, Sheet
 
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
@@ -30,7 +30,7 @@ class RowWriter:
         nodes: The nodes that are written.
         tensors: The names of their tensors.
         opset: The default-domain opset.
-        profile: How to write what can be written in several ways.
+        options: How to write what can be written in several ways.
         sheet: Where rows, initializers and types go.
         domain: The domain of Q and DQ.
     """
@@ -40,17 +40,17 @@ class RowWriter:
         nodes: Sequence[Node],
         tensors: TensorNames,
         opset: int,
-        profile: ExportProfile,
+        options: WriterOptions,
         sheet: Sheet,
         domain: str = "",
     ) -> None:
-        self.opset, self.profile, self.sheet, self.domain = opset, profile, sheet, domain
+        self.opset, self.options, self.sheet, self.domain = opset, options, sheet, domain
         self.tensors, self.free = tensors, tensors.free
         self.node_names = Names()
         self.here = frozenset(nodes)
         """What is written: a part of a graph has producers that are not."""
         self.own_names = {n: self.node_names.take(n.name) for n in nodes if n.origin.nodes}
-        self.parameters = Parameters(self.free, sheet.constants, shared=not profile.apart)
+        self.parameters = Parameters(self.free, sheet.constants, shared=not options.apart)
         self.kept_real: set[Value] = set()
         """Values of types that QuantizeLinear cannot make: their tensors hold real numbers."""
         self.dynamic: dict[Value, tuple[str, str, str]] = {}
@@ -87,7 +87,7 @@ class RowWriter:
 
     def bias(self, value: Value, dtype: DType) -> str:
         """Returns the tensor of a bias: the file's own float numbers where it had some."""
-        variant = self.profile.bias
+        variant = self.options.bias
         if variant is Bias.FLOAT and value.constant is not None and value.quant is not None:
             return self.folded(value, dtype)
         if value.written is not None and variant is not Bias.INT32:

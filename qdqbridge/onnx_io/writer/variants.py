@@ -109,7 +109,7 @@ def dense_rows(writer: RowWriter, node: Node, target: str, type_: TensorType) ->
         target: The float tensor to write.
         type_: Its type.
     """
-    if writer.profile.packed and packed_row(writer, node, target, type_):
+    if writer.options.packed and packed_row(writer, node, target, type_):
         return
     gemm = _is_gemm(node)
     bias = node.optional(2)
@@ -145,7 +145,7 @@ def _weight(writer: RowWriter, node: Node, *, gemm: bool) -> tuple[str, bool]:
     """Returns the float weight, and True where it is ``[K, N]``."""
     w, dtype = node.operand(1), real_dtype(node)
     columns = _columns(node, w)
-    if writer.profile.convolvable and _scales_laid_otherwise(w):
+    if writer.options.convolvable and _scales_laid_otherwise(w):
         w = _as_floats(writer, w, dtype)
     if gemm and not columns:
         real = writer.real(w, dtype)
@@ -182,7 +182,7 @@ def unfused(writer: RowWriter, node: Node, weight: str, type_: TensorType) -> st
     """
     x, w = node.operand(0).quant, node.operand(1).quant
     stored = None if w is None else w.params.storage_dtype
-    if not writer.profile.packed or (x is not None and x.params.storage_dtype.bits == _BYTE):
+    if not writer.options.packed or (x is not None and x.params.storage_dtype.bits == _BYTE):
         return unfused_bits(writer, node, node.operand(1), weight, type_)
     if stored is None or stored.is_float or stored.bits > _BYTE:
         return weight
@@ -205,7 +205,7 @@ def unfused_bits(
         type_: Its type.
     """
     stored = None if constant.quant is None else constant.quant.params.storage_dtype
-    if not writer.profile.packed or constant.constant is None or stored is None:
+    if not writer.options.packed or constant.constant is None or stored is None:
         return real
     stored_beside = any(v.quant is not None for _, v in node.data_operands() if not v.is_constant)
     return _hidden(writer, real, type_) if stored.bits == _PAIR and stored_beside else real

@@ -11,7 +11,7 @@ from tvm.relay import quantize
 from qdqbridge.arguments import path_of
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.graph import Graph
-from qdqbridge.onnx_io.writer import write
+from qdqbridge.onnx_io.profiles.export import export
 from qdqbridge.relay.read.calibrate import OPT_LEVEL, calibrated
 from qdqbridge.relay.read.entry import from_simulated
 
@@ -53,7 +53,7 @@ def export_quantized(
     with _config(qconfig):
         simulated = calibrated(mod, params, dataset, opt_level)
     graph = from_simulated(simulated)
-    write(graph, path_of(path), profile=profile, overwrite=overwrite)
+    export(graph, path_of(path), profile=profile, overwrite=overwrite)
     return graph
 
 

@@ -24,8 +24,6 @@ from qdqbridge.onnx_io.profiles.openvino.reductions import (
     rounded_extremes,
 )
 from qdqbridge.onnx_io.profiles.shared_rules import (
-    COARSE,
-    ON_A_STEP,
     WEIGHTED,
     active_ends,
     both_or_none,
@@ -39,6 +37,7 @@ from qdqbridge.onnx_io.profiles.shared_rules import (
     stored_tensor,
     weight_axis,
 )
+from qdqbridge.onnx_io.writer.clamps import COARSE, ON_A_STEP
 
 FLOAT_KERNELS = frozenset({"Softmax", "LayerNormalization"})
 """Operators that it computes on floats, whatever they read."""
