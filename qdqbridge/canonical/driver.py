@@ -16,7 +16,7 @@ from qdqbridge.canonical.storage import propagate_storage, share_dequantized
 from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import Graph, Node, Note, Value
 from qdqbridge.ops.folding import Budget
-from qdqbridge.ops.integers import propagate_parameters, release_interface
+from qdqbridge.ops.integers import leave_as_stored, propagate_parameters, release_interface
 from qdqbridge.options import BIT_FOR_BIT, ReadingOptions
 
 
@@ -52,7 +52,7 @@ def canonicalize(
 def _settled(graph: Graph, rules: Sequence[Rule]) -> dict[tuple[str, Node], Reject]:
     """Runs the rules, and again behind what looks at the whole graph, to their fixpoint."""
     refused = run(graph, rules)
-    while propagate_storage(graph) or share_dequantized(graph):
+    while leave_as_stored(graph) or propagate_storage(graph) or share_dequantized(graph):
         refused = run(graph, rules)
     return refused
 

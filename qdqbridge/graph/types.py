@@ -74,6 +74,24 @@ class QuantType:
         """Returns this type with other parameters."""
         return QuantType(params, self.shape)
 
+    def misfit(self) -> str:
+        """Returns in words how the scales do not fit the shape; empty where they do."""
+        params, shape = self.params, self.shape
+        if shape is None or params.axis is None:
+            return ""
+        if not 0 <= params.axis < len(shape):
+            return f"axis {params.axis} of {len(shape)}"
+        have = list(params.scale.shape)
+        want: list[Dim] = list(shape) if params.blocked else [shape[params.axis]]
+        along = params.axis if params.blocked else 0
+        if params.block_size is not None:
+            dim = want[along]
+            want[along] = -(-dim // params.block_size) if isinstance(dim, int) else dim
+        fits = len(have) == len(want) and all(
+            isinstance(b, str) or a == b for a, b in zip(have, want, strict=True)
+        )
+        return "" if fits else f"scales of shape {have}, {want} are expected"
+
     def __str__(self) -> str:
         params = self.params
         if params.per_tensor:

@@ -23,11 +23,12 @@ def verify(graph: Graph, file: str = "") -> None:
         file: Name of the file it comes from, for messages.
 
     Raises:
-        InvalidModelError: A node breaks its operator's rules (shapes, attributes), or two results
-            have one name.
+        InvalidModelError: A node breaks its operator's rules (shapes, attributes), scales do not
+            fit the shape of their tensor, or two results have one name.
         GraphError: The graph claims to be canonical and is not.
     """
     _check_names(graph.output_names, graph.outputs, file or graph.name)
+    _check_scales(graph, file or graph.name)
     problems: list[tuple[Node, str]] = []
     for node in graph.nodes:
         problems += [(node, problem) for problem in node.op.problems(node)]
@@ -55,6 +56,18 @@ def _check_names(names: Sequence[str], outputs: Sequence[Value], where: str) -> 
                 where=where,
                 why="they are different tensors",
                 fix="give every output a name of its own",
+            )
+
+
+def _check_scales(graph: Graph, where: str) -> None:
+    """Refuses types whose scales do not fit their shape: nobody could compute or write them."""
+    for value in graph.values():
+        if value.quant is not None and (problem := value.quant.misfit()):
+            raise InvalidModelError(
+                f"the scales of '{value.name}' do not fit its shape",
+                where=where,
+                why=problem,
+                fix="give one scale per element of the axis, or per block of it",
             )
 
 
@@ -102,8 +115,6 @@ def _parameter_problems(node: Node, sound: set[QuantParams]) -> Iterator[str]:
         # A constant keeps a negative scale where its mirrored integers would not fit.
         if not np.isfinite(scale).all() or (not value.is_constant and (scale <= 0).any()):
             yield f"the scale of '{value.name}' is not positive and finite"
-        elif params.axis is not None and params.axis < 0:
-            yield f"the axis of '{value.name}' is negative"
         elif (scale > 0).all():
             sound.add(params)
 

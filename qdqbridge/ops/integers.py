@@ -87,6 +87,28 @@ def release_interface(graph: Graph) -> None:
     graph.outputs[:] = [plain.get(value, value) for value in graph.outputs]
 
 
+def leave_as_stored(graph: Graph) -> bool:
+    """Gives the quantized value for an output of its plain integers; returns whether any were.
+
+    A file says the same of both: integers that leave.
+    """
+    found = [stored_integers(value) or value for value in graph.outputs]
+    if found == graph.outputs:
+        return False
+    graph.outputs[:] = found
+    Editor(graph).finish()
+    return True
+
+
+def stored_integers(value: Value) -> Value | None:
+    """Returns the quantized value whose stored integers ``value`` is as plain ones."""
+    node = value.producer
+    if node is None or node.op is not REINTERPRET or value.quant is not None:
+        return None
+    source = node.operand(0)
+    return source if source.type.dtype is value.type.dtype else None
+
+
 _UNTOLD = per_tensor(DType.INT8, 1.0)
 
 

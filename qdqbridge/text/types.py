@@ -119,10 +119,10 @@ class Types:
             )
         except UnsupportedQuantization as error:
             lexer.refuse(error.what, error.why, start)
-        problem = _misfit(params, shape)
-        if problem:
+        type_ = QuantType(params, shape)
+        if problem := type_.misfit():
             lexer.refuse("the scales do not fit the shape", problem, start)
-        return QuantType(params, shape)
+        return type_
 
     def storage(self) -> tuple[DType, DType, DType, bool]:
         """Reads the types of stored and real values and of the scale, and whether it saturates."""
@@ -319,21 +319,3 @@ def _blocks(scale: Array, shape: Shape, **more: int) -> Array:
         return scale
     known[axis] = -(-known[axis] // block)
     return scale.reshape(known) if _size(tuple(known)) == scale.size else scale
-
-
-def _misfit(params: QuantParams, shape: Shape) -> str:
-    """Returns in words how the scales do not fit a shape; empty where they do."""
-    if shape is None or params.axis is None:
-        return ""
-    if not 0 <= params.axis < len(shape):
-        return f"axis {params.axis} of {len(shape)}"
-    have = list(params.scale.shape)
-    want: list[Dim] = list(shape) if params.blocked else [shape[params.axis]]
-    along = params.axis if params.blocked else 0
-    if params.block_size is not None:
-        dim = want[along]
-        want[along] = -(-dim // params.block_size) if isinstance(dim, int) else dim
-    fits = len(have) == len(want) and all(
-        isinstance(b, str) or a == b for a, b in zip(have, want, strict=True)
-    )
-    return "" if fits else f"scales of shape {have}, {want} are expected"

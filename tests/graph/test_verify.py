@@ -131,12 +131,39 @@ def test_a_constant_may_keep_a_negative_scale() -> None:
     verify(claimed(x, result=apply("Add", x, c, type_=typed((2,), OUT))))
 
 
-def test_axes_are_not_negative() -> None:
-    params = quant(DType.INT8, np.ones(2, np.float32), np.int32(0), axis=0)
-    x = stored("x", replace(params, axis=-1), (3, 2))
-    with pytest.raises(GraphError) as caught:
-        verify(claimed(x, result=dq(x)))
-    assert "the axis of 'x' is negative" in caught.value.why
+SCALES = quant(DType.INT8, np.ones(2, np.float32), np.int32(0), axis=0)
+BLOCKS = quant(DType.INT8, np.ones((2, 2), np.float32), np.int32(0), axis=0, block_size=2)
+
+
+@pytest.mark.parametrize(
+    ("params", "shape", "why"),
+    [
+        (replace(SCALES, axis=-1), (3, 2), "axis -1 of 2"),
+        (SCALES, (), "axis 0 of 0"),
+        (SCALES, (3, 2), "scales of shape [2], [3] are expected"),
+        (BLOCKS, (5, 2), "scales of shape [2, 2], [3, 2] are expected"),
+        (BLOCKS, (4, 3), "scales of shape [2, 2], [2, 3] are expected"),
+    ],
+)  # fmt: skip
+def test_scales_fit_the_shape_wherever_a_value_stands(
+    params: QuantParams, shape: tuple[int, ...], why: str
+) -> None:
+    x, real = stored("x", params, shape), plain("real", shape)
+    c = const(np.zeros(shape, np.int8), params)
+    moved = apply("Identity", x, type_=x.type)
+    found = [
+        graph([x], x), graph([x], dq(x)), graph([real], dq(q(real, params))), graph([], dq(c)),
+        graph([], c), graph([stored("x", SCALES, ("n", 2))], moved),
+    ]  # fmt: skip
+    for g in found:
+        with pytest.raises(InvalidModelError) as caught:
+            verify(g)
+        assert caught.value.why == why
+
+
+def test_scales_of_open_extents_fit() -> None:
+    for params, shape in ((SCALES, ("n", 3)), (BLOCKS, ("n", 2)), (SCALES, None)):
+        verify(graph([x := stored("x", params, shape)], dq(x)))
 
 
 def test_operators_check_their_nodes_in_any_graph() -> None:

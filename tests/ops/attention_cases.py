@@ -95,12 +95,34 @@ class AttentionCase:
         given = {i: x for i, x in enumerate(self.operands) if x is not None and i not in fixed}
         return {f"in_{i}": x for i, x in given.items()}
 
-    def reference(self) -> list[Array]:
-        """What onnxruntime computes."""
+    def quantized(self, asked: Sequence[int]) -> ModelProto:
+        """A model of which only some results are read, the first one by a Q and a DQ."""
+        model = self.model()
+        graph, (first, *_) = model.graph, model.graph.output
+        scale = [
+            numpy_helper.from_array(np.float32(2**-6), "s"),
+            numpy_helper.from_array(np.uint8(128), "z"),
+        ]
+        graph.initializer.extend(scale)
+        steps = ("Identity", "copy"), ("QuantizeLinear", "q"), ("DequantizeLinear", "dq")
+        source = first.name
+        for op_type, result in steps:
+            names = [source] if op_type == "Identity" else [source, "s", "z"]
+            graph.node.append(helper.make_node(op_type, names, [result]))
+            source = result
+        kept = [graph.output[place] for place in asked]
+        first.name = source
+        del graph.output[:]
+        graph.output.extend(kept)
+        return model
+
+    def reference(self, model: ModelProto | None = None) -> list[Array]:
+        """What onnxruntime computes of the node alone, or of another model of these inputs."""
         options = ort.SessionOptions()
         options.log_severity_level = 4
         options.intra_op_num_threads = 1
-        session = ort.InferenceSession(self.model().SerializeToString(), options)
+        model = self.model() if model is None else model
+        session = ort.InferenceSession(model.SerializeToString(), options)
         binding, shared = session.io_binding(), _IN_PLACE.get(self.op, {})
         given = {n: ort.OrtValue.ortvalue_from_numpy(x.copy()) for n, x in self.feeds().items()}
         for name, value in given.items():

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 import qdqbridge as qb
 from qdqbridge.graph.verify import verify
@@ -214,6 +216,47 @@ def test_keys_that_an_earlier_layer_keeps() -> None:
     graph = canonical(b.model())
     for results in (qb.evaluate(graph, feeds), qb.compile(graph, UNOPTIMIZED).run(feeds)):
         assert np.abs(next(iter(results.values())) - wanted).max() < CLOSE
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "sparse"])
+def test_what_onnxruntime_needs_of_results_that_nobody_reads(family: str, tmp_path: Path) -> None:
+    """A past without the results that keep it is garbage there, or refused."""
+    path = tmp_path / "model.onnx"
+    for seed in range(8):
+        case = FAMILIES[family](seed)
+        places = range(len(case.valid))
+        for asked in {(0,), (0, *places[1:2]), (0, *places[2:])}:
+            model = case.quantized(asked)
+            wanted, graph = case.reference(model), canonical(model)
+            qb.save(graph, path, overwrite=True)
+            found = case.reference(onnx.load(path))
+            part = replace(case, valid=[case.valid[place] for place in asked])
+            assert part.distance(found, wanted) == 0, (seed, asked)
+            assert qb.load(path).digest == graph.digest
+            step = qb.evaluate(graph, case.feeds())
+            assert part.distance(list(step.values()), wanted) <= 2**-6, (seed, asked)
+
+
+DEFAULTS = {
+    (schema.domain, schema.name, name): onnx.AttributeProto.FromString(stated._default_value)
+    for schema in state.get_all_operator_schema()
+    for name, stated in schema.attributes.items()
+    if schema.domain == "com.microsoft" and stated._default_value
+}
+"""Attributes by operator, as onnxruntime says that they are where a node does not."""
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "own"])
+def test_a_default_may_be_said(family: str) -> None:
+    for seed in range(5):
+        model = FAMILIES[family](seed).model()
+        (node,), digest = model.graph.node, canonical(model).digest
+        said = {each.name for each in node.attribute}
+        for (domain, op_type, name), value in DEFAULTS.items():
+            if (domain, op_type) == (node.domain, node.op_type) and name not in said and value.type:
+                node.attribute.append(value)
+                assert canonical(model).digest == digest, name
+                node.attribute.pop()
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ _SOFTMAX_TYPES = {1: DType.FLOAT32, 10: DType.FLOAT16, 11: DType.FLOAT64, 16: DT
 
 def _contrib(
     row: Operator, most: int, results: int, *more: str, refuse: Callable[[NodeView], str],
-    name: str = "", **defaults: Any,
+    name: str = "", least: int = 1, past: int = 0, **defaults: Any,
 ) -> Codec:  # fmt: skip
     """Returns the codec of an operator of com.microsoft.
 
@@ -49,6 +49,9 @@ def _contrib(
         *more: Attributes that it takes and that the row does not have.
         refuse: Returns why the row is not what a node means; empty where it is.
         name: Its name there, where the row has another.
+        least: How many of the results onnxruntime asks for.
+        past: The operand that says what came before, where it has one: onnxruntime reads that from
+            the results that keep it, so all of them are asked for with it.
         **defaults: Of attributes whose default is not the record's.
     """
 
@@ -66,7 +69,9 @@ def _contrib(
 
     def write(attributes: Attributes, operands: Operands, opset: int) -> Encoded:
         del opset
-        return Encoded(name or row.name, MICROSOFT, _stated(attributes), list(operands))
+        kept = past and len(operands) > past and operands[past] is not None
+        stated, asked = _stated(attributes), results if kept else least
+        return Encoded(name or row.name, MICROSOFT, stated, list(operands), least=asked)
 
     known = (*(lens.onnx for lens in lenses(row.attributes).values()), *more)
     return Codec(
@@ -84,7 +89,7 @@ def _fields(node: NodeView, record: type[Attributes]) -> dict[str, Any]:
             if defaults[name] is MISSING:
                 raise node.fault(f"attribute '{lens.onnx}' is missing")
         elif lens.kind is bool:
-            found[name] = node.flag(lens.onnx)
+            found[name] = node.int_(lens.onnx, 0) > 0  # onnxruntime's -1 is nothing that is said
         elif lens.kind is int:
             found[name] = node.int_(lens.onnx, 0)
         elif lens.kind is float:
@@ -117,7 +122,7 @@ def _listed(value: Any) -> Any:
 def _not_grouped(node: NodeView) -> str:
     if node.int_("qk_output", 0):
         return "it gives its products"
-    if node.int_("smooth_softmax", 0) not in (0, 1):
+    if node.int_("smooth_softmax", 0) not in (-1, 0, 1):
         return "its softmax is of an unknown kind"
     return ""
 
@@ -284,13 +289,13 @@ CODECS = (
     _contrib(
         GROUP_QUERY_ATTENTION, 14, 3,
         "qk_output", "qk_norm_epsilon", "q_norm_epsilon", "k_norm_epsilon",
-        refuse=_not_grouped,
+        refuse=_not_grouped, past=3,
     ),
-    _contrib(SPARSE_ATTENTION, 11, 3, refuse=lambda node: ""),
-    _contrib(MULTI_HEAD_ATTENTION, 8, 3, refuse=_not_multi_head),
+    _contrib(SPARSE_ATTENTION, 11, 3, refuse=lambda node: "", least=3),
+    _contrib(MULTI_HEAD_ATTENTION, 8, 3, refuse=_not_multi_head, past=6),
     _contrib(
         MERGED_ATTENTION, 6, 2, "do_rotary", "past_present_share_buffer", "rotary_embedding_dim",
-        refuse=_not_merged, name="Attention",
+        refuse=_not_merged, name="Attention", past=4,
     ),
     _contrib(
         EXPERTS, 8, 1, "use_sparse_mixer", "swiglu_limit_after_activation", refuse=_not_experts
@@ -302,7 +307,7 @@ CODECS = (
     ),
     _contrib(
         CAUSAL_CONV, 4, 2, "ndim", "state_window", "channels_last", "state_channels_last", *_CUDA,
-        refuse=_not_causal,
+        refuse=_not_causal, least=2,
     ),
     *_rotary_codecs(),
 )  # fmt: skip

@@ -46,6 +46,7 @@ class Encoded:
         attributes: By their names.
         inputs: Operands, None where left out; an array becomes an initializer.
         results: The places of the results among ONNX's; empty where none is left out.
+        least: How many results it has though nobody reads the last of them.
     """
 
     op_type: str
@@ -53,6 +54,7 @@ class Encoded:
     attributes: Mapping[str, Any]
     inputs: list[Value | NDArray[Any] | None]
     results: Sequence[int] = ()
+    least: int = 0
 
 
 Decode: TypeAlias = "Callable[[NodeView], Decoded]"

@@ -23,7 +23,7 @@ from qdqbridge.onnx_io.codecs import decode
 from qdqbridge.onnx_io.codecs.schema import check_nested, schema_of
 from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.control_flow.branches import taken_branch
-from qdqbridge.onnx_io.domains import ONNX_DOMAINS
+from qdqbridge.onnx_io.domains import ONNX_DOMAINS, plain_domain
 from qdqbridge.onnx_io.foreign.operators import foreign_node
 from qdqbridge.onnx_io.lowering import refusal
 from qdqbridge.onnx_io.lowering.table import lowering_of
@@ -45,6 +45,7 @@ from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx, embed_external_da
 from qdqbridge.ops.attributes import ClipAttrs, GemmAttrs, LinearAttrs
 from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET, REQUANTIZE
 from qdqbridge.ops.data_movement import IDENTITY
+from qdqbridge.ops.elementwise import CONCAT
 from qdqbridge.ops.table import BY_NAME
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,11 @@ _LAYER_NORM = 17
 _Q_DOMAINS = (*ONNX_DOMAINS, "com.microsoft")
 _MODE_BY_RESULTS = frozenset({"BatchNormalization"})
 """What has all of its results in training mode; before opset 14, to have them means that mode."""
+_KEEPS = (
+    ("", "Attention"), ("com.microsoft", "GroupQueryAttention"),
+    ("com.microsoft", "MultiHeadAttention"),
+)  # fmt: skip
+"""What gives the keys and values for the next step as results 1 and 2: both of them, or none."""
 
 
 class NodeReader:
@@ -234,6 +240,15 @@ class NodeReader:
         if own and proto.op_type == "Split":  # the number of its parts has a meaning
             for index, name in enumerate(proto.output):
                 proto.output[index] = name or self._fresh("Split_unread")
+        kept: list[str] = []
+        if (plain_domain(proto.domain), proto.op_type) in _KEEPS:
+            kept = [name for name in proto.output[1:3] if name]
+            if self.wanted.isdisjoint(kept):
+                kept = []
+            else:
+                proto.output.extend([""] * (3 - len(proto.output)))
+                kept = [name or self._fresh("unread") for name in proto.output[1:3]]
+                proto.output[1:3] = kept
         for index, name in enumerate(proto.output):
             # The number of a variadic operator's results (Split, Loop) has a meaning.
             left_out = schema is None or (
@@ -242,7 +257,7 @@ class NodeReader:
             if index and left_out and name:
                 if name in self.wanted:
                     self.optional.add(name)
-                else:
+                elif name not in kept:
                     proto.output[index] = ""
         while len(proto.output) > 1 and not proto.output[-1]:
             proto.output.pop()
@@ -305,10 +320,11 @@ class NodeReader:
     ) -> list[Value | None] | None:
         """Operators that work on stored integers between a Q and a DQ (idioms A16, A19, G10)."""
         first = operands[0] if operands else None
-        if not any(v is not None and v.quant for v in operands):
+        quants = [v.quant.params for v in operands if v is not None and v.quant]
+        if not quants:
             return operands
         if first is not None and first.quant and proto.op_type in ("Clip", "Relu"):
-            bounds = self._stored_bounds(proto, operands)
+            bounds = self._stored_bounds(proto, operands) if quants[0].per_tensor else None
             if bounds is None:
                 return self._plain_operands(operands)
             self._stored_clip(proto, first, *bounds)
@@ -319,10 +335,9 @@ class NodeReader:
                 self.values[proto.output[0]] = first
                 return None
         row = BY_NAME.get(proto.op_type)
-        quants = [v.quant.params for v in operands if v is not None and v.quant]
-        if row is not None and row.flow is Flow.MOVE and quants[0].per_tensor:
-            return operands
-        if proto.op_type == "Concat" and len(quants) == len(operands) and len(set(quants)) == 1:
+        moves = row is CONCAT or (row is not None and row.flow is Flow.MOVE)
+        alike = row is not CONCAT or (len(quants) == len(operands) and len(set(quants)) == 1)
+        if moves and alike and quants[0].per_tensor:
             return operands
         return self._plain_operands(operands)
 
@@ -456,10 +471,8 @@ class NodeReader:
                 typed.type = QuantType(params, data.type.shape)
                 self.quantized_constants[key] = typed
             return self.quantized_constants[key]
-        if data.quant is not None:
-            if data.quant.params.same_mapping(params):
-                return data
-            params = params.with_range(data.quant.params.qmin, data.quant.params.qmax)
+        if data.quant is not None and data.quant.params.same_mapping(params):
+            return data
         typed = Value(QuantType(params, data.type.shape), data.name)
         self.nodes.append(Node(REINTERPRET, NO_ATTRIBUTES, [data], [typed]))
         return typed

@@ -158,6 +158,8 @@ class NodeWriter(RowWriter):
         if encoded.results:
             by_place = dict(zip(encoded.results, results, strict=True))
             results = [by_place.get(place, "") for place in range(max(by_place) + 1)]
+        unread = range(len(results), encoded.least)
+        results = [*results, *(self.free.take(f"{results[0]}_{place}") for place in unread)]
         op_type, domain = encoded.op_type, encoded.domain
         if own:
             op_type, domain, stated = own.name, own.domain, own.stated(stated)
