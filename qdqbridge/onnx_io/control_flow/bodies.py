@@ -24,7 +24,7 @@ from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
 from qdqbridge.graph.copying import copied
 from qdqbridge.graph.edit import link, name_values, unlink
 from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.types import Dim, Shape, TensorType
+from qdqbridge.graph.types import Dim, NestedType, Shape, TensorType
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies, nodes_inside, rename_inside
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.foreign.nodes import IR_VERSION, ForeignAttrs, foreign_attributes
@@ -152,7 +152,8 @@ def _declared(value: ValueInfoProto) -> TensorType:
 
 
 def _plain(node: Node, types: Sequence[object]) -> list[TensorType]:
-    found = [each for each in types if isinstance(each, TensorType)]
+    tensors = (each for each in types if not isinstance(each, NestedType))
+    found = [each for each in tensors if isinstance(each, TensorType)]
     if len(found) < len(types):
         raise _no_graph(node, "it takes a sequence or an optional")
     return found
@@ -240,7 +241,7 @@ def read_body(
         else:
             raise _no_graph(node, f"it reads '{outer.name}', which is {outer.type}")
     found = normal(read_proto(_model(record, proto, graph), Path(place), normal))
-    if not all(isinstance(v.type, TensorType) for v in (*found.inputs, *found.outputs)):
+    if any(isinstance(v.type, NestedType) for v in (*found.inputs, *found.outputs)):
         raise _no_graph(node, "it gives a sequence or an optional")
     return Body(attribute, place, _placed(found, place), len(types), tuple(captured))
 
