@@ -30,6 +30,7 @@ class Movers(Builder):
     Attributes:
         rng: Decides everything.
         dtype: Of what is stored.
+        kind: ONNX's number of it.
         feeds: The inputs.
     """
 
@@ -39,6 +40,7 @@ class Movers(Builder):
         super().__init__(21 if granularity == "blocked" else self.rng.choice([13, 18, 21]))
         self.granularity = granularity
         self.dtype = self.rng.choice(TYPES if self.opset == 21 else TYPES[:2])
+        self.kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype))
         self.numbers = np.random.default_rng(seed)
         self.feeds: dict[str, Array] = {}
 
@@ -115,10 +117,10 @@ def _pad(b: Movers, x: str, shape: list[int], axis: int, other: str) -> str:
 
 
 def _reduce(b: Movers, x: str, shape: list[int], axis: int, other: str) -> str:
-    axes = {"axes": [axis]} if b.opset < 18 else {}
-    operands = [x] if axes else [x, b.ints(axis)]
-    kind = b.rng.choice(["ReduceMax", "ReduceMin"])
-    return b.op(kind, *operands, keepdims=b.rng.choice([0, 1]), **axes)
+    old = b.opset < 18
+    kind, keeps = b.rng.choice(["ReduceMax", "ReduceMin"]), b.rng.choice([0, 1])
+    operands = [x] if old else [x, b.ints(axis)]
+    return b.op(kind, *operands, keepdims=keeps, axes=[axis] if old else None)
 
 
 def _window(b: Movers, x: str, shape: list[int], axis: int, other: str) -> str:
@@ -126,9 +128,8 @@ def _window(b: Movers, x: str, shape: list[int], axis: int, other: str) -> str:
 
 
 def _blocks(b: Movers, x: str, shape: list[int], axis: int, other: str) -> str:
-    mode = {"mode": b.rng.choice(["DCR", "CRD"])}
-    kind = b.rng.choice(["DepthToSpace", "SpaceToDepth"])
-    return b.op(kind, x, blocksize=2, **(mode if kind == "DepthToSpace" else {}))
+    mode, kind = b.rng.choice(["DCR", "CRD"]), b.rng.choice(["DepthToSpace", "SpaceToDepth"])
+    return b.op(kind, x, blocksize=2, mode=mode if kind == "DepthToSpace" else None)
 
 
 def _where(b: Movers, x: str, shape: list[int], axis: int, other: str) -> str:
@@ -138,8 +139,11 @@ def _where(b: Movers, x: str, shape: list[int], axis: int, other: str) -> str:
 
 def _resize(b: Movers, x: str, shape: list[int], axis: int, other: str) -> str:
     scales = b.init(np.array([1 + (i == axis) for i in range(len(shape))], np.float32))
-    how = {"mode": "nearest", "nearest_mode": "floor"}
-    return b.op("Resize", x, "", scales, **how, coordinate_transformation_mode="asymmetric")
+    at = "asymmetric"
+    return b.op(
+        "Resize", x, "", scales, mode="nearest", nearest_mode="floor",
+        coordinate_transformation_mode=at,
+    )  # fmt: skip
 
 
 def _indexed(b: Movers, x: str, shape: list[int], axis: int, other: str) -> str:
@@ -177,7 +181,7 @@ MOVES: tuple[Move, ...] = (
     lambda b, x, shape, axis, other: b.op("Expand", x, b.ints(2, *shape)),
     lambda b, x, shape, axis, other: b.op("Identity", x),
     lambda b, x, shape, axis, other: b.op("Relu", x),
-    lambda b, x, shape, axis, other: b.op("Cast", x, to=helper.np_dtype_to_tensor_dtype(np.dtype(b.dtype))),
+    lambda b, x, shape, axis, other: b.op("Cast", x, to=b.kind),
 )  # fmt: skip
 
 
@@ -196,8 +200,7 @@ def model(seed: int) -> tuple[onnx.ModelProto, dict[str, Array]] | None:
     moved = move(b, x, shape, axis, other)
     if b.rng.random() < 0.25:
         moved = b.op("Identity", moved)
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(b.dtype))
-    b.output(moved, None, kind)
+    b.output(moved, None, b.kind)
     given = _ran(b.model(), b.feeds)
     if given is None:
         return None

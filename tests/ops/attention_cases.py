@@ -100,8 +100,8 @@ class AttentionCase:
         model = self.model()
         graph, (first, *_) = model.graph, model.graph.output
         scale = [
-            numpy_helper.from_array(np.float32(2**-6), "s"),
-            numpy_helper.from_array(np.uint8(128), "z"),
+            numpy_helper.from_array(np.asarray(2**-6, np.float32), "s"),
+            numpy_helper.from_array(np.asarray(128, np.uint8), "z"),
         ]
         graph.initializer.extend(scale)
         steps = ("Identity", "copy"), ("QuantizeLinear", "q"), ("DequantizeLinear", "dq")

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnxruntime.capi import onnxruntime_pybind11_state as state
+from onnxruntime.capi.onnxruntime_pybind11_state import (
+    get_all_operator_schema,  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
+)
 
 import qdqbridge as qb
 from qdqbridge.graph.verify import verify
@@ -239,7 +241,7 @@ def test_what_onnxruntime_needs_of_results_that_nobody_reads(family: str, tmp_pa
 
 DEFAULTS = {
     (schema.domain, schema.name, name): onnx.AttributeProto.FromString(stated._default_value)
-    for schema in state.get_all_operator_schema()
+    for schema in get_all_operator_schema()
     for name, stated in schema.attributes.items()
     if schema.domain == "com.microsoft" and stated._default_value
 }
