@@ -9,8 +9,9 @@ import onnx
 import pytest
 
 import qdqbridge as qb
+from qdqbridge.onnx_io.profiles.export import exported_proto
 from tests.onnx_io.lowering_cases import MS, Array, ort_run
-from tests.onnx_models import Builder, canonical, check_carried, run, to_proto
+from tests.onnx_models import Builder, canonical, check_carried, run
 
 BUCKETS, HEADS, LENGTH = 32, 3, 40
 
@@ -77,7 +78,7 @@ def test_every_distance_has_the_bucket_of_the_formula(reach: int, both: bool) ->
         row = table[bucket(key, BUCKETS, reach, both=both)]
         query = max(0, -key)
         assert np.array_equal(found[0, :, query, query + key], row), key
-    (again,) = ort_run(to_proto(graph), tokens(length))
+    (again,) = ort_run(exported_proto(graph), tokens(length))
     assert np.array_equal(again, found)
 
 
@@ -96,7 +97,7 @@ def test_the_opset_of_a_file_does_not_matter() -> None:
     table = np.zeros((BUCKETS, HEADS), np.float32)
     graphs = [canonical(model(table, 128, both=True, opset=opset)) for opset in (9, 13, 21)]
     assert len({graph.digest for graph in graphs}) == 1
-    assert canonical(to_proto(graphs[0])).digest == graphs[0].digest
+    assert canonical(exported_proto(graphs[0])).digest == graphs[0].digest
 
 
 @pytest.mark.parametrize(("buckets", "reach"), [(2, 128), (32, 8), (32, 5000)])
