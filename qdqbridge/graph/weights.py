@@ -51,6 +51,10 @@ class WeightGeometry:
         alone = shape[0] == self.tiles if self.tiles > 1 else shape[1] == 1
         return self.image and self.groups > 1 and alone
 
+    def alone(self, shape: tuple[int | str, ...]) -> bool:
+        """Returns whether each channel of an image makes one of the result, and no other."""
+        return self.image and self.tiles == 1 and shape[1] == 1 and shape[0] == self.groups
+
     def spread(self, along: Array) -> Array:
         """Returns numbers along the axis, or one for all, as the result's channels have them."""
         return np.tile(along, self.tiles) if along.ndim else along

@@ -6,7 +6,10 @@ below 2**24, float64 below 2**53, else int64. The order of additions cannot matt
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -15,6 +18,11 @@ from qdqbridge.graph.numerics import dequantize, multiplier, quantize, requantiz
 from qdqbridge.graph.operator import Array
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, ValueType
+
+Lost: TypeAlias = "Callable[[Array, Array], Array]"
+"""What hardware that is simulated adds to the exact sums of ``codes[..., M, K] @ w[..., K, N]``, for
+codes of unsigned bytes and stored signed weights."""
+_LOST: ContextVar[Lost | None] = ContextVar("lost", default=None)
 
 BIAS_MOVES = 2.0**-4
 """What rounding a bias to the accumulator may move a result by, before that is rounded, in LSB.
@@ -44,6 +52,32 @@ def exact_dtype(a: Array, b: Array, count: int) -> Any:
     if bound < 1 << 24:
         return np.float32
     return np.float64 if bound < 1 << 53 else np.int64
+
+
+@contextmanager
+def simulated(lost: Lost) -> Generator[None, None, None]:
+    """Products of bytes give here what hardware gives whose sums lose something.
+
+    Everything else keeps the contract: depthwise convolutions, unsigned weights, other widths.
+    """
+    token = _LOST.set(lost)
+    try:
+        yield
+    finally:
+        _LOST.reset(token)
+
+
+def lost_of_bytes(x: DType, w: DType) -> Lost | None:
+    """Returns what is simulated of products of values of two types; None where sums are exact.
+
+    The codes of signed activations are larger by 128 then, as where they become unsigned.
+    """
+    if w is not DType.INT8 or x not in (DType.INT8, DType.UINT8):
+        return None
+    lost = _LOST.get()
+    if lost is None or x is DType.UINT8:
+        return lost
+    return lambda codes, weights: lost(codes.astype(np.int32) + 128, weights)
 
 
 def accumulation_dtype(array: Array) -> Any:

@@ -11,11 +11,13 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.graph.operator import Array, Flow, Operands, Row, Types
 from qdqbridge.graph.weights import WeightGeometry
 from qdqbridge.ops.accumulator import (
+    Lost,
     accumulation_dtype,
     centered,
     exact_dtype,
     finished,
     integer_params,
+    lost_of_bytes,
     with_bias,
 )
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs
@@ -44,6 +46,35 @@ def correlate(attrs: ConvAttrs, x: Array, w: Array) -> Array:
         matrix = weights[(..., *tap)]
         total += matrix * columns if w.shape[1] == 1 else np.matmul(matrix, columns)
     return total.reshape(batch, w.shape[0], *out)
+
+
+def lost_in_sums(attrs: ConvAttrs, codes: Array, w: Array, outside: int, lost: Lost) -> Array | int:
+    """Returns what a simulated kernel adds to the sums of :func:`correlate`.
+
+    A convolution is a product of matrices whose inner axis runs over channels first, then over
+    taps. Sums over the taps of one channel each have a kernel of their own, which is exact.
+
+    Args:
+        attrs: Of the convolution.
+        codes: Stored activations.
+        w: Stored weights.
+        outside: The code that lies around the image.
+        lost: What is added to a product of matrices.
+    """
+    kernel, group, batch = w.shape[2:], attrs.group, codes.shape[0]
+    if _geometry(attrs).alone(w.shape):
+        return 0
+    out = extents(codes.shape[2:], kernel, attrs.strides, attrs.dilations, attrs.pads)
+    around = padded(codes, kernel, attrs.strides, attrs.dilations, attrs.pads, out, outside)
+    size, terms = math.prod(out), math.prod(w.shape[1:])
+    views = [v for _, v in taps(around, kernel, attrs.strides, attrs.dilations, out)]
+    columns = np.stack([v.reshape(batch, group, w.shape[1], size) for v in views], axis=2)
+    rows = w.reshape(group, w.shape[0] // group, w.shape[1], len(views))
+    found = lost(
+        np.swapaxes(columns.reshape(batch, group, terms, size), 2, 3),
+        rows.transpose(0, 3, 2, 1).reshape(group, terms, -1),
+    )
+    return np.swapaxes(found, 2, 3).reshape(batch, w.shape[0], *out)
 
 
 def spread(attrs: ConvTransposeAttrs, x: Array, w: Array) -> Array:
@@ -106,13 +137,15 @@ def _contract(
     dtype = exact_dtype(cx, cw, geometry.terms(w.shape))
     cx, cw = cx.astype(dtype), cw.astype(dtype)
     total = correlate(attrs, cx, cw) if isinstance(attrs, ConvAttrs) else spread(attrs, cx, cw)
+    total = total.astype(np.int64)
+    lost = lost_of_bytes(px.storage_dtype, pw.storage_dtype)
+    if lost is not None and isinstance(attrs, ConvAttrs):
+        total += lost_in_sums(attrs, x, w, int(px.zero_point), lost)
     scale = np.asarray(px.scale.astype(np.float32) * pw.scale.astype(np.float32), np.float32)
     scale = _column(geometry.spread(scale), x.ndim) if scale.ndim else scale
     bias = optional(operands, 2)
     column = None if bias is None else _column(bias, x.ndim)
-    total, real = with_bias(
-        total.astype(np.int64), scale, column, types[2] if bias is not None else None
-    )
+    total, real = with_bias(total, scale, column, types[2] if bias is not None else None)
     return (finished(total, scale, real, results[0]),)
 
 

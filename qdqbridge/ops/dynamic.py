@@ -20,7 +20,13 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.graph.operator import Array, Attributes, Flow, Operands, Operator, Row, Types
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, ValueType
-from qdqbridge.ops.accumulator import accumulation_dtype, centered, exact_dtype, integer_params
+from qdqbridge.ops.accumulator import (
+    accumulation_dtype,
+    centered,
+    exact_dtype,
+    integer_params,
+    lost_of_bytes,
+)
 from qdqbridge.ops.attributes import ConvAttrs
 from qdqbridge.ops.convolution import CONV, correlate
 from qdqbridge.ops.matmul import DENSE, rows_fit
@@ -107,8 +113,13 @@ def _contract(
     if factors is None:
         return None
     left, right, scale, weight_scale = factors
-    total = np.matmul(left, right.T).astype(np.float32)
-    bias = optional(operands, 2)
+    total = np.matmul(left, right.T)
+    x, w = present(operands, 2)
+    lost = lost_of_bytes(DType.UINT8, types[1].dtype) if types[1] is not None else None
+    if lost is not None:
+        codes = dynamic_codes(x, *dynamic_parameters(x, rows=attributes.rows))
+        total = total + lost(codes, w.T)
+    total, bias = total.astype(np.float32), optional(operands, 2)
     with np.errstate(all="ignore"):
         real = total * (scale * weight_scale)
         return (np.asarray(real if bias is None else real + bias, np.float32),)

@@ -18,6 +18,7 @@ from qdqbridge.ops.accumulator import (
     exact_dtype,
     finished,
     integer_params,
+    lost_of_bytes,
     with_bias,
 )
 from qdqbridge.ops.attributes import GemmAttrs
@@ -77,7 +78,11 @@ def _integer_product(
     ca, cb = centered(a, pa), centered(b, pb)
     ca, cb = ca.T if trans_a else ca, cb.T if trans_b else cb
     dtype = exact_dtype(ca, cb, ca.shape[-1])
-    return np.asarray(np.matmul(ca.astype(dtype), cb.astype(dtype))).astype(np.int64)
+    total = np.asarray(np.matmul(ca.astype(dtype), cb.astype(dtype))).astype(np.int64)
+    lost = lost_of_bytes(pa.storage_dtype, pb.storage_dtype)
+    if lost is not None and min(a.ndim, b.ndim) > 1:
+        total += lost(a.T if trans_a else a, b.T if trans_b else b)
+    return total
 
 
 def _params(types: Types, channel_axis: int | None) -> tuple[QuantParams, QuantParams] | None:

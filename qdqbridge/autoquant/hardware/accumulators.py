@@ -236,8 +236,7 @@ def _pairs(
 ) -> tuple[int, NDArray[np.int64], NDArray[np.int64] | None, NDArray[np.float64]]:
     """Returns the pairs, those that can saturate, those that can within ``codes``, the remedy."""
     none, ones = np.zeros(product.channels, np.int64), np.ones(product.channels)
-    widths = (product.params.storage_dtype.bits, product.other_params.storage_dtype.bits)
-    if product.weights is None or max(widths) > 8 or product.depthwise:
+    if not product.paired:
         return 0, none, none if codes is not None else None, ones
     rows, calibrated = product.in_order(order), None
     found, factor = saturating(rows, FULL), remedy(rows)

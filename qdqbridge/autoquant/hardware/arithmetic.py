@@ -7,8 +7,8 @@ It is about products whose result is stored as integers; everything else keeps t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Any
@@ -17,11 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.hardware.pairs import Order
-from qdqbridge.autoquant.hardware.products import Product, products
-from qdqbridge.errors import InputDataError, UnsupportedQuantization
+from qdqbridge.autoquant.hardware.pairs import lost as lost_in_pairs
+from qdqbridge.autoquant.hardware.products import Product, product_at, products
+from qdqbridge.errors import InputDataError
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.interpreter import check_inputs, computed
 from qdqbridge.graph.types import QuantType
+from qdqbridge.onnx_io.control_flow.bodies import is_control
+from qdqbridge.ops.accumulator import simulated
+from qdqbridge.ops.dynamic import DYNAMIC_DENSE
 from qdqbridge.tflite_io.rounding import fixed_point, in_float32, rounded_twice
 
 Array = NDArray[Any]
@@ -144,11 +149,18 @@ def run(graph: Graph, inputs: Mapping[str, Array], arithmetic: IntegerArithmetic
     )
     own = {product.node: product for product in products(graph)}
     lost: dict[Node, int] = {}
+    pairs_alone = replace(arithmetic, pairs=None) == CONTRACT
     for node in graph.nodes:
         operands = [None if v is None else _stored(v, values) for v in node.inputs]
         product = own.get(node)
-        if product is None or not _is_rounded(node):
-            results = computed(node, operands)
+        if product is None or not _is_rounded(node) or pairs_alone:
+            count = 0
+            if arithmetic.pairs is not None and is_paired(node):
+                results, count = in_pairs(node, operands)
+            else:
+                results = computed(node, operands)
+            if count:
+                lost[node] = count
         else:
             x, other = (_stored(v, values) for v in (product.x, product.other))
             sums, count = summed(product, x, other, arithmetic)
@@ -171,6 +183,36 @@ def _is_rounded(node: Node) -> bool:
     return known and isinstance(type_, QuantType) and type_.params.per_tensor
 
 
+# ---- pairs -----------------------------------------------------------------------------------
+
+
+def is_paired(node: Node) -> bool:
+    """Returns whether onnxruntime adds a node's products in pairs that saturate, without VNNI."""
+    if node.op is DYNAMIC_DENSE:
+        return node.operand(1).type.dtype is DType.INT8
+    product = product_at(node)
+    return is_control(node) or (product is not None and product.paired)
+
+
+def in_pairs(node: Node, operands: Sequence[Array | None]) -> tuple[Sequence[Array], int]:
+    """Returns what a node gives whose pairs of products saturate, and how many sums lost something.
+
+    Everything but the sums is the contract's, bit for bit: zero points, biases, floats and how
+    results are rounded.
+    """
+    count = 0
+
+    def counted(codes: Array, weights: Array) -> Array:
+        nonlocal count
+        found = lost_in_pairs(codes, weights)
+        count += int(np.count_nonzero(found))
+        return found
+
+    with simulated(counted):
+        results = computed(node, operands)
+    return results, count
+
+
 # ---- sums ------------------------------------------------------------------------------------
 
 
@@ -191,10 +233,11 @@ def summed(
     low, high = arithmetic.limits
     found, lost = exact, np.zeros(exact.shape, bool)
     if product.weights is not None:
-        added = _Added(product, x, other, arithmetic.pairs or "channels-last")
-        if arithmetic.pairs is not None and added.paired:
-            found, lost = added.in_pairs(exact)
+        if arithmetic.pairs is not None and product.paired:
+            moved = product.lost(x, other)
+            found, lost = exact + moved, np.broadcast_to(moved != 0, exact.shape).copy()
         if arithmetic.overflow is Overflow.SATURATION and arithmetic.accumulator_bits < EXACT_BITS:
+            added = _Added(product, x, other, arithmetic.pairs or "channels-last")
             found, lost = added.one_by_one(low, high)
     lost |= (found < low) | (found > high)
     return (found - low) % (high - low + 1) + low, int(lost.sum())
@@ -211,12 +254,6 @@ class _Added:
         self._nothing = np.array(np.broadcast_to(zero, other.shape), other.dtype)
         self.bias = product.accumulators(x, self._nothing)
 
-    @property
-    def paired(self) -> bool:
-        """True for 8-bit products that such kernels compute."""
-        widths = (self.product.params, self.product.other_params)
-        return not self.product.depthwise and all(p.storage_dtype.bits <= 8 for p in widths)
-
     def _of(self, columns: slice) -> Sums:
         """Returns what some terms of every sum give, without the bias."""
         terms, places = self._nothing.copy(), self._places[:, columns]
@@ -231,34 +268,6 @@ class _Added:
             total = total + self._of(slice(index, index + 1))
             lost |= (total < low) | (total > high)
             total = np.clip(total, low, high)
-        return total, lost
-
-    def in_pairs(self, exact: Sums) -> tuple[Sums, NDArray[np.bool_]]:
-        """Returns the sums where two products each are added in 16 bits first.
-
-        Activations are unsigned bytes then, weights what is stored of them, and zero points are
-        corrected outside. What lies around an image is the zero point.
-        """
-        product, info = self.product, np.iinfo(np.int16)
-        rows = product.in_order(self._order)
-        if product.axis is None or (product.centred != product.in_order("channels-first")).any():
-            raise UnsupportedQuantization(
-                f"16-bit pairs of {product.node.op.name} '{product.node.name}' are not simulated",
-                where=product.node.name,
-                why="its weights have zero points, or are several matrices",
-                fix="store weights symmetrically",
-            )
-        code = int(product.params.zero_point)
-        code += 128 if product.params.storage_dtype.is_signed else 0
-        shape = [1] * exact.ndim
-        shape[product.axis] = len(rows)
-        total, lost = exact.copy(), np.zeros(exact.shape, bool)
-        for index in range(0, rows.shape[1] - 1, 2):
-            columns = slice(index, index + 2)
-            raw = self._of(columns) + (code * rows[:, columns].sum(axis=1)).reshape(shape)
-            held = np.clip(raw, info.min, info.max)
-            lost |= held != raw
-            total += held - raw
         return total, lost
 
 

@@ -2,16 +2,20 @@
 
 The instruction multiplies unsigned bytes by signed ones and adds neighbours with saturation to
 int16. Kernels for CPUs without VNNI are built on it (onnxruntime's MLAS on AVX2, TVM's x86
-schedules). What is assumed of such a kernel:
+schedules). What they do, of onnxruntime 1.32 read in its source and proved value by value
+(``scripts/engine_models.py onnxruntime-avx2 --pairs``):
 
-* Activations go in as stored codes, 0 to 255; signed ones are shifted by 128, which costs a
-  correction outside of the sums. Weights go in as stored, signed; unsigned ones shifted by -128.
-* Zero points are corrected outside as well, so that no code is centred before it is multiplied.
-* A convolution is a product of matrices whose inner axis runs over channels first and over taps
-  last (``channels-last``), in one flat row; where the number of channels is a multiple of four,
-  blocks of four channels (``NCHW4c``) form the same pairs. ``channels-first`` is the other order.
+* Activations go in as stored codes, 0 to 255; signed ones of a QDQ file are shifted by 128. Weights
+  go in as stored, signed. Products of unsigned weights are exact, and those of signed activations
+  that a file has as an operator (QLinearConv, MatMulInteger), and ConvInteger.
+* Zero points are corrected outside, so that no code is centred before it is multiplied.
+* A convolution is a product of matrices whose inner axis runs over channels of a group first and
+  over taps last (``channels-last``), in one flat row; blocks of four channels of its own kernel for
+  symmetric weights (``NCHW4c``), strides of 128 and 384 terms and the kernel for one row of
+  activations form the same pairs. ``channels-first`` is the other order.
 * A term that is left over is paired with zero, and cannot saturate: ``255 * 128 <= 32767``.
-* Depthwise convolutions do not run on such products, 16-bit operands do not either.
+* A pair alone saturates: its sums are added in 32 bits.
+* Convolutions of one channel to one do not run on such products, 16-bit operands do not either.
 """
 
 from __future__ import annotations
@@ -81,3 +85,41 @@ def remedy(rows: NDArray[Any]) -> NDArray[np.float64]:
     factors = np.ones(len(rows))
     np.maximum.at(factors, channels, np.minimum(high * _MARGIN, 2.0))
     return factors
+
+
+def lost(codes: NDArray[Any], weights: NDArray[Any]) -> NDArray[np.int64]:
+    """Returns what saturation adds to the exact sums of a product of matrices.
+
+    Args:
+        codes: Unsigned codes, shape (..., M, K).
+        weights: Stored signed weights, shape (..., K, N).
+    """
+    if weights.ndim == 2:
+        flat = codes.reshape(-1, codes.shape[-1])
+        return _lost(flat, weights).reshape(*codes.shape[:-1], weights.shape[-1])
+    stacked = np.broadcast_shapes(codes.shape[:-2], weights.shape[:-2])
+    codes = np.broadcast_to(codes, (*stacked, *codes.shape[-2:]))
+    weights = np.broadcast_to(weights, (*stacked, *weights.shape[-2:]))
+    found = np.zeros((*stacked, codes.shape[-2], weights.shape[-1]), np.int64)
+    for index in np.ndindex(*stacked):
+        found[index] = _lost(codes[index], weights[index])
+    return found
+
+
+def _lost(codes: NDArray[Any], weights: NDArray[Any]) -> NDArray[np.int64]:
+    found = np.zeros((len(codes), weights.shape[1]), np.int64)
+    if not len(codes):
+        return found
+    a, pairs = codes.astype(np.int32), paired(weights.T)
+    low, high = a.min(axis=0), a.max(axis=0)
+    ends = [pairs * end[: pairs.shape[1] * 2].reshape(-1, 2) for end in (low, high)]
+    info = np.iinfo(np.int16)
+    suspects = np.maximum(*ends).sum(axis=-1) > info.max
+    suspects |= np.minimum(*ends).sum(axis=-1) < info.min
+    pairs = pairs.astype(np.int32)
+    for place in np.flatnonzero(suspects.any(axis=0)):
+        channels = np.flatnonzero(suspects[:, place])
+        first, second = pairs[channels, place].T
+        raw = a[:, 2 * place, None] * first + a[:, 2 * place + 1, None] * second
+        found[:, channels] += np.clip(raw, info.min, info.max) - raw
+    return found

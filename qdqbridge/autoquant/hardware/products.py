@@ -8,13 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.hardware.pairs import Order
+from qdqbridge.autoquant.hardware.pairs import Order, lost
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.weights import geometry_of
 from qdqbridge.ops.accumulator import centered, integer_params
-from qdqbridge.ops.attributes import GemmAttrs
+from qdqbridge.ops.attributes import ConvAttrs, GemmAttrs
+from qdqbridge.ops.convolution import CONV, lost_in_sums
+from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
+
+_PAIRED = (CONV, DENSE, GEMM, MATMUL)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,10 +100,39 @@ class Product:
         return np.tile(scale, self.channels // scale.size).reshape(shape)
 
     @property
-    def depthwise(self) -> bool:
-        """True for a convolution whose sums run over the taps of one channel."""
+    def paired(self) -> bool:
+        """True where a kernel without VNNI adds its products in pairs of 16 bits.
+
+        Convolutions of one channel to one channel have a kernel of their own, which is exact, and
+        so are products of unsigned weights and of two activations, which become unsigned both.
+        """
         geometry = geometry_of(self.node)
-        return geometry is not None and geometry.depthwise(self.other.type.shape or (0, 0))
+        return (
+            self.node.op in _PAIRED
+            and self.weights is not None
+            and self.other is not self.node.operand(0)
+            and self.params.storage_dtype in (DType.INT8, DType.UINT8)
+            and self.other_params.storage_dtype is DType.INT8
+            and not (geometry is not None and geometry.alone(self.other.type.shape or (0, 0)))
+        )
+
+    def lost(self, x: NDArray[Any], other: NDArray[Any]) -> NDArray[np.int64] | int:
+        """Returns what pairs that saturate add to the exact sums of a product that has them.
+
+        Args:
+            x: Stored codes of :attr:`x`.
+            other: Stored codes of :attr:`other`.
+        """
+        attributes, up = self.node.attributes, 128 if self.params.storage_dtype.is_signed else 0
+        codes = x.astype(np.int32) + up
+        if isinstance(attributes, ConvAttrs):
+            zero = int(self.params.zero_point) + up
+            return lost_in_sums(attributes, codes, other, zero, lost)
+        if isinstance(attributes, GemmAttrs):
+            return lost(
+                codes.T if attributes.trans_a else codes, other.T if attributes.trans_b else other
+            )
+        return lost(codes, other.T if self.node.op is DENSE else other)
 
     def accumulators(self, x: NDArray[Any], other: NDArray[Any]) -> NDArray[np.int64]:
         """Returns the exact integer sums for stored operands, the bias included.
@@ -121,11 +155,13 @@ class Product:
 
 def products(graph: Graph) -> list[Product]:
     """Returns the nodes of a canonical graph that sum products of integers."""
-    nodes = (node for node in graph.nodes if node.op.flow is Flow.ACCUMULATE)
-    return [product for node in nodes if (product := _product(node)) is not None]
+    return [product for node in graph.nodes if (product := product_at(node)) is not None]
 
 
-def _product(node: Node) -> Product | None:
+def product_at(node: Node) -> Product | None:
+    """Returns a node as a product of integers; None where it is none."""
+    if node.op.flow is not Flow.ACCUMULATE:
+        return None
     a, b = node.operand(0), node.operand(1)
     swapped = a.is_constant and not b.is_constant
     x, w = (b, a) if swapped else (a, b)

@@ -168,7 +168,7 @@ def _rows(
         rows = np.swapaxes(rows.reshape(len(rows), -1, taps), 1, 2).reshape(rows.shape)
     zero, shift = int(x.zero_point), 128 if x.storage_dtype.is_signed else 0
     low, high = (min(max(code + shift, FULL[0]), FULL[1]) for code in (x.qmin, x.qmax))
-    paired = x.storage_dtype.bits <= 8 and not geometry.depthwise(array.shape)
+    paired = x.storage_dtype.bits <= 8 and not geometry.alone(array.shape)
     codes, added = (x.qmin - zero, x.qmax - zero), _bias(bias, len(rows))
     return _Rows(rows, added, params, codes, float(x.scale), (low, high), paired, arithmetic)
 
