@@ -86,16 +86,26 @@ def opened(
         limits: What the engine's process may take.
     """
     from qdqbridge.engines import engine_kind
-    from qdqbridge.engines import open_engine as open_file
     from qdqbridge.pipeline import save
 
     kind = engine_kind(name)
     if path is not None and _read_by(kind, path):
-        return open_file(name, path, graph, limits=limits)
+        return _judge(name, path, graph, limits)
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / f"model{kind.suffix}"
         save(graph, written, kind.profile)
-        return open_file(name, written, graph, limits=limits)
+        return _judge(name, written, graph, limits)
+
+
+def _judge(name: str, path: Path, graph: Graph, limits: ProcessLimits | None) -> ForeignEngine:
+    from qdqbridge.autoquant.hardware.arithmetic import without_vnni
+    from qdqbridge.engines import ENGINES, open_engine
+    from qdqbridge.onnx_io.runtime.byte_products import saturating_products
+
+    engine = open_engine(name, path, graph, limits=limits)
+    if ENGINES[name].pairs_saturate():
+        engine.own = partial(without_vnni, saturating_products(path))
+    return engine
 
 
 def node_times(

@@ -18,6 +18,7 @@ from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.copying import symbolic_extents
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.types import Dim, ValueType
+from qdqbridge.report.engine import OwnArithmetic
 
 Array = NDArray[Any]
 
@@ -36,6 +37,8 @@ class ForeignEngine:
         names: The tensors it can return.
         outputs: The names of the model's outputs.
         types: Empty: what a tensor means is known to graphs only.
+        own: What the engine's arithmetic gives for a node where that is not the contract's; None
+            for engines of which nothing is known.
     """
 
     def __init__(self, kind: EngineKind, path: Path, graph: Graph, limits: ProcessLimits) -> None:
@@ -55,6 +58,7 @@ class ForeignEngine:
         self.kind, self.label, self.graph = kind, kind.label, graph
         self._path, self._limits = path, limits
         self.types: Mapping[str, ValueType] = {}
+        self.own: OwnArithmetic | None = None
         self._source = _source(kind, path, graph)
         self.outputs: Sequence[str] = self._source.outputs
         self.names: Sequence[str] = [*self.outputs, *(self._source.stored if kind.shows else ())]

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from qdqbridge.engines.processors import start_without_vnni
 from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.onnx_io.runtime.byte_products import saturates
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,10 @@ class EngineKind:
             UnsupportedTargetError: It cannot run on this machine.
         """
         return start_without_vnni(self.name) if self.without_vnni else ()
+
+    def pairs_saturate(self) -> bool:
+        """Returns whether onnxruntime's products of bytes saturate where this engine runs."""
+        return self.without_vnni or (self.package == "onnxruntime" and saturates())
 
 
 _ALL = (

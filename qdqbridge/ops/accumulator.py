@@ -20,7 +20,7 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, ValueType
 
 Lost: TypeAlias = "Callable[[Array, Array], Array]"
-"""What hardware that is simulated adds to the exact sums of ``codes[..., M, K] @ w[..., K, N]``, for
+"""What simulated hardware adds to the exact sums of ``codes[..., M, K] @ w[..., K, N]``, for
 codes of unsigned bytes and stored signed weights."""
 _LOST: ContextVar[Lost | None] = ContextVar("lost", default=None)
 

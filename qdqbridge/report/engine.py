@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeGuard
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, TypeGuard
 
 from numpy.typing import NDArray
 
-from qdqbridge.graph.graph import Graph, Value
+from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.graph.types import ValueType
 
 Array = NDArray[Any]
+OwnArithmetic: TypeAlias = (
+    "Callable[[Node, Sequence[Array | None]], tuple[str, Sequence[Array]] | None]"
+)
+"""What an engine gives for a node and stored operands, bit for bit, and the cause of it; None where
+it keeps the contract."""
 
 
 class Engine(Protocol):

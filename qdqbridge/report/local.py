@@ -25,7 +25,7 @@ from qdqbridge.report.bounds import Exact, exact
 from qdqbridge.report.causes import blame
 from qdqbridge.report.compare import Comparison, Progress, ordered, producers, same_meaning
 from qdqbridge.report.difference import Tally, differing
-from qdqbridge.report.engine import Engine, visible
+from qdqbridge.report.engine import Engine, OwnArithmetic, visible
 from qdqbridge.report.float16 import with_halves
 from qdqbridge.report.passing import joined, moved
 
@@ -63,6 +63,7 @@ def compare_locally(
     ]
     made_by = producers(graph)
     explain: Explain = getattr(reference, "explained", _nothing)
+    own: OwnArithmetic | None = getattr(reference, "own", None)
     outputs = set(graph.output_names) & set(reference.outputs)
     tallies = {
         seen[name]: Tally(name, made_by.get(name, ""), seen[name].type, name in outputs)
@@ -73,7 +74,7 @@ def compare_locally(
         inputs = dict(zip(graph.inputs, check_inputs(graph.inputs, batch.inputs), strict=True))
         recorded = {seen[name]: a for name, a in reference.run(batch.inputs, names).items()}
         told = None if witness is None else partial(witness, batch)
-        _BatchWalk(tallies, recorded, mismatched, explain, told).run(graph.nodes, inputs)
+        _BatchWalk(tallies, recorded, mismatched, explain, own, told).run(graph.nodes, inputs)
         if progress is not None:
             progress(number, batch.count)
     unmatched = [n for n, v in seen.items() if v not in tallies or v in mismatched]
@@ -117,11 +118,12 @@ class _BatchWalk:
         recorded: Mapping[Value, Array],
         mismatched: dict[Value, None],
         explain: Explain,
+        own: OwnArithmetic | None,
         told: Callable[[Value, Array, Array], None] | None = None,
     ) -> None:
         self.told = told
         self.tallies, self.recorded, self.mismatched = tallies, recorded, mismatched
-        self.explain = explain
+        self.explain, self.own = explain, own
         self.values: dict[Value, Array] = {}
         self.unrecorded: dict[Value, Source] = {}
 
@@ -153,19 +155,22 @@ class _BatchWalk:
     def _node(self, node: Node) -> None:
         operands = [None if value is None else self._stored(value) for value in node.inputs]
         results = evaluate_node(node, operands)
-        for value, ours in zip(node.outputs, results, strict=False):
+        told = None if self.own is None else self.own(node, operands)
+        cause, expected = ("", ()) if told is None else told
+        for place, (value, ours) in enumerate(zip(node.outputs, results, strict=False)):
             nested = isinstance(value.type, NestedType)
             theirs = None if nested else self.recorded.get(value)
             if theirs is not None and (theirs.dtype != ours.dtype or theirs.shape != ours.shape):
                 self.mismatched[value] = None
                 theirs = None
-            self.values[value] = ours if theirs is None else theirs
+            meant = expected[place] if place < len(expected) else None
+            self.values[value] = theirs if theirs is not None else ours if meant is None else meant
             if theirs is None:
                 self.unrecorded[value] = partial(_exact, node, operands, self._behind(node))
             if theirs is not None and ours.dtype != object:
                 if self.told is not None:
                     self.told(value, ours, theirs)
-                self._tally(node, value, operands, ours, theirs)
+                self._tally(node, value, operands, ours, theirs, (cause, meant))
 
     def _behind(self, node: Node) -> list[Source | None]:
         """Returns, for each operand that was not recorded, what gives its exact values."""
@@ -182,7 +187,13 @@ class _BatchWalk:
         return self.values[value] if value.constant is None else value.constant.numpy()
 
     def _tally(
-        self, node: Node, value: Value, operands: Sequence[Array | None], ours: Array, theirs: Array
+        self,
+        node: Node,
+        value: Value,
+        operands: Sequence[Array | None],
+        ours: Array,
+        theirs: Array,
+        meant: tuple[str, Array | None],
     ) -> None:
         tally = self.tallies[value]
         tally.add(ours, theirs)
@@ -190,6 +201,8 @@ class _BatchWalk:
         if differs.any():
             known = None
             own = self.explain(node, operands, theirs) if value is node.output else None
+            if meant[1] is not None:
+                own = meant[0], ~differing(meant[1], theirs)
             if own is not None:
                 cause, fits = own[0], own[1] & differs
                 tally.blame({cause: int(fits.sum())} if fits.any() else {}, 0.0, 0.0)

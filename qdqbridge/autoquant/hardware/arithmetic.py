@@ -7,7 +7,7 @@ It is about products whose result is stored as integers; everything else keeps t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
@@ -211,6 +211,28 @@ def in_pairs(node: Node, operands: Sequence[Array | None]) -> tuple[Sequence[Arr
     with simulated(counted):
         results = computed(node, operands)
     return results, count
+
+
+PAIRS = "pairs saturate (x86 without VNNI)"
+"""A cause: what :func:`in_pairs` gives, bit for bit."""
+
+
+def without_vnni(
+    saturating: Set[str], node: Node, operands: Sequence[Array | None]
+) -> tuple[str, Sequence[Array]] | None:
+    """Returns what onnxruntime gives without VNNI, where pairs saturate; None where none does.
+
+    Args:
+        saturating: What is multiplied so in its file:
+            :func:`qdqbridge.onnx_io.runtime.byte_products.saturating_products`.
+        node: The node.
+        operands: What it is given, as it is stored.
+    """
+    weights = (value.name for value in node.inputs if value is not None and value.is_constant)
+    if saturating.isdisjoint([node.name, *weights, *(value.name for value in node.outputs)]):
+        return None
+    results, count = in_pairs(node, operands)
+    return (PAIRS, results) if count else None
 
 
 # ---- sums ------------------------------------------------------------------------------------

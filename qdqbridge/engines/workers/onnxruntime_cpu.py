@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,12 +11,11 @@ from typing import Any
 import onnxruntime as ort
 
 from qdqbridge.engines.workers.rows import Array, Loaded, Row, TimeRow
+from qdqbridge.onnx_io.runtime.byte_products import MARKS
 from qdqbridge.onnx_io.runtime.ort_values import run
 
 _OPTIMIZED = "optimized.onnx"
 _KERNEL = "_kernel_time"
-_MARKS = re.compile(r"(_token_\d+|_nchwc|_nhwc)+$")
-"""What it appends to the names of nodes and tensors whose layout it changes."""
 
 
 class OnnxRuntimeWorker:
@@ -92,7 +90,7 @@ def _times(events: Sequence[Mapping[str, Any]], optimized: Path) -> list[TimeRow
 
 
 def _names(node: str, results: Sequence[str]) -> tuple[str, ...]:
-    plain = [_MARKS.sub("", name) for name in (node, *results)]
+    plain = [MARKS.sub("", name) for name in (node, *results)]
     return tuple(dict.fromkeys(name for name in plain if name))
 
 

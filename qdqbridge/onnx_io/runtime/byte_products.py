@@ -9,11 +9,14 @@ nothing, and the model itself has to be changed (``keep_byte_products``).
 
 from __future__ import annotations
 
+import re
+import tempfile
 from collections import ChainMap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies
 
+MARKS = re.compile(r"(_token_\d+|_nchwc|_nhwc)+$")
+"""What onnxruntime appends to the names of nodes and tensors whose layout it changes."""
 _HALF = 1 << 7
 """What makes uint8 of int8, of a weight and of its zero point."""
 
@@ -83,6 +88,44 @@ def saturates() -> bool:
     session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {"x": np.full((1, size), 255, np.uint8)})
     return bool(np.asarray(found)[0, 0] != size * 255 * 127)
+
+
+def saturating_products(path: Path) -> frozenset[str]:
+    """Returns what names products whose pairs saturate without VNNI: nodes, results and weights.
+
+    onnxruntime itself says what it makes of a file: which products are of integers, and of which.
+
+    Args:
+        path: The file. One that onnxruntime does not load has none.
+    """
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    with tempfile.TemporaryDirectory() as folder:
+        options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
+        try:
+            ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        except Exception:  # whatever a runtime raises of a file: who runs it will tell
+            return frozenset()
+        model = onnx.load(options.optimized_model_filepath, load_external_data=False)
+    types = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
+    types |= {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    found: set[str] = set()
+    for node in model.graph.node:
+        if node.op_type == "DynamicQuantizeLinear":
+            types[node.output[2]] = TensorProto.UINT8
+        places = _FACTORS.get(node.op_type)
+        if places is None or node.op_type == "ConvInteger":  # whose kernel is exact
+            continue
+        names = [*node.input, *[""] * 12]
+        zero = "" if places.other is None else names[places.other]
+        other = types.get(zero or names[0], TensorProto.UINT8)
+        signed = any(types.get(names[w]) == TensorProto.INT8 for w, _ in places.weights)
+        if signed and (other == TensorProto.UINT8 or places.other is None):
+            own = (node.name, *node.output, *(names[w] for w, _ in places.weights))
+            found.update(MARKS.sub("", name) for name in own if name)
+    return frozenset(found)
 
 
 def keep_fused_products(options: Any) -> None:

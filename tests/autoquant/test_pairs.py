@@ -1,0 +1,98 @@
+"""Pairs of products that saturate: what onnxruntime gives on x86 without VNNI, foretold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import qdqbridge as qb
+from qdqbridge.autoquant.hardware.arithmetic import PAIRS, is_paired
+from qdqbridge.autoquant.hardware.pairs import lost
+from qdqbridge.engines.processors import QEMU
+from qdqbridge.onnx_io.runtime.byte_products import saturates
+from tests.onnx_io.writer_models import S8, U8, Net
+
+SUCH_A_PROCESSOR = pytest.mark.skipif(
+    not (saturates() or which(QEMU)), reason="needs qemu-user, or x86 without VNNI"
+)
+COUNT = 100
+
+
+def test_what_is_lost_is_what_a_loop_of_saturating_additions_loses() -> None:
+    chance = np.random.default_rng(0)
+    for terms in (1, 2, 3, 8, 17):
+        codes = chance.integers(0, 256, (2, 3, terms))
+        weights = chance.integers(-128, 128, (2, terms, 4))
+        found = lost(codes, weights)
+        for index in np.ndindex(2, 3, 4):
+            row, column = codes[index[:2]], weights[index[0], :, index[2]]
+            sums = [int(row[i : i + 2] @ column[i : i + 2]) for i in range(0, terms, 2)]
+            wanted = sum(min(max(each, -(1 << 15)), (1 << 15) - 1) - each for each in sums)
+            assert found[index] == wanted
+        np.testing.assert_array_equal(lost(codes, weights[0])[1], lost(codes[1], weights[0]))
+
+
+def drawn_weight(net: Net, chance: np.random.Generator, shape: tuple[int, ...], axis: int) -> str:
+    """Weights of all sizes, in a scale for all of them or one for each channel."""
+    dtype = S8 if chance.random() < 0.8 else U8
+    zero = 0 if dtype is S8 else int(chance.choice([128, 131]))
+    spread = int(chance.choice([80, 127]))
+    middle = 0 if dtype is S8 else 128
+    codes = chance.integers(-spread, spread + 1, shape) + middle
+    stored = net.constant(np.clip(codes, np.iinfo(dtype).min, np.iinfo(dtype).max).astype(dtype))
+    if dtype is S8 and chance.random() < 0.5:
+        scales = chance.uniform(0.002, 0.01, shape[axis])
+        return net.dq(stored, scales, 0, dtype, axis=axis)
+    return net.dq(stored, 0.007, zero, dtype)
+
+
+def drawn_product(net: Net, chance: np.random.Generator) -> str:
+    """Returns one product of the input, of 2 images with 8 channels of 6 by 6."""
+    dtype = S8 if chance.random() < 0.3 else U8
+    info = np.iinfo(dtype)
+    x = float(chance.uniform(0.01, 0.03)), int(chance.integers(info.min, info.max + 1)), dtype
+    if chance.random() < 0.6:
+        group = int(chance.choice([1, 1, 2, 4, 8]))
+        many = group * int(chance.choice([1, 2, 3, 16]))
+        kernel = [(1, 1), (3, 3), (2, 3)][int(chance.integers(3))]
+        window: dict[str, Any] = {
+            "group": group, "strides": [int(chance.integers(1, 3))] * 2,
+            "pads": [int(pad) for pad in chance.integers(0, 2, 4)],
+            "dilations": [int(chance.integers(1, 3)), 1],
+        }  # fmt: skip
+        operands = [net.fake("x", *x), drawn_weight(net, chance, (many, 8 // group, *kernel), 0)]
+        operands += [net.floats(many)] if chance.random() < 0.5 else []
+        return net.op("Conv", *operands, **window)
+    rows = int(chance.choice([1, 2, 4, 9]))
+    flat = net.op("Reshape", "x", net.constant(np.array([rows, 576 // rows])))
+    cut = int(chance.integers(3, 65))
+    ends = [net.constant(np.array([end])) for end in (0, cut, 1)]
+    terms, many = net.op("Slice", flat, *ends), int(chance.choice([1, 3, 8, 40]))
+    operands = [net.fake(terms, *x), drawn_weight(net, chance, (cut, many), 1)]
+    if chance.random() < 0.5:
+        return net.op("MatMul", *operands)
+    return net.op("Gemm", *operands, *([net.floats(many)] if chance.random() < 0.5 else []))
+
+
+@SUCH_A_PROCESSOR
+def test_every_value_of_a_hundred_products_is_foretold(tmp_path: Path) -> None:
+    """QLinearConv, QGemm and QLinearMatMul, their rows, groups, tails, signs and zero points."""
+    net, chance = Net(21), np.random.default_rng(11)
+    outputs = [net.fake(drawn_product(net, chance), 0.2, 128) for _ in range(COUNT)]
+    onnx.save(net.model(outputs, [2, 8, 6, 6]), tmp_path / "hundred.onnx")
+    graph = qb.load(tmp_path / "hundred.onnx")
+    data = {"x": chance.normal(scale=2, size=(2, 8, 6, 6)).astype(np.float32)}
+    with qb.open_engine("onnxruntime-avx2", tmp_path / "hundred.onnx") as engine:
+        found = qb.compare(graph, engine, data, local=True)
+    assert len(found.outputs) == COUNT
+    assert found.unexplained == 0
+    told = sum(value.causes.get(PAIRS, 0) for value in found.values)
+    assert told == sum(value.mismatches for value in found.values) > 1000
+    touched = sum(bool(value.causes.get(PAIRS)) for value in found.values)
+    paired = sum(is_paired(node) for node in graph.nodes)  # also those that the file has unsigned
+    assert COUNT > paired > touched > COUNT // 4
