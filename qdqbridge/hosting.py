@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from qdqbridge.arguments import need_graph, need_module, need_relay, need_tvm, path_of, renamed
+from qdqbridge.arguments import checked, need_module, need_relay, need_tvm, path_of, renamed
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.options import ReadingOptions
 
@@ -21,6 +21,7 @@ File: TypeAlias = "str | PathLike[str]"
 
 
 @renamed(spelling="variant")
+@checked
 def to_relax(
     graph: Graph, *, keep_params: bool = False, variant: str = "qnn"
 ) -> tuple[Any, dict[str, NDArray[Any]]]:
@@ -37,7 +38,6 @@ def to_relax(
         InputDataError: ``graph`` is not a graph, but a path for example.
         UnsupportedTargetError: TVM is not installed, or cannot express the graph.
     """
-    need_graph(graph, "to_relax")
     need_tvm()
     from qdqbridge.relax.emit import emit
 
@@ -45,6 +45,7 @@ def to_relax(
 
 
 @renamed(reroll="fuse")
+@checked
 def from_relax(
     module: Any,
     params: Mapping[str, Any] | None = None,
@@ -92,6 +93,7 @@ def from_relax(
     return graph
 
 
+@checked
 def compile(
     graph: Graph,
     target: Any = "host",
@@ -128,7 +130,6 @@ def compile(
         UnsupportedTargetError: TVM is not installed, or cannot express the graph; or there are no
             such kernels.
     """
-    need_graph(graph, "compile")
     need_tvm()
     from qdqbridge.graph.copying import with_numbers, with_outputs
     from qdqbridge.relax.executable import build
@@ -141,6 +142,7 @@ def compile(
     return build(whole, target, kernels=kernels, threads=threads)
 
 
+@checked
 def load_executable(path: File) -> Executable:
     """Loads an executable that ``Executable.save`` wrote; its graph has only inputs and outputs.
 
@@ -155,6 +157,7 @@ def load_executable(path: File) -> Executable:
     return load_library(path_of(path))
 
 
+@checked
 def export_tvm(
     graph: Graph, path: File, target: str = "host", *, params: File | None = None
 ) -> int:
@@ -190,6 +193,7 @@ def export_tvm(
 
 
 @renamed(spelling="variant")
+@checked
 def export_relay(
     graph: Graph,
     path: File,
@@ -209,7 +213,6 @@ def export_relay(
         InputDataError: ``graph`` is not a graph, or the file cannot be written.
         UnsupportedTargetError: This TVM is without Relay, or Relay cannot express the graph.
     """
-    need_graph(graph, "export_relay")
     need_relay()
     from qdqbridge.relay.emit import emit
     from qdqbridge.relay.files import save as save_relay
@@ -218,6 +221,7 @@ def export_relay(
     save_relay(module, params, path_of(path))
 
 
+@checked
 def partition(
     graph: Graph,
     table: str = "canonical",
@@ -239,7 +243,6 @@ def partition(
         InputDataError: ``graph`` is not a graph, but a path for example.
         UnsupportedTargetError: There is no such table or dialect here.
     """
-    need_graph(graph, "partition")
     from qdqbridge.byoc.model import partition_model
 
     return partition_model(graph, table, dialect=dialect, rewrite=rewrite, extents=extents)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from qdqbridge.arguments import path_of
+from qdqbridge.arguments import checked, path_of
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.copying import with_numbers
 from qdqbridge.graph.graph import Graph
@@ -35,6 +35,7 @@ _COUNTED = 0.1
 engines tell whole microseconds."""
 
 
+@checked
 def open_engine(
     name: str,
     source: Graph | File,
@@ -108,6 +109,7 @@ def _judge(name: str, path: Path, graph: Graph, limits: ProcessLimits | None) ->
     return engine
 
 
+@checked
 def node_times(
     engine: str,
     graph: Graph,
@@ -207,6 +209,7 @@ def _read_by(kind: EngineKind, path: Path) -> bool:
     return path.suffix == kind.suffix or (kind.suffix == ".onnx" and is_onnx(path))
 
 
+@checked
 def blame(
     reference: Graph | File,
     quantized: Graph | File | None,

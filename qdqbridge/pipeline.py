@@ -7,6 +7,7 @@ Libraries are imported by the step that needs them, so ``import qdqbridge`` stay
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from qdqbridge.arguments import need_graph, need_side, path_of, renamed
+from qdqbridge.arguments import checked, need_side, path_of, renamed
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.graph import Graph, Note
 from qdqbridge.options import ReadingOptions
@@ -43,6 +44,7 @@ a model that an engine has opened."""
 
 
 @renamed(reroll="fuse")
+@checked
 def load(
     path: File,
     *,
@@ -84,9 +86,18 @@ def load(
     source = read_file(path_of(path), own, optional_inputs=optional_inputs)
     if not canonical:
         return source.graph
-    return source.canonical(ReadingOptions(decomposed, fold_affine, fuse))
+    graph = source.canonical(ReadingOptions(decomposed, fold_affine, fuse))
+    del source
+    if sum(value.constant.nbytes for value in graph.values() if value.constant) > _MUCH:
+        gc.collect()  # nodes and values of the graphs before refer to each other, and to weights
+    return graph
 
 
+_MUCH = 1 << 26
+"""Bytes of constants for which it is worth looking for those that nobody needs."""
+
+
+@checked
 def load_adapter(path: File) -> dict[str, NDArray[Any]]:
     """Returns the arrays of a low-rank adapter, by the names of the inputs they are for.
 
@@ -102,6 +113,7 @@ def load_adapter(path: File) -> dict[str, NDArray[Any]]:
     return read_adapter(path_of(path))
 
 
+@checked
 def parse(text: str, weights: Mapping[str, NDArray[Any]] | None = None) -> Graph:
     """Reads a text form back into a graph, with the digest of the graph that wrote it.
 
@@ -128,18 +140,19 @@ def parse(text: str, weights: Mapping[str, NDArray[Any]] | None = None) -> Graph
     return parse_text(text, weights, opaque=OPAQUE_NODES)
 
 
+@checked
 def explain(graph: Graph) -> list[Note]:
     """Returns why nodes stayed float, and what was assumed while reading.
 
     Raises:
         InputDataError: It is not a graph, but a path for example.
     """
-    need_graph(graph, "explain")
     from qdqbridge.canonical import explanation
 
     return explanation(graph)
 
 
+@checked
 def evaluate(
     graph: Graph,
     inputs: Mapping[str, NDArray[Any]],
@@ -176,7 +189,6 @@ def evaluate(
         InputDataError: An input is missing, unknown, or of the wrong element type or shape; or
             ``graph`` is not a graph; or there is no such arithmetic.
     """
-    need_graph(graph, "evaluate")
     from qdqbridge.autoquant.hardware.arithmetic import CONTRACT, arithmetic_of, run
 
     hardware = arithmetic_of(accumulator_bits, overflow, pairs=pairs, requantize=requantize)
@@ -191,6 +203,7 @@ def evaluate(
     return interpret(graph, inputs, exact=exact)[0]
 
 
+@checked
 def session(path: File) -> OnnxRuntimeSession:
     """Returns a model file in onnxruntime, graph optimizations disabled.
 
@@ -202,6 +215,7 @@ def session(path: File) -> OnnxRuntimeSession:
     return OnnxRuntimeSession(path_of(path))
 
 
+@checked
 def save(
     graph: Graph,
     path: File,
@@ -229,7 +243,6 @@ def save(
         UnsupportedTargetError: The profile, or the opset (given, or any that its runtime reads),
             cannot express the graph; or the profile requires int8.
     """
-    need_graph(graph, "save")
     if is_tflite(path_of(path)):
         save_tflite(graph, path, overwrite=overwrite)
         return
@@ -240,6 +253,7 @@ def save(
     )  # fmt: skip
 
 
+@checked
 def save_tflite(
     graph: Graph, path: File, *, layout: str = "model", npu: bool = False,
     overwrite: bool = False,
@@ -263,12 +277,12 @@ def save_tflite(
         OutputExistsError: The file exists and ``overwrite`` is not given.
         UnsupportedTargetError: TFLite has no counterpart of some operators; all are listed.
     """
-    need_graph(graph, "save")
     from qdqbridge.tflite_io.writer import write
 
     return write(graph, path_of(path), layout=layout, npu=npu, overwrite=overwrite)
 
 
+@checked
 def fixed_ranges(graph: Graph, data: Mapping[str, NDArray[Any]]) -> FixedRanges:
     """Gives activations that are quantized while the model runs fixed parameters, from data.
 
@@ -285,12 +299,12 @@ def fixed_ranges(graph: Graph, data: Mapping[str, NDArray[Any]]) -> FixedRanges:
         InputDataError: The data does not fit, or an activation is not finite.
         InvalidModelError: A node cannot be computed on the data.
     """
-    need_graph(graph, "fixed_ranges")
     from qdqbridge.autoquant.fixed_ranges import fixed_ranges as fix
 
     return fix(graph, data)
 
 
+@checked
 def litert(graph: Graph, *, layout: str = "model") -> tuple[Graph, LiteRTEngine]:
     """Returns a graph as its TFLite file says it, and LiteRT with every value of that file.
 
@@ -307,7 +321,6 @@ def litert(graph: Graph, *, layout: str = "model") -> tuple[Graph, LiteRTEngine]
         UnsupportedTargetError: TFLite has no counterpart of some operators, or LiteRT is not
             installed.
     """
-    need_graph(graph, "litert")
     from qdqbridge.engines.recording import ChildRecorder
     from qdqbridge.tflite_io.litert import LiteRTEngine
     from qdqbridge.tflite_io.writer import converted
@@ -317,6 +330,7 @@ def litert(graph: Graph, *, layout: str = "model") -> tuple[Graph, LiteRTEngine]
     return made.graph, LiteRTEngine(made, recorder=recorder)
 
 
+@checked
 def vela(graph: Graph, accelerator: str = "ethos-u55-128", *, layout: str = "model") -> VelaReport:
     """Returns what Vela makes of the TFLite file of ``graph``: NPU or CPU, MACs, SRAM, cycles.
 
@@ -329,13 +343,13 @@ def vela(graph: Graph, accelerator: str = "ethos-u55-128", *, layout: str = "mod
         InputDataError: ``graph`` is not a graph.
         UnsupportedTargetError: TFLite or Vela cannot take it, or Vela is not installed.
     """
-    need_graph(graph, "vela")
     from qdqbridge.tflite_io.vela import compiled
     from qdqbridge.tflite_io.writer import converted
 
     return compiled(converted(graph, layout=layout, npu=True).model, accelerator)
 
 
+@checked
 def export_profile(name: str) -> ExportProfile:
     """Returns an export profile: how it writes files, and the rules that its runtime demands.
 
@@ -347,6 +361,7 @@ def export_profile(name: str) -> ExportProfile:
     return profile_of(name)
 
 
+@checked
 def check(source: Graph | File, profile: str = "ort") -> list[Finding]:
     """Returns where and why a model would not run on integers on a profile's runtime.
 
@@ -363,6 +378,7 @@ def check(source: Graph | File, profile: str = "ort") -> list[Finding]:
     return check_profile(source if isinstance(source, Graph) else path_of(source), profile)
 
 
+@checked
 def changes(source: File, written: File, profile: str = "ort") -> list[ExportChange]:
     """Returns what ``save`` wrote otherwise than the file that was read, and why.
 
@@ -380,6 +396,7 @@ def changes(source: File, written: File, profile: str = "ort") -> list[ExportCha
     return changes_of(path_of(source), path_of(written), export_profile(profile))
 
 
+@checked
 def export_costs(
     graph: Graph, profile: str = "ort", written: File | None = None
 ) -> list[ExportChange]:
@@ -394,7 +411,6 @@ def export_costs(
         InputDataError: It is not a graph, but a path for example.
         UnsupportedTargetError: The profile is not known.
     """
-    need_graph(graph, "export_costs")
     from qdqbridge.onnx_io.profiles.changes import costs, run_otherwise
 
     chosen = export_profile(profile)
@@ -402,6 +418,7 @@ def export_costs(
     return costs(graph, chosen) + told
 
 
+@checked
 def diff(a: Graph, b: Graph) -> list[GraphDifference]:
     """Returns where two graphs differ, in words; nothing where their digests are equal.
 
@@ -412,13 +429,12 @@ def diff(a: Graph, b: Graph) -> list[GraphDifference]:
     Raises:
         InputDataError: One of them is not a graph, but a path for example.
     """
-    need_graph(a, "diff")
-    need_graph(b, "diff")
     from qdqbridge.graph.diff import diff as diff_graphs
 
     return diff_graphs(a, b)
 
 
+@checked
 def compare(
     a: Side,
     b: Side,

@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from qdqbridge.arguments import need_graph, need_tvm, path_of
+from qdqbridge.arguments import checked, need_tvm, path_of
 from qdqbridge.graph.graph import Graph
 from qdqbridge.pipeline import load
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 File: TypeAlias = "str | PathLike[str]"
 
 
+@checked
 def profile(
     model: Graph | File,
     data: Mapping[str, NDArray[Any]] | Sequence[Mapping[str, NDArray[Any]]] | File,
@@ -81,12 +82,10 @@ def graph_of(model: Graph | File) -> Graph:
     Raises:
         QdqBridgeError: As :func:`qdqbridge.load`.
     """
-    if not isinstance(model, (str, PathLike)):
-        need_graph(model, "profile")
-        return model
-    return load(model)
+    return load(model) if isinstance(model, (str, PathLike)) else model
 
 
+@checked
 def load_profile(path: File) -> Profile:
     """Reads a profile.
 
@@ -98,6 +97,7 @@ def load_profile(path: File) -> Profile:
     return read_profile(path_of(path))
 
 
+@checked
 def save_profile(profile: Profile, path: File) -> None:
     """Writes a profile atomically, replacing an existing file.
 
@@ -110,6 +110,7 @@ def save_profile(profile: Profile, path: File) -> None:
     write_text(path_of(path), profile_text(profile))
 
 
+@checked
 def merge_profiles(profiles: Sequence[Profile | File]) -> Profile:
     """Merges profiles of one model over different samples; their order does not matter.
 
@@ -121,6 +122,7 @@ def merge_profiles(profiles: Sequence[Profile | File]) -> Profile:
     return merge(load_profile(p) if isinstance(p, (str, PathLike)) else p for p in profiles)
 
 
+@checked
 def find_in_profile(
     profile: Profile | File, model: Graph | File, stage: str = "emitted", name: str | None = None
 ) -> list[BindingStatistics]:

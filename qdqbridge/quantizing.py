@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from qdqbridge.arguments import need_graph, path_of
+from qdqbridge.arguments import checked, path_of
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.atomic_write import write_text
 from qdqbridge.graph.graph import Graph
@@ -260,6 +260,7 @@ class _Fallen:
         self.graph, self.decision, self.profile = fallback.graph, fallback.decision, made.profile
 
 
+@checked
 def quantize(
     model: Graph | File,
     data: Mapping[str, NDArray[Any]] | Sequence[Mapping[str, NDArray[Any]]] | File | None,
@@ -351,6 +352,7 @@ def quantize(
     ).graph
 
 
+@checked
 def quantization(
     model: Graph | File,
     data: Mapping[str, NDArray[Any]] | Sequence[Mapping[str, NDArray[Any]]] | File | None,
@@ -393,7 +395,6 @@ def quantization(
     if data is None and profile is None:
         raise _no_data("without it only what a profile has seen can be quantized")
     graph = load(model) if isinstance(model, (str, PathLike)) else model
-    need_graph(graph, "quantize")
     samples: Samples | FileSamples | None = None
     if isinstance(data, (str, PathLike)):
         samples = open_samples(Path(data), graph.inputs, warn)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from qdqbridge.arguments import path_of
+from qdqbridge.arguments import checked, path_of
 from qdqbridge.graph.atomic_write import write_text
 from qdqbridge.graph.batches import batches
 from qdqbridge.graph.graph import Graph, Node, Value
@@ -30,6 +30,7 @@ Array = NDArray[Any]
 File: TypeAlias = "str | PathLike[str]"
 
 
+@checked
 def view(
     model: Graph | File,
     other: Graph | File | None = None,
@@ -74,6 +75,7 @@ def _named(model: Graph | File) -> tuple[Graph, str]:
     return load_model(path), path.name
 
 
+@checked
 def record(graph: Graph, data: Mapping[str, Array]) -> dict[Value, Array]:
     """Returns the stored elements of every result, for the first batch of data.
 

@@ -202,7 +202,7 @@ def test_what_is_no_graph_is_said_to_need_loading(thing, tmp_path):
 
 @pytest.mark.parametrize("thing", [3, None, b"m.onnx", ["m.onnx"]], ids=repr)
 def test_what_is_no_path_is_said_to_be_none(thing, images):
-    with pytest.raises(InputDataError, match="path of a model file"):
+    with pytest.raises(InputDataError, match="cannot take what path is given"):
         qb.load(thing)
     with pytest.raises(InputDataError, match="cannot be compared"):
         qb.compare(qb.load(MODEL), thing, {"input": images})

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.graph import Value
-from qdqbridge.graph.interpreter import check_mapping
+from qdqbridge.graph.interpreter import array_of, check_mapping
 
 Array = NDArray[Any]
 
@@ -50,7 +50,7 @@ def batches(
         InputDataError: There are no samples, or ``size`` is not the extent that the model fixes.
     """
     check_mapping(inputs, data)
-    data = {name: np.asarray(array) for name, array in data.items()}
+    data = {name: array_of(name, array) for name, array in data.items()}
     _check_samples(inputs, data)
     step = _step(inputs, data, size)
     if step is None:

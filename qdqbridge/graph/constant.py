@@ -21,6 +21,25 @@ def _nothing() -> None:
     pass
 
 
+@dataclass(slots=True, eq=False)
+class HeldBytes:
+    """Bytes in memory, for :class:`StoredBytes`.
+
+    Attributes:
+        data: They.
+    """
+
+    data: Bytes
+
+    def load(self) -> Bytes:
+        """Returns them."""
+        return self.data
+
+    def move(self, data: Bytes) -> None:
+        """Holds equal ones from now on."""
+        self.data = data
+
+
 @dataclass(frozen=True, slots=True)
 class StoredBytes:
     """Where the bytes of a constant lie, packed as files pack them: the first element lowest.
@@ -29,11 +48,13 @@ class StoredBytes:
         load: Returns them, one axis; a view where possible.
         decode: Returns the elements of some.
         release: Tells the operating system that those of a mapped file are not needed in memory.
+        move: Holds equal ones from now on; None where they need no memory, or are computed.
     """
 
     load: Callable[[], Bytes]
     decode: Callable[[Bytes, DType, tuple[int, ...]], NDArray[np.generic]]
     release: Callable[[], None] = _nothing
+    move: Callable[[Bytes], None] | None = None
 
 
 class Constant:
@@ -45,8 +66,8 @@ class Constant:
     """
 
     __slots__ = (
-        "_array", "_base", "_check", "_fleeting", "_load", "_permuted", "_seen", "_stored", "dtype",
-        "shape",
+        "__weakref__", "_array", "_base", "_check", "_fleeting", "_load", "_permuted", "_seen",
+        "_stored", "dtype", "shape",
     )  # fmt: skip
 
     def __init__(
@@ -72,7 +93,8 @@ class Constant:
         self._fleeting = False
         self._stored: StoredBytes | None = None
         self._base: tuple[Constant, tuple[int, ...]] | None = None
-        self._permuted: dict[tuple[int, ...], Constant] = {}
+        # a view holds its base: one that is not looked at any more goes at once, and its bytes
+        self._permuted: weakref.WeakValueDictionary[tuple[int, ...], Constant] | None = None
 
     @staticmethod
     def stored(
@@ -139,7 +161,7 @@ class Constant:
         source = self._stored
         stored = StoredBytes(
             source.load, lambda data, dtype, shape: data.view(dtype.numpy).reshape(shape),
-            source.release,
+            source.release, source.move,
         )  # fmt: skip
         return Constant.stored(DType.UINT8, shape, stored, self._check).fleeting()
 
@@ -154,6 +176,33 @@ class Constant:
             self._base[0].release()
         elif self._stored is not None:
             self._stored.release()
+
+    def move(self, array: NDArray[np.generic]) -> None:
+        """Holds equal elements that lie elsewhere, and lets go of the memory of its own.
+
+        What is mapped from a file has none, and keeps the file.
+
+        Args:
+            array: The elements, in memory that nobody writes to.
+        """
+        base, perm = self.unpermuted()
+        stored = base._stored
+        if base._fleeting if stored is None else stored.move is None:
+            return
+        if base._fleeting and stored is not None and stored.move is not None:
+            stored.move(array.reshape(-1).view(np.uint8))
+            base._seen = None
+            return
+        view = array.view()
+        view.flags.writeable = False
+        base._array, base._load, base._stored = (
+            view.transpose(np.argsort(perm)) if perm else view,
+            None,
+            None,
+        )
+        for own, permuted in (base._permuted or {}).items():
+            if permuted._array is not None:
+                permuted._array = base._array.transpose(own)
 
     def map(
         self,
@@ -178,12 +227,15 @@ class Constant:
         perm = tuple(before[axis] for axis in perm)
         if perm == tuple(range(len(perm))):
             return base
-        if perm not in base._permuted:
+        if base._permuted is None:
+            base._permuted = weakref.WeakValueDictionary()
+        view = base._permuted.get(perm)
+        if view is None:
             shape = tuple(base.shape[axis] for axis in perm)
             view = base.map(lambda array: array.transpose(perm), shape=shape)
             view._base = base, perm
             base._permuted[perm] = view
-        return base._permuted[perm]
+        return view
 
     def unpermuted(self) -> tuple[Constant, tuple[int, ...]]:
         """Returns what this is a permuted view of, and how; itself and () where it is none."""
@@ -219,6 +271,10 @@ class Constant:
             flip = np.uint8(sum(1 << i for i in range(dtype.bits - 1, 8, dtype.bits)))
             flipped = StoredBytes(lambda: source.load() ^ flip, source.decode, source.release)
             return Constant.stored(dtype, self.shape, flipped, self._check)
+        if dtype.bits >= 8:  # half of the range is the highest bit
+            unsigned = np.dtype(f"u{dtype.numpy.itemsize}")
+            half = unsigned.type(1 << dtype.bits - 1)
+            return self.map(lambda a: (a.view(unsigned) ^ half).view(dtype.numpy), dtype=dtype)
         shift = dtype.qmin - self.dtype.qmin
         return self.map(
             lambda array: (array.astype(np.int32) + shift).astype(dtype.numpy), dtype=dtype

@@ -214,14 +214,14 @@ def check_inputs(values: Sequence[Value], inputs: Mapping[str, Array]) -> list[A
 def _given(value: Value, data: Any, bound: dict[str, int]) -> Array:
     if isinstance(value.type, NestedType):
         return _check_nested(value, value.type.layers, data)
-    return _check_input(value, _array(value.name, data), bound)
+    return _check_input(value, array_of(value.name, data), bound)
 
 
 def _check_nested(value: Value, layers: Sequence[str], data: Any) -> Any:
     """Returns a sequence as a list of arrays, an optional as what it holds or None."""
     if not layers:
         plain = Value(TensorType(value.type.dtype, None), value.name)
-        return _check_input(plain, _array(value.name, data), {})
+        return _check_input(plain, array_of(value.name, data), {})
     if layers[0] == "optional":
         return None if data is None else _check_nested(value, layers[1:], data)
     if not isinstance(data, list | tuple):
@@ -233,10 +233,15 @@ def _check_nested(value: Value, layers: Sequence[str], data: Any) -> Any:
     return [_check_nested(value, layers[1:], each) for each in cast("list[Any]", data)]
 
 
-def _array(name: str, data: object) -> Array:
+def array_of(name: str, data: object) -> Array:
+    """Returns what is fed to an input as an array.
+
+    Raises:
+        InputDataError: It cannot be one.
+    """
     try:
         return np.asarray(data)
-    except ValueError as error:  # nested lists of different lengths
+    except Exception as error:  # nested lists of different lengths, or what a tensor of others says
         raise InputDataError(
             f"input '{name}' is not an array",
             why=str(error).split(". ")[0],

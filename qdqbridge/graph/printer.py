@@ -22,16 +22,17 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.errors import InputDataError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Attributes, Serialized
 from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.row_major import parts
 from qdqbridge.graph.types import NestedType, QuantType, Shape, ValueType
 
 VERSION = "qnn-canonical 4"
 RAW_VERSION = "qnn-raw 1"
 _SHORT, _SHORT_COMPLETE = 4, 16
-_CHUNK = 1 << 24
 _PLAIN_NAME = re.compile(r"[^\W\d]\w*", re.ASCII)
 _PLAIN_OP = re.compile(r"[^\W\d][\w.:/-]*", re.ASCII)
 
@@ -40,7 +41,17 @@ Weights: TypeAlias = "MutableMapping[str, NDArray[Any]] | Literal['inline'] | No
 
 
 def text(graph: Graph, weights: Weights = None) -> str:
-    """Returns the text form of ``graph``, the complete one where ``weights`` go somewhere."""
+    """Returns the text form of ``graph``, the complete one where ``weights`` go somewhere.
+
+    Raises:
+        InputDataError: ``weights`` are something else.
+    """
+    known = weights is None or isinstance(weights, MutableMapping)
+    if not known and not (isinstance(weights, str) and weights == "inline"):
+        raise InputDataError(
+            "a text cannot put its weights there", why=f"they are to go to {weights!r:.60}",
+            fix="give a mapping, 'inline' or None",
+        )  # fmt: skip
     printer = _Printer() if weights is None else _CompletePrinter(weights)
     outputs = zip(graph.outputs, graph.output_names, strict=True)
     lines = [VERSION if graph.canonical else RAW_VERSION]
@@ -74,7 +85,9 @@ class _Printer:
             return "_"
         if value.constant is not None:
             type_ = self.type(value.type, shape=True)
-            return f"const {type_} {self.elements(value.constant.numpy())}"
+            said = f"const {type_} {self.elements(value.constant.numpy())}"
+            value.constant.release()
+            return said
         return self.numbers[value]
 
     def node(self, node: Node) -> str:
@@ -209,18 +222,11 @@ def elements(array: NDArray[Any], short: int = _SHORT) -> str:
 def array_hash(array: NDArray[Any]) -> str:
     """Returns a hash of the elements in row-major order (first 128 bits of SHA-256).
 
-    Reads the array in chunks, so that a mapped or transposed one is never copied whole.
+    A mapped or transposed array is never copied whole.
     """
     sha = hashlib.sha256()
-    if array.flags.c_contiguous:
-        sha.update(array.reshape(-1).view(np.uint8).data)
-    elif array.ndim == 0 or array.nbytes <= _CHUNK:
-        sha.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    else:
-        rows = max(1, _CHUNK * len(array) // array.nbytes)
-        for start in range(0, len(array), rows):
-            part = np.ascontiguousarray(array[start : start + rows])
-            sha.update(part.reshape(-1).view(np.uint8).data)
+    for part in parts(array):
+        sha.update(part.data)
     return sha.hexdigest()[:32]
 
 

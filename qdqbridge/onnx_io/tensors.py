@@ -6,7 +6,7 @@ first element in the low bits (ONNX ``TensorProto``, field ``int32_data``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto
 
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
-from qdqbridge.graph.constant import Constant, StoredBytes
+from qdqbridge.graph.constant import Constant, HeldBytes, StoredBytes
 from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.row_major import parts
 from qdqbridge.onnx_io.external_data import external_bytes
+from qdqbridge.onnx_io.reading.large_tensors import bytes_apart
 from qdqbridge.onnx_io.reading.structure import subgraphs
 
 _ONNX_NAMES = {
@@ -134,10 +136,13 @@ def constant_from_proto(tensor: TensorProto, folder: Path | None, where: str) ->
     dtype = dtype_of(tensor.data_type, where)
     shape = _checked_shape(tensor.dims, dtype, where)
     _check_one_source(tensor, where)
+    apart = bytes_apart(tensor)
+    if apart is not None:
+        return _raw_constant(apart, dtype, shape, where)
     if tensor.data_location == TensorProto.EXTERNAL:
         return _external_constant(tensor, dtype, shape, folder, where)
     if tensor.HasField("raw_data"):
-        return _raw_constant(tensor.raw_data, dtype, shape, where)
+        return _raw_constant(np.frombuffer(tensor.raw_data, np.uint8), dtype, shape, where)
     return _typed_constant(tensor, dtype, shape, where)
 
 
@@ -172,15 +177,25 @@ def embed_external_data(node: NodeProto, folder: Path, where: str) -> None:
 
 def raw_bytes(constant: Constant) -> bytes:
     """Returns a numeric constant as ONNX stores it: little-endian, sub-byte types packed."""
+    return b"".join(part.tobytes() for part in raw_parts(constant))
+
+
+def raw_parts(constant: Constant) -> Iterator[NDArray[np.uint8]]:
+    """Yields the bytes of :func:`raw_bytes` in pieces, without a copy of the whole.
+
+    Each piece is to be used before the next one is asked for.
+    """
     held = constant.packed() if constant.size * constant.dtype.bits % 8 == 0 else None
     if held is not None:
-        return held.tobytes()
-    array = np.ascontiguousarray(constant.numpy()).ravel()
-    if constant.dtype.bits >= 8:
-        return array.tobytes()
-    if constant.dtype.is_integer:
-        array = array.astype(np.int8)
-    return _pack(array.view(np.uint8), constant.dtype.bits).tobytes()
+        yield held
+    elif constant.dtype.bits >= 8:
+        yield from parts(constant.numpy())
+    else:
+        array = np.ascontiguousarray(constant.numpy()).ravel()
+        if constant.dtype.is_integer:
+            array = array.astype(np.int8)
+        yield _pack(array.view(np.uint8), constant.dtype.bits)
+    constant.release()
 
 
 def _count(shape: Iterable[int]) -> int:
@@ -238,7 +253,9 @@ def _wrong_size(
     )
 
 
-def _raw_constant(raw: bytes, dtype: DType, shape: tuple[int, ...], where: str) -> Constant:
+def _raw_constant(
+    raw: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...], where: str
+) -> Constant:
     need = packed_nbytes(dtype, _count(shape))
     if dtype is DType.STRING:
         raise InvalidModelError(
@@ -249,12 +266,14 @@ def _raw_constant(raw: bytes, dtype: DType, shape: tuple[int, ...], where: str) 
         )
     if len(raw) != need:
         raise _wrong_size(where, shape, dtype, f"{need} bytes", str(len(raw)))
-    return from_bytes(np.frombuffer(raw, np.uint8), dtype, shape)
+    return from_bytes(raw, dtype, shape)
 
 
 def from_bytes(data: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...]) -> Constant:
     """Returns a constant over bytes in memory: a view, or unpacked when first looked at."""
-    return Constant.stored(dtype, shape, StoredBytes(lambda: data, _decode_bytes))
+    held = HeldBytes(data)
+    stored = StoredBytes(held.load, _decode_bytes, move=held.move)
+    return Constant.stored(dtype, shape, stored)
 
 
 def _decode_bytes(

@@ -348,6 +348,9 @@ _OTHERWISE = {
 """What may do where TVM cannot build a module, by the kernels in it."""
 
 
+_MOST_THREADS = 4096
+
+
 def thread_count(threads: Any) -> int:
     """Returns how many threads run what is compiled for so many; None stands for the default.
 
@@ -356,8 +359,9 @@ def thread_count(threads: Any) -> int:
     """
     if threads is None:
         return host_threads()
-    if not isinstance(threads, (int, np.integer)) or threads < 1:
-        raise InputDataError(f"threads is {threads!r}", fix="give a whole number from 1 on")
+    if not isinstance(threads, (int, np.integer)) or not 1 <= threads <= _MOST_THREADS:
+        fix = f"give a whole number from 1 to {_MOST_THREADS}"
+        raise InputDataError(f"threads is {threads!r}", fix=fix)
     return int(threads)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from qdqbridge.errors import InvalidModelError, ModelFileError
+from qdqbridge.errors import InputDataError, InvalidModelError, ModelFileError
 from qdqbridge.graph.edit import link, name_values
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Attributes, Operator
@@ -72,7 +72,14 @@ def parse_text(
             why=f"it begins with '{header[:40]}', not with '{VERSION}' or '{RAW_VERSION}'",
             fix="write it again with graph.text(weights='inline') of this version",
         )
-    graph = _TextParser(Lexer(text, found.end()), weights or {}, opaque).graph()
+    weights = {} if weights is None else weights
+    if not isinstance(weights, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's
+        raise InputDataError(
+            "the weights of a text are arrays by their hash",
+            why=f"they are of type {type(weights).__name__}",
+            fix="give the mapping that graph.text(weights=mapping) has filled",
+        )
+    graph = _TextParser(Lexer(text, found.end()), weights, opaque).graph()
     graph.canonical = header == VERSION
     verify(graph, "text")
     return name_values(graph)

@@ -199,7 +199,7 @@ def test_hashes_do_not_see_strides(array: Array) -> None:
 
 
 def test_hashes_in_chunks_are_the_hash_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qdqbridge.graph.printer._CHUNK", 64)
+    monkeypatch.setattr("qdqbridge.graph.row_major.PART", 64)
     array = np.arange(700, dtype=np.int32).reshape(35, 20).T
     assert array_hash(array) == hashlib.sha256(array.tobytes()).hexdigest()[:32]
 

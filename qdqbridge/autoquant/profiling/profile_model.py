@@ -22,7 +22,7 @@ from qdqbridge.autoquant.profiling.control_flow import ModelRecipe, watched
 from qdqbridge.autoquant.profiling.profile import Profile, channel_axis
 from qdqbridge.autoquant.profiling.samples import samples_of
 from qdqbridge.autoquant.profiling.streams import open_samples
-from qdqbridge.autoquant.profiling.workers import Job, Team, TeamObserver, team_of
+from qdqbridge.autoquant.profiling.workers import MOST, Job, Team, TeamObserver, team_of
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
 
@@ -65,9 +65,9 @@ def profile_model(
         InputDataError: The data does not fit the model, or ``start`` is of another model or data.
         UnsupportedTargetError: The engine cannot run the model, or is not installed.
     """
-    if threads < 0:
+    if not 0 <= threads <= MOST:
         raise InputDataError(
-            f"{threads} is not a number of threads", fix="give a positive number, or 0 for any"
+            f"{threads} is not a number of threads", fix=f"give a number up to {MOST}, 0 for any"
         )
     if not interval >= 0:
         raise InputDataError(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.graph import Value
-from qdqbridge.graph.interpreter import check_inputs, check_mapping
+from qdqbridge.graph.interpreter import array_of, check_inputs, check_mapping
 from qdqbridge.graph.operator import Flow
 from qdqbridge.ops.matmul import GEMM
 
@@ -117,10 +117,10 @@ class Samples:
         if set(names) != set(data):
             raise InputDataError(
                 "the data are not the inputs of the model",
-                why=f"given: {', '.join(sorted(data)) or 'none'}",
+                why=f"given: {', '.join(sorted(map(str, data))) or 'none'}",
                 fix=f"give exactly: {', '.join(names)}",
             )
-        arrays = {name: np.asarray(data[name]) for name in names}
+        arrays = {name: array_of(name, data[name]) for name in names}
         lengths = {name: a.shape[0] if a.ndim else 0 for name, a in arrays.items()}
         total = min(lengths.values(), default=0)
         if is_one_run(inputs, arrays):

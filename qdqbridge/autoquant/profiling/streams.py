@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import zipfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -98,7 +99,7 @@ def open_samples(path: Path, inputs: Sequence[Value], warn: Warn | None = None) 
         InputDataError: A file cannot be read, holds no sample, or other arrays than the model's
             inputs; or the folder holds no file.
     """
-    found = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+    found = sorted(path.glob("*.npz")) if os.path.isdir(path) else [path]
     if not found:
         raise InputDataError(
             "the folder holds no data", where=str(path), fix="put .npz files into it"

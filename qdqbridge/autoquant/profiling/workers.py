@@ -112,11 +112,15 @@ def team_of(job: Work, workers: int | str) -> Team:
     """
     if workers == "ray":
         return Ray(job)
-    if isinstance(workers, int) and workers > 0:
+    if isinstance(workers, int) and 0 < workers <= MOST:
         return Processes(job, workers)
     raise InputDataError(
-        f"{workers!r} is not a number of workers", fix="give a positive number, or 'ray'"
+        f"{workers!r} is not a number of workers", fix=f"give a number up to {MOST}, or 'ray'"
     )
+
+
+MOST = 4096
+"""Processes, or threads, of which there may be."""
 
 
 def _all_seen(

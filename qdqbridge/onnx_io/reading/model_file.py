@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
@@ -9,6 +10,7 @@ from google.protobuf.message import DecodeError
 
 from qdqbridge.errors import InvalidModelError, ModelFileError
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
+from qdqbridge.onnx_io.reading.large_tensors import Bytes, read_apart
 
 OLDEST_OPSET, OLDEST_IR = 1, 3
 
@@ -20,10 +22,26 @@ def read_model(path: Path) -> onnx.ModelProto:
         ModelFileError: The file is missing, empty, truncated or not ONNX.
         InvalidModelError: Its IR version or opset is one that ONNX does not have.
     """
+    return _read(path, lambda path: (path.read_bytes(), []))[0]
+
+
+def read_model_apart(path: Path) -> tuple[onnx.ModelProto, list[Bytes]]:
+    """Does the same without the bytes of large initializers, which come beside the model.
+
+    Raises:
+        ModelFileError: The file is missing, empty, truncated or not ONNX.
+        InvalidModelError: Its IR version or opset is one that ONNX does not have.
+    """
+    return _read(path, read_apart)
+
+
+def _read(
+    path: Path, read: Callable[[Path], tuple[bytes, list[Bytes]]]
+) -> tuple[onnx.ModelProto, list[Bytes]]:
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise ValueError("it is a pipe or a device, which need not end")
-        data = path.read_bytes()
+        data, apart = read(path)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise ModelFileError(
             "cannot read the model file",
@@ -33,7 +51,7 @@ def read_model(path: Path) -> onnx.ModelProto:
         ) from error
     model = _parse(data, path)
     _check_header(model, path)
-    return model
+    return model, apart
 
 
 def _parse(data: bytes, path: Path) -> onnx.ModelProto:

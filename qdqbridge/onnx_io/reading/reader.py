@@ -26,7 +26,7 @@ from qdqbridge.onnx_io.inference.shapes import declared_types, shape_of
 from qdqbridge.onnx_io.lowering import Lowered, lower
 from qdqbridge.onnx_io.reading.constants import Folding, constant_of_node, is_constant
 from qdqbridge.onnx_io.reading.functions import inline_functions
-from qdqbridge.onnx_io.reading.model_file import default_opset, read_model
+from qdqbridge.onnx_io.reading.model_file import default_opset, read_model_apart
 from qdqbridge.onnx_io.reading.node_reader import NodeReader, constant_value
 from qdqbridge.onnx_io.reading.older_forms import renewed
 from qdqbridge.onnx_io.reading.operators_known import check_known
@@ -61,12 +61,14 @@ def read(
         UnsupportedModelError: An operator or encoding has no counterpart here; all are listed.
         InputDataError: The adapter is another model's.
     """
-    model = read_model(path)
+    model, apart = read_model_apart(path)
     if optional_inputs:
         _forget_defaults(model.graph)
     if adapter is not None:
         adapt(model, read_adapter(adapter), str(adapter))
-    return read_proto(model, path, normal)
+    graph = read_proto(model, path, normal)
+    del apart  # the graph holds of it what it needs
+    return graph
 
 
 def _forget_defaults(graph: onnx.GraphProto) -> None:

@@ -16,7 +16,7 @@ from qdqbridge.onnx_io.tensors import (
     dtype_to_onnx,
     packed_nbytes,
     proto_from_constant,
-    raw_bytes,
+    raw_parts,
 )
 
 EXTERNAL_ABOVE = 1_500_000_000
@@ -80,7 +80,8 @@ def _write_model(
     for (header, rest), constant in zip(parts, constants.values(), strict=True):
         stream.write(header)
         if rest:
-            stream.write(raw_bytes(constant))
+            for part in raw_parts(constant):
+                stream.write(part.data)
 
 
 def _part(name: str, constant: Constant, external: TensorProto | None) -> tuple[bytes, int]:
@@ -118,7 +119,8 @@ def _write_data(stream: BinaryIO, constants: Mapping[str, Constant]) -> dict[str
         if _is_external(constant):
             stream.write(bytes(-stream.tell() % _ALIGNMENT))
             offsets[name] = stream.tell()
-            stream.write(raw_bytes(constant))
+            for part in raw_parts(constant):
+                stream.write(part.data)
     return offsets
 
 

@@ -13,6 +13,7 @@ from qdqbridge.arguments import renamed
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.row_major import fill
 from qdqbridge.graph.symbols import name_in_files
 from qdqbridge.graph.types import NestedType
 from qdqbridge.qnn.emit.dtypes import as_bytes, tvm_dtype
@@ -26,7 +27,6 @@ from qdqbridge.relax.emit.broadcasting import equal
 from qdqbridge.relax.emit.foreign import EmitNode, emit_foreign
 from qdqbridge.relax.emit.qdq import QdqScope, between_conversions, in_codes
 from qdqbridge.relax.emit.scope import RelaxScope
-from qdqbridge.relax.emit.transposition import fill
 
 LARGE = 1 << 16
 """Bytes from which a constant becomes a parameter when parameters are kept apart."""
@@ -205,4 +205,6 @@ def _array(constant: Constant) -> NDArray[Any]:
         return source
     target = np.empty(source.shape, source.dtype)
     fill(target, source)
+    if source.dtype == constant.dtype.numpy:
+        constant.move(target)
     return target

@@ -16,6 +16,7 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
+from qdqbridge.graph.row_major import fill
 from qdqbridge.graph.symbols import is_computed, terms
 from qdqbridge.graph.types import Shape
 from qdqbridge.ops.attributes import ReshapeAttrs
@@ -32,7 +33,6 @@ from qdqbridge.relax.emit.computed_shapes import (
     shape_vector,
 )
 from qdqbridge.relax.emit.index_bounds import need_indices
-from qdqbridge.relax.emit.transposition import fill
 
 
 class RelaxScope(EmissionScope):
@@ -282,6 +282,8 @@ def _expression(extent: Any) -> Any:
 
 PACKED = 1 << 20
 """Codes of less than a byte from which a constant stays packed."""
+_MOVED = 1 << 20
+"""Bytes from which a constant is held once, in the memory of TVM."""
 _PART = 1 << 26
 """Bytes that are copied before those of a mapped file are let go of."""
 
@@ -295,7 +297,10 @@ def _unknown_rank() -> UnsupportedTargetError:
 
 
 def to_tensor(constant: Constant) -> Any:
-    """Returns constant data as a TVM tensor; a transposed or mapped array is copied just once."""
+    """Returns constant data as a TVM tensor; a transposed or mapped array is copied just once.
+
+    A large constant lies in the tensor's memory from then on.
+    """
     dtype = tvm_dtype(constant.dtype)
     if constant.dtype is DType.BFLOAT16:  # NumPy's DLPack has no such type
         return tvm.runtime.tensor(np.ascontiguousarray(constant.numpy()).reshape(constant.shape))
@@ -311,6 +316,8 @@ def to_tensor(constant: Constant) -> Any:
             for start in range(0, len(source), step):
                 fill(view[start : start + step], source[start : start + step])
                 constant.release()
+        if view.nbytes >= _MOVED and view.dtype == constant.dtype.numpy:
+            constant.move(view)
         return tensor
     array = np.empty(view.shape, view.dtype)  # NumPy 1 takes no memory of others to write into
     fill(array, as_bytes(constant.numpy()))
