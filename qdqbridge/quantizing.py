@@ -239,7 +239,6 @@ class Quantization:
             self.made.target,
             self.samples,
             original=self.original,
-            reference=self.made.reference,
             model=model,
             data=data,
             repairs=[*self.made.repairs, *([] if tuning is None else [tuning])],

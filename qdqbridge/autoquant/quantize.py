@@ -210,8 +210,7 @@ class Quantized:
         options: What the user asked for.
         repairs: What became of each step of repair.
         tuning: What became of trying other choosers; None where that was not asked for.
-        reference: The float graph that the profile is of: with the channels scaled that repair
-            scales, and biases as they were; what reports compare tensors with.
+        given: The float graph as it was given; what outputs are compared with.
         inside: What became of the bodies of If, Loop and Scan.
     """
 
@@ -222,7 +221,7 @@ class Quantized:
     options: QuantizeOptions
     repairs: tuple[StepRecord, ...] = ()
     tuning: StepRecord | None = None
-    reference: Graph | None = None
+    given: Graph | None = None
     inside: tuple[QuantizedBody, ...] = ()
 
 
@@ -258,7 +257,7 @@ def quantized(
     check_steps(repair)
     if profile is not None:
         check_profile(profile, graph)
-    graph = prepared(graph)
+    given, graph = graph, prepared(graph)
     outset = plan(graph, target, options.wishes(graph))
     if not empty:
         check_plan(outset)
@@ -277,12 +276,11 @@ def quantized(
         profile = collect(graph, samples, onnxruntime_observer(graph), progress=rounds.next())
     few = None if samples is None else spread_unlike(samples, _REPAIRING)
     start = _plainly(graph, target, options, profile, few, empty=empty)
+    start = replace(start, given=given)
     left = tuple(StepRecord(step, False, why) for step, why in skipped.items())
     if samples is None or few is None or not (repair or tune) or not start.decision.plan.rules:
         rounds.finish()
         return replace(start, repairs=left)
-
-    profiled = [(start.profile, graph)]
 
     def again(other: Graph, part: Samples | None) -> QuantizedState:
         observer = onnxruntime_observer(other)
@@ -291,7 +289,6 @@ def quantized(
             return QuantizedState(found.graph, found.decision, found.profile)
         seen = collect(other, samples, observer, progress=rounds.next())
         found = _plainly(other, target, options, seen, few)
-        profiled.append((found.profile, other))
         return QuantizedState(found.graph, found.decision, found.profile)
 
     plain = QuantizedState(start.graph, start.decision, start.profile)
@@ -317,7 +314,6 @@ def quantized(
         profile=state.profile,
         repairs=(*scaled, *rounded, *left),
         tuning=tuning,
-        reference=next(other for seen, other in profiled if seen is state.profile),
     )
 
 
@@ -379,7 +375,7 @@ def _plainly(
     if not empty:
         check_plan(planned)
     decision = decide(planned, stats, target, samples)
-    return Quantized(apply(decision), decision, profile, target, options, reference=graph)
+    return Quantized(apply(decision), decision, profile, target, options)
 
 
 def check_plan(plan: QuantizationPlan) -> None:

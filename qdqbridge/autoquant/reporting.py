@@ -13,7 +13,7 @@ from qdqbridge.autoquant.hardware.observed import observe
 from qdqbridge.autoquant.planning.decide import Decision
 from qdqbridge.autoquant.planning.plan import Derived, Fixed, Observed, Shared
 from qdqbridge.autoquant.planning.targets import Target
-from qdqbridge.autoquant.profiling.collect import observable, prepared
+from qdqbridge.autoquant.profiling.collect import observable
 from qdqbridge.autoquant.profiling.histogram import SIDE, Histogram
 from qdqbridge.autoquant.profiling.profile import Profile
 from qdqbridge.autoquant.profiling.samples import Samples
@@ -68,7 +68,6 @@ def record_of(
     samples: Samples | None,
     *,
     original: Graph | None = None,
-    reference: Graph | None = None,
     model: str = "model",
     data: str = "data",
     repairs: Sequence[Repair] = (),
@@ -88,9 +87,6 @@ def record_of(
         target: What it is for.
         samples: Calibration data to measure on; None where there is only a profile.
         original: The float graph that the user gave; its outputs are what they are compared with.
-        reference: The float graph whose tensors layers are compared with: after channels were
-            scaled, before biases were corrected: :attr:`Quantized.reference`. Without it, the one
-            that the profile is of is looked for.
         model: What to call the model.
         data: What to call the data.
         repairs: What became of the repair steps.
@@ -109,10 +105,8 @@ def record_of(
     found, seen = Errors((), (), None, 0), None
     if samples is not None:
         report = progress or _silent
-        reference, told = reference_of(made, original, reference)
-        notes = [*notes, *told]
         found = errors(
-            reference,
+            made.decision.plan.graph,
             made.graph,
             samples,
             original=original,
@@ -149,34 +143,6 @@ def record_of(
         repairs=tuple(RepairRow(r.step, r.applied, r.told, r.before, r.after) for r in repairs),
         notes=tuple(notes),
     )
-
-
-def reference_of(
-    made: Made, original: Graph | None, reference: Graph | None = None
-) -> tuple[Graph, list[str]]:
-    """Returns the float graph that layers are compared with, and what there is to say about it.
-
-    Biases that were corrected are those of the plan's graph: against it, the correction would look
-    like an error. The profile says which graph it is of.
-
-    Args:
-        made: What came out.
-        original: The float graph that the user gave.
-        reference: The graph, where somebody knows it.
-    """
-    if reference is not None:
-        return reference, []
-    planned = made.decision.plan.graph
-    if planned.digest == made.profile.model:
-        return planned, []
-    if original is not None:
-        ready = prepared(original)
-        if made.profile.model in (original.digest, ready.digest):
-            return ready, []
-    return planned, [
-        "Layers are compared with the float model after its biases were corrected, so that what "
-        "the correction does looks like an error of the layer."
-    ]
 
 
 def _silent(done: int, total: int) -> None:

@@ -169,16 +169,17 @@ def with_constants(
     """
     copy = copied(graph)
     for (node, index), array in constants.items():
-        _put(copy.nodes[node], index, np.ascontiguousarray(array, np.float32))
+        put_constant(copy.nodes[node], index, array)
     for node, changed in (attributes or {}).items():
         copy.nodes[node].attributes = changed
     return copy
 
 
-def _put(node: Node, index: int, array: NDArray[np.float32]) -> None:
+def put_constant(node: Node, index: int, array: NDArray[Any]) -> None:
+    """Makes a node read another constant, float32; an operand behind the last one is appended."""
     old = node.optional(index)
     name = f"{node.output.name}_bias" if old is None else old.name
-    data = Constant.of(array)
+    data = Constant.of(np.ascontiguousarray(array, np.float32))
     rewire(node, index, Value(TensorType(data.dtype, data.shape), name, constant=data))
 
 

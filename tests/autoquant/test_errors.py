@@ -8,14 +8,11 @@ import pytest
 
 import qdqbridge as qb
 from qdqbridge.autoquant.hardware.accumulators import accumulators
-from qdqbridge.autoquant.planning.decide import Decision
 from qdqbridge.autoquant.planning.targets import ORT
-from qdqbridge.autoquant.profiling.collect import prepared
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.profiling.stats import TensorStats
-from qdqbridge.autoquant.reporting import record_of, reference_of, tensors
+from qdqbridge.autoquant.reporting import record_of, tensors
 from qdqbridge.autoquant.search.errors import errors, matches, spread, sqnr, weight_errors
-from qdqbridge.graph.copying import copied
 from qdqbridge.graph.interpreter import evaluate, evaluate_node
 from qdqbridge.graph.numerics import dequantize, quantize
 from tests.autoquant.float_models import quantize_model
@@ -151,11 +148,8 @@ def test_weight_errors_are_those_of_the_stored_weights(made):
 
 def test_the_record_holds_what_was_found(made):
     samples = samples_of(made, 16)
-    reference = made.reference
-    assert reference.digest == made.profile.model
-    record = record_of(
-        made, ORT, samples, reference=reference, model="net", data="x.npz", versions={}, limit=16
-    )
+    reference = made.decision.plan.graph
+    record = record_of(made, ORT, samples, model="net", data="x.npz", versions={}, limit=16)
     assert record.digest == made.graph.digest and record.float_digest == made.profile.model
     assert (record.samples, record.measured) == (40, 16)
     assert record.layers == errors(reference, made.graph, samples, limit=16).layers
@@ -213,31 +207,6 @@ def test_what_stays_float_is_told():
     assert all(row.calibrated_bits is not None for row in record.accumulators)  # by the profile
 
 
-def test_corrected_biases_are_no_errors():
-    graph = qb.load(MODELS / "digits_cnn_float.onnx")
-    made = quantize_model(graph, {"input": IMAGES}, chooser="mse", weight_chooser="minmax")
-    plan = made.decision.plan
-    corrected = copied(plan.graph)
-    for node in corrected.graph.nodes:
-        bias = node.optional(2) if node.op.name in ("Conv", "Gemm", "Dense") else None
-        if bias is not None and bias.constant is not None:
-            bias.constant = bias.constant.map(
-                lambda array: array.astype(np.float32) + np.float32(0.5)
-            )
-    other = replace(made, decision=Decision(replace(plan, graph=corrected.graph)))
-    other = replace(other, profile=replace(made.profile, model=prepared(graph).digest))
-    found, told = reference_of(other, graph)
-    assert found.digest == prepared(graph).digest and told == []
-    found, told = reference_of(other, None)
-    assert found is corrected.graph and "corrected" in told[0]
-    assert reference_of(other, None, graph) == (graph, [])
-    samples = Samples.of(graph.inputs, {"input": IMAGES[:8]})
-    same = errors(corrected.graph, corrected.graph, samples)
-    against = errors(corrected.graph, corrected.graph, samples, original=graph)
-    assert same.outputs[0].sqnr_db > 110
-    assert against.outputs[0].sqnr_db < 40
-
-
 @dataclass
 class Step:
     step: str = "bias"
@@ -266,5 +235,5 @@ def test_what_a_clamp_cuts_off_later_is_no_error():
     graph = canonical(b.model())
     samples = Samples.of(graph.inputs, {"x": rng.standard_normal((8, 3, 8, 8)).astype(np.float32)})
     found = quantize_model(graph, samples.arrays, repair=(), chooser="minmax")
-    layers = {e.operator: e for e in errors(found.reference or graph, found.graph, samples).layers}
+    layers = {e.operator: e for e in errors(found.decision.plan.graph, found.graph, samples).layers}
     assert layers["Conv"].local_db > 30 and layers["Conv"].accumulated_db > 30

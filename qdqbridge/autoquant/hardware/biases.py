@@ -7,7 +7,7 @@ that resolves its bias.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,20 +36,20 @@ _FINE = 2.0**23
 
 
 def with_room_for_biases(
-    constants: Sequence[Weight],
+    plan: QuantizationPlan,
     values: Mapping[Value, QuantParams],
     weights: Mapping[Weight, QuantParams],
 ) -> dict[Weight, QuantParams]:
     """Returns ``weights`` with scales raised where a bias would not fit.
 
     Args:
-        constants: Those that a plan stores; the derived ones are biases.
+        plan: What is stored; derived constants are biases.
         values: Parameters of activations.
         weights: Parameters of constants.
     """
     result = dict(weights)
     stored = {weight.node: weight for weight in weights if weight.index == 1}
-    for bias in constants:
+    for bias in plan.weights:
         product = product_of(bias) if isinstance(bias.spec, Derived) else None
         weight = None if product is None else stored.get(product)
         if product is None or weight is None or isinstance(weight.spec, Fixed):
@@ -57,9 +57,10 @@ def with_room_for_biases(
         if weights[weight].blocked or not weights[weight].storage_dtype.is_integer:
             continue  # such sums are of real numbers, and their biases as well
         x = values.get(product.operand(0))
-        if x is not None and bias.value.constant is not None:
-            real = bias.value.constant.numpy().astype(np.float64).reshape(-1)
-            result[weight] = _raised(weight, result[weight], x, np.abs(real))
+        real = plan.bias(bias)
+        if x is not None and real is not None:
+            wide = np.abs(real.astype(np.float64).reshape(-1))
+            result[weight] = _raised(weight, result[weight], x, wide)
     return result
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,9 +43,9 @@ def suited(
         values: Parameters of activations.
         weights: Parameters of constants.
     """
-    result = with_room_for_biases(plan.weights, values, weights)
+    result = with_room_for_biases(plan, values, weights)
     arithmetic = plan.arithmetic
-    biases = {product_of(w): w.value for w in plan.weights if isinstance(w.spec, Derived)}
+    biases = {product_of(w): plan.bias(w) for w in plan.weights if isinstance(w.spec, Derived)}
     for weight, params in result.items() if arithmetic != CONTRACT else ():
         x = values.get(weight.node.operand(0)) if weight.index == 1 else None
         if x is None or isinstance(weight.spec, Fixed) or params.blocked or not params.symmetric:
@@ -153,7 +154,7 @@ def _rows(
     x: QuantParams,
     params: QuantParams,
     arithmetic: IntegerArithmetic,
-    bias: Value | None,
+    bias: NDArray[Any] | None,
 ) -> _Rows | None:
     """Returns a weight as rows; None for several matrices, and for what is not a product."""
     node, constant, geometry = weight.node, weight.value.constant, geometry_of(weight.node)
@@ -173,9 +174,9 @@ def _rows(
     return _Rows(rows, added, params, codes, float(x.scale), (low, high), paired, arithmetic)
 
 
-def _bias(bias: Value | None, channels: int) -> Real:
+def _bias(bias: NDArray[Any] | None, channels: int) -> Real:
     """Returns what is added to each channel of a product; its magnitude where that varies."""
-    if bias is None or bias.constant is None:
+    if bias is None:
         return np.zeros(channels)
-    real = bias.constant.numpy().astype(np.float64).reshape(-1)
+    real = bias.astype(np.float64).reshape(-1)
     return real if real.size == channels else np.full(channels, np.abs(real).max(initial=0.0))

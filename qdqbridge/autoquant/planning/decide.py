@@ -36,7 +36,7 @@ from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.canonical import canonicalize
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.copying import Copy, copied
+from qdqbridge.graph.copying import Copy, copied, put_constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.edit import Editor, rewire
 from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Value
@@ -232,6 +232,8 @@ def apply(decision: Decision) -> Graph:
     for node, new in decision.bodies.items():
         operands = [None if value is None else copy.values[value] for value in new.operands]
         replace_bodies(copy.nodes[node], new.attributes, operands)
+    for (node, index), array in decision.plan.biases.items():
+        put_constant(copy.nodes[node], index, array)
     for weight, params in decision.weights.items():
         _store(copy.nodes[weight.node], weight, params, decision)
     for weight in decision.plan.weights:
@@ -270,12 +272,12 @@ def _store_bias(node: Node, bias: Weight, decision: Decision) -> None:
 
     They do not know of what hardware drops, which is stored with the bias.
     """
-    product, value = product_of(bias), bias.value
-    if product is None or value.constant is None:
+    product, value, real = product_of(bias), bias.value, decision.plan.bias(bias)
+    if product is None or real is None:
         return
     if is_rounded(product, decision) and not half_a_step(product, decision):
         return
-    stored = stored_bias(bias, decision, value.constant.numpy())
+    stored = stored_bias(bias, decision, real)
     if stored is not None:
         data = constant(Constant.of(stored[0]), stored[1], value.name)
         rewire(node, bias.index, dequantized(data, value.type.dtype, node.origin, value.name))
@@ -351,6 +353,7 @@ def about_copy(decision: Decision, copy: Copy) -> Decision:
         {copy.nodes[n]: read for n, read in plan.unstored.items()},
         plan.arithmetic,
         plan.least_scales,
+        {(copy.nodes[n], index): array for (n, index), array in plan.biases.items()},
     )
     bodies = {
         copy.nodes[n]: replace(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,6 +116,8 @@ class QuantizationPlan:
         arithmetic: How the target adds and rounds.
         least_scales: By the name of a product, scales of its weight that data asked for, instead
             of those that every input asks for.
+        biases: Corrected biases by operand, which quantized products get instead of the graph's:
+            the graph stays what the float model computes.
     """
 
     graph: Graph
@@ -131,6 +133,15 @@ class QuantizationPlan:
     least_scales: Mapping[str, NDArray[np.float64]] = field(
         default_factory=dict["str", "NDArray[np.float64]"]
     )
+    biases: dict[tuple[Node, int], NDArray[Any]] = field(
+        default_factory=dict["tuple[Node, int]", "NDArray[Any]"]
+    )
+
+    def bias(self, bias: Weight) -> NDArray[Any] | None:
+        """Returns the real numbers of a bias, corrected ones where there are; None if unknown."""
+        constant = bias.value.constant
+        own = None if constant is None else constant.numpy()
+        return self.biases.get((bias.node, bias.index), own)
 
     def observed(self) -> list[Value]:
         """Returns the values whose statistics are needed."""

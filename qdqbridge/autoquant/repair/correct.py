@@ -132,7 +132,7 @@ def correction(errors: Batches) -> Array:
 def corrected(
     decision: Decision, samples: Samples, *, limit: int = SAMPLES
 ) -> tuple[Decision, str]:
-    """Returns a decision about a graph with corrected biases, and what was done.
+    """Returns a decision with corrected biases, and what was done.
 
     Args:
         decision: Not changed.
@@ -149,26 +149,33 @@ def corrected(
 
 
 def shifted(decision: Decision, found: Correcting) -> Decision:
-    """Returns a decision about a graph whose biases have the corrections that were found."""
+    """Returns a decision whose biases have the corrections that were found.
+
+    It is about a graph with zeros where a bias is missing, which computes the same.
+    """
     if not found.shifts:
         return decision
-    constants = {found.places[n].slot: _bias(found.places[n], s) for n, s in found.shifts.items()}
-    copy = with_constants(decision.plan.graph, constants)
+    own = decision.plan
+    biases = {found.places[n].slot: _bias(own, found.places[n], s) for n, s in found.shifts.items()}
+    missing = {(n, i): np.zeros_like(a) for (n, i), a in biases.items() if n.optional(i) is None}
+    copy = with_constants(own.graph, missing)
     result = about_copy(decision, copy)
+    result.plan.biases |= {
+        (copy.nodes[n], i): np.asarray(a, np.float32, order="C") for (n, i), a in biases.items()
+    }
     known = {(w.node, w.index) for w in result.plan.weights}
-    for node, index in constants:
-        slot = (copy.nodes[node], index)
+    for slot in result.plan.biases:
         if slot not in known:
             result.plan.weights.append(Weight(*slot, Derived()))
     return _with_room(result)
 
 
-def _bias(place: CorrectionPlace, shift: Array) -> Array:
+def _bias(plan: QuantizationPlan, place: CorrectionPlace, shift: Array) -> Array:
     node, index = place.slot
     old = node.optional(index)
     if old is None or old.constant is None:
         return shift
-    array = old.constant.numpy().astype(np.float64)
+    array = plan.biases.get(place.slot, old.constant.numpy()).astype(np.float64)
     factor = getattr(node.attributes, "beta", 1.0)
     if array.size == place.channels:
         return array + (shift / factor).reshape(array.shape)

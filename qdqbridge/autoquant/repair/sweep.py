@@ -186,7 +186,8 @@ class _State:
                     row.append(None)
                 elif value.constant is not None:
                     changed = constants[index]
-                    row.append(value.constant.numpy() if changed is None else changed)
+                    own = self.decision.plan.biases.get((node, index), value.constant.numpy())
+                    row.append(own if changed is None else changed)
                 else:
                     row.append(self._read(node, index)[batch])
             result.append(row)

@@ -273,18 +273,19 @@ def fall_back(
     ranked = list(ranking.layers)
     layers = [entry.layer for entry in ranked]
     levels = _levels(goal, wide, wide_weights, to_float=to_float)
-    changes = _chosen(search, layers, levels)
+    most_changed = dict.fromkeys(layers, levels[-1]) if levels else {}
+    # What is equal to the float model is that in the real graph alone: engines sum otherwise.
+    changes = _chosen(search, layers, levels) or most_changed
     search.finish()
     simulation.release()
-    while changes is not None:
+    while changes:
         found = _proven(search, changes, ranked, before, ranking)
         if found is not None:
             return found
         changes = _further(changes, layers, levels)
     raise InputDataError(
         "no choice of layers is good enough",
-        why=f"wanted: {goal}; with all layers changed: "
-        f"{search.metrics(dict.fromkeys(layers, levels[-1]) if levels else {}).sqnr:.2f} dB",
+        why=f"wanted: {goal}; with all layers changed: {search.metrics(most_changed).sqnr:.2f} dB",
         fix="allow layers to stay float, or ask for less",
     )
 
@@ -381,6 +382,7 @@ def meeting(
     target: Target,
     stats: Mapping[Value, TensorStats],
     *,
+    given: Graph | None = None,
     wishes: Wishes | None = None,
     fallback: Literal["int16", "float"] = "int16",
     metric: Metric | None = None,
@@ -396,6 +398,7 @@ def meeting(
         samples: What they are judged on.
         target: The target that was decided for.
         stats: Statistics of every float tensor of the decision's graph.
+        given: The float model that outputs are compared with; by default the decision's graph.
         wishes: The wishes of its plan. What its plan leaves float stays float in any case.
         fallback: ``int16`` gives layers more bits first: 8 where weights have fewer, then 16-bit
             activations, and leaves those float that this does not mend; ``float`` leaves them
@@ -409,7 +412,7 @@ def meeting(
         InputDataError: The goal cannot be met.
     """
     wishes = wishes or Wishes()
-    simulation = Simulation(decision.plan, samples, engine=engine, metric=metric)
+    simulation = Simulation(decision.plan, samples, engine=engine, metric=metric, given=given)
     decision, dropped = bodies_that_meet(decision, goal.met, simulation, str(goal))
     own = replace(wishes, floats={**decision.plan.floats, **wishes.floats})
     variants = Variants(decision, target, stats, own)
@@ -488,6 +491,7 @@ def met(
         samples,
         made.target,
         stats,
+        given=made.given,
         wishes=made.options.wishes(graph),
         fallback=fallback,
         metric=metric,

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from numpy.typing import NDArray
+
+from qdqbridge.autoquant.hardware.biases import product_of
 from qdqbridge.autoquant.hardware.scales import suited
 from qdqbridge.autoquant.planning.decide import Decision, activations, decide
 from qdqbridge.autoquant.planning.formats import Format, Unstored
@@ -121,6 +125,7 @@ class Variants:
     wishes: Wishes = field(default_factory=Wishes)
     _values: dict[tuple[object, ...], QuantParams] = field(init=False, repr=False)
     _weights: dict[tuple[object, ...], QuantParams] = field(init=False, repr=False)
+    _stored: dict[tuple[Node, int], QuantParams] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         own = self.base.plan
@@ -134,6 +139,7 @@ class Variants:
             for weight, params in self.base.weights.items()
             if isinstance(weight.spec, Observed)
         }
+        self._stored = {(w.node, w.index): params for w, params in self.base.weights.items()}
 
     @property
     def graph(self) -> Graph:
@@ -175,9 +181,27 @@ class Variants:
             params = self._weight(own, weight)
             if params is not None:
                 result.weights[weight] = params
+        own.biases = self._biases(result)
         result.weights = suited(own, result.values, result.weights)
         self._carry_integers(result)
+        own.biases = self._biases(result)
         return result
+
+    def _biases(self, decision: Decision) -> dict[tuple[Node, int], NDArray[Any]]:
+        """Returns the corrections of products whose weights are stored as in the base.
+
+        They make up for what these weights lost; float ones and others have their own biases.
+        """
+        alike = {w.node for w, params in decision.weights.items() if self._known(w) == params}
+        return {
+            (bias.node, bias.index): self.base.plan.biases[bias.node, bias.index]
+            for bias in decision.plan.weights
+            if (bias.node, bias.index) in self.base.plan.biases and product_of(bias) in alike
+        }
+
+    def _known(self, weight: Weight) -> QuantParams | None:
+        """Returns the base's parameters of a weight of another plan."""
+        return self._stored.get((weight.node, weight.index))
 
     def _value(self, own: QuantizationPlan, value: Value) -> QuantParams:
         spec = own.specs[value]
@@ -204,11 +228,11 @@ class Variants:
 
     def _carry_integers(self, decision: Decision) -> None:
         """Gives weights that are stored as in the base the base's integers."""
-        known = {(w.node, w.index): (w, array) for w, array in self.base.integers.items()}
+        known = {(w.node, w.index): array for w, array in self.base.integers.items()}
         for weight, params in decision.weights.items():
             found = known.get((weight.node, weight.index))
-            if found is not None and self.base.weights[found[0]] == params:
-                decision.integers[weight] = found[1]
+            if found is not None and self._known(weight) == params:
+                decision.integers[weight] = found
 
 
 def _key(own: QuantizationPlan, value: Value, spec: Observed) -> tuple[object, ...]:

@@ -33,9 +33,9 @@ from qdqbridge.autoquant.simulation.engines import (
 )
 from qdqbridge.autoquant.simulation.feeds import Feeds
 from qdqbridge.autoquant.simulation.graph import Needs, Operand, SimulatedGraph, simulated
-from qdqbridge.autoquant.simulation.metrics import Metric, Metrics, joined, measured
+from qdqbridge.autoquant.simulation.metrics import Metric, Metrics, joined, measured, outputs_of
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.graph.graph import Value
+from qdqbridge.graph.graph import Graph, Value
 
 if TYPE_CHECKING:
     from qdqbridge.autoquant.simulation.teams import SentSimulation
@@ -69,6 +69,7 @@ class Simulation:
         values: Sequence[Value] = (),
         metric: Metric | None = None,
         reference: Sequence[Outputs] | None = None,
+        given: Graph | None = None,
         batch: int | None = None,
         parts: int = 0,
         memory: int = _MEMORY,
@@ -85,6 +86,8 @@ class Simulation:
             metric: A user's score of the outputs.
             reference: Outputs to compare with instead of the float model's, batch by batch: those
                 of another simulation of the same samples.
+            given: The float model whose outputs decisions are compared with, where that is not the
+                plan's graph: before batch normalizations were folded and channels scaled.
             batch: Examples that are run at once where the model leaves that open.
             parts: In how many parts the model is compiled (see :meth:`hold`); 0 for the engine's
                 own number.
@@ -102,6 +105,7 @@ class Simulation:
         self._needs = Needs.of((plan, *also))
         self._compile()
         self._reference: list[Outputs] | None = None if reference is None else list(reference)
+        self._given = given
         self._score: float | None = None
 
     def _compile(self) -> None:
@@ -253,7 +257,9 @@ class Simulation:
     def reference(self) -> list[Outputs]:
         """The values of the float model, batch by batch; computed once."""
         if self._reference is None:
-            self._reference = [list(outputs) for outputs in self.run()]
+            given = self._given
+            runs = self.run() if given is None else outputs_of(given, self._batches)
+            self._reference = [list(outputs) for outputs in runs]
         return self._reference
 
     def metrics(

@@ -56,7 +56,7 @@ class Feeds:
             if place.reader is not None and place.reader in decision.plan.unrounded:
                 params = None
             result.update(zip(place.inputs, self._parameters(place, params), strict=True))
-        real = {**self._plain, **(constants or {})}
+        real = {**self._plain, **decision.plan.biases, **(constants or {})}
         for operand, value in self._simulated.constants.items():
             result[value] = real[operand]
         for weight in decision.plan.weights:
