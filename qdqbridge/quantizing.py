@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from qdqbridge.autoquant.choosers import Chooser
+    from qdqbridge.autoquant.delivered import Delivered
     from qdqbridge.autoquant.inside import QuantizedBody
     from qdqbridge.autoquant.planning.formats import Format, Unstored
     from qdqbridge.autoquant.planning.targets import Target
+    from qdqbridge.autoquant.profiling.collect import Data
     from qdqbridge.autoquant.profiling.profile import Profile
     from qdqbridge.autoquant.profiling.samples import Samples
-    from qdqbridge.autoquant.profiling.streams import FileSamples
     from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions
     from qdqbridge.autoquant.search.budget import ModelBudget
     from qdqbridge.autoquant.search.fallback import Fallback, Goal
@@ -48,7 +49,9 @@ class Quantization:
     Attributes:
         made: The quantized graph before anything was taken back, its parameters, what repair did.
         original: The float graph.
-        samples: What goals and reports are judged on; None where there is only a profile.
+        samples: What goals and reports are judged on, beside what was left out; None where there
+            is only a profile.
+        left_out: Numbers of the samples that nothing was chosen by: figures are of them.
         goal: What the outputs had to be like; None for nothing.
         fallback: What it took to meet the goal.
     """
@@ -58,7 +61,8 @@ class Quantization:
     samples: Samples | None
     goal: Goal | ModelBudget | TimeBudget | None = None
     fallback: Fallback | None = None
-    _outputs: list[Metrics] = field(default_factory=list["Metrics"], init=False, repr=False)
+    left_out: Sequence[int] = ()
+    _delivered: list[Delivered] = field(default_factory=list["Delivered"], init=False, repr=False)
 
     @property
     def graph(self) -> Graph:
@@ -178,31 +182,39 @@ class Quantization:
         found = replace(found, reverted=[*inside, *found.reverted])
         return replace(self, made=made, goal=budget, fallback=found)
 
-    def doubt(self) -> str:
-        """Returns a warning where the outputs are far from the float model's, else nothing.
+    def doubts(self) -> list[str]:
+        """Returns warnings about outputs that are far from the float model's, or parts of them.
 
-        It names the layers that do it, and a command that mends it.
+        They name the layers that do it, and what mends it.
         """
         from qdqbridge.autoquant.advice.doubts import BAD, doubt
 
-        outputs = self.outputs()
-        if outputs is None or self.samples is None or self.fallback or outputs.sqnr >= BAD:
-            return ""
-        return doubt(self.made, self.samples, outputs.sqnr)
+        found = self.delivered()
+        if found is None or self.samples is None:
+            return []
+        told = [found.mixed()]
+        if self.fallback is None and found.metrics.sqnr < BAD:
+            told.append(doubt(self.made, self.samples, found.metrics.sqnr))
+        return [text for text in told if text]
 
     def outputs(self) -> Metrics | None:
-        """Returns how far the outputs are from the float model's; None without samples."""
-        from qdqbridge.autoquant.simulation.metrics import measured, outputs_of
+        """Returns how far the outputs are from the float model's; None without samples.
 
-        if self.fallback is not None:
-            return self.fallback.metrics
+        It is of samples that were left out, where there were enough to leave some out.
+        """
+        found = self.delivered()
+        return None if found is None else found.metrics
+
+    def delivered(self) -> Delivered | None:
+        """Returns the same with what was measured on which samples, and parts of outputs."""
+        from qdqbridge.autoquant.delivered import delivered
+
         if self.samples is None:
             return None
-        if not self._outputs:
-            pieces = self.samples.batches(self.original.inputs)
-            wanted, found = outputs_of(self.original, pieces), outputs_of(self.graph, pieces)
-            self._outputs.append(measured(self.graph.output_names, wanted, found))
-        return self._outputs[0]
+        if not self._delivered:
+            found = delivered(self.original, self.graph, self.samples, self.made.unseen)
+            self._delivered.append(found)
+        return self._delivered[0]
 
     def report(
         self,
@@ -238,7 +250,7 @@ class Quantization:
             self.made if self.fallback is None else _Fallen(self.made, self.fallback),
             self.made.target,
             self.samples,
-            original=self.original,
+            shown=self.delivered(),
             model=model,
             data=data,
             repairs=[*self.made.repairs, *([] if tuning is None else [tuning])],
@@ -257,6 +269,7 @@ class _Fallen:
 
     def __init__(self, made: Quantized, fallback: Fallback) -> None:
         self.graph, self.decision, self.profile = fallback.graph, fallback.decision, made.profile
+        self.given = made.given
 
 
 @checked
@@ -342,8 +355,7 @@ def quantize(
     )
     made = quantization(model, data, options, profile=profile, progress=progress)
     if min_sqnr is None and max_drop is None:
-        warning = made.doubt()
-        if warning:
+        for warning in made.doubts():
             _LOGGER.warning(warning)
         return made.graph
     return made.meeting(
@@ -376,8 +388,6 @@ def quantization(
     Raises:
         QdqBridgeError: As :func:`quantize`.
     """
-    from qdqbridge.autoquant.advice.input_scale import misscaled
-    from qdqbridge.autoquant.advice.uninformative import uninformative
     from qdqbridge.autoquant.hardware.fit import check_fitted, fitted
     from qdqbridge.autoquant.inside import (
         check_anything,
@@ -394,18 +404,16 @@ def quantization(
     if data is None and profile is None:
         raise _no_data("without it only what a profile has seen can be quantized")
     graph = load(model) if isinstance(model, (str, PathLike)) else model
-    samples: Samples | FileSamples | None = None
+    samples: Data | None = None
     if isinstance(data, (str, PathLike)):
         samples = open_samples(Path(data), graph.inputs, warn)
     elif data is not None:
         samples = samples_of(graph.inputs, data)
     asked, tried = replace(options or QuantizeOptions(), **wanted), None
-    if samples is not None and profile is None and asked.tune:
-        samples = _without_outliers(samples, warn or _LOGGER.warning)
+    few, left_out = None, list[int]()
     if samples is not None:
-        told = uninformative(graph, samples) or misscaled(graph, samples)
-        if told:
-            (warn or _LOGGER.warning)(told)
+        own = asked if profile is None else None
+        samples, few, left_out = _parted(graph, samples, own, warn or _LOGGER.warning)
     given, within = asked, has_bodies(graph)
     if within:
         asked = options_outside(graph, asked)
@@ -426,30 +434,43 @@ def quantization(
     if suited is not None and samples is not None:
         check_fitted(made, samples)
     steps = [step for step in (suited, tried) if step is not None]
-    made = replace(made, repairs=(*steps, *made.repairs))
-    few = None if samples is None else spread(samples, _JUDGING)
-    return Quantization(made, graph, few)
+    made = replace(made, repairs=(*steps, *made.repairs), unseen=few)
+    judged = None if samples is None else spread(samples, _JUDGING)
+    return Quantization(made, graph, judged, left_out=left_out)
 
 
-def _without_outliers(
-    samples: Samples | FileSamples, warn: Callable[[str], None]
-) -> Samples | FileSamples:
-    """Returns samples without those that are far larger than all others, which is told."""
+def _parted(
+    graph: Graph, samples: Data, asked: QuantizeOptions | None, warn: Callable[[str], None]
+) -> tuple[Data, Samples | None, list[int]]:
+    """Returns samples to choose parameters by, those left out to judge, and their numbers.
+
+    Samples that are far larger than all others are in neither part, which is told, and so is what
+    does not represent others. A profile has seen all of them: none are left out then.
+    """
     from qdqbridge.autoquant.advice.few_samples import FAR, outlying
-    from qdqbridge.autoquant.profiling.streams import FileSamples
-    from qdqbridge.autoquant.search.tuning import taken
+    from qdqbridge.autoquant.advice.input_scale import misscaled
+    from qdqbridge.autoquant.advice.uninformative import uninformative
+    from qdqbridge.autoquant.advice.unseen import parted, unseen
 
-    far = outlying(samples)
-    if not far:
-        return samples
-    warn(
-        f"samples {', '.join(map(str, far))} are more than {FAR:g} times as large as most others "
-        "and are left out: ranges that they decide would resolve nothing else. Give more samples "
-        "of that size if the model has to bear it"
-    )
-    if isinstance(samples, FileSamples):
-        return replace(samples, left_out=frozenset(far))
-    return taken(samples, [i for i in range(len(samples)) if i not in set(far)])
+    far = outlying(samples) if asked and asked.tune else []
+    if far:
+        warn(
+            f"samples {', '.join(map(str, far))} are more than {FAR:g} times as large as most "
+            "others and are left out: ranges that they decide would resolve nothing else. Give "
+            "more samples of that size if the model has to bear it"
+        )
+    numbers = [number for number in range(len(samples)) if number not in set(far)]
+    samples = parted(samples, far)[0] if far else samples
+    told = uninformative(graph, samples) or misscaled(graph, samples)
+    if told:
+        warn(told)
+    if asked is None or asked.sums_of != "any-input":
+        return samples, None, []  # sums have to fit in all that is given
+    left_out = unseen(samples)
+    if not left_out:
+        return samples, None, []
+    samples, few = parted(samples, left_out)
+    return samples, few, [numbers[number] for number in left_out]
 
 
 def _no_data(why: str) -> InputDataError:

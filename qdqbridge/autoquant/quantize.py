@@ -211,6 +211,7 @@ class Quantized:
         repairs: What became of each step of repair.
         tuning: What became of trying other choosers; None where that was not asked for.
         given: The float graph as it was given; what outputs are compared with.
+        unseen: Samples that nothing was chosen by; None where there were too few to leave some out.
         inside: What became of the bodies of If, Loop and Scan.
     """
 
@@ -222,6 +223,7 @@ class Quantized:
     repairs: tuple[StepRecord, ...] = ()
     tuning: StepRecord | None = None
     given: Graph | None = None
+    unseen: Samples | None = None
     inside: tuple[QuantizedBody, ...] = ()
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from qdqbridge.autoquant.delivered import Delivered, delivered
 from qdqbridge.autoquant.hardware.accumulators import accumulators
 from qdqbridge.autoquant.hardware.observed import observe
 from qdqbridge.autoquant.planning.decide import Decision
@@ -44,7 +45,7 @@ _PROGRAMS = ("qdqbridge", "numpy", "onnx", "onnxruntime")
 
 
 class Made(Protocol):
-    """A quantized graph and how it came about: ``Quantized``, or a repair's ``State``."""
+    """A quantized graph and how it came about: ``Quantized``."""
 
     @property
     def graph(self) -> Graph:
@@ -61,13 +62,18 @@ class Made(Protocol):
         """What was seen of the float graph."""
         ...
 
+    @property
+    def given(self) -> Graph | None:
+        """The float graph as it was given."""
+        ...
+
 
 def record_of(
     made: Made,
     target: Target,
     samples: Samples | None,
     *,
-    original: Graph | None = None,
+    shown: Delivered | None = None,
     model: str = "model",
     data: str = "data",
     repairs: Sequence[Repair] = (),
@@ -86,7 +92,7 @@ def record_of(
         made: What came out.
         target: What it is for.
         samples: Calibration data to measure on; None where there is only a profile.
-        original: The float graph that the user gave; its outputs are what they are compared with.
+        shown: How close the outputs are; measured where nobody has.
         model: What to call the model.
         data: What to call the data.
         repairs: What became of the repair steps.
@@ -102,18 +108,18 @@ def record_of(
     Raises:
         InputDataError: The samples do not fit the graph.
     """
-    found, seen = Errors((), (), None, 0), None
+    found, seen = Errors((), 0), None
     if samples is not None:
         report = progress or _silent
         found = errors(
             made.decision.plan.graph,
             made.graph,
             samples,
-            original=original,
             limit=limit,
             progress=lambda done, total: report(done, 2 * total),
         )
         few = spread(samples, limit)
+        shown = shown or delivered(made.given or made.decision.plan.graph, made.graph, few)
         seen = observe(
             made.graph, few, progress=lambda done, total: report(total + done, 2 * total)
         )
@@ -121,7 +127,7 @@ def record_of(
     decisions = [made.decision, *_inner_decisions(inside)]
     return QuantizationRecord(
         model=model,
-        float_digest=made.profile.model if original is None else original.digest,
+        float_digest=made.profile.model if made.given is None else made.given.digest,
         digest=made.graph.digest,
         target=target.name,
         data=data,
@@ -129,8 +135,10 @@ def record_of(
         measured=found.samples,
         versions=installed() if versions is None else versions,
         choosers=_choosers(target),
-        outputs=found.outputs,
-        top1=found.top1,
+        outputs=() if shown is None else shown.outputs,
+        sqnr_db=None if shown is None else shown.metrics.sqnr,
+        judged="" if shown is None else shown.where,
+        top1=None if shown is None else shown.metrics.top1,
         layers=found.layers,
         tensors=tuple(row for each in decisions for row in tensors(each, stats)),
         weights=tuple(row for each in decisions for row in weight_errors(each)),

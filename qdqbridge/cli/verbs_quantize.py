@@ -21,6 +21,7 @@ from qdqbridge.graph.copying import with_numbers
 
 if TYPE_CHECKING:
     from qdqbridge.autoquant.quantize import QuantizeOptions
+    from qdqbridge.autoquant.simulation.metrics import Metrics
     from qdqbridge.quantizing import Quantization
 
 _TFLITE = ".tflite"
@@ -361,8 +362,7 @@ def quantize(
         with output.progress("report") as progress:
             made.report(report, model=model.name, data=data.name if data else "", progress=progress)
     _show(made, path, report, as_json=json)
-    warning = made.doubt()
-    if warning:
+    for warning in made.doubts():
         output.warn(warning)
 
 
@@ -436,8 +436,17 @@ def _show(made: Quantization, path: Path, report: Path | None, *, as_json: bool)
             "input",
             Text(f"{name}: {low:.4g} to {high:.4g} in these data; feed the same scale in use"),
         )
-    if facts["sqnr"] is not None:
-        table.add_row("outputs", Text(_closeness(facts["sqnr"], facts["top1"])))
+    shown = made.delivered()
+    if shown is not None:
+        first = f"{_closeness(shown.metrics)} against the float model on {shown.where}"
+        table.add_row("outputs", Text(first))
+        if shown.left_out:
+            both = f"{_closeness(shown.everything)} on all {shown.count} samples"
+            table.add_row("", Text(both))
+        for each in shown.outputs if len(shown.outputs) > 1 or shown.mixed() else ():
+            table.add_row("output", Text(f"{each.name}: {each.sqnr_db:.2f} dB"))
+            for part in each.parts:
+                table.add_row("", Text(f"{part.name}, a part of it: {part.sqnr_db:.2f} dB"))
     for step in facts["repairs"]:
         kept = "kept" if step["applied"] else "not kept"
         table.add_row(step["step"], Text(f"{kept}: {step['told']}"))
@@ -471,16 +480,17 @@ def _ranges(made: Quantization) -> dict[str, tuple[float, float]]:
     return {name: (each.minimum, each.maximum) for name, each in found.items() if each.finite}
 
 
-def _closeness(sqnr: float, top1: float | None) -> str:
-    classes = "" if top1 is None else f", top-1 agreement {100 * top1:.2f} %"
-    return f"{sqnr:.2f} dB SQNR against the float model on these data{classes}"
+def _closeness(metrics: Metrics) -> str:
+    top1 = metrics.top1
+    classes = "" if top1 is None else f" and top-1 agreement {100 * top1:.2f} %"
+    return f"{metrics.sqnr:.2f} dB SQNR{classes}"
 
 
 def _facts(made: Quantization, path: Path, report: Path | None) -> dict[str, Any]:
     from qdqbridge.autoquant.planning.plan import Fixed, Shared
     from qdqbridge.autoquant.reporting import floats_inside
 
-    found, tuning, outputs = made.fallback, made.made.tuning, made.outputs()
+    found, tuning, shown = made.fallback, made.made.tuning, made.delivered()
     decision = made.made.decision if found is None else found.decision
     specs = list(decision.plan.specs.values())
     steps = [*made.made.repairs, *([] if tuning is None else [tuning])]
@@ -492,8 +502,13 @@ def _facts(made: Quantization, path: Path, report: Path | None) -> dict[str, Any
         "digest": made.graph.digest,
         "samples": made.made.profile.samples,
         "inputs": _ranges(made),
-        "sqnr": None if outputs is None else outputs.sqnr,
-        "top1": None if outputs is None else outputs.top1,
+        "sqnr": None if shown is None else shown.metrics.sqnr,
+        "top1": None if shown is None else shown.metrics.top1,
+        "judged_on": None if shown is None else shown.where,
+        "left_out": list(made.left_out),
+        "sqnr_all": None if shown is None else shown.everything.sqnr,
+        "top1_all": None if shown is None else shown.everything.top1,
+        "outputs": [] if shown is None else [asdict(each) for each in shown.outputs],
         "integer": len(decision.plan.rules) + sum(body.integers for body in made.inside),
         "float": len(reasons),
         "fixed": sum(isinstance(spec, Fixed) for spec in specs),

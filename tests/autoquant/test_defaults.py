@@ -307,10 +307,10 @@ def test_what_operators_are_chosen_by_is_not_looked_for_twice(monkeypatch):
 def test_bad_outputs_are_told_with_what_mends_them(caplog):
     rough: dict[str, Any] = {"weights": "int2", "repair": (), "chooser": "minmax"}
     made = quantization(CNN, {"input": IMAGES[:48]}, **rough)
-    warning = made.doubt()
+    (warning,) = made.doubts()
     names = [node.name for node in made.made.decision.plan.rules]
     assert "--min-sqnr" in warning and any(f"--exclude '{name}'" in warning for name in names)
-    assert quantization(CNN, {"input": IMAGES[:48]}, repair=()).doubt() == ""
+    assert quantization(CNN, {"input": IMAGES[:48]}, repair=()).doubts() == []
     with caplog.at_level(logging.WARNING):
         qb.quantize(CNN, {"input": IMAGES[:48]}, **rough)
     assert warning in caplog.text

@@ -50,7 +50,7 @@ def check(seed, folder):
     ours = [*qb.evaluate(made.graph, few).values()]
     assert min(distances(out, few, ours)) <= CLOSE
     made.report(folder / "r.html")
-    made.doubt()
+    made.doubts()
     met = made.meeting(min_sqnr=40.0)
     assert met.fallback is not None and met.fallback.metrics.sqnr >= 40.0
     made.within(max_bytes=10**6)

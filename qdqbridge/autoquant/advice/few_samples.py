@@ -24,6 +24,8 @@ from qdqbridge.graph.quantization import QuantParams
 
 ENOUGH = 8
 """Different samples from which ranges are chosen by what was seen alone."""
+HALVED = 14
+"""So many samples are cut in halves, one to choose or learn by and one to judge."""
 _FEW = 16
 """So many values do not say which sign reaches further."""
 
@@ -67,16 +69,29 @@ def distinct(samples: Iterable[Sample], most: int = ENOUGH) -> list[int]:
     """Returns the numbers of the first ``most`` samples that are unlike all before them."""
     seen, found = set[bytes](), list[int]()
     for index, sample in enumerate(samples):
-        digest = hashlib.sha256()
-        for name in sorted(sample):
-            digest.update(np.ascontiguousarray(sample[name]).tobytes())
-        if digest.digest() in seen:
+        digest = _digest(sample)
+        if digest in seen:
             continue
-        seen.add(digest.digest())
+        seen.add(digest)
         found.append(index)
         if len(found) >= most:
             break
     return found
+
+
+def copies(samples: Iterable[Sample]) -> list[list[int]]:
+    """Returns the numbers of equal samples together, in the order of the first of each."""
+    found: dict[bytes, list[int]] = {}
+    for index, sample in enumerate(samples):
+        found.setdefault(_digest(sample), []).append(index)
+    return list(found.values())
+
+
+def _digest(sample: Sample) -> bytes:
+    digest = hashlib.sha256()
+    for name in sorted(sample):
+        digest.update(np.ascontiguousarray(sample[name]).tobytes())
+    return digest.digest()
 
 
 def different(samples: Iterable[Sample], most: int = ENOUGH) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from qdqbridge.autoquant.advice.few_samples import worth_trying
+from qdqbridge.autoquant.advice.few_samples import HALVED, worth_trying
 from qdqbridge.autoquant.planning.decide import Decision, apply
 from qdqbridge.autoquant.planning.plan import Fixed
 from qdqbridge.autoquant.profiling.profile import Profile
@@ -21,7 +21,7 @@ from qdqbridge.autoquant.repair.gptq import with_rounding
 from qdqbridge.autoquant.repair.learn import learned
 from qdqbridge.autoquant.repair.other_scales import MIXED, OtherScales
 from qdqbridge.autoquant.repair.smooth import smoothed
-from qdqbridge.autoquant.search.tuning import LEAST, taken
+from qdqbridge.autoquant.search.tuning import taken
 from qdqbridge.autoquant.search.work_budget import WorkBudget
 from qdqbridge.errors import InputDataError, QdqBridgeError
 from qdqbridge.graph.graph import Graph
@@ -194,7 +194,7 @@ class _Trials:
         self.state, self._samples, self._again = start, samples, again
         self._scales, self.tries = scales, 0
         self._seen = self._unseen = samples
-        if len(samples) >= 2 * LEAST:
+        if len(samples) >= HALVED:
             self._seen, self._unseen = (taken(samples, range(i, len(samples), 2)) for i in (0, 1))
         self._judge: FloatReference | None = None
         self._sqnr = 0.0

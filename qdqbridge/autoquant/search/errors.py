@@ -8,7 +8,7 @@ only passes on what others did.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +18,14 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.planning.decide import Decision, stored_integers
 from qdqbridge.autoquant.planning.plan import moves_only
 from qdqbridge.autoquant.profiling.samples import Sample, Samples
-from qdqbridge.autoquant.simulation.metrics import measured
+from qdqbridge.autoquant.simulation.metrics import comparable, float_values
 from qdqbridge.canonical.clamps import bounds
-from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.interpreter import computed, evaluate
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.types import TensorType
-from qdqbridge.report.quantization.record import LayerError, Output, WeightError
+from qdqbridge.report.quantization.record import LayerError, WeightError
 
 Array = NDArray[Any]
 Progress = Callable[[int, int], None]
@@ -41,14 +40,10 @@ class Errors:
 
     Attributes:
         layers: In topological order; what only moves data is left out.
-        outputs: Of the model.
-        top1: Share of examples with the same largest class; None where there are no classes.
         samples: Number of samples run.
     """
 
     layers: tuple[LayerError, ...]
-    outputs: tuple[Output, ...]
-    top1: float | None
     samples: int
 
 
@@ -58,9 +53,9 @@ class _Tally:
     noise: float = 0.0
 
     def add(self, real: Array, other: Array) -> None:
-        wide = real.astype(np.float64)
+        wide, found = comparable(real, other)
         self.signal += float(np.sum(wide**2))
-        self.noise += float(np.sum((wide - other) ** 2))
+        self.noise += float(np.sum((wide - found) ** 2))
 
     @property
     def decibels(self) -> float:
@@ -82,7 +77,6 @@ def errors(
     quantized: Graph,
     samples: Samples,
     *,
-    original: Graph | None = None,
     limit: int = LIMIT,
     progress: Progress | None = None,
 ) -> Errors:
@@ -92,7 +86,6 @@ def errors(
         graph: The float graph that was quantized.
         quantized: The canonical quantized graph.
         samples: Inputs; some of them, spread evenly, are run.
-        original: What outputs are compared with, where ``graph`` computes other ones.
         limit: How many to run at most.
         progress: Called with the batches done and their number.
 
@@ -102,24 +95,12 @@ def errors(
     picked = spread(samples, limit)
     pieces = picked.batches(graph.inputs)
     walk = _ErrorWalk(quantized, matches(graph, quantized))
-    names = list(graph.output_names)
-    outputs = {name: _Tally() for name in names}
-    wanted: list[Sequence[Array]] = []
-    found: list[Sequence[Array]] = []
-    reals = _float_values(graph, walk.floats, pieces)
-    source = original or graph
-    ends = _float_values(source, source.outputs, pieces)
-    for done, (piece, real, end) in enumerate(zip(pieces, reals, ends, strict=True), 1):
-        results = walk.run(piece, real)
-        wanted.append([end[value] for value in source.outputs])
-        found.append(results)
-        for name, a, b in zip(names, wanted[-1], results, strict=True):
-            outputs[name].add(a, b)
+    reals = float_values(graph, walk.floats, pieces)
+    for done, (piece, real) in enumerate(zip(pieces, reals, strict=True), 1):
+        walk.run(piece, real)
         if progress is not None:
             progress(done, len(pieces))
-    made = tuple(Output(name, tally.decibels) for name, tally in outputs.items())
-    top1 = measured(names, wanted, found).top1
-    return Errors(walk.layers(), made, top1, len(picked) * picked.step)
+    return Errors(walk.layers(), len(picked) * picked.step)
 
 
 def spread(samples: Samples, limit: int) -> Samples:
@@ -161,24 +142,6 @@ def _is_real(value: Value) -> bool:
     return isinstance(value.type, TensorType) and value.type.dtype.is_float
 
 
-def _float_values(
-    graph: Graph, values: Sequence[Value], pieces: Sequence[Sample]
-) -> Iterator[dict[Value, Array]]:
-    """Yields what the float graph computes: by onnxruntime, or the interpreter where it cannot."""
-    from qdqbridge.onnx_io.runtime.running import Runner
-
-    values = list(dict.fromkeys(values))
-    try:
-        runner = Runner(graph, values, optimized=False, spinning=False)
-    except UnsupportedTargetError:
-        runner = None
-    for piece in pieces:
-        if runner is not None:
-            yield dict(zip(values, runner.run(piece), strict=True))
-        else:
-            yield evaluate(graph, piece, wanted=values)[1]
-
-
 class _ErrorWalk:
     """Runs a quantized graph twice: as it is, and each node on the float graph's tensors."""
 
@@ -196,9 +159,9 @@ class _ErrorWalk:
                 seen.add(real)
                 self.tallies[value] = (_Tally(), _Tally())
 
-    def run(self, inputs: Sample, reals: Mapping[Value, Array]) -> list[Array]:
-        """Adds one batch; returns the outputs in real numbers."""
-        outputs, values = evaluate(self.graph, inputs, wanted=self.tallies)
+    def run(self, inputs: Sample, reals: Mapping[Value, Array]) -> None:
+        """Adds one batch."""
+        _, values = evaluate(self.graph, inputs, wanted=self.tallies)
         for value, (accumulated, _) in self.tallies.items():
             self._compare(accumulated, value, reals, values[value])
         local: dict[Value, Array] = {v: np.asarray(inputs[v.name]) for v in self.graph.inputs}
@@ -210,8 +173,6 @@ class _ErrorWalk:
                     left[value] -= 1
                     if left[value] == 0:
                         local.pop(value, None)
-        found = zip(self.graph.outputs, outputs.values(), strict=True)
-        return [_real(value, array) for value, array in found]
 
     def _locally(self, node: Node, local: dict[Value, Array], reals: Mapping[Value, Array]) -> None:
         operands = [

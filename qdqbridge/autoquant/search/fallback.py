@@ -76,7 +76,9 @@ class Goal:
             )
 
     def met(self, metrics: Metrics) -> bool:
-        """True where ``metrics`` are good enough."""
+        """True where ``metrics`` are good enough, those of unseen samples alone too."""
+        if metrics.unseen is not None and not self.met(metrics.unseen):
+            return False
         if self.min_sqnr is not None and metrics.sqnr < self.min_sqnr:
             return False
         return self.max_drop is None or metrics.drop <= self.max_drop + _LAST_BITS
@@ -383,6 +385,7 @@ def meeting(
     stats: Mapping[Value, TensorStats],
     *,
     given: Graph | None = None,
+    unseen: Samples | None = None,
     wishes: Wishes | None = None,
     fallback: Literal["int16", "float"] = "int16",
     metric: Metric | None = None,
@@ -399,6 +402,7 @@ def meeting(
         target: The target that was decided for.
         stats: Statistics of every float tensor of the decision's graph.
         given: The float model that outputs are compared with; by default the decision's graph.
+        unseen: Further samples, which nothing was chosen by: the goal must be met on them too.
         wishes: The wishes of its plan. What its plan leaves float stays float in any case.
         fallback: ``int16`` gives layers more bits first: 8 where weights have fewer, then 16-bit
             activations, and leaves those float that this does not mend; ``float`` leaves them
@@ -412,7 +416,9 @@ def meeting(
         InputDataError: The goal cannot be met.
     """
     wishes = wishes or Wishes()
-    simulation = Simulation(decision.plan, samples, engine=engine, metric=metric, given=given)
+    simulation = Simulation(
+        decision.plan, samples, unseen, engine=engine, metric=metric, given=given
+    )
     decision, dropped = bodies_that_meet(decision, goal.met, simulation, str(goal))
     own = replace(wishes, floats={**decision.plan.floats, **wishes.floats})
     variants = Variants(decision, target, stats, own)
@@ -492,6 +498,7 @@ def met(
         made.target,
         stats,
         given=made.given,
+        unseen=made.unseen,
         wishes=made.options.wishes(graph),
         fallback=fallback,
         metric=metric,

@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from qdqbridge.autoquant.advice.few_samples import HALVED
 from qdqbridge.autoquant.planning.formats import Format, Unstored
 from qdqbridge.autoquant.planning.targets import ACCUMULATORS, OperatorRule, Target, Wide
 from qdqbridge.autoquant.profiling.collect import Data, prepared
@@ -44,7 +45,7 @@ GOOD, GAIN = 25.0, 3.0
 have to gain at least."""
 HEAD_GOOD, HEAD_GAIN = 35.0, 1.5
 """The same for the few operators behind the last products."""
-_SAMPLES, _LEAST, _RUNS = 64, 16, 8
+_SAMPLES, _RUNS = 64, 8
 _ENDS = (ADD, RELU, CLIP)
 
 
@@ -233,10 +234,10 @@ def chosen(
         options: What the user wants; ``budget`` says how much work this may be.
     """
     target = options.described()
-    if data is None or not _open(target, options) or len(data) < _LEAST:
+    if data is None or not _open(target, options) or len(data) < HALVED:
         return options, None
     picked = spread_unlike(data, _SAMPLES)
-    if len(picked) < _LEAST:
+    if len(picked) < HALVED:
         return options, None
     seen, unseen = (taken(picked, range(i, len(picked), 2)) for i in (0, 1))
     judge, work = FloatReference(graph, unseen), WorkBudget(options.budget)

@@ -61,7 +61,10 @@ class Trials:
     def get(self, name: str) -> Metrics | None:
         """Returns how close the outputs were before."""
         known = self._found["trials"].get(name)
-        return None if known is None else Metrics(**known)
+        if known is None:
+            return None
+        unseen = known.get("unseen")
+        return Metrics(**{**known, "unseen": None if unseen is None else Metrics(**unseen)})
 
     def add(self, name: str, metrics: Metrics) -> Metrics:
         """Keeps how close the outputs are."""
@@ -96,7 +99,7 @@ def key_of(made: Quantized, samples: Samples, engine: str = "") -> str:
     """Returns what trials are of: the model, how it was quantized, the samples, who timed it."""
     digest = hashlib.sha256(made.graph.digest.encode())
     digest.update(repr(made.target.weights).encode() + engine.encode())
-    for sample in samples:
+    for sample in (*samples, *(() if made.unseen is None else made.unseen)):
         for name in sorted(sample):
             digest.update(name.encode() + np.ascontiguousarray(sample[name]).tobytes())
     return digest.hexdigest()

@@ -63,6 +63,7 @@ class Simulation:
         self,
         plan: QuantizationPlan,
         samples: Samples | Iterable[Sample],
+        unseen: Samples | None = None,
         *,
         engine: SimulationEngine | str = "onnxruntime",
         also: Iterable[QuantizationPlan] = (),
@@ -79,6 +80,7 @@ class Simulation:
         Args:
             plan: What may be rounded.
             samples: Inputs to try everything on; what is no ``Samples`` is run one by one.
+            unseen: Further ones, which nothing was chosen by: metrics tell them apart.
             engine: ``onnxruntime``, ``tvm``, ``numpy``, ``exact`` (NumPy in float64), or one's own.
             also: Further plans of the same graph that decisions will be of.
             values: Values of the plan's graph to return, as they are computed, before their own
@@ -101,12 +103,13 @@ class Simulation:
         self.trials, self.compiled = 0, 0
         self._asked = list(values)
         self.values = self._asked or list(plan.graph.outputs)
-        self._batches = _batches(samples, plan, batch)
+        first = [] if unseen is None else batches_of(unseen, plan.graph, batch)
+        self._batches, self._unseen = first + batches_of(samples, plan.graph, batch), len(first)
         self._needs = Needs.of((plan, *also))
         self._compile()
         self._reference: list[Outputs] | None = None if reference is None else list(reference)
         self._given = given
-        self._score: float | None = None
+        self._scores: list[float] = []
 
     def _compile(self) -> None:
         self.compiled += 1
@@ -278,9 +281,11 @@ class Simulation:
         names = [value.name for value in self.values]
         if not self._asked:
             names = list(self.plan.graph.output_names)
-        if self._metric is not None and self._score is None:
-            self._score = float(self._metric(joined(names, reference)))
-        return measured(names, reference, outputs, self._metric, self._score)
+        metric, unseen = self._metric, self._unseen
+        if metric is not None and not self._scores:
+            parts = [reference, reference[:unseen]] if unseen else [reference]
+            self._scores = [float(metric(joined(names, part))) for part in parts]
+        return measured(names, reference, outputs, metric, self._scores, unseen)
 
     @property
     def batches(self) -> Sequence[Sample]:
@@ -288,12 +293,18 @@ class Simulation:
         return self._batches
 
 
-def _batches(
-    samples: Samples | Iterable[Sample], plan: QuantizationPlan, batch: int | None
+def batches_of(
+    samples: Samples | Iterable[Sample], graph: Graph, batch: int | None = None
 ) -> list[Sample]:
-    """Returns the samples, several at once where every input leaves axis 0 open."""
+    """Returns the samples, several at once where every input leaves axis 0 open.
+
+    Args:
+        samples: Samples; what is no ``Samples`` is left as it is.
+        graph: What they are for.
+        batch: How many examples at most; by default by their size.
+    """
     if not isinstance(samples, Samples):
         return list(samples)
     if batch is None:
         batch = max(1, min(_BATCH, _ELEMENTS // max(samples.elements, 1)))
-    return samples.batches(plan.graph.inputs, batch)
+    return samples.batches(graph.inputs, batch)

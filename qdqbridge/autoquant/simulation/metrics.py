@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.graph import Graph
+from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.graph.numerics import dequantize
 
@@ -29,12 +29,15 @@ class Metrics:
         top1: Share of examples whose largest class is the same; None where there are no classes.
         score: The user's metric of these outputs.
         reference: The user's metric of the float model.
+        unseen: The same of those samples alone that nothing was chosen by; None where there are
+            none.
     """
 
     nmse: float
     top1: float | None = None
     score: float | None = None
     reference: float | None = None
+    unseen: Metrics | None = None
 
     @property
     def sqnr(self) -> float:
@@ -56,7 +59,8 @@ def measured(
     reference: Iterable[Sequence[Array]],
     outputs: Iterable[Sequence[Array]],
     metric: Metric | None = None,
-    reference_score: float | None = None,
+    scores: Sequence[float] = (),
+    unseen: int = 0,
 ) -> Metrics:
     """Returns the metrics of ``outputs``.
 
@@ -65,26 +69,73 @@ def measured(
         reference: The float model's outputs, batch by batch.
         outputs: The same of what is looked at.
         metric: The user's.
-        reference_score: What ``metric`` gives for the float model.
+        scores: What ``metric`` gives for the float model: on all samples, and on unseen ones.
+        unseen: So many of the first batches are samples that nothing was chosen by.
     """
-    errors, powers = np.zeros(len(names)), np.zeros(len(names))
-    agree, count = 0, 0
-    kept: list[Sequence[Array]] = []
-    for wanted, found in zip(reference, outputs, strict=True):
+    tallies = [_Tally(names, metric) for _ in range(2 if unseen else 1)]
+    for index, (wanted, found) in enumerate(zip(reference, outputs, strict=True)):
+        for tally in tallies if index < unseen else tallies[:1]:
+            tally.add(wanted, found)
+    real = [*scores, None, None]
+    found = [replace(t.metrics(), reference=r) for t, r in zip(tallies, real, strict=False)]
+    return replace(found[0], unseen=found[1]) if unseen else found[0]
+
+
+class _Tally:
+    """Sums over batches."""
+
+    def __init__(self, names: Sequence[str], metric: Metric | None) -> None:
+        self._names, self._metric = names, metric
+        self._errors, self._powers = np.zeros(len(names)), np.zeros(len(names))
+        self._agree = self._count = 0
+        self._kept: list[Sequence[Array]] = []
+
+    def add(self, wanted: Sequence[Array], found: Sequence[Array]) -> None:
         for i, (y, z) in enumerate(zip(wanted, found, strict=True)):
-            real = y.astype(np.float64)
-            errors[i] += float(np.sum((real - z) ** 2))
-            powers[i] += float(np.sum(real**2))
+            real, other = comparable(y, z)
+            self._errors[i] += float(np.sum((real - other) ** 2))
+            self._powers[i] += float(np.sum(real**2))
         same = _same_class(wanted, found)
-        agree, count = agree + int(same.sum()), count + same.size
-        if metric is not None:
-            kept.append(found)
-    return Metrics(
-        _nmse(errors, powers),
-        agree / count if count else None,
-        None if metric is None else float(metric(joined(names, kept))),
-        reference_score,
-    )
+        self._agree, self._count = self._agree + int(same.sum()), self._count + same.size
+        if self._metric is not None:
+            self._kept.append(found)
+
+    def metrics(self) -> Metrics:
+        top1 = self._agree / self._count if self._count else None
+        score = None
+        if self._metric is not None:
+            score = float(self._metric(joined(self._names, self._kept)))
+        return Metrics(_nmse(self._errors, self._powers), top1, score)
+
+
+_MASK, _HUGE, _APART = 9e3, 1e9, 100.0
+"""What a mask puts where nothing is: at most minus the first, or anything above the second in size,
+and so many times as far from zero as all else."""
+
+
+def comparable(wanted: Array, found: Array) -> tuple[Array, Array]:
+    """Returns two outputs in float64 such that their difference is an error.
+
+    What a mask fills (minus infinity, -1e30, -1e4 among logits) is no signal: there both are cut
+    off where all other values of the float model end, so that what was filled has to stay below
+    them and no more.
+
+    Args:
+        wanted: The float model's output.
+        found: The same of what is looked at.
+    """
+    real, other = wanted.astype(np.float64), found.astype(np.float64)
+    sizes = np.abs(real)
+    large = ~(sizes < _HUGE) | (real < -_MASK)
+    if wanted.dtype.kind not in "fV" or not large.any():
+        return real, other
+    rest = sizes[~large]
+    least = float(np.min(sizes[large], initial=np.inf, where=~np.isnan(sizes[large])))
+    if np.isnan(real).any() or (rest.size and least < _APART * rest.max()):
+        return real, other
+    ends = (real[~large].min(), real[~large].max()) if rest.size else (0.0, 0.0)
+    real[large], other[large] = np.clip(real[large], *ends), np.clip(other[large], *ends)
+    return real, other
 
 
 def _nmse(errors: Array, powers: Array) -> float:
@@ -110,6 +161,30 @@ def joined(names: Sequence[str], batches: Sequence[Sequence[Array]]) -> dict[str
         name: np.concatenate([np.atleast_1d(part) for part in parts])
         for name, parts in zip(names, columns, strict=True)
     }
+
+
+def float_values(
+    graph: Graph, values: Sequence[Value], pieces: Sequence[Mapping[str, Array]]
+) -> Iterator[dict[Value, Array]]:
+    """Yields what a float graph computes, by onnxruntime, or the interpreter where it cannot.
+
+    Args:
+        graph: The graph.
+        values: What is wanted of it.
+        pieces: Inputs by name.
+    """
+    from qdqbridge.onnx_io.runtime.running import Runner
+
+    values = list(dict.fromkeys(values))
+    try:
+        runner = Runner(graph, values, optimized=False, spinning=False)
+    except UnsupportedTargetError:
+        runner = None
+    for piece in pieces:
+        if runner is not None:
+            yield dict(zip(values, runner.run(piece), strict=True))
+        else:
+            yield evaluate(graph, piece, wanted=values)[1]
 
 
 def outputs_of(graph: Graph, batches: Sequence[Mapping[str, Array]]) -> Iterator[list[Array]]:

@@ -14,6 +14,11 @@ def decibels(value: float | None) -> str:
     return f"{value:.1f} dB"
 
 
+def exact_decibels(value: float) -> str:
+    """Returns an SQNR as every place tells it: ``41.28 dB``."""
+    return f"{value:.2f} dB" if math.isfinite(value) else decibels(value)
+
+
 def number(value: float) -> str:
     """Returns a real number with four significant digits."""
     if math.isnan(value):

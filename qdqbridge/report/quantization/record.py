@@ -7,6 +7,23 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
+class OutputPart:
+    """How a part of an output came out that a Concat joins with others.
+
+    Attributes:
+        name: The tensor's name in the float model.
+        sqnr_db: Of this part alone.
+        low: Its smallest value in the float model.
+        high: Its largest.
+    """
+
+    name: str
+    sqnr_db: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
     """How one output of the model came out.
 
@@ -14,10 +31,12 @@ class Output:
         name: Its name.
         sqnr_db: Power of the float result over that of the difference, in dB; infinite where
             nothing differs, NaN where nothing was compared.
+        parts: What Concats join to it; empty where none does.
     """
 
     name: str
     sqnr_db: float
+    parts: tuple[OutputPart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +263,12 @@ class QuantizationRecord:
         target: The target's name.
         data: What the data is called: its file, or where there is only a profile, that.
         samples: Number of samples that the statistics are of.
-        measured: Number of samples that errors were measured on.
+        measured: Number of samples that errors of layers were measured on.
         versions: Of the programs that took part, by name.
         choosers: Who chose parameters: what for, and its name with its settings.
         outputs: Errors of the model's outputs.
+        sqnr_db: Of all outputs, the figure that every place tells; None without samples.
+        judged: Which samples outputs and classes were compared on.
         top1: Share of examples with the same largest class; None where there are no classes.
         layers: Errors per layer, in topological order.
         tensors: What was seen of every float tensor, in topological order.
@@ -272,6 +293,8 @@ class QuantizationRecord:
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     choosers: Mapping[str, str] = field(default_factory=dict[str, str])
     outputs: tuple[Output, ...] = ()
+    sqnr_db: float | None = None
+    judged: str = ""
     top1: float | None = None
     layers: tuple[LayerError, ...] = ()
     tensors: tuple[TensorReport, ...] = ()

@@ -14,7 +14,13 @@ from qdqbridge.report.quantization.markup import (
     table,
     tag,
 )
-from qdqbridge.report.quantization.numbers import decibels, number, optional, percent
+from qdqbridge.report.quantization.numbers import (
+    decibels,
+    exact_decibels,
+    number,
+    optional,
+    percent,
+)
 from qdqbridge.report.quantization.plots import error_plot, histogram
 from qdqbridge.report.quantization.record import (
     AccumulatorRow,
@@ -32,7 +38,9 @@ _LAYERS = ("layer#", "tensor", "operator", "accumulated#", "alone#")
 
 def summary(record: QuantizationRecord) -> Markup:
     """The header: what was quantized, for what, with what, and how well that went."""
-    tiles = [_tile(f"output {o.name}", decibels(o.sqnr_db)) for o in record.outputs[:4]]
+    tiles: list[Markup] = []
+    if record.sqnr_db is not None:
+        tiles.append(_tile(f"outputs, on {record.judged}", exact_decibels(record.sqnr_db)))
     if record.top1 is not None:
         tiles.append(_tile("same top-1 class", percent(record.top1)))
     tiles.append(_tile("layers compared", str(len(record.layers))))
@@ -41,7 +49,7 @@ def summary(record: QuantizationRecord) -> Markup:
         ("model", name_of(record.model)),
         ("target", name_of(record.target)),
         ("data", joined(name_of(record.data), f", {_counted(record.samples, 'sample')}")),
-        ("errors measured on", _counted(record.measured, "sample")),
+        ("errors of layers measured on", _counted(record.measured, "sample")),
         *((f"parameters of {what}", name_of(who)) for what, who in record.choosers.items()),
         ("digest of the float graph", name_of(record.float_digest)),
         ("digest of the quantized graph", name_of(record.digest)),
@@ -49,7 +57,7 @@ def summary(record: QuantizationRecord) -> Markup:
     ]
     listed = [joined(tag("dt", key), tag("dd", value)) for key, value in facts]
     notes = [tag("p", note, class_="note") for note in record.notes]
-    more = [] if len(record.outputs) <= 4 else [_outputs(record)]
+    more = [_outputs(record)] if len(record.outputs) > 1 or _rows(record)[1:] else []
     return joined(tag("div", tiles, class_="tiles"), notes, more, tag("dl", listed))
 
 
@@ -62,8 +70,18 @@ def _counted(count: int, what: str) -> str:
 
 
 def _outputs(record: QuantizationRecord) -> Markup:
-    rows = [(name_of(output.name), decibels(output.sqnr_db)) for output in record.outputs]
-    return details(f"all {len(rows)} outputs", table("Outputs", ("output", "SQNR#"), rows))
+    made = table("Outputs, and parts that a Concat joins", ("output", "SQNR#"), _rows(record))
+    return made if len(record.outputs) <= 4 else details(f"all {len(record.outputs)} outputs", made)
+
+
+def _rows(record: QuantizationRecord) -> list[tuple[Content, ...]]:
+    rows: list[tuple[Content, ...]] = []
+    for output in record.outputs:
+        rows.append((name_of(output.name), decibels(output.sqnr_db)))
+        for part in output.parts:
+            ends = f" of {output.name}, {number(part.low)} to {number(part.high)}"
+            rows.append((joined(name_of(part.name), ends), decibels(part.sqnr_db)))
+    return rows
 
 
 def errors(record: QuantizationRecord) -> Markup:

@@ -1,0 +1,51 @@
+"""Samples that are left out: nothing is chosen by them, so that they tell how close others come.
+
+What is measured on samples that ranges and weights were chosen by is better than what others get,
+by some dB where there are many of them and by a dozen where there are few.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from qdqbridge.autoquant.advice.few_samples import copies
+from qdqbridge.autoquant.profiling.collect import Data
+from qdqbridge.autoquant.profiling.samples import Samples, joined
+from qdqbridge.autoquant.profiling.streams import FileSamples
+
+LEAST, SHARE, MOST = 16, 8, 64
+"""Different samples that are needed to leave some out; one of so many is; how many at most."""
+
+
+def unseen(data: Data) -> list[int]:
+    """Returns the numbers of the samples that are left out, none where there are too few.
+
+    They lie evenly among all of them, and copies of one are all left out.
+
+    Args:
+        data: What was given to calibrate with.
+    """
+    if len(data) < LEAST:
+        return []
+    groups = copies(data)
+    count = min(len(groups) // SHARE, MOST) if len(groups) >= LEAST else 0
+    chosen = (groups[(2 * i + 1) * len(groups) // (2 * count)] for i in range(count))
+    return sorted(number for group in chosen for number in group)
+
+
+def parted(data: Data, numbers: list[int]) -> tuple[Data, Samples]:
+    """Returns the samples without some of them, and these.
+
+    Args:
+        data: All samples.
+        numbers: Of those that are left out.
+    """
+    wanted = set(numbers)
+    if isinstance(data, Samples):
+        rest = [i for i in range(len(data)) if i not in wanted]
+        return data.picked(rest), data.picked(numbers)
+    picked = joined([sample for i, sample in enumerate(data) if i in wanted])
+    assert isinstance(data, FileSamples)
+    kept = [n for n in range(len(data) + len(data.left_out)) if n not in data.left_out]
+    left_out = data.left_out | {kept[number] for number in numbers}
+    return replace(data, left_out=left_out), picked

@@ -1,0 +1,234 @@
+"""How close a quantized graph's outputs are to those of the given float model: what users are told.
+
+It is measured on what is saved, as onnxruntime runs it without optimizations, first on samples that
+nothing was chosen by. One figure for an output of boxes and scores hides what became of the scores,
+so that the parts of outputs that a Concat joins are told apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.autoquant.profiling.samples import Samples
+from qdqbridge.autoquant.simulation import batches_of
+from qdqbridge.autoquant.simulation.metrics import (
+    Metrics,
+    comparable,
+    float_values,
+    measured,
+    outputs_of,
+)
+from qdqbridge.graph.graph import Graph, Value
+from qdqbridge.graph.interpreter import computed
+from qdqbridge.graph.operator import Flow
+from qdqbridge.ops.elementwise import CONCAT
+from qdqbridge.report.quantization.record import Output, OutputPart
+
+Array = NDArray[Any]
+GOOD, BELOW = 30.0, 10.0
+"""A part of an output is told of that is further from the float model's than this, in dB, and this
+much further than the whole."""
+_PARTS = 64
+"""Parts of an output, at most: more are no boxes and scores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What was measured.
+
+    Attributes:
+        metrics: Of the samples that nothing was chosen by; where none were left out, of all.
+        samples: How many examples these are.
+        left_out: Whether they were left out.
+        everything: The metrics of all samples that were run.
+        count: How many examples these are.
+        outputs: Each output on the samples of ``metrics``, with its parts.
+    """
+
+    metrics: Metrics
+    samples: int
+    left_out: bool
+    everything: Metrics
+    count: int
+    outputs: tuple[Output, ...]
+
+    @property
+    def where(self) -> str:
+        """The samples of :attr:`metrics`, in words."""
+        if self.left_out:
+            return f"{self.samples} left-out sample{'s' if self.samples > 1 else ''}"
+        if self.samples == 1:
+            return "the one sample that parameters were chosen by, which tells nothing of others"
+        return f"the {self.samples} samples that parameters were chosen by, none left out"
+
+    def mixed(self) -> str:
+        """Returns a warning about parts of outputs that the whole hides, else nothing."""
+        told: list[str] = []
+        for output in self.outputs:
+            worst = min(output.parts, key=lambda part: part.sqnr_db, default=None)
+            if worst is None or not worst.sqnr_db < min(GOOD, output.sqnr_db - BELOW):
+                continue
+            each = ", ".join(
+                f"'{p.name}' ({p.low:.4g} to {p.high:.4g}) {p.sqnr_db:.1f} dB" for p in output.parts
+            )
+            told.append(
+                f"output '{output.name}' joins tensors of different ranges: its "
+                f"{output.sqnr_db:.1f} dB are those of the larger ones, of {each}. Split the "
+                "model's output so that each has a range of its own (end the model before the "
+                "Concat), or leave the Concat float (--exclude)"
+            )
+        return "; ".join(told)
+
+
+def delivered(
+    given: Graph, graph: Graph, samples: Samples, unseen: Samples | None = None
+) -> Delivered:
+    """Returns how close the outputs of ``graph`` are to those of ``given``.
+
+    Args:
+        given: The float model.
+        graph: What was made of it.
+        samples: Those that parameters were chosen by.
+        unseen: Those that were left out.
+    """
+    first = [] if unseen is None else batches_of(unseen, graph)
+    batches = [*first, *batches_of(samples, graph)]
+    parts = [_Parts.of(value) for value in given.outputs]
+    leaves = [leaf for part in parts for leaf in part.leaves]
+    floats = list(float_values(given, [*given.outputs, *leaves], batches))
+    wanted = [[values[v] for v in given.outputs] for values in floats]
+    found = list(outputs_of(graph, batches))
+    count = len(first) or len(batches)
+    tallies = [_OutputTally(part) for part in parts]
+    for values, real, other in zip(floats[:count], wanted, found, strict=False):
+        for tally, y, z in zip(tallies, real, other, strict=True):
+            tally.add(values, y, z)
+    everything = measured(graph.output_names, wanted, found, unseen=len(first))
+    judged = samples if unseen is None else unseen
+    total = len(samples) * samples.step + (0 if unseen is None else len(unseen) * unseen.step)
+    rows = zip(graph.output_names, tallies, strict=True)
+    return Delivered(
+        everything.unseen or everything,
+        len(judged) * judged.step,
+        unseen is not None,
+        everything,
+        total,
+        tuple(tally.output(name) for name, tally in rows),
+    )
+
+
+@dataclass(slots=True)
+class _Power:
+    signal: float = 0.0
+    noise: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+
+    def add(self, real: Array, other: Array) -> None:
+        if real.size:
+            self.signal += float(np.sum(real**2))
+            self.noise += float(np.sum((real - other) ** 2))
+            self.low, self.high = (
+                min(self.low, float(real.min())),
+                max(self.high, float(real.max())),
+            )
+
+    @property
+    def decibels(self) -> float:
+        """SQNR; infinite without noise."""
+        if self.noise == 0 or math.isnan(self.noise):
+            return math.inf if self.noise == 0 else -math.inf
+        return 10 * math.log10(self.signal / self.noise) if self.signal else -math.inf
+
+
+@dataclass(slots=True)
+class _OutputTally:
+    parts: _Parts
+    whole: _Power = field(default_factory=_Power)
+    each: dict[int, _Power] = field(default_factory=dict[int, _Power])
+
+    def add(self, values: Mapping[Value, Array], wanted: Array, found: Array) -> None:
+        real, other = comparable(wanted, found)
+        self.whole.add(real, other)
+        if len(self.parts.leaves) > 1:
+            labels = self.parts.labels({v: values[v].shape for v in self.parts.leaves})
+            for index in range(len(self.parts.leaves)):
+                here = labels == index
+                self.each.setdefault(index, _Power()).add(real[here], other[here])
+
+    def output(self, name: str) -> Output:
+        rows = tuple(
+            OutputPart(leaf.name, power.decibels, power.low, power.high)
+            for leaf, power in zip(self.parts.leaves, self.each.values(), strict=False)
+            if power.low <= power.high
+        )
+        return Output(name, self.whole.decibels, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """An output as data movement of what Concats join.
+
+    Attributes:
+        output: The output.
+        leaves: What they join; the output itself where there is no Concat.
+    """
+
+    output: Value
+    leaves: Sequence[Value]
+
+    @staticmethod
+    def of(output: Value) -> _Parts:
+        found = list(dict.fromkeys(_leaves(output)))
+        return _Parts(output, found if 1 < len(found) <= _PARTS else [])
+
+    def labels(self, shapes: Mapping[Value, tuple[int, ...]]) -> Array:
+        """Returns for each element of the output the number of the leaf that it comes from."""
+        known: dict[Value, Array] = {
+            leaf: np.full(shapes[leaf], index, np.float32) for index, leaf in enumerate(self.leaves)
+        }
+
+        def label(value: Value) -> Array:
+            if value not in known:
+                node = value.producer
+                if value.constant is not None:
+                    known[value] = np.full(value.constant.shape, -1, np.float32)
+                else:
+                    assert node is not None
+                    data = [v for _, v in node.data_operands()]
+                    operands = [_operand(v, data, label) for v in node.inputs]
+                    found = computed(node, operands)
+                    known.update(zip(node.outputs, found, strict=False))
+            return known[value]
+
+        return label(self.output)
+
+
+def _operand(value: Value | None, data: Sequence[Value], label: Any) -> Array | None:
+    if value is None:
+        return None
+    if value in data:
+        return label(value)
+    assert value.constant is not None
+    return value.constant.numpy()
+
+
+def _leaves(value: Value) -> list[Value]:
+    """Returns what is moved into a value: itself where something computes it."""
+    node = value.producer
+    if value.constant is not None:
+        return []
+    if node is None or (node.op is not CONCAT and node.op.flow is not Flow.MOVE):
+        return [value]
+    data = [v for _, v in node.data_operands()]
+    if any(v is not None and v not in data and not v.is_constant for v in node.inputs):
+        return [value]
+    if node.op is not CONCAT and len(data) != 1:
+        return [value]
+    return [leaf for each in data for leaf in _leaves(each)]
