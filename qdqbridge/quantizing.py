@@ -388,12 +388,14 @@ def quantization(
     Raises:
         QdqBridgeError: As :func:`quantize`.
     """
+    from qdqbridge.autoquant.advice.unseen import check_unseen
     from qdqbridge.autoquant.hardware.fit import check_fitted, fitted
     from qdqbridge.autoquant.inside import (
         check_anything,
         options_outside,
         with_bodies_quantized,
     )
+    from qdqbridge.autoquant.profiling.collect import NanError
     from qdqbridge.autoquant.profiling.control_flow import has_bodies
     from qdqbridge.autoquant.profiling.samples import samples_of
     from qdqbridge.autoquant.profiling.streams import open_samples
@@ -410,7 +412,7 @@ def quantization(
     elif data is not None:
         samples = samples_of(graph.inputs, data)
     asked, tried = replace(options or QuantizeOptions(), **wanted), None
-    few, left_out = None, list[int]()
+    few, left_out, every = None, list[int](), samples
     if samples is not None:
         own = asked if profile is None else None
         samples, few, left_out = _parted(graph, samples, own, warn or _LOGGER.warning)
@@ -420,14 +422,19 @@ def quantization(
     asked, suited = fitted(graph, samples, asked)
     if profile is None and suited is None:
         asked, tried = chosen(graph, samples, asked)
-    made = quantized(
-        graph,
-        samples,
-        asked,
-        profile=load_profile(profile) if isinstance(profile, (str, PathLike)) else profile,
-        progress=progress,
-        empty=within,
-    )
+    try:
+        if few is not None:
+            check_unseen(graph, few)
+        made = quantized(
+            graph,
+            samples,
+            asked,
+            profile=load_profile(profile) if isinstance(profile, (str, PathLike)) else profile,
+            progress=progress,
+            empty=within,
+        )
+    except NanError as error:
+        raise error if every is None else error.located(graph, every) from error
     if within:
         made = with_bodies_quantized(made, samples, given)
         check_anything(made)

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.autoquant.profiling.masks import comparable
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.simulation import batches_of
 from qdqbridge.autoquant.simulation.metrics import (
     Metrics,
-    comparable,
     float_values,
     measured,
     outputs_of,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from qdqbridge.autoquant.profiling.collect import observable
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.quantize import Quantized
@@ -26,6 +28,8 @@ def doubt(made: Quantized, samples: Samples, sqnr: float) -> str:
         sqnr: Of its outputs, in dB.
     """
     told = f"the outputs reach only {sqnr:.1f} dB SQNR against the float model"
+    if sqnr == -math.inf:
+        told = "the outputs hold NaN or infinities where the float model's hold numbers"
     names = culprits(made, samples)
     if names:
         told += f"; most of the error comes from {', '.join(names)}"

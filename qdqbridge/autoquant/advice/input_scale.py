@@ -23,6 +23,7 @@ import numpy as np
 
 from qdqbridge.autoquant.advice.few_samples import ENOUGH, different
 from qdqbridge.autoquant.profiling.collect import Data
+from qdqbridge.autoquant.profiling.masks import filled_by_masks
 from qdqbridge.autoquant.profiling.samples import Sample, Samples
 from qdqbridge.autoquant.search.tuning import spread
 from qdqbridge.errors import UnsupportedTargetError
@@ -153,6 +154,9 @@ def _scaled(sample: Sample, name: str, factor: float) -> Sample:
 def _answers(runner: Runner, batches: Sequence[Sample]) -> _Answers:
     """Returns what the answers to samples are like."""
     columns = np.concatenate([runner.run(batch)[0] for batch in batches]).astype(np.float64)
+    filled = filled_by_masks(columns)
+    if filled is not None and not filled.all():
+        columns[filled] = columns[~filled].min()
     shares = np.unique(columns.argmax(1), return_counts=True)[1] / len(columns)
     ordered, spreads = np.sort(columns, axis=1), columns.std(axis=1)
     leads = (ordered[:, -1] - ordered[:, -2]) / np.maximum(spreads, np.finfo(float).tiny)

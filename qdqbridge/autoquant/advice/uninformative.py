@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.advice.few_samples import different
 from qdqbridge.autoquant.profiling.collect import Data
+from qdqbridge.autoquant.profiling.masks import filled_by_masks
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.search.tuning import spread
 from qdqbridge.errors import UnsupportedTargetError
@@ -116,6 +117,9 @@ def _difference(runner: Runner, samples: Samples) -> float:
             most = max(most, float((stacked != stacked[0]).any()))
             continue
         wide = stacked.astype(np.float64)
+        filled = filled_by_masks(stacked)
+        if filled is not None:
+            wide[filled] = 0
         if not np.isfinite(wide).all():
             return np.inf  # whoever profiles the model tells of it
         size = float(np.sqrt(np.mean(wide**2)))

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from qdqbridge.autoquant.advice.few_samples import copies
-from qdqbridge.autoquant.profiling.collect import Data
+from qdqbridge.autoquant.profiling.collect import Data, NanError
 from qdqbridge.autoquant.profiling.samples import Samples, joined
 from qdqbridge.autoquant.profiling.streams import FileSamples
+from qdqbridge.autoquant.simulation.metrics import float_values
+from qdqbridge.graph.graph import Graph
 
 LEAST, SHARE, MOST = 16, 8, 64
 """Different samples that are needed to leave some out; one of so many is; how many at most."""
@@ -31,6 +35,19 @@ def unseen(data: Data) -> list[int]:
     count = min(len(groups) // SHARE, MOST) if len(groups) >= LEAST else 0
     chosen = (groups[(2 * i + 1) * len(groups) // (2 * count)] for i in range(count))
     return sorted(number for group in chosen for number in group)
+
+
+def check_unseen(graph: Graph, samples: Samples) -> None:
+    """Refuses samples on which the float model computes NaN: ranges do not show these.
+
+    Raises:
+        NanError: It names the output.
+    """
+    for found in float_values(graph, graph.outputs, samples.batches(graph.inputs)):
+        for name, value in zip(graph.output_names, graph.outputs, strict=True):
+            array = found[value]
+            if array.dtype.kind == "f" and np.isnan(array).any():
+                raise NanError(name, int(np.isnan(array).sum()), "it is an output of the model")
 
 
 def parted(data: Data, numbers: list[int]) -> tuple[Data, Samples]:

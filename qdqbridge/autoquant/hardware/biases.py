@@ -59,7 +59,7 @@ def with_room_for_biases(
         x = values.get(product.operand(0))
         real = plan.bias(bias)
         if x is not None and real is not None:
-            wide = np.abs(real.astype(np.float64).reshape(-1))
+            wide = np.abs(np.nan_to_num(real.astype(np.float64).reshape(-1), posinf=0, neginf=0))
             result[weight] = _raised(weight, result[weight], x, wide)
     return result
 

@@ -12,10 +12,12 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.planning.batch_norms import fold_batch_norm
 from qdqbridge.autoquant.profiling.control_flow import ModelRecipe, real_values, watched
+from qdqbridge.autoquant.profiling.masks import APART, HUGE, MASK
 from qdqbridge.autoquant.profiling.profile import (
     Profile,
     ProfileEntry,
@@ -307,6 +309,48 @@ def check_complete(seen: Mapping[str, TensorStats], values: Iterable[Value]) -> 
         )
 
 
+class NanError(InputDataError):
+    """The float model computes NaN.
+
+    Args:
+        tensor: The first tensor that holds it.
+        count: How often.
+        why: Which others do.
+        where: Which samples do it.
+    """
+
+    def __init__(self, tensor: str, count: int, why: str, where: str = "") -> None:
+        self.tensor, self.count = tensor, count
+        super().__init__(
+            "the float model computes NaN on the data",
+            where=f"tensor {tensor!r}, {count} times{where}",
+            why=why,
+            fix="look at these samples and at the operator that makes that tensor",
+        )
+
+    def located(self, graph: Graph, samples: Iterable[Sample]) -> NanError:
+        """Returns the error with the numbers of the samples that do it.
+
+        Args:
+            graph: The float graph.
+            samples: All samples.
+        """
+        from qdqbridge.onnx_io.runtime.running import Runner
+
+        known = {value.name: value for value in (*graph.values(), *graph.outputs)}
+        wanted = [known[self.tensor]] if self.tensor in known else list(graph.outputs)
+        runner = Runner(graph, wanted)
+        found = [
+            number
+            for number, sample in enumerate(samples)
+            if any(np.isnan(a).any() for a in runner.run(sample) if a.dtype.kind == "f")
+        ]
+        shown = ", ".join(map(str, found[:_SHOWN])) + (", …" if found[_SHOWN:] else "")
+        several = "sample" if len(found) == 1 else f"{len(found)} samples,"
+        where = f", in {several} {shown} (counted from 0)" if found else ""
+        return NanError(self.tensor, self.count, self.why, where)
+
+
 def check_numbers(seen: Mapping[Value, TensorStats]) -> None:
     """Refuses statistics with NaN in them.
 
@@ -324,12 +368,7 @@ def check_numbers(seen: Mapping[Value, TensorStats]) -> None:
         why = f"NaN in {len(found)} tensors: {listed([name for name, _ in found])}"
         if infinite:
             why += f"; infinities in {len(infinite)}: {listed(infinite)}"
-        raise InputDataError(
-            "the float model computes NaN on the data",
-            where=f"tensor {name!r}, {count} times",
-            why=why,
-            fix="look at the data and at the operator that makes that tensor",
-        )
+        raise NanError(name, count, why)
 
 
 def unusable(seen: Mapping[Value, TensorStats]) -> dict[Value, str]:
@@ -340,7 +379,20 @@ def unusable(seen: Mapping[Value, TensorStats]) -> dict[Value, str]:
             result[value] = f"no sample put a finite number into {value.name!r}"
         elif stats.positive_infinities or stats.negative_infinities or stats.magnitude >= _HUGE:
             result[value] = f"{value.name!r} holds infinities, or numbers that stand for them"
+        elif _is_filled(stats):
+            result[value] = f"{value.name!r} holds what a mask fills in, far from all other values"
     return result
+
+
+def _is_filled(stats: TensorStats) -> bool:
+    """True where few values that a mask puts in make the range, and no others come near them."""
+    if stats.magnitude < HUGE and stats.minimum > -MASK:
+        return False
+    histogram, far = stats.histogram, stats.magnitude
+    sizes = np.abs(histogram.edges[:-1] + histogram.width / 2)
+    between = (sizes > far / APART) & (sizes < far / 2)
+    near = stats.zeros or histogram.counts[sizes <= far / APART].any()
+    return bool(near) and not histogram.counts[between].any()
 
 
 def listed(names: list[str]) -> str:

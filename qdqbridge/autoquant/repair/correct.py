@@ -26,6 +26,7 @@ from qdqbridge.autoquant.hardware.biases import product_of
 from qdqbridge.autoquant.hardware.scales import suited
 from qdqbridge.autoquant.planning.decide import Decision, about_copy
 from qdqbridge.autoquant.planning.plan import Derived, QuantizationPlan, Weight
+from qdqbridge.autoquant.profiling.masks import comparable
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair.layers import along, layer_of
 from qdqbridge.autoquant.repair.sweep import SAMPLES, Batches, sweep
@@ -100,10 +101,8 @@ class Correcting:
         if place is None:
             return None
         rank = real[0].ndim
-        errors = [
-            np.moveaxis(y.astype(np.float64) - z, place.axis, 0).reshape(place.channels, -1)
-            for y, z in zip(real, quantized, strict=True)
-        ]
+        pairs = [comparable(y, z) for y, z in zip(real, quantized, strict=True)]
+        errors = [np.moveaxis(y - z, place.axis, 0).reshape(place.channels, -1) for y, z in pairs]
         shift = correction(errors)
         self.tried += place.channels
         if not shift.any():

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.advice.uninformative import before_bounds
+from qdqbridge.autoquant.profiling.masks import comparable
 from qdqbridge.autoquant.profiling.samples import Sample, Samples, cut_along_examples
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph, Value
@@ -57,9 +58,8 @@ class FloatReference:
         signal = np.zeros_like(noise)
         for k, (sample, wanted) in enumerate(zip(self.samples, self._wanted, strict=True)):
             for i, (got, want) in enumerate(zip(run(sample), wanted, strict=True)):
-                usable = np.isfinite(want)
-                noise[k, i] = np.sum((got[usable] - want[usable]) ** 2)
-                signal[k, i] = np.sum(want[usable] ** 2)
+                real, other = comparable(want, got)
+                noise[k, i], signal[k, i] = np.sum((other - real) ** 2), np.sum(real**2)
         power = signal.mean(axis=0)
         return (noise / np.where(power > 0, power, 1.0)).mean(axis=1)
 

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.planning.decide import Decision, stored_integers
 from qdqbridge.autoquant.planning.plan import moves_only
+from qdqbridge.autoquant.profiling.masks import comparable
 from qdqbridge.autoquant.profiling.samples import Sample, Samples
-from qdqbridge.autoquant.simulation.metrics import comparable, float_values
+from qdqbridge.autoquant.simulation.metrics import float_values
 from qdqbridge.canonical.clamps import bounds
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.interpreter import computed, evaluate

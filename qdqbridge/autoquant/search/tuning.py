@@ -26,6 +26,7 @@ from qdqbridge.autoquant.planning.decide import Decision, activations, context_o
 from qdqbridge.autoquant.planning.formats import Format
 from qdqbridge.autoquant.planning.plan import Observed, Weight
 from qdqbridge.autoquant.profiling.collect import Data
+from qdqbridge.autoquant.profiling.masks import comparable
 from qdqbridge.autoquant.profiling.samples import Samples, joined
 from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.autoquant.simulation import Simulation
@@ -331,9 +332,9 @@ def errors_between(
     errors: list[NDArray[np.float64]] = []
     powers: list[NDArray[np.float64]] = []
     for wanted, found in zip(reference, outputs, strict=True):
-        real = [y.astype(np.float64) for y in wanted]
-        errors.append(_squares([y - z for y, z in zip(real, found, strict=True)]))
-        powers.append(_squares(real))
+        pairs = [comparable(y, z) for y, z in zip(wanted, found, strict=True)]
+        errors.append(_squares([y - z for y, z in pairs]))
+        powers.append(_squares([y for y, _ in pairs]))
     each, power = np.concatenate(errors, axis=1), np.concatenate(powers, axis=1)
     mean = power.mean(axis=1, keepdims=True)
     return (each / np.where(mean > 0, mean, 1.0)).mean(axis=0)

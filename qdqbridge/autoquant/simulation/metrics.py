@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.autoquant.profiling.masks import comparable
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.interpreter import evaluate
@@ -106,36 +107,6 @@ class _Tally:
         if self._metric is not None:
             score = float(self._metric(joined(self._names, self._kept)))
         return Metrics(_nmse(self._errors, self._powers), top1, score)
-
-
-_MASK, _HUGE, _APART = 9e3, 1e9, 100.0
-"""What a mask puts where nothing is: at most minus the first, or anything above the second in size,
-and so many times as far from zero as all else."""
-
-
-def comparable(wanted: Array, found: Array) -> tuple[Array, Array]:
-    """Returns two outputs in float64 such that their difference is an error.
-
-    What a mask fills (minus infinity, -1e30, -1e4 among logits) is no signal: there both are cut
-    off where all other values of the float model end, so that what was filled has to stay below
-    them and no more.
-
-    Args:
-        wanted: The float model's output.
-        found: The same of what is looked at.
-    """
-    real, other = wanted.astype(np.float64), found.astype(np.float64)
-    sizes = np.abs(real)
-    large = ~(sizes < _HUGE) | (real < -_MASK)
-    if wanted.dtype.kind not in "fV" or not large.any():
-        return real, other
-    rest = sizes[~large]
-    least = float(np.min(sizes[large], initial=np.inf, where=~np.isnan(sizes[large])))
-    if np.isnan(real).any() or (rest.size and least < _APART * rest.max()):
-        return real, other
-    ends = (real[~large].min(), real[~large].max()) if rest.size else (0.0, 0.0)
-    real[large], other[large] = np.clip(real[large], *ends), np.clip(other[large], *ends)
-    return real, other
 
 
 def _nmse(errors: Array, powers: Array) -> float:
