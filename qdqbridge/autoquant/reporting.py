@@ -12,7 +12,7 @@ from qdqbridge.autoquant.delivered import Delivered, delivered
 from qdqbridge.autoquant.hardware.accumulators import accumulators
 from qdqbridge.autoquant.hardware.observed import observe
 from qdqbridge.autoquant.planning.decide import Decision
-from qdqbridge.autoquant.planning.plan import Derived, Fixed, Observed, Shared
+from qdqbridge.autoquant.planning.plan import Derived, Fixed, Observed, Shared, has_floats
 from qdqbridge.autoquant.planning.targets import Target
 from qdqbridge.autoquant.profiling.collect import observable
 from qdqbridge.autoquant.profiling.histogram import SIDE, Histogram
@@ -199,6 +199,7 @@ def floats_inside(inside: Sequence[QuantizedBody]) -> list[FloatNode]:
             found += (
                 FloatNode(place + node.name, node.op.name, body.reason)
                 for node in body.body.graph.nodes
+                if has_floats(node)
             )
             continue
         found += (

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.hardware.arithmetic import Rescaling
 from qdqbridge.autoquant.planning.plan import Derived, Fixed, QuantizationPlan, Weight
+from qdqbridge.autoquant.profiling.masks import filled_by_masks
 from qdqbridge.canonical.bias import derived_params
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
@@ -59,7 +60,10 @@ def with_room_for_biases(
         x = values.get(product.operand(0))
         real = plan.bias(bias)
         if x is not None and real is not None:
-            wide = np.abs(np.nan_to_num(real.astype(np.float64).reshape(-1), posinf=0, neginf=0))
+            wide = np.abs(real.astype(np.float64).reshape(-1))
+            filled = filled_by_masks(real)
+            if filled is not None:  # they stay real numbers
+                wide[filled.reshape(-1)] = 0
             result[weight] = _raised(weight, result[weight], x, wide)
     return result
 

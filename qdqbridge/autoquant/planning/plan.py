@@ -253,7 +253,7 @@ class _QuantizationPlanner:
             rule = self._rule_for(node)
             if node in self.wishes.floats:
                 self.floats[node] = self.wishes.floats[node]
-            elif node.op.flow is Flow.MOVE:
+            elif node.op.flow is Flow.MOVE or not has_floats(node):
                 continue
             elif rule is None:
                 self.floats[node] = self.target.why_float(node)
@@ -525,6 +525,12 @@ def results_axis(node: Node) -> int | None:
 def _worth_quantizing(node: Node) -> bool:
     """False for operators whose constants are parameters of a function, not a second tensor."""
     return node.op in (ADD, SUB, MUL, DIV, MIN, MAX, PRELU, WHERE, CONCAT)
+
+
+def has_floats(node: Node) -> bool:
+    """False for arithmetic of indices and extents, which nobody would quantize."""
+    values = [*(v for _, v in node.data_operands()), *node.outputs]
+    return any(not isinstance(v.type, TensorType) or v.type.dtype.is_float for v in values)
 
 
 def _is_float32(value: Value) -> bool:

@@ -337,13 +337,16 @@ class NanError(InputDataError):
         """
         from qdqbridge.onnx_io.runtime.running import Runner
 
-        known = {value.name: value for value in (*graph.values(), *graph.outputs)}
-        wanted = [known[self.tensor]] if self.tensor in known else list(graph.outputs)
-        runner = Runner(graph, wanted)
+        made = {value.name: value for node in graph.nodes for value in node.outputs}
+        runner = Runner(graph, [made[self.tensor]] if self.tensor in made else graph.outputs)
         found = [
             number
             for number, sample in enumerate(samples)
-            if any(np.isnan(a).any() for a in runner.run(sample) if a.dtype.kind == "f")
+            if any(
+                np.isnan(array).any()
+                for array in (*sample.values(), *runner.run(sample))
+                if array.dtype.kind == "f"
+            )
         ]
         shown = ", ".join(map(str, found[:_SHOWN])) + (", …" if found[_SHOWN:] else "")
         several = "sample" if len(found) == 1 else f"{len(found)} samples,"

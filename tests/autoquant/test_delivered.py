@@ -1,0 +1,336 @@
+"""What is told of outputs is what the saved file gives against the given one, whatever was asked."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto
+
+import qdqbridge as qb
+from qdqbridge.autoquant.advice.unseen import unseen
+from qdqbridge.autoquant.profiling.samples import Samples
+from qdqbridge.cli.failures import run
+from qdqbridge.errors import InputDataError
+from qdqbridge.quantizing import Quantization, quantization
+from tests.onnx_models import Builder, canonical
+
+MODELS = Path(__file__).resolve().parents[2] / "models"
+IMAGES = np.load(MODELS / "digits_test.npz")["x"][:48]
+CLOSE = 0.01
+"""dB between sums of squares of float32 results in one order and in another."""
+
+
+def outputs(path: Path | str, data: dict[str, Any], each: int = 0) -> list[np.ndarray]:
+    """Runs a file in onnxruntime without optimizations."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    if not each:
+        return session.run(None, data)
+    count = len(next(iter(data.values())))
+    runs = [
+        session.run(None, {k: a[i : i + each] for k, a in data.items()})
+        for i in range(0, count, each)
+    ]
+    return [np.concatenate(column) for column in zip(*runs, strict=True)]
+
+
+def decibels(given, made) -> float:
+    """The mean over outputs of noise by signal."""
+    shares = [
+        ((y.astype(float) - z) ** 2).sum() / max((y.astype(float) ** 2).sum(), 1e-300)
+        for y, z in zip(given, made, strict=True)
+    ]
+    noise = float(np.mean(shares))
+    return np.inf if noise == 0 else -10 * np.log10(noise)
+
+
+def check(
+    found: Quantization, path: Path | str, data: dict[str, Any], folder: Path, each: int = 0
+) -> None:
+    """Measures the saved file, and compares with what is told."""
+    made = folder / "made.onnx"
+    qb.save(found.graph, made, found.made.target.profile, overwrite=True)
+    shown = found.delivered()
+    assert shown is not None and found.outputs() == shown.metrics
+    left_out = list(found.left_out)
+    assert shown.left_out == bool(left_out)
+    first = {k: a[left_out] for k, a in data.items()} if left_out else data
+    for told, fed in ((shown.metrics, first), (shown.everything, data)):
+        given, got = outputs(path, fed, each), outputs(made, fed, each)
+        assert told.sqnr == pytest.approx(decibels(given, got), abs=CLOSE)
+        if told.top1 is not None and given[0].ndim == 2:
+            assert told.top1 == np.mean(given[0].argmax(1) == got[0].argmax(1))
+
+
+@cache
+def small() -> onnx.ModelProto:
+    rng = np.random.default_rng(5)
+
+    def drawn(*shape):
+        return (rng.standard_normal(shape) / np.prod(shape[1:]) ** 0.5).astype(np.float32)
+
+    b = Builder(17)
+    y = b.input("input", ["n", 1, 8, 8])
+    y = b.op("Conv", y, b.init(drawn(6, 1, 3, 3)), b.init(drawn(6)), strides=[2, 2], pads=[1] * 4)
+    y = b.op("Conv", b.op("Relu", y), b.init(drawn(8, 6, 3, 3)), strides=[2, 2], pads=[1] * 4)
+    y = b.op("Flatten", b.op("Relu", y))
+    b.output(b.op("Gemm", y, b.init(drawn(10, 32)), b.init(drawn(10)), transB=1))
+    return b.model()
+
+
+@pytest.fixture
+def net(tmp_path):
+    path = tmp_path / "net.onnx"
+    onnx.save(small(), path)
+    return path
+
+
+@cache
+def int2() -> Quantization:
+    graph = canonical(small())
+    return quantization(graph, {"input": IMAGES}, weights="int2", repair=("learn",), tune=False)
+
+
+GOALS: dict[str, Any] = {
+    "plain": lambda made: made,
+    "min-sqnr": lambda made: made.meeting(min_sqnr=35.0),
+    "min-sqnr in float": lambda made: made.meeting(min_sqnr=45.0, fallback="float"),
+    "max-drop": lambda made: made.meeting(max_drop=0.0),
+    "max-size": lambda made: made.within(max_bytes=1400),
+    "smallest": lambda made: made.within(min_sqnr=30.0),
+    "max-node-time": lambda made: made.within(max_node_seconds=1.0, engine="onnxruntime"),
+}
+
+
+@pytest.mark.parametrize("goal", GOALS)
+def test_what_is_told_is_delivered(goal, net, tmp_path):
+    """Biases were learned: a layer that leaves the integers has its own again."""
+    start = int2()
+    assert {s.step for s in start.made.repairs if s.applied} >= {"learn"}
+    found = GOALS[goal](start)
+    check(found, net, {"input": IMAGES}, tmp_path)
+    goal_of = getattr(found.goal, "goal", found.goal)
+    if goal_of is not None and goal_of.min_sqnr is not None:
+        shown = found.delivered()
+        assert min(shown.metrics.sqnr, shown.everything.sqnr) >= goal_of.min_sqnr
+
+
+def test_a_goal_that_no_integers_meet_gives_the_given_model(net, tmp_path):
+    found = quantization(net, {"input": IMAGES}, weights="int4", repair=("round", "learn"))
+    assert found.made.decision.plan.biases
+    every = found.meeting(min_sqnr=300.0, fallback="float")
+    assert every.outputs().sqnr == np.inf and not every.fallback.decision.plan.rules
+    check(every, net, {"input": IMAGES}, tmp_path)
+
+
+def test_a_corrected_plan_is_still_about_the_float_model():
+    made = int2().made
+    data = {"input": IMAGES}
+    ours = qb.evaluate(made.decision.plan.graph, data)
+    assert made.decision.plan.biases and made.given is not None
+    for wanted, found in zip(qb.evaluate(made.given, data).values(), ours.values(), strict=True):
+        assert decibels([wanted], [found]) > 110
+
+
+def test_bodies(tmp_path):
+    """A Loop around a product: its body is quantized as a model of its own."""
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((8, 8)).astype(np.float32) / 3
+    body = Builder(17)
+    step, going = body.input("i", [], TensorProto.INT64), body.input("c", [], TensorProto.BOOL)
+    state = body.input("s", ["n", 8])
+    body.output(body.op("Identity", going), [], TensorProto.BOOL)
+    body.output(body.op("Tanh", body.op("MatMul", state, body.init(weight))))
+    b = Builder(17)
+    x = b.input("x", ["n", 8])
+    y = b.op("MatMul", x, b.init(weight))
+    y = b.op("Loop", b.init(np.int64(3)), "", y, body=body.model().graph)
+    b.output(b.op("MatMul", y, b.init(weight)))
+    del step
+    path = tmp_path / "loop.onnx"
+    onnx.save(b.model(), path)
+    data = {"x": rng.standard_normal((24, 8)).astype(np.float32)}
+    found = quantization(path, data)
+    assert any(body.integers for body in found.inside)
+    check(found, path, data, tmp_path)
+    check(found.meeting(min_sqnr=45.0), path, data, tmp_path)
+
+
+def test_one_figure_everywhere(net, tmp_path, capsys):
+    made, page = tmp_path / "made.onnx", tmp_path / "page.html"
+    data = tmp_path / "data.npz"
+    np.savez(data, input=IMAGES)
+    asked = ["quantize", str(net), "--data", str(data), "--repair", "none", "--force"]
+    asked += ["-o", str(made), "--report", str(page)]
+    assert run([*asked, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert len(facts["left_out"]) == 6 and facts["judged_on"] == "6 left-out samples"
+    first = {"input": IMAGES[facts["left_out"]]}
+    figure = decibels(outputs(net, first), outputs(made, first))
+    assert facts["sqnr"] == pytest.approx(figure, abs=CLOSE)
+    api = quantization(net, {"input": IMAGES}, repair=())
+    assert api.outputs().sqnr == facts["sqnr"] and list(api.left_out) == facts["left_out"]
+    assert f"{figure:.2f} dB" in page.read_text("utf-8")
+    assert run(asked) == 0
+    said = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert f"outputs {figure:.2f} dB SQNR" in said and "on 6 left-out samples" in said
+    assert f"{facts['sqnr_all']:.2f} dB SQNR" in said and "on all 48 samples" in said
+
+
+def test_few_samples_are_told_as_what_they_are(net):
+    few = quantization(net, {"input": IMAGES[:12]}, repair=(), tune=False).delivered()
+    assert not few.left_out and "12 samples that parameters were chosen by" in few.where
+    one = quantization(net, {"input": IMAGES[:1]}, repair=(), tune=False).delivered()
+    assert "the one sample" in one.where and one.metrics == one.everything
+
+
+@pytest.mark.parametrize("count", [15, 16, 100, 2000])
+def test_samples_that_are_left_out_are_spread_and_their_copies_with_them(count):
+    data = Samples({"x": np.arange(count, dtype=np.float32)}, 1)
+    numbers = unseen(data)
+    assert len(numbers) == (0 if count < 16 else min(count // 8, 64))
+    assert not numbers or (np.diff(numbers) > 7).all()
+    twice = Samples({"x": np.tile(np.arange(count, dtype=np.float32), 2)}, 1)
+    assert unseen(twice) == [*numbers, *(n + count for n in numbers)]
+
+
+def test_nothing_is_chosen_by_samples_that_are_left_out(net):
+    """Were they larger than all others, no range would reach as far."""
+    plain = quantization(net, {"input": IMAGES}, repair=("bias",))
+    loud = IMAGES.copy()
+    loud[list(plain.left_out)] *= 3
+    other = quantization(net, {"input": loud}, repair=("bias",))
+    assert other.left_out == plain.left_out and other.graph.digest == plain.graph.digest
+    assert other.outputs().sqnr < plain.outputs().sqnr
+
+
+# ---- outputs of different ranges ---------------------------------------------------------------
+
+
+def detector(path, *, joined=True):
+    rng = np.random.default_rng(3)
+    b = Builder(17)
+    y = b.input("x", ["n", 3, 8, 8])
+    weight = (rng.standard_normal((8, 3, 3, 3)) * 0.3).astype(np.float32)
+    y = b.op("Relu", b.op("Conv", y, b.init(weight), pads=[1] * 4))
+    y = b.op("Conv", y, b.init((rng.standard_normal((6, 8, 1, 1)) * 0.5).astype(np.float32)))
+    boxes = b.op("Split", y, b.init(np.array([4, 2])), axis=1, outputs=2)
+    scores = b.op("Sigmoid", f"{boxes}:1")
+    boxes = b.op("Mul", b.op("Exp", boxes), b.init(np.float32(60)))
+    if not joined:
+        b.output(boxes)
+        b.output(scores)
+    else:
+        y = b.op("Concat", boxes, scores, axis=1)
+        b.output(b.op("Transpose", y, perm=[0, 2, 3, 1]))
+    onnx.save(b.model(), path)
+    return {"x": (rng.standard_normal((24, 3, 8, 8)) * 0.7).astype(np.float32)}
+
+
+def test_scores_beside_boxes_are_told(tmp_path):
+    path = tmp_path / "detector.onnx"
+    data = detector(path)
+    found = quantization(path, data, target="qnn", repair=(), tune=False)
+    check(found, path, data, tmp_path)
+    (output,) = found.delivered().outputs
+    first = {"x": data["x"][list(found.left_out)]}
+    given, made = outputs(path, first)[0], outputs(tmp_path / "made.onnx", first)[0]
+    for part, columns in zip(output.parts, (slice(0, 4), slice(4, 6)), strict=True):
+        real, got = given[..., columns], made[..., columns]
+        assert part.sqnr_db == pytest.approx(decibels([real], [got]), abs=CLOSE)
+        assert (part.low, part.high) == (real.min(), real.max())
+    assert output.parts[1].sqnr_db < 15 < output.sqnr_db
+    told = found.doubts()[0]
+    assert f"'{output.parts[1].name}'" in told and "Split" in told
+    # What is advised helps: two outputs, or a float Concat.
+    data = detector(path, joined=False)
+    apart = quantization(path, data, target="qnn", repair=(), tune=False)
+    assert not apart.delivered().mixed() and apart.delivered().outputs[1].sqnr_db > 25
+
+
+# ---- masks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fill", [-np.inf, -1e30, -1e4, np.finfo(np.float32).min])
+@pytest.mark.parametrize(
+    ("kind", "target"), [("Add", "ort"), ("Add", "qnn"), ("Where", "ort"), ("scores", "qnn")]
+)
+def test_masks_are_no_signal(kind, fill, target, tmp_path):
+    """Whether logits are masked or what a Softmax reads: figures are of what is computed."""
+    rng = np.random.default_rng(0)
+
+    def drawn(*shape):
+        return (rng.standard_normal(shape) / 4).astype(np.float32)
+
+    b = Builder(17)
+    x = b.input("x", ["n", 8, 16])
+    scores = b.op("MatMul", x, b.op("Transpose", x, perm=[0, 2, 1]))
+    hidden = np.triu(np.ones((8, 8), bool), 1)
+    if kind == "scores":
+        scores = b.op("Add", scores, b.init(np.where(hidden, fill, 0).astype(np.float32)))
+    y = b.op("MatMul", b.op("Softmax", scores, axis=-1), b.op("MatMul", x, b.init(drawn(16, 16))))
+    y = b.op("MatMul", y, b.init(drawn(16, 12)))
+    masked = np.arange(12) % 4 == 0
+    if kind == "Add":
+        y = b.op("Add", y, b.init(np.where(masked, fill, 0).astype(np.float32)))
+    elif kind == "Where":
+        y = b.op("Where", b.init(masked), b.init(np.float32(fill)), y)
+    b.output(y)
+    path = tmp_path / "masked.onnx"
+    onnx.save(b.model(), path)
+    data = {"x": drawn(24, 8, 16) * 4}
+    told: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = quantization(
+            path, data, target=target, repair=("bias",), tune=kind == "Add", warn=told.append
+        )
+        shown = found.delivered()
+    assert not told and 10 < shown.everything.sqnr < 60
+    qb.save(found.graph, tmp_path / "made.onnx")
+    given, made = outputs(path, data)[0], outputs(tmp_path / "made.onnx", data)[0]
+    real = ~masked if kind != "scores" else masked | True
+    wanted = decibels([given[..., real]], [made[..., real]])
+    assert shown.everything.sqnr == pytest.approx(wanted, abs=CLOSE)
+
+
+def test_the_samples_that_make_nan_are_named(tmp_path):
+    b = Builder(17)
+    x = b.input("x", ["n", 4])
+    y = b.op("MatMul", x, b.init(np.eye(4, dtype=np.float32)))
+    b.output(b.op("Sqrt", b.op("Relu", y)))
+    path = tmp_path / "model.onnx"
+    onnx.save(b.model(), path)
+    data = np.random.default_rng(0).standard_normal((24, 4)).astype(np.float32)
+    for number in (5, unseen(Samples({"x": data}, 1))[0]):
+        bad = data.copy()
+        bad[number, 2] = np.nan
+        with pytest.raises(InputDataError) as caught:
+            quantization(path, {"x": bad})
+        assert f"in sample {number} (counted from 0)" in caught.value.where
+
+
+def test_arithmetic_of_indices_is_not_counted_as_float(tmp_path):
+    b = Builder(17)
+    x = b.input("x", ["n", 4, 8])
+    y = b.op("MatMul", x, b.init(np.eye(8, dtype=np.float32)))
+    extent = b.op("Gather", b.op("Shape", x), b.init(np.array([0])))
+    extent = b.op("Mul", b.op("Add", extent, b.init(np.array([1]))), b.init(np.array([1])))
+    extent = b.op("Sub", extent, b.init(np.array([1])))
+    y = b.op("Reshape", y, b.op("Concat", extent, b.init(np.array([32])), axis=0))
+    b.output(b.op("Relu", y))
+    path = tmp_path / "model.onnx"
+    onnx.save(b.model(), path)
+    data = {"x": np.random.default_rng(0).standard_normal((8, 4, 8)).astype(np.float32)}
+    found = quantization(path, data, repair=(), tune=False)
+    assert found.made.decision.plan.floats == {}
