@@ -419,12 +419,12 @@ def quantization(
     given, within = asked, has_bodies(graph)
     if within:
         asked = options_outside(graph, asked)
-    asked, suited = fitted(graph, samples, asked)
-    if profile is None and suited is None:
-        asked, tried = chosen(graph, samples, asked)
     try:
         if few is not None:
             check_unseen(graph, few)
+        asked, suited = fitted(graph, samples, asked)
+        if profile is None and suited is None:
+            asked, tried = chosen(graph, samples, asked)
         made = quantized(
             graph,
             samples,

@@ -1,4 +1,4 @@
-"""What is told of outputs is what the saved file gives against the given one, whatever was asked."""
+"""What is told of outputs is what the saved file gives against the given one, on every path."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 from onnx import TensorProto
 
 import qdqbridge as qb
+from qdqbridge.autoquant.advice.input_scale import misscaled
 from qdqbridge.autoquant.advice.unseen import unseen
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.cli.failures import run
@@ -334,3 +335,50 @@ def test_arithmetic_of_indices_is_not_counted_as_float(tmp_path):
     data = {"x": np.random.default_rng(0).standard_normal((8, 4, 8)).astype(np.float32)}
     found = quantization(path, data, repair=(), tune=False)
     assert found.made.decision.plan.floats == {}
+
+
+# ---- data in a wrong range -----------------------------------------------------------------------
+
+
+def _gated(b, x, rng):
+    """Two layers of gates, as recurrent networks and squeezed channels have them."""
+    for _ in range(2):
+        weight = (rng.standard_normal((64, 64)) / 8).astype(np.float32)
+        y = b.op("MatMul", x, b.init(weight))
+        x = b.op("Mul", b.op("Sigmoid", y), b.op("Tanh", y))
+    return x
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("ends", ["regression", "gates", "transposed", "scaled inside"])
+def test_pixels_for_a_model_of_numbers_around_one_are_told(ends, seed):
+    """Networks without normalization or classes; right data and scaling inside are not told."""
+    rng = np.random.default_rng(seed)
+    b = Builder(17)
+    x = b.input("x", ["n", 64])
+    if ends == "scaled inside":
+        x = b.op("Mul", x, b.init(np.float32(1 / 255)))
+    if ends == "gates":
+        y = _gated(b, x, rng)
+    else:
+        if ends == "transposed":
+            x = b.op("Reshape", x, b.init(np.array([-1, 8, 8])))
+            x = b.op("Reshape", b.op("Transpose", x, perm=[0, 2, 1]), b.init(np.array([-1, 64])))
+        weight = (rng.standard_normal((64, 32)) / 8).astype(np.float32)
+        y = b.op("Relu", b.op("MatMul", x, b.init(weight)))
+    last = (rng.standard_normal((32 if ends != "gates" else 64, 3)) / 4).astype(np.float32)
+    b.output(b.op("MatMul", y, b.init(last)))
+    graph = canonical(b.model())
+    right = rng.uniform(0, 1, (24, 64)).astype(np.float32)
+    right[0, 0] = 1
+    pixels = np.rint(255 * right).astype(np.float32)
+    normal = (rng.standard_normal((24, 64)) * 255).astype(np.float32)
+    if ends == "scaled inside":
+        assert not misscaled(graph, Samples.of(graph.inputs, {"x": pixels}))
+        return
+    for count in (2, 24):
+        assert not misscaled(graph, Samples.of(graph.inputs, {"x": right[:count]}))
+        told = misscaled(graph, Samples.of(graph.inputs, {"x": pixels[:count]}))
+        assert "'x'" in told and "255" in told
+    loud = misscaled(graph, Samples.of(graph.inputs, {"x": normal}))
+    assert ("gates" in loud) == (ends == "gates")

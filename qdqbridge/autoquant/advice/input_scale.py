@@ -6,6 +6,11 @@ things show it. A batch normalization holds the spread that its channels had in 
 classifier tells samples apart far better at the scale it was trained on: it uses more of its
 classes, and its first choice leads the second by more of the spread of its answers.
 
+A network whose first gates (sigmoid, tanh, the softmax of an attention) are nearly all saturated,
+and are not at a smaller scale, computes with bits. And data of the range that pictures or sound
+have in files, 0 to 255 or 16 bits with a sign, are told where nothing in the network scales them
+and the weights that meet them first are made for numbers around 1.
+
 Of other networks nothing is told. Where biases and saturations do not matter, ten times as large
 data give ten times as large answers, and weights of a tenth would have given these: somebody may
 have trained either network, and nothing inside tells whose data they are. How much biases matter is
@@ -18,20 +23,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qdqbridge.autoquant.advice.few_samples import ENOUGH, different
+from qdqbridge.autoquant.advice.uninformative import before_bounds
 from qdqbridge.autoquant.profiling.collect import Data
 from qdqbridge.autoquant.profiling.masks import filled_by_masks
 from qdqbridge.autoquant.profiling.samples import Sample, Samples
 from qdqbridge.autoquant.search.tuning import spread
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.graph import Graph, Value
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.types import TensorType
 from qdqbridge.onnx_io.runtime.running import Runner
-from qdqbridge.ops.attributes import EpsilonAttrs
+from qdqbridge.ops.attributes import EpsilonAttrs, SoftmaxAttrs
 from qdqbridge.ops.normalization import BATCH_NORMALIZATION
+from qdqbridge.ops.softmax import SOFTMAX
+from qdqbridge.ops.unary import HARD_SIGMOID, SIGMOID, TANH
 
 _SAMPLES = 64
 _FACTORS = tuple(f for wide in (10.0, 30.0, 100.0, 255.0) for f in (wide, 1 / wide))
@@ -52,6 +63,19 @@ none are lost, only smaller scales are tried.
 """
 
 
+_PIXEL, _SOUND = 255.0, 32768.0
+_LOUD, _USUAL, _QUIET = 20.0, 4.0, 0.01
+"""What a first layer makes of numbers around 1 (root mean square), at most and at least; of numbers
+as they are in files, at least."""
+_GATES = (SIGMOID, TANH, HARD_SIGMOID, SOFTMAX)
+_MOST, _FEW, _END = 64, 2, 1e-3
+"""Gates that are looked at, batches that are run, how near to an end of its range a gate's result
+is where it is saturated."""
+_SATURATED, _OPEN = 0.8, 0.4
+"""Share of saturated results of the gate in the middle that is told; a smaller scale has to come
+below the second."""
+
+
 def misscaled(graph: Graph, data: Data) -> str:
     """Returns a warning where the float model shows that the data have another scale, else nothing.
 
@@ -59,11 +83,12 @@ def misscaled(graph: Graph, data: Data) -> str:
         graph: A canonical float graph, its batch normalizations not folded.
         data: What was given to calibrate with.
     """
-    if different(data) < ENOUGH:
-        return ""
     few = spread(data, _SAMPLES)
     try:
-        evidence = _by_batch_norm(graph, few) or _by_classes(graph, few)
+        evidence = ""
+        if different(data) >= ENOUGH:
+            evidence = _by_batch_norm(graph, few) or _by_classes(graph, few)
+        evidence = evidence or _by_file_range(graph, few) or _by_gates(graph, few)
     except UnsupportedTargetError:
         return ""  # whoever profiles the model tells why it does not run
     if not evidence:
@@ -92,6 +117,106 @@ def _by_batch_norm(graph: Graph, samples: Samples) -> str:
         return ""
     name = node.origin.nodes[0] if node.origin.nodes else node.output.name
     return f"the input of {name!r} has {ratio:.2g} times the standard deviation of training"
+
+
+def _by_file_range(graph: Graph, samples: Samples) -> str:
+    """Tells of inputs that look like pixels or sound in a file where weights around 1 meet them."""
+    for value in graph.inputs:
+        node = _first_product(value) if _is_float(value) else None
+        found = None if node is None else _file_range([sample[value.name] for sample in samples])
+        if node is None or found is None:
+            continue
+        what, unit = found
+        runner = Runner(graph, [node.output])
+        squares = [np.mean(runner.run(s)[0].astype(np.float64) ** 2) for s in samples]
+        size = float(np.sqrt(np.mean(squares)))
+        if size >= _LOUD and _QUIET <= size / unit <= _USUAL:
+            name = node.origin.nodes[0] if node.origin.nodes else node.output.name
+            return (
+                f"input {value.name!r} holds {what}, nothing scales them, and {name!r} makes "
+                f"{size:.2g} of them ({size / unit:.2g} if they were divided by {unit:g})"
+            )
+    return ""
+
+
+def _first_product(value: Value) -> Node | None:
+    """Returns the one product with a weight that reads an input, past what moves data."""
+    while len(value.users) == 1:
+        node = next(iter(value.users))[0]
+        if node.op.flow is Flow.ACCUMULATE:
+            weight = node.optional(1)
+            return node if weight is not None and weight.is_constant else None
+        if node.op.flow is not Flow.MOVE or len(node.outputs) != 1:
+            return None
+        value = node.output
+    return None
+
+
+def _file_range(arrays: Sequence[NDArray[Any]]) -> tuple[str, float] | None:
+    """Returns what numbers look like, and what divides them to be around 1."""
+    low = min((float(a.min()) for a in arrays if a.size), default=0.0)
+    high = max((float(a.max()) for a in arrays if a.size), default=0.0)
+    if low >= 0 and _PIXEL / 2 < high <= _PIXEL:
+        return f"{low:g} to {high:g}, as pixels do", _PIXEL
+    whole = all(np.array_equal(a, np.rint(a)) for a in arrays)
+    if whole and low < 0 and _SOUND / 32 < max(high, -low) <= _SOUND:
+        return f"whole numbers from {low:g} to {high:g}, as sound of 16 bits does", _SOUND
+    return None
+
+
+def _by_gates(graph: Graph, samples: Samples) -> str:
+    """Compares how many inner gates are saturated with smaller scales of the one real input."""
+    real = [v for v in graph.inputs if _is_float(v)]
+    ends = {before_bounds(output) for output in graph.outputs}
+    gates = [node for node in _first_gates(graph) if node.optional(0) not in ends][:_MOST]
+    if len(real) != 1 or not gates:
+        return ""
+    name, runner = real[0].name, Runner(graph, [node.output for node in gates])
+    batches = samples.batches(graph.inputs)[:_FEW]
+
+    def saturated(factor: float) -> float:
+        runs = [runner.run(_scaled(each, name, factor)) for each in batches]
+        columns = zip(gates, zip(*runs, strict=True), strict=True)
+        return float(np.median([_saturated(node, outputs) for node, outputs in columns]))
+
+    given = saturated(1.0)
+    if given < _SATURATED:
+        return ""
+    for factor in sorted((f for f in _FACTORS if f < 1), reverse=True):
+        other = saturated(factor)
+        if other <= _OPEN:
+            return (
+                f"{given:.0%} of what the first gates of the float model give are at an end of "
+                f"their range, and {other:.0%} if input {name!r} is divided by {1 / factor:.0f}"
+            )
+    return ""
+
+
+def _first_gates(graph: Graph) -> list[Node]:
+    """Returns the gates that no other gate lies before: behind one all numbers are small."""
+    behind: set[Value] = set()
+    found: list[Node] = []
+    for node in graph.nodes:
+        hidden = any(value in behind for value in node.inputs)
+        gate = node.op in _GATES
+        if gate and not hidden:
+            found.append(node)
+        if gate or hidden:
+            behind.update(node.outputs)
+    return found
+
+
+def _saturated(node: Node, runs: Sequence[NDArray[Any]]) -> float:
+    """Returns the share of a gate's results at an end of its range; of a softmax, by row."""
+    low, high = (-1.0, 1.0) if node.op is TANH else (0.0, 1.0)
+    shares: list[float] = []
+    for array in runs:
+        if node.op is SOFTMAX:
+            largest: NDArray[Any] = np.max(array, axis=node.record(SoftmaxAttrs).axes)
+            shares.append(float(np.mean(largest > 1 - _END)))
+        else:
+            shares.append(float(np.mean((array < low + _END) | (array > high - _END))))
+    return float(np.mean(shares))
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,9 +66,9 @@ def _constants(data: Data) -> str:
 
 def _one_sample(data: Data) -> str:
     count = len(data)
-    return (
-        f"all of its {count} samples are the same" if count > 1 and different(data, 2) < 2 else ""
-    )
+    if count == 1:
+        return "there is one sample alone"
+    return f"all of its {count} samples are the same" if different(data, 2) < 2 else ""
 
 
 def _alike(graph: Graph, data: Data) -> str:
