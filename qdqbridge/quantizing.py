@@ -52,6 +52,7 @@ class Quantization:
         samples: What goals and reports are judged on, beside what was left out; None where there
             is only a profile.
         left_out: Numbers of the samples that nothing was chosen by: figures are of them.
+        in_order: Both kinds of samples as they were given, for a metric that knows labels.
         goal: What the outputs had to be like; None for nothing.
         fallback: What it took to meet the goal.
     """
@@ -62,6 +63,7 @@ class Quantization:
     goal: Goal | ModelBudget | TimeBudget | None = None
     fallback: Fallback | None = None
     left_out: Sequence[int] = ()
+    in_order: Samples | None = None
     _delivered: list[Delivered] = field(default_factory=list["Delivered"], init=False, repr=False)
 
     @property
@@ -109,9 +111,10 @@ class Quantization:
         goal = Goal(min_sqnr, max_drop)
         if self.samples is None:
             raise _no_data("no goal can be judged without it")
-        found = met(
-            self.made, goal, self.samples, fallback=fallback, metric=metric, progress=progress
-        )
+        made, samples = self.made, self.samples
+        if metric is not None:
+            made, samples = replace(made, unseen=None), self.in_order or samples
+        found = met(made, goal, samples, fallback=fallback, metric=metric, progress=progress)
         return replace(self, goal=goal, fallback=found)
 
     def within(
@@ -442,8 +445,8 @@ def quantization(
         check_fitted(made, samples)
     steps = [step for step in (suited, tried) if step is not None]
     made = replace(made, repairs=(*steps, *made.repairs), unseen=few)
-    judged = None if samples is None else spread(samples, _JUDGING)
-    return Quantization(made, graph, judged, left_out=left_out)
+    judged, in_order = (None if s is None else spread(s, _JUDGING) for s in (samples, every))
+    return Quantization(made, graph, judged, left_out=left_out, in_order=in_order)
 
 
 def _parted(

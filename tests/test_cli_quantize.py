@@ -30,7 +30,7 @@ def test_a_float_model_becomes_a_quantized_file(tmp_path, capsys) -> None:
     assert code == 0
     told = json.loads(capsys.readouterr().out)
     graph = qb.load(out)
-    assert told["digest"] == graph.digest and told["samples"] == 360
+    assert told["digest"] == graph.digest and told["samples"] + len(told["left_out"]) == 360
     assert told["float"] == 1 and "/classifier/Gemm" in told["reasons"]
     assert [step["step"] for step in told["repairs"]] == ["bias"]
     (low, high), data = told["inputs"]["input"], np.load(DATA)
@@ -56,9 +56,7 @@ def test_a_goal_is_met(tmp_path, capsys) -> None:
     assert told["reverted"] and told["sqnr"] >= 38
     assert call("quantize", FLOAT, "--data", DATA, "-o", out, "--force", *arguments[:-1]) == 0
     said = capsys.readouterr().out
-    assert (
-        f"{told['sqnr']:.2f} dB SQNR against the float model" in said and " to uint16: " not in said
-    )
+    assert f"{told['sqnr']:.2f} dB SQNR" in said and " to uint16: " not in said
 
 
 @pytest.mark.parametrize(

@@ -429,7 +429,9 @@ def _show(made: Quantization, path: Path, report: Path | None, *, as_json: bool)
         return
     table = Table(show_header=False, box=None)
     for name in ("output", "digest", "samples"):
-        table.add_row(name, Text(str(facts[name])))
+        left_out = f", and {len(facts['left_out'])} left out" if facts["left_out"] else ""
+        more = left_out if name == "samples" else ""
+        table.add_row(name, Text(f"{facts[name]}{more}"))
     table.add_row("operators", Text(f"{facts['integer']} quantized, {facts['float']} left float"))
     for name, (low, high) in facts["inputs"].items():
         table.add_row(
@@ -441,8 +443,9 @@ def _show(made: Quantization, path: Path, report: Path | None, *, as_json: bool)
         first = f"{_closeness(shown.metrics)} against the float model on {shown.where}"
         table.add_row("outputs", Text(first))
         if shown.left_out:
-            both = f"{_closeness(shown.everything)} on all {shown.count} samples"
-            table.add_row("", Text(both))
+            given = facts["samples"] + shown.samples
+            several = f"all {given}" if given == shown.count else f"{shown.count} of {given}"
+            table.add_row("", Text(f"{_closeness(shown.everything)} on {several} samples"))
         for each in shown.outputs if len(shown.outputs) > 1 or shown.mixed() else ():
             table.add_row("output", Text(f"{each.name}: {each.sqnr_db:.2f} dB"))
             for part in each.parts:

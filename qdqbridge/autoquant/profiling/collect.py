@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.planning.batch_norms import fold_batch_norm
 from qdqbridge.autoquant.profiling.control_flow import ModelRecipe, real_values, watched
-from qdqbridge.autoquant.profiling.masks import APART, HUGE, MASK
+from qdqbridge.autoquant.profiling.masks import APART, HUGE
 from qdqbridge.autoquant.profiling.profile import (
     Profile,
     ProfileEntry,
@@ -388,8 +388,8 @@ def unusable(seen: Mapping[Value, TensorStats]) -> dict[Value, str]:
 
 
 def _is_filled(stats: TensorStats) -> bool:
-    """True where few values that a mask puts in make the range, and no others come near them."""
-    if stats.magnitude < HUGE and stats.minimum > -MASK:
+    """True where a mask makes the range, and no other values come near; 16 bits resolve -1e4."""
+    if stats.magnitude < HUGE:
         return False
     histogram, far = stats.histogram, stats.magnitude
     sizes = np.abs(histogram.edges[:-1] + histogram.width / 2)

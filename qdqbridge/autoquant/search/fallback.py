@@ -275,19 +275,18 @@ def fall_back(
     ranked = list(ranking.layers)
     layers = [entry.layer for entry in ranked]
     levels = _levels(goal, wide, wide_weights, to_float=to_float)
-    most_changed = dict.fromkeys(layers, levels[-1]) if levels else {}
-    # What is equal to the float model is that in the real graph alone: engines sum otherwise.
-    changes = _chosen(search, layers, levels) or most_changed
+    changes = _chosen(search, layers, levels)
     search.finish()
     simulation.release()
-    while changes:
+    while changes is not None:
         found = _proven(search, changes, ranked, before, ranking)
         if found is not None:
             return found
         changes = _further(changes, layers, levels)
     raise InputDataError(
         "no choice of layers is good enough",
-        why=f"wanted: {goal}; with all layers changed: {search.metrics(most_changed).sqnr:.2f} dB",
+        why=f"wanted: {goal}; with all layers changed: "
+        f"{search.metrics(dict.fromkeys(layers, levels[-1]) if levels else {}).sqnr:.2f} dB",
         fix="allow layers to stay float, or ask for less",
     )
 

@@ -109,7 +109,7 @@ class Simulation:
         self._compile()
         self._reference: list[Outputs] | None = None if reference is None else list(reference)
         self._given = given
-        self._scores: list[float] = []
+        self._score: float | None = None
 
     def _compile(self) -> None:
         self.compiled += 1
@@ -282,10 +282,9 @@ class Simulation:
         if not self._asked:
             names = list(self.plan.graph.output_names)
         metric, unseen = self._metric, self._unseen
-        if metric is not None and not self._scores:
-            parts = [reference, reference[:unseen]] if unseen else [reference]
-            self._scores = [float(metric(joined(names, part))) for part in parts]
-        return measured(names, reference, outputs, metric, self._scores, unseen)
+        if metric is not None and self._score is None:
+            self._score = float(metric(joined(names, reference)))
+        return measured(names, reference, outputs, metric, self._score, unseen)
 
     @property
     def batches(self) -> Sequence[Sample]:

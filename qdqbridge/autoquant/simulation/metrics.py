@@ -60,7 +60,7 @@ def measured(
     reference: Iterable[Sequence[Array]],
     outputs: Iterable[Sequence[Array]],
     metric: Metric | None = None,
-    scores: Sequence[float] = (),
+    reference_score: float | None = None,
     unseen: int = 0,
 ) -> Metrics:
     """Returns the metrics of ``outputs``.
@@ -69,17 +69,16 @@ def measured(
         names: Names of the outputs.
         reference: The float model's outputs, batch by batch.
         outputs: The same of what is looked at.
-        metric: The user's.
-        scores: What ``metric`` gives for the float model: on all samples, and on unseen ones.
+        metric: The user's; it is asked about all samples alone, whose labels it may know.
+        reference_score: What ``metric`` gives for the float model.
         unseen: So many of the first batches are samples that nothing was chosen by.
     """
-    tallies = [_Tally(names, metric) for _ in range(2 if unseen else 1)]
+    tallies = [_Tally(names, metric), _Tally(names, None)]
     for index, (wanted, found) in enumerate(zip(reference, outputs, strict=True)):
         for tally in tallies if index < unseen else tallies[:1]:
             tally.add(wanted, found)
-    real = [*scores, None, None]
-    found = [replace(t.metrics(), reference=r) for t, r in zip(tallies, real, strict=False)]
-    return replace(found[0], unseen=found[1]) if unseen else found[0]
+    whole = replace(tallies[0].metrics(), reference=reference_score)
+    return replace(whole, unseen=tallies[1].metrics()) if unseen else whole
 
 
 class _Tally:
