@@ -369,7 +369,7 @@ def quantize(
 def _check_kernels(options: QuantizeOptions, profile: str | None) -> None:
     """Refuses weights that the runtime of the file's profile has no kernel for."""
     target = options.described()
-    newest = pipeline.export_profile(profile or target.profile).newest
+    newest = pipeline.export_profile(profile or target.profile).writing.newest
     formats = (target.weights, *options.weight_formats.values())
     if newest is None or not any(format.microscaled for format in formats):
         return
