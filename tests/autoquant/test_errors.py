@@ -46,7 +46,7 @@ def test_errors_are_those_of_the_whole_tensors(made):
     assert found.samples == 40
     matched = matches(graph, made.graph)
     _, reals = evaluate(graph, samples.arrays, wanted=matched.values())
-    outputs, stored = evaluate(made.graph, samples.arrays, wanted=matched)
+    _, stored = evaluate(made.graph, samples.arrays, wanted=matched)
     assert len(found.layers) > 8
     by_name = {}
     for value, real in matched.items():
@@ -58,12 +58,6 @@ def test_errors_are_those_of_the_whole_tensors(made):
         got = got if value.quant is None else dequantize(got, value.quant.params)
         # Tallies are of batches: sums of squares in another order, far below what is printed.
         assert layer.accumulated_db == pytest.approx(decibels(reals[real], got), abs=1e-4)
-    name = graph.output_names[0]
-    wanted = evaluate(graph, samples.arrays)[0][name]
-    assert found.outputs[0].name == name
-    wanted_db = decibels(wanted, outputs[name])
-    assert found.outputs[0].sqnr_db == pytest.approx(wanted_db, abs=1e-4)  # as above
-    assert found.top1 == np.mean(wanted.argmax(1) == outputs[name].argmax(1))
 
 
 def test_a_layer_alone_is_fed_with_float_tensors_rounded_once(made):
@@ -106,7 +100,6 @@ def test_the_graph_itself_has_no_error():
     graph = qb.load(MODELS / "digits_cnn_float.onnx")
     found = errors(graph, graph, Samples.of(graph.inputs, {"input": IMAGES[:8]}))
     assert all(layer.accumulated_db > 110 and layer.local_db > 110 for layer in found.layers)
-    assert found.top1 == 1.0
 
 
 def test_progress_ends_with_all():
@@ -150,7 +143,7 @@ def test_the_record_holds_what_was_found(made):
     samples = samples_of(made, 16)
     reference = made.decision.plan.graph
     record = record_of(made, ORT, samples, model="net", data="x.npz", versions={}, limit=16)
-    assert record.digest == made.graph.digest and record.float_digest == made.profile.model
+    assert record.digest == made.graph.digest and record.float_digest == made.given.digest
     assert (record.samples, record.measured) == (40, 16)
     assert record.layers == errors(reference, made.graph, samples, limit=16).layers
     assert record.notes == () and record.outputs[0].sqnr_db > 30

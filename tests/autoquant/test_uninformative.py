@@ -25,7 +25,8 @@ def told_of(network, images):
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_right_data_are_not_told(network):
-    for images in (IMAGES[:64], IMAGES[:2], IMAGES[:1], IMAGES[:64] / 2, IMAGES[:64] * 255):
+    assert "there is one sample alone" in told_of(network, IMAGES[:1])
+    for images in (IMAGES[:64], IMAGES[:2], IMAGES[:64] / 2, IMAGES[:64] * 255):
         assert told_of(network, images) == ""
 
 
