@@ -18,6 +18,7 @@ from onnx import TensorProto
 import qdqbridge as qb
 from qdqbridge.autoquant.advice.input_scale import misscaled
 from qdqbridge.autoquant.advice.unseen import unseen
+from qdqbridge.autoquant.delivered import Delivered
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.cli.failures import run
 from qdqbridge.errors import InputDataError
@@ -36,7 +37,7 @@ def outputs(path: Path | str, data: dict[str, Any], each: int = 0) -> list[np.nd
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     if not each:
-        return session.run(None, data)
+        return [np.asarray(array) for array in session.run(None, data)]
     count = len(next(iter(data.values())))
     runs = [
         session.run(None, {k: a[i : i + each] for k, a in data.items()})
@@ -55,14 +56,20 @@ def decibels(given, made) -> float:
     return np.inf if noise == 0 else -10 * np.log10(noise)
 
 
+def told_of(found: Quantization) -> Delivered:
+    shown = found.delivered()
+    assert shown is not None
+    return shown
+
+
 def check(
     found: Quantization, path: Path | str, data: dict[str, Any], folder: Path, each: int = 0
 ) -> None:
     """Measures the saved file, and compares with what is told."""
     made = folder / "made.onnx"
     qb.save(found.graph, made, found.made.target.profile, overwrite=True)
-    shown = found.delivered()
-    assert shown is not None and found.outputs() == shown.metrics
+    shown = told_of(found)
+    assert found.outputs() == shown.metrics
     left_out = list(found.left_out)
     assert shown.left_out == bool(left_out)
     first = {k: a[left_out] for k, a in data.items()} if left_out else data
@@ -122,7 +129,7 @@ def test_what_is_told_is_delivered(goal, net, tmp_path):
     check(found, net, {"input": IMAGES}, tmp_path)
     goal_of = getattr(found.goal, "goal", found.goal)
     if goal_of is not None and goal_of.min_sqnr is not None:
-        shown = found.delivered()
+        shown = told_of(found)
         assert min(shown.metrics.sqnr, shown.everything.sqnr) >= goal_of.min_sqnr
 
 
@@ -130,7 +137,8 @@ def test_a_goal_that_no_integers_meet_gives_the_given_model(net, tmp_path):
     found = quantization(net, {"input": IMAGES}, weights="int4", repair=("round", "learn"))
     assert found.made.decision.plan.biases
     every = found.meeting(min_sqnr=100.0, fallback="float")
-    assert every.outputs().sqnr == np.inf and not every.fallback.decision.plan.rules
+    assert told_of(every).metrics.sqnr == np.inf and every.fallback is not None
+    assert not every.fallback.decision.plan.rules
     check(every, net, {"input": IMAGES}, tmp_path)
 
 
@@ -180,7 +188,7 @@ def test_one_figure_everywhere(net, tmp_path, capsys):
     figure = decibels(outputs(net, first), outputs(made, first))
     assert facts["sqnr"] == pytest.approx(figure, abs=CLOSE)
     api = quantization(net, {"input": IMAGES}, repair=())
-    assert api.outputs().sqnr == facts["sqnr"] and list(api.left_out) == facts["left_out"]
+    assert told_of(api).metrics.sqnr == facts["sqnr"] and list(api.left_out) == facts["left_out"]
     assert f"{figure:.2f} dB" in page.read_text("utf-8")
     assert run(asked) == 0
     said = re.sub(r"\s+", " ", capsys.readouterr().out)
@@ -189,9 +197,9 @@ def test_one_figure_everywhere(net, tmp_path, capsys):
 
 
 def test_few_samples_are_told_as_what_they_are(net):
-    few = quantization(net, {"input": IMAGES[:12]}, repair=(), tune=False).delivered()
+    few = told_of(quantization(net, {"input": IMAGES[:12]}, repair=(), tune=False))
     assert not few.left_out and "12 samples that parameters were chosen by" in few.where
-    one = quantization(net, {"input": IMAGES[:1]}, repair=(), tune=False).delivered()
+    one = told_of(quantization(net, {"input": IMAGES[:1]}, repair=(), tune=False))
     assert "the one sample" in one.where and one.metrics == one.everything
 
 
@@ -212,7 +220,7 @@ def test_nothing_is_chosen_by_samples_that_are_left_out(net):
     loud[list(plain.left_out)] *= 3
     other = quantization(net, {"input": loud}, repair=("bias",))
     assert other.left_out == plain.left_out and other.graph.digest == plain.graph.digest
-    assert other.outputs().sqnr < plain.outputs().sqnr
+    assert told_of(other).metrics.sqnr < told_of(plain).metrics.sqnr
 
 
 # ---- outputs of different ranges ---------------------------------------------------------------
@@ -243,7 +251,7 @@ def test_scores_beside_boxes_are_told(tmp_path):
     data = detector(path)
     found = quantization(path, data, target="qnn", repair=(), tune=False)
     check(found, path, data, tmp_path)
-    (output,) = found.delivered().outputs
+    (output,) = told_of(found).outputs
     first = {"x": data["x"][list(found.left_out)]}
     given, made = outputs(path, first)[0], outputs(tmp_path / "made.onnx", first)[0]
     for part, columns in zip(output.parts, (slice(0, 4), slice(4, 6)), strict=True):
@@ -256,7 +264,7 @@ def test_scores_beside_boxes_are_told(tmp_path):
     # What is advised helps: two outputs, or a float Concat.
     data = detector(path, joined=False)
     apart = quantization(path, data, target="qnn", repair=(), tune=False)
-    assert not apart.delivered().mixed() and apart.delivered().outputs[1].sqnr_db > 25
+    assert not told_of(apart).mixed() and told_of(apart).outputs[1].sqnr_db > 25
 
 
 # ---- masks ---------------------------------------------------------------------------------------
@@ -301,7 +309,7 @@ def test_masks_are_no_signal(kind, fill, target, tmp_path):
             tune=kind == "Add" or fill == -1e4,
             warn=told.append,
         )
-        shown = found.delivered()
+        shown = told_of(found)
     assert not told and 10 < shown.everything.sqnr < 60
     qb.save(found.graph, tmp_path / "made.onnx")
     given, made = outputs(path, data)[0], outputs(tmp_path / "made.onnx", data)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +63,8 @@ class Trials:
         known = self._found["trials"].get(name)
         if known is None:
             return None
-        unseen = known.get("unseen")
-        return Metrics(**{**known, "unseen": None if unseen is None else Metrics(**unseen)})
+        found, unseen = Metrics(**{**known, "unseen": None}), known.get("unseen")
+        return found if unseen is None else replace(found, unseen=Metrics(**unseen))
 
     def add(self, name: str, metrics: Metrics) -> Metrics:
         """Keeps how close the outputs are."""
