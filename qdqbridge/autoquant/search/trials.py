@@ -63,7 +63,7 @@ class Trials:
         known = self._found["trials"].get(name)
         if known is None:
             return None
-        found, unseen = Metrics(**{**known, "unseen": None}), known.get("unseen")
+        found, unseen = Metrics(**known), known.get("unseen")
         return found if unseen is None else replace(found, unseen=Metrics(**unseen))
 
     def add(self, name: str, metrics: Metrics) -> Metrics:
