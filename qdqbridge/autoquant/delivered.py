@@ -99,7 +99,7 @@ def delivered(
     """
     first = [] if unseen is None else batches_of(unseen, graph)
     batches = [*first, *batches_of(samples, graph)]
-    parts = [_Parts.of(value) for value in given.outputs]
+    parts = [_JoinedParts.of(value) for value in given.outputs]
     leaves = [leaf for part in parts for leaf in part.leaves]
     floats = list(float_values(given, [*given.outputs, *leaves], batches))
     wanted = [[values[v] for v in given.outputs] for values in floats]
@@ -124,7 +124,7 @@ def delivered(
 
 
 @dataclass(slots=True)
-class _Power:
+class _SignalPower:
     signal: float = 0.0
     noise: float = 0.0
     low: float = math.inf
@@ -149,9 +149,9 @@ class _Power:
 
 @dataclass(slots=True)
 class _OutputTally:
-    parts: _Parts
-    whole: _Power = field(default_factory=_Power)
-    each: dict[int, _Power] = field(default_factory=dict[int, _Power])
+    parts: _JoinedParts
+    whole: _SignalPower = field(default_factory=_SignalPower)
+    each: dict[int, _SignalPower] = field(default_factory=dict[int, _SignalPower])
 
     def add(self, values: Mapping[Value, Array], wanted: Array, found: Array) -> None:
         real, other = comparable(wanted, found)
@@ -160,7 +160,7 @@ class _OutputTally:
             labels = self.parts.labels({v: values[v].shape for v in self.parts.leaves})
             for index in range(len(self.parts.leaves)):
                 here = labels == index
-                self.each.setdefault(index, _Power()).add(real[here], other[here])
+                self.each.setdefault(index, _SignalPower()).add(real[here], other[here])
 
     def output(self, name: str) -> Output:
         rows = tuple(
@@ -172,7 +172,7 @@ class _OutputTally:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class _JoinedParts:
     """An output as data movement of what Concats join.
 
     Attributes:
@@ -184,9 +184,9 @@ class _Parts:
     leaves: Sequence[Value]
 
     @staticmethod
-    def of(output: Value) -> _Parts:
+    def of(output: Value) -> _JoinedParts:
         found = list(dict.fromkeys(_leaves(output)))
-        return _Parts(output, found if 1 < len(found) <= _PARTS else [])
+        return _JoinedParts(output, found if 1 < len(found) <= _PARTS else [])
 
     def labels(self, shapes: Mapping[Value, tuple[int, ...]]) -> Array:
         """Returns for each element of the output the number of the leaf that it comes from."""

@@ -73,7 +73,7 @@ def measured(
         reference_score: What ``metric`` gives for the float model.
         unseen: So many of the first batches are samples that nothing was chosen by.
     """
-    tallies = [_Tally(names, metric), _Tally(names, None)]
+    tallies = [_BatchTally(names, metric), _BatchTally(names, None)]
     for index, (wanted, found) in enumerate(zip(reference, outputs, strict=True)):
         for tally in tallies if index < unseen else tallies[:1]:
             tally.add(wanted, found)
@@ -81,7 +81,7 @@ def measured(
     return replace(whole, unseen=tallies[1].metrics()) if unseen else whole
 
 
-class _Tally:
+class _BatchTally:
     """Sums over batches."""
 
     def __init__(self, names: Sequence[str], metric: Metric | None) -> None:
