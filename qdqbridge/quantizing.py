@@ -272,7 +272,7 @@ class _Fallen:
 
     def __init__(self, made: Quantized, fallback: Fallback) -> None:
         self.graph, self.decision, self.profile = fallback.graph, fallback.decision, made.profile
-        self.given = made.given
+        self.original = made.original
 
 
 @checked

@@ -210,7 +210,7 @@ class Quantized:
         options: What the user asked for.
         repairs: What became of each step of repair.
         tuning: What became of trying other choosers; None where that was not asked for.
-        given: The float graph as it was given; what outputs are compared with.
+        original: The float graph as it was given; what outputs are compared with.
         unseen: Samples that nothing was chosen by; None where there were too few to leave some out.
         inside: What became of the bodies of If, Loop and Scan.
     """
@@ -222,7 +222,7 @@ class Quantized:
     options: QuantizeOptions
     repairs: tuple[StepRecord, ...] = ()
     tuning: StepRecord | None = None
-    given: Graph | None = None
+    original: Graph | None = None
     unseen: Samples | None = None
     inside: tuple[QuantizedBody, ...] = ()
 
@@ -259,7 +259,7 @@ def quantized(
     check_steps(repair)
     if profile is not None:
         check_profile(profile, graph)
-    given, graph = graph, prepared(graph)
+    original, graph = graph, prepared(graph)
     outset = plan(graph, target, options.wishes(graph))
     if not empty:
         check_plan(outset)
@@ -278,7 +278,7 @@ def quantized(
         profile = collect(graph, samples, onnxruntime_observer(graph), progress=rounds.next())
     few = None if samples is None else spread_unlike(samples, _REPAIRING)
     start = _plainly(graph, target, options, profile, few, empty=empty)
-    start = replace(start, given=given)
+    start = replace(start, original=original)
     left = tuple(StepRecord(step, False, why) for step, why in skipped.items())
     if samples is None or few is None or not (repair or tune) or not start.decision.plan.rules:
         rounds.finish()

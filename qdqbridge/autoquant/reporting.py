@@ -63,7 +63,7 @@ class Made(Protocol):
         ...
 
     @property
-    def given(self) -> Graph | None:
+    def original(self) -> Graph | None:
         """The float graph as it was given."""
         ...
 
@@ -119,7 +119,7 @@ def record_of(
             progress=lambda done, total: report(done, 2 * total),
         )
         few = spread(samples, limit)
-        shown = shown or delivered(made.given or made.decision.plan.graph, made.graph, few)
+        shown = shown or delivered(made.original or made.decision.plan.graph, made.graph, few)
         seen = observe(
             made.graph, few, progress=lambda done, total: report(total + done, 2 * total)
         )
@@ -127,7 +127,7 @@ def record_of(
     decisions = [made.decision, *_inner_decisions(inside)]
     return QuantizationRecord(
         model=model,
-        float_digest=made.profile.model if made.given is None else made.given.digest,
+        float_digest=made.profile.model if made.original is None else made.original.digest,
         digest=made.graph.digest,
         target=target.name,
         data=data,

@@ -146,8 +146,8 @@ def test_a_corrected_plan_is_still_about_the_float_model():
     made = int2().made
     data = {"input": IMAGES}
     ours = qb.evaluate(made.decision.plan.graph, data)
-    assert made.decision.plan.biases and made.given is not None
-    for wanted, found in zip(qb.evaluate(made.given, data).values(), ours.values(), strict=True):
+    assert made.decision.plan.biases and made.original is not None
+    for wanted, found in zip(qb.evaluate(made.original, data).values(), ours.values(), strict=True):
         assert decibels([wanted], [found]) > 110
 
 

@@ -143,7 +143,7 @@ def test_the_record_holds_what_was_found(made):
     samples = samples_of(made, 16)
     reference = made.decision.plan.graph
     record = record_of(made, ORT, samples, model="net", data="x.npz", versions={}, limit=16)
-    assert record.digest == made.graph.digest and record.float_digest == made.given.digest
+    assert record.digest == made.graph.digest and record.float_digest == made.original.digest
     assert (record.samples, record.measured) == (40, 16)
     assert record.layers == errors(reference, made.graph, samples, limit=16).layers
     assert record.notes == () and record.outputs[0].sqnr_db > 30

@@ -62,5 +62,5 @@ def ranked(made: Quantized, samples: Samples) -> Ranking | None:
     stats = {v: seen[v.name] for v in observable(plan.graph) if v.name in seen}
     wishes = made.options.wishes(plan.graph)
     variants = Variants(made.decision, made.target, stats, wishes)
-    simulation = Simulation(plan, spread(samples, _SAMPLES), given=made.given)
+    simulation = Simulation(plan, spread(samples, _SAMPLES), original=made.original)
     return sensitivity(variants, simulation, without=False)

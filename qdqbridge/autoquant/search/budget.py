@@ -117,7 +117,9 @@ class _BudgetSearch:
         graph, seen = made.decision.plan.graph, made.profile.by_name()
         stats = {value: seen[value.name] for value in observable(graph) if value.name in seen}
         wishes = made.options.wishes(graph)
-        self._simulation = Simulation(made.decision.plan, samples, made.unseen, given=made.given)
+        self._simulation = Simulation(
+            made.decision.plan, samples, made.unseen, original=made.original
+        )
         decision = made.decision
         if budget.goal is not None:
             met, told = budget.goal.met, str(budget.goal)

@@ -383,7 +383,7 @@ def meeting(
     target: Target,
     stats: Mapping[Value, TensorStats],
     *,
-    given: Graph | None = None,
+    original: Graph | None = None,
     unseen: Samples | None = None,
     wishes: Wishes | None = None,
     fallback: Literal["int16", "float"] = "int16",
@@ -400,7 +400,7 @@ def meeting(
         samples: What they are judged on.
         target: The target that was decided for.
         stats: Statistics of every float tensor of the decision's graph.
-        given: The float model that outputs are compared with; by default the decision's graph.
+        original: The float model that outputs are compared with; by default the decision's graph.
         unseen: Further samples, which nothing was chosen by: the goal must be met on them too.
         wishes: The wishes of its plan. What its plan leaves float stays float in any case.
         fallback: ``int16`` gives layers more bits first: 8 where weights have fewer, then 16-bit
@@ -416,7 +416,7 @@ def meeting(
     """
     wishes = wishes or Wishes()
     simulation = Simulation(
-        decision.plan, samples, unseen, engine=engine, metric=metric, given=given
+        decision.plan, samples, unseen, engine=engine, metric=metric, original=original
     )
     decision, dropped = bodies_that_meet(decision, goal.met, simulation, str(goal))
     own = replace(wishes, floats={**decision.plan.floats, **wishes.floats})
@@ -496,7 +496,7 @@ def met(
         samples,
         made.target,
         stats,
-        given=made.given,
+        original=made.original,
         unseen=made.unseen,
         wishes=made.options.wishes(graph),
         fallback=fallback,

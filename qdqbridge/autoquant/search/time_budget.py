@@ -122,7 +122,9 @@ class _TimeSearch:
         wishes = made.options.wishes(graph)
         own = replace(wishes, floats={**made.decision.plan.floats, **wishes.floats})
         self._variants = Variants(made.decision, made.target, stats, own)
-        self._simulation = Simulation(made.decision.plan, samples, made.unseen, given=made.given)
+        self._simulation = Simulation(
+            made.decision.plan, samples, made.unseen, original=made.original
+        )
         self._budget, self._clock, self._sample = budget, clock, samples[0]
         self._trials = Trials(
             state, key_of(made, samples, f"{budget.engine} {budget.threads or ''}".strip())

@@ -70,7 +70,7 @@ class Simulation:
         values: Sequence[Value] = (),
         metric: Metric | None = None,
         reference: Sequence[Outputs] | None = None,
-        given: Graph | None = None,
+        original: Graph | None = None,
         batch: int | None = None,
         parts: int = 0,
         memory: int = _MEMORY,
@@ -88,7 +88,7 @@ class Simulation:
             metric: A user's score of the outputs.
             reference: Outputs to compare with instead of the float model's, batch by batch: those
                 of another simulation of the same samples.
-            given: The float model whose outputs decisions are compared with, where that is not the
+            original: The float model whose outputs are compared with, where that is not the
                 plan's graph: before batch normalizations were folded and channels scaled.
             batch: Examples that are run at once where the model leaves that open.
             parts: In how many parts the model is compiled (see :meth:`hold`); 0 for the engine's
@@ -108,7 +108,7 @@ class Simulation:
         self._needs = Needs.of((plan, *also))
         self._compile()
         self._reference: list[Outputs] | None = None if reference is None else list(reference)
-        self._given = given
+        self._original = original
         self._score: float | None = None
 
     def _compile(self) -> None:
@@ -260,8 +260,8 @@ class Simulation:
     def reference(self) -> list[Outputs]:
         """The values of the float model, batch by batch; computed once."""
         if self._reference is None:
-            given = self._given
-            runs = self.run() if given is None else outputs_of(given, self._batches)
+            original = self._original
+            runs = self.run() if original is None else outputs_of(original, self._batches)
             self._reference = [list(outputs) for outputs in runs]
         return self._reference
 
