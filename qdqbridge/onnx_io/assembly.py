@@ -34,7 +34,7 @@ class Assembly:
 
     Args:
         file: The file they come from; tensors that :meth:`stored` names lie in it.
-        outer: The assembly around this one, for the body of an If.
+        outer: The assembly around this one, for the body of an If or a Scan.
     """
 
     def __init__(self, file: Path, outer: Assembly | None = None) -> None:
@@ -156,6 +156,33 @@ class Assembly:
         return self.nodes(
             "If", [condition], count, label=label, then_branch=taken, else_branch=other
         )
+
+    def scan(
+        self, states: Sequence[str], sequence: str,
+        step: Callable[[Assembly, Sequence[str], str], tuple[Sequence[str], str]],
+        *, backwards: bool = False, label: str = "",
+    ) -> str:  # fmt: skip
+        """Adds a Scan of floats over a leading axis; returns what the steps give, in their order.
+
+        Args:
+            states: What the first step begins with.
+            sequence: What each step gets a part of.
+            step: Adds the nodes of a step: from states and a part to the next states and a result.
+            backwards: The last part comes first, and its result is the last.
+            label: The node's name.
+        """
+        inner = Assembly(self.file, self)
+        before = [inner.input("state", DType.FLOAT32, None) for _ in states]
+        after, made = step(inner, before, inner.input("part", DType.FLOAT32, None))
+        for name in (*after, made):
+            inner._graph.output.append(_info(inner.node("Identity", [name]), DType.FLOAT32, None))
+        sides = ("scan_input_directions", "scan_output_directions")
+        order: dict[str, Any] = {side: [1] for side in sides} if backwards else {}
+        results = self.nodes(
+            "Scan", [*states, sequence], len(states) + 1, label=label, body=inner._graph,
+            num_scan_inputs=1, **order,
+        )  # fmt: skip
+        return results[-1]
 
     # ---- the whole ----------------------------------------------------------------------------
 

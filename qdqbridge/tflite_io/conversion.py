@@ -189,6 +189,29 @@ class SubgraphConversion:
         name = self.tensor(op.outputs[0]).label if op.outputs else op.name
         self.state.notes.append(Note(rule, name, reason, (name,)))
 
+    def kept(self, op: Op, name: str, tensor: TFLiteTensor, beginning: str = "") -> Resource:
+        """Returns what is kept from one run to the next: an input of the graph, and an output.
+
+        Args:
+            op: Who asks.
+            name: Of what is kept.
+            tensor: Its type.
+            beginning: What it holds before the first run, in words.
+        """
+        found = self.state.resources.get(name)
+        if found is None:
+            shape = tensor.shape
+            if shape is None or -1 in shape:
+                raise UnknownForm("its variable's extents are open")
+            given = self.to.input(name, self.dtype(tensor), shape)
+            found = self.state.resources[name] = Resource(tensor, given, given)
+            self.note(
+                "state", op,
+                f"the variable '{name}' is an input, and its next value an output: feed the one "
+                "with the other" + beginning,
+            )  # fmt: skip
+        return found
+
     # ---- tensors ------------------------------------------------------------------------------
 
     def tensor(self, index: int) -> TFLiteTensor:
@@ -256,7 +279,7 @@ class SubgraphConversion:
         if index not in self.stored_names:
             tensor = self.tensor(index)
             if index in self.real_names:
-                self.stored_names[index] = self._quantized(self.real_names[index], tensor)
+                self.stored_names[index] = self.quantized(self.real_names[index], tensor)
             else:
                 self.stored_names[index] = self._constant(tensor)
         return self.stored_names[index]
@@ -265,11 +288,7 @@ class SubgraphConversion:
         """Returns a tensor's real numbers: of a quantized one, its integers dequantized."""
         if index not in self.real_names:
             tensor = self.tensor(index)
-            params = self.quantization(tensor)
-            stored = self.stored(index)
-            self.real_names[index] = (
-                stored if params is None else self._dequantized(stored, tensor, params)
-            )
+            self.real_names[index] = self.dequantized(self.stored(index), tensor)
         return self.real_names[index]
 
     def operands(self, op: Op) -> list[str]:
@@ -310,7 +329,7 @@ class SubgraphConversion:
         if self.quantization(tensor) is None:
             self.stored_names[index] = self.real_names[index] = result
             return
-        self.stored_names[index] = self._quantized(result, tensor)
+        self.stored_names[index] = self.quantized(result, tensor)
 
     def put_stored(self, op: Op, result: str, place: int = 0) -> None:
         """Says what a result's elements are, as the file stores them."""
@@ -362,11 +381,17 @@ class SubgraphConversion:
         stored = zero_point.astype(np.int64).astype(dtype.numpy)
         return [self.to.constant(scale), self.to.constant(stored)], params.axis
 
+    def dequantized(self, stored: str, tensor: TFLiteTensor) -> str:
+        """Returns the real numbers of what is stored as a tensor says."""
+        params = self.quantization(tensor)
+        return stored if params is None else self._dequantized(stored, tensor, params)
+
     def _dequantized(self, stored: str, tensor: TFLiteTensor, params: TFLiteQuantization) -> str:
         operands, axis = self._params(tensor, params)
         return self.to.node("DequantizeLinear", [stored, *operands], label=tensor.name, axis=axis)
 
-    def _quantized(self, real: str, tensor: TFLiteTensor) -> str:
+    def quantized(self, real: str, tensor: TFLiteTensor) -> str:
+        """Returns real numbers as a tensor stores them."""
         params = self.quantization(tensor)
         if params is None:
             return real

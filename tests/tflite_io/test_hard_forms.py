@@ -267,16 +267,38 @@ def coupled_lstm(seed: int) -> Case:
     return _lstm("coupled_lstm", seed, (0,), major=bool(seed & 1), peepholes=bool(seed & 2))
 
 
-def _lstm(name: str, seed: int, missing: Sequence[int], *, major: bool, peepholes: bool) -> Case:
+def _lstm(
+    name: str, seed: int, missing: Sequence[int], *, major: bool, peepholes: bool,
+    clip: float = 0.0, act: int = 4,
+) -> Case:  # fmt: skip
     c = case(name, seed)
     shape = (4, 2) if major else (2, 4)
     x, gates = c.given(*shape, 3), _gates(c, missing, peepholes=peepholes)
     c.made(*shape, 5)
     c.op(
         "UNIDIRECTIONAL_SEQUENCE_LSTM", [x, *gates, *_states(c, 2), -1, -1, -1, -1],
-        "UnidirectionalSequenceLSTMOptions", FusedActivationFunction=4, TimeMajor=major,
+        "UnidirectionalSequenceLSTMOptions", FusedActivationFunction=act, TimeMajor=major,
+        CellClip=clip,
     )  # fmt: skip
     return c
+
+
+CLIPS = (0.2, 0.7, 1.0, 3.0, 4.0, 10.0)
+"""Cells of four steps reach some of them."""
+
+
+def clipped_lstm(seed: int) -> Case:
+    """Every Keras LSTM clips its cell, at 10: where that can bite and where it cannot."""
+    clip, act = CLIPS[seed % len(CLIPS)], (4, 4, 1)[seed // 6 % 3]
+    missing = (0,) if seed // 3 & 1 else ()
+    return _lstm(
+        "clipped_lstm", seed, missing, major=bool(seed & 1), peepholes=bool(seed // 2 & 1),
+        clip=clip, act=act,
+    )  # fmt: skip
+
+
+def clipped_bidirectional_lstm(seed: int) -> Case:
+    return bidirectional_lstm(seed, CLIPS[seed % len(CLIPS)])
 
 
 def _gates(c: Case, missing: Sequence[int], *, peepholes: bool) -> list[int]:
@@ -301,7 +323,7 @@ def _states(c: Case, count: int, batch: int = 2) -> list[int]:
     return states
 
 
-def bidirectional_lstm(seed: int) -> Case:
+def bidirectional_lstm(seed: int, clip: float = 0.0) -> Case:
     """Both directions joined, or an output each.
 
     With batches first LiteRT 2.3 computes garbage for all but the first, another each time.
@@ -317,7 +339,7 @@ def bidirectional_lstm(seed: int) -> Case:
     c.op(
         "BIDIRECTIONAL_SEQUENCE_LSTM", [x, *gates, *_states(c, 4, batch), *[-1] * 9],
         "BidirectionalSequenceLSTMOptions", FusedActivationFunction=4, TimeMajor=major,
-        MergeOutputs=merged,
+        MergeOutputs=merged, CellClip=clip,
     )  # fmt: skip
     return c
 
@@ -428,6 +450,78 @@ def test_forms(name: str, tmp_path: Path) -> None:
     for seed in range(4):
         # Loops and norms: some float32 roundings behind one another.
         agree(CASES[name](seed), tmp_path / f"{seed}.tflite", f"{name} {seed}", apart=1e-5)
+
+
+def test_clipped_cells(tmp_path: Path) -> None:
+    for seed in range(54):
+        agree(clipped_lstm(seed), tmp_path / "x.tflite", f"lstm {seed}", apart=1e-5)  # as above
+    for seed in range(12):
+        made = clipped_bidirectional_lstm(seed)
+        agree(made, tmp_path / "x.tflite", f"bidirectional {seed}", apart=1e-5)
+
+
+@pytest.mark.parametrize(("clip", "op_type"), [(10.0, "LSTM"), (3.0, "Scan")])
+def test_a_clip_that_cannot_bite_is_left_out(clip: float, op_type: str, tmp_path: Path) -> None:
+    c = _lstm("clip", 0, (), major=True, peepholes=False, clip=clip)
+    path = tmp_path / "x.tflite"
+    path.write_bytes(c.model.tobytes(c.inputs, c.outputs))
+    names = {node.op.name for node in qb.load(path).nodes}
+    assert ("LSTM" in names) == (op_type == "LSTM"), names
+
+
+def svdf(seed: int) -> Case:
+    """Ranks 1 and 2, with and without a bias and a Relu, floats and integers."""
+    c = case("svdf", seed, (FLOAT, "int8")[seed % 2])
+    rank, memory, units, size = 1 + seed // 2 % 2, (1, 3, 5)[seed % 3], 3, 4
+    features, batch = rank * units, 1 + seed // 4 % 2
+    biased, relu = bool(seed // 3 & 1), c.quantized or bool(seed & 4)
+    m = c.model
+    if c.quantized:
+        x = c.given(batch, size, scale=0.02, zero_point=int(c.rng.integers(-30, 30)))
+        codes = c.rng.integers(-127, 128, (features, size)).astype(np.int8)
+        w = m.constant("w", codes, 0.01)
+        codes = c.rng.integers(-32767, 32768, (features, memory)).astype(np.int16)
+        t = m.constant("t", codes, 2e-5)
+        kept = m.tensor("kept", (batch, features * memory), "int16", scale=0.0002, zero_point=0)
+        codes = c.rng.integers(-(10**8), 10**8, units).astype(np.int32)
+        b = m.constant("b", codes, np.float32(0.0002) * np.float32(2e-5))
+        c.made(batch, units, scale=0.01, zero_point=-128)
+    else:
+        x, w = c.given(batch, size), array(c, normal(c, features, size))
+        t, b = array(c, normal(c, features, memory)), array(c, normal(c, units))
+        kept = m.tensor("kept", (batch, features * memory), FLOAT)
+        c.made(batch, units)
+    m.tensors[kept].variable = True
+    c.op(
+        "SVDF", [x, w, t, b if biased else -1, kept], "SVDFOptions", Rank=rank,
+        FusedActivationFunction=int(relu),
+    )  # fmt: skip
+    return c
+
+
+def test_memories_of_features(tmp_path: Path) -> None:
+    """SVDF's state is fed back by hand here, and kept by LiteRT; integers may be a step apart."""
+    for seed in range(36):
+        c, path = svdf(seed), tmp_path / "x.tflite"
+        path.write_bytes(c.model.tobytes(c.inputs, c.outputs))
+        graph = qb.load(path)
+        assert list(graph.output_names) == ["y0", "kept:next"]
+        interpreter: Any = litert.Interpreter(str(path))
+        interpreter.allocate_tensors()
+        state = graph.inputs[1]
+        kept = np.zeros([int(n) for n in state.type.shape or ()], state.type.dtype.numpy)
+        for _ in range(4):
+            feed = c.feed()
+            interpreter.set_tensor(interpreter.get_input_details()[0]["index"], feed["x0"])
+            interpreter.invoke()
+            found = qb.evaluate(graph, {**feed, "kept": kept})
+            wanted = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+            if c.quantized:
+                off = np.abs(found["y0"].astype(int) - wanted.astype(int))
+                assert off.max() <= 1, (seed, off)
+            else:  # float32 sums in another order
+                np.testing.assert_allclose(found["y0"], wanted, rtol=1e-5, atol=1e-5)
+            kept = found["kept:next"]
 
 
 def test_detectors(tmp_path: Path) -> None:

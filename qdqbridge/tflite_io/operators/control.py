@@ -96,19 +96,7 @@ def _resource(c: SubgraphConversion, op: Op, tensor: TFLiteTensor) -> Resource:
     name = c.resources.get(op.inputs[0])
     if name is None:
         raise UnknownForm("its variable is not known")
-    found = c.state.resources.get(name)
-    if found is None:
-        shape = tensor.shape
-        if shape is None or -1 in shape:
-            raise UnknownForm("its variable's extents are open")
-        given = c.to.input(name, c.dtype(tensor), shape)
-        found = c.state.resources[name] = Resource(tensor, given, given)
-        c.note(
-            "state", op,
-            f"the variable '{name}' is an input, and its next value an output: feed the one with "
-            "the other" + _beginning(c, name),
-        )  # fmt: skip
-    return found
+    return c.kept(op, name, tensor, _beginning(c, name))
 
 
 ROWS: Mapping[str, Row] = {

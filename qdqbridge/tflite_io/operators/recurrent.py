@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from qdqbridge.onnx_io.assembly import Assembly
 from qdqbridge.tflite_io.conversion import Row, SubgraphConversion, UnknownForm
 from qdqbridge.tflite_io.schema import Op
 
@@ -78,31 +79,23 @@ def _lstm(
     clip, act = float(op.option("CellClip", 0.0)), _ACTIVATIONS[kind]
     if c.quantization(c.at(op, 2)) is not None:
         c.note("quantized-recurrence", op, f"{op.name} is quantized; it computes in float here")
-    if clip:  # ONNX clips what goes into gates
-        raise UnknownForm(f"it clips its cell state at {clip:g}")
     _zero_states(c, op, range(state, state + 2 * len(directions)))
     units = _units(c, op, 6)
     x = c.float_of(op.inputs[0])
     if not steps:
         x = c.to.node("Transpose", [x], perm=[1, 0, 2])
 
-    def joined(parts: Sequence[str]) -> str:
-        return parts[0] if len(parts) == 1 else c.to.node("Concat", list(parts), axis=0)
-
-    weight = joined([d.weight for d in directions])
-    recurrent = joined([d.recurrent for d in directions])
-    biases = [
-        c.to.node("Concat", [d.bias, c.to.constant(np.zeros((1, 4 * units), np.float32))], axis=1)
-        for d in directions
-    ]
-    operands = [x, weight, recurrent, joined(biases)]
-    if directions[0].peepholes:
-        operands += ["", "", "", joined([d.peepholes for d in directions])]
-    more = {"direction": "bidirectional"} if len(directions) == 2 else {}
-    result = c.to.node(
-        "LSTM", operands, label=c.label(op), hidden_size=units,
-        activations=["Sigmoid", act, act] * len(directions), **more,
-    )  # fmt: skip
+    if clip and not _within(c, op, clip, kind, steps=steps):
+        ways = [
+            c.to.node(
+                "Unsqueeze",
+                [_clipped(c, op, x, d, units, act, clip, backwards=bool(k)), c.longs([1])],
+            )
+            for k, d in enumerate(directions)
+        ]
+        result = _joined(c, ways, axis=1)
+    else:
+        result = _as_lstm(c, op, x, directions, units, act)
     result = c.to.node("Transpose", [result], perm=[0, 2, 1, 3] if steps else [2, 0, 1, 3])
     if len(directions) == 2 and not op.option("MergeOutputs", False):
         for place in range(2):
@@ -111,6 +104,114 @@ def _lstm(
         return
     target = c.longs([0, 0, units * len(directions)])
     c.put(op, c.to.node("Reshape", [result, target], label=c.label(op)))
+
+
+def _joined(c: SubgraphConversion, parts: Sequence[str], axis: int = 0) -> str:
+    return parts[0] if len(parts) == 1 else c.to.node("Concat", list(parts), axis=axis)
+
+
+def _as_lstm(
+    c: SubgraphConversion, op: Op, x: str, directions: Sequence[_Direction], units: int, act: str
+) -> str:
+    """Returns ONNX's LSTM: steps, directions, batch, units."""
+    nothing = c.to.constant(np.zeros((1, 4 * units), np.float32))
+    biases = [c.to.node("Concat", [d.bias, nothing], axis=1) for d in directions]
+    operands = [
+        x, _joined(c, [d.weight for d in directions]),
+        _joined(c, [d.recurrent for d in directions]), _joined(c, biases),
+    ]  # fmt: skip
+    if directions[0].peepholes:
+        operands += ["", "", "", _joined(c, [d.peepholes for d in directions])]
+    more = {"direction": "bidirectional"} if len(directions) == 2 else {}
+    return c.to.node(
+        "LSTM", operands, label=c.label(op), hidden_size=units,
+        activations=["Sigmoid", act, act] * len(directions), **more,
+    )  # fmt: skip
+
+
+def _within(c: SubgraphConversion, op: Op, clip: float, kind: int, *, steps: bool) -> bool:
+    """True where no cell can come to be clipped: each step adds at most what a Tanh gives.
+
+    ``c' = f·c + i·tanh``, and f and i are at most 1; where ``i = 1 - f`` it is a mean.
+    """
+    if _ACTIVATIONS[kind] != "Tanh":
+        return False
+    count = c.shape(op.inputs[0])[0 if steps else 1]
+    return 0 <= count <= clip or (clip >= 1 and not c.has(op, 1) and not c.has(op, 18))
+
+
+def _clipped(
+    c: SubgraphConversion, op: Op, x: str, d: _Direction, units: int, act: str, clip: float,
+    *, backwards: bool,
+) -> str:  # fmt: skip
+    """Returns steps, batch, units of an LSTM whose cell is clipped: ONNX clips the gates instead.
+
+    What the steps have in common is computed before them.
+    """
+    first = c.longs([0])
+    w, r = (
+        c.to.node("Transpose", [c.to.node("Squeeze", [m, first])], perm=[1, 0])
+        for m in (d.weight, d.recurrent)
+    )
+    pre = c.to.node("Add", [c.to.node("MatMul", [x, w]), d.bias])
+    looks: list[str] = []
+    if d.peepholes:
+        row = c.to.node("Squeeze", [d.peepholes, first])
+        looks = c.to.nodes("Split", [row], 3, axis=0, num_outputs=3)
+    bounds = [c.to.constant(np.float32(end)) for end in (-clip, clip)]
+
+    def step(to: Assembly, states: Sequence[str], part: str) -> tuple[Sequence[str], str]:
+        h, cell = states
+        whole = to.node("Add", [part, to.node("MatMul", [h, r])])
+        i, o, f, g = to.nodes("Split", [whole], 4, axis=-1, num_outputs=4)
+
+        def gate(number: str, place: int, seen: str) -> str:
+            if looks:
+                number = to.node("Add", [number, to.node("Mul", [seen, looks[place]])])
+            return to.node("Sigmoid", [number])
+
+        added = to.node("Mul", [gate(i, 0, cell), to.node(act, [g])])
+        kept = to.node("Mul", [gate(f, 2, cell), cell])
+        after = to.node("Clip", [to.node("Add", [kept, added]), *bounds])
+        made = to.node("Mul", [gate(o, 1, after), to.node(act, [after])])
+        return (made, after), made
+
+    batch = c.to.node("Shape", [x], start=1, end=2)
+    extents = c.to.node("Concat", [batch, c.longs([units])], axis=0)
+    zeros = c.to.node("Expand", [c.to.constant(np.float32(0)), extents])
+    return c.to.scan([zeros, zeros], pre, step, backwards=backwards, label=c.label(op))
+
+
+def svdf(c: SubgraphConversion, op: Op) -> None:
+    """SVDF (x, weights of features, weights of time, bias, state): a memory of M past features.
+
+    ``state' = [state without its oldest, feature(x)]``, ``y = sum over time and rank + bias``. The
+    state is an input of the graph and its next value an output. Of an integer one the state is
+    rounded to int16, as TFLite does, and nothing else before the result.
+    """
+    state, time = c.at(op, 4), c.at(op, 2)
+    features, memory = c.shape(time.index)
+    rank = int(op.option("Rank"))
+    if not state.variable or rank < 1 or features % rank:
+        raise UnknownForm("its state is no variable, or its rank does not divide its features")
+    if c.quantization(c.at(op, 1)) is not None and c.quantization(c.at(op, 0)) is None:
+        c.note("quantized-recurrence", op, f"{op.name} is quantized; it computes in float here")
+    kept = c.kept(op, state.name or f"{c.label(op)}:state", state, "; it begins with 0 everywhere")
+    weight = c.to.node("Transpose", [c.float_of(op.inputs[1])], perm=[1, 0])
+    feature = c.to.node("MatMul", [c.float_of(op.inputs[0]), weight])
+    last = c.longs([-1])
+    newest = c.to.node("Unsqueeze", [c.quantized(feature, state), last])
+    before = c.to.node("Reshape", [kept.stored, c.longs([0, features, memory])])
+    bounds = [c.longs([1]), c.longs([memory]), last]
+    now = c.to.node("Concat", [c.to.node("Slice", [before, *bounds]), newest], axis=-1)
+    kept.stored = c.to.node("Reshape", [now, c.longs([0, features * memory])])
+    seen = c.to.node("Mul", [c.dequantized(now, state), c.float_of(time.index)])
+    over = c.to.node("ReduceSum", [seen, last], keepdims=0)
+    ranks = c.to.node("Reshape", [over, c.longs([0, features // rank, rank])])
+    result = c.to.node("ReduceSum", [ranks, last], keepdims=0)
+    if c.has(op, 3):
+        result = c.to.node("Add", [result, c.float_of(op.inputs[3])])
+    c.put(op, c.activated(result, op, int(op.option("FusedActivationFunction"))))
 
 
 def _units(c: SubgraphConversion, op: Op, place: int) -> int:
@@ -156,6 +257,7 @@ def rnn(c: SubgraphConversion, op: Op) -> None:
 
 ROWS: Mapping[str, Row] = {
     "BIDIRECTIONAL_SEQUENCE_LSTM": bidirectional_lstm,
+    "SVDF": svdf,
     "UNIDIRECTIONAL_SEQUENCE_LSTM": lstm,
     "UNIDIRECTIONAL_SEQUENCE_RNN": rnn,
 }
