@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,68 @@ def asymmetric_channels(net: Net) -> str:
     return conv(net, weight=weight)
 
 
+TAILS = ("", "Relu", "Clip")
+BLOCKS: dict[str, tuple[set[str], Callable[[Net, str, str], str]]] = {
+    # rules that are broken, what is between the result of a product, a stored activation, and Q
+    "product": (set(), lambda n, c, d: c),
+    "stored skip": (set(), lambda n, c, d: n.op("Add", c, d)),
+    "stored skip first": (set(), lambda n, c, d: n.op("Add", d, c)),
+    "moved skip": (set(), lambda n, c, d: n.op("Add", c, n.op("Transpose", d, perm=[0, 1, 2, 3]))),
+    "bias": (set(), lambda n, c, d: n.op("Add", c, n.floats(4, 1, 1))),
+    "skip": ({"quantized-skip"}, lambda n, c, d: n.op("Add", c, "x")),
+    "skip first": ({"quantized-skip"}, lambda n, c, d: n.op("Add", "x", c)),
+    "two products": ({"quantized-skip"}, lambda n, c, d: n.op("Add", c, product_of(n, d))),
+    "silu": ({"quantized-operands"}, lambda n, c, d: n.op("Mul", c, n.op("Sigmoid", c))),
+    "sigmoid": ({"quantized-operands"}, lambda n, c, d: n.op("Sigmoid", c)),
+    "softmax": ({"quantized-operands"}, lambda n, c, d: n.op("Softmax", c, axis=1)),
+    "float add": ({"quantized-operands"}, lambda n, c, d: n.op("Add", d, "x")),
+    "stored sigmoid": (set(), lambda n, c, d: n.op("Sigmoid", n.fake(c, *STEP))),
+    "pool": (set(), lambda n, c, d: n.op("AveragePool", d, kernel_shape=[1, 1])),
+    "pool, sine": (
+        {"quantized-result", "quantized-operands"},
+        lambda n, c, d: n.op("Sin", n.op("AveragePool", d, kernel_shape=[1, 1])),
+    ),
+    "concat": (set(), lambda n, c, d: n.op("Concat", d, n.fake(c, *STEP), axis=1)),
+    "concat, two scales": (
+        {"one-scale-concat"},
+        lambda n, c, d: n.op("Concat", d, n.fake(c, 0.03, 0, S8), axis=1),
+    ),
+}
+STEP = (0.05, 0, S8)
+
+
+def product_of(net: Net, x: str) -> str:
+    """A Conv of stored numbers whose result is float."""
+    codes = net.constant(np.ones((4, 4, 1, 1), S8))
+    return net.op("Conv", x, net.dq(codes, np.full(4, 0.1), np.zeros(4), S8, axis=0))
+
+
+def block(net: Net, name: str, tail: str = "") -> str:
+    """A block of :data:`BLOCKS` behind a product, an activation and Q."""
+    stored = net.fake("x", *STEP)
+    result = BLOCKS[name][1](net, product_of(net, stored), stored)
+    if tail == "Clip":
+        result = clip(net, result, 0, 6)
+    elif tail:
+        result = net.op(tail, result)
+    return net.fake(result, *STEP)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_what_stays_float_in_tensorrt_is_told(name: str, tmp_path: Path) -> None:
+    """With and without activations behind it: 102 blocks."""
+    for tail in TAILS:
+        for last in ("", "Relu"):
+            build = partial(followed_block, name=name, tail=tail, last=last)
+            found = findings(build, tmp_path, "tensorrt")
+            assert rules(found) == BLOCKS[name][0], (name, tail)
+
+
+def followed_block(net: Net, name: str, tail: str, last: str) -> str:
+    result = block(net, name, tail)
+    return net.op(last, result) if last else result
+
+
 BROKEN: dict[str, tuple[str, str, Callable[[Net], str]]] = {
     # profile, rule, network
     "ort_float_operand": (
@@ -241,6 +304,10 @@ BROKEN: dict[str, tuple[str, str, Callable[[Net], str]]] = {
         lambda n: n.op("Conv", n.fake("x", *SYMMETRIC), n.floats(4, 4, 3, 3)),
     ),
     "tensorrt_residual": ("tensorrt", "no-q-before-residual-add", residual),
+    "tensorrt_skip": ("tensorrt", "quantized-skip", lambda n: block(n, "skip")),
+    "tensorrt_operands": ("tensorrt", "quantized-operands", lambda n: block(n, "silu")),
+    "tensorrt_result": ("tensorrt", "quantized-result", lambda n: block(n, "pool, sine")),
+    "tensorrt_concat": ("tensorrt", "one-scale-concat", lambda n: block(n, "concat, two scales")),
     "qnn_domain": ("qnn", "contrib-domain", sixteen_bits),
     "qnn_channels": ("qnn", "symmetric-per-channel", asymmetric_channels),
     "qnn_activation": ("qnn", "per-tensor-activations", per_channel_activation),
@@ -445,12 +512,13 @@ def test_every_rule_has_a_test() -> None:
     tested |= {("openvino", "blocks-of-terms"), ("tensorrt", "blocks-of-4-bits")}
     tested |= {("qnn", "no-blocks"), ("ort", "registered-operator")}
     missing = {(p.name, r.name) for p in PROFILES.values() for r in p.rules} - tested
-    # In test_profiles_ort*: against what onnxruntime does. Openvino's shared checks: above.
+    # In test_profiles_ort*, test_fused_groups: against onnxruntime. Openvino's shared ones: above.
     assert {rule for profile, rule in missing if profile == "ort"} == {
         "constant-scalar-parameters", "known-types", "no-dilations", "no-small-floats",
         "int8-past-movers", "zero-points-written", "float-bias-kept", "two-roundings",
         "clamped-float8", "refused-float8", "counted-padding", "resized-in-place",
-        "rounded-activation", "scales-of-run-time",
+        "rounded-activation", "scales-of-run-time", "unsaid-parameters", "bias-units",
+        "int32-past-movers",
     }  # fmt: skip
     assert {profile for profile, _ in missing} <= {"ort", "qnn", "qnn-v73", "openvino"}
 
