@@ -14,16 +14,19 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Node
 from qdqbridge.graph.numerics import dequantize, multiplier, quantize, requantize
 from qdqbridge.graph.operator import Array
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import QuantType, ValueType
+from qdqbridge.graph.types import QuantType, ValueType, static_shape
+from qdqbridge.graph.weights import geometry_of
 
 Lost: TypeAlias = "Callable[[Array, Array], Array]"
 """What simulated hardware adds to the exact sums of ``codes[..., M, K] @ w[..., K, N]``, for
 codes of unsigned bytes and stored signed weights."""
 _LOST: ContextVar[Lost | None] = ContextVar("lost", default=None)
-
+LIMIT = 1 << 31
+"""The first number beyond int32."""
 BIAS_MOVES = 2.0**-4
 """What rounding a bias to the accumulator may move a result by, before that is rounded, in LSB.
 
@@ -83,6 +86,51 @@ def lost_of_bytes(x: DType, w: DType) -> Lost | None:
 def accumulation_dtype(array: Array) -> Any:
     """Returns the dtype in which sums of plain values are formed: float64 for every float."""
     return array.dtype if array.dtype.kind in "iub" else np.float64
+
+
+def leaves_int32(node: Node) -> bool:
+    """True where a product of stored numbers has sums, its bias included, that int32 does not hold.
+
+    Integer engines add in 32 bits, and wrap: a large positive number becomes a large negative one.
+    Every term lies in an interval around zero, so that the sums of all lower and of all upper ends
+    bound every partial sum, in any order.
+    """
+    x, w = integer_params(node.operand(0).type), integer_params(node.operand(1).type)
+    weight, shape = node.operand(1).constant, static_shape(node.operand(1).type.shape)
+    geometry = geometry_of(node)
+    if x is None or w is None or shape is None or geometry is None or 0 in shape:
+        return False
+    bias = np.abs(_bias_codes(node, x, w))
+    reach = [_reach(params) for params in (x, w)]
+    if geometry.terms(shape) * reach[0] * reach[1] + bias.max(initial=0.0) < LIMIT:
+        return False
+    if weight is None or not x.per_tensor:
+        return True
+    rows = geometry.rows(centered(weight.numpy(), w).astype(np.int64))
+    zero = int(x.zero_point.reshape(()))
+    low, high = min(x.qmin - zero, 0), max(x.qmax - zero, 0)
+    up = np.maximum(rows * low, rows * high).sum(axis=1)
+    down = np.minimum(rows * low, rows * high).sum(axis=1)
+    return bool((np.maximum(up, -down) + bias).max(initial=0.0) >= LIMIT)
+
+
+def _reach(params: QuantParams) -> int:
+    ends = np.array([params.qmin, params.qmax], np.int64) - params.zero_point.reshape(-1, 1)
+    return int(np.abs(ends).max(initial=0))
+
+
+def _bias_codes(node: Node, x: QuantParams, w: QuantParams) -> Array:
+    """Returns a constant bias in units of ``scale x * scale w``, of a float one not rounded."""
+    bias = node.optional(2) if node.op.bias else None
+    if bias is None or bias.constant is None:
+        return np.zeros(1)
+    stored = bias.constant.numpy().reshape(-1).astype(np.float64)
+    if bias.quant is not None:
+        return stored
+    units = x.scale.astype(np.float64).reshape(-1)[:1] * w.scale.astype(np.float64).reshape(-1)
+    with np.errstate(all="ignore"):  # of scales that are no numbers nothing is known
+        codes = stored / (units if units.size in (1, stored.size) else units.min())
+    return np.nan_to_num(codes)
 
 
 def with_bias(

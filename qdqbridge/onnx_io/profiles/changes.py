@@ -22,7 +22,11 @@ _UNROUNDED = "float activations: only onnxruntime's MatMulNBits rounds them to 8
 
 _TOLD = {
     "rounded-activation": "onnxruntime rounds activations to 8 bits in blocks, unless its "
-    "optimizations are off; --profile ort writes what it computes as it is"
+    "optimizations are off; --profile ort writes what it computes as it is",
+    "unsaid-parameters": "onnxruntime's optimizations fuse what has no place for these scales; "
+    "--profile ort writes what it computes as it is",
+    "room-for-sums": "onnxruntime's kernels add in 32 bits, and wrap; --profile ort writes what it "
+    "computes as it is",
 }
 """What onnxruntime makes of files of other profiles, by its rule."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.profiles.file_view import (
@@ -15,7 +17,9 @@ from qdqbridge.onnx_io.profiles.file_view import (
     is_quantize,
 )
 from qdqbridge.onnx_io.profiles.finding import Check, Reason
+from qdqbridge.ops.accumulator import LIMIT
 
+Array = NDArray[Any]
 WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
@@ -146,6 +150,61 @@ def bias_ratio(x: FileEncoding, w: FileEncoding, bias: FileEncoding) -> float | 
     with np.errstate(all="ignore"):
         ratio = sb / (sx * sw)
         return float(ratio[np.argmax(np.abs(ratio - 1))])
+
+
+def sums_leave_int32(view: FileView, node: FileNode, bias: str) -> bool:
+    """Returns whether the sums of a product of stored numbers may be more than int32 holds.
+
+    Args:
+        view: The file.
+        node: A Conv, Gemm or MatMul.
+        bias: The tensor that is added, empty where there is none.
+    """
+    x, w = view.dequantized(node.input(0)), view.dequantized(node.input(1))
+    if x is None or w is None or x.dtype is None or w.dtype is None or x.scale is None:
+        return False
+    shape = view.shape(w.node.input(0)) or ()
+    if w.scale is None or len(shape) < 2 or not all(isinstance(e, int) and e for e in shape):
+        return False
+    if not (x.dtype.is_integer and w.dtype.is_integer and x.per_tensor):
+        return False
+    sizes = [int(extent) for extent in shape]
+    rows = node.op == "Conv" or bool(node.attributes.get("transB", 0))
+    terms = int(np.prod(sizes[1:])) if rows else sizes[-2]
+    low, high = (end - x.zero() for end in (x.dtype.qmin, x.dtype.qmax))
+    added = np.abs(_as_sums(view, bias, x.scale, w.scale))
+    reach = max(abs(low), abs(high)) * (w.dtype.qmax - w.dtype.qmin)
+    codes = view.constant(w.node.input(0))
+    if terms * reach + added.max(initial=0.0) < LIMIT:
+        return False
+    if codes is None or w.block_size or (not rows and len(sizes) > 2):
+        return True
+    zero = np.zeros(1) if w.zero_point is None else w.zero_point.astype(np.float64)
+    along = [-1 if axis == w.axis % len(sizes) else 1 for axis in range(len(sizes))]
+    centred = codes.astype(np.float64) - (
+        zero.reshape(along) if zero.size > 1 else zero.reshape(())
+    )
+    weights = (centred if rows else centred.T).reshape(-1, terms)
+    ends = np.stack([weights * min(low, 0), weights * max(high, 0)])
+    largest = np.maximum(ends.max(axis=0).sum(axis=1), -ends.min(axis=0).sum(axis=1))
+    added = added if added.size in (1, largest.size) else added.max(initial=0.0)
+    return bool((largest + added).max(initial=0.0) >= LIMIT)
+
+
+def _as_sums(view: FileView, bias: str, x_scale: Array, w_scale: Array) -> Array:
+    """Returns a constant bias as the integers that are added to sums of products."""
+    if not bias:
+        return np.zeros(1)
+    found = view.dequantized(bias)
+    stored = view.constant(bias if found is None else found.node.input(0))
+    if stored is None:
+        return np.zeros(1)
+    codes = stored.astype(np.float64).reshape(-1)
+    if found is not None:
+        return codes
+    units = x_scale.astype(np.float64).reshape(-1)[:1] * w_scale.astype(np.float64).reshape(-1)
+    with np.errstate(all="ignore"):  # of scales that are no numbers nothing is known
+        return np.nan_to_num(codes / (units if units.size in (1, codes.size) else units.min()))
 
 
 def has_products(view: FileView) -> bool:

@@ -41,14 +41,19 @@ from qdqbridge.onnx_io.writer.rows import (
 from qdqbridge.onnx_io.writer.sheet import NodeRow, output_type, plain_type
 from qdqbridge.onnx_io.writer.simulated import simulated_row
 from qdqbridge.onnx_io.writer.skip_norms import skip_norm_row, skip_norms
+from qdqbridge.onnx_io.writer.unfused import (
+    hidden,
+    hides_dequantize,
+    unfused,
+    unfused_operand,
+    unfused_result,
+)
 from qdqbridge.onnx_io.writer.variants import (
     add_behind,
     adds_behind,
     dense_rows,
     file_variant,
     is_product_of_rows,
-    unfused,
-    unfused_bits,
 )
 from qdqbridge.ops.attributes import GemmAttrs
 from qdqbridge.ops.cast import CAST
@@ -241,7 +246,8 @@ class NodeWriter(RowWriter):
             quantized: Any operand or result of the node is quantized.
         """
         if index == _BIAS and node.op.flow is Flow.ACCUMULATE:
-            return self.bias(value, dtype)
+            real = self.bias(value, dtype)
+            return unfused_operand(self, node, value, real, TensorType(dtype, value.type.shape))
         unsafe = index == 1 and (_has_shifted_weight(node) or _scales_laid_otherwise(node, value))
         if self.options.convolvable and unsafe:
             return self.folded(value, dtype)
@@ -253,12 +259,14 @@ class NodeWriter(RowWriter):
         real = self.real(value, dtype)
         if index == 1 and _is_matrix_of_columns(node, value):
             return unfused(self, node, real, TensorType(dtype, value.type.shape))
-        return unfused_bits(self, node, value, real, TensorType(dtype, value.type.shape))
+        return unfused_operand(self, node, value, real, TensorType(dtype, value.type.shape))
 
     def _convert(self, node: Node) -> None:
         source, result = node.operand(0), node.output
         if source.quant is None:
             tensor, dtype = self._widened(self.stored(source), source, result)
+            type_ = TensorType(dtype, source.type.shape)
+            tensor = unfused_result(self, source.producer, result.quant, tensor, type_)
             self.quantize(tensor, dtype, result, node)
         elif result.quant is None:
             target = self.tensors.of(result)
@@ -272,8 +280,15 @@ class NodeWriter(RowWriter):
                 type_ = TensorType(result.type.dtype, result.type.shape)
                 self.row("Identity", [self.folded(source, type_.dtype)], target, type_, node=node)
             else:
-                tensor = self.stored(source)
-                self.dequantize(tensor, source.quant, target, result.type.dtype, node)
+                tensor, type_ = (
+                    self.stored(source),
+                    TensorType(result.type.dtype, result.type.shape),
+                )
+                kept = hides_dequantize(self, source, result)
+                real = self.free.take(f"{target}_unfused") if kept else target
+                self.dequantize(tensor, source.quant, real, result.type.dtype, node)
+                if kept:
+                    hidden(self, real, type_, target)
         else:
             dtype = source.quant.params.expressed_dtype
             tensor = self.real(source, dtype)
@@ -311,6 +326,8 @@ class NodeWriter(RowWriter):
             self.kept_real.add(value)
             return
         dtype, clamp = real_dtype(node), not _implied(node, value)
+        type_ = TensorType(dtype, value.type.shape)
+        target = unfused_result(self, node, value.quant, target, type_)
         fuses = node.op.flow in _INTEGER_KERNELS
         own = value.quant.params.expressed_dtype
         if self.options.guarded and node.op.flow is Flow.AVERAGE:
@@ -407,18 +424,24 @@ def _implied(node: Node, value: Value) -> bool:
 def _moving_stored(nodes: Sequence[Node], outputs: set[Value]) -> set[Node]:
     """Returns the data movement that is written of stored integers, not between a DQ and a Q.
 
-    No Q gives these integers (int32), and an output of the graph is what they are moved to.
+    No Q gives these integers (int32), and either an output of the graph is what they are moved to,
+    or they come from an input: behind a DQ of these other rounding may be pushed past, and
+    onnxruntime's optimizations push a Q of int32 there, which it refuses.
     """
     stored: set[Value] = set()
     able: set[Node] = set()
+    found: set[Node] = set()
     for node in nodes:
         values = [v for v in (*node.inputs, *node.outputs) if v is not None and v.quant is not None]
-        if node.op.flow is not Flow.MOVE or any(_takes_q(value) for value in values):
+        if node.op.flow is not Flow.MOVE or any(_takes_q(value) for value in values) or not values:
             continue
         if all(_is_stored(v) or v in stored for v in node.inputs if v is not None):
             able.add(node)
             stored.update(node.outputs)
-    found: set[Node] = set()
+            first = node.operand(0)
+            runs = first.producer in found or (_is_stored(first) and not first.is_constant)
+            if runs and first.quant is not None:
+                found.add(node)
     wanted = set(outputs)
     for node in reversed(nodes):
         if node in able and wanted & set(node.outputs) and node.output.quant is not None:

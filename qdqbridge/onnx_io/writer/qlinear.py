@@ -22,6 +22,7 @@ from qdqbridge.onnx_io.codecs import encode
 from qdqbridge.onnx_io.writer.clamps import clip_stored
 from qdqbridge.onnx_io.writer.names import stem
 from qdqbridge.onnx_io.writer.rows import RowWriter
+from qdqbridge.ops.accumulator import leaves_int32
 from qdqbridge.ops.convolution import CONV
 from qdqbridge.ops.elementwise import ADD, CONCAT, MUL, WHERE
 from qdqbridge.ops.matmul import DENSE, MATMUL
@@ -62,6 +63,8 @@ def qlinear_row(writer: RowWriter, node: Node) -> bool:
     if result.quant is None or not _plain(result):
         return False
     if any(v is not None and v.producer is not None and _wide(v) for v in node.inputs):
+        return False
+    if node.op in (CONV, DENSE, MATMUL) and leaves_int32(node):
         return False
     form = _FORMS[node.op](writer, node)
     if form is None:

@@ -17,6 +17,7 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
 from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.onnx_io.writer.packed import packed_row
 from qdqbridge.onnx_io.writer.rows import RowWriter, is_quantized, real_dtype
+from qdqbridge.onnx_io.writer.unfused import unfused, unfused_operand
 from qdqbridge.ops.attributes import GemmAttrs, ReduceAttrs, ReshapeAttrs
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.matmul import GEMM
@@ -29,7 +30,6 @@ ROWS = "Gemm(transB=1)"
 _SEQUENCE = ReduceAttrs((2,))
 _ROWS = GemmAttrs(trans_b=True)
 _SWAPPED = (1, 0)
-_BYTE, _PAIR = 8, 2
 
 
 def file_variant(node: Node) -> tuple[str, Attributes]:
@@ -149,7 +149,7 @@ def _weight(writer: RowWriter, node: Node, *, gemm: bool) -> tuple[str, bool]:
         w = _as_floats(writer, w, dtype)
     if gemm and not columns:
         real = writer.real(w, dtype)
-        return unfused_bits(writer, node, w, real, TensorType(dtype, w.type.shape)), False
+        return unfused_operand(writer, node, w, real, TensorType(dtype, w.type.shape)), False
     if w.constant is None:
         real = writer.real(w, dtype)
         type_ = TensorType(dtype, permuted_shape(w.type.shape, _SWAPPED))
@@ -164,57 +164,6 @@ def _weight(writer: RowWriter, node: Node, *, gemm: bool) -> tuple[str, bool]:
     target = writer.free.take(f"{stored}_DequantizeLinear_Output")
     real = writer.dequantize(stored, type_, target, dtype)
     return unfused(writer, node, real, TensorType(dtype, shape)), True
-
-
-def unfused(writer: RowWriter, node: Node, weight: str, type_: TensorType) -> str:
-    """Returns a dequantized matrix ``[K, N]`` so that onnxruntime makes no MatMulNBits of it.
-
-    onnxruntime's optimizations (1.32) make one of every MatMul, and of every Gemm by a matrix
-    ``[K, N]``, whose weight a DequantizeLinear gives and whose activation is not of 8 bits. It
-    rounds the activation to 8 bits: of 16-bit results some hundred steps are lost. A Reshape in
-    between, to the shape that there is, stays, and hides the DequantizeLinear.
-
-    Args:
-        writer: Where rows go.
-        node: What multiplies.
-        weight: The dequantized matrix.
-        type_: Its type.
-    """
-    x, w = node.operand(0).quant, node.operand(1).quant
-    stored = None if w is None else w.params.storage_dtype
-    if not writer.options.packed or (x is not None and x.params.storage_dtype.bits == _BYTE):
-        return unfused_bits(writer, node, node.operand(1), weight, type_)
-    if stored is None or stored.is_float or stored.bits > _BYTE:
-        return weight
-    return _hidden(writer, weight, type_)
-
-
-def unfused_bits(
-    writer: RowWriter, node: Node, constant: Value, real: str, type_: TensorType
-) -> str:
-    """Returns a dequantized constant so that onnxruntime loads the file where it has 2 bits.
-
-    Where all else of a Conv or MatMul has 8 bits, onnxruntime's optimizations (1.32) put the stored
-    constant into QLinearConv or QLinearMatMul, which take none of 2 bits: the file is refused.
-
-    Args:
-        writer: Where rows go.
-        node: What reads it.
-        constant: What is stored.
-        real: The dequantized tensor.
-        type_: Its type.
-    """
-    stored = None if constant.quant is None else constant.quant.params.storage_dtype
-    if not writer.options.packed or constant.constant is None or stored is None:
-        return real
-    stored_beside = any(v.quant is not None for _, v in node.data_operands() if not v.is_constant)
-    return _hidden(writer, real, type_) if stored.bits == _PAIR and stored_beside else real
-
-
-def _hidden(writer: RowWriter, real: str, type_: TensorType) -> str:
-    """Adds a Reshape that changes nothing, behind which no DequantizeLinear is found."""
-    shape = writer.array(np.array(type_.shape, np.int64), f"{real}_shape")
-    return writer.row("Reshape", [real, shape], writer.free.take(f"{real}_kept"), type_)
 
 
 def _scales_laid_otherwise(w: Value) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from qdqbridge.canonical import canonicalize
 from qdqbridge.canonical.driver import run
 from qdqbridge.canonical.rule import Rule
-from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.errors import UnsupportedModelError, UnsupportedTargetError
 from qdqbridge.graph.atomic_write import placed
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.copying import copied
@@ -118,7 +118,15 @@ def converted(graph: Graph, *, layout: str = "model", npu: bool = False) -> TFLi
 def _settled(made: TFLiteModel, *, npu: bool, alone: bool = False) -> TFLiteModel | None:
     """Returns what says the graph that reading it gives; None where that goes round in circles."""
     for _ in range(_ROUNDS):
-        again = _read_back(made.model)
+        try:
+            again = _read_back(made.model)
+        except UnsupportedModelError as error:  # its own name is that of a scratch file
+            raise UnsupportedTargetError(
+                "TFLite cannot take this graph",
+                where=f"profile 'tflite'{f', {made.graph.name}' if made.graph.name else ''}",
+                why=error.why,
+                fix="replace these operators, or cut the model before them",
+            ) from error
         if again.digest == made.digest:
             return made
         made = replace(_emitted(_legal(again, npu=npu), alone=alone), notes=made.notes)

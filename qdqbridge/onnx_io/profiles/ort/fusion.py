@@ -21,7 +21,7 @@ from qdqbridge.onnx_io.profiles.file_view import (
 from qdqbridge.onnx_io.profiles.shared_rules import active_ends, clamp_bounds
 
 _PROPAGATES = {
-    "MaxPool": (12,),
+    "MaxPool": (12, 22),
     "Reshape": (5, 13, 14, 19, 21, 23, 24, 25),
     "Transpose": (1, 13, 21, 23, 24, 25),
     "Squeeze": (1, 11, 13, 21, 23, 24, 25),
@@ -203,7 +203,8 @@ def bias_add(view: FileView, node: FileNode) -> FileNode | None:
         return None
     add, index = readers[0]
     bias = add.input(1 - index)
-    if add.op != "Add" or not view.is_folded(bias) or view.rank(bias) != 1:
+    known = view.is_folded(bias) or (view.dequantized(bias) and view.is_constant(bias))
+    if add.op != "Add" or not known or view.rank(bias) != 1:
         return None
     return add if view.rank(node.input(1)) in (2, None) else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from qdqbridge.onnx_io.profiles.ort.fusion import (
     source,
     target,
 )
-from qdqbridge.onnx_io.profiles.shared_rules import bias_ratio
+from qdqbridge.onnx_io.profiles.shared_rules import bias_ratio, sums_leave_int32
 from qdqbridge.ops.accumulator import BIAS_MOVES
 from qdqbridge.ops.packed_products import OWN_ORDER, PackedProduct
 from qdqbridge.ops.windows import reaching
@@ -46,6 +46,8 @@ _DOMAINS = frozenset(
 )
 _EIGHT = (DType.INT8, DType.UINT8)
 _BYTE, _NIBBLE, _MATRIX = 8, 4, 2
+_UNTAKEN_BITS = (2, 32)
+_UNSAID = {"AveragePool": Effect.REFUSED}
 _PACKED_PRODUCT = "com.microsoft::MatMulNBits"
 
 
@@ -133,7 +135,15 @@ def _types(view: FileView, node: FileNode) -> Reason | None:
     wide = [(name, dtype) for name, dtype in found if dtype not in _EIGHT]
     if wide:
         listed = ", ".join(f"'{name}' is {dtype}" for name, dtype in wide)
-        return Reason(f"integer kernels take 8 bits: {listed}", tuple(name for name, _ in wide))
+        weight = node.op in _ACCUMULATES and wide == found[1:2]
+        refused = weight and wide[0][1].bits in _UNTAKEN_BITS and wide[0][1].is_integer
+        gemm = node.op == "Gemm" or bias_add(view, node) is not None
+        refused = refused and (gemm or target(view, node.output).encoding is not None)
+        refused = refused and not any(
+            check(view, node) for check in (_operands, _bias, _zero_points)
+        )
+        return Reason(f"integer kernels take 8 bits: {listed}", tuple(name for name, _ in wide),
+                      effect=Effect.REFUSED if refused else None)  # fmt: skip
     activations = [pair for i, pair in enumerate(found) if i != 1 or node.op not in _ACCUMULATES]
     if len({dtype for _, dtype in activations}) > 1:
         listed = ", ".join(f"'{name}' {dtype}" for name, dtype in activations)
@@ -160,11 +170,73 @@ def _parameters(view: FileView, node: FileNode) -> Reason | None:
             continue
         if found.scale.dtype != np.float32 and node.op != "Concat":
             return Reason(f"the scale of '{name}' is {found.scale.dtype}", (name,))
+        if _fused_unasked(view, node):
+            continue
         if found.block_size and weight:
             return Reason(f"'{name}' is quantized in blocks of {found.block_size}", (name,))
         if not found.per_tensor and not weight:
             return Reason(f"'{name}' is quantized per channel ({found.scale.size} scales)", (name,))
     return None
+
+
+def _fused_unasked(view: FileView, node: FileNode) -> bool:
+    """True for what becomes an integer kernel whatever its scales are along."""
+    if node.op not in _UNARY | _ACCUMULATES | {"Where"} or _operands(view, node):
+        return False
+    if _result(view, node) or _types(view, node) or _bias(view, node):
+        return False
+    gemm = node.op == "Gemm" or bias_add(view, node) is not None
+    if gemm:  # QGemm is not given what is not per tensor, but for its second operand
+        found = list(_encodings(view, node))
+        return all(encoding.per_tensor for _, encoding, _ in (*found[:1], *found[2:]))
+    return node.op != "MatMul" or target(view, node.output).encoding is None
+
+
+def _unsaid(view: FileView, node: FileNode) -> Reason | None:
+    """Looks for parameters that the kernel has no place for."""
+    if not _has_kernel(view, node) or not _fused_unasked(view, node):
+        return None
+    for index, (name, found, _) in enumerate(_encodings(view, node)):
+        if found.scale is None or found.per_tensor:
+            continue
+        weight = node.op in _ACCUMULATES and index == 1
+        if not weight or found.block_size:
+            kind = f"in blocks of {found.block_size}" if found.block_size else "per channel"
+            return Reason(f"'{name}' is quantized {kind} ({found.scale.size} scales)", (name,),
+                          effect=_UNSAID.get(node.op))  # fmt: skip
+        axis, wanted = _axis_at(view, name, found), _results(view, node)
+        if axis is not None and axis != wanted:
+            side = "and is no matrix" if wanted is None else f"not {wanted}"
+            return Reason(f"the weight '{name}' has scales along axis {axis}, {side}", (name,))
+    return None
+
+
+def _axis_at(view: FileView, tensor: str, found: FileEncoding) -> int | None:
+    """Returns the axis of a tensor along which its scales are, behind the Transposes between."""
+    rank = view.rank(tensor)
+    if rank is None:
+        return None
+    orders: list[Sequence[int]] = []
+    while tensor != found.node.output:
+        node = view.producer(tensor)
+        if node is None or node.op != "Transpose":
+            return None
+        orders.append(list(node.attributes.get("perm", range(rank)[::-1])))
+        tensor = node.input(0)
+    axis = found.axis % rank
+    for order in reversed(orders):
+        axis = order.index(axis)
+    return axis
+
+
+def _results(view: FileView, node: FileNode) -> int | None:
+    """Returns the axis of a product's second operand along which its results are."""
+    if node.op == "Conv":
+        return 0
+    rank = view.rank(node.input(1))
+    if rank != _MATRIX:
+        return None
+    return 0 if node.attributes.get("transB", 0) else 1
 
 
 def _bias(view: FileView, node: FileNode) -> Reason | None:
@@ -261,14 +333,48 @@ def _clash(view: FileView, node: FileNode) -> Reason | None:
                 f"MatMul and Add '{fused.name}' become a Gemm behind a Reshape, and the int8 pair "
                 f"before '{node.input(0)}' is pushed past that", (node.input(0),),
             )  # fmt: skip
-    for name in node.inputs[:1]:
+    behind = target(view, node.output).encoding if node.outputs[:1] != ("",) else None
+    passed = node.op in COPIES and (propagates(view, node) or behind is not None)
+    for name in (*(() if passed else node.inputs[:1]), *view.outputs.intersection(node.outputs)):
         found_source = source(view, name)
-        if found_source is None or not found_source.moved or node.op in COPIES:
+        if found_source is None or not found_source.moved:
             continue
         encoding = found_source.encoding
-        if encoding.dtype is DType.INT8 and found_source.dtype is DType.UINT8:
+        leaves = name in view.outputs and not view.consumers(name)
+        dtype = on_x86(encoding, 1) if leaves else found_source.dtype
+        if encoding.dtype is DType.INT8 and dtype is DType.UINT8:
             return Reason(f"the int8 pair before '{name}' is pushed past data movement", (name,))
     return None
+
+
+def _wide_clash(view: FileView, node: FileNode) -> Reason | None:
+    """No QuantizeLinear gives int32, and past data movement there is one for each DQ."""
+    if not propagates(view, node) or node.op == "MaxPool":
+        return None
+    found = _dequantized_before(view, node.input(0))
+    if found is None or found.dtype is not DType.INT32:
+        return None
+    running = found.per_tensor and not view.is_constant(node.input(0))
+    if not running and node.op != "Transpose":  # by which any is passed
+        return None
+    readers = [reader for reader, _ in view.consumers(node.output)]
+    ends = node.output in view.outputs or not readers
+    if not ends and all(propagates(view, reader) or _one_scale(view, reader) for reader in readers):
+        return None
+    name = node.input(0)
+    return Reason(f"the int32 DequantizeLinear before '{name}' is pushed past {node.op}", (name,))
+
+
+def _one_scale(view: FileView, node: FileNode) -> bool:
+    return is_quantize(node) and view.encoding(node).per_tensor
+
+
+def _dequantized_before(view: FileView, tensor: str) -> FileEncoding | None:
+    """Returns the DQ before a tensor, past data movement of all kinds of scales."""
+    node = view.producer(tensor)
+    while node is not None and propagates(view, node):
+        node = view.producer(node.input(0))
+    return view.encoding(node) if node is not None and is_dequantize(node) else None
 
 
 def _known(view: FileView, node: FileNode) -> Reason | None:
@@ -345,7 +451,7 @@ def _rounded_activation(view: FileView, node: FileNode) -> Reason | None:
     w = view.dequantized(node.input(1) if turned is None else turned.input(0))
     if w is None or w.dtype is None or not view.is_constant(w.node.input(0)):
         return None
-    if x is not None and x.dtype in _EIGHT:
+    if x is not None and x.dtype in _EIGHT and (x.per_tensor or x.scale is None):
         return None
     shape, alone = view.shape(w.node.input(0)), len(view.consumers(w.node.output)) == 1
     small = not w.dtype.is_float and w.dtype.bits <= _BYTE
@@ -409,6 +515,55 @@ def _float_bias(view: FileView, node: FileNode) -> Reason | None:
                   (name,))  # fmt: skip
 
 
+def _bias_units(view: FileView, node: FileNode) -> Reason | None:
+    """An int32 bias is added as it is: the scales are compared to one percent, a Gemm's never."""
+    name = node.input(2) if node.op in ("Conv", "Gemm") else _added(view, node)
+    bias = view.dequantized(name)
+    x, w = source(view, node.input(0)), source(view, node.input(1))
+    if bias is None or x is None or w is None or bias.dtype is not DType.INT32:
+        return None
+    checks = (_operands, _types, _parameters, _bias, *((_result,) if node.op == "Conv" else ()))
+    if any(check(view, node) for check in checks):
+        return None
+    codes, y = view.constant(bias.node.input(0)), target(view, result_of(view, node)).encoding
+    scales = [x.encoding.scale, w.encoding.scale, bias.scale, None if y is None else y.scale]
+    if codes is None or any(scale is None for scale in scales[:3]):
+        return None
+    sx, sw, sb = (np.asarray(scale, np.float64).reshape(-1) for scale in scales[:3])
+    if sx.size != 1 or not {sw.size, sb.size} <= {1, codes.size}:
+        return None
+    units = sx * sw
+    step = units if scales[3] is None else np.asarray(scales[3], np.float64).reshape(-1)[:1]
+    off = codes.reshape(-1).astype(np.float64) * (sb - units) / step
+    moved = float(np.abs(off).max(initial=0.0))
+    if moved <= BIAS_MOVES:
+        return None
+    return Reason(f"the bias '{name}' is taken as one of scale x * scale w, which moves the result "
+                  f"by {moved:.3g} LSB", (name,))  # fmt: skip
+
+
+def _room(view: FileView, node: FileNode) -> Reason | None:
+    """The kernels add in 32 bits, and wrap."""
+    if node.op not in _ACCUMULATES or not _fused(view, node):
+        return None
+    name = node.input(2) if node.op in ("Conv", "Gemm") else _added(view, node)
+    if not sums_leave_int32(view, node, name):
+        return None
+    text = f"with the bias '{name}' its" if name else "its"
+    return Reason(f"{text} sums are more than 32 bits hold", (name or node.input(1),))
+
+
+def _fused(view: FileView, node: FileNode) -> bool:
+    checks = (_operands, _types, *((_result,) if node.op == "Conv" else ()))
+    return not any(check(view, node) for check in checks)
+
+
+def _added(view: FileView, node: FileNode) -> str:
+    """Returns the bias that an Add behind a MatMul adds, empty where there is none."""
+    add = bias_add(view, node)
+    return "" if add is None else add.input(1 - add.inputs.index(node.output))
+
+
 def _two_roundings(view: FileView, node: FileNode) -> Reason | None:
     """Q, DQ, Q, DQ become one Q and DQ of another scale (double_qdq_pairs_remover.cc)."""
     between = view.dequantized(node.input(0)) if is_quantize(node) else None
@@ -465,6 +620,22 @@ ROUNDED_ACTIVATION = Demand(
     Effect.OTHER, "put a Reshape behind the DequantizeLinear, or run with the option "
     "session.qdq_matmulnbits_accuracy_level = 0",
 )  # fmt: skip
+ROOM_FOR_SUMS = Demand(
+    "room-for-sums",
+    "8-bit Conv, Gemm, MatMul",
+    _room,
+    "measured on 1.32: the sign turns round",
+    Effect.OTHER,
+    "scale the weights of that channel up; or export, which keeps it in float",
+)
+UNSAID_PARAMETERS = Demand(
+    "unsaid-parameters", "8-bit products, AveragePools, Sigmoid, LeakyRelu, Softmax, Where",
+    _unsaid, "measured on 1.32: other numbers, or an error in the run", Effect.OTHER,
+    "use one scale per activation, and scales of weights along the results; or export, which "
+    "keeps the operator in float",
+)  # fmt: skip
+ROUNDED_AND_FUSED = (ROUNDED_ACTIVATION, UNSAID_PARAMETERS, ROOM_FOR_SUMS)
+"""What is to be told of files of other profiles."""
 RULES: tuple[Demand, ...] = (
     Demand(
         "integer-kernel", "float compute between DQ and Q", _between(_kernel),
@@ -506,6 +677,8 @@ RULES: tuple[Demand, ...] = (
         "onnxruntime upsample.cc; measured on 1.32", Effect.OTHER, "scale by 1, or by more",
     ),
     ROUNDED_ACTIVATION,
+    UNSAID_PARAMETERS,
+    ROOM_FOR_SUMS,
     Demand(
         "scales-of-run-time", "MatMulNBits with accuracy_level 4", _scales_of_run_time,
         "onnxruntime matmul_nbits.cc; measured on 1.32: 0 for a product, or zero points left out",
@@ -521,6 +694,11 @@ RULES: tuple[Demand, ...] = (
         Effect.REFUSED, "quantize behind data movement as well, or declare an opset below 21",
     ),
     Demand(
+        "int32-past-movers", "Reshape, Transpose, Squeeze, Unsqueeze, Slice", _wide_clash,
+        "onnxruntime qdq_propagation.cc; measured on 1.32: 'Type Error'", Effect.REFUSED,
+        "dequantize behind the data movement, as an export does",
+    ),
+    Demand(
         "rank-0-parameters", "Add, Mul, Concat, Where, unary operators", _between(_scalars),
         "onnxruntime up to 1.31: 'Scale and Zero-point must be a scalar'", Effect.REFUSED,
         "reshape scale and zero point to rank 0",
@@ -529,6 +707,11 @@ RULES: tuple[Demand, ...] = (
         "float-bias-kept", "Conv, ConvTranspose, Gemm", _float_bias,
         "onnxruntime weight_bias_quantization.cc; measured on 1.32", Effect.OTHER,
         "add the bias behind the operator, or run without graph optimizations",
+    ),
+    Demand(
+        "bias-units", "Conv, Gemm, MatMul + Add", _bias_units,
+        "onnxruntime qdq_selectors.cc; measured on 1.32", Effect.OTHER,
+        "give the bias scale x * scale w",
     ),
     Demand(
         "clamped-float8", "Relu in front of Q", _clamped_float8("Relu"),

@@ -1,5 +1,7 @@
 """Weights and biases of products as TFLite wants them: around zero, of integers, or all float."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +13,8 @@ from qdqbridge.graph.graph import Node, Note, Value
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import TensorType
+from qdqbridge.graph.weights import geometry_of
+from qdqbridge.ops.accumulator import centered
 from qdqbridge.ops.build import (
     constant,
     dequantized,
@@ -22,25 +26,58 @@ from qdqbridge.tflite_io.writer.rows.kernels import activation, product
 
 @rule("symmetric-weight", "Conv", "ConvTranspose", "Dense")
 def symmetric_weight(node: Node, scope: Scope) -> Proposal:
-    """``Conv(x, w) -> Conv(x, w')`` with zero point 0, its scale widened to hold every weight."""
+    """``Conv(x, w) -> Conv(x, w')`` with zero point 0: the same numbers where int8 holds them.
+
+    Each channel has a scale of its own as soon as one of them does not fit and is widened.
+    """
     del scope
     x, weight, bias = node.operand(0), node.operand(1), node.optional(2)
+    geometry = geometry_of(node)
     if weight.quant is None or weight.constant is None or weight.quant.params.symmetric:
         return None
-    if not activation(x) or x.quant is None or weight.quant.params.blocked:
+    if not activation(x) or x.quant is None or weight.quant.params.blocked or geometry is None:
         return None
-    old = weight.quant.params
-    real = dequantize(weight.constant.numpy(), old)
-    axes = tuple(a for a in range(real.ndim) if a != old.axis)
-    largest = np.abs(real).max(axis=axes, initial=0.0)
-    scale = np.where(largest > 0, largest / np.float32(127), old.scale).astype(np.float32)
-    params = QuantParams(DType.INT8, scale, np.zeros_like(scale, np.int32), old.axis)
-    data = Constant.of(quantize(real, params))
+    old, stored = weight.quant.params, weight.constant.numpy()
+    if old.axis not in (None, geometry.axis) or not stored.size:
+        return None
+    params, data, rounded = _around_zero(stored, old, geometry.axis)
     new_bias = _bias_for(node, bias, x.quant.params, params)
     operands = [x, constant(data, params, weight.name), *([new_bias] if bias is not None else [])]
-    reason = "TFLite's weights have zero point 0; its weights are rounded again around zero"
     value = retyped(node, operands, node.output.type, node.output.name)
+    if not rounded:
+        return Replace({node.output: value})
+    reason = (
+        "TFLite's weights have zero point 0; its weights are rounded again around zero in "
+        f"{rounded} of {stored.shape[geometry.axis]} channels"
+    )
     return Replace({node.output: value}, (Note("symmetric-weight", node.name, reason),))
+
+
+def _around_zero(
+    stored: NDArray[Any], old: QuantParams, axis: int
+) -> tuple[QuantParams, Constant, int]:
+    """Returns int8 parameters with zero point 0, codes, and how many channels are rounded for it.
+
+    Args:
+        stored: Codes.
+        old: Their parameters, of one scale or along ``axis``.
+        axis: Numbers the channels of the result.
+    """
+    codes = centered(stored, old)
+    others = tuple(other for other in range(codes.ndim) if other != axis)
+    limits = DType.INT8.qmin, DType.INT8.qmax
+    fits = (codes.min(axis=others) >= limits[0]) & (codes.max(axis=others) <= limits[1])
+    if fits.all():
+        zero = np.zeros_like(old.zero_point)
+        params = QuantParams(DType.INT8, old.scale, zero, old.axis)
+        return params, Constant.of(codes.astype(np.int8)), 0
+    largest = np.abs(dequantize(stored, old)).max(axis=others, initial=0.0)
+    scale = np.where(fits, old.scale, largest / np.float32(limits[1])).astype(np.float32)
+    params = QuantParams(DType.INT8, scale, np.zeros(len(scale), np.int32), axis)
+    along = [-1 if other == axis else 1 for other in range(codes.ndim)]
+    rounded = quantize(dequantize(stored, old), params)
+    kept = np.where(fits.reshape(along), codes, rounded).astype(np.int8)
+    return params, Constant.of(kept), int(np.count_nonzero(~fits))
 
 
 def _bias_for(node: Node, bias: Value | None, x: QuantParams, w: QuantParams) -> Value | None:
@@ -115,11 +152,11 @@ def float_bias(node: Node, scope: Scope) -> Proposal:
         if bias.quant is None or bias.constant is None:
             return None
         scale = bias.quant.params.scale.astype(np.float64)
-        stored = np.rint(real.astype(np.float64) / scale)
+        limit = np.iinfo(np.int32).max
+        stored = np.clip(np.rint(real.astype(np.float64) / scale), -limit, limit)
         if np.array_equal(stored, bias.constant.numpy()):
             return None
-        limit = np.iinfo(np.int32).max
-        data = Constant.of(np.clip(stored, -limit, limit).astype(np.int32))
+        data = Constant.of(stored.astype(np.int32))
         new = constant(data, bias.quant.params, bias.name)
     operands = [*node.inputs[:2], new]
     value = retyped(node, operands, node.output.type, node.output.name)

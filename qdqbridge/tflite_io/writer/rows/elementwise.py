@@ -197,6 +197,8 @@ def dequantize(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> N
     kind = node.output.type.dtype
     if kind is not DType.FLOAT32:
         raise NoCounterpart(f"it gives {kind.label}", "use float32 scales")
+    if source.type.dtype is DType.INT32:
+        raise NoCounterpart("LiteRT dequantizes no int32", "multiply a Cast by the scale")
     e.add("DEQUANTIZE", x[:1], y, version=2)
     e.reals.setdefault(source, y[0])
 

@@ -13,6 +13,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
+from qdqbridge.ops.accumulator import leaves_int32
 from qdqbridge.tflite_io.counterparts import Counterpart
 from qdqbridge.tflite_io.writer.emission import Integers
 
@@ -96,7 +97,10 @@ def moves(node: Node) -> bool:
 
 
 def product(node: Node) -> bool:
-    """True for an integer product of an activation with a symmetric weight and an int32 bias."""
+    """True for an integer product of an activation with a symmetric weight and an int32 bias.
+
+    Its sums fit: of 8-bit activations they are added in 32 bits, and wrap.
+    """
     x, weight, bias, y = node.operand(0), node.operand(1), node.optional(2), node.output
     if not activation(x) or not activation(y) or x.type.dtype is not y.type.dtype:
         return False
@@ -106,7 +110,9 @@ def product(node: Node) -> bool:
     kinds = (DType.INT8, DType.INT4) if x.type.dtype is DType.INT8 else (DType.INT8,)
     if quant.params.storage_dtype not in kinds or quant.params.blocked:
         return False
-    return bias is None or (bias.quant is not None and bias.type.dtype is DType.INT32)
+    if bias is not None and (bias.quant is None or bias.type.dtype is not DType.INT32):
+        return False
+    return x.type.dtype is not DType.INT8 or not leaves_int32(node)
 
 
 def of_products(node: Node) -> bool:
