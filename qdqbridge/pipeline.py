@@ -148,8 +148,9 @@ def explain(graph: Graph) -> list[Note]:
         InputDataError: It is not a graph, but a path for example.
     """
     from qdqbridge.canonical import explanation
+    from qdqbridge.onnx_io.control_flow.bodies import parts
 
-    return explanation(graph)
+    return explanation(graph, ((body.place, body.graph) for body in parts(graph)))
 
 
 @checked

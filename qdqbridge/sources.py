@@ -102,12 +102,14 @@ def inspect_model(
         QdqBridgeError: As :func:`load_model`.
     """
     from qdqbridge.canonical import explanation
+    from qdqbridge.onnx_io.control_flow.bodies import parts
     from qdqbridge.report.inspection import inspection, operators
 
     source = _read(path_of(path), params, adapter, optional_inputs=optional_inputs)
     header, raw = source.header(), operators(source.graph)  # before the graph is rewritten
     graph = source.canonical(options)
-    return inspection(header, raw, graph, explanation(graph))
+    inside = ((body.place, body.graph) for body in parts(graph))
+    return inspection(header, raw, graph, explanation(graph, inside))
 
 
 def is_module(path: Path) -> bool:

@@ -15,7 +15,7 @@ from qdqbridge.autoquant.planning.decide import NewBodies, apply
 from qdqbridge.autoquant.planning.formats import Unstored
 from qdqbridge.autoquant.planning.targets import PRODUCTS, Target
 from qdqbridge.autoquant.profiling.collect import Data, observable
-from qdqbridge.autoquant.profiling.control_flow import bodies_in, parts, runs_of_bodies, watched
+from qdqbridge.autoquant.profiling.control_flow import runs_of_bodies, watched
 from qdqbridge.autoquant.profiling.profile import Profile
 from qdqbridge.autoquant.profiling.samples import RunSamples, Sample
 from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions, matches, quantized
@@ -25,7 +25,7 @@ from qdqbridge.autoquant.search.presets import GAIN, PRESETS, chosen, with_fewer
 from qdqbridge.autoquant.search.tuning import spread
 from qdqbridge.errors import QdqBridgeError, UnsupportedModelError
 from qdqbridge.graph.graph import Graph, Node
-from qdqbridge.onnx_io.control_flow.bodies import Body, with_bodies
+from qdqbridge.onnx_io.control_flow.bodies import Body, bodies_in, parts, with_bodies
 from qdqbridge.onnx_io.profiles.export import exported_proto
 
 STEP = "bodies"

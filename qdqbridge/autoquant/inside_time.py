@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdqbridge.autoquant.inside import RUNS, SAMPLES, QuantizedBody, with_these
-from qdqbridge.autoquant.profiling.control_flow import bodies_in, runs_of_bodies
+from qdqbridge.autoquant.profiling.control_flow import runs_of_bodies
 from qdqbridge.autoquant.profiling.samples import RunSamples, Sample, Samples
 from qdqbridge.autoquant.quantize import Quantized
 from qdqbridge.autoquant.search.fallback import Reverted
@@ -24,6 +24,7 @@ from qdqbridge.autoquant.search.time_budget import (
 )
 from qdqbridge.autoquant.search.tuning import spread
 from qdqbridge.errors import InputDataError
+from qdqbridge.onnx_io.control_flow.bodies import bodies_in
 
 
 def bodies_within_time(

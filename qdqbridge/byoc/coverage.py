@@ -16,6 +16,7 @@ Kind: TypeAlias = Literal["refused", "no pattern", "read elsewhere", "float", "p
 _CODES = frozenset(("int8", "uint8", "int16", "uint16"))
 _NAMED = 3
 _FLOAT = "it works on float values"
+_BODIES = "operators on quantized values are inside of it, and only main is looked into"
 _PLAIN = "it works on plain integers (indices, shapes or conditions), not on quantized values"
 SUMS = frozenset(
     (
@@ -177,7 +178,7 @@ def shape_of(term: Term) -> str:
 
 def reasons_of(table: Table) -> Explain:
     """Returns what explains the operators that one of our tables left."""
-    return lambda contents: _Explainer(table, contents.left).explain()
+    return lambda contents: _Explainer(table, contents).explain()
 
 
 def untouched(call: Applied) -> Kind | None:
@@ -217,8 +218,9 @@ def _flat(terms: Sequence[Term]) -> list[Term]:
 
 
 class _Explainer:
-    def __init__(self, table: Table, calls: Sequence[Applied]) -> None:
-        self.table, self.calls = table, calls
+    def __init__(self, table: Table, contents: Contents) -> None:
+        self.table, self.calls, self.quantizing = table, contents.left, contents.quantizing
+        calls = self.calls
         self.readers: dict[Applied, list[Applied]] = {}
         for call in calls:
             for term in _flat(call.args):
@@ -247,6 +249,8 @@ class _Explainer:
         whole = matched + self.inside.get(call, [])
         refused = [self._refusal(call, *each) for each in whole if each[1].reasons]
         leaks = [self._leak(call, v) for _, v in whole if not v.reasons]
+        if call.op in self.quantizing:
+            return "no pattern", [_BODIES]
         plain = untouched(call)
         if plain == "float":
             return plain, [_FLOAT]

@@ -40,11 +40,14 @@ class Contents:
         left: The operators of ``main`` and calls of foreign functions, in order of execution.
         composites: Every composite function that is called, in order of execution.
         regions: The symbols of the regions, in order of execution.
+        quantizing: The foreign functions with operators on quantized values, which are not looked
+            into (the bodies of If, Loop and Scan, say), as ``@name``.
     """
 
     left: tuple[Applied, ...]
     composites: tuple[Composite, ...]
     regions: tuple[str, ...]
+    quantizing: frozenset[str] = frozenset()
 
 
 class PartitionHost(Protocol):

@@ -211,7 +211,33 @@ def contents(module: ir.IRModule) -> Contents:
             composites.append(composite(callee, str(value.op.name_hint)))
         else:
             left.append(_known_call(reader, variable))
-    return Contents(tuple(left), tuple(composites), tuple(regions))
+    return Contents(tuple(left), tuple(composites), tuple(regions), _quantizing(module))
+
+
+def _quantizing(module: ir.IRModule) -> frozenset[str]:
+    """Returns the functions that call operators on quantized values, or others that do."""
+    callees = {variable: _callees(f) for variable, f in module.functions.items()}
+    found = {v for v, called in callees.items() if any(_on_codes(each) for each in called)}
+    while more := {v for v, called in callees.items() if v not in found and called & found}:
+        found |= more
+    return frozenset(f"@{variable.name_hint}" for variable in found)
+
+
+def _callees(function: Any) -> set[Any]:
+    called: set[Any] = set()
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, ir.Call):
+            called.add(expr.op)
+
+    if isinstance(function, relax.Function):
+        relax.analysis.post_order_visit(function.body, visit)
+    return called
+
+
+def _on_codes(callee: Any) -> bool:
+    name = relay_name(str(callee.name)) if isinstance(callee, ir.Op) else ""
+    return name.startswith("qnn.")
 
 
 def _known_call(reader: RelaxTermReader, variable: Any) -> Applied:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from qdqbridge.graph.graph import Graph, Node, Note, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.types import TensorType
@@ -12,12 +15,28 @@ _TAUTOLOGY = "absorb-accumulator-operands"
 _CONVERSIONS = (Flow.CONVERT, Flow.REINTERPRET)
 
 
-def explanation(graph: Graph) -> list[Note]:
-    """Returns the graph's notes and its islands; one sentence where nothing is quantized."""
-    if _quantized(graph):
-        return [*graph.notes, *islands(graph)]
-    others = [note for note in graph.notes if note.rule != _TAUTOLOGY]
-    return [Note("no-quantization", "", "the file has no quantization"), *others]
+def explanation(graph: Graph, bodies: Iterable[tuple[str, Graph]] = ()) -> list[Note]:
+    """Returns the notes and islands of a graph; one sentence where nothing is quantized.
+
+    Args:
+        graph: The graph.
+        bodies: What the bodies of its nodes are, by their places.
+    """
+    inside = [(place, body) for place, body in bodies if _quantized(body)]
+    own = [*graph.notes, *islands(graph)]
+    if not _quantized(graph):
+        own = [note for note in graph.notes if note.rule != _TAUTOLOGY]
+        if not inside:
+            return [Note("no-quantization", "", "the file has no quantization"), *own]
+    return [*own, *(note for place, body in inside for note in _placed(place, body))]
+
+
+def _placed(place: str, body: Graph) -> list[Note]:
+    """Returns the notes and islands of a body, its nodes named with their place."""
+    return [
+        replace(note, node=note.node if note.node.startswith(place) else place + note.node)
+        for note in (*body.notes, *islands(body))
+    ]
 
 
 def _quantized(graph: Graph) -> bool:

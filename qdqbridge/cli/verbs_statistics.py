@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -39,6 +40,10 @@ MaxBits = Annotated[
 ]
 
 
+_RUNS = 256
+"""Runs of a body that are looked at, spread evenly over all that samples make."""
+
+
 def accumulators(
     model: Model,
     /,
@@ -56,16 +61,26 @@ def accumulators(
     """
     from qdqbridge.autoquant.hardware.accumulators import accumulators as found_in
     from qdqbridge.autoquant.hardware.observed import observe
+    from qdqbridge.autoquant.profiling.control_flow import has_bodies, runs_of_bodies
     from qdqbridge.cli.failures import DONE, NOT_MET
+    from qdqbridge.onnx_io.control_flow.bodies import parts
 
     graph = reading.read(model)
     seen, count = None, 0
+    runs: Mapping[str, Sequence[Sample]] = {}
     if data is not None:
         feeds = arrays.read_inputs(data, graph.inputs)
         pieces, count = _pieces(graph, feeds, samples)
         with output.progress("batches") as progress:
             seen = observe(graph, pieces, progress=progress)
+        if has_bodies(graph):
+            runs = runs_of_bodies(graph, list(pieces), _RUNS)
     found = found_in(graph, seen=seen, order=pairs)
+    for body in parts(graph):
+        given = runs.get(body.place)
+        inside = None if given is None else observe(body.graph, given)
+        rows = found_in(body.graph, seen=inside, order=pairs)
+        found += [replace(row, node=body.named(row.node)) for row in rows]
     if not found:
         raise UnsupportedModelError(
             "the model has no product of integers",

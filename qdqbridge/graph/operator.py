@@ -178,6 +178,8 @@ class Operator:
         commuting: How many of the first operands may change places without changing a bit of the
             result (but the sign of a zero that an extreme chooses): 0, 2 or :data:`EVERY_OPERAND`.
         check: Yields what is wrong with a node of this operator and its attributes, in words.
+        inside: Computes a node by what is inside it, from its stored operands, where it has bodies
+            that quantize; None of other nodes, and None for operators without bodies.
         steps: How much it takes to compute, where the table does not know (``ops/steps.py``):
             operators outside the table.
         numerics: The contract in words, with every known difference from onnxruntime.
@@ -211,6 +213,7 @@ class Operator:
     data: tuple[int, ...] | None = None
     commuting: int = 0
     check: Callable[[Node, Any], Iterator[str]] = field(default=_no_problems)
+    inside: Callable[[Node, Operands], Sequence[Array] | None] | None = None
     steps: Steps | None = None
     numerics: str = ""
     arity: int = 0

@@ -1,55 +1,29 @@
 """What goes on inside the bodies of If, Loop and Scan: which tensors there are, and what they hold.
 
-onnxruntime shows no tensor of a body. So a body is a model of its own, and the few lines of Python
-in :func:`_steps` say how often it runs and on what: what the branch that is taken computes, and
-what every step of a loop does.
+onnxruntime shows no tensor of a body. So a body is a model of its own, and ``ControlSteps`` say how
+often it runs and on what: what the branch that is taken computes, and what every step of a loop
+does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qdqbridge.autoquant.profiling.samples import Sample
-from qdqbridge.canonical import canonicalize
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.types import TensorType
-from qdqbridge.onnx_io.control_flow.bodies import Body, bodies_of, is_control
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+from qdqbridge.onnx_io.control_flow.bodies import Body, bodies_in, is_control
+from qdqbridge.onnx_io.control_flow.steps import Array, ControlSteps
 from qdqbridge.onnx_io.runtime.running import Execution, Recipe
 
-Array: TypeAlias = "NDArray[Any]"
-Call: TypeAlias = "Callable[[str, Sequence[Array]], Sequence[Array]]"
-"""Runs a body, by its attribute, on its own inputs; returns its results."""
 Visit: TypeAlias = "Callable[[str, Sample], None]"
 """Called with the place of a body and all that it is given, once for each of its runs."""
-
-
-def bodies_in(graph: Graph) -> dict[Node, tuple[Body, ...]]:
-    """Returns the bodies of the nodes of a graph that can be looked at, not those inside them."""
-    found: dict[Node, tuple[Body, ...]] = {}
-    for node, place in _places(graph).items():
-        bodies = bodies_of(node, place, canonicalize)
-        if bodies:
-            found[node] = bodies
-    return found
-
-
-def _places(graph: Graph) -> dict[Node, str]:
-    """Returns what to call the nodes with bodies: their names, and their results' where needed."""
-    nodes = [node for node in graph.nodes if is_control(node)]
-    names = [node.name for node in nodes]
-    own = graph.name if graph.name.endswith("/") else ""
-    return {
-        node: own + (node.name if names.count(node.name) == 1 else node.output.name)
-        for node in nodes
-    }
 
 
 def real_values(graph: Graph) -> list[Value]:
@@ -98,22 +72,14 @@ class ControlRecipe:
     """A node with bodies.
 
     Attributes:
-        op_type: ``If``, ``Loop`` or ``Scan``.
+        steps: How it goes through its bodies.
         operands: Its operands: a number among those that the model shows, a constant, or None
             where it is left out.
-        scans: Of a Scan: how many of its last own operands it goes through.
-        axes: Along which axes.
-        backwards: Which of them from the end.
-        own: How many operands are its own; it captures the others.
         bodies: Those that can be looked at.
     """
 
-    op_type: str
+    steps: ControlSteps
     operands: tuple[int | Array | None, ...]
-    scans: int
-    axes: tuple[int, ...]
-    backwards: tuple[bool, ...]
-    own: int
     bodies: tuple[BodyRecipe, ...]
 
 
@@ -161,7 +127,7 @@ class ModelRecipe:
                     operands.append(len(shown))
                     shown.append(value)
             inner = tuple(_body(body, threads) for body in bodies)
-            controls.append(_control(node, tuple(operands), inner))
+            controls.append(ControlRecipe(ControlSteps.of(node), tuple(operands), inner))
         return ModelRecipe(
             Recipe.of(graph, shown, threads=threads),
             tuple(value.name for value in graph.inputs),
@@ -181,20 +147,6 @@ def _body(body: Body, threads: int) -> BodyRecipe:
     except UnsupportedTargetError:
         model = None
     return BodyRecipe(body.attribute, body.place, model, len(watched(body.graph)), body.captured)
-
-
-def _control(
-    node: Node, operands: tuple[int | Array | None, ...], bodies: tuple[BodyRecipe, ...]
-) -> ControlRecipe:
-    record = node.record(ForeignAttrs)
-    stored = record.node
-    scans = stored.integers().get("num_scan_inputs", 0)
-    axes = stored.listed("scan_input_axes") or [0] * scans
-    backwards = stored.listed("scan_input_directions") or [0] * scans
-    own = len(operands) - len(record.captures)
-    return ControlRecipe(
-        record.op_type, operands, scans, tuple(axes), tuple(map(bool, backwards)), own, bodies
-    )
 
 
 # ---- running
@@ -271,48 +223,12 @@ class _ControlExecution:
             return results
 
         with suppress(_Unseen, UnsupportedTargetError):  # what was seen by then was seen
-            _steps(recipe, operands[: recipe.own], call)
+            recipe.steps.run(operands, call)
         return [tensor for body in recipe.bodies for tensor in found[body.attribute]]
 
 
 class _Unseen(Exception):
     """A body is to be run that cannot be looked at."""
-
-
-def _steps(recipe: ControlRecipe, operands: Sequence[Array | None], call: Call) -> None:
-    """Runs the bodies of a node as ONNX says (If-11, Loop-11, Scan-9)."""
-    match recipe.op_type:
-        case "If":
-            taken = bool(np.asarray(operands[0]).reshape(-1)[0])
-            call("then_branch" if taken else "else_branch", [])
-        case "Loop":
-            _loop(operands, call)
-        case _:
-            _scan(recipe, operands, call)
-
-
-def _loop(operands: Sequence[Array | None], call: Call) -> None:
-    count, condition = operands[0], operands[1] if len(operands) > 1 else None
-    most = None if count is None else int(count.reshape(-1)[0])
-    alive = np.array(True) if condition is None else condition.reshape(())
-    state = [each for each in operands[2:] if each is not None]
-    step = 0
-    while bool(alive) and (most is None or step < most):
-        results = call("body", [np.array(step, np.int64), alive, *state])
-        alive, state = results[0].reshape(()), list(results[1 : 1 + len(state)])
-        step += 1
-
-
-def _scan(recipe: ControlRecipe, operands: Sequence[Array | None], call: Call) -> None:
-    given = [each for each in operands if each is not None]
-    state, scanned = given[: len(given) - recipe.scans], given[len(given) - recipe.scans :]
-    rows = [
-        np.moveaxis(array, axis, 0)[:: -1 if backwards else 1]
-        for array, axis, backwards in zip(scanned, recipe.axes, recipe.backwards, strict=True)
-    ]
-    for row in zip(*rows, strict=True):
-        results = call("body", [*state, *(np.ascontiguousarray(each) for each in row)])
-        state = list(results[: len(state)])
 
 
 def runs_of_bodies(graph: Graph, samples: Sequence[Sample], most: int) -> dict[str, list[Sample]]:
@@ -337,11 +253,3 @@ def runs_of_bodies(graph: Graph, samples: Sequence[Sample], most: int) -> dict[s
 def has_bodies(graph: Graph) -> bool:
     """True where something in a graph has bodies."""
     return any(is_control(node) for node in graph.nodes)
-
-
-def parts(graph: Graph) -> Iterator[Body]:
-    """Yields all bodies in a graph, those inside bodies too."""
-    for bodies in bodies_in(graph).values():
-        for body in bodies:
-            yield body
-            yield from parts(body.graph)

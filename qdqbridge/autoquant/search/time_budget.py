@@ -18,7 +18,6 @@ from qdqbridge.autoquant.planning.decide import apply
 from qdqbridge.autoquant.planning.formats import Unstored
 from qdqbridge.autoquant.planning.targets import WEIGHTS, Target
 from qdqbridge.autoquant.profiling.collect import observable
-from qdqbridge.autoquant.profiling.control_flow import bodies_in, parts
 from qdqbridge.autoquant.profiling.samples import Sample, Samples
 from qdqbridge.autoquant.quantize import Quantized
 from qdqbridge.autoquant.search.budget import size_of
@@ -36,6 +35,7 @@ from qdqbridge.autoquant.simulation.metrics import Metrics, outputs_of
 from qdqbridge.engines import NodeTime
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.graph import Graph, Node
+from qdqbridge.onnx_io.control_flow.bodies import bodies_in, parts
 from qdqbridge.report.quantization.record import ParetoRow
 
 Clock = Callable[[Graph, Sample], Sequence[NodeTime]]

@@ -11,7 +11,7 @@ captured constants are constants of the graph. Its outputs are the body's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +20,18 @@ from typing import TypeAlias
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 
+from qdqbridge.canonical import canonicalize
 from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
 from qdqbridge.graph.copying import copied
 from qdqbridge.graph.edit import link, name_values, unlink
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.types import Dim, NestedType, Shape, TensorType
-from qdqbridge.onnx_io.control_flow.subgraph_names import bodies, nodes_inside, rename_inside
+from qdqbridge.onnx_io.control_flow.subgraph_names import (
+    CONTROL,
+    bodies,
+    nodes_inside,
+    rename_inside,
+)
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.foreign.nodes import IR_VERSION, ForeignAttrs, foreign_attributes
 from qdqbridge.onnx_io.reading.operator_versions import can_be_moved, moved
@@ -34,7 +40,6 @@ from qdqbridge.onnx_io.reading.structure import captured_names
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 from qdqbridge.onnx_io.writer import to_proto
 
-CONTROL = ("If", "Loop", "Scan")
 _OLDEST_SCAN = 9
 """Scan of opset 8 has a batch axis of its own."""
 _OLDEST_WRITTEN = 14
@@ -65,6 +70,10 @@ class Body:
     own: int
     captured: tuple[int, ...]
 
+    def named(self, node: str) -> str:
+        """Returns the name of a node of it, unlike those of other bodies."""
+        return node if node.startswith(self.place) else self.place + node
+
 
 def is_control(node: Node) -> bool:
     """True for an If, Loop or Scan of ONNX's whose bodies can be run one by one."""
@@ -73,6 +82,14 @@ def is_control(node: Node) -> bool:
         return False
     newest = attributes.op_type != "Scan" or attributes.version >= _OLDEST_SCAN
     return attributes.op_type in CONTROL and newest
+
+
+def quantizes_inside(node: NodeProto) -> bool:
+    """True where something in the bodies of a node makes, takes or multiplies stored integers."""
+    return any(
+        any(part in inner.op_type for part in ("Quantize", "QLinear", "QGemm", "Integer"))
+        for inner in nodes_inside(node)
+    )
 
 
 def bodies_of(node: Node, place: str, normal: Callable[[Graph], Graph]) -> tuple[Body, ...]:
@@ -92,6 +109,35 @@ def bodies_of(node: Node, place: str, normal: Callable[[Graph], Graph]) -> tuple
             with suppress(QdqBridgeError):
                 found.append(_read(node, attribute.name, f"{place}/{attribute.name}/", normal))
     return tuple(found)
+
+
+def bodies_in(graph: Graph) -> dict[Node, tuple[Body, ...]]:
+    """Returns the bodies of the nodes of a graph that can be looked at, not those inside them."""
+    found: dict[Node, tuple[Body, ...]] = {}
+    for node, place in _places(graph).items():
+        inside = bodies_of(node, place, canonicalize)
+        if inside:
+            found[node] = inside
+    return found
+
+
+def _places(graph: Graph) -> dict[Node, str]:
+    """Returns what to call the nodes with bodies: their names, and their results' where needed."""
+    nodes = [node for node in graph.nodes if is_control(node)]
+    names = [node.name for node in nodes]
+    own = graph.name if graph.name.endswith("/") else ""
+    return {
+        node: own + (node.name if names.count(node.name) == 1 else node.output.name)
+        for node in nodes
+    }
+
+
+def parts(graph: Graph) -> Iterator[Body]:
+    """Yields all bodies in a graph, those inside bodies too."""
+    for inside in bodies_in(graph).values():
+        for body in inside:
+            yield body
+            yield from parts(body.graph)
 
 
 def _name(attribute: onnx.AttributeProto) -> str:

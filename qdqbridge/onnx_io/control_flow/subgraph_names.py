@@ -9,6 +9,8 @@ from onnx import AttributeProto, GraphProto, NodeProto, ValueInfoProto
 
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 
+CONTROL = ("If", "Loop", "Scan")
+"""ONNX's operators with bodies."""
 _RANKED, _STACKING = "Scan", "Loop"
 """onnxruntime needs the ranks of what the first one's body gives, and extents of what the second
 one's stacks: of no steps that is empty, and has the shape that is declared."""

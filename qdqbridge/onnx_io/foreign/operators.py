@@ -18,7 +18,7 @@ from onnx import NodeProto, helper, numpy_helper
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Value
+from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import (
     EVERY_OPERAND,
     Flow,
@@ -29,6 +29,7 @@ from qdqbridge.graph.operator import (
 from qdqbridge.graph.types import NestedType, TensorType
 from qdqbridge.onnx_io.codecs import BY_ROW
 from qdqbridge.onnx_io.control_flow.subgraph_names import (
+    CONTROL,
     bodies,
     nodes_inside,
 )
@@ -49,7 +50,6 @@ from qdqbridge.onnx_io.reading.declared import check_operand_types
 from qdqbridge.onnx_io.reading.structure import describe, whole_results
 from qdqbridge.onnx_io.runtime.byte_products import (
     keep_byte_products,
-    keep_fused_products,
     saturates,
 )
 from qdqbridge.onnx_io.runtime.half_products import keep_half_products, rounds_activations
@@ -60,15 +60,6 @@ from qdqbridge.text.parser import OpaqueNodes
 log = logging.getLogger(__name__)
 
 _KNOWN = frozenset(dtype.numpy for dtype in DType)
-_OPTIMIZATIONS_OFF, _EXTENDED = 0, 2
-_REWRITES = (
-    "Level2_RuleBasedTransformer", "DoubleQDQPairsRemover", "QDQPropagationTransformer",
-    "QDQS8ToU8Transformer", "WeightBiasQuantization",
-)  # fmt: skip
-"""Optimizations of onnxruntime that change what Q and DQ compute: a Relu or Clip in front of a Q is
-left out where the zero point is not the lowest number (and refused where the type has 4 bits), two
-roundings become one, floats are rounded."""
-_QUANTIZING = ("QuantizeLinear", "DequantizeLinear")
 _RECURRENT = ("DynamicQuantizeLSTM", "LSTM", "GRU")
 _FIXED = {
     "Resize": ("in_1", "in_2", "in_3"),
@@ -131,9 +122,9 @@ def foreign_operator(domain: str, op_type: str) -> Operator:
         compute=_compute,
         steps=_steps,
         commuting=_COMMUTING.get(op_type, 0) if domain == "" else 0,
-        numerics="What onnxruntime computes with optimizations disabled, but in bodies that "
-        "quantize, which its integer kernels run; where it has no kernel, what ONNX's own "
-        "reference computes.",
+        inside=_inside if plain and op_type in CONTROL else None,
+        numerics="What onnxruntime computes with optimizations disabled; of bodies that quantize, "
+        "what their graphs mean; where it has no kernel, what ONNX's own reference computes.",
     )
 
 
@@ -144,6 +135,13 @@ OPAQUE_NODES = OpaqueNodes(
     interface_problem,
 )
 """How the text form's nodes without a row are read: they carry a node of an ONNX file."""
+
+
+def _inside(node: Node, operands: Operands) -> Sequence[NDArray[Any]] | None:
+    """Computes bodies that quantize; reading them needs the operators that this module makes."""
+    from qdqbridge.onnx_io.control_flow.evaluation import computed_by_bodies
+
+    return computed_by_bodies(node, operands)
 
 
 def _compute(attributes: ForeignAttrs, operands: Operands) -> tuple[Any, ...]:
@@ -326,18 +324,12 @@ def _session(
     import onnxruntime as ort
 
     options = ort.SessionOptions()
-    rounds = _quantizes_inside(attributes.node.proto())
-    options.graph_optimization_level = ort.GraphOptimizationLevel(
-        _EXTENDED if rounds else _OPTIMIZATIONS_OFF
-    )
-    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
-    keep_fused_products(options)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     data = _model(attributes, signature, count, fixed).SerializeToString()
-    without: dict[str, Any] = {"disabled_optimizers": _REWRITES} if rounds else {}
     try:
-        return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"], **without)
+        return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has a dozen classes, none documented
         raise _cannot_run(attributes, error) from error
 
@@ -391,11 +383,6 @@ def imported(attributes: ForeignAttrs, node: NodeProto) -> list[onnx.OperatorSet
     versions[""] = BODY_OPSET
     versions[attributes.domain] = attributes.version
     return [helper.make_opsetid(domain, version) for domain, version in versions.items()]
-
-
-def _quantizes_inside(node: NodeProto) -> bool:
-    """True where bodies round: onnxruntime's integer kernels keep the numeric contract there."""
-    return any(inner.op_type in _QUANTIZING for inner in nodes_inside(node))
 
 
 def _domains(node: NodeProto) -> set[str]:
