@@ -26,6 +26,7 @@ from qdqbridge.graph.copying import copied
 from qdqbridge.graph.edit import link, name_values, unlink
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.types import Dim, NestedType, Shape, TensorType
+from qdqbridge.graph.verify import verify
 from qdqbridge.onnx_io.control_flow.subgraph_names import (
     CONTROL,
     bodies,
@@ -287,6 +288,7 @@ def read_body(
         else:
             raise _no_graph(node, f"it reads '{outer.name}', which is {outer.type}")
     found = normal(read_proto(_model(record, proto, graph), Path(place), normal))
+    verify(found, place)
     if any(isinstance(v.type, NestedType) for v in (*found.inputs, *found.outputs)):
         raise _no_graph(node, "it gives a sequence or an optional")
     return Body(attribute, place, _placed(found, place), len(types), tuple(captured))
