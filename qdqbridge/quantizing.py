@@ -403,6 +403,8 @@ def quantization(
     from qdqbridge.autoquant.profiling.samples import samples_of
     from qdqbridge.autoquant.profiling.streams import open_samples
     from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
+    from qdqbridge.autoquant.repair.steps import StepRecord
+    from qdqbridge.autoquant.search.pair_cost import PAIRS, saturating
     from qdqbridge.autoquant.search.presets import chosen
     from qdqbridge.autoquant.search.tuning import spread
 
@@ -414,7 +416,7 @@ def quantization(
         samples = open_samples(Path(data), graph.inputs, warn)
     elif data is not None:
         samples = samples_of(graph.inputs, data)
-    asked, tried = replace(options or QuantizeOptions(), **wanted), None
+    asked, tried = replace(options or QuantizeOptions(), **wanted), tuple[StepRecord, ...]()
     few, left_out, every = None, list[int](), samples
     if samples is not None:
         own = asked if profile is None else None
@@ -443,9 +445,13 @@ def quantization(
         check_anything(made)
     if suited is not None and samples is not None:
         check_fitted(made, samples)
-    steps = [step for step in (suited, tried) if step is not None]
-    made = replace(made, repairs=(*steps, *made.repairs), unseen=few)
+    steps = () if suited is None else (suited,)
     judged, in_order = (None if s is None else spread(s, _JUDGING) for s in (samples, every))
+    if judged is not None and any(step.step == PAIRS and not step.applied for step in tried):
+        told = saturating(graph, made.graph, few or judged)
+        tried = tuple(replace(s, told=told) if s.step == PAIRS else s for s in tried)
+        (warn or _LOGGER.warning)(told)
+    made = replace(made, repairs=(*steps, *tried, *made.repairs), unseen=few)
     return Quantization(made, graph, judged, left_out=left_out, in_order=in_order)
 
 

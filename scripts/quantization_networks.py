@@ -24,7 +24,7 @@ from torch.nn import functional
 
 Tensor = torch.Tensor
 Loss = Callable[..., Tensor]
-LOUD, HIDDEN, FRAME = 32.0, 64, 64
+LOUD, HIDDEN, FRAME, KEYWORDS = 32.0, 64, 64, 12
 TRAINED, SEEN, FRESH = slice(0, 1200), slice(1200, 1264), slice(1264, 1392)
 PRIORS = ((8, (0.25, 0.35)), (4, (0.4, 0.6)))
 """The grids of the detector, and the sizes of boxes on each, as shares of the picture."""
@@ -241,6 +241,110 @@ class Detector(nn.Module):
         return torch.softmax(scores, 2), torch.cat([centre - half, centre + half], 2)
 
 
+class DsCnn(nn.Module):
+    """A keyword spotter: one wide convolution, then depthwise and pointwise ones."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+
+        def each(before: int, size: tuple[int, int], stride: int, groups: int) -> list[nn.Module]:
+            half = (size[0] // 2, size[1] // 2)
+            conv = nn.Conv2d(before, width, size, stride, half, groups=groups, bias=False)
+            return [conv, nn.BatchNorm2d(width), nn.ReLU()]
+
+        layers = each(1, (9, 5), 2, 1)
+        for _ in range(4):
+            layers += each(width, (3, 3), 1, width) + each(width, (1, 1), 1, 1)
+        self.body, self.head = nn.Sequential(*layers), nn.Linear(width, KEYWORDS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).mean((2, 3)))
+
+
+class RepVgg(nn.Module):
+    """Convolutions of 3x3 alone, each made of three branches that were trained."""
+
+    def __init__(self, widths: Sequence[int] = (1, 32, 32, 64, 64, 64)) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(
+            nn.ModuleList(
+                [nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b)]
+                + [nn.Conv2d(a, b, 1, bias=False), nn.BatchNorm2d(b)]
+                + ([nn.Identity(), nn.BatchNorm2d(b)] if a == b else [])
+            )
+            for a, b in pairwise(widths)
+        )
+        self.fused: nn.ModuleList | None = None
+        self.head = nn.Linear(widths[-1], 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for index, branch in enumerate(self.branches):
+            if self.fused is not None:
+                x = functional.relu(self.fused[index](x))
+            else:
+                assert isinstance(branch, nn.ModuleList)
+                each = zip(branch[::2], branch[1::2], strict=True)
+                x = functional.relu(sum(norm(conv(x)) for conv, norm in each))
+            x = functional.max_pool2d(x, 2) if index in (1, 3) else x
+        return self.head(x.mean((2, 3)))
+
+    def deploy(self) -> RepVgg:
+        """Makes one convolution of every three branches."""
+        made = list[nn.Module]()
+        for branch in self.branches:
+            assert isinstance(branch, nn.ModuleList)
+            wide = branch[0]
+            assert isinstance(wide, nn.Conv2d)
+            conv = nn.Conv2d(wide.in_channels, wide.out_channels, 3, padding=1)
+            weight, bias = torch.zeros_like(wide.weight), torch.zeros(wide.out_channels)
+            for one, norm in zip(branch[::2], branch[1::2], strict=True):
+                kernel = torch.eye(wide.out_channels)[:, :, None, None]
+                kernel = one.weight if isinstance(one, nn.Conv2d) else kernel
+                kernel = kernel if kernel.shape[-1] == 3 else functional.pad(kernel, (1, 1, 1, 1))
+                assert isinstance(norm, nn.BatchNorm2d)
+                assert norm.running_var is not None and norm.running_mean is not None
+                factor = norm.weight / torch.sqrt(norm.running_var + norm.eps)
+                weight = weight + kernel * factor[:, None, None, None]
+                bias = bias + norm.bias - norm.running_mean * factor
+            conv.weight, conv.bias = nn.Parameter(weight.detach()), nn.Parameter(bias.detach())
+            made.append(conv)
+        self.fused = nn.ModuleList(made)
+        return self
+
+
+class EfficientBlock(nn.Module):
+    """EfficientNet's block: widen, depthwise, SiLU, a gate of a Sigmoid, narrow, add."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        wide = 4 * before
+        self.adds = before == after and stride == 1
+        self.spread = nn.Sequential(
+            nn.Conv2d(before, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.SiLU(),
+            nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False), nn.BatchNorm2d(wide),
+            nn.SiLU(),
+        )  # fmt: skip
+        self.down, self.up = nn.Conv2d(wide, before // 4, 1), nn.Conv2d(before // 4, wide, 1)
+        self.narrow = nn.Sequential(nn.Conv2d(wide, after, 1, bias=False), nn.BatchNorm2d(after))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.spread(x)
+        gate = torch.sigmoid(self.up(functional.silu(self.down(y.mean((2, 3), keepdim=True)))))
+        y = self.narrow(y * gate)
+        return x + y if self.adds else y
+
+
+def efficientnet() -> nn.Module:
+    """Returns blocks with squeeze, excitation and SiLU, over digits."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.SiLU(),
+        EfficientBlock(16, 16, 1), EfficientBlock(16, 24, 2), EfficientBlock(24, 24, 1),
+        EfficientBlock(24, 40, 2), EfficientBlock(40, 40, 1),
+        nn.Conv2d(40, 96, 1, bias=False), nn.BatchNorm2d(96), nn.SiLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, 10),
+    )  # fmt: skip
+
+
 # ---- samples ------------------------------------------------------------------------------------
 
 
@@ -268,6 +372,21 @@ def scenes(images: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
         boxes[k] = (x, y, x + size, y + size)
     noisy = pictures + rng.normal(0, 0.05, pictures.shape).astype(np.float32)
     return torch.tensor(noisy), torch.tensor(boxes / 32)
+
+
+def keywords(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Returns pictures of 49 frames and 10 cepstral coefficients, and which word each is of."""
+    words = np.random.default_rng(0).normal(0, 1, (KEYWORDS, 6, 10, 2))
+    rng, t = np.random.default_rng(seed), np.arange(49)
+    labels = rng.integers(0, KEYWORDS, count)
+    begin, pace = rng.uniform(4, 16, (count, 1)), rng.uniform(3.5, 5.5, (count, 1))
+    at = (t[None] - begin) / pace
+    near = np.exp(-((at[:, :, None] - np.arange(6)) ** 2))
+    loud = rng.lognormal(0, 0.5, (count, 1, 1))
+    made = np.einsum("nts,nsc->ntc", near, words[labels, ..., 0]) * 4 * loud
+    made += rng.normal(0, 1, made.shape)
+    made[:, :, 0] -= 12 * rng.uniform(0.5, 1.5, (count, 1))
+    return torch.tensor(made[:, None], dtype=torch.float32), torch.tensor(labels)
 
 
 # ---- the networks -------------------------------------------------------------------------------
@@ -368,6 +487,21 @@ def denoiser(folder: Folder) -> None:
     )  # fmt: skip
 
 
+def keyword_spotter(folder: Folder) -> None:
+    """Tells twelve words."""
+    net, (x, labels) = DsCnn(), keywords(3000, folder.drawn(1))
+    fit(net, x, (labels,), 5, functional.cross_entropy)
+    (seen, _), (fresh, wanted) = keywords(64, folder.drawn(2)), keywords(256, folder.drawn(3))
+    folder.write("ds_cnn", net, (seen,), (fresh,), wanted)
+
+
+def repvgg(folder: Folder) -> None:
+    """Trained with branches, written without."""
+    net, x = RepVgg(), folder.images
+    fit(net, x[TRAINED], (folder.labels[TRAINED],), 10, functional.cross_entropy)
+    folder.write("repvgg", net.deploy(), (x[SEEN],), (x[FRESH],), folder.labels[FRESH])
+
+
 NETWORKS: dict[str, Callable[[Folder], None]] = {
     "mobilenetv3": lambda f: f.classifier("mobilenetv3", MobileNetV3(), 12),
     "vit": vit,
@@ -381,6 +515,9 @@ NETWORKS: dict[str, Callable[[Folder], None]] = {
     "detector": detector,
     "regression": regression,
     "wavenet": wavenet,
+    "ds_cnn": keyword_spotter,
+    "repvgg": repvgg,
+    "efficientnet": lambda f: f.classifier("efficientnet", efficientnet(), 15),
     "lstm_denoiser": denoiser,
 }
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.advice.few_samples import different, untried, with_room
 from qdqbridge.autoquant.choosers import CHOOSERS, Chooser
 from qdqbridge.autoquant.hardware.arithmetic import CONTRACT, arithmetic_of
+from qdqbridge.autoquant.hardware.pair_room import PairRoom
 from qdqbridge.autoquant.planning.decide import Decision, apply, decide
 from qdqbridge.autoquant.planning.format_names import in_blocks
 from qdqbridge.autoquant.planning.formats import Format, Unstored
@@ -372,6 +373,8 @@ def _plainly(
         if not unfit:
             break
         wishes = replace(wishes, floats={**nodes_around(unfit), **wishes.floats})
+    if target.avoided_pairs is not None and target.arithmetic == CONTRACT:
+        planned.room = PairRoom(target.avoided_pairs, seen, profile.samples)
     ends = (*graph.inputs, *graph.outputs)  # a target may need no range at all
     check_numbers({value: seen[value.name] for value in ends if value.name in seen})
     if not empty:

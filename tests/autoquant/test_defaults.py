@@ -277,9 +277,11 @@ def test_what_is_good_or_wished_for_is_left_alone():
     graph = qb.load(CNN)
     samples = Samples.of(graph.inputs, {"input": IMAGES[:48]})
     options = QuantizeOptions()
-    assert chosen(graph, samples, options) == (options, None)
+    found, steps = chosen(graph, samples, options)
+    assert found == options and [step.step for step in steps] == ["pairs"]
     wished = QuantizeOptions(only=["Conv"], weights="int2")
-    assert chosen(graph, samples, wished) == (wished, None)
+    found, steps = chosen(graph, samples, wished)
+    assert found == wished and not steps  # no pair of 2 bits saturates
 
 
 def test_what_operators_are_chosen_by_is_not_looked_for_twice(monkeypatch):
@@ -297,6 +299,9 @@ def test_what_operators_are_chosen_by_is_not_looked_for_twice(monkeypatch):
     graph = qb.load(MLP)
     samples = Samples.of(graph.inputs, {"input": IMAGES[:48]})
     chosen(graph, samples, QuantizeOptions())
+    assert asked[:2] == [((), False), ((), True)]  # with scales for pairs, and without
+    asked.clear()
+    chosen(graph, samples, QuantizeOptions(target=replace(ORT, avoided_pairs=None)))
     assert asked == [((), False)]
     asked.clear()
     chosen(graph, samples, QuantizeOptions(weights="int2"))

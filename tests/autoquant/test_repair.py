@@ -86,6 +86,10 @@ def test_sabotage_is_repaired(name, least, width):
         np.testing.assert_allclose(b, a, rtol=1e-5)
 
 
+EXACT = replace(ORT, avoided_pairs=None)
+"""Larger scales cost scaled channels more than others, which is not what these are about."""
+
+
 def long_tailed(seed):
     """An MLP whose inputs have long tails: what 64 samples show ends far before others do."""
     rng, b = np.random.default_rng(seed), Builder()
@@ -104,7 +108,8 @@ def test_channels_are_not_scaled_where_samples_left_out_lose(seed):
     """Every channel would end at what was seen of it; on the samples that said so it looks good."""
     graph, x = long_tailed(seed)
     plain, scaled = (
-        quantize_model(graph, {"x": x[:64]}, repair=r, tune=False) for r in ((), ("smooth",))
+        quantize_model(graph, {"x": x[:64]}, repair=r, tune=False, target=EXACT)
+        for r in ((), ("smooth",))
     )
     (record,) = scaled.repairs
     assert not record.applied and "held-out samples" in record.told
@@ -133,7 +138,8 @@ def test_one_sample_of_many_does_not_decide():
 def test_channels_are_scaled_where_samples_left_out_gain():
     graph, x = long_tailed(4)
     plain, scaled = (
-        quantize_model(graph, {"x": x[:64]}, repair=r, tune=False) for r in ((), ("smooth",))
+        quantize_model(graph, {"x": x[:64]}, repair=r, tune=False, target=EXACT)
+        for r in ((), ("smooth",))
     )
     judge = FloatReference(graph, Samples.of(graph.inputs, {"x": x[64:]}), 512)
     assert scaled.repairs[0].applied and judge.sqnr(scaled.graph) > judge.sqnr(plain.graph) + 3
@@ -151,7 +157,7 @@ def test_channels_stay_as_they_are_where_other_choosers_do_better(apart, monkeyp
 
     monkeypatch.setattr("qdqbridge.autoquant.quantize.with_choosers_tried", choosers_tried)
     graph, x = long_tailed(4)
-    found = quantize_model(graph, {"x": x[:64]}, repair=("smooth",))
+    found = quantize_model(graph, {"x": x[:64]}, repair=("smooth",), target=EXACT)
     scaled, plain = tried
     (record,) = found.repairs
     taken = plain if apart > CLEARLY else scaled

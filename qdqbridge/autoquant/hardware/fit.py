@@ -8,6 +8,7 @@ Scales of weights follow from it (:mod:`qdqbridge.autoquant.hardware.scales`).
 from __future__ import annotations
 
 import glob
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,7 +27,7 @@ from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions, quantized
 from qdqbridge.autoquant.repair.steps import GRAPH_STEPS, StepRecord
 from qdqbridge.autoquant.search.tuning import spread
 from qdqbridge.autoquant.simulation.metrics import measured, outputs_of
-from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.errors import UnsupportedModelError, UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.numerics import dequantize
 
@@ -68,7 +69,7 @@ def fitted(
             fix="give data, not only a profile",
         )
     trial = _HardwareTrials(graph, data, options)
-    start = replace(target, arithmetic=CONTRACT)
+    start = replace(target, arithmetic=CONTRACT, avoided_pairs=None)
     before = trial.of(start).sqnr
     best = trial.of(target)
     if target.arithmetic.narrow:
@@ -162,7 +163,10 @@ class _HardwareTrials:
                 target = replace(target, least_scales={**target.least_scales, **least})
             else:
                 excluded = (*excluded, *_patterns(made, lossy))
-            made = self._made(target, excluded)
+            try:
+                made = self._made(target, excluded)
+            except UnsupportedModelError:  # nothing is left; other formats may leave something
+                return _HardwareTrial(target, -math.inf, excluded)
         return _HardwareTrial(target, self._sqnr(made.graph, target.arithmetic), excluded)
 
     def _made(self, target: Target, excluded: Sequence[str]) -> Quantized:

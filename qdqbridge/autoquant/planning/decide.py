@@ -354,6 +354,7 @@ def about_copy(decision: Decision, copy: Copy) -> Decision:
         plan.arithmetic,
         plan.least_scales,
         {(copy.nodes[n], index): array for (n, index), array in plan.biases.items()},
+        room=plan.room,
     )
     bodies = {
         copy.nodes[n]: replace(

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.hardware.arithmetic import CONTRACT, IntegerArithmetic
+from qdqbridge.autoquant.hardware.pair_room import PairRoom
 from qdqbridge.autoquant.planning.formats import Format, Unstored
 from qdqbridge.autoquant.planning.targets import CLAMPS, RECURRENT_WEIGHTS, OperatorRule, Target
 from qdqbridge.autoquant.planning.units import Units
@@ -118,6 +119,7 @@ class QuantizationPlan:
             of those that every input asks for.
         biases: Corrected biases by operand, which quantized products get instead of the graph's:
             the graph stays what the float model computes.
+        room: Scales with which no pair saturates that was seen; None where pairs do not matter.
     """
 
     graph: Graph
@@ -136,6 +138,7 @@ class QuantizationPlan:
     biases: dict[tuple[Node, int], NDArray[Any]] = field(
         default_factory=dict["tuple[Node, int]", "NDArray[Any]"]
     )
+    room: PairRoom | None = None
 
     def bias(self, bias: Weight) -> NDArray[Any] | None:
         """Returns the real numbers of a bias, corrected ones where there are; None if unknown."""

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.choosers import MSE, Chooser, Extrapolated, MinMax, Percentile
 from qdqbridge.autoquant.hardware.arithmetic import CONTRACT, IntegerArithmetic
+from qdqbridge.autoquant.hardware.pairs import Order
 from qdqbridge.autoquant.planning.formats import Format, Unstored
 from qdqbridge.autoquant.planning.unstored import RECURRENT
 from qdqbridge.graph.dtypes import DType
@@ -161,6 +162,8 @@ class Target:
             fuses the Add with the product where that operand is float.
         arithmetic: How its products are added and rounded.
         proven: Sums must fit its accumulators whatever the input; else those of the data must.
+        avoided_pairs: In which order some of the engine's processors add pairs of products in 16
+            bits, others exactly: weights get scales with which none saturates that was seen.
         least_scales: As of a plan; found by :mod:`qdqbridge.autoquant.hardware.fit`.
         chooser: Parameters of activations.
         candidates: Choosers that are tried against it, for all activations and for single ones,
@@ -184,6 +187,7 @@ class Target:
     residuals: bool = True
     arithmetic: IntegerArithmetic = CONTRACT
     proven: bool = True
+    avoided_pairs: Order | None = None
     least_scales: Mapping[str, NDArray[np.float64]] = field(
         default_factory=dict["str", "NDArray[np.float64]"]
     )
@@ -273,7 +277,16 @@ _IN_ORT = (
 """onnxruntime 1.32 makes stored weights of an LSTM or GRU real numbers in every run: a quarter of
 the size, and 1.2 to 1.5 times the time. Its QLinearSoftmax multiplies with the whole part of the
 scale's reciprocal: where that is 254.99998, 1.0 is stored as 254."""
-ORT = Target("ort", "ort", U8, PER_CHANNEL, _IN_ORT, float_results=_FLOAT_IN_ORT, wide=Wide.FLOATS)
+ORT = Target(
+    "ort",
+    "ort",
+    U8,
+    PER_CHANNEL,
+    _IN_ORT,
+    float_results=_FLOAT_IN_ORT,
+    wide=Wide.FLOATS,
+    avoided_pairs="channels-last",
+)
 ORT_S8 = replace(ORT, name="ort-s8", activations=S8)
 TENSORRT = Target(
     "tensorrt",

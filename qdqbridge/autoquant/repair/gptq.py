@@ -38,8 +38,8 @@ def rounded_rows(
     scale: Matrix,
     zero_point: Matrix,
     hessian: Matrix,
-    low: int,
-    high: int,
+    low: Matrix | int,
+    high: Matrix | int,
     hold: float = 1.0,
 ) -> Matrix:
     """Returns stored integers for the rows of a matrix, or of one for each group.
@@ -49,7 +49,7 @@ def rounded_rows(
         scale: Of each element.
         zero_point: Of each element.
         hessian: ``X X^T``, ``[…, columns, columns]``, up to a factor.
-        low: The smallest stored integer.
+        low: The smallest stored integer, of all or of each element.
         high: The largest one.
         hold: How many times as hard weights are held where they are.
 
@@ -61,13 +61,16 @@ def rounded_rows(
     order = np.argsort(-_diagonal(hessian), axis=-1, kind="stable")[..., None, :]
     rows = np.take_along_axis(hessian, np.swapaxes(order, -1, -2), -2)
     upper = _inverse_root(np.take_along_axis(rows, order, -1), hold)
-    rest, s, z = (np.take_along_axis(a, order, -1) for a in (weight, scale, zero_point))
+    bounds = (np.broadcast_to(end, weight.shape) for end in (low, high))
+    rest, s, z, least, most = (
+        np.take_along_axis(a, order, -1) for a in (weight, scale, zero_point, *bounds)
+    )
     placed, count = np.empty_like(rest), rest.shape[-1]
     for start in range(0, count, _BLOCK):
         end = min(start + _BLOCK, count)
         errors = np.zeros((*rest.shape[:-1], end - start))
         for j in range(start, end):
-            q = _nearest(rest[..., j], s[..., j], z[..., j], low, high)
+            q = _nearest(rest[..., j], s[..., j], z[..., j], least[..., j], most[..., j])
             placed[..., j] = q
             error = (rest[..., j] - (q - z[..., j]) * s[..., j]) / upper[..., j, j, None]
             errors[..., j - start] = error
@@ -81,7 +84,9 @@ def rounded_rows(
     return np.where(better[..., None], found, nearest)
 
 
-def _nearest(weight: Matrix, scale: Matrix, zero_point: Matrix, low: int, high: int) -> Matrix:
+def _nearest(
+    weight: Matrix, scale: Matrix, zero_point: Matrix, low: Matrix | int, high: Matrix | int
+) -> Matrix:
     # of a column at a time: np.clip takes twice as long
     return np.minimum(np.maximum(np.rint(weight / scale) + zero_point, low), high)
 

@@ -65,6 +65,7 @@ class Learning:
             return None
         if not all(np.isfinite(a).all() for a in (*real, *operands)):
             return None
+        room, x = self.decision.plan.room, self.decision.values.get(weight.node.operand(0))
         start = stored_integers(weight, params, self.decision).numpy()
         node = self._bias_of(weight.node)
         halves = [
@@ -75,7 +76,9 @@ class Learning:
             for i in (0, 1)
             if real[i::2]
         ]  # fmt: skip
-        integers, learned_params, rows = LayerLearning(layer, params, start, self.hold).rows(halves)
+        limits = None if room is None or x is None else room.limits(weight.node, start, params, x)
+        learning = LayerLearning(layer, params, start, self.hold, limits)
+        integers, learned_params, rows = learning.rows(halves)
         self.rows = [a + b for a, b in zip(self.rows, rows, strict=True)]
         if not rows[0]:
             return None

@@ -15,7 +15,7 @@ half that it has not seen, and none where the row is better as it was.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -53,14 +53,19 @@ WAYS = tuple(LearningWay(hold, up) for hold in (1.0, 10.0, 100.0) for up in (Tru
 
 @dataclass(frozen=True, slots=True)
 class _RealRows:
-    """Rows of a product, ``[groups, rows, n]``: real weights, their scales and zero points."""
+    """Rows of a product, ``[groups, rows, n]``: real weights, how and between what they are stored.
+
+    Scales, zero points, the smallest and the largest integers.
+    """
 
     weight: Matrix
     scale: Matrix
     zero: Matrix
+    low: Matrix
+    high: Matrix
 
     def of(self, chosen: tuple[NDArray[np.intp], ...]) -> _RealRows:
-        return _RealRows(self.weight[chosen], self.scale[chosen], self.zero[chosen])
+        return _RealRows(*(getattr(self, each.name)[chosen] for each in fields(self)))
 
     def loss(self, moments: OperandMoments, stored: Matrix) -> NDArray[np.float64]:
         return moments.loss(self.weight, (stored - self.zero) * self.scale)
@@ -75,12 +80,14 @@ class LayerLearning:
         params: How its weights are stored.
         start: The integers that they are stored as so far.
         hold: How many times as hard weights are held where they are, in every way.
+        limits: The smallest and the largest integer of each weight, where the type's are not.
     """
 
     layer: ProductLayer
     params: QuantParams
     start: Array
     hold: float = 1.0
+    limits: tuple[Array, Array] | None = None
 
     def rows(self, halves: Sequence[OperandMoments]) -> tuple[Array, QuantParams, tuple[int, int]]:
         """Returns integers, parameters, and how many rows of how many are learned.
@@ -90,12 +97,15 @@ class LayerLearning:
                 every row is learned.
         """
         params, layer = self.params, self.layer
-        weight, scale, zero, start = (
+        low, high = self.limits or (np.array(params.qmin), np.array(params.qmax))
+        weight, scale, zero, low, high, start = (
             self._flat(np.broadcast_to(a, layer.weight.shape).astype(np.float64))
             for a in (
                 layer.weight,
                 params.aligned(params.scale, layer.weight.shape),
                 params.aligned(params.zero_point, layer.weight.shape),
+                low,
+                high,
                 self.start,
             )
         )
@@ -103,7 +113,7 @@ class LayerLearning:
         own = params.axis == layer.geometry.axis and params.block_size is None
         ratios = RATIOS if own and params.storage_dtype.bits <= FEW_BITS else RATIOS[:1]
         found, factors = start.copy(), np.ones(weight.shape[:2])
-        every = _RealRows(weight, scale, zero)
+        every = _RealRows(weight, scale, zero, low, high)
         ways = self._ways(every, start, halves)
         for index, way in enumerate(WAYS):
             chosen = ways == index
@@ -139,7 +149,7 @@ class LayerLearning:
         self, rows: _RealRows, moments: OperandMoments, way: LearningWay, ratios: Sequence[float]
     ) -> tuple[Matrix, Matrix]:
         square, cross = moments.square, moments.cross if way.makes_up else moments.square
-        ends, hold = (self.params.qmin, self.params.qmax), self.hold * way.hold
+        ends, hold = (rows.low, rows.high), self.hold * way.hold
         return learned_rows(rows.weight, rows.scale, rows.zero, square, cross, *ends, ratios, hold)
 
     def _flat(self, array: Array) -> Matrix:

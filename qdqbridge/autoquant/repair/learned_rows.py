@@ -26,8 +26,8 @@ def learned_rows(
     zero_point: Matrix,
     square: Matrix,
     cross: Matrix,
-    low: int,
-    high: int,
+    low: Matrix | int,
+    high: Matrix | int,
     ratios: Sequence[float] = (1.0,),
     hold: float = 1.0,
 ) -> tuple[Matrix, Matrix]:
@@ -41,7 +41,7 @@ def learned_rows(
         zero_point: Of each element.
         square: ``X' X'^T``, ``[…, columns, columns]``.
         cross: ``X X'^T``.
-        low: The smallest stored integer.
+        low: The smallest stored integer, of all or of each element.
         high: The largest one.
         ratios: Factors to try.
         hold: How many times as hard weights are held where they are.
@@ -70,8 +70,8 @@ def descended(
     scale: Matrix,
     zero_point: Matrix,
     hessian: Matrix,
-    low: int,
-    high: int,
+    low: Matrix | int,
+    high: Matrix | int,
 ) -> Matrix:
     """Returns integers from which changing a single one in a row no longer helps, or nearly.
 
@@ -81,10 +81,11 @@ def descended(
         scale: Of each element.
         zero_point: Of each element.
         hessian: What errors cost, ``e H e^T``.
-        low: The smallest stored integer.
+        low: The smallest stored integer, of all or of each element.
         high: The largest one.
     """
     q, count = stored.copy(), stored.shape[-1]
+    least, most = (np.broadcast_to(end, q.shape) for end in (low, high))
     curvature = scale * np.diagonal(hessian, axis1=-2, axis2=-1)[..., None, :]
     gradient = ((q - zero_point) * scale - target) @ hessian
     for _ in range(_SWEEPS):
@@ -96,7 +97,8 @@ def descended(
             for j in range(rest.shape[-1]):
                 column = start + j
                 best = q[..., column] - rest[..., j] / curvature[..., column]
-                best = np.minimum(np.maximum(np.rint(best), low), high)  # np.clip takes longer
+                # np.clip takes longer
+                best = np.minimum(np.maximum(np.rint(best), least[..., column]), most[..., column])
                 change[..., j] = (best - q[..., column]) * scale[..., column]
                 q[..., column] = best
                 rest += change[..., j, None] * inner[..., j, None, :]

@@ -29,6 +29,7 @@ from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions, quantized
 from qdqbridge.autoquant.repair.float_reference import FloatReference
 from qdqbridge.autoquant.repair.steps import GRAPH_STEPS, StepRecord
 from qdqbridge.autoquant.search.costly_layers import costly, left_float
+from qdqbridge.autoquant.search.pair_cost import of_pairs
 from qdqbridge.autoquant.search.sensitivity_variants import widened, wider
 from qdqbridge.autoquant.search.tuning import spread, spread_unlike, taken
 from qdqbridge.autoquant.search.work_budget import WorkBudget
@@ -225,8 +226,10 @@ def _attempts(target: Target) -> Iterator[_Attempt]:
 
 def chosen(
     graph: Graph, data: Data | None, options: QuantizeOptions
-) -> tuple[QuantizeOptions, StepRecord | None]:
+) -> tuple[QuantizeOptions, tuple[StepRecord, ...]]:
     """Returns the options with the target that is best on unseen samples, and what was found out.
+
+    Whether pairs of products that saturate are avoided is found out first.
 
     Args:
         graph: The float graph.
@@ -234,30 +237,43 @@ def chosen(
         options: What the user wants; ``budget`` says how much work this may be.
     """
     target = options.described()
-    if data is None or not _open(target, options) or len(data) < HALVED:
-        return options, None
+    if data is None or not (options.tune and options.repair):
+        return options, ()
     picked = spread_unlike(data, _SAMPLES)
-    if len(picked) < HALVED:
-        return options, None
-    seen, unseen = (taken(picked, range(i, len(picked), 2)) for i in (0, 1))
+    more = _open(target, options) and len(picked) >= HALVED
+    if not more and target.avoided_pairs is None:
+        return options, ()
+    seen, unseen = picked, picked
+    if len(picked) >= HALVED:
+        seen, unseen = (taken(picked, range(i, len(picked), 2)) for i in (0, 1))
     judge, work = FloatReference(graph, unseen), WorkBudget(options.budget)
     graph = prepared(graph)  # of which profiles are: what one attempt has seen others read
     unscaled = replace(options, tune=False, repair=())
     made = quantized(graph, seen, unscaled, empty=True)
     if not made.decision.plan.rules:
-        return options, None  # all that can be quantized is in bodies, if anything
-    start = judge.sqnr(made.graph)
-    if start >= HEAD_GOOD:
-        return options, None  # channels need not be scaled to know
-    profile, plain = made.profile, unscaled
+        return options, ()  # all that can be quantized is in bodies, if anything
+    profile, start, found = made.profile, judge.sqnr(made.graph), tuple[StepRecord, ...]()
+    room = made.decision.plan.room
+    if room is not None and room.used and work.left:
+        exact = replace(target, avoided_pairs=None)
+        made = quantized(graph, seen, replace(unscaled, target=exact), profile=profile)
+        before = judge.sqnr(made.graph)
+        found = (of_pairs(before, start),)
+        if not found[0].applied:
+            options, start = replace(options, target=exact), before
+            unscaled = replace(options, tune=False, repair=())
+    if not more or start >= HEAD_GOOD:
+        return options, found  # channels need not be scaled to know
+    plain = unscaled
     if any(step in GRAPH_STEPS for step in options.repair):
         plain = replace(unscaled, repair=[step for step in options.repair if step in GRAPH_STEPS])
         made = quantized(graph, seen, plain, profile=profile)
         start = judge.sqnr(made.graph)
     if start >= HEAD_GOOD:
-        return options, None
+        return options, found
     trials = _PresetTrials(graph, seen, made, profile, plain, judge, work)
-    return trials.chosen(options, start, unscaled)
+    options, tried = trials.chosen(options, start, unscaled)
+    return options, found if tried is None else (tried, *found)
 
 
 @dataclass(slots=True, eq=False)

@@ -163,7 +163,8 @@ class Variants:
 
     def plan_for(self, changes: Mapping[Layer, LayerChange]) -> QuantizationPlan:
         """Returns the plan with ``changes``."""
-        return plan(self.graph, self.target, self.wishes_for(changes))
+        own = plan(self.graph, self.target, self.wishes_for(changes))
+        return replace(own, room=self.base.plan.room)
 
     def decision(self, changes: Mapping[Layer, LayerChange]) -> Decision:
         """Returns the decision with ``changes``; without any it is the base's."""

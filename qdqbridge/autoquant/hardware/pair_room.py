@@ -1,0 +1,210 @@
+"""Scales of weights for which the pairs that data makes do not saturate, and room to learn in.
+
+Some processors that an engine runs on add pairs of products in 16 bits
+(:mod:`qdqbridge.autoquant.hardware.pairs`), others exactly: onnxruntime on AVX2, and on VNNI. One
+file is for both. So a row of weights gets a larger scale where two neighbours saturate with the
+largest codes that were seen of their own channels, and only as large as these need: few channels
+reach the end of a range that all of them share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.autoquant.hardware.pairs import Order
+from qdqbridge.autoquant.profiling.stats import TensorStats
+from qdqbridge.graph.graph import Node
+from qdqbridge.graph.numerics import quantize
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.weights import geometry_of
+from qdqbridge.ops.convolution import CONV
+from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
+
+Real = NDArray[np.float64]
+_PRODUCTS = (CONV, GEMM, MATMUL, DENSE)
+_MOST = 32767.0
+"""The largest sum of a pair."""
+
+
+@dataclass(slots=True, eq=False)
+class PairRoom:
+    """What was seen of the operands of products whose pairs may saturate.
+
+    Attributes:
+        order: In which order pairs are added.
+        stats: What was seen, by the operand's name; what is not known of may hold any code.
+        samples: Of so many samples: other data may reach further, by one part in so many.
+    """
+
+    order: Order
+    stats: Mapping[str, TensorStats]
+    samples: int
+    _raised: dict[tuple[str, int, int], tuple[QuantParams, ...]] = field(init=False, repr=False)
+    _own: dict[int, tuple[QuantParams, QuantParams]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._raised, self._own = {}, {}
+
+    @property
+    def used(self) -> bool:
+        """True where a scale was raised."""
+        return bool(self._own)
+
+    def raised(self, node: Node, params: QuantParams, x: QuantParams) -> QuantParams:
+        """Returns parameters of a product's weight with which no pair of what was seen saturates.
+
+        Scales that were raised for other parameters of the operand are forgotten.
+
+        Args:
+            node: The product.
+            params: Of its weight.
+            x: Of its operand.
+        """
+        base = self._own.get(id(params), (params, params))[1]
+        key = node.name, id(base), id(x)
+        if key not in self._raised:
+            found = self._suited(node, base, x)
+            self._raised[key] = base, x, found  # held: no other gets their ids
+            if found is not base:
+                self._own[id(found)] = found, base
+        return self._raised[key][2]
+
+    def limits(
+        self, node: Node, stored: NDArray[Any], params: QuantParams, x: QuantParams
+    ) -> tuple[Real, Real] | None:
+        """Returns how small and how large each integer may become: each of a pair by half the room.
+
+        Args:
+            node: The product.
+            stored: Its weight as it is stored, a pair of which saturates nowhere.
+            params: Of its weight.
+            x: Of its operand.
+        """
+        rows = self._rows(node, params, x)
+        if rows is None:
+            return None
+        places = rows.places(np.arange(stored.size).reshape(stored.shape))
+        own = stored.astype(np.float64).reshape(-1)
+        low, high = (np.full(stored.size, float(end)) for end in (params.qmin, params.qmax))
+        even = rows.even
+        pairs = places[:, :even]
+        largest = np.maximum(rows.high[:, :even], 1.0)
+        for sign, limit, nearer in ((1.0, high, np.minimum), (-1.0, low, np.maximum)):
+            sizes = np.maximum(sign * own[pairs], 0.0)
+            each = sizes * largest
+            left = np.maximum(_MOST - each[:, ::2] - each[:, 1::2], 0.0)
+            left = np.repeat(left, 2, axis=1) / 2
+            limit[pairs] = nearer(limit[pairs], sign * (sizes + np.floor(left / largest)))
+        return low.reshape(stored.shape), high.reshape(stored.shape)
+
+    def _suited(self, node: Node, params: QuantParams, x: QuantParams) -> QuantParams:
+        rows = self._rows(node, params, x)
+        if rows is None:
+            return params
+        weight = node.operand(1).constant
+        assert weight is not None
+        real = rows.places(weight.numpy().astype(np.float64))
+        scale = params.scale.astype(np.float64).reshape(-1)
+        wide = np.tile(scale, len(real) // scale.size)
+        up, down = (sums.max(axis=1, initial=0.0) for sums in rows.sums(real / wide[:, None]))
+        # What rounding adds to a pair at most.
+        half = (rows.high[:, : rows.even : 2] + rows.high[:, 1 : rows.even : 2]) / 2
+        factor = np.maximum(up, down) / (_MOST - half.max(axis=1, initial=0.0))
+        close = factor > 1
+        if close.any():  # what rounds to less than that needs nothing
+            stored = np.clip(np.rint(real / wide[:, None]), params.qmin, params.qmax)
+            worst = np.maximum(*(s.max(axis=1, initial=0.0) for s in rows.sums(stored)))
+            factor[worst <= _MOST] = 1.0
+        factor = np.maximum(factor, 1.0).reshape(-1, scale.size).max(axis=0)
+        if (factor == 1).all():
+            return params
+        found = np.asarray(scale * factor, np.float32).reshape(params.scale.shape)
+        return replace(params, scale=found)
+
+    def _rows(self, node: Node, params: QuantParams, x: QuantParams) -> _PairedRows | None:
+        """Returns how the rows of a weight are paired; None where nothing of it can saturate."""
+        geometry, weight = geometry_of(node), node.operand(1).constant
+        if geometry is None or weight is None or node.op not in _PRODUCTS or params.blocked:
+            return None
+        kinds = params.storage_dtype, x.storage_dtype
+        if any(not k.is_integer or k.bits != 8 for k in kinds) or not kinds[0].is_signed:
+            return None
+        shape = weight.shape
+        if not params.symmetric or not x.per_tensor or geometry.alone(shape):
+            return None
+        if not (geometry.image or len(shape) == 2):
+            return None
+        low, high = self._codes(node, x)
+        groups = geometry.groups if geometry.image else 1
+        taps = int(np.prod(shape[2:], dtype=np.int64)) if geometry.image else 1
+        count, terms = geometry.channels(shape), geometry.terms(shape)
+        wanted = terms // taps * groups
+        if low.size != wanted:
+            low, high = (np.full(wanted, end) for end in (low.min(), high.max()))
+        along = np.repeat if self.order == "channels-first" else np.tile
+        low, high = (along(each.reshape(groups, -1), (1, taps)) for each in (low, high))
+        if groups > 1:
+            low, high = (np.repeat(each, count // groups, axis=0) for each in (low, high))
+        return _PairedRows(node, taps if along is np.tile else 1, low, high)
+
+    def _codes(self, node: Node, x: QuantParams) -> tuple[Real, Real]:
+        """Returns the smallest and largest unsigned code, of each channel where that is known."""
+        value, shift = node.operand(0), 128.0 if x.storage_dtype.is_signed else 0.0
+        seen = self.stats.get(value.name)
+        if seen is None or seen.minimum > seen.maximum:
+            return np.array([x.qmin + shift]), np.array([x.qmax + shift])
+        image = node.op is CONV
+        channels = seen.channels
+        low, high = np.array([seen.minimum]), np.array([seen.maximum])
+        if channels is not None and channels.axis == (1 if image else (value.rank or 0) - 1):
+            low, high = channels.minimum, channels.maximum
+        reach = 1 + 1 / max(self.samples, 1)
+        low, high = (np.where(np.isfinite(end), end, 0.0) * reach for end in (low, high))
+        ends = np.minimum(low, 0.0), np.maximum(high, 0.0)  # borders are zeros
+        low, high = (quantize(e.astype(np.float32), x).astype(np.float64) + shift for e in ends)
+        return low, high
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _PairedRows:
+    """Rows of a weight, and the codes that meet each of its terms.
+
+    Attributes:
+        node: The product.
+        taps: Taps that channels are regrouped by; 1 to leave terms where they are.
+        low: Smallest unsigned codes, ``[channels, terms]``, or one row for all.
+        high: The largest.
+    """
+
+    node: Node
+    taps: int
+    low: Real
+    high: Real
+
+    @property
+    def even(self) -> int:
+        """How many terms have a neighbour."""
+        return self.low.shape[1] // 2 * 2
+
+    def places(self, weight: NDArray[Any]) -> NDArray[Any]:
+        """Returns a weight as rows of terms, in the order in which they are added."""
+        geometry = geometry_of(self.node)
+        assert geometry is not None
+        rows = geometry.rows(weight)
+        if self.taps == 1:
+            return rows
+        split = rows.reshape(len(rows), -1, self.taps)
+        return np.swapaxes(split, 1, 2).reshape(rows.shape)
+
+    def sums(self, rows: Real) -> tuple[Real, Real]:
+        """Returns how large each pair can become, and how far below zero."""
+        even = self.even
+        rows, low, high = rows[:, :even], self.low[:, :even], self.high[:, :even]
+        a, b = rows * low, rows * high
+        up, down = np.maximum(a, b), -np.minimum(a, b)
+        return up[:, ::2] + up[:, 1::2], down[:, ::2] + down[:, 1::2]

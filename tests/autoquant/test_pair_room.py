@@ -1,0 +1,220 @@
+"""One file for processors that add pairs of products with saturation, and for those that do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import qdqbridge as qb
+from qdqbridge.autoquant.hardware.arithmetic import arithmetic_of, run
+from qdqbridge.autoquant.hardware.pair_room import PairRoom
+from qdqbridge.autoquant.planning.targets import ORT, TARGETS
+from qdqbridge.autoquant.profiling.stats import ChannelExtremes, TensorStats
+from qdqbridge.autoquant.simulation.metrics import measured, outputs_of
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Graph, Node
+from qdqbridge.graph.numerics import quantize
+from qdqbridge.graph.quantization import QuantParams, per_tensor
+from qdqbridge.graph.weights import geometry_of
+from qdqbridge.quantizing import Quantization, quantization
+from tests.engines.target_networks import MODELS, Net
+
+IMAGES = np.load(MODELS / "digits_test.npz")["x"]
+DATA, UNSEEN = {"input": IMAGES[:64]}, {"input": IMAGES[100:164]}
+INT16 = np.iinfo(np.int16)
+
+
+def normal(rng: np.random.Generator, *shape: int) -> NDArray[np.float32]:
+    return rng.normal(size=shape).astype(np.float32)
+
+
+def drawn_product(rng: np.random.Generator) -> Node:
+    """Returns a product of one of the kinds that are added in pairs."""
+    b, kind = Net(), rng.integers(3)
+    if kind == 0:
+        groups = int(rng.choice([1, 1, 2, 3]))
+        channels, size = groups * int(rng.integers(2, 6)), int(rng.choice([1, 2, 3]))
+        x = b.input("x", ["n", channels, 5, 5])
+        kernel = b.init(normal(rng, groups * 2, channels // groups, size, size))
+        b.output(b.op("Conv", x, kernel, group=groups, pads=[size // 2] * 4))
+    else:
+        terms = int(rng.integers(2, 20))
+        x = b.input("x", ["n", terms] if kind == 1 else ["n", 3, terms])
+        matrix = b.init(normal(rng, terms, 5))
+        b.output(b.op("Gemm" if kind == 1 else "MatMul", x, matrix))
+    return b.done().nodes[0]
+
+
+def terms_of(node: Node, stored: NDArray[Any], channels: NDArray[Any]) -> tuple[Any, Any]:
+    """Returns stored weights as rows, taps outside and channels of a group inside; and the same of
+    numbers of the operand's channels."""
+    geometry = geometry_of(node)
+    assert geometry is not None
+    if not geometry.image:
+        rows = stored.T if geometry.axis == 1 else stored
+        return rows, np.broadcast_to(channels, rows.shape)
+    out, inside = stored.shape[:2]
+    rows = np.stack([np.concatenate([w[:, i, j] for i in range(w.shape[1]) for j in range(
+        w.shape[2])]) for w in stored])  # fmt: skip
+    group = np.arange(out) // (out // geometry.groups)
+    taps = stored.shape[2] * stored.shape[3]
+    return rows, np.stack([np.tile(channels[g * inside : (g + 1) * inside], taps) for g in group])
+
+
+def overflows(node: Node, stored: NDArray[Any], low: NDArray[Any], high: NDArray[Any]) -> bool:
+    """Returns whether codes between these make a pair leave int16."""
+    rows, ends = terms_of(node, stored.astype(np.int64), low)
+    _, most = terms_of(node, stored, high)
+    even = rows.shape[1] // 2 * 2
+    products = np.stack([rows * ends, rows * most])[:, :, :even]
+    up = products.max(axis=0).reshape(len(rows), -1, 2).sum(axis=2)
+    down = products.min(axis=0).reshape(len(rows), -1, 2).sum(axis=2)
+    return bool((up > INT16.max).any() or (down < INT16.min).any())
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_no_pair_of_what_was_seen_saturates(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    node = drawn_product(rng)
+    geometry, constant = geometry_of(node), node.operand(1).constant
+    assert geometry is not None and constant is not None
+    weight = constant.numpy()
+    value = node.operand(0)
+    axis = 1 if geometry.image else (value.rank or 0) - 1
+    count = (value.type.shape or ())[axis]
+    assert isinstance(count, int)
+    low, high = -rng.uniform(0, 1, count) * rng.integers(2), rng.uniform(0.2, 1, count)
+    low, high = low.astype(np.float32), high.astype(np.float32)
+    signed = bool(rng.integers(2))
+    span = float(high.max() - low.min()) / 255 * rng.uniform(0.7, 1.3)
+    x = per_tensor(
+        DType.INT8 if signed else DType.UINT8,
+        span,
+        int(np.clip(np.rint(-low.min() / span), 0, 255)) - 128 * signed,
+    )
+    others = tuple(i for i in range(weight.ndim) if i != geometry.axis)
+    scale = np.abs(weight).max(axis=others) / 127
+    zeros = np.zeros(len(scale), np.int32)
+    params = QuantParams(
+        DType.INT8, scale.astype(np.float32), zeros, axis=geometry.axis, qmin=-127, qmax=127
+    )
+    stats = replace(
+        TensorStats.of(np.array([low.min(), high.max()])),
+        channels=ChannelExtremes(axis, low, high),
+    )
+    room = PairRoom("channels-last", {value.name: stats}, samples=1 << 20)
+    found = room.raised(node, params, x)
+    codes = [quantize(each, x).astype(np.int64) + 128 * signed for each in (low, high)]
+    codes[0] = np.minimum(codes[0], int(x.zero_point) + 128 * signed)
+    codes[1] = np.maximum(codes[1], int(x.zero_point) + 128 * signed)
+
+    before, stored = quantize(weight, params), quantize(weight, found)
+    assert not overflows(node, stored, *codes)
+    assert (found is not params) == overflows(node, before, *codes)
+    factor = found.scale.astype(np.float64) / params.scale.astype(np.float64)
+    assert (factor >= 1).all() and (factor <= 2.02).all()
+    assert room.raised(node, found, x) is found  # what was raised is not raised again
+
+    limits = room.limits(node, stored, found, x)
+    assert limits is not None
+    assert (limits[0] <= stored).all() and (stored <= limits[1]).all()
+    for end in limits:
+        assert not overflows(node, end, *codes)
+    mixed = np.where(rng.integers(2, size=stored.shape), *limits)
+    assert not overflows(node, mixed, *codes)
+
+
+def decibels(found: Quantization, *, pairs: bool) -> float:
+    """Returns how close unseen samples come where pairs saturate, or do not."""
+    return of_graph(found.graph, found.original, UNSEEN, pairs=pairs)
+
+
+def of_graph(graph: Graph, original: Graph, data: dict[str, Any], *, pairs: bool) -> float:
+    ran = run(graph, data, arithmetic_of(pairs=pairs))
+    wanted = outputs_of(original, [data])
+    return measured(graph.output_names, wanted, [list(ran.outputs.values())]).sqnr
+
+
+@cache
+def made(name: str, target: str) -> Quantization:
+    wanted: dict[str, Any] = {"repair": ("learn",), "tune": False}
+    exact = replace(TARGETS[target.removesuffix(" exact")], avoided_pairs=None)
+    chosen = exact if target.endswith(" exact") else target
+    return quantization(MODELS / f"digits_{name}_float.onnx", DATA, target=chosen, **wanted)
+
+
+@pytest.mark.parametrize(("name", "target"), [("cnn", "ort"), ("mlp", "ort-s8")])
+def test_one_file_is_as_good_where_pairs_saturate(name: str, target: str) -> None:
+    found = made(name, target)
+    exact = decibels(found, pairs=False)
+    assert decibels(found, pairs=True) >= exact - 1
+    assert exact >= decibels(made(name, f"{target} exact"), pairs=False) - 1
+
+
+def test_a_network_that_was_not_told_of_pairs_loses_by_them() -> None:
+    found = made("cnn", "ort exact")
+    assert decibels(found, pairs=True) < decibels(found, pairs=False) - 10
+
+
+def costly() -> tuple[Graph, dict[str, NDArray[Any]]]:
+    """A product of which every pair saturates, and whose weights alone are rounded."""
+    rng = np.random.default_rng(0)
+    b = Net()
+    signs = rng.choice([-1.0, 1.0], (16, 8)).repeat(2, axis=0)
+    weight = (signs * rng.uniform(0.9, 1, (32, 8))).astype(np.float32)
+    b.output(b.op("MatMul", b.input("x", ["n", 32]), b.init(weight)))
+    levels = rng.integers(0, 256, (64, 32))
+    levels[:, ::2] = levels[:, 1::2]
+    levels[0] = 255
+    return b.done(), {"x": (levels / 255).astype(np.float32)}
+
+
+def test_where_avoiding_pairs_costs_much_both_figures_are_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    graph, data = costly()
+    found = quantization(graph, data, repair=("bias",))
+    step = next(step for step in found.made.repairs if step.step == "pairs")
+    assert not step.applied and step.before is not None and step.after is not None
+    assert step.before - step.after > 3
+    exact, paired = (
+        of_graph(found.graph, graph, {"x": data["x"][::8]}, pairs=pairs) for pairs in (False, True)
+    )
+    assert paired < exact - 10
+    told = caplog.messages[-1]
+    assert "without VNNI" in told and "--avoid-pairs" in told and told == step.told
+    avoided = quantization(graph, data, avoid_pairs=True)
+    again = of_graph(avoided.graph, graph, data, pairs=True)
+    assert again == of_graph(avoided.graph, graph, data, pairs=False) > paired + 10
+
+
+def test_files_whose_pairs_hold_stay_as_they_are() -> None:
+    rng = np.random.default_rng(3)
+    b = Net()
+    weight = normal(rng, 32, 8)
+    weight[1::2] *= 0.005  # the neighbours of large weights are small
+    b.output(b.op("MatMul", b.input("x", ["n", 32]), b.init(weight)))
+    graph, data = b.done(), {"x": rng.uniform(0, 1, (64, 32)).astype(np.float32)}
+    wanted = replace(ORT, avoided_pairs=None)
+    one, other = (qb.quantize(graph, data, target=target, repair=()) for target in (ORT, wanted))
+    assert one.digest == other.digest
+
+
+def test_what_does_not_saturate_is_not_looked_at() -> None:
+    node = drawn_product(np.random.default_rng(0))
+    room = PairRoom("channels-last", {}, 1)
+    weight = node.operand(1).constant
+    assert weight is not None
+    wide, byte = per_tensor(DType.UINT16, 0.1, 0), per_tensor(DType.UINT8, 0.1, 0)
+    for params, x in (
+        (per_tensor(DType.INT8, 1e-3), wide),
+        (per_tensor(DType.UINT8, 1e-3, 128), byte),
+        (per_tensor(DType.INT4, 1e-3), byte),
+    ):
+        assert isinstance(params, QuantParams)
+        assert room.raised(node, params, x) is params
