@@ -1,9 +1,9 @@
-"""Random graphs of 2 to 12 of ONNX's operators through everything, against what they mean.
+"""Random graphs of ONNX's operators through everything, against what they mean.
 
-``scripts/sweep_operators --graphs 1000 --tvm 0.3``: graphs of ``tests/fuzzing/operator_nodes.py``
-(every kind of element-wise operator, movement, reduction, product, window and norm, Q and DQ
-between, opsets 7 to 26, open extents, empty ones, NaN and ends of types), each node of which
-onnxruntime or ONNX's reference has run by itself, go through the stages
+``scripts/sweep_operators --graphs 1000 --tvm 0.3``: graphs of 2 to 12 (``--nodes``) nodes of
+``tests/fuzzing/operator_nodes.py`` (every kind of element-wise operator, movement, reduction,
+product, window and norm, Q and DQ between, opsets 7 to 26, open extents, empty ones, NaN and ends
+of types), each node of which onnxruntime or ONNX's reference has run by itself, go through stages
 
     whole      onnxruntime on the whole model: that the judge agrees with itself
     load       ``qdqbridge.load``
@@ -11,6 +11,7 @@ onnxruntime or ONNX's reference has run by itself, go through the stages
     canonical  the interpreter on the canonical graph
     text       canonicalizing again changes nothing
     saved      the written file in onnxruntime, and its digest after reading it
+    relax      the digest of what is read back from Relax, in both forms (of the same share)
     tvm        ``qdqbridge.compile`` (of a share of the graphs), run on each set of inputs
 
 in forked children; one that dies or hangs is charged to the stage it was in. What is wrong, ends
@@ -51,8 +52,9 @@ def told(seeds: range, arguments: argparse.Namespace) -> Iterator[dict[str, Any]
     for seed in seeds:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         yield {"seed": seed, "stage": "grow"}
-        case = case_of(seed)
-        stages = [s for s in STAGES if s != "tvm" or Random(f"tvm/{seed}").random() < arguments.tvm]
+        case = case_of(seed, arguments.nodes)
+        hosted = Random(f"tvm/{seed}").random() < arguments.tvm
+        stages = [s for s in STAGES if hosted or s not in ("relax", "tvm")]
         found: dict[str, Any] = {}
         yield {"seed": seed, "stage": "run"}
         for stage, outcome in outcomes(case, stages).items():
@@ -103,6 +105,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--graphs", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0, help="seed of the first graph")
+    parser.add_argument("--nodes", type=int, default=12, help="of a graph, at most")
     parser.add_argument("--tvm", type=float, default=0.2, help="share that TVM compiles")
     parser.add_argument("--shrink", action="store_true", help="tell the smallest part that differs")
     arguments = parser.parse_args()

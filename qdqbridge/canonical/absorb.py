@@ -146,7 +146,7 @@ def _quantized_operands(op: Node) -> list[Value | None] | Reject:
     operands = list(op.inputs)
     quantized = 0
     for index, value in op.data_operands():
-        stored = stored_before_cast(value)
+        stored = value if value.quant is not None else stored_before_cast(value)
         if stored is not None and stored.quant is not None:
             if stored.constant is None and not stored.quant.params.per_tensor:
                 return Reject(f"operand {index} is quantized per channel", (stored.name,))

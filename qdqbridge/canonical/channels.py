@@ -32,6 +32,7 @@ from qdqbridge.ops.elementwise import CONCAT
 from qdqbridge.ops.permutation import inverse, permuted_operand, permuted_params, permuted_type
 from qdqbridge.ops.reduction import REDUCE_MAX, REDUCE_MEAN, REDUCE_MIN, REDUCE_SUM
 from qdqbridge.ops.selection import GATHER, PAD, SLICE, SPLIT
+from qdqbridge.ops.shapes import sliced
 from qdqbridge.ops.softmax import LOG_SOFTMAX, SOFTMAX
 
 _LAST = ((0, 2, 1), (0, 2, 3, 1), (0, 2, 3, 4, 1))
@@ -212,10 +213,10 @@ def _cut(extent: Dim, start: int, end: int, step: int) -> tuple[int, int, int] |
     """Returns start, end and step of an axis, None where all of it is taken as it lies."""
     if isinstance(extent, str):
         return None if start == 0 and end >= ENDLESS and step == 1 else (start, end, step)
-    first, last, jump = slice(start, end, step).indices(extent)
-    if (first, last, jump) == (0, extent, 1):
+    taken = sliced(extent, start, end, step)
+    if taken == range(extent) and step == 1:
         return None
-    return first, last if last >= 0 else BEFORE_ALL, jump
+    return taken.start, taken.stop if taken.stop >= 0 else BEFORE_ALL, step
 
 
 @rule("widened-constant", CAST)

@@ -78,9 +78,14 @@ def channel_groups(groups: int) -> NormalizedGroups:
 
 
 def _affine(t: Array, groups: NormalizedGroups, gamma: Array, beta: Array | None) -> Array:
-    """Returns ``t * gamma + beta``, two operations in the dtype of ``t``."""
-    result = t * groups.placed(gamma.astype(t.dtype), t.ndim)
-    return result if beta is None else result + groups.placed(beta.astype(t.dtype), t.ndim)
+    """Returns ``t * gamma + beta``, two operations in the dtype of ``t``, whose shape they keep."""
+    placed = [
+        np.broadcast_to(groups.placed(each.astype(t.dtype), t.ndim), t.shape)
+        for each in (gamma, beta)
+        if each is not None
+    ]
+    result = t * placed[0]
+    return result if beta is None else result + placed[1]
 
 
 def _real_normalization(groups: NormalizedGroups, x: Array, epsilon: float) -> Array:

@@ -20,6 +20,7 @@ from qdqbridge.ops.attributes import (
     TileAttrs,
     TransposeAttrs,
 )
+from qdqbridge.ops.shapes import sliced
 from qdqbridge.ops.windows import extents, span
 
 Open: TypeAlias = "tuple[Dim | None, ...]"
@@ -152,9 +153,7 @@ def _sliced(source: Sequence[Dim], attributes: SliceAttrs) -> Open:
     cuts = zip(attributes.starts, attributes.ends, attributes.steps, strict=True)
     for axis, cut in zip(attributes.axes, cuts, strict=True):
         extent = source[axis]
-        extents[axis] = (
-            len(range(*slice(*cut).indices(extent))) if isinstance(extent, int) else None
-        )
+        extents[axis] = len(sliced(extent, *cut)) if isinstance(extent, int) else None
     return tuple(extents)
 
 

@@ -13,7 +13,7 @@ from qdqbridge.graph.operator import Array, Flow, OnnxOp, Operands, Row, Types
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import AxisAttrs, PadAttrs, SliceAttrs, SplitAttrs
 from qdqbridge.ops.data_movement import data_movement
-from qdqbridge.ops.shapes import axes_fit, known
+from qdqbridge.ops.shapes import axes_fit, known, sliced
 from qdqbridge.ops.stored import converted, present
 
 _MODES: dict[str, Literal["reflect", "edge", "wrap"]] = {
@@ -29,8 +29,10 @@ def _slice(attributes: SliceAttrs, operands: Operands) -> tuple[Array, ...]:
     for start, end, axis, step in zip(
         attributes.starts, attributes.ends, attributes.axes, attributes.steps, strict=True
     ):
-        from_front = step < 0 and start < -x.shape[axis]
-        region[axis] = slice(0 if from_front else start, end, step)
+        taken = sliced(x.shape[axis], start, end, step)
+        region[axis] = slice(taken.start, taken.stop if taken.stop >= 0 else None, step)
+        if not taken:
+            region[axis] = slice(0, 0)
     return (x[tuple(region)],)
 
 

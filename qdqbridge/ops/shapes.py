@@ -8,6 +8,11 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import QuantType
 
 
+def sliced(extent: int, start: int, end: int, step: int) -> range:
+    """Returns the elements that a Slice takes; backwards from before the first, from the first."""
+    return range(extent)[slice(0 if step < 0 and start < -extent else start, end, step)]
+
+
 def known(value: Value | None, axis: int) -> int | None:
     """Returns the extent of an axis where it is a number; negative axes count from the end."""
     if value is None or value.type.shape is None:

@@ -25,10 +25,11 @@ from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.onnx_io.reading.reader import read
 from tests.fuzzing.graph_grower import SETS, Grower, NoJudge, runner
 from tests.fuzzing.operator_nodes import MAKERS
+from tests.onnx_io.digest_trips import HOSTED, hosted
 from tests.onnx_models import Array
 from tests.relax.targets import HOST, UNOPTIMIZED
 
-STAGES = ("whole", "load", "raw", "canonical", "text", "saved", "tvm")
+STAGES = ("whole", "load", "raw", "canonical", "text", "saved", "relax", "tvm")
 ROUNDED = frozenset({
     "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Celu", "Cos", "Cosh", "Elu", "Erf", "Exp",
     "Gelu", "HardSigmoid", "HardSwish", "Log", "Mish", "Pow", "Reciprocal", "Selu", "Sigmoid",
@@ -73,12 +74,12 @@ class Wrong(Exception):
     """A result differs from what the graph means."""
 
 
-def grown(seed: object) -> Grower:
-    """Returns a graph of 2 to 12 nodes."""
+def grown(seed: object, most: int = 12) -> Grower:
+    """Returns a graph of 2 nodes or more, ``most`` at most."""
     rng = Random(f"{seed}")
     g = Grower(rng)
-    wanted = rng.randint(2, 12)
-    for _ in range(60):
+    wanted = rng.randint(2, most)
+    for _ in range(5 * most):
         if (
             sum(1 for node in g.b.nodes if node.op_type not in ("Constant", "ConstantOfShape"))
             >= wanted
@@ -90,9 +91,9 @@ def grown(seed: object) -> Grower:
     return g
 
 
-def case_of(seed: object) -> Case:
-    """Returns a random graph with its outputs chosen, and what they are."""
-    g = grown(seed)
+def case_of(seed: object, most: int = 12) -> Case:
+    """Returns a random graph of ``most`` nodes at most, its outputs chosen, and what they are."""
+    g = grown(seed, most)
     rng = g.rng
     computed = {name for node in g.b.nodes for name in node.output}
     names = [v.name for v in g.values]
@@ -132,7 +133,7 @@ class Run:
         steps: dict[str, Callable[[], None]] = {
             "whole": self._whole, "load": self._load, "raw": self._raw,
             "canonical": self._canonical, "text": self._text, "saved": self._saved,
-            "tvm": self._tvm,
+            "relax": self._relax, "tvm": self._tvm,
         }  # fmt: skip
         try:
             steps[name]()
@@ -211,6 +212,12 @@ class Run:
         self._each(_by_name(onnx.load(saved)))
         if qb.load(saved).digest != graph.digest:
             raise Wrong("the saved file has another digest")
+
+    def _relax(self) -> None:
+        graph = self._loaded()
+        for variant in HOSTED:
+            if hosted(graph, variant).digest != graph.digest:
+                raise Wrong(f"the module of the form '{variant}' has another digest")
 
     def _tvm(self) -> None:
         if self.executable is None:

@@ -26,14 +26,15 @@ INT64, INT8 = TensorProto.INT64, TensorProto.INT8
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_graphs_mean_what_their_nodes_do(seed: int) -> None:
-    found = outcomes(case_of(f"test/{seed}"), [stage for stage in STAGES if stage != "tvm"])
+    found = outcomes(case_of(f"test/{seed}"), STAGES[: STAGES.index("relax")])
     assert {o.outcome for o in found.values()} <= {"pass", "unjudged"}, found
 
 
 @pytest.mark.relax
 @pytest.mark.parametrize("seed", range(2))
 def test_random_graphs_on_tvm(seed: int) -> None:
-    assert outcomes(case_of(f"test/{seed}"), ("tvm",))["tvm"].outcome == "pass"
+    found = outcomes(case_of(f"test/{seed}"), ("relax", "tvm"))
+    assert {outcome for outcome, _ in found.values()} == {"pass"}, found
 
 
 def everywhere(graph: Graph, feeds: dict[str, Array]) -> Array:

@@ -159,6 +159,80 @@ def broadcasting(b: OpenBuilder) -> tuple[Mapping[str, int], ...]:
     )  # fmt: skip
 
 
+_COMPARED = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+_LOGICAL = ("And", "Or", "Xor")
+_SEVERAL = ("Sum", "Mean", "Max", "Min")
+_INTEGERS = ("Mod", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "Mul")
+
+
+def repeating(b: OpenBuilder) -> tuple[Mapping[str, int], ...]:
+    """What repeats open extents that have 0, 1, 2 or more elements when it runs."""
+    b.opset = b.opsets[""] = 18
+    kind = b.pick("expand", "expand", "computed", "tile", "repeats", *("met",) * 4, "gemm", "fit",
+                  "normed", "steps")  # fmt: skip
+    rank = b.pick(1, 2, 3)
+    shape = tuple(b.pick("n", "n", "m", 3, 1) for _ in range(rank))
+    shape = shape if any(isinstance(d, str) for d in shape) else ("n", *shape[1:])
+    other = tuple(b.pick(d, d, 1, "p", 3) for d in shape)[b.pick(0, 0, min(1, rank - 1)) :]
+    if kind == "expand":
+        wanted = [b.pick(1, 3) if d == 3 else b.pick(1, 1, 3, 2) for d in shape]
+        wanted = [*b.pick([], [2], [1, 3]), *wanted][b.pick(0, 0, 1) if rank > 1 else 0 :]
+        y = b.op("Expand", b.data(shape), b.ints(*wanted))
+    elif kind == "computed":
+        y = b.op("Expand", b.data(shape), b.op("Shape", b.feed(other)))
+    elif kind == "tile":
+        y = b.op("Tile", b.data(shape), b.ints(*(b.pick(1, 2, 3) for _ in shape)))
+    elif kind == "repeats":
+        repeats = [b.extent(b.feed(("p", 2)), 0) if i == 0 else b.ints(2) for i in range(rank)]
+        y = b.op("Tile", b.data(shape), b.op("Concat", *repeats, axis=0))
+    elif kind == "met":
+        y = _met(b, shape, other)
+    elif kind == "gemm":
+        w = b.weight(b.rng.integers(-90, 90, (8, 5)).astype(np.int8), 0.01)
+        added = b.feed(b.pick(("p", 5), ("n", 5), ("p", 1), (1, 5), ("p", "q")))
+        y = b.op("Gemm", b.data(("n", 8)), w, added)
+    elif kind == "fit":
+        w = b.weight(b.rng.integers(-90, 90, (8, 3)).astype(np.int8), 0.01)
+        product = b.quantized(b.op("MatMul", b.data(("n", 2, 8)), w), 0.1)
+        y = b.op(b.pick("Add", "Mul"), product, b.data(b.pick(("p", 2, 3), ("p", 1), ("n", 1, 1))))
+    elif kind == "normed":
+        length = b.pick(("p",), (3,), (1,))
+        gamma = b.feed(length) if b.chance(0.5) else b.data(length)
+        added = [b.feed(b.pick(length, ("q",)))] if b.chance(0.5) else []
+        last = b.pick(3, "p", "m")
+        y = b.op("LayerNormalization", b.data((*shape, last)), gamma, *added)
+    else:
+        spread = b.quantized(b.op("Expand", b.data(shape), b.ints(3)))
+        if b.chance(0.5):
+            y = b.op("Add", spread, b.data(other))
+        else:
+            y = b.op("PRelu", spread, b.data((*(b.pick(1, d) for d in shape[:-1]), b.pick(1, "p"))))
+    b.result(y)
+    names = ("n", "m", "p", "q")
+    runs = ((0, 0, 0, 0), (1, 1, 1, 1), (2, 2, 2, 2), (3, 3, 3, 3), (1, 1, 0, 5), (0, 1, 1, 1),
+            (1, 3, 1, 5), (3, 1, 3, 5), (2, 3, 1, 5), (1, 2, 2, 1), (5, 5, 1, 1))  # fmt: skip
+    return tuple(dict(zip(names, run, strict=True)) for run in runs)
+
+
+def _met(b: OpenBuilder, shape: Dims, other: Dims) -> str:
+    """Returns what an operator that works on elements gives of two shapes or more."""
+    kind = b.pick("several", "where", "compared", "logical", "integers")
+    if kind == "several":
+        third = tuple(b.pick(d, 1, "n") for d in shape)
+        return b.op(b.pick(*_SEVERAL), b.data(shape), b.data(other), b.data(third))
+    if kind == "where":
+        condition = b.feed(b.pick(shape, other), TensorProto.BOOL)
+        return b.op("Where", condition, b.data(shape), b.data(b.pick(shape, other, (1,))))
+    if kind == "compared":
+        return b.op("Cast", b.op(b.pick(*_COMPARED), b.data(shape), b.data(other)), to=1)
+    if kind == "logical":
+        pair = [b.feed(each, TensorProto.BOOL) for each in (shape, other)]
+        return b.op("Cast", b.op(b.pick(*_LOGICAL), *pair), to=1)
+    pair = [b.feed(each, TensorProto.INT64) for each in (shape, other)]
+    divisor = b.op("Add", pair[1], b.ints(1))
+    return b.op("Cast", b.op(b.pick(*_INTEGERS), pair[0], divisor), to=1)
+
+
 def products(b: OpenBuilder) -> tuple[Mapping[str, int], ...]:
     """MatMul with batches that broadcast, and rows that are open."""
     kind = b.pick("weight", "pair", "pair", "gemm", "vector")
@@ -453,7 +527,7 @@ def moving(b: OpenBuilder) -> tuple[Mapping[str, int], ...]:
 
 
 FAMILIES: tuple[Family, ...] = (
-    broadcasting, broadcasting, products, heads, positions, reductions, norms, softmaxes, resizes,
+    broadcasting, repeating, products, heads, positions, reductions, norms, softmaxes, resizes,
     pads, windows, moving,
 )  # fmt: skip
 

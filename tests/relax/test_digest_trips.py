@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx.parser
 import pytest
 from onnx import TensorProto
 
+import qdqbridge as qb
 from qdqbridge.errors import QdqBridgeError
 from qdqbridge.ops.table import OPERATORS
 from tests.onnx_io import digest_trips
 from tests.onnx_io.digest_trips import HOSTED, hosted, loaded
 from tests.onnx_io.random_models import random_model
+from tests.onnx_models import Builder
 
 FOUND = sorted((Path(digest_trips.__file__).parent / "digest_models").glob("*.onnx"))
 
@@ -227,3 +231,64 @@ def test_floats_of_open_extents_resized(behind: str, mode: str, variant: str) ->
     )
     graph = loaded(onnx.parser.parse_model(text))
     assert hosted(graph, variant).text() == graph.text()
+
+
+_CROPS = [(b, e) for b in (-3, -1, 0, 2) for e in (-3, -1, 0, 4)]
+
+
+@pytest.mark.parametrize("variant", HOSTED)
+@pytest.mark.parametrize("size", [0, 1, 2, "n"])
+def test_pads_that_crop_more_than_there_is(size: int | str, variant: str) -> None:
+    """What one end crops beyond the data is taken off what the other adds."""
+    for (begin, end), sliced in product(_CROPS, (False, True)):
+        b = Builder(18)
+        x = b.qdq(b.input("x", [size, 3]), 0.1, 3)
+        if sliced:
+            x = b.op("Slice", x, *(b.init(np.array([bound])) for bound in (1, 9, 0)))
+        pads = b.init(np.array([begin, 0, end, 0]))
+        b.output(b.qdq(b.op("Pad", x, pads, mode="edge" if begin == 2 else "constant"), 0.1, 3))
+        try:
+            graph = loaded(b.model())
+            module, params = qb.to_relax(graph, variant=variant)
+        except QdqBridgeError:
+            continue  # it crops more than there is, whatever the other end adds
+        assert qb.from_relax(module, params).digest == graph.digest, (begin, end, sliced)
+
+
+_BOUNDS = (-(1 << 31), -6, -3, -2, -1, 0, 1, 3, 1 << 31)
+
+
+@pytest.mark.parametrize("variant", HOSTED)
+@pytest.mark.parametrize("step", [1, -1, -2])
+def test_slices_of_an_open_axis(step: int, variant: str) -> None:
+    b = Builder(18)
+    x = b.input("x", ["n", 2])
+    for start, end in product(_BOUNDS, _BOUNDS):
+        bounds = (b.init(np.array([number])) for number in (start, end, 0, step))
+        b.output(b.op("Slice", x, *bounds), None)
+    graph = loaded(b.model())
+    assert hosted(graph, variant).digest == graph.digest
+
+
+@pytest.mark.parametrize("variant", HOSTED)
+@pytest.mark.parametrize("row", ["Abs", "Sigmoid", "Softmax", "ReduceMean", "GlobalAveragePool"])
+def test_what_is_computed_of_stored_constants(row: str, variant: str) -> None:
+    b = Builder(17)
+    stored = b.weight(np.arange(12, dtype=np.int8).reshape(1, 3, 2, 2), 0.1)
+    b.output(b.qdq(b.op(row, stored), 0.25, 5), None)
+    graph = loaded(b.model())
+    assert hosted(graph, variant).digest == graph.digest
+
+
+@pytest.mark.parametrize("variant", HOSTED)
+@pytest.mark.parametrize("dtype", [np.int64, np.float32])
+def test_a_gemm_with_factors(dtype: type, variant: str) -> None:
+    """Sums of integers are scaled in float64, and cast at the end."""
+    kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    for alpha, beta, turned, added in product((1.0, 0.5), (1.0, -2.0, 0.25), (0, 1), (0, 1, 2)):
+        b = Builder(13)
+        given = [b.input(name, [3, 3], kind) for name in "xyc"[: 3 if added == 1 else 2]]
+        given += [b.init(np.arange(3).astype(dtype))] if added == 2 else []
+        b.output(b.op("Gemm", *given, alpha=alpha, beta=beta, transA=turned), None, kind)
+        graph = loaded(b.model())
+        assert hosted(graph, variant).digest == graph.digest, (alpha, beta, turned, added)

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto
 
 import qdqbridge as qb
-from qdqbridge.errors import InputDataError, QdqBridgeError
+from qdqbridge.errors import InputDataError, QdqBridgeError, UnsupportedTargetError
 from qdqbridge.relax.files import write_module
 from qdqbridge.sources import load_model
 from tests.onnx_models import Builder, canonical, ints
@@ -18,7 +19,7 @@ from tests.relax.open_models import Case, case
 from tests.relax.targets import UNOPTIMIZED
 
 pytestmark = pytest.mark.relax
-QUICK = (*range(12), 32, 41, 42, 44, 110)
+QUICK = (*range(12), 13, 25, 37, 49, 61, 73, 85, 97, 32, 41, 42, 44, 110)
 """Seeds of the quick subset; ``scripts/sweep_open.py`` runs as many as one likes."""
 
 
@@ -55,6 +56,33 @@ def problems(model: Case, kernels: str) -> list[str]:
 @pytest.mark.parametrize("seed", QUICK)
 def test_tvm_computes_what_the_interpreter_does(seed: int) -> None:
     assert problems(case(seed), ("fast", "reference")[seed % 2]) == []
+
+
+@pytest.mark.parametrize("kernels", ["fast", "reference"])
+@pytest.mark.parametrize("wanted", [(3, 3), (2, 3, 1), ("m", 3)])
+def test_an_extent_that_may_be_1_is_repeated(wanted: tuple[int | str, ...], kernels: str) -> None:
+    """Rows of a copy that took an open extent for the known one it becomes were those of nobody."""
+    b, given = Builder(17), ("n", 3) if "m" not in wanted else (1, 3)
+    x, shapes = b.qdq(b.input("x", [*given]), 0.1, 120), {"x": given}
+    if "m" in wanted:
+        target, shapes["other"] = b.op("Shape", b.input("other", [*wanted])), wanted
+    else:
+        target = b.init(np.array(wanted))
+    b.output(b.qdq(b.op("Expand", x, target), 0.1, 120), None)
+    feeds = tuple({"n": n, "m": n} for n in (0, 1, 2, 3))
+    assert problems(Case("expand", b.model(), shapes, feeds, 0), kernels) == []
+
+
+def test_what_tvm_cannot_run_is_refused_beside_kernels_of_computed_extents() -> None:
+    """A kernel whose extent nobody named ended the process before anything was refused."""
+    b = Builder(17)
+    x = b.input("x", ["n", 3])
+    kept = b.op("Compress", x, b.input("kept", ["n"], TensorProto.BOOL), axis=0)
+    rows = b.op("Expand", b.qdq(b.input("row", [1, 3]), 0.1, 120), b.op("Shape", kept))
+    b.output(b.qdq(b.op("Add", rows, b.qdq(kept, 0.1, 120)), 0.1, 120), None)
+    b.output(b.op("Squeeze", kept), None)
+    with pytest.raises(UnsupportedTargetError, match="Squeeze"):
+        qb.compile(canonical(b.model()))
 
 
 def two_batches() -> onnx.ModelProto:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 pytest.importorskip("tvm")
 
 import qdqbridge as qb
+from tests.onnx_models import Builder
 
 LEAST, MOST = -(2**63) + 1, 2**63 - 1
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>
@@ -50,3 +52,20 @@ def test_steps_of_nothing_end_the_run(file: Path) -> None:
         executable.run({"x": x, **places, "s": np.array([0, 1])})
     found = executable.run({"x": x, **places, "s": np.array([1, 2])})["y"]
     assert found.shape == (3, 2)
+
+
+@pytest.mark.parametrize("step", [1, -1, -3])
+def test_codes_of_known_places(step: int, tmp_path: Path) -> None:
+    """A copy backwards from before the first element began in the memory before it."""
+    b, places = Builder(17), (-(1 << 31), -6, -5, -4, -3, -1, 0, 1, 3, 4, 1 << 31)
+    x = b.qdq(b.input("x", [4, 2]), 1.0, 3)
+    for start, end in product(places, places):
+        cut = b.op("Slice", x, *(b.init(np.array([each])) for each in (start, end, 0, step)))
+        b.output(b.qdq(cut, 1.0, 3), None)
+    onnx.save(b.model(), path := tmp_path / "model.onnx")
+    data = {"x": np.arange(8, dtype=np.float32).reshape(4, 2)}
+    found = qb.compile(qb.load(path)).run(data)
+    for one, other in zip(
+        found.values(), onnxruntime.InferenceSession(path).run(None, data), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)

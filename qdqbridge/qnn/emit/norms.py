@@ -40,7 +40,8 @@ def quantized_norm(name: str) -> Callable[[EmissionScope, Node], Expr | None]:
         if gamma is None or not _is_codes(node.operand(0)):
             return None
         if given is None:
-            extents = [int(extent) for extent in scope.extents(gamma[0])]
+            found = scope.extents(gamma[0])  # zeros that repeat serve where the run has more
+            extents = [extent if isinstance(extent, int) else 1 for extent in found]
             beta = _unscaled(scope, scope.number(np.zeros(extents, np.float32)))
         else:
             beta = _affine(scope, given)
@@ -65,6 +66,8 @@ def _call(scope: EmissionScope, node: Node, name: str, rest: list[Any]) -> Expr:
     extents = scope.extents(scope.value(node.operand(0)))
     scope.at_most(_normalized(node, extents), longest_row(storage(source.params)))
     tensors = [entry[0] if isinstance(entry, tuple) else entry for entry in rest]
+    if isinstance(node.attributes, NormAttrs):
+        tensors = [scope.fitted(tensor, extents) for tensor in tensors]
     args = [scope.value(node.operand(0)), *tensors]
     args += [scope.scale(source.params), scope.zero_point(source.params)]
     for entry in rest:
@@ -142,8 +145,11 @@ def _scaled(
     mean = scope.emit(scope.op.mean(square, axes, True))
     shifted = scope.emit(scope.op.add(mean, scope.number(np.asarray(epsilon, scope.dtype(x)))))
     normal = scope.emit(scope.op.divide(x, scope.emit(scope.op.sqrt(shifted))))
-    result = scope.op.multiply(normal, args[1])
-    return scope.op.add(scope.emit(result), args[2]) if len(args) > 2 else result
+    extents = scope.extents(x)
+    result = scope.op.multiply(normal, scope.fitted(args[1], extents))
+    if len(args) < 3:
+        return result
+    return scope.op.add(scope.emit(result), scope.fitted(args[2], extents))
 
 
 def _instance_norm(

@@ -132,6 +132,11 @@ class EmissionScope(ABC):
         del trailing
         return list(exprs)
 
+    def fitted(self, expr: Expr, shape: Sequence[Any]) -> Expr:
+        """Returns an operand that broadcasts to a shape; a host may decide at run time whether."""
+        del shape
+        return expr
+
     def joinable(self, exprs: Sequence[Expr], axis: int) -> list[Expr]:
         """Returns operands of a concat; a host may decide at run time whether extents fit."""
         del axis

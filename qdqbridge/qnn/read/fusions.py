@@ -26,12 +26,13 @@ from qdqbridge.ops.attributes import (
     TransposeAttrs,
 )
 from qdqbridge.ops.bodies import in_order, matched
+from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.composition import CompositionAttrs
 from qdqbridge.ops.convolution import OPERATORS as CONVOLUTIONS
 from qdqbridge.ops.data_movement import EXPAND, RESHAPE
 from qdqbridge.ops.elementwise import ADD, MAX, MIN, MUL, WHERE
 from qdqbridge.ops.forms import outermost_forms, written
-from qdqbridge.ops.matmul import GEMM, MATMUL
+from qdqbridge.ops.matmul import GEMM, MATMUL, broken_factors
 from qdqbridge.ops.softmax import OPERATORS as SOFTMAXES
 from qdqbridge.ops.table import OPERATORS
 from qdqbridge.ops.unary import ABS
@@ -216,8 +217,30 @@ def _gemm(node: Node, call: Call) -> Fused | None:
         inner, bias = node.operand(0).producer, scaled_bias(node.operand(1), given)
         if inner is None or bias is None or inner.op is not GEMM or len(inner.inputs) != 2:
             return None
+        if bias.type.dtype is not inner.operand(0).type.dtype:
+            return None  # of integers that are scaled in floats; a cast ends them
         return Fused("Gemm", given, [inner.operand(0), inner.operand(1), bias])
-    return None
+    return _whole_gemm(node, given) if node.op is CAST and broken_factors(given) else None
+
+
+def _whole_gemm(node: Node, given: GemmAttrs) -> Fused | None:
+    """A Gemm of integers, whose factors are not: a cast of the sum of what is scaled in floats."""
+    total, added = node.operand(0).producer, list[Value]()
+    if total is not None and total.op is ADD:
+        bias = scaled_bias(total.operand(1), given)
+        cast = None if bias is None else bias.producer
+        if cast is None or cast.op is not CAST:
+            return None
+        added, total = [cast.operand(0)], total.operand(0).producer
+    if total is not None and given.alpha != 1.0:
+        alpha = scalar(total.operand(1)) if total.op is MUL else None
+        exact = alpha is not None and near(alpha, given.alpha)
+        total = total.operand(0).producer if exact else None
+    inner = total.operand(0).producer if total is not None and total.op is CAST else total
+    if inner is None or inner.op not in (MATMUL, GEMM) or len(inner.inputs) != 2:
+        return None
+    product = _product(inner, given) if inner.op is MATMUL else Fused("Gemm", given, present(inner))
+    return None if product is None else replace(product, operands=[*product.operands, *added])
 
 
 def _product(node: Node, given: GemmAttrs) -> Fused | None:

@@ -26,15 +26,16 @@ from qdqbridge.ops.attributes import (
 from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.conversion import QUANTIZE, REQUANTIZE
 from qdqbridge.ops.elementwise import WHERE
-from qdqbridge.ops.selection import SLICE
+from qdqbridge.ops.selection import SLICE, within
 from qdqbridge.ops.shape_operator import SHAPE
+from qdqbridge.ops.shapes import sliced
 from qdqbridge.ops.table import MOVED_ALIKE
 from qdqbridge.qnn.origin import Provenance
 from qdqbridge.qnn.read.call import Call
 from qdqbridge.qnn.read.data_movement import hinted, moved, per_tensor, type_like
 from qdqbridge.qnn.read.proven import proven
 from qdqbridge.qnn.read.reading import Reading, Row, flat
-from qdqbridge.qnn.slices import open_bounds
+from qdqbridge.qnn.slices import FAR, open_bounds
 
 
 def strided_slice(reading: Reading, call: Call) -> Value:
@@ -72,9 +73,12 @@ def _ranges(attributes: SliceAttrs, shape: tuple[Any, ...]) -> list[Any]:
     for axis, start, end, step in rows:
         extent = shape[axis]
         if isinstance(extent, int):
-            found.append((axis, range(extent)[slice(start, end, step)]))
+            found.append((axis, sliced(extent, start, end, step)))
         else:
-            found.append((axis, *open_bounds(start, end, step), step))
+            before = (
+                step < 0 and start <= max(end, -FAR) < 0
+            )  # backwards from there is from the first
+            found.append((axis, *open_bounds(0 if before else start, end, step), step))
     return found
 
 
@@ -193,19 +197,28 @@ def _uncropped(
 ) -> Value:
     """Joins a pad with the slice of its negative widths, where the span says so."""
     given, node = call.stated(PadAttrs), data.producer
-    if given is not None:
-        widths = tuple(max(p, 0) for p in given.pads)
-        cropped = any(p < 0 for p in given.pads)
-        if widths == attributes.pads and given.mode == attributes.mode:
-            pads_ = replace(attributes, pads=given.pads)
-            if cropped and node is not None and node.op is SLICE:
-                source = node.operand(0)
-                value = reading.node("Pad", pads_, [source], type_, call)
-                return hinted(reading, call, value)
-            if given.mode != "constant":
-                attributes = replace(attributes, value=given.value)
+    if given is not None and given.mode == attributes.mode:
+        value = attributes.value if given.mode == "constant" else given.value
+        stated = replace(given, value=value)
+        sources = [data] if node is None or node.op is not SLICE else [data, node.operand(0)]
+        for source in sources:
+            pairs = _pairs(given, source)
+            cropped = any(min(pair) < 0 for pair in pairs)
+            widths = tuple(max(pair[end], 0) for end in (0, 1) for pair in pairs)
+            if widths == attributes.pads and cropped == (source is not data):
+                return hinted(reading, call, reading.node("Pad", stated, [source], type_, call))
     value = reading.node("Pad", attributes, [data], type_, call)
     return hinted(reading, call, value)
+
+
+def _pairs(given: PadAttrs, source: Value) -> list[tuple[int, int]]:
+    """Returns what pads add to both ends of every axis, or crop of what there is."""
+    rank = len(given.pads) // 2
+    extents = source.type.shape or (None,) * rank
+    return [
+        within(*pair, extent) if isinstance(extent, int) else pair
+        for *pair, extent in zip(given.pads[:rank], given.pads[rank:], extents, strict=False)
+    ]
 
 
 def tile(reading: Reading, call: Call) -> Value:

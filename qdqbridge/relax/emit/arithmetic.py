@@ -259,7 +259,7 @@ def _expanded(node: Node, own: Elements, given: Sequence[Elements | None]) -> El
         return None
     rank = max(len(own), len(target))
     pairs = zip([1] * (rank - len(own)) + own, [1] * (rank - len(target)) + target, strict=True)
-    return [b if a == 1 else a if _number(b) is not None else chosen(a, b) for a, b in pairs]
+    return [a if b == 1 else b if _number(b) is not None else chosen(a, b) for a, b in pairs]
 
 
 def _cut(node: Node, own: Elements, given: Sequence[Elements | None]) -> Elements | None:

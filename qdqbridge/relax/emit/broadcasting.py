@@ -72,12 +72,31 @@ def joinable(scope: RelaxScope, exprs: Sequence[Expr], axis: int) -> list[Expr]:
 
 
 def spread(scope: RelaxScope, expr: Expr, shape: Sequence[Extent]) -> Expr:
-    """Returns an operand repeated to a shape; TVM's operator knows which extents are 1 or not."""
+    """Returns an operand repeated to a shape; extents that do not fit end the run with an error.
+
+    TVM's operator is for those of which it is known whether they are 1.
+    """
     own = scope.extents(expr)
-    pairs = zip(own, list(shape)[len(shape) - len(own) :], strict=True)
+    pairs = list(zip(own, list(shape)[len(shape) - len(own) :], strict=True))
+    for have, want in pairs:
+        if not _is(have, 1) and not (isinstance(have, int) and isinstance(want, int)):
+            scope.need_same(have if isinstance(have, int) else chosen(have, want), want)
     if all(isinstance(a, int) or equal(a, b) for a, b in pairs):
         return scope.op.broadcast_to(expr, list(shape))
     return broadcast_to(expr, list(shape), implied=False)
+
+
+def fitted(scope: RelaxScope, expr: Expr, shape: Sequence[Extent]) -> Expr:
+    """Returns an operand that broadcasts to a shape, which does not grow by it."""
+    own = scope.extents(expr)
+    target = [*own]
+    wanted = list(shape)[len(shape) - len(own) :] if len(own) <= len(shape) else own
+    for axis, (have, want) in enumerate(zip(own, wanted, strict=True)):
+        numbers = isinstance(have, int) and isinstance(want, int)
+        if not _is(have, 1) and not numbers and not equal(have, want):
+            scope.need_same(have if isinstance(have, int) else chosen(have, want), want)
+            target[axis] = have if isinstance(have, int) else want
+    return expr if target == own else scope.emit(broadcast_to(expr, target, implied=True))
 
 
 def known_to_agree(column: Sequence[Extent]) -> bool:

@@ -25,7 +25,7 @@ from qdqbridge.qnn.emit.scope import EmissionScope, Expr
 from qdqbridge.relax.bounds import larger_bound
 from qdqbridge.relax.dialect import call
 from qdqbridge.relax.emit.arithmetic import Arithmetic, reshaped, simple
-from qdqbridge.relax.emit.broadcasting import aligned, equal, joinable, spread
+from qdqbridge.relax.emit.broadcasting import aligned, equal, fitted, joinable, spread
 from qdqbridge.relax.emit.computed_shapes import (
     run_time_broadcast,
     run_time_extent,
@@ -205,6 +205,10 @@ class RelaxScope(EmissionScope):
     def aligned(self, exprs: Sequence[Expr], trailing: int = 0) -> list[Expr]:
         """Returns operands that broadcast; what is not known is decided at run time."""
         return aligned(self, exprs, trailing)
+
+    def fitted(self, expr: Expr, shape: Sequence[Any]) -> Expr:
+        """Returns an operand that broadcasts to a shape; the run decides what is not known."""
+        return fitted(self, expr, shape)
 
     def joinable(self, exprs: Sequence[Expr], axis: int) -> list[Expr]:
         """Returns operands of a concat, whose other extents are the same."""

@@ -71,7 +71,7 @@ class _PlanEmitter(ModuleEmitter):
         operands = [self.scope.value(value) for value in kernel.inputs]
         constants = [_constant(array) for array in kernel.constants]
         extents = _extents(kernel.inputs, operands)
-        types = [_type(value, extents) for value in kernel.outputs]
+        types = [self._type(value, extents) for value in kernel.outputs]
         args: Any = [*operands, *constants]
         call = relax.call_tir(self._function(kernel), args, types if len(types) > 1 else types[0])
         called = self.scope.emit(call)
@@ -79,19 +79,23 @@ class _PlanEmitter(ModuleEmitter):
             return [called]
         return [self.builder.emit(relax.TupleGetItem(called, i)) for i in range(len(types))]
 
+    def _type(self, value: Value, known: Mapping[str, Any]) -> relax.TensorType:
+        assert value.type.shape is not None
+        other = next(iter(known.values()), None)  # what has a name of its own is the operand's too
+        shape: list[Any] = []
+        for extent in value.type.shape:
+            if isinstance(extent, str) and other is None:
+                shape.append(self.scope.extent(extent))  # the plan has none but those of inputs
+            else:
+                shape.append(extent if isinstance(extent, int) else known.get(extent, other))
+        return relax.TensorType(shape, tvm_dtype(value.type.dtype))
+
     def _function(self, kernel: Kernel) -> relax.GlobalVar:
         key = type(kernel.description), kernel.description
         if key not in self._functions:
             made = kernel.build(kernel.description).with_attr(WORK, kernel.work)
             self._functions[key] = self.builder.add_func(made, kernel.name)
         return self._functions[key]
-
-
-def _type(value: Value, known: Mapping[str, Any]) -> relax.TensorType:
-    assert value.type.shape is not None
-    other = next(iter(known.values()), None)  # what has a name of its own is the operand's too
-    shape: Any = [e if isinstance(e, int) else known.get(e, other) for e in value.type.shape]
-    return relax.TensorType(shape, tvm_dtype(value.type.dtype))
 
 
 def _extents(values: Sequence[Value], operands: Sequence[Expr]) -> Mapping[str, Any]:

@@ -78,11 +78,12 @@ def plan(graph: Graph, cpu: Cpu, threads: int = 1) -> KernelPlan:
     outputs = frozenset(ours.graph.outputs)
     kernels: dict[Node, Kernel] = {}
     inside: set[Node] = set()
+    given = _given(ours.graph)
     for node in ours.graph.nodes:
         if node in inside:
             continue
         kernel = kernel_of(node, KernelPlace(cpu, node in ours.channels_last, threads))
-        if kernel is not None:
+        if kernel is not None and _extents_told(kernel, given):
             root, grown = _grown(node, kernel, outputs, inside)
             kernels[root] = grown
     needed = _needed(ours.graph.nodes, outputs, kernels)
@@ -104,6 +105,18 @@ def _grown(
         inside.add(reader)
         node, kernel = reader, larger
     return node, kernel
+
+
+def _extents_told(kernel: Kernel, given: Set[Dim]) -> bool:
+    """True where open extents of results are those of an operand, or of an input of the graph.
+
+    What only the run computes is named where the plain legalization computes it.
+    """
+    if any(isinstance(e, str) for value in kernel.inputs for e in value.type.shape or ()):
+        return True
+    return all(
+        isinstance(e, int) or e in given for value in kernel.outputs for e in value.type.shape or ()
+    )
 
 
 def _needed(
@@ -128,7 +141,7 @@ def with_extents(graph: Graph) -> Graph:
     Args:
         graph: A canonical graph; it is not changed.
     """
-    given = {extent for value in graph.inputs for extent in value.type.shape or ()}
+    given = _given(graph)
     results = (value for node in graph.nodes for value in node.outputs)
     if not any(_left_open(value.type.shape, given) for value in results):
         return graph
@@ -144,6 +157,10 @@ def with_extents(graph: Graph) -> Graph:
         if found is not None:
             new.type = new.type.with_shape(found)
     return copy.graph
+
+
+def _given(graph: Graph) -> Set[Dim]:
+    return {extent for value in graph.inputs for extent in value.type.shape or ()}
 
 
 def _left_open(shape: Shape, given: Set[Dim]) -> bool:

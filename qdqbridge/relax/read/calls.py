@@ -97,9 +97,10 @@ def _strided_slice(args: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
     for index, axis in enumerate(found["axes"]):
         for computed, known in ((ends, begins), (begins, ends)):
             if not isinstance(computed[index], int) and isinstance(known[index], int):
-                extent = shape.values[axis]
-                written = written_bound(extent, computed[index], known[index])
-                computed[index] = computed[index] if written is None else written
+                extent, bound = shape.values[axis], computed[index]
+                # backwards from the first element on where there is none: the larger one of 0
+                written = [written_bound(extent, bound, other) for other in (known[index], 0)]
+                computed[index] = next((each for each in written if each is not None), bound)
     return [x], {**found, "begin": tuple(begins), "end": tuple(ends)}
 
 

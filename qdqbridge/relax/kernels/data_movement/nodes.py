@@ -26,6 +26,7 @@ from qdqbridge.ops.attributes import (
 from qdqbridge.ops.data_movement import DEPTH_TO_SPACE, EXPAND, SPACE_TO_DEPTH, TILE, TRANSPOSE
 from qdqbridge.ops.elementwise import CONCAT
 from qdqbridge.ops.selection import PAD, SLICE, SPLIT
+from qdqbridge.ops.shapes import sliced
 from qdqbridge.relax.kernels.codegen.broadcasting import Open, strides_over
 from qdqbridge.relax.kernels.codegen.codes import CODES, bytes_of, extents, one_batch
 from qdqbridge.relax.kernels.data_movement.strided_copies import CopiedBox, Move, build
@@ -113,7 +114,7 @@ def _slice(node: Node, attributes: SliceAttrs, shapes: _Shapes) -> _Box | None:
         extent = shapes.taken[axis]
         if extent is None:
             return None
-        origin += slice(start, end, step).indices(extent)[0] * taken[axis]
+        origin += sliced(extent, start, end, step).start * taken[axis]
         taken[axis] *= step
     return _Box(
         [CopiedBox(0, shapes.result_shape, tuple(taken), strides_of(shapes.result_shape), origin)]
@@ -183,7 +184,11 @@ def _pad(node: Node, attributes: PadAttrs, shapes: _Shapes) -> _Box | None:
 
 
 def _expand(node: Node, attributes: ExpandAttrs, shapes: _Shapes) -> _Box | None:
+    """The run alone tells whether an open extent that becomes a known one is repeated."""
     del node, attributes
+    own = shapes.result_shape[len(shapes.result_shape) - len(shapes.taken) :]
+    if any(a is None and b is not None for a, b in zip(shapes.taken, own, strict=True)):
+        return None
     taken = tuple(strides_over(shapes.result_shape, shapes.taken))
     return _Box([CopiedBox(0, shapes.result_shape, taken, strides_of(shapes.result_shape))])
 
