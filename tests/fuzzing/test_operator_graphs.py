@@ -34,7 +34,8 @@ def test_random_graphs_mean_what_their_nodes_do(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_random_graphs_on_tvm(seed: int) -> None:
     found = outcomes(case_of(f"test/{seed}"), ("relax", "tvm"))
-    assert {outcome for outcome, _ in found.values()} == {"pass"}, found
+    assert found["tvm"].outcome == "pass", found
+    assert found["relax"].outcome in ("pass", "refused"), found
 
 
 def everywhere(graph: Graph, feeds: dict[str, Array]) -> Array:

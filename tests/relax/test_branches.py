@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -117,3 +118,40 @@ def test_results_of_other_ranks_are_refused_where_they_are_used(tmp_path: Path) 
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(UnsupportedTargetError, match="different ranks"):
         qb.compile(qb.load(tmp_path / "model.onnx"))
+
+
+def _squeezing(*, nested: bool) -> onnx.ModelProto:
+    """The If that torch writes for ``squeeze(dim)``, alone or in the branch of another one."""
+    choice = (
+        "z = Shape(x) t = Constant<value_ints = [2]>() e = Constant<value_ints = [1]>() "
+        "d = Gather(z, t) k = Equal(d, e) "
+        "o = If(k) <then_branch = a () => (float[l,m] u) { u = Squeeze(x, t) }, "
+        "else_branch = b () => (float[l,m,q] v) { v = Identity(x) }> r = Relu(o)"
+    )
+    if nested:
+        choice = (
+            f"y = If(c) <then_branch = f () => (float r) {{ {choice} }}, "
+            "else_branch = g () => (float w) { w = Neg(x) }>"
+        )
+    else:
+        choice = f"{choice} y = Neg(r)"
+    model = _model(choice, "float[n,3,time] x" + ", bool c" * nested)
+    del model.graph.output[0].type.tensor_type.shape.dim[:]
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            for value in attribute.g.output:
+                value.type.tensor_type.ClearField("shape")
+    return model
+
+
+@pytest.mark.parametrize("time", [1, 4])
+@pytest.mark.parametrize("nested", [False, True])
+def test_extents_decide_which_rank_a_branch_gives(time: int, nested: bool, tmp_path: Path) -> None:
+    onnx.save(model := _squeezing(nested=nested), tmp_path / "model.onnx")
+    graph = qb.load(tmp_path / "model.onnx")
+    feeds: dict[str, Any] = {"x": _X[:6].reshape(2, 3, 2)[..., :1].repeat(time, 2)}
+    feeds |= {"c": np.array(True)} if nested else {}
+    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    (found,) = qb.compile(graph, extents={"n": 2, "time": time}).run(feeds).values()
+    np.testing.assert_array_equal(found, wanted)

@@ -261,13 +261,14 @@ _BOUNDS = (-(1 << 31), -6, -3, -2, -1, 0, 1, 3, 1 << 31)
 @pytest.mark.parametrize("variant", HOSTED)
 @pytest.mark.parametrize("step", [1, -1, -2])
 def test_slices_of_an_open_axis(step: int, variant: str) -> None:
-    b = Builder(18)
-    x = b.input("x", ["n", 2])
-    for start, end in product(_BOUNDS, _BOUNDS):
-        bounds = (b.init(np.array([number])) for number in (start, end, 0, step))
-        b.output(b.op("Slice", x, *bounds), None)
-    graph = loaded(b.model())
-    assert hosted(graph, variant).digest == graph.digest
+    for start in _BOUNDS:
+        b = Builder(18)
+        x = b.input("x", ["n", 2])
+        for end in _BOUNDS:
+            bounds = (b.init(np.array([number])) for number in (start, end, 0, step))
+            b.output(b.op("Slice", x, *bounds), None)
+        graph = loaded(b.model())
+        assert hosted(graph, variant).digest == graph.digest, start
 
 
 @pytest.mark.parametrize("variant", HOSTED)

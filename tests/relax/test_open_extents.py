@@ -62,7 +62,8 @@ def test_tvm_computes_what_the_interpreter_does(seed: int) -> None:
 @pytest.mark.parametrize("wanted", [(3, 3), (2, 3, 1), ("m", 3)])
 def test_an_extent_that_may_be_1_is_repeated(wanted: tuple[int | str, ...], kernels: str) -> None:
     """Rows of a copy that took an open extent for the known one it becomes were those of nobody."""
-    b, given = Builder(17), ("n", 3) if "m" not in wanted else (1, 3)
+    b = Builder(17)
+    given: tuple[int | str, ...] = ("n", 3) if "m" not in wanted else (1, 3)
     x, shapes = b.qdq(b.input("x", [*given]), 0.1, 120), {"x": given}
     if "m" in wanted:
         target, shapes["other"] = b.op("Shape", b.input("other", [*wanted])), wanted

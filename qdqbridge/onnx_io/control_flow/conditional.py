@@ -55,27 +55,32 @@ def is_conditional(node: Node) -> bool:
 
 
 def branches_of(node: Node) -> tuple[Graph, Graph]:
-    """Returns the branches of a carried If, for true and for false, as raw graphs.
+    """Returns the branches of a carried If, for true and for false: see :func:`branch_of`."""
+    return branch_of(node, True), branch_of(node, False)
+
+
+def branch_of(node: Node, condition: bool) -> Graph:
+    """Returns a branch of a carried If as a raw graph.
 
     Args:
         node: The If; its operands are the condition and what the branches capture.
+        condition: Which one.
 
     Returns:
-        Graphs whose inputs are the captured operands that are not constant, as ``in_1`` …, in
+        A graph whose inputs are the captured operands that are not constant, as ``in_1`` …, in
         their order, and whose outputs are the results of the If.
 
     Raises:
-        QdqBridgeError: A branch cannot be read, or the If gives what is not a tensor.
+        QdqBridgeError: The branch cannot be read, or the If gives what is not a tensor.
     """
     attributes = node.record(ForeignAttrs)
     model = attributes.model(node)
     (call,) = model.graph.node
     bodies = {attribute.name: attribute.g for attribute in call.attribute}
-    then, other = (
-        read_proto(_alone(bodies[name], model, attributes), Path(f"the {name} of an If"), _as_it_is)
-        for name in ("then_branch", "else_branch")
+    name = "then_branch" if condition else "else_branch"
+    return read_proto(
+        _alone(bodies[name], model, attributes), Path(f"the {name} of an If"), _as_it_is
     )
-    return then, other
 
 
 def _alone(body: GraphProto, model: ModelProto, attributes: ForeignAttrs) -> ModelProto:

@@ -55,6 +55,12 @@ class Arithmetic:
             self._known[value] = self._computed(value)
         return self._known[value]
 
+    def truth(self, condition: Value) -> bool | None:
+        """Returns a condition that extents decide; None where they do not."""
+        found = self._computed(condition)
+        known = found is not None and len(found) == 1 and isinstance(found[0], int)
+        return bool(found[0]) if found and known else None
+
     def _computed(self, value: Value) -> Elements | None:
         node = value.producer
         if node is None or value.quant is not None:

@@ -12,7 +12,7 @@ from tvm import ir, relax, tirx
 
 from qdqbridge.canonical import canonicalize
 from qdqbridge.graph.graph import Graph, Node
-from qdqbridge.onnx_io.control_flow.conditional import branches_of
+from qdqbridge.onnx_io.control_flow.conditional import branch_of, branches_of
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.relax.emit.functions import added
 
@@ -32,10 +32,10 @@ def conditional_module(node: Node, emit_branch: EmitBranch) -> ir.IRModule:
     Raises:
         QdqBridgeError: A branch cannot be read, or not be emitted.
     """
-    modules = [emit_branch(canonicalize(graph)) for graph in branches_of(node)]
     condition = node.operand(0)
-    if condition.constant is not None:
-        return modules[0 if condition.constant.numpy().all() else 1]
+    if condition.constant is not None:  # the other branch need not be one of these extents
+        return emit_branch(canonicalize(branch_of(node, bool(condition.constant.numpy().all()))))
+    modules = [emit_branch(canonicalize(graph)) for graph in branches_of(node)]
     builder = relax.BlockBuilder()
     pairs = zip(modules, _BRANCHES, strict=True)
     branches = [added(builder, module, name) for module, name in pairs]

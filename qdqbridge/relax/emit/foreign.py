@@ -109,16 +109,27 @@ def emit_conditional(scope: RelaxScope, node: Node, emit_branch: EmitBranch) -> 
     Raises:
         UnsupportedTargetError: TVM cannot run a branch.
     """
+    whole, node = node, _decided(scope, node)
     (alone,) = _alone(scope, node).nodes
     try:
         module = conditional_module(alone, emit_branch)
     except QdqBridgeError as error:
         raise unsupported(node, f"{error.what}: {error.why}") from error
     results = _called(scope, node, module, _with_extents_of_the_run)
-    for value, result in zip(node.outputs, results, strict=True):
+    for value, result in zip(whole.outputs, results, strict=True):
         if value.users and result.ty.ndim < 0:
             raise unsupported(node, f"its branches give '{value.name}' in different ranks")
     return results
+
+
+def _decided(scope: RelaxScope, node: Node) -> Node:
+    """Returns an If with a constant for a condition that extents decide, in what is run."""
+    known = scope.arithmetic.truth(node.operand(0)) if scope.checked else None
+    if known is None:
+        return node
+    condition = Value(TensorType(DType.BOOL, ()), constant=Constant.of(np.asarray(known)))
+    outputs = [Value(value.type, value.name) for value in node.outputs]
+    return Node(node.op, node.attributes, [condition, *node.inputs[1:]], outputs, node.origin)
 
 
 def emit_repeated(scope: RelaxScope, node: Node, emit_body: EmitBody) -> Sequence[Expr]:
