@@ -64,7 +64,8 @@ def test_an_extent_that_may_be_1_is_repeated(wanted: tuple[int | str, ...], kern
     """Rows of a copy that took an open extent for the known one it becomes were those of nobody."""
     b = Builder(17)
     given: tuple[int | str, ...] = ("n", 3) if "m" not in wanted else (1, 3)
-    x, shapes = b.qdq(b.input("x", [*given]), 0.1, 120), {"x": given}
+    x = b.qdq(b.input("x", [*given]), 0.1, 120)
+    shapes: dict[str, tuple[int | str, ...]] = {"x": given}
     if "m" in wanted:
         target, shapes["other"] = b.op("Shape", b.input("other", [*wanted])), wanted
     else:

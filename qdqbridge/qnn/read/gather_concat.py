@@ -215,10 +215,8 @@ def _pairs(given: PadAttrs, source: Value) -> list[tuple[int, int]]:
     """Returns what pads add to both ends of every axis, or crop of what there is."""
     rank = len(given.pads) // 2
     extents = source.type.shape or (None,) * rank
-    return [
-        within(*pair, extent) if isinstance(extent, int) else pair
-        for *pair, extent in zip(given.pads[:rank], given.pads[rank:], extents, strict=False)
-    ]
+    pairs = zip(given.pads[:rank], given.pads[rank:], extents, strict=False)
+    return [within(b, e, size) if isinstance(size, int) else (b, e) for b, e, size in pairs]
 
 
 def tile(reading: Reading, call: Call) -> Value:
