@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.planning.batch_norms import fold_batch_norm
+from qdqbridge.autoquant.planning.batch_norms import FOLDS, without_layout
 from qdqbridge.canonical import canonicalize
 from qdqbridge.canonical.driver import run
 from qdqbridge.canonical.fusions import FUSIONS
@@ -134,7 +134,7 @@ def skeleton(graph: Graph) -> Skeleton:
     whole = copied(steps).graph
     for number, node in enumerate(whole.nodes):
         node.origin = Origin((str(number),))
-    run(whole, (fold_batch_norm, *FUSIONS, matrix_is_dense, dense_bias))
+    whole = without_layout(whole, (*FOLDS, *FUSIONS, matrix_is_dense, dense_bias))
     order_operands(whole)
     return Skeleton(graph, steps, made.values, made.stands, whole)
 

@@ -1,27 +1,37 @@
-"""Batch normalizations folded into the products before them.
+"""Batch normalizations folded into the products before them, also where they are a Mul and an Add.
 
 They are a scale and an offset per channel, which go into the weights, so that the weights that are
-quantized are those that are multiplied.
+quantized are those that are multiplied. A graph of another layout transposes in between: what
+undoes itself is taken out first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
+from qdqbridge.canonical.channels import CHANNELS
+from qdqbridge.canonical.data_movement import moved_constant
+from qdqbridge.canonical.driver import run
+from qdqbridge.canonical.reshapes import moved_twice, reshape_nothing
+from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, rule
 from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.copying import copied
+from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.types import TensorType
 from qdqbridge.graph.weights import WeightGeometry, geometry_of
 from qdqbridge.ops.attributes import EpsilonAttrs, GemmAttrs
 from qdqbridge.ops.build import constant, retyped
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.ops.data_movement import TRANSPOSE
+from qdqbridge.ops.elementwise import ADD, DIV, MUL, SUB
 from qdqbridge.ops.matmul import DENSE, GEMM
 
+_IMAGE = 4
 _PRODUCTS = (CONV, CONV_TRANSPOSE, GEMM, DENSE)
 
 
@@ -50,6 +60,76 @@ def fold_batch_norm(node: Node, scope: Scope) -> Proposal:
     assert value.producer is not None
     value.producer.origin = product.origin.joined(node.origin)
     return Replace({node.output: value})
+
+
+@rule("fold-channel-affine", MUL, ADD, SUB, DIV)
+def fold_channel_affine(node: Node, scope: Scope) -> Proposal:
+    """``Add(Mul(Conv(x, w, b), scale), offset) -> Conv(x, w', b')`` for constants per channel."""
+    for index in (0, 1) if node.op in (MUL, ADD) else (0,):
+        source, other = node.operand(index), node.operand(1 - index)
+        product = source.producer
+        if product is None or product.op not in _PRODUCTS or source.quant is not None:
+            continue
+        if scope.sole_reader(source) is not node or not _is_plain(product):
+            continue
+        affine = _per_channel(node, product, other)
+        if affine is None or node.output.type != source.type:
+            continue
+        value = scaled(product, affine, node.output.name)
+        if value is not None and value.producer is not None:
+            value.producer.origin = product.origin.joined(node.origin)
+            return Replace({node.output: value})
+    return None
+
+
+def _per_channel(node: Node, product: Node, other: Value) -> ChannelAffine | None:
+    """Returns what a constant does to each channel of a product; None for what is no such map."""
+    geometry, weight, rank = geometry_of(product), product.operand(1).constant, node.output.rank
+    data = other.constant
+    if geometry is None or weight is None or rank is None or data is None or other.quant:
+        return None
+    if not other.type.dtype.is_float or len(data.shape) > rank:
+        return None
+    channels, axis = geometry.channels(weight.shape), geometry.result_axis(rank)
+    shape = (1,) * (rank - len(data.shape)) + data.shape
+    if any(extent != 1 for place, extent in enumerate(shape) if place != axis):
+        return None
+    if shape[axis] != channels:  # one number for all may be part of an activation
+        return None
+    numbers = data.numpy().astype(np.float64).reshape(-1)
+    ones, zeros = np.ones(channels), np.zeros(channels)
+    if node.op is MUL:
+        return ChannelAffine(numbers, zeros)
+    if node.op is DIV:
+        return ChannelAffine(1 / numbers, zeros) if numbers.all() else None
+    return ChannelAffine(ones, numbers if node.op is ADD else -numbers)
+
+
+FOLDS: tuple[Rule, ...] = (fold_batch_norm, fold_channel_affine)
+
+
+def without_layout(graph: Graph, rules: Sequence[Rule]) -> Graph:
+    """Returns a graph with rules applied, and without transposes of images that are in the way.
+
+    The graph keeps its transposes where nothing is left out if they are carried down.
+
+    Args:
+        graph: A float graph; it is not changed.
+        rules: What else is done to it.
+    """
+    plain = copied(graph).graph
+    run(plain, rules)
+    turns = _turns(plain)
+    if not turns:
+        return plain
+    moved = copied(graph).graph
+    run(moved, (*rules, *CHANNELS, moved_twice, reshape_nothing, moved_constant))
+    shorter = len(moved.nodes) < len(plain.nodes) and _turns(moved) <= turns
+    return moved if shorter else plain
+
+
+def _turns(graph: Graph) -> int:
+    return sum(node.op is TRANSPOSE and node.output.rank == _IMAGE for node in graph.nodes)
 
 
 def _is_plain(product: Node) -> bool:

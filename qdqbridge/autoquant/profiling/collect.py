@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.planning.batch_norms import fold_batch_norm
+from qdqbridge.autoquant.planning.batch_norms import FOLDS, without_layout
 from qdqbridge.autoquant.profiling.control_flow import ModelRecipe, real_values, watched
 from qdqbridge.autoquant.profiling.masks import APART, HUGE
 from qdqbridge.autoquant.profiling.profile import (
@@ -28,10 +28,8 @@ from qdqbridge.autoquant.profiling.profile import (
 from qdqbridge.autoquant.profiling.running_stats import Measured, running
 from qdqbridge.autoquant.profiling.samples import Sample, cut_along_examples
 from qdqbridge.autoquant.profiling.stats import TensorStats
-from qdqbridge.canonical.driver import run
 from qdqbridge.canonical.fusions import FUSIONS
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.copying import copied
 from qdqbridge.graph.edit import name_values
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.identity import origin_of
@@ -74,15 +72,14 @@ class Observer(Protocol):
 def prepared(graph: Graph) -> Graph:
     """Returns a copy of a float graph in which what inference computes twice is computed once.
 
-    Batch normalizations are folded into products, and a norm or activation that is written step by
-    step is one operator, which is rounded once. The outputs stay what they were up to float
-    rounding. Every value has a name of its own, by which a profile knows it.
+    Batch normalizations and other maps per channel are folded into products, transposes of images
+    that undo each other are left out, and a norm or activation that is written step by step is one
+    operator, which is rounded once. The outputs stay what they were up to float rounding. Every
+    value has a name of its own, by which a profile knows it.
     """
-    copy = copied(graph).graph
-    notes = list(copy.notes)
-    run(copy, (fold_batch_norm, *FUSIONS))
-    copy.notes = notes
-    return name_values(copy)
+    ready = without_layout(graph, (*FOLDS, *FUSIONS))
+    ready.notes = list(graph.notes)
+    return name_values(ready)
 
 
 def check_float(graph: Graph) -> None:
