@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
+from qdqbridge.canonical.rule import Proposal, Replace, Scope, made_by, rule
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.graph.types import TensorType
+from qdqbridge.ops.attributes import HardSigmoidAttrs
 from qdqbridge.ops.build import result
-from qdqbridge.ops.elementwise import DIV
-from qdqbridge.ops.unary import RECIPROCAL
+from qdqbridge.ops.elementwise import DIV, MUL
+from qdqbridge.ops.unary import HARD_SIGMOID, HARD_SWISH, RECIPROCAL
 
 
 @rule("division-of-one", DIV)
@@ -23,6 +25,22 @@ def division_of_one(node: Node, scope: Scope) -> Proposal:
     output = node.output
     value = result(RECIPROCAL, NO_ATTRIBUTES, [x], output.type, node.origin, output.name)
     return Replace({output: value})
+
+
+@rule("hard-swish-of-its-gate", MUL)
+def hard_swish_of_its_gate(node: Node, scope: Scope) -> Proposal:
+    """``Mul(x, HardSigmoid(x; 1/6, 1/2)) -> HardSwish(x)``, which ONNX defines so."""
+    for index in (0, 1):
+        gate, x = made_by(node.operand(index), HARD_SIGMOID), node.operand(1 - index)
+        if gate is None or gate.operand(0) is not x or scope.sole_reader(gate.output) is not node:
+            continue
+        if x.type.dtype is not DType.FLOAT32 or x.type != node.output.type:
+            continue
+        if gate.attributes == HardSigmoidAttrs(float(np.float32(1 / 6)), 0.5):
+            output, origin = node.output, gate.origin.joined(node.origin)
+            value = result(HARD_SWISH, NO_ATTRIBUTES, [x], output.type, origin, output.name)
+            return Replace({output: value})
+    return None
 
 
 def number(value: Value | None) -> float | None:

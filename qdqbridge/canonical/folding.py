@@ -23,13 +23,16 @@ _GROWTH = 4
 _EXACT = frozenset(
     (
         "Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sqrt", "Reciprocal", "Floor", "Ceil", "Min",
-        "Max", "Cast", "Concat", "Where",
+        "Max", "Cast", "Concat", "Where", "Relu", "LeakyRelu", "PRelu", "Clip", "Sign",
+        "ReduceMax", "ReduceMin",
     )
 )  # fmt: skip
 _EXACT_FOREIGN = frozenset(
     (
         "Size", "ConstantOfShape", "Range", "CastLike", "NonZero", "Equal", "Less", "Greater",
-        "IsNaN", "IsInf", "Not", "And", "Or",
+        "IsNaN", "IsInf", "Not", "And", "Or", "Xor", "LessOrEqual", "GreaterOrEqual", "EyeLike",
+        "Trilu", "OneHot", "GatherElements", "GatherND", "ArgMax", "ArgMin", "Hardmax",
+        "MatMulInteger",
     )
 )  # fmt: skip
 

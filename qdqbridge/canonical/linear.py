@@ -10,13 +10,14 @@ from dataclasses import replace
 
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, made_by, rule, stored_behind
 from qdqbridge.graph.graph import Node, Origin, Value
+from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import GemmAttrs, ReshapeAttrs
 from qdqbridge.ops.build import constant, dequantized, result
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
-from qdqbridge.ops.data_movement import RESHAPE
+from qdqbridge.ops.data_movement import FLATTEN, RESHAPE
 from qdqbridge.ops.elementwise import ADD
-from qdqbridge.ops.matmul import GEMM, MATMUL
+from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
 
 ROWS = GemmAttrs(trans_b=True)
 """The attributes of a float product whose weight has one row per unit."""
@@ -131,3 +132,48 @@ def product_bias(node: Node, scope: Scope) -> Proposal:
         bias = constant(flat, None, other.name)
         return _joined(product, node, [*product.inputs[:2], bias])
     return None
+
+
+@rule("product-of-rows", RESHAPE, FLATTEN)
+def product_of_rows(node: Node, scope: Scope) -> Proposal:
+    """``Reshape(Gemm(Reshape(x), w, bias)) -> Add(MatMul(x, transpose(w)), bias)``; so Dense(x, w).
+
+    The Reshapes make rows of all but the last axis and undo that: optimizers write a product of
+    more axes so.
+    """
+    source = node.operand(0)
+    product = made_by(source, GEMM) or made_by(source, DENSE)
+    if product is None or scope.sole_reader(source) is not node:
+        return None
+    rows = made_by(product.operand(0), RESHAPE) or made_by(product.operand(0), FLATTEN)
+    w, bias, output = product.operand(1), product.optional(2), node.output
+    if rows is None or w.type.shape is None or w.constant is None:
+        return None
+    x = rows.operand(0)
+    given, wanted, units = x.type.shape, output.type.shape, w.type.shape[0]
+    if given is None or wanted is None or len(given) < 2:
+        return None
+    if given[-1] != w.type.shape[1] or (*given[:-1], units) != wanted or source.rank != 2:
+        return None
+    if output.type != source.type.with_shape(wanted) or not _same_encoding(x, product.operand(0)):
+        return None
+    origin = rows.origin.joined(product.origin).joined(node.origin)
+    if product.op is DENSE:
+        operands = [x, *product.inputs[1:]]
+        value = result(DENSE, product.attributes, operands, output.type, origin, output.name)
+        return Replace({output: value})
+    if product.attributes != ROWS or not _is_plain(w) or x.quant is not None:
+        return None
+    if bias is not None and (bias.constant is None or bias.rank != 1):
+        return None
+    data = w.constant.transposed()
+    permuted = Value(TensorType(data.dtype, data.shape), w.name, constant=data)
+    name = output.name if bias is None else ""
+    value = result(MATMUL, NO_ATTRIBUTES, [x, permuted], output.type, origin, name)
+    if bias is not None:
+        value = result(ADD, NO_ATTRIBUTES, [value, bias], output.type, origin, output.name)
+    return Replace({output: value})
+
+
+def _same_encoding(a: Value, b: Value) -> bool:
+    return (a.quant and a.quant.params) == (b.quant and b.quant.params)

@@ -53,6 +53,8 @@ def flatten_is_reshape(node: Node, scope: Scope) -> Proposal:
     if node.attributes == _ROWS:
         return None
     target = _target(node.operand(0), node.output)
+    if target is None and node.attributes == AxisAttrs(0):
+        target = (1, -1)
     return None if target is None else _as_reshape(node, "Reshape", ReshapeAttrs(target))
 
 
@@ -64,7 +66,7 @@ def reshape_is_flatten(node: Node, scope: Scope) -> Proposal:
     copied = _copied(node)
     if copied is None or before is None or after is None:
         return None
-    if len(before) < 3 or len(after) != 2 or 0 in (*before, *after):
+    if len(before) in (0, 2) or len(after) != 2 or 0 in (*before, *after):
         return None
     if before[0] != after[0] and 0 not in copied and not _keeps_first(before, after):
         return None

@@ -103,11 +103,6 @@ def hard_sigmoid_of_numbers(b: Builder, x: str) -> str:
     return b.op("Clip", scaled, number(b, 0.0), number(b, 1.0))
 
 
-def gated(b: Builder, x: str) -> str:
-    sixth = float(np.float32(1 / 6))
-    return b.op("Mul", b.op("HardSigmoid", x, alpha=sixth, beta=0.5), x)
-
-
 def affine(b: Builder, x: str) -> str:
     one = b.init(np.ones(7, np.float32))
     norm = b.op("LayerNormalization", x, one, axis=-1)
@@ -131,7 +126,6 @@ CASES: dict[str, tuple[list[str], Steps]] = {
     "layer norm": (["LayerNormalization"], layer_norm),
     "scaled scores": (["Relu", "Transpose", "MatMul", "Mul"], scores),
     "hard sigmoid of numbers": (["HardSigmoid"], hard_sigmoid_of_numbers),
-    "hard swish of a gate": (["HardSwish"], gated),
     "affine maps behind a norm": (["LayerNormalization"], affine),
 }
 

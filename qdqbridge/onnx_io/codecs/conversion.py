@@ -1,4 +1,4 @@
-"""Cast."""
+"""Cast, and CastLike."""
 
 from __future__ import annotations
 
@@ -34,6 +34,14 @@ def _read(node: NodeView) -> Decoded:
     return decoded("Cast", CastAttrs(to), node.operands)
 
 
+def _read_like(node: NodeView) -> Decoded:
+    """A Cast to the element type of another tensor, which is always known."""
+    to = real_dtype(node.operand(1))
+    if DType.STRING in (to, real_dtype(node.operand(0))) or to.is_small_float:
+        raise NoRow(f"it converts to {to} by rules of its own")
+    return decoded("Cast", CastAttrs(to), node.operands[:1])
+
+
 def _write(attributes: CastAttrs, operands: Operands, opset: int) -> Encoded:
     del opset
     return encoded("Cast", operands, to=dtype_to_onnx(attributes.to))
@@ -43,4 +51,7 @@ def _needs(attributes: CastAttrs) -> int:
     return _SINCE.get(attributes.to, OLDEST)
 
 
-CODECS = (Codec(onnx_name="Cast", row="Cast", read=_read, write=_write, needs=_needs),)
+CODECS = (
+    Codec(onnx_name="Cast", row="Cast", read=_read, write=_write, needs=_needs),
+    Codec(onnx_name="CastLike", row="Cast", read=_read_like),
+)

@@ -28,6 +28,7 @@ from qdqbridge.onnx_io.control_flow.subgraph_names import (
     renamed_attribute,
 )
 from qdqbridge.onnx_io.domains import plain_domain
+from qdqbridge.onnx_io.foreign.stated import leave_out_defaults
 from qdqbridge.onnx_io.foreign.versions import oldest_version
 from qdqbridge.onnx_io.reading.structure import captured_names, whole_results
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
@@ -201,6 +202,7 @@ def foreign_attributes(
     counter = Counter()
     for attribute in sorted(proto.attribute, key=lambda a: a.name):
         node.attribute.append(renamed_attribute(node.op_type, attribute, names, counter))
+    leave_out_defaults(node, opset)
     inner = tuple(each.name for each in nodes_inside(proto))
     stored = StoredNode(
         node.SerializeToString(deterministic=True), FileNames(tuple(counter.tensors), inner)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from onnx import GraphProto, NodeProto, TensorProto
+from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.types import NestedType
@@ -17,7 +17,14 @@ from qdqbridge.onnx_io.codecs.schema import oldest_alike, schema_of, schema_type
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies, nodes_inside
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.foreign.element_types import ElementTypes, along, named_types
-from qdqbridge.onnx_io.reading.operator_versions import carries_over
+from qdqbridge.onnx_io.foreign.stated import leave_out_defaults
+from qdqbridge.onnx_io.reading.operator_versions import (
+    AXES_OPERAND,
+    REDUCTIONS,
+    carries_over,
+    with_axes_attribute,
+)
+from qdqbridge.onnx_io.reading.structure import captured_names
 from qdqbridge.onnx_io.tensors import onnx_name
 
 _OLDEST = 7
@@ -46,10 +53,13 @@ def oldest_version(
         captured: What its bodies read from outside, by name, where known. Nodes with bodies keep
             the opset of the file where one of the two is not.
     """
-    if any(bodies(attribute) for attribute in node.attribute):
-        if captured is None or len(operands) != len(node.input):
-            return opset
-        return _of_bodies(node, opset, {**dict(zip(node.input, operands, strict=True)), **captured})
+    has_bodies = any(bodies(attribute) for attribute in node.attribute)
+    known = len(operands) == len(node.input)
+    if has_bodies and (captured is None or not known):
+        return opset
+    if known and node.domain in ONNX_DOMAINS:
+        read = {**dict(zip(node.input, operands, strict=True)), **(captured or {})}
+        return _of_parts(node, opset, read, _OLDEST_OF_BODIES if has_bodies else _OLDEST)
     versions = oldest_alike(node.op_type, node.domain, opset)
     if not versions:
         return opset
@@ -69,8 +79,8 @@ def _takes(schema: Any, operands: Sequence[Value | None]) -> bool:
     return True
 
 
-def _of_bodies(node: NodeProto, opset: int, outer: Mapping[str, Value | None]) -> int:
-    """Returns the oldest opset for a node with bodies and all that is in them.
+def _of_parts(node: NodeProto, opset: int, outer: Mapping[str, Value | None], oldest: int) -> int:
+    """Returns the oldest opset, from ``oldest`` on, for a node and all that is in its bodies.
 
     Of two versions that differ in element types, the older one does where it takes those that are
     there. Where these do not follow, no tensor inside has another one than what goes in, what a
@@ -80,16 +90,14 @@ def _of_bodies(node: NodeProto, opset: int, outer: Mapping[str, Value | None]) -
     inside = (node, *nodes_inside(node))
     if any(each.domain not in ONNX_DOMAINS for each in inside):
         return opset
-    if opset < _OLDEST_OF_BODIES and all(
-        carries_over(each.op_type, opset, _OLDEST_OF_BODIES) for each in inside
-    ):
-        opset = _OLDEST_OF_BODIES
+    if opset < oldest and all(carries_over(each.op_type, opset, oldest) for each in inside):
+        opset = oldest
     used = {*_MADE, *(onnx_name(value.type.dtype) for value in read.values())}
     used |= {TensorProto.DataType.Name(code).lower() for code in _said(node)}
     used |= {"uint8"} if any(each.op_type in _MAKING_BYTES for each in inside) else set[str]()
     used |= {"seq", "optional"} if _nests(inside, read.values()) else set[str]()
     types = ElementTypes(node, opset, {name: schema_type(v.type) for name, v in read.items()})
-    found = min(opset, _OLDEST_OF_BODIES)
+    found = min(opset, oldest)
     for each in inside:
         newest = schema_of(each.op_type, "", opset)
         if newest is None:
@@ -112,6 +120,64 @@ def _oldest_taking(node: NodeProto, newest: Any, types: ElementTypes, used: Set[
             break
         oldest = older
     return int(oldest.since_version)
+
+
+def with_older_reductions(
+    node: NodeProto, opset: int, operands: Sequence[Value | None], captured: Mapping[str, Value]
+) -> NodeProto | None:
+    """Returns a node whose bodies reduce by axes that are attributes, as before opset 18.
+
+    None where something inside needs that opset, or would of what is not known.
+
+    Args:
+        node: A node of ONNX's with bodies in their one form.
+        opset: ONNX's opset in its file.
+        operands: What it reads.
+        captured: What its bodies read from outside, by name.
+    """
+    inside = list(nodes_inside(node))
+    reducing = [each for each in inside if each.op_type in REDUCTIONS]
+    if opset < AXES_OPERAND or not reducing:
+        return None
+    read = {**dict(zip(node.input, operands, strict=False)), **captured}
+    types = ElementTypes(node, opset, {n: schema_type(v.type) for n, v in read.items() if v})
+    for each in (node, *inside):
+        older = schema_of(each.op_type, "", AXES_OPERAND - 1)
+        again = each.op_type in REDUCTIONS or carries_over(each.op_type, AXES_OPERAND - 1, opset)
+        if each.domain not in ONNX_DOMAINS or older is None or not again:
+            return None
+        formals = along(older.inputs, len(each.input))
+        if each is not node and not all(
+            (found := types.of(name)) and found[0] in formal.types
+            for name, formal in zip(each.input, formals, strict=False)
+            if name
+        ):
+            return None
+    found = NodeProto()
+    found.CopyFrom(node)
+    leave_out_defaults(found, opset)  # of attributes that older versions do not have
+    holders = [body for a in found.attribute for body in bodies(a)]
+    while holders:
+        body = holders.pop()
+        holders += [inner for each in body.node for a in each.attribute for inner in bodies(a)]
+        tensors = {tensor.name: tensor for tensor in body.initializer}
+        for each in body.node:
+            if each.op_type not in REDUCTIONS:
+                continue
+            name = each.input[1] if len(each.input) > 1 else ""
+            if name and name not in tensors:
+                return None
+            axes = numpy_helper.to_array(tensors[name]) if name else None
+            reduced = with_axes_attribute(each, axes)
+            if reduced is None:
+                return None
+            each.CopyFrom(reduced)
+        read_in = {value.name for value in body.output}
+        read_in |= {name for each in body.node for name in (*each.input, *captured_names(each))}
+        for index in reversed(range(len(body.initializer))):
+            if body.initializer[index].name not in read_in:
+                del body.initializer[index]
+    return found
 
 
 def _nests(nodes: Iterable[NodeProto], read: Iterable[Value]) -> bool:

@@ -22,9 +22,11 @@ from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType
 from qdqbridge.onnx_io.codecs import decode
 from qdqbridge.onnx_io.codecs.schema import check_nested, schema_of
 from qdqbridge.onnx_io.codecs.view import NodeView
+from qdqbridge.onnx_io.control_flow.body_form import with_plain_bodies
 from qdqbridge.onnx_io.control_flow.branches import taken_branch
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS, plain_domain
 from qdqbridge.onnx_io.foreign.operators import foreign_node
+from qdqbridge.onnx_io.foreign.versions import with_older_reductions
 from qdqbridge.onnx_io.lowering import refusal
 from qdqbridge.onnx_io.lowering.table import lowering_of
 from qdqbridge.onnx_io.reading.constants import constant_of_node, is_constant
@@ -35,6 +37,7 @@ from qdqbridge.onnx_io.reading.operator_versions import (
     AXES_OPERAND,
     REDUCTIONS,
     with_axes_attribute,
+    with_older_mode,
 )
 from qdqbridge.onnx_io.reading.qdq_nodes import encoding_of, params_of
 from qdqbridge.onnx_io.reading.qdq_remarks import remarks
@@ -190,8 +193,14 @@ class NodeReader:
             if view.domain:  # who has the operator may want all results to be there
                 proto.output[:] = named
             operands = self._plain_operands(operands)
-            proto, operands = self._reduced(proto, operands, view)
-            captured = [self._plain(self.values[name]) for name in captured_names(proto)]
+            proto, operands = self._older(proto, operands, view)
+            proto = with_plain_bodies(proto, f"{self.file}, {describe(proto)}")
+            names = captured_names(proto)
+            captured = [self._plain(self.values[name]) for name in names]
+            outer = dict(zip(names, captured, strict=True))
+            older = with_older_reductions(proto, view.opset, operands, outer)
+            if older is not None:
+                proto, view.opset = older, AXES_OPERAND - 1
             found = foreign_node(proto, view.opset, operands, captured, self.file)
             op, attributes, operands = found
             if view.domain and schema_of(view.op_type, view.domain, view.opset) is None:
@@ -270,10 +279,17 @@ class NodeReader:
         operands = [self._operand(name) for name in proto.input]
         return [None if value is None else self.results.folded(value) for value in operands]
 
-    def _reduced(
+    def _older(
         self, proto: onnx.NodeProto, operands: list[Value | None], view: NodeView
     ) -> tuple[onnx.NodeProto, list[Value | None]]:
-        """Returns a carried reduction by constant axes as opset 13 has it, whatever its opset."""
+        """Returns a carried node as an older opset has it, where later ones only say it otherwise.
+
+        These are reductions by constant axes, and GridSample.
+        """
+        if (view.domain, view.op_type) == ("", "GridSample") and view.opset >= 20:
+            older = with_older_mode(proto, view.operand(0).rank)
+            view.opset = view.opset if older is None else 16
+            return older or proto, operands
         if view.op_type not in REDUCTIONS or view.domain or view.opset < AXES_OPERAND:
             return proto, operands
         axes = view.optional(1)

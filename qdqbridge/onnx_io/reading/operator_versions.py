@@ -21,6 +21,9 @@ REDUCTIONS = frozenset(
 )  # fmt: skip
 """Reductions whose axes became an operand with opset 18."""
 AXES_OPERAND = 18
+_GRID_MODES = {"bilinear": "linear", "bicubic": "cubic"}
+"""What GridSample calls its modes before opset 20, and from then on."""
+_MODES_RENAMED = 20
 
 
 def carries_over(op_type: str, version: int, opset: int) -> bool:
@@ -68,6 +71,8 @@ def can_be_moved(op_type: str, version: int, opset: int) -> bool:
     """Returns whether :func:`moved` gives a node of one opset the form of a later one."""
     if carries_over(op_type, version, opset):
         return True
+    if op_type == "GridSample":
+        return version < _MODES_RENAMED <= opset
     return version < AXES_OPERAND <= opset and (op_type in REDUCTIONS or op_type == "Split")
 
 
@@ -101,7 +106,31 @@ def moved(
             _with_axes_operand(node, constant)
         elif node.op_type == "Split" and len(node.input) < 2:
             node.attribute.append(helper.make_attribute("num_outputs", len(node.output)))
+        elif node.op_type == "GridSample":
+            for attribute in node.attribute:
+                if attribute.name == "mode":
+                    mode = attribute.s.decode()
+                    attribute.s = _GRID_MODES.get(mode, mode).encode()
     return node
+
+
+def with_older_mode(node: NodeProto, rank: int | None) -> NodeProto | None:
+    """Returns a GridSample of opset 20 or later as one of opset 16; None where that has none.
+
+    Args:
+        node: The operator.
+        rank: Of what it samples; before opset 20 these are images.
+    """
+    if rank != 4:
+        return None
+    older = NodeProto()
+    older.CopyFrom(node)
+    mode = next((a for a in older.attribute if a.name == "mode"), None)
+    if mode is None:
+        mode = older.attribute.add(name="mode", type=onnx.AttributeProto.STRING, s=b"linear")
+    modes = {new: old for old, new in _GRID_MODES.items()}
+    mode.s = modes.get(mode.s.decode(), mode.s.decode()).encode()
+    return older
 
 
 def _with_axes_operand(node: NodeProto, constant: Callable[[NDArray[Any]], str]) -> None:

@@ -1,0 +1,171 @@
+"""What exporters and optimizers write instead of a product, an activation or a reshape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.onnx_models import Builder, canonical, load, ops, run
+
+
+def floats(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def ints(b: Builder, *numbers: int) -> str:
+    return b.init(np.array(numbers, np.int64))
+
+
+# ---- a view by strides -------------------------------------------------------------------------
+
+
+def strided(shape: Sequence[Any], *, step: int = 1, late: bool = False) -> Builder:
+    """PyTorch's ``as_strided``: all that x holds, by sums of a Range per axis."""
+    b = Builder(18)
+    x = b.input("x", list(shape))
+    flat = b.op("Reshape", x, ints(b, -1))
+    behind, total = step, ""
+    for axis in reversed(range(len(shape))):
+        extent = b.op("Squeeze", b.op("Shape", x, start=axis, end=axis + 1), ints(b, 0))
+        places = b.op("Range", b.init(np.array(0)), extent, b.init(np.array(1)))
+        places = b.op("Mul", places, b.init(np.array(behind)))
+        if later := len(shape) - 1 - axis:
+            places = b.op("Unsqueeze", places, ints(b, *range(1, 1 + later)))
+        total = b.op("Add", places, total) if total else places
+        behind *= shape[axis] if isinstance(shape[axis], int) else 1
+    total = b.op("Add", total, b.init(np.array([int(late)])))
+    b.output(b.op("Flatten", b.op("Gather", flat, total)), [None, None])  # type: ignore[list-item]
+    return b
+
+
+@pytest.mark.parametrize("shape", [["n", 8, 1, 1], [2, 8, 1, 1], ["n", 2, 3, 4], [3, 1, 5], [1, 4]])
+def test_a_view_of_all_by_strides_is_a_reshape(shape: list[Any]) -> None:
+    b = strided(shape)
+    found = canonical(b.model())
+    assert set(ops(found)) <= {"Flatten"}
+    x = floats(*(2 if extent == "n" else extent for extent in shape))
+    np.testing.assert_array_equal(run(found, {"x": x})[0], x.reshape(len(x), -1))
+
+
+@pytest.mark.parametrize("shape", [["n", 8, 1, 1], [2, 8], [3, 2, 2]])
+@pytest.mark.parametrize("more", [{"step": 0}, {"late": True}])
+def test_indices_that_skip_or_repeat_stay_a_gather(shape: list[Any], more: Any) -> None:
+    assert "Gather" in ops(canonical(strided(shape, **more).model()))
+
+
+def test_constant_indices_in_order_and_not() -> None:
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        shape = tuple(int(extent) for extent in rng.integers(1, 5, rng.integers(1, 4)))
+        index = np.arange(np.prod(shape)).reshape(shape)
+        other = seed % 2 == 1
+        if other:
+            index = rng.permutation(index.reshape(-1)).reshape(shape)
+        b = Builder(17)
+        x = b.input("x", [index.size])
+        b.output(b.op("Gather", b.op("Neg", x), b.init(index)), list(shape))
+        found, raw, data = canonical(b.model()), load(b.model()), floats(index.size)
+        in_order = np.array_equal(index.reshape(-1), np.arange(index.size))
+        assert ("Gather" in ops(found)) != in_order
+        np.testing.assert_array_equal(run(found, {"x": data})[0], run(raw, {"x": data})[0])
+
+
+# ---- products of rows --------------------------------------------------------------------------
+
+
+def product(shape: Sequence[Any], *, rows: bool, quantized: bool) -> Builder:
+    """A product with a bias, of all axes at once or of rows between two Reshapes."""
+    b = Builder(17)
+    x, count = b.input("x", list(shape)), shape[-1]
+    w = b.init(floats(count, 6))
+    if quantized:
+        x = b.qdq(x, 0.05, 128)
+        stored = np.random.default_rng(1).integers(-99, 99, (count, 6)).astype(np.int8)
+        w = b.op("DequantizeLinear", b.init(stored), b.init(np.float32(0.02)), b.init(np.int8(0)))
+    bias = b.init(floats(6, seed=2))
+    if rows:
+        y = b.op("Gemm", b.op("Reshape", x, ints(b, -1, count)), w, bias)
+        y = b.qdq(y, 0.1, 128) if quantized else y
+        left = [extent if isinstance(extent, int) else -1 for extent in shape[:-1]]
+        y = b.op("Reshape", y, ints(b, *left, 6))
+    else:
+        y = b.op("Add", b.op("MatMul", x, w), bias)
+        y = b.qdq(y, 0.1, 128) if quantized else y
+    b.output(y, [*shape[:-1], 6])
+    return b
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("shape", [[2, 3, 4], ["n", 3, 4], [2, 3, 5, 7], [1, 1, 4], [4, 1, 2, 3]])
+def test_rows_between_reshapes_are_the_product_itself(shape: list[Any], quantized: bool) -> None:
+    whole = canonical(product(shape, rows=False, quantized=quantized).model())
+    rows = product(shape, rows=True, quantized=quantized).model()
+    found = canonical(rows)
+    assert found.digest == whole.digest
+    x = {"x": floats(*(2 if extent == "n" else extent for extent in shape))}
+    # float products may add in another order; 1e-6 of numbers around 1
+    tolerance = 0 if quantized else 1e-6
+    np.testing.assert_allclose(run(found, x)[0], run(load(rows), x)[0], tolerance, tolerance)
+
+
+def test_rows_of_other_extents_stay() -> None:
+    b = Builder(17)
+    x = b.input("x", [2, 3, 4])
+    y = b.op("Gemm", b.op("Reshape", x, ints(b, 3, 8)), b.init(floats(8, 6)))
+    b.output(b.op("Reshape", y, ints(b, 2, 3, 3)), [2, 3, 3])
+    assert ops(canonical(b.model())) == ["Reshape", "Gemm", "Reshape"]
+
+
+# ---- one operator each -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_hard_swish_is_its_gate_times_its_operand(swapped: bool) -> None:
+    graphs = list[Any]()
+    for written in (False, True):
+        b = Builder(17)
+        x = b.input("x", [2, 9])
+        y = b.op("HardSigmoid", x, alpha=1 / 6, beta=0.5) if written else b.op("HardSwish", x)
+        if written:
+            y = b.op("Mul", *((x, y) if swapped else (y, x)))
+        b.output(y, [2, 9])
+        graphs.append(canonical(b.model()))
+    assert graphs[0].digest == graphs[1].digest
+    assert ops(graphs[1]) == ["HardSwish"]
+    data = {"x": floats(2, 9) * 3}
+    np.testing.assert_array_equal(run(graphs[1], data)[0], run(load(b.model()), data)[0])
+
+
+@pytest.mark.parametrize("more", [{"alpha": 0.2}, {"beta": 0.25}])
+def test_another_gate_is_no_hard_swish(more: dict[str, float]) -> None:
+    b = Builder(17)
+    x = b.input("x", [2, 9])
+    attributes: Any = {"alpha": 1 / 6, "beta": 0.5, **more}
+    gate = b.op("HardSigmoid", x, **attributes)
+    b.output(b.op("Mul", x, gate), [2, 9])
+    assert ops(canonical(b.model())) == ["HardSigmoid", "Mul"]
+
+
+@pytest.mark.parametrize(
+    ("op_type", "operands", "more"),
+    [
+        ("Clip", [floats(2, 5), np.float32(-0.5), np.float32(0.5)], {}),
+        ("LeakyRelu", [floats(2, 5)], {"alpha": 0.1}),
+        ("PRelu", [floats(2, 5), floats(5)], {}),
+        ("Hardmax", [floats(2, 5)], {}),
+        ("EyeLike", [floats(2, 5)], {}),
+        ("GatherElements", [floats(2, 5), np.array([[1, 0]])], {}),
+        ("ReduceMax", [floats(2, 5)], {"axes": [1]}),
+        ("ArgMax", [floats(2, 5)], {"axis": 1}),
+        ("MatMulInteger", [np.ones((2, 3), np.uint8), np.ones((3, 2), np.int8)], {}),
+    ],
+)
+def test_what_is_exact_of_constants_is_a_constant(op_type: str, operands: Any, more: Any) -> None:
+    b = Builder(17)
+    y = b.op(op_type, *(b.init(np.asarray(each)) for each in operands), **more)
+    b.outputs.append(onnx.ValueInfoProto(name=y))
+    assert not canonical(b.model()).nodes
