@@ -67,7 +67,7 @@ def check(
 ) -> None:
     """Measures the saved file, and compares with what is told."""
     made = folder / "made.onnx"
-    qb.save(found.graph, made, found.made.target.profile, overwrite=True)
+    qb.save(found.graph, made, overwrite=True)
     shown = told_of(found)
     assert found.outputs() == shown.metrics
     left_out = list(found.left_out)
@@ -221,6 +221,63 @@ def test_nothing_is_chosen_by_samples_that_are_left_out(net):
     other = quantization(net, {"input": loud}, repair=("bias",))
     assert other.left_out == plain.left_out and other.graph.digest == plain.graph.digest
     assert told_of(other).metrics.sqnr < told_of(plain).metrics.sqnr
+
+
+def drawn_network(seed, path):
+    """Saves a small network of random layers, and returns samples of it."""
+    rng = np.random.default_rng(seed)
+    b = Builder(17)
+
+    def weight(*shape):
+        return b.init((rng.standard_normal(shape) / np.prod(shape[1:]) ** 0.5).astype(np.float32))
+
+    y, channels = b.input("x", ["n", 3, 6, 6]), 3
+    for kind in rng.integers(0, 5, int(rng.integers(1, 4))):
+        if kind < 2:
+            wide = int(rng.integers(4, 9))
+            bias = [weight(wide)] if rng.random() < 0.6 else []
+            y, channels = b.op("Conv", y, weight(wide, channels, 3, 3), *bias, pads=[1] * 4), wide
+            y = b.op(("Relu", "Sigmoid", "Tanh")[int(rng.integers(3))], y)
+        elif kind == 2:
+            y = b.op("Add", y, b.op("Mul", y, weight(channels, 1, 1)))
+        elif kind == 3:
+            y, channels = b.op("Concat", y, b.op("Sigmoid", y), axis=1), 2 * channels
+        else:
+            y = b.op("MaxPool", y, kernel_shape=[3, 3], pads=[1] * 4, strides=[1, 1])
+    if rng.random() < 0.7:
+        y = b.op("Flatten", b.op("GlobalAveragePool", y))
+        b.output(b.op("Gemm", y, weight(10, channels), weight(10), transB=1))
+    else:
+        b.output(y)
+        b.output(b.op("Conv", y, weight(2, channels, 1, 1), weight(2)))
+    onnx.save(b.model(), path)
+    count = int(rng.choice([8, 20, 40]))
+    return {"x": rng.standard_normal((count, 3, 6, 6)).astype(np.float32)}
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 100))]
+)
+def test_what_is_told_of_any_network_is_delivered(seed, tmp_path):
+    """With any target, type of weights, repair and goal."""
+    path, rng = tmp_path / "drawn.onnx", np.random.default_rng(1000 + seed)
+    data = drawn_network(seed, path)
+    targets = ("ort", "qnn", "tensorrt", "openvino", "weight-only", "power-of-two")
+    asked: dict[str, Any] = {
+        "target": targets[seed % len(targets)],
+        "repair": ((), ("learn",), ("bias",), ("equalize", "smooth", "bias"))[seed % 4],
+        "weights": (None, "int4", "int2")[int(rng.integers(3))],
+        "tune": bool(rng.random() < 0.3),
+    }
+    found = quantization(path, data, budget=5.0, warn=lambda text: None, **asked)
+    start = told_of(found).everything.sqnr
+    goals: dict[int, Any] = {
+        0: lambda: found,
+        1: lambda: found.meeting(min_sqnr=start + 6),
+        2: lambda: found.meeting(min_sqnr=start + 10, fallback="float"),
+        3: lambda: found.meeting(max_drop=0.02),
+    }
+    check(goals[int(rng.integers(4))](), path, data, tmp_path)
 
 
 # ---- outputs of different ranges ---------------------------------------------------------------

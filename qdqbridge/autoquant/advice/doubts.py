@@ -29,7 +29,7 @@ def doubt(made: Quantized, samples: Samples, sqnr: float) -> str:
     """
     told = f"the outputs reach only {sqnr:.1f} dB SQNR against the float model"
     if sqnr == -math.inf:
-        told = "the outputs hold NaN or infinities where the float model's hold numbers"
+        told = "outputs are NaN or infinite, or not zero where the float model gives zeros alone"
     names = culprits(made, samples)
     if names:
         told += f"; most of the error comes from {', '.join(names)}"
