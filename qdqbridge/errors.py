@@ -5,6 +5,8 @@ Every message answers four questions: what failed, where, why, and how to fix it
 
 from __future__ import annotations
 
+from qdqbridge.control_characters import visible
+
 
 class QdqBridgeError(Exception):
     """Anything that a user's model, data or option can cause.
@@ -25,7 +27,7 @@ class QdqBridgeError(Exception):
         for label, text in (("where", self.where), ("why", self.why), ("fix", self.fix)):
             if text:
                 lines.append(f"  {label:<6} {text}")
-        return "\n".join(lines)
+        return visible("\n".join(lines))
 
 
 class ModelFileError(QdqBridgeError):

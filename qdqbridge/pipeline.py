@@ -131,12 +131,6 @@ def parse(text: str, weights: Mapping[str, NDArray[Any]] | None = None) -> Graph
     from qdqbridge.onnx_io.foreign.operators import OPAQUE_NODES
     from qdqbridge.text.parser import parse_text
 
-    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputDataError(
-            "parse needs a text",
-            why=f"it is given {type(text).__name__}",
-            fix="read the file first",
-        )
     return parse_text(text, weights, opaque=OPAQUE_NODES)
 
 

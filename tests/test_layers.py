@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.syntax import FILES, PACKAGE, tree
 
 LEVELS = {
+    "control_characters": -1,
     "errors": 0,
     "options": 0,
     "graph": 1,

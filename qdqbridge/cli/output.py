@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,22 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.segment import Segment
 from rich.text import Text
 
+from qdqbridge.control_characters import visible
 from qdqbridge.errors import InputDataError, OutputExistsError, UnsupportedTargetError
 
 _PIPED_WIDTH = 160
 
 
 class _Console(Console):
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        """Escapes control characters in what is shown, after it was laid out; rich has its own."""
+        return super()._render_buffer(
+            each if each.control else Segment(visible(each.text), each.style) for each in buffer
+        )
+
     def on_broken_pipe(self) -> None:
         """Lets the error out; rich would end the process with another code."""
         raise BrokenPipeError
@@ -57,7 +65,8 @@ def tell(*parts: RenderableType) -> None:
 
 
 def show_text(text: str) -> None:
-    """Prints a text exactly as it is."""
+    """Prints a text as it is, but for control characters."""
+    text = visible(text)
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from qdqbridge.control_characters import visible
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.as_read import AsRead
 from qdqbridge.graph.constant import Constant
@@ -223,7 +224,7 @@ class Graph:
         inputs = ", ".join(f"{value.name}: {value.type}" for value in self.inputs)
         named = zip(self.output_names, self.outputs, strict=True)
         outputs = ", ".join(f"{name}: {value.type}" for name, value in named)
-        return f"Graph(({inputs}) -> ({outputs}), {len(self.nodes)} nodes)"
+        return visible(f"Graph(({inputs}) -> ({outputs}), {len(self.nodes)} nodes)")
 
     def __reduce__(self) -> str:
         """Refuses to be pickled.

@@ -8,6 +8,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from qdqbridge.control_characters import visible
 from qdqbridge.graph.printer import params_text
 from qdqbridge.graph.types import QuantType, ValueType
 from qdqbridge.report.compare import Comparison
@@ -23,7 +24,7 @@ def comparison_text(comparison: Comparison, width: int = 140) -> str:
     console = Console(file=buffer, width=width, no_color=True, legacy_windows=False)
     for part in comparison_parts(comparison):
         console.print(part)
-    return buffer.getvalue()
+    return visible(buffer.getvalue())
 
 
 def comparison_parts(comparison: Comparison, *, everything: bool = True) -> list[RenderableType]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from importlib.resources import files
 
+from qdqbridge.control_characters import all_visible
 from qdqbridge.report.quantization.markup import Markup, tag
 from qdqbridge.viewer.document import Document
 
@@ -42,5 +43,7 @@ def page(document: Document) -> str:
 
 def _inert(document: Document) -> str:
     """Returns JSON that ends no script element and opens no comment, whatever a name holds."""
-    text = json.dumps(document.json(), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(
+        all_visible(document.json()), ensure_ascii=True, separators=(",", ":"), allow_nan=False
+    )
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

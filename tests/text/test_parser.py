@@ -253,7 +253,7 @@ def test_weights_that_are_missing_or_others() -> None:
         qb.parse(text)
     with pytest.raises(InputDataError, match="not those"):
         qb.parse(text, {key: data + 1})
-    with pytest.raises(InputDataError, match="needs a text"):
+    with pytest.raises(InputDataError, match="cannot take what text is given"):
         qb.parse(b"qnn-raw 1")  # type: ignore[arg-type]
 
 

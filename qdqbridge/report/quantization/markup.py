@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import TypeAlias
 
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+from qdqbridge.control_characters import visible
+
+_UNPRINTABLE = re.compile("[\ud800-\udfff\ufffe\uffff]")
 _VOID = ("meta", "br")
 
 
@@ -60,8 +62,8 @@ def joined(*content: Content | Iterable[Content]) -> Markup:
 
 
 def clean(text: str) -> str:
-    """Returns ``text`` escaped; what no document may hold becomes a replacement character."""
-    return escape(_UNPRINTABLE.sub("\ufffd", text), quote=True)
+    """Returns ``text`` escaped; what nobody can write so becomes a replacement character."""
+    return escape(_UNPRINTABLE.sub("\ufffd", visible(text)), quote=True)
 
 
 def name_of(text: str) -> Markup:
