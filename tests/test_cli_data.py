@@ -1,9 +1,16 @@
 """What users do wrong with data files, and what they are told."""
 
+import re
+import zipfile
+from io import BytesIO
+from pathlib import Path
+
 import numpy as np
 import pytest
+from numpy.lib import format as npy
 
 from qdqbridge.cli.arrays import read_inputs
+from qdqbridge.cli.failures import run
 from qdqbridge.errors import InputDataError, OutputFileError
 from qdqbridge.graph.archive import write_arrays
 from qdqbridge.graph.dtypes import DType
@@ -110,3 +117,92 @@ def test_any_name_can_be_written(tmp_path):
 def test_writing_into_nowhere_is_our_error(tmp_path):
     with pytest.raises(OutputFileError, match="cannot write"):
         write_arrays(tmp_path / "no" / "o.npz", {"x": PIXELS})
+
+
+MODELS = Path(__file__).parents[1] / "models"
+FLOAT = str(MODELS / "digits_cnn_float.onnx")
+QUANTIZED = str(MODELS / "digits_cnn_u8s8_per_channel.onnx")
+
+
+def written(name):
+    """Writes a data file of some kind; returns its name."""
+    whole = BytesIO()
+    np.savez(whole, input=PIXELS)
+    members = {
+        "empty.npz": b"",
+        "begun.npz": b"\x93NUMPY\x01",
+        "words.npz": b"\x93NUMPY\x01\x00v\x00{",
+    }
+    if name == "channels_last.npz":
+        np.savez(name, input=PIXELS.reshape(5, 8, 8, 1))
+    elif name == "bomb.npz":
+        header = {"descr": "<f4", "fortran_order": False, "shape": (1 << 20, 1, 8, 8)}
+        with (
+            zipfile.ZipFile(name, "w", zipfile.ZIP_DEFLATED) as archive,
+            archive.open("input.npy", "w") as member,
+        ):
+            npy.write_array_header_1_0(member, header)
+            for _ in range(256):
+                member.write(bytes(1 << 20))
+    elif name in members:
+        with zipfile.ZipFile(name, "w") as archive:
+            archive.writestr("input.npy", members[name])
+    elif name != "none.npz":
+        data = {"cut.npz": whole.getvalue()[:300], "zero.npz": b"", "text.npz": b"hello"}[name]
+        Path(name).write_bytes(data)
+    return name
+
+
+VERBS = {
+    "run": [QUANTIZED], "compare": [QUANTIZED], "quantize": [FLOAT, "-o", "q.onnx"],
+    "profile": [FLOAT, "-o", "p.json"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("none.npz", "No such file"), ("cut.npz", "it is damaged"), ("zero.npz", "it is damaged"),
+        ("text.npz", "it is damaged"), ("begun.npz", "it is damaged"), ("words.npz", "damaged"),
+        ("channels_last.npz", r"\(5, 8, 8, 1\)"),
+    ],
+)  # fmt: skip
+def test_data_that_nobody_can_read(verb, name, why, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run([verb, *VERBS[verb], "--data", written(name)]) == 3
+    said = capsys.readouterr().err
+    assert re.search(why, said) and "fix" in said
+    assert not re.search("EOF|magic|zip file|pickle", said)
+
+
+def test_kilobytes_that_stand_for_gigabytes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(["run", QUANTIZED, "--data", written("bomb.npz")]) == 3
+    assert "times those in the file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing"),
+    [
+        (["view", QUANTIZED], "--output"), (["run", QUANTIZED], "--data"), (["inspect"], "MODEL"),
+        (["compare", QUANTIZED], "--data"), (["profile", FLOAT, "-o", "p.json"], "--data"),
+        (["quantize", FLOAT, "-o", "q.onnx"], "--data"), (["diff", QUANTIZED], "B"),
+        (["quantize", FLOAT, "-o", "q.onnx", "--min-sqnr", "30"], "--data"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_said_to_be_and_is_a_matter_of_usage(arguments, missing, capsys):
+    assert run(arguments) == 2
+    assert f"{missing} is missing" in capsys.readouterr().err
+
+
+def test_an_option_without_its_value_is_not_missing(capsys):
+    assert run(["run", QUANTIZED, "--data"]) == 2
+    assert "--data requires an argument" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["a" * 300 + ".txt", "é" * 200 + ".txt"])
+def test_names_that_are_too_long(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(["canonicalize", QUANTIZED, "-o", name]) == 3
+    assert "give a shorter name" in capsys.readouterr().err

@@ -12,12 +12,13 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 
-from cyclopts import CycloptsError
+from cyclopts import CycloptsError, MissingArgumentError
 from rich.markup import escape
 
 from qdqbridge.cli.output import stderr, warn
 from qdqbridge.cli.streams import silence
 from qdqbridge.errors import QdqBridgeError
+from qdqbridge.graph.atomic_write import fix_of
 
 DONE, NOT_MET, USAGE, MODEL, BUG, INTERRUPTED, NO_READER = 0, 1, 2, 3, 70, 130, 141
 
@@ -46,7 +47,7 @@ def _run(arguments: Sequence[str]) -> int:
         )
         sys.stdout.flush()
     except CycloptsError as error:
-        return _usage(error)
+        return _usage(error, arguments)
     except QdqBridgeError as error:
         show(error)
         return MODEL
@@ -56,9 +57,12 @@ def _run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:  # a full disk, a folder that cannot be written
-        return _refused("the operating system refuses", error.strerror or str(error), "free space")
+        why = error.strerror or str(error) or type(error).__name__
+        return _refused("the operating system refuses", why, fix_of(error))
     except MemoryError as error:
-        return _refused("there is not enough memory", str(error), "smaller data or shapes")
+        return _refused(
+            "there is not enough memory", str(error), "try again with smaller data or shapes"
+        )
     except Exception as error:  # whatever is left is our fault, and said so
         return _bug(error)
     return result if isinstance(result, int) else DONE
@@ -88,15 +92,21 @@ def show(error: QdqBridgeError) -> None:
         console.print(escape(line), highlight=False, soft_wrap=True)
 
 
-def _refused(what: str, why: str, wanted: str) -> int:
+def _refused(what: str, why: str, fix: str) -> int:
     with suppress(OSError):
-        show(QdqBridgeError(what, why=why, fix=f"try again with {wanted}"))
+        show(QdqBridgeError(what, why=why, fix=fix))
     silence()
     return MODEL
 
 
-def _usage(error: CycloptsError) -> int:
+def _usage(error: CycloptsError, arguments: Sequence[str]) -> int:
     message = " ".join(str(error).split())
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        given = {argument.partition("=")[0] for argument in arguments}
+        if not given & set(
+            error.argument.names
+        ):  # it is not there without its value, but not there
+            message = message.replace("requires an argument", "is missing")
     chain = [name for name in error.command_chain or () if name]
     show(QdqBridgeError(message, fix=f"see '{' '.join(['qdqbridge', *chain, '--help'])}'"))
     return USAGE

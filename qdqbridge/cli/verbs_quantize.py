@@ -13,6 +13,7 @@ from rich.text import Text
 
 from qdqbridge import pipeline, quantizing
 from qdqbridge.cli import output
+from qdqbridge.cli.failures import usage
 from qdqbridge.cli.parameters import Extents, Force, Json, Model, Variant, extents_of
 from qdqbridge.cli.reading import AS_IT_IS, Reading
 from qdqbridge.cli.writing import FOR_TVM, ONNX, check_extents, check_suffix, write_for_tvm
@@ -301,7 +302,7 @@ def quantize(
     reading: Reading = AS_IT_IS,
     force: Force = False,
     json: Json = False,
-) -> None:
+) -> int | None:
     """Quantize a float model with ranges from calibration data, and keep what helps its outputs."""
     from qdqbridge.autoquant.planning.format_names import format_of, weights_of
     from qdqbridge.autoquant.quantize import QuantizeOptions
@@ -321,10 +322,9 @@ def quantize(
         raise InputDataError(
             "nothing says how small the model may become", fix="give --min-sqnr or --max-drop"
         )
-    if data is None and (wanted or small or report is not None):
-        raise InputDataError(
-            "no data is given", why="without it no goal or report can be judged", fix="give --data"
-        )
+    if data is None and (profile is None or wanted or small or report is not None):
+        what = "--data is missing"
+        return usage(what, fix="give calibration data; a --profile does for ranges alone")
     if export_profile is not None:
         pipeline.export_profile(export_profile)
     options = QuantizeOptions(
@@ -364,6 +364,7 @@ def quantize(
     _show(made, path, report, as_json=json)
     for warning in made.doubts():
         output.warn(warning)
+    return None
 
 
 def _check_kernels(options: QuantizeOptions, profile: str | None) -> None:

@@ -66,10 +66,23 @@ def read_arrays(path: Path) -> dict[str, Array]:
             path, str(error) or "memory is exhausted", "feed fewer samples"
         ) from error
     except DAMAGES as error:
-        pickled = "pickle" in str(error).lower()
-        why = "it is damaged, holds Python objects, or is no NumPy file" if pickled else str(error)
         fix = "write it with numpy.savez(path, name=array), numbers only"
-        raise _unreadable(path, why, fix) from error
+        raise _unreadable(path, damage_of(error), fix) from error
+
+
+class NotRead(ValueError):
+    """What is found out here about an archive; other errors are Python's and NumPy's words."""
+
+
+def damage_of(error: Exception) -> str:
+    """Returns why a file is not read, in words for somebody who did not write NumPy."""
+    if (isinstance(error, OSError) and error.strerror) or isinstance(error, NotRead | MemoryError):
+        return getattr(error, "strerror", None) or str(error) or "memory is exhausted"
+    return "it is damaged, holds Python objects, or is no NumPy file"
+
+
+_UNPACKED, _RATIO = 1 << 28, 100
+"""Bytes from which an archive is asked how far it is compressed; zeros are a thousandfold."""
 
 
 def check_members(archive: zipfile.ZipFile) -> None:
@@ -77,13 +90,19 @@ def check_members(archive: zipfile.ZipFile) -> None:
 
     Raises:
         MemoryError: The arrays are larger than a value may be: kilobytes can stand for gigabytes.
-        ValueError: Two members have one name.
+        NotRead: Two members have one name, or the arrays are all but empty.
     """
     names = archive.namelist()
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"it holds '{twice}' twice")
+        raise NotRead(f"it holds '{twice}' twice")
     total = sum(member.file_size for member in archive.infolist())
+    stored = sum(member.compress_size for member in archive.infolist())
+    if total > _UNPACKED and total > _RATIO * stored:
+        raise NotRead(
+            f"unpacked it has {total} bytes, {total // max(stored, 1)} times those in the file; "
+            "data that really are like that can be saved by numpy.savez, uncompressed"
+        )
     if total > most_bytes():
         raise MemoryError(f"unpacked it has {total} bytes, and at most {most_bytes()} are read")
 

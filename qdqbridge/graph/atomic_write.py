@@ -87,9 +87,13 @@ def refused(
         "cannot write the file",
         where=str(path),
         why=error.strerror or str(error) or type(error).__name__,
-        fix=_FIXES.get(error.errno or 0, "check the folder, its permissions and the free space")
-        + "; what was there is unchanged",
+        fix=f"{fix_of(error)}; what was there is unchanged",
     )
+
+
+def fix_of(error: OSError) -> str:
+    """Returns what helps against what the operating system says."""
+    return _FIXES.get(error.errno or 0, "check the folder, its permissions and the free space")
 
 
 _FIXES = {

@@ -293,4 +293,4 @@ def test_markup_escapes_what_is_not_markup():
     )
     assert str(joined(["a", "<"], None)) == "a&lt;"
     assert str(tag("br")) == "<br>"
-    assert clean("\ud800\x07") == "\ufffd\ufffd"
+    assert clean("\ud800\x07") == "\ufffd\\x07"

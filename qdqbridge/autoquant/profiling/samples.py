@@ -142,7 +142,11 @@ class Samples:
                 fix=f"give a multiple of {step} examples",
             )
         found = Samples(arrays, step)
-        check_inputs(inputs, found[0])
+        try:
+            check_inputs(inputs, found[0])
+        except InputDataError:
+            check_inputs(inputs, arrays)  # says what is wrong with the shapes that were given
+            raise
         return found
 
     def __len__(self) -> int:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.profiling.samples import RunSamples, Sample, Samples
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.archive import DAMAGES
+from qdqbridge.graph.archive import DAMAGES, damage_of
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.guard import most_bytes
 from qdqbridge.graph.interpreter import check_mapping
@@ -241,10 +241,9 @@ def _reader(
 
 
 def _unreadable(path: Path, error: Exception) -> InputDataError:
-    why = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return InputDataError(
         "cannot read the data file",
         where=str(path),
-        why=why,
+        why=damage_of(error),
         fix="check the path; write it with numpy.savez(path, name=array), numbers only",
     )
