@@ -62,13 +62,11 @@ def test_a_goal_is_met(tmp_path, capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        ((), "no data"),
         (("--data", DATA, "--exclude", "nothing*"), "nothing*"),
         (("--data", DATA, "--target", "abacus"), "abacus"),
         (("--data", DATA, "--repair", "magic"), "magic"),
         (("--data", DATA, "--repair", "none", "--chooser", "minmax", "--min-sqnr", 500), "500"),
         (("--data", DATA, "--export-profile", "abacus"), "abacus"),
-        (("--profile", DATA, "--min-sqnr", 5), "no data"),
         (("--profile", DATA), "it is not text"),
         (("--data", DATA, "--min-sqnr", "nan"), "says nothing"),
         (("--data", DATA, "--min-sqnr", "inf"), "says nothing"),

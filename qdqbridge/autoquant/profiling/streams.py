@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.profiling.samples import RunSamples, Sample, Samples
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.archive import DAMAGES, damage_of
+from qdqbridge.graph.archive import DAMAGES, NotRead, damage_of
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.guard import most_bytes
 from qdqbridge.graph.interpreter import check_mapping
@@ -178,9 +178,9 @@ def _header(stream: IO[bytes]) -> _Header:
     else:
         shape, fortran, dtype = npy.read_array_header_2_0(stream)
     if dtype.hasobject:
-        raise ValueError("it holds Python objects")
+        raise NotRead("it holds Python objects")
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > np.iinfo(np.int64).max:
-        raise ValueError(f"no array has the shape {list(shape)}")
+        raise NotRead(f"no array has the shape {list(shape)}")
     header = _Header(shape, fortran, dtype)
     _stand_in(header)  # NumPy's own limit on the number of axes
     return header
@@ -234,7 +234,7 @@ def _reader(
     def read() -> NDArray[Any]:
         data = bytearray(header.row * step)
         if stream.readinto(data) != len(data):  # type: ignore[attr-defined]
-            raise EOFError("it ends too early")
+            raise NotRead("it ends too early")
         return np.frombuffer(data, header.dtype).reshape(shape)
 
     return read
