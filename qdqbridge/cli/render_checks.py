@@ -22,7 +22,10 @@ _STYLES = {
     "elsewhere": "yellow",
     "float": "yellow",
     "no kernel": "dim",
+    "other numbers on some processors": "yellow",
 }
+KEPT = frozenset({"other numbers on some processors"})
+"""Effects that no file of a profile is free of: they are told, and fail no check."""
 
 
 def findings_json(profile: ExportProfile, findings: Sequence[Finding]) -> dict[str, Any]:
@@ -30,7 +33,7 @@ def findings_json(profile: ExportProfile, findings: Sequence[Finding]) -> dict[s
     return {
         "profile": profile.name,
         "runtime": profile.runtime,
-        "met": not findings,
+        "met": all(finding.effect.value in KEPT for finding in findings),
         "rules": [
             {"name": rule.name, "applies_to": rule.applies_to, "source": rule.source}
             for rule in profile.rules

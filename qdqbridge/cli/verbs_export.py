@@ -176,7 +176,8 @@ def export(
     elif check:
         output.show(*render_checks.findings_parts(pipeline.export_profile(profile), findings))
         output.show(*(render_engines.verdict_parts(verdict) if verdict is not None else ()))
-    return NOT_MET if findings or (verdict is not None and not verdict.takes_all) else DONE
+    broken = any(finding.effect.value not in render_checks.KEPT for finding in findings)
+    return NOT_MET if broken or (verdict is not None and not verdict.takes_all) else DONE
 
 
 def _fixed(graph: Graph, data: Path | None) -> tuple[Graph, list[str]]:

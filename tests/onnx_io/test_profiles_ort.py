@@ -14,7 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import qdqbridge as qb
 from qdqbridge.canonical import canonicalize
-from qdqbridge.onnx_io.profiles import Effect, check
+from qdqbridge.onnx_io.profiles import Effect, Finding
+from qdqbridge.onnx_io.profiles import check as findings_of
 from qdqbridge.onnx_io.profiles.checker import view_of
 from qdqbridge.onnx_io.profiles.export import export
 from qdqbridge.onnx_io.profiles.islands import bare, islands
@@ -28,6 +29,11 @@ OWN_MODELS = sorted(path.name for path in MODELS.glob("*.onnx"))
 NETWORKS = [*IMAGES, *MATRICES]
 LOADS_MORE = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 32)
 """1.32 loads and fuses vectors of one scale, and float8 products; up to 1.31 it refuses them."""
+
+
+def check(path: Path) -> list[Finding]:
+    """Returns what a file does not keep, on every processor (``tests/autoquant/test_pairs.py``)."""
+    return [each for each in findings_of(path) if each.effect is not Effect.PROCESSOR]
 
 
 def optimized(path: Path) -> onnx.ModelProto | None:

@@ -28,6 +28,10 @@ class Effect(Enum):
     OTHER = "other numbers"
     """The runtime computes something else from it with its graph optimizations."""
 
+    PROCESSOR = "other numbers on some processors"
+    """The runtime computes something else from it where a processor lacks an instruction. The file
+    is as its profile wants it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reason:

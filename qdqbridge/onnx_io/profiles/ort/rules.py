@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -48,6 +49,8 @@ _EIGHT = (DType.INT8, DType.UINT8)
 _BYTE, _NIBBLE, _MATRIX = 8, 4, 2
 _UNTAKEN_BITS = (2, 32)
 _UNSAID = {"AveragePool": Effect.REFUSED}
+_BYTES, _HALF = 255, (1 << 15) - 1
+"""The largest code of a byte, and what a sum of two products may be in 16 bits."""
 _PACKED_PRODUCT = "com.microsoft::MatMulNBits"
 
 
@@ -601,6 +604,37 @@ def _clamped_float8(op: str) -> Check:
     return check
 
 
+def _pairs(view: FileView, node: FileNode) -> Reason | None:
+    """Products of uint8 and int8, whose pairs saturate without VNNI."""
+    if node.op not in _ACCUMULATES or node not in islands_of(view):
+        return None
+    if any(check(view, node) for check in (_operands, _result, _types, _parameters)):
+        return None  # it stays float
+    x, w = (source(view, node.input(index)) for index in (0, 1))
+    if x is None or w is None or x.dtype is not DType.UINT8 or w.dtype is not DType.INT8:
+        return None
+    weight = view.constant(w.encoding.node.input(0))
+    if weight is None or weight.ndim < _MATRIX:
+        return None
+    if node.op == "Conv":
+        group = int(node.attributes.get("group", 1))
+        if weight.shape[1] == 1 and weight.shape[0] == group:
+            return None
+        rows = np.moveaxis(weight, 1, -1)
+    elif node.op == "Gemm" and node.attributes.get("transB", 0):
+        rows = weight
+    else:
+        rows = np.swapaxes(weight, -1, -2)
+    rows = rows.reshape(-1, math.prod(rows.shape[1:]) if node.op == "Conv" else rows.shape[-1])
+    even = rows[:, : rows.shape[1] // 2 * 2].astype(np.int64).reshape(len(rows), -1, 2)
+    reach = _BYTES * np.maximum(np.maximum(even, 0).sum(axis=-1), -np.minimum(even, 0).sum(axis=-1))
+    count = int((reach > _HALF).sum())
+    if not count:
+        return None
+    text = f"{count} of the {reach.size} pairs of weights of '{node.name}' can saturate"
+    return Reason(text, (w.encoding.node.input(0),))
+
+
 def _between(check: Check) -> Check:
     """Restricts a check to float compute between Q and DQ."""
     return lambda view, node: check(view, node) if node in islands_of(view) else None
@@ -727,5 +761,11 @@ RULES: tuple[Demand, ...] = (
         "two-roundings", "Q behind DQ", _two_roundings,
         "onnxruntime double_qdq_pairs_remover.cc; measured on 1.32", Effect.OTHER,
         "use one scale, or run without graph optimizations",
+    ),
+    Demand(
+        "pairs-fit", "Conv, Gemm, MatMul of uint8 by int8, on x86 with AVX2 and without VNNI",
+        _pairs, "onnxruntime mlas QgemmU8S8KernelAvx2, ConvSymKernelAvx2; measured on 1.32",
+        Effect.PROCESSOR,
+        "quantize with --avoid-pairs; compare --engine onnxruntime-avx2 tells what is lost",
     ),
 )  # fmt: skip
