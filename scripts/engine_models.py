@@ -16,6 +16,11 @@ more of other argmax, or is further off than ``LIMIT``), and behind these what i
 exports with more layers in floats, off by more than ``LIMIT``, or of another argmax than ours.
 ``--misjudged TABLE...`` lists the files about which the rules are wrong: said to be kept, but not
 taken whole or further off than ``LIMIT``, and alarms about what is taken and right.
+
+``scripts/engine_models.py onnxruntime-avx2 FOLDER --foretold`` holds what is foretold of pairs that
+saturate (:func:`qdqbridge.autoquant.hardware.arithmetic.in_pairs`) against onnxruntime: each
+integer operator of each file on its own operands, value by value, in one process of the engine. It
+prints the values that nothing explains.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +41,16 @@ import numpy as np
 from engine_patterns import Outcome, broken_rules, misjudged, show_misjudged
 
 import qdqbridge
-from qdqbridge.engines import ENGINES, ProcessLimits
+from qdqbridge.autoquant.hardware.arithmetic import PAIRS, is_paired, without_vnni
+from qdqbridge.engines import ENGINES, ForeignEngine, ProcessLimits
+from qdqbridge.engines.process import EngineProcess
 from qdqbridge.errors import InputDataError, QdqBridgeError
 from qdqbridge.graph.copying import symbolic_extents, with_numbers
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.guard import most_elements
+from qdqbridge.onnx_io.runtime.byte_products import saturating_products
+from qdqbridge.report.causes import UNEXPLAINED
+from qdqbridge.report.local import compare_locally
 
 LIMITS = ProcessLimits(seconds=120)
 LIMIT = 2
@@ -368,11 +379,70 @@ def _short(own: Row, new: Row) -> Iterator[str]:
         yield f"{new.left} layers in floats, not {own.left}: {new.words} / {own.words}"
 
 
+# ---- pairs that saturate ---------------------------------------------------------------------
+
+
+class _OneProcess(ForeignEngine):
+    """An engine whose process outlives it: under an emulator it takes seconds to start."""
+
+    process: EngineProcess | None = None
+
+    def _started(self) -> EngineProcess:
+        if _OneProcess.process is None or not _OneProcess.process.alive:
+            _OneProcess.process = super()._started()
+        return _OneProcess.process
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+
+def foretold(engine: str, folder: Path, every: int, largest: int) -> None:
+    """Prints what engine and prediction differ in, file by file, and the counts of all files."""
+    counts: Counter[str] = Counter()
+    for path in sorted(folder.rglob("*.onnx"))[::every]:
+        saturating = saturating_products(path) if path.stat().st_size <= largest else ()
+        if not saturating:
+            counts["files without such products"] += 1
+            continue
+        try:
+            graph = qdqbridge.load(path, decomposed="_decomposed" in path.name)
+            graph = with_numbers(graph, dict.fromkeys(symbolic_extents(graph), 1))
+            with _OneProcess(ENGINES[engine], path, graph, LIMITS) as opened:
+                opened.own = partial(without_vnni, saturating)
+                found = compare_locally(graph, opened, feedings(path, graph, 1)[0])
+        except QdqBridgeError as error:
+            counts["files not run"] += 1
+            print(f"{path.name}: {_flat(f'{error.what} {error.why}')}", flush=True)
+            continue
+        nodes = {value.name: node for node in graph.nodes for value in node.outputs}
+        counts["files"] += 1
+        for value in found.values:
+            node = nodes.get(value.name)
+            if node is None or not is_paired(node):
+                counts["values of other operators, unexplained"] += value.causes.get(UNEXPLAINED, 0)
+                continue
+            if node.operand(0).producer is not None and node.operand(0).name not in opened.names:
+                counts["operators whose operands the engine does not show"] += 1
+                continue
+            left = value.causes.get(UNEXPLAINED, 0)
+            kind = "integers" if value.max_lsb is not None else "floats"
+            counts[f"{node.op.name}, operators"] += 1
+            counts[f"values, {kind}"] += value.count
+            counts[f"values that saturate, {kind}"] += value.causes.get(PAIRS, 0)
+            others = value.mismatches - value.causes.get(PAIRS, 0) - left
+            counts[f"values off by rounding, {kind}"] += others
+            counts[f"values not foretold, {kind}"] += left
+            if left:
+                print(f"{path}: {node}: {left} of {value.count}, {dict(value.causes)}", flush=True)
+    print("\n".join(f"{count:>10,} {what}" for what, count in sorted(counts.items())))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", choices=[*ENGINES])
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--foretold", action="store_true", help="hold predictions against it")
     parser.add_argument("--by-producer", type=Path, nargs="+", metavar="TABLE")
     parser.add_argument("--worse", type=Path, nargs="+", metavar="TABLE")
     parser.add_argument("--misjudged", type=Path, nargs="+", metavar="TABLE")
@@ -390,6 +460,8 @@ def main() -> None:
         rows = [row for row in read(given.misjudged) if row.what != "source"]
         files = [(f"{row.file} {row.what}", row.outcome) for row in rows]
         show_misjudged(*misjudged(files), len(files))
+    elif given.folder and given.foretold:
+        foretold(given.engine, given.folder, given.every, given.largest)
     elif given.folder and given.out:
         each = (given.folder, given.out, given.every, given.samples, given.largest)
         complete(given.engine, *each)

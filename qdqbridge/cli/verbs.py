@@ -148,8 +148,12 @@ def explain(
     json: Json = False,
 ) -> None:
     """Say why nodes stayed float, and what was assumed while reading."""
+    from qdqbridge.autoquant.hardware.accumulators import told_of_pairs
+
     graph = reading.read(model)
-    notes = pipeline.explain(graph)
+    notes, pairs = pipeline.explain(graph), told_of_pairs(graph)
+    if pairs:
+        output.say(pairs)
     if json:
         output.show_json({"notes": [render.note_json(note) for note in notes]})
     elif notes:
@@ -344,6 +348,9 @@ def compare(
         output.show_json(render.comparison_json(found))
     else:
         output.show(*render.comparison_parts(found, everything=everything))
+    saturate = [side for side in (ours, theirs) if getattr(side, "own", None) is not None]
+    if saturate and not (local or found.equal):
+        output.say("pairs of products saturate on its processor: --local counts what is theirs")
     return _verdict(found, max_lsb, explained=not local or engine not in ENGINES)
 
 

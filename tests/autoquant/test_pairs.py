@@ -108,6 +108,8 @@ def test_a_check_tells_of_pairs_and_fails_for_none(
 ) -> None:
     assert run(["export", str(hundred(tmp_path)[0]), "--check", "--profile", "ort"]) == 0
     assert "on some processors" in capfd.readouterr().out
+    assert run(["explain", str(tmp_path / "hundred.onnx")]) == 0
+    assert "pairs of weights" in capfd.readouterr().err
 
 
 @SUCH_A_PROCESSOR

@@ -152,6 +152,20 @@ def accumulators(
     return [_of_product(p, _range(p, known), found.get(p.node), order) for p in products(graph)]
 
 
+def told_of_pairs(graph: Graph) -> str:
+    """Returns a sentence on pairs that can saturate in onnxruntime; empty where none can."""
+    paired = [product for product in products(graph) if product.paired]
+    counts = [int(saturating(product.in_order("channels-last")).sum()) for product in paired]
+    concerned = sum(count > 0 for count in counts)
+    if not concerned:
+        return ""
+    return (
+        f"on x86 with AVX2 and without VNNI, onnxruntime adds products in pairs of 16 bits, and "
+        f"{sum(counts):,} pairs of weights of {concerned} product{'s' * (concerned > 1)} can "
+        "saturate: compare --engine onnxruntime-avx2 tells what data loses"
+    )
+
+
 def codes_used(graph: Graph, stats: Mapping[str, TensorStats]) -> list[CodeUsage]:
     """Returns how many of their codes the quantized activations use."""
     result: list[CodeUsage] = []
