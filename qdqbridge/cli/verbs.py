@@ -148,10 +148,10 @@ def explain(
     json: Json = False,
 ) -> None:
     """Say why nodes stayed float, and what was assumed while reading."""
-    from qdqbridge.autoquant.hardware.accumulators import told_of_pairs
+    from qdqbridge.autoquant.hardware.accumulators import pair_saturation
 
     graph = reading.read(model)
-    notes, pairs = pipeline.explain(graph), told_of_pairs(graph)
+    notes, pairs = pipeline.explain(graph), pair_saturation(graph)
     if pairs:
         output.say(pairs)
     if json:

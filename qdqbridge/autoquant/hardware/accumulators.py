@@ -152,7 +152,7 @@ def accumulators(
     return [_of_product(p, _range(p, known), found.get(p.node), order) for p in products(graph)]
 
 
-def told_of_pairs(graph: Graph) -> str:
+def pair_saturation(graph: Graph) -> str:
     """Returns a sentence on pairs that can saturate in onnxruntime; empty where none can."""
     paired = [product for product in products(graph) if product.paired]
     counts = [int(saturating(product.in_order("channels-last")).sum()) for product in paired]
