@@ -27,6 +27,8 @@ from qdqbridge.onnx_io.control_flow.subgraph_names import bodies
 
 MARKS = re.compile(r"(_token_\d+|_nchwc|_nhwc)+$")
 """What onnxruntime appends to the names of nodes and tensors whose layout it changes."""
+_WITH_BIAS = "/MatMulAddFusion"
+"""What it appends to the name of a MatMul that has taken an Add."""
 _HALF = 1 << 7
 """What makes uint8 of int8, of a weight and of its zero point."""
 
@@ -125,7 +127,8 @@ def saturating_products(path: Path) -> frozenset[str]:
         if signed and (other == TensorProto.UINT8 or places.other is None):
             own = (node.name, *node.output, *(names[w] for w, _ in places.weights))
             found.update(MARKS.sub("", name) for name in own if name)
-    return frozenset(found)
+            found.add(MARKS.sub("", node.name).removesuffix(_WITH_BIAS))
+    return frozenset(found - {""})
 
 
 def keep_fused_products(options: Any) -> None:
