@@ -100,11 +100,11 @@ def opened(
 
 def _judge(name: str, path: Path, graph: Graph, limits: ProcessLimits | None) -> ForeignEngine:
     from qdqbridge.autoquant.hardware.arithmetic import without_vnni
-    from qdqbridge.engines import ENGINES, open_engine
+    from qdqbridge.engines import open_engine
     from qdqbridge.onnx_io.runtime.byte_products import saturating_products
 
     engine = open_engine(name, path, graph, limits=limits)
-    if ENGINES[name].pairs_saturate():
+    if engine.kind.pairs_saturate():
         engine.own = partial(without_vnni, saturating_products(path))
     return engine
 

@@ -62,6 +62,13 @@ def with_bias(net: Net, ratio: float) -> str:
     return conv(net, weight=weight, bias=bias)
 
 
+def full_bias(net: Net) -> str:
+    """A bias from which any product of 1 and a code goes beyond int32."""
+    weight = net.dq(net.constant(np.ones((4, 4, 3, 3), S8)), np.float32(0.01), 0, S8)
+    most = net.constant(np.full(4, np.iinfo(S32).max - 10, S32))
+    return conv(net, weight=weight, bias=net.dq(most, np.float32(X[0]) * np.float32(0.01), 0, S32))
+
+
 def uneven_bias(net: Net) -> str:
     """A weight of one scale for each channel beside a bias of one."""
     _, bias = int32_bias(net)
@@ -256,6 +263,7 @@ BROKEN: dict[str, tuple[str, str, Callable[[Net], str]]] = {
         "ort", "operands-dequantized",
         lambda n: n.fake(n.op("Add", conv(n), n.op("Sin", conv(n))), *Y),
     ),
+    "ort_full_bias": ("ort", "room-for-sums", full_bias),
     "ort_float_result": ("ort", "result-quantized", lambda n: conv(n, y=None)),
     "ort_result_read_twice": (
         "ort", "result-quantized",
