@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from qdqbridge.app.hosting import compile, from_relax, load_executable, to_relax
+from qdqbridge.app.judging import blame, open_engine
+from qdqbridge.app.pipeline import compare, evaluate, explain, load, load_adapter, parse, save
+from qdqbridge.app.profiling import load_profile, merge_profiles, profile, save_profile
+from qdqbridge.app.quantizing import quantize
+from qdqbridge.app.viewing import view
+from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import QdqBridgeError
-from qdqbridge.graph.graph import Graph
-from qdqbridge.hosting import compile, from_relax, load_executable, to_relax
-from qdqbridge.judging import blame, open_engine
-from qdqbridge.pipeline import compare, evaluate, explain, load, load_adapter, parse, save
-from qdqbridge.profiling import load_profile, merge_profiles, profile, save_profile
-from qdqbridge.quantizing import quantize
-from qdqbridge.viewing import view
 
 if TYPE_CHECKING:
-    from qdqbridge.relax.executable import Executable
-    from qdqbridge.report.compare import Comparison
+    from qdqbridge.targets.comparison.compare import Comparison
+    from qdqbridge.tvm.relax.executable import Executable
 
 __version__ = "0.1.0"
 __all__ = [
@@ -51,11 +51,11 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Imports what is costly when somebody asks for it."""
     if name == "Executable":
-        from qdqbridge.relax.executable import Executable
+        from qdqbridge.tvm.relax.executable import Executable
 
         return Executable
     if name == "Comparison":
-        from qdqbridge.report.compare import Comparison
+        from qdqbridge.targets.comparison.compare import Comparison
 
         return Comparison
     raise AttributeError(f"module 'qdqbridge' has no attribute '{name}'")

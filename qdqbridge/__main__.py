@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqbridge.cli import main
+from qdqbridge.app.cli import main
 
 if __name__ == "__main__":
     main()

@@ -63,4 +63,4 @@ class OutputFileError(QdqBridgeError):
 
 
 class GraphError(QdqBridgeError):
-    """A graph breaks an invariant of :mod:`qdqbridge.graph.verify`."""
+    """A graph breaks an invariant of :mod:`qdqbridge.core.graph.verify`."""

@@ -25,15 +25,15 @@ from numpy.typing import NDArray
 from rich.progress import track
 
 import qdqbridge as qb
-from qdqbridge.attribution.correspondence import Correspondence, correspondence, fed
-from qdqbridge.attribution.meeting import keeps_elements
-from qdqbridge.attribution.node_errors import node_errors
-from qdqbridge.attribution.simulation import GraphRuns
-from qdqbridge.attribution.skeleton import distance, skeleton, without_arithmetic
+from qdqbridge.autoquant.attribution.correspondence import Correspondence, correspondence, fed
+from qdqbridge.autoquant.attribution.meeting import keeps_elements
+from qdqbridge.autoquant.attribution.node_errors import node_errors
+from qdqbridge.autoquant.attribution.simulation import GraphRuns
+from qdqbridge.autoquant.attribution.skeleton import distance, skeleton, without_arithmetic
+from qdqbridge.core.graph.copying import copied
+from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Value
+from qdqbridge.core.graph.operator import Flow
 from qdqbridge.errors import QdqBridgeError
-from qdqbridge.graph.copying import copied
-from qdqbridge.graph.graph import NO_ORIGIN, Graph, Value
-from qdqbridge.graph.operator import Flow
 
 Array = NDArray[Any]
 _SAMPLES = 8

@@ -255,8 +255,8 @@ def _byoc_row(file: Path, calls: int) -> dict[str, Any]:
     import tvm
 
     import qdqbridge as qb
-    from qdqbridge.byoc import onnxruntime_backend as backend
-    from qdqbridge.onnx_io.profiles.export import exported_proto
+    from qdqbridge.targets.profiles.export import exported_proto
+    from qdqbridge.tvm.byoc import onnxruntime_backend as backend
 
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4

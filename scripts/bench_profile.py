@@ -96,7 +96,7 @@ def measure_time(model: str) -> dict[str, float]:
     import qdqbridge
     from qdqbridge.autoquant.profiling.collect import onnxruntime_observer
     from qdqbridge.autoquant.profiling.profile import sample_hash
-    from qdqbridge.onnx_io.runtime.running import Runner
+    from qdqbridge.targets.running import Runner
 
     graph = qdqbridge.load(model)
     plain = Runner(graph, threads=1)
@@ -148,7 +148,7 @@ def _search_of_onnxruntime(model: str, images: np.ndarray) -> dict[str, float]:
 
     import qdqbridge
     from qdqbridge.autoquant.profiling.collect import observable
-    from qdqbridge.onnx_io.runtime.running import Runner
+    from qdqbridge.targets.running import Runner
 
     graph = qdqbridge.load(model)
     values = observable(graph)

@@ -25,12 +25,12 @@ import tvm
 from bench_run import RESTS, measure, onnxruntime, ours, table
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqbridge.relax.kernels.codegen.cpu import host_target
-from qdqbridge.relax.kernels.codegen.lanes import load, number, store
-from qdqbridge.relax.kernels.codegen.loops import turns
-from qdqbridge.relax.kernels.codegen.script import T, prim_func
-from qdqbridge.relax.tensors import lasting
-from qdqbridge.relax.threads import Caller
+from qdqbridge.tvm.relax.kernels.codegen.cpu import host_target
+from qdqbridge.tvm.relax.kernels.codegen.lanes import load, number, store
+from qdqbridge.tvm.relax.kernels.codegen.loops import turns
+from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func
+from qdqbridge.tvm.relax.tensors import lasting
+from qdqbridge.tvm.relax.threads import Caller
 
 SIZES = ((4096, 4096), (4096, 14336))
 _LANES, _AHEAD = 16, 8

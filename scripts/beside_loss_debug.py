@@ -23,7 +23,7 @@ from onnxruntime.quantization import CalibrationDataReader, qdq_loss_debug
 
 import qdqbridge as qb
 from scripts.blame_sabotage import MODELS, OWN, Quantized, own
-from tests.attribution.sabotage import KINDS, Sabotage, named, spoil
+from tests.autoquant.attribution.sabotage import KINDS, Sabotage, named, spoil
 
 debug: Any = qdq_loss_debug
 _STEP = 5

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from rich.progress import track
 
 import qdqbridge as qb
-from qdqbridge.attribution import Attribution
-from qdqbridge.graph.graph import Graph
-from tests.attribution.sabotage import (
+from qdqbridge.autoquant.attribution import Attribution
+from qdqbridge.core.graph.graph import Graph
+from tests.autoquant.attribution.sabotage import (
     KINDS,
     Sabotage,
     named,

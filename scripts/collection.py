@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 import qdqbridge as qb
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.pipeline import session
+from qdqbridge.app.pipeline import session
+from qdqbridge.core.graph.dtypes import DType
 
 FIELDS: tuple[str, ...] = (
     "folder", "file", "status", "onnxruntime", "outputs", "max_lsb", "max_abs", "causes",

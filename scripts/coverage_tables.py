@@ -23,10 +23,10 @@ from typing import Any
 from fq2i_route import channels_last, fq2i
 
 import qdqbridge as qb
-from qdqbridge.byoc.coverage import Coverage
-from qdqbridge.byoc.model import partition_model
-from qdqbridge.byoc.shipped import partition_shipped
-from qdqbridge.relay.tables import TABLES
+from qdqbridge.tvm.byoc.coverage import Coverage
+from qdqbridge.tvm.byoc.model import partition_model
+from qdqbridge.tvm.byoc.shipped import partition_shipped
+from qdqbridge.tvm.relay.tables import TABLES
 
 ROUTES = ("ours", "rewritten", "fq2i", "fq2i_nhwc")
 FIELDS = ("file", "table", *ROUTES, "unexplained", "error")

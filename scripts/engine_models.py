@@ -10,7 +10,8 @@ in the table are not run again. Those with ``_decomposed`` in their name are rea
 ``--decomposed`` reads them.
 
 ``scripts/engine_models.py openvino --by-producer TABLE...`` prints the same by producer, as data of
-``tests/engines/models_openvino.csv``, of which the pages are made; ``--worse TABLE...`` lists the
+``tests/targets/engines/models_openvino.csv``, of which the pages are made; ``--worse TABLE...``
+lists the
 files whose export is worse than the original (it does not run, has fewer products of integers,
 more of other argmax, or is further off than ``LIMIT``), and behind these what is to be looked at:
 exports with more layers in floats, off by more than ``LIMIT``, or of another argmax than ours.
@@ -42,15 +43,15 @@ from engine_patterns import Outcome, broken_rules, misjudged, show_misjudged
 
 import qdqbridge
 from qdqbridge.autoquant.hardware.arithmetic import PAIRS, is_paired, without_vnni
-from qdqbridge.engines import ENGINES, ForeignEngine, ProcessLimits
-from qdqbridge.engines.process import EngineProcess
+from qdqbridge.core.graph.copying import symbolic_extents, with_numbers
+from qdqbridge.core.graph.graph import Graph
+from qdqbridge.core.graph.guard import most_elements
 from qdqbridge.errors import InputDataError, QdqBridgeError
-from qdqbridge.graph.copying import symbolic_extents, with_numbers
-from qdqbridge.graph.graph import Graph
-from qdqbridge.graph.guard import most_elements
 from qdqbridge.onnx_io.runtime.byte_products import saturating_products
-from qdqbridge.report.causes import UNEXPLAINED
-from qdqbridge.report.local import compare_locally
+from qdqbridge.targets.comparison.causes import UNEXPLAINED
+from qdqbridge.targets.comparison.local import compare_locally
+from qdqbridge.targets.engines import ENGINES, ForeignEngine, ProcessLimits
+from qdqbridge.targets.engines.process import EngineProcess
 
 LIMITS = ProcessLimits(seconds=120)
 LIMIT = 2
@@ -190,7 +191,7 @@ def judged(
     engine: str, source: Path, graph: Graph, feeds: Sequence[dict[str, Any]]
 ) -> dict[str, str]:
     """Returns the columns that say what an engine makes of a file."""
-    from qdqbridge.judging import opened
+    from qdqbridge.app.judging import opened
 
     with opened(engine, source, graph, LIMITS) as judge:
         layers = [p for p in judge.taken().placements if p.operator not in NO_LAYERS]

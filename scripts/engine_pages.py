@@ -1,7 +1,8 @@
 """Writes a page per runtime: what its engine takes, what it computes wrongly, how we write it.
 
 Run as ``python scripts/engine_pages.py``; with ``--check`` it only says whether the pages are
-current. Everything on them comes from ``tests/engines/patterns_*.csv`` (``engine_patterns.py``),
+current. Everything on them comes from ``tests/targets/engines/patterns_*.csv``
+(``engine_patterns.py``),
 ``models_*.csv`` (``engine_models.py``), ``winml_*.csv`` (``winml_tables.py``) and from the rules of
 the export profiles.
 """
@@ -17,10 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from qdqbridge.onnx_io.profiles import PROFILES
+from qdqbridge.targets.profiles import PROFILES
 
 ROOT = Path(__file__).resolve().parent.parent
-TABLES, PAGES = ROOT / "tests" / "engines", ROOT / "docs"
+TABLES, PAGES = ROOT / "tests" / "targets" / "engines", ROOT / "docs"
 LIMIT = 2
 TYPES = ("u8", "s8", "u16", "s16")
 
@@ -289,7 +290,7 @@ def measured(engine: str) -> list[str]:
         "\n".join(sums),
         "\n".join(listed),
         "Each class of disagreement, with the words of the host build, is in "
-        f"`tests/engines/winml_classes_{engine}.csv`.",
+        f"`tests/targets/engines/winml_classes_{engine}.csv`.",
     ]
 
 

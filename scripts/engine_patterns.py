@@ -2,7 +2,8 @@
 
 ``scripts/engine_patterns.py qnn-htp`` runs every pattern of ``pattern_models.py`` twice, as it is
 written and as the engine's export profile writes it, and adds a row for each to
-``tests/engines/patterns_qnn-htp.csv``; rows that are there are not run again. ``--random COUNT
+``tests/targets/engines/patterns_qnn-htp.csv``; rows that are there are not run again. ``--random
+COUNT
 --seed S`` runs patterns at random that are not in the table and prints where the profile's rules
 are wrong about them: "kept" of what the engine refuses or computes more than 2 LSB off, and alarms
 about what it takes and computes right. ``--judge`` says the same of the table, by the rules as they
@@ -24,14 +25,14 @@ import onnx
 from pattern_models import FIELDS, Pattern, data, drawn, model, patterns
 
 import qdqbridge
-from qdqbridge.engines import ENGINES, engine_kind
-from qdqbridge.engines.process import EngineProcess, ProcessLimits
+from qdqbridge.app.pipeline import check
+from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
-from qdqbridge.graph.graph import Graph
-from qdqbridge.onnx_io.profiles import Effect
-from qdqbridge.pipeline import check
+from qdqbridge.targets.engines import ENGINES, engine_kind
+from qdqbridge.targets.engines.process import EngineProcess, ProcessLimits
+from qdqbridge.targets.profiles import Effect
 
-TABLES = Path(__file__).resolve().parent.parent / "tests" / "engines"
+TABLES = Path(__file__).resolve().parent.parent / "tests" / "targets" / "engines"
 MORE = frozenset({"qnn-htp", "qnn-htp-v73"})
 """Engines whose tables have the further patterns."""
 FLOATS = "whole-node-unit"

@@ -15,8 +15,8 @@ import tvm
 from onnx import TensorProto, helper
 from tvm import relay
 
-from qdqbridge.relay.build import _target
-from qdqbridge.relay.dialect import install_shims
+from qdqbridge.tvm.relay.build import _target
+from qdqbridge.tvm.relay.dialect import install_shims
 
 
 def fq2i(path: Path, extents: Mapping[str, int]) -> Any:

@@ -28,7 +28,7 @@ import onnx
 import onnxruntime as ort
 
 import qdqbridge as qb
-from qdqbridge.pipeline import diff
+from qdqbridge.app.pipeline import diff
 
 FIELDS = (
     "file", "step", "status", "nodes", "digest", "steps", "optimized", "difference", "tokens",

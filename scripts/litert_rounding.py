@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 import qdqbridge as qb
-from qdqbridge.graph.graph import Graph
+from qdqbridge.core.graph.graph import Graph
 from qdqbridge.tflite_io.litert import Kernels, node_differences, products_by_formula, shapes_of
 from qdqbridge.tflite_io.writer import converted
 

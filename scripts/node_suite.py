@@ -424,9 +424,9 @@ def _import_all(tvm: bool) -> None:
 
     assert onnxruntime
     if tvm:
-        import qdqbridge.relax.executable
+        import qdqbridge.tvm.relax.executable
 
-        assert qdqbridge.relax.executable
+        assert qdqbridge.tvm.relax.executable
 
 
 if __name__ == "__main__":

@@ -12,19 +12,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from qdqbridge.graph.operator import Flow, Operator, Pattern
+from qdqbridge.core.graph.operator import Flow, Operator, Pattern
+from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.onnx_io.codecs import BY_ROW
 from qdqbridge.onnx_io.codecs.codec import OLDEST
 from qdqbridge.onnx_io.codecs.table import CODECS
-from qdqbridge.ops.table import OPERATORS
 from scripts.generated_page import main
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operators.md"
 _INTRODUCTION = """\
 # Operators
 
-Every row of the operator table (`qdqbridge/ops/`), by how quantization flows through it. Made by
-`python scripts/operator_table.py`; a test holds that it is current. [What is
+Every row of the operator table (`qdqbridge/core/ops/`), by how quantization flows through it. Made
+by `python scripts/operator_table.py`; a test holds that it is current. [What is
 supported](support.md) says what happens to operators that are not here, [the numeric
 contract](numerics.md) what all of them have in common.
 

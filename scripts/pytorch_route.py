@@ -26,7 +26,7 @@ from pytorch_networks import ConvNext, MobileNetV3, UNet, Vit
 from torch import nn
 
 import qdqbridge as qb
-from qdqbridge.relax.frontends import from_torch
+from qdqbridge.tvm.relax.frontends import from_torch
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "digits CNN": (DigitsCnn, 25),

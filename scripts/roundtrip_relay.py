@@ -21,8 +21,8 @@ from pathlib import Path
 import onnx
 
 import qdqbridge as qb
-from qdqbridge.graph.diff import diff
-from qdqbridge.relay import emit, from_relay
+from qdqbridge.core.graph.diff import diff
+from qdqbridge.tvm.relay import emit, from_relay
 
 FORMS = tuple(
     (f"{variant}_{layout}", variant, layout)

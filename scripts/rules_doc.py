@@ -14,23 +14,23 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from qdqbridge.canonical.rule import Rule
-from qdqbridge.canonical.rules import RULES, rules_with
-from qdqbridge.options import ReadingOptions
+from qdqbridge.core.canonical.rule import Rule
+from qdqbridge.core.canonical.rules import RULES, rules_with
+from qdqbridge.core.options import ReadingOptions
 from scripts.generated_page import main
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "rules.md"
-CASES = ROOT / "tests" / "canonical" / "text_cases"
+CASES = ROOT / "tests" / "core" / "canonical" / "text_cases"
 _ROLE = re.compile(r":\w+:`~?([\w.]+)`")
 _INTRODUCTION = """\
 # Canonical rules
 
 Every rule of the canonical form, in the order in which rules look at a node
-(`qdqbridge/canonical/rules.py`). Made by `python scripts/rules_doc.py` from the rules' docstrings
-and from `tests/canonical/text_cases/`, which are tests: a rule alone makes exactly the second text
-of the first, and outputs keep every bit. [Adding a canonical rule](adding_a_rule.md) says how to
-write one.
+(`qdqbridge/core/canonical/rules.py`). Made by `python scripts/rules_doc.py` from the rules'
+docstrings and from `tests/core/canonical/text_cases/`, which are tests: a rule alone makes exactly
+the second text of the first, and outputs keep every bit. [Adding a canonical
+rule](adding_a_rule.md) says how to write one.
 
 The texts are what `qdqbridge.parse` reads (behind a first line, `qnn-raw 1`): inputs, then one node
 per line with its operands, attributes and result type, then outputs.

@@ -17,9 +17,9 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "qdqbridge/autoquant/README.md": "quantizing.md",
-    "qdqbridge/byoc/README.md": "byoc.md",
+    "qdqbridge/tvm/byoc/README.md": "byoc.md",
     "qdqbridge/onnx_io/README.md": "idioms.md",
-    "qdqbridge/relax/README.md": "relax.md",
+    "qdqbridge/tvm/relax/README.md": "relax.md",
     "tests/conformance/README.md": "node_suite.md",
 }
 """``file in the repository -> page of the site``; what lies in ``docs/`` needs no entry."""

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 import qdqbridge
-from qdqbridge.graph.graph import Graph
+from qdqbridge.core.graph.graph import Graph
 
 FORMS = {"ModelProto", "GraphProto", "IRModule"}
 PACKAGE = str(Path(qdqbridge.__file__).parent)

@@ -21,14 +21,14 @@ from tvm import ir, relax  # noqa: F401 (registers the operators)
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from qdqbridge.graph.operator import Operator
-from qdqbridge.ops.table import OPERATORS
-from qdqbridge.relax.read.calls import _NAMES
-from qdqbridge.relax.read.table import ROWS
+from qdqbridge.core.graph.operator import Operator
+from qdqbridge.core.ops.table import OPERATORS
+from qdqbridge.tvm.relax.read.calls import _NAMES
+from qdqbridge.tvm.relax.read.table import ROWS
 from scripts.generated_page import main
 
 ROOT = Path(__file__).resolve().parent.parent
-TABLE = ROOT / "qdqbridge" / "relax" / "README.md"
+TABLE = ROOT / "qdqbridge" / "tvm" / "relax" / "README.md"
 _BEGIN, _END = "<!-- support table -->", "<!-- end of the support table -->"
 _ONNX = {schema.name for schema in onnx.defs.get_all_schemas()}
 _OURS = {"Dense": "Gemm", "quantize": "QuantizeLinear", "dequantize": "DequantizeLinear"}
@@ -46,7 +46,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
     (r"atan2|cumprod|median|bucketize|multinomial", "no ONNX operator computes the same"),
 )
 _ELSE = "no row yet"
-_FOLLOWED = ("qdqbridge.ops.", "qdqbridge.qnn.read.layout")
+_FOLLOWED = ("qdqbridge.core.ops.", "qdqbridge.tvm.qnn.read.layout")
 """Modules beside a row's own whose functions make nodes for it."""
 
 Row = Callable[..., Any]

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 
 import qdqbridge as qb
-from qdqbridge.graph.batches import batches
-from qdqbridge.pipeline import session
+from qdqbridge.app.pipeline import session
+from qdqbridge.core.graph.batches import batches
 
 FIELDS = (
     "file", "status", "nodes", "islands", "digest", "tvm_values", "tvm_mismatches",

@@ -26,7 +26,7 @@ import onnx
 from tvm.relax.frontend.onnx import from_onnx
 
 import qdqbridge as qb
-from qdqbridge.graph.diff import diff
+from qdqbridge.core.graph.diff import diff
 
 FIELDS = ("file", "route", "status", "why", "digest", "nodes", "seconds")
 Row = dict[str, object]

@@ -1,7 +1,7 @@
 """Random graphs on fast kernels, against the interpreter, bit for bit.
 
 ``scripts/sweep_graphs --graphs 500``: graphs of about eight quantized operators with values that
-are read twice, diamonds, residuals and outputs in the middle (``tests/relax/kernels/
+are read twice, diamonds, residuals and outputs in the middle (``tests/tvm/relax/kernels/
 random_graphs.py``), with the batch open in every other one (1, 3 and 7 are run); on each class of
 CPUs whose code runs here and with one thread and two, by turns. ``scripts/sweep_kernels`` looks at
 single kernels; this looks at the plan of layouts and fusions and at buffers that are shared. Every
@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from qdqbridge.errors import UnsupportedTargetError
-from tests.relax.kernels.random_graphs import differences
+from tests.tvm.relax.kernels.random_graphs import differences
 
 
 def main() -> int:

@@ -24,9 +24,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from qdqbridge.relax.kernels.families import kernel_of
-from tests.relax.kernels import random_others, random_products
-from tests.relax.kernels.kernel_cases import CPUS, DOT_CPUS, Cases
+from qdqbridge.tvm.relax.kernels.families import kernel_of
+from tests.tvm.relax.kernels import random_others, random_products
+from tests.tvm.relax.kernels.kernel_cases import CPUS, DOT_CPUS, Cases
 
 MODULE = 60
 """Cases that are compiled together."""

@@ -3,8 +3,8 @@
 ``scripts/sweep_nonfinite --models 10``: models of 56 branches (clamps, Max and Min, reductions,
 pools, ArgMax, Softmax, activations, products by 0, chains that become one Composition), half of
 them quantized, one model on fast kernels and on the reference ones
-(``tests/relax/nonfinite_models.py``). A NaN or an infinity that the interpreter has not, or another
-number by more than rounding, is told with its seed; ``--seed`` begins there.
+(``tests/tvm/relax/nonfinite_models.py``). A NaN or an infinity that the interpreter has not, or
+another number by more than rounding, is told with its seed; ``--seed`` begins there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.relax.nonfinite_models import differences, nonfinite_model
+from tests.tvm.relax.nonfinite_models import differences, nonfinite_model
 
 BRANCHES = 56
 

@@ -2,7 +2,7 @@
 
 ``scripts/sweep_open --models 240``: broadcasting, products, computed shapes, reductions, norms,
 softmaxes, resizes, pads, windows and data movement over extents that the inputs leave open
-(``tests/relax/open_models.py``), with fast kernels and with plain loops, each fed with several
+(``tests/tvm/relax/open_models.py``), with fast kernels and with plain loops, each fed with several
 extents, 1 and unfit ones among them. Every difference or refusal is told with its seed; ``--seed``
 begins there.
 """
@@ -17,8 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from qdqbridge.errors import UnsupportedTargetError
-from tests.relax.open_models import case
-from tests.relax.test_open_extents import problems
+from tests.tvm.relax.open_models import case
+from tests.tvm.relax.test_open_extents import problems
 
 
 def main() -> int:

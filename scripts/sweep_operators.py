@@ -112,9 +112,9 @@ def main() -> int:
     warnings.simplefilter("ignore")
     assert qb.__version__
     if arguments.tvm:
-        import qdqbridge.relax.executable  # once, before children are forked
+        import qdqbridge.tvm.relax.executable  # once, before children are forked
 
-        assert qdqbridge.relax.executable
+        assert qdqbridge.tvm.relax.executable
     counts: dict[str, Counter[str]] = {stage: Counter() for stage in ("grow", "run", *STAGES)}
     seed, end, start = arguments.seed, arguments.seed + arguments.graphs, time.perf_counter()
     while seed < end:

@@ -32,11 +32,11 @@ from fq2i_route import fq2i
 from fq2i_route import run as run_module
 
 import qdqbridge as qb
-from qdqbridge.graph.batches import batches
-from qdqbridge.graph.copying import with_outputs
-from qdqbridge.relay.build import build
-from qdqbridge.relay.emit import emit
-from qdqbridge.relay.read import from_relay
+from qdqbridge.core.graph.batches import batches
+from qdqbridge.core.graph.copying import with_outputs
+from qdqbridge.tvm.relay.build import build
+from qdqbridge.tvm.relay.emit import emit
+from qdqbridge.tvm.relay.read import from_relay
 
 FORMS = (("nchw", "canonical", "NCHW"), ("nhwc", "canonical", "NHWC"), ("tflite", "tflite", None))
 FIELDS = (

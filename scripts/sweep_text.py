@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 
 import qdqbridge as qb
-from tests.text.test_parser import damaged
+from tests.core.text.test_parser import damaged
 
 _SLOW = 20.0  # seconds per 100 MB of text
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import qdqbridge as qb
-from qdqbridge.graph.graph import Graph
+from qdqbridge.core.graph.graph import Graph
 from qdqbridge.tflite_io.litert import (
     Kernels,
     LiteRTSession,

@@ -1,7 +1,7 @@
 """Writes minimal files of faults that engines have, with a table of them: ``docs/upstream/``.
 
-Run as ``python scripts/upstream_files.py``. ``tests/engines/test_real_upstream.py`` runs each file
-on its engine, at the versions of the ``engines`` extra, and says when a fault is gone.
+Run as ``python scripts/upstream_files.py``. ``tests/targets/engines/test_real_upstream.py`` runs
+each file on its engine, at the versions of the ``engines`` extra, and says when a fault is gone.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ import numpy as np
 from rich.progress import track
 
 import qdqbridge as qb
-from tests.viewer.browser import Shown, browser, show
-from tests.viewer.large_models import llama
-from tests.viewer.test_page import chain
+from tests.app.viewer.browser import Shown, browser, show
+from tests.app.viewer.large_models import llama
+from tests.app.viewer.test_page import chain
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "view.md"

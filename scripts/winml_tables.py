@@ -9,7 +9,7 @@ generator makes the models that a row stands for, and is asked for the first of 
     scripts/winml_tables.py FOLDER --read      # the models of each row, into FOLDER/tables.sqlite
     scripts/winml_tables.py FOLDER --judge     # what the rules say of each model
     scripts/winml_tables.py FOLDER --ask 1000  # the host build: each disagreement, 1000 agreements
-    scripts/winml_tables.py FOLDER --write     # tests/engines/winml_*.csv
+    scripts/winml_tables.py FOLDER --write     # tests/targets/engines/winml_*.csv
     scripts/winml_tables.py FOLDER             # agreement by operator, and the classes
 
 What is in FOLDER is not done again, but for the rules. Run it in the environment of
@@ -41,14 +41,14 @@ from typing import Any, NamedTuple
 
 import onnx
 
-from qdqbridge.engines import engine_kind
-from qdqbridge.engines.process import EngineProcess, ProcessLimits
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.onnx_io.profiles import PROFILES
-from qdqbridge.onnx_io.profiles.checker import check_model
-from qdqbridge.onnx_io.profiles.finding import Effect
+from qdqbridge.targets.engines import engine_kind
+from qdqbridge.targets.engines.process import EngineProcess, ProcessLimits
+from qdqbridge.targets.profiles import PROFILES
+from qdqbridge.targets.profiles.checker import check_model
+from qdqbridge.targets.profiles.finding import Effect
 
-TABLES = Path(__file__).resolve().parent.parent / "tests" / "engines"
+TABLES = Path(__file__).resolve().parent.parent / "tests" / "targets" / "engines"
 PROFILE, ENGINE = "qnn-v73", "qnn-htp-v73"
 """The tables name no device; what they take is what the host build takes from v73 on."""
 _KIT = "winml.modelkit"

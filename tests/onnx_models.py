@@ -12,11 +12,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqbridge.canonical import canonicalize
-from qdqbridge.graph.graph import Graph
-from qdqbridge.graph.interpreter import evaluate
-from qdqbridge.onnx_io.profiles.export import exported_proto
+from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.graph import Graph
+from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.onnx_io.reading.reader import read
+from qdqbridge.targets.profiles.export import exported_proto
 
 Array = np.ndarray[Any, Any]
 FLOAT = TensorProto.FLOAT

@@ -4,7 +4,9 @@ import ast
 from functools import cache
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parent.parent / "qdqbridge"
+from tests.places import ROOT
+
+PACKAGE = ROOT / "qdqbridge"
 FILES = tuple(sorted(PACKAGE.rglob("*.py")))
 
 

@@ -13,14 +13,15 @@ import pytest
 from onnx import helper, numpy_helper
 
 import qdqbridge as qb
-from qdqbridge.cli.failures import run
+from qdqbridge.app.cli.failures import run
 from qdqbridge.control_characters import all_visible, visible
+from tests.places import MODELS
 
 OBEYED = [*range(9), *range(11, 32), *range(127, 160)]
 TURNING = [0x61C, 0x200E, 0x200F, 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 ALL = "".join(map(chr, [*OBEYED, *TURNING]))
 _SHOWN = re.compile(f"[{re.escape(ALL)}]")
-QUANTIZED = str(Path(__file__).parents[1] / "models" / "digits_cnn_u8s8_per_channel.onnx")
+QUANTIZED = str(MODELS / "digits_cnn_u8s8_per_channel.onnx")
 
 
 def model(path: Path, name: str) -> str:

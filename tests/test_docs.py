@@ -15,8 +15,8 @@ import onnx
 import pytest
 
 import qdqbridge as qb
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 SCRIPTS = ROOT / "scripts"
 PAGES = sorted(
@@ -96,7 +96,7 @@ def test_blocks_run_and_print_what_the_page_says(
 
 
 def test_the_rows_on_the_page_are_those_that_a_test_adds() -> None:
-    tested = (ROOT / "tests" / "ops" / "new_rows.py").read_text("utf-8")
+    tested = (ROOT / "tests" / "core" / "ops" / "new_rows.py").read_text("utf-8")
     blocks = [text for language, text in _FENCE.findall(
         (DOCS / "adding_an_operator.md").read_text("utf-8")) if language == "python"]  # fmt: skip
     assert len(blocks) == 10

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import runpy
 import sys
-from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+from tests.places import ROOT
+
+EXAMPLES = ROOT / "examples"
 
 
 def printed_by(

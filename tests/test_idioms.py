@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.places import ROOT
 
 
 @cache

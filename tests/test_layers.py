@@ -1,60 +1,40 @@
-"""The import rule of the design: graph <- ops <- its users <- pipeline, hosting <- cli."""
+"""The import rules: a room imports what lies below it, and parts of a room have an order too."""
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.syntax import FILES, PACKAGE, tree
 
-LEVELS = {
-    "control_characters": -1,
-    "errors": 0,
-    "options": 0,
-    "graph": 1,
-    "arguments": 2,
-    "ops": 2,
-    "canonical": 3,
-    "text": 3,
-    "onnx_io": 4,
-    "qnn": 4,
-    "report": 4,
-    "tflite_io": 5,
-    "viewer": 5,
-    "engines": 6,
-    "relax": 6,
-    "relay": 6,
-    "byoc": 7,
-    "autoquant": 7,
-    "attribution": 8,
-    "hosting": 8,
-    "sources": 9,
-    "pipeline": 10,
-    "judging": 11,
-    "profiling": 11,
-    "viewing": 11,
-    "quantizing": 12,
-    "__init__": 13,
-    "cli": 14,
-    "__main__": 15,
-}
+ROOMS = ("core", "onnx_io", "tflite_io", "targets", "tvm", "autoquant", "app")
+"""From the ground up."""
+BELOW_ROOMS, ABOVE_ROOMS = ("control_characters", "errors"), ("__init__", "__main__")
+PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "core": (("options", "graph"), ("arguments", "ops"), ("canonical", "text", "layout")),
+    "targets": (("profiles", "comparison"), ("running", "engines")),
+    "tvm": (("qnn",), ("relax", "relay"), ("byoc",)),
+    "app": (
+        ("report",), ("viewer",), ("hosting",), ("sources",), ("pipeline",),
+        ("judging", "profiling", "viewing"), ("quantizing",), ("cli",),
+    ),
+}  # fmt: skip
+"""Parts of a room, from the ground up; parts of one row do not import each other."""
 ALLOWED = {
-    "onnx": {"onnx_io"},
+    "onnx": {"onnx_io", "targets"},
     "onnx_graphsurgeon": {"onnx_io"},
+    "onnxruntime_qnn": {"targets"},
+    "openvino": {"targets"},
     "tflite": {"tflite_io"},
     "flatbuffers": {"tflite_io"},
-    "onnxruntime_qnn": {"engines"},
-    "openvino": {"engines"},
-    "ai_edge_litert": {"engines"},
-    "tvm": {"qnn", "relax", "relay", "byoc"},
-    "cyclopts": {"cli"},
-    "rich": {"cli", "report"},
+    "ai_edge_litert": {"targets"},
+    "tvm": {"tvm"},
+    "cyclopts": {"app"},
+    "rich": {"targets", "app"},
 }
-WITHOUT_TVM = ("emit", "layout", "read", "ranges", "__init__")
-"""Parts of ``qnn`` that have to work without TVM; ``qnn.dialect`` is what needs it."""
-
-
-def part(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+CORE_NEEDS = {"numpy", "ml_dtypes", "qdqbridge"}
+WITHOUT_TVM = ("emit", "read", "ranges", "__init__")
+"""Parts of ``tvm.qnn`` that have to work without TVM; ``qnn.dialect`` is what needs it."""
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -65,21 +45,39 @@ def imports(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path.name}: relative imports hide the layer"
             yield node.module or ""
-            if node.module == "qdqbridge":
-                yield from (f"qdqbridge.{alias.name}" for alias in node.names)
+            if node.module in ("qdqbridge", *(f"qdqbridge.{room}" for room in ROOMS)):
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def level(room: str) -> int:
+    if room in BELOW_ROOMS:
+        return -1
+    return ROOMS.index(room) if room in ROOMS else len(ROOMS)
+
+
+def row(room: str, part: str) -> int:
+    """Returns how high a part stands in its room; a room's own face stands above its parts."""
+    rows = PARTS.get(room, ())
+    return next((index for index, parts in enumerate(rows) if part in parts), len(rows))
 
 
 def violations(path: Path) -> list[str]:
-    here, found = part(path), []
+    here = path.relative_to(PACKAGE).with_suffix("").parts
+    found: list[str] = []
     for module in imports(path):
-        top, _, rest = module.partition(".")
-        if top in ALLOWED and here not in ALLOWED[top]:
-            found.append(f"{here} imports {top}")
-        if top != "qdqbridge":
+        top, *there = module.split(".")
+        if top in ALLOWED and here[0] not in ALLOWED[top]:
+            found.append(f"{here[0]} imports {top}")
+        if here[0] == "core" and top not in CORE_NEEDS | sys.stdlib_module_names:
+            found.append(f"core imports {top}")
+        if top != "qdqbridge" or not there:
             continue
-        there = rest.partition(".")[0] or "__init__"
-        if there in LEVELS and here != there and LEVELS[there] >= LEVELS[here]:
-            found.append(f"{here} imports {there}")
+        if level(there[0]) > level(here[0]):
+            found.append(f"{here[0]} imports {there[0]}")
+        if there[0] != here[0] or len(there) == 1 or here[1:2] == tuple(there[1:2]):
+            continue
+        if row(there[0], there[1]) >= row(here[0], here[1]) and here[0] in PARTS:
+            found.append(f"{'.'.join(here[:2])} imports {'.'.join(there[:2])}")
     return found
 
 
@@ -90,19 +88,37 @@ def test_imports_run_downwards():
 def test_what_hosts_share_needs_no_tvm():
     for path in FILES:
         parts = path.relative_to(PACKAGE).parts
-        if parts[0] == "qnn" and parts[1].removesuffix(".py") in WITHOUT_TVM:
-            used = {module.partition(".")[0] for module in imports(path)}
-            assert "tvm" not in used, path
-            assert not any(m.startswith("qdqbridge.qnn.dialect") for m in imports(path)), path
+        if parts[:2] == ("tvm", "qnn") and parts[2].removesuffix(".py") in WITHOUT_TVM:
+            used = list(imports(path))
+            assert "tvm" not in {module.partition(".")[0] for module in used}, path
+            assert not any(m.startswith("qdqbridge.tvm.qnn.dialect") for m in used), path
 
 
-def test_every_part_has_a_level():
-    assert {part(path) for path in FILES} <= LEVELS.keys()
+def test_every_file_is_in_a_room():
+    tops = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in FILES}
+    assert tops == {*BELOW_ROOMS, *ROOMS, *ABOVE_ROOMS}
+
+
+def test_the_parts_of_rooms_are_there():
+    for room, rows in PARTS.items():
+        parts = {each.stem for each in (PACKAGE / room).iterdir() if each.suffix in ("", ".py")}
+        assert parts - {"__init__", "__pycache__"} == {part for parts in rows for part in parts}
+
+
+def test_every_room_has_a_page():
+    assert [room for room in ROOMS if not (PACKAGE / room / "README.md").is_file()] == []
 
 
 def test_the_rule_finds_violations(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
-    (tmp_path / "graph").mkdir()
-    bad = tmp_path / "graph" / "bad.py"
-    bad.write_text("def f():\n    import tvm.relax\n    from qdqbridge.canonical import rule\n")
-    assert violations(bad) == ["graph imports tvm", "graph imports canonical"]
+    bad = tmp_path / "core" / "graph" / "bad.py"
+    bad.parent.mkdir(parents=True)
+    lines = ("import tvm.relax", "from qdqbridge.core.ops import x", "from qdqbridge.app import y")
+    bad.write_text("\n".join(lines))
+    assert violations(bad) == [
+        "core imports tvm",
+        "core imports tvm",
+        "core.graph imports core.ops",
+        "core imports app",
+        "core imports app",
+    ]

@@ -4,16 +4,16 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.cli.failures import run
+from qdqbridge.app.cli.failures import run
+from tests.places import MODELS
 from tests.syntax import FILES, PACKAGE, tree
 
-MODEL = Path(__file__).resolve().parent.parent / "models" / "digits_cnn_u8s8_per_channel.onnx"
+MODEL = MODELS / "digits_cnn_u8s8_per_channel.onnx"
 OLD_FUSE: dict[str, Any] = {"reroll": True}
 OLD_VARIANT: dict[str, Any] = {"spelling": "qdq"}
 PRIVATE = frozenset(
@@ -98,7 +98,7 @@ def test_old_options_work_and_say_so(capsys: pytest.CaptureFixture[str]):
 
 
 def test_old_names_of_patterns_work_and_warn():
-    from qdqbridge import byoc
+    from qdqbridge.tvm import byoc
 
     with pytest.warns(DeprecationWarning, match="byoc.Call is CallPattern now"):
         assert getattr(byoc, "Call") is byoc.CallPattern  # noqa: B009
@@ -107,7 +107,7 @@ def test_old_names_of_patterns_work_and_warn():
 
 
 def test_the_old_name_of_data_movement_records_works_and_warns():
-    from qdqbridge.byoc import Constraints, Limits, records
+    from qdqbridge.tvm.byoc import Constraints, Limits, records
 
     with pytest.warns(DeprecationWarning, match=r"records.Mover is DataMovement now"):
         assert getattr(records, "Mover") is records.DataMovement  # noqa: B009

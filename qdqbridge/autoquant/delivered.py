@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.profiling.masks import comparable
 from qdqbridge.autoquant.profiling.samples import Samples
+from qdqbridge.autoquant.record import Output, OutputPart
 from qdqbridge.autoquant.simulation import batches_of
 from qdqbridge.autoquant.simulation.metrics import (
     Metrics,
@@ -24,11 +25,10 @@ from qdqbridge.autoquant.simulation.metrics import (
     measured,
     outputs_of,
 )
-from qdqbridge.graph.graph import Graph, Value
-from qdqbridge.graph.interpreter import computed
-from qdqbridge.graph.operator import Flow
-from qdqbridge.ops.elementwise import CONCAT
-from qdqbridge.report.quantization.record import Output, OutputPart
+from qdqbridge.core.graph.graph import Graph, Value
+from qdqbridge.core.graph.interpreter import computed
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.ops.elementwise import CONCAT
 
 Array = NDArray[Any]
 GOOD, BELOW = 30.0, 10.0

@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.canonical.driver import canonicalize
+from qdqbridge.core.canonical.driver import canonicalize
+from qdqbridge.core.graph.batches import Batch, batches
+from qdqbridge.core.graph.copying import copied
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.edit import Editor
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.interpreter import check_inputs, evaluate, evaluate_node
+from qdqbridge.core.graph.numerics import quantize
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Operator
+from qdqbridge.core.graph.quantization import QuantParams, per_tensor
+from qdqbridge.core.ops.build import quantized, result
+from qdqbridge.core.ops.convolution import CONV
+from qdqbridge.core.ops.dynamic import DYNAMIC_CONV, DYNAMIC_DENSE, dynamic_parameters
+from qdqbridge.core.ops.matmul import DENSE
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.batches import Batch, batches
-from qdqbridge.graph.copying import copied
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.edit import Editor
-from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.interpreter import check_inputs, evaluate, evaluate_node
-from qdqbridge.graph.numerics import quantize
-from qdqbridge.graph.operator import NO_ATTRIBUTES, Operator
-from qdqbridge.graph.quantization import QuantParams, per_tensor
-from qdqbridge.ops.build import quantized, result
-from qdqbridge.ops.convolution import CONV
-from qdqbridge.ops.dynamic import DYNAMIC_CONV, DYNAMIC_DENSE, dynamic_parameters
-from qdqbridge.ops.matmul import DENSE
 
 Array = NDArray[Any]
 

@@ -23,10 +23,10 @@ from qdqbridge.autoquant.repair.float_reference import FloatReference
 from qdqbridge.autoquant.repair.steps import StepRecord
 from qdqbridge.autoquant.search.presets import GAIN, PRESETS, chosen, with_fewer
 from qdqbridge.autoquant.search.tuning import spread
+from qdqbridge.core.graph.graph import Graph, Node
 from qdqbridge.errors import QdqBridgeError, UnsupportedModelError
-from qdqbridge.graph.graph import Graph, Node
 from qdqbridge.onnx_io.control_flow.bodies import Body, bodies_in, parts, with_bodies
-from qdqbridge.onnx_io.profiles.export import exported_proto
+from qdqbridge.targets.profiles.export import exported_proto
 
 STEP = "bodies"
 """The name of this step in records."""

@@ -46,12 +46,12 @@ from qdqbridge.autoquant.repair.steps import (
 from qdqbridge.autoquant.repair.tried_choosers import is_closer, outdone, with_choosers_tried
 from qdqbridge.autoquant.search.tuning import spread_unlike
 from qdqbridge.autoquant.search.work_budget import WorkBudget
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import TensorType
 from qdqbridge.errors import InputDataError, UnsupportedModelError, UnsupportedTargetError
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import TensorType
 
 if TYPE_CHECKING:
     from qdqbridge.autoquant.inside import QuantizedBody

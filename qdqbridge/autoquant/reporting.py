@@ -19,11 +19,7 @@ from qdqbridge.autoquant.profiling.histogram import SIDE, Histogram
 from qdqbridge.autoquant.profiling.profile import Profile
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.profiling.stats import TensorStats
-from qdqbridge.autoquant.search.errors import LIMIT, Errors, errors, spread, weight_errors
-from qdqbridge.graph.graph import Graph, Value
-from qdqbridge.graph.identity import origin_of
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.report.quantization.record import (
+from qdqbridge.autoquant.record import (
     Culprit,
     FallbackRow,
     FloatNode,
@@ -31,6 +27,10 @@ from qdqbridge.report.quantization.record import (
     RepairRow,
     TensorReport,
 )
+from qdqbridge.autoquant.search.errors import LIMIT, Errors, errors, spread, weight_errors
+from qdqbridge.core.graph.graph import Graph, Value
+from qdqbridge.core.graph.identity import origin_of
+from qdqbridge.core.graph.quantization import QuantParams
 
 if TYPE_CHECKING:
     from qdqbridge.autoquant.inside import QuantizedBody

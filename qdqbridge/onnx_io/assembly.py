@@ -15,10 +15,10 @@ import onnx
 from numpy.typing import ArrayLike
 from onnx import TensorProto, helper
 
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Graph
-from qdqbridge.graph.types import Shape
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Graph
+from qdqbridge.core.graph.types import Shape
 from qdqbridge.onnx_io.reading.reader import read_proto
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 

@@ -21,10 +21,10 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
-from qdqbridge.graph.as_read import AsRead
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.graph import Graph, Value
-from qdqbridge.graph.types import TensorType
+from qdqbridge.core.graph.as_read import AsRead
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.graph import Graph, Value
+from qdqbridge.core.graph.types import TensorType
 from qdqbridge.onnx_io.control_flow.subgraph_names import nodes_inside
 from qdqbridge.onnx_io.domains import plain_domain
 from qdqbridge.onnx_io.inference.shapes import declared_types

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from onnx import helper
 
-from qdqbridge.graph.operator import Operator
+from qdqbridge.core.graph.operator import Operator
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs, foreign_attributes
 from qdqbridge.onnx_io.foreign.operators import foreign_operator
 

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto
 
+from qdqbridge.core.graph.constant import Constant, HeldBytes, StoredBytes
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.row_major import parts
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
-from qdqbridge.graph.constant import Constant, HeldBytes, StoredBytes
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.row_major import parts
 from qdqbridge.onnx_io.external_data import external_bytes
 from qdqbridge.onnx_io.reading.large_tensors import bytes_apart
 from qdqbridge.onnx_io.reading.structure import subgraphs

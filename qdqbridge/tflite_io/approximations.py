@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node
-from qdqbridge.graph.types import Shape
-from qdqbridge.ops.attributes import ResizeAttrs, SoftmaxAttrs
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node
+from qdqbridge.core.graph.types import Shape
+from qdqbridge.core.ops.attributes import ResizeAttrs, SoftmaxAttrs
 from qdqbridge.tflite_io.rounding import rounded_twice
 
 Integers = NDArray[np.int64]

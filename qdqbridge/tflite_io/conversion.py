@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Note
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Note
 from qdqbridge.onnx_io.assembly import Assembly
 from qdqbridge.tflite_io.schema import (
     DAMAGED,

@@ -15,17 +15,17 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.interpreter import evaluate_node
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.graph.types import TensorType, ValueType, static_shape
+from qdqbridge.core.layout.permutation import channels_first
+from qdqbridge.core.ops.attributes import AlphaAttrs
+from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.core.ops.reduction import REDUCE_SUM
+from qdqbridge.core.ops.unary import ABS
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.interpreter import evaluate_node
-from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.types import TensorType, ValueType, static_shape
-from qdqbridge.ops.attributes import AlphaAttrs
-from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
-from qdqbridge.ops.reduction import REDUCE_SUM
-from qdqbridge.ops.unary import ABS
-from qdqbridge.qnn.layout.permutation import channels_first
 from qdqbridge.tflite_io.approximations import approximated
 from qdqbridge.tflite_io.rounding import FORMULAS
 from qdqbridge.tflite_io.writer.writer import TFLiteModel

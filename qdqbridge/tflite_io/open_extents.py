@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from qdqbridge.graph.types import Shape
+from qdqbridge.core.graph.types import Shape
 
 METADATA_NAME = "qdqbridge.open_extents"
 """The entry of a file's metadata."""

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Graph
+from qdqbridge.core.graph.types import Shape
 from qdqbridge.errors import ModelFileError
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Graph
-from qdqbridge.graph.types import Shape
 from qdqbridge.onnx_io.assembly import Assembly
 from qdqbridge.tflite_io.conversion import FileState, SubgraphConversion, UnknownForm, refuse
 from qdqbridge.tflite_io.open_extents import named

@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 
+from qdqbridge.app.quantizing import quantization
 from qdqbridge.autoquant.planning.decide import decide
 from qdqbridge.autoquant.planning.plan import plan
 from qdqbridge.autoquant.planning.targets import Target
@@ -15,7 +16,6 @@ from qdqbridge.autoquant.profiling.collect import (
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
 from qdqbridge.autoquant.search.sensitivity_variants import Variants
-from qdqbridge.quantizing import quantization
 from tests.onnx_models import Builder, canonical
 
 

@@ -17,10 +17,10 @@ from qdqbridge.autoquant.hardware.pairs import can_saturate, paired, remedy, sat
 from qdqbridge.autoquant.hardware.products import products
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.profiling.stats import TensorStats
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.interpreter import evaluate
-from qdqbridge.graph.numerics import dequantize, quantize
-from qdqbridge.graph.quantization import per_tensor
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.interpreter import evaluate
+from qdqbridge.core.graph.numerics import dequantize, quantize
+from qdqbridge.core.graph.quantization import per_tensor
 from tests.autoquant.test_collect import MODELS
 
 

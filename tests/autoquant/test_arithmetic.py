@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 import qdqbridge as qb
+from qdqbridge.app.cli.failures import run as command
+from qdqbridge.app.quantizing import Quantization, quantization
 from qdqbridge.autoquant.hardware.arithmetic import IntegerArithmetic, Overflow, arithmetic_of, run
 from qdqbridge.autoquant.hardware.products import products
 from qdqbridge.autoquant.planning.formats import Unstored
 from qdqbridge.autoquant.quantize import QuantizeOptions
 from qdqbridge.autoquant.simulation.metrics import measured, outputs_of
-from qdqbridge.cli.failures import run as command
+from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.graph.graph import Graph
-from qdqbridge.quantizing import Quantization, quantization
-from tests.engines.target_networks import MODELS, Net
+from tests.targets.engines.target_networks import MODELS, Net
 
 IMAGES = np.load(MODELS / "digits_test.npz")["x"]
 DATA, UNSEEN = {"input": IMAGES[:64]}, {"input": IMAGES[100:164]}

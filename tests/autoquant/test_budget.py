@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import qdqbridge as qb
+from qdqbridge.app.cli.failures import run
+from qdqbridge.app.quantizing import Quantization, quantization
 from qdqbridge.autoquant.search.budget import size_of
 from qdqbridge.autoquant.simulation import Simulation
-from qdqbridge.cli.failures import run
+from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.graph import Graph
-from qdqbridge.quantizing import Quantization, quantization
+from tests.places import MODELS
 
-MODELS = Path(__file__).resolve().parents[2] / "models"
 IMAGES = np.load(MODELS / "digits_test.npz")["x"][:64]
 MODEL = MODELS / "digits_cnn_float.onnx"
 

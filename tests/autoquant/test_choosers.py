@@ -1,7 +1,6 @@
 import time
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,15 +21,15 @@ from qdqbridge.autoquant.planning.constants import of_constant
 from qdqbridge.autoquant.planning.formats import Format
 from qdqbridge.autoquant.planning.targets import WEIGHTS
 from qdqbridge.autoquant.profiling.stats import TensorStats
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.numerics import dequantize, quantize
+from qdqbridge.core.graph.quantization import QuantParams, per_tensor
+from qdqbridge.core.graph.types import TensorType
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Value
-from qdqbridge.graph.numerics import dequantize, quantize
-from qdqbridge.graph.quantization import QuantParams, per_tensor
-from qdqbridge.graph.types import TensorType
+from tests.places import MODELS
 
-MODELS = Path(__file__).resolve().parents[2] / "models"
 RNG = np.random.default_rng(0)
 U8 = Format(DType.UINT8)
 S8 = Format(DType.INT8, symmetric=True)

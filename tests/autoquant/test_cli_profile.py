@@ -12,13 +12,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from qdqbridge.cli.failures import run
-from qdqbridge.profiling import load_profile
+from qdqbridge.app.cli.failures import run
+from qdqbridge.app.profiling import load_profile
 from tests.control_flow_models import nested_network
+from tests.places import MODELS, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-MODEL = str(ROOT / "models" / "digits_cnn_float.onnx")
-IMAGES = np.load(ROOT / "models" / "digits_test.npz")["x"][:120]
+MODEL = str(MODELS / "digits_cnn_float.onnx")
+IMAGES = np.load(MODELS / "digits_test.npz")["x"][:120]
 
 
 @pytest.fixture
@@ -160,5 +160,5 @@ def test_lookup(stage, data, tmp_path, capsys):
     assert run([*arguments, "logits", "--stage", stage]) == 0
     assert "logits" in capsys.readouterr().out
     assert run([*arguments, "nobody", "--stage", stage]) == 3
-    other = str(ROOT / "models" / "digits_attention_float.onnx")
+    other = str(MODELS / "digits_attention_float.onnx")
     assert run(["profile", "lookup", str(output), other]) == 3

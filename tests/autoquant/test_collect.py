@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -13,10 +11,9 @@ from qdqbridge.autoquant.profiling.collect import (
 )
 from qdqbridge.autoquant.profiling.profile import merge, parse_profile, profile_text
 from qdqbridge.autoquant.profiling.samples import Samples
+from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.interpreter import evaluate
-
-MODELS = Path(__file__).resolve().parents[2] / "models"
+from tests.places import MODELS
 
 IMAGES = np.load(MODELS / "digits_test.npz")["x"][:12]
 

@@ -8,14 +8,14 @@ import onnxruntime as ort
 import pytest
 
 import qdqbridge as qb
+from qdqbridge.app.quantizing import quantization
 from qdqbridge.autoquant.profiling.collect import collect, onnxruntime_observer
 from qdqbridge.autoquant.profiling.control_flow import watched
 from qdqbridge.autoquant.profiling.profile import merge, profile_text
 from qdqbridge.autoquant.profiling.profile_model import profile_model
 from qdqbridge.autoquant.profiling.samples import Samples
+from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.interpreter import evaluate
-from qdqbridge.quantizing import quantization
 from tests.control_flow_models import (
     HIDDEN,
     ROWS,

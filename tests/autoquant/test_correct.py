@@ -19,8 +19,8 @@ from qdqbridge.autoquant.repair.correct import Correcting, corrected, correction
 from qdqbridge.autoquant.repair.steps import DEFAULT
 from qdqbridge.autoquant.repair.sweep import batches, sweep
 from qdqbridge.autoquant.simulation import Simulation
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.interpreter import evaluate
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.interpreter import evaluate
 from tests.autoquant.float_models import quantize_plainly
 from tests.combinations import each_once
 from tests.onnx_models import Builder, canonical

@@ -3,7 +3,6 @@
 import itertools
 import logging
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import onnx
 import pytest
 
 import qdqbridge as qb
+from qdqbridge.app.quantizing import quantization
 from qdqbridge.autoquant.advice.few_samples import (
     ENOUGH,
     WithRoom,
@@ -32,11 +32,10 @@ from qdqbridge.autoquant.search.presets import STEP, chosen
 from qdqbridge.autoquant.search.sensitivity_variants import wider
 from qdqbridge.autoquant.search.tuning import spread_unlike
 from qdqbridge.autoquant.search.work_budget import WorkBudget
-from qdqbridge.quantizing import quantization
 from tests.autoquant.float_models import masked
 from tests.onnx_models import Builder, canonical
+from tests.places import MODELS
 
-MODELS = Path(__file__).resolve().parents[2] / "models"
 CNN, MLP = (MODELS / f"digits_{name}_float.onnx" for name in ("cnn", "mlp"))
 IMAGES = np.load(MODELS / "digits_test.npz")["x"]
 

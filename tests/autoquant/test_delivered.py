@@ -16,16 +16,16 @@ import pytest
 from onnx import TensorProto
 
 import qdqbridge as qb
+from qdqbridge.app.cli.failures import run
+from qdqbridge.app.quantizing import Quantization, quantization
 from qdqbridge.autoquant.advice.input_scale import misscaled
 from qdqbridge.autoquant.advice.unseen import unseen
 from qdqbridge.autoquant.delivered import Delivered
 from qdqbridge.autoquant.profiling.samples import Samples
-from qdqbridge.cli.failures import run
 from qdqbridge.errors import InputDataError
-from qdqbridge.quantizing import Quantization, quantization
 from tests.onnx_models import Builder, canonical
+from tests.places import MODELS
 
-MODELS = Path(__file__).resolve().parents[2] / "models"
 IMAGES = np.load(MODELS / "digits_test.npz")["x"][:48]
 CLOSE = 0.01
 """dB between sums of squares of float32 results in one order and in another."""

@@ -11,8 +11,8 @@ from qdqbridge.autoquant.profiling.collect import prepared
 from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.autoquant.repair.equalize import equalized, factors, links, rescaled
 from qdqbridge.autoquant.repair.layers import ProductLayer, layer_of
-from qdqbridge.graph.interpreter import evaluate
-from qdqbridge.ops.attributes import ClipAttrs
+from qdqbridge.core.graph.interpreter import evaluate
+from qdqbridge.core.ops.attributes import ClipAttrs
 from tests.onnx_models import Builder, canonical
 
 RNG = np.random.default_rng(1)

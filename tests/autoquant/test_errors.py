@@ -13,8 +13,8 @@ from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.autoquant.reporting import record_of, tensors
 from qdqbridge.autoquant.search.errors import errors, matches, spread, sqnr, weight_errors
-from qdqbridge.graph.interpreter import evaluate, evaluate_node
-from qdqbridge.graph.numerics import dequantize, quantize
+from qdqbridge.core.graph.interpreter import evaluate, evaluate_node
+from qdqbridge.core.graph.numerics import dequantize, quantize
 from tests.autoquant.float_models import quantize_model
 from tests.autoquant.test_collect import MODELS
 from tests.onnx_models import Builder, canonical

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import qdqbridge as qb
+from qdqbridge.app.pipeline import check, export_profile
 from qdqbridge.autoquant.planning.targets import TARGETS
-from qdqbridge.canonical import canonicalize
-from qdqbridge.graph.graph import Graph
-from qdqbridge.onnx_io.profiles.finding import Effect
-from qdqbridge.onnx_io.profiles.legalization import legalized
-from qdqbridge.pipeline import check, export_profile
+from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.graph import Graph
+from qdqbridge.targets.profiles.finding import Effect
+from qdqbridge.targets.profiles.legalization import legalized
 from tests.autoquant.float_models import quantize_model
+from tests.places import MODELS
 
-MODELS = Path(__file__).resolve().parents[2] / "models"
 IMAGES = np.load(MODELS / "digits_test.npz")["x"]
 DATA = {"input": IMAGES[:40]}
 FED = {"input": IMAGES[40:56]}

@@ -11,10 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 import qdqbridge
+from qdqbridge.app.cli.failures import run
 from qdqbridge.autoquant.fixed_ranges import fixed_ranges
-from qdqbridge.cli.failures import run
+from qdqbridge.core.ops.dynamic import dynamic_parameters
 from qdqbridge.errors import InputDataError
-from qdqbridge.ops.dynamic import dynamic_parameters
 from tests.onnx_io.writer_models import Net
 
 CHANCE = np.random.default_rng(5)

@@ -13,17 +13,17 @@ import pytest
 from numpy.typing import NDArray
 
 import qdqbridge as qb
-from qdqbridge import pipeline
+from qdqbridge.app import pipeline
+from qdqbridge.app.cli.failures import run
+from qdqbridge.app.quantizing import quantization
 from qdqbridge.autoquant.planning.format_names import format_of, weights_of
 from qdqbridge.autoquant.planning.formats import Format, Unstored
 from qdqbridge.autoquant.planning.targets import E4M3, WEIGHTS
-from qdqbridge.cli.failures import run
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Graph
-from qdqbridge.quantizing import quantization
+from tests.places import MODELS
 
-MODELS = Path(__file__).resolve().parents[2] / "models"
 MLP = MODELS / "digits_mlp_float.onnx"
 DIGITS = np.load(MODELS / "digits_test.npz")["x"]
 SEEN, FRESH = {"input": DIGITS[:48]}, {"input": DIGITS[64:128]}

@@ -5,8 +5,8 @@ import pytest
 from onnxruntime.quantization.quant_utils import compute_scale_zp
 
 from qdqbridge.autoquant.planning.formats import Format
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.numerics import dequantize, quantize
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.numerics import dequantize, quantize
 
 RNG = np.random.default_rng(0)
 SYMMETRIC_S8 = Format(DType.INT8, symmetric=True)

@@ -11,8 +11,8 @@ from qdqbridge.autoquant.planning.targets import ORT
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair.gptq import columns, hessians, loss, rounded_rows, with_rounding
 from qdqbridge.autoquant.repair.layers import layer_of
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.interpreter import evaluate
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.interpreter import evaluate
 from tests.autoquant.float_models import quantize_plainly
 from tests.onnx_models import Builder, canonical
 

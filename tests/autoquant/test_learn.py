@@ -15,8 +15,8 @@ from qdqbridge.autoquant.repair.layers import layer_of
 from qdqbridge.autoquant.repair.learn import learned
 from qdqbridge.autoquant.repair.learned_rows import DAMPING, descended, learned_rows
 from qdqbridge.autoquant.repair.operand_moments import OperandMoments
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.interpreter import evaluate
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.interpreter import evaluate
 from tests.autoquant.float_models import quantize_plainly
 from tests.onnx_models import Builder, canonical
 

@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqbridge as qb
+from qdqbridge.app.cli.failures import DONE, MODEL, run
 from qdqbridge.autoquant.planning.targets import TARGETS, WEIGHTS
-from qdqbridge.cli.failures import DONE, MODEL, run
 
 REORDERED = 1e-5
 """Of the largest result: onnxruntime adds floats in another order."""

@@ -1,22 +1,20 @@
 """Where no range is stored, what repair gains on the data costs little on data of other scales."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from onnx import TensorProto
 
 import qdqbridge as qb
+from qdqbridge.app.quantizing import quantization
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair import steps
 from qdqbridge.autoquant.repair.other_scales import MOST_LOST, SCALES, OtherScales
 from qdqbridge.autoquant.repair.steps import DEFAULT
-from qdqbridge.graph.interpreter import evaluate
-from qdqbridge.quantizing import quantization
+from qdqbridge.core.graph.interpreter import evaluate
 from tests.autoquant.float_models import quantize_plainly
 from tests.onnx_models import Builder, canonical
+from tests.places import MODELS
 
-MODELS = Path(__file__).resolve().parents[2] / "models"
 SEEDS, GAINED = (1, 2, 5), 2.0
 """Networks that lose 7 to 12 dB at another scale by plain learning; gains are 2.4 dB and more."""
 IMAGES = np.load(MODELS / "digits_test.npz")["x"]

@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 
 import qdqbridge.autoquant
-from qdqbridge.cli.failures import run
+from qdqbridge.app.cli.failures import run
+from tests.places import MODELS, ROOT
 
 pytest.importorskip("tvm_ffi")
 pytestmark = pytest.mark.relax
 
 PAGE = Path(qdqbridge.autoquant.__file__).with_name("README.md")
-ROOT = Path(__file__).resolve().parents[2]
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def test_every_block_runs_and_prints_what_the_page_says(tmp_path, monkeypatch) -> None:
-    shutil.copy(ROOT / "models" / "digits_mobile_float.onnx", tmp_path / "model.onnx")
-    images = np.load(ROOT / "models" / "digits_test.npz")["x"][:64]
+    shutil.copy(MODELS / "digits_mobile_float.onnx", tmp_path / "model.onnx")
+    images = np.load(MODELS / "digits_test.npz")["x"][:64]
     np.savez(tmp_path / "digits.npz", input=images)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "page"}

@@ -11,18 +11,18 @@ import pytest
 from numpy.typing import NDArray
 
 import qdqbridge as qb
+from qdqbridge.app.quantizing import Quantization, quantization
 from qdqbridge.autoquant.hardware.arithmetic import arithmetic_of, run
 from qdqbridge.autoquant.hardware.pair_room import PairRoom
 from qdqbridge.autoquant.planning.targets import ORT, TARGETS
 from qdqbridge.autoquant.profiling.stats import ChannelExtremes, TensorStats
 from qdqbridge.autoquant.simulation.metrics import measured, outputs_of
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Graph, Node
-from qdqbridge.graph.numerics import quantize
-from qdqbridge.graph.quantization import QuantParams, per_tensor
-from qdqbridge.graph.weights import geometry_of
-from qdqbridge.quantizing import Quantization, quantization
-from tests.engines.target_networks import MODELS, Net
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Graph, Node
+from qdqbridge.core.graph.numerics import quantize
+from qdqbridge.core.graph.quantization import QuantParams, per_tensor
+from qdqbridge.core.graph.weights import geometry_of
+from tests.targets.engines.target_networks import MODELS, Net
 
 IMAGES = np.load(MODELS / "digits_test.npz")["x"]
 DATA, UNSEEN = {"input": IMAGES[:64]}, {"input": IMAGES[100:164]}

@@ -11,14 +11,14 @@ import onnx
 import pytest
 
 import qdqbridge as qb
+from qdqbridge.app.cli.failures import run
+from qdqbridge.app.pipeline import check
 from qdqbridge.autoquant.hardware.accumulators import accumulators
 from qdqbridge.autoquant.hardware.arithmetic import PAIRS, is_paired
 from qdqbridge.autoquant.hardware.pairs import lost
-from qdqbridge.cli.failures import run
-from qdqbridge.engines.processors import QEMU
-from qdqbridge.onnx_io.profiles import Effect
 from qdqbridge.onnx_io.runtime.byte_products import saturates, saturating_products
-from qdqbridge.pipeline import check
+from qdqbridge.targets.engines.processors import QEMU
+from qdqbridge.targets.profiles import Effect
 from tests.onnx_io.writer_models import S8, U8, Net
 
 SUCH_A_PROCESSOR = pytest.mark.skipif(

@@ -9,10 +9,10 @@ from qdqbridge.autoquant.planning.formats import Format
 from qdqbridge.autoquant.planning.plan import Fixed, Observed, Shared, Wishes, plan
 from qdqbridge.autoquant.planning.targets import ORT, PER_TENSOR, QNN, TENSORRT, OperatorRule
 from qdqbridge.autoquant.quantize import QuantizeOptions
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.interpreter import evaluate
+from qdqbridge.core.graph.quantization import per_tensor
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.interpreter import evaluate
-from qdqbridge.graph.quantization import per_tensor
 from tests.autoquant.float_models import quantize_plainly
 from tests.onnx_models import Builder, canonical
 

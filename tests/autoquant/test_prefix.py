@@ -11,7 +11,7 @@ from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.search.prefix import QuantizedPrefix
 from qdqbridge.autoquant.simulation import Simulation
 from tests.autoquant.float_models import data, network, quantize_plainly
-from tests.engines.target_networks import NETWORKS, samples
+from tests.targets.engines.target_networks import NETWORKS, samples
 
 OUTLIER = 40.0
 
@@ -77,7 +77,7 @@ def test_it_sees_that_a_tensor_before_was_clipped() -> None:
 
 
 def _model():
-    from tests.engines.target_networks import MODELS
+    from tests.targets.engines.target_networks import MODELS
 
     return MODELS / "digits_cnn_float.onnx"
 

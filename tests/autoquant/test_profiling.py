@@ -1,18 +1,16 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 import qdqbridge as qb
+from qdqbridge.app.profiling import load_profile, merge_profiles, profile, save_profile
+from qdqbridge.app.quantizing import quantization
 from qdqbridge.autoquant.profiling.profile import profile_text
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.profiling import load_profile, merge_profiles, profile, save_profile
-from qdqbridge.quantizing import quantization
 from tests.onnx_models import Builder, canonical
+from tests.places import MODELS
 
-ROOT = Path(__file__).resolve().parents[2]
-MODEL = ROOT / "models" / "digits_cnn_float.onnx"
-IMAGES = np.load(ROOT / "models" / "digits_test.npz")["x"][:40]
+MODEL = MODELS / "digits_cnn_float.onnx"
+IMAGES = np.load(MODELS / "digits_test.npz")["x"][:40]
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +74,7 @@ def test_each_sample_is_checked():
 @pytest.mark.parametrize("name", ["digits_cnn_float", "digits_attention_float"])
 def test_tvm_finds_what_onnxruntime_finds(name):
     pytest.importorskip("tvm_ffi")
-    graph = qb.load(ROOT / "models" / f"{name}.onnx")
+    graph = qb.load(MODELS / f"{name}.onnx")
     data = {graph.inputs[0].name: IMAGES[:10]}
     ours = profile(graph, data, engine="tvm").by_name()
     theirs = profile(graph, data).by_name()

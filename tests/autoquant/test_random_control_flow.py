@@ -6,8 +6,8 @@ import onnxruntime as ort
 import pytest
 
 import qdqbridge as qb
+from qdqbridge.app.quantizing import quantization
 from qdqbridge.errors import InputDataError, UnsupportedModelError
-from qdqbridge.quantizing import quantization
 from tests.autoquant.random_control_flow import WIDTH, random_network
 from tests.exact_sessions import exact_session
 

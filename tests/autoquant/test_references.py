@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,11 @@ import qdqbridge as qb
 from qdqbridge.autoquant.choosers import MSE, Context, MinMax
 from qdqbridge.autoquant.planning.formats import Format
 from qdqbridge.autoquant.profiling.stats import TensorStats
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.numerics import dequantize, quantize
-from qdqbridge.onnx_io.runtime.running import Runner
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.numerics import dequantize, quantize
+from qdqbridge.targets.running import Runner
+from tests.places import MODELS
 
-MODELS = Path(__file__).resolve().parents[2] / "models"
 IMAGES = np.load(MODELS / "digits_test.npz")["x"]
 FORMATS = {
     "u8": Format(DType.UINT8),

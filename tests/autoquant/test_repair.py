@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,14 +17,14 @@ from qdqbridge.autoquant.repair.float_reference import FloatReference
 from qdqbridge.autoquant.repair.layers import layer_of
 from qdqbridge.autoquant.repair.steps import DEFAULT, GAIN, left_out_sqnr
 from qdqbridge.autoquant.repair.tried_choosers import CHOOSERS, CLEARLY
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.quantization import per_tensor
 from qdqbridge.errors import InputDataError, UnsupportedModelError
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.quantization import per_tensor
 from tests.autoquant.float_models import quantize_model
 from tests.combinations import each_once
 from tests.onnx_models import Builder, canonical
+from tests.places import MODELS
 
-MODELS = Path(__file__).resolve().parents[2] / "models"
 DIGITS = dict(np.load(MODELS / "digits_test.npz"))
 SEEN, FRESH, LABELS = DIGITS["x"][:200], DIGITS["x"][200:], DIGITS["labels"][200:]
 DATA = {"input": SEEN}

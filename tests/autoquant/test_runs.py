@@ -7,6 +7,7 @@ import onnx.parser
 import pytest
 
 import qdqbridge as qb
+from qdqbridge.app.quantizing import quantization
 from qdqbridge.autoquant.profiling.profile import profile_text
 from qdqbridge.autoquant.profiling.samples import (
     RunSamples,
@@ -18,7 +19,6 @@ from qdqbridge.autoquant.profiling.samples import (
 from qdqbridge.autoquant.profiling.streams import open_samples
 from qdqbridge.autoquant.search.tuning import errors_between, spread
 from qdqbridge.errors import InputDataError
-from qdqbridge.quantizing import quantization
 from tests.onnx_models import canonical
 
 STREAM = """

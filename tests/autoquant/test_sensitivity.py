@@ -10,8 +10,8 @@ from qdqbridge.autoquant.search.fallback import Goal, fall_back, meeting
 from qdqbridge.autoquant.search.sensitivity import only, sensitivity
 from qdqbridge.autoquant.search.sensitivity_variants import LayerChange, layers_of, widened
 from qdqbridge.autoquant.simulation import Simulation
+from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.interpreter import evaluate
 from tests.autoquant.float_models import decided, network
 
 GRAPH = network()

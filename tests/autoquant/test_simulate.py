@@ -20,10 +20,10 @@ from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.simulation.engines import OnnxRuntime
 from qdqbridge.autoquant.simulation.teams import TrialJob, TrialWorker
+from qdqbridge.core.graph.interpreter import evaluate
+from qdqbridge.core.graph.numerics import dequantize
+from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.errors import InputDataError, UnsupportedQuantization, UnsupportedTargetError
-from qdqbridge.graph.interpreter import evaluate
-from qdqbridge.graph.numerics import dequantize
-from qdqbridge.graph.quantization import QuantParams
 from tests.autoquant.float_models import data, decided, network, quantize_plainly
 from tests.onnx_models import Builder, canonical
 

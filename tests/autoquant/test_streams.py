@@ -3,10 +3,10 @@ import pytest
 
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.profiling.streams import open_samples
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.types import TensorType
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Value
-from qdqbridge.graph.types import TensorType
 
 X = Value(TensorType(DType.FLOAT32, ("n", 2, 3)), "x")
 Y = Value(TensorType(DType.INT64, ("n",)), "y")

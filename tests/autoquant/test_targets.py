@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from qdqbridge.app.cli.failures import run
+from qdqbridge.app.pipeline import check
+from qdqbridge.app.sources import load_model
 from qdqbridge.autoquant.planning.plan import plan
 from qdqbridge.autoquant.planning.targets import TARGETS
 from qdqbridge.autoquant.quantize import Quantized
-from qdqbridge.cli.failures import run
-from qdqbridge.graph.copying import symbolic_extents, with_numbers
-from qdqbridge.onnx_io.profiles.finding import Effect
-from qdqbridge.pipeline import check
-from qdqbridge.sources import load_model
+from qdqbridge.core.graph.copying import symbolic_extents, with_numbers
+from qdqbridge.targets.profiles.finding import Effect
 from tests.autoquant.float_models import quantize_plainly
-from tests.engines.target_networks import MODELS, NETWORKS, samples
+from tests.targets.engines.target_networks import MODELS, NETWORKS, samples
 
 NEVER = {
     "tensorrt": set(Effect),
@@ -27,7 +27,7 @@ NEVER = {
 }
 """Effects of rules that no file of a target breaks. For ``qnn`` the rules do not know that
 onnxruntime makes one product of a MatMul of three axes and the Add of its bias (it is taken whole:
-``tests/engines/test_real_targets.py``)."""
+``tests/targets/engines/test_real_targets.py``)."""
 
 
 @cache

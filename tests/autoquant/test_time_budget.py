@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 import qdqbridge as qb
+from qdqbridge.app.cli.failures import run
+from qdqbridge.app.judging import node_times
+from qdqbridge.app.quantizing import Quantization
 from qdqbridge.autoquant.search import time_budget
-from qdqbridge.cli.failures import run
-from qdqbridge.engines import NodeTime
+from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.graph.graph import Graph
-from qdqbridge.judging import node_times
-from qdqbridge.quantizing import Quantization
+from qdqbridge.targets.engines import NodeTime
 from tests.autoquant.float_models import images, slow_layer
+from tests.places import MODELS
 
 LARGE = "node_conv_5"
 ENGINES = [pytest.param("tvm", marks=pytest.mark.relax), "onnxruntime"]
-MODELS = Path(__file__).resolve().parents[2] / "models"
 
 
 @cache
@@ -134,7 +134,7 @@ def test_a_search_goes_on_where_it_was_ended(
         timed.append(graph.digest)
         return real(engine, graph, inputs, threads=threads)
 
-    monkeypatch.setattr("qdqbridge.judging.node_times", counted)
+    monkeypatch.setattr("qdqbridge.app.judging.node_times", counted)
 
     def stopping(done: int, total: int) -> None:
         assert done <= total

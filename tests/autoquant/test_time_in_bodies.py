@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from qdqbridge.app.quantizing import quantization
 from qdqbridge.autoquant.inside_time import bodies_within_time
 from qdqbridge.autoquant.search.time_budget import TimeBudget, within_time
-from qdqbridge.engines import NodeTime
+from qdqbridge.core.graph.operator import Flow
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.operator import Flow
 from qdqbridge.onnx_io.control_flow.bodies import is_control
-from qdqbridge.quantizing import quantization
+from qdqbridge.targets.engines import NodeTime
 from tests.control_flow_models import digits, loop_network, nested_network
 from tests.onnx_models import canonical
 

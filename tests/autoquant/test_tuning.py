@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,12 +27,12 @@ from qdqbridge.autoquant.search.tuning import (
     spread,
 )
 from qdqbridge.autoquant.simulation import Simulation
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.quantization import per_tensor
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.quantization import per_tensor
 from tests.autoquant.float_models import quantize_model
 from tests.onnx_models import Builder, canonical
+from tests.places import MODELS
 
-MODELS = Path(__file__).resolve().parents[2] / "models"
 IMAGES = np.load(MODELS / "digits_test.npz")["x"]
 
 

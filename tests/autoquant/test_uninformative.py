@@ -1,19 +1,18 @@
 """Data that say nothing of others are told before ranges are chosen by them; others are not."""
 
 import logging
-from pathlib import Path
 
 import numpy as np
 import pytest
 from onnx import TensorProto
 
 import qdqbridge as qb
+from qdqbridge.app.quantizing import quantization
 from qdqbridge.autoquant.advice.uninformative import before_bounds, uninformative
 from qdqbridge.autoquant.profiling.samples import Samples
-from qdqbridge.quantizing import quantization
 from tests.onnx_models import Builder, canonical
+from tests.places import MODELS
 
-MODELS = Path(__file__).resolve().parents[2] / "models"
 IMAGES = np.load(MODELS / "digits_test.npz")["x"]
 NETWORKS = ("attention", "cnn", "mlp", "mobile")
 

@@ -6,19 +6,19 @@ import onnxruntime
 import pytest
 
 import qdqbridge as qb
+from qdqbridge.app.quantizing import quantization
 from qdqbridge.autoquant.choosers import HQQ, MSE, Context, MinMax
 from qdqbridge.autoquant.planning.constants import of_constant
 from qdqbridge.autoquant.planning.format_names import format_of, weights_of
 from qdqbridge.autoquant.planning.formats import Format, Unstored
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.numerics import dequantize, quantize
+from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.ops.dynamic import DYNAMIC_CONV, DYNAMIC_DENSE, DynamicAttrs
+from qdqbridge.core.ops.matmul import DENSE
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Value
-from qdqbridge.graph.numerics import dequantize, quantize
-from qdqbridge.graph.types import TensorType
-from qdqbridge.ops.dynamic import DYNAMIC_CONV, DYNAMIC_DENSE, DynamicAttrs
-from qdqbridge.ops.matmul import DENSE
-from qdqbridge.quantizing import quantization
 from tests.exact_sessions import exact_session
 from tests.onnx_models import Builder
 

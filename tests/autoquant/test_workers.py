@@ -6,22 +6,21 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import qdqbridge as qb
+from qdqbridge.app.profiling import profile
+from qdqbridge.app.quantizing import Quantization, quantization
 from qdqbridge.autoquant.profiling import workers
 from qdqbridge.autoquant.profiling.profile import profile_text
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.profiling import profile
-from qdqbridge.quantizing import Quantization, quantization
+from tests.places import MODELS
 
-ROOT = Path(__file__).resolve().parents[2]
-MODEL = ROOT / "models" / "digits_cnn_float.onnx"
-IMAGES = np.load(ROOT / "models" / "digits_test.npz")["x"][:64]
+MODEL = MODELS / "digits_cnn_float.onnx"
+IMAGES = np.load(MODELS / "digits_test.npz")["x"][:64]
 DATA = {"input": IMAGES}
 
 

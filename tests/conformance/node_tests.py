@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from qdqbridge.graph.dtypes import DType
+from qdqbridge.core.graph.dtypes import DType
 from tests.onnx_models import Array
 
 _QUANTIZATION = re.compile("quantize|qlinear|integer")

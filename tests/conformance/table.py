@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 from onnx import numpy_helper
 
-from qdqbridge.graph.interpreter import evaluate
+from qdqbridge.core.graph.interpreter import evaluate
 from tests.conformance.node_tests import NodeTest, node_tests
 from tests.onnx_models import Array, canonical
 
@@ -23,7 +23,7 @@ def _interpreter(case: NodeTest) -> Mapping[str, Array]:
 
 
 def _tvm(case: NodeTest) -> Mapping[str, Array]:
-    from qdqbridge.relax.executable import build
+    from qdqbridge.tvm.relax.executable import build
 
     return build(canonical(case.model)).run(case.inputs)
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.places import ROOT
+
 GAPS = Path(__file__).with_name("node_suite_gaps.csv")
 STEP = 29
 """Every so many cases are in the sample, and those of the list."""

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qdqbridge.graph.graph import Graph
-from qdqbridge.graph.interpreter import evaluate
-from qdqbridge.onnx_io.profiles.export import export
-from qdqbridge.pipeline import load
+from qdqbridge.app.pipeline import load
+from qdqbridge.core.graph.graph import Graph
+from qdqbridge.core.graph.interpreter import evaluate
+from qdqbridge.targets.profiles.export import export
 from tests.conformance.node_tests import NodeTest, node_tests
 from tests.onnx_models import canonical
 
@@ -46,7 +46,7 @@ def test_interpreter_and_written_file(as_inputs: bool, part: int, tmp_path: Path
 @pytest.mark.relax
 @pytest.mark.parametrize("part", range(3))
 def test_tvm(part: int) -> None:
-    executable = pytest.importorskip("qdqbridge.relax.executable")
+    executable = pytest.importorskip("qdqbridge.tvm.relax.executable")
     for case, graph in cases(False, part):
         found = executable.build(graph).run(case.inputs)
         case.check(found)
@@ -58,7 +58,7 @@ def test_tvm(part: int) -> None:
 @pytest.mark.relax
 @pytest.mark.parametrize("part", range(3))
 def test_through_relax_with_parameters_of_run_time(part: int) -> None:
-    hosting = pytest.importorskip("qdqbridge.hosting")
+    hosting = pytest.importorskip("qdqbridge.app.hosting")
     for case, graph in cases(True, part):
         assert hosting.from_relax(hosting.to_relax(graph)[0]).digest == graph.digest, case.name
 
@@ -71,6 +71,6 @@ def test_through_relax_with_parameters_of_run_time(part: int) -> None:
              "convinteger_without_padding", "dynamicquantizelinear"],
 )  # fmt: skip
 def test_tvm_with_parameters_of_run_time(name: str) -> None:
-    executable = pytest.importorskip("qdqbridge.relax.executable")
+    executable = pytest.importorskip("qdqbridge.tvm.relax.executable")
     (case,) = (case for case in node_tests(as_inputs=True) if case.name == f"test_{name}")
     case.check(executable.build(canonical(case.model)).run(case.inputs))

@@ -20,14 +20,14 @@ import onnx
 from onnx import NodeProto, helper, numpy_helper
 
 import qdqbridge as qb
-from qdqbridge.canonical import canonicalize
-from qdqbridge.graph.interpreter import evaluate
+from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.onnx_io.reading.reader import read
 from tests.fuzzing.graph_grower import SETS, Grower, NoJudge, runner
 from tests.fuzzing.operator_nodes import MAKERS
 from tests.onnx_io.digest_trips import HOSTED, hosted
 from tests.onnx_models import Array
-from tests.relax.targets import HOST, UNOPTIMIZED
+from tests.tvm.relax.targets import HOST, UNOPTIMIZED
 
 STAGES = ("whole", "load", "raw", "canonical", "text", "saved", "relax", "tvm")
 ROUNDED = frozenset({

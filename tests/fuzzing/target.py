@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 import qdqbridge as qb
-from qdqbridge.pipeline import diff
-from qdqbridge.sources import inspect_model, load_model
+from qdqbridge.app.pipeline import diff
+from qdqbridge.app.sources import inspect_model, load_model
 from tests.onnx_io.scrambler import scrambled
 from tests.onnx_io.test_equivalence import BASES
 from tests.onnx_models import conv_model
+from tests.places import TESTS
 
 LARGEST_SEED = 80_000
 
@@ -51,7 +52,7 @@ def put_module_through(data: bytes, folder: Path, suffix: str = ".json") -> str:
     path = folder / f"damaged{suffix}"
     result = _put(data, path, load_model)
     try:
-        from qdqbridge.relax.saved import read_module
+        from qdqbridge.tvm.relax.saved import read_module
 
         module = read_module(path)
         qb.from_relax(module)
@@ -172,7 +173,7 @@ def tflite_seeds(folders: list[Path]) -> Iterator[bytes]:
     from tests.tflite_io.test_against_litert import CASES
     from tests.tflite_io.test_hard_forms import CASES as HARD
 
-    yield (Path(__file__).parents[1] / "tflite_io/data/int8_network.tflite").read_bytes()
+    yield (TESTS / "tflite_io/data/int8_network.tflite").read_bytes()
     for build in (*CASES.values(), *HARD.values()):
         for seed in range(2):
             case = build(seed)

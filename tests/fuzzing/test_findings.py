@@ -19,6 +19,7 @@ from tests.fuzzing.measured import run
 from tests.fuzzing.mutations import mutated
 from tests.fuzzing.target import put_through, seeds
 from tests.onnx_models import Builder, conv_model
+from tests.places import ROOT
 
 MEMORY = 100 << 20
 HUGE = 1 << 28
@@ -179,7 +180,7 @@ def test_a_short_run(seed: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["bytes", "structured"])
 def test_the_command(tmp_path: Path, kind: str) -> None:
-    root = Path(__file__).resolve().parent.parent.parent
+    root = ROOT
     script = str(root / "scripts" / "mutations.py")
     command = [sys.executable, script, kind, "--count", "40", "-o", str(tmp_path / "f")]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)

@@ -14,11 +14,11 @@ from onnx import TensorProto, helper
 pytest.importorskip("tvm")
 
 import qdqbridge as qb
-from qdqbridge.graph.graph import Graph
+from qdqbridge.core.graph.graph import Graph
 from tests.fuzzing.operator_stages import STAGES, case_of, outcomes
 from tests.onnx_io.digest_trips import saved
 from tests.onnx_models import Array, Builder, canonical, load, run
-from tests.relax.targets import UNOPTIMIZED
+from tests.tvm.relax.targets import UNOPTIMIZED
 
 SEEDS = (0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
 INT64, INT8 = TensorProto.INT64, TensorProto.INT8

@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqbridge.canonical import canonicalize
+from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.graph import Graph
+from qdqbridge.core.graph.verify import verify
 from qdqbridge.errors import (
     QdqBridgeError,
 )
-from qdqbridge.graph.graph import Graph
-from qdqbridge.graph.verify import verify
 from qdqbridge.onnx_io.reading.reader import read
 
 Model = onnx.ModelProto

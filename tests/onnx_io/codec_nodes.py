@@ -9,13 +9,13 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Value
-from qdqbridge.graph.types import Shape, TensorType
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.types import Shape, TensorType
+from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.onnx_io.codecs import Encoded, NodeView
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
-from qdqbridge.ops.table import BY_NAME
 
 Array = np.ndarray[Any, Any]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 
 import qdqbridge as qb
-from qdqbridge.graph.graph import Graph
+from qdqbridge.core.graph.graph import Graph
 
 HOSTED = ("qnn", "qdq")
 """Forms on Relax."""

@@ -11,8 +11,8 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from qdqbridge.graph.graph import Value
-from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.quantization import QuantParams
 from tests.exact_sessions import exact_session
 from tests.onnx_models import Builder
 

@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import onnx
 
+from qdqbridge.app.pipeline import evaluate, load, save, session
 from qdqbridge.errors import QdqBridgeError
-from qdqbridge.pipeline import evaluate, load, save, session
 from tests.onnx_io.old_models import old_model
 
 

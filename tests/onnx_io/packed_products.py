@@ -20,8 +20,8 @@ import onnxruntime as ort
 from onnx import TensorProto
 
 import qdqbridge as qb
+from qdqbridge.core.ops.dynamic import DYNAMIC_BLOCK_DENSE
 from qdqbridge.onnx_io.lowering.bits import packed
-from qdqbridge.ops.dynamic import DYNAMIC_BLOCK_DENSE
 from tests.onnx_models import Array, Builder, canonical
 
 MS = "com.microsoft"

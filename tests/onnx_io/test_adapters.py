@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqbridge as qb
-from qdqbridge.cli.failures import MODEL, run
+from qdqbridge.app.cli.failures import MODEL, run
+from qdqbridge.core.graph.archive import write_arrays
 from qdqbridge.errors import InputDataError, ModelFileError
-from qdqbridge.graph.archive import write_arrays
 from tests.combinations import each_once
 
 TERMS, ROWS, RANK = 32, 24, 4

@@ -10,20 +10,20 @@ import numpy as np
 import onnx
 import pytest
 
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes
+from qdqbridge.core.ops import attributes as a
+from qdqbridge.core.ops.attention import MergedAttentionAttrs, MultiHeadAttentionAttrs
+from qdqbridge.core.ops.causal_convolution import CausalConvAttrs
+from qdqbridge.core.ops.dot_product_attention import AttentionAttrs
+from qdqbridge.core.ops.experts import ExpertsAttrs
+from qdqbridge.core.ops.group_query_attention import GroupQueryAttentionAttrs
+from qdqbridge.core.ops.rotary_embedding import RotaryEmbeddingAttrs
+from qdqbridge.core.ops.sparse_attention import SparseAttentionAttrs
+from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Value
-from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
 from qdqbridge.onnx_io.codecs import BY_ROW, decode, encode, since
-from qdqbridge.ops import attributes as a
-from qdqbridge.ops.attention import MergedAttentionAttrs, MultiHeadAttentionAttrs
-from qdqbridge.ops.causal_convolution import CausalConvAttrs
-from qdqbridge.ops.dot_product_attention import AttentionAttrs
-from qdqbridge.ops.experts import ExpertsAttrs
-from qdqbridge.ops.group_query_attention import GroupQueryAttentionAttrs
-from qdqbridge.ops.rotary_embedding import RotaryEmbeddingAttrs
-from qdqbridge.ops.sparse_attention import SparseAttentionAttrs
-from qdqbridge.ops.table import OPERATORS
 from tests.onnx_io.codec_nodes import constant, model_of, value, view_of
 
 NEWEST = onnx.defs.onnx_opset_version()

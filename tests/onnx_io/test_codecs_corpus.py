@@ -11,12 +11,12 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Value
-from qdqbridge.graph.types import TensorType
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.onnx_io.codecs import BY_ONNX, NodeView, decode, encode, since
-from qdqbridge.ops.table import BY_NAME
 from tests.onnx_io.codec_nodes import view_of
 
 KNOWN = {

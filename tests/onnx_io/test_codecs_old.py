@@ -9,17 +9,17 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES
+from qdqbridge.core.graph.quantization import per_tensor
+from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.ops import attributes as a
+from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.operator import NO_ATTRIBUTES
-from qdqbridge.graph.quantization import per_tensor
-from qdqbridge.graph.types import QuantType
 from qdqbridge.onnx_io.codecs import NodeView, decode, why_not
 from qdqbridge.onnx_io.reading.operators_known import check_known
-from qdqbridge.ops import attributes as a
-from qdqbridge.ops.table import BY_NAME
 from tests.onnx_io.codec_nodes import computed, constant, model_of, value, view
 
 ort.set_default_logger_severity(4)

@@ -13,10 +13,10 @@ import pytest
 from onnx import TensorProto, helper
 
 import qdqbridge as qb
-from qdqbridge.canonical import canonicalize
-from qdqbridge.cli.failures import run as command
+from qdqbridge.app.cli.failures import run as command
+from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.errors import UnsupportedModelError, UnsupportedTargetError
-from qdqbridge.graph.interpreter import evaluate
 from tests.exact_sessions import exact_session
 from tests.onnx_models import Array, Builder, load
 

@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqbridge as qb
-from qdqbridge.onnx_io.profiles import PROFILES
-from qdqbridge.pipeline import check, diff
-from qdqbridge.sources import inspect_model
+from qdqbridge.app.pipeline import check, diff
+from qdqbridge.app.sources import inspect_model
+from qdqbridge.targets.profiles import PROFILES
 
 _DEPTH = 1200
 _KINDS = {

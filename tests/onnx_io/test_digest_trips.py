@@ -10,7 +10,7 @@ import onnx.parser
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.graph.graph import Graph
+from qdqbridge.core.graph.graph import Graph
 from tests.onnx_io.digest_trips import loaded, saved
 from tests.onnx_io.random_branches import random_branches
 from tests.onnx_io.random_models import random_model

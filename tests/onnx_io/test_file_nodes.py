@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto
 
 import qdqbridge as qb
-from qdqbridge.graph.edit import rewire
+from qdqbridge.core.graph.edit import rewire
 from tests.onnx_models import Array, Builder
 
 LEVELS = (ort.GraphOptimizationLevel.ORT_DISABLE_ALL, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
@@ -223,7 +223,7 @@ def test_both_names_of_onnx_s_domain_are_one(tmp_path: Path) -> None:
 
 
 def test_a_copy_is_another_graph(tmp_path: Path) -> None:
-    from qdqbridge.graph.copying import copied
+    from qdqbridge.core.graph.copying import copied
 
     _, graph = read(norm_of_sum(identity=True), tmp_path)
     saved = tmp_path / "saved.onnx"

@@ -12,24 +12,24 @@ import onnxruntime as ort
 import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.interpreter import evaluate
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.graph.printer import attributes_text
+from qdqbridge.core.graph.types import TensorType
 from qdqbridge.errors import (
     InputDataError,
     InvalidModelError,
     UnsupportedModelError,
     UnsupportedTargetError,
 )
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Value
-from qdqbridge.graph.interpreter import evaluate
-from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.printer import attributes_text
-from qdqbridge.graph.types import TensorType
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs, foreign_attributes, foreign_node_proto
 from qdqbridge.onnx_io.foreign.operators import foreign_node, foreign_operator
-from qdqbridge.onnx_io.profiles.export import export
 from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.onnx_io.reading.structure import captured_names
 from qdqbridge.onnx_io.runtime.session import OnnxRuntimeSession
+from qdqbridge.targets.profiles.export import export
 from tests.onnx_io.lowering_cases import ort_run
 from tests.onnx_models import Array, Builder, canonical, load, run
 

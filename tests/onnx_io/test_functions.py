@@ -10,8 +10,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
+from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
-from qdqbridge.graph.graph import Graph
 from qdqbridge.onnx_io.reading.functions import inline_functions
 from tests.onnx_models import Builder, canonical, ints, load, ops, run
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqbridge as qb
-from qdqbridge.onnx_io.profiles import Effect, Finding, check, profile_of
-from qdqbridge.onnx_io.profiles.changes import run_otherwise
+from qdqbridge.targets.profiles import Effect, Finding, check, profile_of
+from qdqbridge.targets.profiles.changes import run_otherwise
 from tests.exact_sessions import exact_session
 from tests.onnx_io.fused_groups import KINDS, group
 from tests.onnx_io.writer_models import S8, Net

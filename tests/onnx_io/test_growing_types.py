@@ -15,8 +15,9 @@ from qdqbridge.onnx_io.inference import growing
 from qdqbridge.onnx_io.inference.growing import GrowingTypes
 from qdqbridge.onnx_io.inference.shapes import TypeAndShape, infer
 from tests.onnx_models import Builder
+from tests.places import MODELS
 
-DIGITS = sorted((Path(__file__).parents[2] / "models").glob("digits_*.onnx"))
+DIGITS = sorted((MODELS).glob("digits_*.onnx"))
 
 
 def numbers(found: TypeAndShape) -> tuple[int, list[int | None] | None]:

@@ -16,8 +16,8 @@ import qdqbridge as qb
 from qdqbridge.onnx_io.reading import large_tensors
 from qdqbridge.onnx_io.reading.large_tensors import _varint
 from qdqbridge.onnx_io.reading.model_file import read_model, read_model_apart
+from tests.places import MODELS
 
-MODELS = Path(__file__).parents[2] / "models"
 NAMES = ("digits_cnn_u8s8_per_channel.onnx", "digits_mlp_float.onnx")
 
 

@@ -9,8 +9,8 @@ import onnx
 import pytest
 
 import qdqbridge
+from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.errors import UnsupportedModelError, UnsupportedQuantization
-from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.onnx_io.lowering import LOWERINGS, refusal
 from qdqbridge.onnx_io.writer.bias_gelus import bias_gelus
 from qdqbridge.onnx_io.writer.skip_norms import skip_norms

@@ -12,8 +12,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 import qdqbridge as qb
-from qdqbridge.byoc.model import partition_model
-from qdqbridge.cli.failures import run as command
+from qdqbridge.app.cli.failures import run as command
+from qdqbridge.tvm.byoc.model import partition_model
 from tests.onnx_io.quantized_bodies import FLOAT, INT8, case, info
 
 SCALE, STEPS = np.float32(2**-4), 600

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Graph
-from qdqbridge.graph.quantization import QuantParams, per_tensor
-from qdqbridge.graph.types import QuantType
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Graph
+from qdqbridge.core.graph.quantization import QuantParams, per_tensor
+from qdqbridge.core.graph.types import QuantType
 from tests.onnx_models import (
     Array,
     Builder,

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Graph
-from qdqbridge.graph.quantization import QuantParams, per_tensor
-from qdqbridge.graph.types import QuantType
-from qdqbridge.graph.verify import verify
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Graph
+from qdqbridge.core.graph.quantization import QuantParams, per_tensor
+from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.graph.verify import verify
 from tests.onnx_models import (
     WEIGHT_SCALES,
     Builder,

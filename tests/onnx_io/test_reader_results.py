@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqbridge as qb
-from qdqbridge.pipeline import session
+from qdqbridge.app.pipeline import session
 
 
 def split(path: Path, read: list[int], sizes: list[int] | None) -> Path:

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqbridge as qb
-from qdqbridge.graph.quantization import per_tensor
+from qdqbridge.core.graph.quantization import per_tensor
 from qdqbridge.onnx_io.reading.reader import read
 from tests.onnx_io.lowering_cases import ort_run
 from tests.onnx_models import (
@@ -340,7 +340,7 @@ def save_external(model: onnx.ModelProto, folder: Path, location: str = "weights
 
 def test_external_data_gives_the_same_graph(tmp_path: Path) -> None:
     path = save_external(conv_model(), tmp_path)
-    from qdqbridge.canonical import canonicalize
+    from qdqbridge.core.canonical import canonicalize
 
     g = canonicalize(read(path))
     assert g.digest == canonical(conv_model()).digest
@@ -358,7 +358,7 @@ def mapped(array: Array) -> bool:
 
 
 def test_external_data_is_mapped_not_copied(tmp_path: Path) -> None:
-    from qdqbridge.canonical import canonicalize
+    from qdqbridge.core.canonical import canonicalize
 
     g = canonicalize(read(save_external(conv_model(), tmp_path)))
     (conv,) = [n for n in g.nodes if n.op.name == "Conv"]
@@ -369,7 +369,7 @@ def test_external_data_is_mapped_not_copied(tmp_path: Path) -> None:
 
 
 def test_transposed_external_weights_stay_mapped(tmp_path: Path) -> None:
-    from qdqbridge.canonical import canonicalize
+    from qdqbridge.core.canonical import canonicalize
 
     b = Builder()
     x = b.qdq(b.input("x", [1, 8]), SCALE)

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.onnx_io.profiles.export import exported_proto
+from qdqbridge.targets.profiles.export import exported_proto
 from tests.onnx_io.lowering_cases import MS, Array, ort_run
 from tests.onnx_models import Builder, canonical, check_carried, run
 

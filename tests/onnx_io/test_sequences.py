@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqbridge as qb
-from qdqbridge.pipeline import session
+from qdqbridge.app.pipeline import session
 
 
 def model(path: Path, split: np.ndarray | None, position: int, *, keepdims: int = 1) -> Path:

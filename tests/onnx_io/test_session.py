@@ -13,8 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqbridge as qb
-from qdqbridge.onnx_io.runtime.running import Runner
 from qdqbridge.onnx_io.runtime.session import OnnxRuntimeSession
+from qdqbridge.targets.running import Runner
 
 CODE = """
 import sys

@@ -12,8 +12,8 @@ import pytest
 from onnx import GraphProto, TensorProto, helper
 
 import qdqbridge as qb
+from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InvalidModelError
-from qdqbridge.graph.graph import Graph
 from tests.onnx_io.shape_relatives import Net, digest_after_export, loaded, runtime
 from tests.onnx_models import FLOAT, Array, Builder, canonical, ints, load, ops, run
 
@@ -146,7 +146,7 @@ def test_what_cannot_be_is_refused_whatever_is_declared() -> None:
 
 def canonical_file(model: onnx.ModelProto) -> Graph:
     """Returns what ``qb.load`` makes of a model, checks included."""
-    from qdqbridge.graph.verify import verify
+    from qdqbridge.core.graph.verify import verify
 
     graph = load(model)
     verify(graph)

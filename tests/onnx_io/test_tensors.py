@@ -11,9 +11,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.errors import InvalidModelError, ModelFileError, UnsupportedModelError
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.tensors import (
     constant_from_proto,
     dtype_of,

@@ -12,9 +12,9 @@ import onnxruntime as ort
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.canonical import canonicalize
-from qdqbridge.graph.graph import NO_ORIGIN
-from qdqbridge.onnx_io.profiles.export import exported_proto
+from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.graph import NO_ORIGIN
+from qdqbridge.targets.profiles.export import exported_proto
 from tests.onnx_models import Builder, canonical, load
 
 Make = Callable[[Builder, str], str]

@@ -8,16 +8,16 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqbridge.canonical import canonicalize
+from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.graph import Graph
-from qdqbridge.onnx_io.profiles.export import export, exported_proto
 from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.onnx_io.writer.opset import ir_version_of
+from qdqbridge.targets.profiles.export import export, exported_proto
 from tests.onnx_io.writer_models import IMAGES, MATRICES, network, run, samples
 from tests.onnx_models import Builder
+from tests.places import MODELS
 
-MODELS = Path(__file__).parents[2] / "models"
 OWN_MODELS = sorted(path.name for path in MODELS.glob("*.onnx"))
 NETWORKS = [*IMAGES, *MATRICES]
 PROFILES = ("ort", "portable", "openvino")

@@ -8,21 +8,22 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqbridge.canonical import canonicalize
+from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Graph
+from qdqbridge.core.graph.types import TensorType
 from qdqbridge.errors import ModelFileError, OutputExistsError
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Graph
-from qdqbridge.graph.types import TensorType
-from qdqbridge.onnx_io.profiles.export import export, exported_proto
 from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.onnx_io.writer import files
 from qdqbridge.onnx_io.writer.files import write_files
 from qdqbridge.onnx_io.writer.model import model_without_tensors
 from qdqbridge.onnx_io.writer.sheet import NodeRow, Sheet
+from qdqbridge.targets.profiles.export import export, exported_proto
 from tests.onnx_io.writer_models import run, samples
+from tests.places import MODELS
 
-SOURCE = Path(__file__).parents[2] / "models" / "digits_cnn_u8s8_per_channel.onnx"
+SOURCE = MODELS / "digits_cnn_u8s8_per_channel.onnx"
 
 
 @pytest.fixture(scope="module")

@@ -11,19 +11,19 @@ import pytest
 from onnx import TensorProto, helper
 
 import qdqbridge as qb
-from qdqbridge.canonical import canonicalize
+from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Graph, Node, Origin, Value
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES
+from qdqbridge.core.graph.quantization import per_tensor
+from qdqbridge.core.graph.types import QuantType, TensorType
+from qdqbridge.core.graph.verify import verify
+from qdqbridge.core.ops.attributes import AxisAttrs
+from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.errors import InvalidModelError, UnsupportedTargetError
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Graph, Node, Origin, Value
-from qdqbridge.graph.operator import NO_ATTRIBUTES
-from qdqbridge.graph.quantization import per_tensor
-from qdqbridge.graph.types import QuantType, TensorType
-from qdqbridge.graph.verify import verify
-from qdqbridge.onnx_io.profiles.export import export, exported_proto
 from qdqbridge.onnx_io.reading.reader import read
-from qdqbridge.ops.attributes import AxisAttrs
-from qdqbridge.ops.table import BY_NAME
+from qdqbridge.targets.profiles.export import export, exported_proto
 from tests.onnx_io.writer_models import CNN, Net, run, samples
 from tests.onnx_models import Builder, canonical
 

@@ -9,15 +9,15 @@ from random import Random
 import numpy as np
 
 import qdqbridge as qb
-from qdqbridge.canonical import canonicalize
+from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.diff import diff
+from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InvalidModelError, UnsupportedTargetError
-from qdqbridge.graph.diff import diff
-from qdqbridge.graph.graph import Graph
 from qdqbridge.tflite_io.litert import Kernels, node_differences, recorded_tensors
 from qdqbridge.tflite_io.writer import TFLiteModel, write
 from tests.fuzzing import random_models
-from tests.relax.kernels import random_graphs
 from tests.tflite_io.drawn_inputs import drawn_inputs
+from tests.tvm.relax.kernels import random_graphs
 
 _POLES = ("Composition", "Div", "Log", "Pow", "Reciprocal", "Sqrt")
 """Operators that give infinities or no number of finite operands."""

@@ -11,7 +11,7 @@ pytest.importorskip("tflite", reason="the package that knows the schema of TFLit
 pytest.importorskip("ai_edge_litert", reason="LiteRT, the judge")
 
 import qdqbridge as qb
-from qdqbridge.report.causes import UNEXPLAINED
+from qdqbridge.targets.comparison.causes import UNEXPLAINED
 from qdqbridge.tflite_io.approximations import approximated
 from qdqbridge.tflite_io.litert import APPROXIMATION, Kernels, LiteRTEngine, recorded_tensors
 from qdqbridge.tflite_io.writer import converted

@@ -19,7 +19,7 @@ pytest.importorskip("tvm")
 import qdqbridge as qb
 from qdqbridge.errors import ModelFileError, UnsupportedModelError
 from tests.onnx_models import Builder, canonical, ops
-from tests.relax.read_cases import read_back, same
+from tests.tvm.relax.read_cases import read_back, same
 
 tflite: Any = import_module("tflite")
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+
+from tests.places import MODELS
 
 pytest.importorskip("tflite", reason="the package that knows the schema of TFLite")
 pytest.importorskip("ai_edge_litert", reason="LiteRT, the judge")
 
 import qdqbridge as qb
-from qdqbridge.report.causes import UNEXPLAINED
+from qdqbridge.targets.comparison.causes import UNEXPLAINED
 from qdqbridge.tflite_io.litert import FIXED_POINT, Kernels, LiteRTEngine, products_by_formula
 from qdqbridge.tflite_io.rounding import furthest, rounded_once, rounded_twice
 from qdqbridge.tflite_io.writer import converted
 
-MODELS = Path(__file__).resolve().parents[2] / "models"
 RNG = np.random.default_rng(3)
 WEIGHT = " ".join(map(str, RNG.integers(-127, 128, 8 * 4 * 9).tolist()))
 SCALES = " ".join(f"{scale:.9g}" for scale in RNG.uniform(0.004, 0.02, 8))

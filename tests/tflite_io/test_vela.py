@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.places import MODELS, ROOT
+
 pytest.importorskip("tflite", reason="the package that knows the schema of TFLite")
 
 import qdqbridge as qb
@@ -20,8 +22,7 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.tflite_io.vela import compiled
 from qdqbridge.tflite_io.writer import converted
 
-ROOT = Path(__file__).resolve().parents[2]
-MODEL = ROOT / "models" / "digits_cnn_s8s8_per_tensor.onnx"
+MODEL = MODELS / "digits_cnn_s8s8_per_tensor.onnx"
 
 
 @pytest.fixture
@@ -141,7 +142,7 @@ def test_the_tutorial_ends_with_a_command_stream(tmp_path: Path) -> None:
 
 
 def _with_models(folder: Path) -> Path:
-    (folder / "models").symlink_to(ROOT / "models")
+    (folder / "models").symlink_to(MODELS)
     return folder
 
 

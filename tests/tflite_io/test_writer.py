@@ -8,22 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.places import MODELS
+
 pytest.importorskip("tflite", reason="the package that knows the schema of TFLite")
 pytest.importorskip("ai_edge_litert", reason="LiteRT, the judge")
 
 import qdqbridge as qb
-from qdqbridge.canonical import canonicalize
+from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.ops.attributes import ConvAttrs
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.types import QuantType
-from qdqbridge.ops.attributes import ConvAttrs
 from qdqbridge.tflite_io.litert import Kernels, node_differences
 from qdqbridge.tflite_io.writer import TFLiteModel, converted, write
-from tests.graph.graphs import S8, apply, const, graph, quant, stored
+from tests.core.graph.graphs import S8, apply, const, graph, quant, stored
 from tests.tflite_io import test_against_litert, test_hard_forms
 from tests.tflite_io.drawn_inputs import drawn_inputs
 
-MODELS = Path(__file__).resolve().parents[2] / "models"
 NETWORKS = ("digits_cnn_s8s8_per_tensor", "digits_cnn_u8s8_per_channel")
 FLOATS = ("digits_cnn_float", "digits_mlp_float", "digits_mobile_float")
 HEADER = "qnn-raw 1\n"

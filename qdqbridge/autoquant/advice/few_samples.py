@@ -20,7 +20,7 @@ from qdqbridge.autoquant.planning.targets import Target
 from qdqbridge.autoquant.planning.unstored import RECURRENT
 from qdqbridge.autoquant.profiling.samples import Sample
 from qdqbridge.autoquant.profiling.stats import TensorStats
-from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.core.graph.quantization import QuantParams
 
 ENOUGH = 8
 """Different samples from which ranges are chosen by what was seen alone."""

@@ -34,15 +34,15 @@ from qdqbridge.autoquant.profiling.collect import Data
 from qdqbridge.autoquant.profiling.masks import filled_by_masks
 from qdqbridge.autoquant.profiling.samples import Sample, Samples
 from qdqbridge.autoquant.search.tuning import spread
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.ops.attributes import EpsilonAttrs, SoftmaxAttrs
+from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION
+from qdqbridge.core.ops.softmax import SOFTMAX
+from qdqbridge.core.ops.unary import HARD_SIGMOID, SIGMOID, TANH
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.types import TensorType
-from qdqbridge.onnx_io.runtime.running import Runner
-from qdqbridge.ops.attributes import EpsilonAttrs, SoftmaxAttrs
-from qdqbridge.ops.normalization import BATCH_NORMALIZATION
-from qdqbridge.ops.softmax import SOFTMAX
-from qdqbridge.ops.unary import HARD_SIGMOID, SIGMOID, TANH
+from qdqbridge.targets.running import Runner
 
 _SAMPLES = 64
 _FACTORS = tuple(f for wide in (10.0, 30.0, 100.0, 255.0) for f in (wide, 1 / wide))

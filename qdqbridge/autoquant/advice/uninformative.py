@@ -17,11 +17,11 @@ from qdqbridge.autoquant.profiling.collect import Data
 from qdqbridge.autoquant.profiling.masks import filled_by_masks
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.search.tuning import spread
+from qdqbridge.core.graph.graph import Graph, Value
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.graph import Graph, Value
-from qdqbridge.graph.operator import Flow
-from qdqbridge.onnx_io.runtime.running import Runner
-from qdqbridge.ops.table import OPERATORS
+from qdqbridge.targets.running import Runner
 
 _SAMPLES = 16
 _BOUNDED = frozenset(row.name for row in OPERATORS if row.interval is not None)

@@ -15,7 +15,7 @@ from qdqbridge.autoquant.profiling.collect import Data, NanError
 from qdqbridge.autoquant.profiling.samples import Samples, joined
 from qdqbridge.autoquant.profiling.streams import FileSamples
 from qdqbridge.autoquant.simulation.metrics import float_values
-from qdqbridge.graph.graph import Graph
+from qdqbridge.core.graph.graph import Graph
 
 LEAST, SHARE, MOST = 16, 8, 64
 """Different samples that are needed to leave some out; one of so many is; how many at most."""

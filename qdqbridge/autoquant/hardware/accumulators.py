@@ -20,10 +20,10 @@ from qdqbridge.autoquant.hardware.observed import Seen
 from qdqbridge.autoquant.hardware.pairs import FULL, Order, remedy, saturating
 from qdqbridge.autoquant.hardware.products import Product, products
 from qdqbridge.autoquant.profiling.stats import TensorStats
-from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.numerics import quantize
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.report.quantization.record import AccumulatorRow
+from qdqbridge.autoquant.record import AccumulatorRow
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.numerics import quantize
+from qdqbridge.core.graph.quantization import QuantParams
 
 __all__ = [
     "CodeUsage",

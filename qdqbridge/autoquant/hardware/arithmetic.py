@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.hardware.pairs import Order
 from qdqbridge.autoquant.hardware.pairs import lost as lost_in_pairs
 from qdqbridge.autoquant.hardware.products import Product, product_at, products
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.interpreter import check_inputs, computed
+from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.ops.accumulator import simulated
+from qdqbridge.core.ops.dynamic import DYNAMIC_DENSE
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.interpreter import check_inputs, computed
-from qdqbridge.graph.types import QuantType
 from qdqbridge.onnx_io.control_flow.bodies import is_control
-from qdqbridge.ops.accumulator import simulated
-from qdqbridge.ops.dynamic import DYNAMIC_DENSE
 from qdqbridge.tflite_io.rounding import fixed_point, in_float32, rounded_twice
 
 Array = NDArray[Any]

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.hardware.arithmetic import Rescaling
 from qdqbridge.autoquant.planning.plan import Derived, Fixed, QuantizationPlan, Weight
 from qdqbridge.autoquant.profiling.masks import filled_by_masks
-from qdqbridge.canonical.bias import derived_params
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.ops.attributes import GemmAttrs
-from qdqbridge.ops.elementwise import ADD
-from qdqbridge.ops.unary import CLIP, RELU
+from qdqbridge.core.canonical.bias import derived_params
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.ops.attributes import GemmAttrs
+from qdqbridge.core.ops.elementwise import ADD
+from qdqbridge.core.ops.unary import CLIP, RELU
 
 if TYPE_CHECKING:
     from qdqbridge.autoquant.planning.decide import Decision

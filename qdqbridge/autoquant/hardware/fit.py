@@ -27,9 +27,9 @@ from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions, quantized
 from qdqbridge.autoquant.repair.steps import GRAPH_STEPS, StepRecord
 from qdqbridge.autoquant.search.tuning import spread
 from qdqbridge.autoquant.simulation.metrics import measured, outputs_of
+from qdqbridge.core.graph.graph import Graph
+from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.errors import UnsupportedModelError, UnsupportedTargetError
-from qdqbridge.graph.graph import Graph
-from qdqbridge.graph.numerics import dequantize
 
 STEP = "arithmetic"
 """The name of this step in records."""

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.hardware.products import Product, products
 from qdqbridge.autoquant.profiling.samples import Sample, Samples
-from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.interpreter import evaluate
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.interpreter import evaluate
 
 Progress = Callable[[int, int], None]
 

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.hardware.pairs import Order
 from qdqbridge.autoquant.profiling.stats import TensorStats
-from qdqbridge.graph.graph import Node
-from qdqbridge.graph.numerics import quantize
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.weights import geometry_of
-from qdqbridge.ops.convolution import CONV
-from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
+from qdqbridge.core.graph.graph import Node
+from qdqbridge.core.graph.numerics import quantize
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.weights import geometry_of
+from qdqbridge.core.ops.convolution import CONV
+from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
 
 Real = NDArray[np.float64]
 _PRODUCTS = (CONV, GEMM, MATMUL, DENSE)

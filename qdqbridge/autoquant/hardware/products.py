@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.hardware.pairs import Order, lost
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.weights import geometry_of
-from qdqbridge.ops.accumulator import centered, integer_params
-from qdqbridge.ops.attributes import ConvAttrs, GemmAttrs
-from qdqbridge.ops.convolution import CONV, lost_in_sums
-from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.weights import geometry_of
+from qdqbridge.core.ops.accumulator import centered, integer_params
+from qdqbridge.core.ops.attributes import ConvAttrs, GemmAttrs
+from qdqbridge.core.ops.convolution import CONV, lost_in_sums
+from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
 
 _PAIRED = (CONV, DENSE, GEMM, MATMUL)
 

@@ -19,10 +19,10 @@ from qdqbridge.autoquant.hardware.arithmetic import CONTRACT, IntegerArithmetic,
 from qdqbridge.autoquant.hardware.biases import product_of, stored_result, with_room_for_biases
 from qdqbridge.autoquant.hardware.pairs import FULL, saturating
 from qdqbridge.autoquant.planning.plan import Derived, Fixed, QuantizationPlan, Weight
-from qdqbridge.graph.graph import Value
-from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.weights import geometry_of
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.weights import geometry_of
 
 Real = NDArray[np.float64]
 _MARGIN = 1 + 2.0**-20

@@ -14,22 +14,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.canonical.channels import CHANNELS
-from qdqbridge.canonical.data_movement import moved_constant
-from qdqbridge.canonical.driver import run
-from qdqbridge.canonical.reshapes import moved_twice, reshape_nothing
-from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, rule
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.copying import copied
-from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.types import TensorType
-from qdqbridge.graph.weights import WeightGeometry, geometry_of
-from qdqbridge.ops.attributes import EpsilonAttrs, GemmAttrs
-from qdqbridge.ops.build import constant, retyped
-from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
-from qdqbridge.ops.data_movement import TRANSPOSE
-from qdqbridge.ops.elementwise import ADD, DIV, MUL, SUB
-from qdqbridge.ops.matmul import DENSE, GEMM
+from qdqbridge.core.canonical.channels import CHANNELS
+from qdqbridge.core.canonical.data_movement import moved_constant
+from qdqbridge.core.canonical.driver import run
+from qdqbridge.core.canonical.reshapes import moved_twice, reshape_nothing
+from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, Scope, rule
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.copying import copied
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.graph.weights import WeightGeometry, geometry_of
+from qdqbridge.core.ops.attributes import EpsilonAttrs, GemmAttrs
+from qdqbridge.core.ops.build import constant, retyped
+from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.core.ops.data_movement import TRANSPOSE
+from qdqbridge.core.ops.elementwise import ADD, DIV, MUL, SUB
+from qdqbridge.core.ops.matmul import DENSE, GEMM
 
 _IMAGE = 4
 _PRODUCTS = (CONV, CONV_TRANSPOSE, GEMM, DENSE)

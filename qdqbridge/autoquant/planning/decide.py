@@ -33,19 +33,19 @@ from qdqbridge.autoquant.planning.targets import Target
 from qdqbridge.autoquant.planning.unstored import RECURRENT, packed_variant, read_dynamically
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.profiling.stats import TensorStats
-from qdqbridge.canonical import canonicalize
+from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.copying import Copy, copied, put_constant
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.edit import Editor, rewire
+from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Node, Value
+from qdqbridge.core.graph.numerics import quantize
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.ops.build import constant, dequantized, quantized
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.copying import Copy, copied, put_constant
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.edit import Editor, rewire
-from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Value
-from qdqbridge.graph.numerics import quantize
-from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.onnx_io.control_flow.bodies import replace_bodies
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
 from qdqbridge.onnx_io.runtime import recurrent
-from qdqbridge.ops.build import constant, dequantized, quantized
 
 if TYPE_CHECKING:
     from qdqbridge.autoquant.search.prefix import QuantizedPrefix

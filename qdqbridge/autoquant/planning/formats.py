@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.quantization import QuantParams
 
 _TINY = float(np.finfo(np.float32).tiny)
 

@@ -20,16 +20,16 @@ from qdqbridge.autoquant.planning.formats import Format, Unstored
 from qdqbridge.autoquant.planning.targets import CLAMPS, RECURRENT_WEIGHTS, OperatorRule, Target
 from qdqbridge.autoquant.planning.units import Units
 from qdqbridge.autoquant.planning.unstored import RECURRENT, refusal, weight_format
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import TensorType
-from qdqbridge.graph.weights import geometry_of
-from qdqbridge.ops.elementwise import ADD, CONCAT, DIV, MAX, MIN, MUL, PRELU, SUB, WHERE
-from qdqbridge.ops.matmul import GEMM, MATMUL
-from qdqbridge.ops.selection import PAD
-from qdqbridge.ops.unary import RELU
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.graph.weights import geometry_of
+from qdqbridge.core.ops.elementwise import ADD, CONCAT, DIV, MAX, MIN, MUL, PRELU, SUB, WHERE
+from qdqbridge.core.ops.matmul import GEMM, MATMUL
+from qdqbridge.core.ops.selection import PAD
+from qdqbridge.core.ops.unary import RELU
 
 _CODES = Format(DType.UINT8)
 """Of activations where a target stores none and the user wants some."""

@@ -28,13 +28,13 @@ from qdqbridge.autoquant.hardware.arithmetic import CONTRACT, IntegerArithmetic
 from qdqbridge.autoquant.hardware.pairs import Order
 from qdqbridge.autoquant.planning.formats import Format, Unstored
 from qdqbridge.autoquant.planning.unstored import RECURRENT
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node
-from qdqbridge.graph.operator import Flow
-from qdqbridge.onnx_io.profiles.openvino import rules as openvino
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.ops.table import OPERATORS
+from qdqbridge.core.ops.unary import CLIP, RELU
 from qdqbridge.onnx_io.runtime.recurrent import is_lstm
-from qdqbridge.ops.table import OPERATORS
-from qdqbridge.ops.unary import CLIP, RELU
+from qdqbridge.targets.profiles.openvino import rules as openvino
 from qdqbridge.tflite_io.writer.demands.scales import KEPT
 from qdqbridge.tflite_io.writer.rows import ROWS
 from qdqbridge.tflite_io.writer.rows.kernels import never

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from qdqbridge.autoquant.planning.targets import CLAMPS
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.operator import Flow
-from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
-from qdqbridge.ops.elementwise import ADD, CONCAT, WHERE
-from qdqbridge.ops.matmul import DENSE, MATMUL
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.core.ops.elementwise import ADD, CONCAT, WHERE
+from qdqbridge.core.ops.matmul import DENSE, MATMUL
 
 _ROUNDING = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
 _SEVERAL = (CONCAT, WHERE)

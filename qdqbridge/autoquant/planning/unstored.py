@@ -10,23 +10,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qdqbridge.autoquant.planning.formats import Format, Unstored
-from qdqbridge.canonical.dense import transposed
-from qdqbridge.canonical.weights import coarsest, signed_constant
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.edit import Editor
-from qdqbridge.graph.graph import Node
-from qdqbridge.graph.operator import NO_ATTRIBUTES
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import Shape
-from qdqbridge.graph.weights import geometry_of
+from qdqbridge.core.canonical.dense import transposed
+from qdqbridge.core.canonical.weights import coarsest, signed_constant
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.edit import Editor
+from qdqbridge.core.graph.graph import Node
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import Shape
+from qdqbridge.core.graph.weights import geometry_of
+from qdqbridge.core.ops.build import constant, result
+from qdqbridge.core.ops.convolution import CONV
+from qdqbridge.core.ops.dynamic import DYNAMIC_CONV, DYNAMIC_DENSE, DynamicAttrs
+from qdqbridge.core.ops.elementwise import ADD
+from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
+from qdqbridge.core.ops.packed_products import PackedProduct
 from qdqbridge.onnx_io.runtime.recurrent import is_lstm
 from qdqbridge.onnx_io.writer.variants import ROWS
-from qdqbridge.ops.build import constant, result
-from qdqbridge.ops.convolution import CONV
-from qdqbridge.ops.dynamic import DYNAMIC_CONV, DYNAMIC_DENSE, DynamicAttrs
-from qdqbridge.ops.elementwise import ADD
-from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
-from qdqbridge.ops.packed_products import PackedProduct
 
 _MATRICES = (DENSE, GEMM, MATMUL)
 RECURRENT = ("LSTM", "GRU", "RNN")

@@ -28,12 +28,12 @@ from qdqbridge.autoquant.profiling.profile import (
 from qdqbridge.autoquant.profiling.running_stats import Measured, running
 from qdqbridge.autoquant.profiling.samples import Sample, cut_along_examples
 from qdqbridge.autoquant.profiling.stats import TensorStats
-from qdqbridge.canonical.fusions import FUSIONS
+from qdqbridge.core.canonical.fusions import FUSIONS
+from qdqbridge.core.graph.edit import name_values
+from qdqbridge.core.graph.graph import Graph, Value
+from qdqbridge.core.graph.identity import origin_of
+from qdqbridge.core.graph.interpreter import check_inputs
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.edit import name_values
-from qdqbridge.graph.graph import Graph, Value
-from qdqbridge.graph.identity import origin_of
-from qdqbridge.graph.interpreter import check_inputs
 
 _HUGE = math.ldexp(1.0, 100)
 """Magnitudes that stand for infinity, such as the lowest float32 in an attention mask."""
@@ -157,7 +157,7 @@ class Computed:
         Args:
             values: The tensors that it looks at.
             run: Runs the model on one sample; gives keys, facts and perhaps tables of each tensor,
-                see :mod:`qdqbridge.relax.statistics`.
+                see :mod:`qdqbridge.tvm.relax.statistics`.
         """
         self.values: Sequence[Value] = list(values)
         self._run = run
@@ -192,7 +192,7 @@ def tvm_observer(graph: Graph, *, histograms: bool = True, target: Any = "llvm")
     Raises:
         UnsupportedTargetError: TVM is not there, or cannot build the model.
     """
-    from qdqbridge.relax.profiling import ProfilingModule
+    from qdqbridge.tvm.relax.profiling import ProfilingModule
 
     values = observable(graph)
     watched = [(value, channel_axis(value)) for value in values]
@@ -332,7 +332,7 @@ class NanError(InputDataError):
             graph: The float graph.
             samples: All samples.
         """
-        from qdqbridge.onnx_io.runtime.running import Runner
+        from qdqbridge.targets.running import Runner
 
         made = {value.name: value for node in graph.nodes for value in node.outputs}
         runner = Runner(graph, [made[self.tensor]] if self.tensor in made else graph.outputs)

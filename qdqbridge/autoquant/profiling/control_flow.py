@@ -15,12 +15,12 @@ from typing import TypeAlias
 import numpy as np
 
 from qdqbridge.autoquant.profiling.samples import Sample
+from qdqbridge.core.graph.graph import Graph, Value
+from qdqbridge.core.graph.types import TensorType
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.graph import Graph, Value
-from qdqbridge.graph.types import TensorType
 from qdqbridge.onnx_io.control_flow.bodies import Body, bodies_in, is_control
 from qdqbridge.onnx_io.control_flow.steps import Array, ControlSteps
-from qdqbridge.onnx_io.runtime.running import Execution, Recipe
+from qdqbridge.targets.running import Execution, Recipe
 
 Visit: TypeAlias = "Callable[[str, Sample], None]"
 """Called with the place of a body and all that it is given, once for each of its runs."""

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.profiling.histogram import SIDE, Histogram
 from qdqbridge.autoquant.profiling.stats import ChannelExtremes, SampleExtremes, TensorStats
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.identity import tensor_id
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.graph import Value
-from qdqbridge.graph.identity import tensor_id
 
 SCHEMA = "qdqbridge-profile 1"
 """Changes with any change of what the fields mean."""

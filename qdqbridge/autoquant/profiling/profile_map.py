@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from qdqbridge.autoquant.profiling.collect import check_profile
 from qdqbridge.autoquant.profiling.profile import Profile, ProfileEntry
+from qdqbridge.core.graph.graph import Graph, Value
+from qdqbridge.core.graph.identity import tensor_id
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.graph.graph import Graph, Value
-from qdqbridge.graph.identity import tensor_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class BindingStatistics:
         function: The name of the function it stands in.
         variable: The name of its variable.
         expression: What is bound, in short.
-        relation: ``is``, ``part``, ``holds`` or ``one of`` (see :mod:`qdqbridge.relax.links`);
+        relation: ``is``, ``part``, ``holds`` or ``one of`` (see :mod:`qdqbridge.tvm.relax.links`);
             ``unknown`` where nothing ties it to the float model.
         ids: The profile ids.
         entries: What the profile has of them.
@@ -44,14 +44,14 @@ def lookup(
     Args:
         profile: A profile of ``graph``.
         graph: A canonical float graph.
-        stage: A stage of TVM's pipeline, see :data:`qdqbridge.relax.tracking.STAGES`.
+        stage: A stage of TVM's pipeline, see :data:`qdqbridge.tvm.relax.tracking.STAGES`.
         name: Only bindings of variables of this name, or of tensors of this name in the model.
 
     Raises:
         InputDataError: The profile is of another model, or there is nothing of that name.
         UnsupportedTargetError: There is no such stage, or TVM cannot express the graph.
     """
-    from qdqbridge.relax.tracking import STAGES, tracked
+    from qdqbridge.tvm.relax.tracking import STAGES, tracked
 
     check_profile(profile, graph)
     if stage not in STAGES:

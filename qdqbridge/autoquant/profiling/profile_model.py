@@ -23,8 +23,8 @@ from qdqbridge.autoquant.profiling.profile import Profile, channel_axis
 from qdqbridge.autoquant.profiling.samples import samples_of
 from qdqbridge.autoquant.profiling.streams import open_samples
 from qdqbridge.autoquant.profiling.workers import MOST, Job, Team, TeamObserver, team_of
+from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.graph.graph import Graph
 
 Engine: TypeAlias = Literal["onnxruntime", "tvm"]
 Workers: TypeAlias = "int | Literal['ray'] | None"

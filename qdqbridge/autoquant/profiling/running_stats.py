@@ -60,8 +60,8 @@ class PlainRunning:
 class Measured:
     """Statistics put together from what compiled loops say of each sample.
 
-    A loop gives the extremes per channel as keys (see :mod:`qdqbridge.relax.statistics`), counts,
-    and a table of the values in bins of a given width.
+    A loop gives the extremes per channel as keys (see :mod:`qdqbridge.tvm.relax.statistics`),
+    counts, and a table of the values in bins of a given width.
     """
 
     def __init__(self, channel_axis: int | None) -> None:
@@ -160,7 +160,7 @@ class FastRunning:
     """Compiled loops look at float32 tensors, NumPy at those of float64 and at empty ones.
 
     Args:
-        kernels: The loops, ``qdqbridge.relax.statistics.kernels()``.
+        kernels: The loops, ``qdqbridge.tvm.relax.statistics.kernels()``.
         channel_axis: The axis whose extremes are kept per channel.
         histogram: Count values as well.
     """
@@ -232,7 +232,7 @@ def _kernels() -> Callable[[], Any] | None:
     """Returns what compiles the loops; None without TVM, or with the TVM that has no Relax."""
     if find_spec("tvm") is None or find_spec("tvm_ffi") is None:
         return None
-    from qdqbridge.relax.statistics import kernels
+    from qdqbridge.tvm.relax.statistics import kernels
 
     return kernels
 

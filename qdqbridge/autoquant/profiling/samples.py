@@ -10,11 +10,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.interpreter import array_of, check_inputs, check_mapping
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.ops.matmul import GEMM
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.graph.graph import Value
-from qdqbridge.graph.interpreter import array_of, check_inputs, check_mapping
-from qdqbridge.graph.operator import Flow
-from qdqbridge.ops.matmul import GEMM
 
 Array = NDArray[Any]
 Sample = Mapping[str, Array]

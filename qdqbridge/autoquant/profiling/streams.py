@@ -16,11 +16,11 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.profiling.samples import RunSamples, Sample, Samples
+from qdqbridge.core.graph.archive import DAMAGES, NotRead, damage_of
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.guard import most_bytes
+from qdqbridge.core.graph.interpreter import check_mapping
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.archive import DAMAGES, NotRead, damage_of
-from qdqbridge.graph.graph import Value
-from qdqbridge.graph.guard import most_bytes
-from qdqbridge.graph.interpreter import check_mapping
 
 _LABELS = "labels"
 _NPY = ".npy"

@@ -18,8 +18,8 @@ from qdqbridge.autoquant.profiling.control_flow import ModelRecipe
 from qdqbridge.autoquant.profiling.running_stats import running
 from qdqbridge.autoquant.profiling.samples import Sample
 from qdqbridge.autoquant.profiling.stats import TensorStats
+from qdqbridge.core.graph.graph import Value
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.graph.graph import Value
 
 _BATCH = 16
 """Samples that a worker gets at once."""

@@ -30,10 +30,10 @@ from qdqbridge.autoquant.profiling.masks import comparable
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair.layers import along, layer_of
 from qdqbridge.autoquant.repair.sweep import SAMPLES, Batches, sweep
-from qdqbridge.graph.copying import Slot, with_constants
-from qdqbridge.graph.graph import Node
-from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
-from qdqbridge.ops.matmul import DENSE, GEMM
+from qdqbridge.core.graph.copying import Slot, with_constants
+from qdqbridge.core.graph.graph import Node
+from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.core.ops.matmul import DENSE, GEMM
 
 Array = NDArray[Any]
 _WITHOUT_BIAS = (CONV, CONV_TRANSPOSE, GEMM, DENSE)

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.autoquant.repair.layers import Norm, ProductLayer, Vector, layer_of
 from qdqbridge.autoquant.repair.paths import PathRefused, Reach, reach
-from qdqbridge.graph.copying import Slot, with_constants
-from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.operator import Attributes
-from qdqbridge.ops.attributes import ClipAttrs
+from qdqbridge.core.graph.copying import Slot, with_constants
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.operator import Attributes
+from qdqbridge.core.ops.attributes import ClipAttrs
 
 TOLERANCE = 1e-6
 """Largest change of a logarithm at which factors count as settled; the usual 1e-3 leaves them

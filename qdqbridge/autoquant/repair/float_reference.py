@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.advice.uninformative import before_bounds
 from qdqbridge.autoquant.profiling.masks import comparable
 from qdqbridge.autoquant.profiling.samples import Sample, Samples, cut_along_examples
+from qdqbridge.core.graph.graph import Graph, Value
+from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.graph import Graph, Value
-from qdqbridge.graph.interpreter import evaluate
 
 Array = NDArray[Any]
 Run = Callable[[Sample], Sequence[Array]]
@@ -82,7 +82,7 @@ def runner(graph: Graph, values: Sequence[Value] | None = None) -> Run:
         graph: Any graph.
         values: What to return; None for its outputs.
     """
-    from qdqbridge.onnx_io.runtime.running import Runner
+    from qdqbridge.targets.running import Runner
 
     wanted = graph.outputs if values is None else values
     try:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.types import TensorType
-from qdqbridge.graph.weights import WeightGeometry, geometry_of
-from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs
-from qdqbridge.ops.matmul import GEMM
-from qdqbridge.ops.normalization import (
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.graph.weights import WeightGeometry, geometry_of
+from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs
+from qdqbridge.core.ops.matmul import GEMM
+from qdqbridge.core.ops.normalization import (
     GROUP_NORMALIZATION,
     INSTANCE_NORMALIZATION,
     LAYER_NORMALIZATION,

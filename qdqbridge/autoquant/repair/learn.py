@@ -23,8 +23,8 @@ from qdqbridge.autoquant.repair.layers import layer_of
 from qdqbridge.autoquant.repair.learned_layer import FEW_BITS, LayerLearning
 from qdqbridge.autoquant.repair.operand_moments import OperandMoments
 from qdqbridge.autoquant.repair.sweep import SAMPLES, Batches, sweep
-from qdqbridge.graph.graph import Node
-from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.core.graph.graph import Node
+from qdqbridge.core.graph.quantization import QuantParams
 
 Array = NDArray[Any]
 _TERMS = 1024

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.repair.layers import ProductLayer
 from qdqbridge.autoquant.repair.learned_rows import learned_rows
 from qdqbridge.autoquant.repair.operand_moments import OperandMoments
-from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.core.graph.quantization import QuantParams
 
 Array = NDArray[Any]
 Matrix = NDArray[np.float64]

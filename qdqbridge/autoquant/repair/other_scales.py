@@ -17,8 +17,8 @@ from qdqbridge.autoquant.profiling.samples import RunSamples, Sample, Samples, j
 from qdqbridge.autoquant.repair.float_reference import FloatReference
 from qdqbridge.autoquant.repair.sweep import SAMPLES
 from qdqbridge.autoquant.search.tuning import spread
+from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import QdqBridgeError
-from qdqbridge.graph.graph import Graph
 
 SCALES = (1 / 256, 1 / 16, 16.0, 256.0)
 """Other scales of data: pixels as bytes or as shares, samples of sound as integers or as shares."""

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.repair.layers import ProductLayer, layer_of
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.operator import Flow
-from qdqbridge.ops.attributes import ClipAttrs, PadAttrs, ReduceAttrs, ResizeAttrs
-from qdqbridge.ops.unary import ABS, LEAKY_RELU, NEG, RELU
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.ops.attributes import ClipAttrs, PadAttrs, ReduceAttrs, ResizeAttrs
+from qdqbridge.core.ops.unary import ABS, LEAKY_RELU, NEG, RELU
 
 Numbers = NDArray[np.int64]
 _HOMOGENEOUS = (RELU, LEAKY_RELU, NEG, ABS)

@@ -31,10 +31,10 @@ from qdqbridge.autoquant.repair.equalize import EqualizedLink, reach_of, rescale
 from qdqbridge.autoquant.repair.gptq import columns
 from qdqbridge.autoquant.repair.layers import Vector, layer_of, norm_of
 from qdqbridge.autoquant.repair.paths import End, PathRefused
-from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.numerics import dequantize, quantize
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.ops.dynamic import dynamic_codes, dynamic_parameters
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.numerics import dequantize, quantize
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.ops.dynamic import dynamic_codes, dynamic_parameters
 
 Array = NDArray[Any]
 EXPONENTS = tuple(i / 10 for i in range(11))
@@ -229,7 +229,7 @@ def _reader(
 
 def _watch(graph: Graph, readers: Sequence[ProductReader], samples: Samples) -> None:
     """Runs the float graph on a few samples and notes what the readers read."""
-    from qdqbridge.onnx_io.runtime.running import Runner
+    from qdqbridge.targets.running import Runner
 
     if not readers:
         return

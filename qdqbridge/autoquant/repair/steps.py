@@ -23,8 +23,8 @@ from qdqbridge.autoquant.repair.other_scales import MIXED, OtherScales
 from qdqbridge.autoquant.repair.smooth import smoothed
 from qdqbridge.autoquant.search.tuning import taken
 from qdqbridge.autoquant.search.work_budget import WorkBudget
+from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError, QdqBridgeError
-from qdqbridge.graph.graph import Graph
 
 GAIN = 0.02
 """What a step has to gain at least, in dB; less is chance."""

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.planning.decide import Decision, stored_integers
 from qdqbridge.autoquant.planning.plan import Weight
 from qdqbridge.autoquant.profiling.samples import Sample, Samples
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.interpreter import computed
+from qdqbridge.core.graph.numerics import dequantize, quantize
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.ops.pooling import MAX_POOL
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.interpreter import computed
-from qdqbridge.graph.numerics import dequantize, quantize
-from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.ops.pooling import MAX_POOL
 
 Array = NDArray[Any]
 Batches = Sequence[Array]
@@ -227,7 +227,7 @@ def _engine(node: Node) -> Callable[[Sequence[Array | None]], Sequence[Array]]:
 
 
 def _compiled(node: Node) -> Callable[[Sequence[Array | None]], Sequence[Array]] | None:
-    from qdqbridge.onnx_io.runtime.running import Runner
+    from qdqbridge.targets.running import Runner
 
     inputs = [
         None if v is None else Value(v.type, f"operand_{i}") for i, v in enumerate(node.inputs)

@@ -13,7 +13,7 @@ from qdqbridge.autoquant.planning.decide import Decision, apply
 from qdqbridge.autoquant.planning.plan import QuantizationPlan
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.simulation.metrics import Metrics, outputs_of
-from qdqbridge.graph.graph import Node
+from qdqbridge.core.graph.graph import Node
 
 
 def bodies_that_meet(

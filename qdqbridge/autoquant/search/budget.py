@@ -22,6 +22,7 @@ from qdqbridge.autoquant.planning.targets import WEIGHTS
 from qdqbridge.autoquant.profiling.collect import observable
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.quantize import Quantized
+from qdqbridge.autoquant.record import ParetoRow
 from qdqbridge.autoquant.search.body_fallback import bodies_that_meet
 from qdqbridge.autoquant.search.fallback import Changes, Fallback, Goal, Reverted
 from qdqbridge.autoquant.search.sensitivity import tried
@@ -29,10 +30,9 @@ from qdqbridge.autoquant.search.sensitivity_variants import Layer, LayerChange, 
 from qdqbridge.autoquant.search.trials import Trials, key_of, name_of
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.simulation.metrics import Metrics, outputs_of
+from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.graph import Graph
-from qdqbridge.onnx_io.runtime.running import Runner
-from qdqbridge.report.quantization.record import ParetoRow
+from qdqbridge.targets.running import Runner
 
 _POINTS = 12
 """Points of the curve that are tried, beside those that the search needs."""

@@ -19,7 +19,7 @@ from qdqbridge.autoquant.search.sensitivity import sensitivity
 from qdqbridge.autoquant.search.sensitivity_variants import Variants, layers_of
 from qdqbridge.autoquant.search.work_budget import WorkBudget
 from qdqbridge.autoquant.simulation import Simulation
-from qdqbridge.graph.graph import Node
+from qdqbridge.core.graph.graph import Node
 
 GAIN = 1.0
 """What a layer has to gain that stays float, in dB."""

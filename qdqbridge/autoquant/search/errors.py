@@ -19,14 +19,14 @@ from qdqbridge.autoquant.planning.decide import Decision, stored_integers
 from qdqbridge.autoquant.planning.plan import moves_only
 from qdqbridge.autoquant.profiling.masks import comparable
 from qdqbridge.autoquant.profiling.samples import Sample, Samples
+from qdqbridge.autoquant.record import LayerError, WeightError
 from qdqbridge.autoquant.simulation.metrics import float_values
-from qdqbridge.canonical.clamps import bounds
-from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.interpreter import computed, evaluate
-from qdqbridge.graph.numerics import dequantize, quantize
-from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.types import TensorType
-from qdqbridge.report.quantization.record import LayerError, WeightError
+from qdqbridge.core.canonical.clamps import bounds
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.interpreter import computed, evaluate
+from qdqbridge.core.graph.numerics import dequantize, quantize
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.graph.types import TensorType
 
 Array = NDArray[Any]
 Progress = Callable[[int, int], None]

@@ -20,6 +20,7 @@ from qdqbridge.autoquant.profiling.collect import observable
 from qdqbridge.autoquant.profiling.samples import Sample, Samples
 from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.autoquant.quantize import Quantized
+from qdqbridge.autoquant.record import ParetoRow
 from qdqbridge.autoquant.search.body_fallback import bodies_that_meet, without_bodies
 from qdqbridge.autoquant.search.sensitivity import Ranking, Sensitivity, sensitivity
 from qdqbridge.autoquant.search.sensitivity_variants import (
@@ -33,9 +34,8 @@ from qdqbridge.autoquant.search.sensitivity_variants import (
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.simulation.engines import SimulationEngine
 from qdqbridge.autoquant.simulation.metrics import Metric, Metrics, outputs_of
+from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.report.quantization.record import ParetoRow
 
 Progress = Callable[[int, int], None]
 """Takes the trials done, and how many there will be at most, as far as can be told by then."""

@@ -12,8 +12,8 @@ from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair.steps import StepRecord
 from qdqbridge.autoquant.search.tuning import spread
 from qdqbridge.autoquant.simulation.metrics import measured, outputs_of
-from qdqbridge.graph.graph import Graph
-from qdqbridge.graph.numerics import dequantize
+from qdqbridge.core.graph.graph import Graph
+from qdqbridge.core.graph.numerics import dequantize
 
 PAIRS = "pairs"
 """The name of the step in records."""

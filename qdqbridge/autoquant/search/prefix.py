@@ -19,8 +19,8 @@ from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.simulation.engines import OnnxRuntime
 from qdqbridge.autoquant.simulation.feeds import Feeds
 from qdqbridge.autoquant.simulation.graph import Needs, simulated
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.quantization import QuantParams
 
 Array = NDArray[Any]
 Chosen = Callable[[Sequence[Weight]], Mapping[Weight, QuantParams]]

@@ -33,11 +33,11 @@ from qdqbridge.autoquant.search.pair_cost import of_pairs
 from qdqbridge.autoquant.search.sensitivity_variants import widened, wider
 from qdqbridge.autoquant.search.tuning import spread, spread_unlike, taken
 from qdqbridge.autoquant.search.work_budget import WorkBudget
+from qdqbridge.core.graph.graph import Graph, Node
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.ops.elementwise import ADD
+from qdqbridge.core.ops.unary import CLIP, RELU
 from qdqbridge.errors import QdqBridgeError
-from qdqbridge.graph.graph import Graph, Node
-from qdqbridge.graph.operator import Flow
-from qdqbridge.ops.elementwise import ADD
-from qdqbridge.ops.unary import CLIP, RELU
 
 STEP = "operators"
 """The name of this step in records."""

@@ -23,10 +23,10 @@ from qdqbridge.autoquant.planning.plan import (
 from qdqbridge.autoquant.planning.targets import Target
 from qdqbridge.autoquant.planning.units import Units
 from qdqbridge.autoquant.profiling.stats import TensorStats
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.graph.quantization import QuantParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from qdqbridge.autoquant.planning.targets import WEIGHTS, Target
 from qdqbridge.autoquant.profiling.collect import observable
 from qdqbridge.autoquant.profiling.samples import Sample, Samples
 from qdqbridge.autoquant.quantize import Quantized
+from qdqbridge.autoquant.record import ParetoRow
 from qdqbridge.autoquant.search.budget import size_of
 from qdqbridge.autoquant.search.fallback import Changes, Fallback, Goal, Reverted
 from qdqbridge.autoquant.search.sensitivity_variants import (
@@ -32,11 +33,10 @@ from qdqbridge.autoquant.search.sensitivity_variants import (
 from qdqbridge.autoquant.search.trials import Trials, key_of, name_of
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.simulation.metrics import Metrics, outputs_of
-from qdqbridge.engines import NodeTime
+from qdqbridge.core.graph.graph import Graph, Node
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.graph import Graph, Node
 from qdqbridge.onnx_io.control_flow.bodies import bodies_in, parts
-from qdqbridge.report.quantization.record import ParetoRow
+from qdqbridge.targets.engines import NodeTime
 
 Clock = Callable[[Graph, Sample], Sequence[NodeTime]]
 """Returns what each node of an engine takes for a model and one sample."""

@@ -15,9 +15,9 @@ from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.quantize import Quantized
 from qdqbridge.autoquant.search.sensitivity_variants import Layer, LayerChange
 from qdqbridge.autoquant.simulation.metrics import Metrics
-from qdqbridge.engines import NodeTime
+from qdqbridge.core.graph.atomic_write import write_text
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.atomic_write import write_text
+from qdqbridge.targets.engines import NodeTime
 
 _PARTS = ("trials", "times")
 

@@ -31,8 +31,8 @@ from qdqbridge.autoquant.profiling.samples import Samples, joined
 from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.simulation.teams import TrialTeam
-from qdqbridge.graph.graph import Value
-from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.quantization import QuantParams
 
 SAMPLES = 64
 """How many samples choosers are tried on, at most."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qdqbridge.autoquant.profiling.profile import Profile
-from qdqbridge.graph.graph import Graph
-from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.weights import geometry_of
+from qdqbridge.core.graph.graph import Graph
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.graph.weights import geometry_of
 
 RATE = 2e10
 """Operations that a usual core does in a second, about."""

@@ -34,8 +34,8 @@ from qdqbridge.autoquant.simulation.engines import (
 from qdqbridge.autoquant.simulation.feeds import Feeds
 from qdqbridge.autoquant.simulation.graph import Needs, Operand, SimulatedGraph, simulated
 from qdqbridge.autoquant.simulation.metrics import Metric, Metrics, joined, measured, outputs_of
+from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.graph.graph import Graph, Value
 
 if TYPE_CHECKING:
     from qdqbridge.autoquant.simulation.teams import SentSimulation

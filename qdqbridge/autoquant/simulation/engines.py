@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.interpreter import computed
+from qdqbridge.core.graph.types import TensorType
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.interpreter import computed
-from qdqbridge.graph.types import TensorType
 
 if TYPE_CHECKING:
-    from qdqbridge.onnx_io.runtime.running import Recipe
+    from qdqbridge.targets.running import Recipe
 
 Array = NDArray[Any]
 Arrays = dict[Value, Array]
@@ -54,13 +54,13 @@ class OnnxRuntime:
 
     def __call__(self, graph: Graph) -> Run:
         """Returns a function that runs ``graph``."""
-        from qdqbridge.onnx_io.runtime.running import Execution
+        from qdqbridge.targets.running import Execution
 
         return Execution(self.recipe(graph)).run
 
     def recipe(self, graph: Graph) -> Recipe:
         """Returns what makes that function, here or elsewhere."""
-        from qdqbridge.onnx_io.runtime.running import Recipe
+        from qdqbridge.targets.running import Recipe
 
         spinning = self.parts == 1
         return Recipe.of(graph, list(graph.outputs), threads=self.threads, spinning=spinning)
@@ -80,7 +80,7 @@ class Tvm:
 
     def __call__(self, graph: Graph) -> Run:
         """Returns a function that runs ``graph``."""
-        from qdqbridge.relax.executable import build
+        from qdqbridge.tvm.relax.executable import build
 
         executable = build(graph, self.target)
         return lambda inputs: list(executable.run(inputs).values())

@@ -12,11 +12,11 @@ from qdqbridge.autoquant.hardware.biases import is_rounded, product_of, stored_b
 from qdqbridge.autoquant.planning.decide import Decision, stored_integers
 from qdqbridge.autoquant.planning.plan import Derived, Weight
 from qdqbridge.autoquant.simulation.graph import Operand, RoundingPlace, SimulatedGraph
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.numerics import dequantize, quantize
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.ops.simulated import CODES, DISABLED, FLOAT_CODES
 from qdqbridge.errors import UnsupportedQuantization
-from qdqbridge.graph.graph import Value
-from qdqbridge.graph.numerics import dequantize, quantize
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.ops.simulated import CODES, DISABLED, FLOAT_CODES
 
 Array = NDArray[Any]
 _BITS = 16

@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from qdqbridge.autoquant.planning.plan import Fixed, Observed, QuantizationPlan, Spec
-from qdqbridge.graph.copying import Copy, copied
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.edit import Editor, link, rewire
-from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.types import Shape, TensorType
-from qdqbridge.ops.matmul import DENSE
-from qdqbridge.ops.simulated import SIMULATE, SimulatedAttrs
+from qdqbridge.core.graph.copying import Copy, copied
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.edit import Editor, link, rewire
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.types import Shape, TensorType
+from qdqbridge.core.ops.matmul import DENSE
+from qdqbridge.core.ops.simulated import SIMULATE, SimulatedAttrs
 
 Operand = tuple[Node, int]
 """A node and which of its operands: an edge of the plan's graph."""

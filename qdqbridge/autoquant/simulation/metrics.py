@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.profiling.masks import comparable
+from qdqbridge.core.graph.graph import Graph, Value
+from qdqbridge.core.graph.interpreter import evaluate
+from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.graph import Graph, Value
-from qdqbridge.graph.interpreter import evaluate
-from qdqbridge.graph.numerics import dequantize
 
 Array = NDArray[Any]
 Metric = Callable[[Mapping[str, Array]], float]
@@ -143,7 +143,7 @@ def float_values(
         values: What is wanted of it.
         pieces: Inputs by name.
     """
-    from qdqbridge.onnx_io.runtime.running import Runner
+    from qdqbridge.targets.running import Runner
 
     values = list(dict.fromkeys(values))
     try:
@@ -165,7 +165,7 @@ def outputs_of(graph: Graph, batches: Sequence[Mapping[str, Array]]) -> Iterator
             onnxruntime cannot.
         batches: Inputs by name.
     """
-    from qdqbridge.onnx_io.runtime.running import Runner
+    from qdqbridge.targets.running import Runner
 
     try:
         runner = Runner(graph, optimized=False, spinning=False)

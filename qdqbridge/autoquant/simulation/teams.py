@@ -17,7 +17,7 @@ from qdqbridge.autoquant.planning.decide import Decision
 from qdqbridge.autoquant.profiling.workers import Team, team_of
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.onnx_io.runtime.running import Execution, Recipe
+from qdqbridge.targets.running import Execution, Recipe
 
 Array = NDArray[Any]
 Outputs = Sequence[Array]

@@ -6,10 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.lenses import lenses
+from qdqbridge.core.graph.operator import Attributes, Operator
+from qdqbridge.core.ops.attention import MERGED_ATTENTION, MULTI_HEAD_ATTENTION
+from qdqbridge.core.ops.causal_convolution import CAUSAL_CONV
+from qdqbridge.core.ops.dot_product_attention import ATTENTION, RESULTS, AttentionAttrs
+from qdqbridge.core.ops.experts import ACTIVATIONS as EXPERT_ACTIVATIONS
+from qdqbridge.core.ops.experts import EXPERTS, GATED, STORED_EXPERTS
+from qdqbridge.core.ops.group_query_attention import GROUP_QUERY_ATTENTION
+from qdqbridge.core.ops.rotary_embedding import ROTARY_EMBEDDING, RotaryEmbeddingAttrs
+from qdqbridge.core.ops.sparse_attention import SPARSE_ATTENTION
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.lenses import lenses
-from qdqbridge.graph.operator import Attributes, Operator
 from qdqbridge.onnx_io.codecs.codec import (
     OLDEST,
     Codec,
@@ -19,14 +27,6 @@ from qdqbridge.onnx_io.codecs.codec import (
     decoded,
 )
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
-from qdqbridge.ops.attention import MERGED_ATTENTION, MULTI_HEAD_ATTENTION
-from qdqbridge.ops.causal_convolution import CAUSAL_CONV
-from qdqbridge.ops.dot_product_attention import ATTENTION, RESULTS, AttentionAttrs
-from qdqbridge.ops.experts import ACTIVATIONS as EXPERT_ACTIVATIONS
-from qdqbridge.ops.experts import EXPERTS, GATED, STORED_EXPERTS
-from qdqbridge.ops.group_query_attention import GROUP_QUERY_ATTENTION
-from qdqbridge.ops.rotary_embedding import ROTARY_EMBEDDING, RotaryEmbeddingAttrs
-from qdqbridge.ops.sparse_attention import SPARSE_ATTENTION
 
 MICROSOFT = "com.microsoft"
 _OWN = 23

@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes
+from qdqbridge.core.graph.types import QuantType
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Value
-from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
-from qdqbridge.graph.types import QuantType
 from qdqbridge.onnx_io.codecs.view import NodeView
 
 Operands: TypeAlias = "Sequence[Value | None]"

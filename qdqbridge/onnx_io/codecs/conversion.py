@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from qdqbridge.graph.dtypes import DType
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.ops.attributes import CastAttrs
 from qdqbridge.onnx_io.codecs.codec import (
     OLDEST,
     Codec,
@@ -15,7 +16,6 @@ from qdqbridge.onnx_io.codecs.codec import (
 )
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
 from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx
-from qdqbridge.ops.attributes import CastAttrs
 
 _SINCE = {
     DType.INT4: 21,

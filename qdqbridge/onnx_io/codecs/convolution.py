@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs
 from qdqbridge.onnx_io.codecs.codec import Codec, Decoded, Encoded, Operands, decoded, encoded
 from qdqbridge.onnx_io.codecs.view import Ints, NodeView, NoRow
 from qdqbridge.onnx_io.codecs.windows import ResolvedWindow, open_kernel_of, split_pads, window_of
-from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs
 
 
 def _read_conv(node: NodeView) -> Decoded:

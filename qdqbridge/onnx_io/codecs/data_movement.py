@@ -6,9 +6,16 @@ import math
 
 import numpy as np
 
-from qdqbridge.graph.dtypes import DTypeKind
-from qdqbridge.graph.numerics import dequantize
-from qdqbridge.graph.types import QuantType
+from qdqbridge.core.graph.dtypes import DTypeKind
+from qdqbridge.core.graph.numerics import dequantize
+from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.ops.attributes import (
+    DepthSpaceAttrs,
+    PadAttrs,
+    SliceAttrs,
+    SplitAttrs,
+    TileAttrs,
+)
 from qdqbridge.onnx_io.codecs.codec import (
     OLDEST,
     Codec,
@@ -21,13 +28,6 @@ from qdqbridge.onnx_io.codecs.codec import (
     real_dtype,
 )
 from qdqbridge.onnx_io.codecs.view import Ints, NodeView, NoRow
-from qdqbridge.ops.attributes import (
-    DepthSpaceAttrs,
-    PadAttrs,
-    SliceAttrs,
-    SplitAttrs,
-    TileAttrs,
-)
 
 
 def _read_slice(node: NodeView) -> Decoded:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from qdqbridge.graph.lenses import Holds, Ints, Lens, lenses
-from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Flow, OnnxOp, Operator
+from qdqbridge.core.graph.lenses import Holds, Ints, Lens, lenses
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow, OnnxOp, Operator
+from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.onnx_io.codecs.codec import (
     OLDEST,
     Codec,
@@ -18,7 +19,6 @@ from qdqbridge.onnx_io.codecs.codec import (
 )
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
 from qdqbridge.onnx_io.codecs.windows import kernel_of, window_of
-from qdqbridge.ops.table import OPERATORS
 
 
 def codec(row: Operator, written: OnnxOp) -> Codec:

@@ -7,9 +7,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Value
-from qdqbridge.graph.operator import NO_ATTRIBUTES
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES
+from qdqbridge.core.ops.attributes import ClipAttrs
+from qdqbridge.core.ops.conversion import is_finite
 from qdqbridge.onnx_io.codecs.codec import (
     Codec,
     Decoded,
@@ -21,8 +23,6 @@ from qdqbridge.onnx_io.codecs.codec import (
     real_dtype,
 )
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
-from qdqbridge.ops.attributes import ClipAttrs
-from qdqbridge.ops.conversion import is_finite
 
 Array: TypeAlias = "NDArray[Any]"
 

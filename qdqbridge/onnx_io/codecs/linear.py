@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Value
-from qdqbridge.graph.types import static_shape
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.types import static_shape
+from qdqbridge.core.ops.attributes import LinearAttrs
 from qdqbridge.onnx_io.codecs.codec import (
     OLDEST,
     Codec,
@@ -27,7 +28,6 @@ from qdqbridge.onnx_io.codecs.codec import (
 from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.reading.qdq import SCALE_DTYPES, SINCE, STORAGE_DTYPES
 from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx
-from qdqbridge.ops.attributes import LinearAttrs
 
 _KNOWN = ("axis", "block_size", "output_dtype", "saturate", "precision")
 _BLOCKS, _FLOAT8, _PRECISION = 21, 19, 23

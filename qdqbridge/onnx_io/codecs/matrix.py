@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qdqbridge.core.ops.attributes import GemmAttrs
 from qdqbridge.onnx_io.codecs.codec import (
     Codec,
     Decoded,
@@ -12,7 +13,6 @@ from qdqbridge.onnx_io.codecs.codec import (
     plain,
 )
 from qdqbridge.onnx_io.codecs.view import NodeView
-from qdqbridge.ops.attributes import GemmAttrs
 
 
 def _read(node: NodeView) -> Decoded:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from qdqbridge.core.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
 from qdqbridge.onnx_io.codecs.codec import Codec, Decoded, Encoded, Operands, decoded, encoded
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
-from qdqbridge.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
 
 _EPSILON = 1e-5
 

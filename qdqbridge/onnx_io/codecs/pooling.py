@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from qdqbridge.core.ops.attributes import PoolAttrs
+from qdqbridge.core.ops.pooling import fitting
 from qdqbridge.onnx_io.codecs.codec import (
     OLDEST,
     Codec,
@@ -16,8 +18,6 @@ from qdqbridge.onnx_io.codecs.codec import (
 )
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
 from qdqbridge.onnx_io.codecs.windows import kernel_of, window_of
-from qdqbridge.ops.attributes import PoolAttrs
-from qdqbridge.ops.pooling import fitting
 
 
 def _read(node: NodeView) -> Decoded:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from qdqbridge.core.ops.attributes import ResizeAttrs
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.codecs.codec import (
     OLDEST,
@@ -19,7 +20,6 @@ from qdqbridge.onnx_io.codecs.codec import (
     int64,
 )
 from qdqbridge.onnx_io.codecs.view import Ints, NodeView, NoRow
-from qdqbridge.ops.attributes import ResizeAttrs
 
 _TF_NEAREST = "tf_half_pixel_for_nn"
 """A mode of opset 11 only: ``(x + 0.5) / scale``."""

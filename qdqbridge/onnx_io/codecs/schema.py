@@ -7,8 +7,8 @@ from typing import Any
 
 import onnx.defs
 
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.types import NestedType, ValueType
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.types import NestedType, ValueType
 from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.tensors import onnx_name
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqbridge.graph.graph import Node
+from qdqbridge.core.graph.graph import Node
+from qdqbridge.core.ops.attributes import SliceAttrs
 from qdqbridge.onnx_io.codecs.codec import Codec, Decoded, decoded
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
-from qdqbridge.ops.attributes import SliceAttrs
 
 
 def _read_sequence_at(node: NodeView) -> Decoded:

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from qdqbridge.core.ops.attributes import (
+    AxesAttrs,
+    AxisAttrs,
+    ExpandAttrs,
+    ReshapeAttrs,
+    ShapeAttrs,
+    TransposeAttrs,
+)
 from qdqbridge.onnx_io.codecs.codec import (
     OLDEST,
     Codec,
@@ -13,14 +21,6 @@ from qdqbridge.onnx_io.codecs.codec import (
     int64,
 )
 from qdqbridge.onnx_io.codecs.view import Ints, NodeView, NoRow
-from qdqbridge.ops.attributes import (
-    AxesAttrs,
-    AxisAttrs,
-    ExpandAttrs,
-    ReshapeAttrs,
-    ShapeAttrs,
-    TransposeAttrs,
-)
 
 
 def _target(node: NodeView) -> Ints | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qdqbridge.core.ops.attributes import SoftmaxAttrs
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.codecs.codec import (
     Codec,
@@ -12,7 +13,6 @@ from qdqbridge.onnx_io.codecs.codec import (
     encoded,
 )
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
-from qdqbridge.ops.attributes import SoftmaxAttrs
 
 
 def _softmax(name: str) -> Codec:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from qdqbridge.core.graph.operator import Attributes
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.operator import Attributes
 from qdqbridge.onnx_io.codecs import (
     attention,
     conversion,

@@ -10,11 +10,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import AttributeProto, numpy_helper
 
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.numerics import dequantize
+from qdqbridge.core.graph.types import QuantType, Shape
 from qdqbridge.errors import InvalidModelError
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Value
-from qdqbridge.graph.numerics import dequantize
-from qdqbridge.graph.types import QuantType, Shape
 from qdqbridge.onnx_io.domains import plain_domain
 from qdqbridge.onnx_io.reading.constants import Folding
 

@@ -20,13 +20,13 @@ from typing import TypeAlias
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 
-from qdqbridge.canonical import canonicalize
+from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.copying import copied
+from qdqbridge.core.graph.edit import link, name_values, unlink
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.types import Dim, NestedType, Shape, TensorType
+from qdqbridge.core.graph.verify import verify
 from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
-from qdqbridge.graph.copying import copied
-from qdqbridge.graph.edit import link, name_values, unlink
-from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.types import Dim, NestedType, Shape, TensorType
-from qdqbridge.graph.verify import verify
 from qdqbridge.onnx_io.control_flow.subgraph_names import (
     CONTROL,
     bodies,

@@ -14,8 +14,8 @@ from typing import TypeAlias
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
+from qdqbridge.core.graph.constant import Constant
 from qdqbridge.errors import QdqBridgeError
-from qdqbridge.graph.constant import Constant
 from qdqbridge.onnx_io.inference.shapes import TypeAndShape, infer, is_small
 from qdqbridge.onnx_io.reading.structure import captured_names, describe, subgraphs
 from qdqbridge.onnx_io.tensors import constant_from_proto

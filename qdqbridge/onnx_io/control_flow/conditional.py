@@ -6,10 +6,10 @@ from pathlib import Path
 
 from onnx import GraphProto, ModelProto, helper
 
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.operator import Operator
-from qdqbridge.graph.types import TensorType
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.operator import Operator
+from qdqbridge.core.graph.types import TensorType
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs, foreign_attributes
 from qdqbridge.onnx_io.foreign.operators import foreign_operator, imported
 from qdqbridge.onnx_io.reading.reader import read_proto

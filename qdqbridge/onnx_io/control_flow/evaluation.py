@@ -12,12 +12,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from qdqbridge.canonical import canonicalize
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.interpreter import evaluate
-from qdqbridge.graph.operator import Operator
-from qdqbridge.graph.types import ValueType
+from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.interpreter import evaluate
+from qdqbridge.core.graph.operator import Operator
+from qdqbridge.core.graph.types import ValueType
 from qdqbridge.onnx_io.control_flow.bodies import Body, bodies_of, quantizes_inside
 from qdqbridge.onnx_io.control_flow.steps import Array, ControlSteps
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs

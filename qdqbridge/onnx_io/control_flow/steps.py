@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.graph.graph import Node
+from qdqbridge.core.graph.graph import Node
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
 
 Array: TypeAlias = "NDArray[Any]"

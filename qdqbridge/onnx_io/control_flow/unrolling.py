@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from qdqbridge.graph.graph import Graph, Node
+from qdqbridge.core.graph.graph import Graph, Node
 from qdqbridge.onnx_io.control_flow.subgraph_names import all_defined, rename_inside
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
 from qdqbridge.onnx_io.foreign.operators import imported

@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 from onnx import FunctionProto, NodeProto, TypeProto
 
-from qdqbridge.graph.graph import Graph, Node
+from qdqbridge.core.graph.graph import Graph, Node
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.control_flow.subgraph_names import all_defined, rename_inside
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS

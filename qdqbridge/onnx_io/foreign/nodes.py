@@ -14,9 +14,9 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import NodeProto, helper, numpy_helper
 
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.operator import Attributes, Serialized
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.operator import Attributes, Serialized
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.control_flow.subgraph_names import (
     Counter,

@@ -15,18 +15,19 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, helper, numpy_helper
 
-from qdqbridge.errors import UnsupportedModelError
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.operator import (
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.operator import (
     EVERY_OPERAND,
     Flow,
     Nested,
     Operands,
     Operator,
 )
-from qdqbridge.graph.types import NestedType, TensorType
+from qdqbridge.core.graph.types import NestedType, TensorType
+from qdqbridge.core.text.parser import OpaqueNodes
+from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.onnx_io.codecs import BY_ROW
 from qdqbridge.onnx_io.control_flow.subgraph_names import (
     CONTROL,
@@ -55,7 +56,6 @@ from qdqbridge.onnx_io.runtime.byte_products import (
 from qdqbridge.onnx_io.runtime.half_products import keep_half_products, rounds_activations
 from qdqbridge.onnx_io.runtime.ort_values import run
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
-from qdqbridge.text.parser import OpaqueNodes
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError
 
+from qdqbridge.core.graph.operator import Operator
 from qdqbridge.errors import InvalidModelError
-from qdqbridge.graph.operator import Operator
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs, StoredNode
 from qdqbridge.onnx_io.foreign.operators import foreign_operator
 

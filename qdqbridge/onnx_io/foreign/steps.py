@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import onnx
 from onnx import NodeProto, helper
 
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
-from qdqbridge.graph.graph import Value
-from qdqbridge.graph.types import NestedType
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.types import NestedType
 from qdqbridge.onnx_io.codecs.schema import oldest_alike, schema_of, schema_type
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies, nodes_inside
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS

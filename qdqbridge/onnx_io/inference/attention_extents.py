@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 from onnx import NodeProto, TypeProto
 
-from qdqbridge.graph.symbols import product, quotient, total
-from qdqbridge.graph.types import Dim
+from qdqbridge.core.graph.symbols import product, quotient, total
+from qdqbridge.core.graph.types import Dim
 
 _Extents: TypeAlias = "tuple[Dim | None, ...]"
 _Q, _K, _V, _PAST = 0, 1, 2, 4

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 import onnx
 from onnx import helper
 
+from qdqbridge.core.ops.windows import extents, span
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
-from qdqbridge.ops.windows import extents, span
 
 _POOLS = ("MaxPool", "AveragePool", "LpPool")
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx
 from onnx import TensorProto, helper
 
-from qdqbridge.graph.symbols import dim_name, name_in_files
+from qdqbridge.core.graph.symbols import dim_name, name_in_files
 from qdqbridge.onnx_io.inference.shapes import TypeAndShape, infer, is_small
 from qdqbridge.onnx_io.reading.structure import all_nodes, captured_names
 

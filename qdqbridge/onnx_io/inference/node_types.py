@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
-from qdqbridge.graph.types import Dim, NestedType
+from qdqbridge.core.graph.types import Dim, NestedType
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.control_flow.subgraph_names import forget_shape
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS, plain_domain

@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TypeProto, helper, numpy_helper
 
-from qdqbridge.graph.dtypes import DType
+from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, onnx_name
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from qdqbridge.graph.symbols import dim_name
-from qdqbridge.graph.types import Shape
+from qdqbridge.core.graph.symbols import dim_name
+from qdqbridge.core.graph.types import Shape
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.inference.dropped_windows import without_dropped
 from qdqbridge.onnx_io.inference.guarded import guarded_inference

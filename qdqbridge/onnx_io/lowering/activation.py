@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from qdqbridge.core.ops.unary import HARD_SIGMOID, LEAKY_RELU
 from qdqbridge.onnx_io.lowering.site import LoweringSite
-from qdqbridge.ops.unary import HARD_SIGMOID, LEAKY_RELU
 
 _PLAIN = ("Relu", "Tanh", "Sigmoid")
 _WITH_PARAMETERS = {row.name: row for row in (LEAKY_RELU, HARD_SIGMOID)}

@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from qdqbridge.graph.types import Shape
+from qdqbridge.core.graph.types import Shape
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.inference.growing import GrowingTypes
 from qdqbridge.onnx_io.inference.shapes import TypeAndShape

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import onnx
 
+from qdqbridge.core.graph.graph import Note
 from qdqbridge.errors import UnsupportedQuantization
-from qdqbridge.graph.graph import Note
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.lowering.known import Known
 from qdqbridge.onnx_io.lowering.layout import transposed

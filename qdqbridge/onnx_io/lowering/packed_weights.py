@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from qdqbridge.graph.types import static_shape
+from qdqbridge.core.graph.types import static_shape
+from qdqbridge.core.ops.packed_products import OWN_ORDER, PERMUTED, PackedGather, PackedProduct
 from qdqbridge.onnx_io.lowering.bits import UNSIGNED, tensor_of, unpacked
 from qdqbridge.onnx_io.lowering.run_time_weights import Blocks, unpacked_weight
 from qdqbridge.onnx_io.lowering.site import LoweringSite
-from qdqbridge.ops.packed_products import OWN_ORDER, PERMUTED, PackedGather, PackedProduct
 
 _ATTRIBUTES = frozenset(("N", "K", "bits", "block_size", "accuracy_level", "weight_prepacked"))
 _BYTES = {1: "weight", 2: "scales"}

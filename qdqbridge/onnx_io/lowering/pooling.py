@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from qdqbridge.core.ops.windows import reaching
 from qdqbridge.onnx_io.lowering.layout import to_first, to_last, transposed, usual_rank
 from qdqbridge.onnx_io.lowering.site import LoweringSite
-from qdqbridge.ops.windows import reaching
 
 
 def _average(site: LoweringSite, op_type: str, window: Mapping[str, Any] | None = None) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from qdqbridge.graph.types import static_shape
+from qdqbridge.core.graph.types import static_shape
 from qdqbridge.onnx_io.lowering.site import LoweringSite
 
 _REAL = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.ops.folding import Budget, folded
 from qdqbridge.errors import InvalidModelError
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.graph import Node, Value
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.tensors import constant_from_proto
-from qdqbridge.ops.folding import Budget, folded
 
 _NUMBERS = {
     "value_float": ("f", np.float32),

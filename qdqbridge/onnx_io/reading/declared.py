@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import onnx
 
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.operator import Flow, Operator
 from qdqbridge.errors import InvalidModelError
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Value
-from qdqbridge.graph.operator import Flow, Operator
 from qdqbridge.onnx_io.codecs.schema import schema_of, schema_type
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS, plain_domain
 

@@ -12,13 +12,18 @@ from pathlib import Path
 
 import onnx
 
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node, Note, Origin, Value
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow, Operator
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantType, Shape, TensorType, ValueType
+from qdqbridge.core.ops.attributes import ClipAttrs, GemmAttrs, LinearAttrs
+from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET, REQUANTIZE
+from qdqbridge.core.ops.data_movement import IDENTITY
+from qdqbridge.core.ops.elementwise import CONCAT
+from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.errors import InvalidModelError
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node, Note, Origin, Value
-from qdqbridge.graph.operator import NO_ATTRIBUTES, Flow, Operator
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType
 from qdqbridge.onnx_io.codecs import decode
 from qdqbridge.onnx_io.codecs.schema import check_nested, schema_of
 from qdqbridge.onnx_io.codecs.view import NodeView
@@ -45,11 +50,6 @@ from qdqbridge.onnx_io.reading.results import Results
 from qdqbridge.onnx_io.reading.structure import all_nodes, captured_names, describe
 from qdqbridge.onnx_io.runtime.operators import BEFORE, OWN_GELU
 from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx, embed_external_data, onnx_name
-from qdqbridge.ops.attributes import ClipAttrs, GemmAttrs, LinearAttrs
-from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET, REQUANTIZE
-from qdqbridge.ops.data_movement import IDENTITY
-from qdqbridge.ops.elementwise import CONCAT
-from qdqbridge.ops.table import BY_NAME
 
 log = logging.getLogger(__name__)
 _LISTED = 5

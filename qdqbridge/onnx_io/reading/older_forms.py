@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
+from qdqbridge.core.graph.types import Shape
 from qdqbridge.errors import UnsupportedModelError
-from qdqbridge.graph.types import Shape
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from qdqbridge.graph.types import Shape
+from qdqbridge.core.graph.types import Shape
 
 Fresh: TypeAlias = "Callable[[str], str]"
 ShapeOf: TypeAlias = "Callable[[str], Shape]"

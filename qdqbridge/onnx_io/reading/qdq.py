@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.quantization import QuantParams, sound_scales
+from qdqbridge.core.graph.types import Shape
 from qdqbridge.errors import InvalidModelError, UnsupportedQuantization
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.quantization import QuantParams, sound_scales
-from qdqbridge.graph.types import Shape
 
 SCALE_DTYPES = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT8_E8M0)
 STORAGE_DTYPES = (

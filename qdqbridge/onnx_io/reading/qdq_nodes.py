@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.errors import InvalidModelError, UnsupportedQuantization
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Value
-from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.reading.qdq import SINCE, Encoding

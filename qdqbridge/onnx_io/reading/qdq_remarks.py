@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Note, Value
-from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Note, Value
+from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.reading.qdq import Encoding

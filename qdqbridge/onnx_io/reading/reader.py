@@ -12,11 +12,12 @@ from pathlib import Path
 
 import onnx
 
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.edit import Editor
+from qdqbridge.core.graph.graph import Graph, Note, Value
+from qdqbridge.core.graph.types import Dim, Shape, TensorType
+from qdqbridge.core.ops.folding import Budget
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.edit import Editor
-from qdqbridge.graph.graph import Graph, Note, Value
-from qdqbridge.graph.types import Dim, Shape, TensorType
 from qdqbridge.onnx_io.adapters import adapt, read_adapter
 from qdqbridge.onnx_io.codecs import OLDEST_READ
 from qdqbridge.onnx_io.control_flow.branches import take_branches
@@ -34,7 +35,6 @@ from qdqbridge.onnx_io.reading.results import Results
 from qdqbridge.onnx_io.reading.sparse import densify
 from qdqbridge.onnx_io.reading.structure import check_names, check_text, describe, sort_nodes
 from qdqbridge.onnx_io.tensors import constant_from_proto, dtype_of
-from qdqbridge.ops.folding import Budget
 
 
 def read(

@@ -16,13 +16,32 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TypeProto
 
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node, Note, Value
+from qdqbridge.core.graph.operator import Attributes, Operator
+from qdqbridge.core.graph.symbols import product
+from qdqbridge.core.graph.types import Dim, NestedType, Shape, TensorType, static_shape
+from qdqbridge.core.ops.attributes import (
+    ConvAttrs,
+    ConvTransposeAttrs,
+    ExpandAttrs,
+    PoolAttrs,
+    ReshapeAttrs,
+    ResizeAttrs,
+    ShapeAttrs,
+    SplitAttrs,
+)
+from qdqbridge.core.ops.result_shapes import result_shape, windows_shape
+from qdqbridge.core.ops.shape_values import (
+    MOST,
+    Extents,
+    computed_extents,
+    counted_extent,
+    shape_extents,
+    sliced_shape,
+)
 from qdqbridge.errors import InvalidModelError, QdqBridgeError
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node, Note, Value
-from qdqbridge.graph.operator import Attributes, Operator
-from qdqbridge.graph.symbols import product
-from qdqbridge.graph.types import Dim, NestedType, Shape, TensorType, static_shape
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.domains import plain_domain
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
@@ -38,25 +57,6 @@ from qdqbridge.onnx_io.inference.shapes import TypeAndShape
 from qdqbridge.onnx_io.reading.constants import Folding
 from qdqbridge.onnx_io.reading.structure import captured_names, describe
 from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx, onnx_name
-from qdqbridge.ops.attributes import (
-    ConvAttrs,
-    ConvTransposeAttrs,
-    ExpandAttrs,
-    PoolAttrs,
-    ReshapeAttrs,
-    ResizeAttrs,
-    ShapeAttrs,
-    SplitAttrs,
-)
-from qdqbridge.ops.result_shapes import result_shape, windows_shape
-from qdqbridge.ops.shape_values import (
-    MOST,
-    Extents,
-    computed_extents,
-    counted_extent,
-    shape_extents,
-    sliced_shape,
-)
 
 _NUMBERS = (DType.INT64, DType.INT32, DType.BOOL)
 _FLOAT_DATA = ("Resize", "Upsample", "Range")

@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.reading.structure import all_nodes, subgraphs
 from qdqbridge.onnx_io.tensors import constant_from_proto, proto_from_constant

@@ -7,8 +7,8 @@ from collections.abc import Set
 import onnx
 from onnx import helper
 
+from qdqbridge.core.ops.packed_products import EIGHT_BITS
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies
-from qdqbridge.ops.packed_products import EIGHT_BITS
 
 
 def rounds_activations(node: onnx.NodeProto) -> bool:

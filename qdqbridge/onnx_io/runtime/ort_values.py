@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, from_bytes, raw_bytes
 
 Array = NDArray[Any]

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto
 
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.edit import link, unlink
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.types import TensorType
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.edit import link, unlink
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.types import TensorType
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs, foreign_attributes
 from qdqbridge.onnx_io.foreign.operators import foreign_operator
 

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from qdqbridge.core.graph.types import ValueType
 from qdqbridge.errors import InputDataError, QdqBridgeError, UnsupportedTargetError
-from qdqbridge.graph.types import ValueType
 from qdqbridge.onnx_io.control_flow.subgraph_names import nodes_inside
 from qdqbridge.onnx_io.reading.model_file import read_model
 from qdqbridge.onnx_io.runtime.byte_products import keep_byte_products, saturates

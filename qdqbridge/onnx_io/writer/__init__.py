@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from onnx import ModelProto
 
+from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.graph import Graph
 from qdqbridge.onnx_io.tensors import proto_from_constant
 from qdqbridge.onnx_io.writer.model import model_without_tensors
 from qdqbridge.onnx_io.writer.names import TensorNames

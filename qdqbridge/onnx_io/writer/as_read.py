@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from onnx import NodeProto
 
-from qdqbridge.graph.graph import Graph, Value
-from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.types import NestedType
+from qdqbridge.core.graph.graph import Graph, Value
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.graph.types import NestedType
 from qdqbridge.onnx_io.file_nodes import FileNodes
 from qdqbridge.onnx_io.writer.sheet import NodeRow, Sheet, output_type, plain_type
 

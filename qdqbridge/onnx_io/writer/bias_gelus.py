@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.types import TensorType
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.ops.elementwise import ADD
+from qdqbridge.core.ops.unary import GELU
 from qdqbridge.onnx_io.lowering.normalization import BIAS_GELU, DATA, WITH_BIAS
 from qdqbridge.onnx_io.lowering.site import MICROSOFT
 from qdqbridge.onnx_io.writer.rows import RowWriter, real_dtype
 from qdqbridge.onnx_io.writer.sheet import NodeRow
-from qdqbridge.ops.elementwise import ADD
-from qdqbridge.ops.unary import GELU
 
 _NAMES = {BIAS_GELU: "BiasGelu", f"FastGelu{WITH_BIAS}": "FastGelu"}
 """By variant: the operator that adds a bias first."""

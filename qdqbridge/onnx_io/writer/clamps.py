@@ -7,13 +7,13 @@ from collections.abc import Iterable
 import ml_dtypes
 import numpy as np
 
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.numerics import dequantize
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantType, TensorType
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Value
-from qdqbridge.graph.numerics import dequantize
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.onnx_io.writer.names import stem
 from qdqbridge.onnx_io.writer.rows import RowWriter, quantizing, real_bounds, starts_at_zero
 

@@ -15,19 +15,19 @@ from typing import Any
 
 import numpy as np
 
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import Shape, TensorType
+from qdqbridge.core.ops.accumulator import centered
+from qdqbridge.core.ops.convolution import CONV
+from qdqbridge.core.ops.dynamic import DYNAMIC_CONV, DYNAMIC_DENSE
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import Shape, TensorType
 from qdqbridge.onnx_io.codecs import encode
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
 from qdqbridge.onnx_io.writer.names import stem
 from qdqbridge.onnx_io.writer.rows import RowWriter
 from qdqbridge.onnx_io.writer.sheet import NodeRow
-from qdqbridge.ops.accumulator import centered
-from qdqbridge.ops.convolution import CONV
-from qdqbridge.ops.dynamic import DYNAMIC_CONV, DYNAMIC_DENSE
 
 Quantized = tuple[str, str, str]
 """The tensors of codes, scale and zero point."""

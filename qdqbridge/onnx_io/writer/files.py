@@ -8,10 +8,10 @@ from typing import BinaryIO
 
 from onnx import ModelProto, TensorProto
 
+from qdqbridge.core.graph.atomic_write import placed_together
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.errors import ModelFileError
-from qdqbridge.graph.atomic_write import placed_together
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.tensors import (
     dtype_to_onnx,
     packed_nbytes,

@@ -15,8 +15,8 @@ import onnx_graphsurgeon as gs
 from onnx import ModelProto
 from onnx_graphsurgeon.logger import G_LOGGER
 
-from qdqbridge.graph.symbols import name_in_files
-from qdqbridge.graph.types import NestedType, Shape, TensorType
+from qdqbridge.core.graph.symbols import name_in_files
+from qdqbridge.core.graph.types import NestedType, Shape, TensorType
 from qdqbridge.onnx_io.inference.dropped_windows import leave_open
 from qdqbridge.onnx_io.inference.node_types import nested_proto
 from qdqbridge.onnx_io.tensors import dtype_to_onnx

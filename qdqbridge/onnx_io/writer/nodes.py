@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.graph.types import NestedType, TensorType
+from qdqbridge.core.ops.attributes import GemmAttrs
+from qdqbridge.core.ops.cast import CAST
+from qdqbridge.core.ops.composition import CompositionAttrs
+from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.core.ops.dynamic import DYNAMIC_BLOCK_DENSE, DYNAMIC_CONV, DYNAMIC_DENSE
+from qdqbridge.core.ops.elementwise import CONCAT
+from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
+from qdqbridge.core.ops.pooling import AVERAGE_POOL
+from qdqbridge.core.ops.simulated import SimulatedAttrs
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.types import NestedType, TensorType
 from qdqbridge.onnx_io.codecs import BY_ROW, encode, since
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs, foreign_node_proto
 from qdqbridge.onnx_io.reading.operator_versions import moved
@@ -55,15 +64,6 @@ from qdqbridge.onnx_io.writer.variants import (
     file_variant,
     is_product_of_rows,
 )
-from qdqbridge.ops.attributes import GemmAttrs
-from qdqbridge.ops.cast import CAST
-from qdqbridge.ops.composition import CompositionAttrs
-from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
-from qdqbridge.ops.dynamic import DYNAMIC_BLOCK_DENSE, DYNAMIC_CONV, DYNAMIC_DENSE
-from qdqbridge.ops.elementwise import CONCAT
-from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
-from qdqbridge.ops.pooling import AVERAGE_POOL
-from qdqbridge.ops.simulated import SimulatedAttrs
 
 _MATRIX = 2
 _BIAS = 2

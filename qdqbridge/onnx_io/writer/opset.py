@@ -7,12 +7,17 @@ from dataclasses import dataclass
 
 import onnx
 
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.ops.attributes import LinearAttrs
+from qdqbridge.core.ops.composition import CompositionAttrs
+from qdqbridge.core.ops.conversion import QUANTIZE, REQUANTIZE
+from qdqbridge.core.ops.run_time_parameters import QUANTIZE_LINEAR
+from qdqbridge.core.ops.simulated import SimulatedAttrs
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import QuantType
 from qdqbridge.onnx_io.codecs import BY_ROW, since
 from qdqbridge.onnx_io.codecs.schema import schema_of, schema_type
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS, plain_domain
@@ -24,11 +29,6 @@ from qdqbridge.onnx_io.tensors import onnx_name
 from qdqbridge.onnx_io.writer.packed import packed_weights
 from qdqbridge.onnx_io.writer.packed_gathers import packed_tables
 from qdqbridge.onnx_io.writer.sheet import Sheet
-from qdqbridge.ops.attributes import LinearAttrs
-from qdqbridge.ops.composition import CompositionAttrs
-from qdqbridge.ops.conversion import QUANTIZE, REQUANTIZE
-from qdqbridge.ops.run_time_parameters import QUANTIZE_LINEAR
-from qdqbridge.ops.simulated import SimulatedAttrs
 
 OLDEST = 13
 TYPE_TOLD = 21

@@ -8,26 +8,26 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import TensorType
-from qdqbridge.onnx_io.lowering.bits import UNSIGNED, packed
-from qdqbridge.onnx_io.lowering.site import MICROSOFT
-from qdqbridge.onnx_io.tensors import raw_bytes
-from qdqbridge.onnx_io.writer.names import stem
-from qdqbridge.onnx_io.writer.rows import RowWriter, real_dtype
-from qdqbridge.ops.dynamic import DYNAMIC_BLOCK_DENSE
-from qdqbridge.ops.matmul import DENSE, MATMUL
-from qdqbridge.ops.packed_products import (
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.ops.dynamic import DYNAMIC_BLOCK_DENSE
+from qdqbridge.core.ops.matmul import DENSE, MATMUL
+from qdqbridge.core.ops.packed_products import (
     EIGHT_BITS,
     OWN_ORDER,
     PERMUTED,
     PackedProduct,
     packed_product,
 )
-from qdqbridge.ops.permutation import permuted_constant
-from qdqbridge.ops.selection import GATHER
+from qdqbridge.core.ops.permutation import permuted_constant
+from qdqbridge.core.ops.selection import GATHER
+from qdqbridge.onnx_io.lowering.bits import UNSIGNED, packed
+from qdqbridge.onnx_io.lowering.site import MICROSOFT
+from qdqbridge.onnx_io.tensors import raw_bytes
+from qdqbridge.onnx_io.writer.names import stem
+from qdqbridge.onnx_io.writer.rows import RowWriter, real_dtype
 
 _NO_ORDER = np.zeros(0, np.int64)
 _SWAPPED = (1, 0)

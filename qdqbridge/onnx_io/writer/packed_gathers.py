@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import TensorType
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.ops.attributes import AxisAttrs
+from qdqbridge.core.ops.conversion import DEQUANTIZE
+from qdqbridge.core.ops.packed_products import PackedGather, packed_gather
+from qdqbridge.core.ops.selection import GATHER
 from qdqbridge.onnx_io.lowering.bits import packed
 from qdqbridge.onnx_io.lowering.site import MICROSOFT
 from qdqbridge.onnx_io.writer.names import stem
 from qdqbridge.onnx_io.writer.rows import RowWriter
-from qdqbridge.ops.attributes import AxisAttrs
-from qdqbridge.ops.conversion import DEQUANTIZE
-from qdqbridge.ops.packed_products import PackedGather, packed_gather
-from qdqbridge.ops.selection import GATHER
 
 _WIDTHS = (4, 8)
 

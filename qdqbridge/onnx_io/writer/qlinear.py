@@ -14,20 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.operator import Operator
-from qdqbridge.graph.types import TensorType
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.operator import Operator
+from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.ops.accumulator import leaves_int32
+from qdqbridge.core.ops.convolution import CONV
+from qdqbridge.core.ops.elementwise import ADD, CONCAT, MUL, WHERE
+from qdqbridge.core.ops.matmul import DENSE, MATMUL
+from qdqbridge.core.ops.pooling import GLOBAL_AVERAGE_POOL
+from qdqbridge.core.ops.unary import LEAKY_RELU, SIGMOID
 from qdqbridge.onnx_io.codecs import encode
 from qdqbridge.onnx_io.writer.clamps import clip_stored
 from qdqbridge.onnx_io.writer.names import stem
 from qdqbridge.onnx_io.writer.rows import RowWriter
-from qdqbridge.ops.accumulator import leaves_int32
-from qdqbridge.ops.convolution import CONV
-from qdqbridge.ops.elementwise import ADD, CONCAT, MUL, WHERE
-from qdqbridge.ops.matmul import DENSE, MATMUL
-from qdqbridge.ops.pooling import GLOBAL_AVERAGE_POOL
-from qdqbridge.ops.unary import LEAKY_RELU, SIGMOID
 
 _EIGHT = (DType.INT8, DType.UINT8)
 _MICROSOFT = "com.microsoft"

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.numerics import dequantize
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import QuantType, TensorType
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.numerics import dequantize
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantType, TensorType
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
 from qdqbridge.onnx_io.writer.names import Names, TensorNames, stem
 from qdqbridge.onnx_io.writer.options import Bias, WriterOptions

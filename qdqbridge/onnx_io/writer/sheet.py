@@ -8,9 +8,9 @@ from typing import Any
 
 from onnx import NodeProto
 
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.graph import Value
-from qdqbridge.graph.types import NestedType, TensorType
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.types import NestedType, TensorType
 
 
 @dataclass(slots=True)

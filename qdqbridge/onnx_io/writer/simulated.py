@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node
-from qdqbridge.graph.types import TensorType
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node
+from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.ops.simulated import FLOAT_CODES, SimulatedAttrs
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
 from qdqbridge.onnx_io.writer.rows import RowWriter
 from qdqbridge.onnx_io.writer.sheet import NodeRow
-from qdqbridge.ops.simulated import FLOAT_CODES, SimulatedAttrs
 
 _SMALLEST = -(2**15)
 _INT16 = 21

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.types import TensorType
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.ops.attributes import NormAttrs
+from qdqbridge.core.ops.elementwise import ADD
+from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION, RMS_NORMALIZATION
 from qdqbridge.onnx_io.lowering.normalization import DATA, SKIP
 from qdqbridge.onnx_io.lowering.site import MICROSOFT
 from qdqbridge.onnx_io.writer.rows import RowWriter, real_dtype
 from qdqbridge.onnx_io.writer.sheet import NodeRow
-from qdqbridge.ops.attributes import NormAttrs
-from qdqbridge.ops.elementwise import ADD
-from qdqbridge.ops.normalization import LAYER_NORMALIZATION, RMS_NORMALIZATION
 
 _OF_ROW = {LAYER_NORMALIZATION: SKIP[True], RMS_NORMALIZATION: SKIP[False]}
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.types import QuantType, TensorType
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.types import QuantType, TensorType
+from qdqbridge.core.ops.accumulator import BIAS_MOVES, leaves_int32
+from qdqbridge.core.ops.attributes import GemmAttrs
+from qdqbridge.core.ops.conversion import DEQUANTIZE
+from qdqbridge.core.ops.convolution import CONV
+from qdqbridge.core.ops.elementwise import WHERE
+from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
+from qdqbridge.core.ops.pooling import AVERAGE_POOL, GLOBAL_AVERAGE_POOL
+from qdqbridge.core.ops.reduction import REDUCE_MEAN
+from qdqbridge.core.ops.softmax import SOFTMAX
+from qdqbridge.core.ops.unary import LEAKY_RELU, SIGMOID
 from qdqbridge.onnx_io.writer.rows import RowWriter
-from qdqbridge.ops.accumulator import BIAS_MOVES, leaves_int32
-from qdqbridge.ops.attributes import GemmAttrs
-from qdqbridge.ops.conversion import DEQUANTIZE
-from qdqbridge.ops.convolution import CONV
-from qdqbridge.ops.elementwise import WHERE
-from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
-from qdqbridge.ops.pooling import AVERAGE_POOL, GLOBAL_AVERAGE_POOL
-from qdqbridge.ops.reduction import REDUCE_MEAN
-from qdqbridge.ops.softmax import SOFTMAX
-from qdqbridge.ops.unary import LEAKY_RELU, SIGMOID
 
 _BYTE, _PAIR, _WORD = 8, 2, 32
 _BIAS, _MATRIX = 2, 2

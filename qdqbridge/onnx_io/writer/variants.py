@@ -10,18 +10,18 @@ import math
 
 import numpy as np
 
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.numerics import dequantize
-from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
-from qdqbridge.graph.types import QuantType, TensorType
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.numerics import dequantize
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes
+from qdqbridge.core.graph.types import QuantType, TensorType
+from qdqbridge.core.ops.attributes import GemmAttrs, ReduceAttrs, ReshapeAttrs
+from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.core.ops.matmul import GEMM
+from qdqbridge.core.ops.permutation import permuted_params, permuted_shape
 from qdqbridge.onnx_io.writer.packed import packed_row
 from qdqbridge.onnx_io.writer.rows import RowWriter, is_quantized, real_dtype
 from qdqbridge.onnx_io.writer.unfused import unfused, unfused_operand
-from qdqbridge.ops.attributes import GemmAttrs, ReduceAttrs, ReshapeAttrs
-from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
-from qdqbridge.ops.matmul import GEMM
-from qdqbridge.ops.permutation import permuted_params, permuted_shape
 
 COLUMNS = "Gemm(transB=0)"
 """Form of a Gemm whose weight is ``[K, N]``."""

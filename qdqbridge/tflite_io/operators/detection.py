@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from qdqbridge.graph.dtypes import DType
+from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.tflite_io.conversion import Row, SubgraphConversion, UnknownForm
 from qdqbridge.tflite_io.flexbuffer import root_map
 from qdqbridge.tflite_io.schema import Op

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from qdqbridge.graph.dtypes import DType
+from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.tflite_io.conversion import Row, SubgraphConversion, UnknownForm
 from qdqbridge.tflite_io.operators.blocks import need_known
 from qdqbridge.tflite_io.schema import Op

@@ -11,7 +11,7 @@ from struct import unpack_from
 
 import numpy as np
 
-from qdqbridge.graph.dtypes import DType
+from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.tflite_io.conversion import Row, SubgraphConversion, UnknownForm
 from qdqbridge.tflite_io.schema import Op
 

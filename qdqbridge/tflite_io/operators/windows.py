@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from qdqbridge.graph.dtypes import DType
+from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.tflite_io.conversion import Row, SubgraphConversion, UnknownForm
 from qdqbridge.tflite_io.counterparts import Family, of_families
 from qdqbridge.tflite_io.operators.products import (

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, rule, stored_behind
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import NO_ORIGIN, Node, Value
-from qdqbridge.graph.numerics import dequantize
-from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Operator, Pattern
-from qdqbridge.graph.types import Shape, TensorType, static_shape
-from qdqbridge.ops.attributes import (
+from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, Scope, rule, stored_behind
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import NO_ORIGIN, Node, Value
+from qdqbridge.core.graph.numerics import dequantize
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Operator, Pattern
+from qdqbridge.core.graph.types import Shape, TensorType, static_shape
+from qdqbridge.core.ops.attributes import (
     AlphaAttrs,
     AxisAttrs,
     DepthSpaceAttrs,
@@ -25,12 +25,12 @@ from qdqbridge.ops.attributes import (
     ReduceAttrs,
     ReshapeAttrs,
 )
-from qdqbridge.ops.build import constant, dequantized, quantized, result
-from qdqbridge.ops.composition import CompositionAttrs
-from qdqbridge.ops.forms import OPERANDS, form_for
-from qdqbridge.ops.normalization import INSTANCE_NORMALIZATION
-from qdqbridge.ops.table import BY_NAME
-from qdqbridge.ops.unary import ELU, ERF
+from qdqbridge.core.ops.build import constant, dequantized, quantized, result
+from qdqbridge.core.ops.composition import CompositionAttrs
+from qdqbridge.core.ops.forms import OPERANDS, form_for
+from qdqbridge.core.ops.normalization import INSTANCE_NORMALIZATION
+from qdqbridge.core.ops.table import BY_NAME
+from qdqbridge.core.ops.unary import ELU, ERF
 from qdqbridge.tflite_io.writer.rows import ROWS
 
 _TINY = 1e-20

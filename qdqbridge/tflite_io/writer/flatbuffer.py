@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.core.graph.constant import Constant
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.constant import Constant
 
 _ALIGNMENT = 16
 """Bytes; TFLite's schema says ``force_align: 16`` of a buffer's data."""

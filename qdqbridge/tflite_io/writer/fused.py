@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.core.graph.quantization import QuantParams
 
 
 class Activation:

@@ -11,21 +11,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.copying import copied
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.edit import Editor, rewire
-from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Note, Origin, Value
-from qdqbridge.graph.numerics import dequantize, quantize
-from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.quantization import QuantParams, sound_scales
-from qdqbridge.graph.signedness import shifted_constant, shifted_params
-from qdqbridge.graph.types import QuantType
-from qdqbridge.ops.attributes import PadAttrs
-from qdqbridge.ops.build import requantized
-from qdqbridge.ops.conversion import REINTERPRET
-from qdqbridge.ops.convolution import CONV
-from qdqbridge.ops.matmul import DENSE
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.copying import copied
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.edit import Editor, rewire
+from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Node, Note, Origin, Value
+from qdqbridge.core.graph.numerics import dequantize, quantize
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.graph.quantization import QuantParams, sound_scales
+from qdqbridge.core.graph.signedness import shifted_constant, shifted_params
+from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.ops.attributes import PadAttrs
+from qdqbridge.core.ops.build import requantized
+from qdqbridge.core.ops.conversion import REINTERPRET
+from qdqbridge.core.ops.convolution import CONV
+from qdqbridge.core.ops.matmul import DENSE
 
 _SHIFTED = (DType.UINT8, DType.UINT16)
 _NARROW = (DType.INT4, DType.UINT4, DType.INT2, DType.UINT2)

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from qdqbridge.canonical.rule import stored_behind
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.quantization import QuantParams, sound_scales
-from qdqbridge.graph.types import Shape, static_shape
-from qdqbridge.ops.cast import CAST
-from qdqbridge.ops.conversion import DEQUANTIZE
-from qdqbridge.ops.shape_operator import SHAPE
+from qdqbridge.core.canonical.rule import stored_behind
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.graph.quantization import QuantParams, sound_scales
+from qdqbridge.core.graph.types import Shape, static_shape
+from qdqbridge.core.ops.cast import CAST
+from qdqbridge.core.ops.conversion import DEQUANTIZE
+from qdqbridge.core.ops.shape_operator import SHAPE
 from qdqbridge.tflite_io.conversion import DTYPES
 from qdqbridge.tflite_io.writer.flatbuffer import TensorQuantization
 

@@ -9,23 +9,23 @@ from pathlib import Path
 
 import numpy as np
 
-from qdqbridge.canonical import canonicalize
-from qdqbridge.canonical.driver import run
-from qdqbridge.canonical.rule import Rule
+from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.canonical.driver import run
+from qdqbridge.core.canonical.rule import Rule
+from qdqbridge.core.graph.atomic_write import placed
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.copying import copied
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.edit import Editor, link, rewire
+from qdqbridge.core.graph.graph import Graph, Node, Note, Value
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.layout import ConvertedGraph, apply_layout, plan
+from qdqbridge.core.layout.constraints import WINDOWS
+from qdqbridge.core.layout.permutation import channels_first, channels_last
+from qdqbridge.core.ops.attributes import TransposeAttrs
+from qdqbridge.core.ops.build import result
+from qdqbridge.core.ops.table import BY_NAME, OPERATORS
 from qdqbridge.errors import UnsupportedModelError, UnsupportedTargetError
-from qdqbridge.graph.atomic_write import placed
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.copying import copied
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.edit import Editor, link, rewire
-from qdqbridge.graph.graph import Graph, Node, Note, Value
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.ops.attributes import TransposeAttrs
-from qdqbridge.ops.build import result
-from qdqbridge.ops.table import BY_NAME, OPERATORS
-from qdqbridge.qnn.layout import ConvertedGraph, apply_layout, plan
-from qdqbridge.qnn.layout.constraints import WINDOWS
-from qdqbridge.qnn.layout.permutation import channels_first, channels_last
 from qdqbridge.tflite_io.approximations import tabulated_reach
 from qdqbridge.tflite_io.open_extents import METADATA_NAME, encoded
 from qdqbridge.tflite_io.reader import read

@@ -12,21 +12,21 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.canonical.bias import derived_params
-from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, rule, stored_behind
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node, Note, Value
-from qdqbridge.graph.numerics import dequantize, quantize
-from qdqbridge.graph.operator import NO_ATTRIBUTES
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import QuantType
-from qdqbridge.ops.attributes import ConvTransposeAttrs, GemmAttrs
-from qdqbridge.ops.build import constant, dequantized, requantized, result, retyped
-from qdqbridge.ops.conversion import REQUANTIZE
-from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
-from qdqbridge.ops.matmul import DENSE
-from qdqbridge.ops.unary import RELU
+from qdqbridge.core.canonical.bias import derived_params
+from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, Scope, rule, stored_behind
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node, Note, Value
+from qdqbridge.core.graph.numerics import dequantize, quantize
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.ops.attributes import ConvTransposeAttrs, GemmAttrs
+from qdqbridge.core.ops.build import constant, dequantized, requantized, result, retyped
+from qdqbridge.core.ops.conversion import REQUANTIZE
+from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.core.ops.matmul import DENSE
+from qdqbridge.core.ops.unary import RELU
 from qdqbridge.tflite_io.writer.demands.weights import real_constant
 from qdqbridge.tflite_io.writer.rows.kernels import activation
 

@@ -8,15 +8,15 @@ from typing import TypeVar
 
 import numpy as np
 
-from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, rule
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.interpreter import evaluate_node
-from qdqbridge.graph.types import TensorType
-from qdqbridge.ops.attributes import AxisAttrs, ResizeAttrs
-from qdqbridge.ops.build import constant, result
-from qdqbridge.ops.table import BY_NAME
+from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, Scope, rule
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.interpreter import evaluate_node
+from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.ops.attributes import AxisAttrs, ResizeAttrs
+from qdqbridge.core.ops.build import constant, result
+from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.tflite_io.writer.rows.windows import resize_flags
 
 Number = TypeVar("Number", int, float)

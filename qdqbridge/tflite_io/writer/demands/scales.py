@@ -2,19 +2,19 @@
 
 import numpy as np
 
-from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, rule
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node, Note, Value
-from qdqbridge.graph.numerics import dequantize, quantize
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import QuantType
-from qdqbridge.ops.build import (
+from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, Scope, rule
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node, Note, Value
+from qdqbridge.core.graph.numerics import dequantize, quantize
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.ops.build import (
     constant,
     requantized,
     retyped,
 )
-from qdqbridge.ops.elementwise import WHERE
-from qdqbridge.ops.softmax import SOFTMAX
+from qdqbridge.core.ops.elementwise import WHERE
+from qdqbridge.core.ops.softmax import SOFTMAX
 from qdqbridge.tflite_io.counterparts import COUNTERPARTS
 from qdqbridge.tflite_io.writer.rows.kernels import activation, prescribed
 from qdqbridge.tflite_io.writer.rows.windows import LOG_SOFTMAX_RESULTS, SOFTMAX_RESULTS

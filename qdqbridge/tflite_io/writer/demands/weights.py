@@ -5,17 +5,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.canonical.bias import derived_params
-from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, rule, stored_behind
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node, Note, Value
-from qdqbridge.graph.numerics import dequantize, quantize
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import TensorType
-from qdqbridge.graph.weights import geometry_of
-from qdqbridge.ops.accumulator import centered
-from qdqbridge.ops.build import (
+from qdqbridge.core.canonical.bias import derived_params
+from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, Scope, rule, stored_behind
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node, Note, Value
+from qdqbridge.core.graph.numerics import dequantize, quantize
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.graph.weights import geometry_of
+from qdqbridge.core.ops.accumulator import centered
+from qdqbridge.core.ops.build import (
     constant,
     dequantized,
     quantized,

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, rule
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.numerics import dequantize
-from qdqbridge.graph.types import QuantType, ValueType
-from qdqbridge.ops.attributes import (
+from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, Scope, rule
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.numerics import dequantize
+from qdqbridge.core.graph.types import QuantType, ValueType
+from qdqbridge.core.ops.attributes import (
     AxesAttrs,
     AxisAttrs,
     ConvAttrs,
@@ -20,13 +20,13 @@ from qdqbridge.ops.attributes import (
     SliceAttrs,
     SplitAttrs,
 )
-from qdqbridge.ops.build import (
+from qdqbridge.core.ops.build import (
     constant,
     result,
 )
-from qdqbridge.ops.pooling import AVERAGE_POOL, MAX_POOL
-from qdqbridge.ops.table import BY_NAME
-from qdqbridge.ops.windows import span
+from qdqbridge.core.ops.pooling import AVERAGE_POOL, MAX_POOL
+from qdqbridge.core.ops.table import BY_NAME
+from qdqbridge.core.ops.windows import span
 from qdqbridge.tflite_io.writer.rows.padding import padding_of
 from qdqbridge.tflite_io.writer.rows.products import transposed_padding
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.types import TensorType
-from qdqbridge.ops.attributes import AlphaAttrs, ClipAttrs, GeluAttrs
-from qdqbridge.ops.composition import COMPOSITION, CompositionAttrs
-from qdqbridge.ops.conversion import REQUANTIZE
-from qdqbridge.ops.unary import CLIP, ELU, GELU, LEAKY_RELU
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.ops.attributes import AlphaAttrs, ClipAttrs, GeluAttrs
+from qdqbridge.core.ops.composition import COMPOSITION, CompositionAttrs
+from qdqbridge.core.ops.conversion import REQUANTIZE
+from qdqbridge.core.ops.unary import CLIP, ELU, GELU, LEAKY_RELU
 from qdqbridge.tflite_io.counterparts import Counterpart, Family, of_families
 from qdqbridge.tflite_io.writer.emission import Emission, WriteRow, WriterRow, written
 from qdqbridge.tflite_io.writer.fused import CLAMPS

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from qdqbridge.graph.graph import Node
+from qdqbridge.core.graph.graph import Node
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
 from qdqbridge.tflite_io.counterparts import Family, of_families
 from qdqbridge.tflite_io.writer.emission import Emission, WriteRow, WriterRow

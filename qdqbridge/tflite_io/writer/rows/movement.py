@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.graph import Node
-from qdqbridge.graph.numerics import quantize
-from qdqbridge.ops.attributes import (
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.graph import Node
+from qdqbridge.core.graph.numerics import quantize
+from qdqbridge.core.ops.attributes import (
     AxesAttrs,
     AxisAttrs,
     DepthSpaceAttrs,
@@ -20,7 +20,7 @@ from qdqbridge.ops.attributes import (
     TileAttrs,
     TransposeAttrs,
 )
-from qdqbridge.ops.data_movement import (
+from qdqbridge.core.ops.data_movement import (
     DEPTH_TO_SPACE,
     SPACE_TO_DEPTH,
     SQUEEZE,
@@ -28,9 +28,9 @@ from qdqbridge.ops.data_movement import (
     TRANSPOSE,
     UNSQUEEZE,
 )
-from qdqbridge.ops.elementwise import CONCAT
-from qdqbridge.ops.selection import GATHER, PAD, SLICE, SPLIT
-from qdqbridge.ops.shape_operator import SHAPE
+from qdqbridge.core.ops.elementwise import CONCAT
+from qdqbridge.core.ops.selection import GATHER, PAD, SLICE, SPLIT
+from qdqbridge.core.ops.shape_operator import SHAPE
 from qdqbridge.tflite_io.writer.emission import Emission, Write, WriterRow, written
 from qdqbridge.tflite_io.writer.rows import kernels
 from qdqbridge.tflite_io.writer.values import NoCounterpart, extents

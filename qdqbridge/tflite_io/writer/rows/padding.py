@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qdqbridge.graph.graph import Node
-from qdqbridge.ops.attributes import ConvAttrs, PoolAttrs
-from qdqbridge.ops.windows import span
+from qdqbridge.core.graph.graph import Node
+from qdqbridge.core.ops.attributes import ConvAttrs, PoolAttrs
+from qdqbridge.core.ops.windows import span
 from qdqbridge.tflite_io.writer.values import NoCounterpart
 
 SAME, VALID = 0, 1

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.numerics import dequantize
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs
-from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
-from qdqbridge.ops.matmul import GEMM
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.numerics import dequantize
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs
+from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.core.ops.matmul import GEMM
 from qdqbridge.tflite_io.writer.emission import Emission, WriterRow, written
 from qdqbridge.tflite_io.writer.rows import kernels
 from qdqbridge.tflite_io.writer.rows.padding import SAME, VALID, same_or_valid

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node
-from qdqbridge.ops.attributes import PoolAttrs, ReduceAttrs, ResizeAttrs, SoftmaxAttrs
-from qdqbridge.ops.pooling import AVERAGE_POOL, MAX_POOL
-from qdqbridge.ops.resize import RESIZE
-from qdqbridge.ops.softmax import LOG_SOFTMAX, SOFTMAX
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node
+from qdqbridge.core.ops.attributes import PoolAttrs, ReduceAttrs, ResizeAttrs, SoftmaxAttrs
+from qdqbridge.core.ops.pooling import AVERAGE_POOL, MAX_POOL
+from qdqbridge.core.ops.resize import RESIZE
+from qdqbridge.core.ops.softmax import LOG_SOFTMAX, SOFTMAX
 from qdqbridge.tflite_io.counterparts import Counterpart, Family, of_families
 from qdqbridge.tflite_io.writer.emission import Emission, Write, WriteRow, WriterRow, written
 from qdqbridge.tflite_io.writer.rows import kernels

@@ -1,0 +1,1 @@
+"""What users call: the flow, the command line, reports, pages."""

@@ -1,0 +1,135 @@
+"""Exit codes, and what is said on the way out.
+
+0 done; 1 a threshold not met; 2 usage; 3 the model, the data or the target is not supported or
+invalid; 70 our bug; 130 interrupted; 141 nobody reads our output any more.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+
+from cyclopts import CycloptsError, MissingArgumentError
+from rich.markup import escape
+
+from qdqbridge.app.cli.output import stderr, warn
+from qdqbridge.app.cli.streams import silence
+from qdqbridge.core.graph.atomic_write import fix_of
+from qdqbridge.errors import QdqBridgeError
+
+DONE, NOT_MET, USAGE, MODEL, BUG, INTERRUPTED, NO_READER = 0, 1, 2, 3, 70, 130, 141
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command line and returns its exit code; nothing escapes but SystemExit."""
+    try:
+        return _run(arguments)
+    except BrokenPipeError:
+        silence()
+        return NO_READER
+    except OSError:  # not even the message can be written
+        silence()
+        return MODEL
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
+        from qdqbridge.app.cli.verbs import app
+
+        result = app(
+            _by_new_names(arguments),
+            exit_on_error=False,
+            print_error=False,
+            result_action="return_value",
+        )
+        sys.stdout.flush()
+    except CycloptsError as error:
+        return _usage(error, arguments)
+    except QdqBridgeError as error:
+        show(error)
+        return MODEL
+    except KeyboardInterrupt:
+        stderr().print("interrupted", style="dim")
+        return INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # a full disk, a folder that cannot be written
+        why = error.strerror or str(error) or type(error).__name__
+        return _refused("the operating system refuses", why, fix_of(error))
+    except MemoryError as error:
+        return _refused(
+            "there is not enough memory", str(error), "try again with smaller data or shapes"
+        )
+    except Exception as error:  # whatever is left is our fault, and said so
+        return _bug(error)
+    return result if isinstance(result, int) else DONE
+
+
+_RENAMED = {"--reroll": "--fuse", "--spelling": "--variant"}
+"""Options that have other names since 0.1, for one release."""
+
+
+def _by_new_names(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments with options by their new names; says so on stderr."""
+    result = list(arguments)
+    for index, argument in enumerate(result):
+        option, equals, value = argument.partition("=")
+        if option in _RENAMED:
+            warn(f"{option} is {_RENAMED[option]} now")
+            result[index] = f"{_RENAMED[option]}{equals}{value}"
+    return result
+
+
+def show(error: QdqBridgeError) -> None:
+    """Prints an error: what failed, where, why, and how to fix it."""
+    console = stderr()
+    first, *rest = str(error).splitlines()
+    console.print(f"[bold red]error:[/] {escape(first)}", highlight=False, soft_wrap=True)
+    for line in rest:
+        console.print(escape(line), highlight=False, soft_wrap=True)
+
+
+def _refused(what: str, why: str, fix: str) -> int:
+    with suppress(OSError):
+        show(QdqBridgeError(what, why=why, fix=fix))
+    silence()
+    return MODEL
+
+
+def _usage(error: CycloptsError, arguments: Sequence[str]) -> int:
+    message = " ".join(str(error).split())
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        given = {argument.partition("=")[0] for argument in arguments}
+        if not given & set(
+            error.argument.names
+        ):  # it is not there without its value, but not there
+            message = message.replace("requires an argument", "is missing")
+    chain = [name for name in error.command_chain or () if name]
+    show(QdqBridgeError(message, fix=f"see '{' '.join(['qdqbridge', *chain, '--help'])}'"))
+    return USAGE
+
+
+def _bug(error: Exception) -> int:
+    if os.environ.get("QDQBRIDGE_DEBUG"):
+        traceback.print_exc()
+        return BUG
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{os.path.basename(last.filename)}, line {last.lineno}"
+    show(
+        QdqBridgeError(
+            "a bug in qdqbridge, not in your model",
+            where=where,
+            why=f"{type(error).__name__}: {error}",
+            fix="set QDQBRIDGE_DEBUG=1 to see more, and please report it with the command",
+        )
+    )
+    return BUG
+
+
+def usage(what: str, *, fix: str = "") -> int:
+    """Shows what is wrong with a command line; returns the exit code of that."""
+    show(QdqBridgeError(what, fix=fix))
+    return USAGE

@@ -1,0 +1,67 @@
+"""Parameters of verbs that say how a model is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Group, Parameter
+
+from qdqbridge.app.report.inspection import Inspection
+from qdqbridge.app.sources import inspect_model, is_module, load_model
+from qdqbridge.core.graph.graph import Graph
+from qdqbridge.core.options import BIT_FOR_BIT, ReadingOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Sources(ReadingOptions):
+    """Rewrites beyond the bit-exact ones, and where the parameters of a module are.
+
+    Attributes:
+        params: An .npz file with the parameters of a Relax module.
+        adapter: An .onnx_adapter file, whose arrays are constants of the ONNX model.
+        optional_inputs: Inputs of an ONNX model that have initializers stay inputs.
+    """
+
+    params: Path | None = None
+    adapter: Path | None = None
+    optional_inputs: bool = False
+
+    def read(self, model: Path) -> Graph:
+        """Returns a model in canonical form; ``params`` are for modules that want them."""
+        return self._read(model, self.params)
+
+    def read_any(self, model: Path) -> Graph:
+        """Returns one of several models, some of which may be no modules."""
+        return self._read(model, self.params if is_module(model) else None)
+
+    def _read(self, model: Path, params: Path | None) -> Graph:
+        return load_model(
+            model,
+            params=params,
+            options=self,
+            adapter=self.adapter,
+            optional_inputs=self.optional_inputs,
+        )
+
+    def file(self, model: Path) -> Path | None:
+        """Returns the file that holds what is read; none does with other inputs than its own."""
+        return model if self.adapter is None and not self.optional_inputs else None
+
+    def inspect(self, model: Path) -> Inspection:
+        """Returns what a model holds."""
+        return inspect_model(
+            model,
+            params=self.params,
+            options=self,
+            adapter=self.adapter,
+            optional_inputs=self.optional_inputs,
+        )
+
+
+_GROUP = Group("How the model is read", sort_key=9)
+Reading = Annotated[Sources, Parameter(name="*", negative=(), group=_GROUP)]
+Rewriting = Annotated[ReadingOptions, Parameter(name="*", negative=(), group=_GROUP)]
+AS_IT_IS = Sources()
+EXACTLY = BIT_FOR_BIT

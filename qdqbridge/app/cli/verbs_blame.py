@@ -1,0 +1,250 @@
+"""The verb ``blame``: which tensor of a quantized model loses the accuracy, why, and what helps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+from rich.table import Table
+from rich.text import Text
+
+from qdqbridge.app import judging, pipeline, viewing
+from qdqbridge.app.cli import arrays, output
+from qdqbridge.app.cli.parameters import Extents, Force, Json, Model, extents_of
+from qdqbridge.app.cli.reading import AS_IT_IS, Reading
+from qdqbridge.core.graph.copying import with_numbers
+from qdqbridge.core.graph.graph import Graph
+from qdqbridge.errors import InputDataError
+
+if TYPE_CHECKING:
+    from qdqbridge.autoquant.attribution import Attribution, SuspectTensor
+
+LITERT = "litert"
+Quantized = Annotated[
+    Path | None,
+    Parameter(help="The quantized version of the first model; leave it out to blame an engine."),
+]
+Runner = Annotated[
+    str | None,
+    Parameter(
+        help="The runtime to examine, 'onnxruntime' or an engine: which of its kernels deviate "
+        "from the numeric contract."
+    ),
+]
+Data = Annotated[Path, Parameter(help="An .npz file with one array per model input.")]
+Samples = Annotated[int, Parameter(help="The largest number of examples to run.")]
+Repaired = Annotated[int, Parameter(help="How many of the worst tensors to try repairs for.")]
+Rows = Annotated[int, Parameter(help="How many tensors to list.")]
+Page = Annotated[
+    Path | None,
+    Parameter(name="--page", help="Write an .html page of the model, coloured by the damage."),
+]
+
+
+def blame(
+    reference: Model,
+    quantized: Quantized = None,
+    /,
+    *,
+    data: Data,
+    engine: Runner = None,
+    samples: Samples = 64,
+    repairs: Repaired = 5,
+    rows: Rows = 10,
+    page: Page = None,
+    extent: Extents = (),
+    force: Force = False,
+    reading: Reading = AS_IT_IS,
+    json: Json = False,
+) -> None:
+    """Find the tensors of a quantized model that lose the accuracy, the cause, and what helps.
+
+    The first model is the float one; the second may come from any tool and use other names. With
+    one model and --engine: which nodes that engine computes differently from the contract.
+    """
+    from qdqbridge.autoquant.attribution import attribute, attribute_to_kernels
+
+    if samples < 1:
+        raise InputDataError(
+            f"--samples {samples} leaves no example to run", fix="give --samples 1 or more"
+        )
+    path = None
+    if page is not None:
+        path = output.free(page, force=force, model=quantized or reference, data=data,
+                           suffix=".html")  # fmt: skip
+    if quantized is None and engine is None:
+        raise InputDataError(
+            "one model has nothing to be blamed against",
+            fix="give the float model and the quantized one, or --engine",
+        )
+    extents = extents_of(extent)
+    original = with_numbers(reading.read_any(reference), extents)
+    file = quantized or reference
+    theirs = original if quantized is None else with_numbers(reading.read_any(file), extents)
+    inputs = arrays.read_inputs(data, original.inputs)
+    arrays.tell_misfits(theirs, inputs)
+    few = {name: array[:samples] if array.ndim else array for name, array in inputs.items()}
+    with ExitStack() as stack:
+        ran = None
+        if engine == LITERT:  # of a file's outputs alone nobody could tell which kernel it was
+            theirs, ran = pipeline.litert(theirs)
+        elif engine is not None:
+            ran = pipeline.engine_of(_runner(engine, reading.file(file), theirs, stack))
+        if quantized is None and ran is not None:
+            with output.status(f"running {ran.label}"):
+                found = attribute_to_kernels(theirs, ran, few)
+        else:
+            report = stack.enter_context(output.progress("tensors"))
+            found = attribute(original, theirs, few, repaired=repairs, engine=ran, progress=report)
+    if path is not None:
+        paints = (viewing.damage_paint(theirs, found), *viewing.node_paints(theirs, found))
+        viewing.view(theirs, path=path, paints=paints)
+        output.say(f"wrote {path}")
+    if json:
+        output.show_json(_json(found))
+    else:
+        output.show(*(_kernel_parts if quantized is None else _parts)(found, rows))
+
+
+def _runner(engine: str, file: Path | None, graph: Graph, stack: ExitStack) -> pipeline.Side:
+    if engine == "onnxruntime":
+        return stack.enter_context(pipeline.as_onnx(file, graph))
+    return stack.enter_context(judging.opened(engine, file, graph))
+
+
+def _json(found: Attribution) -> dict[str, Any]:
+    return {
+        "quantized_db": found.quantized_db,
+        "simulated_db": found.simulated_db,
+        "repaired_db": found.repaired_db,
+        "aligned": found.aligned,
+        "unknown": list(found.unknown),
+        "engine": found.engine or None,
+        "unseen": list(found.unseen),
+        "left_out": list(found.left_out),
+        "scaled": list(found.scaled),
+        "nodes": [
+            {
+                "name": each.name, "operator": each.operator, "tensor": each.tensor,
+                "added_db": each.added_db, "inherited_db": each.inherited_db,
+                "outputs_added_db": each.outputs_added_db,
+                "outputs_inherited_db": each.outputs_inherited_db, "parts_db": dict(each.parts),
+            }
+            for each in found.nodes
+        ],
+        "tensors": [
+            {
+                "name": each.name, "quantized_name": each.quantized_name,
+                "kind": each.kind, "node": each.node,
+                "alone_db": each.alone_db, "added_db": each.added_db, "gain_db": each.gain_db,
+                "cause": each.cause, "causes": dict(each.causes),
+                "repair": each.repair, "repair_db": each.repair_db,
+            }
+            for each in found.tensors
+        ],
+    }  # fmt: skip
+
+
+def _parts(found: Attribution, rows: int) -> list[Any]:
+    table = Table(title="tensors, the worst first", title_justify="left")
+    for head in ("tensor", "node", "cause"):
+        table.add_column(head, overflow="fold")
+    for head in ("own dB", "outputs dB", "gain dB"):
+        table.add_column(head, justify="right")
+    table.add_column("tried, and helps", overflow="fold")
+    for each in found.tensors[:rows]:
+        table.add_row(
+            Text(each.name), Text(each.node), Text(_cause(each)), _number(each.added_db),
+            _number(each.alone_db), f"{each.gain_db:+.1f}" if each.gain_db else "",
+            Text(f"{each.repair} ({each.repair_db:+.1f} dB)" if each.repair else ""),
+        )  # fmt: skip
+    lines = [
+        f"outputs{_run_by(found)}: {_number(found.quantized_db)} dB of signal to noise; the "
+        f"tensors below explain {_number(found.simulated_db)} dB; repaired as proposed, "
+        f"{_number(found.repaired_db)} dB",
+        f"aligned: {found.aligned:.1%} of the quantized model's nodes",
+    ]
+    if found.left_out:
+        places = _listed([str(place) for place in found.left_out])
+        lines.append(
+            f"left out: {len(found.left_out)} of the samples, that hold NaN or of which the float "
+            f"model makes no finite number (counted from 0: {places})"
+        )
+    if found.scaled:
+        lines.append(
+            f"channels of {len(found.scaled)} tensors were scaled, with the weights that read them "
+            f"({_listed(found.scaled)}): errors are measured against the float model scaled alike"
+        )
+    if found.unknown:
+        lines.append(
+            f"nothing corresponds to {_listed(found.unknown)}: their errors are not looked at"
+        )
+    if found.unseen:
+        lines.append(
+            f"{found.engine} does not show {_listed(found.unseen)}: what is off there is counted "
+            "behind them"
+        )
+    return [Text("\n".join(lines)), table, _nodes(found, rows)]
+
+
+def _kernel_parts(found: Attribution, rows: int) -> list[Any]:
+    """Returns what is said of two runtimes of one model."""
+    lines = [
+        f"outputs of {found.engine} against the contract: {_number(found.quantized_db)} dB of "
+        f"signal to noise; the kernels below explain {_number(found.simulated_db)} dB",
+    ]
+    if found.unseen:
+        lines.append(f"not shown by it: {_listed(found.unseen)}")
+    if not found.tensors:
+        lines.append("no kernel stores anything else")
+        return [Text("\n".join(lines))]
+    table = Table(title="nodes, the worst first", title_justify="left")
+    for head in ("tensor", "node", "cause"):
+        table.add_column(head, overflow="fold")
+    for head in ("own dB", "outputs dB"):
+        table.add_column(head, justify="right")
+    for each in found.tensors[:rows]:
+        table.add_row(
+            Text(each.name), Text(each.node), Text(_cause(each)), _number(each.added_db),
+            _number(each.alone_db),
+        )  # fmt: skip
+    return [Text("\n".join(lines)), table]
+
+
+def _run_by(found: Attribution) -> str:
+    return f" of {found.engine}" if found.engine else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"{', '.join(names[:5])}{more}"
+
+
+def _nodes(found: Attribution, rows: int) -> Table:
+    """Returns the nodes that add most to the outputs' error."""
+    table = Table(title="nodes, by what they add to the outputs' error", title_justify="left")
+    for head in ("node", "what it adds, in dB"):
+        table.add_column(head, overflow="fold")
+    for head in ("adds dB", "inherits dB", "outputs: adds", "inherits"):
+        table.add_column(head, justify="right")
+    for each in sorted(found.nodes, key=lambda node: node.outputs_added_db)[:rows]:
+        parts = ", ".join(f"{name} {_number(db)}" for name, db in each.parts.items())
+        table.add_row(
+            Text(f"{each.operator} {each.name}".strip()), Text(parts), _number(each.added_db),
+            _number(each.inherited_db), _number(each.outputs_added_db),
+            _number(each.outputs_inherited_db),
+        )  # fmt: skip
+    return table
+
+
+def _cause(each: SuspectTensor) -> str:
+    share = each.causes.get(each.cause)
+    return each.cause if share is None else f"{each.cause} ({share:.0%})"
+
+
+def _number(db: float) -> str:
+    return f"{db:.1f}" if math.isfinite(db) else ("equal" if db > 0 else "none")

@@ -1,0 +1,352 @@
+"""The verbs that write models and look at files: ``export``, ``diff``, ``to-tvm``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from qdqbridge.app import pipeline
+from qdqbridge.app.cli import output, render_checks, render_engines, render_vela
+from qdqbridge.app.cli.arrays import read_inputs
+from qdqbridge.app.cli.parameters import (
+    Extents,
+    Force,
+    Foreign,
+    Json,
+    MaybeOut,
+    Model,
+    Out,
+    Target,
+    Variant,
+    extents_of,
+)
+from qdqbridge.app.cli.reading import AS_IT_IS, EXACTLY, Reading, Rewriting
+from qdqbridge.app.cli.writing import (
+    FOR_TVM,
+    LIBRARY,
+    RELAY,
+    check_extents,
+    check_suffix,
+    write_for_tvm,
+)
+from qdqbridge.app.judging import opened
+from qdqbridge.app.sources import is_onnx, load_model
+from qdqbridge.core.graph.copying import symbolic_extents, with_numbers
+from qdqbridge.core.graph.graph import Graph
+from qdqbridge.errors import InputDataError, UnsupportedTargetError
+
+if TYPE_CHECKING:
+    from qdqbridge.targets.profiles import Finding
+    from qdqbridge.targets.profiles.changes import ExportChange
+
+TFLITE = "tflite"
+"""The profile, and the suffix, of TFLite files."""
+LITERT = "litert"
+"""The engine that reads TFLite files."""
+ETHOS_U = "ethos-u"
+"""The profile of TFLite files for Ethos-U; Vela checks them."""
+LEAST_SHARE = 0.95
+"""The part of the multiplications on the NPU below which a check is not met."""
+Check = Annotated[
+    bool,
+    Parameter(
+        negative=(),
+        help="Say where and why the file (the written one, if any) would not run on integers.",
+    ),
+]
+
+
+def export(
+    model: Model,
+    /,
+    *,
+    output_: MaybeOut = None,
+    profile: Annotated[
+        str,
+        Parameter(
+            help="The runtime that the file is for: ort, portable, tensorrt, qnn, qnn-v73, "
+            "openvino, qoperator, tflite, ethos-u."
+        ),
+    ] = "ort",
+    recenter: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            help="Write int8 activations as uint8, which runs faster on x86; results are equal.",
+        ),
+    ] = False,
+    layout: Annotated[
+        Literal["model", "nhwc"],
+        Parameter(help="Layout of the inputs and outputs of a TFLite file: the model's, or NHWC."),
+    ] = "model",
+    accelerator: Annotated[
+        str, Parameter(help="With --check --profile ethos-u: the NPU, by Vela's name.")
+    ] = "ethos-u55-128",
+    extent: Extents = (),
+    data: Annotated[
+        Path | None,
+        Parameter(
+            help="An .npz file with examples, from which dynamically quantized activations get "
+            "fixed parameters."
+        ),
+    ] = None,
+    opset: Annotated[
+        int | None,
+        Parameter(help="The opset to write; by default one that the profile's runtime reads."),
+    ] = None,
+    check: Check = False,
+    engine: Annotated[
+        Foreign | None, Parameter(help="With --check: also ask this engine what it takes.")
+    ] = None,
+    force: Force = False,
+    reading: Reading = AS_IT_IS,
+    json: Json = False,
+) -> int:
+    """Write a model in canonical form, and say what that changed.
+
+    An --output that ends in .tflite (or --profile tflite) is written as TFLite: the same integers,
+    channels-last.
+
+    --check says where the runtime would not run the file on integers; with --engine the engine
+    itself is asked. With --profile ethos-u, Vela says what runs on the NPU and why the rest does
+    not; for other TFLite files use --engine litert.
+
+    Exits with 1 if --check or the engine finds anything; for Ethos-U, if less than 95 % of the
+    multiplications run on the NPU.
+    """
+    from qdqbridge.app.cli.failures import DONE, NOT_MET, usage
+
+    if engine is not None and not check:
+        return usage("--engine names who checks the file: give --check as well")
+    tflite = profile in (TFLITE, ETHOS_U) or engine == LITERT
+    if tflite or (output_ is not None and output_.suffix == f".{TFLITE}"):
+        if opset is not None:
+            return usage("--opset is for ONNX files")
+        return _export_tflite(
+            model, output_, profile, recenter=recenter, layout=layout, extent=extent, data=data,
+            check=check, engine=engine, accelerator=accelerator, force=force, reading=reading,
+            json=json,
+        )  # fmt: skip
+    if opset is not None and output_ is None:
+        return usage("--opset changes what is written: give --output as well")
+    if layout != "model":
+        return usage("--layout is for TFLite files: give an --output that ends in .tflite")
+
+    if output_ is None and not check:
+        return usage("give --output to write the model, or --check to look at it")
+    if output_ is None and recenter:
+        return usage("--recenter changes what is written: give --output as well")
+    path = None
+    if output_ is not None:
+        path = output.free(output_, force=force, model=model, data=reading.params, suffix=".onnx")
+    found: dict[str, Any] = {}
+    file = reading.file(model)
+    as_it_is = file is not None and is_onnx(file) and not (extent or data)
+    source: Graph | Path = model
+    fixed: list[str] = []
+    if path is not None or engine is not None or not as_it_is:
+        source, fixed = _fixed(with_numbers(reading.read(model), extents_of(extent)), data)
+    if path is not None and isinstance(source, Graph):
+        pipeline.save(source, path, profile, recenter=recenter, overwrite=force, opset=opset)
+        changed = [] if file is None or not is_onnx(file) else pipeline.changes(file, path, profile)
+        changed += [_now_fixed(text) for text in fixed]
+        changed += pipeline.export_costs(source, profile, path)
+        found = {"output": str(path), "profile": profile, "digest": source.digest}
+        found["changes"] = render_engines.changes_json(changed)
+        if not json:
+            output.show_text(str(path))
+            output.tell(*render_engines.changes_parts(changed))
+            _say_what_is_open(source, profile)
+    looked_at = path or (model if as_it_is else source)
+    findings = pipeline.check(looked_at, profile) if check else []
+    verdict = None
+    if engine is not None and isinstance(source, Graph):
+        with (
+            output.status("asking the engine"),
+            opened(engine, path or (None if data else file), source) as judge,
+        ):
+            verdict = judge.taken()
+    if json:
+        asked = {} if verdict is None else {"engine": render_engines.verdict_json(verdict)}
+        own = _checked_json(profile, findings) if check else {}
+        output.show_json({**found, **own, **asked})
+    elif check:
+        output.show(*render_checks.findings_parts(pipeline.export_profile(profile), findings))
+        output.show(*(render_engines.verdict_parts(verdict) if verdict is not None else ()))
+    broken = any(finding.effect.value not in render_checks.KEPT for finding in findings)
+    return NOT_MET if broken or (verdict is not None and not verdict.takes_all) else DONE
+
+
+def _fixed(graph: Graph, data: Path | None) -> tuple[Graph, list[str]]:
+    """Returns a graph with fixed parameters from data, if any is given, and what that costs."""
+    if data is None:
+        return graph, []
+    with output.status("computing ranges"):
+        found = pipeline.fixed_ranges(graph, read_inputs(data, graph.inputs))
+    if not found.ranges:
+        output.say("the model has no dynamic quantization: --data changes nothing")
+    return found.graph, [f"'{each.node}': {each.text}" for each in found.ranges]
+
+
+def _now_fixed(text: str) -> ExportChange:
+    from qdqbridge.targets.profiles.changes import ExportChange
+
+    node, _, cost = text.partition(": ")
+    return ExportChange(f"numbers of {node}", "quantized while it runs", cost, "--data")
+
+
+def _say_what_is_open(graph: Graph, profile: str) -> None:
+    names, chosen = symbolic_extents(graph), pipeline.export_profile(profile)
+    if chosen.fixed and names:
+        numbers = " ".join(f"--extent {name}=1" for name in names)
+        output.say(f"{chosen.runtime} takes fixed shapes only, for example: {numbers}")
+
+
+def _export_tflite(
+    model: Path,
+    path: Path | None,
+    profile: str,
+    *,
+    recenter: bool,
+    layout: str,
+    extent: Sequence[str],
+    data: Path | None,
+    check: bool,
+    engine: str | None,
+    accelerator: str,
+    force: bool,
+    reading: Reading,
+    json: bool,
+) -> int:
+    """Writes a TFLite file, and tells its digest and where it computes otherwise."""
+    from qdqbridge.app.cli.failures import DONE, NOT_MET, usage
+
+    if path is None and not check:
+        return usage("give --output FILE.tflite to write the model")
+    if recenter or profile not in (TFLITE, ETHOS_U, "ort"):
+        return usage("a TFLite file takes no --recenter, and no profile of ONNX files")
+    if engine not in (None, LITERT):
+        return usage(f"{engine} reads no TFLite files: give --engine {LITERT}")
+    if check and profile != ETHOS_U and engine is None:
+        return usage(
+            "nothing but an engine checks TFLite files",
+            fix=f"give --engine {LITERT}, or --profile {ETHOS_U} to ask Vela",
+        )
+    out = None
+    if path is not None:
+        out = output.free(path, force=force, model=model, data=reading.params, suffix=f".{TFLITE}")
+    graph, fixed = _fixed(with_numbers(reading.read(model), extents_of(extent)), data)
+    found: dict[str, Any] = {"profile": profile if profile == ETHOS_U else TFLITE}
+    if out is not None:
+        made = pipeline.save_tflite(
+            graph, out, layout=layout, npu=profile == ETHOS_U, overwrite=force
+        )
+        notes = [{"rule": n.rule, "node": n.node, "reason": n.reason} for n in made.notes]
+        found |= {"output": str(out), "fixed": fixed, "digest": made.digest, "notes": notes}
+        if not json:
+            output.show_text(str(out))
+            output.say(f"digest {made.digest}")
+            for text in fixed:
+                output.say(text)
+            for note in made.notes:
+                output.say(f"{note.rule} '{note.node}': {note.reason}")
+    report = verdict = None
+    if check and profile == ETHOS_U:
+        with output.status("asking Vela"):
+            report = pipeline.vela(graph, accelerator, layout=layout)
+        if not json:
+            output.show(*render_vela.report_parts(report))
+        found |= render_vela.report_json(report)
+    if engine is not None:
+        with (
+            output.status("asking the engine"),
+            opened(engine, out or (None if data else reading.file(model)), graph) as judge,
+        ):
+            verdict = judge.taken()
+        if not json:
+            output.show(*render_engines.verdict_parts(verdict))
+        found["engine"] = render_engines.verdict_json(verdict)
+    if json:
+        output.show_json(found)
+    short = report is not None and report.share < LEAST_SHARE
+    return NOT_MET if short or (verdict is not None and not verdict.takes_all) else DONE
+
+
+def _checked_json(profile: str, findings: Sequence[Finding]) -> dict[str, Any]:
+    return render_checks.findings_json(pipeline.export_profile(profile), findings)
+
+
+def diff(
+    a: Model,
+    b: Model,
+    /,
+    *,
+    reading: Reading = AS_IT_IS,
+    json: Json = False,
+) -> int:
+    """List the differences between the canonical forms of two models.
+
+    Exits with 1 if there are any.
+    """
+    from qdqbridge.app.cli.failures import DONE, NOT_MET
+
+    found = pipeline.diff(reading.read_any(a), reading.read_any(b))
+    if json:
+        output.show_json(render_checks.differences_json(found))
+    else:
+        output.show(*render_checks.differences_parts(found))
+    return NOT_MET if found else DONE
+
+
+def to_tvm(
+    model: Model,
+    /,
+    *,
+    output_: Out,
+    params: Annotated[
+        Path | None,
+        Parameter(help="Put constants of 64 KiB or more into this .npz file (.json and .py only)."),
+    ] = None,
+    target: Target = "host",
+    variant: Variant = "canonical",
+    extent: Extents = (),
+    force: Force = False,
+    rewriting: Rewriting = EXACTLY,
+    json: Json = False,
+) -> None:
+    """Write a model for TVM: .json (Relax module), .py (TVMScript), .so (compiled) or .relay.
+
+    A .relay file holds a Relay module and its parameters; writing it needs TVM 0.19 or older.
+    """
+    path = output.free(output_, force=force, model=model)
+    constants = None if params is None else output.free(params, force=force, model=model)
+    _check_suffix(path, constants)
+    graph = load_model(model, options=rewriting)
+    check_extents(path, graph, extent)
+    with output.status("compiling"):
+        number = write_for_tvm(
+            graph, path, target=target, params=constants, variant=variant, extents=extent
+        )
+    if constants is not None and not number:
+        output.say(f"no constant reaches 64 KiB, so {constants} was not written")
+        constants = None
+    if json:
+        names = {"output": str(path), "params": None if constants is None else str(constants)}
+        output.show_json({**names, "digest": graph.digest})
+    else:
+        output.show_text(str(path))
+
+
+def _check_suffix(path: Path, params: Path | None) -> None:
+    check_suffix(path, FOR_TVM)
+    if params is not None and (params.suffix != ".npz" or params.resolve() == path.resolve()):
+        raise InputDataError(
+            "--params needs a file of its own that ends in .npz", why=f"it is '{params}'"
+        )
+    if path.suffix in (LIBRARY, RELAY) and params is not None:
+        raise UnsupportedTargetError(
+            "such a file holds its constants itself", fix="leave --params out"
+        )

@@ -1,0 +1,530 @@
+"""The verb ``quantize``: a float model as a quantized one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from cyclopts import Group, Parameter
+from rich.table import Table
+from rich.text import Text
+
+from qdqbridge.app import pipeline, quantizing
+from qdqbridge.app.cli import output
+from qdqbridge.app.cli.failures import usage
+from qdqbridge.app.cli.parameters import Extents, Force, Json, Model, Variant, extents_of
+from qdqbridge.app.cli.reading import AS_IT_IS, Reading
+from qdqbridge.app.cli.writing import FOR_TVM, ONNX, check_extents, check_suffix, write_for_tvm
+from qdqbridge.core.graph.copying import with_numbers
+from qdqbridge.errors import InputDataError, UnsupportedTargetError
+
+if TYPE_CHECKING:
+    from qdqbridge.app.quantizing import Quantization
+    from qdqbridge.autoquant.quantize import QuantizeOptions
+    from qdqbridge.autoquant.simulation.metrics import Metrics
+
+_TFLITE = ".tflite"
+_FORMATS = Group("Formats: what is quantized, and how", sort_key=1)
+_GOALS = Group("Goals and budgets", sort_key=2)
+_SEARCH = Group("Search", sort_key=3)
+_ARITHMETIC = Group("Hardware arithmetic", sort_key=4)
+T = TypeVar("T")
+Data = Annotated[
+    Path | None,
+    Parameter(
+        help="Calibration data: an .npz file with one array per model input, examples along axis "
+        "0, or a folder of such files. For a model without a batch axis, each file is one run."
+    ),
+]
+Out = Annotated[
+    Path,
+    Parameter(
+        name=("--output", "-o"),
+        help="The file to write: .onnx or .tflite; or .json, .py, .so for TVM, .relay for TVM up "
+        "to 0.19.",
+    ),
+]
+TargetName = Annotated[
+    str,
+    Parameter(
+        name="--target",
+        help="ort, ort-s8, tensorrt, qnn, openvino, tflite, a16w8, power-of-two, float8; "
+        "weight-only (activations stay float), dynamic, dynamic-rows (activations are quantized at "
+        "run time). Decides what is quantized, and in which formats.",
+    ),
+]
+ProfileFile = Annotated[
+    Path | None,
+    Parameter(name="--profile", help="Statistics that 'qdqbridge profile' wrote for this model."),
+]
+ExportProfile = Annotated[
+    str | None,
+    Parameter(help="The profile of 'qdqbridge export' for the file; by default the target's."),
+]
+ChooserName = Annotated[
+    Literal["mse", "minmax", "percentile", "mean-of-maxima", "extrapolated", "kl", "hqq"] | None,
+    Parameter(
+        group=_FORMATS,
+        name="--chooser",
+        help="How activation ranges are chosen; by default several are tried.",
+    ),
+]
+Weights = Annotated[
+    Literal[
+        "int8",
+        "uint8",
+        "int16",
+        "int4",
+        "uint4",
+        "int2",
+        "uint2",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "mxfp8_e4m3",
+        "mxfp8_e5m2",
+        "mxfp4_e2m1",
+    ]
+    | None,
+    Parameter(
+        group=_FORMATS,
+        name="--weights",
+        help="Storage type of weights; by default the target's. mx…: microscaling, blocks of 32 "
+        "that share a power-of-two scale.",
+    ),
+]
+Block = Annotated[
+    int | None,
+    Parameter(
+        group=_FORMATS,
+        name="--block",
+        help="Block size of weight scales along the reduced axis, as 32.",
+    ),
+]
+Formats = Annotated[
+    tuple[str, ...],
+    Parameter(
+        group=_FORMATS,
+        name="--format",
+        negative=(),
+        help="PATTERN=FORMAT for the activations that matching nodes read: uint8, int8, uint16, "
+        "int16, float8_e4m3fn, float8_e5m2, float, dynamic, dynamic-rows; repeatable.",
+    ),
+]
+WeightFormats = Annotated[
+    tuple[str, ...],
+    Parameter(
+        group=_FORMATS,
+        name="--weight-format",
+        negative=(),
+        help="PATTERN=FORMAT for the weights of matching nodes: int8, or int4/32 for blocks of 32; "
+        "repeatable.",
+    ),
+]
+Patterns = Annotated[
+    tuple[str, ...],
+    Parameter(
+        group=_FORMATS,
+        name="--exclude",
+        negative=(),
+        help="A node, or a pattern of nodes, that stays float; repeatable.",
+    ),
+]
+Only = Annotated[
+    tuple[str, ...],
+    Parameter(
+        group=_FORMATS,
+        name="--only",
+        negative=(),
+        help="Quantize these nodes and no others: a name or pattern; repeatable.",
+    ),
+]
+Repair = Annotated[
+    str,
+    Parameter(
+        group=_SEARCH,
+        name="--repair",
+        help="Repair steps to try; each is kept only where it helps: equalize,smooth,round,learn,"
+        "bias; or none.",
+    ),
+]
+MinSqnr = Annotated[
+    float | None,
+    Parameter(group=_GOALS, help="Give layers more bits until the outputs reach this SQNR, in dB."),
+]
+MaxDrop = Annotated[
+    float | None,
+    Parameter(
+        group=_GOALS,
+        help="Give layers more bits until at most this top-1 agreement is lost (0.01).",
+    ),
+]
+MaxSize = Annotated[
+    str | None,
+    Parameter(
+        group=_GOALS,
+        name="--max-size",
+        help="Give as few layers as possible fewer bits until the file has this size: 8MB, 500KB, "
+        "or bytes.",
+    ),
+]
+Smallest = Annotated[
+    bool,
+    Parameter(
+        group=_GOALS,
+        name="--smallest",
+        negative=(),
+        help="Choose bits per layer for the smallest file that meets --min-sqnr or --max-drop.",
+    ),
+]
+MaxNodeTime = Annotated[
+    str | None,
+    Parameter(
+        group=_GOALS,
+        name="--max-node-time",
+        help="Change the bits of layers whose nodes take longer than this on --engine for one "
+        "sample: 2ms, 500us.",
+    ),
+]
+TimingEngine = Annotated[
+    str,
+    Parameter(
+        group=_GOALS,
+        name="--engine",
+        help="Where --max-node-time is measured: tvm, onnxruntime or openvino.",
+    ),
+]
+Trials = Annotated[
+    Path | None,
+    Parameter(
+        group=_GOALS,
+        name="--trials",
+        help="A file that records the trials of --max-size, --smallest and --max-node-time; an "
+        "interrupted search resumes from it.",
+    ),
+]
+FallbackTo = Annotated[
+    Literal["int16", "float"],
+    Parameter(
+        group=_GOALS,
+        name="--fallback",
+        help="What --min-sqnr and --max-drop try first for a layer.",
+    ),
+]
+AccumulatorBits = Annotated[
+    int | None,
+    Parameter(
+        group=_ARITHMETIC,
+        name="--accumulator-bits",
+        help="Choose parameters so that accumulators of this width never overflow.",
+    ),
+]
+AvoidPairs = Annotated[
+    bool,
+    Parameter(
+        group=_ARITHMETIC,
+        name="--avoid-pairs",
+        negative=(),
+        help="Choose parameters so that 16-bit sums of two products (vpmaddubsw) never saturate.",
+    ),
+]
+SumsOf = Annotated[
+    Literal["any-input", "data"],
+    Parameter(
+        group=_ARITHMETIC,
+        name="--sums-of",
+        help="Which accumulator sums must fit: those of any input, or of this data.",
+    ),
+]
+Requantized = Annotated[
+    Literal["half-even", "fixed-point", "truncation", "shift"] | None,
+    Parameter(
+        group=_ARITHMETIC,
+        name="--requantize",
+        help="How the hardware requantizes sums; parameters are chosen to suit it.",
+    ),
+]
+Workers = Annotated[
+    str | None,
+    Parameter(
+        group=_SEARCH,
+        name="--workers",
+        help="Processes that try choosers and layers in parallel: a number, or 'ray'.",
+    ),
+]
+Budget = Annotated[
+    float,
+    Parameter(
+        group=_SEARCH,
+        name="--budget",
+        help="Work after which no further step is begun, in seconds of a typical core; counted in "
+        "operations, so that results do not depend on the machine.",
+    ),
+]
+Report = Annotated[Path | None, Parameter(help="Write an .html report of the quantization.")]
+
+
+def quantize(
+    model: Model,
+    /,
+    *,
+    output_: Out,
+    data: Data = None,
+    target: TargetName = "ort",
+    profile: ProfileFile = None,
+    export_profile: ExportProfile = None,
+    chooser: ChooserName = None,
+    weights: Weights = None,
+    block: Block = None,
+    format_: Formats = (),
+    weight_format: WeightFormats = (),
+    accumulator_bits: AccumulatorBits = None,
+    avoid_pairs: AvoidPairs = False,
+    sums_of: SumsOf = "any-input",
+    requantize: Requantized = None,
+    workers: Workers = None,
+    budget: Budget = 120.0,
+    exclude: Patterns = (),
+    only: Only = (),
+    repair: Repair = "equalize,smooth,round,learn,bias",
+    min_sqnr: MinSqnr = None,
+    max_drop: MaxDrop = None,
+    max_size: MaxSize = None,
+    smallest: Smallest = False,
+    max_node_time: MaxNodeTime = None,
+    engine: TimingEngine = "tvm",
+    trials: Trials = None,
+    fallback: FallbackTo = "int16",
+    report: Report = None,
+    variant: Variant = "canonical",
+    extent: Extents = (),
+    reading: Reading = AS_IT_IS,
+    force: Force = False,
+    json: Json = False,
+) -> int | None:
+    """Quantize a float model with ranges from calibration data, and keep what helps its outputs."""
+    from qdqbridge.autoquant.planning.format_names import format_of, weights_of
+    from qdqbridge.autoquant.quantize import QuantizeOptions
+    from qdqbridge.autoquant.search.fallback import Goal
+
+    path = output.free(output_, force=force, model=model, data=data)
+    check_suffix(path, (ONNX, _TFLITE, *FOR_TVM))
+    if report is not None:
+        output.free(report, force=force, model=model, data=data, suffix=".html")
+    wanted = min_sqnr is not None or max_drop is not None
+    if wanted:
+        Goal(min_sqnr, max_drop)  # one that says nothing is refused before all the work
+    size = None if max_size is None else _bytes(max_size)
+    seconds = None if max_node_time is None else _seconds(max_node_time)
+    small = size is not None or seconds is not None or smallest
+    if smallest and not wanted:
+        raise InputDataError(
+            "nothing says how small the model may become", fix="give --min-sqnr or --max-drop"
+        )
+    if data is None and (profile is None or wanted or small or report is not None):
+        what = "--data is missing"
+        return usage(what, fix="give calibration data; a --profile does for ranges alone")
+    if export_profile is not None:
+        pipeline.export_profile(export_profile)
+    options = QuantizeOptions(
+        target=target, exclude=exclude, only=only, chooser=chooser, weights=weights, block=block,
+        formats=_by_pattern(format_, format_of), repair=_steps(repair), budget=budget,
+        weight_formats=_by_pattern(weight_format, weights_of), accumulator_bits=accumulator_bits,
+        avoid_pairs=avoid_pairs, sums_of=sums_of, requantize=requantize,
+        workers=int(workers) if workers is not None and workers.isdecimal() else workers,
+    )  # fmt: skip
+    if path.suffix == ONNX:
+        _check_kernels(options, export_profile)
+    graph = reading.read(model)
+    check_extents(path, graph, extent)
+    with output.progress("quantizing") as progress:
+        made = quantizing.quantization(
+            graph, data, options, profile=profile, progress=progress, warn=output.warn
+        )
+    if small:
+        with output.progress("looking for bits per layer") as progress:
+            made = made.within(
+                max_bytes=size, max_node_seconds=seconds, engine=engine, min_sqnr=min_sqnr,
+                max_drop=max_drop, state=trials, progress=progress,
+            )  # fmt: skip
+    elif wanted:
+        with output.progress("looking for layers that need more bits") as progress:
+            made = made.meeting(
+                min_sqnr=min_sqnr, max_drop=max_drop, fallback=fallback, progress=progress
+            )
+    if path.suffix in (ONNX, _TFLITE):
+        written = with_numbers(made.graph, extents_of(extent))
+        pipeline.save(written, path, export_profile or made.made.target.profile, overwrite=True)
+    else:
+        write_for_tvm(made.graph, path, variant=variant, extents=extent)
+    if report is not None:
+        with output.progress("report") as progress:
+            made.report(report, model=model.name, data=data.name if data else "", progress=progress)
+    _show(made, path, report, as_json=json)
+    for warning in made.doubts():
+        output.warn(warning)
+    return None
+
+
+def _check_kernels(options: QuantizeOptions, profile: str | None) -> None:
+    """Refuses weights that the runtime of the file's profile has no kernel for."""
+    target = options.described()
+    newest = pipeline.export_profile(profile or target.profile).writing.newest
+    formats = (target.weights, *options.weight_formats.values())
+    if newest is None or not any(format.microscaled for format in formats):
+        return
+    raise UnsupportedTargetError(
+        "onnxruntime loads no file with weights in an MX format",
+        why=f"{newest.runtime} has no kernel of DequantizeLinear for scales of float8_e8m0fnu",
+        fix="store blocks of another type (--weights float8_e4m3fn --block 32, or int4), or write "
+        "for an engine that has MX formats (--export-profile portable)",
+    )
+
+
+def _bytes(text: str) -> int:
+    """Returns the bytes that ``8MB`` says; KB and MB are 1000 and 1,000,000 of them."""
+    units = {"KB": 1000, "MB": 1_000_000, "B": 1}
+    number, unit = next(
+        ((text[: -len(u)], n) for u, n in units.items() if text.upper().endswith(u)), (text, 1)
+    )
+    try:
+        return int(float(number) * unit)
+    except (ValueError, OverflowError) as error:
+        raise InputDataError(f"'{text}' is not a size", fix="write 8MB, 500KB, or bytes") from error
+
+
+def _seconds(text: str) -> float:
+    """Returns the seconds that ``2ms`` says."""
+    units = {"ms": 1e-3, "us": 1e-6, "µs": 1e-6, "s": 1.0}
+    number, unit = next(
+        ((text[: -len(u)], n) for u, n in units.items() if text.endswith(u)), ("", 1.0)
+    )
+    try:
+        return float(number) * unit
+    except ValueError as error:
+        raise InputDataError(f"'{text}' is not a time", fix="write 2ms, 500us, or 0.1s") from error
+
+
+def _steps(text: str) -> tuple[str, ...]:
+    return tuple(step for step in text.split(",") if step and step != "none")
+
+
+def _by_pattern(texts: Sequence[str], meaning: Callable[[str], T]) -> dict[str, T]:
+    """Returns what ``PATTERN=FORMAT`` says, by pattern."""
+    found: dict[str, T] = {}
+    for text in texts:
+        pattern, separator, name = text.rpartition("=")
+        if not separator or not pattern:
+            raise InputDataError(
+                f"'{text}' names no nodes and format", fix="write PATTERN=FORMAT, as 'Conv=int8'"
+            )
+        found[pattern] = meaning(name)
+    return found
+
+
+def _show(made: Quantization, path: Path, report: Path | None, *, as_json: bool) -> None:
+    facts = _facts(made, path, report)
+    if as_json:
+        output.show_json(facts)
+        return
+    table = Table(show_header=False, box=None)
+    for name in ("output", "digest", "samples"):
+        left_out = f", and {len(facts['left_out'])} left out" if facts["left_out"] else ""
+        more = left_out if name == "samples" else ""
+        table.add_row(name, Text(f"{facts[name]}{more}"))
+    table.add_row("operators", Text(f"{facts['integer']} quantized, {facts['float']} left float"))
+    for name, (low, high) in facts["inputs"].items():
+        table.add_row(
+            "input",
+            Text(f"{name}: {low:.4g} to {high:.4g} in these data; feed the same scale in use"),
+        )
+    shown = made.delivered()
+    if shown is not None:
+        first = f"{_closeness(shown.metrics)} against the float model on {shown.where}"
+        table.add_row("outputs", Text(first))
+        if shown.left_out:
+            given = facts["samples"] + shown.samples
+            several = f"all {given}" if given == shown.count else f"{shown.count} of {given}"
+            table.add_row("", Text(f"{_closeness(shown.everything)} on {several} samples"))
+        for each in shown.outputs if len(shown.outputs) > 1 or shown.mixed() else ():
+            table.add_row("output", Text(f"{each.name}: {each.sqnr_db:.2f} dB"))
+            for part in each.parts:
+                table.add_row("", Text(f"{part.name}, a part of it: {part.sqnr_db:.2f} dB"))
+    for step in facts["repairs"]:
+        kept = "kept" if step["applied"] else "not kept"
+        table.add_row(step["step"], Text(f"{kept}: {step['told']}"))
+    for point in facts["pareto"]:
+        told = f"{point['size']:,} bytes, {point['sqnr_db']:.2f} dB, {point['milliseconds']:.3f} ms"
+        if point["slowest_milliseconds"] is not None:
+            told += f", {point['slowest_milliseconds']:.3f} ms the slowest node"
+        table.add_row("curve", Text(f"{point['name']}: {told}"))
+    for row in facts["reverted"]:
+        table.add_row("reverted", Text(f"{row['layer']}: {row['reason']}"))
+    for row in _float_rows(facts["reasons"]):
+        table.add_row("float", Text(row))
+    output.show(table)
+
+
+def _float_rows(reasons: Mapping[str, str]) -> list[str]:
+    """Returns why nodes stayed float, a row for each of the first reasons."""
+    nodes: dict[str, list[str]] = {}
+    for node, reason in reasons.items():
+        nodes.setdefault(reason, []).append(node)
+    return [
+        f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if names[3:] else ''}: {reason}"
+        for reason, names in list(nodes.items())[:10]
+    ]
+
+
+def _ranges(made: Quantization) -> dict[str, tuple[float, float]]:
+    """Returns what the data had of every input of real numbers: data of another scale fit badly."""
+    seen = made.made.profile.by_name()
+    found = {value.name: seen[value.name] for value in made.original.inputs if value.name in seen}
+    return {name: (each.minimum, each.maximum) for name, each in found.items() if each.finite}
+
+
+def _closeness(metrics: Metrics) -> str:
+    top1 = metrics.top1
+    classes = "" if top1 is None else f" and top-1 agreement {100 * top1:.2f} %"
+    return f"{metrics.sqnr:.2f} dB SQNR{classes}"
+
+
+def _facts(made: Quantization, path: Path, report: Path | None) -> dict[str, Any]:
+    from qdqbridge.autoquant.planning.plan import Fixed, Shared
+    from qdqbridge.autoquant.reporting import floats_inside
+
+    found, tuning, shown = made.fallback, made.made.tuning, made.delivered()
+    decision = made.made.decision if found is None else found.decision
+    specs = list(decision.plan.specs.values())
+    steps = [*made.made.repairs, *([] if tuning is None else [tuning])]
+    reasons = {node.name: reason for node, reason in decision.plan.floats.items()}
+    reasons |= {row.node: row.reason for row in floats_inside(made.inside)}
+    return {
+        "output": str(path),
+        "report": None if report is None else str(report),
+        "digest": made.graph.digest,
+        "samples": made.made.profile.samples,
+        "inputs": _ranges(made),
+        "sqnr": None if shown is None else shown.metrics.sqnr,
+        "top1": None if shown is None else shown.metrics.top1,
+        "judged_on": None if shown is None else shown.where,
+        "left_out": list(made.left_out),
+        "sqnr_all": None if shown is None else shown.everything.sqnr,
+        "top1_all": None if shown is None else shown.everything.top1,
+        "outputs": [] if shown is None else [asdict(each) for each in shown.outputs],
+        "integer": len(decision.plan.rules) + sum(body.integers for body in made.inside),
+        "float": len(reasons),
+        "fixed": sum(isinstance(spec, Fixed) for spec in specs),
+        "shared": sum(isinstance(spec, Shared) for spec in specs),
+        "reasons": reasons,
+        "repairs": [
+            {"step": s.step, "applied": s.applied, "told": s.told, "before": s.before,
+             "after": s.after}
+            for s in steps
+        ],
+        "pareto": [] if found is None else [asdict(point) for point in found.pareto],
+        "reverted": [] if found is None else [
+            {"layer": r.layer.name, "to": r.to, "reason": r.reason} for r in found.reverted
+        ],
+    }  # fmt: skip

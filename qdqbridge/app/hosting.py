@@ -1,0 +1,248 @@
+"""The steps that need TVM: a graph into Relax or Relay, back, compiled, partitioned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from qdqbridge.core.arguments import checked, need_module, need_relay, need_tvm, path_of, renamed
+from qdqbridge.core.graph.graph import Graph, Value
+from qdqbridge.core.options import ReadingOptions
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from qdqbridge.tvm.byoc.model import Dialect, Partitioned
+    from qdqbridge.tvm.relax.executable import Executable
+
+File: TypeAlias = "str | PathLike[str]"
+
+
+@renamed(spelling="variant")
+@checked
+def to_relax(
+    graph: Graph, *, keep_params: bool = False, variant: str = "qnn"
+) -> tuple[Any, dict[str, NDArray[Any]]]:
+    """Returns a Relax ``IRModule`` and its parameters by name.
+
+    Args:
+        graph: A canonical graph.
+        keep_params: Make constants of 64 KiB or more parameters of ``main``.
+        variant: ``qnn``: operators ``qnn.*`` on integers, exactly what :func:`evaluate` computes.
+            ``qdq``: float operators between ``R.quantize`` and ``R.dequantize``, for TVM's own
+            pattern tables.
+
+    Raises:
+        InputDataError: ``graph`` is not a graph, but a path for example.
+        UnsupportedTargetError: TVM is not installed, or cannot express the graph.
+    """
+    need_tvm()
+    from qdqbridge.tvm.relax.emit import emit
+
+    return emit(graph, keep_params=keep_params, variant=variant)
+
+
+@renamed(reroll="fuse")
+@checked
+def from_relax(
+    module: Any,
+    params: Mapping[str, Any] | None = None,
+    *,
+    function: str = "",
+    canonical: bool = True,
+    fuse: bool = False,
+) -> Graph:
+    """Reads a Relax ``IRModule`` made by TVM's frontends or by :func:`to_relax`.
+
+    Float operators, ``R.quantize`` and ``R.dequantize`` and the operators ``qnn.*`` may be mixed.
+    Passes that keep operators may have been applied; called functions (composites, partitioned
+    regions) are inlined. Modules that are lowered to kernels are refused.
+
+    Args:
+        module: The module.
+        params: Its parameters by name, if they are stored separately, or the result of
+            ``relax.frontend.detach_params``.
+        function: The function to read; by default ``main``, or the only one
+            (``nn.Module.export_tvm`` names functions after methods, for example ``forward``).
+        canonical: Rewrite the graph to the canonical form.
+        fuse: As for :func:`load`.
+
+    Raises:
+        InvalidModelError: The module is inconsistent.
+        UnsupportedModelError: Some calls are not supported; the error lists all of them.
+        UnsupportedTargetError: TVM is not installed.
+        InputDataError: ``module`` is not a module with that function, or ``params`` do not fit.
+    """
+    need_tvm()
+    from qdqbridge.tvm.relax.read import entry_name
+
+    name = function or (entry_name(module) if hasattr(module, "functions") else "") or "main"
+    need_module(module, "from_relax", name)
+    from qdqbridge.core.canonical import canonicalize
+    from qdqbridge.core.graph.verify import verify
+    from qdqbridge.tvm.relax.read import channels_last
+    from qdqbridge.tvm.relax.read import from_relax as read_relax
+
+    graph = read_relax(module, params, function=name)
+    verify(graph)
+    if canonical:
+        options = ReadingOptions(fuse=fuse)
+        verify(canonicalize(graph, options, channels_first=channels_last(module)))
+    return graph
+
+
+@checked
+def compile(
+    graph: Graph,
+    target: Any = "host",
+    *,
+    kernels: str = "fast",
+    threads: int | None = None,
+    expose: Sequence[Value] = (),
+    extents: Mapping[str, int] | None = None,
+    cache: File | None = None,
+) -> Executable:
+    """Builds ``graph`` with TVM.
+
+    Args:
+        graph: A canonical graph.
+        target: ``host``, this machine's CPU, or a TVM target such as ``llvm`` (any CPU of this
+            architecture) or ``{"kind": "llvm", "mcpu": "haswell"}``, as a dictionary or JSON. Code
+            that this CPU cannot run can still be saved.
+        kernels: ``fast``, kernels for the target's instructions, or ``reference``, generic loops;
+            quantized results have the same bits with both.
+        threads: How many threads run it; by default TVM's choice: the environment variable
+            TVM_NUM_THREADS, or half of the machine's threads.
+        expose: Intermediate values that ``run`` also returns, by name.
+        extents: Values for symbolic dimensions, by name. Kernels are fast if at most the leading
+            dimension, say the batch, stays symbolic; with more, only float and dynamically
+            quantized products are.
+        cache: A folder of compiled models. The same graph, for the same target and versions, is
+            loaded from there (its ``graph`` has only inputs and outputs), else compiled and stored.
+            Several processes may share it; a damaged entry is compiled again.
+
+    Raises:
+        OutputFileError: The cache folder cannot be created.
+        InputDataError: ``graph`` is not a graph (but a path, for example), ``threads`` is not a
+            positive number, or ``extents`` do not fit.
+        UnsupportedTargetError: TVM is not installed, or cannot express the graph; or there are no
+            such kernels.
+    """
+    need_tvm()
+    from qdqbridge.core.graph.copying import with_numbers, with_outputs
+    from qdqbridge.tvm.relax.executable import build
+
+    whole = with_numbers(with_outputs(graph, expose) if expose else graph, extents or {})
+    if cache is not None:
+        from qdqbridge.tvm.relax.compile_cache import cached
+
+        return cached(path_of(cache), whole, target, kernels=kernels, threads=threads)
+    return build(whole, target, kernels=kernels, threads=threads)
+
+
+@checked
+def load_executable(path: File) -> Executable:
+    """Loads an executable that ``Executable.save`` wrote; its graph has only inputs and outputs.
+
+    Raises:
+        ModelFileError: The file cannot be read, is not such a library, or is damaged.
+        UnsupportedTargetError: TVM is not installed, or this CPU lacks instructions that the
+            library was compiled for.
+    """
+    need_tvm()
+    from qdqbridge.tvm.relax.executable import load_executable as load_library
+
+    return load_library(path_of(path))
+
+
+@checked
+def export_tvm(
+    graph: Graph, path: File, target: str = "host", *, params: File | None = None
+) -> int:
+    """Writes ``graph`` for TVM, replacing existing files.
+
+    Args:
+        graph: A canonical graph.
+        path: ``.json`` (a Relax module), ``.py`` (TVMScript, to read) or ``.so`` (compiled),
+            which :func:`load_executable` and TVM itself load.
+        target: The TVM target of a ``.so``.
+        params: An ``.npz`` file for the constants of a module that take 64 KiB or more; not
+            written where there are none.
+
+    Returns:
+        The number of constants in ``params``.
+
+    Raises:
+        UnsupportedTargetError: TVM is not installed, or cannot express the graph.
+    """
+    file = Path(path)
+    if file.suffix == ".so":
+        compile(graph, target).save(file)
+        return 0
+    module, arrays = to_relax(graph, keep_params=params is not None)
+    from qdqbridge.tvm.relax.files import write_module
+
+    write_module(module, file)
+    if params is not None and arrays:
+        from qdqbridge.core.graph.archive import write_arrays
+
+        write_arrays(Path(params), arrays)
+    return len(arrays)
+
+
+@renamed(spelling="variant")
+@checked
+def export_relay(
+    graph: Graph,
+    path: File,
+    *,
+    variant: str = "canonical",
+    extents: Mapping[str, int] | None = None,
+) -> None:
+    """Writes ``graph`` as a Relay module that ``qdqbridge.tvm.relay.load`` reads, replacing a file.
+
+    Args:
+        graph: A canonical graph.
+        path: The file to write.
+        variant: ``canonical``, ``tflite``, ``dnnl`` or ``fq2i``; see ``qdqbridge.tvm.relay.emit``.
+        extents: Numbers for symbolic extents, by name.
+
+    Raises:
+        InputDataError: ``graph`` is not a graph, or the file cannot be written.
+        UnsupportedTargetError: This TVM is without Relay, or Relay cannot express the graph.
+    """
+    need_relay()
+    from qdqbridge.tvm.relay.emit import emit
+    from qdqbridge.tvm.relay.files import save as save_relay
+
+    module, params = emit(graph, variant, extents=extents)
+    save_relay(module, params, path_of(path))
+
+
+@checked
+def partition(
+    graph: Graph,
+    table: str = "canonical",
+    *,
+    dialect: Dialect = "relax",
+    rewrite: bool = False,
+    extents: Mapping[str, int] | None = None,
+) -> Partitioned:
+    """Says what a backend's pattern table takes of a graph, what it leaves, and why.
+
+    Args:
+        graph: A canonical graph.
+        table: The name of a table.
+        dialect: ``relax``, or ``relay`` in an environment with TVM up to 0.19.
+        rewrite: Make the graph eligible first, by rewrites that are exact or say their error.
+        extents: Numbers for symbolic extents, by name.
+
+    Raises:
+        InputDataError: ``graph`` is not a graph, but a path for example.
+        UnsupportedTargetError: There is no such table or dialect here.
+    """
+    from qdqbridge.tvm.byoc.model import partition_model
+
+    return partition_model(graph, table, dialect=dialect, rewrite=rewrite, extents=extents)

@@ -1,0 +1,506 @@
+"""The flow of a model file on one page: read, explain, interpret, write, check, compare.
+
+What needs TVM is in :mod:`qdqbridge.app.hosting`; every CLI verb is made of these steps.
+
+Libraries are imported by the step that needs them, so ``import qdqbridge`` stays cheap.
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+from qdqbridge.app.sources import is_onnx, is_tflite, read_file
+from qdqbridge.core.arguments import checked, need_side, path_of, renamed
+from qdqbridge.core.graph.graph import Graph, Note
+from qdqbridge.core.options import ReadingOptions
+from qdqbridge.errors import InputDataError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from qdqbridge.autoquant.fixed_ranges import FixedRanges
+    from qdqbridge.core.graph.diff import GraphDifference
+    from qdqbridge.onnx_io.runtime.session import OnnxRuntimeSession
+    from qdqbridge.targets.comparison.compare import Comparison
+    from qdqbridge.targets.comparison.engine import Engine
+    from qdqbridge.targets.engines.judge import Judge
+    from qdqbridge.targets.profiles import ExportProfile, Finding
+    from qdqbridge.targets.profiles.changes import ExportChange
+    from qdqbridge.tflite_io.litert import LiteRTEngine
+    from qdqbridge.tflite_io.vela import VelaReport
+    from qdqbridge.tflite_io.writer import TFLiteModel
+    from qdqbridge.tvm.relax.executable import Executable
+
+File: TypeAlias = "str | PathLike[str]"
+Side: TypeAlias = "Graph | Executable | Judge | LiteRTEngine | str | PathLike[str]"
+"""What can be compared: a graph (interpreter), an executable (TVM), a model file (onnxruntime), or
+a model that an engine has opened."""
+
+
+@renamed(reroll="fuse")
+@checked
+def load(
+    path: File,
+    *,
+    canonical: bool = True,
+    decomposed: bool = False,
+    fold_affine: bool = False,
+    fuse: bool = False,
+    adapter: File | None = None,
+    optional_inputs: bool = False,
+) -> Graph:
+    """Reads an ONNX or TFLite model.
+
+    Args:
+        path: The ``.onnx`` file, whose external data must be in the same folder; or a ``.tflite``
+            file, whose images are channels-last outside and channels-first inside.
+        canonical: Rewrite the graph to the canonical form; otherwise return it as the file has it.
+        decomposed: Read fake quantization that is written as float arithmetic (Div, Round, Add,
+            Clip, Sub, Mul) as QuantizeLinear and DequantizeLinear. The file itself does not state
+            that this is meant.
+        fold_affine: Fold per-channel float Mul, Div, Add, Sub and BatchNormalization into the
+            scales and bias of the integer product before them. This moves float32 roundings.
+        fuse: Fuse each activation, norm and softmax that is written step by step (Gelu,
+            HardSwish, LayerNormalization …) into one operator, and each product between
+            DynamicQuantizeLinear and DequantizeLinear into an integer product. This moves float32
+            roundings.
+        adapter: An ``.onnx_adapter`` file of onnxruntime. Its arrays become constants in place of
+            the inputs they are for. :func:`load_adapter` returns them as arrays instead, to be
+            fed to a model that keeps these inputs.
+        optional_inputs: Keep inputs that have initializers as inputs, which every run is then
+            given (an adapter, or arrays of rank 0 for none); by default they are constants.
+
+    Raises:
+        ModelFileError: A file cannot be read.
+        InvalidModelError: The model breaks ONNX's rules.
+        UnsupportedModelError: Something in it is not supported; the error lists all of it.
+        InputDataError: ``path`` is not a path, or the adapter belongs to another model.
+    """
+    own = None if adapter is None else path_of(adapter)
+    source = read_file(path_of(path), own, optional_inputs=optional_inputs)
+    if not canonical:
+        return source.graph
+    graph = source.canonical(ReadingOptions(decomposed, fold_affine, fuse))
+    del source
+    if sum(value.constant.nbytes for value in graph.values() if value.constant) > _MUCH:
+        gc.collect()  # nodes and values of the graphs before refer to each other, and to weights
+    return graph
+
+
+_MUCH = 1 << 26
+"""Bytes of constants for which it is worth looking for those that nobody needs."""
+
+
+@checked
+def load_adapter(path: File) -> dict[str, NDArray[Any]]:
+    """Returns the arrays of a low-rank adapter, by the names of the inputs they are for.
+
+    Args:
+        path: An ``.onnx_adapter`` file, which onnxruntime and Olive write.
+
+    Raises:
+        ModelFileError: It cannot be read, or is no such file.
+        InputDataError: ``path`` is not a path.
+    """
+    from qdqbridge.onnx_io.adapters import read_adapter
+
+    return read_adapter(path_of(path))
+
+
+@checked
+def parse(text: str, weights: Mapping[str, NDArray[Any]] | None = None) -> Graph:
+    """Reads a text form back into a graph, with the digest of the graph that wrote it.
+
+    Args:
+        text: A text that ``graph.text(weights="inline")`` wrote, or that was written by hand.
+        weights: Long constants by hash, as ``graph.text(weights=mapping)`` put them into a
+            mapping (stored as an ``.npz`` file, for example).
+
+    Raises:
+        ModelFileError: The text cannot be parsed; the error gives line and column.
+        InvalidModelError: A node breaks the rules of its operator.
+        InputDataError: Long constants are missing or do not match, or ``text`` is not a string.
+        GraphError: The text claims to be canonical and is not.
+    """
+    from qdqbridge.core.text.parser import parse_text
+    from qdqbridge.onnx_io.foreign.operators import OPAQUE_NODES
+
+    return parse_text(text, weights, opaque=OPAQUE_NODES)
+
+
+@checked
+def explain(graph: Graph) -> list[Note]:
+    """Returns why nodes stayed float, and what was assumed while reading.
+
+    Raises:
+        InputDataError: It is not a graph, but a path for example.
+    """
+    from qdqbridge.core.canonical import explanation
+    from qdqbridge.onnx_io.control_flow.bodies import parts
+
+    return explanation(graph, ((body.place, body.graph) for body in parts(graph)))
+
+
+@checked
+def evaluate(
+    graph: Graph,
+    inputs: Mapping[str, NDArray[Any]],
+    *,
+    exact: bool = False,
+    accumulator_bits: int = 32,
+    overflow: Literal["wraparound", "saturation"] = "wraparound",
+    pairs: bool = False,
+    requantize: Literal["half-even", "fixed-point", "truncation", "shift"] = "half-even",
+) -> dict[str, NDArray[Any]]:
+    """Runs a graph in NumPy: the numeric contract itself, bit for bit.
+
+    The arguments after ``exact`` simulate hardware with other arithmetic for products;
+    :func:`qdqbridge.autoquant.hardware.arithmetic.run` also counts the overflows.
+
+    Where onnxruntime refuses to run because a kernel is larger than its padded input, the result
+    is empty.
+
+    Args:
+        graph: Any graph.
+        inputs: One array per graph input, by name; quantized inputs take stored integers.
+        exact: Compute the real-valued meaning in float64 instead, rounding only into quantized
+            types.
+        accumulator_bits: Bits of the sums of integer products.
+        overflow: What happens to a sum that does not fit: its low bits are kept, or every
+            addition saturates.
+        pairs: Products of 8 bits are first added in pairs that saturate at 16 bits
+            (``vpmaddubsw``), channels before taps.
+        requantize: How sums become stored results: ``half-even`` as in the contract,
+            ``fixed-point`` as in TFLite, ``truncation`` drops the fraction, ``shift`` multiplies
+            by powers of two.
+
+    Raises:
+        InputDataError: An input is missing, unknown, or of the wrong element type or shape; or
+            ``graph`` is not a graph; or there is no such arithmetic.
+    """
+    from qdqbridge.autoquant.hardware.arithmetic import CONTRACT, arithmetic_of, run
+
+    hardware = arithmetic_of(accumulator_bits, overflow, pairs=pairs, requantize=requantize)
+    if hardware != CONTRACT:
+        if exact:
+            raise InputDataError(
+                "an exact result has no arithmetic of hardware", fix="give one of both"
+            )
+        return dict(run(graph, inputs, hardware).outputs)
+    from qdqbridge.core.graph.interpreter import evaluate as interpret
+
+    return interpret(graph, inputs, exact=exact)[0]
+
+
+@checked
+def session(path: File) -> OnnxRuntimeSession:
+    """Returns a model file in onnxruntime, graph optimizations disabled.
+
+    Raises:
+        ModelFileError: The file cannot be read.
+    """
+    from qdqbridge.onnx_io.runtime.session import OnnxRuntimeSession
+
+    return OnnxRuntimeSession(path_of(path))
+
+
+@checked
+def save(
+    graph: Graph,
+    path: File,
+    profile: str = "ort",
+    *,
+    recenter: bool = False,
+    overwrite: bool = False,
+    opset: int | None = None,
+) -> None:
+    """Writes ``graph`` as a QDQ or TFLite model.
+
+    Args:
+        graph: A canonical graph.
+        path: The ``.onnx`` or ``.tflite`` file to write; TFLite has a profile of its own.
+        profile: The runtime that the file is for; ``ort`` is onnxruntime.
+        recenter: Write int8 activations as uint8, with zero points shifted by 128. Results are
+            equal, and onnxruntime on x86 is several times faster. The digest changes.
+        overwrite: Replace an existing file.
+        opset: The opset to write. By default the source's if the profile's runtime reads it,
+            else the newest that it reads.
+
+    Raises:
+        InputDataError: ``graph`` is not a graph, but a path for example.
+        OutputExistsError: The file exists and ``overwrite`` is not given.
+        UnsupportedTargetError: The profile, or the opset (given, or any that its runtime reads),
+            cannot express the graph; or the profile requires int8.
+    """
+    if is_tflite(path_of(path)):
+        save_tflite(graph, path, overwrite=overwrite)
+        return
+    from qdqbridge.targets.profiles.export import export
+
+    export(
+        graph, path_of(path), profile=profile, recenter=recenter, overwrite=overwrite, opset=opset,
+    )  # fmt: skip
+
+
+@checked
+def save_tflite(
+    graph: Graph, path: File, *, layout: str = "model", npu: bool = False,
+    overwrite: bool = False,
+) -> TFLiteModel:  # fmt: skip
+    """Writes ``graph`` as a TFLite file that computes on the same integers.
+
+    Args:
+        graph: A canonical graph.
+        path: The ``.tflite`` file to write.
+        layout: ``model``: inputs and outputs as the graph has them; ``nhwc``: images enter and
+            leave channels-last.
+        npu: Write it for Ethos-U: weights in 8 bits, and float results of products in 16.
+        overwrite: Replace an existing file.
+
+    Returns:
+        What was written: the graph after what TFLite demands, its digest, and notes that say
+        where numbers are rounded once more or computed on floats.
+
+    Raises:
+        InputDataError: ``graph`` is not a graph, but a path for example.
+        OutputExistsError: The file exists and ``overwrite`` is not given.
+        UnsupportedTargetError: TFLite has no counterpart of some operators; all are listed.
+    """
+    from qdqbridge.tflite_io.writer import write
+
+    return write(graph, path_of(path), layout=layout, npu=npu, overwrite=overwrite)
+
+
+@checked
+def fixed_ranges(graph: Graph, data: Mapping[str, NDArray[Any]]) -> FixedRanges:
+    """Gives activations that are quantized while the model runs fixed parameters, from data.
+
+    They are those that ONNX's ``DynamicQuantizeLinear`` has for all of the data at once.
+
+    Args:
+        graph: A canonical graph; it is not changed.
+        data: One array per input, by name: examples of what the model will see.
+
+    Returns:
+        The new graph, and for each product its range and what it costs (dB).
+
+    Raises:
+        InputDataError: The data does not fit, or an activation is not finite.
+        InvalidModelError: A node cannot be computed on the data.
+    """
+    from qdqbridge.autoquant.fixed_ranges import fixed_ranges as fix
+
+    return fix(graph, data)
+
+
+@checked
+def litert(graph: Graph, *, layout: str = "model") -> tuple[Graph, LiteRTEngine]:
+    """Returns a graph as its TFLite file says it, and LiteRT with every value of that file.
+
+    For :func:`compare`: ``compare(*litert(graph), data, local=True)`` runs each node on LiteRT's
+    own operands and tells which differences are its fixed-point arithmetic. LiteRT runs in a
+    process of its own.
+
+    Args:
+        graph: A canonical graph.
+        layout: As for :func:`save_tflite`.
+
+    Raises:
+        InputDataError: ``graph`` is not a graph.
+        UnsupportedTargetError: TFLite has no counterpart of some operators, or LiteRT is not
+            installed.
+    """
+    from qdqbridge.targets.engines.recording import ChildRecorder
+    from qdqbridge.tflite_io.litert import LiteRTEngine
+    from qdqbridge.tflite_io.writer import converted
+
+    recorder = ChildRecorder()
+    made = converted(graph, layout=layout)
+    return made.graph, LiteRTEngine(made, recorder=recorder)
+
+
+@checked
+def vela(graph: Graph, accelerator: str = "ethos-u55-128", *, layout: str = "model") -> VelaReport:
+    """Returns what Vela makes of the TFLite file of ``graph``: NPU or CPU, MACs, SRAM, cycles.
+
+    Args:
+        graph: A canonical graph.
+        accelerator: The NPU, as Vela names it.
+        layout: As for :func:`save_tflite`.
+
+    Raises:
+        InputDataError: ``graph`` is not a graph.
+        UnsupportedTargetError: TFLite or Vela cannot take it, or Vela is not installed.
+    """
+    from qdqbridge.tflite_io.vela import compiled
+    from qdqbridge.tflite_io.writer import converted
+
+    return compiled(converted(graph, layout=layout, npu=True).model, accelerator)
+
+
+@checked
+def export_profile(name: str) -> ExportProfile:
+    """Returns an export profile: how it writes files, and the rules that its runtime demands.
+
+    Raises:
+        UnsupportedTargetError: There is none of that name.
+    """
+    from qdqbridge.targets.profiles import profile_of
+
+    return profile_of(name)
+
+
+@checked
+def check(source: Graph | File, profile: str = "ort") -> list[Finding]:
+    """Returns where and why a model would not run on integers on a profile's runtime.
+
+    Args:
+        source: A model file in whatever form, or a graph (checked as the profile would write it).
+        profile: The name of the profile.
+
+    Raises:
+        UnsupportedTargetError: The profile is not known.
+        QdqBridgeError: The file cannot be read.
+    """
+    from qdqbridge.targets.profiles import check as check_profile
+
+    return check_profile(source if isinstance(source, Graph) else path_of(source), profile)
+
+
+@checked
+def changes(source: File, written: File, profile: str = "ort") -> list[ExportChange]:
+    """Returns what ``save`` wrote otherwise than the file that was read, and why.
+
+    Args:
+        source: An ONNX file.
+        written: What was written of it.
+        profile: The profile it was written in.
+
+    Raises:
+        UnsupportedTargetError: The profile is not known.
+        QdqBridgeError: A file cannot be read.
+    """
+    from qdqbridge.targets.profiles.changes import changes as changes_of
+
+    return changes_of(path_of(source), path_of(written), export_profile(profile))
+
+
+@checked
+def export_costs(
+    graph: Graph, profile: str = "ort", written: File | None = None
+) -> list[ExportChange]:
+    """Returns where a file of a profile has other numbers than the graph, and how far off.
+
+    Args:
+        graph: What is written.
+        profile: The profile.
+        written: The file, to be told as well where onnxruntime computes something else from it.
+
+    Raises:
+        InputDataError: It is not a graph, but a path for example.
+        UnsupportedTargetError: The profile is not known.
+    """
+    from qdqbridge.targets.profiles.changes import costs, run_otherwise
+
+    chosen = export_profile(profile)
+    told = [] if written is None else run_otherwise(path_of(written), chosen)
+    return costs(graph, chosen) + told
+
+
+@checked
+def diff(a: Graph, b: Graph) -> list[GraphDifference]:
+    """Returns where two graphs differ, in words; nothing where their digests are equal.
+
+    Args:
+        a: A canonical graph.
+        b: Another one.
+
+    Raises:
+        InputDataError: One of them is not a graph, but a path for example.
+    """
+    from qdqbridge.core.graph.diff import diff as diff_graphs
+
+    return diff_graphs(a, b)
+
+
+@checked
+def compare(
+    a: Side,
+    b: Side,
+    data: Mapping[str, NDArray[Any]],
+    *,
+    local: bool = False,
+    batch_size: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Comparison:
+    """Compares two sides value by value; values are matched by tensor name.
+
+    A graph is run by the NumPy interpreter, an executable by TVM, a path to an ONNX file by
+    onnxruntime with graph optimizations disabled, and what an engine has opened
+    (:func:`open_engine`) by that engine.
+
+    Args:
+        a: One side.
+        b: The other side, the reference.
+        data: One array per model input, by name.
+        local: Run each node of ``a`` in the interpreter on the operands that ``b`` recorded, so
+            that a difference is counted at the node that causes it, and name the cause.
+        batch_size: Examples per run; by default the batch that the model fixes, or all.
+        progress: Called with the batches done and their number.
+
+    Raises:
+        InputDataError: The data does not fit the model.
+        UnsupportedTargetError: An engine cannot run the model.
+    """
+    from qdqbridge.targets.comparison.compare import compare_engines
+    from qdqbridge.targets.comparison.local import compare_locally
+
+    graph, reference = _graph_of(a, canonical=local), engine_of(b)
+    if local:
+        return compare_locally(graph, reference, data, size=batch_size, progress=progress)
+    return compare_engines(engine_of(a), reference, graph, data, size=batch_size, progress=progress)
+
+
+def _graph_of(side: Side, *, canonical: bool) -> Graph:
+    if isinstance(side, Graph):
+        return side
+    if isinstance(side, (str, PathLike)):
+        return load(side, canonical=canonical)
+    need_side(side)
+    return side.graph
+
+
+def engine_of(side: Side) -> Engine:
+    """Returns what runs a side of a comparison and shows what it computes."""
+    from qdqbridge.targets.comparison.engine import Built, Interpreter, is_engine
+
+    if isinstance(side, Graph):
+        return Interpreter(side)
+    if isinstance(side, (str, PathLike)):
+        return session(side)
+    need_side(side)
+    return side if is_engine(side) else Built(cast("Executable", side))
+
+
+@contextmanager
+def as_onnx(path: File | None, graph: Graph) -> Generator[Path, None, None]:
+    """Yields an ONNX file of a model: its own, or one that lasts as long as this.
+
+    Args:
+        path: The file that holds the model, of any kind; None if none does.
+        graph: The model.
+    """
+    file = None if path is None else path_of(path)
+    if file is not None and is_onnx(file):
+        yield file
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        exported = Path(folder) / f"{'model' if file is None else file.stem}.onnx"
+        save(graph, exported)
+        yield exported

@@ -1,0 +1,497 @@
+"""Quantization of float models: what the verb ``quantize`` is made of."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from qdqbridge.app.pipeline import explain, load
+from qdqbridge.app.profiling import load_profile
+from qdqbridge.core.arguments import checked, path_of
+from qdqbridge.core.graph.atomic_write import write_text
+from qdqbridge.core.graph.graph import Graph
+from qdqbridge.errors import InputDataError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from qdqbridge.autoquant.choosers import Chooser
+    from qdqbridge.autoquant.delivered import Delivered
+    from qdqbridge.autoquant.inside import QuantizedBody
+    from qdqbridge.autoquant.planning.formats import Format, Unstored
+    from qdqbridge.autoquant.planning.targets import Target
+    from qdqbridge.autoquant.profiling.collect import Data
+    from qdqbridge.autoquant.profiling.profile import Profile
+    from qdqbridge.autoquant.profiling.samples import Samples
+    from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions
+    from qdqbridge.autoquant.search.budget import ModelBudget
+    from qdqbridge.autoquant.search.fallback import Fallback, Goal
+    from qdqbridge.autoquant.search.time_budget import TimeBudget
+    from qdqbridge.autoquant.simulation.metrics import Metric, Metrics
+    from qdqbridge.core.graph.quantization import QuantParams
+
+File: TypeAlias = "str | PathLike[str]"
+_REPAIR = ("equalize", "smooth", "round", "learn", "bias")
+_LOGGER = logging.getLogger(__name__)
+_JUDGING = 256
+"""Samples on which goals and reports are judged, taken from all of the data."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Quantization:
+    """A quantized model and how it came about.
+
+    Attributes:
+        made: The quantized graph before anything was taken back, its parameters, what repair did.
+        original: The float graph.
+        samples: What goals and reports are judged on, beside what was left out; None where there
+            is only a profile.
+        left_out: Numbers of the samples that nothing was chosen by: figures are of them.
+        in_order: Both kinds of samples as they were given, for a metric that knows labels.
+        goal: What the outputs had to be like; None for nothing.
+        fallback: What it took to meet the goal.
+    """
+
+    made: Quantized
+    original: Graph
+    samples: Samples | None
+    goal: Goal | ModelBudget | TimeBudget | None = None
+    fallback: Fallback | None = None
+    left_out: Sequence[int] = ()
+    in_order: Samples | None = None
+    _delivered: list[Delivered] = field(default_factory=list["Delivered"], init=False, repr=False)
+
+    @property
+    def graph(self) -> Graph:
+        """The quantized graph."""
+        return self.made.graph if self.fallback is None else self.fallback.graph
+
+    @property
+    def inside(self) -> tuple[QuantizedBody, ...]:
+        """What became of the bodies of If, Loop and Scan."""
+        if self.fallback is None:
+            return self.made.inside
+        kept = {place for new in self.fallback.decision.bodies.values() for place in new.places}
+        dropped = f"its bodies stay float for {self.goal}"
+        return tuple(
+            body
+            if body.made is None or body.body.place in kept
+            else replace(body, made=None, reason=dropped)
+            for body in self.made.inside
+        )
+
+    def meeting(
+        self,
+        *,
+        min_sqnr: float | None = None,
+        max_drop: float | None = None,
+        metric: Metric | None = None,
+        fallback: Literal["int16", "float"] = "int16",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Quantization:
+        """Returns this with as many layers in more bits, or in float, as a goal needs.
+
+        Args:
+            min_sqnr: Smallest signal to noise of the outputs, in dB.
+            max_drop: Largest loss of ``metric``, else of top-1 agreement (0.01 for 1 %).
+            metric: A score of the outputs by name; more is better.
+            fallback: What layers get first; ``float`` leaves them float at once.
+            progress: Called with the trials done, and how many there will be at most.
+
+        Raises:
+            InputDataError: There are no samples, or the goal cannot be met.
+        """
+        from qdqbridge.autoquant.search.fallback import Goal, met
+
+        goal = Goal(min_sqnr, max_drop)
+        if self.samples is None:
+            raise _no_data("no goal can be judged without it")
+        made, samples = self.made, self.samples
+        if metric is not None:
+            made, samples = replace(made, unseen=None), self.in_order or samples
+        found = met(made, goal, samples, fallback=fallback, metric=metric, progress=progress)
+        return replace(self, goal=goal, fallback=found)
+
+    def within(
+        self,
+        *,
+        max_bytes: int | None = None,
+        max_node_seconds: float | None = None,
+        engine: str = "tvm",
+        min_sqnr: float | None = None,
+        max_drop: float | None = None,
+        threads: int | None = None,
+        state: File | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Quantization:
+        """Returns this with bits per layer for a budget.
+
+        With ``max_bytes`` or ``max_node_seconds`` the outputs are as good as that size or time
+        allows; else the model is as small as the goal leaves.
+
+        Args:
+            max_bytes: Of all constants as they are stored, scales included.
+            max_node_seconds: What each node may take that ``engine`` makes of the model, for one
+                sample.
+            engine: ``tvm``, ``onnxruntime`` or ``openvino``.
+            threads: How many the engine may use; None for its default.
+            min_sqnr: Smallest signal to noise of the outputs, in dB.
+            max_drop: Largest loss of top-1 agreement (0.005 for half a point).
+            state: A file of trials: a search that was killed goes on with it.
+            progress: Called with the trials done, and how many there will be, about.
+
+        Raises:
+            InputDataError: There are no samples, or the budget cannot be met.
+            UnsupportedTargetError: There is no such engine, or it tells no times.
+        """
+        from qdqbridge.autoquant.search.budget import ModelBudget, within
+        from qdqbridge.autoquant.search.fallback import Goal
+
+        goal = None if min_sqnr is None and max_drop is None else Goal(min_sqnr, max_drop)
+        if self.samples is None:
+            raise _no_data("no budget can be judged without it")
+        path = None if state is None else path_of(state)
+        if max_node_seconds is not None:
+            if max_bytes is not None:
+                raise InputDataError("one search has one budget", fix="give a size or a time")
+            return self._within_time(max_node_seconds, engine, threads, goal, path, progress)
+        budget = ModelBudget(max_bytes, goal)
+        found = within(self.made, budget, self.samples, state=path, progress=progress)
+        return replace(self, goal=budget, fallback=found)
+
+    def _within_time(
+        self,
+        seconds: float,
+        engine: str,
+        threads: int | None,
+        goal: Goal | None,
+        state: Path | None,
+        progress: Callable[[int, int], None] | None,
+    ) -> Quantization:
+        from qdqbridge.app.judging import node_times
+        from qdqbridge.autoquant.inside_time import bodies_within_time
+        from qdqbridge.autoquant.search.time_budget import TimeBudget, within_time
+
+        assert self.samples is not None
+        budget = TimeBudget(seconds, engine, goal, threads)
+        clock = partial(node_times, engine, threads=threads)
+        made, inside = bodies_within_time(self.made, budget, self.samples, clock, state)
+        found = within_time(made, budget, self.samples, clock, state=state, progress=progress)
+        found = replace(found, reverted=[*inside, *found.reverted])
+        return replace(self, made=made, goal=budget, fallback=found)
+
+    def doubts(self) -> list[str]:
+        """Returns warnings about outputs that are far from the float model's, or parts of them.
+
+        They name the layers that do it, and what mends it.
+        """
+        from qdqbridge.autoquant.advice.doubts import BAD, doubt
+
+        found = self.delivered()
+        if found is None or self.samples is None:
+            return []
+        told = [found.mixed()]
+        if self.fallback is None and found.metrics.sqnr < BAD:
+            told.append(doubt(self.made, self.samples, found.metrics.sqnr))
+        return [text for text in told if text]
+
+    def outputs(self) -> Metrics | None:
+        """Returns how far the outputs are from the float model's; None without samples.
+
+        It is of samples that were left out, where there were enough to leave some out.
+        """
+        found = self.delivered()
+        return None if found is None else found.metrics
+
+    def delivered(self) -> Delivered | None:
+        """Returns the same with what was measured on which samples, and parts of outputs."""
+        from qdqbridge.autoquant.delivered import delivered
+
+        if self.samples is None:
+            return None
+        if not self._delivered:
+            found = delivered(self.original, self.graph, self.samples, self.made.unseen)
+            self._delivered.append(found)
+        return self._delivered[0]
+
+    def report(
+        self,
+        path: File,
+        *,
+        model: str = "model",
+        data: str = "data",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Writes a page about it, which shows the float graph and what was made of it.
+
+        It tells errors per layer and weight, what each layer costs alone, what was tried, ranges
+        and histograms, accumulators, what fell back.
+
+        Args:
+            path: The ``.html`` file; it is replaced.
+            model: What to call the model.
+            data: What to call the data.
+            progress: Called with the steps done and their number.
+
+        Raises:
+            OutputFileError: The operating system refuses.
+        """
+        from qdqbridge.app.viewer import document_of_quantization, page
+        from qdqbridge.autoquant.advice.doubts import ranked
+        from qdqbridge.autoquant.reporting import record_of
+
+        ranking = None if self.fallback is None else self.fallback.ranking
+        if ranking is None and self.samples is not None:
+            ranking = ranked(self.made, self.samples)
+        tuning = self.made.tuning
+        record = record_of(
+            self.made if self.fallback is None else _Fallen(self.made, self.fallback),
+            self.made.target,
+            self.samples,
+            shown=self.delivered(),
+            model=model,
+            data=data,
+            repairs=[*self.made.repairs, *([] if tuning is None else [tuning])],
+            ranking=ranking,
+            fallback=self.fallback,
+            goal="" if self.goal is None else str(self.goal),
+            inside=self.inside,
+            progress=progress,
+        )
+        shown = document_of_quantization(record, self.original, self.graph, explain(self.graph))
+        write_text(path_of(path), page(shown))
+
+
+class _Fallen:
+    """What a report looks at where layers were taken back."""
+
+    def __init__(self, made: Quantized, fallback: Fallback) -> None:
+        self.graph, self.decision, self.profile = fallback.graph, fallback.decision, made.profile
+        self.original = made.original
+
+
+@checked
+def quantize(
+    model: Graph | File,
+    data: Mapping[str, NDArray[Any]] | Sequence[Mapping[str, NDArray[Any]]] | File | None,
+    *,
+    target: str | Target = "ort",
+    profile: Profile | File | None = None,
+    exclude: Sequence[str] = (),
+    only: Sequence[str] = (),
+    fixed: Mapping[str, QuantParams] | None = None,
+    formats: Mapping[str, Format | Unstored] | None = None,
+    chooser: str | Chooser | None = None,
+    weight_chooser: str | Chooser | None = None,
+    weights: str | None = None,
+    block: int | None = None,
+    weight_formats: Mapping[str, Format] | None = None,
+    repair: Sequence[str] = _REPAIR,
+    min_sqnr: float | None = None,
+    max_drop: float | None = None,
+    metric: Metric | None = None,
+    fallback: Literal["int16", "float"] = "int16",
+    progress: Callable[[int, int], None] | None = None,
+) -> Graph:
+    """Quantizes a float model with ranges from calibration data, keeping what helps its outputs.
+
+    Args:
+        model: A canonical float graph, or the file of one.
+        data: Samples: one array per input with examples along axis 0; an ``.npz`` file of such
+            arrays, or a folder of such files; or the inputs of each run, as a sequence of mappings
+            or, for a model without a batch axis, one file per run. None if only ``profile`` is
+            used.
+        target: What the result is for: a name (``qdqbridge.autoquant.planning.targets``), or a
+            target of your own.
+        profile: The statistics that ``qdqbridge profile`` collected for the same model.
+        exclude: Nodes that stay float: names or patterns of nodes or operators.
+        only: Nodes that are quantized, all others staying float.
+        fixed: Parameters of tensors by name, instead of a chooser's.
+        formats: Formats of the activations that nodes read and compute, by name or pattern; or
+            that products read float or dynamically quantized activations (``Unstored``).
+        chooser: Parameters of activations: ``mse``, ``minmax``, ``percentile``,
+            ``mean-of-maxima``, ``extrapolated``, ``kl``, or any function; by default the target's.
+        weight_chooser: Parameters of weights: the same, or ``hqq``.
+        weights: How weights are stored: ``int8``, ``uint8``, ``int16``, ``int4``, ``uint4``,
+            ``int2``, ``uint2``; by default the target's type.
+        block: Block size of weight scales along the reduced axis, as 32; by default there is one
+            scale per channel.
+        weight_formats: Formats of the weights of nodes, by name or pattern.
+        repair: Steps to try; each is kept only if it brings the outputs closer to those of the
+            float model: ``equalize`` channels across layers, ``smooth`` activations, ``round``
+            4-bit weights jointly, ``learn`` weights, correct the ``bias``. Nothing is tried
+            without data.
+        min_sqnr: Give layers more bits until the outputs reach this SQNR, in dB.
+        max_drop: Give layers more bits until at most this much of ``metric`` is lost, or of top-1
+            agreement (0.01 for 1 %) without a metric.
+        metric: A score of the outputs by name; more is better.
+        fallback: What to try first for a layer when there is a goal; ``float`` leaves it float at
+            once.
+        progress: Called with the steps done and their number; then, for a goal, with the trials
+            done and the largest number there can be.
+
+    Raises:
+        InputDataError: The data or the profile does not fit the model, the model is quantized
+            already or computes NaN, a name matches nothing, or the goal cannot be met.
+        UnsupportedModelError: Nothing in the model can be quantized.
+        UnsupportedTargetError: There is no such target, chooser or type.
+    """
+    from qdqbridge.autoquant.quantize import QuantizeOptions
+
+    options = QuantizeOptions(
+        target=target,
+        exclude=exclude,
+        only=only,
+        fixed=fixed or {},
+        formats=formats or {},
+        chooser=chooser,
+        weight_chooser=weight_chooser,
+        weights=weights,
+        block=block,
+        weight_formats=weight_formats or {},
+        repair=repair,
+    )
+    made = quantization(model, data, options, profile=profile, progress=progress)
+    if min_sqnr is None and max_drop is None:
+        for warning in made.doubts():
+            _LOGGER.warning(warning)
+        return made.graph
+    return made.meeting(
+        min_sqnr=min_sqnr, max_drop=max_drop, metric=metric, fallback=fallback, progress=progress
+    ).graph
+
+
+@checked
+def quantization(
+    model: Graph | File,
+    data: Mapping[str, NDArray[Any]] | Sequence[Mapping[str, NDArray[Any]]] | File | None,
+    options: QuantizeOptions | None = None,
+    *,
+    profile: Profile | File | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    warn: Callable[[str], None] | None = None,
+    **wanted: Any,
+) -> Quantization:
+    """Quantizes as :func:`quantize` does and returns how it came about as well.
+
+    Args:
+        model: As for :func:`quantize`.
+        data: Samples.
+        options: What it is for, and what is wanted otherwise.
+        profile: Statistics.
+        progress: Called with the steps done and their number.
+        warn: Called with what was assumed about files of data.
+        wanted: The same as ``options``, or instead of some of them, each by its name.
+
+    Raises:
+        QdqBridgeError: As :func:`quantize`.
+    """
+    from qdqbridge.autoquant.advice.unseen import check_unseen
+    from qdqbridge.autoquant.hardware.fit import check_fitted, fitted
+    from qdqbridge.autoquant.inside import (
+        check_anything,
+        options_outside,
+        with_bodies_quantized,
+    )
+    from qdqbridge.autoquant.profiling.collect import NanError
+    from qdqbridge.autoquant.profiling.control_flow import has_bodies
+    from qdqbridge.autoquant.profiling.samples import samples_of
+    from qdqbridge.autoquant.profiling.streams import open_samples
+    from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
+    from qdqbridge.autoquant.repair.steps import StepRecord
+    from qdqbridge.autoquant.search.pair_cost import PAIRS, saturating
+    from qdqbridge.autoquant.search.presets import chosen
+    from qdqbridge.autoquant.search.tuning import spread
+
+    if data is None and profile is None:
+        raise _no_data("without it only what a profile has seen can be quantized")
+    graph = load(model) if isinstance(model, (str, PathLike)) else model
+    samples: Data | None = None
+    if isinstance(data, (str, PathLike)):
+        samples = open_samples(Path(data), graph.inputs, warn)
+    elif data is not None:
+        samples = samples_of(graph.inputs, data)
+    asked, tried = replace(options or QuantizeOptions(), **wanted), tuple[StepRecord, ...]()
+    few, left_out, every = None, list[int](), samples
+    if samples is not None:
+        own = asked if profile is None else None
+        samples, few, left_out = _parted(graph, samples, own, warn or _LOGGER.warning)
+    given, within = asked, has_bodies(graph)
+    if within:
+        asked = options_outside(graph, asked)
+    try:
+        if few is not None:
+            check_unseen(graph, few)
+        asked, suited = fitted(graph, samples, asked)
+        if profile is None and suited is None:
+            asked, tried = chosen(graph, samples, asked)
+        made = quantized(
+            graph,
+            samples,
+            asked,
+            profile=load_profile(profile) if isinstance(profile, (str, PathLike)) else profile,
+            progress=progress,
+            empty=within,
+        )
+    except NanError as error:
+        raise error if every is None else error.located(graph, every) from error
+    if within:
+        made = with_bodies_quantized(made, samples, given)
+        check_anything(made)
+    if suited is not None and samples is not None:
+        check_fitted(made, samples)
+    steps = () if suited is None else (suited,)
+    judged, in_order = (None if s is None else spread(s, _JUDGING) for s in (samples, every))
+    if judged is not None and any(step.step == PAIRS and not step.applied for step in tried):
+        told = saturating(graph, made.graph, few or judged)
+        tried = tuple(replace(s, told=told) if s.step == PAIRS else s for s in tried)
+        (warn or _LOGGER.warning)(told)
+    made = replace(made, repairs=(*steps, *tried, *made.repairs), unseen=few)
+    return Quantization(made, graph, judged, left_out=left_out, in_order=in_order)
+
+
+def _parted(
+    graph: Graph, samples: Data, asked: QuantizeOptions | None, warn: Callable[[str], None]
+) -> tuple[Data, Samples | None, list[int]]:
+    """Returns samples to choose parameters by, those left out to judge, and their numbers.
+
+    Samples that are far larger than all others are in neither part, which is told, and so is what
+    does not represent others. A profile has seen all of them: none are left out then.
+    """
+    from qdqbridge.autoquant.advice.few_samples import FAR, outlying
+    from qdqbridge.autoquant.advice.input_scale import misscaled
+    from qdqbridge.autoquant.advice.uninformative import uninformative
+    from qdqbridge.autoquant.advice.unseen import parted, unseen
+
+    far = outlying(samples) if asked and asked.tune else []
+    if far:
+        warn(
+            f"samples {', '.join(map(str, far))} are more than {FAR:g} times as large as most "
+            "others and are left out: ranges that they decide would resolve nothing else. Give "
+            "more samples of that size if the model has to bear it"
+        )
+    numbers = [number for number in range(len(samples)) if number not in set(far)]
+    samples = parted(samples, far)[0] if far else samples
+    told = uninformative(graph, samples) or misscaled(graph, samples)
+    if told:
+        warn(told)
+    if asked is None or asked.sums_of != "any-input":
+        return samples, None, []  # sums have to fit in all that is given
+    left_out = unseen(samples)
+    if not left_out:
+        return samples, None, []
+    samples, few = parted(samples, left_out)
+    return samples, few, [numbers[number] for number in left_out]
+
+
+def _no_data(why: str) -> InputDataError:
+    return InputDataError(
+        "no data is given",
+        why=why,
+        fix="give samples: arrays, an .npz file or a folder of them (--data on the command line)",
+    )

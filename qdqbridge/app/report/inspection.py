@@ -1,0 +1,100 @@
+"""What a model holds, before and after the canonical rules."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from qdqbridge.core.graph.graph import Graph, Note, Value
+from qdqbridge.core.graph.header import Header
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import ValueType
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An input or output of a model.
+
+    Attributes:
+        name: Its interface name.
+        type: Its type.
+    """
+
+    name: str
+    type: ValueType
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """A summary of one model file.
+
+    Attributes:
+        header: What the file says about itself.
+        raw: Number of nodes by operator, as read.
+        canonical: Number of nodes by operator, in canonical form.
+        activations: Number of quantized results by storage and granularity.
+        constants: Number of quantized constants by storage and granularity.
+        floats: Number of results that are float in canonical form.
+        inputs: The graph inputs.
+        outputs: The graph outputs.
+        digest: SHA-256 of the canonical text form.
+        notes: Why nodes stayed float, and what was assumed.
+    """
+
+    header: Header
+    raw: Mapping[str, int]
+    canonical: Mapping[str, int]
+    activations: Mapping[str, int]
+    constants: Mapping[str, int]
+    floats: int
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    digest: str
+    notes: tuple[Note, ...]
+
+
+def inspection(
+    header: Header, raw: Mapping[str, int], canonical: Graph, notes: Sequence[Note]
+) -> Inspection:
+    """Returns the summary of a model.
+
+    Args:
+        header: What its file says.
+        raw: Number of nodes by operator, as read.
+        canonical: Its canonical form.
+        notes: What ``explain`` says about it.
+    """
+    values = list(canonical.values())
+    results = [value for value in values if not value.is_constant]
+    return Inspection(
+        header=header,
+        raw=raw,
+        canonical=operators(canonical),
+        activations=_storages(results),
+        constants=_storages([value for value in values if value.is_constant]),
+        floats=sum(v.quant is None and v.type.dtype.is_float for v in results),
+        inputs=tuple(Port(value.name, value.type) for value in canonical.inputs),
+        outputs=tuple(
+            Port(name, value.type)
+            for name, value in zip(canonical.output_names, canonical.outputs, strict=True)
+        ),
+        digest=canonical.digest,
+        notes=tuple(notes),
+    )
+
+
+def operators(graph: Graph) -> dict[str, int]:
+    """Returns the number of nodes by operator, the most frequent first."""
+    return dict(Counter(node.op.name for node in graph.nodes).most_common())
+
+
+def _storages(values: Sequence[Value]) -> dict[str, int]:
+    names = (_storage(value.quant.params) for value in values if value.quant is not None)
+    return dict(Counter(names).most_common())
+
+
+def _storage(params: QuantParams) -> str:
+    if params.blocked:
+        return f"{params.storage_dtype} in blocks of {params.block_size}"
+    return f"{params.storage_dtype} {'per tensor' if params.per_tensor else 'per channel'}"

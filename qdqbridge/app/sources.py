@@ -1,0 +1,193 @@
+"""Models in files of any kind: ONNX, TFLite, or a Relax module that somebody has saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from qdqbridge.core.arguments import need_tvm, path_of
+from qdqbridge.core.graph.graph import Graph
+from qdqbridge.core.graph.header import Header
+from qdqbridge.core.options import BIT_FOR_BIT, ReadingOptions
+from qdqbridge.errors import InputDataError
+
+if TYPE_CHECKING:
+    from qdqbridge.app.report.inspection import Inspection
+
+File: TypeAlias = "str | PathLike[str]"
+MODULES = (".json", ".py")
+"""Suffixes of Relax modules."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model file as it is written.
+
+    Attributes:
+        file: The file.
+        graph: The graph, verified, before any rule.
+        header: Reads what the file says of itself.
+        channels_last: Whether images lie channels-last in it.
+    """
+
+    file: Path
+    graph: Graph
+    header: Callable[[], Header]
+    channels_last: bool = False
+
+    def canonical(self, options: ReadingOptions = BIT_FOR_BIT) -> Graph:
+        """Returns the graph, rewritten in place to the canonical form.
+
+        Args:
+            options: What is rewritten beyond what keeps every bit.
+        """
+        from qdqbridge.core.canonical import canonicalize
+        from qdqbridge.core.graph.verify import verify
+
+        graph = self.graph
+        canonicalize(graph, options, channels_first=self.channels_last)
+        verify(graph, str(self.file))
+        if graph.as_read is not None:
+            graph.as_read = graph.as_read.of(graph) if options == BIT_FOR_BIT else None
+        return graph
+
+
+def load_model(
+    path: File,
+    *,
+    params: File | None = None,
+    canonical: bool = True,
+    options: ReadingOptions = BIT_FOR_BIT,
+    adapter: File | None = None,
+    optional_inputs: bool = False,
+) -> Graph:
+    """Reads an ONNX model, a TFLite file, or a Relax module in a file: ``.json`` or ``.py``.
+
+    A ``.json`` is what ``tvm.ir.save_json`` writes. A ``.py`` is TVMScript; it is compared with
+    what TVM itself writes and parsed, never run.
+
+    Args:
+        path: The file.
+        params: An ``.npz`` file with the parameters of a module that are kept apart from it.
+        canonical: As for :func:`qdqbridge.load`.
+        options: What is rewritten beyond what keeps every bit.
+        adapter: As for :func:`qdqbridge.load`.
+        optional_inputs: As for :func:`qdqbridge.load`.
+
+    Raises:
+        ModelFileError: The file cannot be read, or holds something else.
+        InvalidModelError: Its parts do not fit each other.
+        UnsupportedModelError: Something in it is not supported; the error lists all of it.
+        InputDataError: ``params`` cannot be read, the model is no module and needs none, or the
+            adapter is another model's.
+    """
+    source = _read(path_of(path), params, adapter, optional_inputs=optional_inputs)
+    return source.canonical(options) if canonical else source.graph
+
+
+def inspect_model(
+    path: File,
+    *,
+    params: File | None = None,
+    options: ReadingOptions = BIT_FOR_BIT,
+    adapter: File | None = None,
+    optional_inputs: bool = False,
+) -> Inspection:
+    """Returns what a model file holds: operators, quantization, interface, digest, notes.
+
+    Raises:
+        QdqBridgeError: As :func:`load_model`.
+    """
+    from qdqbridge.app.report.inspection import inspection, operators
+    from qdqbridge.core.canonical import explanation
+    from qdqbridge.onnx_io.control_flow.bodies import parts
+
+    source = _read(path_of(path), params, adapter, optional_inputs=optional_inputs)
+    header, raw = source.header(), operators(source.graph)  # before the graph is rewritten
+    graph = source.canonical(options)
+    inside = ((body.place, body.graph) for body in parts(graph))
+    return inspection(header, raw, graph, explanation(graph, inside))
+
+
+def is_module(path: Path) -> bool:
+    """Returns whether a file holds a Relax module, by its suffix."""
+    return path.suffix in MODULES
+
+
+def is_tflite(path: Path) -> bool:
+    """Returns whether a file is a TFLite model, by its suffix."""
+    return path.suffix == ".tflite"
+
+
+def is_onnx(path: Path) -> bool:
+    """Returns whether a file is taken as ONNX: any that is not a module and no TFLite model."""
+    return not is_module(path) and not is_tflite(path)
+
+
+def read_file(
+    file: Path, adapter: Path | None = None, *, optional_inputs: bool = False
+) -> ModelSource:
+    """Reads a TFLite file, or what is taken as ONNX, with the arrays of an adapter as constants.
+
+    Args:
+        file: The file.
+        adapter: The adapter's file.
+        optional_inputs: Inputs of an ONNX model that have initializers stay inputs.
+
+    Raises:
+        QdqBridgeError: As :func:`qdqbridge.load`.
+    """
+    from qdqbridge.core.canonical import canonicalize
+    from qdqbridge.core.graph.verify import verify
+
+    if is_tflite(file):
+        if adapter is not None:
+            raise InputDataError(
+                "TFLite files have no adapters", where=str(adapter), fix="leave adapter out"
+            )
+        from qdqbridge.app.report.inspection import operators
+        from qdqbridge.tflite_io.reader import read
+
+        graph = read(file, canonicalize)
+        verify(graph, str(file))
+        found = lambda: Header(file.name, None, {"tflite": 3}, "", operators(graph))  # noqa: E731
+        return ModelSource(file, graph, found, channels_last=True)
+    from qdqbridge.onnx_io.reading.header import header
+    from qdqbridge.onnx_io.reading.reader import read as read_onnx
+
+    graph = read_onnx(file, canonicalize, adapter, optional_inputs=optional_inputs)
+    verify(graph, str(file))
+    return ModelSource(file, graph, lambda: header(file))
+
+
+def _read(
+    file: Path, params: File | None, adapter: File | None, *, optional_inputs: bool
+) -> ModelSource:
+    if is_module(file):
+        if adapter is not None:
+            raise InputDataError(
+                "Relax modules have no adapters", where=str(adapter), fix="leave adapter out"
+            )
+        return _read_module(file, params)
+    if params is not None:
+        raise InputDataError(
+            "the model holds its parameters itself", where=str(file), fix="leave --params out"
+        )
+    own = None if adapter is None else path_of(adapter)
+    return read_file(file, own, optional_inputs=optional_inputs)
+
+
+def _read_module(file: Path, params: File | None) -> ModelSource:
+    need_tvm()
+    from qdqbridge.app.hosting import from_relax
+    from qdqbridge.core.graph.archive import read_arrays
+    from qdqbridge.tvm.relax.read import channels_last
+    from qdqbridge.tvm.relax.saved import read_module, summary
+
+    module = read_module(file)
+    arrays = None if params is None else read_arrays(path_of(params))
+    graph = from_relax(module, arrays, canonical=False)
+    return ModelSource(file, graph, lambda: summary(module, file.name), channels_last(module))

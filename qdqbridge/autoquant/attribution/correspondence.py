@@ -1,0 +1,312 @@
+"""Which values of a float graph are quantized in another one, and how.
+
+Nodes correspond by :mod:`.meeting`. The quantized graph has conversions
+that the float one has not, and has taken activations into the ranges of what they clamp; so a
+quantized result stands for the value behind the activations that only the float graph has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.autoquant.attribution.meeting import computes, keeps_elements, meet
+from qdqbridge.autoquant.planning.units import CLAMPS
+from qdqbridge.core.graph.alignment import Alignment, main_operand
+from qdqbridge.core.graph.edit import link, rewire
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.numerics import dequantize, quantize
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.ops.conversion import REQUANTIZE
+from qdqbridge.core.ops.data_movement import IDENTITY
+from qdqbridge.core.ops.dynamic import DYNAMIC_CONV, UNROUNDED, rounding_of
+from qdqbridge.core.ops.table import PRODUCTS
+from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+
+Array = NDArray[Any]
+_BIAS = 2
+_LAST_BITS = 2.0**-21
+"""By what part of itself a float is another number: scaled channels are divided in float32."""
+BODY = "body"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rounded:
+    """One tensor of the float graph that the quantized graph rounds.
+
+    Attributes:
+        kind: ``activation``, ``weight``, ``bias``, ``constant``, or ``body``: the result of a node
+            whose body (of an If, a Loop or a Scan) is another one.
+        value: The tensor of the float graph.
+        node: The node of the float graph that makes it, or that reads the constant.
+        theirs: The tensor of the quantized graph.
+        their_node: The node of the quantized graph likewise.
+        params: How an activation is rounded; None for constants, which are rounded already, and
+            for what a product rounds while it runs.
+        replaced: What a constant has become, as real numbers in the shape of ``value``.
+        operands: What the node of the quantized graph reads, as values of the float graph; of a
+            body alone.
+        running: What a product that quantizes while it runs makes of the activation.
+    """
+
+    kind: str
+    value: Value
+    node: Node | None
+    theirs: Value
+    their_node: Node | None
+    params: QuantParams | None = None
+    replaced: Array | None = None
+    operands: tuple[Value | Array | None, ...] = ()
+    running: Callable[[Array], Array] | None = None
+
+    @property
+    def name(self) -> str:
+        """The tensor's name, in the float model where it has one."""
+        return self.value.name or self.theirs.name
+
+
+@dataclass(slots=True)
+class Correspondence:
+    """What corresponds.
+
+    Attributes:
+        reference: The float graph, in the operators of the quantized one.
+        quantized: The quantized graph, where quantization is in types alone.
+        nodes: Nodes of the quantized graph by those of the float graph.
+        values: For values of the quantized graph, those of the float graph.
+        rounded: What is rounded, in the order of the quantized graph; last what products round
+            while they run.
+        running: What products round while they run: of each of them, the rounded tensor.
+        unknown: Quantized nodes to which nothing corresponds, conversions left out.
+    """
+
+    reference: Graph
+    quantized: Graph
+    nodes: Alignment
+    values: dict[Value, Value] = field(default_factory=dict[Value, Value])
+    rounded: list[Rounded] = field(default_factory=list[Rounded])
+    running: dict[Node, Rounded] = field(default_factory=dict[Node, Rounded])
+    unknown: list[Node] = field(default_factory=list[Node])
+
+
+def correspondence(reference: Graph, quantized: Graph) -> Correspondence:
+    """Aligns a quantized graph with its float original.
+
+    Args:
+        reference: The float graph.
+        quantized: The quantized one.
+    """
+    met = meet(reference, quantized)
+    found = Correspondence(met.reference, met.quantized, met.nodes)
+    for index, value in enumerate(met.quantized.inputs):
+        if index < len(met.reference.inputs):
+            found.values[value] = _input(met.reference, value.name, index)
+    for node in met.quantized.nodes:
+        _follow(node, found)
+    _read_rounded(found)
+    return found
+
+
+def _input(reference: Graph, name: str, index: int) -> Value:
+    named = [value for value in reference.inputs if value.name == name]
+    return named[0] if len(named) == 1 else reference.inputs[index]
+
+
+def _follow(node: Node, found: Correspondence) -> None:
+    partner = found.nodes.backward.get(node)
+    if partner is None:
+        source = main_operand(node)
+        if source in found.values and keeps_elements(node):
+            own = found.values[source]
+            own = _behind_clamps(own, node.output, found.nodes)
+            found.values[node.output] = own
+            if node.op.flow is Flow.CONVERT:
+                _activation(own, node.output, node, found)
+        elif computes(node):
+            found.unknown.append(node)
+        return
+    for mine, theirs in zip(partner.outputs, node.outputs, strict=False):
+        own = _behind_clamps(mine, theirs, found.nodes)
+        found.values[theirs] = own
+        if node.op.flow is not Flow.MOVE:
+            _activation(own, theirs, node, found)
+    found.rounded.extend(_constants(partner, node))
+    found.rounded.extend(_bodies(partner, node, found))
+
+
+def _bodies(partner: Node, node: Node, found: Correspondence) -> Iterator[Rounded]:
+    """Yields the results of a node that is carried as it is, and holds something else."""
+    pair = partner.attributes, node.attributes
+    if not all(isinstance(each, ForeignAttrs) for each in pair) or pair[0] == pair[1]:
+        return
+    operands: list[Value | Array | None] = []
+    for value in node.inputs:
+        if value is not None and value.constant is None and value not in found.values:
+            return
+        operands.append(
+            None if value is None
+            else found.values[value] if value.constant is None
+            else value.constant.numpy()
+        )  # fmt: skip
+    for own, theirs in zip(partner.outputs, node.outputs, strict=False):
+        yield Rounded(BODY, own, partner, theirs, node, operands=tuple(operands))
+
+
+def _read_rounded(found: Correspondence) -> None:
+    """Gives products that quantize while they run a value of their own, which they alone read.
+
+    Products that round one value in one way share it.
+    """
+    shared: dict[Hashable, Rounded] = {}
+    behind: dict[Node | None, list[Node]] = {}
+    for node, partner in found.nodes.backward.items():
+        running, own = rounding_of(node), partner.optional(0)
+        if running is None or own is None or own.constant is not None:
+            continue
+        key = (own, node.op, None if node.op is DYNAMIC_CONV else node.attributes)
+        if key not in shared:
+            read = Value(own.type, own.name)
+            identity = Node(IDENTITY, NO_ATTRIBUTES, [own], [read], partner.origin)
+            link(identity)
+            behind.setdefault(own.producer, []).append(identity)
+            shared[key] = Rounded(
+                "activation", read, identity, node.operand(0), node, running=running
+            )
+        rewire(partner, 0, shared[key].value)
+        found.running[node] = shared[key]
+    found.rounded.extend(shared.values())
+    nodes = [n for node in found.reference.nodes for n in (node, *behind.get(node, ()))]
+    found.reference.nodes = [*behind.get(None, ()), *nodes]
+
+
+def _activation(own: Value, theirs: Value, node: Node, found: Correspondence) -> None:
+    if theirs.quant is not None:
+        params = theirs.quant.params
+        own = _of_one_reader(own, theirs, found.nodes)
+        found.rounded.append(Rounded("activation", own, own.producer, theirs, node, params))
+
+
+def _of_one_reader(own: Value, theirs: Value, nodes: Alignment) -> Value:
+    """Returns the moved value where only what is moved is rounded, and others read it as it is."""
+    while len(own.users) > 1 and len(theirs.users) == 1:
+        ((user, _),) = theirs.users
+        partner = nodes.backward.get(user)
+        if partner is None or user.op.flow is not Flow.MOVE or len(partner.outputs) != 1:
+            break
+        own, theirs = partner.output, user.output
+    return own
+
+
+def _behind_clamps(own: Value, theirs: Value, nodes: Alignment) -> Value:
+    """Returns the value behind clamps of the float graph that are a type in the quantized one."""
+    if theirs.quant is None or _clamped_later(theirs):
+        return own
+    while len(own.users) == 1:
+        ((user, _),) = own.users
+        if user in nodes.forward or user.op not in CLAMPS:
+            break
+        own = user.output
+    return own
+
+
+def _clamped_later(theirs: Value) -> bool:
+    """True where a value with negative numbers is rounded once more, perhaps behind moves."""
+    if theirs.quant is None or (theirs.quant.params.zero_point <= theirs.quant.params.qmin).any():
+        return False
+    while len(theirs.users) == 1:
+        ((user, _),) = theirs.users
+        if user.op is REQUANTIZE:
+            return True
+        if user.op.flow is not Flow.MOVE or len(user.outputs) != 1:
+            break
+        theirs = user.output
+    return False
+
+
+def _constants(partner: Node, node: Node) -> Iterator[Rounded]:
+    product = node.op in PRODUCTS or node.op in UNROUNDED
+    if partner.op is not node.op and not (product and partner.op in PRODUCTS):
+        return
+    for index, theirs in enumerate(node.inputs):
+        own = _facing(partner, index)
+        if theirs is None or theirs.constant is None or own is None or own.constant is None:
+            continue
+        kind = ("bias" if index == _BIAS else "weight") if product else "constant"
+        yield from _constant(kind, own, partner, theirs, node)
+
+
+def _facing(partner: Node, index: int) -> Value | None:
+    """Returns the operand in a place; of those that may change places, the constant one."""
+    if index < partner.op.commuting:
+        operands = partner.inputs[: partner.op.commuting]
+        constants = [v for v in operands if v is not None and v.constant is not None]
+        if len(constants) == 1:
+            return constants[0]
+    return partner.optional(index)
+
+
+def _constant(kind: str, own: Value, partner: Node, theirs: Value, node: Node) -> Iterator[Rounded]:
+    assert own.constant is not None
+    original, real = own.constant.numpy(), _real(theirs)
+    if original.dtype.kind != "f" or real.dtype.kind != "f":
+        return
+    laid = _as_laid(original, real)
+    if laid is not None and not _is_same(laid, original, exactly=theirs.quant is not None):
+        yield Rounded(kind, own, partner, theirs, node, None, laid)
+
+
+def _is_same(laid: Array, original: Array, *, exactly: bool) -> bool:
+    if exactly:
+        return np.array_equal(laid, original)
+    return bool(np.isclose(laid, original, _LAST_BITS, 0.0, equal_nan=True).all())
+
+
+def _real(value: Value) -> Array:
+    assert value.constant is not None
+    stored = value.constant.numpy()
+    return stored if value.quant is None else dequantize(stored, value.quant.params)
+
+
+def _as_laid(original: Array, real: Array) -> Array | None:
+    """Returns a constant in the original's layout: products may hold their weight transposed."""
+    if real.shape == original.shape and not (real.ndim == 2 and real.shape[0] == real.shape[1]):
+        return real
+    choices = [real] if real.shape == original.shape else []
+    if real.ndim == 2 and real.T.shape == original.shape:
+        choices.append(real.T)
+    if not choices and real.size == original.size:
+        choices.append(real.reshape(original.shape))
+    distance = [float(np.square(choice - original, dtype=np.float64).sum()) for choice in choices]
+    return choices[int(np.argmin(distance))] if choices else None
+
+
+def share(found: Correspondence) -> float:
+    """Returns the share of the quantized graph's nodes to which one corresponds."""
+    computing = [node for node in found.quantized.nodes if node.op.flow is not Flow.CONVERT]
+    return 1.0 - len(found.unknown) / len(computing) if computing else 1.0
+
+
+def fed(graph: Graph, found: Correspondence, data: Mapping[str, Array]) -> dict[str, Array]:
+    """Returns data of the float graph for the quantized one: integers where it takes integers.
+
+    Args:
+        graph: The quantized graph, or what was made of it.
+        found: What corresponds.
+        data: One array per input of the float graph.
+    """
+    fed: dict[str, Array] = {}
+    for value, theirs in zip(graph.inputs, found.quantized.inputs, strict=True):
+        array = np.asarray(data[found.values[theirs].name])
+        real = value.quant is not None and array.dtype.kind == "f"
+        half = value.quant is None and {array.dtype.kind, value.type.dtype.numpy.kind} == {"f"}
+        if real and value.quant is not None:
+            array = quantize(array.astype(np.float32), value.quant.params)
+        elif half:
+            array = array.astype(value.type.dtype.numpy)
+        fed[value.name] = array
+    return fed

@@ -1,0 +1,1 @@
+"""The graph, operators, rules, interpreter and text form: NumPy and ml_dtypes only."""

@@ -1,0 +1,76 @@
+"""The rule for blocks of depth that become space, and the other way round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qdqbridge.core.canonical.rule import Proposal, Replace, Scope, made_by, rule
+from qdqbridge.core.graph.graph import Node
+from qdqbridge.core.graph.types import static_shape
+from qdqbridge.core.ops.attributes import DepthSpaceAttrs, TransposeAttrs
+from qdqbridge.core.ops.build import result
+from qdqbridge.core.ops.data_movement import RESHAPE, TRANSPOSE
+from qdqbridge.core.ops.table import BY_NAME
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockForm:
+    """One way to split axes, permute and join them.
+
+    Attributes:
+        name: The operator that it is.
+        mode: Its mode.
+        perm: The permutation of the six axes.
+        sizes: Which of the six axes are the block's, before the permutation.
+    """
+
+    name: str
+    mode: str
+    perm: tuple[int, ...]
+    sizes: tuple[int, int]
+
+
+_FORMS = (
+    _BlockForm("DepthToSpace", "DCR", (0, 3, 4, 1, 5, 2), (1, 2)),
+    _BlockForm("DepthToSpace", "CRD", (0, 1, 4, 2, 5, 3), (2, 3)),
+    _BlockForm("SpaceToDepth", "DCR", (0, 3, 5, 1, 2, 4), (3, 5)),
+)
+
+
+@rule("blocks-of-depth", RESHAPE)
+def blocks_of_depth(node: Node, scope: Scope) -> Proposal:
+    """``Reshape(Transpose(Reshape(x))) -> DepthToSpace(x)`` or ``SpaceToDepth(x)``."""
+    del scope
+    turn = made_by(node.operand(0), TRANSPOSE)
+    split = None if turn is None else made_by(turn.operand(0), RESHAPE)
+    if turn is None or split is None:
+        return None
+    x, middle, after = split.operand(0), split.output.type.shape, node.output.type.shape
+    image = static_shape(x.type.shape and x.type.shape[1:])
+    if image is None or len(image) != 3 or middle is None or after is None or len(middle) != 6:
+        return None
+    for form in _FORMS:
+        size = middle[form.sizes[0]]
+        if turn.attributes != TransposeAttrs(form.perm) or not isinstance(size, int):
+            continue
+        if middle[1:] == _split(form, image, size) and after[1:] == _joined(form, image, size):
+            attributes, output = DepthSpaceAttrs(size, form.mode), node.output
+            origin = split.origin.joined(turn.origin).joined(node.origin)
+            op = BY_NAME[form.name]
+            return Replace({output: result(op, attributes, [x], output.type, origin, output.name)})
+    return None
+
+
+def _split(form: _BlockForm, image: tuple[int, ...], size: int) -> tuple[int, ...]:
+    c, h, w = image
+    if form.name == "SpaceToDepth":
+        return (c, h // size, size, w // size, size)
+    deep = (size, size, c // size**2) if form.mode == "DCR" else (c // size**2, size, size)
+    return (*deep, h, w)
+
+
+def _joined(form: _BlockForm, image: tuple[int, ...], size: int) -> tuple[int, ...]:
+    c, h, w = image
+    if form.name == "SpaceToDepth":
+        return (c * size**2, h // size, w // size)
+    return (c // size**2, h * size, w * size)

@@ -1,0 +1,370 @@
+"""Rules for data movement, which works on stored integers: conversions pass through it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from qdqbridge.core.canonical.clamps import clamped_pad
+from qdqbridge.core.canonical.rule import (
+    Proposal,
+    Reject,
+    Replace,
+    Scope,
+    made_by,
+    rule,
+    stored_behind,
+)
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.numerics import dequantize, quantize
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantType, Shape, TensorType, static_shape
+from qdqbridge.core.ops import resize
+from qdqbridge.core.ops.attributes import AxesAttrs, PadAttrs, ResizeAttrs, TransposeAttrs
+from qdqbridge.core.ops.build import (
+    constant,
+    dequantized,
+    evaluated,
+    quantized,
+    requantized,
+    result,
+)
+from qdqbridge.core.ops.conversion import QUANTIZE, REINTERPRET, REQUANTIZE
+from qdqbridge.core.ops.data_movement import FLATTEN, RESHAPE, SQUEEZE, UNSQUEEZE
+from qdqbridge.core.ops.folding import proportionate
+from qdqbridge.core.ops.permutation import permuted_params
+from qdqbridge.core.ops.result_shapes import result_shape
+from qdqbridge.core.ops.selection import PAD
+from qdqbridge.core.ops.table import OPERATORS
+
+DATA_MOVEMENT = tuple(
+    row.name for row in OPERATORS if row.flow is Flow.MOVE or row is resize.RESIZE
+)
+"""The operators that move values, some of them only with some attributes."""
+
+
+def moves(node: Node) -> bool:
+    """True where the node only moves values (nearest Resize included)."""
+    if isinstance(node.attributes, ResizeAttrs):
+        return resize.moves(node.attributes)
+    return node.op.flow is Flow.MOVE
+
+
+def moved_axis(node: Node, params: QuantParams, shape: Shape, to: Shape) -> int | None:
+    """Returns where data movement puts the quantization axis; None where it is lost."""
+    axis = params.axis
+    if axis is None or shape is None:
+        return None
+    attributes = node.attributes
+    if node.op is SQUEEZE and isinstance(attributes, AxesAttrs):
+        kept = [i for i in range(len(shape)) if i not in attributes.axes]
+        return kept.index(axis) if axis in kept else None
+    if node.op is UNSQUEEZE and isinstance(attributes, AxesAttrs):
+        rank = len(shape) + len(attributes.axes)
+        return [i for i in range(rank) if i not in attributes.axes][axis]
+    if node.op in (RESHAPE, FLATTEN):
+        return _reshaped_axis(axis, static_shape(shape), static_shape(to))
+    return None
+
+
+def _reshaped_axis(
+    axis: int, shape: tuple[int, ...] | None, to: tuple[int, ...] | None
+) -> int | None:
+    if shape is None or to is None:
+        return None
+    before = math.prod(shape[:axis])
+    for index, extent in enumerate(to):
+        if extent == shape[axis] and math.prod(to[:index]) == before:
+            return index
+    return None
+
+
+def moved_params(node: Node, params: QuantParams) -> QuantParams | None:
+    """Returns the parameters of what is moved; None where they cannot be told."""
+    if params.per_tensor:
+        return params
+    if node.op is RESHAPE:
+        blocks = _rows_as_blocks(node, params)
+        if blocks is not None:
+            return blocks
+    if isinstance(node.attributes, TransposeAttrs):
+        return permuted_params(params, node.attributes.perm)
+    if params.blocked:
+        return None
+    axis = moved_axis(node, params, node.operand(0).type.shape, node.output.type.shape)
+    return None if axis is None else params.with_axis(axis)
+
+
+def _rows_as_blocks(node: Node, params: QuantParams) -> QuantParams | None:
+    """Returns the parameters of rows of a block each that are joined to longer rows (idiom B5)."""
+    shape, to = (static_shape(v.type.shape) for v in (node.operand(0), node.output))
+    if params.blocked or params.axis != 0 or shape is None or to is None:
+        return None
+    rows, block = shape[0], math.prod(shape[1:])
+    if len(to) < 2 or rows == to[0] or block < 2 or to[-1] % block or to[-1] == block:
+        return None
+    extents = (*to[:-1], to[-1] // block)
+    scale, zero_point = params.scale.reshape(extents), params.zero_point.reshape(extents)
+    axis = len(to) - 1
+    return replace(params, scale=scale, zero_point=zero_point, axis=axis, block_size=block)
+
+
+@rule("dequantize-through-data-movement", *DATA_MOVEMENT)
+def dequantize_through_data_movement(node: Node, scope: Scope) -> Proposal:
+    """``move(dequantize(q)) -> dequantize(move(q))``; so data movement of q with a float result."""
+    del scope
+    if not moves(node) or not node.inputs:
+        return None
+    real = all(v.quant is None and v.type.dtype.is_float for v in node.outputs)
+    stored = stored_behind(node.operand(0)) or (node.operand(0) if real else None)
+    if stored is None or stored.quant is None:
+        return None
+    params = moved_params(node, stored.quant.params)
+    mixed = f"{node.op.name} mixes the channels of a per-channel quantized tensor"
+    attributes = Reject(mixed) if params is None else _pad_attributes(node, params)
+    if isinstance(attributes, Reject):
+        return attributes if stored is not node.operand(0) else _on_real_values(node, stored)
+    assert params is not None
+    operands = [stored, *node.inputs[1:]]
+    outputs = [Value(QuantType(params, v.type.shape)) for v in node.outputs]
+    Node(node.op, attributes, operands, outputs, node.origin)
+    return Replace(
+        {
+            old: dequantized(new, old.type.dtype, node.origin, old.name)
+            for old, new in zip(node.outputs, outputs, strict=True)
+        }
+    )
+
+
+def _on_real_values(node: Node, stored: Value) -> Replace:
+    """``movement(q) -> movement(dequantize(q))``."""
+    real = dequantized(stored, node.output.type.dtype, node.origin)
+    outputs = [Value(v.type, v.name) for v in node.outputs]
+    Node(node.op, node.attributes, [real, *node.inputs[1:]], outputs, node.origin)
+    return Replace(dict(zip(node.outputs, outputs, strict=True)))
+
+
+def _pad_attributes(node: Node, params: QuantParams) -> Attributes | Reject:
+    """Pad values must be representable, or the padded result has another type."""
+    attributes = node.attributes
+    if not isinstance(attributes, PadAttrs) or attributes.mode != "constant":
+        return attributes
+    value = np.array([attributes.value], np.float32)
+    rounded = dequantize(quantize(value, params), params)
+    if rounded.tobytes() != value.tobytes():  # -0.0 is no stored value either
+        return Reject(
+            f"the pad value {attributes.value!r} is not representable in the input's quantization"
+        )
+    return replace(attributes, value=float(rounded[0]))
+
+
+@rule("reinterpret-through-data-movement", *DATA_MOVEMENT)
+def reinterpret_through_data_movement(node: Node, scope: Scope) -> Proposal:
+    """``movement(reinterpret(q)) -> reinterpret(movement(q))`` where q's scales lie along an axis.
+
+    Integers that move as plain numbers between quantized ones keep their meaning on the way; it is
+    left to their readers where one movement of them is not told, and where none says the same.
+    Where they get another meaning, whatever the scales, they get it behind what moves them.
+    """
+    if not moves(node) or not node.inputs or isinstance(node.attributes, PadAttrs):
+        return None
+    change = made_by(node.inputs[0], REINTERPRET)
+    quant = None if change is None else change.operand(0).quant
+    if change is None or quant is None:
+        return None
+    params = moved_params(node, quant.params)
+    if params is None:
+        return None
+    if change.output.quant is None and (
+        quant.params.per_tensor
+        or not any(_means(reader, params) for v in node.outputs for reader in scope.readers(v))
+    ):
+        return None
+    outputs = [Value(QuantType(params, v.type.shape)) for v in node.outputs]
+    Node(node.op, node.attributes, [change.operand(0), *node.inputs[1:]], outputs, node.origin)
+    return Replace(
+        {
+            old: result(REINTERPRET, NO_ATTRIBUTES, [new], old.type, name=old.name)
+            for old, new in zip(node.outputs, outputs, strict=True)
+        }
+    )
+
+
+def _means(reader: Node, params: QuantParams) -> bool:
+    """True for a node that takes moved integers for those parameters, or moves them on."""
+    quant = reader.output.quant
+    if reader.op is REINTERPRET:
+        return quant is not None and quant.params.same_mapping(params)
+    return moves(reader) and quant is None
+
+
+@rule("quantize-through-data-movement", QUANTIZE)
+def quantize_through_data_movement(node: Node, scope: Scope) -> Proposal:
+    """``quantize(movement(x)) -> movement(quantize(x))`` where nothing else reads it."""
+    source, target = node.operand(0), node.output.quant
+    movement = source.producer
+    if movement is None or target is None or not moves(movement) or not target.params.per_tensor:
+        return None
+    if not isinstance(movement.operand(0).type, TensorType):
+        return None
+    readers = [reader for value in movement.outputs for reader in scope.readers(value)]
+    leaves = any(scope.is_output(value) for value in movement.outputs)
+    if leaves or any(
+        r.op is not QUANTIZE or r.output.quant is None or r.output.quant.params != target.params
+        for r in readers
+    ):
+        return Reject(
+            f"the result of {movement.op.name} is also read as float or with other parameters",
+            (source.name,),
+        )
+    first = movement.operand(0)
+    stored = quantized(first, target.params, node.origin)
+    attributes = _rounded_pad(movement, target.params)
+    names = {reader.operand(0): reader.output.name for reader in reversed(readers)}
+    outputs = [
+        Value(QuantType(target.params, v.type.shape), names.get(v, "")) for v in movement.outputs
+    ]
+    Node(movement.op, attributes, [stored, *movement.inputs[1:]], outputs, movement.origin)
+    moved = dict(zip(movement.outputs, outputs, strict=True))
+    return Replace({reader.output: moved[reader.operand(0)] for reader in readers})
+
+
+@rule("data-movement-keeps-range", *DATA_MOVEMENT)
+def data_movement_keeps_range(node: Node, scope: Scope) -> Proposal:
+    """``movement(q) ->`` a result of q's range; a constant's is that of its type.
+
+    What a clamp has left of a constant is in its elements, and no file says it of them again.
+    """
+    del scope
+    first = node.inputs[0] if node.inputs else None
+    if first is None or not moves(node) or first.quant is None:
+        return None
+    held = first.quant.params if first.constant is None else first.quant.params.widened()
+    stored = first
+    if first.constant is not None and held != first.quant.params:
+        stored = constant(first.constant, held, first.name)
+    params = None if _pads_outside(node, first.quant) else moved_params(node, held)
+    if params is None or any(
+        v.quant is None or not v.quant.params.same_mapping(params) for v in node.outputs
+    ):
+        return None
+    if stored is first and all(v.quant and v.quant.params == params for v in node.outputs):
+        return None
+    outputs = [Value(QuantType(params, v.type.shape), v.name) for v in node.outputs]
+    Node(node.op, node.attributes, [stored, *node.inputs[1:]], outputs, node.origin)
+    return Replace(dict(zip(node.outputs, outputs, strict=True)))
+
+
+def _pads_outside(node: Node, source: QuantType) -> bool:
+    attributes = node.attributes
+    if not isinstance(attributes, PadAttrs) or attributes.mode != "constant":
+        return False
+    value = np.array([attributes.value], np.float32)
+    clamped = quantize(value, source.params)
+    return bool(clamped[0] != quantize(value, source.params.widened())[0])
+
+
+@rule("pad-value-as-stored", PAD)
+def pad_value_as_stored(node: Node, scope: Scope) -> Proposal:
+    """``Pad(q; v) -> Pad(q; v')`` of the number that the result has for v: it may clamp it."""
+    del scope
+    quants = (node.operand(0).quant, node.output.quant)
+    if any(quant is None or not quant.params.per_tensor for quant in quants) or quants[1] is None:
+        return None
+    attributes = clamped_pad(node.attributes, quants[1].params)
+    if attributes == node.attributes:
+        return None
+    output = node.output
+    moved = result(node.op, attributes, node.inputs, output.type, node.origin, output.name)
+    return Replace({output: moved})
+
+
+@rule("requantize-after-data-movement", *DATA_MOVEMENT)
+def requantize_after_data_movement(node: Node, scope: Scope) -> Proposal:
+    """``movement(requantize(q)) -> requantize(movement(q))`` where the parameters change.
+
+    One place for a change of parameters, whichever of its neighbours the file writes it next to.
+    """
+    del scope
+    if not moves(node) or not node.inputs or len(node.outputs) != 1:
+        return None
+    change = made_by(node.inputs[0], REQUANTIZE)
+    if change is None or change.operand(0).quant is None or node.output.quant is None:
+        return None
+    stored, source, target = change.operand(0), change.operand(0).quant, change.output.quant
+    if source is None or target is None or source.params.same_mapping(target.params):
+        return None
+    params = moved_params(node, source.params)
+    if params is None:
+        return None
+    attributes = _pad_attributes(node, params)
+    if isinstance(attributes, Reject):
+        return None
+    type_ = QuantType(params, node.output.type.shape)
+    moved = result(node.op, attributes, [stored, *node.inputs[1:]], type_, node.origin)
+    value = requantized(moved, node.output.quant.params, change.origin, node.output.name)
+    return Replace({node.output: value})
+
+
+def _rounded_pad(movement: Node, params: QuantParams) -> Attributes:
+    """``quantize(pad(x, v)) == pad(quantize(x), quantize(v))``: v rounds like any other value."""
+    attributes = movement.attributes
+    if not isinstance(attributes, PadAttrs) or attributes.mode != "constant":
+        return attributes
+    rounded = dequantize(quantize(np.array([attributes.value], np.float32), params), params)
+    return replace(attributes, value=float(rounded[0]))
+
+
+_LOOKED_AT = 1 << 20
+_GROWTH = 4
+"""A constant that a Tile, an Expand or a Pad makes larger than this stays a node."""
+
+
+@rule("moved-constant", *DATA_MOVEMENT)
+def moved_constant(node: Node, scope: Scope) -> Proposal:
+    """``movement(const) -> const``, moved when first looked at (a transposition stays a view)."""
+    if not moves(node) or len(node.outputs) != 1 or not node.inputs:
+        return None
+    if any(v is not None and v.constant is None for v in node.inputs):
+        return None
+    source = node.operand(0)
+    assert source.constant is not None
+    folded = _permuted(node, source.constant)
+    shape = static_shape(node.output.type.shape)
+    if shape is None:  # what is constant by now was open while the file was read
+        shape = folded.shape if folded is not None else _moved_shape(node)
+    if shape is None:
+        return None
+    type_ = node.output.type.with_shape(shape)
+    if folded is None or folded.shape != shape:
+        folded = Constant(type_.dtype, shape, lambda: evaluated(node))
+    if folded.size > max(_LOOKED_AT, _GROWTH * source.constant.size):
+        return None
+    if not proportionate(node, [v and v.constant for v in node.inputs]):
+        return None
+    if not scope.budget.affords(max(folded.size - source.constant.size, 0)):
+        return None
+    if folded.size <= _LOOKED_AT:
+        folded.numpy()  # a file that declares another shape is found out while it is read
+    value = Value(type_, node.output.name or source.name, constant=folded)
+    return Replace({node.output: value})
+
+
+def _moved_shape(node: Node) -> tuple[int, ...] | None:
+    shapes = [None if value is None else value.type.shape for value in node.inputs]
+    extents = result_shape(node.op.name, node.attributes, shapes, None)
+    if extents is None or None in extents:
+        return None
+    return static_shape(tuple(dim for dim in extents if dim is not None))
+
+
+def _permuted(node: Node, data: Constant) -> Constant | None:
+    """Returns a transposed constant as a view that knows what it is a view of."""
+    attributes = node.attributes
+    if not isinstance(attributes, TransposeAttrs) or len(attributes.perm) != len(data.shape):
+        return None
+    return data.permuted(attributes.perm)

@@ -1,0 +1,208 @@
+"""Rules that give changes of shape one form: files write the same reshape in many ways."""
+
+from __future__ import annotations
+
+import math
+
+from qdqbridge.core.canonical.rule import Proposal, Replace, Scope, made_by, rule
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.operator import Attributes
+from qdqbridge.core.graph.types import Dim, static_shape
+from qdqbridge.core.ops.attributes import AxesAttrs, AxisAttrs, ReshapeAttrs, TransposeAttrs
+from qdqbridge.core.ops.build import result
+from qdqbridge.core.ops.data_movement import (
+    EXPAND,
+    FLATTEN,
+    RESHAPE,
+    SQUEEZE,
+    TILE,
+    TRANSPOSE,
+    UNSQUEEZE,
+)
+from qdqbridge.core.ops.table import BY_NAME
+
+_ROWS = AxisAttrs(1)
+
+
+@rule("reshape-nothing", RESHAPE, FLATTEN, EXPAND, TRANSPOSE, TILE)
+def reshape_nothing(node: Node, scope: Scope) -> Proposal:
+    """``Reshape(x) -> x`` where the shape is the same; a Transpose that moves no axis too.
+
+    A Reshape that copies every extent, or all but the one that is left, does so whatever their
+    names in the file.
+    """
+    del scope
+    x, attributes = node.operand(0), node.attributes
+    shape, target = x.type.shape, node.output.type
+    if isinstance(attributes, TransposeAttrs):
+        same = attributes.perm == tuple(range(len(attributes.perm)))
+    elif isinstance(attributes, ReshapeAttrs) and attributes.shape is not None and shape:
+        copied = len(_copied(node) or ()) + attributes.shape.count(-1)
+        same = shape == target.shape or copied == len(attributes.shape) == len(shape)
+    else:
+        same = shape is not None and shape == target.shape
+    if not same or x.type.with_shape(target.shape) != target:
+        return None
+    return Replace({node.output: x})
+
+
+@rule("flatten-is-reshape", FLATTEN)
+def flatten_is_reshape(node: Node, scope: Scope) -> Proposal:
+    """``Flatten(x, axis) -> Reshape(x)`` along every axis but 1, which is a Flatten's own."""
+    del scope
+    if node.attributes == _ROWS:
+        return None
+    target = _target(node.operand(0), node.output)
+    if target is None and node.attributes == AxisAttrs(0):
+        target = (1, -1)
+    return None if target is None else _as_reshape(node, "Reshape", ReshapeAttrs(target))
+
+
+@rule("reshape-is-flatten", RESHAPE)
+def reshape_is_flatten(node: Node, scope: Scope) -> Proposal:
+    """``Reshape(x) -> Flatten(x)`` where axis 0 stays and all others become one."""
+    del scope
+    before, after = node.operand(0).type.shape, node.output.type.shape
+    copied = _copied(node)
+    if copied is None or before is None or after is None:
+        return None
+    if len(before) in (0, 2) or len(after) != 2 or 0 in (*before, *after):
+        return None
+    if before[0] != after[0] and 0 not in copied and not _keeps_first(before, after):
+        return None
+    return _as_reshape(node, "Flatten", _ROWS)
+
+
+@rule("reshape-target", RESHAPE)
+def reshape_target(node: Node, scope: Scope) -> Proposal:
+    """``Reshape(x, target) -> Reshape(x)`` with the one target that shapes written so share.
+
+    An extent that x has at the same place is copied (0), so that it may change. What is left (-1)
+    is the one that is unknown, or else the first extent, or where that is copied the last one that
+    is not; all others are numbers. None is left of extents that may be 0: of nothing it would be 0.
+    """
+    del scope
+    copied = _copied(node)
+    target = None if copied is None else _target(node.operand(0), node.output, copied)
+    if target is None or node.attributes == ReshapeAttrs(target):
+        return None
+    return _as_reshape(node, "Reshape", ReshapeAttrs(target))
+
+
+def _copied(node: Node) -> frozenset[int] | None:
+    """Returns the axes of which a Reshape says itself that they are copied.
+
+    None for other operators, and where the target is known at run time only.
+    """
+    attributes = RESHAPE.of(node)
+    if attributes is None or attributes.shape is None:
+        return None
+    zeros = () if attributes.allow_zero else enumerate(attributes.shape)
+    return frozenset(index for index, dim in zeros if dim == 0)
+
+
+def _target(x: Value, y: Value, copied: frozenset[int] = frozenset()) -> tuple[int, ...] | None:
+    """Returns the target of a reshape of x to y, None where ONNX has none."""
+    before, after = x.type.shape, y.type.shape
+    if before is None or after is None or 0 in (*before, *after):
+        return None
+    same = {*copied, 0} if _keeps_first(before, after) else copied
+    written = [
+        0 if index in same else _extent(before, index, dim) for index, dim in enumerate(after)
+    ]
+    numbers = [index for index, dim in enumerate(written) if dim > 0]
+    zeros = {index for index, dim in enumerate(written) if dim == 0}
+    left = static_shape(tuple(dim for index, dim in enumerate(before) if index not in zeros))
+    stated = math.prod(written[index] for index in numbers)
+    if -1 not in written and numbers and left is not None and math.prod(left) == stated:
+        written[numbers[0] if numbers[0] == 0 else numbers[-1]] = -1
+    return tuple(written) if written.count(-1) <= 1 else None
+
+
+def _keeps_first(before: tuple[Dim, ...], after: tuple[Dim, ...]) -> bool:
+    """True where all extents but the first have the same product, so that these are equal too.
+
+    They may have two names, or one a name and the other the only number that fits.
+    """
+    a, b = static_shape(before[1:]), static_shape(after[1:])
+    if a is None or b is None or not before or not after:
+        return False
+    return math.prod(a) == math.prod(b)
+
+
+def _extent(before: tuple[Dim, ...], index: int, dim: Dim) -> int:
+    if index < len(before) and before[index] == dim:
+        return 0
+    return dim if isinstance(dim, int) else -1
+
+
+def _as_reshape(node: Node, name: str, attributes: Attributes) -> Replace:
+    output = node.output
+    value = result(
+        BY_NAME[name], attributes, [node.operand(0)], output.type, node.origin, output.name
+    )
+    return Replace({output: value})
+
+
+# ---- one after the other -----------------------------------------------------------------------
+
+
+@rule("moved-twice", RESHAPE, FLATTEN, TRANSPOSE, UNSQUEEZE, SQUEEZE)
+def moved_twice(node: Node, scope: Scope) -> Proposal:
+    """``Transpose(Transpose(x)) -> Transpose(x)``; so Reshape, Squeeze and Unsqueeze."""
+    del scope
+    inner = made_by(node.operand(0), node.op)
+    if inner is None and node.op in (RESHAPE, FLATTEN):
+        inner = made_by(node.operand(0), FLATTEN if node.op is RESHAPE else RESHAPE)
+    if inner is None or not inner.inputs or inner.operand(0).quant != _quant_like(node, inner):
+        return None
+    attributes = _composed(node, inner)
+    if attributes is None:
+        return None
+    x, output = inner.operand(0), node.output
+    origin, name = inner.origin.joined(node.origin), output.name
+    op = RESHAPE if isinstance(attributes, ReshapeAttrs) else node.op
+    return Replace({output: result(op, attributes, [x], output.type, origin, name)})
+
+
+def _quant_like(node: Node, inner: Node) -> object:
+    """Returns the type that the first operand must have for both to be one data movement of it."""
+    x, result_ = inner.operand(0), node.output
+    if x.quant is None or result_.quant is None:
+        return None
+    same = x.quant.params == result_.quant.params and x.quant.params.per_tensor
+    return x.quant if same else None
+
+
+def _composed(node: Node, inner: Node) -> Attributes | None:
+    """Returns the attributes of two data-movement operators as one."""
+    a, b = inner.attributes, node.attributes
+    if isinstance(a, TransposeAttrs) and isinstance(b, TransposeAttrs):
+        return TransposeAttrs(tuple(a.perm[axis] for axis in b.perm))
+    if isinstance(a, AxesAttrs) and isinstance(b, AxesAttrs):
+        rank = inner.output.rank if node.op is UNSQUEEZE else inner.operand(0).rank
+        return None if rank is None else _joined(node.op.name, a.axes, b.axes, rank)
+    if node.op in (RESHAPE, FLATTEN) and _known(inner) and _known(node):
+        target = _target(inner.operand(0), node.output)
+        return None if target is None else ReshapeAttrs(target)
+    return None
+
+
+def _known(node: Node) -> bool:
+    return node.op is FLATTEN or _copied(node) is not None
+
+
+def _joined(name: str, first: tuple[int, ...], then: tuple[int, ...], rank: int) -> AxesAttrs:
+    """Returns the axes of two Squeezes or two Unsqueezes.
+
+    Args:
+        name: Which of them.
+        first: Axes of the one that comes first.
+        then: Axes of the other.
+        rank: Of the first operand of a Squeeze, of the first result of an Unsqueeze.
+    """
+    if name == "Squeeze":
+        left = [axis for axis in range(rank) if axis not in first]
+        return AxesAttrs(tuple(sorted((*first, *(left[axis] for axis in then)))))
+    kept = [axis for axis in range(rank + len(then)) if axis not in then]
+    return AxesAttrs(tuple(sorted((*then, *(kept[axis] for axis in first)))))

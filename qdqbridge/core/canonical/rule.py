@@ -1,0 +1,126 @@
+"""What a rule is: a name, the operators it looks at, and a function that proposes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.edit import Editor
+from qdqbridge.core.graph.graph import Node, Note, Value
+from qdqbridge.core.graph.operator import Operator
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import ValueType
+from qdqbridge.core.ops.conversion import DEQUANTIZE
+from qdqbridge.core.ops.folding import Budget
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Every reader of each key shall read its value instead.
+
+    New values come from nodes that the rule built; the driver links them.
+
+    Attributes:
+        values: What to read in the place of what.
+        notes: What somebody should know about it.
+    """
+
+    values: dict[Value, Value]
+    notes: tuple[Note, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """The rule looked and refused; ``explain`` shows it.
+
+    Attributes:
+        reason: Says why, with the operator that it is about as its subject.
+        culprits: Names of the tensors or nodes that cause it.
+        about: That operator; None where it is the node looked at.
+    """
+
+    reason: str
+    culprits: tuple[str, ...] = ()
+    about: Node | None = None
+
+
+Proposal: TypeAlias = "Replace | Reject | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a rule may ask about the surroundings of a node.
+
+    Attributes:
+        editor: Knows the graph.
+        budget: What rules may compute of constants, all together.
+        quantized: How each constant was quantized: by the type that it is given, the outcome.
+        shared: The node that stands for all that compute the same, by what they compute.
+    """
+
+    editor: Editor
+    budget: Budget
+    quantized: dict[tuple[Constant, ValueType], dict[QuantParams, Constant]] = field(
+        default_factory=dict[tuple[Constant, ValueType], dict[QuantParams, Constant]]
+    )
+    shared: dict[Hashable, Node] = field(default_factory=dict[Hashable, Node])
+
+    def is_output(self, value: Value) -> bool:
+        """True where ``value`` leaves the graph."""
+        return self.editor.is_output(value)
+
+    def readers(self, value: Value) -> list[Node]:
+        """Returns the nodes that read ``value``, once per operand."""
+        return [node for node, _ in value.users]
+
+    def sole_reader(self, value: Value) -> Node | None:
+        """Returns the one node that reads ``value`` where nothing else does."""
+        if len(value.users) != 1 or self.is_output(value):
+            return None
+        return next(iter(value.users))[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rewrite.
+
+    Attributes:
+        name: Kebab-case.
+        apply: Looks at a node and proposes; its docstring is the rewrite. It has no state.
+        ops: Names of the operators it looks at; None for all.
+    """
+
+    name: str
+    apply: Callable[[Node, Scope], Proposal]
+    ops: frozenset[str] | None = field(default=None)
+
+
+def rule(name: str, *ops: Operator | str) -> Callable[[Callable[[Node, Scope], Proposal]], Rule]:
+    """Makes a :class:`Rule` of the decorated function.
+
+    Args:
+        name: Kebab-case.
+        ops: The operators it looks at; by name where they have no row. None: all of them.
+    """
+    names = frozenset(op if isinstance(op, str) else op.name for op in ops)
+
+    def make(apply: Callable[[Node, Scope], Proposal]) -> Rule:
+        return Rule(name, apply, names or None)
+
+    return make
+
+
+def made_by(value: Value | None, op: Operator | str) -> Node | None:
+    """Returns the producer of ``value`` where it is that operator, by name if it has no row."""
+    node = None if value is None else value.producer
+    if node is None or op not in (node.op, node.op.name):
+        return None
+    return node
+
+
+def stored_behind(value: Value | None) -> Value | None:
+    """Returns ``q`` where ``value`` is ``dequantize(q)``."""
+    node = made_by(value, DEQUANTIZE)
+    return None if node is None else node.operand(0)

@@ -1,0 +1,343 @@
+"""Channels-last: which values are carried so, decided once, and the graph with that carried out.
+
+The layouts with the fewest transposes are a minimum cut; then transposes become nodes, and axes and
+constants are permuted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from qdqbridge.core.graph.edit import link
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.lenses import permuted_attributes
+from qdqbridge.core.graph.operator import Operator
+from qdqbridge.core.graph.types import Shape, ValueType
+from qdqbridge.core.layout.constraints import (
+    WINDOWS,
+    LayoutConstraint,
+    NodeConstraints,
+    broadcast_constant,
+    constraints,
+)
+from qdqbridge.core.layout.cut import INFINITE, SINK, SOURCE, Network
+from qdqbridge.core.layout.permutation import channels_first, channels_last, unmoved
+from qdqbridge.core.ops.attributes import ReshapeAttrs, TransposeAttrs
+from qdqbridge.core.ops.data_movement import FLATTEN, RESHAPE, TRANSPOSE, UNSQUEEZE
+from qdqbridge.core.ops.elementwise import CONCAT
+from qdqbridge.core.ops.permutation import permuted_constant, permuted_type, widened
+
+_TRANSPOSE = 1 << 10
+"""Cost of a transpose; its element size decides between equally many, a reshape costs 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutPlan:
+    """In which layout every value and node is carried.
+
+    Attributes:
+        values: The values whose results are carried channels-last.
+        nodes: For each node, whether its operands are taken channels-last and whether its results
+            are given so; a node whose operands may have any layout has them as their value does.
+        transposes: Values that are needed in the layout that they are not carried in; converting
+            one of them is a transpose, or a reshape where no element moves.
+    """
+
+    values: frozenset[Value]
+    nodes: dict[Node, tuple[tuple[bool, ...], bool]]
+    transposes: tuple[Value, ...]
+
+    def permutation(self, value: Value) -> tuple[int, ...] | None:
+        """Returns the permutation in which a value is carried; None as the graph has it."""
+        if value not in self.values or value.rank is None:
+            return None
+        return channels_last(value.rank)
+
+
+def plan(
+    graph: Graph,
+    channels_last: bool = True,
+    *,
+    ranks: Collection[int] = (3, 4),
+    fixed: Collection[Operator] = (),
+) -> LayoutPlan:
+    """Returns the plan with the fewest transposes under which window operators are channels-last.
+
+    Transposes that the graph has itself vanish where values are carried so; a graph without a
+    window operator stays as it is unless it loses some. The time is linear in the nodes for graphs
+    whose regions between window operators are small.
+
+    Args:
+        graph: A canonical graph.
+        channels_last: False to carry everything as it is.
+        ranks: Ranks of the values that may be carried channels-last; axis 1 is their channel.
+        fixed: Operators whose host form is channels-first only.
+    """
+    if channels_last:
+        found = _LayoutPlanner(graph.nodes, ranks, fixed).plan(graph.inputs, graph.outputs)
+        windows = any(n.op in WINDOWS and n.output.rank in ranks for n in graph.nodes)
+        if windows or len(found.transposes) < _vanishing(found):
+            return found
+    alone = {node: ((False,) * len(node.inputs), False) for node in graph.nodes}
+    return LayoutPlan(frozenset(), alone, ())
+
+
+def _vanishing(plan: LayoutPlan) -> int:
+    """Returns how many transposes of the graph are none under the plan."""
+    nodes = plan.nodes.items()
+    return sum(n.op is TRANSPOSE and taken[0] != given for n, (taken, given) in nodes)
+
+
+class _LayoutPlanner:
+    def __init__(
+        self, nodes: Sequence[Node], ranks: Collection[int], fixed: Collection[Operator]
+    ) -> None:
+        self.nodes, self.ranks = nodes, ranks
+        self.constraints: dict[Node, NodeConstraints] = {
+            n: constraints(n, ranks, fixed) for n in nodes
+        }
+        self.network = Network()
+        self.followers: dict[Node, int] = {}
+
+    def plan(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> LayoutPlan:
+        readers = self._readers(inputs, outputs)
+        for value, places in readers.items():
+            self._connect(value, self._producer(value), places)
+        near = self.network.source_side()
+        values = frozenset(v for v in readers if not near[self._producer(v)])
+        moved = [
+            v
+            for v, places in readers.items()
+            if len({near[p] for p in places} | {near[self._producer(v)]}) > 1
+        ]
+        return LayoutPlan(
+            values, {n: self._node(n, near, values) for n in self.nodes}, tuple(moved)
+        )
+
+    def _readers(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> dict[Value, list[int]]:
+        """Returns the network nodes that read each value with a layout."""
+        found: dict[Value, list[int]] = {}
+        for value in inputs:
+            if value.rank in self.ranks:
+                found[value] = []
+        for node in self.nodes:
+            for value, side in zip(node.inputs, self.constraints[node].inputs, strict=True):
+                if (
+                    value is not None
+                    and side is not LayoutConstraint.FREE
+                    and self._laid_out(value)
+                ):
+                    found.setdefault(value, []).append(self._place(node, side))
+            found.update({v: [] for v in node.outputs if self._laid_out(v)})
+        for value in outputs:
+            if self._laid_out(value):
+                found[value].append(SOURCE)
+        return found
+
+    def _laid_out(self, value: Value) -> bool:
+        return value.rank in self.ranks and not value.is_constant
+
+    def _producer(self, value: Value) -> int:
+        node = value.producer
+        return SOURCE if node is None else self._place(node, self.constraints[node].outputs[0])
+
+    def _place(self, node: Node, side: LayoutConstraint) -> int:
+        if side is LayoutConstraint.AS_IS or node.output.rank not in self.ranks:
+            return SOURCE
+        if side is LayoutConstraint.LAST:
+            return SINK
+        if node not in self.followers:
+            self.followers[node] = self.network.node()
+        return self.followers[node]
+
+    def _connect(self, value: Value, producer: int, places: list[int]) -> None:
+        """One conversion serves all readers of the other layout."""
+        cost = 1 if unmoved(value) else _TRANSPOSE + value.type.dtype.bits
+        others = {place for place in places if place != producer}
+        if not others:
+            return
+        there, back = self.network.node(), self.network.node()
+        self.network.edge(producer, there, cost)
+        self.network.edge(back, producer, cost)
+        for place in others:
+            self.network.edge(there, place, INFINITE)
+            self.network.edge(place, back, INFINITE)
+
+    def _node(
+        self, node: Node, near: list[bool], values: frozenset[Value]
+    ) -> tuple[tuple[bool, ...], bool]:
+        own = self.constraints[node]
+        taken = tuple(
+            value in values
+            if side is LayoutConstraint.FREE and value is not None
+            else not near[self._place(node, side)]
+            if side is not LayoutConstraint.FREE
+            else False
+            for value, side in zip(node.inputs, own.inputs, strict=True)
+        )
+        return taken, not near[self._place(node, own.outputs[0])]
+
+
+_SPREAD = frozenset((RESHAPE, FLATTEN, UNSQUEEZE))
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedGraph:
+    """A graph as a host computes it; its interface is the original's.
+
+    Attributes:
+        graph: Values have the shapes in which they are carried; attributes name those axes.
+        channels_last: Nodes whose data operand and results are channels-last. Weights of
+            convolutions among their operands are as the original graph has them.
+        transposes: Number of transposes that the plan put in (reshapes not counted).
+        sources: What each node does, as a node of the file's would: the node itself, or the
+            original where its attributes could not be kept; and whether its operands and results
+            are channels-last (None where it is as it was). Conversions of layouts have no entry.
+        to_last: The conversions whose result is channels-last.
+    """
+
+    graph: Graph
+    channels_last: frozenset[Node]
+    transposes: int
+    sources: Mapping[Node, tuple[Node, tuple[bool, bool] | None]]
+    to_last: frozenset[Node] = frozenset()
+
+
+def apply_layout(graph: Graph, plan: LayoutPlan) -> ConvertedGraph:
+    """Returns ``graph`` with ``plan`` carried out; the graph itself where the plan is empty."""
+    if not plan.values and not any(given or any(taken) for taken, given in plan.nodes.values()):
+        return ConvertedGraph(graph, frozenset(), 0, {node: (node, None) for node in graph.nodes})
+    return _Converter(plan).run(graph)
+
+
+class _Converter:
+    def __init__(self, plan: LayoutPlan) -> None:
+        self.plan = plan
+        self.nodes: list[Node] = []
+        self.last: set[Node] = set()
+        self.to_last: set[Node] = set()
+        self.sources: dict[Node, tuple[Node, tuple[bool, bool] | None]] = {}
+        self.count = 0
+        self.found: dict[tuple[Value, bool], Value] = {}
+
+    def run(self, old: Graph) -> ConvertedGraph:
+        inputs = [Value(v.type, v.name) for v in old.inputs]
+        self.found.update({(v, False): new for v, new in zip(old.inputs, inputs, strict=True)})
+        for node in old.nodes:
+            self._node(node)
+        outputs = [self._as(value, last=False) for value in old.outputs]
+        graph = Graph(
+            inputs,
+            outputs,
+            list(old.output_names),
+            self.nodes,
+            old.name,
+            dict(old.metadata),
+            old.opset,
+        )
+        last, to_last = frozenset(self.last), frozenset(self.to_last)
+        return ConvertedGraph(graph, last, self.count, self.sources, to_last)
+
+    def _node(self, node: Node) -> None:
+        taken, given = self.plan.nodes[node]
+        if node.op is TRANSPOSE and taken[0] != given:
+            # The layouts differ by just this permutation: the result is the operand.
+            self.found[node.output, given] = self._as(node.operand(0), last=taken[0])
+            return
+        outputs = [self._result(value, given) for value in node.outputs]
+        first = bool(taken) and taken[0]
+        layout = (first, given) if first or given else None
+        if node.op in _SPREAD and layout is not None:
+            new = self._add(
+                Node(
+                    RESHAPE,
+                    _target(outputs[0]),
+                    [self._as(node.operand(0), last=taken[0])],
+                    outputs,
+                    node.origin,
+                )
+            )
+            self.sources[new] = node, layout
+            return
+        inputs = [
+            None if v is None else self._operand(node, v, last=taken[i])
+            for i, v in enumerate(node.inputs)
+        ]
+        rank = node.operand(0).rank if first else None
+        attributes = node.attributes
+        if rank is not None:
+            attributes = permuted_attributes(attributes, channels_last(rank))
+        new = self._add(Node(node.op, attributes, inputs, outputs, node.origin))
+        self.sources[new] = new, layout
+        if layout is not None:
+            self.last.add(new)
+            # What it says of itself has the constants of the file, before they got more axes.
+            results = [Value(value.type, value.name) for value in outputs]
+            self.sources[new] = Node(node.op, attributes, node.inputs, results, node.origin), layout
+
+    def _add(self, node: Node) -> Node:
+        link(node)
+        self.nodes.append(node)
+        return node
+
+    def _result(self, value: Value, last: bool) -> Value:
+        new = Value(_moved(value.type, value.rank) if last else value.type, value.name)
+        new.metadata = value.metadata
+        self.found[value, last] = new
+        return new
+
+    def _operand(self, node: Node, value: Value, *, last: bool) -> Value:
+        rank = node.output.rank
+        if (
+            last
+            and rank is not None
+            and value.rank not in (0, rank)
+            and (broadcast_constant(value) and value.constant is not None and node.op is not CONCAT)
+        ):
+            return permuted_constant(widened(value, rank), channels_last(rank))
+        return self._as(value, last=last and value.rank != 0)
+
+    def _as(self, value: Value, *, last: bool) -> Value:
+        """Returns a value in a layout; converts it the first time it is asked for."""
+        known = self.found.get((value, last))
+        if known is None and value.constant is not None:
+            turn = channels_last(value.rank or 0)
+            known = permuted_constant(value, turn) if last else value
+        if known is None:
+            known = self._converted(value, self.found[value, not last], last=last)
+        self.found[value, last] = known
+        return known
+
+    def _converted(self, value: Value, source: Value, *, last: bool) -> Value:
+        assert value.rank is not None
+        result = Value(_moved(value.type, value.rank) if last else value.type, value.name)
+        if unmoved(value) and _static(result.type.shape):
+            node = Node(RESHAPE, _target(result), [source], [result])
+        else:
+            turn = channels_last if last else channels_first
+            attributes = TransposeAttrs(turn(value.rank))
+            node = Node(TRANSPOSE, attributes, [source], [result])
+            self.count += 1
+        self._add(node)
+        if last:
+            self.to_last.add(node)
+        return result
+
+
+def _static(shape: Shape) -> bool:
+    if shape is None:
+        return False
+    symbols = sum(isinstance(extent, str) for extent in shape)
+    return symbols == 0 or (symbols == 1 and 0 not in shape)  # of (-1, 0) nobody could tell the -1
+
+
+def _target(value: Value) -> ReshapeAttrs:
+    assert value.type.shape is not None
+    extents = tuple(-1 if isinstance(e, str) else e for e in value.type.shape)
+    return ReshapeAttrs(extents, allow_zero=0 in extents)
+
+
+def _moved(type_: ValueType, rank: int | None) -> ValueType:
+    """Returns the type of a value that is carried channels-last."""
+    return type_ if rank is None else permuted_type(type_, channels_last(rank))

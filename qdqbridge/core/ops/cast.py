@@ -1,0 +1,24 @@
+"""Cast: the same numbers in another element type."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qdqbridge.core.graph.operator import Array, Flow, Operands, Row
+from qdqbridge.core.ops.attributes import CastAttrs
+from qdqbridge.core.ops.stored import present
+
+
+def _cast(attributes: CastAttrs, operands: Operands) -> tuple[Array, ...]:
+    (x,) = present(operands, 1)
+    target = attributes.to.numpy
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (np.asarray(x.astype(target)),)
+
+
+CAST = Row(
+    name="Cast", flow=Flow.FLOAT, attributes=CastAttrs, compute=_cast,
+    numerics="The element type changes; float to float rounds half to even.",
+)  # fmt: skip
+
+OPERATORS = (CAST,)

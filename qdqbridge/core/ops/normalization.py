@@ -1,0 +1,309 @@
+"""Layer, instance, group, RMS and batch normalization (inference)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qdqbridge.core.graph.graph import Node
+from qdqbridge.core.graph.numerics import dequantize, quantize
+from qdqbridge.core.graph.operator import Array, Flow, OnnxOp, Operands, Row, Types, typed
+from qdqbridge.core.graph.types import QuantType, ValueType
+from qdqbridge.core.ops.accumulator import accumulation_dtype, centered, integer_params
+from qdqbridge.core.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
+from qdqbridge.core.ops.shapes import axes_fit, differ, known, vector_fits
+from qdqbridge.core.ops.stored import optional, present
+
+
+@dataclass(frozen=True, slots=True)
+class NormalizedGroups:
+    """Which elements an operator normalizes together: those of some of the last axes.
+
+    Attributes:
+        first: The first of these axes.
+        groups: Into how many groups that axis is split; None where whole axes are normalized.
+        channels: Whether gamma and beta have one entry per channel (axis 1).
+        centred: False for RMS normalization, which subtracts no mean.
+    """
+
+    first: int
+    groups: int | None = None
+    channels: bool = False
+    centred: bool = True
+
+    def split(self, x: Array) -> Array:
+        """Returns ``x`` with the axis of groups as two."""
+        if self.groups is None:
+            return x
+        own, first = x.shape, self.first
+        share = own[first] // self.groups
+        return x.reshape(*own[:first], self.groups, share, *own[first + 1 :])
+
+    def axes(self, split: Array) -> tuple[int, ...]:
+        """Returns the axes of a split array that are normalized together."""
+        return tuple(range(self.first + (self.groups is not None), split.ndim))
+
+    def placed(self, vector: Array, rank: int) -> Array:
+        """Returns gamma or beta as they are combined with elements of a rank."""
+        return vector.reshape(-1, *([1] * (rank - 2))) if self.channels else vector
+
+
+def _layer_groups(attributes: NormAttrs) -> NormalizedGroups:
+    return NormalizedGroups(attributes.axis)
+
+
+def _rms_groups(attributes: NormAttrs) -> NormalizedGroups:
+    return NormalizedGroups(attributes.axis, centred=False)
+
+
+def _instance_groups(attributes: EpsilonAttrs) -> NormalizedGroups:
+    del attributes
+    return INSTANCES
+
+
+def _group_groups(attributes: GroupNormAttrs) -> NormalizedGroups:
+    return channel_groups(attributes.num_groups)
+
+
+INSTANCES = NormalizedGroups(2, channels=True)
+"""The pixels of each channel."""
+
+
+def channel_groups(groups: int) -> NormalizedGroups:
+    """Returns the channels in groups, with their pixels."""
+    return NormalizedGroups(1, groups, channels=True)
+
+
+def _affine(t: Array, groups: NormalizedGroups, gamma: Array, beta: Array | None) -> Array:
+    """Returns ``t * gamma + beta``, two operations in the dtype of ``t``, whose shape they keep."""
+    placed = [
+        np.broadcast_to(groups.placed(each.astype(t.dtype), t.ndim), t.shape)
+        for each in (gamma, beta)
+        if each is not None
+    ]
+    result = t * placed[0]
+    return result if beta is None else result + placed[1]
+
+
+def _real_normalization(groups: NormalizedGroups, x: Array, epsilon: float) -> Array:
+    """Returns x normalized: statistics in float64, the elements in the dtype of ``x``."""
+    shifted = groups.split(x)
+    axes, wide = groups.axes(shifted), shifted.astype(accumulation_dtype(x))
+    mean = wide.mean(axis=axes, keepdims=True) if groups.centred else np.zeros(())
+    variance = np.square(wide - mean).mean(axis=axes, keepdims=True)
+    inverse = 1.0 / np.sqrt(variance + epsilon)
+    if groups.centred:
+        shifted = shifted - mean.astype(x.dtype)
+    return (shifted * inverse.astype(x.dtype)).reshape(x.shape)
+
+
+def _exact_spread(codes: Array, groups: NormalizedGroups, count: int) -> tuple[Array, Array]:
+    """Returns ``S1 / n`` and ``D = n * S2 - S1 * S1`` in float64, D rounded once."""
+    largest = int(np.abs(codes).max(initial=0))
+    wide: Any = np.int64 if (count * largest) ** 2 < 1 << 62 else object
+    axes = groups.axes(codes)
+    first = codes.sum(axis=axes, keepdims=True, dtype=np.int64)
+    second = np.square(codes).sum(axis=axes, keepdims=True, dtype=np.int64)
+    s1, s2 = first.astype(wide), second.astype(wide)
+    spread = count * s2 - s1 * s1 if groups.centred else count * s2
+    return first.astype(np.float64) / np.float64(count), spread.astype(np.float64)
+
+
+def _integer_normalization(
+    groups: NormalizedGroups, codes: Array, scale: float, epsilon: float
+) -> Array:
+    """Returns the normalized codes in float32, from exact integer statistics."""
+    codes = groups.split(codes)
+    count = int(np.prod([codes.shape[axis] for axis in groups.axes(codes)], dtype=np.int64))
+    mean, spread = _exact_spread(codes, groups, count)
+    sx = np.float64(scale)
+    variance = spread / np.float64(count * count)
+    variance = variance * (sx * sx)
+    inverse = (sx / np.sqrt(variance + np.float64(np.float32(epsilon)))).astype(np.float32)
+    shifted = codes.astype(np.float32)
+    if groups.centred:
+        shifted = shifted - mean.astype(np.float32)
+    return shifted * inverse
+
+
+def _real(operand: Array, type_: ValueType | None) -> Array:
+    """Returns a stored operand as float32."""
+    if isinstance(type_, QuantType):
+        return dequantize(operand, type_.params)
+    return operand.astype(np.float32)
+
+
+def _compute(groups_of: Any) -> Any:
+    """Returns the ``compute`` of a normalization whose groups are ``groups_of(attributes)``."""
+
+    def compute(attributes: Any, operands: Operands) -> tuple[Array, ...]:
+        x, gamma = present(operands, 2)
+        groups = groups_of(attributes)
+        with np.errstate(all="ignore"):
+            t = _real_normalization(groups, x, float(np.float32(attributes.epsilon)))
+            return (_affine(t, groups, gamma, optional(operands, 2)),)
+
+    return compute
+
+
+def _contract(groups_of: Any) -> Any:
+    """Returns the contract of a normalization whose groups are ``groups_of(attributes)``."""
+
+    def contract(
+        attributes: Any, operands: Operands, types: Types, results: Types
+    ) -> tuple[Array, ...] | None:
+        params = integer_params(types[0])
+        if params is None or not params.per_tensor:
+            return None
+        x, gamma = present(operands, 2)
+        groups = groups_of(attributes)
+        codes = centered(x, params).astype(np.int64)
+        with np.errstate(all="ignore"):
+            t = _integer_normalization(groups, codes, float(params.scale), attributes.epsilon)
+            beta = optional(operands, 2)
+            shift = None if beta is None else _real(beta, types[2])
+            y = _affine(t.reshape(x.shape), groups, _real(gamma, types[1]), shift)
+        result = results[0]
+        if isinstance(result, QuantType):
+            return (quantize(y, result.params),)
+        return (y if result is None else y.astype(result.dtype.numpy),)
+
+    return contract
+
+
+def _batch(attributes: EpsilonAttrs, operands: Operands) -> tuple[Array, ...]:
+    x, gamma, beta, mean, variance = present(operands, 5)
+    one, epsilon = x.dtype.type(1), x.dtype.type(np.float32(attributes.epsilon))
+    with np.errstate(all="ignore"):
+        inverse = one / np.sqrt(variance.astype(x.dtype) + epsilon)
+        scale = inverse * gamma.astype(x.dtype)
+        shift = beta.astype(x.dtype) - mean.astype(x.dtype) * scale
+    column = (-1, *([1] * (x.ndim - 2)))
+    return (x * scale.reshape(column) + shift.reshape(column),)
+
+
+def _check_axis(node: Node, attributes: NormAttrs) -> Iterator[str]:
+    x = node.operand(0)
+    yield from axes_fit((attributes.axis,), x.rank)
+    if attributes.epsilon < 0:
+        yield f"epsilon is {attributes.epsilon}"
+    for index, what in ((1, "the scale"), (2, "the bias")):
+        value = node.optional(index)
+        if value is None or value.rank is None or x.rank is None:
+            continue
+        if value.rank > x.rank:
+            yield f"{what} has rank {value.rank}, the input only {x.rank}"
+        for axis in range(1, min(value.rank, x.rank) + 1):
+            if known(value, -axis) != 1 and differ(known(value, -axis), known(x, -axis)):
+                yield f"axis {-axis} of {what} is {known(value, -axis)}, not {known(x, -axis)}"
+
+
+def _check_channels(node: Node, attributes: EpsilonAttrs | GroupNormAttrs) -> Iterator[str]:
+    x = node.operand(0)
+    if x.rank is not None and x.rank < 2:
+        yield f"the input has rank {x.rank}; it needs a batch and a channel axis"
+        return
+    if attributes.epsilon < 0:
+        yield f"epsilon is {attributes.epsilon}"
+    channels = known(x, 1)
+    for index, what in enumerate(("the scale", "the bias", "the mean", "the variance"), 1):
+        yield from vector_fits(node.optional(index), channels, what)
+    if (
+        isinstance(attributes, GroupNormAttrs)
+        and channels is not None
+        and (attributes.num_groups < 1 or channels % attributes.num_groups)
+    ):
+        yield f"{attributes.num_groups} groups do not divide the {channels} channels"
+
+
+_INTEGER = (
+    "c = x - zx; exact S1 = sum c, S2 = sum c*c, {d}; in float64 mean = S1/n, "
+    "v = f64(D)/f64(n*n) * (sx*sx), r = sx / sqrt(v + eps); in float32 "
+    "t = {t} * f32(r); y = quantize(t * gamma + beta). "
+)
+_AGAINST = (
+    "Against onnxruntime 1.31, which sums in float32: 0 of 430,000 8-bit results differ; 16-bit "
+    "ones with a scale of 2**-12 in 1 of 5,000 by 1 LSB, next to a midpoint. "
+)
+_CENTRED = _INTEGER.format(d="D = n*S2 - S1*S1", t="(f32(c) - f32(mean))") + _AGAINST
+
+LAYER_NORMALIZATION = Row(
+    name="LayerNormalization",
+    flow=Flow.ROUND,
+    attributes=NormAttrs,
+    compute=_compute(_layer_groups),
+    contract=_contract(_layer_groups),
+    check=_check_axis,
+    qnn="layer_norm",
+    tvm="nn.layer_norm",
+    numerics=_CENTRED,
+)
+RMS_NORMALIZATION = Row(
+    name="RMSNormalization",
+    flow=Flow.ROUND,
+    attributes=NormAttrs,
+    compute=_compute(_rms_groups),
+    contract=_contract(_rms_groups),
+    check=_check_axis,
+    qnn="rms_norm",
+    numerics=_INTEGER.format(d="D = n*S2", t="f32(c)") + _AGAINST,
+)
+INSTANCE_NORMALIZATION = Row(
+    name="InstanceNormalization",
+    onnx=(OnnxOp(name="InstanceNormalization", defaults={"epsilon": 1e-5}),),
+    flow=Flow.ROUND,
+    attributes=EpsilonAttrs,
+    compute=_compute(_instance_groups),
+    contract=_contract(_instance_groups),
+    check=_check_channels,
+    qnn="instance_norm",
+    tvm="nn.instance_norm",
+    numerics=_CENTRED,
+)
+GROUP_NORMALIZATION = Row(
+    name="GroupNormalization",
+    flow=Flow.ROUND,
+    attributes=GroupNormAttrs,
+    compute=_compute(_group_groups),
+    contract=_contract(_group_groups),
+    check=_check_channels,
+    qnn="group_norm",
+    tvm="nn.group_norm",
+    numerics=_CENTRED + "Scale and bias have one entry per channel (opset 21).",
+)
+BATCH_NORMALIZATION = Row(
+    name="BatchNormalization",
+    flow=Flow.ROUND,
+    attributes=EpsilonAttrs,
+    compute=_batch,
+    check=_check_channels,
+    qnn="batch_norm",
+    tvm="nn.batch_norm",
+    numerics="In float32: i = 1 / sqrt(var + eps), a = i * gamma, b = beta - mean * a, "
+    "y = quantize(x * a + b), x dequantized. Against onnxruntime 1.31: 0 of 430,000 results "
+    "differ, not even in the bits of float ones.",
+)
+
+_GROUPS = dict((
+    typed(LAYER_NORMALIZATION, lambda node, a: _layer_groups(a)),
+    typed(RMS_NORMALIZATION, lambda node, a: _rms_groups(a)),
+    typed(INSTANCE_NORMALIZATION, lambda node, a: _instance_groups(a)),
+    typed(GROUP_NORMALIZATION, lambda node, a: _group_groups(a)),
+))  # fmt: skip
+
+
+def groups_of(node: Node) -> NormalizedGroups:
+    """Returns which elements a normalization (no batch norm) normalizes together."""
+    return _GROUPS[node.op](node)
+
+
+OPERATORS = (
+    LAYER_NORMALIZATION,
+    RMS_NORMALIZATION,
+    INSTANCE_NORMALIZATION,
+    GROUP_NORMALIZATION,
+    BATCH_NORMALIZATION,
+)

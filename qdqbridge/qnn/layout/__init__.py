@@ -1,6 +1,0 @@
-"""Layouts of the values of a graph."""
-
-from qdqbridge.qnn.layout.conversion import ConvertedGraph, LayoutPlan, apply_layout, plan
-from qdqbridge.qnn.layout.permutation import channels_last
-
-__all__ = ["ConvertedGraph", "LayoutPlan", "apply_layout", "channels_last", "plan"]

@@ -1,9 +1,0 @@
-"""Relax -> graph: modules of TVM's frontends and of the QNN dialect."""
-
-from __future__ import annotations
-
-from qdqbridge.relax.read.layouts import channels_last
-from qdqbridge.relax.read.module import from_relax, read_function
-from qdqbridge.relax.read.parameters import entry_name
-
-__all__ = ["channels_last", "entry_name", "from_relax", "read_function"]

@@ -1,8 +1,0 @@
-"""Relax modules as files that anybody may have written: read without running what is in them."""
-
-from __future__ import annotations
-
-from qdqbridge.relax.saved.reading import SUFFIXES, read_module
-from qdqbridge.relax.saved.summary import summary
-
-__all__ = ["SUFFIXES", "read_module", "summary"]

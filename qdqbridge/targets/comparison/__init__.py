@@ -1,0 +1,1 @@
+"""Two engines beside each other: every value, how far apart, and why."""

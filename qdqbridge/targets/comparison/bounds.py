@@ -1,0 +1,298 @@
+"""How far a float32 engine may lie from the exact result of one node.
+
+With ``u`` = 2**-24 (float32), n roundings grow to ``growth(n)``: the smaller of the worst case
+``n*u / (1 - n*u)`` (Higham, Accuracy and Stability of Numerical Algorithms, 3.1; any order of
+additions) and ``8 * sqrt(n) * u`` (Higham and Mary, A New Approach to Probabilistic Rounding Error
+Analysis, 2019; missed with a probability below 2*n*exp(-32), and then a difference stays without
+explanation, which is the safe side). The real result of a node may be off by
+
+* **accumulate, average**: ``growth(K + 10) * sum |x*w|`` for K terms: K + 1 roundings of products
+  and sums, two of the dequantized factors, four of the bias and its scale, three of a requantizing
+  multiplier (its two factors and its product with the accumulator).
+* **softmax**: ``growth(K + 16 + max|d|) * y``: an exponential of a rounded difference ``d``.
+* **normalizations**: first-order propagation of ``growth(K + 8)`` through mean, variance
+  ``E[x*x] - E[x]**2`` and the affine map.
+* **linear and cubic resize**: ``u * (32 + 8 * largest extent) * max|x|``: coordinates are float32.
+* **everything else**: ``8 * u * (|y| + m)``, where m is the largest intermediate result of usual
+  implementations (1 for a sigmoid, |x| for a gelu; of a composition, of its own steps). Operands
+  are the float32 values that every engine starts from, so that their rounding does not count.
+
+The quantization that follows adds ``2*u*|y / scale|`` for the division and ``u*|t|`` for engines
+that add the zero point before they round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node
+from qdqbridge.core.graph.numerics import dequantize
+from qdqbridge.core.graph.operator import Flow, Magnitude
+from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.graph.weights import geometry_of
+from qdqbridge.core.ops.attributes import (
+    EpsilonAttrs,
+    GemmAttrs,
+    GroupNormAttrs,
+    NormAttrs,
+    PoolAttrs,
+    ResizeAttrs,
+    SoftmaxAttrs,
+)
+from qdqbridge.core.ops.bodies import results
+from qdqbridge.core.ops.composition import CompositionAttrs, step_results
+from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION, groups_of
+from qdqbridge.core.ops.softmax import LOG_SOFTMAX
+
+Array = NDArray[Any]
+Operands = Sequence["Array | None"]
+UNIT = 2.0**-24
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exact:
+    """The exact result of a node and what float32 may do to it, in real units.
+
+    Attributes:
+        real: The float64 result.
+        elementwise: Bound of a handful of roundings.
+        accumulated: Bound where sums are formed in float32, at least ``elementwise``.
+        as_written: The float64 result with the bias that the file has, where the graph's is a
+            rounding of it.
+        halves: Intervals of the results of engines that compute in float16
+            (:mod:`qdqbridge.targets.comparison.float16`); any of them may be the right one.
+    """
+
+    real: Array
+    elementwise: Array
+    accumulated: Array
+    as_written: Array | None = None
+    halves: tuple[tuple[Array, Array], ...] = ()
+
+
+def growth(count: float) -> float:
+    """Returns the relative error of ``count`` float32 roundings (see the top of this file)."""
+    worst = count * UNIT / max(1 - count * UNIT, 0.5)
+    return min(worst, 8 * math.sqrt(count) * UNIT)
+
+
+def exact(
+    node: Node,
+    operands: Operands,
+    *,
+    rounded: frozenset[int] = frozenset(),
+    half: DType = DType.FLOAT16,
+) -> Exact | None:
+    """Returns the exact first result of ``node``; None where no bound is known.
+
+    Args:
+        node: Any node.
+        operands: The stored values of its operands.
+        rounded: Quantized operands whose real values are rounded first.
+        half: The type that they are rounded to.
+    """
+    dtype = np.float64 if node.op.flow in (Flow.ACCUMULATE, Flow.AVERAGE) else np.float32
+    with np.errstate(all="ignore"):
+        reals = _reals(node, operands, dtype, rounded, half)
+        match node.op.flow:
+            case Flow.ACCUMULATE:
+                return _accumulated(node, reals)
+            case Flow.AVERAGE:
+                return _averaged(node, reals)
+            case Flow.ROUND:
+                return _rounded(node, reals)
+            case Flow.ELEMENTWISE | Flow.CONVERT | Flow.MOVE:
+                return _elementwise(node, reals)
+            case Flow.REINTERPRET | Flow.FLOAT:
+                return None
+
+
+def magnitude(node: Node, operands: Operands) -> Array:
+    """Returns ``sum |x*w|`` of an accumulating node, ``mean |x|`` of an averaging one."""
+    return _magnitude(node, _reals(node, operands, np.float64))
+
+
+def sensitivity(node: Node, operands: Operands, error: float) -> Array | None:
+    """Returns how far relative errors of the first operand move a softmax, norm or resize.
+
+    To first order, for any errors of its elements up to ``error``; None where it is not known.
+    """
+    reals = _reals(node, operands, np.float32)
+    x = reals[0]
+    assert x is not None
+    match node.attributes:
+        case SoftmaxAttrs(axes):
+            largest = np.abs(x).max(axis=axes, keepdims=True)
+            moved = np.expm1(2 * error * largest)
+            return moved if node.op is LOG_SOFTMAX else moved * _result(node, reals)
+        case ResizeAttrs():
+            return np.asarray(4 * error * np.abs(x).max(initial=0))
+        case NormAttrs() | GroupNormAttrs() | EpsilonAttrs() if node.op is not BATCH_NORMALIZATION:
+            return 2 * error * _normalization_size(node, reals)
+        case _:
+            return None
+
+
+def _reals(
+    node: Node,
+    operands: Operands,
+    dtype: Any,
+    rounded: frozenset[int] = frozenset(),
+    half: DType = DType.FLOAT16,
+) -> list[Array | None]:
+    """Returns float64 operands, dequantized in ``dtype``."""
+    reals: list[Array | None] = []
+    for index, (value, operand) in enumerate(zip(node.inputs, operands, strict=True)):
+        if operand is None or value is None:
+            reals.append(None)
+        elif isinstance(value.type, QuantType):
+            params = value.type.params
+            real = dequantize(operand, params, np.float32 if index in rounded else dtype)
+            if index in rounded:
+                real = real.astype(half.numpy)
+            reals.append(real.astype(np.float64))
+        else:
+            wide = value.type.dtype.is_float
+            reals.append(operand.astype(np.float64) if wide else operand)
+    return reals
+
+
+def _absolute(reals: Sequence[Array | None]) -> list[Array | None]:
+    return [None if real is None else np.abs(real) for real in reals]
+
+
+def _result(node: Node, reals: Sequence[Array | None], attributes: object = None) -> Array:
+    return np.asarray(node.op.compute(attributes or node.attributes, reals)[0], np.float64)
+
+
+def _magnitude(node: Node, reals: Sequence[Array | None]) -> Array:
+    attributes = node.attributes
+    if isinstance(attributes, GemmAttrs):
+        attributes = replace(attributes, alpha=abs(attributes.alpha), beta=abs(attributes.beta))
+    return _result(node, _absolute(reals), attributes)
+
+
+def _accumulated(node: Node, reals: list[Array | None]) -> Exact:
+    real = _result(node, reals)
+    bound = growth(_terms(node, reals) + 10) * _magnitude(node, reals)
+    return Exact(real, 8 * UNIT * np.abs(real), bound, _as_written(node, reals))
+
+
+def _terms(node: Node, reals: Sequence[Array | None]) -> int:
+    x, w = reals[0], reals[1]
+    assert x is not None and w is not None
+    geometry = geometry_of(node)
+    if geometry is not None and (geometry.image or w.ndim == 2):
+        return geometry.terms(w.shape)
+    return x.shape[0 if getattr(node.attributes, "trans_a", False) else -1]
+
+
+def _as_written(node: Node, reals: list[Array | None]) -> Array | None:
+    bias = node.optional(2)
+    if bias is None or bias.written is None:
+        return None
+    written = bias.written.numpy().astype(np.float64)
+    return _result(node, [*reals[:2], written, *reals[3:]])
+
+
+def _averaged(node: Node, reals: list[Array | None]) -> Exact:
+    real, size = _result(node, reals), _magnitude(node, reals)
+    x = reals[0]
+    assert x is not None
+    if isinstance(node.attributes, PoolAttrs):
+        terms = int(np.prod(node.attributes.kernel_shape))
+    else:
+        terms = x.size // max(real.size, 1)
+    return Exact(real, 8 * UNIT * np.abs(real), growth(terms + 10) * size)
+
+
+def _elementwise(node: Node, reals: list[Array | None]) -> Exact:
+    real = _result(node, reals)
+    size = np.abs(real)
+    if node.op.magnitude is Magnitude.UNIT:
+        size = size + 1.0
+    elif node.op.magnitude is Magnitude.OPERAND and reals[0] is not None:
+        size = size + np.abs(reals[0])
+    elif isinstance(node.attributes, CompositionAttrs):
+        steps = step_results(node.attributes, reals)
+        size = size + np.max([np.broadcast_to(np.abs(s), size.shape) for s in steps], axis=0)
+    bound = 8 * UNIT * size
+    return Exact(real, bound, bound)
+
+
+def _rounded(node: Node, reals: list[Array | None]) -> Exact:
+    real = _result(node, reals)
+    x = reals[0]
+    assert x is not None
+    few = 8 * UNIT * np.abs(real)
+    match node.attributes:
+        case SoftmaxAttrs():
+            return Exact(real, few, _softmax_bound(node, x, real))
+        case EpsilonAttrs() if node.op is BATCH_NORMALIZATION:
+            signed = [-v if i == 3 else v for i, v in enumerate(_absolute(reals)) if v is not None]
+            return Exact(real, few, 8 * UNIT * _result(node, signed))
+        case ResizeAttrs():
+            extent = max((*x.shape, *real.shape))
+            largest = float(np.abs(x).max(initial=0))
+            return Exact(real, few, few + UNIT * (32 + 8 * extent) * largest)
+        case _ if node.op.body is not None:
+            return Exact(real, few, few + _body_bound(node, reals))
+        case _:
+            return Exact(real, few, few + _normalization_bound(node, reals))
+
+
+def _body_bound(node: Node, reals: Sequence[Array | None]) -> float:
+    """Returns the bound of the largest result of any step, each of which may sum all elements."""
+    assert node.op.body is not None
+    steps = results(node.op.body(node.attributes), reals)
+    largest = max((float(np.abs(step).max(initial=0)) for step in steps), default=0.0)
+    terms = max((real.size for real in reals if real is not None), default=1)
+    return growth(terms + 8 * len(steps)) * largest
+
+
+def _softmax_bound(node: Node, x: Array, real: Array) -> Array:
+    axes = node.record(SoftmaxAttrs).axes
+    terms = float(np.prod([x.shape[axis] for axis in axes]))
+    farthest = float((x.max(axis=axes, keepdims=True) - x).max(initial=0))
+    bound = growth(terms + 16 + min(farthest, 128.0))
+    if node.op is LOG_SOFTMAX:
+        return bound * (1.0 + np.abs(real)) + UNIT * farthest
+    return bound * np.abs(real) + 2.0**-126
+
+
+def _normalization_bound(node: Node, reals: Sequence[Array | None]) -> Array:
+    """Returns the bound of ``(x - mean) * r * g + b`` for float32 sums of x and of x*x."""
+    x = reals[0]
+    assert x is not None
+    groups = groups_of(node)
+    rows = groups.split(x)
+    terms = float(np.prod([rows.shape[axis] for axis in groups.axes(rows)]))
+    return growth(terms + 8) * _normalization_size(node, reals)
+
+
+def _normalization_size(node: Node, reals: Sequence[Array | None]) -> Array:
+    """Returns what one relative error of every element, sum and factor is multiplied by."""
+    x, scale = reals[0], reals[1]
+    assert x is not None and scale is not None
+    attributes, shift = node.attributes, reals[2] if len(reals) > 2 else None
+    groups = groups_of(node)
+    rows = groups.split(x)
+    axes = groups.axes(rows)
+    square = np.square(rows).mean(axis=axes, keepdims=True)
+    mean = rows.mean(axis=axes, keepdims=True) if groups.centred else np.zeros(())
+    epsilon = float(getattr(attributes, "epsilon", 0.0))
+    inverse = 1 / np.sqrt(np.maximum(square - np.square(mean), 0) + epsilon)
+    centred = np.abs(rows - mean) * inverse
+    size = (np.abs(rows) + np.sqrt(square)) * inverse
+    size = size + centred * (square + np.square(mean)) * np.square(inverse)
+    size = size.reshape(x.shape) * np.abs(groups.placed(scale, x.ndim))
+    if shift is not None:
+        size = size + np.abs(groups.placed(shift, x.ndim))
+    return size

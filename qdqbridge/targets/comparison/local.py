@@ -1,0 +1,221 @@
+"""The local comparison: each node on the operands that the reference recorded.
+
+A difference is counted at the node that makes it and does not spread. Where the reference did not
+record an operand (the canonical form has values that the file does not), the interpreter computes
+it from those that were recorded, and a difference behind data movement is explained by the node
+before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.core.graph.batches import Batch, batches
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.interpreter import check_inputs, evaluate_node
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.graph.types import NestedType
+from qdqbridge.core.ops.elementwise import CONCAT
+from qdqbridge.targets.comparison.bounds import Exact, exact
+from qdqbridge.targets.comparison.causes import blame
+from qdqbridge.targets.comparison.compare import (
+    Comparison,
+    Progress,
+    ordered,
+    producers,
+    same_meaning,
+)
+from qdqbridge.targets.comparison.difference import Tally, differing
+from qdqbridge.targets.comparison.engine import Engine, OwnArithmetic, visible
+from qdqbridge.targets.comparison.float16 import with_halves
+from qdqbridge.targets.comparison.passing import joined, moved
+
+Array = NDArray[Any]
+
+
+def compare_locally(
+    graph: Graph,
+    reference: Engine,
+    data: Mapping[str, Array],
+    *,
+    size: int | None = None,
+    progress: Progress | None = None,
+    witness: Witness | None = None,
+) -> Comparison:
+    """Runs every node of ``graph`` by the interpreter on what ``reference`` recorded.
+
+    Args:
+        graph: The graph whose nodes are to be proved.
+        reference: The engine that records.
+        data: One array per graph input.
+        size: Examples per batch.
+        progress: Called with the batches done and their number.
+        witness: Called with each batch, value, what the interpreter stores, and what the engine.
+
+    Raises:
+        InputDataError: The data does not fit.
+    """
+    seen = visible(graph)
+    known = set(reference.names)
+    names = [
+        name
+        for name, value in seen.items()
+        if name in known and same_meaning(value.type, reference.types.get(name))
+    ]
+    made_by = producers(graph)
+    explain: Explain = getattr(reference, "explained", _nothing)
+    own: OwnArithmetic | None = getattr(reference, "own", None)
+    outputs = set(graph.output_names) & set(reference.outputs)
+    tallies = {
+        seen[name]: Tally(name, made_by.get(name, ""), seen[name].type, name in outputs)
+        for name in names
+    }
+    mismatched: dict[Value, None] = {}
+    for number, batch in enumerate(batches(graph.inputs, data, size), 1):
+        inputs = dict(zip(graph.inputs, check_inputs(graph.inputs, batch.inputs), strict=True))
+        recorded = {seen[name]: a for name, a in reference.run(batch.inputs, names).items()}
+        told = None if witness is None else partial(witness, batch)
+        _BatchWalk(tallies, recorded, mismatched, explain, own, told).run(graph.nodes, inputs)
+        if progress is not None:
+            progress(number, batch.count)
+    unmatched = [n for n, v in seen.items() if v not in tallies or v in mismatched]
+    used = [tally for value, tally in tallies.items() if value not in mismatched and tally.count]
+    return Comparison("interpreter", reference.label, True, ordered(used), tuple(unmatched))
+
+
+Source = Callable[[], Exact | None]
+Witness: TypeAlias = "Callable[[Batch, Value, Array, Array], None]"
+"""What looks at a batch, a value, and its elements as both store them."""
+Explain: TypeAlias = (
+    "Callable[[Node, Sequence[Array | None], Array], tuple[str, NDArray[np.bool_]] | None]"
+)
+"""What an engine's own arithmetic gives, bit for bit: its cause, and which results are that."""
+
+
+def _nothing(node: Node, operands: Sequence[Array | None], theirs: Array) -> None:
+    """An engine that says nothing about its arithmetic."""
+    del node, operands, theirs
+
+
+def _exact(
+    node: Node, operands: Sequence[Array | None], sources: Sequence[Source | None]
+) -> Exact | None:
+    """Returns the exact results of a node; those behind it, moved, where it only moves."""
+    if node.op.flow is Flow.MOVE and sources and sources[0] is not None:
+        behind = sources[0]()
+        return None if behind is None else moved(node, behind, operands)
+    if node.op is CONCAT and any(sources):
+        behind = [None if source is None else source() for source in sources]
+        return joined(node, behind, operands)
+    return with_halves(node, operands, exact(node, operands))
+
+
+class _BatchWalk:
+    """One pass over the nodes with one batch."""
+
+    def __init__(
+        self,
+        tallies: Mapping[Value, Tally],
+        recorded: Mapping[Value, Array],
+        mismatched: dict[Value, None],
+        explain: Explain,
+        own: OwnArithmetic | None,
+        told: Callable[[Value, Array, Array], None] | None = None,
+    ) -> None:
+        self.told = told
+        self.tallies, self.recorded, self.mismatched = tallies, recorded, mismatched
+        self.explain, self.own = explain, own
+        self.values: dict[Value, Array] = {}
+        self.unrecorded: dict[Value, Source] = {}
+
+    def run(self, nodes: Sequence[Node], inputs: Mapping[Value, Array]) -> None:
+        self.values.update(inputs)
+        self._passed_on()
+        left = {v: len(v.users) for node in nodes for v in (*node.inputs, *node.outputs) if v}
+        for node in nodes:
+            self._node(node)
+            for value in node.inputs:
+                if value is not None:
+                    left[value] -= 1
+                    if left[value] == 0:
+                        self.values.pop(value, None)
+                        self.unrecorded.pop(value, None)
+
+    def _passed_on(self) -> None:
+        """Compares outputs that no node makes: inputs and constants that are handed on."""
+        for value, tally in self.tallies.items():
+            if value.producer is None:
+                ours, theirs = self._stored(value), self.recorded[value]
+                if theirs.dtype != ours.dtype or theirs.shape != ours.shape:
+                    self.mismatched[value] = None
+                elif ours.dtype != object:
+                    tally.add(ours, theirs)
+                    found = blame(ours, theirs, differing(ours, theirs), None, value.type)
+                    tally.blame(found.causes, found.bound, found.moved)
+
+    def _node(self, node: Node) -> None:
+        operands = [None if value is None else self._stored(value) for value in node.inputs]
+        results = evaluate_node(node, operands)
+        told = None if self.own is None else self.own(node, operands)
+        cause, expected = ("", ()) if told is None else told
+        for place, (value, ours) in enumerate(zip(node.outputs, results, strict=False)):
+            nested = isinstance(value.type, NestedType)
+            theirs = None if nested else self.recorded.get(value)
+            if theirs is not None and (theirs.dtype != ours.dtype or theirs.shape != ours.shape):
+                self.mismatched[value] = None
+                theirs = None
+            meant = expected[place] if place < len(expected) else None
+            self.values[value] = theirs if theirs is not None else ours if meant is None else meant
+            if theirs is None:
+                self.unrecorded[value] = partial(_exact, node, operands, self._behind(node))
+            if theirs is not None and ours.dtype != object:
+                if self.told is not None:
+                    self.told(value, ours, theirs)
+                self._tally(node, value, operands, ours, theirs, (cause, meant))
+
+    def _behind(self, node: Node) -> list[Source | None]:
+        """Returns, for each operand that was not recorded, what gives its exact values."""
+        return [self._source(node, value) for value in node.inputs]
+
+    def _source(self, node: Node, value: Value | None) -> Source | None:
+        if value is None or node.op.flow is Flow.MOVE:
+            return None if value is None else self.unrecorded.get(value)
+        own, result = value.quant, node.output.quant
+        passed = own is not None and result is not None and own.params == result.params
+        return self.unrecorded.get(value) if passed else None
+
+    def _stored(self, value: Value) -> Array:
+        return self.values[value] if value.constant is None else value.constant.numpy()
+
+    def _tally(
+        self,
+        node: Node,
+        value: Value,
+        operands: Sequence[Array | None],
+        ours: Array,
+        theirs: Array,
+        meant: tuple[str, Array | None],
+    ) -> None:
+        tally = self.tallies[value]
+        tally.add(ours, theirs)
+        differs = differing(ours, theirs)
+        if differs.any():
+            known = None
+            own = self.explain(node, operands, theirs) if value is node.output else None
+            if meant[1] is not None:
+                own = meant[0], ~differing(meant[1], theirs)
+            if own is not None:
+                cause, fits = own[0], own[1] & differs
+                tally.blame({cause: int(fits.sum())} if fits.any() else {}, 0.0, 0.0)
+                differs = differs & ~fits
+                if not differs.any():
+                    return
+            if value is node.output:
+                known = _exact(node, operands, self._behind(node))
+            found = blame(ours, theirs, differs, known, value.type)
+            tally.blame(found.causes, found.bound, found.moved)

@@ -1,0 +1,115 @@
+"""The engines there are: a row each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from types import MappingProxyType
+
+from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.onnx_io.runtime.byte_products import saturates
+from qdqbridge.targets.engines.processors import start_without_vnni
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKind:
+    """An engine that runs in a process of its own.
+
+    Attributes:
+        name: The name users give.
+        label: Its name in reports: what computes, and that it is no device where it is none.
+        package: What has to be importable.
+        install: The pip line that brings it.
+        worker: The module that drives it.
+        profile: The export profile in which a graph is written for it.
+        suffix: Of the model files it reads.
+        fixed: It takes fixed shapes only.
+        shows: Intermediate tensors can be asked for.
+        untimed: Why there is no time of its nodes; empty where there is one.
+        without_vnni: It runs on x86 with AVX2 and without VNNI, emulated where this one is another.
+    """
+
+    name: str
+    label: str
+    package: str
+    install: str
+    worker: str
+    profile: str
+    suffix: str = ".onnx"
+    fixed: bool = False
+    shows: bool = True
+    untimed: str = ""
+    without_vnni: bool = False
+
+    def start(self) -> tuple[str, ...]:
+        """Returns what stands before the command of its process.
+
+        Raises:
+            UnsupportedTargetError: It cannot run on this machine.
+        """
+        return start_without_vnni(self.name) if self.without_vnni else ()
+
+    def pairs_saturate(self) -> bool:
+        """Returns whether onnxruntime's products of bytes saturate where this engine runs."""
+        return self.without_vnni or (self.package == "onnxruntime" and saturates())
+
+
+_ALL = (
+    EngineKind(
+        "onnxruntime-optimized", "onnxruntime with its graph optimizations", "onnxruntime",
+        "pip install onnxruntime", "onnxruntime_cpu", "ort",
+    ),
+    EngineKind(
+        "onnxruntime-avx2", "onnxruntime on x86 without VNNI", "onnxruntime",
+        "pip install onnxruntime", "onnxruntime_avx2", "ort",
+        untimed="where the processor is emulated, what it takes says nothing", without_vnni=True,
+    ),
+    EngineKind(
+        "qnn-htp", "Hexagon (host build of the NPU's backend)", "onnxruntime_qnn",
+        "pip install onnxruntime-qnn", "qnn_htp", "qnn", fixed=True,
+        untimed="what the host build takes says nothing of the device",
+    ),
+    EngineKind(
+        "qnn-htp-v73", "Hexagon v73 (host build of the NPU's backend)", "onnxruntime_qnn",
+        "pip install onnxruntime-qnn", "qnn_htp_v73", "qnn-v73", fixed=True,
+        untimed="what the host build takes says nothing of the device",
+    ),
+    EngineKind(
+        "openvino", "OpenVINO, CPU", "openvino",
+        "pip install openvino", "openvino_cpu", "openvino",
+    ),
+    EngineKind(
+        "litert", "LiteRT, CPU", "ai_edge_litert",
+        "pip install ai-edge-litert", "litert", "tflite", suffix=".tflite", shows=False,
+        untimed="its Python interface tells no times",
+    ),
+)  # fmt: skip
+
+ENGINES: Mapping[str, EngineKind] = MappingProxyType({kind.name: kind for kind in _ALL})
+OWN = ("tvm", "interpreter", "onnxruntime")
+"""What runs in this process: ours, and the reference."""
+
+
+def engine_kind(name: str) -> EngineKind:
+    """Returns the engine of that name; its package is there.
+
+    Raises:
+        UnsupportedTargetError: There is no such engine, it is not installed, or it does not run on
+            this machine.
+    """
+    kind = ENGINES.get(name)
+    if kind is None:
+        raise UnsupportedTargetError(
+            f"there is no engine '{name}'",
+            why=f"the engines are {', '.join((*OWN, *ENGINES))}",
+            fix="use one of them",
+        )
+    if find_spec(kind.package) is None:
+        raise UnsupportedTargetError(
+            f"the engine '{name}' is not installed",
+            why=f"there is no package '{kind.package}'",
+            fix=f"{kind.install}, or make an environment with all engines: scripts/engines_env",
+        )
+    kind.start()
+    return kind

@@ -1,0 +1,222 @@
+"""Saturation that Hexagon loses: of results that are stored once more, in a wider range.
+
+The backend computes an operator in the encoding of what reads its result: of a Concat always, of a
+QuantizeLinear where no product stands before. What the first, narrower encoding had clamped comes
+out again (onnxruntime-qnn 2.7.0, host build). A Max in between that changes nothing keeps it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.ops.build import constant, result
+from qdqbridge.core.ops.conversion import REQUANTIZE
+from qdqbridge.core.ops.elementwise import CONCAT, MAX
+from qdqbridge.targets.profiles.file_view import (
+    FileEncoding,
+    FileNode,
+    FileView,
+    is_dequantize,
+    is_quantize,
+)
+from qdqbridge.targets.profiles.finding import Reason
+from qdqbridge.targets.profiles.islands import COPIES
+from qdqbridge.targets.profiles.legalization import Cost, replace_operand
+from qdqbridge.targets.profiles.shared_rules import WEIGHTED
+
+_HALF = 0.5
+_KEEPERS = frozenset({"Max", "Min", "Relu", "Clip", "MaxPool"})
+"""Operators whose result stays clamped where it has the encoding of the operand."""
+
+
+def kept_clamps(graph: Graph) -> Iterator[Cost]:
+    """``Concat(x, y) -> Concat(Max(x, lowest), y)`` where the result is wider than ``x``."""
+    known: dict[Value, Value] = {}
+    for node in graph.nodes:
+        target = node.output.quant if node.op in (CONCAT, REQUANTIZE) else None
+        if target is None or not target.params.per_tensor:
+            continue
+        for index, value in enumerate(list(node.inputs)):
+            if value is None or value.quant is None or not value.quant.params.per_tensor:
+                continue
+            if _is_made(value, node) and _outside(value.quant.params, target.params):
+                if value not in known:
+                    known[value] = kept(value)
+                replace_operand(node, index, known[value])
+    yield from ()
+
+
+def _is_made(value: Value, reader: Node) -> bool:
+    made = value.producer
+    while made is not None and made.op.flow is Flow.MOVE:
+        made = made.operand(0).producer
+    if made is None or made.op.name in _KEEPERS:
+        return False
+    return reader.op is CONCAT or made.op.flow is not Flow.ACCUMULATE
+
+
+def kept(value: Value) -> Value:
+    """Returns a stored value behind a Max that changes nothing, as the backend rounds it then."""
+    assert value.quant is not None
+    params = value.quant.params
+    lowest = np.asarray(params.qmin, params.storage_dtype.numpy)
+    operands = [value, constant(lowest, params, f"{value.name}_lowest")]
+    return result(MAX, NO_ATTRIBUTES, operands, value.type, name=f"{value.name}_kept")
+
+
+def _outside(own: QuantParams, wider: QuantParams) -> bool:
+    return _reaches_out(_numbers(own), _numbers(wider))
+
+
+def _numbers(params: QuantParams) -> StoredRange:
+    scale, zero = float(params.scale.reshape(-1)[0]), int(params.zero_point.reshape(-1)[0])
+    return StoredRange((params.qmin - zero) * scale, (params.qmax - zero) * scale, scale)
+
+
+class StoredRange(NamedTuple):
+    """The real numbers that can be stored.
+
+    Attributes:
+        low: The smallest.
+        high: The largest.
+        step: Between neighbours.
+    """
+
+    low: float
+    high: float
+    step: float
+
+
+def _reaches_out(own: StoredRange, wider: StoredRange) -> bool:
+    """True where a range goes on behind an end of another, by more than its step."""
+    step = max(own.step, _HALF * wider.step)
+    return wider.low < own.low - step or wider.high > own.high + step
+
+
+def lost_clamp(view: FileView, node: FileNode) -> Reason | None:
+    """Returns whether a Concat or a QuantizeLinear stores a result in a wider range."""
+    if is_quantize(node):
+        target = view.encoding(node)
+    elif node.op == "Concat" and view.quantized(node.output):
+        target = view.quantized(node.output)[0]
+    else:
+        return None
+    joined = node.inputs if node.op == "Concat" else node.inputs[:1]
+    if any(view.dequantized(name) is None for name in joined):
+        return None  # floats are joined as they are
+    for name in joined:
+        own = view.dequantized(name)
+        steps = 0 if own is None or view.is_constant(name) else _let_through(own, target)
+        if own is not None and steps and _computed(view, own, node):
+            tensor = own.node.input(0)
+            text = f"'{tensor}' has a narrower range than the result, by {steps} of its steps"
+            bounded = target.dtype is not None and target.dtype.bits <= _BOUNDED_BITS
+            return Reason(text, (tensor,), _at_most(view, node, steps, target) if bounded else 0)
+    return None
+
+
+def _let_through(own: FileEncoding, target: FileEncoding) -> int:
+    """Returns by how many steps of the result what is clamped may be off; 0 for two and less."""
+    inner, outer = _stored_range(own), _stored_range(target)
+    if inner is None or outer is None or not _reaches_out(inner, outer):
+        return 0
+    steps = max(inner.low - outer.low, outer.high - inner.high) / outer.step
+    return math.ceil(steps) if steps > _STEPS else 0
+
+
+def _at_most(view: FileView, node: FileNode, steps: int, target: FileEncoding) -> int:
+    """Returns a bound for a result and for products behind it, which may make more of it."""
+    found, top = steps + 1, (1 << _BOUNDED_BITS) - 1
+    stored = view.quantized(node.output) if node.op == "Concat" else [target]
+    for own in stored:
+        for reader, _ in view.consumers(own.node.output):
+            products = view.consumers(reader.output) if is_dequantize(reader) else []
+            gains = [_gain(view, product, target) for product, index in products if index == 0]
+            found = max([found, *(math.ceil(gain * found) for gain in gains)])
+    return min(found, top)
+
+
+def _gain(view: FileView, product: FileNode, x: FileEncoding) -> float:
+    """Returns how many steps of its result one step of each operand is at most."""
+    weight, results = view.dequantized(product.input(1)), view.quantized(product.output)
+    if product.op not in WEIGHTED or weight is None or not results or weight.scale is None:
+        return 0.0
+    stored, result = view.constant(weight.node.input(0)), results[0]
+    if stored is None or result.scale is None or x.scale is None:
+        return 0.0
+    largest = float(weight.scale.max()) * float(np.abs(stored.astype(np.int64)).max(initial=0))
+    terms = stored.size / max(stored.shape[0 if product.op == "Conv" else -1], 1)
+    return largest * terms * float(x.scale.max()) / float(result.scale.min())
+
+
+_STEPS = 2
+_BOUNDED_BITS = 8
+"""Bits of results up to which no more than the lost clamp was ever seen; of 16 it was more."""
+
+
+def _stored_range(found: FileEncoding) -> StoredRange | None:
+    if found.dtype is None or found.scale is None or not found.per_tensor:
+        return None
+    scale, zero = float(found.scale.reshape(-1)[0]), found.zero()
+    low, high = (int(end) - zero for end in (found.dtype.qmin, found.dtype.qmax))
+    return StoredRange(low * scale, high * scale, scale)
+
+
+def _computed(view: FileView, own: FileEncoding, reader: FileNode) -> bool:
+    """True where an operator has made what is stored, in another encoding than its operand."""
+    made, tensor, source = None, own.node.input(0), None
+    while stored := view.producer(tensor):
+        made = view.producer(stored.input(0)) if is_quantize(stored) else None
+        if made is not None and is_dequantize(made):  # a conversion, which clamps or does not
+            source = view.encoding(made)
+            if _let_through(own, source):
+                return True
+            made, tensor = None, made.input(0)
+            continue
+        source = None if made is None else view.dequantized(made.input(0))
+        if made is None or source is None or made.op not in COPIES:
+            break
+        tensor = source.node.input(0)
+    if made is None:
+        return False
+    if made.op in _KEEPERS and source is not None and source.same_mapping(own):
+        return False
+    if made.op in (_CLAMPED_FOR_CONCAT if reader.op == "Concat" else _CLAMPED):
+        return False
+    return reader.op == "Concat" or made.op not in WEIGHTED
+
+
+def nothing_left(view: FileView, node: FileNode) -> bool:
+    """True where a Relu follows, and a Q that can store numbers up to 0 only: all of them are."""
+    positive, readers = False, view.consumers(node.output)
+    while len(readers) == 1:
+        node = readers[0][0]
+        if positive and is_quantize(node):
+            found = view.encoding(node)
+            if found.dtype is not None and found.zero() == found.dtype.qmax:
+                return True
+        keeps = is_quantize(node) or is_dequantize(node) or node.op in _STAYS_POSITIVE
+        positive = node.op == "Relu" or (positive and keeps)
+        readers = view.consumers(node.output)
+    return False
+
+
+_STAYS_POSITIVE = COPIES | {"ReduceMax", "ReduceMin", "ReduceMean", "ReduceSum", "MaxPool"}
+
+
+_CLAMPED_FOR_CONCAT = frozenset(
+    {"ReduceMax", "ReduceMin", "ReduceMean", "GlobalAveragePool", "Sigmoid"}
+)
+"""Operators whose results are rounded to their own range before a Concat joins them."""
+_CLAMPED = _CLAMPED_FOR_CONCAT | {
+    "AveragePool", "Gelu", "GlobalMaxPool", "LayerNormalization", "LeakyRelu", "MaxPool", "Mul",
+    "ReduceSum", "Relu", "Resize", "Softmax", "Tanh",
+}  # fmt: skip
+"""Operators whose results are so before another QuantizeLinear; sums and what is moved are not."""

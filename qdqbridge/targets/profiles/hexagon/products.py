@@ -1,0 +1,298 @@
+"""Weights, biases and operands of products as Hexagon takes them, and computes them right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.edit import Editor
+from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Node, Value
+from qdqbridge.core.graph.numerics import dequantize, quantize
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantType, TensorType
+from qdqbridge.core.graph.weights import geometry_of
+from qdqbridge.core.ops.attributes import PadAttrs
+from qdqbridge.core.ops.build import constant, dequantized, quantized, result, retyped
+from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE
+from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
+from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION
+from qdqbridge.core.ops.selection import PAD
+from qdqbridge.core.ops.table import BY_NAME
+from qdqbridge.targets.profiles.legalization import (
+    Cost,
+    put,
+    replace_operand,
+)
+
+
+def float_products(graph: Graph) -> Iterator[Cost]:
+    """``Conv(x, w) -> Conv(Pad(x), dequantize(w))`` where operand or result is float.
+
+    The backend then computes in floats: it takes no weights per channel, and pads a dequantized
+    operand with other numbers than 0.
+    """
+    for node in graph.nodes:
+        if node.op is DEQUANTIZE and _only_with_integers(node, node.operand(0)):
+            Editor(graph).replace_value(
+                node.output, as_floats(node.operand(0), node.output.type.dtype)
+            )
+        if node.op.flow is not Flow.ACCUMULATE:
+            continue
+        x = node.operand(0)
+        if node.output.quant is not None and x.quant is not None:
+            continue
+        for index, value in enumerate(node.inputs):
+            if index and value is not None and _only_with_integers(node, value):
+                replace_operand(node, index, as_floats(value, _float_type(node)))
+        conv = CONV.of(node)
+        if x.quant is None:
+            if _quantized_on_the_way(node):
+                replace_operand(node, 0, _negated_twice(x))
+            continue
+        if conv is not None and any(conv.pads) and x.rank is not None:
+            x = _padded(x, conv.pads)
+            replace_operand(node, 0, x)
+            node.attributes = replace(conv, pads=(0,) * len(conv.pads))
+        if CONV_TRANSPOSE.of(node) is not None or _quantized_on_the_way(node):
+            real = dequantized(x, _float_type(node), name=f"{x.name}_real")
+            replace_operand(node, 0, _negated_twice(real))
+    yield from ()
+
+
+def _only_with_integers(node: Node, value: Value) -> bool:
+    """True for a constant of a product that is taken only where everything is quantized."""
+    if value.constant is None or value.quant is None:
+        return False
+    params = value.quant.params
+    plain = params.per_tensor and params.symmetric and value.type.dtype is not DType.INT32
+    return not plain or (node.op in (DENSE, GEMM) and node.optional(2) is None)
+
+
+def _float_type(node: Node) -> DType:
+    """Returns the type in which a product of floats computes."""
+    sides = (node.operand(0), node.output)
+    return next((v.type.dtype for v in sides if v.quant is None), DType.FLOAT32)
+
+
+def as_floats(value: Value, dtype: DType) -> Value:
+    """Returns a stored constant as the real numbers that it stands for."""
+    assert value.constant is not None and value.quant is not None
+    params = value.quant.params
+    real = value.constant.map(
+        lambda array: dequantize(array, params).astype(dtype.numpy), dtype=dtype
+    )
+    written = value.written if value.written is not None and value.written.dtype is dtype else None
+    return constant(written or real, None, value.name)
+
+
+def _padded(value: Value, pads: tuple[int, ...]) -> Value:
+    """Returns a stored value with stored zeros around it."""
+    assert value.quant is not None and value.type.shape is not None
+    half = len(pads) // 2
+    shape = [
+        dim + pads[axis - 2] + pads[axis - 2 + half] if axis > 1 and isinstance(dim, int) else dim
+        for axis, dim in enumerate(value.type.shape)
+    ]
+    every = (0, 0, *pads[:half], 0, 0, *pads[half:])
+    type_ = QuantType(value.quant.params, tuple(shape))
+    return result(PAD, PadAttrs(every), [value], type_, NO_ORIGIN, f"{value.name}_padded")
+
+
+def _quantized_on_the_way(node: Node) -> bool:
+    """True for a product of dequantized numbers and floats with a bias, whose result is quantized.
+
+    onnxruntime quantizes such a bias before the provider sees it, which then takes the product in
+    floats and leaves the bias to the CPU. A normalization behind becomes a bias first.
+    """
+    made, weight = node.operand(0).producer, node.operand(1)
+    dequantizes = made is not None and made.op is DEQUANTIZE
+    from_integers = dequantizes or node.operand(0).quant is not None
+    readers = {user.op for user, _ in node.output.users}
+    ends = node.output.quant is not None or QUANTIZE in readers or BATCH_NORMALIZATION in readers
+    biased = node.optional(2) is not None or BATCH_NORMALIZATION in readers
+    return from_integers and ends and biased and weight.constant is not None
+
+
+def _negated_twice(real: Value) -> Value:
+    """Returns real numbers, negated twice: neither onnxruntime nor the backend changes those."""
+    neg, name = BY_NAME["Neg"], real.name
+    for _ in range(2):
+        real = result(neg, NO_ATTRIBUTES, [real], real.type, NO_ORIGIN, f"{name}_negated")
+    return real
+
+
+def wide_products(graph: Graph) -> Iterator[Cost]:
+    """``Conv(x, w) -> quantize(Conv(dequantize(x), w))`` of 16 bits, where little is kept of a sum.
+
+    Of two activations, and of weights whose zero point is not the middle of their type, the backend
+    keeps 7 bits of a typical sum; of floats it keeps all.
+    """
+    for node in graph.nodes:
+        quant = node.output.quant
+        if quant is None or not _keeps_little(node):
+            continue
+        dtype, name = quant.params.expressed_dtype, node.output.name
+        real = _negated_twice(dequantized(node.operand(0), dtype, name=f"{name}_operand"))
+        operands: list[Value | None] = [real]
+        for value in node.inputs[1:]:
+            constant_operand = value is not None and value.is_constant and value.quant is not None
+            operands.append(as_floats(value, dtype) if value and constant_operand else value)
+        weight = operands[1]
+        if weight is not None and weight.quant is not None:
+            operands[1] = _negated_twice(dequantized(weight, dtype, name=f"{name}_weight"))
+        type_ = TensorType(dtype, node.output.type.shape)
+        inside = retyped(node, operands, type_, f"{name}_real")
+        put(graph, node, quantized(inside, quant.params, node.origin, name))
+        yield Cost(node.name, _IN_FLOATS)
+
+
+_IN_FLOATS = (
+    "it is computed in floats: exactly by the host build of the backend, with 11 bits by an NPU, "
+    "where integers keep 7 bits of a typical sum"
+)
+
+
+_OPERAND_AND_RESULT = 2
+
+
+def _keeps_little(node: Node) -> bool:
+    """True for a product of 16 bits whose weights are no integers around zero."""
+    if node.op not in (CONV, CONV_TRANSPOSE, DENSE, GEMM, MATMUL):
+        return False
+    x, weight = node.operand(0), node.operand(1)
+    sides = [v.quant.params for v in (x, node.output) if v.quant is not None]
+    wide = [p for p in sides if p.per_tensor and p.storage_dtype in (DType.UINT16, DType.INT16)]
+    if len(wide) < _OPERAND_AND_RESULT or x.is_constant:
+        return False
+    if weight.quant is None:
+        return weight.is_constant
+    params = weight.quant.params
+    if params.storage_dtype in (DType.UINT16, DType.INT16):
+        return not weight.is_constant and params.per_tensor
+    middle = (int(params.storage_dtype.qmin) + int(params.storage_dtype.qmax) + 1) // 2
+    return weight.is_constant and bool((params.zero_point != middle).any())
+
+
+def channels_of_blocks(graph: Graph) -> Iterator[Cost]:
+    """Weights in blocks, along terms, or with zero points of their own, as int8 per channel.
+
+    Between stored operands and a stored result, where the product is one of integers then.
+    """
+    for node in graph.nodes:
+        if node.op.flow is not Flow.ACCUMULATE:
+            continue
+        x, weight, end = (*map(_stored_behind, node.inputs[:2]), _stored_end(node))
+        if weight is None or weight.constant is None or weight.quant is None or end is None:
+            continue
+        params, geometry = weight.quant.params, geometry_of(node)
+        if geometry is None or x is None or x.quant is None or x.is_constant:
+            continue
+        along_terms = params.axis != geometry.axis
+        if params.per_tensor or not (params.blocked or along_terms or _lopsided(params)):
+            continue
+        real = dequantize(weight.constant.numpy(), params).astype(np.float64)
+        stored, own = _per_channel(real, geometry.axis)
+        noise = float(((dequantize(stored, own) - real) ** 2).sum())
+        operands = [x, constant(stored, own, weight.name), *node.inputs[2:]]
+        bias = node.optional(2)
+        if bias is not None and bias.constant is not None and bias.quant is not None:
+            operands[2] = as_floats(bias, DType.FLOAT32)
+        value = result(node.op, node.attributes, operands, end.type, node.origin, end.name)
+        assert end.producer is not None
+        put(graph, end.producer, value)
+        lost = "exact" if not noise else f"{10 * np.log10((real**2).sum() / noise):.1f} dB"
+        other = "scales along its terms" if along_terms else "other zero points"
+        kind = f"blocks of {params.block_size}" if params.blocked else other
+        text = f"its weight had {kind}, now int8 per channel: {lost} signal to noise"
+        yield Cost(node.name, text)
+
+
+def _stored_behind(value: Value | None) -> Value | None:
+    """Returns the stored value that a float one is dequantized from."""
+    made = None if value is None else value.producer
+    return made.operand(0) if made is not None and made.op is DEQUANTIZE else value
+
+
+def _stored_end(node: Node) -> Value | None:
+    """Returns the stored value that a result becomes, and nothing else."""
+    if node.output.quant is not None:
+        return node.output
+    readers = [user for user, _ in node.output.users]
+    return readers[0].output if len(readers) == 1 and readers[0].op is QUANTIZE else None
+
+
+def _per_channel(real: NDArray[np.float64], axis: int) -> tuple[NDArray[Any], QuantParams]:
+    """Returns int8 for real numbers, with a scale for each entry of an axis."""
+    top = np.abs(real).max(axis=tuple(a for a in range(real.ndim) if a != axis))
+    scale = (np.where(top > 0, top, 1) / DType.INT8.qmax).astype(np.float32)
+    zeros = np.zeros(scale.shape, np.int32)
+    high = int(DType.INT8.qmax)
+    own = QuantParams(DType.INT8, scale, zeros, axis=axis, qmin=-high, qmax=high)
+    return quantize(real.astype(np.float32), own), own
+
+
+def _lopsided(params: QuantParams) -> bool:
+    return bool((params.zero_point != 0).any()) or not params.storage_dtype.is_signed
+
+
+def half_biases(graph: Graph) -> Iterator[Cost]:
+    """``Conv(x, w, b)`` of half floats: the bias in int32, in units of scale x * scale w.
+
+    Written as half floats, which it is otherwise, it makes the provider give up the whole file.
+    """
+    for node in graph.nodes:
+        bias = node.optional(2) if node.op in (CONV, CONV_TRANSPOSE, DENSE, GEMM) else None
+        sides = [v.quant.params for v in (*node.inputs[:2], node.output) if v and v.quant]
+        if bias is None or bias.constant is None or len(sides) < _WHOLE:
+            continue
+        own = DType.FLOAT32 if bias.quant is None else bias.quant.params.expressed_dtype
+        own = bias.type.dtype if bias.quant is None else own
+        if sides[0].expressed_dtype is not DType.FLOAT16 or (bias.quant and own is DType.FLOAT16):
+            continue
+        wanted = (sides[0].scale.astype(np.float32) * sides[1].scale.astype(np.float32)).reshape(-1)
+        scale = wanted.astype(np.float16)
+        if (np.abs(scale.astype(np.float32) - wanted) > wanted / _BIAS_NEAR).any():
+            continue  # too small for half floats: the backend takes scale x * scale w in any case
+        array = bias.constant.numpy()
+        array = array if bias.quant is None else dequantize(array, bias.quant.params)
+        real, single = array.astype(np.float64), scale.size == 1
+        stored = np.rint(real / scale.astype(np.float64)).astype(np.int32)
+        params = QuantParams(
+            DType.INT32,
+            scale.reshape(()) if single else scale,
+            np.zeros(() if single else scale.shape, np.int32),
+            axis=None if single else 0,
+            expressed_dtype=DType.FLOAT16,
+        )
+        off = float((np.abs(stored * scale.astype(np.float64) - real) / wanted).max(initial=0))
+        replace_operand(node, 2, constant(stored, params, bias.name))
+        yield Cost(node.name, f"its bias is rounded to int32: {off:.2g} of scale x * scale w off")
+
+
+_WHOLE = 3
+"""Operand, weight and result."""
+_BIAS_NEAR = 100
+"""How near the product of two scales is in half floats: 1 in 100, as rule bias-int32 wants it."""
+
+
+def whole_bytes(graph: Graph) -> Iterator[Cost]:
+    """Weights of int4 with one scale as int8: the same integers, for convolutions."""
+    for node in graph.nodes:
+        weight = node.optional(1) if node.op in (CONV, CONV_TRANSPOSE) else None
+        if weight is None or weight.constant is None or weight.quant is None:
+            continue
+        params = weight.quant.params
+        if params.per_tensor and params.storage_dtype is DType.INT4 and params.symmetric:
+            own = replace(params, storage_dtype=DType.INT8)
+            data = weight.constant.map(
+                lambda array: array.astype(DType.INT8.numpy), dtype=DType.INT8
+            )
+            replace_operand(node, 1, constant(data, own, weight.name))
+    yield from ()

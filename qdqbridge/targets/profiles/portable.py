@@ -1,0 +1,62 @@
+"""What every reader of QDQ files can be expected to understand."""
+
+from __future__ import annotations
+
+from qdqbridge.onnx_io.reading.qdq import SINCE
+from qdqbridge.targets.profiles.file_view import FileNode, FileView
+from qdqbridge.targets.profiles.finding import Demand, Effect, Reason
+from qdqbridge.targets.profiles.shared_rules import (
+    constant_positive_scale,
+    encoding_of,
+    explicit_zero_point,
+    onnx_domain,
+    stored_tensor,
+)
+
+
+def _rank(view: FileView, node: FileNode) -> Reason | None:
+    found = encoding_of(view, node)
+    if found is None or not found.per_tensor:
+        return None
+    ranks = {view.rank(name) for name in node.inputs[1:3]}
+    if ranks <= {0, None}:
+        return None
+    tensor = stored_tensor(node)
+    return Reason(f"the one scale or zero point of '{tensor}' is not a scalar", (tensor,))
+
+
+def _axis(view: FileView, node: FileNode) -> Reason | None:
+    found = encoding_of(view, node)
+    if found is None or found.axis >= 0:
+        return None
+    return Reason(f"axis is {found.axis}", (stored_tensor(node),))
+
+
+def _since(view: FileView, node: FileNode) -> Reason | None:
+    found = encoding_of(view, node)
+    if found is None or found.dtype is None:
+        return None
+    since = max(SINCE.get(found.dtype, 0), 21 if found.block_size else 0)
+    if view.opset >= since:
+        return None
+    tensor = stored_tensor(node)
+    form = f"{found.dtype}{' in blocks' if found.block_size else ''}"
+    return Reason(f"'{tensor}' is {form}, which came with opset {since}", (tensor,))
+
+
+_IDIOMS = "measured on the exports of ten producers"
+
+RULES: tuple[Demand, ...] = (
+    Demand("onnx-domain", "Q and DQ", onnx_domain, "ONNX operator list", Effect.REFUSED,
+         "use ONNX's own operators"),
+    Demand("declared-opset", "Q and DQ", _since, "ONNX: versions of QuantizeLinear", Effect.REFUSED,
+         "declare a newer opset"),
+    Demand("constant-positive-scale", "Q and DQ", constant_positive_scale, _IDIOMS, Effect.REFUSED,
+         "write scales as initializers"),
+    Demand("explicit-zero-point", "Q and DQ", explicit_zero_point, "openvino#28562", Effect.REFUSED,
+         "write the zero point"),
+    Demand("rank-0-parameters", "per-tensor Q and DQ", _rank, "apache/tvm#13545; " + _IDIOMS,
+         Effect.REFUSED, "reshape scale and zero point to rank 0"),
+    Demand("positive-axis", "Q and DQ", _axis, _IDIOMS, Effect.REFUSED,
+         "count the axis from the front"),
+)  # fmt: skip

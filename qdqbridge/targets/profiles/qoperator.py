@@ -1,0 +1,52 @@
+"""What the QOperator form demands: a QLinear operator wherever there is one."""
+
+from __future__ import annotations
+
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.targets.profiles.file_view import FileNode, FileView
+from qdqbridge.targets.profiles.finding import Demand, Effect, Reason
+from qdqbridge.targets.profiles.islands import islands_of
+from qdqbridge.targets.profiles.ort.fusion import redundant
+
+OPERATORS = frozenset(
+    {
+        "Conv", "MatMul", "Gemm", "Add", "Mul", "Concat", "GlobalAveragePool", "Sigmoid",
+        "LeakyRelu", "Where",
+    }
+)  # fmt: skip
+"""Operators with a QLinear form in ONNX or com.microsoft that computes what they do."""
+
+_EIGHT = (DType.INT8, DType.UINT8)
+
+
+def _form(view: FileView, node: FileNode) -> Reason | None:
+    if node not in islands_of(view) or node.op not in OPERATORS:
+        return None
+    operands = node.inputs[1:] if node.op == "Where" else node.inputs
+    found = [view.dequantized(name) for name in operands if name]
+    behind = view.quantized(node.output)
+    known = [e for e in (*found, *behind) if e is not None]
+    wide = [e for e in known if e.dtype not in (*_EIGHT, DType.INT32)]
+    if wide:
+        tensor = wide[0].node.input(0)
+        return Reason(f"'{tensor}' is {wide[0].dtype}; QLinear operators take 8 bits", (tensor,))
+    if any(e is None for e in found) or not behind:
+        return Reason("an operand or the result is float, so there is no QLinear form of it")
+    return Reason(f"it stands between DQ and Q; there is a QLinear form of {node.op}")
+
+
+def _none(view: FileView, node: FileNode) -> Reason | None:
+    if node not in islands_of(view) or node.op in OPERATORS:
+        return None
+    if node.op in ("Relu", "Clip") and redundant(view, node) is not None:
+        return None
+    return Reason(f"there is no exact QLinear form of {node.op}", (node.output,))
+
+
+RULES: tuple[Demand, ...] = (
+    Demand("qlinear-form", "operators with a QLinear form", _form,
+         "ONNX QLinearConv, QLinearMatMul; onnxruntime ContribOperators.md", Effect.FLOAT,
+         "export with --profile qoperator"),
+    Demand("integer-kernel", "float compute between DQ and Q", _none,
+         "onnxruntime ContribOperators.md", Effect.NO_KERNEL, "accept one float operator"),
+)  # fmt: skip

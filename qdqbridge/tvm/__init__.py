@@ -1,0 +1,1 @@
+"""TVM as a host: the QNN dialect, Relax, Relay, kernels, and BYOC."""

@@ -1,0 +1,274 @@
+"""Patterns and partitions on Relax.
+
+``patterns(table)`` gives ``FusionPattern``s for TVM's own ``FuseOpsByPattern`` and pattern
+registry; :func:`partition` of :mod:`qdqbridge.tvm.byoc.partition` does all of it in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax import dpl
+from tvm.relax.backend.utils import has_leaking_intermediate_variables
+from tvm.relax.transform import FuseOpsByPattern, FusionPattern, LambdaLift, MergeCompositeFunctions
+
+from qdqbridge.tvm.byoc.host import Composite, Contents, kept, needed, variants
+from qdqbridge.tvm.byoc.pattern import (
+    Anything,
+    CallPattern,
+    ConstantPattern,
+    Either,
+    Optional,
+    Pattern,
+    Tuple,
+)
+from qdqbridge.tvm.byoc.relax_dimensions import with_stated_extents
+from qdqbridge.tvm.byoc.relax_terms import RelaxTermReader, bindings, relax_name, relay_name
+from qdqbridge.tvm.byoc.table import Entry, Table
+from qdqbridge.tvm.byoc.terms import Applied
+from qdqbridge.tvm.relax import dialect
+
+del dialect  # its import registers the operators
+
+# ---- patterns --------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Compiled:
+    """A pattern of TVM's, and the captures in it.
+
+    Attributes:
+        pattern: The pattern of the result.
+        captures: Patterns by the names they capture under.
+    """
+
+    pattern: dpl.DFPattern
+    captures: dict[str, dpl.DFPattern]
+
+
+def compile_pattern(pattern: Pattern) -> Compiled:
+    """Returns a pattern for ``FuseOpsByPattern``.
+
+    Every place becomes a pattern of its own (one ``is_const()`` used twice would demand the same
+    constant twice).
+    """
+    captures: dict[str, dpl.DFPattern] = {}
+    return Compiled(_compiled(pattern, captures), captures)
+
+
+def _compiled(pattern: Pattern, captures: dict[str, dpl.DFPattern]) -> dpl.DFPattern:
+    match pattern:
+        case Anything(name=name):
+            return _captured(dpl.wildcard(), name, captures)
+        case ConstantPattern(name=name):
+            return _captured(dpl.is_const(), name, captures)
+        case Tuple(fields=fields, name=name):
+            inside = [_compiled(part, captures) for part in fields]
+            whole = dpl.is_tuple(inside) if fields else dpl.wildcard()
+            return _captured(whole, name, captures)
+        case Either(choices=some):
+            known = [choice for choice in some if needed(choice) <= _known()]
+            compiled = [_compiled(choice, captures) for choice in known]
+            joined = compiled[-1]
+            for each in reversed(compiled[:-1]):
+                joined = dpl.OrPattern(each, joined)
+            return joined
+        case Optional(inner=inner, wrapped=wrapped):
+            return _compiled(Either(wrapped, inner), captures)
+        case CallPattern(op=op, args=args, attrs=attrs, name=name):
+            inside = [_compiled(arg, captures) for arg in args]
+            called: Any = dpl.CallPattern(dpl.is_op(relax_name(op)), inside, True)
+            return _captured(called.has_attr(dict(attrs)) if attrs else called, name, captures)
+
+
+def _captured(made: dpl.DFPattern, name: str, captures: dict[str, dpl.DFPattern]) -> dpl.DFPattern:
+    if name:
+        captures[name] = made
+    return made
+
+
+def _known() -> frozenset[str]:
+    return frozenset(relay_name(str(name)) for name in ir.Op.list_op_names())
+
+
+def patterns(
+    table: Table, present: Sequence[str] | None = None, failures: list[Exception] | None = None
+) -> list[FusionPattern]:
+    """Returns the patterns of a table with their checks, for ``FuseOpsByPattern``.
+
+    Args:
+        table: The table.
+        present: The operators of the module, by Relay's names; others are left out. None for all.
+        failures: Takes what checks raise; None lets TVM have it.
+    """
+    have = sorted(_known()) if present is None else present
+    found: list[FusionPattern] = []
+    for name, one, root in variants(table, have):
+        check = _check(one, root) if failures is None else kept(_check(one, root), failures)
+        compiled = compile_pattern(root).pattern
+        found.append(FusionPattern(f"{table.name}.{name}", compiled, {}, check))
+    return found
+
+
+def _check(table: Table, root: Pattern) -> Callable[[Any], bool]:
+    entry: Entry = replace(table.entries[0], pattern=root)
+
+    def check(context: Any) -> bool:
+        if has_leaking_intermediate_variables(context):
+            return False
+        bound: Any = context.matched_bindings
+        reader = RelaxTermReader({variable: value for variable, value in bound.items()})
+        return table.judge(entry, reader.call(context.matched_expr)).takes
+
+    return check
+
+
+# ---- modules ---------------------------------------------------------------------------------
+
+
+def _calls(function: Any, module: Any = None) -> tuple[RelaxTermReader, dict[Any, Any]]:
+    bound = dict(bindings(function))
+    return RelaxTermReader(bound, module), bound
+
+
+def present(module: ir.IRModule) -> list[str]:
+    """Returns the operators of ``main`` by Relay's names."""
+    found: dict[str, None] = {}
+    for _, value in bindings(module["main"]):
+        if isinstance(value, ir.Call) and isinstance(value.op, ir.Op):
+            found[relay_name(str(value.op.name))] = None
+    return list(found)
+
+
+def partition(module: ir.IRModule, table: Table, *, regions: bool) -> ir.IRModule:
+    """Returns the module with composites; see :func:`qdqbridge.tvm.byoc.partition`."""
+    failures: list[Exception] = []
+    wanted: list[Any] = sorted(patterns(table, present(module), failures), key=_loses_extents)
+    if wanted:
+        fuse = FuseOpsByPattern(wanted, bind_constants=True, entry_functions=["main"])
+        module = with_stated_extents(fuse(module))
+    if failures:
+        raise failures[0]
+    if not regions:
+        return module
+    if _casts(module["main"]):  # TVM 0.27 cannot merge across match_cast: each is its own region
+        return FuseOpsByPattern([], annotate_codegen=True)(module)
+    return _without(MergeCompositeFunctions()(_marked(module)), _MARK)
+
+
+_MARK = "qdqbridge.untouched"
+
+
+def _marked(module: ir.IRModule) -> ir.IRModule:
+    """Marks functions that are neither ``main`` nor composites as primitive.
+
+    TVM's merging visits every other function, and fails on what it did not group.
+    """
+    marked = ir.IRModule(dict(module.functions.items()), attrs=module.attrs)
+    for variable, function in module.functions.items():
+        plain = isinstance(function, relax.Function) and "Composite" not in (function.attrs or {})
+        if plain and variable.name_hint != "main":
+            marked[variable] = function.with_attr("Primitive", True).with_attr(_MARK, True)
+    return marked
+
+
+def _without(module: ir.IRModule, mark: str) -> ir.IRModule:
+    for variable, function in list(module.functions.items()):
+        if mark in (function.attrs or {}):
+            module[variable] = function.without_attr("Primitive").without_attr(mark)
+    return module
+
+
+def _casts(function: Any) -> bool:
+    blocks = function.body.blocks
+    return any(isinstance(b, relax.MatchCast) for block in blocks for b in block.bindings)
+
+
+def _loses_extents(pattern: FusionPattern) -> bool:
+    """These come last: what TVM outlines after them has no shapes (see relax_extents)."""
+    return pattern.name.endswith(".broadcast_to")
+
+
+def contents(module: ir.IRModule) -> Contents:
+    """Returns what ``main`` of a partitioned module holds."""
+    reader, bound = _calls(module["main"], module)
+    left: list[Applied] = []
+    composites: list[Composite] = []
+    regions: list[str] = []
+    for variable, value in bound.items():
+        if not isinstance(value, ir.Call):
+            continue
+        callee = module[value.op] if isinstance(value.op, ir.GlobalVar) else None
+        attrs: Any = None if callee is None else callee.attrs
+        if attrs is not None and "Codegen" in attrs:
+            symbol = str(attrs["global_symbol"])
+            regions.append(symbol)
+            composites += _inside(callee, symbol)
+        elif attrs is not None and "Composite" in attrs:
+            composites.append(composite(callee, str(value.op.name_hint)))
+        else:
+            left.append(_known_call(reader, variable))
+    return Contents(tuple(left), tuple(composites), tuple(regions), _quantizing(module))
+
+
+def _quantizing(module: ir.IRModule) -> frozenset[str]:
+    """Returns the functions that call operators on quantized values, or others that do."""
+    callees = {variable: _callees(f) for variable, f in module.functions.items()}
+    found = {v for v, called in callees.items() if any(_on_codes(each) for each in called)}
+    while more := {v for v, called in callees.items() if v not in found and called & found}:
+        found |= more
+    return frozenset(f"@{variable.name_hint}" for variable in found)
+
+
+def _callees(function: Any) -> set[Any]:
+    called: set[Any] = set()
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, ir.Call):
+            called.add(expr.op)
+
+    if isinstance(function, relax.Function):
+        relax.analysis.post_order_visit(function.body, visit)
+    return called
+
+
+def _on_codes(callee: Any) -> bool:
+    name = relay_name(str(callee.name)) if isinstance(callee, ir.Op) else ""
+    return name.startswith("qnn.")
+
+
+def _known_call(reader: RelaxTermReader, variable: Any) -> Applied:
+    term = reader.term(variable)
+    assert isinstance(term, Applied)
+    return term
+
+
+def _inside(region: Any, symbol: str) -> Iterator[Composite]:
+    """Yields the composites of a region, or the region itself where it is a single one."""
+    if "Composite" in region.attrs:
+        yield composite(region, symbol, symbol)
+        return
+    known: dict[Any, Composite] = {}
+    for variable, value in bindings(region):
+        if isinstance(value, relax.Function):
+            known[variable] = composite(value, symbol, symbol)
+        elif isinstance(value, ir.Call) and value.op in known:  # one function may be called twice
+            yield known[value.op]
+
+
+def composite(function: Any, symbol: str = "", region: str = "") -> Composite:
+    """Returns a composite function, taken apart."""
+    reader, bound = _calls(function)
+    calls = [_known_call(reader, v) for v, value in bound.items() if isinstance(value, ir.Call)]
+    name = str(function.attrs["Composite"])
+    result = reader.term(function.body.body)
+    return Composite(name, function, symbol or name, region, tuple(calls), result)
+
+
+def runnable(module: ir.IRModule) -> ir.IRModule:
+    """Returns a partitioned module that any build runs without its codegen."""
+    lifted: ir.IRModule = LambdaLift()(module)
+    return lifted

@@ -1,0 +1,343 @@
+"""Patterns and partitions on Relay (TVM up to 0.19, and its forks).
+
+``pattern_table(table)`` gives what ``register_pattern_table`` and ``MergeComposite`` take;
+:func:`qdqbridge.tvm.byoc.partition` does all of it in one call.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+import tvm
+from tvm import relay
+from tvm.relay import dataflow_pattern as dfp
+
+from qdqbridge.tvm.byoc.host import Composite, Contents, kept, needed, variants
+from qdqbridge.tvm.byoc.pattern import (
+    Anything,
+    CallPattern,
+    ConstantPattern,
+    Either,
+    Optional,
+    Pattern,
+    Tuple,
+)
+from qdqbridge.tvm.byoc.table import Entry, Table
+from qdqbridge.tvm.byoc.terms import Applied, Extents, FixedTerm, Free, Group, Term
+from qdqbridge.tvm.qnn.origin import label
+
+Expr = Any
+
+
+# ---- patterns --------------------------------------------------------------------------------
+
+
+_ARITIES = tuple(range(1, 17))
+
+
+def compile_pattern(pattern: Pattern, arities: Sequence[int] = _ARITIES) -> Any:
+    """Returns a pattern for ``MergeComposite``; constants are embedded in the composite.
+
+    Operators take a fixed number of arguments on Relay: those that a pattern does not name become
+    "a constant, or anything".
+
+    Args:
+        pattern: The pattern.
+        arities: Lengths of tuples; a tuple of constants is a pattern for each length.
+    """
+    match pattern:
+        case Anything():
+            return dfp.wildcard()
+        case ConstantPattern():
+            return dfp.is_constant()
+        case Tuple(fields=fields, every=every):
+            if fields or every is None:
+                return dfp.is_tuple([compile_pattern(part) for part in fields] if fields else None)
+            tuples = [dfp.is_tuple([compile_pattern(every) for _ in range(n)]) for n in arities]
+            return reduce(operator.or_, tuples)
+        case Either(choices=some):
+            known = [choice for choice in some if needed(choice) <= _known()]
+            return reduce(operator.or_, [compile_pattern(choice, arities) for choice in known])
+        case Optional(inner=inner, wrapped=wrapped):
+            return compile_pattern(Either(wrapped, inner), arities)
+        case CallPattern(op=op, args=args, attrs=attrs):
+            inside = [compile_pattern(arg, arities) for arg in args]
+            missing = max(int(tvm.ir.Op.get(_written(op)[0]).num_inputs) - len(inside), 0)
+            inside += [dfp.is_constant() | dfp.wildcard() for _ in range(missing)]
+            called = reduce(operator.or_, map(dfp.is_op, _written(op)))(*inside)
+            return called.has_attr(dict(attrs)) if attrs else called
+
+
+EXTENSION = "qnn.qdq_"
+"""Operators of ours that go beyond Relay's of the same name: another type, another axis."""
+
+
+def _written(op: str) -> list[str]:
+    """Returns the operators that go by one name here."""
+    ours = op.replace("qnn.", EXTENSION, 1) if op.startswith("qnn.") else op
+    known = set(map(str, tvm.ir.Op.list_op_names()))
+    return [name for name in dict.fromkeys((op, ours)) if name in known] or [op]
+
+
+def _name_of(op: Any) -> str:
+    """Returns the name under which patterns know an operator."""
+    return str(op.name).replace(EXTENSION, "qnn.", 1)
+
+
+def _known() -> frozenset[str]:
+    names = map(str, tvm.ir.Op.list_op_names())
+    return frozenset(name.replace(EXTENSION, "qnn.", 1) for name in names)
+
+
+def pattern_table(
+    table: Table, present: Sequence[str] | None = None, arities: Sequence[int] = _ARITIES
+) -> list[tuple[str, Any, Callable[[Any], bool]]]:
+    """Returns (name, pattern, check) of a table, as ``MergeComposite`` takes them.
+
+    Args:
+        table: The table.
+        present: The operators of the module; entries of others are left out. None for all.
+        arities: Lengths of tuples of constants.
+    """
+    have = sorted(_known()) if present is None else present
+    return [
+        (f"{table.name}.{name}", compile_pattern(root, arities), _check(one, root))
+        for name, one, root in variants(table, have)
+    ]
+
+
+def _check(table: Table, root: Pattern) -> Callable[[Any], bool]:
+    entry: Entry = replace(table.entries[0], pattern=root)
+    return lambda expr: table.judge(entry, RelayTermReader().call(expr)).takes
+
+
+# ---- terms -----------------------------------------------------------------------------------
+
+
+class RelayTermReader:
+    """Hands out terms for the expressions of one function.
+
+    Args:
+        names: Names of calls, for people.
+        module: Where to look through calls of composites and regions; None to stop at them.
+        outer: Parameters of the function as (reader, expression) of its caller.
+    """
+
+    def __init__(
+        self,
+        names: dict[Any, str] | None = None,
+        module: Any = None,
+        outer: Mapping[Any, Any] | None = None,
+    ) -> None:
+        self._names, self._module, self._outer = names or {}, module, outer or {}
+        self._terms: dict[Any, Term] = {}
+
+    def term(self, expr: Expr) -> Term:
+        """Returns the term of an expression; one per expression."""
+        if expr not in self._terms:
+            self._terms[expr] = self._made(expr)
+        return self._terms[expr]
+
+    def _made(self, expr: Expr) -> Term:
+        if expr in self._outer:
+            reader, passed = self._outer[expr]
+            return reader.term(passed)
+        if isinstance(expr, relay.Call):
+            return self._inside(expr) or self.call(expr)
+        if isinstance(expr, relay.TupleGetItem):
+            whole = self.term(expr.tuple_value)
+            if isinstance(whole, Group):
+                return whole.fields[int(expr.index)]
+        if isinstance(expr, relay.Tuple):
+            return Group(expr, lambda: [self.term(field) for field in expr.fields])
+        shape, dtype = _type(expr)
+        if isinstance(expr, relay.Constant):
+            return FixedTerm(expr, shape, dtype, expr.data.numpy)
+        name = expr.name_hint if isinstance(expr, relay.Var) else type(expr).__name__
+        return Free(expr, shape, dtype, name)
+
+    def _inside(self, expr: Expr) -> Term | None:
+        """Returns what a call of a composite or a region computes, as if it stood here."""
+        callee = expr.op
+        if self._module is not None and isinstance(callee, tvm.ir.GlobalVar):
+            callee = self._module[callee]
+        if self._module is None or not isinstance(callee, relay.Function):
+            return None
+        if not (_attribute(callee, "Composite") or _attribute(callee, "Compiler")):
+            return None
+        outer = {p: (self, arg) for p, arg in zip(callee.params, expr.args, strict=True)}
+        return RelayTermReader(self._names, self._module, outer).term(callee.body)
+
+    def call(self, expr: Expr) -> Applied:
+        """Returns the term of a call."""
+        op, composite = expr.op, ""
+        if isinstance(op, tvm.ir.Op):
+            name = _name_of(op)
+        elif isinstance(op, relay.Function):
+            composite = _attribute(op, "Composite")
+            name = f"@{composite or 'function'}"
+        else:
+            name = f"@{getattr(op, 'name_hint', 'function')}"
+        shape, dtype = _type(expr)
+        return Applied(
+            expr, shape, dtype, name, lambda: [self.term(a) for a in expr.args],
+            lambda: _attributes(expr.attrs), name=self._names.get(expr, ""), composite=composite,
+        )  # fmt: skip
+
+
+def _type(expr: Expr) -> tuple[Extents, str]:
+    try:
+        type_ = expr.checked_type
+    except (ValueError, AttributeError):  # not inferred
+        return None, ""
+    if not isinstance(type_, tvm.ir.TensorType):
+        return None, ""
+    shape = tuple(d.value if isinstance(d, tvm.tir.IntImm) else str(d) for d in type_.shape)
+    return shape, str(type_.dtype)
+
+
+def _attributes(attrs: Any) -> dict[str, Any]:
+    if attrs is None:
+        return {}
+    return {str(key): _plain(attrs[key]) for key in attrs.keys()}  # noqa: SIM118
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tvm.tir.IntImm | tvm.tir.FloatImm):
+        return value.value
+    if isinstance(value, tvm.ir.Array | tuple | list):
+        return tuple(_plain(part) for part in value)
+    if isinstance(value, bool | int | float) or value is None:
+        return value
+    return str(value)
+
+
+def _attribute(function: Any, name: str) -> str:
+    attrs = function.attrs
+    return str(attrs[name]) if attrs is not None and name in attrs.keys() else ""  # noqa: SIM118
+
+
+# ---- modules ---------------------------------------------------------------------------------
+
+
+def calls(body: Expr) -> Iterator[Expr]:
+    """Yields the calls of an expression, operands first; functions are not looked into."""
+    seen: set[Any] = set()
+    waiting: list[tuple[Expr, bool]] = [(body, False)]
+    while waiting:
+        expr, ready = waiting.pop()
+        if ready:
+            if isinstance(expr, relay.Call):
+                yield expr
+            continue
+        if expr in seen:
+            continue
+        seen.add(expr)
+        waiting.append((expr, True))
+        waiting += [(part, False) for part in reversed(list(_parts(expr)))]
+
+
+def _parts(expr: Expr) -> Sequence[Expr]:
+    if isinstance(expr, relay.Call):
+        return list(expr.args)
+    if isinstance(expr, relay.Tuple):
+        return list(expr.fields)
+    return [expr.tuple_value] if isinstance(expr, relay.TupleGetItem) else []
+
+
+def present(module: Any) -> list[str]:
+    """Returns the operators of ``main``."""
+    found = calls(module["main"].body)
+    return list(dict.fromkeys(_name_of(c.op) for c in found if isinstance(c.op, tvm.ir.Op)))
+
+
+def partition(module: Any, table: Table, *, regions: bool) -> Any:
+    """Returns the module with composites; see :func:`qdqbridge.tvm.byoc.partition`."""
+    module = relay.transform.InferType()(module)
+    tuples = {len(t.fields) for c in calls(module["main"].body) for t in c.args if _is_tuple(t)}
+    failures: list[Exception] = []
+    rows = pattern_table(table, present(module), sorted(tuples) or _ARITIES)
+    patterns = [(name, pattern, kept(check, failures)) for name, pattern, check in rows]
+    module = divided(module, patterns, table.name, regions=regions)
+    if failures:
+        raise failures[0]
+    return module
+
+
+def _is_tuple(expr: Expr) -> bool:
+    return isinstance(expr, relay.Tuple)
+
+
+def divided(module: Any, patterns: Sequence[Any], name: str, *, regions: bool) -> Any:
+    """Returns a module with the matches of Relay patterns in composites, and these in regions.
+
+    Args:
+        module: The module, types inferred.
+        patterns: (name, pattern) or (name, pattern, check), as a pattern table returns them.
+        name: The codegen; composites are called ``<name>.<entry>``.
+        regions: Group composites into regions.
+    """
+    passes: list[Any] = []
+    if patterns:
+        passes += [relay.transform.MergeComposite(list(patterns)), relay.transform.InferType()]
+    if regions:
+        passes += [
+            relay.transform.AnnotateTarget([name], include_non_call_ops=False),
+            relay.transform.MergeCompilerRegions(),
+            relay.transform.PartitionGraph(),
+            relay.transform.InferType(),
+        ]
+    return tvm.transform.Sequential(passes)(module)
+
+
+def contents(module: Any) -> Contents:
+    """Returns what ``main`` of a partitioned module holds."""
+    order = list(calls(module["main"].body))
+    reader = RelayTermReader({call: _name(call, i) for i, call in enumerate(order)}, module)
+    left: list[Applied] = []
+    composites: list[Composite] = []
+    regions: list[str] = []
+    for call in order:
+        op = call.op
+        region = module[op] if isinstance(op, tvm.ir.GlobalVar) else None
+        if region is not None and _attribute(region, "Compiler"):
+            symbol = _attribute(region, "global_symbol")
+            regions.append(symbol)
+            composites += [_taken(inner, symbol) for inner in calls(region.body)]
+        elif isinstance(op, relay.Function) and _attribute(op, "Composite"):
+            composites.append(composite(op))
+        else:
+            term = reader.term(call)
+            assert isinstance(term, Applied)
+            left.append(term)
+    return Contents(tuple(left), tuple(composites), tuple(regions))
+
+
+def _taken(inner: Expr, symbol: str) -> Composite:
+    """Returns a call in a region: a composite, or an operator that the target takes by its name."""
+    if isinstance(inner.op, relay.Function):
+        return composite(inner.op, symbol, symbol)
+    alone = RelayTermReader().call(inner)
+    return Composite(f"operator {alone.op}", inner, symbol, symbol, (alone,), alone)
+
+
+def _name(call: Expr, index: int) -> str:
+    """Returns the name that the emitter or importer left on a call, or its number."""
+    span = call.span
+    named = "" if span is None or span.source_name is None else str(span.source_name.name)
+    return label(named) or f"%{index}"
+
+
+def composite(function: Any, symbol: str = "", region: str = "") -> Composite:
+    """Returns a composite function, taken apart."""
+    reader = RelayTermReader()
+    inside = [reader.term(call) for call in calls(function.body)]
+    applied = tuple(term for term in inside if isinstance(term, Applied))
+    name = _attribute(function, "Composite")
+    return Composite(
+        name, function, symbol or name, region, applied, reader.term(function.body)
+    )  # fmt: skip

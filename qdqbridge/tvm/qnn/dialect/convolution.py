@@ -1,0 +1,310 @@
+"""qnn.conv1d, conv2d and conv3d: exact integer sums.
+
+Data is ``(N, C, spatial…)``, the weight ``(O, C / groups, kernel…)``, or in another layout the
+same with its axes in another order. Padding contributes nothing, that is, the stored zero point
+is padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import te
+
+from qdqbridge.tvm.qnn.dialect.accumulate import (
+    OUT_DTYPE,
+    SIX,
+    centred,
+    check_operands,
+    padded_codes,
+)
+from qdqbridge.tvm.qnn.dialect.arithmetic import Prim, entry
+from qdqbridge.tvm.qnn.dialect.kernel import BLOCK, stage
+from qdqbridge.tvm.qnn.dialect.layout import SPATIAL, AxisLayout, data_layout, kernel_layout
+from qdqbridge.tvm.qnn.dialect.op import Attribute, QnnOp
+from qdqbridge.tvm.qnn.dialect.site import DialectSite, Extent, ResultType
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionWindow:
+    """The decoded attributes of a convolution with ``rank`` spatial axes."""
+
+    strides: tuple[int, ...]
+    dilation: tuple[int, ...]
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+    groups: int
+    out_dtype: str
+    data: AxisLayout
+    kernel: AxisLayout
+
+    @property
+    def rank(self) -> int:
+        """Number of spatial axes."""
+        return len(self.strides)
+
+
+def spread(site: DialectSite, name: str, rank: int) -> tuple[int, ...]:
+    """Returns an attribute with one positive entry per spatial axis; one entry serves all."""
+    value = site.attr(name)
+    values = (value,) if isinstance(value, int) else tuple(value)
+    values = values * rank if len(values) == 1 else values
+    if len(values) != rank or min(values) < 1:
+        site.fail(f"{name} is {values}", f"give {rank} positive numbers")
+    return values
+
+
+def padding(site: DialectSite, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the padding before and after; Relay's forms (1, ``rank`` or 2 ``rank`` entries)."""
+    value = site.attr("padding")
+    values = (value,) if isinstance(value, int) else tuple(value)
+    values = values * rank if len(values) == 1 else values
+    values = values * 2 if len(values) == rank else values
+    if len(values) != 2 * rank or min(values) < 0:
+        site.fail(f"padding is {values}", f"give {2 * rank} non-negative numbers, begins first")
+    return values[:rank], values[rank:]
+
+
+def decode_window(site: DialectSite, rank: int, *, transposed: bool) -> ConvolutionWindow:
+    """Returns the checked attributes of a convolution with ``rank`` spatial axes."""
+    return window_of(site, rank, check_operands(site), transposed=transposed)
+
+
+def window_of(
+    site: DialectSite, rank: int, out_dtype: str, *, transposed: bool
+) -> ConvolutionWindow:
+    """Returns the same, of operands whose types are checked already."""
+    begin, end = padding(site, rank)
+    window = ConvolutionWindow(
+        spread(site, "strides", rank),
+        spread(site, "dilation", rank),
+        begin,
+        end,
+        site.attr("groups"),
+        out_dtype,
+        data_layout(site, "data_layout", rank),
+        kernel_layout(site, rank, transposed=transposed),
+    )
+    if window.groups < 1:
+        site.fail(f"groups is {window.groups}")
+    return window
+
+
+def check_attributes(site: DialectSite, channels: Extent, kernel: Sequence[Extent]) -> None:
+    """Checks Relay's redundant attributes (empty or 0 where they are left out)."""
+    stated = site.attr("kernel_size")
+    if stated:
+        for a, b in zip(stated, kernel, strict=True):
+            site.expect_equal(a, b, "kernel_size and the weight")
+    if site.attr("channels"):
+        site.expect_equal(site.attr("channels"), channels, "channels and the weight")
+
+
+def operand_shapes(site: DialectSite, window: ConvolutionWindow) -> tuple[list[Extent], list[int]]:
+    """Returns the channels-first extents of data and weight after checking their rank."""
+    rank = window.rank + 2
+    x = window.data.logical(site.expect_rank(0, rank))
+    w = window.kernel.logical(site.expect_rank(1, rank))
+    if not all(isinstance(extent, int) for extent in w):
+        site.fail(f"the weight has shape {w}", "give a weight of known shape")
+    return x, w
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionWeight:
+    """The extents of a weight, and its form.
+
+    Attributes:
+        out: Output channels.
+        per_group: Input channels of a group.
+        kernel: Spatial extents.
+        multiplier: Output channels per input channel in Relay's form of a depthwise weight, which
+            is ``(C, multiplier, kernel…)``; 1 in the usual form ``(O, C / groups, kernel…)``.
+    """
+
+    out: int
+    per_group: int
+    kernel: tuple[int, ...]
+    multiplier: int = 1
+
+    def index(self, channel: Prim, source: Prim) -> tuple[Prim, Prim]:
+        """Returns the first two channels-first indices of an element of the weight."""
+        if self.multiplier == 1:
+            return channel, source
+        return channel // self.multiplier, channel % self.multiplier
+
+
+def weight_of(
+    site: DialectSite, channels: Extent, w: Sequence[int], groups: int
+) -> ConvolutionWeight:
+    """Returns the form of a weight of channels-first extents ``w``, after checking them."""
+    if groups > 1 and w[0] == groups == channels and w[1] > 1:
+        return ConvolutionWeight(w[0] * w[1], 1, tuple(w[2:]), multiplier=w[1])
+    site.expect_equal(channels, w[1] * groups, "channels of data and weight")
+    if w[0] % groups:
+        site.fail(f"{groups} groups do not divide {w[0]} output channels")
+    return ConvolutionWeight(w[0], w[1], tuple(w[2:]))
+
+
+def result_sizes(
+    extents: Sequence[Extent], window: ConvolutionWindow, kernel: Sequence[int]
+) -> list[Extent]:
+    """Returns the spatial extents of a result, of those of data and of a kernel."""
+    return [
+        (extent + window.begin[i] + window.end[i] - (kernel[i] - 1) * window.dilation[i] - 1)
+        // window.strides[i]
+        + 1
+        for i, extent in enumerate(extents)
+    ]
+
+
+def _infer_conv(rank: int) -> Any:
+    def infer(site: DialectSite) -> ResultType:
+        window = decode_window(site, rank, transposed=False)
+        return inferred(site, window, 5, 3, window.out_dtype)
+
+    return infer
+
+
+def inferred(
+    site: DialectSite, window: ConvolutionWindow, scale: int, zero_point: int, dtype: str
+) -> ResultType:
+    """Returns the type of a result, after checking shapes.
+
+    Args:
+        site: The call.
+        window: Its window.
+        scale: Which argument the weight's scales are.
+        zero_point: Which argument its zero points are.
+        dtype: Of the result.
+    """
+    x, w = operand_shapes(site, window)
+    weight = weight_of(site, x[1], w, window.groups)
+    site.expect_params(scale, zero_point, weight.out, what="output channels")
+    check_attributes(site, weight.out, w[2:])
+    sizes = result_sizes(x[2:], window, w[2:])
+    if any(isinstance(size, int) and size < 1 for size in sizes):
+        site.fail(f"the kernel {w[2:]} is larger than the padded input {x[2:]}")
+    return ResultType.of(window.data.stored([x[0], weight.out, *sizes]), dtype)
+
+
+def _lower_conv(rank: int) -> Any:
+    def lower(site: DialectSite) -> Any:
+        window = decode_window(site, rank, transposed=False)
+        shape, stored = operand_shapes(site, window)
+        weight = weight_of(site, shape[1], stored, window.groups)
+        zero_points = site.vector(3)
+        shifted = bool(zero_points.any())
+        pads = [(0, 0), (0, 0), *zip(window.begin, window.end, strict=True)]
+
+        def conv(x: te.Tensor, w: te.Tensor, zx: te.Tensor, *zw: te.Tensor) -> te.Tensor:
+            data = padded_codes(x, zx, window.data.stored(pads))
+            codes = centred_weight(w, zw[0], weight, window.kernel) if shifted else w
+
+            def at(channel: Prim, source: Prim, taps: Sequence[Prim]) -> Prim:
+                where = [*weight.index(channel, source), *taps]
+                return codes(*window.kernel.stored(where))
+
+            sizes = result_sizes(window.data.logical(x.shape)[2:], window, weight.kernel)
+            extents = (weight.out, weight.per_group, *weight.kernel)
+            return correlation(data, at, extents, window, sizes)
+
+        args = [site.args[0], site.args[1], site.const(site.vector(2), "int32")]
+        args += [site.const(zero_points, "int32")] if shifted else []
+        flat = _pointwise(window, weight.kernel) and all(isinstance(e, int) for e in shape[2:])
+        return site.reduce_te(
+            f"qnn_conv{rank}d", conv, args, inner=rank if flat and window.data.straight else 1
+        )
+
+    return lower
+
+
+def _pointwise(window: ConvolutionWindow, kernel: Sequence[int]) -> bool:
+    """True where output pixels lie in memory as the input pixels they come from."""
+    return all(
+        values == (1,) * window.rank for values in (window.strides, tuple(kernel))
+    ) and not any(window.begin + window.end)
+
+
+def centred_weight(
+    w: te.Tensor, zero_point: te.Tensor, weight: ConvolutionWeight, layout: AxisLayout
+) -> te.Tensor:
+    """Returns ``weight - zero_point``."""
+
+    def element(*i: Prim) -> Prim:
+        first, second, *_ = layout.logical(i)
+        channel = first if weight.multiplier == 1 else first * weight.multiplier + second
+        return centred(w(*i), entry(zero_point, (channel,), 0), str(w.dtype))
+
+    return stage(w.shape, element, name="centred_weight")
+
+
+def correlation(
+    data: te.Tensor,
+    weight: Callable[[Prim, Prim, Sequence[Prim]], Prim],
+    extents: Sequence[int],
+    window: ConvolutionWindow,
+    sizes: Sequence[Extent],
+) -> te.Tensor:
+    """Returns the sums of padded, centred ``data`` with weights.
+
+    Args:
+        data: In the layout of ``window``.
+        weight: The element of an output channel, an input channel of its group, and a tap.
+        extents: Output channels, input channels of a group, and the spatial extents of the weight.
+        window: Strides, dilation, groups, the layout of data and the type of the sums.
+        sizes: Spatial extents of the result.
+    """
+    out, per_group, *_ = extents
+    taps = [te.reduce_axis((0, extent), name=f"k{i}") for i, extent in enumerate(extents[1:])]
+    dtype, layout = window.out_dtype, window.data
+
+    def element(*i: Prim) -> Prim:
+        batch, channel, *pixel = layout.logical(i)
+        group = channel // (out // window.groups) if window.groups > 1 else 0
+        source = group * per_group + taps[0].var if window.groups > 1 else taps[0].var
+        where = [
+            v * window.strides[d] + taps[d + 1].var * window.dilation[d]
+            for d, v in enumerate(pixel)
+        ]
+        value = data(*layout.stored([batch, source, *where])).astype(dtype)
+        factor = weight(channel, taps[0].var, [tap.var for tap in taps[1:]])
+        return te.sum(value * factor.astype(dtype), axis=taps)
+
+    batch = layout.logical(data.shape)[0]
+    return stage(layout.stored([batch, out, *sizes]), element, name=BLOCK)
+
+
+def window_attributes(rank: int, *, transposed: bool) -> tuple[Attribute, ...]:
+    """Returns the attributes of a convolution, with Relay's names."""
+    letters = SPATIAL[rank]
+    common = (
+        Attribute("strides", [1] * rank, "one per spatial axis"),
+        Attribute("padding", [0] * (2 * rank), "begins of all spatial axes, then ends"),
+        Attribute("dilation", [1] * rank, "one per spatial axis"),
+        Attribute("groups", 1, "number of groups"),
+        Attribute("channels", 0, "output channels; 0 takes the weight's"),
+        Attribute("kernel_size", [], "empty takes the weight's"),
+        Attribute("data_layout", "NC" + letters, f"NC{letters} or N{letters}C"),
+        Attribute("kernel_layout", ("IO" if transposed else "OI") + letters, "of the weight"),
+        OUT_DTYPE,
+    )
+    if not transposed:
+        return common
+    return (*common, Attribute("output_padding", [0] * rank, "added to each end"))
+
+
+def _conv(rank: int) -> QnnOp:
+    return QnnOp(
+        f"qnn.conv{rank}d",
+        SIX,
+        window_attributes(rank, transposed=False),
+        _infer_conv(rank),
+        _lower_conv(rank),
+        "exact integer sum of (x - zx)(w - zw)",
+    )
+
+
+OPS = tuple(_conv(rank) for rank in (1, 2, 3))

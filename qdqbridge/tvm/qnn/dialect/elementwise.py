@@ -1,0 +1,231 @@
+"""qnn.add and its relatives: dequantize each operand, one float32 operation, quantize."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import te
+
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Operator
+from qdqbridge.core.ops.elementwise import OPERATORS, POW
+from qdqbridge.tvm.qnn.dialect.arithmetic import (
+    Prim,
+    entry,
+    fenced,
+    kind_of,
+    quantized,
+    real,
+)
+from qdqbridge.tvm.qnn.dialect.broadcast import broadcast_indices, broadcast_shape
+from qdqbridge.tvm.qnn.dialect.formulas import computable, formula
+from qdqbridge.tvm.qnn.dialect.kernel import stage
+from qdqbridge.tvm.qnn.dialect.op import Attribute, QnnOp
+from qdqbridge.tvm.qnn.dialect.site import DialectSite, ResultType
+from qdqbridge.tvm.qnn.dialect.tables import index_of, quantize_table, real_codes
+from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.ranges import is_code
+
+EIGHT = (
+    "lhs",
+    "rhs",
+    "lhs_scale",
+    "lhs_zero_point",
+    "rhs_scale",
+    "rhs_zero_point",
+    "output_scale",
+    "output_zero_point",
+)
+OUT_DTYPE = Attribute("out_dtype", "", "empty takes the type of the first integer operand")
+ATTRIBUTES = (
+    Attribute("lhs_axis", -1, "the lhs axis of rank-1 lhs parameters"),
+    Attribute("rhs_axis", -1, "the rhs axis of rank-1 rhs parameters"),
+    OUT_DTYPE,
+)
+
+
+def operand_axis(site: DialectSite, index: int, scale: int, zero_point: int, attribute: str) -> int:
+    """Returns the channel axis of an operand after checking its type and parameters."""
+    shape, dtype = site.tensor(index)
+    if not is_code(dtype) and dtype != "float32":
+        site.fail(
+            f"{site.arguments[index]} has dtype {dtype}", "give an 8- or 16-bit integer or float32"
+        )
+    axis = site.axis(len(shape), attribute)
+    site.expect_params(scale, zero_point, shape[axis] if shape else None, what=f"of axis {axis}")
+    return axis
+
+
+def result_dtype(site: DialectSite, *operands: int) -> str:
+    """Returns ``out_dtype``, by default the type of the first integer operand."""
+    stated = site.attr("out_dtype")
+    integers = [site.dtype(i) for i in operands if is_code(site.dtype(i))]
+    dtype = stated or (integers[0] if integers else "")
+    if not is_code(dtype):
+        site.fail(f"out_dtype is {dtype!r}", "give an 8- or 16-bit integer")
+    return dtype
+
+
+def _infer(site: DialectSite) -> ResultType:
+    operand_axis(site, 0, 2, 3, "lhs_axis")
+    operand_axis(site, 1, 4, 5, "rhs_axis")
+    site.expect_params(6, 7)
+    shape = broadcast_shape(site, site.shape(0), site.shape(1))
+    return ResultType.of(shape, result_dtype(site, 0, 1))
+
+
+def operand(
+    tensor: te.Tensor,
+    indices: tuple[Prim, ...],
+    scale: te.Tensor,
+    zero_point: te.Tensor,
+    axis: int,
+    zero: te.Tensor,
+) -> Prim:
+    """Returns the float32 value of an operand for an element of the broadcast result."""
+    own = broadcast_indices(indices, tensor.shape)
+    code = tensor(*own)
+    if kind_of(code) == "float32":
+        return code
+    return fenced(real(code, entry(zero_point, own, axis), entry(scale, own, axis)), zero)
+
+
+def _lower(row: Operator) -> Any:
+    def lower(site: DialectSite) -> Any:
+        lhs_axis = operand_axis(site, 0, 2, 3, "lhs_axis")
+        rhs_axis = operand_axis(site, 1, 4, 5, "rhs_axis")
+        out = result_dtype(site, 0, 1)
+
+        def binary(
+            a: te.Tensor,
+            b: te.Tensor,
+            sa: te.Tensor,
+            za: te.Tensor,
+            sb: te.Tensor,
+            zb: te.Tensor,
+            sy: te.Tensor,
+            zy: te.Tensor,
+            zero: te.Tensor,
+        ) -> te.Tensor:
+            def element(*i: Prim) -> Prim:
+                x = operand(a, i, sa, za, lhs_axis, zero)
+                y = operand(b, i, sb, zb, rhs_axis, zero)
+                compute = formula(row, _number, lambda value: fenced(value, zero))
+                return quantized(compute(x, y), sy[0], zy[0], out)
+
+            shape = broadcast_shape(site, a.shape, b.shape)
+            return stage(shape, element, name=row.qnn)
+
+        args = [*site.args[:2], *site.params((2, 3), (4, 5), (6, 7)), site.fence()]
+        return site.call_te(f"qnn_{row.qnn}", binary, args)
+
+    return lower
+
+
+def _number(value: float) -> Prim:
+    return tirx.const(value, "float32")
+
+
+def _lower_power(site: DialectSite) -> Any:
+    """A table over the base's codes (constant exponent), or over pairs of 8-bit codes."""
+    for index in (0, 1):
+        if site.vector(2 + 2 * index).size > 1:
+            site.fail("power with per-channel operands has no legalization")
+    base = real_codes(site.dtype(0), site.constant(2), site.constant(3))
+    single = site.is_constant(1) and site.constant(1).size == 1
+    if single:
+        exponent = site.constant(1).reshape(1)
+        if exponent.dtype != np.float32:
+            exponent = (exponent.astype(np.int32) - site.vector(5)).astype(
+                np.float32
+            ) * site.vector(4)
+    elif {site.dtype(0), site.dtype(1)} <= {"int8", "uint8"}:
+        exponent = real_codes(site.dtype(1), site.constant(4), site.constant(5))
+    else:
+        site.fail("power needs a constant exponent, or operands of 8 bits")
+    (values,) = POW.compute(NO_ATTRIBUTES, (base[:, None], exponent[None, :]))
+    out = result_dtype(site, 0, 1)
+    table = quantize_table(values, site.constant(6), site.constant(7), out).reshape(-1)
+
+    def power(a: te.Tensor, b: te.Tensor, entries: te.Tensor) -> te.Tensor:
+        def element(*i: Prim) -> Prim:
+            index = index_of(a(*broadcast_indices(i, a.shape)))
+            if not single:
+                index = index * 256 + index_of(b(*broadcast_indices(i, b.shape)))
+            return entries[index]
+
+        return stage(broadcast_shape(site, a.shape, b.shape), element, name="power")
+
+    return site.call_te("qnn_power", power, [*site.args[:2], site.const(table, out)])
+
+
+def _infer_where(site: DialectSite) -> ResultType:
+    site.expect_dtype(0, "bool")
+    for index, attribute in ((1, "lhs_axis"), (2, "rhs_axis")):
+        operand_axis(site, index, 2 * index + 1, 2 * index + 2, attribute)
+    site.expect_params(7, 8)
+    shape = broadcast_shape(site, *(site.shape(index) for index in range(3)))
+    return ResultType.of(shape, result_dtype(site, 1, 2))
+
+
+def _lower_where(site: DialectSite) -> Any:
+    axes = [operand_axis(site, 1, 3, 4, "lhs_axis"), operand_axis(site, 2, 5, 6, "rhs_axis")]
+    out = result_dtype(site, 1, 2)
+
+    def where(
+        condition: te.Tensor,
+        a: te.Tensor,
+        b: te.Tensor,
+        sa: te.Tensor,
+        za: te.Tensor,
+        sb: te.Tensor,
+        zb: te.Tensor,
+        sy: te.Tensor,
+        zy: te.Tensor,
+        zero: te.Tensor,
+    ) -> te.Tensor:
+        def element(*i: Prim) -> Prim:
+            chosen = tirx.Select(
+                condition(*broadcast_indices(i, condition.shape)),
+                operand(a, i, sa, za, axes[0], zero),
+                operand(b, i, sb, zb, axes[1], zero),
+            )
+            return quantized(chosen, sy[0], zy[0], out)
+
+        shape = broadcast_shape(site, condition.shape, a.shape, b.shape)
+        return stage(shape, element, name="where")
+
+    args = [*site.args[:3], *site.params((3, 4), (5, 6), (7, 8)), site.fence()]
+    return site.call_te("qnn_where", where, args)
+
+
+OPS = (
+    *(
+        QnnOp(
+            f"qnn.{row.qnn}",
+            EIGHT,
+            ATTRIBUTES,
+            _infer,
+            _lower(row),
+            f"quantize({row.qnn}) of dequantized operands, each step one float32 operation",
+        )
+        for row in OPERATORS
+        if computable(row)
+    ),
+    QnnOp(
+        "qnn.power",
+        EIGHT,
+        ATTRIBUTES,
+        _infer,
+        _lower_power,
+        "quantize(f32(f64(a) ** f64(b))), a table",
+    ),
+    QnnOp(
+        "qnn.where",
+        ("condition", *EIGHT),
+        ATTRIBUTES,
+        _infer_where,
+        _lower_where,
+        "quantize(lhs where condition, else rhs)",
+    ),
+)

@@ -1,0 +1,320 @@
+"""qnn.avg_pool1d, avg_pool2d, avg_pool3d, qnn.mean and qnn.sum: exact sums, one multiplier."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm import te
+
+from qdqbridge.tvm.qnn.dialect.accumulate import (
+    centred,
+    padded_codes,
+)
+from qdqbridge.tvm.qnn.dialect.arithmetic import Prim, saturated
+from qdqbridge.tvm.qnn.dialect.convolution import padding, spread
+from qdqbridge.tvm.qnn.dialect.kernel import BLOCK, stage
+from qdqbridge.tvm.qnn.dialect.layout import SPATIAL, data_layout
+from qdqbridge.tvm.qnn.dialect.op import REQUIRED, Attribute, QnnOp
+from qdqbridge.tvm.qnn.dialect.site import DialectSite, Extent, ResultType
+from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.unary import FIVE
+from qdqbridge.tvm.qnn.ranges import accumulator_dtype, is_code, magnitude
+
+OUT_DTYPE = Attribute("out_dtype", "", "type of the result; empty takes the data's; or float32")
+Four = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def _result_dtype(site: DialectSite) -> str:
+    dtype = site.dtype(0)
+    out = site.attr("out_dtype") or dtype
+    if not is_code(dtype) or not (is_code(out) or out == "float32"):
+        site.fail(
+            f"data is {dtype}, out_dtype {out}",
+            "give an 8- or 16-bit integer (or out_dtype float32)",
+        )
+    site.expect_params(1, 2)
+    site.expect_params(3, 4)
+    return out
+
+
+def _multiplier(site: DialectSite, count: Any) -> NDArray[np.float32]:
+    """Returns ``f32(f64(sx) / (f64(sy) * n))``, or ``f32(f64(sx) / n)`` for a float result."""
+    number = np.asarray(count, np.float64)
+    scale = site.vector(1).astype(np.float64)
+    if _result_dtype(site) == "float32":
+        return (scale / number).astype(np.float32)
+    return (scale / (site.vector(3).astype(np.float64) * number)).astype(np.float32)
+
+
+def _finished(total: Prim, multiplier: Prim, zero_point: Prim, out: str) -> Prim:
+    scaled = total.astype("float32") * multiplier
+    if out == "float32":
+        return scaled
+    return saturated(tirx.nearbyint(scaled), zero_point, out, nan=False)
+
+
+def _sum_dtype(site: DialectSite, count: int) -> str:
+    return accumulator_dtype(count, magnitude(site.dtype(0), site.vector(2)), 1)
+
+
+def _window(site: DialectSite, rank: int) -> Four:
+    """Returns pool size, strides, dilation and the padding, begins first."""
+    begin, end = padding(site, rank)
+    size, strides, dilation = (spread(site, n, rank) for n in ("pool_size", "strides", "dilation"))
+    return size, strides, dilation, begin + end
+
+
+def _counts(site: DialectSite, extents: Sequence[Extent], window: Four) -> list[Extent]:
+    """Returns the number of windows along every spatial axis (ONNX's rule for ceil_mode)."""
+    size, strides, dilation, pads = window
+    rank, ceil = len(size), bool(site.attr("ceil_mode"))
+    result: list[Extent] = []
+    for i, extent in enumerate(extents):
+        room = extent + pads[i] + pads[i + rank] - (size[i] - 1) * dilation[i] - 1
+        number = (room + strides[i] - 1) // strides[i] + 1 if ceil else room // strides[i] + 1
+        if ceil and isinstance(number, int):
+            number -= int((number - 1) * strides[i] >= extent + pads[i])
+        elif ceil and _may_drop(window, i):
+            start = (number - 1) * strides[i]
+            number = tirx.Select(start >= extent + pads[i], number - 1, number)
+        result.append(number)
+    return result
+
+
+def _may_drop(window: Four, axis: int) -> bool:
+    """True where a last window of ``ceil_mode`` may start behind the data and so be left out."""
+    size, strides, dilation, pads = window
+    return pads[len(size) + axis] + strides[axis] > (size[axis] - 1) * dilation[axis] + 1
+
+
+def _infer_pool(rank: int) -> Any:
+    def infer(site: DialectSite) -> ResultType:
+        out, layout = _result_dtype(site), data_layout(site, "layout", rank)
+        shape = layout.logical(site.expect_rank(0, rank + 2))
+        sizes = _counts(site, shape[2:], _window(site, rank))
+        if any(isinstance(size, int) and size < 1 for size in sizes):
+            site.fail(f"the window is larger than the padded input {shape[2:]}")
+        return ResultType.of(layout.stored([*shape[:2], *sizes]), out)
+
+    return infer
+
+
+def _populations(
+    site: DialectSite, extents: Sequence[Extent], window: Four
+) -> NDArray[np.int64] | None:
+    """Returns how many elements each window averages over, or one number where all agree.
+
+    Returns:
+        None where that depends on extents that only the run knows.
+    """
+    size, strides, dilation, pads = window
+    rank, whole = len(size), int(np.prod(size))
+    if not any(pads) and not site.attr("ceil_mode"):
+        return np.asarray([whole])
+    if not all(isinstance(extent, int) for extent in extents):
+        return None
+    total = np.ones([1] * rank, np.int64)
+    for i, number in enumerate(_counts(site, extents, window)):
+        low, high = pads[i], extents[i] + pads[i]
+        if site.attr("count_include_pad"):
+            low, high = 0, high + pads[i + rank]
+        reads = np.arange(number)[:, None] * strides[i] + np.arange(size[i]) * dilation[i]
+        along = ((reads >= low) & (reads < high)).sum(axis=1)
+        total = total * along.reshape([-1 if j == i else 1 for j in range(rank)])
+    return np.asarray([total.flat[0]]) if (total == total.flat[0]).all() else total
+
+
+def _population(
+    site: DialectSite, extents: Sequence[Prim], window: Four, pixel: Sequence[Prim]
+) -> Prim:
+    """Returns how many elements one window averages over, from the extents of the run."""
+    size, strides, dilation, pads = window
+    total: Prim = tirx.const(1, "int64")
+    for i, extent in enumerate(extents):
+        low, high = pads[i], extent + pads[i]
+        if site.attr("count_include_pad"):
+            low, high = 0, high + pads[i + len(size)]
+        start = pixel[i] * strides[i]
+        first = tirx.max(tirx.floordiv(low - start + dilation[i] - 1, dilation[i]), 0)
+        last = tirx.min(tirx.floordiv(high - 1 - start, dilation[i]), size[i] - 1)
+        total = total * (last - first + 1)
+    return total
+
+
+def _lower_pool(rank: int) -> Any:
+    def lower(site: DialectSite) -> Any:
+        window, out = _window(site, rank), _result_dtype(site)
+        size, strides, dilation, _ = window
+        layout = data_layout(site, "layout", rank)
+        extents = layout.logical(site.shape(0))[2:]
+        counts = _populations(site, extents, window)
+        multiplier = _ratio(site) if counts is None else _multiplier(site, counts)
+        uniform, dtype = multiplier.size == 1, _sum_dtype(site, int(np.prod(size)))
+
+        def pool(x: te.Tensor, zx: te.Tensor, m: te.Tensor, zy: te.Tensor) -> te.Tensor:
+            shape = [_known(extent) for extent in layout.logical(x.shape)]
+            sizes = _counts(site, shape[2:], window)
+            ceil = bool(site.attr("ceil_mode"))
+            reach = [(0, 0), (0, 0), *_reach(shape[2:], sizes, window, ceil=ceil)]
+            data = padded_codes(x, zx, layout.stored(reach))
+            taps = [te.reduce_axis((0, extent), name=f"k{i}") for i, extent in enumerate(size)]
+
+            def total(*i: Prim) -> Prim:
+                batch, channel, *pixel = layout.logical(i)
+                where = [v * strides[d] + taps[d].var * dilation[d] for d, v in enumerate(pixel)]
+                code = data(*layout.stored([batch, channel, *where]))
+                return te.sum(code.astype(dtype), axis=taps)
+
+            def average(*i: Prim) -> Prim:
+                pixel = layout.logical(i)[2:]
+                if counts is None:
+                    own = _averaging(m, _population(site, shape[2:], window, pixel))
+                else:
+                    own = m[0] if uniform else m(*pixel)
+                return _finished(sums(*i), own, zy[0], out)
+
+            sums = stage(layout.stored([*shape[:2], *sizes]), total, name=BLOCK)
+            return stage(sums.shape, average, name="average")
+
+        zeros = [site.const(site.vector(i), "int32") for i in (2, 4)]
+        factor = site.const(multiplier, str(multiplier.dtype))
+        args = [site.args[0], zeros[0], factor, zeros[1]]
+        return site.reduce_te(f"qnn_avg_pool{rank}d", pool, args, inner=1)
+
+    return lower
+
+
+def _known(extent: Any) -> Extent:
+    return extent.value if isinstance(extent, tirx.IntImm) else extent
+
+
+def _reach(
+    extents: Sequence[Any], sizes: Sequence[Extent], window: Four, *, ceil: bool
+) -> list[tuple[int, int]]:
+    """Returns the padding, with its end moved as far as the last window reaches, or further."""
+    size, strides, dilation, pads = window
+    pairs: list[tuple[int, int]] = []
+    for i, extent in enumerate(_known(e) for e in extents):
+        end = pads[i + len(size)]
+        if isinstance(extent, int):
+            reach = (sizes[i] - 1) * strides[i] + (size[i] - 1) * dilation[i] + 1
+            end = max(end, reach - extent - pads[i])
+        elif ceil:
+            end += strides[i] - 1
+        pairs.append((pads[i], end))
+    return pairs
+
+
+def _axes(site: DialectSite) -> tuple[int, ...]:
+    """Returns the reduced axes, sorted; none given means all."""
+    rank, value = len(site.shape(0)), site.attr("axis")
+    axes = (value,) if isinstance(value, int) else tuple(value) or tuple(range(rank))
+    return tuple(sorted({site.normal_axis(axis, rank) for axis in axes}))
+
+
+def _infer_reduce(site: DialectSite) -> ResultType:
+    out, shape, axes = _result_dtype(site), site.shape(0), _axes(site)
+    keep = site.attr("keepdims")
+    return ResultType.of(
+        [1 if i in axes else e for i, e in enumerate(shape) if keep or i not in axes], out
+    )
+
+
+def _lower_reduce(*, mean: bool) -> Any:
+    def lower(site: DialectSite) -> Any:
+        axes, out, keep = _axes(site), _result_dtype(site), bool(site.attr("keepdims"))
+        shape = site.shape(0)
+        reduced = [shape[axis] for axis in axes]
+        opened = not all(isinstance(extent, int) for extent in reduced)
+        count = 1 if opened else int(np.prod(reduced, dtype=np.int64))
+        multiplier = _ratio(site) if opened and mean else _multiplier(site, count if mean else 1)
+        dtype = "int64" if opened else _sum_dtype(site, count)
+
+        def reduce(x: te.Tensor, zx: te.Tensor, m: te.Tensor, zy: te.Tensor) -> te.Tensor:
+            if opened and mean:
+                count = functools.reduce(operator.mul, (x.shape[axis] for axis in axes))
+                ratio = m
+                m = stage([1], lambda _: _averaging(ratio, count), name="multiplier")
+            taps = {axis: te.reduce_axis((0, x.shape[axis]), name=f"k{axis}") for axis in axes}
+
+            def total(*i: Prim) -> Prim:
+                rest = iter(i)
+                where = [taps[d].var if d in taps else next(rest) for d in range(len(x.shape))]
+                code = centred(x(*where), zx[0], str(x.dtype)).astype(dtype)
+                return te.sum(code, axis=list(taps.values()))
+
+            kept = [d for d in range(len(x.shape)) if d not in axes]
+            sums = stage([x.shape[d] for d in kept] or [1], _any_rank(total, kept), name=BLOCK)
+
+            def element(*i: Prim) -> Prim:
+                where = [v for d, v in enumerate(i) if d in kept] if keep else list(i)
+                return _finished(sums(*(where if kept else [0])), m[0], zy[0], out)
+
+            result = [1 if d in axes else e for d, e in enumerate(x.shape) if keep or d in kept]
+            return stage(result, element, name="reduce")
+
+        zeros = [site.const(site.vector(i), "int32") for i in (2, 4)]
+        factor = site.const(multiplier, str(multiplier.dtype))
+        args = [site.args[0], zeros[0], factor, zeros[1]]
+        return site.reduce_te("qnn_mean" if mean else "qnn_sum", reduce, args)
+
+    return lower
+
+
+def _ratio(site: DialectSite) -> NDArray[np.float64]:
+    """Returns the scale of the data, and that of the result (1 for a float one)."""
+    scale = site.vector(1).astype(np.float64)[0]
+    out = 1.0 if _result_dtype(site) == "float32" else site.vector(3).astype(np.float64)[0]
+    return np.asarray([scale, out])
+
+
+def _averaging(ratio: te.Tensor, count: Prim) -> Prim:
+    """Returns :func:`_multiplier` of a number of elements that the run has."""
+    return (ratio[0] / (ratio[1] * count.astype("float64"))).astype("float32")
+
+
+def _any_rank(function: Any, kept: Sequence[int]) -> Any:
+    """Returns ``function`` for a stage that keeps one dummy axis where no axis is left."""
+    return function if kept else lambda *_: function()
+
+
+def _pool_attributes(rank: int) -> tuple[Attribute, ...]:
+    return (
+        Attribute("pool_size", REQUIRED, "one per spatial axis"),
+        Attribute("strides", [1] * rank, "one per spatial axis"),
+        Attribute("padding", [0] * (2 * rank), "begins of all spatial axes, then ends"),
+        Attribute("dilation", [1] * rank, "one per spatial axis"),
+        Attribute("ceil_mode", False, "a last window may reach beyond the padding"),
+        Attribute("count_include_pad", False, "whether padding counts"),
+        Attribute("layout", f"NC{SPATIAL[rank]}", "channels first, or last (NHWC)"),
+        OUT_DTYPE,
+    )
+
+
+_REDUCE = (
+    Attribute("axis", [], "reduced axes; empty for all"),
+    Attribute("keepdims", False, "whether reduced axes stay with extent 1"),
+    OUT_DTYPE,
+)
+_DOC = "sat(rint(f32(S) * f32(sx / (sy * n))) + zy), S the exact sum of x - zx"
+
+OPS = (
+    *(
+        QnnOp(
+            f"qnn.avg_pool{rank}d",
+            FIVE,
+            _pool_attributes(rank),
+            _infer_pool(rank),
+            _lower_pool(rank),
+            _DOC,
+        )
+        for rank in (1, 2, 3)
+    ),
+    QnnOp("qnn.mean", FIVE, _REDUCE, _infer_reduce, _lower_reduce(mean=True), _DOC),
+    QnnOp("qnn.sum", FIVE, _REDUCE, _infer_reduce, _lower_reduce(mean=False), _DOC + ", n = 1"),
+)

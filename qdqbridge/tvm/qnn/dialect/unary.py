@@ -1,0 +1,144 @@
+"""qnn.sigmoid and every other operator of one operand: a table over its codes.
+
+The functions are those of the operator table (``qdqbridge.core.ops.unary``), so that a table here
+and the interpreter's cannot differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tvm import te
+
+from qdqbridge.core.graph.operator import Array, Operator
+from qdqbridge.core.ops.attributes import ClipAttrs
+from qdqbridge.core.ops.unary import CLIP, LEAKY_RELU, OPERATORS, RELU
+from qdqbridge.tvm.qnn.dialect.kernel import stage
+from qdqbridge.tvm.qnn.dialect.op import REQUIRED, Attribute, QnnOp
+from qdqbridge.tvm.qnn.dialect.site import DialectSite, ResultType
+from qdqbridge.tvm.qnn.dialect.tables import index_of, quantize_table, real_codes
+from qdqbridge.tvm.qnn.ranges import is_code
+
+FIVE = ("data", "input_scale", "input_zero_point", "output_scale", "output_zero_point")
+OUT_DTYPE = Attribute("out_dtype", "", "type of the result; empty takes the data's")
+
+
+def infer_codes(site: DialectSite) -> ResultType:
+    """Returns the type of an operator that keeps the shape of its quantized data."""
+    shape, dtype = site.tensor(0)
+    out = site.attr("out_dtype") or dtype
+    for name, value in (("data", dtype), ("out_dtype", out)):
+        if not is_code(value):
+            site.fail(f"{name} has dtype {value}", "give an 8- or 16-bit integer")
+    site.expect_params(1, 2)
+    site.expect_params(3, 4)
+    return ResultType.of(shape, out)
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """A function of real values: the row of the operator table and its attributes."""
+
+    name: str
+    compute: Callable[[DialectSite, Array], Array]
+    attributes: tuple[Attribute, ...] = ()
+
+
+def _function(row: Operator, name: str = "") -> _Function:
+    """Returns the function of a row; its attributes have ONNX's names and mostly its defaults."""
+
+    def compute(site: DialectSite, x: Array) -> Array:
+        record = row.attributes(**{field: site.attr(field) for field in row.fields})
+        (result,) = row.compute(record, (x,))
+        return result
+
+    defaults = {} if row in _WITHOUT_DEFAULTS else row.onnx[0].defaults
+    attributes = (
+        Attribute(field, defaults.get(field, REQUIRED), f"ONNX's {field}") for field in row.fields
+    )
+    return _Function(name or row.qnn, compute, tuple(attributes))
+
+
+_WITHOUT_DEFAULTS = (LEAKY_RELU,)
+"""Operators that Relay has, whose attributes are required there."""
+
+
+def _rsqrt(site: DialectSite, x: Array) -> Array:
+    del site
+    with np.errstate(all="ignore"):
+        return np.float32(1) / np.sqrt(x)
+
+
+def _clip(site: DialectSite, x: Array) -> Array:
+    (result,) = CLIP.compute(ClipAttrs(site.attr("a_min"), site.attr("a_max")), (x,))
+    return result
+
+
+_HUGE = float(np.finfo(np.float32).max)
+FUNCTIONS = (
+    *(_function(row) for row in OPERATORS if row.qnn),
+    _function(RELU, "relu"),
+    _Function("rsqrt", _rsqrt),
+    _Function(
+        "clip", _clip, (
+            Attribute("a_min", -_HUGE, "lower bound, a real number"),
+            Attribute("a_max", _HUGE, "upper bound, a real number"),
+        ),
+    ),
+)  # fmt: skip
+
+
+def _lower(function: _Function) -> Any:
+    def lower(site: DialectSite) -> Any:
+        dtype = site.dtype(0)
+        out = site.attr("out_dtype") or dtype
+        values = function.compute(site, real_codes(dtype, site.constant(1), site.constant(2)))
+        table = quantize_table(values, site.constant(3), site.constant(4), out)
+
+        def look_up(x: te.Tensor, entries: te.Tensor) -> te.Tensor:
+            return stage(x.shape, lambda *i: entries[index_of(x(*i))], name="look_up")
+
+        return site.call_te("qnn_lookup", look_up, [site.args[0], site.const(table, out)])
+
+    return lower
+
+
+def _infer_lookup(site: DialectSite) -> ResultType:
+    shape, dtype = site.tensor(0)
+    entries, out = site.tensor(1)
+    if not is_code(dtype):
+        site.fail(f"data has dtype {dtype}", "give an 8- or 16-bit integer")
+    if list(entries) != [1 << (8 if dtype in ("int8", "uint8") else 16)]:
+        site.fail(f"the table has shape {entries}", "give one entry per code, by bit pattern")
+    return ResultType.of(shape, out)
+
+
+def _lower_lookup(site: DialectSite) -> Any:
+    def look_up(x: te.Tensor, entries: te.Tensor) -> te.Tensor:
+        return stage(x.shape, lambda *i: entries[index_of(x(*i))], name="look_up")
+
+    return site.call_te("qnn_lookup", look_up, [site.args[0], site.args[1]])
+
+
+LOOKUP = QnnOp(
+    "qnn.lookup", ("data", "table"),
+    (Attribute("function", "", "what the table was made of, as qnn.origin writes it"),),
+    _infer_lookup, _lower_lookup, "table[bit pattern of data]",
+)  # fmt: skip
+OPS = (
+    LOOKUP,
+    *(
+        QnnOp(
+            f"qnn.{function.name}",
+            FIVE,
+            (*function.attributes, OUT_DTYPE),
+            infer_codes,
+            _lower(function),
+            f"quantize({function.name}(dequantize(x))), a table over the codes",
+        )
+        for function in FUNCTIONS
+    ),
+)

@@ -1,0 +1,60 @@
+"""qnn.unpack: codes of less than a byte, as files pack them, one to a byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import te
+
+from qdqbridge.tvm.qnn.dialect.kernel import stage
+from qdqbridge.tvm.qnn.dialect.op import REQUIRED, Attribute, QnnOp
+from qdqbridge.tvm.qnn.dialect.site import DialectSite, ResultType
+from qdqbridge.tvm.qnn.dialect.tir import tirx
+
+_WIDTHS = (2, 4)
+
+
+def _infer(site: DialectSite) -> ResultType:
+    site.expect_dtype(0, "uint8")
+    shape, bits = site.shape(0), site.attr("bits")
+    if not shape:
+        site.fail("data has no axes", "give bytes along an axis")
+    if bits not in _WIDTHS:
+        site.fail(f"bits is {bits}", "give 2 or 4")
+    dtype = "int8" if site.attr("signed") else "uint8"
+    return ResultType.of([*shape[:-1], shape[-1] * (8 // bits)], dtype)
+
+
+def _lower(site: DialectSite) -> Any:
+    bits, signed = site.attr("bits"), bool(site.attr("signed"))
+    each = 8 // bits
+
+    def unpack(x: te.Tensor) -> te.Tensor:
+        def element(*at: Any) -> Any:
+            byte: Any = x(*at[:-1], tirx.floordiv(at[-1], each))
+            place = tirx.floormod(at[-1], each) * bits
+            shifted = tirx.shift_right(byte.astype("int32"), place.astype("int32"))
+            code = tirx.bitwise_and(shifted, tirx.const((1 << bits) - 1, "int32"))
+            if not signed:
+                return code.astype("uint8")
+            half = tirx.const(1 << (bits - 1), "int32")
+            return (tirx.bitwise_xor(code, half) - half).astype("int8")
+
+        return stage([*x.shape[:-1], x.shape[-1] * each], element, name="unpack")
+
+    return site.call_te("qnn_unpack", unpack, site.args)
+
+
+OPS = (
+    QnnOp(
+        "qnn.unpack",
+        ("data",),
+        (
+            Attribute("bits", REQUIRED, "bits of a code, 2 or 4"),
+            Attribute("signed", REQUIRED, "codes are two's complement, and the result is int8"),
+        ),
+        _infer,
+        _lower,
+        "the codes in every byte of the last axis, the lowest bits first",
+    ),
+)

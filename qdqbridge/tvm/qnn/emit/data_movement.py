@@ -1,0 +1,351 @@
+"""Data-movement operators: the plain Relax operator, on floats and on stored integers alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.lenses import call_attributes
+from qdqbridge.core.graph.numerics import quantize
+from qdqbridge.core.graph.operator import Flow, Operator
+from qdqbridge.core.ops.attributes import (
+    AxesAttrs,
+    AxisAttrs,
+    DepthSpaceAttrs,
+    ExpandAttrs,
+    PadAttrs,
+    PoolAttrs,
+    ReshapeAttrs,
+    SliceAttrs,
+    SplitAttrs,
+    TileAttrs,
+    TransposeAttrs,
+)
+from qdqbridge.core.ops.cast import CAST
+from qdqbridge.core.ops.data_movement import (
+    DEPTH_TO_SPACE,
+    EXPAND,
+    FLATTEN,
+    IDENTITY,
+    RESHAPE,
+    SPACE_TO_DEPTH,
+    SQUEEZE,
+    TILE,
+    TRANSPOSE,
+    UNSQUEEZE,
+)
+from qdqbridge.core.ops.pooling import MAX_POOL
+from qdqbridge.core.ops.reduction import reduces
+from qdqbridge.core.ops.selection import GATHER, PAD, SLICE, SPLIT, within
+from qdqbridge.core.ops.shapes import known
+from qdqbridge.core.ops.table import MOVED_ALIKE, OPERATORS
+from qdqbridge.core.ops.unary import CLIP
+from qdqbridge.tvm.qnn.emit.scope import EmissionScope, Expr, unsupported
+from qdqbridge.tvm.qnn.emit.table import at
+from qdqbridge.tvm.qnn.emit.windows import pool, reduction, window_pads
+from qdqbridge.tvm.qnn.slices import FAR, are_ordered, open_bounds
+
+Emit = Callable[[EmissionScope, Node, Expr], Any]
+_BEYOND = {"reflect": 1, "wrap": 0}
+"""How many elements more than it adds on a side an axis has to have, by the mode of a Pad."""
+
+
+def _reshape(scope: EmissionScope, node: Node, attributes: ReshapeAttrs, x: Expr) -> Expr:
+    if attributes.shape is None:
+        return scope.op.reshape(x, scope.run_time_shape(node, x))
+    have = scope.extents(x)
+    keep = not attributes.allow_zero
+    target = [have[i] if dim == 0 and keep else dim for i, dim in enumerate(attributes.shape)]
+    if _misread(have, target):
+        return scope.op.zeros(target, scope.dtype(x))
+    return scope.op.reshape(x, scope.rest_of(have, target))
+
+
+def _misread(have: Sequence[Any], target: Sequence[Any]) -> bool:
+    """True where a host would put the operand's extent in the place of a 0: no element is left."""
+    if not all(isinstance(extent, int) and extent >= 0 for extent in target):
+        return False
+    own = [*have, *[None] * len(target)]
+    return any(
+        extent == 0 and not (isinstance(other, int) and other == 0)
+        for extent, other in zip(target, own, strict=False)
+    )
+
+
+def _flatten(scope: EmissionScope, node: Node, attributes: AxisAttrs, x: Expr) -> Expr:
+    have, axis = scope.extents(x), attributes.axis
+    lead = int(np.prod(have[:axis])) if all(isinstance(d, int) for d in have[:axis]) else None
+    tail = int(np.prod(have[axis:])) if all(isinstance(d, int) for d in have[axis:]) else None
+    if 0 in (lead, tail) and None in (lead, tail):
+        raise unsupported(node, "its extents beside one of 0 are symbolic")
+    if lead is not None and not (lead == 0 and tail):  # of (0, -1) nobody could tell the -1
+        return scope.op.reshape(x, (lead, -1))
+    if tail is not None:
+        return scope.op.reshape(x, (-1, tail))
+    raise unsupported(node, "extents on both sides of the axis are symbolic")
+
+
+def _transpose(scope: EmissionScope, node: Node, attributes: TransposeAttrs, x: Expr) -> Expr:
+    del node
+    return scope.op.permute_dims(x, list(attributes.perm))
+
+
+def _squeeze(scope: EmissionScope, node: Node, attributes: AxesAttrs, x: Expr) -> Expr:
+    del node
+    return scope.op.squeeze(x, list(attributes.axes))
+
+
+def _unsqueeze(scope: EmissionScope, node: Node, attributes: AxesAttrs, x: Expr) -> Expr:
+    del node
+    return scope.op.expand_dims(x, list(attributes.axes))
+
+
+def _slice(scope: EmissionScope, node: Node, attributes: SliceAttrs, x: Expr) -> Expr:
+    del node
+    have = scope.extents(x)
+    begins: list[Any] = []
+    ends: list[Any] = []
+    for start, end, axis, step in zip(
+        attributes.starts, attributes.ends, attributes.axes, attributes.steps, strict=True
+    ):
+        extent = have[axis]
+        if isinstance(extent, int):
+            begin, stop, _ = slice(start, end, step).indices(extent)
+            begin = max(begin, 0)  # backwards from before the first element is from the first
+            if step < 0 and stop < 0:
+                stop = -extent - 1
+            elif stop < begin if step > 0 else begin < stop:
+                stop = begin
+        else:
+            begin, stop = _bounds(scope, extent, start, end, step)
+        begins.append(begin)
+        ends.append(stop)
+    return scope.op.strided_slice(
+        x, axes=list(attributes.axes), begin=begins, end=ends, strides=list(attributes.steps)
+    )
+
+
+def _bounds(scope: EmissionScope, extent: Any, start: int, end: int, step: int) -> tuple[Any, Any]:
+    """Returns the bounds along an open axis, of which nothing may be left.
+
+    Hosts subtract one bound from the other, so that the one that counts from the other side of the
+    axis must not pass it.
+    """
+    if step < 0 and start < -1 and end < 0:  # from the first element on where there is none
+        stop = max(end, -FAR)
+        return scope.larger_bound(extent, max(start, stop), 0), stop
+    begin, stop = open_bounds(start, end, step)
+    if are_ordered(begin, stop) or abs(stop) == FAR or (step > 0 and begin == 0):
+        return begin, stop
+    if step > 0:
+        return begin, scope.larger_bound(extent, stop, begin)
+    return scope.larger_bound(extent, begin, stop), stop
+
+
+def _gather(scope: EmissionScope, node: Node, attributes: AxisAttrs, x: Expr) -> Expr:
+    indices = node.operand(1)
+    extent = scope.extents(x)[attributes.axis]
+    if indices.constant is not None and isinstance(extent, int):
+        array = indices.constant.numpy().astype(np.int64)
+        if _reach(array) > extent:
+            raise unsupported(node, f"it has an index beyond its {extent} elements")
+        array = np.where(array < 0, array + extent, array)
+        if array.ndim == 0:
+            picked = scope.emit(_taken(scope, x, scope.number(array.reshape(1)), attributes.axis))
+            return scope.op.squeeze(picked, [attributes.axis])
+        return _taken(scope, x, scope.number(array), attributes.axis)
+    if indices.constant is not None:
+        array = indices.constant.numpy().astype(np.int64)
+        scope.at_least(extent, _reach(array))
+    index = scope.value(indices)
+    if not _are_within(indices, extent):
+        scope.need_indices(index, x, attributes.axis)
+    length = scope.run_time_extent(x, attributes.axis, scope.dtype(index))
+    negative = scope.emit(scope.op.less(index, scope.number(np.zeros((), scope.dtype(index)))))
+    wrapped = scope.emit(scope.op.add(index, length))
+    index = scope.emit(scope.op.where(negative, wrapped, index))
+    return _taken(scope, x, index, attributes.axis)
+
+
+_REORDERED = (RESHAPE, FLATTEN, SQUEEZE, UNSQUEEZE, TRANSPOSE, CAST, SLICE)
+
+
+def _reach(indices: NDArray[Any]) -> int:
+    """Returns how many elements an axis needs to have for its indices."""
+    wide = indices.astype(np.int64)
+    return int(max(wide.max(initial=-1) + 1, -wide.min(initial=0)))
+
+
+def _are_within(indices: Value, extent: Any) -> bool:
+    """Returns whether an axis has all elements that indices name, by what computes these."""
+    if indices.constant is not None:
+        return not isinstance(extent, int) or _reach(indices.constant.numpy()) <= extent
+    node = indices.producer
+    if node is None or not isinstance(extent, int):
+        return False
+    if node.op in _REORDERED:
+        return indices.type.dtype.is_integer and _are_within(node.operand(0), extent)
+    clip = CLIP.of(node)
+    if clip is not None and clip.low is not None and clip.high is not None:
+        return -extent <= clip.low and clip.high < extent
+    if node.op.name in ("ArgMax", "ArgMin"):
+        longest = known(node.operand(0), node.attributes.stated().get("axis", 0))
+        return longest is not None and longest <= extent
+    return False
+
+
+def _taken(scope: EmissionScope, x: Expr, index: Expr, axis: int) -> Expr:
+    """Returns elements; an index out of bounds, which ONNX forbids, reads no foreign memory."""
+    return scope.op.take(x, index, axis=axis, mode="clip")
+
+
+def _split(scope: EmissionScope, node: Node, attributes: SplitAttrs, x: Expr) -> list[Expr]:
+    del node
+    sizes = attributes.sizes
+    if len(sizes) == 1:
+        return [x]
+    cuts = [int(c) for c in np.cumsum(sizes)[:-1]]
+    parts = scope.emit(scope.op.split(x, cuts, axis=attributes.axis))
+    return [scope.item(parts, i) for i in range(len(sizes))]
+
+
+def _pad(scope: EmissionScope, node: Node, attributes: PadAttrs, x: Expr) -> Expr:
+    rank = len(attributes.pads) // 2
+    given = list(zip(attributes.pads[:rank], attributes.pads[rank:], strict=True))
+    given = [
+        within(*pair, extent) if isinstance(extent, int) else pair
+        for pair, extent in zip(given, scope.extents(x), strict=True)
+    ]
+    x = _cropped(scope, x, given)
+    pads = [(max(begin, 0), max(end, 0)) for begin, end in given]
+    for axis, extent in enumerate(scope.extents(x)):
+        least = max(pads[axis])
+        least += _BEYOND.get(attributes.mode, -least)
+        if not isinstance(extent, int):
+            scope.at_least(extent, least)
+        elif 0 < extent < least:  # TVM's operator goes around once only
+            mode: Any = attributes.mode
+            index = np.pad(np.arange(extent, dtype=np.int64), pads[axis], mode=mode)
+            x = scope.emit(_taken(scope, x, scope.number(index), axis))
+            pads[axis] = (0, 0)
+    widths = [width for pair in pads for width in pair]
+    modes = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
+    value: float = attributes.value
+    quant = node.output.quant  # a clamp before it does not reach what is put around
+    if quant is not None:
+        value = float(quantize(np.array([attributes.value], np.float32), quant.params)[0])
+    return scope.op.nn.pad(x, widths, modes[attributes.mode], value)
+
+
+def _cropped(scope: EmissionScope, x: Expr, pads: Sequence[tuple[int, int]]) -> Expr:
+    """Negative pads cut elements off, before the others add any; an open axis must have them."""
+    have = scope.extents(x)
+    axes = [axis for axis, pair in enumerate(pads) if min(pair) < 0]
+    if not axes:
+        return x
+    begins = [max(-pads[axis][0], 0) for axis in axes]
+    ends: list[Any] = []
+    for axis, begin in zip(axes, begins, strict=True):
+        extent, cut = have[axis], max(-pads[axis][1], 0)
+        if isinstance(extent, int):
+            ends.append(extent - cut)
+        else:
+            scope.at_least(extent, begin + cut)
+            ends.append(-cut or FAR)
+    return scope.emit(scope.op.strided_slice(x, axes=axes, begin=begins, end=ends))
+
+
+def _tile(scope: EmissionScope, node: Node, attributes: TileAttrs, x: Expr) -> Expr:
+    del node
+    return scope.op.tile(x, list(attributes.repeats))
+
+
+def _expand(scope: EmissionScope, node: Node, attributes: ExpandAttrs, x: Expr) -> Expr:
+    target = attributes.shape
+    if target is None:
+        return scope.broadcast(x, scope.run_time_shape(node, x))
+    have = scope.extents(x)
+    rank = max(len(have), len(target))
+    own = [1] * (rank - len(have)) + have
+    wanted = [1] * (rank - len(target)) + list(target)
+    return scope.broadcast(x, [o if w == 1 else w for o, w in zip(own, wanted, strict=True)])
+
+
+def _depth_to_space(scope: EmissionScope, node: Node, attributes: DepthSpaceAttrs, x: Expr) -> Expr:
+    size, last = attributes.block_size, node in scope.channels_last
+    n, h, w, c = _image(scope, node, x)
+    depth = c // (size * size)
+    dcr = attributes.mode == "DCR"
+    blocks = (size, size, depth) if dcr else (depth, size, size)
+    axes = {"y": 1, "x": 2, "d": 3} if dcr else {"d": 1, "y": 2, "x": 3}  # after the batch
+    if last:
+        split = scope.emit(scope.op.reshape(x, (n, h, w, *blocks)))
+        order = [0, 1, axes["y"] + 2, 2, axes["x"] + 2, axes["d"] + 2]
+        permuted = scope.emit(scope.op.permute_dims(split, order))
+        return scope.op.reshape(permuted, (n, h * size, w * size, depth))
+    split = scope.emit(scope.op.reshape(x, (n, *blocks, h, w)))
+    permuted = scope.emit(scope.op.permute_dims(split, [0, axes["d"], 4, axes["y"], 5, axes["x"]]))
+    return scope.op.reshape(permuted, (n, depth, h * size, w * size))
+
+
+def _space_to_depth(scope: EmissionScope, node: Node, attributes: DepthSpaceAttrs, x: Expr) -> Expr:
+    size = attributes.block_size
+    n, h, w, c = _image(scope, node, x)
+    rows, columns, deep = h // size, w // size, c * size * size
+    if node in scope.channels_last:
+        split = scope.emit(scope.op.reshape(x, (n, rows, size, columns, size, c)))
+        permuted = scope.emit(scope.op.permute_dims(split, [0, 1, 3, 2, 4, 5]))
+        return scope.op.reshape(permuted, (n, rows, columns, deep))
+    split = scope.emit(scope.op.reshape(x, (n, c, rows, size, columns, size)))
+    permuted = scope.emit(scope.op.permute_dims(split, [0, 3, 5, 1, 2, 4]))
+    return scope.op.reshape(permuted, (n, deep, rows, columns))
+
+
+def _image(scope: EmissionScope, node: Node, x: Expr) -> list[Any]:
+    """Returns batch, height, width and channels."""
+    have = scope.extents(x)
+    return [have[0], *(have[axis] for axis in scope.spatial(node, 4)), have[scope.channel(node, 4)]]
+
+
+def _max_pool(scope: EmissionScope, node: Node, attributes: PoolAttrs, x: Expr) -> Expr:
+    return pool(scope, node, x, window_pads(scope, node, attributes, scope.extents(x)))
+
+
+def _called(scope: EmissionScope, node: Node, x: Expr) -> Expr:
+    """The host's operator, which takes the operands and then the attributes by name."""
+    others = [scope.value(value) for value in node.inputs[1:] if value is not None]
+    return scope.function(node.op.tvm)(x, *others, **call_attributes(node.attributes))
+
+
+def _same(scope: EmissionScope, node: Node, x: Expr) -> Expr:
+    del scope, node
+    return x
+
+
+DATA_MOVEMENT: Mapping[Operator, Emit] = {
+    **{row: reduction for row in OPERATORS if row.flow is Flow.MOVE and reduces(row)},
+    **dict.fromkeys(MOVED_ALIKE, _called),
+    **dict[Operator, Emit](
+        (
+            at(RESHAPE, _reshape),
+            at(FLATTEN, _flatten),
+            at(TRANSPOSE, _transpose),
+            at(SQUEEZE, _squeeze),
+            at(UNSQUEEZE, _unsqueeze),
+            at(SLICE, _slice),
+            at(GATHER, _gather),
+            at(SPLIT, _split),
+            at(PAD, _pad),
+            at(TILE, _tile),
+            at(EXPAND, _expand),
+            at(DEPTH_TO_SPACE, _depth_to_space),
+            at(SPACE_TO_DEPTH, _space_to_depth),
+            at(MAX_POOL, _max_pool),
+        )
+    ),
+    IDENTITY: _same,
+}

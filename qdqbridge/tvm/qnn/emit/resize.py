@@ -1,0 +1,161 @@
+"""Resize: nearest copies elements, the other methods interpolate in float32 and round once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.core.graph.graph import Node
+from qdqbridge.core.graph.types import Shape
+from qdqbridge.core.ops.attributes import ResizeAttrs
+from qdqbridge.core.ops.resize import RESIZE, moves, sizes
+from qdqbridge.tvm.qnn.emit.dtypes import storage
+from qdqbridge.tvm.qnn.emit.scope import EmissionScope, Expr, unsupported
+
+_METHODS = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "cubic"}
+
+
+def emit_resize(scope: EmissionScope, node: Node) -> Expr:
+    """Emits a Resize of any rank and mode on quantized values, and of floats."""
+    attributes, value, result = node.record(ResizeAttrs), node.operand(0), node.output
+    if value.quant is None or result.quant is None:
+        return _floating(scope, node, attributes)
+    axes = _resized(scope, node, attributes, value.type.shape, result.type.shape)
+    attrs = _attributes(node, attributes, axes)
+    rank = len(axes) if axes else 0
+    if rank:
+        attrs["layout"] = scope.layout(node, rank + 2)
+    params = value.quant.params, result.quant.params
+    attrs["out_dtype"] = storage(params[1])
+    args = [scope.value(value)]
+    for each in params:
+        args += [scope.scale(each), scope.zero_point(each)]
+    name = f"resize{rank}d" if rank else "resize"
+    resized = scope.qnn(name, args, attrs)
+    return resized if moves(attributes) else scope.clamp(resized, result.quant.params)
+
+
+def _resized(
+    scope: EmissionScope, node: Node, attributes: ResizeAttrs, shape: Shape, result: Shape
+) -> list[int]:
+    """Returns the 1 to 3 axes besides batch and channels where only they are resized."""
+    if shape is None or result is None or not 3 <= len(shape) <= 5:
+        return []
+    rank = len(shape)
+    others = (0, scope.channel(node, rank))
+    kept = all(_kept(attributes, shape, result, axis) for axis in others)
+    factors = attributes.scales is None or all(attributes.scales[axis] == 1.0 for axis in others)
+    return scope.spatial(node, rank) if kept and factors else []
+
+
+def _kept(
+    attributes: ResizeAttrs, shape: tuple[int | str, ...], result: tuple[int | str, ...], axis: int
+) -> bool:
+    """True where an axis is not resized; shape inference renames a symbolic extent times 1."""
+    if attributes.scales is not None:
+        return attributes.scales[axis] == 1.0
+    return shape[axis] == result[axis]
+
+
+def _sizes(node: Node, attributes: ResizeAttrs, axes: Sequence[int]) -> list[int]:
+    """Returns the extents of some axes; 0 keeps one."""
+    before, after = node.operand(0).type.shape, node.output.type.shape
+    if before is None or after is None:
+        raise unsupported(node, "the rank of its input is unknown")
+    computed = sizes(attributes, tuple(d if isinstance(d, int) else 1 for d in before))
+    result: list[int] = []
+    for axis in axes:
+        kept = _kept(attributes, before, after, axis)
+        by_scale = 0 if kept else -1 if attributes.sizes is None else computed[axis]
+        result.append(computed[axis] if isinstance(before[axis], int) else by_scale)
+    return result
+
+
+def _attributes(node: Node, attributes: ResizeAttrs, axes: list[int]) -> dict[str, Any]:
+    rank = node.operand(0).rank or 0
+    axes = axes or list(range(rank))
+    attrs: dict[str, Any] = {
+        "size": _sizes(node, attributes, axes),
+        "scales": [attributes.scales[axis] for axis in axes] if attributes.scales else [],
+        "method": _METHODS[attributes.mode],
+        "coordinate_transformation_mode": attributes.coordinate_transformation_mode,
+        "rounding_method": attributes.nearest_mode,
+        "cubic_alpha": attributes.cubic_coeff_a,
+        "cubic_exclude": attributes.exclude_outside,
+        "extrapolation_value": attributes.extrapolation_value,
+    }
+    if attributes.roi:
+        half = len(attributes.roi) // 2
+        attrs["roi"] = [attributes.roi[start + axis] for start in (0, half) for axis in axes]
+    return attrs
+
+
+def _floating(scope: EmissionScope, node: Node, attributes: ResizeAttrs) -> Expr:
+    """Emits one weighted sum of shifted values per resized axis."""
+    value, shape = scope.real(node.operand(0)), node.operand(0).type.shape
+    if attributes.antialias or attributes.coordinate_transformation_mode == "tf_crop_and_resize":
+        raise unsupported(node, "TVM resizes floats neither with antialias nor with a crop")
+    if shape is None:
+        raise unsupported(node, "the rank of its input is unknown")
+    extents = _sizes(node, attributes, range(len(shape)))
+    if any(size and not isinstance(d, int) for d, size in zip(shape, extents, strict=True)):
+        value = _opened(scope, node, attributes, value)
+        quant = node.output.quant
+        return value if quant is None else scope.quantize(value, quant.params)
+    own = scope.dtype(value)
+    if not moves(attributes) and "int" in own:
+        value = scope.cast(value, "float32")
+    for axis, (length, size) in enumerate(zip(shape, extents, strict=True)):
+        if not isinstance(length, int) or length == 0:
+            continue
+        if not (size == length and _unscaled(attributes, axis)):
+            value = _along(scope, value, axis, _weights(attributes, axis, length, size))
+    value = scope.cast(value, own)
+    quant = node.output.quant
+    return value if quant is None else scope.quantize(value, quant.params)
+
+
+def _opened(scope: EmissionScope, node: Node, attributes: ResizeAttrs, value: Expr) -> Expr:
+    """Emits ``qnn.resize`` of floats, whose weights are computed when it runs."""
+    attrs = {**_attributes(node, attributes, []), "out_dtype": "float32"}
+    one, zero = scope.number(np.ones((), np.float32)), scope.number(np.zeros((), np.int32))
+    dtype = scope.dtype(value)
+    if dtype == "float64":
+        raise unsupported(node, "it resizes float64 along an axis of symbolic extent")
+    resized = scope.qnn("resize", [scope.cast(value, "float32"), one, zero, one, zero], attrs)
+    return scope.cast(resized, dtype)
+
+
+def _unscaled(attributes: ResizeAttrs, axis: int) -> bool:
+    return attributes.scales is None or attributes.scales[axis] == 1.0
+
+
+def _weights(attributes: ResizeAttrs, axis: int, length: int, size: int) -> NDArray[np.float32]:
+    """Returns the matrix (size, length) of an axis: what the operator makes of the identity."""
+    scales = None if attributes.scales is None else (attributes.scales[axis], 1.0)
+    alone = replace(attributes, scales=scales, sizes=(size, length))
+    if attributes.sizes is None:
+        alone = replace(alone, sizes=None)
+    (matrix,) = RESIZE.compute(alone, (np.eye(length, dtype=np.float32),))
+    return matrix
+
+
+def _along(scope: EmissionScope, x: Expr, axis: int, matrix: NDArray[np.float32]) -> Expr:
+    """Returns the product of a sparse matrix with an axis of ``x``."""
+    count = int((matrix != 0).sum(axis=1).max(initial=1))
+    taps = np.sort(np.argsort(matrix == 0, axis=1, kind="stable")[:, :count], axis=1)
+    column = [-1 if i == axis else 1 for i in range(scope.rank(x))]
+    total: Expr = None
+    for tap in taps.T:
+        weight = np.take_along_axis(matrix, tap[:, None], axis=1)
+        index = scope.number(tap.astype(np.int64))
+        term = scope.emit(scope.op.take(x, index, axis=axis, mode="clip"))
+        if count > 1:
+            factor = scope.number(weight.reshape(column).astype(scope.dtype(x)))
+            term = scope.emit(scope.op.multiply(term, factor))
+        total = term if total is None else scope.emit(scope.op.add(total, term))
+    return total

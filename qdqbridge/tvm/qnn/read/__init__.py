@@ -1,0 +1,51 @@
+"""Reading what emission writes: calls of ``qnn.*`` and plain operators back into a graph.
+
+A host's reader (:mod:`qdqbridge.tvm.relax.read`, ``qdqbridge.tvm.relay.read``) walks over the
+calls of a
+function, operands first, and hands over each as a :class:`Call` with Relay's operator and
+attribute names. A :class:`Reading` looks up the row of the operator and makes graph nodes of it::
+
+    reading = Reading({**ROWS, **rows_of_your_own}, where="module 'main'")
+    x = reading.input("image", "uint8", ("batch", 3, 32, 32))
+    w = reading.constant(array, "weight")
+    entry = reading.call(Call("qnn.conv2d", (x, w, zx, zw, sx, sw), attrs, types))
+    ...
+    graph = reading.finish([x], [last], ["logits"])      # raw: canonicalize it
+
+What a call stands for is an :data:`Entry`: a graph :class:`Value`, an :class:`UnroundedProduct`
+(the int32 result of a product, which becomes one node together with the bias and the requantize
+that follow), or a tuple of entries. A row is ``(reading, call) -> Entry``; a host adds rows of its
+own for forms of its own (``nn.bias_add`` is one already).
+
+* Rows make nodes in absorbed form (``Add`` of quantized operands with a quantized result); what a
+  host writes with ``qnn.dequantize`` and floats is read like that and absorbed by the canonical
+  rules.
+* Integers that only move get their parameters from who reads them (:mod:`.types`).
+* A call without a row stands for itself (:meth:`Reading.unread`). It may be part of a chain that
+  completes an operator (:mod:`.composed`); whatever is left of it in the end is refused, all at
+  once and by name.
+* Channels-last calls are read as channels-first nodes between Transposes.
+* ``call.provenance`` (:func:`qdqbridge.tvm.qnn.origin.provenance_of` of the call's span) says how
+the
+  graph had written what the call means, and is believed only where both agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from qdqbridge.tvm.qnn.read.call import Call, Entry, Result, UnroundedProduct
+from qdqbridge.tvm.qnn.read.floating import FLOATING
+from qdqbridge.tvm.qnn.read.gather_concat import GATHER_CONCAT
+from qdqbridge.tvm.qnn.read.max_and_clip import MAX_AND_CLIP
+from qdqbridge.tvm.qnn.read.reading import Reading, Row
+from qdqbridge.tvm.qnn.read.reshape import RESHAPE
+from qdqbridge.tvm.qnn.read.rounded import QNN
+
+ROWS: Mapping[str, Row] = MappingProxyType(
+    {**QNN, **RESHAPE, **GATHER_CONCAT, **MAX_AND_CLIP, **FLOATING}
+)
+"""What every operator that emission writes becomes, by Relay's name."""
+
+__all__ = ["ROWS", "Call", "Entry", "Reading", "Result", "Row", "UnroundedProduct"]

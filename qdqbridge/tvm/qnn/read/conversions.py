@@ -1,0 +1,162 @@
+"""qnn operators that change the type of a value, and tables over codes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.numerics import quantize as rounded
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.ops.attributes import ClipAttrs
+from qdqbridge.core.ops.composition import COMPOSITION, CompositionAttrs, table
+from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
+from qdqbridge.tvm.qnn.origin import element, function_of, may_be_operand, provenance_of
+from qdqbridge.tvm.qnn.read import accumulate, parameters
+from qdqbridge.tvm.qnn.read.blocks import quantized, quantized_small_floats
+from qdqbridge.tvm.qnn.read.call import Call, UnroundedProduct
+from qdqbridge.tvm.qnn.read.reading import Reading, tensor
+from qdqbridge.tvm.qnn.signatures import DEQUANTIZE as DEQUANTIZE_CALL
+from qdqbridge.tvm.qnn.signatures import QUANTIZE as QUANTIZE_CALL
+from qdqbridge.tvm.qnn.signatures import REQUANTIZE as REQUANTIZE_CALL
+
+
+def quantize(reading: Reading, call: Call) -> Value:
+    """``qnn.quantize(data, scale, zero_point)``."""
+    axis = call.integer("axis", -1)
+    params = parameters.result(reading, call, QUANTIZE_CALL, axis=axis)
+    type_ = QuantType(params, call.result.shape)
+    data = reading.plain(call.args[0])
+    blocked = quantized(reading, call, data, params)
+    if blocked is not None:
+        return blocked
+    data, params = _sub_byte(reading, call, data, params)
+    return reading.node(QUANTIZE, NO_ATTRIBUTES, [data], type_.with_params(params), call)
+
+
+def _sub_byte(
+    reading: Reading, call: Call, data: Value, params: QuantParams
+) -> tuple[Value, QuantParams]:
+    """Returns what is quantized and how: into a span's sub-byte type where a clip keeps to it."""
+    provenance, clip = call.provenance, data.producer
+    if provenance is None or clip is None or reading.provenances.get(clip) != provenance:
+        return data, params
+    bounds, storage = (
+        clip.attributes,
+        element(provenance.results[0] or params.storage_dtype.label)[0],
+    )
+    if not isinstance(bounds, ClipAttrs) or not parameters.holds(params.storage_dtype, storage):
+        return data, params
+    ends = np.array([bounds.low, bounds.high], np.float32)  # None is NaN
+    if not params.per_tensor or np.isnan(ends).any():
+        return data, params
+    qmin, qmax = (int(end) for end in rounded(ends, params))
+    if qmin < storage.qmin or qmax > storage.qmax:
+        return data, params
+    return clip.operand(0), parameters.changed(params, storage, qmin, qmax)
+
+
+def dequantize(reading: Reading, call: Call) -> Value:
+    """``qnn.dequantize(data, scale, zero_point)``, of a product too."""
+    if isinstance(call.args[0], UnroundedProduct):
+        return accumulate.real(reading, call.args[0], call)
+    position = _position(call, call.args[0])
+    data = parameters.operand(reading, call, DEQUANTIZE_CALL.operands[0], position=position)
+    return reading.node(DEQUANTIZE, NO_ATTRIBUTES, [data], tensor(call), call)
+
+
+def quantize_minifloat(reading: Reading, call: Call) -> Value:
+    """``qnn.quantize_minifloat(data, scale)``."""
+    data = reading.plain(call.args[0])
+    data, params = quantized_small_floats(reading, data, _minifloat(reading, call))
+    records = () if call.provenance is None else call.provenance.results
+    type_ = QuantType(parameters.small_float_as_stated(params, records), call.result.shape)
+    return reading.node(QUANTIZE, NO_ATTRIBUTES, [data], type_, call)
+
+
+def dequantize_minifloat(reading: Reading, call: Call) -> Value:
+    """``qnn.dequantize_minifloat(data, scale)``."""
+    records = () if call.provenance is None else call.provenance.operands
+    params = parameters.small_float_as_stated(_minifloat(reading, call), records)
+    data = reading.stored(call.args[0], params)
+    return reading.node(DEQUANTIZE, NO_ATTRIBUTES, [data], tensor(call), call)
+
+
+def _minifloat(reading: Reading, call: Call) -> QuantParams:
+    """Returns the parameters that a call gives."""
+    name, scale = str(call.get("format", "")), parameters.array(reading, call.args[1], "scale")
+    storage = next((dtype for dtype in DType if dtype.label == name), None)
+    if storage is None or not storage.is_small_float:
+        raise reading.refused(f"its format is {name!r}")
+    saturate = bool(call.get("saturate", True))
+    zero, axis = np.zeros((), np.int32), call.integer("axis", -1)
+    if scale.size == 1:
+        return QuantParams(storage, scale.reshape(()), zero, saturate=saturate)
+    if axis < 0:
+        axis += len(call.result.shape or ())
+    return QuantParams(storage, scale, zero, axis=axis, saturate=saturate)
+
+
+def requantize(reading: Reading, call: Call) -> Value:
+    """``qnn.requantize(data, s_in, z_in, s_out, z_out)``, of a product too."""
+    if isinstance(call.args[0], UnroundedProduct):
+        return accumulate.rounded(reading, call.args[0], call)
+    (data,) = parameters.operands(reading, call, REQUANTIZE_CALL)
+    params = parameters.result(reading, call, REQUANTIZE_CALL)
+    provenance = call.provenance
+    single = (
+        provenance is not None and provenance.op in ("Min", "Max") and len(provenance.operands) == 1
+    )
+    return reading.node(
+        provenance.op if provenance is not None and single else REQUANTIZE,
+        NO_ATTRIBUTES,
+        [data],
+        QuantType(params, call.result.shape),
+        call,
+    )
+
+
+def _position(call: Call, entry: Any) -> int:
+    """Returns which operand of the recorded node a dequantized tensor is: one of its type.
+
+    The first one of those that are constants as it is; failing that, any.
+    """
+    provenance = call.provenance
+    if provenance is None or not isinstance(entry, Value):
+        return 0
+    fixed, dtype = entry.is_constant, entry.type.dtype
+    places = sorted(
+        enumerate(provenance.operands),
+        key=lambda at: not may_be_operand(provenance, at[0], constant=fixed),
+    )
+    for index, text in places:
+        storage = text.partition(":")[0]
+        if storage and (
+            storage == dtype.label or (storage.rstrip("24") == dtype.label.rstrip("8"))
+        ):
+            return index
+    return len(provenance.operands)
+
+
+def lookup(reading: Reading, call: Call) -> Value:
+    """``qnn.lookup(data, table)`` whose attribute says which function the table holds."""
+    provenance = provenance_of(str(call.get("function", ""))) or call.provenance
+    function = None if provenance is None else function_of(provenance)
+    if (
+        provenance is None
+        or function is None
+        or not isinstance(provenance.attributes, CompositionAttrs)
+    ):
+        raise reading.refused("nothing says which function its table holds")
+    source, result, scalars = function
+    entries = parameters.array(reading, call.args[1], "table")
+    if not np.array_equal(table(provenance.attributes, source, result, scalars), entries):
+        raise reading.refused("its table is not that of the function that it names")
+    data = reading.stored(call.args[0], source)
+    constants = [reading.constant(scalar) for scalar in scalars]
+    type_ = QuantType(result, call.result.shape)
+    return reading.node(COMPOSITION, provenance.attributes, [data, *constants], type_, call)

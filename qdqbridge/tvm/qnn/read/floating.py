@@ -1,0 +1,348 @@
+"""Plain operators on floats, and the integer arithmetic that belongs to products."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.lenses import read_attributes
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow, Operator
+from qdqbridge.core.graph.types import TensorType, static_shape
+from qdqbridge.core.ops.attributes import (
+    AlphaAttrs,
+    CastAttrs,
+    EpsilonAttrs,
+    GeluAttrs,
+    GroupNormAttrs,
+    NormAttrs,
+    ReshapeAttrs,
+    ShapeAttrs,
+    SoftmaxAttrs,
+)
+from qdqbridge.core.ops.cast import CAST
+from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.core.ops.permutation import Perm
+from qdqbridge.core.ops.table import BY_NAME, OPERATORS
+from qdqbridge.core.ops.unary import LEAKY_RELU
+from qdqbridge.tvm.qnn.read import accumulate
+from qdqbridge.tvm.qnn.read.blocks import dequantized
+from qdqbridge.tvm.qnn.read.call import Call, Entry, UnroundedProduct
+from qdqbridge.tvm.qnn.read.fusions import fused
+from qdqbridge.tvm.qnn.read.layout import channels_first, laid_out, weight_first
+from qdqbridge.tvm.qnn.read.max_and_clip import pool_attributes
+from qdqbridge.tvm.qnn.read.proven import proven
+from qdqbridge.tvm.qnn.read.reading import Reading, Row, tensor
+from qdqbridge.tvm.qnn.read.rounded import reduced, reductions
+
+
+def made(
+    reading: Reading, call: Call, name: str, attributes: Attributes, operands: list[Value]
+) -> Value:
+    """Adds a node on plain operands, or the operator that it completes (see ``fused``)."""
+    value = reading.node(name, attributes, operands, tensor(call), call)
+    found = dequantized(reading, call, value) or proven(reading, call, value)
+    return found or fused(reading, call, value)
+
+
+def plain(name: str, attributes: Attributes = NO_ATTRIBUTES, count: int = 0) -> Row:
+    """Returns the row of an operator whose arguments are the node's operands.
+
+    Args:
+        name: The graph's operator.
+        attributes: Its attributes.
+        count: How many operands it has; by default as many as its row says.
+    """
+    count = count or BY_NAME[name].arity
+
+    def read(reading: Reading, call: Call) -> Value:
+        if count and len(call.args) != count:
+            raise reading.refused(f"it has {len(call.args)} arguments, and {name} has {count}")
+        operands = [reading.plain(entry) for entry in call.args]
+        return made(reading, call, name, attributes, operands)
+
+    return read
+
+
+def add(reading: Reading, call: Call) -> Entry:
+    """``add(a, b)``: of floats, or the bias of an integer product."""
+    for product, other in (call.args, call.args[::-1]):
+        if isinstance(product, UnroundedProduct):
+            return accumulate.with_bias(reading, product, reading.value(other), -1)
+    return plain("Add")(reading, call)
+
+
+def bias_add(reading: Reading, call: Call) -> Entry:
+    """``nn.bias_add(data, bias, axis)``."""
+    data, bias = call.args
+    rank = len(call.result.shape or ())
+    axis = call.integer("axis", 1) % max(rank, 1)
+    if isinstance(data, UnroundedProduct):
+        return accumulate.with_bias(reading, data, reading.value(bias), axis)
+    return made(reading, call, "Add", NO_ATTRIBUTES, [
+        reading.plain(data), _column(reading, reading.plain(bias), rank - 1 - axis)
+    ])  # fmt: skip
+
+
+def _column(reading: Reading, bias: Value, trailing: int) -> Value:
+    if not trailing or bias.rank != 1:
+        return bias
+    extents = (bias.type.shape or (0,))[0]
+    shape = (extents, *([1] * trailing))
+    attributes = ReshapeAttrs((-1, *([1] * trailing)))
+    return reading.node("Reshape", attributes, [bias], TensorType(bias.type.dtype, shape))
+
+
+def cast(reading: Reading, call: Call) -> Entry:
+    """``cast(x, dtype)``; one that an operator of another float type ends with is part of it."""
+    entry = call.args[0]
+    if isinstance(entry, UnroundedProduct):
+        return entry if call.dtype.is_integer else reading.unread(call)
+    data = reading.value(entry)
+    node, provenance = data.producer, call.provenance
+    if (
+        provenance is not None
+        and provenance.op != "Cast"
+        and node is not None
+        and node in reading.provenances
+    ):
+        ends = node.op.name in (provenance.op, "dequantize") and data.quant is None
+        if reading.provenances[node] == provenance and ends:
+            alone = len(node.outputs) == 1  # a part of a Split is quantized from its own type
+            return reading.retyped(data, tensor(call), call) if alone else data
+    if provenance is None and data.type.dtype is call.dtype:
+        return data
+    attributes = CastAttrs(call.dtype)
+    return made(reading, call, "Cast", attributes, [reading.plain(data)])
+
+
+def power(reading: Reading, call: Call) -> Value:
+    """``power(x, exponent)``; Casts of its own brought the operands to one type."""
+    operands = [_uncast(reading, call, reading.plain(entry)) for entry in call.args]
+    return made(reading, call, "Pow", NO_ATTRIBUTES, operands)
+
+
+def _uncast(reading: Reading, call: Call, value: Value) -> Value:
+    """Returns what a Cast reads that belongs to the same node of the graph as ``call``."""
+    node = value.producer
+    if node is None or node.op is not CAST or call.provenance is None:
+        return value
+    return node.operand(0) if reading.provenances.get(node) == call.provenance else value
+
+
+def convolution(rank: int, *, transpose: bool) -> Row:
+    """Returns the row of ``nn.conv<rank>d`` or its transpose."""
+
+    def read(reading: Reading, call: Call) -> Value:
+        x = reading.plain(call.args[0])
+        x, back = channels_first(reading, x, str(call.get("data_layout") or ""), rank)
+        layout = str(call.get("kernel_layout") or "")
+        kernel, _ = weight_first(reading, call, x, layout, rank, transpose=transpose)
+        row = CONV_TRANSPOSE if transpose else CONV
+        attributes = row.attributes(**read_attributes(row.attributes, call.attrs, rank + 2, rank))
+        operands = [x, reading.plain(kernel.args[1])]
+        return _in_layout(reading, call, row.name, attributes, operands, back)
+
+    return read
+
+
+def _in_layout(
+    reading: Reading, call: Call, name: str, attributes: Attributes, operands: list[Value],
+    back: Perm | None,
+) -> Value:  # fmt: skip
+    if back is None:
+        return made(reading, call, name, attributes, operands)
+    return laid_out(
+        reading, tensor(call), back,
+        lambda inner: reading.node(name, attributes, operands, inner, call),
+    )  # fmt: skip
+
+
+def average_pool(rank: int) -> Row:
+    """Returns the row of ``nn.avg_pool<rank>d``."""
+
+    def read(reading: Reading, call: Call) -> Value:
+        data = reading.plain(call.args[0])
+        data, back = channels_first(reading, data, str(call.get("layout") or ""), rank)
+        attributes = pool_attributes(call, rank, data)
+        return _in_layout(reading, call, "AveragePool", attributes, [data], back)
+
+    return read
+
+
+def reduction(row: Operator, everywhere: Operator | None) -> Row:
+    """Returns the row of ``mean``, ``sum`` and their like."""
+
+    def read(reading: Reading, call: Call) -> Value:
+        data = reading.plain(call.args[0])
+        chosen, attributes = reduced(call, data, row, everywhere)
+        return made(reading, call, chosen.name, attributes, [data])
+
+    return read
+
+
+def softmax(row: Operator) -> Row:
+    """Returns the row of ``nn.softmax`` and ``nn.log_softmax``."""
+
+    def read(reading: Reading, call: Call) -> Value:
+        data = reading.plain(call.args[0])
+        given = read_attributes(row.attributes, {"axis": -1, **call.attrs}, data.rank or 0)
+        return made(reading, call, row.name, row.attributes(**given), [data])
+
+    return read
+
+
+def leaky_relu(reading: Reading, call: Call) -> Value:
+    """``nn.leaky_relu(x, alpha)``; the graph's alpha is a float32 number."""
+    alpha = AlphaAttrs(float(np.float32(call.attrs["alpha"])))
+    return made(reading, call, LEAKY_RELU.name, alpha, [reading.plain(call.args[0])])
+
+
+# ---- norms -------------------------------------------------------------------------------------
+
+
+def layer_norm(reading: Reading, call: Call) -> Value:
+    """``nn.layer_norm(x, gamma, beta, axis, epsilon)``, normalized to the last axis."""
+    operands = _affine(reading, call)
+    rank = operands[0].rank or 0
+    axes = sorted(a % max(rank, 1) for a in call.ints("axis" if "axis" in call.attrs else "axes"))
+    if axes != list(range(axes[0], rank)):
+        raise reading.refused(f"it normalizes axes {axes} of {rank}")
+    attributes = NormAttrs(axes[0], _number(call, "epsilon"))
+    return made(reading, call, "LayerNormalization", attributes, operands)
+
+
+def _affine(reading: Reading, call: Call) -> list[Value]:
+    """Returns the operands of a norm; a beta of zeros that the span does not name is left out."""
+    operands = [reading.plain(entry) for entry in call.args]
+    provenance = call.provenance
+    if provenance is not None and len(provenance.operands) == 2 and len(operands) == 3:
+        beta = operands[2]
+        if beta.constant is not None and not beta.constant.numpy().any():
+            return operands[:2]
+    return operands
+
+
+def instance_norm(reading: Reading, call: Call) -> Value:
+    """``nn.instance_norm(x, gamma, beta)`` with the channels on axis 1."""
+    operands = [reading.plain(entry) for entry in call.args]
+    attributes = EpsilonAttrs(_number(call, "epsilon"))
+    return made(reading, call, "InstanceNormalization", attributes, operands)
+
+
+def group_norm(reading: Reading, call: Call) -> Value:
+    """``nn.group_norm(x, gamma, beta, num_groups)`` with the channels on axis 1."""
+    operands = [reading.plain(entry) for entry in call.args]
+    attributes = GroupNormAttrs(call.integer("num_groups"), _number(call, "epsilon"))
+    return made(reading, call, "GroupNormalization", attributes, operands)
+
+
+def batch_norm(reading: Reading, call: Call) -> list[Value]:
+    """``nn.batch_norm(x, gamma, beta, mean, var)``; a graph has only the first of its results."""
+    if call.get("training"):
+        raise reading.refused("it normalizes with the statistics of the batch (training=True)")
+    x, gamma, beta, *statistics = (reading.plain(entry) for entry in call.args)
+    gamma = gamma if call.get("scale", True) else _filled_like(reading, gamma, 1)
+    beta = beta if call.get("center", True) else _filled_like(reading, beta, 0)
+    rank = max(x.rank or 0, 1)
+    axis = call.integer("axis", 1) % rank
+    if axis not in (1, rank - 1):
+        raise reading.refused(f"its channels are on axis {axis} of {rank}")
+    layout = "" if axis == 1 else "N" + "DHW"[5 - rank :] + "C"
+    x, back = channels_first(reading, x, layout, rank - 2)
+    attributes = EpsilonAttrs(_number(call, "epsilon"))
+    operands = [x, gamma, beta, *statistics]
+    value = _in_layout(reading, call, "BatchNormalization", attributes, operands, back)
+    return [value, *reading.unread(call, "it also returns statistics")[1:]]
+
+
+def _filled_like(reading: Reading, value: Value, number: float) -> Value:
+    extents = static_shape(value.type.shape)
+    if extents is None:
+        raise reading.refused("the number of its channels is unknown")
+    return reading.constant(np.full(extents, number, value.type.dtype.numpy))
+
+
+def _number(call: Call, name: str) -> float:
+    """Returns a float attribute: as its span writes it where that is the same in float32."""
+    value = float(np.float32(call.attrs[name]))
+    given = None if call.provenance is None else call.provenance.attributes
+    written = getattr(given, name, None)
+    same = isinstance(written, float) and np.float32(written) == np.float32(value)
+    return written if same and written is not None else value
+
+
+# ---- shapes and constants ----------------------------------------------------------------------
+
+
+def shape_of(reading: Reading, call: Call) -> Value:
+    """``shape_of(x)`` as an int64 vector."""
+    data = reading.value(call.args[0])
+    rank = data.rank
+    type_ = TensorType(DType.INT64, None if rank is None else (rank,))
+    return reading.node("Shape", ShapeAttrs(), [data], type_, call)
+
+
+def same(reading: Reading, call: Call) -> Value:
+    """Calls that only change how a host holds extents: a vector is a vector."""
+    return reading.value(call.args[0])
+
+
+def filled(number: float) -> Row:
+    """Returns the row of ``zeros_like`` and ``ones_like``: a constant where the shape is known."""
+
+    def read(reading: Reading, call: Call) -> Value:
+        shape = call.result.shape
+        if shape is None or any(isinstance(dim, str) for dim in shape):
+            return reading.unread(call, "its shape is not known")[0]
+        known = tuple(dim for dim in shape if isinstance(dim, int))
+        return reading.constant(np.full(known, number, call.dtype.numpy))
+
+    return read
+
+
+def floor_divide(reading: Reading, call: Call) -> Value:
+    """``floor_divide(a, b)``: part of the quotient of integers."""
+    return fused(reading, call, reading.unread(call)[0])
+
+
+def _averages(row: Operator) -> str:
+    return "" if row.flow is Flow.MOVE else row.tvm
+
+
+def _gelu(approximate: str) -> Row:
+    return plain("Gelu", GeluAttrs(approximate))
+
+
+FLOATING: dict[str, Row] = {
+    **{row.tvm: plain(row.name) for row in OPERATORS if row.tvm and row.arity and not row.fields},
+    **{name: reduction(row, whole) for name, row, whole in reductions(_averages)},
+    **{row.tvm: softmax(row) for row in OPERATORS if row.attributes is SoftmaxAttrs},
+    "divide": plain("Div"),
+    "power": power,
+    "where": plain("Where", count=3),
+    "matmul": plain("MatMul", count=2),
+    "add": add,
+    "floor_divide": floor_divide,
+    "nn.bias_add": bias_add,
+    "cast": cast,
+    "nn.leaky_relu": leaky_relu,
+    "nn.gelu": _gelu("none"),
+    "nn.gelu_tanh": _gelu("tanh"),
+    "nn.layer_norm": layer_norm,
+    "nn.instance_norm": instance_norm,
+    "nn.group_norm": group_norm,
+    "nn.batch_norm": batch_norm,
+    "shape_of": shape_of,
+    "shape_to_tensor": same,
+    "tensor_to_shape": same,
+    "zeros_like": filled(0.0),
+    "ones_like": filled(1.0),
+    **{f"nn.avg_pool{rank}d": average_pool(rank) for rank in (1, 2, 3)},
+    **{
+        f"nn.conv{rank}d{suffix}": convolution(rank, transpose=bool(suffix))
+        for rank in (1, 2, 3)
+        for suffix in ("", "_transpose")
+    },
+}
+"""One row per plain operator on floats, by Relay's name."""

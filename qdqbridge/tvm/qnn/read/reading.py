@@ -1,0 +1,324 @@
+"""A graph while it is being read: its nodes so far, and what rows need to make more of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.edit import Editor, name_values
+from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Node, Origin, Value
+from qdqbridge.core.graph.numerics import dequantize, quantize
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow, NoAttributes, Operator
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantType, Shape, TensorType, ValueType
+from qdqbridge.core.ops.conversion import DEQUANTIZE, REINTERPRET, REQUANTIZE
+from qdqbridge.core.ops.integers import propagate_parameters
+from qdqbridge.core.ops.table import BY_NAME
+from qdqbridge.errors import QdqBridgeError, UnsupportedModelError
+from qdqbridge.tvm.qnn.origin import Provenance, folded_params, ranks_of
+from qdqbridge.tvm.qnn.read.call import Call, Entry, UnroundedProduct
+from qdqbridge.tvm.qnn.read.product_steps import joined
+
+_LISTED = 8
+_UNREAD = "unread:"
+
+
+class Reading:
+    """Makes a graph of the calls of one function, in their order.
+
+    Args:
+        rows: What each operator becomes, by Relay's name.
+        where: Names the module in messages.
+    """
+
+    def __init__(self, rows: Mapping[str, Row], where: str = "") -> None:
+        self.rows, self.where = rows, where
+        self.nodes: list[Node] = []
+        self.provenances: dict[Node, Provenance] = {}
+        self.whys: dict[Node, str] = {}
+        self.hints: dict[Value, QuantParams | None] = {}
+        self.ranks: dict[Value, int] = {}
+        """Constants that a layout plan gave more axes: how many they had."""
+        self.memory: dict[tuple[Any, ...], Any] = {}
+        self._typed: dict[tuple[Value, QuantParams | None], Value] = {}
+
+    # ---- values -------------------------------------------------------------------------------
+
+    def constant(self, array: NDArray[Any], name: str = "") -> Value:
+        """Returns a plain constant value; quantization comes with the call that reads it."""
+        data = Constant.of(array)
+        return Value(TensorType(data.dtype, data.shape), name, constant=data)
+
+    def input(self, name: str, dtype: str, shape: Shape) -> Value:
+        """Returns a plain graph input; ``finish`` gives it the parameters its readers agree on."""
+        return Value(TensorType(DType.of(np.dtype(dtype)), shape), name)
+
+    def stored(self, entry: Entry, params: QuantParams) -> Value:
+        """Returns an operand as a quantized value of ``params``."""
+        value = self.value(entry)
+        if value.quant is not None:
+            if _same_numbers(value.quant.params, params):
+                return value
+            value = self.plain(value)
+        key = (value, params)
+        if key not in self._typed:
+            self._typed[key] = self._stored(value, params)
+        return self._typed[key]
+
+    def _stored(self, value: Value, params: QuantParams) -> Value:
+        type_ = QuantType(params, value.type.shape)
+        if value.constant is None:
+            return self.node(REINTERPRET, NO_ATTRIBUTES, [value], type_)
+        data = value.constant
+        if data.dtype is not params.storage_dtype:
+            kind = params.storage_dtype
+            bits = kind.is_small_float and data.dtype is DType.UINT8
+            data = data.map(
+                lambda array: array.view(kind.numpy) if bits else array.astype(kind.numpy),
+                dtype=kind,
+            )
+        return Value(type_, value.name, constant=data)
+
+    def plain(self, entry: Entry) -> Value:
+        """Returns an operand as its stored numbers, without quantization."""
+        value = self.value(entry)
+        if value.quant is None:
+            return value
+        key = (value, None)
+        if key not in self._typed:
+            type_ = TensorType(value.type.dtype, value.type.shape)
+            self._typed[key] = self.node(REINTERPRET, NO_ATTRIBUTES, [value], type_)
+        return self._typed[key]
+
+    def value(self, entry: Entry) -> Value:
+        """Returns an operand that must be one tensor.
+
+        Raises:
+            UnsupportedModelError: It is a tuple, or an accumulator, which no graph value is.
+        """
+        if isinstance(entry, Value):
+            return entry
+        if isinstance(entry, UnroundedProduct):
+            raise self.refused("the int32 result of a product is neither rounded nor dequantized")
+        raise self.refused("a tuple is given where one tensor belongs")
+
+    # ---- nodes --------------------------------------------------------------------------------
+
+    def node(
+        self,
+        op: Operator | str,
+        attributes: Attributes,
+        operands: Sequence[Value | None],
+        type_: ValueType,
+        call: Call | None = None,
+    ) -> Value:
+        """Adds a node with one result and returns that; name and origin come from the call."""
+        return self.several(op, attributes, operands, [type_], call)[0]
+
+    def several(
+        self,
+        op: Operator | str,
+        attributes: Attributes,
+        operands: Sequence[Value | None],
+        types: Sequence[ValueType],
+        call: Call | None = None,
+    ) -> list[Value]:
+        """Adds a node with any number of results and returns them."""
+        provenance = None if call is None else call.provenance
+        names = () if provenance is None else provenance.names
+        results = [Value(t, n) for t, n in zip(types, [*names, *[""] * len(types)], strict=False)]
+        if results and not results[0].name and call is not None:
+            results[0].name = call.name
+        row = op if isinstance(op, Operator) else BY_NAME[op]
+        written = as_written(row, operands, provenance)
+        node = Node(row, attributes, written, results, _origin(provenance, call))
+        self.nodes.append(node)
+        if provenance is not None:
+            self.provenances[node] = provenance
+            for index, rank in ranks_of(provenance).items():
+                value = written[index] if index < len(written) else None
+                if value is not None and value.is_constant:
+                    self.ranks[value] = rank
+        return results
+
+    def unread(self, call: Call, why: str = "") -> list[Value]:
+        """Adds a node that stands for a call without a meaning here.
+
+        It may still be part of something that has one; what is left of it at the end is refused.
+        """
+        op = Operator(
+            name=_UNREAD + call.op, flow=Flow.FLOAT, attributes=NoAttributes, compute=_never
+        )
+        operands = [entry for entry in flat(call.args) if isinstance(entry, Value)]
+        types = [TensorType(DType.of(np.dtype(r.dtype)), r.shape) for r in call.results]
+        results = self.several(op, NO_ATTRIBUTES, operands, types, call)
+        if results and results[0].producer is not None:
+            self.whys[results[0].producer] = why or "it has no counterpart"
+        return results
+
+    def narrowed(self, value: Value, params: QuantParams, call: Call) -> Value:
+        """Returns a quantized value clamped to the narrower range of ``params``."""
+        return self.node(
+            REQUANTIZE, NO_ATTRIBUTES, [value], QuantType(params, value.type.shape), call
+        )
+
+    def retyped(self, value: Value, type_: ValueType, call: Call) -> Value:
+        """Returns the result of the node behind ``value`` in another type."""
+        node = value.producer
+        assert node is not None
+        return self.node(node.op, node.attributes, node.inputs, type_, call)
+
+    # ---- calls --------------------------------------------------------------------------------
+
+    def call(self, call: Call) -> Entry:
+        """Reads one call; an operator without a row stands for itself until ``finish``."""
+        row = self.rows.get(call.op)
+        try:
+            entry = self.unread(call) if row is None else row(self, call)
+        except QdqBridgeError as error:
+            entry = self.unread(call, f"{error.what}{': ' if error.why else ''}{error.why}")
+        if isinstance(entry, list) and len(entry) == 1 and len(call.results) == 1:
+            return entry[0]
+        return entry
+
+    def refused(self, why: str) -> UnsupportedModelError:
+        """Returns the error of a call that cannot be read."""
+        return UnsupportedModelError("a call has no counterpart in a graph", why=why)
+
+    # ---- the end ------------------------------------------------------------------------------
+
+    def finish(
+        self,
+        inputs: Sequence[Value],
+        outputs: Sequence[Entry],
+        output_names: Sequence[str],
+        name: str = "",
+    ) -> Graph:
+        """Returns the raw graph.
+
+        Raises:
+            UnsupportedModelError: Calls without a counterpart are left; lists every one.
+        """
+        results = [self.value(entry) for entry in flat(outputs)]
+        graph = Graph(list(inputs), results, list(output_names), self.nodes, name=name)
+        Editor(graph).finish()
+        left = [node for node in graph.nodes if node.op.name.startswith(_UNREAD)]
+        if left:
+            raise self._left(left)
+        propagate_parameters(graph, self.hints)
+        joined(graph)
+        return name_values(graph)
+
+    def _left(self, nodes: Sequence[Node]) -> UnsupportedModelError:
+        listed: dict[str, list[str]] = {}
+        for node in nodes:
+            call = f"{node.op.name.removeprefix(_UNREAD)} '{node.name}'"
+            listed.setdefault(self.whys[node], []).append(call)
+        return UnsupportedModelError(
+            f"{len(nodes)} call(s) have no counterpart in a graph",
+            where=self.where,
+            why="; ".join(f"{_some(calls)}: {why}" for why, calls in listed.items()),
+            fix="rewrite them, or keep them outside of the function that is read",
+        )
+
+
+Row: TypeAlias = "Callable[[Reading, Call], Entry | list[Value]]"
+"""What one operator becomes: adds nodes to the reading and returns what the call stands for."""
+
+
+def _same_numbers(own: QuantParams, given: QuantParams) -> bool:
+    """True where both stand for the same real numbers; hosts know scales of float32 only."""
+    if own.same_mapping(given):
+        return True
+    return (
+        (own.storage_dtype, own.axis, own.block_size)
+        == (given.storage_dtype, given.axis, given.block_size)
+        and np.array_equal(own.scale.astype(np.float32), given.scale.astype(np.float32))
+        and np.array_equal(own.zero_point, given.zero_point)
+    )
+
+
+def _some(calls: Sequence[str]) -> str:
+    more = f" and {len(calls) - _LISTED} more" if len(calls) > _LISTED else ""
+    return ", ".join(calls[:_LISTED]) + more
+
+
+def flat(entries: Sequence[Entry]) -> list[Entry]:
+    """Returns entries with tuples replaced by their fields."""
+    found: list[Entry] = []
+    for entry in entries:
+        found += [entry] if isinstance(entry, Value | UnroundedProduct) else flat(entry)
+    return found
+
+
+def tensor(call: Call, shape: Shape | None = None) -> TensorType:
+    """Returns the plain type of a call's result, as the host has it."""
+    return TensorType(call.dtype, call.result.shape if shape is None else shape)
+
+
+def _origin(provenance: Provenance | None, call: Call | None) -> Origin:
+    if provenance is not None:
+        return provenance.origin
+    return NO_ORIGIN if call is None or not call.name else Origin((call.name,))
+
+
+def _never(attributes: Any, operands: Any) -> tuple[NDArray[Any], ...]:
+    del attributes, operands
+    raise UnsupportedModelError("a call has no counterpart in a graph")
+
+
+# ---- operands as the graph had them -----------------------------------------------------------
+
+
+def as_written(
+    op: Operator, operands: Sequence[Value | None], provenance: Provenance | None
+) -> list[Value | None]:
+    """Returns the operands of a node as its span writes them, where they are the same numbers."""
+    if provenance is None or op.name != provenance.op or len(operands) != len(provenance.operands):
+        return list(operands)
+    return [None if v is None else _written(v, i, provenance) for i, v in enumerate(operands)]
+
+
+def _written(value: Value, index: int, provenance: Provenance) -> Value:
+    if value.quant is not None:
+        return value
+    if not provenance.operands[index]:
+        dtype = provenance.plain.get(index)
+        return value if dtype is None or value.constant is None else _cast(value, dtype)
+    node = value.producer
+    if node is not None and node.op is DEQUANTIZE:
+        source = node.operand(0)
+        if source.constant is not None or not any(provenance.results):
+            return source
+    params = folded_params(provenance, index)
+    return value if params is None or value.constant is None else _stored(value, params)
+
+
+def _cast(value: Value, dtype: DType) -> Value:
+    """Returns a constant in another element type, if that holds its numbers exactly."""
+    assert value.constant is not None
+    if value.type.dtype is dtype:
+        return value
+    array = value.constant.numpy()
+    with np.errstate(all="ignore"):
+        cast = array.astype(dtype.numpy)
+        if not np.array_equal(cast.astype(array.dtype), array):
+            return value
+    return Value(TensorType(dtype, cast.shape), value.name, constant=Constant.of(cast))
+
+
+def _stored(value: Value, params: QuantParams) -> Value:
+    """Returns a float constant as the quantized one that it was folded from."""
+    assert value.constant is not None
+    array = value.constant.numpy()
+    if params.blocked or (params.axis is not None and array.shape != params.scale.shape):
+        return value
+    stored = quantize(array.astype(np.float32), params)
+    if not np.array_equal(dequantize(stored, params).astype(array.dtype), array):
+        return value
+    return Value(QuantType(params, array.shape), value.name, constant=Constant.of(stored))

@@ -1,0 +1,202 @@
+"""Resize, as the dialect calls it and as hosts call it on floats and stored integers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.lenses import permuted_attributes, read_attributes
+from qdqbridge.core.graph.types import QuantType, TensorType, ValueType
+from qdqbridge.core.layout.permutation import channels_first as first
+from qdqbridge.core.ops.attributes import ResizeAttrs
+from qdqbridge.core.ops.resize import moves
+from qdqbridge.tvm.qnn.origin import layout_of
+from qdqbridge.tvm.qnn.read import parameters
+from qdqbridge.tvm.qnn.read.call import Call
+from qdqbridge.tvm.qnn.read.images import in_layout
+from qdqbridge.tvm.qnn.read.layout import channels_first, laid_out
+from qdqbridge.tvm.qnn.read.reading import Reading, Row, tensor
+from qdqbridge.tvm.qnn.read.site import Ints, ReadSite, rows_of
+from qdqbridge.tvm.qnn.signatures import ONE
+from qdqbridge.tvm.qnn.weights import axis_weights
+
+_METHODS = {"nearest_neighbor": "nearest", "linear": "linear", "cubic": "cubic"}
+_ROUNDING = {
+    "round": "round_prefer_ceil",
+    "round_prefer_floor": "round_prefer_floor",
+    "round_prefer_ceil": "round_prefer_ceil",
+    "floor": "floor",
+    "ceil": "ceil",
+}
+
+
+# ---- the dialect's ------------------------------------------------------------------------------
+
+
+def quantized_resize(rank: int) -> Row:
+    """Returns the row of ``qnn.resize<rank>d`` (0: of any axes), of open floats too."""
+
+    def read(reading: Reading, call: Call) -> Value:
+        (data,) = parameters.operands(reading, call, ONE)
+        data, back = channels_first(reading, data, str(call.get("layout") or ""), rank)
+        attributes = _call_attributes(call, data, rank, back)
+        return laid_out(
+            reading, _result_type(reading, call, data, attributes), back,
+            lambda inner: reading.node("Resize", attributes, [data], inner, call),
+        )  # fmt: skip
+
+    return read
+
+
+def _result_type(reading: Reading, call: Call, data: Value, attributes: ResizeAttrs) -> ValueType:
+    if call.dtype.is_float:
+        return tensor(call)
+    params = parameters.result(reading, call, ONE)
+    if moves(attributes):
+        params = parameters.as_moved(params, data)
+    return QuantType(params, call.result.shape)
+
+
+def _call_attributes(
+    call: Call, data: Value, rank: int, back: tuple[int, ...] | None
+) -> ResizeAttrs:
+    total = data.rank or 0
+    lead = total - rank if rank else 0
+    scales = tuple(float(s) for s in call.get("scales") or ())
+    own = tuple(d if isinstance(d, int) else 0 for d in data.type.shape or ())
+    sizes = (*own[:lead], *call.ints("size"))
+    shown = read_attributes(ResizeAttrs, call.attrs, total, rank)
+    shown |= {
+        "scales": (*(1.0,) * lead, *scales) if scales else None,
+        "sizes": None if scales else sizes,
+        "exclude_outside": shown["exclude_outside"] and shown["mode"] == "cubic",
+        "roi": _roi(call, total) if call.get("roi") else (),
+    }
+    return _as_written(call, ResizeAttrs(**shown), sizes, back)
+
+
+def _as_written(
+    call: Call, attributes: ResizeAttrs, sizes: tuple[int, ...], back: tuple[int, ...] | None
+) -> ResizeAttrs:
+    """Returns the recorded attributes where what a call does not show is all that differs."""
+    given = call.stated(ResizeAttrs)
+    if given is not None and back is not None:
+        given = permuted(given, len(back))
+    if given is None:
+        return attributes
+    same = (given.mode, given.coordinate_transformation_mode, given.scales) == (
+        attributes.mode, attributes.coordinate_transformation_mode, attributes.scales,
+    )  # fmt: skip
+    wanted = given.sizes or sizes
+    fits = all(a == b or not b for a, b in zip(wanted, sizes, strict=True))
+    return given if same and fits else attributes
+
+
+def _roi(call: Call, rank: int) -> tuple[float, ...]:
+    """Returns ONNX's region of interest over all axes from that of the resized ones.
+
+    The others are taken whole.
+    """
+    roi = tuple(float(entry) for entry in call.get("roi") or ())
+    half = len(roi) // 2
+    lead = rank - half
+    return (*(0.0,) * lead, *roi[:half], *(1.0,) * lead, *roi[half:])
+
+
+def permuted(attributes: ResizeAttrs, rank: int) -> ResizeAttrs:
+    """Returns attributes of channels-last data as those of channels first."""
+    found = permuted_attributes(attributes, first(rank))
+    assert isinstance(found, ResizeAttrs)
+    return found
+
+
+# ---- the hosts' ---------------------------------------------------------------------------------
+
+
+def resize(site: ReadSite) -> Value:
+    """``image.resize{1,2,3}d(x; size, method, coordinate_transformation_mode, …)``."""
+    return in_layout(site, "Resize", lambda x, y: _resize_attributes(site, x, y))
+
+
+def _resize_attributes(site: ReadSite, x: Value, y: TensorType) -> ResizeAttrs:
+    """Returns the attributes; the sizes as scales where those are whole numbers."""
+    method = site.text("method", "linear")
+    if method not in _METHODS:
+        raise site.refusal(f"its method is {method}")
+    mode, coordinates = _METHODS[method], site.text("coordinate_transformation_mode", "half_pixel")
+    before, sizes = _extents(site, x, y)
+    whole = all(after % extent == 0 for after, extent in zip(sizes, before, strict=True))
+    factors = tuple(float(after // extent) for after, extent in zip(sizes, before, strict=True))
+    crop, nearest = coordinates == "tf_crop_and_resize", mode == "nearest"
+    attributes = ResizeAttrs(
+        mode,
+        coordinates,
+        _rounding(site, coordinates) if nearest else "round_prefer_floor",
+        factors if whole else None,
+        None if whole else sizes,
+        cubic_coeff_a=site.number("cubic_alpha", -0.75) if mode == "cubic" else -0.75,
+        exclude_outside=mode == "cubic" and bool(site.integer("cubic_exclude")),
+        extrapolation_value=site.number("extrapolation_value") if crop else 0.0,
+        roi=_roi(site.call, len(sizes)) if crop else (),
+    )
+    return _as_stated(site, attributes, before, sizes)
+
+
+def _extents(site: ReadSite, x: Value, y: TensorType) -> tuple[Ints, Ints]:
+    """Returns the extents before and after; one that is kept and known at run time only is 1."""
+    pairs = tuple(zip(site.shape(x), site.shape(Value(y)), strict=True))
+    kept = [a == b and isinstance(a, str) for a, b in pairs]
+    known = [(1, 1) if same else pair for same, pair in zip(kept, pairs, strict=True)]
+    whole = all(isinstance(a, int) and isinstance(b, int) and b % a == 0 for a, b in known)
+    if any(kept) and not whole:
+        raise site.refusal("an extent is not known before the model runs")
+    before, after = ([int(side) for side in sides] for sides in zip(*known, strict=True))
+    return tuple(before), tuple(after)
+
+
+def _rounding(site: ReadSite, coordinates: str) -> str:
+    """Returns ONNX's nearest mode; what is not stated depends on the coordinates in Relay."""
+    stated = site.text("rounding_method")
+    return _ROUNDING[stated or ("round" if coordinates == "align_corners" else "floor")]
+
+
+def _as_stated(site: ReadSite, attributes: ResizeAttrs, before: Ints, after: Ints) -> ResizeAttrs:
+    """Returns the attributes of the span's Resize where they give every axis the same weights."""
+    provenance, given = site.call.provenance, site.call.stated(ResizeAttrs)
+    if provenance is None or given is None or given.mode != attributes.mode:
+        return attributes
+    if layout_of(provenance) is not None:
+        given = permuted(given, len(before))
+    for axis, (length, size) in enumerate(zip(before, after, strict=True)):
+        a, b = (axis_weights(each, axis, length, size) for each in (given, attributes))
+        if not np.array_equal(a, b):
+            return attributes
+    return given
+
+
+def upsampling(site: ReadSite) -> Value:
+    """``nn.upsampling(x; scale_h, scale_w, method, align_corners)``."""
+    method = site.text("method", "nearest_neighbor")
+    mode = {"nearest_neighbor": "nearest", "bilinear": "linear"}.get(method)
+    if mode is None:
+        raise site.refusal(f"its method is {method}")
+    corners = "align_corners" if site.flag("align_corners") else "half_pixel"
+    coordinates = "asymmetric" if mode == "nearest" else corners
+    rounding = "floor" if mode == "nearest" else "round_prefer_floor"
+    scales = (1.0, 1.0, site.number("scale_h", 1.0), site.number("scale_w", 1.0))
+    attributes = ResizeAttrs(mode, coordinates, rounding, scales, None)
+    return in_layout(site, "Resize", lambda x, y: attributes)
+
+
+RESIZE: Mapping[str, Row] = {
+    "qnn.resize": quantized_resize(0),
+    **{f"qnn.resize{rank}d": quantized_resize(rank) for rank in (1, 2, 3)},
+}
+"""The dialect's rows."""
+HOST_RESIZE: Mapping[str, Row] = rows_of({
+    **{f"image.resize{rank}d": resize for rank in (1, 2, 3)},
+    "nn.upsampling": upsampling,
+})  # fmt: skip
+"""Those of hosts, by Relay's names."""

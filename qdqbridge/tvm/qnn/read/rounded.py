@@ -1,0 +1,242 @@
+"""qnn operators that dequantize, compute and round once: elementwise ones, averages, norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.lenses import read_attributes
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Operator
+from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.ops.attributes import (
+    AxisAttrs,
+    EpsilonAttrs,
+    PoolAttrs,
+    ReduceAttrs,
+    SoftmaxAttrs,
+)
+from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION
+from qdqbridge.core.ops.normalization import OPERATORS as NORMS
+from qdqbridge.core.ops.permutation import Perm
+from qdqbridge.core.ops.pooling import GLOBAL_POOLS
+from qdqbridge.core.ops.table import OPERATORS
+from qdqbridge.tvm.qnn.origin import is_swapped
+from qdqbridge.tvm.qnn.read import accumulate, parameters
+from qdqbridge.tvm.qnn.read.call import Call
+from qdqbridge.tvm.qnn.read.conversions import (
+    dequantize,
+    dequantize_minifloat,
+    lookup,
+    quantize,
+    quantize_minifloat,
+    requantize,
+)
+from qdqbridge.tvm.qnn.read.layout import channels_first, laid_out
+from qdqbridge.tvm.qnn.read.reading import Reading, Row, flat
+from qdqbridge.tvm.qnn.read.resize import RESIZE
+from qdqbridge.tvm.qnn.read.unpack import unpack
+from qdqbridge.tvm.qnn.signatures import BATCH_NORM, CHOICE, NORM, ONE, TWO, Signature
+
+# ---- elementwise -------------------------------------------------------------------------------
+
+
+def unary(row: Operator) -> Row:
+    """Returns the row of ``qnn.<op>(x, sx, zx, sy, zy)``, whose attributes are the operator's."""
+
+    def read(reading: Reading, call: Call) -> Value:
+        (data,) = parameters.operands(reading, call, ONE)
+        given = read_attributes(row.attributes, call.attrs, data.rank or 0)
+        return _result(reading, call, row.name, row.attributes(**given), [data], ONE)
+
+    return read
+
+
+def windowed(row: Operator, rank: int) -> Row:
+    """Returns the row of ``qnn.<op><rank>d(x, sx, zx, sy, zy)`` over windows of some layout."""
+
+    def read(reading: Reading, call: Call) -> Value:
+        (data,) = parameters.operands(reading, call, ONE)
+        data, back = channels_first(reading, data, str(call.get("layout") or ""), rank)
+        given = read_attributes(row.attributes, call.attrs, rank + 2, rank)
+        return _in_layout(reading, call, row.name, row.attributes(**given), data, back)
+
+    return read
+
+
+def _result(
+    reading: Reading, call: Call, name: str, attributes: Attributes, operands: list[Value],
+    signature: Signature,
+) -> Value:  # fmt: skip
+    params = parameters.result(reading, call, signature)
+    type_ = QuantType(params, call.result.shape)
+    return reading.node(name, attributes, operands, type_, call)
+
+
+def binary(name: str, signature: Signature = TWO) -> Row:
+    """Returns the row of ``qnn.<op>(a, b, sa, za, sb, zb, sy, zy)``.
+
+    Args:
+        name: The graph's operator.
+        signature: What stands where; arguments before ``a`` are operands as they are.
+    """
+
+    def read(reading: Reading, call: Call) -> Value:
+        if name == "Add" and call.provenance is not None and is_swapped(call.provenance):
+            call = _swapped(call)
+        lead = [reading.plain(entry) for entry in call.args[: signature.operands[0].data]]
+        a, b = parameters.operands(reading, call, signature)
+        operands = _folded(call, name, a, b) or [*lead, a, b]
+        return _result(reading, call, name, NO_ATTRIBUTES, operands, signature)
+
+    return read
+
+
+def _swapped(call: Call) -> Call:
+    """Returns a sum with its operands in the other order, in which the file has them."""
+    a, b, sa, za, sb, zb, *rest = call.args
+    axes = {"lhs_axis": call.get("rhs_axis", -1), "rhs_axis": call.get("lhs_axis", -1)}
+    return replace(call, args=(b, a, sb, zb, sa, za, *rest), attrs={**call.attrs, **axes})
+
+
+def _folded(call: Call, name: str, a: Value, b: Value) -> list[Value] | None:
+    """Returns the operands of a Min or Max of several, of which this call takes in one more."""
+    provenance, inner = call.provenance, a.producer
+    if provenance is None or inner is None or provenance.op != name or len(provenance.operands) < 3:
+        return None
+    if inner.op.name != name or inner.output.name != provenance.name:
+        return None
+    return [*(v for v in inner.inputs if v is not None), b]
+
+
+def concatenate(reading: Reading, call: Call) -> Value:
+    """``qnn.concatenate(data, scales, zero_points, sy, zy)``, the first three tuples."""
+    data, scales, zeros = (flat([entry]) for entry in call.args[:3])
+    parts: list[Value] = []
+    for position, (entry, scale, zero) in enumerate(zip(data, scales, zeros, strict=True)):
+        single = Call(call.op, (entry, scale, zero), call.attrs, call.results, call.provenance)
+        parts.append(parameters.operand(reading, single, ONE.operands[0], position=position))
+    attributes = AxisAttrs(call.integer("axis") % max(parts[0].rank or 0, 1))
+    return _result(reading, call, "Concat", attributes, parts, ONE)
+
+
+# ---- averages, softmax, norms ------------------------------------------------------------------
+
+
+def _in_layout(
+    reading: Reading, call: Call, name: str, attributes: Attributes, data: Value, back: Perm | None
+) -> Value:
+    type_ = QuantType(parameters.result(reading, call, ONE), call.result.shape)
+    return laid_out(
+        reading, type_, back, lambda inner: reading.node(name, attributes, [data], inner, call)
+    )
+
+
+def reduction(row: Operator, everywhere: Operator | None) -> Row:
+    """Returns the row of ``qnn.mean`` and ``qnn.sum``; ``everywhere`` is its global pool."""
+
+    def read(reading: Reading, call: Call) -> Value:
+        (data,) = parameters.operands(reading, call, ONE)
+        chosen, attributes = reduced(call, data, row, everywhere)
+        return _result(reading, call, chosen.name, attributes, [data], ONE)
+
+    return read
+
+
+def reduced(
+    call: Call, data: Value, row: Operator, everywhere: Operator | None
+) -> tuple[Operator, Attributes]:
+    """Returns operator and attributes of a reduction, or of the global pool that it is."""
+    rank, attributes = data.rank or 0, reduced_axes(call, data)
+    said = everywhere is not None and (
+        call.provenance is None or call.provenance.op == everywhere.name
+    )
+    spatial = rank > 2 and attributes.axes == tuple(range(2, rank))
+    if everywhere is not None and said and spatial and attributes.keepdims:
+        return everywhere, NO_ATTRIBUTES
+    return row, attributes
+
+
+def reduced_axes(call: Call, data: Value) -> ReduceAttrs:
+    """Returns what a reduction reduces; every axis where it names none."""
+    shown = {"axis": None, "keepdims": False, **call.attrs}
+    return ReduceAttrs(**read_attributes(ReduceAttrs, shown, data.rank or 0))
+
+
+def reductions(host_name: Callable[[Operator], str]) -> list[tuple[str, Operator, Operator | None]]:
+    """Returns the reductions that a host has, by its name, each with its global pool."""
+    everywhere = {host_name(row): row for row in GLOBAL_POOLS}
+    rows = [row for row in OPERATORS if row.attributes is ReduceAttrs and host_name(row)]
+    return [(host_name(row), row, everywhere.get(host_name(row))) for row in rows]
+
+
+def norm(row: Operator) -> Row:
+    """Returns the row of ``qnn.<norm>(x, gamma, beta, sx, zx, sg, zg, sb, zb, sy, zy)``."""
+
+    def read(reading: Reading, call: Call) -> Value:
+        data, gamma, beta = parameters.operands(reading, call, NORM)
+        operands = [data, gamma]
+        provenance = call.provenance
+        absent = provenance is not None and len(provenance.operands) < 3
+        zero = beta.constant is not None and not beta.constant.numpy().any()
+        if not (absent and zero):
+            operands.append(beta)
+        given = read_attributes(row.attributes, call.attrs, data.rank or 0)
+        return _result(reading, call, row.name, row.attributes(**given), operands, NORM)
+
+    return read
+
+
+def batch_norm(reading: Reading, call: Call) -> Value:
+    """``qnn.batch_norm(x, gamma, beta, mean, var, sx, zx, sy, zy)``."""
+    (data,) = parameters.operands(reading, call, BATCH_NORM)
+    rest = [reading.value(entry) for entry in call.args[1:5]]
+    attributes = EpsilonAttrs(float(call.attrs["epsilon"]))
+    return _result(reading, call, BATCH_NORMALIZATION.name, attributes, [data, *rest], BATCH_NORM)
+
+
+# ---- the rows ----------------------------------------------------------------------------------
+
+
+QNN: dict[str, Row] = {
+    "qnn.quantize": quantize,
+    "qnn.dequantize": dequantize,
+    "quantize": quantize,
+    "dequantize": dequantize,
+    "qnn.quantize_minifloat": quantize_minifloat,
+    "qnn.dequantize_minifloat": dequantize_minifloat,
+    "qnn.requantize": requantize,
+    "qnn.concatenate": concatenate,
+    "qnn.lookup": lookup,
+    "qnn.unpack": unpack,
+    "qnn.where": binary("Where", CHOICE),
+    **{f"qnn.{row.qnn}": norm(row) for row in NORMS if row is not BATCH_NORMALIZATION},
+    f"qnn.{BATCH_NORMALIZATION.qnn}": batch_norm,
+    "qnn.dense": accumulate.dense,
+    "qnn.batch_matmul": accumulate.batch_matmul,
+    "qnn.dynamic_dense": accumulate.dynamic_dense,
+    "qnn.dynamic_block_dense": accumulate.dynamic_block_dense,
+    **{f"qnn.dynamic_conv{rank}d": accumulate.dynamic_convolution(rank) for rank in (1, 2, 3)},
+    **{
+        f"qnn.{name}": reduction(row, whole) for name, row, whole in reductions(lambda row: row.qnn)
+    },
+    **{
+        f"qnn.{row.qnn}": unary(row)
+        for row in OPERATORS
+        if row.qnn and (row.arity == 1 or row.attributes is SoftmaxAttrs)
+    },
+    **{f"qnn.{row.qnn}": binary(row.name) for row in OPERATORS if row.qnn and row.arity == 2},
+    **{
+        f"qnn.{row.qnn.format(rank=rank)}": windowed(row, rank)
+        for row in OPERATORS
+        if row.qnn and row.attributes is PoolAttrs
+        for rank in (1, 2, 3)
+    },
+    **RESIZE,
+    **{
+        f"qnn.conv{rank}d{suffix}": accumulate.convolution(rank, transpose=bool(suffix))
+        for rank in (1, 2, 3)
+        for suffix in ("", "_transpose")
+    },
+}
+"""One row per operator of the dialect, by its name."""

@@ -1,0 +1,34 @@
+"""The QNN dialect on Relax: Relay's ``qnn`` operators, and new ones, as real Relax operators.
+
+Importing this package registers every record of ``qdqbridge.tvm.qnn.dialect`` with TVM: type
+inference, purity, argument names, and a legalization to PrimFuncs that computes the numeric
+contract bit for bit. Build calls with :func:`call`.
+"""
+
+from qdqbridge.tvm.qnn.dialect import QNN_OPS, REQUIRED, Attribute, QnnOp
+from qdqbridge.tvm.qnn.dialect.minifloat import OPS as MINIFLOAT_OPS
+from qdqbridge.tvm.qnn.dialect.simulated import OPS as SIMULATED_OPS
+from qdqbridge.tvm.qnn.ranges import accumulator_dtype, magnitude
+from qdqbridge.tvm.relax.dialect import broadcast
+from qdqbridge.tvm.relax.dialect.host import RelaxHost, tensor_type
+from qdqbridge.tvm.relax.dialect.registration import call, lookup, lower_call, register
+
+register(QNN_OPS)
+register(MINIFLOAT_OPS)
+register(SIMULATED_OPS)
+broadcast.register()
+
+__all__ = [
+    "QNN_OPS",
+    "REQUIRED",
+    "Attribute",
+    "QnnOp",
+    "RelaxHost",
+    "accumulator_dtype",
+    "call",
+    "lookup",
+    "lower_call",
+    "magnitude",
+    "register",
+    "tensor_type",
+]

@@ -1,0 +1,176 @@
+"""Operands that broadcast, where only the run can tell which of their extents are 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from tvm import sym, tirx
+
+from qdqbridge.tvm.qnn.emit.scope import Expr
+from qdqbridge.tvm.relax.dialect.broadcast import broadcast_to
+
+if TYPE_CHECKING:
+    from qdqbridge.tvm.relax.emit.scope import RelaxScope
+
+Extent = Any
+"""A Python int, or a TIR expression."""
+
+
+def aligned(scope: RelaxScope, exprs: Sequence[Expr], trailing: int = 0) -> list[Expr]:
+    """Returns operands whose extents can be shown to broadcast.
+
+    An axis on which an operand has one element, another a symbolic extent that is either the
+    common one or 1, is decided at run time: operands are repeated there, and extents that do not
+    fit end the run with an error.
+
+    Args:
+        scope: Where operands are emitted.
+        exprs: The operands.
+        trailing: How many of the last axes do not broadcast.
+    """
+    shapes = [scope.extents(expr) for expr in exprs]
+    leads = [shape[: len(shape) - trailing] for shape in shapes]
+    columns = [list(axis) for axis in zip_longest(*map(reversed, leads), fillvalue=1)][::-1]
+    if all(known_to_agree(column) for column in columns):
+        return list(exprs)
+    whole = [
+        scope.bound_extent(extent) if isinstance(extent, tirx.Select) else extent
+        for column in columns
+        for extent in (common(column),)
+    ]
+    return [
+        _spread(scope, expr, lead, shape[len(lead) :], columns, whole)
+        for expr, lead, shape in zip(exprs, leads, shapes, strict=True)
+    ]
+
+
+def joinable(scope: RelaxScope, exprs: Sequence[Expr], axis: int) -> list[Expr]:
+    """Returns operands of a concat whose other extents can be shown to be the same.
+
+    Those that have other names end a run with an error where they are not.
+    """
+    shapes = [scope.extents(expr) for expr in exprs]
+    if len({len(shape) for shape in shapes}) > 1:
+        return list(exprs)
+    columns = list(zip(*shapes, strict=True))
+    wanted = [
+        next((extent for extent in column if isinstance(extent, int)), column[0])
+        for column in columns
+    ]
+    result: list[Expr] = []
+    for expr, shape in zip(exprs, shapes, strict=True):
+        target = [*wanted[:axis], shape[axis], *wanted[axis + 1 :]]
+        differ = [(a, b) for a, b in zip(shape, target, strict=True) if not equal(a, b)]
+        if any(isinstance(a, int) for a, _ in differ):
+            return list(exprs)  # of numbers that do not fit the operator says so itself
+        for have, want in differ:
+            scope.need_same(have, want)
+        result.append(scope.emit(broadcast_to(expr, target, implied=True)) if differ else expr)
+    return result
+
+
+def spread(scope: RelaxScope, expr: Expr, shape: Sequence[Extent]) -> Expr:
+    """Returns an operand repeated to a shape; extents that do not fit end the run with an error.
+
+    TVM's operator is for those of which it is known whether they are 1.
+    """
+    own = scope.extents(expr)
+    pairs = list(zip(own, list(shape)[len(shape) - len(own) :], strict=True))
+    for have, want in pairs:
+        if not _is(have, 1) and not (isinstance(have, int) and isinstance(want, int)):
+            scope.need_same(have if isinstance(have, int) else chosen(have, want), want)
+    if all(isinstance(a, int) or equal(a, b) for a, b in pairs):
+        return scope.op.broadcast_to(expr, list(shape))
+    return broadcast_to(expr, list(shape), implied=False)
+
+
+def fitted(scope: RelaxScope, expr: Expr, shape: Sequence[Extent]) -> Expr:
+    """Returns an operand that broadcasts to a shape, which does not grow by it."""
+    own = scope.extents(expr)
+    target = [*own]
+    wanted = list(shape)[len(shape) - len(own) :] if len(own) <= len(shape) else own
+    for axis, (have, want) in enumerate(zip(own, wanted, strict=True)):
+        numbers = isinstance(have, int) and isinstance(want, int)
+        if not _is(have, 1) and not numbers and not equal(have, want):
+            scope.need_same(have if isinstance(have, int) else chosen(have, want), want)
+            target[axis] = have if isinstance(have, int) else want
+    return expr if target == own else scope.emit(broadcast_to(expr, target, implied=True))
+
+
+def known_to_agree(column: Sequence[Extent]) -> bool:
+    """True where nothing has to be found out at run time about the extents of one axis."""
+    wide = [extent for extent in column if not _is(extent, 1)]
+    known = [extent for extent in wide if isinstance(extent, int)]
+    if len(known) == len(wide):
+        return True  # of numbers that do not fit the operator says so itself
+    return all(equal(wide[0], extent) for extent in wide[1:])
+
+
+def equal(a: Extent, b: Extent) -> bool:
+    """True where two extents are certainly the same."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    analyzer: Any = sym.Analyzer()
+    return analyzer.can_prove_equal(a, b)
+
+
+def common(column: Sequence[Extent]) -> Extent:
+    """Returns the extent to which those of one axis broadcast, if they do."""
+    wide = [extent for extent in column if not _is(extent, 1)]
+    wide = [e for e in wide if not any(_caps(e, other) for other in wide)]
+    known = [extent for extent in wide if isinstance(extent, int)]
+    if known:
+        return known[0]
+    result: Extent = wide[0] if wide else 1
+    for extent in wide[1:]:
+        result = chosen(result, extent)
+    return result
+
+
+def _caps(extent: Extent, other: Extent) -> bool:
+    """True for ``min(other, k)``: beside ``other`` it fits where it is the same, or k is 1.
+
+    A table cut to a length, positions say, has such an extent.
+    """
+    if not isinstance(extent, tirx.Min) or isinstance(other, int):
+        return False
+    sides = [(extent.a, extent.b), (extent.b, extent.a)]
+    return any(isinstance(k, tirx.IntImm) and int(k) > 1 and equal(e, other) for e, k in sides)
+
+
+def chosen(extent: Extent, other: Extent) -> Extent:
+    """Returns ``other`` where ``extent`` is 1, else ``extent``."""
+    if equal(extent, other):
+        return extent
+    one = tirx.const(1, "int64")
+    return tirx.Select(_expression(extent) == one, _expression(other), _expression(extent))
+
+
+def _expression(extent: Extent) -> Any:
+    return tirx.const(extent, "int64") if isinstance(extent, int) else extent
+
+
+def _is(extent: Extent, number: int) -> bool:
+    return isinstance(extent, int) and extent == number
+
+
+def _spread(
+    scope: RelaxScope,
+    expr: Expr,
+    lead: Sequence[Extent],
+    rest: Sequence[Extent],
+    columns: Sequence[Sequence[Extent]],
+    whole: Sequence[Extent],
+) -> Expr:
+    """Returns an operand with the common extent on every axis that is not settled."""
+    first, target = len(columns) - len(lead), [*lead]
+    for axis, own in enumerate(lead):
+        if not known_to_agree(columns[first + axis]) and not isinstance(own, int):
+            target[axis] = whole[first + axis]
+            same = own if _caps(own, target[axis]) else chosen(own, target[axis])
+            scope.need_same(same, target[axis])
+    if all(map(equal, target, lead)):
+        return expr
+    return scope.emit(broadcast_to(expr, [*target, *rest], implied=True))

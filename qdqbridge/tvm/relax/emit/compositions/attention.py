@@ -1,0 +1,409 @@
+"""Attention of several heads: the softmax where keys are seen as loops, products as TVM's.
+
+Every length may be open: of the batch, of the queries, of the past.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tvm import te
+
+from qdqbridge.core.ops.attention import (
+    MERGED_ATTENTION,
+    MULTI_HEAD_ATTENTION,
+    MergedAttentionAttrs,
+    MultiHeadAttentionAttrs,
+)
+from qdqbridge.onnx_io.codecs.view import NoRow
+from qdqbridge.tvm.qnn.dialect.kernel import stage
+from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.emit.scope import Expr
+from qdqbridge.tvm.relax.emit.broadcasting import equal
+from qdqbridge.tvm.relax.emit.compositions.rotary_embedding import heads_first, heads_last
+from qdqbridge.tvm.relax.emit.compositions.site import (
+    Composition,
+    CompositionSite,
+    loops,
+    of_row,
+    wide,
+)
+
+_INT = "int64"
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Where keys and queries stand, per sequence; int64 vectors of the batch.
+
+    Attributes:
+        starts: The position of the first query.
+        before: How many rows of the cache hold something before this step.
+        ends: The position behind the last query.
+    """
+
+    starts: Expr
+    before: Expr
+    ends: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Which keys a query sees, and what is added to its products.
+
+    Attributes:
+        lines: Where queries and keys stand; rows behind the last key hold nothing.
+        causal: A query sees no key behind it.
+        window: How many keys it sees, its own the last; -1: all.
+        ahead: How many behind its own; -1: all.
+        bias: Added to the products, or a mask of truth values; its columns are positions, and
+            axes of one number count for all.
+        short: Positions behind the bias's last column are hidden; else they have that column's.
+        held: How many rows of keys hold something; None: those before this step, and the step's.
+        last_sees_all: The last query sees keys behind it too.
+        padded: Queries behind the last row that holds something see what the one there sees.
+    """
+
+    lines: Lines
+    causal: bool
+    window: int = -1
+    ahead: int = -1
+    bias: Expr | None = None
+    short: bool = False
+    held: Expr | None = None
+    last_sees_all: bool = False
+    padded: bool = False
+
+    def operands(self) -> list[Expr]:
+        """Returns what :meth:`of` takes."""
+        more = [each for each in (self.held, self.bias) if each is not None]
+        return [self.lines.starts, self.lines.before, *more]
+
+    def of(
+        self, x: te.Tensor, tensors: Sequence[te.Tensor], bent: Callable[[Expr, str], Expr]
+    ) -> tuple[Callable[..., Expr], Callable[..., Expr]]:
+        """Returns what tells whether a key is seen, and what gives its product with a query.
+
+        Args:
+            x: Products: (batch, heads, queries, keys).
+            tensors: Those of the operands.
+            bent: What is done to a product first.
+        """
+        starts, before, *rest = tensors
+        held = rest.pop(0) if self.held is not None else None
+        added = rest.pop(0) if self.bias is not None else None
+        kind, length = str(x.dtype), x.shape[2]
+
+        def entry(b: Expr, h: Expr, s: Expr, t: Expr) -> Expr:
+            assert added is not None
+            column = tirx.max(tirx.min(starts(b) - before(b) + t, added.shape[3] - 1), 0)
+            # One for all, or one each. With remainders in the place of the minima, what LLVM 22
+            # makes vectors of loads from an address that is none, where the extents are open.
+            places = zip((b, h, s), added.shape[:3], strict=True)
+            return added(*(tirx.min(i, extent - 1) for i, extent in places), column)
+
+        def seen(b: Expr, h: Expr, s: Expr, t: Expr) -> Expr:
+            query, at = starts(b) + s, starts(b) - before(b) + t
+            if self.padded and held is not None:
+                query = tirx.min(query, starts(b) - before(b) + held(b) - 1)
+            own = t < (before(b) + length if held is None else held(b))
+            if self.causal:
+                before_it = at <= query
+                if self.last_sees_all:
+                    before_it = tirx.any(before_it, s == length - 1)
+                own = tirx.all(own, before_it)
+            if self.window > 0:
+                own = tirx.all(own, at > query - self.window)
+            if self.ahead >= 0:
+                own = tirx.all(own, at <= query + self.ahead)
+            if added is not None and self.short:
+                own = tirx.all(own, at < added.shape[3])
+            if added is not None and added.dtype == "bool":
+                own = tirx.all(own, entry(b, h, s, t))
+            return own
+
+        def product(b: Expr, h: Expr, s: Expr, t: Expr) -> Expr:
+            value = bent(x(b, h, s, t), kind)
+            if added is None or added.dtype == "bool":
+                return value
+            return value + entry(b, h, s, t).astype(kind)
+
+        return seen, product
+
+
+def masked_products(
+    site: CompositionSite, scores: Expr, sight: Sight, bent: Callable[[Expr, str], Expr]
+) -> Expr:
+    """Returns what the softmax is of: products, and minus infinity where a key is hidden."""
+
+    def masked(x: te.Tensor, *more: te.Tensor) -> te.Tensor:
+        seen, product = sight.of(x, more, bent)
+        least = tirx.const(-math.inf, str(x.dtype))
+
+        def element(b: Expr, h: Expr, s: Expr, t: Expr) -> Expr:
+            return tirx.if_then_else(seen(b, h, s, t), product(b, h, s, t), least)
+
+        return stage(x.shape, element, name="masked")
+
+    return loops(site, "attention_products", masked, scores, *sight.operands())
+
+
+def seen_softmax(
+    site: CompositionSite,
+    scores: Expr,
+    sight: Sight,
+    bent: Callable[[Expr, str], Expr],
+    sink: Expr | None = None,
+) -> Expr:
+    """Returns the softmax over the keys that each query sees.
+
+    Args:
+        site: Where.
+        scores: (batch, heads, queries, keys).
+        sight: Which keys a query sees.
+        bent: What is done to a product first.
+        sink: One number per head that takes part and is dropped.
+    """
+
+    def softmax(x: te.Tensor, *more: te.Tensor) -> te.Tensor:
+        kind, rest = str(x.dtype), list(more)
+        sinks = rest.pop() if sink is not None else None
+        seen, product = sight.of(x, rest, bent)
+        least = tirx.const(float(np.finfo(kind).min), kind)
+
+        def masked(b: Expr, h: Expr, s: Expr, t: Expr) -> Expr:
+            return tirx.if_then_else(seen(b, h, s, t), product(b, h, s, t), least)
+
+        bounded = stage(x.shape, masked, name="seen")
+        rows, keys = x.shape[:3], te.reduce_axis((0, x.shape[3]), "t")
+        top: Any = te.compute(
+            rows, lambda b, h, s: te.max(bounded(b, h, s, keys), axis=keys), name="top"
+        )
+
+        def greatest(b: Expr, h: Expr, s: Expr) -> Expr:
+            return top(b, h, s) if sinks is None else tirx.max(top(b, h, s), sinks(h).astype(kind))
+
+        def raised(b: Expr, h: Expr, s: Expr, t: Expr) -> Expr:
+            power = tirx.exp(bounded(b, h, s, t) - greatest(b, h, s))
+            return tirx.if_then_else(seen(b, h, s, t), power, tirx.const(0.0, kind))
+
+        powers = stage(x.shape, raised, name="raised")
+        again = te.reduce_axis((0, x.shape[3]), "t")
+        total: Any = te.compute(
+            rows, lambda b, h, s: te.sum(powers(b, h, s, again), axis=again), name="total"
+        )
+
+        def weight(b: Expr, h: Expr, s: Expr, t: Expr) -> Expr:
+            whole = total(b, h, s)
+            if sinks is not None:
+                whole = whole + tirx.exp(sinks(h).astype(kind) - greatest(b, h, s))
+            none = whole == tirx.const(0.0, kind)
+            return powers(b, h, s, t) / tirx.Select(none, tirx.const(1.0, kind), whole)
+
+        return stage(x.shape, weight, name="weights")
+
+    given = sight.operands() if sink is None else [*sight.operands(), sink]
+    return loops(site, "attention_weights", softmax, scores, *given)
+
+
+def products(site: CompositionSite, q: Expr, k: Expr, v: Expr,
+              weigh: Callable[[Expr], Expr]) -> Expr:  # fmt: skip
+    """Returns ``weigh(q @ k') @ v``; each head of the keys serves as many of the queries."""
+    batch, heads, length, size = site.extents(q)
+    shared = site.extents(k)[1]
+    group = heads // shared
+    wide = site.extents(v)[-1]
+    together = site("reshape", q, (batch, shared, group * length, size))
+    scores = site("matmul", together, site("permute_dims", k, [0, 1, 3, 2]))
+    keys = site.extents(scores)[-1]
+    weights = weigh(site("reshape", scores, (batch, heads, length, keys)))
+    mixed = site("matmul", site("reshape", weights, (batch, shared, group * length, keys)), v)
+    return site("reshape", mixed, (batch, heads, length, wide))
+
+
+def _multi_head(site: CompositionSite, a: MultiHeadAttentionAttrs) -> Sequence[Expr]:
+    """As :data:`qdqbridge.core.ops.attention.MULTI_HEAD_ATTENTION` says."""
+    past = (site.arg(6), site.arg(7)) if site.has(6) else ()
+    return _attended(site, a, _multi_head_operands(site, a), past, mask=4, bias=5)
+
+
+def _merged(site: CompositionSite, a: MergedAttentionAttrs) -> Sequence[Expr]:
+    """As :data:`qdqbridge.core.ops.attention.MERGED_ATTENTION` says."""
+    made = site("matmul", wide(site, site.arg(0)), wide(site, site.arg(1)))
+    if site.has(2):
+        made = site("add", made, wide(site, site.arg(2)))
+    return _of_parts(site, a, made, mask=3, past=4, bias=5)
+
+
+def _of_parts(
+    site: CompositionSite, a: MergedAttentionAttrs, made: Expr, *, mask: int, past: int,
+    bias: int | None = None,
+) -> Sequence[Expr]:  # fmt: skip
+    """Returns the attention of queries, keys and values that lie side by side, and the new past.
+
+    Args:
+        site: The node.
+        a: Its attributes.
+        made: The three.
+        mask: The operand that hides keys.
+        past: The operand that has keys and values of the past.
+        bias: The operand that is added to products.
+    """
+    width = site.extents(made)[-1]
+    if not isinstance(width, int):
+        raise NoRow("the width of its weights is open")
+    widths = a.qkv_hidden_sizes or (width // 3,) * 3
+    parts = site.scope.emit(site.scope.op.split(made, [widths[0], widths[0] + widths[1]], axis=2))
+    given = [site.scope.emit(site.scope.item(parts, index)) for index in range(3)]
+    heads = [heads_first(site, x, a.num_heads) for x in given]
+    olds: list[Expr] = []
+    if site.has(past) and site.extents(site.arg(past))[3] != 0:  # TVM's reshape copies for a 0
+        both = site.scope.emit(site.scope.op.split(site.arg(past), 2, axis=0))
+        each = [site.scope.emit(site.scope.item(both, index)) for index in range(2)]
+        olds = [site("squeeze", x, axis=[0]) for x in each]
+    shape = site.extents(site.arg(mask)) if site.has(mask) else []
+    hides = bool(shape) and not (len(shape) == 2 and shape[1] == 1)
+    result, k, v = _attended(site, a.heads, heads, olds, mask=mask if hides else None, bias=bias)
+    if len(site.node.outputs) < 2:
+        return [result]
+    return [result, site("concat", [site("expand_dims", x, 0) for x in (k, v)], axis=0)]
+
+
+def _quantized(site: CompositionSite) -> Sequence[Expr]:
+    """QAttention: data and weights are integers, whose product is scaled; sums of int32.
+
+    Source: onnxruntime docs/ContribOperators.md, attention_quant.cc.
+    """
+    if site.onnx.int_("do_rotary", 0) or site.onnx.int_("past_present_share_buffer", 0):
+        raise NoRow("it turns its queries, or shares a buffer")
+    batch = site.extents(site.arg(0))[0]
+    if site.has(5) and site.rank(site.arg(5)) == 1 and not equal(
+        site.extents(site.arg(5))[0], batch
+    ):  # fmt: skip
+        raise NoRow("its mask tells where sequences begin and end, or may")
+    x, weights = (site.cast(site.arg(index), "int32") for index in (0, 1))
+    if site.has(6):
+        x = site("subtract", x, site("reshape", site.cast(site.arg(6), "int32"), ()))
+    if site.has(7):
+        weights = site("subtract", weights, site.cast(site.arg(7), "int32"))
+    total = site.cast(site("matmul", x, weights, out_dtype="int32"), "float32")
+    scale = site("multiply", site("reshape", site.arg(3), ()), site.arg(4))
+    made = site("add", site("multiply", total, scale), site.arg(2))
+    attributes = MergedAttentionAttrs(
+        site.onnx.int_("num_heads", 0), (), site.onnx.float_("scale", 0.0),
+        site.onnx.float_("mask_filter_value", -10000.0), bool(site.onnx.int_("unidirectional", 0)),
+    )  # fmt: skip
+    return _of_parts(site, attributes, made, mask=5, past=8)
+
+
+def _attended(
+    site: CompositionSite, a: MultiHeadAttentionAttrs, given: Sequence[Expr],
+    cached: Sequence[Expr], *, mask: int | None, bias: int | None,
+) -> list[Expr]:  # fmt: skip
+    """Returns the result, and keys and values with those of the past before them.
+
+    Args:
+        site: The node.
+        a: Its attributes.
+        given: Queries, keys and values by heads.
+        cached: Keys and values of the past, if there is one.
+        mask: The operand that hides keys, if any does.
+        bias: The operand that is added to products, if any is.
+    """
+    q, k, v = given
+    own = str(site.result_dtype())
+    if cached:
+        olds: list[Expr] = []
+        for stored, new in zip(cached, (k, v), strict=True):
+            old = wide(site, stored)
+            batch, heads, _, size = site.extents(new)
+            for have, want in zip(site.extents(old), (batch, heads, None, size), strict=True):
+                if want is not None:
+                    site.scope.need_same(have, want)
+            olds.append(site("reshape", old, (batch, heads, site.extents(old)[2], size)))
+        k, v = (site("concat", [old, new], axis=2) for old, new in zip(olds, (k, v), strict=True))
+    batch, _, length, size = site.extents(q)
+    keys = site.extents(k)[2]
+    old = site.scope.run_time_extent(cached[0], 2, _INT) if cached else site.number(0, _INT)
+    past, held = (
+        site("broadcast_to", site("reshape", rows, (1,)), (batch,))
+        for rows in (old, site.scope.run_time_extent(k, 2, _INT))
+    )
+    sight = Sight(Lines(past, past, past), causal=True, held=held, last_sees_all=True)
+    factor = a.scale or 1 / math.sqrt(size)
+    added = _multi_head_bias(site, a, (batch, length, keys), mask, bias)
+
+    def weigh(scores: Expr) -> Expr:
+        scaled = site("multiply", scores, site.number(factor, scores))
+        if added is not None:
+            scaled = site("add", *site.scope.aligned([scaled, added]))
+        if not a.unidirectional:
+            return site("nn.softmax", scaled, axis=3)
+        return seen_softmax(site, scaled, sight, lambda x, kind: x)
+
+    mixed = heads_last(site, products(site, q, k, v, weigh))
+    return [site.cast(each, own) for each in (mixed, k, v)]
+
+
+def _multi_head_operands(site: CompositionSite, a: MultiHeadAttentionAttrs) -> list[Expr]:
+    """Returns queries, keys and values by heads; to those that are not yet biases are added."""
+    given = [wide(site, site.arg(index)) for index in range(3)]
+    apart = [site.rank(x) == 4 for x in given]
+    biases: list[Expr | None] = [None] * 3
+    if site.has(3):
+        begin = 0
+        bias = wide(site, site.arg(3))
+        for index in range(apart.count(False)):  # what is by heads already has its biases
+            width = site.extents(given[index])[-1]
+            if not isinstance(width, int):
+                raise NoRow("the width of an operand is open")
+            biases[index] = site(
+                "strided_slice", bias, axes=[0], begin=[begin], end=[begin + width]
+            )
+            begin += width
+    batch, heads_of = site.extents(given[0])[0], list[Expr]()
+    keys = site.extents(given[1])[2 if site.rank(given[1]) == 4 else 1]
+    for x, bias, length in zip(given, biases, (None, keys, keys), strict=True):
+        if site.rank(x) == 4:
+            own, heads, count, size = site.extents(x)
+            site.scope.need_same(own, batch)
+            site.scope.need_same(count, keys)
+            heads_of.append(site("reshape", x, (batch, heads, keys, size)))
+            continue
+        added = x if bias is None else site("add", x, bias)
+        heads_of.append(heads_first(site, added, a.num_heads, batch, length))
+    return heads_of
+
+
+def _multi_head_bias(
+    site: CompositionSite, a: MultiHeadAttentionAttrs, shape: tuple[Any, Any, Any],
+    mask_at: int | None, bias_at: int | None,
+) -> Expr | None:  # fmt: skip
+    """Returns what is added to the products: the bias, and a low number where a mask hides."""
+    batch, length, keys = shape
+    bias = wide(site, site.arg(bias_at)) if bias_at is not None and site.has(bias_at) else None
+    if mask_at is None or not site.has(mask_at):
+        return bias
+    mask = site.arg(mask_at)
+    if site.rank(mask) == 1:
+        counted = site("reshape", site.counted(keys), (1, keys))
+        ends = site("reshape", site.cast(mask, _INT), (batch, 1))
+        hidden = site("reshape", site("greater_equal", counted, ends), (batch, 1, 1, keys))
+    else:
+        rows = (batch, 1, 1, keys) if site.rank(mask) == 2 else (batch, 1, length, keys)
+        hidden = site("equal", site("reshape", mask, rows), site.number(0, mask))
+    low, none = (site.number(x, "float32") for x in (a.mask_filter_value, 0.0))
+    added = site("where", hidden, low, none)
+    return added if bias is None else site("add", *site.scope.aligned([bias, added]))
+
+
+MULTI_HEAD: Mapping[str, Composition] = dict((
+    of_row(MULTI_HEAD_ATTENTION, _multi_head), of_row(MERGED_ATTENTION, _merged),
+))  # fmt: skip
+"""By the row's name."""
+QUANTIZED_ATTENTION: Mapping[str, Composition] = {"QAttention": _quantized}
+"""By the operator's name in the domain com.microsoft."""

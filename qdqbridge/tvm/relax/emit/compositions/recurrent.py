@@ -1,0 +1,394 @@
+"""LSTM, GRU and RNN: one product for all steps, and one function of loops for what is carried.
+
+Every length may be open; sums of float32. Source: ONNX LSTM-22, GRU-22, RNN-22.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from qdqbridge.onnx_io.codecs.view import NoRow
+from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.emit.scope import Expr
+from qdqbridge.tvm.relax.emit.compositions.recurrent_activations import Activation, activation
+from qdqbridge.tvm.relax.emit.compositions.site import Composition, CompositionSite, wide
+from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
+from qdqbridge.tvm.relax.kernels.recurrent.functions import functions_of
+from qdqbridge.tvm.relax.kernels.recurrent.layers import DIRECTIONS
+
+_REAL = "float32"
+_AT_ONCE = 8
+"""Terms of a product that are added before a sum is stored."""
+Extent = Any
+At = Callable[[Any], Any]
+"""An element of a gate's sum, by the place in the state."""
+
+
+@dataclass(frozen=True, slots=True)
+class _RecurrentLayer:
+    """What the loops compute.
+
+    Attributes:
+        size: Elements of the state, H.
+        reversed: Of each direction, whether it starts at the last step.
+        activations: Of each direction, its functions.
+        own: Operands beyond sums, weights, bias: ``lengths``, ``state``, ``cell``, ``peepholes``.
+        reset_first: GRU: the state is reset before the product, not behind it.
+        coupled: LSTM: what is kept of the cell is what the input gate does not let in.
+    """
+
+    size: int
+    reversed: tuple[bool, ...]
+    activations: tuple[tuple[Activation, ...], ...]
+    own: tuple[str, ...]
+    reset_first: bool
+    coupled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _RecurrentStep:
+    """Where one step of one row of the batch is: the buffers, and the places that stand still.
+
+    Attributes:
+        layer: What is computed.
+        buffers: Buffers by name.
+        direction: Which direction.
+        row: Which row of the batch.
+        time: Which step.
+    """
+
+    layer: _RecurrentLayer
+    buffers: Mapping[str, Any]
+    direction: int
+    row: Any
+    time: Any
+
+    def state(self, name: str, j: Any) -> Any:
+        """Returns an element of ``state`` or ``cell``."""
+        return tirx.BufferLoad(self.buffers[name], [self.direction, self.row, j])
+
+    def keep(self, name: str, j: Any, value: Any) -> None:
+        """Stores an element of ``state`` or ``cell``."""
+        T.buffer_store(self.buffers[name], value, [self.direction, self.row, j])
+
+    def sum(self, gate: int, j: Any) -> Any:
+        """Returns an element of a gate's sum."""
+        return tirx.BufferLoad(self.buffers["sums"], [gate * self.layer.size + j])
+
+    def store(self, gate: int, j: Any, value: Any) -> None:
+        """Stores an element of a gate's sum, or what is made of it."""
+        T.buffer_store(self.buffers["sums"], value, [gate * self.layer.size + j])
+
+    def made(self, index: int, value: Any) -> Any:
+        """Returns one of the direction's functions of a value."""
+        return self.layer.activations[self.direction][index](value)
+
+    def peeped(self, gate: int, j: Any, cell: Any) -> Any:
+        """Returns the part of a gate that looks at the cell."""
+        if "peepholes" not in self.buffers:
+            return tirx.const(0.0, _REAL)
+        return self.buffers["peepholes"][self.direction, gate * self.layer.size + j] * cell
+
+    def add_product(self, sums: str, first: int, gates: int, source: At) -> None:
+        """Adds the recurrent weights of some gates times a state to sums that stand side by side.
+
+        Some terms at a time, so that a sum is read and stored once for them.
+        """
+        size, buffer = self.layer.size, self.buffers[sums]
+        at_once = math.gcd(size, _AT_ONCE)
+        start = first * size if sums == "sums" else 0
+        with T.serial(size // at_once) as block, T.serial(gates * size) as j:
+            total = tirx.BufferLoad(buffer, [start + j])
+            for term in range(at_once):
+                k = block * at_once + term
+                total += source(k) * self.buffers["weights"][self.direction, k, first * size + j]
+            T.buffer_store(buffer, total, [start + j])
+
+
+# ---- what a step does ---------------------------------------------------------------------------
+
+
+def _lstm_step(step: _RecurrentStep) -> None:
+    """Gates i, o, f, c; functions of gates, of the new part, of the cell."""
+    step.add_product("sums", 0, 4, lambda k: step.state("state", k))
+    with T.serial(step.layer.size) as j:
+        old = step.state("cell", j)
+        taken = step.made(0, step.sum(0, j) + step.peeped(0, j, old))
+        kept = step.made(0, step.sum(2, j) + step.peeped(2, j, old))
+        if step.layer.coupled:
+            kept = tirx.const(1.0, _REAL) - taken
+        step.keep("cell", j, kept * old + taken * step.made(1, step.sum(3, j)))
+        new = step.state("cell", j)
+        out = step.made(0, step.sum(1, j) + step.peeped(1, j, new))
+        step.keep("state", j, out * step.made(2, new))
+
+
+def _gru_step(step: _RecurrentStep) -> None:
+    """Gates z, r, h; functions of gates, of the new state."""
+    size, inner = step.layer.size, step.buffers["inner"]
+    step.add_product("sums", 0, 2, lambda k: step.state("state", k))
+    with T.serial(size) as j:
+        step.store(1, j, step.made(0, step.sum(1, j)))
+    if step.layer.reset_first:
+        with T.serial(size) as j:
+            T.buffer_store(inner, step.sum(1, j) * step.state("state", j), [j])
+        step.add_product("sums", 2, 1, lambda k: inner[k])
+    else:
+        with T.serial(size) as j:
+            T.buffer_store(inner, step.buffers["bias"][step.direction, 2 * size + j], [j])
+        step.add_product("inner", 2, 1, lambda k: step.state("state", k))
+        with T.serial(size) as j:
+            step.store(2, j, step.sum(2, j) + step.sum(1, j) * inner[j])
+    with T.serial(size) as j:
+        update = step.made(0, step.sum(0, j))
+        new = step.made(1, step.sum(2, j))
+        one = tirx.const(1.0, _REAL)
+        step.keep("state", j, (one - update) * new + update * step.state("state", j))
+
+
+def _rnn_step(step: _RecurrentStep) -> None:
+    step.add_product("sums", 0, 1, lambda k: step.state("state", k))
+    with T.serial(step.layer.size) as j:
+        step.keep("state", j, step.made(0, step.sum(0, j)))
+
+
+@dataclass(frozen=True, slots=True)
+class _RecurrentKind:
+    """One of the three operators.
+
+    Attributes:
+        gates: How many sums a step makes.
+        functions: Its default functions.
+        states: What it carries.
+        step: What a step does.
+    """
+
+    gates: int
+    functions: tuple[str, ...]
+    states: tuple[str, ...]
+    step: Callable[[_RecurrentStep], None]
+
+
+_KINDS: Mapping[str, _RecurrentKind] = {
+    "LSTM": _RecurrentKind(4, ("Sigmoid", "Tanh", "Tanh"), ("state", "cell"), _lstm_step),
+    "GRU": _RecurrentKind(3, ("Sigmoid", "Tanh"), ("state",), _gru_step),
+    "RNN": _RecurrentKind(1, ("Tanh",), ("state",), _rnn_step),
+}
+
+
+# ---- the call -----------------------------------------------------------------------------------
+
+
+def _recurrent(name: str) -> Composition:
+    """Returns the composition of one of the three operators."""
+    return lambda site: _composed(site, _KINDS[name])
+
+
+def _composed(site: CompositionSite, kind: _RecurrentKind) -> Sequence[Expr]:
+    direction = site.onnx.string("direction", "forward")
+    if direction not in DIRECTIONS:
+        raise NoRow(f"its direction is '{direction}'")
+    turns = DIRECTIONS[direction]
+    if site.onnx.int_("layout", 0):
+        raise NoRow("its batch comes first")
+    x = _real(site, 0)
+    length, batch, _ = site.extents(x)
+    weights = _real(site, 2)
+    size = site.extents(weights)[2]
+    if not isinstance(size, int):
+        raise NoRow("the size of its state is open")
+    operands, own = [_sums(site, kind, x, len(turns), size)], list[str]()
+    operands.append(_transposed(site, 2, weights))
+    reset_first = not site.onnx.int_("linear_before_reset", 0)
+    if kind.step is _gru_step and not reset_first:
+        operands.append(_recurrent_bias(site, kind, len(turns), size))
+    if site.has(4):
+        operands.append(site.cast(site.arg(4), "int64"))
+        site.scope.need_same(site.extents(operands[-1])[0], batch)
+        own.append("lengths")
+    for index, state in zip((5, 6), kind.states, strict=False):
+        if site.has(index):
+            operands.append(_real(site, index))
+            site.scope.need_same(site.extents(operands[-1])[1], batch)
+            own.append(state)
+    if kind.step is _lstm_step and site.has(7):
+        operands.append(_real(site, 7))
+        own.append("peepholes")
+    functions = functions_of(site.onnx, kind.functions, len(turns))
+    layer = _RecurrentLayer(
+        size, turns, tuple(tuple(map(activation, each)) for each in functions), tuple(own),
+        reset_first, coupled=bool(site.onnx.int_("input_forget", 0)),
+    )  # fmt: skip
+    shapes = [(length, len(turns), batch, size), *[(len(turns), batch, size)] * len(kind.states)]
+    made = _called(site, kind, layer, operands, shapes)
+    results = [site.cast(each, site.dtype(site.arg(0))) for each in made]
+    return [each for index, each in enumerate(results) if site.asks(index)]
+
+
+def _real(site: CompositionSite, index: int) -> Expr:
+    """Returns an operand in float32.
+
+    Raises:
+        NoRow: It has more bits.
+    """
+    found = wide(site, site.arg(index))
+    if site.dtype(found) != _REAL:
+        raise NoRow(f"it computes in {site.dtype(found)}")
+    return found
+
+
+def _transposed(site: CompositionSite, index: int, weights: Expr) -> Expr:
+    """Returns weights with the last two axes exchanged; TVM would do that of constants too."""
+    held = site.onnx.operand(index).constant
+    if held is None:
+        return site("permute_dims", weights, (0, 2, 1))
+    return site.number(held.numpy().astype(np.float32).transpose(0, 2, 1), _REAL)
+
+
+def _sums(site: CompositionSite, kind: _RecurrentKind, x: Expr, directions: int, size: int) -> Expr:
+    """Returns what all steps add of their input and of biases, (steps, batch, directions, k H)."""
+    length, batch, width = site.extents(x)
+    count = kind.gates * size
+    weights = _transposed(site, 1, _real(site, 1))
+    if directions > 1:
+        weights = site("permute_dims", weights, (1, 0, 2))
+    sums = site("matmul", x, site("reshape", weights, (width, directions * count)))
+    if site.has(3):
+        halves = _biases(site, directions, count)
+        whole = halves[0]
+        if site.onnx.int_("linear_before_reset", 0) and kind.step is _gru_step:
+            own = site.number([[1.0] * (2 * size) + [0.0] * size], _REAL)  # Rbh is added inside
+            whole = site("add", whole, site("multiply", halves[1], own))
+        else:
+            whole = site("add", whole, halves[1])
+        sums = site("add", sums, site("reshape", whole, (directions * count,)))
+    return site("reshape", sums, (length, batch, directions, count))
+
+
+def _biases(site: CompositionSite, directions: int, count: int) -> list[Expr]:
+    """Returns the biases of the input's and of the recurrent product, (directions, k H) each."""
+    both = site("reshape", _real(site, 3), (directions, 2 * count))
+    return [
+        site("strided_slice", both, axes=[1], begin=[start], end=[start + count])
+        for start in (0, count)
+    ]
+
+
+def _recurrent_bias(
+    site: CompositionSite, kind: _RecurrentKind, directions: int, size: int
+) -> Expr:
+    count = kind.gates * size
+    if site.has(3):
+        return _biases(site, directions, count)[1]
+    return site.number([[0.0] * count] * directions, _REAL)
+
+
+def _called(
+    site: CompositionSite, kind: _RecurrentKind, layer: _RecurrentLayer, operands: Sequence[Expr],
+    shapes: Sequence[tuple[Extent, ...]],
+) -> list[Expr]:  # fmt: skip
+    """Emits a call of the loops; returns the results of all steps, and what is carried last."""
+    function = _function(kind, layer, [(site.extents(x), site.dtype(x)) for x in operands])
+    variable = site.scope.builder.add_func(function, "recurrent")
+    open_shapes: Any = shapes
+    types: Any = [relax.TensorType(shape, _REAL) for shape in open_shapes]
+    args: Any = list(operands)
+    both = site.scope.emit(relax.call_tir(variable, args, types))
+    return [site.scope.emit(site.scope.item(both, index)) for index in range(len(shapes))]
+
+
+def _function(
+    kind: _RecurrentKind, layer: _RecurrentLayer, operands: Sequence[tuple[Sequence[Extent], str]]
+) -> Any:
+    """Returns the PrimFunc ``(sums, weights, bias?, own..., y, state, cell?)``."""
+    opened: dict[str, Any] = {}
+
+    def own(extent: Extent) -> Any:
+        if isinstance(extent, int):
+            return extent
+        return opened.setdefault(str(extent), tirx.Var(f"n{len(opened)}", "int64"))
+
+    shapes = [tuple(map(own, extents)) for extents, _ in operands]
+    length, batch, directions, count = shapes[0]
+    inside = kind.step is _gru_step and not layer.reset_first
+    names = ["given", "weights", *["bias"] * inside, *(f"first_{name}" for name in layer.own)]
+
+    def body() -> None:
+        buffers = {
+            name: T.arg(name, T.buffer(shape, dtype))
+            for name, shape, (_, dtype) in zip(names, shapes, operands, strict=True)
+        }
+        y = T.arg("y", T.buffer((length, directions, batch, layer.size), _REAL))
+        for name in kind.states:
+            buffers[name] = T.arg(name, T.buffer((directions, batch, layer.size), _REAL))
+        if "first_peepholes" in buffers:
+            buffers["peepholes"] = buffers.pop("first_peepholes")
+        lengths = buffers.get("first_lengths")
+        with root():
+            buffers["sums"] = T.alloc_buffer((count,), _REAL)
+            if kind.step is _gru_step:
+                buffers["inner"] = T.alloc_buffer((layer.size,), _REAL)
+            for direction, turned in enumerate(layer.reversed):
+                with T.serial(batch) as row:
+                    _begin(kind, layer, buffers, direction, row)
+                    steps = length
+                    if lengths is not None:
+                        zero, most = tirx.const(0, "int64"), tirx.Cast("int64", length)
+                        steps = tirx.max(zero, tirx.min(most, lengths[row]))
+                        _clear(y, layer, (direction, row))
+                    with T.serial(steps) as passed:
+                        time = steps - 1 - passed if turned else passed
+                        step = _RecurrentStep(layer, buffers, direction, row, time)
+                        with T.serial(count) as j:
+                            added = buffers["given"][time, row, direction, j]
+                            T.buffer_store(buffers["sums"], added, [j])
+                        kind.step(step)
+                        with T.serial(layer.size) as j:
+                            T.buffer_store(y, step.state("state", j), [time, direction, row, j])
+                    if lengths is not None:
+                        _end(kind, layer, buffers, (direction, row), steps)
+
+    return prim_func(body)
+
+
+def _begin(
+    kind: _RecurrentKind,
+    layer: _RecurrentLayer,
+    buffers: Mapping[str, Any],
+    direction: int,
+    row: Any,
+) -> None:
+    """Stores what a row starts with."""
+    with T.serial(layer.size) as j:
+        for name in kind.states:
+            first = buffers.get(f"first_{name}")
+            value = tirx.const(0.0, _REAL) if first is None else first[direction, row, j]
+            T.buffer_store(buffers[name], value, [direction, row, j])
+
+
+def _end(
+    kind: _RecurrentKind, layer: _RecurrentLayer, buffers: Mapping[str, Any], at: tuple[int, Any],
+    steps: Any,
+) -> None:  # fmt: skip
+    """Stores zeros as the last states of a sequence without a step, as onnxruntime does."""
+    direction, row = at
+    with T.If(steps == 0), T.Then(), T.serial(layer.size) as j:
+        for name in kind.states:
+            T.buffer_store(buffers[name], tirx.const(0.0, _REAL), [direction, row, j])
+
+
+def _clear(y: Any, layer: _RecurrentLayer, at: tuple[int, Any]) -> None:
+    """Stores zeros for all steps: those beyond a sequence's length keep them."""
+    direction, row = at
+    with T.serial(y.shape[0]) as time, T.serial(layer.size) as j:
+        T.buffer_store(y, tirx.const(0.0, _REAL), [time, direction, row, j])
+
+
+RECURRENT: Mapping[str, Composition] = {name: _recurrent(name) for name in _KINDS}
+"""By the operator's name in ONNX's own domain."""

@@ -1,0 +1,180 @@
+"""Heads of attention, and their numbers turned in pairs by their places, as loops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm import te
+
+from qdqbridge.core.ops.rotary_embedding import RotaryEmbeddingAttrs
+from qdqbridge.onnx_io.codecs.view import NoRow
+from qdqbridge.tvm.qnn.dialect.kernel import stage
+from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.emit.scope import Expr
+from qdqbridge.tvm.relax.emit.compositions.site import Composition, CompositionSite, loops, wide
+from qdqbridge.tvm.relax.emit.index_bounds import need_indices
+
+_INT = "int64"
+ROTARY_ROWS = "rotary_rows"
+"""What the extent is called that says how many rows tables need; errors of a run name it."""
+
+
+def heads_first(
+    site: CompositionSite, x: Expr, heads: int, batch: Any = None, length: Any = None
+) -> Expr:
+    """Returns (batch, length, heads * size) as (batch, heads, length, size).
+
+    Batch and length are those that are given: what the file names otherwise has to be equal.
+    """
+    own_batch, own_length, width = site.extents(x)
+    batch, length = own_batch if batch is None else batch, own_length if length is None else length
+    site.scope.need_same(own_batch, batch)
+    site.scope.need_same(own_length, length)
+    if not isinstance(width, int) or width % heads:
+        raise NoRow(f"the width of its operand is {width}, of {heads} heads")
+    split = site("reshape", x, (batch, length, heads, width // heads))
+    return site("permute_dims", split, [0, 2, 1, 3])
+
+
+def heads_last(site: CompositionSite, x: Expr) -> Expr:
+    """Returns (batch, heads, length, size) as (batch, length, heads * size)."""
+    batch, heads, length, size = site.extents(x)
+    return site("reshape", site("permute_dims", x, [0, 2, 1, 3]), (batch, length, heads * size))
+
+
+def need_rows(
+    site: CompositionSite, table: Expr, places: Expr, *, from_the_end: bool = False
+) -> None:
+    """Ends a run with an error where a place is beyond the rows of a table.
+
+    Args:
+        site: The node.
+        table: (rows, pairs).
+        places: Whole numbers of any shape.
+        from_the_end: Negative places count from there; else there are none.
+    """
+    need_indices(site.scope, places, table, 0, label=ROTARY_ROWS, from_the_end=from_the_end)
+
+
+def rotated(
+    site: CompositionSite, x: Expr, tables: Sequence[Expr], places: Expr, *, interleaved: bool
+) -> Expr:
+    """Returns pairs of numbers turned by their places.
+
+    As :func:`qdqbridge.core.ops.rotary_embedding.rotated` does, of places that the tables have
+    (:func:`need_rows`); no memory beyond them is read before a run ends with the error.
+    """
+    half = site.extents(tables[0])[-1]
+    size = site.extents(x)[-1]
+    if not isinstance(half, int) or not isinstance(size, int) or 2 * half > size:
+        raise NoRow(f"its tables turn {half} pairs of {size} numbers")
+
+    def rotary(data: te.Tensor, cosine: te.Tensor, sine: te.Tensor, at: te.Tensor) -> te.Tensor:
+        def element(b: Expr, n: Expr, s: Expr, d: Expr) -> Expr:
+            place, rows = at(b, s).astype(_INT), cosine.shape[0]
+            from_first = tirx.Select(place < 0, place + rows, place)
+            row = tirx.max(tirx.min(from_first, rows - 1), 0)
+            pair = d // 2 if interleaved else d % half
+            first = d % 2 == 0 if interleaved else d < half
+            other = d + tirx.Select(first, tirx.const(1, _INT), tirx.const(-1, _INT)) * (
+                1 if interleaved else half
+            )
+            inside = d < 2 * half
+            own = data(b, n, s, d)
+            partner = data(b, n, s, tirx.Select(inside, other, d))
+            column = tirx.Select(inside, pair, tirx.const(0, _INT))
+            sign = tirx.Select(first, tirx.const(-1.0, data.dtype), tirx.const(1.0, data.dtype))
+            c, w = cosine(row, column), sine(row, column)
+            turned = own * c.astype(data.dtype) + sign * partner * w.astype(data.dtype)
+            return tirx.Select(inside, turned, own)
+
+        return stage(data.shape, element, name="turned")
+
+    return loops(site, "rotary", rotary, x, *tables, places)
+
+
+def rotary_embedding(site: CompositionSite, a: RotaryEmbeddingAttrs) -> Sequence[Expr]:
+    """As :data:`qdqbridge.core.ops.rotary_embedding.ROTARY_EMBEDDING` says."""
+    x, tables = site.arg(0), [site.arg(1), site.arg(2)]
+    data = wide(site, x)
+    data = data if site.rank(data) == 4 else heads_first(site, data, a.num_heads)
+    batch, _, length, _ = site.extents(data)
+    steps = site("reshape", site.counted(length), (1, length))
+    if not site.has(3):
+        rows = site("reshape", site.counted(batch), (batch, 1))
+        count = site.scope.run_time_extent(data, 2, _INT)
+        places = site("add", site("multiply", rows, count), steps)
+        tables = [site("reshape", t, (-1, site.extents(t)[-1])) for t in tables]
+    elif site.rank(site.arg(3)) == 1:
+        begin = site("reshape", site.cast(site.arg(3), _INT), (1, 1))
+        places = site("broadcast_to", site("add", begin, steps), (batch, length))
+    else:
+        places = site("reshape", site.cast(site.arg(3), _INT), (batch, length))
+    if site.has(3):
+        need_rows(site, tables[0], places, from_the_end=True)
+    turned = rotated(site, data, tables, places, interleaved=a.interleaved)
+    result = turned if site.rank(x) == 4 else heads_last(site, turned)
+    return [site.cast(result, site.dtype(x))]
+
+
+def _multimodal(site: CompositionSite) -> Sequence[Expr]:
+    """A RotaryEmbedding by three places of each token, each of which has columns of the tables.
+
+    Source: onnxruntime docs/ContribOperators.md, mrotary_embedding.
+    """
+    if site.onnx.int_("is_packed_batching", 0) or site.onnx.float_("scale", 1.0) != 1.0:
+        raise NoRow("its batch is ragged, or it has a scale")
+    x, places, tables = site.arg(0), site.cast(site.arg(1), _INT), [site.arg(2), site.arg(3)]
+    half = site.static(tables[0])[1]
+    data, heads = wide(site, x), site.onnx.int_("num_heads", 0)
+    if site.rank(data) != 4:
+        width = site.extents(data)[-1]
+        if not heads and isinstance(width, int):
+            heads = width // (2 * half)
+        data = heads_first(site, data, heads)
+    batch, _, length, _ = site.extents(data)
+    for have, want in zip(site.extents(places), (3, batch, length), strict=True):
+        site.scope.need_same(have, want)
+    places = site("reshape", places, (3, batch, length))
+    need_rows(site, tables[0], places)
+    streams = site.number(_streams(site, half), _INT)
+    rows = [loops(site, "places", _by_columns, table, places, streams) for table in tables]
+    tables = [site("reshape", table, (-1, half)) for table in rows]
+    count = site.scope.run_time_extent(data, 2, _INT)
+    begin = site("multiply", site("reshape", site.counted(batch), (batch, 1)), count)
+    tokens = site("add", begin, site("reshape", site.counted(length), (1, length)))
+    interleaved = bool(site.onnx.int_("interleaved", 0))
+    turned = rotated(site, data, tables, tokens, interleaved=interleaved)
+    result = turned if site.rank(x) == 4 else heads_last(site, turned)
+    return [site.cast(result, site.dtype(x))]
+
+
+def _streams(site: CompositionSite, half: int) -> NDArray[np.int64]:
+    """Returns by which of the three places each column of the tables is found."""
+    sections = site.onnx.ints("mrope_section", ())
+    if len(sections) != 3 or sum(sections) != half:
+        raise NoRow(f"its sections {list(sections)} are not {half} columns")
+    if site.onnx.int_("mrope_layout", 0) == 0:
+        return np.repeat(np.arange(3), sections)
+    streams = np.zeros(half, np.int64)
+    for stream in (1, 2):  # every third column, as far as the section reaches
+        streams[stream : 3 * sections[stream] : 3] = stream
+    return streams
+
+
+def _by_columns(table: te.Tensor, places: te.Tensor, streams: te.Tensor) -> te.Tensor:
+    """Returns the row of a table that each token has, column by column."""
+    shape = (places.shape[1], places.shape[2], table.shape[1])
+
+    def element(b: Expr, s: Expr, c: Expr) -> Expr:
+        row = tirx.max(tirx.min(places(streams(c), b, s), table.shape[0] - 1), 0)
+        return table(row, c)
+
+    return stage(shape, element, name="rows")
+
+
+ROTARY: Mapping[str, Composition] = {"MRotaryEmbedding": _multimodal}
+"""By the operator's name in the domain com.microsoft, of those that have no row."""

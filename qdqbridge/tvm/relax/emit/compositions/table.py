@@ -1,0 +1,103 @@
+"""Which ONNX operators are composed here, and by what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from qdqbridge.core.graph.graph import Node
+from qdqbridge.core.ops.dot_product_attention import ATTENTION
+from qdqbridge.core.ops.group_query_attention import GROUP_QUERY_ATTENTION
+from qdqbridge.core.ops.rotary_embedding import ROTARY_EMBEDDING
+from qdqbridge.core.ops.sparse_attention import SPARSE_ATTENTION
+from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+from qdqbridge.tvm.qnn.emit.scope import Expr
+from qdqbridge.tvm.relax.emit.compositions.attention import MULTI_HEAD, QUANTIZED_ATTENTION
+from qdqbridge.tvm.relax.emit.compositions.broadcasting import BROADCASTING
+from qdqbridge.tvm.relax.emit.compositions.caches import CACHES
+from qdqbridge.tvm.relax.emit.compositions.computed_sizes import COMPUTED_SIZES
+from qdqbridge.tvm.relax.emit.compositions.conversion import CONVERSION
+from qdqbridge.tvm.relax.emit.compositions.counting import COUNTING
+from qdqbridge.tvm.relax.emit.compositions.deformable import DEFORMABLE
+from qdqbridge.tvm.relax.emit.compositions.determinants import DETERMINANTS
+from qdqbridge.tvm.relax.emit.compositions.dot_product_attention import attention
+from qdqbridge.tvm.relax.emit.compositions.elementwise import ELEMENTWISE
+from qdqbridge.tvm.relax.emit.compositions.embeddings import EMBEDDINGS
+from qdqbridge.tvm.relax.emit.compositions.experts import EXPERT_LOOPS
+from qdqbridge.tvm.relax.emit.compositions.features import FEATURES
+from qdqbridge.tvm.relax.emit.compositions.filter_banks import FILTER_BANKS
+from qdqbridge.tvm.relax.emit.compositions.folding import FOLDING
+from qdqbridge.tvm.relax.emit.compositions.fourier import FOURIER
+from qdqbridge.tvm.relax.emit.compositions.gates import GATES
+from qdqbridge.tvm.relax.emit.compositions.group_query_attention import (
+    group_query_attention,
+    sparse_attention,
+)
+from qdqbridge.tvm.relax.emit.compositions.images import IMAGES
+from qdqbridge.tvm.relax.emit.compositions.indexing import INDEXING
+from qdqbridge.tvm.relax.emit.compositions.linear_attention import LINEAR_ATTENTION
+from qdqbridge.tvm.relax.emit.compositions.normalization import NORMS
+from qdqbridge.tvm.relax.emit.compositions.optimizers import OPTIMIZERS
+from qdqbridge.tvm.relax.emit.compositions.packed_products import PACKED_PRODUCTS
+from qdqbridge.tvm.relax.emit.compositions.pooling import POOLING
+from qdqbridge.tvm.relax.emit.compositions.presence import PRESENCE
+from qdqbridge.tvm.relax.emit.compositions.products import PRODUCTS
+from qdqbridge.tvm.relax.emit.compositions.recurrent import RECURRENT
+from qdqbridge.tvm.relax.emit.compositions.reductions import REDUCTIONS
+from qdqbridge.tvm.relax.emit.compositions.regions import REGIONS
+from qdqbridge.tvm.relax.emit.compositions.reversal import REVERSAL
+from qdqbridge.tvm.relax.emit.compositions.rotary_embedding import ROTARY, rotary_embedding
+from qdqbridge.tvm.relax.emit.compositions.shapes import SHAPES
+from qdqbridge.tvm.relax.emit.compositions.site import Composition, CompositionSite, of_row
+from qdqbridge.tvm.relax.emit.compositions.suppression import SUPPRESSION
+from qdqbridge.tvm.relax.emit.compositions.trees import TREES
+from qdqbridge.tvm.relax.emit.scope import RelaxScope
+
+COMPOSITIONS: Mapping[str, Composition] = {
+    **CONVERSION, **ELEMENTWISE, **IMAGES, **POOLING, **PRODUCTS, **REDUCTIONS, **REGIONS, **SHAPES,
+    **COMPUTED_SIZES, **CACHES, **INDEXING, **LINEAR_ATTENTION, **RECURRENT, **REVERSAL,
+    **SUPPRESSION, **FOURIER, **NORMS, **FOLDING, **DEFORMABLE, **DETERMINANTS, **COUNTING,
+    **BROADCASTING, **PRESENCE, **FILTER_BANKS,
+}  # fmt: skip
+"""By the operator's name in ONNX's own domain."""
+OF_MICROSOFT: Mapping[str, Composition] = {
+    **EMBEDDINGS, **LINEAR_ATTENTION, **GATES, **PACKED_PRODUCTS,
+    **QUANTIZED_ATTENTION,
+    **ROTARY,
+}  # fmt: skip
+"""By the operator's name in com.microsoft, of those that have no row."""
+OF_DOMAINS: Mapping[str, Mapping[str, Composition]] = {
+    "": COMPOSITIONS,
+    "com.microsoft": OF_MICROSOFT,
+    "ai.onnx.ml": {**FEATURES, **TREES},
+    "ai.onnx.preview.training": OPTIMIZERS,
+}
+"""Those without a row, by their domain."""
+OF_ROWS: Mapping[str, Composition] = {
+    **MULTI_HEAD,
+    **EXPERT_LOOPS,
+    **dict((
+        of_row(ATTENTION, attention),
+        of_row(GROUP_QUERY_ATTENTION, group_query_attention),
+        of_row(SPARSE_ATTENTION, sparse_attention),
+        of_row(ROTARY_EMBEDDING, rotary_embedding),
+    )),
+}  # fmt: skip
+"""By the name of a row that hosts compute in a function of its own."""
+
+
+def composition_of(node: Node) -> Callable[[RelaxScope, Node], Sequence[Expr]] | None:
+    """Returns what emits a node in a function of its own; None where nothing here does.
+
+    What is returned raises :class:`~qdqbridge.onnx_io.codecs.view.NoRow` for a variant that it
+    does not know.
+    """
+    attributes = node.attributes
+    if node.op.apart:
+        composition = OF_ROWS.get(node.op.name)
+    elif isinstance(attributes, ForeignAttrs):
+        composition = OF_DOMAINS.get(attributes.domain, {}).get(attributes.op_type)
+    else:
+        return None
+    if composition is None:
+        return None
+    return lambda scope, alone: composition(CompositionSite.of(scope, alone))

@@ -1,0 +1,410 @@
+"""Nodes without a row, one at a time, as functions of their own.
+
+Whoever can say what a node computes is asked in turn: our compositions of Relax operators, TVM's
+own ONNX importer where it is known to be right, ONNX's definition of the operator in simpler nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax, tirx
+from tvm.relax.frontend.onnx import from_onnx
+
+from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.edit import Editor, link
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.graph.verify import verify
+from qdqbridge.core.ops.attributes import CastAttrs, LinearAttrs
+from qdqbridge.core.ops.cast import CAST
+from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
+from qdqbridge.onnx_io.codecs.view import NoRow
+from qdqbridge.onnx_io.control_flow.conditional import is_conditional
+from qdqbridge.onnx_io.control_flow.unrolling import UnknownSteps, is_repeated, unrolled
+from qdqbridge.onnx_io.foreign.expansion import expanded
+from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+from qdqbridge.onnx_io.reading.constants import Folding
+from qdqbridge.tvm.qnn.emit.dtypes import tvm_dtype
+from qdqbridge.tvm.qnn.emit.scope import Expr, unsupported
+from qdqbridge.tvm.qnn.origin import is_written
+from qdqbridge.tvm.relax.emit.branches import EmitBranch, conditional_module
+from qdqbridge.tvm.relax.emit.compositions import composition_of
+from qdqbridge.tvm.relax.emit.functions import added
+from qdqbridge.tvm.relax.emit.importer_gaps import adjusted, gap
+from qdqbridge.tvm.relax.emit.loops import EmitBody, repeated_module
+from qdqbridge.tvm.relax.emit.run_time_parameters import arguments, linear_module
+from qdqbridge.tvm.relax.emit.scope import RelaxScope
+
+_FEW, _MANY = 512, 1024
+"""How many nodes steps may have together that are written out, and where nothing else goes."""
+EmitNode = Callable[[RelaxScope, Node], Sequence[Expr]]
+EmitGraph = Callable[[Graph, "EmitNode | None"], ir.IRModule]
+"""Emits a graph as a module; its nodes without a row as the second argument says, if given."""
+EmitTyped = Callable[[RelaxScope, Node, Expr, Value], Expr]
+"""Gives a result of a function the type of the graph's value."""
+
+
+def emit_foreign(
+    scope: RelaxScope, node: Node, emit_graph: EmitGraph, *, shown: bool = True
+) -> Sequence[Expr]:
+    """Emits a carried-through node as a call of a function that computes it.
+
+    Args:
+        scope: Where to.
+        node: The node.
+        emit_graph: Emits what the node stands for.
+        shown: Its large constants are operands, which the call shows to readers; else they stand
+            in the function, where what is computed of them alone is computed once.
+
+    Raises:
+        UnsupportedTargetError: Nobody knows how to compute it with TVM.
+    """
+    node = _handed_over(scope, node, shown=shown)
+    if isinstance(node.attributes, LinearAttrs):
+        callee = added(scope.builder, linear_module(node, node.attributes), node.op.name.lower())
+        return [scope.emit(relax.Call(callee, list(arguments(scope, node))))]
+    if node.op.apart:
+        module = _composed(scope, node, emit_graph)
+        if module is None:
+            raise unsupported(node, "TVM has no counterpart of it")
+        return _called(scope, node, module)
+    if is_conditional(node):
+        return emit_conditional(scope, node, lambda branch: emit_graph(branch, None))
+    if is_repeated(node):
+        return emit_repeated(scope, node, lambda body: emit_graph(body, None))
+    if not isinstance(node.attributes, ForeignAttrs):
+        raise unsupported(node, "it carries no ONNX node")
+    reasons: list[str] = []
+    cause: Exception | None = None
+    for way in (_composed, _imported, _defined):
+        try:
+            module = way(scope, node, emit_graph)
+            if module is not None:
+                return _called(scope, node, module)
+        except UnsupportedTargetError as error:
+            reasons.append(error.why)
+            cause = error
+        except QdqBridgeError as error:
+            reasons.append(f"{error.what}: {error.why}")
+            cause = error
+    raise unsupported(node, "; ".join(reasons)) from cause
+
+
+def emit_conditional(scope: RelaxScope, node: Node, emit_branch: EmitBranch) -> Sequence[Expr]:
+    """Emits a carried If as a call of a function that chooses between two.
+
+    Args:
+        scope: Where to.
+        node: The If.
+        emit_branch: Emits a branch.
+
+    Raises:
+        UnsupportedTargetError: TVM cannot run a branch.
+    """
+    whole, node = node, _decided(scope, node)
+    (alone,) = _alone(scope, node).nodes
+    try:
+        module = conditional_module(alone, emit_branch)
+    except QdqBridgeError as error:
+        raise unsupported(node, f"{error.what}: {error.why}") from error
+    results = _called(scope, node, module, _with_extents_of_the_run)
+    for value, result in zip(whole.outputs, results, strict=True):
+        if value.users and result.ty.ndim < 0:
+            raise unsupported(node, f"its branches give '{value.name}' in different ranks")
+    return results
+
+
+def _decided(scope: RelaxScope, node: Node) -> Node:
+    """Returns an If with a constant for a condition that extents decide, in what is run."""
+    known = scope.arithmetic.truth(node.operand(0)) if scope.checked else None
+    if known is None:
+        return node
+    condition = Value(TensorType(DType.BOOL, ()), constant=Constant.of(np.asarray(known)))
+    outputs = [Value(value.type, value.name) for value in node.outputs]
+    return Node(node.op, node.attributes, [condition, *node.inputs[1:]], outputs, node.origin)
+
+
+def emit_repeated(scope: RelaxScope, node: Node, emit_body: EmitBody) -> Sequence[Expr]:
+    """Emits a carried Loop or Scan as a call of a function that makes its steps.
+
+    A few steps whose number is known stand one behind the other, others are counted as they run:
+    compiling takes time by the square of what stands in one function.
+
+    Args:
+        scope: Where to.
+        node: The Loop or Scan.
+        emit_body: Emits a body, or several steps of it.
+
+    Raises:
+        UnsupportedTargetError: TVM cannot run the body.
+    """
+
+    def counted() -> ir.IRModule:
+        (alone,) = _alone(scope, node).nodes
+        return repeated_module(alone, emit_body)
+
+    def written_out(most: int) -> ir.IRModule:
+        return emit_body(canonicalize(unrolled(node, most)))
+
+    reasons: dict[str, QdqBridgeError] = {}
+    for way in (partial(written_out, _FEW), counted, partial(written_out, _MANY)):
+        try:
+            return _called(scope, node, way())
+        except UnknownSteps:
+            continue
+        except QdqBridgeError as error:
+            reasons[f"{error.what}: {error.why}"] = error
+    raise unsupported(node, "; ".join(reasons)) from next(iter(reasons.values()))
+
+
+def _with_extents_of_the_run(scope: RelaxScope, node: Node, result: Expr, value: Value) -> Expr:
+    """Returns a result of an If with open extents of its own.
+
+    Files declare those of one branch, merged decoders of optimum for example.
+    """
+    type_: Any = scope.builder.normalize(result).ty
+    shape = value.type.shape or (None,) * max(type_.ndim, 0)
+    if type_.shape is None and type_.ndim == len(shape):
+        count = len(scope.symbols)
+        extents: Any = [
+            extent if isinstance(extent, int) else scope.extent(f"{value.name}_{count}_{axis}")
+            for axis, extent in enumerate(shape)
+        ]
+        known = relax.TensorType(extents, str(type_.dtype))
+        result = scope.builder.match_cast(scope.emit(result), known)
+    return _typed(scope, node, result, value)
+
+
+def _handed_over(scope: RelaxScope, node: Node, *, shown: bool) -> Node:
+    """Returns the node with other operands where the call shall show or say more than the graph.
+
+    Large constants are operands, for readers; what has a rank that only TVM knows has it.
+    """
+    stands: dict[Value, Value] = {}
+    for value in node.inputs:
+        if value is None or value in stands:
+            continue
+        if value.constant is not None:
+            if shown and not is_written(value):
+                stands[value] = Value(value.type, value.name)
+        elif value.type.shape is None and scope.value(value).ty.shape is not None:
+            shape = tuple(
+                each if isinstance(each, int) else str(each)
+                for each in scope.extents(scope.value(value))
+            )
+            stands[value] = Value(TensorType(value.type.dtype, shape), value.name)
+    if not stands:
+        return node
+    scope.exprs.update((stand, scope.value(value)) for value, stand in stands.items())
+    inputs = [None if value is None else stands.get(value, value) for value in node.inputs]
+    outputs = [Value(value.type, value.name) for value in node.outputs]
+    return Node(node.op, node.attributes, inputs, outputs, node.origin)
+
+
+def _called(
+    scope: RelaxScope, node: Node, module: ir.IRModule, typed: EmitTyped | None = None
+) -> Sequence[Expr]:
+    name = f"onnx_{node.op.name.rpartition('::')[2].lower()}"
+    callee = added(scope.builder, module, name)
+    args = [scope.value(v) for v in node.inputs if v is not None and v.constant is None]
+    called = scope.emit(relax.Call(callee, args))
+    results = _results(node, called)[: len(node.outputs)]
+    typed = typed or _typed
+    return [typed(scope, node, r, v) for r, v in zip(results, node.outputs, strict=True)]
+
+
+def _results(node: Node, called: Expr) -> list[Expr]:
+    """Returns one expression per result.
+
+    Raises:
+        UnsupportedTargetError: TVM returns fewer.
+    """
+    several = isinstance(called.ty, relax.TupleType)
+    given = len(called.ty.fields) if several else 1
+    if given < len(node.outputs):
+        raise unsupported(
+            node, f"what computes it gives {given} of its {len(node.outputs)} results"
+        )
+    return [relax.TupleGetItem(called, i) for i in range(given)] if several else [called]
+
+
+def _typed(scope: RelaxScope, node: Node, result: Expr, value: Value) -> Expr:
+    """Returns a result in the graph's element type.
+
+    Raises:
+        UnsupportedTargetError: It has another shape than the graph's: TVM makes some results up.
+    """
+    type_: Any = scope.builder.normalize(result).ty
+    meant, shape = tvm_dtype(value.type.dtype), value.type.shape
+    extents = [] if type_.shape is None else list(type_.shape.values)
+    fixed = [
+        (int(have), extent)
+        for have, extent in zip(extents, shape or (), strict=False)
+        if isinstance(have, tirx.IntImm) and isinstance(extent, int)
+    ]
+    other_rank = shape is not None and type_.ndim not in (-1, len(shape))
+    if other_rank or any(have != extent for have, extent in fixed):
+        made = f"rank {type_.ndim}" if other_rank else f"{[have for have, _ in fixed]}"
+        raise unsupported(
+            node, f"what computes it gives {made} for the result '{value.name}' of {shape}"
+        )
+    if type_.shape is None and scope.knows(shape):
+        known = relax.TensorType(scope.shape(shape), str(type_.dtype))
+        result = scope.builder.match_cast(scope.emit(result), known)
+    return result if str(type_.dtype) == meant else scope.op.astype(scope.emit(result), meant)
+
+
+# ---- who says what it computes ------------------------------------------------------------------
+
+
+def _composed(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:
+    """Returns our composition of Relax operators, where there is one for this variant."""
+    composition = composition_of(node)
+    if composition is None:
+        return None
+
+    def emit(inner: RelaxScope, alone: Node) -> Sequence[Expr]:
+        try:
+            return composition(inner, alone)
+        except NoRow as why:
+            raise unsupported(node, str(why)) from why
+
+    return emit_graph(_alone(scope, node), emit)
+
+
+def _imported(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:
+    """Returns what TVM's own ONNX importer makes of it."""
+    del scope, emit_graph
+    wrong = gap(node)
+    if wrong is not None:
+        raise unsupported(node, f"TVM's ONNX importer would compute it wrongly: {wrong}")
+    for value in (*node.inputs, *node.outputs):
+        if value is not None and tvm_dtype(value.type.dtype) != str(value.type.dtype):
+            raise unsupported(node, f"TVM's ONNX importer has no tensors of {value.type.dtype}")
+    alone = adjusted(node.record(ForeignAttrs).model(node), node)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # TVM prints before it raises
+            return from_onnx(alone, _shapes(alone.graph), keep_params_in_input=False)
+    except Exception as error:  # TVM's converters raise whatever they meet
+        reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        raise unsupported(node, f"TVM's ONNX importer refuses it: {reason[0]}") from error
+
+
+def _shapes(graph: Any) -> dict[str, list[Any]]:
+    """Returns the shapes of a graph's inputs: TVM's importer itself takes 0 for an open extent."""
+    symbols: dict[str, Any] = {}
+
+    def extent(dim: Any) -> Any:
+        name = str(dim.dim_param)
+        if dim.HasField("dim_value"):
+            return int(dim.dim_value)
+        return symbols.setdefault(name, tirx.Var(name, "int64")) if name else tirx.Var("n", "int64")
+
+    types = {value.name: value.type.tensor_type for value in graph.input}
+    return {
+        name: [extent(dim) for dim in type_.shape.dim]
+        for name, type_ in types.items()
+        if type_.HasField("shape")
+    }
+
+
+def _defined(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:
+    """Returns ONNX's own definition of it in simpler nodes, where there is one.
+
+    Those compute half floats in float32: rounding each step would lose what the one operator keeps.
+    """
+    del scope
+    graph = expanded(_widened(node))
+    if graph is None:
+        return None
+    verify(graph)  # of operands that the node should not have ONNX makes nodes that nobody takes
+    _narrow(graph, node)
+    canonicalize(graph)
+    while _fold(graph):  # extents that are known make others known
+        canonicalize(graph)
+    return emit_graph(graph, None)
+
+
+def _fold(graph: Graph) -> bool:
+    """Makes constants of what only constants determine; returns whether there was any."""
+    editor, folding, found = Editor(graph), Folding(), False
+    for node in list(graph.nodes):
+        for value in node.outputs:
+            constant = folding.constant(value) if value.users or value in graph.outputs else None
+            if constant is not None:
+                type_ = TensorType(constant.dtype, constant.shape)
+                editor.replace_value(value, Value(type_, value.name, constant=constant))
+                found = True
+    editor.finish()
+    return found
+
+
+def _widened(node: Node) -> Node:
+    """Returns a node with float32 in the place of half floats."""
+    values = {value: _wide(value) for value in (*node.inputs, *node.outputs) if value is not None}
+    inputs = [None if value is None else values[value] for value in node.inputs]
+    outputs = [Value(values[value].type, value.name) for value in node.outputs]
+    return Node(node.op, node.attributes, inputs, outputs, node.origin)
+
+
+def _narrow(graph: Graph, node: Node) -> None:
+    """Gives a graph of :func:`_widened` the element types of the node's operands and results."""
+    fed = [value for value in node.inputs if value is not None and value.constant is None]
+    for index, (own, inner) in enumerate(zip(fed, list(graph.inputs), strict=True)):
+        if own.type.dtype is not inner.type.dtype:
+            graph.inputs[index] = Value(TensorType(own.type.dtype, inner.type.shape), inner.name)
+            cast = Node(CAST, CastAttrs(inner.type.dtype), [graph.inputs[index]], [inner])
+            graph.nodes.insert(0, cast)
+            link(cast)
+    for index, (own, inner) in enumerate(zip(node.outputs, list(graph.outputs), strict=True)):
+        if own.type.dtype is not inner.type.dtype:
+            graph.outputs[index] = Value(TensorType(own.type.dtype, inner.type.shape), inner.name)
+            cast = Node(CAST, CastAttrs(own.type.dtype), [inner], [graph.outputs[index]])
+            graph.nodes.append(cast)
+            link(cast)
+
+
+def _wide(value: Value) -> Value:
+    if value.type.dtype not in (DType.FLOAT16, DType.BFLOAT16):
+        return value
+    constant = value.constant
+    if constant is not None:
+        constant = Constant.of(constant.numpy().astype(np.float32))
+    return Value(TensorType(DType.FLOAT32, value.type.shape), value.name, constant=constant)
+
+
+def _alone(scope: RelaxScope, node: Node) -> Graph:
+    """Returns a graph of the node alone; its inputs have the types of their expressions."""
+    inputs: list[Value | None] = []
+    names: dict[str, str] = {}
+    for index, value in enumerate(node.inputs):
+        if value is None or value.constant is not None:
+            inputs.append(value)
+            continue
+        shape = tuple(_extents(scope, node, scope.value(value), names))
+        inputs.append(Value(TensorType(value.type.dtype, shape), f"in_{index}"))
+    outputs = [Value(value.type, f"out_{index}") for index, value in enumerate(node.outputs)]
+    alone = Node(node.op, node.attributes, inputs, outputs, node.origin)
+    fed = [value for value in inputs if value is not None and value.constant is None]
+    return Graph(fed, outputs, [value.name for value in outputs], [alone])
+
+
+def _extents(
+    scope: RelaxScope, node: Node, expr: Expr, names: dict[str, str]
+) -> Iterator[int | str]:
+    """Yields extents; each expression has one name of its own in the whole node."""
+    if expr.ty.shape is None:
+        raise unsupported(node, "the shape of an operand is known at run time only")
+    for extent in scope.extents(expr):
+        if isinstance(extent, int):
+            yield extent
+        else:
+            yield names.setdefault(str(extent), f"extent_{len(names)}")

@@ -1,0 +1,239 @@
+"""The other variant: float operators between ``R.quantize`` and ``R.dequantize``.
+
+TVM's own pattern tables (``example_npu``, ``tensorrt``, ``nnapi`` …) match float operators. Here
+every operator stands alone: its quantized operands are dequantized for it, weights too, and its
+result is quantized behind it. A narrower range becomes the ``relu`` or ``clip`` that it came from.
+Sums are float32 sums, in TVM's order: a result may be 1 LSB from the exact one of ``qnn``. A NaN
+becomes whatever ``R.quantize`` makes of it, not 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from tvm import tirx
+
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.numerics import dequantize
+from qdqbridge.core.graph.operator import Attributes, Flow, Operator
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import TensorType, static_shape
+from qdqbridge.core.ops.attributes import ResizeAttrs
+from qdqbridge.core.ops.composition import CompositionAttrs
+from qdqbridge.core.ops.matmul import DENSE
+from qdqbridge.tvm.qnn.emit.conversions import CONVERSIONS
+from qdqbridge.tvm.qnn.emit.data_movement import DATA_MOVEMENT
+from qdqbridge.tvm.qnn.emit.dtypes import storage, tvm_dtype
+from qdqbridge.tvm.qnn.emit.floating import FLOATING
+from qdqbridge.tvm.qnn.emit.nodes import Foreign, computes_minifloats, in_integers
+from qdqbridge.tvm.qnn.emit.resize import emit_resize
+from qdqbridge.tvm.qnn.emit.scope import EmissionScope, Expr, unsupported
+from qdqbridge.tvm.relax.emit.scope import RelaxScope
+
+_METHODS = {"nearest": "nearest_neighbor", "linear": "linear"}
+_COORDINATES = ("asymmetric", "align_corners", "half_pixel")
+
+
+class QdqScope(RelaxScope):
+    """Emits conversions as Relax's own two operators."""
+
+    def quantize(self, real: Expr, params: QuantParams, hint: str = "") -> Expr:
+        """Emits ``R.quantize`` behind the clamp of a narrower range."""
+        if params.storage_dtype.is_small_float:
+            return super().quantize(real, params, hint)
+        axis, bounded = -1 if params.axis is None else params.axis, None
+        scale, zero_point = self.scale(params), self.zero_point(params)
+        if params.blocked:
+            real = self._rounded_in_blocks(real, params)
+            scale, zero_point = (
+                self.number(np.ones((), np.float32)),
+                self.number(np.zeros((), "i1")),
+            )
+        else:
+            bounded = self._bounded(real, params)
+        stored = self.op.quantize(
+            real if bounded is None else bounded, scale, zero_point, axis, storage(params)
+        )
+        bound = self.emit(stored, hint)
+        return self.clamp(bound, params) if bounded is None else bound
+
+    def _bounded(self, real: Expr, params: QuantParams) -> Expr | None:
+        """Returns ``real`` within a narrower range; None where integers have to be clipped.
+
+        The bounds are the real values of the ends, which are rounded to those ends again.
+        """
+        lowest, highest = np.iinfo(storage(params)).min, np.iinfo(storage(params)).max
+        if not params.per_tensor or (params.qmin == lowest and params.qmax == highest):
+            return None
+        if params.qmin == int(params.zero_point) and params.qmax == highest:
+            return self.emit(self.op.nn.relu(real))
+        ends = np.asarray([params.qmin, params.qmax], storage(params))
+        low, high = (float(end) for end in dequantize(ends, params.widened()).astype(np.float32))
+        return self.emit(self.op.clip(real, low, high))
+
+    def dequantize(self, stored: Expr, params: QuantParams) -> Expr:
+        """Emits ``R.dequantize`` to float32, or to float16 where the model computes in that."""
+        if params.storage_dtype.is_small_float:
+            return super().dequantize(stored, params)
+        if params.blocked:
+            return self._dequantize_blocks(stored, params)
+        axis = -1 if params.axis is None else params.axis
+        dtype = "float16" if params.expressed_dtype is DType.FLOAT16 else "float32"
+        scale, zero_point = self.scale(params), self.zero_point(params)
+        return self.emit(self.op.dequantize(stored, scale, zero_point, axis, dtype))
+
+    def zero_point(self, params: QuantParams) -> Expr:
+        """Returns the zero point in the storage type, as Relax's operators want it."""
+        return self.number(params.zero_point.astype(storage(params)))
+
+    def converted(self, value: Value, params: QuantParams) -> Expr:
+        """Returns a value in the quantized type of ``params``: as it is, or by way of floats."""
+        if value.quant is not None and value.quant.params.same_mapping(params):
+            return self.clamp(self.value(value), params)
+        return self.quantize(self.cast(self.real(value), "float32"), params)
+
+
+def between_conversions(scope: EmissionScope, node: Node, foreign: Foreign) -> Sequence[Expr]:
+    """Emits a node as ``R.dequantize`` of its operands, one operator, ``R.quantize``.
+
+    Returns:
+        One expression per result.
+
+    Raises:
+        UnsupportedTargetError: There is no Relax counterpart.
+    """
+    if node.op.flow is Flow.FLOAT and node.op not in FLOATING:
+        return foreign(node)
+    if node.op in CONVERSIONS:
+        return [CONVERSIONS[node.op](scope, node)]
+    part = _floating(scope, node, node.op, node.attributes)
+    if node.op in DATA_MOVEMENT:
+        moved = DATA_MOVEMENT[node.op](scope, part, scope.value(part.operand(0)))
+        reals = moved if isinstance(moved, list) else [moved]
+    elif isinstance(node.attributes, ResizeAttrs):
+        reals = [_resized(scope, part, node.attributes)]
+    elif isinstance(node.attributes, CompositionAttrs):
+        reals = [_composed(scope, part, node.attributes)]
+    else:
+        reals = [_computed(scope, node, part)]
+    emitted = [scope.emit(real) for real in reals]
+    return [_stored(scope, node, v, e) for v, e in zip(node.outputs, emitted, strict=False)]
+
+
+def in_codes(scope: EmissionScope, node: Node, foreign: Foreign) -> Sequence[Expr]:
+    """Emits a node in the QNN dialect; one that computes with 8- or 4-bit floats, on floats."""
+    form = between_conversions if computes_minifloats(node) else in_integers
+    return form(scope, node, foreign)
+
+
+def _floating(scope: EmissionScope, node: Node, operator: Operator, attributes: Attributes) -> Node:
+    """Returns a node as an operator on real values; its quantized operands are dequantized."""
+    inputs = list(node.inputs)
+    for index, value in node.data_operands():
+        if value.quant is not None and not (node.op is DENSE and index == 1):
+            dtype = value.quant.params.expressed_dtype
+            inputs[index] = real = Value(TensorType(dtype, value.type.shape), value.name)
+            scope.exprs[real] = scope.real(value)
+    results: list[Value] = []
+    for value in node.outputs:
+        dtype = value.quant.params.expressed_dtype if value.quant else value.type.dtype
+        results.append(Value(TensorType(dtype, value.type.shape), value.name))
+    return Node(operator, attributes, inputs, results, node.origin)
+
+
+def _stored(scope: EmissionScope, node: Node, value: Value, expr: Expr) -> Expr:
+    """Quantizes a float result where the value is quantized."""
+    if value.quant is None:
+        return expr
+    params = value.quant.params
+    params = params.widened() if _within(node, params) else params
+    return scope.quantize(scope.cast(expr, "float32"), params)
+
+
+def _within(node: Node, params: QuantParams) -> bool:
+    """True where the operand's range already keeps the result in its own, so that none is said."""
+    source = node.operand(0).quant
+    if source is None or not (source.params.per_tensor and params.per_tensor):
+        return False
+    if node.op not in DATA_MOVEMENT:
+        return False
+    (low, high), (lowest, highest) = _interval(source.params), _interval(params)
+    return lowest <= min(low, 0.0) and max(high, 0.0) <= highest
+
+
+def _interval(params: QuantParams) -> tuple[float, float]:
+    zero_point, scale = float(params.zero_point), float(params.scale)
+    return (params.qmin - zero_point) * scale, (params.qmax - zero_point) * scale
+
+
+def _computed(scope: EmissionScope, node: Node, part: Node) -> Expr:
+    if node.op not in FLOATING:
+        raise unsupported(node, "there is no Relax counterpart")
+    if node.op is DENSE:
+        args = [scope.value(part.operand(0)), _permuted(scope, node.operand(1))]
+        product = scope.emit(scope.op.matmul(*_alike(scope, args)))
+        bias = [scope.value(value) for value in part.inputs[2:] if value is not None]
+        return scope.op.add(*_alike(scope, [product, *bias])) if bias else product
+    args = [scope.value(value) for value in part.inputs if value is not None]
+    return FLOATING[node.op](scope, part, _alike(scope, args))
+
+
+def _alike(scope: EmissionScope, args: list[Expr]) -> list[Expr]:
+    """Returns operands whose floats have the type of the first one (a bias may be wider)."""
+    floats = [scope.dtype(arg) for arg in args if "float" in scope.dtype(arg)]
+    return [scope.cast(arg, floats[0]) if "float" in scope.dtype(arg) else arg for arg in args]
+
+
+def _permuted(scope: EmissionScope, weight: Value) -> Expr:
+    """Returns a weight (units, K) as (K, units); a constant is stored that way."""
+    quant, constant = weight.quant, weight.constant
+    if constant is None or (quant is not None and quant.params.blocked):
+        return scope.emit(scope.op.permute_dims(scope.real(weight)))
+    permuted = constant.map(np.transpose, shape=constant.shape[::-1])
+    stored = scope.constant(permuted, weight.name)
+    if quant is None:
+        return stored
+    params, axis = quant.params, quant.params.axis
+    params = params if axis is None else params.with_axis(1 - axis)
+    return scope.cast(scope.dequantize(stored, params), tvm_dtype(params.expressed_dtype))
+
+
+def _composed(scope: EmissionScope, part: Node, attributes: CompositionAttrs) -> Expr:
+    """Emits the steps of a composition one by one, in float32."""
+    exprs = [scope.value(value) for value in part.inputs if value is not None]
+    for step in attributes.steps:
+        one = _floating(scope, part, step.op, step.attributes)
+        if step.op not in FLOATING:
+            raise unsupported(one, "there is no Relax counterpart")
+        args = _alike(scope, [exprs[index] for index in step.operands])
+        exprs.append(scope.emit(FLOATING[step.op](scope, one, args)))
+    return exprs[-1]
+
+
+def _resized(scope: EmissionScope, part: Node, attributes: ResizeAttrs) -> Expr:
+    """Emits ``R.image.resize2d`` where it is the same function, else weighted sums."""
+    before, after = static_shape(part.operand(0).type.shape), static_shape(part.output.type.shape)
+    if before is None or after is None or not _plain(attributes, before, after):
+        return emit_resize(scope, part)
+    return scope.op.image.resize2d(
+        scope.value(part.operand(0)),
+        (tirx.IntImm("int64", after[2]), tirx.IntImm("int64", after[3])),
+        layout="NCHW",
+        method=_METHODS[attributes.mode],
+        coordinate_transformation_mode=attributes.coordinate_transformation_mode,
+        rounding_method=attributes.nearest_mode,
+    )
+
+
+def _plain(attributes: ResizeAttrs, before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """True where TVM's resize of an image computes the same; it knows sizes, not scales."""
+    if len(before) != 4 or before[:2] != after[:2] or attributes.antialias:
+        return False
+    if attributes.scales is not None:
+        exact = (n * s == m for n, s, m in zip(before, attributes.scales, after, strict=True))
+        if not all(exact):
+            return False
+    known = attributes.coordinate_transformation_mode in _COORDINATES
+    return known and attributes.mode in _METHODS

@@ -1,0 +1,376 @@
+"""A compiled graph that runs under the model's own input and output names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+from tvm import relax
+
+from qdqbridge.core.arguments import path_of
+from qdqbridge.core.graph.copying import symbolic_extents
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Graph
+from qdqbridge.core.graph.interpreter import check_inputs
+from qdqbridge.core.graph.types import Dim, NestedType, static_shape
+from qdqbridge.errors import InputDataError, UnsupportedTargetError
+from qdqbridge.tvm.qnn.emit.dtypes import from_tvm_array
+from qdqbridge.tvm.qnn.emit.graph import agreed
+from qdqbridge.tvm.qnn.emit.scope import reason
+from qdqbridge.tvm.relax import saving
+from qdqbridge.tvm.relax.building import built
+from qdqbridge.tvm.relax.emit.compositions.presence import DROPPED
+from qdqbridge.tvm.relax.emit.compositions.rotary_embedding import ROTARY_ROWS
+from qdqbridge.tvm.relax.emit.index_bounds import INDEXED_EXTENT
+from qdqbridge.tvm.relax.emit.module import ModuleEmitter
+from qdqbridge.tvm.relax.files import without_lines
+from qdqbridge.tvm.relax.instructions import features_of, missing_features, need_features
+from qdqbridge.tvm.relax.interrupts import raise_interrupt
+from qdqbridge.tvm.relax.kernels.codegen.cpu import HOST, cpu_of, host_threads, target_of
+from qdqbridge.tvm.relax.kernels.emit import emit_plan
+from qdqbridge.tvm.relax.kernels.plan import plan
+from qdqbridge.tvm.relax.lowering import lowered
+from qdqbridge.tvm.relax.tensors import PLAIN, aligned, to_array, to_tensor
+from qdqbridge.tvm.relax.threads import Caller
+
+KERNELS = ("fast", "reference")
+
+
+class Executable:
+    """Compiled machine code with the interface of the model.
+
+    Several threads may call :meth:`run` of one executable, which they then do in turn, or each of
+    its own executable at the same time.
+
+    Attributes:
+        graph: The graph it was compiled from; of one that was loaded, the interface alone.
+        module: The Relax module before lowering; None of one that was loaded.
+        library: TVM's compiled module.
+        threads: How many threads run it.
+        target: The TVM target; None of one that was loaded.
+        source: The file that it was loaded from, also by a cache; None of one that was compiled.
+    """
+
+    def __init__(
+        self, graph: Graph, module: Any, library: Any, threads: int = 1, target: Any = None,
+        source: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.source = source
+        self.graph, self.module, self.library = graph, module, library
+        self.threads, self.target, self._caller = threads, target, Caller(threads)
+        self._device: Any = tvm.cpu()
+        self._takes = _plain_inputs(graph)
+        outputs = zip(graph.output_names, graph.outputs, strict=True)
+        self._gives = [(name, value.type.dtype) for name, value in outputs]
+        # what was loaded has been looked at
+        self._features = [] if target is None else features_of(target)
+        self._main: Any = None
+        if not missing_features(self._features):
+            with without_lines(b"Warning: Scope Loaded"):
+                self._main = relax.VirtualMachine(library, self._device)["main"]
+
+    def __reduce__(self) -> str:
+        """Refuses to be pickled or copied.
+
+        Raises:
+            InputDataError: Always.
+        """
+        raise InputDataError(
+            "an executable cannot be pickled or copied",
+            why="it holds machine code",
+            fix="save it, and load it with load_executable",
+        )
+
+    @property
+    def input_names(self) -> list[str]:
+        """The model's input names, in order."""
+        return [value.name for value in self.graph.inputs]
+
+    @property
+    def output_names(self) -> list[str]:
+        """The model's output names, in order."""
+        return list(self.graph.output_names)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes it as a library that :func:`qdqbridge.load_executable` loads, with its interface.
+
+        One that was loaded is copied.
+
+        Args:
+            path: The file, which ends in ``.so``; an existing one is replaced.
+
+        Raises:
+            InputDataError: The name does not end so, or it was not compiled for one target.
+            ModelFileError: What it was loaded from is not there any more, or damaged.
+            OutputFileError: The operating system or the linker refuses, as it does for another
+                architecture.
+        """
+        if self.source is not None:
+            saving.copy(self.source, path_of(path))
+            return
+        if self.target is None:
+            raise InputDataError(
+                "cannot save the executable",
+                why="TVM did not compile it for one target",
+                fix="compile it with qdqbridge.compile",
+            )
+        held = {id(v.constant): v.constant.nbytes for v in self.graph.values() if v.constant}
+        code = len(self.graph.nodes) << 16  # rather more than less
+        interface = saving.interface_of(self.graph, self.target, self.threads)
+        saving.write(self.library, path_of(path), sum(held.values()) + code, interface)
+
+    def buffers(self) -> dict[str, NDArray[Any]]:
+        """Returns an array for each input of known extents, to fill in and run without a copy."""
+        made: dict[str, NDArray[Any]] = {}
+        for value in self.graph.inputs:
+            shape = static_shape(value.type.shape)
+            if shape is not None:
+                made[value.name] = aligned(shape, value.type.dtype.numpy)
+        return made
+
+    def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Runs the model.
+
+        Args:
+            inputs: One array per input; quantized inputs take stored integers. An array is copied
+                unless it is contiguous, writable and begins at a multiple of 64 bytes, as those of
+                :meth:`buffers` do.
+
+        Returns:
+            One array per output name; quantized outputs are stored integers.
+
+        Raises:
+            InputDataError: An input is missing, unknown, of the wrong dtype or shape, or outside
+                its range, or open extents do not fit each other, or tables of rotation have no row
+                for a place.
+            UnsupportedTargetError: It was compiled for a CPU with instructions that this one has
+                not, or TVM computes a shape that its own code does not take.
+        """
+        arrays = _as_they_are(self._takes, inputs) or check_inputs(self.graph.inputs, inputs)
+        if self._main is None:
+            need_features(self._features)
+        try:
+            return self._caller.call(self._compute, arrays)
+        except InputDataError:
+            raise
+        except Exception as error:  # TVM raises what it likes
+            raise_interrupt(error)
+            for extent, told in _TOLD.items():
+                if extent in str(error):
+                    raise told(error) from error
+            if not symbolic_extents(self.graph):
+                raise _cannot_run(error) from error
+            raise _unfit(error, arrays) from error
+
+    def _compute(self, arrays: Sequence[NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Returns the results; what TVM allocates for them is freed when it returns."""
+        result: Any = self._main(*(to_tensor(array, self._device) for array in arrays))
+        results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
+        return {
+            name: _result(name, tensor, dtype)
+            for (name, dtype), tensor in zip(self._gives, results, strict=True)
+        }
+
+
+PlainInput = tuple[str, "np.dtype[Any]", tuple[Dim, ...]]
+"""Name, element type and extents of an input of known rank that may hold whatever its type can."""
+
+
+def _plain_inputs(graph: Graph) -> tuple[PlainInput, ...]:
+    """Returns the inputs of a graph; nothing where more than these are to be looked at."""
+    found: list[PlainInput] = []
+    for value in graph.inputs:
+        narrow = value.quant is not None and not value.quant.params.full_range
+        if isinstance(value.type, NestedType) or value.type.shape is None or narrow:
+            return ()
+        found.append((value.name, value.type.dtype.numpy, value.type.shape))
+    return tuple(found)
+
+
+def _as_they_are(
+    wanted: Sequence[PlainInput], inputs: Mapping[str, NDArray[Any]]
+) -> list[NDArray[Any]] | None:
+    """Returns inputs that fit; None for all others, of which :func:`check_inputs` says why.
+
+    A small model runs as long as that takes.
+    """
+    if not isinstance(inputs, dict) or len(inputs) != len(wanted):
+        return None
+    bound: dict[str, int] = {}
+    found: list[NDArray[Any]] = []  # to call list[...] takes microseconds
+    for name, dtype, shape in wanted:
+        array = inputs.get(name)
+        if type(array) is not np.ndarray or array.dtype != dtype or array.ndim != len(shape):
+            return None
+        for extent, want in zip(array.shape, shape, strict=True):
+            if extent != (bound.setdefault(want, extent) if isinstance(want, str) else want):
+                return None
+        found.append(array)
+    return found
+
+
+def _result(name: str, tensor: Any, dtype: DType) -> NDArray[Any]:
+    """Returns a copy of a result in the element type that it stands for."""
+    _check_extents(name, tensor)
+    if dtype in PLAIN:
+        array = np.from_dlpack(tensor)
+        if array.dtype == dtype.numpy:
+            return array.copy()
+    return from_tvm_array(to_array(tensor), dtype)
+
+
+def _check_extents(name: str, tensor: Any) -> None:
+    """Refuses a result of a negative extent, which TVM computes of sizes that are negative.
+
+    Raises:
+        InputDataError: It has one.
+    """
+    if min(tensor.shape, default=0) < 0:
+        raise InputDataError(
+            "the model cannot run on these inputs",
+            where=name,
+            why=f"the result would have the shape {[int(extent) for extent in tensor.shape]}",
+            fix="feed sizes and repeats that are not negative, and windows that fit",
+        )
+
+
+def _cannot_run(error: Exception) -> UnsupportedTargetError:
+    """Returns the error of shapes that the data decide, where TVM's code has others in mind."""
+    return UnsupportedTargetError(
+        "TVM cannot run the model on these inputs",
+        why=reason(error),
+        fix="run the graph with the interpreter, and report the module (to_relax)",
+    )
+
+
+def _beyond_tables(error: Exception) -> InputDataError:
+    """Returns the error of a place that tables of rotation do not have."""
+    found = re.search(r"\(-?\d+ vs\. (\d+)\)", str(error))
+    rows = "" if found is None else f", which have {found[1]} rows"
+    return InputDataError(
+        "the model cannot run on these inputs",
+        why=f"a place is beyond its tables of rotation{rows}",
+        fix="feed places that they have, and no more tokens than the model is made for",
+    )
+
+
+def _dropping(error: Exception) -> InputDataError:
+    """Returns the error of a Dropout that is told to drop something."""
+    del error
+    return InputDataError(
+        "the model cannot run on these inputs",
+        why="a Dropout is to drop elements, and ONNX leaves to chance which",
+        fix="feed it a ratio of 0, or a mode that is not training",
+    )
+
+
+def _beyond_data(error: Exception) -> InputDataError:
+    """Returns the error of an index that its data do not have."""
+    found = re.search(r"\((-?\d+) vs\. (\d+)\)", str(error))
+    extent = "" if found is None else f", which have {found[2]} elements along that axis"
+    return InputDataError(
+        "the model cannot run on these inputs",
+        why=f"an index is beyond its data{extent}",
+        fix="feed indices that the data have (tokens of the vocabulary, say)",
+    )
+
+
+_TOLD: Mapping[str, Callable[[Exception], InputDataError]] = {
+    ROTARY_ROWS: _beyond_tables,
+    INDEXED_EXTENT: _beyond_data,
+    DROPPED: _dropping,
+}
+"""What a run's error means that names one of these extents."""
+
+
+def _unfit(error: Exception, arrays: Sequence[NDArray[Any]]) -> InputDataError:
+    """Returns the error of inputs whose open extents do not fit each other."""
+    found = re.search(r"\((-?\d+) vs\. (-?\d+)\)", str(error))
+    why = reason(error) if found is None else f"an extent is {found[1]} where {found[2]} is needed"
+    fed = ", ".join(str(array.shape) for array in arrays)
+    return InputDataError(
+        "the model cannot run on inputs of these shapes",
+        why=f"{why}; the inputs are {fed}",
+        fix="feed extents that agree where the model's operators meet",
+    )
+
+
+def build(
+    graph: Graph, target: Any = HOST, *, kernels: str = "fast", threads: int | None = None
+) -> Executable:
+    """Compiles a graph with TVM.
+
+    Args:
+        graph: A canonical graph.
+        target: A TVM target, its string or dictionary form, or ``host``: this machine's CPU.
+        kernels: ``fast``, or ``reference``: the plain legalization, which computes the same.
+        threads: How many threads run it; by default as many as TVM takes (TVM_NUM_THREADS, or half
+            of the machine's).
+
+    Raises:
+        InputDataError: ``threads`` is no positive number.
+        UnsupportedTargetError: TVM cannot run a node or an element type of the graph, or the
+            target does not exist. Or there are no such kernels.
+    """
+    if kernels not in KERNELS:
+        raise UnsupportedTargetError(
+            f"there are no kernels {kernels!r}", fix=f"use one of {', '.join(KERNELS)}"
+        )
+    resolved, count = target_of(target), thread_count(threads)
+    graph = agreed(graph)
+    if kernels == "fast":
+        module = emit_plan(plan(graph, cpu_of(resolved), count))
+    else:
+        module = ModuleEmitter(checked=True).module(graph)
+    try:
+        here = not missing_features(features_of(resolved))
+        library = built(lowered(module), resolved, runs_here=here)
+        return Executable(graph, module, library, count, resolved)
+    except Exception as error:  # whatever a pass or LLVM raises
+        raise_interrupt(error)
+        raise UnsupportedTargetError(
+            "TVM cannot build the module",
+            why=reason(error),
+            fix=f"{_OTHERWISE[kernels]}, and report the module (to_relax)",
+        ) from error
+
+
+_OTHERWISE = {
+    "fast": "compile it with kernels='reference', or with numbers for open extents (extents=)",
+    "reference": "run the graph with the interpreter",
+}
+"""What may do where TVM cannot build a module, by the kernels in it."""
+
+
+_MOST_THREADS = 4096
+
+
+def thread_count(threads: Any) -> int:
+    """Returns how many threads run what is compiled for so many; None stands for the default.
+
+    Raises:
+        InputDataError: It is not a whole number from 1 on.
+    """
+    if threads is None:
+        return host_threads()
+    if not isinstance(threads, (int, np.integer)) or not 1 <= threads <= _MOST_THREADS:
+        fix = f"give a whole number from 1 to {_MOST_THREADS}"
+        raise InputDataError(f"threads is {threads!r}", fix=fix)
+    return int(threads)
+
+
+def load_executable(path: Path) -> Executable:
+    """Returns what :meth:`Executable.save` wrote.
+
+    Raises:
+        ModelFileError: The file cannot be read, is not such a library, or is damaged.
+        UnsupportedTargetError: This CPU has not the instructions that it was compiled for.
+    """
+    graph, library, threads = saving.read(path)
+    return Executable(graph, None, library, threads, source=path.absolute())

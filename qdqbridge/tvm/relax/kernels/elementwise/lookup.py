@@ -1,0 +1,165 @@
+"""Functions of one operand of codes: a table of all of them, made by the interpreter itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.interpreter import evaluate_node
+from qdqbridge.core.graph.numerics import codes
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.relax.kernels.codegen.broadcasting import Loops, Open, OpenExtents
+from qdqbridge.tvm.relax.kernels.codegen.codes import bytes_of, storage, words_of
+from qdqbridge.tvm.relax.kernels.codegen.lanes import (
+    Buffer,
+    Prim,
+    bound,
+    flat,
+    intrinsic,
+    load,
+    number,
+    store,
+    typed,
+)
+from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func
+from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace
+from qdqbridge.tvm.relax.kernels.operands import any_open
+
+TABLE = 256
+"""Entries of a table."""
+REGISTER = 64
+"""Bytes of a register of AVX-512."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What shapes the code of a function of one operand.
+
+    Attributes:
+        shape: Extents of operand and result; open ones are None.
+        dtypes: Their element types, of 8 or 16 bits.
+        permutes: True to look up in registers (AVX-512 VBMI), False to load every entry.
+        tasks: How many threads the work is to be spread over.
+    """
+
+    shape: Open
+    dtypes: tuple[str, str]
+    permutes: bool
+    tasks: int
+
+
+def build(lookup: Lookup) -> Any:
+    """Returns a PrimFunc of ``x``, the table by bit pattern, and the result."""
+
+    def body() -> None:
+        extents = OpenExtents(lookup.shape)
+        shape = extents.of(lookup.shape)
+        x = T.arg("x", T.buffer(shape, lookup.dtypes[0]))
+        index = f"uint{8 * np.dtype(lookup.dtypes[0]).itemsize}"
+        entries = 1 << 8 * np.dtype(index).itemsize
+        table = T.arg("table", T.buffer((entries,), lookup.dtypes[1]))
+        y = T.arg("y", T.buffer(shape, lookup.dtypes[1]))
+        source, result = flat(x), flat(y)
+        loops = Loops.over(lookup.shape, [lookup.shape], extents)
+
+        def piece(start: Prim, own: list[Prim], lanes: int) -> None:
+            if lookup.permutes and lanes == REGISTER:
+                code = load(source, own[0], lanes)
+                store(result, start, permuted(table, code, lookup.dtypes[1]), lanes)
+                return
+            for lane in range(lanes):
+                entry = tirx.reinterpret(index, load(source, own[0] + lane, 1)).astype("int32")
+                store(result, start + lane, load(table, entry, 1), 1)
+
+        loops.emit(REGISTER if lookup.permutes else 8, lookup.tasks, piece)
+
+    return prim_func(body)
+
+
+def permuted(table: Buffer, code: Prim, dtype: str) -> Prim:
+    """Returns the entries of 64 codes of 8 bits, looked up in registers (AVX-512 VBMI).
+
+    Args:
+        table: Entries by the bit pattern of a code.
+        code: 64 codes.
+        dtype: The element type of the entries.
+    """
+    kind = typed("int8", REGISTER)
+    index = bound(tirx.reinterpret(kind, code))
+    quarters = [tirx.reinterpret(kind, load(table, i * REGISTER, REGISTER)) for i in range(4)]
+    low, high = (
+        intrinsic("llvm.x86.avx512.vpermi2var.qi.512", kind, first, index, second)
+        for first, second in (quarters[:2], quarters[2:])
+    )
+    chosen = tirx.Select(index < number(0, "int8", REGISTER), high, low)
+    return tirx.reinterpret(typed(dtype, REGISTER), chosen)
+
+
+# ---- nodes ----------------------------------------------------------------------------------
+
+
+def match(node: Node, place: KernelPlace) -> Kernel | None:
+    """Returns the kernel of a node that is a function of one value of 8-bit codes."""
+    return _match(node, place, bytes_of)
+
+
+def match_wide(node: Node, place: KernelPlace) -> Kernel | None:
+    """As :func:`match`, of codes of 8 or 16 bits, with a table of as many as 65,536 entries."""
+    return _match(node, place, words_of)
+
+
+def _match(node: Node, place: KernelPlace, params_of: ParamsOf) -> Kernel | None:
+    found = table_of(node, params_of)
+    if found is None:
+        return None
+    source, entries = found
+    params, shape = params_of(source), any_open(source.type.shape)
+    if params is None or shape is None:
+        return None
+    dtypes = storage(params), str(entries.dtype)
+    permutes = place.cpu.permutes and all(np.dtype(dtype).itemsize == 1 for dtype in dtypes)
+    lookup = Lookup(shape, dtypes, permutes, place.threads)
+    return Kernel(node.op.name.lower(), lookup, build, (source,), (entries,), (node.output,))
+
+
+ParamsOf = Callable[[Value], QuantParams | None]
+"""Returns the parameters of a value whose codes have a type that is wanted, else None."""
+
+
+def table_of(node: Node, params_of: ParamsOf = bytes_of) -> tuple[Value, NDArray[Any]] | None:
+    """Returns the operand that a node is a function of, and the result of every code of it.
+
+    The entries are in the order of the codes' bit patterns. None where the node is no function of
+    one value of codes (of 8 bits, by default), element by element, into codes.
+    """
+    if node.op.flow not in (Flow.ELEMENTWISE, Flow.CONVERT) or len(node.outputs) != 1:
+        return None
+    dynamic = {value for value in node.inputs if value is not None and value.constant is None}
+    if len(dynamic) != 1 or params_of(node.output) is None:
+        return None
+    (source,) = dynamic
+    params = params_of(source)
+    if params is None or source.type.shape is None or source.type.shape != node.output.type.shape:
+        return None
+    operands: list[NDArray[Any] | None] = []
+    for value in node.inputs:
+        if value is None or value is source:
+            operands.append(None if value is None else codes(params))
+        elif value.constant is None or value.constant.size != 1 or not _plain(value):
+            return None
+        else:
+            operands.append(value.constant.numpy().reshape(()))
+    (entries,) = evaluate_node(node, operands)
+    return source, np.ascontiguousarray(entries)
+
+
+def _plain(value: Value) -> bool:
+    """True for a constant that means the same with no axes."""
+    return value.quant is None or value.quant.params.per_tensor

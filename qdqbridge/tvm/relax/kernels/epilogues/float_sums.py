@@ -1,0 +1,99 @@
+"""What happens to sums of floats before they are stored: another tensor added, two bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.relax.kernels.codegen.cpu import AVX512_VNNI, Cpu
+from qdqbridge.tvm.relax.kernels.codegen.lanes import (
+    Buffer,
+    Prim,
+    bound,
+    load,
+    number,
+    splat,
+    store,
+)
+from qdqbridge.tvm.relax.kernels.codegen.script import T
+from qdqbridge.tvm.relax.kernels.tiles.register_tile import TileSums
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Results of float32.
+
+    Attributes:
+        added: True where a tensor like the result is added.
+        clamped: True where results are then bounded on both sides.
+    """
+
+    added: bool = False
+    clamped: bool = False
+
+    @property
+    def dtype(self) -> str:
+        """The element type that is stored."""
+        return "float32"
+
+
+class PlainWriter:
+    """Writes the results of tiles.
+
+    Args:
+        cpu: The CPU.
+        form: What is done.
+        bounds: The smallest and the largest result; None where there are none.
+        other: What is added, flat; None for nothing.
+        result: What is written to, flat.
+    """
+
+    def __init__(
+        self, cpu: Cpu, form: Plain, bounds: Buffer, other: Buffer, result: Buffer
+    ) -> None:
+        self.cpu, self.form = cpu, form
+        self._bounds, self._other, self._result = bounds, other, result
+
+    def write(self, tile: TileSums, starts: Sequence[Prim], channel: Prim, tail: int) -> None:
+        """Writes a tile.
+
+        Args:
+            tile: The tile.
+            starts: Where the results of every pixel begin, at the tile's first channel.
+            channel: The tile's first channel.
+            tail: Channels of the tile's last block.
+        """
+        del channel
+        lanes = self.cpu.lanes
+        for pixel, start in enumerate(starts):
+            for block in range(tile.blocks):
+                count = tail if block == tile.blocks - 1 else lanes
+                self.put(tile.sums(pixel, block), start + block * lanes, count)
+
+    def put(self, sums: Prim, start: Prim, count: int) -> None:
+        """Stores the first ``count`` lanes of a register from ``start`` on."""
+        lanes = self.cpu.lanes
+        if count == lanes:
+            store(self._result, start, self._finished(sums, start, lanes), lanes)
+            return
+        sums = bound(sums)
+        if self.cpu == AVX512_VNNI and not self.form.added:
+            inside = tirx.Ramp(0, 1, lanes) < number(count, "int32", lanes)
+            value = self._finished(sums, start, lanes)
+            T.evaluate(T.masked_store(self._result, value, tirx.Ramp(start, 1, lanes), inside))
+            return
+        done = 0
+        while done < count:
+            size = 1 << ((count - done).bit_length() - 1)
+            part = tirx.Shuffle([sums], list(range(done, done + size)))
+            store(self._result, start + done, self._finished(part, start + done, size), size)
+            done += size
+
+    def _finished(self, value: Prim, start: Prim, lanes: int) -> Prim:
+        if self.form.added:
+            value = value + load(self._other, start, lanes)
+        if self.form.clamped:
+            low, high = (splat(self._bounds[i], lanes) for i in (0, 1))
+            value = tirx.min(tirx.max(value, low), high)
+        return value

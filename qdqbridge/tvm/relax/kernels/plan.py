@@ -1,0 +1,221 @@
+"""The plan: what a graph is computed as, how values are carried, and which kernel computes what.
+
+Codes are carried as uint8 and images channels-last, from one end of the graph to the other; nodes
+without a kernel are computed by the plain legalization in that form. Extents that a file leaves
+open though they follow from its inputs are those that Relax infers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+
+from qdqbridge.core.graph.copying import copied, recentered
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.edit import Editor
+from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.types import Dim, Shape
+from qdqbridge.core.layout import ConvertedGraph, apply_layout
+from qdqbridge.core.layout import plan as plan_layout
+from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.tvm.qnn.emit.graph import expanded
+from qdqbridge.tvm.qnn.emit.norms import OVER_CHANNELS
+from qdqbridge.tvm.relax.emit.module import ModuleEmitter
+from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.tvm.relax.kernels.families import kernel_of
+from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace
+from qdqbridge.tvm.relax.kernels.products.dynamic import (
+    codes_of,
+    float_convolution,
+    has_kernel,
+    in_floats,
+    product_of_codes,
+)
+from qdqbridge.tvm.relax.kernels.recurrent.layers import KINDS
+from qdqbridge.tvm.relax.kernels.recurrent.nodes import in_steps
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPlan:
+    """A graph as it is computed.
+
+    Attributes:
+        converted: The graph with the conversions of layouts in it.
+        kernels: The kernels, by the node whose result they write.
+        needed: The nodes whose results somebody reads; what kernels compute on the way to theirs,
+            and the transposes that they read through, are not among them.
+        cpu: The CPU that it is for.
+        threads: How many threads that has.
+    """
+
+    converted: ConvertedGraph
+    kernels: Mapping[Node, Kernel]
+    needed: frozenset[Node]
+    cpu: Cpu
+    threads: int
+
+    @property
+    def graph(self) -> Graph:
+        """The graph whose nodes are computed; its interface is the model's."""
+        return self.converted.graph
+
+
+def plan(graph: Graph, cpu: Cpu, threads: int = 1) -> KernelPlan:
+    """Returns the plan of a graph.
+
+    Args:
+        graph: A canonical graph; it is not changed.
+        cpu: The CPU.
+        threads: How many threads it has.
+    """
+    place = KernelPlace(cpu, False, threads)
+    known = with_steps(with_codes(with_extents(expanded(graph)), place), place)
+    bytes_up = recentered(known, DType.INT8, lambda value: not value.is_constant)
+    ours = apply_layout(bytes_up, plan_layout(bytes_up, fixed=OVER_CHANNELS))
+    outputs = frozenset(ours.graph.outputs)
+    kernels: dict[Node, Kernel] = {}
+    inside: set[Node] = set()
+    given = _given(ours.graph)
+    for node in ours.graph.nodes:
+        if node in inside:
+            continue
+        kernel = kernel_of(node, KernelPlace(cpu, node in ours.channels_last, threads))
+        if kernel is not None and _extents_told(kernel, given):
+            root, grown = _grown(node, kernel, outputs, inside)
+            kernels[root] = grown
+    needed = _needed(ours.graph.nodes, outputs, kernels)
+    called = {node: kernel for node, kernel in kernels.items() if node in needed}
+    return KernelPlan(ours, called, needed, cpu, threads)
+
+
+def _grown(
+    node: Node, kernel: Kernel, outputs: Set[Value], inside: set[Node]
+) -> tuple[Node, Kernel]:
+    """Lets a kernel take the nodes behind it; returns the last one, and the kernel."""
+    while kernel.extend is not None and len(node.output.users) == 1:
+        ((reader, _),) = node.output.users
+        larger = None
+        if reader not in inside and node.output not in outputs:
+            larger = kernel.extend(kernel, reader)
+        if larger is None:
+            break
+        inside.add(reader)
+        node, kernel = reader, larger
+    return node, kernel
+
+
+def _extents_told(kernel: Kernel, given: Set[Dim]) -> bool:
+    """True where open extents of results are those of an operand, or of an input of the graph.
+
+    What only the run computes is named where the plain legalization computes it.
+    """
+    if any(isinstance(e, str) for value in kernel.inputs for e in value.type.shape or ()):
+        return True
+    return all(
+        isinstance(e, int) or e in given for value in kernel.outputs for e in value.type.shape or ()
+    )
+
+
+def _needed(
+    nodes: Sequence[Node], outputs: Set[Value], kernels: Mapping[Node, Kernel]
+) -> frozenset[Node]:
+    wanted, found = set(outputs), set[Node]()
+    for node in reversed(nodes):
+        if wanted.isdisjoint(node.outputs):
+            continue
+        found.add(node)
+        kernel = kernels.get(node)
+        wanted.update(v for v in (node.inputs if kernel is None else kernel.inputs) if v)
+    return frozenset(found)
+
+
+# ---- the graph that is computed
+
+
+def with_extents(graph: Graph) -> Graph:
+    """Returns a graph in which every extent is known, or an input's, that can be; else the same.
+
+    Args:
+        graph: A canonical graph; it is not changed.
+    """
+    given = _given(graph)
+    results = (value for node in graph.nodes for value in node.outputs)
+    if not any(_left_open(value.type.shape, given) for value in results):
+        return graph
+    emitter = ModuleEmitter(keep_params=True)
+    try:
+        emitter.module(graph)
+    except UnsupportedTargetError:
+        return graph  # compiling says why
+    names = {variable: name for name, variable in emitter.extents.items()}
+    copy = copied(graph)
+    for value, new in copy.values.items():
+        found = _inferred(value, emitter.scope.exprs.get(value), names)
+        if found is not None:
+            new.type = new.type.with_shape(found)
+    return copy.graph
+
+
+def _given(graph: Graph) -> Set[Dim]:
+    return {extent for value in graph.inputs for extent in value.type.shape or ()}
+
+
+def _left_open(shape: Shape, given: Set[Dim]) -> bool:
+    """True where an extent is neither known nor one of those given by the inputs."""
+    return shape is None or any(isinstance(e, str) and e not in given for e in shape)
+
+
+def _inferred(value: Value, expr: Any, names: dict[Any, str]) -> Shape:
+    """Returns the extents that Relax found; those of the graph where it found none."""
+    shape = getattr(getattr(expr, "ty", None), "shape", None)
+    values = getattr(shape, "values", None)
+    if value.is_constant or values is None:
+        return value.type.shape
+    old = value.type.shape or (None,) * len(values)
+    extents: list[Dim] = []
+    for number, (extent, own) in enumerate(zip(values, old, strict=True)):
+        if isinstance(extent, tirx.IntImm):
+            extents.append(int(extent))
+        else:
+            extents.append(names.get(extent, own or f"{value.name}_{number}"))
+    return tuple(extents)
+
+
+def with_codes(graph: Graph, place: KernelPlace) -> Graph:
+    """Returns a graph in which products of dynamic codes are nodes of their own; else the same.
+
+    Products that read one activation share its codes.
+    """
+    if not any(has_kernel(node, place) or in_floats(node) for node in graph.nodes):
+        return graph
+    copy = copied(graph)
+    editor, known = Editor(copy.graph), dict[Value, Sequence[Value]]()
+    for node in list(copy.graph.nodes):
+        product = has_kernel(node, place)
+        if product or in_floats(node):
+            x = node.operand(0)
+            if x not in known:
+                known[x] = codes_of(x, node.origin)
+            value = (product_of_codes if product else float_convolution)(node, known[x])
+            editor.insert(value)
+            editor.replace_value(node.output, value)
+    editor.finish()
+    return copy.graph
+
+
+def with_steps(graph: Graph, place: KernelPlace) -> Graph:
+    """Returns a graph in which recurrent layers are a product and their steps; else the same."""
+    if not any(node.op.name in KINDS for node in graph.nodes):
+        return graph
+    copy = copied(graph)
+    editor = Editor(copy.graph)
+    for node in list(copy.graph.nodes):
+        results = in_steps(node, place)
+        for old, new in zip(node.outputs, results or (), strict=False):
+            editor.insert(new)
+            editor.replace_value(old, new)
+    editor.finish()
+    return copy.graph

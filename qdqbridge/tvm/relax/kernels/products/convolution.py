@@ -1,0 +1,128 @@
+"""Quantized convolutions of one or two spatial axes, channels-last, as direct convolutions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from qdqbridge.core.graph.graph import Node
+from qdqbridge.core.ops.attributes import ConvAttrs
+from qdqbridge.tvm.relax.kernels.epilogues.dequantized_sums import Scaled
+from qdqbridge.tvm.relax.kernels.epilogues.float_sums import Plain
+from qdqbridge.tvm.relax.kernels.epilogues.integer_sums import Requantize
+from qdqbridge.tvm.relax.kernels.epilogues.requantization import sum_scale
+from qdqbridge.tvm.relax.kernels.kernel import Array, Kernel, KernelPlace
+from qdqbridge.tvm.relax.kernels.operands import (
+    ActivationCodes,
+    along,
+    centred_weight,
+    codes_of,
+    extents,
+    image_of,
+    known_extent,
+)
+from qdqbridge.tvm.relax.kernels.products.float_products import is_real, real_constant, real_product
+from qdqbridge.tvm.relax.kernels.products.product import Operands, product
+from qdqbridge.tvm.relax.kernels.tiles.geometry import Direct, Pair
+
+_RANKS = (3, 4)
+Shape = tuple["int | None", ...]
+
+
+def match(node: Node, place: KernelPlace) -> Kernel | None:
+    """Returns the kernel of a Conv of bytes, or of float32, whose weight is constant."""
+    attributes, x = node.attributes, codes_of(node.operand(0))
+    if not isinstance(attributes, ConvAttrs) or not place.channels_last:
+        return None
+    shape, result = extents(node.operand(0).type.shape), extents(node.output.type.shape)
+    weight = _weight(node, x)
+    if weight is None or shape is None or result is None or len(shape) not in _RANKS:
+        return None
+    if len(shape) == 3:
+        weight = weight[:, :, None]
+    if x is None and weight.shape[1] == 1 and attributes.group > 1:
+        return None  # a group has nothing to sum over but the kernel
+    merged, groups = merge_groups(weight, attributes.group, place.cpu.lanes)
+    window = window_of(attributes, shape, result, (weight.shape[2], weight.shape[3]), place.threads)
+
+    def describe(part: int, sums: int, form: Requantize | Plain | Scaled) -> Direct:
+        del part
+        return Direct(
+            place.cpu, shape, result, shape[0], window.image, known_extent(shape[-1]),
+            x is not None and x.signed, window.kernel, window.strides, window.dilations,
+            window.begin, window.result, groups, len(weight), sums, form, place.threads,
+        )  # fmt: skip
+
+    weights = runs(merged, groups, attributes.dilations[-1])
+    if x is None:
+        return real_product(node, [weights], describe)
+    return product(node, Operands(x, sum_scale(x, node.operand(1)), [weights]), describe)
+
+
+def _weight(node: Node, x: ActivationCodes | None) -> Array | None:
+    """Returns the centred weight of codes, or that of floats."""
+    if x is not None:
+        return centred_weight(node)
+    floats = is_real(node.operand(0)) and is_real(node.output)
+    return real_constant(node.operand(1)) if floats else None
+
+
+def merge_groups(weight: Array, groups: int, lanes: int) -> tuple[Array, int]:
+    """Joins groups of few output channels into larger ones, with zeros between them.
+
+    Args:
+        weight: (channels, channels of a group, rows, columns).
+        groups: Number of groups.
+        lanes: Output channels that a group should have.
+
+    Returns:
+        The weight, and how many groups there are left.
+    """
+    channels, inputs = weight.shape[0] // groups, weight.shape[1]
+    sizes = [n for n in range(1, groups + 1) if groups % n == 0]
+    size = next((n for n in sizes if n * channels >= lanes), groups)
+    if size == 1:
+        return weight, groups
+    left = groups // size
+    wide = np.zeros((left, size, channels, size, inputs, *weight.shape[2:]), weight.dtype)
+    own = weight.reshape(left, size, channels, *weight.shape[1:])
+    for i in range(size):
+        wide[:, i, :, i] = own[:, i]
+    return wide.reshape(weight.shape[0], size * inputs, *weight.shape[2:]), left
+
+
+def runs(weight: Array, groups: int, dilation: int) -> Array:
+    """Returns a weight as (groups, channels, runs, length); see :mod:`.direct`."""
+    last = weight.reshape(groups, -1, *weight.shape[1:]).transpose(0, 1, 3, 4, 2)
+    rows, columns, inputs = last.shape[2:]
+    joined = groups == 1 and (dilation == 1 or columns == 1)
+    count = rows if joined else rows * columns
+    return last.reshape(*last.shape[:2], count, rows * columns * inputs // count)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageWindow:
+    """A convolution as one of images; see :class:`~.direct.Direct`."""
+
+    image: Pair
+    kernel: Pair
+    strides: Pair
+    dilations: Pair
+    begin: Pair
+    result: Pair
+
+
+def window_of(
+    attributes: ConvAttrs, shape: Shape, result: Shape, kernel: Pair, threads: int
+) -> ImageWindow:
+    """Returns the window; where every pixel stands alone, an image of one row per thread."""
+    image, outcome = image_of(shape), image_of(result)
+    strides, dilations = along(attributes.strides, 1), along(attributes.dilations, 1)
+    if (kernel, strides) == ((1, 1), (1, 1)) and not any(attributes.pads):
+        pixels = math.prod(image)
+        rows = threads if pixels % threads == 0 else 1
+        image = outcome = rows, pixels // rows
+    begin = along(attributes.pads[: len(attributes.pads) // 2], 0)
+    return ImageWindow(image, kernel, strides, dilations, begin, outcome)

@@ -1,0 +1,234 @@
+"""Softmax and Gelu of float32, of any extents, a vector at a time; TVM's own call libm for each.
+
+The exponential is that of :mod:`qdqbridge.core.graph.exp32`, the error function one times a
+polynomial.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from qdqbridge.core.graph import exp32
+from qdqbridge.core.graph.graph import Node
+from qdqbridge.core.ops.attributes import GeluAttrs, SoftmaxAttrs
+from qdqbridge.core.ops.softmax import SOFTMAX
+from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.relax.kernels.codegen.broadcasting import GRAIN, Open, worth_sharing
+from qdqbridge.tvm.relax.kernels.codegen.codes import alike
+from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.tvm.relax.kernels.codegen.lanes import (
+    Buffer,
+    Prim,
+    bound,
+    fence,
+    flat,
+    intrinsic,
+    load,
+    number,
+    splat,
+    store,
+)
+from qdqbridge.tvm.relax.kernels.codegen.loops import total_of, turns
+from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
+from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace
+from qdqbridge.tvm.relax.kernels.operands import any_open
+from qdqbridge.tvm.relax.kernels.products.float_products import is_real
+from qdqbridge.tvm.relax.kernels.rows.softmax import exponential
+
+_HALF = math.sqrt(0.5)
+_FAR = 20.0
+"""Beyond it a Gelu is its operand, or 0."""
+_TAIL = (
+    -0.05889737606048584, 0.28373047709465027, -0.4854349195957184, 0.2760276198387146,
+    -0.0252054613083601, 0.2020789384841919, 0.24325935542583466, 0.28235363960266113,
+    0.28208768367767334,
+)  # fmt: skip
+"""``erfc(t) * exp(t * t)`` for t from 0 on, divided by u, in powers of ``u = 1 / (1 + t / 2)``: a
+fit of the largest relative error, 4e-8, which float32 makes 3.5e-7."""
+
+
+@dataclass(frozen=True, slots=True)
+class RealRows:
+    """A function of float32 into float32.
+
+    Attributes:
+        cpu: The CPU.
+        shape: Extents of operand and result; None for open ones.
+        softmax: True for Softmax over the last axis, False for Gelu.
+        tasks: How many threads the work is to be spread over.
+    """
+
+    cpu: Cpu
+    shape: Open
+    softmax: bool
+    tasks: int
+
+
+def match_softmax(node: Node, place: KernelPlace) -> Kernel | None:
+    """Returns the kernel of a Softmax of float32 over the last axis."""
+    attributes = SOFTMAX.of(node)
+    rank = node.operand(0).rank
+    if attributes is None or rank is None or _axes(attributes, rank) != (rank - 1,):
+        return None
+    return _kernel(node, place, softmax=True)
+
+
+def match_gelu(node: Node, place: KernelPlace) -> Kernel | None:
+    """Returns the kernel of a Gelu of float32 by the error function."""
+    attributes = node.attributes
+    if not isinstance(attributes, GeluAttrs) or attributes.approximate != "none":
+        return None
+    return _kernel(node, place, softmax=False)
+
+
+def _axes(attributes: SoftmaxAttrs, rank: int) -> tuple[int, ...]:
+    return tuple(axis % rank for axis in attributes.axes)
+
+
+def _kernel(node: Node, place: KernelPlace, *, softmax: bool) -> Kernel | None:
+    x, y = node.operand(0), node.output
+    shape = any_open(x.type.shape)
+    if shape is None or not shape or x.is_constant:
+        return None
+    if not (is_real(x) and is_real(y) and alike(x, y)):
+        return None
+    description = RealRows(place.cpu, shape, softmax, place.threads)
+    name = f"float_{node.op.name.lower()}"
+    return Kernel(name, description, build, (x,), (), (y,))
+
+
+def build(d: RealRows) -> Any:
+    """Returns the PrimFunc ``(x, y)``."""
+
+    def body() -> None:
+        names = [tirx.Var(f"n{axis}", "int64") for axis in range(len(d.shape))]
+        shape = [name if e is None else e for name, e in zip(names, d.shape, strict=True)]
+        x, y = (T.arg(name, T.buffer(shape, "float32")) for name in ("x", "y"))
+        rows = total_of(shape[:-1])
+        shared = worth_sharing(d.tasks, d.shape, 8)
+        with root():
+            views = flat(x), flat(y)
+            if d.softmax:
+                with turns(rows, parallel=shared) as row:
+                    _softmax(d, *views, row * shape[-1], shape[-1])
+            else:
+                _each(d, *views, shape[-1] * rows, shared=shared)
+
+    return prim_func(body)
+
+
+def open_pieces(count: Prim, lanes: int, body: Callable[[Prim, int], None]) -> None:
+    """Emits ``body(start, lanes)`` over elements of a number that may be open."""
+    whole = count // lanes
+    with turns(whole) as i:
+        body(i * lanes, lanes)
+    if not isinstance(count, int) or count % lanes:
+        with turns(count % lanes, whole * lanes) as i:
+            body(i, 1)
+
+
+# ---- softmax ------------------------------------------------------------------------------------
+
+
+def _softmax(d: RealRows, x: Buffer, y: Buffer, start: Prim, count: Prim) -> None:
+    """Writes one row: exponentials of differences from the largest, over their sum."""
+    start, lanes = bound(start), 2 * d.cpu.lanes
+    least = tirx.const(-math.inf, "float32")
+    tops, sums = (LaneValues(lanes, value) for value in (least, tirx.const(0.0, "float32")))
+
+    def top(at: Prim, size: int) -> None:
+        tops.update(size, lambda best: tirx.max(load(x, start + at, size), best))
+
+    open_pieces(count, lanes, top)
+    largest = bound(tops.reduced("llvm.vector.reduce.fmax", tirx.max))
+
+    def power(at: Prim, size: int) -> None:
+        difference = bound(load(x, start + at, size) - splat(largest, size))
+        # of a comparison with what is not a number the second operand remains: it stays none
+        kept = bound(tirx.max(number(float(exp32.LOWEST), "float32", size), difference))
+        found = exponential(difference, size) + (fence(kept) - kept)
+        store(y, start + at, found, size)
+        sums.update(size, lambda total: total + load(y, start + at, size))
+
+    open_pieces(count, lanes, power)
+    total = bound(sums.reduced("", lambda a, b: a + b))
+    inverse = bound(tirx.const(1.0, "float32") / total)
+
+    def share(at: Prim, size: int) -> None:
+        store(y, start + at, load(y, start + at, size) * splat(inverse, size), size)
+
+    open_pieces(count, lanes, share)
+
+
+class LaneValues:
+    """A value per lane, and one for the elements that are left."""
+
+    def __init__(self, lanes: int, start: Prim) -> None:
+        self.lanes = lanes
+        self.rooms = {size: self._room(size) for size in (lanes, 1)}
+        for size, room in self.rooms.items():
+            store(room, 0, splat(start, size), size)
+
+    def _room(self, size: int) -> Buffer:
+        shape: Any = (size,)
+        return T.alloc_buffer(shape, "float32")
+
+    def update(self, size: int, function: Callable[[Prim], Prim]) -> None:
+        """Replaces the values by a function of them."""
+        room = self.rooms[size]
+        store(room, 0, function(load(room, 0, size)), size)
+
+    def reduced(self, name: str, join: Callable[[Prim, Prim], Prim]) -> Prim:
+        """Returns all values joined, halves of the lanes with each other; or by an intrinsic."""
+        single, size = load(self.rooms[1], 0, 1), self.lanes
+        if name:
+            value = intrinsic(name, "float32", load(self.rooms[size], 0, size))
+            return join(value, single)
+        room = self.rooms[size]
+        while size > 1:
+            size //= 2
+            store(room, 0, join(load(room, 0, size), load(room, size, size)), size)
+        return join(load(room, 0, 1), single)
+
+
+# ---- gelu ---------------------------------------------------------------------------------------
+
+
+def _each(d: RealRows, x: Buffer, y: Buffer, count: Prim, *, shared: bool) -> None:
+    """Writes every element, some of them at a time."""
+
+    def write(first: Prim, size: Prim) -> None:
+        def piece(at: Prim, lanes: int) -> None:
+            store(y, first + at, _gelu(bound(load(x, first + at, lanes)), lanes), lanes)
+
+        open_pieces(size, 4 * d.cpu.lanes, piece)
+
+    if not shared:
+        write(tirx.const(0, "int32"), count)
+        return
+    size = GRAIN // 4
+    with turns((count + (size - 1)) // size, parallel=True) as task:
+        first = bound(task * size)
+        write(first, bound(tirx.min(count - first, size)))
+
+
+def _gelu(x: Prim, lanes: int) -> Prim:
+    """Returns ``x * P``, P being how probable less than x is; or ``x - x * (1 - P)`` above 0.
+
+    So the small results of negative operands keep their digits.
+    """
+
+    def f32(value: float) -> Prim:
+        return number(value, "float32", lanes)
+
+    far = bound(tirx.min(tirx.abs(x), f32(_FAR)))
+    u = bound(f32(1) / (f32(1) + fence(far * f32(_HALF / 2))))
+    total = f32(_TAIL[0])
+    for coefficient in _TAIL[1:]:
+        total = fence(total * u) + f32(coefficient)
+    power = exponential(bound(fence(far * far) * f32(-0.5)), lanes)
+    half = bound(total * u * power * f32(0.5))
+    return tirx.Select(x > f32(0), x - fence(far * half), x * half)

@@ -1,0 +1,321 @@
+"""The description of a direct convolution, and the numbers that follow from it.
+
+The activations under one row of the kernel lie side by side, all channels of all its columns, so
+they are one *run* of steps. That serves few input channels as well as many: 7 columns of 3
+channels are 21 elements in a row. A kernel that is dilated or grouped has a run for every one of
+its elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.tvm.relax.kernels.codegen.lanes import LINE
+from qdqbridge.tvm.relax.kernels.epilogues.dequantized_sums import Scaled
+from qdqbridge.tvm.relax.kernels.epilogues.float_sums import Plain
+from qdqbridge.tvm.relax.kernels.epilogues.integer_sums import Requantize
+from qdqbridge.tvm.relax.kernels.tiles.amx import ROWS, AmxShape, most_rows, steps_at_once
+from qdqbridge.tvm.relax.kernels.tiles.byte_halves import Halves
+from qdqbridge.tvm.relax.kernels.tiles.register_tile import (
+    Elements,
+    Parts,
+    blocks_of,
+    elements_of,
+    most_pixels,
+    parts,
+)
+from qdqbridge.tvm.relax.kernels.tiles.staging import StagedRow, Staging
+
+Pair = tuple[int, int]
+_ROOM = 1 << 18
+"""Bytes of staged rows that stay in the second-level cache next to the weights."""
+_AHEAD = 16
+"""Tiles of an image up to which weights that come next are asked for; of more, few wait."""
+_SHARING = (1, 2, 4)
+"""How many steps may share a line that is asked for."""
+_PIXELS = 4
+"""Pixels of a result from which on registers of AMX are worth their setting up."""
+
+
+@dataclass(frozen=True, slots=True)
+class PixelPlacement:
+    """Where pixels of a result lie, in pixels of its tensor.
+
+    Attributes:
+        first: The first one.
+        row: From one row to the next.
+        column: From one column to the next.
+        image: From one image to the next.
+    """
+
+    first: int
+    row: int
+    column: int
+    image: int
+
+
+@dataclass(frozen=True)
+class Direct:
+    """A convolution of (batch, rows, columns, channels), the weight being packed.
+
+    Attributes:
+        cpu: The CPU.
+        operand: Shape of the activations as their tensor has it; None for an open first extent.
+        outcome: Shape of the result as its tensor has it.
+        batch: Images; None where that is known at run time only.
+        image: Rows and columns of an image.
+        channels: Input channels.
+        signed: True where activations are int8 (at the interface of a model).
+        kernel: Rows and columns of the kernel.
+        strides: Its strides.
+        dilations: Its dilations.
+        begin: Rows above and columns left of an image.
+        result: Rows and columns of the result.
+        groups: Groups.
+        out_channels: Output channels.
+        weights: Sums that make a weight, see :class:`~.packing.Packed`.
+        form: How sums become codes or floats, or what is done with sums of floats.
+        tasks: How many threads the work is to be spread over.
+        placement: Where pixels are written to; None for one behind the other.
+        open_rows: True of a product whose number of rows is known at run time only: an image is
+            some of them, the last one what is left.
+        repeats: How often every row and every column of an image comes in turn before the kernel
+            sees it, which counts repeated ones; see :mod:`.repeated_loops`.
+    """
+
+    cpu: Cpu
+    operand: tuple[int | None, ...]
+    outcome: tuple[int | None, ...]
+    batch: int | None
+    image: Pair
+    channels: int
+    signed: bool
+    kernel: Pair
+    strides: Pair
+    dilations: Pair
+    begin: Pair
+    result: Pair
+    groups: int
+    out_channels: int
+    weights: int
+    form: Requantize | Plain | Scaled | Halves
+    tasks: int
+    placement: PixelPlacement | None = None
+    open_rows: bool = False
+    repeats: Pair = (1, 1)
+
+    # ---- elements -----------------------------------------------------------------------------
+
+    @cached_property
+    def floats(self) -> bool:
+        """True where activations, weights and results are float32."""
+        return isinstance(self.form, Plain)
+
+    @cached_property
+    def elements(self) -> Elements:
+        """Element types of activations as tiles read them, of weights and of sums."""
+        return elements_of(self.cpu, floats=self.floats)
+
+    @cached_property
+    def stored(self) -> str:
+        """Element type of the activations' tensor."""
+        return "float32" if self.floats else "int8" if self.signed else "uint8"
+
+    @cached_property
+    def paired(self) -> bool:
+        """True where two bytes are an activation, and two blocks of sums a block of results."""
+        return isinstance(self.form, Halves)
+
+    # ---- runs ---------------------------------------------------------------------------------
+
+    @cached_property
+    def joined(self) -> bool:
+        """True where a row of the kernel is one run."""
+        side_by_side = self.dilations[1] == 1 and self.repeats == (1, 1)
+        return self.groups == 1 and (side_by_side or self.kernel[1] == 1)
+
+    @cached_property
+    def runs(self) -> Pair:
+        """Runs per kernel: rows, and columns of those."""
+        return self.kernel[0], 1 if self.joined else self.kernel[1]
+
+    @cached_property
+    def run(self) -> int:
+        """Elements of a run."""
+        return self.channels // self.groups * (self.kernel[1] if self.joined else 1)
+
+    @cached_property
+    def steps(self) -> int:
+        """Steps of a run."""
+        return -(-self.run // self.elements.depth)
+
+    # ---- staging ------------------------------------------------------------------------------
+
+    @cached_property
+    def reach(self) -> Pair:
+        """Rows and columns that the whole result looks at, padding included."""
+        spans = zip(self.result, self.strides, self.kernel, self.dilations, strict=True)
+        rows, columns = ((n - 1) * s + (k - 1) * d + 1 for n, s, k, d in spans)
+        return rows, columns
+
+    @cached_property
+    def inside(self) -> Pair:
+        """Whether all rows, and all columns, lie in the image."""
+        rows, columns = (
+            b == 0 and r <= n for b, r, n in zip(self.begin, self.reach, self.image, strict=True)
+        )
+        return rows, columns
+
+    @cached_property
+    def staged(self) -> bool:
+        """True where rows are copied before they are used."""
+        ready = self.elements.source == self.stored and self.run % self.elements.depth == 0
+        return not (ready and all(self.inside))
+
+    @cached_property
+    def staging(self) -> Staging:
+        """How rows are copied."""
+        before = self.begin[1]
+        copied = min(self.image[1], self.reach[1] - before)
+        row = [n * self.channels for n in (before, copied, self.reach[1] - before - copied)]
+        return Staging(StagedRow(*row), self.elements.source, self.signed, self.paired)
+
+    @cached_property
+    def pitch(self) -> int:
+        """Elements from one row of what the tile reads to the next."""
+        return self.staging.row.length if self.staged else self.image[1] * self.channels
+
+    # ---- AMX ----------------------------------------------------------------------------------
+
+    @cached_property
+    def amx(self) -> AmxShape | None:
+        """How registers of AMX are divided up for tiles of this result; None for tiles of vectors.
+
+        Few pixels are left to vectors, which wait for the weights as long.
+        """
+        steps = steps_at_once(self.steps)
+        if not self.cpu.amx or self.floats or steps is None:
+            return None
+        if self.result[0] * self.result[1] < _PIXELS:
+            return None
+        most, blocks = most_rows(self.blocks), min(self.blocks, 2)
+        if self.result[1] == 1:
+            count = parts(min(self.result[0], ROWS * most), ROWS)
+        elif self.result[1] <= ROWS:
+            shared = self.tasks > 1 and self.blocks <= blocks
+            count = Parts(self.result[1], 1 if shared else min(most, self.result[0]), 0)
+        else:
+            columns = parts(self.result[1], ROWS * most).size
+            count = parts(columns, ROWS)
+        heights = (count.size,) * count.wide + (count.size - 1,) * count.narrow
+        return AmxShape(heights, blocks, steps)
+
+    # ---- work ---------------------------------------------------------------------------------
+
+    @cached_property
+    def blocks(self) -> int:
+        """Blocks of output channels in a group."""
+        return -(-self.group_channels // self.cpu.lanes)
+
+    @cached_property
+    def pixels(self) -> int:
+        """Pixels of an image that the weights are multiplied with."""
+        rows, columns = self.result
+        return rows // self.repeats[0] * (columns // self.repeats[1])
+
+    @cached_property
+    def counted(self) -> int:
+        """Pixels of all images for counting operations: open numbers of them count as 1."""
+        return (1 if self.open_rows else self.pixels) * (self.batch or 1)
+
+    @cached_property
+    def lanes(self) -> int:
+        """Entries of the bias: one for every lane of every block."""
+        return self.groups * self.blocks * self.cpu.lanes
+
+    @cached_property
+    def group_channels(self) -> int:
+        """Output channels of a group."""
+        return self.out_channels // self.groups
+
+    @cached_property
+    def tile_rows(self) -> int:
+        """Rows of a tile: several where the result has few columns."""
+        if self.amx is not None:
+            pixels = sum(self.amx.heights)
+            return max(1, min(self.result[0], pixels // self.result[1]))
+        most = most_pixels(self.cpu, self.blocks)
+        return max(1, min(self.result[0], most // self.result[1]))
+
+    @cached_property
+    def row_parts(self) -> Parts:
+        """The rows of the result in those of tiles."""
+        return parts(self.result[0], self.tile_rows)
+
+    @cached_property
+    def column_parts(self) -> Parts:
+        """The columns of the result in those of tiles."""
+        return parts(self.result[1], most_pixels(self.cpu, self.blocks))
+
+    @cached_property
+    def tile_blocks(self) -> int:
+        """Blocks of output channels of a tile."""
+        if self.amx is not None:
+            return self.amx.blocks
+        pixels = self.tile_rows * self.column_parts.size
+        if self.paired:
+            return 2 * blocks_of(self.cpu, 2 * pixels + 1, self.blocks // 2)
+        return blocks_of(self.cpu, pixels, self.blocks)
+
+    @cached_property
+    def asked_steps(self) -> int:
+        """Steps for which a tile asks memory for a vector of the weights that come next; 0: none.
+
+        Of few pixels, the first tile of some channels would wait for each line of their weights.
+        Where a vector is less than a line this is not tried.
+        """
+        if self.groups > 1 or self.channel_units == 1:  # no channels come next
+            return 0
+        vector = self.cpu.lanes * self.elements.depth * self.elements.weight_bytes
+        if self.open_rows or self.amx is not None or self.cpu.reads_ahead or vector != LINE:
+            return 0
+        if not 1 < self.pixel_tiles <= _AHEAD:
+            return 0
+        most = max(1, self.pixel_tiles // self.tile_blocks)
+        return max(steps for steps in _SHARING if steps <= most and self.steps % steps == 0)
+
+    @cached_property
+    def pixel_tiles(self) -> int:
+        """Tiles of pixels of a share of the rows."""
+        rows, columns = self.row_parts, self.column_parts
+        down = self.result[0] // self.row_shares if self.tile_rows == 1 else rows.wide + rows.narrow
+        return down * (columns.wide + columns.narrow)
+
+    @cached_property
+    def place(self) -> PixelPlacement:
+        """Where pixels are written to."""
+        rows, columns = self.result
+        return self.placement or PixelPlacement(0, columns, 1, rows * columns)
+
+    @cached_property
+    def row_shares(self) -> int:
+        """Shares of the rows, each of which is staged alone."""
+        if self.tile_rows > 1:
+            return 1
+        room = self.reach[0] * self.pitch * self.elements.bytes if self.staged else 0
+        wanted = -(-room // _ROOM)
+        if self.tasks > 1 and (self.result[0] >= 8 * self.tasks or self.channel_units == 1):
+            wanted = -(-max(wanted, 1) // self.tasks) * self.tasks
+        return max(1, min(wanted, self.result[0]))
+
+    @cached_property
+    def channel_units(self) -> int:
+        """What output channels can be shared out by: groups, or tiles of channels."""
+        return self.groups if self.groups > 1 else -(-self.blocks // self.tile_blocks)
+
+    @cached_property
+    def channel_shares(self) -> int:
+        """Shares of the output channels."""
+        return min(self.tasks, self.channel_units) if self.row_shares < self.tasks else 1

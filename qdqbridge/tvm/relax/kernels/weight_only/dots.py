@@ -1,0 +1,345 @@
+"""Dot products of a chunk of codes with digits, by the product of bytes that a CPU has.
+
+All sums are exact. Where four products are added in 32 bits (``vpdpbusd``), codes of 4 and of 8
+bits are the same. Where two are added in 16 bits (``vpmaddubsw``), codes are cut in halves of 4
+bits: 16 such sums, which is what a chunk is, do not leave int16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.relax.kernels.codegen.cpu import AVX512_VNNI
+from qdqbridge.tvm.relax.kernels.codegen.lanes import (
+    Buffer,
+    Prim,
+    ask,
+    bound,
+    intrinsic,
+    load,
+    number,
+    splat,
+    store,
+    typed,
+)
+from qdqbridge.tvm.relax.kernels.codegen.script import T
+from qdqbridge.tvm.relax.kernels.weight_only.product import (
+    CHUNK,
+    FEW,
+    NIBBLE,
+    NIBBLES,
+    CodesProduct,
+)
+
+Place = tuple[Buffer, Prim]
+"""An element of a buffer."""
+_AHEAD = 8192
+"""Bytes by which codes that meet one row are asked for before they are used."""
+_EACH = 4096
+"""The same in each of several places that are read in turn."""
+_NEAR = 1280
+"""The same, of one digit and 256-bit registers (measured on Zen 3: 0.88 of memory, 0.80 with the
+distance of three digits)."""
+_CHAINS = 2
+"""Sums of one row whose blocks are several chunks: a dot product waits for the one before it."""
+_HEIGHTS = (4, 2, 1)
+"""Rows of tiles: their sums, and the codes of a chunk of two blocks of columns, are registers."""
+TALL = 6
+"""Rows of the highest tiles of a CPU that has 32 registers: 12 sums that do not wait for each other
+are as many as it needs that begins two dot products a clock cycle and ends them five later."""
+_PAIRS = 8
+"""Pairs of blocks of columns that meet many rows: codes of some parts, and sums, are kept by the
+second-level cache, and tasks end together on a machine that others use too (two threads without
+AMX, one digit: 0.86 of the time of 32 pairs, three digits 0.94; one thread takes the same)."""
+_MANY_PAIRS = 32
+"""The same where digits are read anew, or spread, for every such piece and that takes its time."""
+ROOM = 1 << 17
+"""Bytes of the digits of many rows that stay in the second-level cache."""
+AMX_ROOM = 1 << 19
+"""The same of a CPU with AMX."""
+SPREAD = 3 << 13
+"""Bytes of digits in every lane that stay in the first-level cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Digits:
+    """Digits of rows: four neighbours once, or ``in_lanes`` of a register."""
+
+    buffer: Buffer
+    in_lanes: bool = False
+
+
+class Dots(Protocol):
+    """Dot products of one CPU.
+
+    Attributes:
+        heights: Rows of tiles, falling to 1.
+        chains: How many sums of a block and row take turns, one register behind another.
+        asks_between: Whether what a row of one digit meets is asked for between dot products, not
+            before them.
+        spread_parts: Of how many parts of a row digits are stored in every lane before several
+            rows meet the columns; 0 if they are spread where they are multiplied.
+        one_loop: Whether the parts of a block of the weight are not a loop of their own: LLVM would
+            make straight code of it, longer than what the processor keeps decoded.
+        read_through: Rows up to which a weight is read from one end to the other.
+        pairs: Pairs of blocks of columns that more rows meet before the next ones: a task has them
+            to itself.
+    """
+
+    heights: tuple[int, ...]
+    chains: int
+    asks_between: bool
+    spread_parts: int
+    one_loop: bool
+    read_through: int
+    pairs: int
+
+    def ahead(self, streams: int) -> int:
+        """Returns how many bytes before they are used codes that meet one row are asked for.
+
+        Args:
+            streams: In how many places codes are read in turn.
+        """
+        ...
+
+    def parts_at_once(self, rows: int) -> int:
+        """Returns how many parts of so many rows meet some columns before the next ones do.
+
+        These are whole blocks of the weight; what is used again meanwhile stays in caches.
+        """
+        ...
+
+    def blocks(self, height: int) -> int:
+        """Returns how many blocks of columns a digit of ``height`` rows meets at a time."""
+        ...
+
+    def registers(self, blocks: Iterable[int], count: int) -> dict[int, Buffer]:
+        """Returns room for ``count`` registers of codes of each of some blocks of a pair."""
+        ...
+
+    def load_codes(self, codes: Mapping[int, Buffer], stream: Buffer, first: Prim) -> None:
+        """Fills registers with codes, of the blocks in turn: four neighbours of a sum in a lane.
+
+        Args:
+            codes: The registers of every block.
+            stream: Codes and scales in the order of reading.
+            first: The first byte of the chunk.
+        """
+        ...
+
+    def add(
+        self,
+        rows: Digits,
+        digits: Sequence[tuple[Prim, Sequence[Place]]],
+        codes: Mapping[int, Buffer],
+        asked: Sequence[Place] = (),
+        chains: int = 1,
+    ) -> None:
+        """Adds the exact products of the codes of a chunk, of every block, and digits of rows.
+
+        A code meets all digits before the next one: what waits for memory is then one line's.
+
+        Args:
+            rows: The digits of all rows.
+            digits: Of every digit of an activation, where those of the row begin, and of every
+                block a buffer and the place of its sums there.
+            codes: Of every block.
+            asked: What is asked for meanwhile, spread over the dot products.
+            chains: How many sums of a block, one register behind another, take turns.
+        """
+        ...
+
+
+def dots_of(d: CodesProduct) -> Dots:
+    """Returns the dot products of the CPU of a product."""
+    return ByteDots(d) if d.cpu.bytes_in else PairDots(d)
+
+
+class ByteDots:
+    """``vpdpbusd``: four products of bytes are added to a sum of 32 bits."""
+
+    chains, asks_between = _CHAINS, False
+    spread_parts, one_loop, read_through = 0, False, FEW
+
+    def __init__(self, d: CodesProduct) -> None:
+        self.d = d
+        self.pairs = _MANY_PAIRS if d.amx else _PAIRS
+        self.heights: tuple[int, ...] = (
+            _HEIGHTS if d.cpu.registers < AVX512_VNNI.registers else (TALL, *_HEIGHTS)
+        )
+
+    def ahead(self, streams: int) -> int:
+        """Returns less where it is asked for in several places."""
+        return _AHEAD if streams == 1 else _EACH
+
+    def parts_at_once(self, rows: int) -> int:
+        """Returns as many as the second-level cache has digits of."""
+        room = AMX_ROOM if self.d.amx else ROOM
+        return _whole_blocks(self.d, room // (rows * self.d.step * self.d.digits))
+
+    def blocks(self, height: int) -> int:
+        """Returns two: a digit is spread once for both."""
+        return 2
+
+    def registers(self, blocks: Iterable[int], count: int) -> dict[int, Buffer]:
+        """Returns registers of int32."""
+        return {b: T.alloc_buffer((count * self.d.cpu.lanes,), "int32") for b in blocks}
+
+    def load_codes(self, codes: Mapping[int, Buffer], stream: Buffer, first: Prim) -> None:
+        """Fills registers with codes, of the blocks in turn."""
+        d, lanes = self.d, self.d.cpu.lanes
+        mask = number(NIBBLES, "int32", lanes)
+        with T.unroll(d.loads) as i:
+            for b, own in codes.items():
+                packed = load(stream, first + (2 * i + b) * d.register, d.register)
+                stored = tirx.reinterpret(typed("int32", lanes), packed)
+                if d.bits != NIBBLE:
+                    store(own, i * lanes, stored, lanes)
+                    continue
+                high = tirx.shift_right(stored, number(NIBBLE, "int32", lanes))
+                store(own, i * (2 * lanes), tirx.bitwise_and(stored, mask), lanes)
+                store(own, i * (2 * lanes) + lanes, tirx.bitwise_and(high, mask), lanes)
+
+    def add(
+        self,
+        rows: Digits,
+        digits: Sequence[tuple[Prim, Sequence[Place]]],
+        codes: Mapping[int, Buffer],
+        asked: Sequence[Place] = (),
+        chains: int = 1,
+    ) -> None:
+        """Adds the products."""
+        d, lanes = self.d, self.d.cpu.lanes
+        name, kind = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", typed("int8", 4 * lanes)
+        steps = d.chunk // 4
+        runs = min(steps, max(1, len(asked)))
+        for run in range(runs):
+            for later in _piece(asked, run, runs):
+                ask(*later)
+            first = steps * run // runs
+            with T.unroll(steps * (run + 1) // runs - first) as i:
+                chain = tirx.floormod(i, chains) * lanes
+                for begin, sums in digits:
+                    four = load(rows.buffer, begin + 4 * (first + i), 4)
+                    spread = splat(tirx.reinterpret("int32", four), lanes)
+                    spread = bound(tirx.reinterpret(kind, spread))
+                    for (total, at), own in zip(sums, codes.values(), strict=True):
+                        code = tirx.reinterpret(kind, load(own, (first + i) * lanes, lanes))
+                        before = load(total, at + chain, lanes)
+                        after = intrinsic(name, typed("int32", lanes), before, code, spread)
+                        store(total, at + chain, after, lanes)
+
+
+class PairDots:
+    """``vpmaddubsw``: two products of bytes are added in 16 bits, and saturate beyond them.
+
+    A half of a code times a digit is at most 15 * 128, and a lane adds two of them for each of the
+    ``CHUNK // 4`` steps of a chunk: 30720.
+    """
+
+    heights: tuple[int, ...] = _HEIGHTS
+    chains, asks_between = 1, True
+    one_loop, read_through, pairs = True, 1, _MANY_PAIRS
+
+    def __init__(self, d: CodesProduct) -> None:
+        assert d.chunk <= CHUNK
+        self.d = d
+        spread = _HEIGHTS[0] * d.step * d.digits * d.cpu.lanes
+        parts = min(_whole_blocks(d, SPREAD // spread), d.parts)
+        self.spread_parts = parts if parts * spread <= 2 * SPREAD else 0
+        self.halves = d.bits // NIBBLE
+
+    def ahead(self, streams: int) -> int:
+        """Returns less where one digit meets the codes."""
+        return _NEAR if self.d.digits == 1 else _EACH
+
+    def parts_at_once(self, rows: int) -> int:
+        """Returns as many as the first-level cache has spread digits of."""
+        d = self.d
+        return self.spread_parts or _whole_blocks(d, ROOM // (rows * d.step * d.digits))
+
+    def blocks(self, height: int) -> int:
+        """Returns one for several rows, whose codes and sums are all registers there are."""
+        return 1 if height > 1 else 2
+
+    def registers(self, blocks: Iterable[int], count: int) -> dict[int, Buffer]:
+        """Returns registers of bytes, one for each half of a code."""
+        size = count * self.halves * self.d.register
+        return {b: T.alloc_buffer((size,), "uint8") for b in blocks}
+
+    def load_codes(self, codes: Mapping[int, Buffer], stream: Buffer, first: Prim) -> None:
+        """Fills registers with halves of codes, of the blocks in turn."""
+        d, lanes = self.d, self.d.cpu.lanes
+        mask, shift = number(NIBBLES, "int32", lanes), number(NIBBLE, "int32", lanes)
+        kind = typed("uint8", d.register)
+        for i in range(d.loads):
+            for b, own in codes.items():
+                packed = load(stream, first + (2 * i + b) * d.register, d.register)
+                stored = bound(tirx.reinterpret(typed("int32", lanes), packed))
+                for half, word in enumerate((stored, tirx.shift_right(stored, shift))):
+                    low = tirx.reinterpret(kind, tirx.bitwise_and(word, mask))
+                    store(own, (2 * i + half) * d.register, low, d.register)
+
+    def add(
+        self,
+        rows: Digits,
+        digits: Sequence[tuple[Prim, Sequence[Place]]],
+        codes: Mapping[int, Buffer],
+        asked: Sequence[Place] = (),
+        chains: int = 1,
+    ) -> None:
+        """Adds the products."""
+        assert chains == self.chains
+        d, lanes, words = self.d, self.d.cpu.lanes, 2 * self.d.cpu.lanes
+        steps, kind = d.chunk // 4, typed("int8", d.register)
+        pairs = [
+            [T.alloc_buffer((self.halves * words,), "int16") for _ in sums] for _, sums in digits
+        ]
+        for i in range(steps):
+            for later in _piece(asked, i, steps):
+                ask(*later)
+            for (begin, _), columns in zip(digits, pairs, strict=True):
+                if rows.in_lanes:
+                    spread = bound(load(rows.buffer, begin + i * d.register, d.register))
+                else:
+                    four = tirx.reinterpret("int32", load(rows.buffer, begin + 4 * i, 4))
+                    spread = bound(tirx.reinterpret(kind, splat(four, lanes)))
+                for total, own in zip(columns, codes.values(), strict=True):
+                    for half in range(self.halves):
+                        code = load(own, (self.halves * i + half) * d.register, d.register)
+                        two = self._two(code, spread)
+                        before = load(total, half * words, words)
+                        store(total, half * words, before + two if i else two, words)
+        for (_, sums), columns in zip(digits, pairs, strict=True):
+            for (total, at), own in zip(sums, columns, strict=True):
+                whole = load(total, at, lanes)
+                for half in range(self.halves):
+                    unit = number(1 << (NIBBLE * half), "int16", words)
+                    added = load(own, half * words, words)
+                    name, result = "llvm.x86.avx2.pmadd.wd", typed("int32", lanes)
+                    whole = whole + intrinsic(name, result, added, unit)
+                store(total, at, whole, lanes)
+
+    def _two(self, code: Prim, digits: Prim) -> Prim:
+        """Returns the sums of two products, int16."""
+        kind = typed("int16", 2 * self.d.cpu.lanes)
+        return intrinsic("llvm.x86.avx2.pmadd.ub.sw", kind, code, digits)
+
+
+def _whole_blocks(d: CodesProduct, parts: int) -> int:
+    """Returns about so many parts, at least one block of the weight."""
+    each = d.size // d.step
+    return max(1, parts // each) * each
+
+
+def _piece(asked: Sequence[Place], index: int, count: int) -> Sequence[Place]:
+    """Returns one of ``count`` even pieces."""
+    return asked[len(asked) * index // count : len(asked) * (index + 1) // count]
+
+
+def pieces(count: int, size: int) -> list[range]:
+    """Returns ``range(count)`` in pieces of ``size``."""
+    return [range(first, min(first + size, count)) for first in range(0, count, size)]

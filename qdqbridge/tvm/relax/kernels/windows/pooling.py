@@ -1,0 +1,186 @@
+"""MaxPool and AveragePool of channels-last images of 8-bit codes, vectors along the channels."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.relax.kernels.codegen.broadcasting import Open, batch_of, known, worth_sharing
+from qdqbridge.tvm.relax.kernels.codegen.codes import CodesForm, TargetCodes
+from qdqbridge.tvm.relax.kernels.codegen.lanes import (
+    Buffer,
+    Prim,
+    bound,
+    each_piece,
+    flat,
+    floats,
+    load,
+    number,
+    splat,
+    store,
+    wide,
+)
+from qdqbridge.tvm.relax.kernels.codegen.loops import turns
+from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
+
+Pair = tuple[int, int]
+_UNROLLED = 25
+"""Elements of a window that are written out; a larger one is a loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolKernel:
+    """Windows over (batch, rows, columns, channels).
+
+    Attributes:
+        largest: True for the largest code of a window, False for the average.
+        operand: Shape of the operand as its tensor has it; None for an open first extent.
+        outcome: Shape of the result as its tensor has it.
+        dtype: Element type of the operand.
+        form: The codes of the result; of what is picked, only the type counts.
+        image: Rows and columns of an image.
+        channels: Channels.
+        kernel: Rows and columns of a window.
+        strides: Its strides.
+        dilations: Its dilations.
+        begin: Rows above and columns left of an image.
+        result: Rows and columns of the result.
+        uniform: True where every window averages over as many elements.
+        tasks: How many threads the work is to be spread over.
+    """
+
+    largest: bool
+    operand: Open
+    outcome: Open
+    dtype: str
+    form: CodesForm
+    image: Pair
+    channels: int
+    kernel: Pair
+    strides: Pair
+    dilations: Pair
+    begin: Pair
+    result: Pair
+    uniform: bool
+    tasks: int
+
+
+def build(pool: PoolKernel) -> Any:
+    """Returns a PrimFunc of ``x``, the constants of an average, and the result.
+
+    The constants of an average are ``multipliers``, float32 of every window or of all, and
+    the integers of :func:`~.codes.numbers`.
+    """
+
+    def body() -> None:
+        batch = batch_of(pool.operand)
+        x = T.arg("x", T.buffer(known(pool.operand, batch), pool.dtype))
+        numbers: tuple[Buffer, ...] = ()
+        if not pool.largest:
+            windows = 1 if pool.uniform else pool.result[0] * pool.result[1]
+            multipliers = T.arg("multipliers", T.buffer((windows,), "float32"))
+            numbers = multipliers, T.arg("integers", T.buffer((4,), "int32"))
+        y = T.arg("y", T.buffer(known(pool.outcome, batch), pool.form.dtype))
+        with root():
+            source, result = flat(x), flat(y)
+            images = known(pool.operand, batch)[0]
+            shared = worth_sharing(pool.tasks, pool.outcome, 2)
+            lines = turns(images * pool.result[0], parallel=shared)
+            with lines as line, turns(pool.result[1]) as column:
+                _Window(pool, source, result, line, column).write(numbers)
+
+    return prim_func(body)
+
+
+class _Window:
+    """One window: all channels of one pixel of the result."""
+
+    def __init__(
+        self, pool: PoolKernel, source: Buffer, result: Buffer, line: Prim, column: Prim
+    ) -> None:
+        self.pool, self.source, self.result = pool, source, result
+        self.image, row = line // pool.result[0], line % pool.result[0]
+        self.place = bound(line * pool.result[1] + column)
+        self.first = [
+            bound(where * stride - begin)
+            for where, stride, begin in zip((row, column), pool.strides, pool.begin, strict=True)
+        ]
+
+    def write(self, numbers: tuple[Buffer, ...]) -> None:
+        """Writes all channels."""
+        pool = self.pool
+        write = self._largest if pool.largest else self._average(*numbers)
+        each_piece(pool.channels, pool.form.lanes, write)
+
+    def _taps(self, visit: Callable[[Prim, Prim], None]) -> None:
+        """Calls ``visit(start, inside)`` for every element of the window.
+
+        ``start`` is the nearest element of the image, ``inside`` tells if it is the one meant.
+        """
+        pool = self.pool
+        rows, columns = pool.kernel
+        if rows * columns <= _UNROLLED:
+            for i, j in itertools.product(range(rows), range(columns)):
+                visit(*self._tap(i, j))
+            return
+        with turns(rows) as i, turns(columns) as j:
+            visit(*self._tap(i, j))
+
+    def _tap(self, i: Prim, j: Prim) -> tuple[Prim, Prim]:
+        pool = self.pool
+        where = [
+            first + tap * dilation
+            for first, tap, dilation in zip(self.first, (i, j), pool.dilations, strict=True)
+        ]
+        held = [
+            tirx.max(tirx.min(at, extent - 1), 0)
+            for at, extent in zip(where, pool.image, strict=True)
+        ]
+        inside = tirx.all(*(a == b for a, b in zip(where, held, strict=True)))
+        pixel = (self.image * pool.image[0] + held[0]) * pool.image[1] + held[1]
+        return bound(pixel * pool.channels), inside
+
+    def _largest(self, offset: Prim, lanes: int) -> None:
+        """Outside of the image is the smallest code, which never wins."""
+        pool, dtype = self.pool, self.pool.dtype
+        lowest = number(0 if dtype == "uint8" else -128, dtype, lanes)
+        best = T.alloc_buffer((lanes,), dtype)
+        store(best, 0, lowest, lanes)
+
+        def visit(start: Prim, inside: Prim) -> None:
+            code = load(self.source, start + offset, lanes)
+            code = tirx.Select(splat(inside, lanes), code, lowest)
+            store(best, 0, tirx.max(load(best, 0, lanes), code), lanes)
+
+        self._taps(visit)
+        start = self.place * pool.channels + offset
+        store(self.result, start, load(best, 0, lanes), lanes)
+
+    def _average(self, multipliers: Buffer, integers: Buffer) -> Callable[[Prim, int], None]:
+        """Outside of the image is the zero point, which adds nothing."""
+        pool = self.pool
+        windows = pool.result[0] * pool.result[1]
+        own = tirx.const(0, "int32") if pool.uniform else self.place % windows
+        target = TargetCodes(pool.form, multipliers, integers, 0, 1)
+
+        def write(offset: Prim, lanes: int) -> None:
+            zero_point = splat(load(integers, 0, 1), lanes)
+            sums = T.alloc_buffer((lanes,), "int32")
+            taps = pool.kernel[0] * pool.kernel[1]
+            store(sums, 0, zero_point * number(-taps, "int32", lanes), lanes)
+
+            def visit(start: Prim, inside: Prim) -> None:
+                code = wide(load(self.source, start + offset, lanes), lanes)
+                code = tirx.Select(splat(inside, lanes), code, zero_point)
+                store(sums, 0, load(sums, 0, lanes) + code, lanes)
+
+            self._taps(visit)
+            multiplier = splat(load(multipliers, own, 1), lanes)
+            value = floats(load(sums, 0, lanes), lanes) * multiplier
+            start = self.place * pool.channels + offset
+            store(self.result, start, target.rounded(value, lanes), lanes)
+
+        return write

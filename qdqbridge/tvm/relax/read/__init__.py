@@ -1,0 +1,9 @@
+"""Relax -> graph: modules of TVM's frontends and of the QNN dialect."""
+
+from __future__ import annotations
+
+from qdqbridge.tvm.relax.read.layouts import channels_last
+from qdqbridge.tvm.relax.read.module import from_relax, read_function
+from qdqbridge.tvm.relax.read.parameters import entry_name
+
+__all__ = ["channels_last", "entry_name", "from_relax", "read_function"]

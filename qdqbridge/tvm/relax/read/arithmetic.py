@@ -1,0 +1,224 @@
+"""Rows of arithmetic and activations that only Relax writes so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes
+from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.ops.attributes import (
+    AlphaAttrs,
+    AxesAttrs,
+    NormAttrs,
+    ReduceAttrs,
+    SeluAttrs,
+)
+from qdqbridge.tvm.qnn.read import Call, Entry, Reading, Row
+from qdqbridge.tvm.qnn.read.constants import constant_of
+from qdqbridge.tvm.qnn.read.floating import made, plain
+from qdqbridge.tvm.qnn.read.reading import tensor
+from qdqbridge.tvm.qnn.read.rounded import reduced_axes
+from qdqbridge.tvm.relax.read.standard import standard
+
+Compute = Callable[[Reading, Call], Value]
+
+
+def combined(
+    reading: Reading, name: str, operands: list[Value], like: Value, call: Call | None = None
+) -> Value:
+    """Adds an operator whose result has the type of ``like``."""
+    type_ = TensorType(like.type.dtype, like.type.shape)
+    return reading.node(name, NO_ATTRIBUTES, operands, type_, call)
+
+
+def rsqrt(reading: Reading, call: Call) -> Value:
+    """``rsqrt(x)``: ``1 / sqrt(x)``."""
+    x = reading.plain(call.args[0])
+    return combined(reading, "Reciprocal", [combined(reading, "Sqrt", [x], x)], x, call)
+
+
+def square(reading: Reading, call: Call) -> Value:
+    """``square(x)``: ``x * x``."""
+    x = reading.plain(call.args[0])
+    return combined(reading, "Mul", [x, x], x, call)
+
+
+def truncated(reading: Reading, call: Call) -> Value:
+    """``trunc(x)``: ``sign(x) * floor(|x|)``."""
+    x = reading.plain(call.args[0])
+    if x.type.dtype.is_integer:
+        return x
+    whole = combined(reading, "Floor", [combined(reading, "Abs", [x], x)], x)
+    return combined(reading, "Mul", [combined(reading, "Sign", [x], x), whole], x, call)
+
+
+def fused(reading: Reading, call: Call) -> Value:
+    """``ewise_fma(a, b, c)``: ``a * b + c``."""
+    a, b, c = (reading.plain(entry) for entry in call.args)
+    product = reading.node("Mul", NO_ATTRIBUTES, [a, b], tensor(call))
+    return reading.node("Add", NO_ATTRIBUTES, [product, c], tensor(call), call)
+
+
+def outer(reading: Reading, call: Call) -> Value:
+    """``outer(a, b)``: every product of an element of a and one of b."""
+    a, b = (reading.plain(entry) for entry in call.args)
+    column = TensorType(a.type.dtype, (*(a.type.shape or ()), 1))
+    standing = reading.node("Unsqueeze", AxesAttrs((1,)), [a], column)
+    return reading.node("Mul", NO_ATTRIBUTES, [standing, b], tensor(call), call)
+
+
+def floor_divided(row: Row) -> Row:
+    """Returns ``row`` of ``floor_divide`` that also knows what no span says."""
+
+    def read(reading: Reading, call: Call) -> Entry:
+        if call.provenance is not None:
+            return row(reading, call)
+        a, b = (reading.plain(entry) for entry in call.args)
+        if a.type.dtype.is_float:
+            quotient = reading.node("Div", NO_ATTRIBUTES, [a, b], tensor(call))
+            return combined(reading, "Floor", [quotient], quotient, call)
+        rest = standard(reading, "Mod", [a, b], [tensor(call)], fmod=0)[0]
+        whole = reading.node("Sub", NO_ATTRIBUTES, [a, rest], tensor(call))
+        return combined(reading, "Div", [whole, b], whole, call)
+
+    return read
+
+
+def floor_mod(row: Row) -> Row:
+    """Returns ``row`` of ``floor_mod`` that also knows floats: ``a - floor(a / b) * b``."""
+
+    def read(reading: Reading, call: Call) -> Entry:
+        a, b = (reading.plain(entry) for entry in call.args)
+        if not a.type.dtype.is_float:
+            return row(reading, call)
+        quotient = reading.node("Div", NO_ATTRIBUTES, [a, b], tensor(call))
+        whole = combined(reading, "Floor", [quotient], quotient)
+        times = reading.node("Mul", NO_ATTRIBUTES, [whole, b], tensor(call))
+        return reading.node("Sub", NO_ATTRIBUTES, [a, times], tensor(call), call)
+
+    return read
+
+
+def bounded(row: Row, clip: Row, *, low: bool) -> Row:
+    """Returns ``row`` of ``maximum`` or ``minimum`` that reads a bound of integers as a clip."""
+
+    def read(reading: Reading, call: Call) -> Entry | list[Value]:
+        for entry, other in (call.args, call.args[::-1]):
+            bound = constant_of(other) if isinstance(other, Value) else None
+            whole = isinstance(entry, Value) and entry.type.dtype.is_integer
+            if not whole or call.provenance is not None or bound is None or bound.size != 1:
+                continue
+            code, dtype = int(bound.reshape(())), call.dtype
+            ends = (code, dtype.qmax) if low else (dtype.qmin, code)
+            if entry.constant is not None and entry.quant is None:
+                return reading.constant(np.clip(entry.constant.numpy(), *ends), entry.name)
+            attrs = dict(zip(("a_min", "a_max"), ends, strict=True))
+            return clip(reading, replace(call, op="clip", args=(entry,), attrs=attrs))
+        return row(reading, call)
+
+    return read
+
+
+# ---- activations -------------------------------------------------------------------------------
+
+
+def softplus(reading: Reading, call: Call) -> Value:
+    """``nn.softplus(x, beta, threshold)``; beyond 20 it is x in float32 anyway."""
+    x, beta = reading.plain(call.args[0]), float(call.get("beta", 1.0))
+    if float(call.get("threshold", 20.0)) < _SAME_AS_X:
+        raise reading.refused(f"it is linear from {call.attrs['threshold']} on")
+    if beta == 1.0:
+        return made(reading, call, "Softplus", NO_ATTRIBUTES, [x])
+    factor = reading.constant(np.asarray(beta, x.type.dtype.numpy))
+    scaled = combined(reading, "Mul", [x, factor], x)
+    return combined(reading, "Div", [combined(reading, "Softplus", [scaled], x), factor], x, call)
+
+
+_SAME_AS_X = 20.0
+
+
+def prelu(reading: Reading, call: Call) -> Value:
+    """``nn.prelu(x, slope, axis)``: a slope per channel, or one."""
+    x, slope = (reading.plain(entry) for entry in call.args)
+    rank, axis = x.rank or 0, call.integer("axis", 1) % max(x.rank or 0, 1)
+    trailing = rank - 1 - axis
+    shape = slope.type.shape or ()
+    if trailing and shape != (1,):
+        axes = AxesAttrs(tuple(range(1, 1 + trailing)))
+        type_ = TensorType(slope.type.dtype, (*shape, *([1] * trailing)))
+        slope = reading.node("Unsqueeze", axes, [slope], type_)
+    return made(reading, call, "PRelu", NO_ATTRIBUTES, [x, slope])
+
+
+def _selu(reading: Reading, call: Call) -> Value:
+    attributes = SeluAttrs(1.67326319217681884765625, 1.05070102214813232421875)
+    return made(reading, call, "Selu", attributes, [reading.plain(call.args[0])])
+
+
+# ---- statistics --------------------------------------------------------------------------------
+
+
+def variance(reading: Reading, call: Call) -> Value:
+    """``variance(x, axis, keepdims)``: the mean of the squared differences from the mean."""
+    x = reading.plain(call.args[0])
+    given = reduced_axes(call, x)
+    kept = tuple(1 if i in given.axes else dim for i, dim in enumerate(x.type.shape or ()))
+    mean = reading.node("ReduceMean", ReduceAttrs(given.axes), [x], TensorType(x.type.dtype, kept))
+    centred = combined(reading, "Sub", [x, mean], x)
+    squares = combined(reading, "Mul", [centred, centred], x)
+    value = reading.node("ReduceMean", given, [squares], tensor(call), call)
+    reading.memory["variance", value] = (x, given)
+    return value
+
+
+def deviation(reading: Reading, call: Call) -> Value:
+    """``std(x, axis, keepdims)``."""
+    return combined(reading, "Sqrt", [inner := variance(reading, call)], inner, call)
+
+
+def rms_norm(reading: Reading, call: Call) -> Value:
+    """``nn.rms_norm(x, gamma, axes, epsilon)``, normalized to the last axes."""
+    operands = [reading.plain(entry) for entry in call.args]
+    rank = max(operands[0].rank or 0, 1)
+    axes = sorted(a % rank for a in call.ints("axis" if "axis" in call.attrs else "axes"))
+    if axes != list(range(axes[0], rank)):
+        raise reading.refused(f"it normalizes axes {axes} of {rank}")
+    attributes = NormAttrs(axes[0], float(np.float32(call.attrs["epsilon"])))
+    return made(reading, call, "RMSNormalization", attributes, operands)
+
+
+def dropout(reading: Reading, call: Call) -> Entry:
+    """``nn.dropout(x)``: x in inference; the mask is true everywhere."""
+    x = reading.plain(call.args[0])
+    return [x, *reading.unread(call, "it also returns a mask")[1:]]
+
+
+def _activation(name: str, attributes: Attributes) -> Row:
+    return plain(name, attributes)
+
+
+def rows(shared: Mapping[str, Row]) -> dict[str, Row]:
+    """Returns the rows by Relax's name; some fall back to those of ``shared``."""
+    return {
+        "rsqrt": rsqrt,
+        "square": square,
+        "trunc": truncated,
+        "ewise_fma": fused,
+        "outer": outer,
+        "floor_divide": floor_divided(shared["floor_divide"]),
+        "floor_mod": floor_mod(shared["floor_mod"]),
+        "maximum": bounded(shared["maximum"], shared["clip"], low=True),
+        "minimum": bounded(shared["minimum"], shared["clip"], low=False),
+        "nn.silu": _activation("Swish", AlphaAttrs(1.0)),
+        "nn.selu": _selu,
+        "nn.softplus": softplus,
+        "nn.prelu": prelu,
+        "nn.rms_norm": rms_norm,
+        "nn.dropout": dropout,
+        "variance": variance,
+        "std": deviation,
+    }

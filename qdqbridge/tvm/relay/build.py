@@ -1,0 +1,171 @@
+"""A compiled Relay module that runs under the model's own input and output names."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+from tvm import ir, relay, tir
+from tvm.contrib import graph_executor
+from tvm.relay.build_module import bind_params_by_name
+
+from qdqbridge.errors import InputDataError, UnsupportedTargetError
+from qdqbridge.tvm.relay.arguments import arrays_of, checked, last_line, module_of
+from qdqbridge.tvm.relay.dialect import half_even
+from qdqbridge.tvm.relay.dialect.attributes import names_of
+
+_CONFIG = {"relay.FuseOps.max_depth": 1}
+"""One kernel per operator: LLVM contracts ``a * b + c`` of float operators that share one."""
+_FIX = "use 'llvm', or a string such as 'llvm -mtriple=x86_64-linux-gnu -mcpu=cascadelake'"
+
+
+class RelayExecutable:
+    """Compiled machine code with the interface of the model.
+
+    Attributes:
+        module: The Relay module, parameters bound, before lowering.
+        library: TVM's compiled module (``library.export_library(path)`` saves it).
+        input_names: The model's input names, in order.
+        output_names: The model's output names, in order.
+    """
+
+    def __init__(self, module: ir.IRModule, library: Any) -> None:
+        self.module, self.library = module, library
+        main: Any = module["main"]
+        self._variables = {v.name_hint: v.checked_type for v in main.params}
+        self.input_names = _names(main, "input_names", list(self._variables))
+        count = len(main.ret_type.fields) if isinstance(main.ret_type, ir.TupleType) else 1
+        self.output_names = _names(main, "output_names", [f"output{i}" for i in range(count)])
+        self._machine = graph_executor.GraphModule(library["default"](tvm.cpu()))
+
+    def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Runs the model.
+
+        Args:
+            inputs: One array per input; quantized inputs take stored integers.
+
+        Returns:
+            One array per output name; quantized outputs are stored integers, those of sub-byte
+            types one per byte.
+
+        Raises:
+            InputDataError: An input is missing, unknown, or of the wrong dtype or shape.
+        """
+        if set(inputs) != set(self.input_names):
+            raise InputDataError(
+                "the inputs do not fit the model",
+                why=f"given are {sorted(inputs)}",
+                fix=f"give exactly {self.input_names}",
+            )
+        for name, (variable, type_) in zip(self.input_names, self._variables.items(), strict=True):
+            self._machine.set_input(variable, checked(name, np.asarray(inputs[name]), type_))
+        self._machine.run()
+        return {
+            name: self._machine.get_output(i).numpy() for i, name in enumerate(self.output_names)
+        }
+
+
+def _names(main: Any, attribute: str, default: Sequence[str]) -> list[str]:
+    """Returns the model's own names where the function states as many as it needs."""
+    stated = main.attrs[attribute] if attribute in names_of(main.attrs) else ()
+    names = [str(name) for name in stated]
+    return names if len(names) == len(default) else list(default)
+
+
+def bind(module: ir.IRModule, params: Mapping[str, Any] | None = None) -> ir.IRModule:
+    """Returns a module whose parameters are constants, with all types inferred.
+
+    Args:
+        module: Any Relay module with a function ``main``.
+        params: Arrays by the names of ``main``'s variables.
+
+    Raises:
+        InputDataError: It is no module with a function ``main``, TVM cannot infer its types, or a
+            parameter does not fit its variable.
+    """
+    typed = module_of(module, "a Relay build")
+    arrays = arrays_of(params, typed["main"])
+    if not arrays:
+        return typed
+    held = {name: tvm.nd.array(array) for name, array in arrays.items()}
+    bound = ir.IRModule(dict(typed.functions.items()), typed.type_definitions)
+    bound["main"] = bind_params_by_name(typed["main"], held)
+    return relay.transform.InferType()(bound)
+
+
+def build(
+    module: ir.IRModule,
+    params: Mapping[str, Any] | None = None,
+    target: Any = "llvm",
+    *,
+    opt_level: int = 3,
+) -> RelayExecutable:
+    """Compiles a Relay module so that it computes what the interpreter computes.
+
+    Relay's own ``qnn`` operators get the numeric contract's arithmetic (halves to even) while
+    this function runs; see ``qdqbridge.tvm.relay.dialect.half_even``.
+
+    Args:
+        module: Any Relay module. ``main``'s attributes ``input_names`` and ``output_names`` hold
+            the model's own names; without them variables and ``output0``, ... are used.
+        params: Values of ``main``'s variables that are not inputs.
+        target: A TVM target, or its string form; ``-mtriple`` defaults to this machine's.
+        opt_level: TVM's optimization level.
+
+    Raises:
+        UnsupportedTargetError: The target does not exist or is no CPU, an extent is not a number,
+            or TVM cannot build the module.
+    """
+    resolved = _target(target)
+    bound = bind(module, params)
+    _check_extents(bound["main"])
+    try:
+        with half_even(), tvm.transform.PassContext(opt_level=opt_level, config=_CONFIG):
+            library = relay.build(bound, target=resolved)
+    except Exception as error:  # whatever a pass or LLVM raises
+        raise UnsupportedTargetError(
+            "TVM cannot build the module",
+            why=_reason(error),
+            fix="run the graph with the interpreter, and report the module",
+        ) from error
+    return RelayExecutable(bound, library)
+
+
+def _target(target: Any) -> Any:
+    text = str(target)
+    if text.split() and text.split(maxsplit=1)[0] == "llvm" and "-mtriple" not in text:
+        target = f"{text} -mtriple={platform.machine()}-linux-gnu"
+    try:
+        resolved = tvm.target.Target(target)
+    except Exception as error:  # TVM raises ValueError, KeyError or its own
+        raise UnsupportedTargetError(
+            f"TVM has no target {text!r}", why=_reason(error), fix=_FIX
+        ) from error
+    if resolved.kind.name != "llvm":
+        raise UnsupportedTargetError(
+            f"the target {text!r} is not supported", why="only CPU (llvm) targets are", fix=_FIX
+        )
+    return resolved
+
+
+def _check_extents(main: Any) -> None:
+    for variable in main.params:
+        type_ = variable.checked_type
+        if not all(isinstance(extent, tir.IntImm) for extent in getattr(type_, "shape", ())):
+            raise UnsupportedTargetError(
+                "a Relay build needs every extent as a number",
+                where=f"input '{variable.name_hint}'",
+                why=f"its type is {type_}",
+                fix="fix the input shapes of the model, or build with Relax",
+            )
+
+
+def _reason(error: Exception) -> str:
+    """Returns in one line what TVM says; it hands our own errors back as their text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    stated = [line.removeprefix("why").strip() for line in lines if line.startswith("why ")]
+    return next(iter(stated), last_line(error))

@@ -1,0 +1,16 @@
+"""Relay modules -> :class:`Graph`: emitted ones, importers' and TVM's auto-quantization's.
+
+What a call becomes is one row of :data:`ROWS`: those that hosts share
+(:mod:`qdqbridge.tvm.qnn.read`), and Relay's own beside this file. :mod:`.stored` reads what
+importers
+and ``FakeQuantizationToInteger`` do on stored integers, :mod:`.simulated` what ``relay.quantize``
+leaves after calibration, :mod:`.transposes` brings channels-last modules into the graph's layout.
+"""
+
+from __future__ import annotations
+
+from qdqbridge.tvm.relay.read.entry import from_relay, from_simulated
+from qdqbridge.tvm.relay.read.export import export_quantized
+from qdqbridge.tvm.relay.read.table import ROWS
+
+__all__ = ["ROWS", "export_quantized", "from_relay", "from_simulated"]

@@ -1,0 +1,78 @@
+"""The ways in: a Relay module as a canonical graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.graph import Graph
+from qdqbridge.core.graph.verify import verify
+from qdqbridge.core.ops.conversion import QUANTIZE
+from qdqbridge.errors import UnsupportedModelError
+from qdqbridge.tvm.qnn.read.product_steps import joined
+from qdqbridge.tvm.qnn.read.transposes import cancel
+from qdqbridge.tvm.relay.read.module import read_module
+from qdqbridge.tvm.relay.read.simulated import NAME
+from qdqbridge.tvm.relay.read.table import ROWS
+
+
+def from_relay(mod: Any, params: Mapping[str, Any] | None = None) -> Graph:
+    """Reads a Relay module.
+
+    That may be what ``relay.emit`` wrote in any variant and layout, a float or QNN module of
+    Relay's importers (Q/DQ ones of the ONNX importer, integer ones of the TFLite, PyTorch and
+    MXNet importers), or one behind ``FakeQuantizationToInteger``. Parameters are compared with
+    those of neighbours bit for bit; where TVM truncates or rounds between the parts of one
+    operator (averages, interpolation), the graph rounds its real result once.
+
+    Args:
+        mod: An ``IRModule`` whose ``main`` is one flow of operators, or a function.
+        params: Values of parameters of ``main`` by name; the others are the graph's inputs.
+
+    Returns:
+        The canonical graph. Its inputs are named as the function's parameters; its outputs as the
+        function's attribute ``output_names`` says, else ``output``, ``output_1`` and so on.
+
+    Raises:
+        UnsupportedModelError: Operators without a counterpart, or control flow; lists every one.
+        InvalidModelError: An operator's operands break its rules.
+    """
+    return canonicalize(_raw(mod, params))
+
+
+def from_simulated(mod: Any, params: Mapping[str, Any] | None = None) -> Graph:
+    """Reads a module that ``relay.quantize`` has annotated and calibrated.
+
+    That is the module before constants are folded, as
+    :func:`~qdqbridge.tvm.relay.read.calibrate.calibrated` returns it. The result of
+    ``relay.quantize.quantize`` with ``do_simulation=True`` is read too, but its last pass has made
+    float constants of the weights; they stay float.
+
+    Args:
+        mod: An ``IRModule`` or a function.
+        params: Values of parameters by name.
+
+    Returns:
+        The canonical graph; activations have the narrow range -127..127.
+
+    Raises:
+        UnsupportedModelError: It has no ``simulated_quantize`` with numbers for its scale, or an
+            operator without a counterpart.
+    """
+    graph = _raw(mod, params)
+    if not any(node.op is QUANTIZE for node in graph.nodes):
+        raise UnsupportedModelError(
+            "the module is not annotated by relay.quantize",
+            why=f"it has no {NAME}",
+            fix="run relay.quantize with do_simulation=True, or use export_quantized",
+        )
+    return canonicalize(graph)
+
+
+def _raw(mod: Any, params: Mapping[str, Any] | None) -> Graph:
+    graph, ranks = read_module(mod, params, ROWS)
+    cancel(graph, ranks)
+    joined(graph)
+    verify(graph)
+    return graph

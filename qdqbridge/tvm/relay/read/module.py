@@ -1,0 +1,215 @@
+"""A Relay module as calls in plain Python, in the order in which they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import tvm
+from numpy.typing import NDArray
+from tvm import relay
+
+from qdqbridge.core.graph.graph import Graph, Note, Value
+from qdqbridge.core.graph.types import Dim, QuantType
+from qdqbridge.errors import UnsupportedModelError
+from qdqbridge.tvm.qnn.origin import Provenance, layout_of, params_of, provenance_of
+from qdqbridge.tvm.qnn.read.call import Call, Entry, Result
+from qdqbridge.tvm.qnn.read.reading import Reading, Row, flat
+from qdqbridge.tvm.qnn.read.site import AS_WRITTEN, CONVERTED, ReadSite
+from qdqbridge.tvm.relay.arguments import arrays_of, module_of
+from qdqbridge.tvm.relay.read.calls import normalized
+
+Array = NDArray[Any]
+
+
+def read_module(
+    mod: Any, params: Mapping[str, Any] | None, rows: Mapping[str, Row]
+) -> tuple[Graph, dict[Value, int]]:
+    """Returns the raw graph of ``main``, and how many axes the file gave to some constants.
+
+    Args:
+        mod: A Relay ``IRModule`` (or a function).
+        params: Values of parameters of ``main`` by name.
+        rows: What each operator becomes.
+
+    Raises:
+        InputDataError: It is no well-typed module, or a parameter does not fit it.
+        UnsupportedModelError: Something in it has no counterpart; all of it is listed.
+    """
+    main = module_of(mod, "reading")["main"]
+    walk = _FunctionWalk(main, arrays_of(params, main), rows)
+    return walk.graph(), walk.reading.ranks
+
+
+class _FunctionWalk:
+    def __init__(self, function: Any, params: Mapping[str, Array], rows: Mapping[str, Row]) -> None:
+        self.function, self.params = function, params
+        self.reading = Reading(rows, "Relay module, function main")
+        self.entries: dict[Any, Entry] = {}
+        self.dims: dict[str, int] = {}
+        self.others: dict[str, int] = {}
+
+    def graph(self) -> Graph:
+        inputs = [v for v in map(self._parameter, self.function.params) if v is not None]
+        self._describe(inputs)
+        _tell_apart(inputs)
+        relay.analysis.post_order_visit(self.function.body, self._visit)
+        if self.others:
+            raise UnsupportedModelError(
+                "the module is more than one flow of operators",
+                where="Relay module, function main",
+                why=", ".join(f"{count} {name}" for name, count in self.others.items()),
+                fix="inline functions and remove control flow before reading",
+            )
+        output = self.entries[self.function.body]
+        results = flat([output])
+        names = self._strings("output_names") or [
+            "output" if i == 0 else f"output_{i}" for i in range(len(results))
+        ]
+        graph = self.reading.finish(inputs, results, names, "main")
+        notes: list[Note] = self.reading.memory.get(("notes",), [])
+        graph.notes.extend(note for note in notes if note not in graph.notes)
+        return graph
+
+    def _strings(self, attribute: str) -> list[str]:
+        """Returns what an attribute of the function lists; nothing where it has no such one."""
+        attrs = self.function.attrs
+        if attrs is not None and attribute in attrs.keys():  # noqa: SIM118 (no mapping)
+            return [str(name) for name in attrs[attribute]]
+        return []
+
+    def _describe(self, inputs: list[Value]) -> None:
+        """Gives inputs the names and the meaning that the function's attributes state."""
+        names, types = self._strings("input_names"), self._strings("input_types")
+        if names and len(inputs) > len(names):
+            raise UnsupportedModelError(
+                f"the parameter '{inputs[len(names)].name}' has no value",
+                where="Relay module, function main",
+                why=f"the function takes {len(names)} inputs; the parameters after them are kept "
+                "apart from the module",
+                fix="give params, the arrays that came with the module",
+            )
+        for value, name in zip(inputs, names, strict=False):
+            value.name = name
+        for value, text in zip(inputs, types, strict=False):
+            params = params_of(text)
+            if params is not None and params.storage_dtype is value.type.dtype:
+                value.type = QuantType(params, value.type.shape)
+            else:
+                self.reading.hints[value] = params
+
+    def _parameter(self, var: Any) -> Value | None:
+        """Enters a parameter; returns it where it is an input of the graph."""
+        name = str(var.name_hint)
+        given = self.params.get(name)
+        if given is not None:
+            self.entries[var] = self.reading.constant(given, name)
+            return None
+        (result,) = self._results(var.checked_type)
+        value = self.reading.input(name, result.dtype, result.shape)
+        self.entries[var] = value
+        return value
+
+    def _visit(self, expr: Any) -> None:
+        if expr in self.entries or isinstance(expr, tvm.ir.Op):
+            return
+        match expr:
+            case relay.Constant():
+                self.entries[expr] = self.reading.constant(expr.data.numpy(), _name(expr))
+            case relay.Tuple():
+                self.entries[expr] = [self.entries[field] for field in expr.fields]
+            case relay.TupleGetItem():
+                entry = self.entries[expr.tuple_value]
+                assert not isinstance(entry, Value)
+                self.entries[expr] = list(entry)[expr.index]  # type: ignore[arg-type]
+            case relay.Call() if isinstance(expr.op, tvm.ir.Op):
+                self.entries[expr] = self._call(expr)
+            case relay.Var() | relay.GlobalVar():
+                pass
+            case _:
+                kind = type(expr).__name__
+                self.others[kind] = self.others.get(kind, 0) + 1
+
+    def _call(self, call: Any) -> Entry:
+        name = _name(call)
+        provenance = _marked(provenance_of(name))
+        args = tuple(self.entries[arg] for arg in call.args if arg in self.entries)
+        if len(args) != len(call.args):
+            return self.reading.unread(Call(call.op.name, (), {}, self._results(call.checked_type)))
+        made = Call(
+            call.op.name,
+            args,
+            _attributes(call.attrs),
+            self._results(call.checked_type),
+            provenance,
+            provenance.name if provenance is not None else name or call.op.name,
+        )
+        try:
+            made = normalized(made, lambda call: ReadSite(self.reading, call))
+        except UnsupportedModelError as error:
+            return self.reading.unread(made, error.why)
+        return self.reading.call(made)
+
+    def _results(self, type_: Any) -> tuple[Result, ...]:
+        if isinstance(type_, tvm.ir.TupleType):
+            return tuple(r for field in type_.fields for r in self._results(field))
+        return (Result(str(type_.dtype), tuple(self._dim(dim) for dim in type_.shape)),)
+
+    def _dim(self, dim: Any) -> Dim:
+        if isinstance(dim, tvm.tir.IntImm):
+            return int(dim)
+        return f"d{self.dims.setdefault(str(dim), len(self.dims))}"
+
+
+def _tell_apart(inputs: list[Value]) -> None:
+    """Relay's variables may share a name, or have none; the inputs of a graph may not."""
+    taken = {value.name for value in inputs}
+    seen: set[str] = set()
+    for value in inputs:
+        name, count = value.name or "input", 1
+        while name in seen or (count > 1 and name in taken):
+            count += 1
+            name = f"{value.name or 'input'}_{count}"
+        value.name = name
+        seen.add(name)
+
+
+def _marked(provenance: Provenance | None) -> Provenance | None:
+    """Returns provenance whose nodes say whether a layout plan had carried them."""
+    if provenance is None:
+        return None
+    variant = AS_WRITTEN if layout_of(provenance) is None else CONVERTED
+    return replace(provenance, origin=replace(provenance.origin, variant=variant))
+
+
+def _name(expr: Any) -> str:
+    """Returns the name in a span, as the importers write it: ``node`` or ``tensor@@node``."""
+    span = getattr(expr, "span", None)
+    source = getattr(span, "source_name", None)
+    if source is None:
+        return ""
+    return str(source.name)
+
+
+def _attributes(attrs: Any) -> dict[str, Any]:
+    if attrs is None:
+        return {}
+    return {str(key): _plain(attrs[str(key)]) for key in attrs.keys()}  # noqa: SIM118 (no mapping)
+
+
+def _plain(value: Any) -> Any:
+    """Returns an attribute as Python numbers, strings and tuples; None where it is none of them."""
+    match value:
+        case tvm.tir.IntImm():
+            return int(value)
+        case tvm.tir.FloatImm():
+            return float(value)
+        case bool() | int() | float():
+            return value
+        case tvm.ir.Array() | tuple() | list():
+            return tuple(_plain(entry) for entry in value)
+        case str() | tvm.runtime.String():
+            return str(value)
+        case _:
+            return None

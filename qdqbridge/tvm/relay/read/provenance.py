@@ -1,0 +1,185 @@
+"""What our own emission writes for tables and layouts, read back by what its spans say."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from qdqbridge.core.graph.graph import Origin, Value
+from qdqbridge.core.graph.types import ValueType
+from qdqbridge.core.layout.permutation import channels_first, channels_last
+from qdqbridge.core.ops.attributes import AxesAttrs, AxisAttrs, ReshapeAttrs, TransposeAttrs
+from qdqbridge.core.ops.data_movement import TRANSPOSE
+from qdqbridge.core.ops.permutation import permuted_shape
+from qdqbridge.tvm.qnn.origin import layout_of
+from qdqbridge.tvm.qnn.read.call import Call, Entry, Result, UnroundedProduct
+from qdqbridge.tvm.qnn.read.constants import constant_of
+from qdqbridge.tvm.qnn.read.data_movement import moved, per_tensor
+from qdqbridge.tvm.qnn.read.layout import transposed
+from qdqbridge.tvm.qnn.read.reading import Reading, Row, flat
+from qdqbridge.tvm.qnn.read.reshape import resolves
+from qdqbridge.tvm.qnn.read.site import TO_LAST
+
+_CONVOLUTIONS = ("Conv", "ConvTranspose")
+_POOLS = ("GlobalAveragePool", "GlobalMaxPool")
+
+
+def needless_bias(row: Row) -> Row:
+    """Returns ``row`` without the bias of zeros that a table demands and no span names."""
+
+    def read(reading: Reading, call: Call) -> Entry:
+        product, provenance = call.args[0], call.provenance
+        if (
+            isinstance(product, UnroundedProduct)
+            and provenance is not None
+            and len(provenance.operands) == 2
+        ):
+            bias = constant_of(reading.value(call.args[1]))
+            if bias is not None and not bias.any():
+                return product
+        return row(reading, call)
+
+    return read
+
+
+def channels_last_bias(row: Row) -> Row:
+    """Returns ``row`` that reads what is added to a channels-last convolution as its bias."""
+
+    def read(reading: Reading, call: Call) -> Entry:
+        data, provenance = call.args[0], call.provenance
+        if provenance is None or provenance.op not in _CONVOLUTIONS or not isinstance(data, Value):
+            return row(reading, call)
+        turn, bias = data.producer, reading.value(call.args[1])
+        inner = None if turn is None or turn.op is not TRANSPOSE else turn.operand(0).producer
+        if turn is None or inner is None or reading.provenances.get(inner) != provenance:
+            return row(reading, call)
+        rank = len(call.result.shape or ())
+        last = turn.attributes == TransposeAttrs(channels_last(rank))
+        vector = bias.rank == 1 and bias.quant is None
+        if not last or not vector or len(inner.inputs) != 2 or inner.op.name != provenance.op:
+            return row(reading, call)
+        operands = [*inner.inputs, bias]
+        value = reading.node(inner.op, inner.attributes, operands, inner.output.type, call)
+        return _laid_last(reading, value, data.type)
+
+    return read
+
+
+def channels_last_cast(row: Row) -> Row:
+    """Returns ``row`` that reads a cast of a channels-last result as the node's own."""
+
+    def read(reading: Reading, call: Call) -> Entry | list[Value]:
+        data, rank = call.args[0], len(call.result.shape or ())
+        turn = data.producer if isinstance(data, Value) else None
+        if call.provenance is None or turn is None or rank < 3:
+            return row(reading, call)
+        inner = turn.operand(0).producer if turn.op is TRANSPOSE else None
+        last = turn.attributes == TransposeAttrs(channels_last(rank))
+        if inner is None or not last or reading.provenances.get(inner) != call.provenance:
+            return row(reading, call)
+        shape = permuted_shape(call.result.shape, channels_first(rank))
+        results = (Result(call.result.dtype, shape),)
+        value = reading.value(
+            flat([row(reading, replace(call, args=(inner.output,), results=results))])[0]
+        )
+        return _laid_last(reading, value, value.type.with_shape(call.result.shape))
+
+    return read
+
+
+def channels_last_pool(row: Row) -> Row:
+    """Returns ``row`` that reads a reduction of the middle axes as the global pool of its span."""
+
+    def read(reading: Reading, call: Call) -> Entry:
+        data, rank = reading.value(call.args[0]), len(call.result.shape or ())
+        provenance, middle = call.provenance, tuple(range(1, rank - 1))
+        if provenance is None or provenance.op not in _POOLS or not call.get("keepdims", False):
+            return row(reading, call)
+        if tuple(sorted(axis % rank for axis in call.ints("axis"))) != middle:
+            return row(reading, call)
+        first = channels_first(rank)
+        inner = replace(
+            call,
+            args=(transposed(reading, data, first), *call.args[1:]),
+            attrs={**call.attrs, "axis": tuple(range(2, rank))},
+            results=(Result(call.result.dtype, permuted_shape(call.result.shape, first)),),
+        )
+        value = reading.value(row(reading, inner))
+        return _laid_last(reading, value, value.type.with_shape(call.result.shape))
+
+    return read
+
+
+# ---- reshapes that a layout plan rewrote -------------------------------------------------------
+
+Extents = tuple[int, ...]
+
+
+def spread(reading: Reading, call: Call) -> Value | None:
+    """Reads a reshape of channels-last values as the node of the file that its span names.
+
+    Returns:
+        Its result; None where there is no such record, or where the node would not be the same
+        reshape between two changes of the layout.
+    """
+    provenance = call.provenance
+    layout = None if provenance is None else layout_of(provenance)
+    if (
+        provenance is None
+        or layout is None
+        or provenance.op not in ("Reshape", "Flatten", "Unsqueeze")
+    ):
+        return None
+    data = per_tensor(reading, call.args[0])
+    before, after = _static(data.type.shape), _static(call.result.shape)
+    if before is None or after is None or not _same_order(before, after, layout):
+        return None
+    x = transposed(reading, data, channels_first(len(before))) if layout[0] else data
+    target = permuted_shape(after, channels_first(len(after))) if layout[1] else after
+    attributes = provenance.attributes
+    if attributes is None or target != _shaped(attributes, _static(x.type.shape) or (), target):
+        return None
+    inner = replace(call, args=(x,), results=(Result(call.result.dtype, target),))
+    value = moved(reading, inner, provenance.op, attributes)
+    if not layout[1]:
+        return value
+    return _laid_last(reading, value, value.type.with_shape(after))
+
+
+def _laid_last(reading: Reading, value: Value, type_: ValueType) -> Value:
+    """Returns a channels-first result as the host has it, by a transpose that says so."""
+    turn = TransposeAttrs(channels_last(value.rank or 0))
+    last = reading.node("Transpose", turn, [value], type_)
+    if last.producer is not None:
+        last.producer.origin = Origin(variant=TO_LAST)
+    return last
+
+
+def _static(shape: object) -> Extents | None:
+    fixed = isinstance(shape, tuple) and all(isinstance(extent, int) for extent in shape)
+    return shape if fixed else None  # type: ignore[return-value] # integers
+
+
+def _same_order(before: Extents, after: Extents, layout: tuple[bool, bool]) -> bool:
+    """True where both layouts of operand and result hold elements in one order."""
+    sides = [shape for shape, last in zip((before, after), layout, strict=True) if last]
+    if any(len(shape) < 3 for shape in sides):
+        return False
+    if all(shape[-1] == 1 or set(shape[1:-1]) == {1} for shape in sides):
+        return True
+    return all(layout) and before[0] == after[0] and before[-1] == after[-1]
+
+
+def _shaped(attributes: object, shape: Extents, target: object) -> object:
+    """Returns the shape that a Reshape, Flatten or Unsqueeze gives; ``target`` if a Reshape can."""
+    if isinstance(attributes, ReshapeAttrs):
+        return target if resolves(attributes, shape, target) else None  # type: ignore[arg-type]
+    if isinstance(attributes, AxisAttrs):
+        axis = attributes.axis
+        return math.prod(shape[:axis]), math.prod(shape[axis:])
+    if not isinstance(attributes, AxesAttrs):
+        return None
+    rest = list(shape)
+    for axis in sorted(attributes.axes):
+        rest.insert(axis, 1)
+    return tuple(rest)

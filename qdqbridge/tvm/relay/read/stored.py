@@ -1,0 +1,331 @@
+"""Rows of plain operators on stored integers, as importers and FakeQuantizationToInteger use them.
+
+They write ``cast(int32) -> nn.avg_pool2d -> cast(int8)`` for an average, ``qnn.requantize`` to
+int32, ``clip``, ``cast`` for a result in 8 bits, and ``maximum(x, zero_point)`` for a Relu. Each of
+these is one operator whose result is rounded once, into the last of the types.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import NO_ORIGIN, Node, Note, Value
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantType, TensorType, static_shape
+from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
+from qdqbridge.core.ops.data_movement import TRANSPOSE
+from qdqbridge.core.ops.reduction import REDUCE_SUM
+from qdqbridge.tvm.qnn import read
+from qdqbridge.tvm.qnn.read import parameters
+from qdqbridge.tvm.qnn.read.call import Call, Entry, Result, UnroundedProduct
+from qdqbridge.tvm.qnn.read.constants import constant_of
+from qdqbridge.tvm.qnn.read.parameters import changed, result
+from qdqbridge.tvm.qnn.read.reading import Reading, Row
+from qdqbridge.tvm.qnn.read.site import TO_FIRST, TO_LAST, WITHOUT_PROVENANCE
+from qdqbridge.tvm.qnn.signatures import REQUANTIZE as REQUANTIZE_CALL
+
+Clamp = Callable[[QuantParams], QuantParams]
+"""The same mapping over the range that a clamp of the integers leaves."""
+
+_TWO_STEPS = frozenset(("AveragePool", "Min", "Max"))
+"""Operators that our tflite variant computes in the operand's mapping before it requantizes."""
+_ROUNDS = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
+
+
+def _stored(entry: Entry) -> Value | None:
+    """Returns an argument where it is integers that are known to stand for real numbers."""
+    if isinstance(entry, Value) and entry.quant is not None and entry.quant.params.per_tensor:
+        return entry
+    return None
+
+
+def _params(value: Value) -> QuantParams:
+    assert value.quant is not None
+    return value.quant.params
+
+
+def _rounding(value: Value) -> Node | None:
+    """Returns the node that rounds ``value``: it may as well round into another type."""
+    node = value.producer
+    if node is not None and node.op is TRANSPOSE and _for_layout(node):
+        return _rounding(node.operand(0))
+    if node is None or len(node.outputs) != 1:
+        return None
+    return node if node.op.flow in _ROUNDS or node.op in (QUANTIZE, REQUANTIZE) else None
+
+
+def _for_layout(node: Node) -> bool:
+    """True for a transpose that a layout asks for, not the model."""
+    return node.origin == NO_ORIGIN or node.origin.variant in (
+        WITHOUT_PROVENANCE,
+        TO_FIRST,
+        TO_LAST,
+    )
+
+
+def _retyped(reading: Reading, value: Value, params: QuantParams, call: Call) -> Value:
+    """Returns ``value`` rounded into ``params`` instead; it must have a rounding node."""
+    node = value.producer
+    assert node is not None and value.quant is not None
+    type_ = QuantType(params, value.type.shape)
+    if node.op is not TRANSPOSE:
+        return reading.retyped(value, type_, call)
+    inner = _retyped(reading, node.operand(0), params, call)
+    return reading.node(node.op, node.attributes, [inner], type_)
+
+
+# ---- other widths ------------------------------------------------------------------------------
+
+
+def cast(reading: Reading, call: Call) -> Entry:
+    """``cast(q)`` to another integer type: the same real numbers, stored wider or narrower."""
+    data = _stored(call.args[0])
+    if data is None or not call.dtype.is_integer:
+        return read.ROWS["cast"](reading, call)
+    params, dtype = _params(data), call.dtype
+    if dtype is params.storage_dtype:
+        return data
+    qmin, qmax = max(params.qmin, dtype.qmin), min(params.qmax, dtype.qmax)
+    same = changed(params, dtype, qmin, qmax)
+    if (qmin, qmax) != (params.qmin, params.qmax) and not _is_average(reading, data):
+        raise reading.refused(f"it cuts bits off integers of {params.qmin} to {params.qmax}")
+    if dtype.bits >= params.storage_dtype.bits or _rounding(data) is None:
+        type_ = QuantType(same, call.result.shape)
+        return reading.node(REQUANTIZE, NO_ATTRIBUTES, [data], type_, call)
+    return _retyped(reading, data, same, call)
+
+
+def requantize(reading: Reading, call: Call) -> Entry:
+    """``qnn.requantize``: of an average or of a clamped product, the one rounding that it has."""
+    entry, plain = call.args[0], read.ROWS["qnn.requantize"]
+    if isinstance(entry, UnroundedProduct):
+        value = plain(reading, call)
+        assert isinstance(value, Value)
+        for clamp in reading.memory.get(("clamps", id(entry)), (entry, []))[1]:
+            value = reading.narrowed(value, clamp(_params(value)), call)
+        return value
+    data = _stored(entry)
+    if data is None or not (_is_average(reading, data) or _same_node(reading, data, call)):
+        return plain(reading, call)
+    _check_sum(reading, data, call)
+    if not _agrees(reading, data, call):
+        return plain(reading, call)
+    return _retyped(reading, data, result(reading, call, REQUANTIZE_CALL), call)
+
+
+# ---- operators that compute between a DQ and a Q -----------------------------------------------
+
+
+def between(row: Row, when: Callable[[Call], bool] = lambda call: True) -> Row:
+    """Returns ``row`` that reads ``op(q)`` as ``Q(op(DQ(q)))``, into the mapping of q.
+
+    TVM computes it on the integers, and truncates or rounds in its own way; the graph rounds the
+    real result once.
+
+    Args:
+        row: Reads the operator on floats.
+        when: False for calls that only move integers.
+    """
+
+    def rounded(reading: Reading, call: Call) -> Entry:
+        data = _stored(call.args[0])
+        if data is None or not when(call):
+            return row(reading, call)
+        _check_zero(reading, call, _params(data))
+        real = _real(reading, _narrow(reading, data, call))
+        floats = tuple(Result("float32", r.shape) for r in call.results)
+        made = row(reading, replace(call, args=(real, *call.args[1:]), results=floats))
+        params = _summed(changed(_params(data), call.dtype), data, call)
+        type_ = QuantType(params, call.result.shape)
+        value = reading.node(QUANTIZE, NO_ATTRIBUTES, [reading.value(made)], type_, call)
+        reading.memory["average", value] = True
+        return value
+
+    return rounded
+
+
+def _real(reading: Reading, value: Value) -> Value:
+    type_ = TensorType(DType.FLOAT32, value.type.shape)
+    return reading.node(DEQUANTIZE, NO_ATTRIBUTES, [value], type_)
+
+
+def _is_average(reading: Reading, value: Value) -> bool:
+    return ("average", value) in reading.memory
+
+
+def _same_node(reading: Reading, value: Value, call: Call) -> bool:
+    """True where a span says that ``value`` and what a call makes of it are one operator."""
+    provenance, node = call.provenance, value.producer
+    if provenance is None or node is None or provenance.op not in _TWO_STEPS:
+        return False
+    return reading.provenances.get(node) == provenance and _rounding(value) is not None
+
+
+def _narrow(reading: Reading, data: Value, call: Call) -> Value:
+    """Returns the integers behind those that were widened to 32 bits for the sum."""
+    node = data.producer
+    if data.type.dtype is not DType.INT32 or node is None or node.op is not REQUANTIZE:
+        return data
+    source = node.operand(0)
+    if source.quant is None or source.type.dtype is DType.INT32:
+        return data
+    params = _params(source)
+    if changed(params, DType.INT32) != changed(_params(data), DType.INT32):
+        notes: list[Note] = reading.memory.setdefault(("notes",), [])
+        why = (
+            "TVM rounds every element to the result's scale before it averages; the graph does not"
+        )
+        notes.append(Note("rounded-before-average", call.name, why))
+    return source
+
+
+def _summed(params: QuantParams, data: Value, call: Call) -> QuantParams:
+    """Returns the mapping of sums of integers: every term has brought its zero point along."""
+    if call.op != "sum" or not params.zero_point.any():
+        return params
+    before, after = static_shape(data.type.shape), static_shape(call.result.shape)
+    if before is None or after is None:
+        return params
+    terms = math.prod(before) // max(math.prod(after), 1)
+    zero = np.asarray(params.zero_point * terms, np.int32)
+    return QuantParams(
+        params.storage_dtype, params.scale, zero, expressed_dtype=params.expressed_dtype
+    )
+
+
+def _check_zero(reading: Reading, call: Call, params: QuantParams) -> None:
+    """Integers that stand for 0 must be 0 where TVM pads with zeros of its own."""
+    if params.zero_point.any() and call.get("count_include_pad") and any(call.ints("padding")):
+        zero = int(params.zero_point)
+        raise reading.refused(f"it averages over padding of integers 0 whose zero point is {zero}")
+
+
+def _agrees(reading: Reading, value: Value, call: Call) -> bool:
+    """True where a requantize says of its integers what they mean."""
+    scale = parameters.array(reading, call.args[1], "scale")
+    zero = parameters.array(reading, call.args[2], "zero point")
+    own = _params(value)
+    return bool((scale == own.scale.astype(np.float32)).all() and (zero == own.zero_point).all())
+
+
+def _check_sum(reading: Reading, value: Value, call: Call) -> None:
+    """What a call says of sums must be the sum of the zero points."""
+    node = None if value.producer is None else value.producer.operand(0).producer
+    if node is None or node.op is not REDUCE_SUM:
+        return
+    stated = parameters.array(reading, call.args[2], "zero point")
+    if int(stated) != int(_params(value).zero_point):
+        raise reading.refused(
+            f"it states zero point {int(stated)} for sums of integers whose zero point is "
+            f"{int(_params(value).zero_point)}"
+        )
+
+
+# ---- clamps ------------------------------------------------------------------------------------
+
+
+def _within(low: float, high: float) -> Clamp:
+    def clamp(params: QuantParams) -> QuantParams:
+        qmin = int(min(max(params.qmin, low), params.qmax))
+        return params.with_range(qmin, int(max(min(params.qmax, high), qmin)))
+
+    return clamp
+
+
+def _clamped(reading: Reading, call: Call, clamp: Clamp) -> Entry | None:
+    """Returns argument 0 clamped where it is stored integers or a product, else None."""
+    entry = call.args[0]
+    if isinstance(entry, UnroundedProduct):
+        return None
+    data = _stored(entry)
+    if data is None:
+        return None
+    params = clamp(_params(data))
+    if data.type.dtype is DType.INT32 and _rounding(data) is not None:
+        return _retyped(reading, data, params, call)
+    return reading.narrowed(data, params, call)
+
+
+def relu(reading: Reading, call: Call) -> Entry:
+    """``nn.relu`` of stored integers: the codes from 0 on; of a product: the real numbers."""
+    entry = call.args[0]
+    if isinstance(entry, UnroundedProduct):
+        return _later(reading, entry)
+    return _clamped(reading, call, _within(0, float("inf"))) or read.ROWS["nn.relu"](reading, call)
+
+
+def _later(reading: Reading, product: UnroundedProduct) -> UnroundedProduct:
+    """Returns a product that ``requantize`` clamps at the code of 0 after it has rounded."""
+
+    def clamp(params: QuantParams) -> QuantParams:
+        return _within(int(params.zero_point), float("inf"))(params)
+
+    same = replace(product)
+    _, clamps = reading.memory.get(("clamps", id(product)), (product, []))
+    reading.memory["clamps", id(same)] = (same, [*clamps, clamp])
+    return same
+
+
+def clip(reading: Reading, call: Call) -> Entry:
+    """``clip`` of the int32 codes that a rounding gives: the range that it saturates to."""
+    data = _stored(call.args[0])
+    if data is None or data.type.dtype is not DType.INT32:
+        return read.ROWS["clip"](reading, call)
+    limits = _within(float(call.attrs["a_min"]), float(call.attrs["a_max"]))
+    return _clamped(reading, call, limits) or read.ROWS["clip"](reading, call)
+
+
+def extreme(op: str) -> Row:
+    """Returns the row of ``maximum`` or ``minimum``: with a constant code it is a clamp."""
+    name = {"Max": "maximum", "Min": "minimum"}[op]
+
+    def row(reading: Reading, call: Call) -> Entry:
+        for first, second in (call.args, call.args[::-1]):
+            data = _stored(first)
+            bound = constant_of(second) if isinstance(second, Value) else None
+            if data is None or bound is None or bound.size != 1:
+                continue
+            code = float(bound.reshape(-1)[0])
+            limits = (code, float("inf")) if op == "Max" else (-float("inf"), code)
+            clamped = _clamped(reading, replace(call, args=(first,)), _within(*limits))
+            return clamped if clamped is not None else read.ROWS[name](reading, call)
+        return _of_two(reading, call, op) or read.ROWS[name](reading, call)
+
+    return row
+
+
+def _of_two(reading: Reading, call: Call, op: str) -> Entry | None:
+    """Returns the larger or smaller of two quantized tensors of one mapping."""
+    a, b = (_stored(entry) for entry in call.args)
+    if a is None or b is None or not _params(a).same_mapping(_params(b)):
+        return None
+    type_ = QuantType(_params(a).widened(), call.result.shape)
+    return reading.node(op, NO_ATTRIBUTES, [a, b], type_, call)
+
+
+def _interpolates(call: Call) -> bool:
+    return str(call.get("method", "linear")) not in ("nearest_neighbor",)
+
+
+def rows(plain: Mapping[str, Row]) -> dict[str, Row]:
+    """Returns rows for stored integers, which fall back to those of ``plain``."""
+    kinds = ("avg", "global_avg", "adaptive_avg")
+    averages = ["mean", "sum", *(f"nn.{kind}_pool{n}d" for n in (1, 2, 3) for kind in kinds)]
+    sizes: list[Any] = [*(f"image.resize{n}d" for n in (1, 2, 3)), "nn.upsampling"]
+    return {
+        "cast": cast,
+        "qnn.requantize": requantize,
+        "nn.relu": relu,
+        "clip": clip,
+        "maximum": extreme("Max"),
+        "minimum": extreme("Min"),
+        **{name: between(plain[name]) for name in averages if name in plain},
+        **{name: between(plain[name], _interpolates) for name in sizes},
+    }

@@ -1,0 +1,104 @@
+"""Relax modules on the command line: wherever a model is wanted, one will do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.places import MODELS, TESTS
+
+pytest.importorskip("tvm")
+
+import qdqbridge as qb
+from qdqbridge.app.cli.failures import DONE, MODEL, NOT_MET, run
+from qdqbridge.app.hosting import export_tvm
+
+pytestmark = pytest.mark.relax
+
+FOLDER = MODELS
+CNN = FOLDER / "digits_cnn_u8s8_per_channel.onnx"
+FLOAT = FOLDER / "digits_cnn_float.onnx"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("modules")
+    export_tvm(qb.load(CNN), made / "m.json")
+    export_tvm(qb.load(CNN), made / "m.py")
+    export_tvm(qb.load(FLOAT), made / "float.json", params=made / "p.npz")
+    images: Any = np.load(FOLDER / "digits_test.npz")["x"][:16]
+    save: Any = np.savez
+    save(made / "d.npz", **{qb.load(CNN).inputs[0].name: images})
+    return made
+
+
+@pytest.mark.parametrize("name", ["m.json", "m.py"])
+def test_modules_are_exported(folder: Path, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "again.onnx"
+    assert run(["export", str(folder / name), "-o", str(path), "--check"]) == DONE
+    assert qb.load(path).digest == qb.load(CNN).digest
+
+
+def test_sources_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["diff", str(CNN), str(folder / "m.json")]) == DONE
+    assert run(["diff", str(folder / "m.py"), str(FLOAT)]) == NOT_MET
+    assert run(["inspect", str(folder / "m.json"), "--json"]) == DONE
+    found = json.loads(capsys.readouterr().out.partition("\n{")[2].join(["{", ""]))
+    assert found["digest"] == qb.load(CNN).digest
+    assert "relax" in found["opsets"]
+
+
+VERBS = {
+    "canonicalize": [], "explain": [], "partition": [], "accumulators": [],
+    "run": ["--data", "d.npz", "--engine", "onnxruntime"],
+    "compare": ["--data", "d.npz", "--engine", "interpreter"],
+    "to-tvm": ["-o", "other.json"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_other_verbs_take_modules(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    monkeypatch.chdir(folder)
+    results: list[str] = []
+    for model in (str(CNN), "m.json"):
+        Path("other.json").unlink(missing_ok=True)
+        assert run([verb, model, *VERBS[verb], "--json"]) in (DONE, NOT_MET)
+        results.append(capsys.readouterr().out)
+    if verb != "explain":  # a module does not know which file its notes are about
+        assert results[0] == results[1]
+
+
+def test_float_modules_are_profiled_and_quantized(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    params = ["--params", "p.npz"] if Path("p.npz").exists() else []
+    profiled = ["profile", "float.json", *params, "--data", "d.npz", "-o", "profile.json"]
+    assert run(profiled) == DONE
+    made = ["-o", "q.onnx", "--data", "d.npz", "--profile", "profile.json", "--repair", "none"]
+    assert run(["quantize", "float.json", *params, *made]) == DONE
+    assert run(["quantize", str(FLOAT), *made, "--force", "--json"]) == DONE
+    assert json.loads(capsys.readouterr().out.partition("\n{")[2].join(["{", ""]))["integer"] > 5
+
+
+def test_an_onnx_model_has_its_parameters(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", str(CNN), "--params", str(folder / "d.npz")]) == MODEL
+    assert "leave --params out" in capsys.readouterr().err
+
+
+def test_tflite_files_are_models_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tflite", reason="TVM reads TFLite files through the package tflite")
+    model = TESTS / "tflite_io" / "data" / "int8_network.tflite"
+    path = tmp_path / "again.onnx"
+    assert run(["export", str(model), "-o", str(path)]) == DONE
+    assert run(["diff", str(model), str(path)]) == DONE
+    capsys.readouterr()
+    assert run(["inspect", str(model), "--json"]) == DONE
+    assert json.loads(capsys.readouterr().out)["digest"] == qb.load(path).digest
+    assert run(["inspect", str(CNN.with_suffix(".tflite"))]) == MODEL

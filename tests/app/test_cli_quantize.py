@@ -1,0 +1,95 @@
+"""The verb ``quantize``, as a process would be called."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+import qdqbridge as qb
+from qdqbridge.app.cli.failures import run
+from tests.places import MODELS
+
+FLOAT = MODELS / "digits_cnn_float.onnx"
+DATA = MODELS / "digits_test.npz"
+
+
+def call(*arguments: object) -> int:
+    return run([str(argument) for argument in arguments])
+
+
+def test_a_float_model_becomes_a_quantized_file(tmp_path, capsys) -> None:
+    out, page = tmp_path / "out.onnx", tmp_path / "page.html"
+    code = call(
+        "quantize", FLOAT, "--data", DATA, "-o", out, "--report", page, "--chooser", "minmax",
+        "--repair", "bias", "--exclude", "/classifier/*", "--json",
+    )  # fmt: skip
+    assert code == 0
+    told = json.loads(capsys.readouterr().out)
+    graph = qb.load(out)
+    assert told["digest"] == graph.digest and told["samples"] + len(told["left_out"]) == 360
+    assert told["float"] == 1 and "/classifier/Gemm" in told["reasons"]
+    assert [step["step"] for step in told["repairs"]] == ["bias"]
+    (low, high), data = told["inputs"]["input"], np.load(DATA)
+    assert (low, high) == (data["x"].min(), data["x"].max())
+    assert told["sqnr"] > 25 and told["top1"] > 0.95
+    assert page.read_text("utf-8").lstrip().lower().startswith("<!doctype html")
+    convs = [node for node in graph.nodes if node.op.name == "Conv"]
+    assert all(node.output.quant is not None for node in convs)
+
+
+def test_a_profile_is_enough(tmp_path) -> None:
+    profile, out = tmp_path / "p.json", tmp_path / "out.onnx"
+    assert call("profile", FLOAT, "--data", DATA, "-o", profile) == 0
+    assert call("quantize", FLOAT, "--profile", profile, "-o", out, "--target", "tensorrt") == 0
+    assert call("export", out, "--check", "--profile", "tensorrt") == 0
+
+
+def test_a_goal_is_met(tmp_path, capsys) -> None:
+    out = tmp_path / "out.onnx"
+    arguments = ("--repair", "none", "--chooser", "minmax", "--min-sqnr", 38, "--json")
+    assert call("quantize", FLOAT, "--data", DATA, "-o", out, *arguments) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["reverted"] and told["sqnr"] >= 38
+    assert call("quantize", FLOAT, "--data", DATA, "-o", out, "--force", *arguments[:-1]) == 0
+    said = capsys.readouterr().out
+    assert f"{told['sqnr']:.2f} dB SQNR" in said and " to uint16: " not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("--data", DATA, "--exclude", "nothing*"), "nothing*"),
+        (("--data", DATA, "--target", "abacus"), "abacus"),
+        (("--data", DATA, "--repair", "magic"), "magic"),
+        (("--data", DATA, "--repair", "none", "--chooser", "minmax", "--min-sqnr", 500), "500"),
+        (("--data", DATA, "--export-profile", "abacus"), "abacus"),
+        (("--profile", DATA), "it is not text"),
+        (("--data", DATA, "--min-sqnr", "nan"), "says nothing"),
+        (("--data", DATA, "--min-sqnr", "inf"), "says nothing"),
+        (("--data", DATA, "--max-drop", "nan"), "says nothing"),
+        (("--data", DATA, "--max-drop", -1), "says nothing"),
+    ],
+)
+def test_what_cannot_be_is_said(arguments, word, tmp_path, capsys) -> None:
+    out = tmp_path / "out.onnx"
+    assert call("quantize", FLOAT, "-o", out, *arguments) == 3
+    assert word in capsys.readouterr().err and not out.exists()
+
+
+def test_a_quantized_model_is_refused(tmp_path, capsys) -> None:
+    out = tmp_path / "out.onnx"
+    model = MODELS / "digits_cnn_u8s8_per_channel.onnx"
+    assert call("quantize", model, "--data", DATA, "-o", out) == 3
+    assert "quantized" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "word"), [("q.txt", ".onnx"), ("q.relay", "Relay is not here")])
+def test_what_cannot_be_written_is_said_first(name, word, tmp_path, capsys) -> None:
+    if name == "q.relay" and find_spec("tvm") and find_spec("tvm.relay"):
+        pytest.skip("Relay is here")
+    assert call("quantize", FLOAT, "--data", tmp_path / "none.npz", "-o", tmp_path / name) == 3
+    said = capsys.readouterr().err
+    assert word in said and "none.npz" not in said

@@ -1,0 +1,89 @@
+"""What the page looks like: pictures of it beside those that are kept.
+
+A kept picture is the mean colours of 30 by 40 parts, so that other fonts or another edge smoothing
+change it little; boxes that move, colours that change or edges that are missing change it much.
+``QDQBRIDGE_KEEP_PICTURES=1 pytest tests/app/viewer/test_pictures.py`` keeps new ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qdqbridge as qb
+from tests.app.viewer.browser import browser, needs_browser, show
+from tests.app.viewer.png import pixels, thumbnail
+from tests.places import MODELS
+
+pytestmark = needs_browser
+KEPT = Path(__file__).resolve().parent / "pictures.npz"
+INT8, OTHER, ATTENTION = (
+    MODELS / f"digits_{name}.onnx"
+    for name in ("cnn_u8s8_per_channel", "cnn_s8s8_per_tensor", "attention_u8s8_per_channel")
+)
+MEAN, WORST = 1.0, 40.0
+"""Of 255: how far colours may be apart, in the mean and in one part. Measured: a serif font in all
+boxes moves the mean by 0.3 and a part by 16; another model of the same look, by 2 and by 70."""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Generator[Any, None, None]:
+    with browser() as started:
+        yield started
+
+
+def _plain(page: Any) -> None:
+    del page
+
+
+def _chosen(page: Any) -> None:
+    page.fill("#search", "Conv")
+    page.press("#search", "Enter")
+
+
+PICTURES: dict[str, tuple[tuple[Path, ...], str, Callable[[Any], None]]] = {
+    "cnn": ((INT8,), "light", _plain),
+    "cnn dark": ((INT8,), "dark", _plain),
+    "found and chosen": ((INT8,), "light", _chosen),
+    "attention": ((ATTENTION,), "light", _plain),
+    "two": ((INT8, OTHER), "light", _plain),
+}
+
+
+def picture(chromium: Any, folder: Path, name: str) -> np.ndarray:
+    models, scheme, act = PICTURES[name]
+    qb.view(*models, path=folder / "page.html")
+    shown = show(chromium, folder / "page.html", color_scheme=scheme, reduced_motion="reduce")
+    act(shown.page)
+    shown.page.wait_for_timeout(500)
+    seen = pixels(shown.page.screenshot())
+    shown.page.close()
+    return thumbnail(seen, 30, 40)
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_the_page_looks_as_it_did(chromium: Any, tmp_path: Path, name: str) -> None:
+    seen = picture(chromium, tmp_path, name)
+    if os.environ.get("QDQBRIDGE_KEEP_PICTURES"):
+        kept: dict[str, Any] = dict(np.load(KEPT)) if KEPT.exists() else {}
+        kept[name] = np.rint(seen).astype(np.uint8)
+        np.savez_compressed(KEPT, **kept)
+    with np.load(KEPT) as pictures:
+        gap = np.abs(seen - pictures[name])
+    assert gap.mean() < MEAN
+    assert gap.max() < WORST
+
+
+def test_another_picture_is_another_one(chromium: Any, tmp_path: Path) -> None:
+    """The tolerance tells apart what it has to: another model, and other colours."""
+    seen = picture(chromium, tmp_path, "cnn")
+    with np.load(KEPT) as kept:
+        for name in ("cnn dark", "attention", "two"):
+            gap = np.abs(seen - kept[name])
+            assert gap.mean() >= MEAN
+            assert gap.max() >= WORST

@@ -1,0 +1,326 @@
+"""Rows of operators that the package has not, as they would be written into its files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from tests.places import ROOT
+
+UNARY = """
+ATAN = unary("Atan", _rounded(np.arctan), _ROUNDED.format("atan(x)"), magnitude=Magnitude.OPERAND)
+
+OPERATORS = (*OPERATORS, ATAN)
+"""
+UNARY_WITH_ATTRIBUTES = '''
+from dataclasses import dataclass
+
+from qdqbridge.core.graph.operator import Attributes
+
+
+@dataclass(frozen=True, slots=True)
+class ShrinkAttrs(Attributes):
+    """Shrink: what lies within ``lambd`` is 0, the rest moves by ``bias`` towards it."""
+
+    lambd: float
+    bias: float
+
+
+def _shrink(x: Array, a: ShrinkAttrs) -> Array:
+    lambd, bias = x.dtype.type(a.lambd), x.dtype.type(a.bias)
+    return np.where(x < -lambd, x + bias, np.where(x > lambd, x - bias, x.dtype.type(0)))
+
+
+_ABOVE = ("Where", ("Greater", "x", "#lambd"), ("Sub", "x", "#bias"), 0.0)
+SHRINK = unary(
+    "Shrink",
+    _with(_shrink, rounded=False),
+    _EXACT.format("x - bias, 0 or x + bias"),
+    attributes=ShrinkAttrs,
+    defaults={"lambd": 0.5, "bias": 0.0},
+    forms=_forms(("Where", ("Less", "x", ("Neg", "#lambd")), ("Add", "x", "#bias"), _ABOVE)),
+)
+
+OPERATORS = (*OPERATORS, SHRINK)
+'''
+BINARY = """
+MEAN = binary(
+    "Mean",
+    lambda a, b: (a + b) * a.dtype.type(0.5),
+    "(a + b) / 2",
+    qnn="mean_of_two",
+    forms=(Form(("Mul", ("Add", "a", "b"), 0.5)),),
+)
+
+OPERATORS = (*OPERATORS, MEAN)
+"""
+REDUCTION = """
+from qdqbridge.core.graph.operator import Pattern
+from qdqbridge.core.ops.bodies import function
+
+
+def _euclidean(a: ReduceAttrs) -> Pattern:
+    return ("Sqrt", ("ReduceSum", ("Mul", "x", "x"), a))
+
+
+REDUCE_L2 = function(
+    "ReduceL2",
+    _euclidean,
+    _check,
+    attributes=ReduceAttrs,
+    onnx=_onnx("ReduceL2", axes_operand=18),
+    numerics="quantize(sqrt(sum(x * x))) in float32, x dequantized.",
+)
+
+OPERATORS = (*OPERATORS, REDUCE_L2)
+"""
+MOVER = """
+def _gather_elements(attributes: AxisAttrs, operands: Operands) -> tuple[Array, ...]:
+    x, indices = present(operands, 2)
+    return (np.take_along_axis(x, indices.astype(np.int64), axis=attributes.axis),)
+
+
+GATHER_ELEMENTS = data_movement(
+    "GatherElements",
+    AxisAttrs,
+    _gather_elements,
+    _check_gather,
+    onnx=(OnnxOp(name="GatherElements", defaults={"axis": 0}),),
+    tvm="gather_elements",
+)
+
+OPERATORS = (*OPERATORS, GATHER_ELEMENTS)
+"""
+POOL = '''
+import math
+from dataclasses import dataclass
+
+from qdqbridge.core.graph.operator import Attributes, OnnxOp, Pattern
+from qdqbridge.core.ops.attributes import Dilations, Kernel, Pads, Strides
+from qdqbridge.core.ops.bodies import function
+
+
+@dataclass(frozen=True, slots=True)
+class LpPoolAttrs(Attributes):
+    """LpPool: the windows of a pool, and which norm is taken of each."""
+
+    kernel_shape: Kernel
+    strides: Strides
+    dilations: Dilations
+    pads: Pads
+    ceil_mode: bool
+    p: int
+
+
+def _norm_of_windows(a: LpPoolAttrs) -> Pattern:
+    windows = (a.kernel_shape, a.strides, a.dilations, a.pads, a.ceil_mode)
+    mean = ("AveragePool", ("Pow", ("Abs", "x"), float(a.p)), PoolAttrs(*windows, True))
+    return ("Pow", ("Mul", mean, float(math.prod(a.kernel_shape))), 1 / a.p)
+
+
+LP_POOL = function(
+    "LpPool",
+    _norm_of_windows,
+    _check_global,
+    attributes=LpPoolAttrs,
+    onnx=(OnnxOp(name="LpPool", defaults={"p": 2}),),
+    numerics="quantize((sum |x| ** p) ** (1 / p)) in float32, x dequantized.",
+)
+
+OPERATORS = (*OPERATORS, LP_POOL)
+'''
+NORM = '''
+from qdqbridge.core.graph.operator import Attributes, Pattern
+from qdqbridge.core.ops.attributes import Axis, ReduceAttrs
+from qdqbridge.core.ops.bodies import function
+
+
+@dataclass(frozen=True, slots=True)
+class LpNormAttrs(Attributes):
+    """LpNormalization: along which axis, and which norm."""
+
+    axis: Axis
+    p: int
+
+
+def _by_norm(a: LpNormAttrs) -> Pattern:
+    along = ReduceAttrs((a.axis,))
+    if a.p == 1:
+        return ("Div", "x", ("ReduceSum", ("Abs", "x"), along))
+    return ("Div", "x", ("Sqrt", ("ReduceSum", ("Mul", "x", "x"), along)))
+
+
+def _check_lp(node: Node, a: LpNormAttrs) -> Iterator[str]:
+    if a.p not in (1, 2):
+        yield f"p is {a.p}"
+
+
+LP_NORM = function(
+    "LpNormalization",
+    _by_norm,
+    _check_lp,
+    attributes=LpNormAttrs,
+    onnx=(OnnxOp(name="LpNormalization", defaults={"axis": -1, "p": 2}),),
+    numerics="quantize(x / norm(x)) in float32, x dequantized.",
+)
+
+OPERATORS = (*OPERATORS, LP_NORM)
+'''
+PRODUCT = '''
+from dataclasses import dataclass
+
+from qdqbridge.core.graph.operator import Attributes, OnnxOp, Pattern
+from qdqbridge.core.ops.attributes import AxesAttrs, TransposeAttrs
+from qdqbridge.core.ops.products import product
+
+
+@dataclass(frozen=True, slots=True)
+class EinsumAttrs(Attributes):
+    """Einsum: which letters of two operands are summed over."""
+
+    equation: str
+
+
+def _of_pixels(a: EinsumAttrs) -> Pattern:
+    """``bchw,co->bohw``: a convolution of single pixels, its weight transposed."""
+    axes = tuple(range(2, len(a.equation.split(",")[0])))
+    ones = (1,) * len(axes)
+    weight = "b" if _outputs_first(a) else ("Transpose", "b", TransposeAttrs((1, 0)))
+    weight = ("Unsqueeze", weight, AxesAttrs(axes))
+    return ("Conv", "a", weight, ConvAttrs(ones, ones, 2 * (0,) * len(axes)))
+
+
+def _outputs_first(a: EinsumAttrs) -> bool:
+    operands, _, result = a.equation.partition("->")
+    return operands.split(",")[1][0] == result[1]
+
+
+def _check_equation(node: Node, a: EinsumAttrs) -> Iterator[str]:
+    data, _, rest = a.equation.partition(",")
+    weight, _, result = rest.partition("->")
+    if len(weight) != 2 or len(data) < 3 or {data[1], result[1]} != set(weight):
+        yield f"{a.equation} is not a product of the channels of images with a matrix"
+
+
+EINSUM = product(
+    "Einsum",
+    _of_pixels,
+    _check_equation,
+    attributes=EinsumAttrs,
+    onnx=(OnnxOp(name="Einsum", since=12),),
+    weight=lambda a, rank: WeightGeometry(0 if _outputs_first(a) else 1, image=True),
+    numerics=_NUMERICS + "As the Conv that it stands for.",
+)
+
+OPERATORS = (*OPERATORS, EINSUM)
+'''
+PIXELS = """
+from qdqbridge.core.graph.operator import NoAttributes
+
+
+def _pixels(a: NoAttributes) -> Pattern:
+    weight = ("Unsqueeze", "b", AxesAttrs((2, 3)))
+    return ("Conv", "a", weight, "c", ConvAttrs((1, 1), (1, 1), (0, 0, 0, 0)))
+
+
+PIXELS = product(
+    "Pixels",
+    _pixels,
+    lambda node, a: iter(()),
+    attributes=NoAttributes,
+    onnx=(),
+    weight=lambda a, rank: WeightGeometry(0, image=True),
+    bias=True,
+    numerics="As the Conv that it stands for.",
+)
+
+OPERATORS = (*OPERATORS, PIXELS)
+"""
+RELAY_EMISSION = '''
+    @staticmethod
+    def gather_elements(x: Expr, indices: Expr, axis: int) -> Expr:
+        """Takes single elements along an axis; Relay's name is another one."""
+        return relay.gather(x, axis, indices)
+'''
+RELAY_READING = """
+
+def _gather(site: ReadSite) -> Read:
+    return moved_alike(BY_NAME["GatherElements"])(site.reading, site.call)
+
+
+ROWS = {**ROWS, "gather": _gather}
+"""
+END = ""
+Edits: TypeAlias = "Mapping[str, Mapping[str, str]]"
+"""By file, what is written before a line of it; before :data:`END`, at its end."""
+ELEMENTWISE: Mapping[str, Edits] = {
+    "unary": {"ops/unary.py": {END: UNARY}},
+    "unary with attributes": {"ops/unary.py": {END: UNARY_WITH_ATTRIBUTES}},
+    "binary": {"ops/elementwise.py": {END: BINARY}},
+}
+"""One row in one file each; no other file of the package changes."""
+OTHERS: Mapping[str, Edits] = {
+    "reduction": {"ops/reduction.py": {END: REDUCTION}},
+    "pool": {"ops/pooling.py": {END: POOL}},
+    "norm": {"ops/normalization.py": {END: NORM}},
+    "product": {"ops/convolution.py": {END: PRODUCT}},
+    "product with a bias": {"ops/convolution.py": {END: PIXELS}},
+    "data movement": {
+        "ops/selection.py": {END: MOVER},
+        "relay/emit/operators.py": {"    @staticmethod\n    def astype(": RELAY_EMISSION + "\n"},
+        "relay/read/data_movement.py": {
+            "from qdqbridge.core.layout": "from qdqbridge.core.ops.table import BY_NAME\n"
+            "from qdqbridge.tvm.qnn.read.gather_concat import moved_alike\n",
+            END: RELAY_READING,
+        },
+    },
+}
+"""Three files each at most."""
+
+
+def with_new_rows(folder: Path) -> dict[str, str]:
+    """Copies the package with the rows into ``folder``; returns the environment that has it."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "qdqbridge", folder / "qdqbridge", ignore=ignored)
+    for edits in (*ELEMENTWISE.values(), *OTHERS.values()):
+        for name, places in edits.items():
+            path = folder / "qdqbridge" / name
+            for place, text in places.items():
+                path.write_text(_with(path.read_text("utf-8"), place, text), "utf-8")
+    return {**os.environ, "PYTHONPATH": str(folder)}
+
+
+def check_new_rows(module: str, folder: Path, environment: Mapping[str, str]) -> None:
+    """Runs a module of these tests on the copy of the package in ``folder``."""
+    paths = environment["PYTHONPATH"] + os.pathsep + str(ROOT)
+    done = subprocess.run(
+        [sys.executable, "-m", module, str(folder)], env={**environment, "PYTHONPATH": paths},
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def _with(source: str, place: str, text: str) -> str:
+    if place == END:
+        return source + text
+    before, found, after = source.partition(place)
+    assert found, f"there is no {place!r}"
+    return f"{before}{text.lstrip(chr(10))}{found}{after}"
+
+
+def changed(folder: Path) -> set[str]:
+    """Returns the files of the package that differ from those of the copy in ``folder``."""
+    own, copy = ROOT / "qdqbridge", folder / "qdqbridge"
+    paths = {path.relative_to(root) for root in (own, copy) for path in root.rglob("*.py")}
+    return {
+        path.as_posix()
+        for path in paths
+        if not (own / path).exists()
+        or not (copy / path).exists()
+        or (own / path).read_bytes() != (copy / path).read_bytes()
+    }

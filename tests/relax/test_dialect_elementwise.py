@@ -1,3 +1,0 @@
-"""qnn.add and its relatives on Relax; the tests are those of every host."""
-
-from tests.dialect.elementwise import *  # noqa: F403

@@ -1,3 +1,0 @@
-"""Softmax and the normalizations on Relay; the tests are those of every host."""
-
-from tests.dialect.normalization import *  # noqa: F403

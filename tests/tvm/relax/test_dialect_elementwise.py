@@ -1,0 +1,3 @@
+"""qnn.add and its relatives on Relax; the tests are those of every host."""
+
+from tests.tvm.dialect.elementwise import *  # noqa: F403

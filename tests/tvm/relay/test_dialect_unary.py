@@ -1,0 +1,3 @@
+"""Operators of one operand on Relay; the tests are those of every host."""
+
+from tests.tvm.dialect.unary import *  # noqa: F403
