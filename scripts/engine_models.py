@@ -50,7 +50,7 @@ from qdqbridge.errors import InputDataError, QdqBridgeError
 from qdqbridge.onnx_io.runtime.byte_products import saturating_products
 from qdqbridge.targets.comparison.causes import UNEXPLAINED
 from qdqbridge.targets.comparison.local import compare_locally
-from qdqbridge.targets.engines import ENGINES, ForeignEngine, ProcessLimits
+from qdqbridge.targets.engines import ENGINES, ProcessLimits, VendorEngine
 from qdqbridge.targets.engines.process import EngineProcess
 
 LIMITS = ProcessLimits(seconds=120)
@@ -383,7 +383,7 @@ def _short(own: Row, new: Row) -> Iterator[str]:
 # ---- pairs that saturate ---------------------------------------------------------------------
 
 
-class _OneProcess(ForeignEngine):
+class _OneProcess(VendorEngine):
     """An engine whose process outlives it: under an emulator it takes seconds to start."""
 
     process: EngineProcess | None = None

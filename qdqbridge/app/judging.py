@@ -21,7 +21,7 @@ from qdqbridge.errors import InputDataError
 if TYPE_CHECKING:
     from qdqbridge.app.pipeline import Side
     from qdqbridge.autoquant.attribution import Attribution
-    from qdqbridge.targets.engines import EngineKind, ForeignEngine, NodeTime, ProcessLimits
+    from qdqbridge.targets.engines import EngineKind, NodeTime, ProcessLimits, VendorEngine
 
 File: TypeAlias = "str | PathLike[str]"
 LEAST, MOST = 5, 100
@@ -42,7 +42,7 @@ def open_engine(
     *,
     extents: Mapping[str, int] | None = None,
     limits: ProcessLimits | None = None,
-) -> ForeignEngine:
+) -> VendorEngine:
     """Opens a model in a vendor's engine, which runs in a process of its own.
 
     The result can be a side of :func:`qdqbridge.compare`. ``run(inputs, names)`` returns what the
@@ -77,7 +77,7 @@ def open_engine(
 
 def opened(
     name: str, path: Path | None, graph: Graph, limits: ProcessLimits | None = None
-) -> ForeignEngine:
+) -> VendorEngine:
     """Opens a model whose graph is known; see :func:`open_engine`.
 
     Args:
@@ -98,7 +98,7 @@ def opened(
         return _judge(name, written, graph, limits)
 
 
-def _judge(name: str, path: Path, graph: Graph, limits: ProcessLimits | None) -> ForeignEngine:
+def _judge(name: str, path: Path, graph: Graph, limits: ProcessLimits | None) -> VendorEngine:
     from qdqbridge.autoquant.hardware.arithmetic import without_vnni
     from qdqbridge.onnx_io.runtime.byte_products import saturating_products
     from qdqbridge.targets.engines import open_engine

@@ -129,7 +129,7 @@ def parse(text: str, weights: Mapping[str, NDArray[Any]] | None = None) -> Graph
         GraphError: The text claims to be canonical and is not.
     """
     from qdqbridge.core.text.parser import parse_text
-    from qdqbridge.onnx_io.foreign.operators import OPAQUE_NODES
+    from qdqbridge.onnx_io.opaque.operators import OPAQUE_NODES
 
     return parse_text(text, weights, opaque=OPAQUE_NODES)
 

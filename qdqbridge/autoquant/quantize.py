@@ -16,7 +16,7 @@ from qdqbridge.autoquant.hardware.pair_room import PairRoom
 from qdqbridge.autoquant.planning.decide import Decision, apply, decide
 from qdqbridge.autoquant.planning.format_names import in_blocks
 from qdqbridge.autoquant.planning.formats import Format, Unstored
-from qdqbridge.autoquant.planning.plan import QuantizationPlan, Wishes, plan
+from qdqbridge.autoquant.planning.plan import Overrides, QuantizationPlan, plan
 from qdqbridge.autoquant.planning.targets import TARGETS, WEIGHTS, Target
 from qdqbridge.autoquant.profiling.collect import (
     Data,
@@ -165,7 +165,7 @@ class QuantizeOptions:
         )
         return replace(target, arithmetic=arithmetic, proven=self.sums_of == "any-input")
 
-    def wishes(self, graph: Graph) -> Wishes:
+    def overrides(self, graph: Graph) -> Overrides:
         """Returns what the names mean in ``graph``.
 
         Raises:
@@ -188,7 +188,7 @@ class QuantizeOptions:
                 fix="give names of float tensors of the model; "
                 "batch normalizations are folded first",
             )
-        return Wishes(
+        return Overrides(
             floats=floats,
             fixed={values[name]: params for name, params in self.fixed.items()},
             formats={n: f for pattern, f in self.formats.items() for n in _nodes(graph, pattern)},
@@ -261,7 +261,7 @@ def quantized(
     if profile is not None:
         check_profile(profile, graph)
     original, graph = graph, prepared(graph)
-    outset = plan(graph, target, options.wishes(graph))
+    outset = plan(graph, target, options.overrides(graph))
     if not empty:
         check_plan(outset)
     samples = _samples(graph.inputs, data)
@@ -364,15 +364,15 @@ def _plainly(
     """
     seen = profile.by_name()
     check_complete(seen, observable(graph))
-    wishes = options.wishes(graph)
+    overrides = options.overrides(graph)
     while True:
-        planned = plan(graph, target, wishes)
+        planned = plan(graph, target, overrides)
         stats = {value: seen[value.name] for value in planned.observed()}
         check_numbers(stats)
         unfit = unusable(stats)
         if not unfit:
             break
-        wishes = replace(wishes, floats={**nodes_around(unfit), **wishes.floats})
+        overrides = replace(overrides, floats={**nodes_around(unfit), **overrides.floats})
     if target.avoided_pairs is not None and target.arithmetic == CONTRACT:
         planned.room = PairRoom(target.avoided_pairs, seen, profile.samples)
     ends = (*graph.inputs, *graph.outputs)  # a target may need no range at all

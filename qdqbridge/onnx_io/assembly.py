@@ -126,8 +126,8 @@ class Assembly:
         results: Sequence[str] = (), domain: str = "", **attributes: Any,
     ) -> list[str]:  # fmt: skip
         """Adds a node with ``count`` results and returns these; arguments as for :meth:`node`."""
-        wishes = [*results, *[""] * (count - len(results))]
-        names = [self.name(wish or f"{label or op_type}:{i}") for i, wish in enumerate(wishes)]
+        overrides = [*results, *[""] * (count - len(results))]
+        names = [self.name(wish or f"{label or op_type}:{i}") for i, wish in enumerate(overrides)]
         node = helper.make_node(op_type, operands, names, name=label, domain=domain, **attributes)
         self._graph.node.append(node)
         return names

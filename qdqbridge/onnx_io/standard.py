@@ -8,8 +8,8 @@ from types import MappingProxyType
 from onnx import helper
 
 from qdqbridge.core.graph.operator import Operator
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs, foreign_attributes
-from qdqbridge.onnx_io.foreign.operators import foreign_operator
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs, opaque_attributes
+from qdqbridge.onnx_io.opaque.operators import opaque_operator
 
 OPSET = 17
 """The opset at which these operators are written: the oldest that has all of those used."""
@@ -24,7 +24,7 @@ def standard_operator(
     *,
     opset: int = OPSET,
     attributes: Mapping[str, Attribute] = MappingProxyType({}),
-) -> tuple[Operator, ForeignAttrs]:
+) -> tuple[Operator, OpaqueAttrs]:
     """Returns an operator of ONNX, and the attributes of its node.
 
     Args:
@@ -37,5 +37,5 @@ def standard_operator(
     names = [f"in_{i}" for i in range(operands)], [f"out_{i}" for i in range(results)]
     node = helper.make_node(op_type, *names)
     node.attribute.extend(helper.make_attribute(name, attributes[name]) for name in attributes)
-    record = foreign_attributes(node, opset)
-    return foreign_operator(record.domain, record.op_type), record
+    record = opaque_attributes(node, opset)
+    return opaque_operator(record.domain, record.op_type), record

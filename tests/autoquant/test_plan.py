@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qdqbridge.autoquant.planning.formats import Format
-from qdqbridge.autoquant.planning.plan import Fixed, Observed, Shared, Wishes, plan
+from qdqbridge.autoquant.planning.plan import Fixed, Observed, Overrides, Shared, plan
 from qdqbridge.autoquant.planning.targets import ORT, PER_TENSOR, QNN, TENSORRT, OperatorRule
 from qdqbridge.autoquant.quantize import QuantizeOptions
 from qdqbridge.core.graph.dtypes import DType
@@ -160,7 +160,7 @@ def test_requests_by_name_and_pattern():
     assert params_of(convs[0].output).scale == 0.125
     assert convs[1].output.quant is None and convs[1].operand(1).quant is None
     assert not any(value.quant for value in graph.values())
-    only = QuantizeOptions(only=["*conv_3", "Relu"]).wishes(graph)
+    only = QuantizeOptions(only=["*conv_3", "Relu"]).overrides(graph)
     assert set(only.floats) == {last}
 
 
@@ -175,7 +175,7 @@ def test_requests_by_name_and_pattern():
 )
 def test_requests_about_nothing_are_mistakes(options):
     with pytest.raises(InputDataError):
-        options.wishes(graph_of(two_convs, 3, 4, 4))
+        options.overrides(graph_of(two_convs, 3, 4, 4))
 
 
 def test_rules_look_at_nodes():
@@ -205,7 +205,7 @@ def test_a_node_may_have_its_own_format(storage):
     last = graph.nodes[2]
     assert isinstance(ORT.activations, Format)
     format = replace(ORT.activations, storage=storage)
-    result = plan(graph, ORT, Wishes(formats={last: format}))
+    result = plan(graph, ORT, Overrides(formats={last: format}))
     formats = {
         v.producer: s.format.storage for v, s in result.specs.items() if isinstance(s, Observed)
     }

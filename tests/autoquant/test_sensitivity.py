@@ -87,7 +87,7 @@ def test_a_smallest_sqnr_is_met_by_the_real_graph(decibels, wide):
     assert 1 <= len(result.reverted) <= len(layers_of(variants.base.plan))
     assert {r.to for r in result.reverted} <= ({"uint16", "float"} if wide else {"float"})
     assert all(f"at least {before + decibels:g} dB" in r.reason for r in result.reverted)
-    again = plan(GRAPH, ORT, result.wishes)
+    again = plan(GRAPH, ORT, result.overrides)
     assert apply(variants.decided(again)).digest == result.graph.digest
     left = [r for r in result.reverted if r.to == "float"]
     for reverted in left:

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, version_converter
 
 import qdqbridge as qb
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from tests.onnx_io.rewriting_tools import TOOLS
 from tests.onnx_models import canonical
 
@@ -145,7 +145,7 @@ def test_the_order_of_a_body_and_its_copies_leave_no_trace() -> None:
     graph = canonical(made("Scan"))
     assert canonical(made("Scan", body=body(copied=True))).digest == graph.digest
     (node,) = graph.nodes
-    inside = node.record(ForeignAttrs).node.proto().attribute[0].g.node
+    inside = node.record(OpaqueAttrs).node.proto().attribute[0].g.node
     assert [each.op_type for each in inside] == ["Add", "LpPool", "ReduceMax"]
 
 

@@ -18,7 +18,7 @@ from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.onnx_io.writer import files
 from qdqbridge.onnx_io.writer.files import write_files
 from qdqbridge.onnx_io.writer.model import model_without_tensors
-from qdqbridge.onnx_io.writer.sheet import NodeRow, Sheet
+from qdqbridge.onnx_io.writer.spec import GraphSpec, NodeRow
 from qdqbridge.targets.profiles.export import export, exported_proto
 from tests.onnx_io.writer_models import run, samples
 from tests.places import MODELS
@@ -123,7 +123,7 @@ def test_onnx_graphsurgeon_prints_nothing(capfd: pytest.CaptureFixture[str]) -> 
     """It warns on stdout, where programs read JSON, and of a package that it misses as well."""
     types = {name: TensorType(DType.FLOAT32, (2,)) for name in "xy"}
     rows = [NodeRow("Relu", ["x"], ["h"], name="n"), NodeRow("Neg", ["h"], ["y"], name="n")]
-    sheet = Sheet(["x"], ["y"], rows, types=types, imports={"": 17})
-    model = model_without_tensors(sheet, "g", {})
+    spec = GraphSpec(["x"], ["y"], rows, types=types, imports={"": 17})
+    model = model_without_tensors(spec, "g", {})
     assert [node.name for node in model.graph.node] == ["n", "n"]
     assert capfd.readouterr() == ("", "")

@@ -60,7 +60,7 @@ def ranked(made: Quantized, samples: Samples) -> Ranking | None:
         return None
     seen = made.profile.by_name()
     stats = {v: seen[v.name] for v in observable(plan.graph) if v.name in seen}
-    wishes = made.options.wishes(plan.graph)
-    variants = Variants(made.decision, made.target, stats, wishes)
+    overrides = made.options.overrides(plan.graph)
+    variants = Variants(made.decision, made.target, stats, overrides)
     simulation = Simulation(plan, spread(samples, _SAMPLES), original=made.original)
     return sensitivity(variants, simulation, without=False)

@@ -26,7 +26,7 @@ from qdqbridge.core.ops.conversion import REQUANTIZE
 from qdqbridge.core.ops.data_movement import IDENTITY
 from qdqbridge.core.ops.dynamic import DYNAMIC_CONV, UNROUNDED, rounding_of
 from qdqbridge.core.ops.table import PRODUCTS
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 
 Array = NDArray[Any]
 _BIAS = 2
@@ -142,7 +142,7 @@ def _follow(node: Node, found: Correspondence) -> None:
 def _bodies(partner: Node, node: Node, found: Correspondence) -> Iterator[Rounded]:
     """Yields the results of a node that is carried as it is, and holds something else."""
     pair = partner.attributes, node.attributes
-    if not all(isinstance(each, ForeignAttrs) for each in pair) or pair[0] == pair[1]:
+    if not all(isinstance(each, OpaqueAttrs) for each in pair) or pair[0] == pair[1]:
         return
     operands: list[Value | Array | None] = []
     for value in node.inputs:

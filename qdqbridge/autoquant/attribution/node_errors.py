@@ -20,7 +20,7 @@ from qdqbridge.autoquant.attribution.correspondence import BODY, Correspondence,
 from qdqbridge.autoquant.attribution.simulation import GraphRuns, decibels, ratio, rounding
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.interpreter import computed
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 
 Array = NDArray[Any]
 KERNEL = "kernel"
@@ -146,7 +146,7 @@ class _NodeWalk:
                 steps.append(("activation rounding", last))
         if kernel is not None:
             stored = self._shifted(stored, kernel)
-        steps.append((BODY if isinstance(self.node.attributes, ForeignAttrs) else KERNEL, stored))
+        steps.append((BODY if isinstance(self.node.attributes, OpaqueAttrs) else KERNEL, stored))
         parts: dict[str, float] = {}
         before = inherited
         for name, after in steps:

@@ -21,7 +21,7 @@ from qdqbridge.core.canonical import canonicalize
 from qdqbridge.core.canonical.driver import run
 from qdqbridge.core.canonical.fusions import FUSIONS
 from qdqbridge.core.canonical.order import order_operands
-from qdqbridge.core.canonical.rule import Proposal, Replace, Scope, made_by, rule
+from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, made_by, rule
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.copying import Copy, copied
 from qdqbridge.core.graph.dtypes import DType
@@ -100,9 +100,9 @@ def with_slices(graph: Graph) -> Graph:
 
 
 @rule("split-is-slices", SPLIT)
-def split_is_slices(node: Node, scope: Scope) -> Proposal:
+def split_is_slices(node: Node, context: RuleContext) -> Proposal:
     """``Split(x) -> Slice(x)`` for each part."""
-    del scope
+    del context
     given = node.attributes
     if not isinstance(given, SplitAttrs) or len(node.inputs) != 1:
         return None
@@ -245,9 +245,9 @@ def is_conversion(node: Node) -> bool:
 
 
 @rule("matrix-is-dense", MATMUL, GEMM)
-def matrix_is_dense(node: Node, scope: Scope) -> Proposal:
+def matrix_is_dense(node: Node, context: RuleContext) -> Proposal:
     """``MatMul(x, w) -> Dense(x, transpose(w))`` for a constant matrix w, of floats as of codes."""
-    del scope
+    del context
     given, x, w = node.attributes, node.operand(0), node.operand(1)
     flipped = False
     if isinstance(given, GemmAttrs):
@@ -266,7 +266,7 @@ def matrix_is_dense(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("dense-bias", ADD)
-def dense_bias(node: Node, scope: Scope) -> Proposal:
+def dense_bias(node: Node, context: RuleContext) -> Proposal:
     """``Add(Dense(x, w), vector) -> Dense(x, w, vector)`` for a constant."""
     for index in (0, 1):
         source, added = node.operand(index), node.operand(1 - index)
@@ -274,7 +274,7 @@ def dense_bias(node: Node, scope: Scope) -> Proposal:
         if product is None or product.optional(_BIAS) is not None or added.constant is None:
             continue
         weight, shape = product.operand(1).constant, added.constant.shape
-        if weight is None or scope.sole_reader(source) is not node:
+        if weight is None or context.sole_reader(source) is not node:
             continue
         units = weight.shape[0]
         if added.constant.size != units or not shape or shape[-1] != units:

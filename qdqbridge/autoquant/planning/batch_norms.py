@@ -18,7 +18,7 @@ from qdqbridge.core.canonical.channels import CHANNELS
 from qdqbridge.core.canonical.data_movement import moved_constant
 from qdqbridge.core.canonical.driver import run
 from qdqbridge.core.canonical.reshapes import moved_twice, reshape_nothing
-from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, Scope, rule
+from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, RuleContext, rule
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.copying import copied
 from qdqbridge.core.graph.graph import Graph, Node, Value
@@ -44,12 +44,12 @@ class ChannelAffine:
 
 
 @rule("fold-batch-norm", "BatchNormalization")
-def fold_batch_norm(node: Node, scope: Scope) -> Proposal:
+def fold_batch_norm(node: Node, context: RuleContext) -> Proposal:
     """``BatchNormalization(Conv(x, w, b)) -> Conv(x, w', b')`` for constant statistics."""
     product = node.operand(0).producer
     if product is None or product.op not in _PRODUCTS:
         return None
-    if scope.sole_reader(node.operand(0)) is not node or not _is_plain(product):
+    if context.sole_reader(node.operand(0)) is not node or not _is_plain(product):
         return None
     affine = _statistics(node)
     if affine is None:
@@ -63,14 +63,14 @@ def fold_batch_norm(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("fold-channel-affine", MUL, ADD, SUB, DIV)
-def fold_channel_affine(node: Node, scope: Scope) -> Proposal:
+def fold_channel_affine(node: Node, context: RuleContext) -> Proposal:
     """``Add(Mul(Conv(x, w, b), scale), offset) -> Conv(x, w', b')`` for constants per channel."""
     for index in (0, 1) if node.op in (MUL, ADD) else (0,):
         source, other = node.operand(index), node.operand(1 - index)
         product = source.producer
         if product is None or product.op not in _PRODUCTS or source.quant is not None:
             continue
-        if scope.sole_reader(source) is not node or not _is_plain(product):
+        if context.sole_reader(source) is not node or not _is_plain(product):
             continue
         affine = _per_channel(node, product, other)
         if affine is None or node.output.type != source.type:

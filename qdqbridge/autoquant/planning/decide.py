@@ -44,7 +44,7 @@ from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.ops.build import constant, dequantized, quantized
 from qdqbridge.errors import InputDataError
 from qdqbridge.onnx_io.control_flow.bodies import replace_bodies
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.onnx_io.runtime import recurrent
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class NewBodies:
         places: Of the bodies that are quantized.
     """
 
-    attributes: ForeignAttrs
+    attributes: OpaqueAttrs
     operands: tuple[Value | None, ...]
     places: frozenset[str]
 

@@ -166,7 +166,7 @@ def root(specs: Mapping[Value, Spec], value: Value) -> Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class Overrides:
     """What a user says on top of the target.
 
     Attributes:
@@ -185,15 +185,15 @@ class Wishes:
     weights: Mapping[Node, Format] = field(default_factory=dict[Node, Format])
 
 
-def plan(graph: Graph, target: Target, wishes: Wishes | None = None) -> QuantizationPlan:
+def plan(graph: Graph, target: Target, overrides: Overrides | None = None) -> QuantizationPlan:
     """Returns what has to be decided to quantize ``graph`` for ``target``.
 
     Args:
         graph: A canonical float graph; it is not changed.
         target: The hardware.
-        wishes: What the user wants otherwise.
+        overrides: What the user wants otherwise.
     """
-    planner = _QuantizationPlanner(target, wishes or Wishes())
+    planner = _QuantizationPlanner(target, overrides or Overrides())
     planner.decide(graph.inputs, graph.nodes, graph.outputs)
     return QuantizationPlan(
         graph,
@@ -213,8 +213,8 @@ def plan(graph: Graph, target: Target, wishes: Wishes | None = None) -> Quantiza
 class _QuantizationPlanner:
     """Fills what a plan consists of (:class:`QuantizationPlan`)."""
 
-    def __init__(self, target: Target, wishes: Wishes) -> None:
-        self.target, self.wishes = target, wishes
+    def __init__(self, target: Target, overrides: Overrides) -> None:
+        self.target, self.overrides = target, overrides
         self.specs: dict[Value, Spec] = {}
         self.constants: list[Weight] = []
         self.rules: dict[Node, OperatorRule] = {}
@@ -254,8 +254,8 @@ class _QuantizationPlanner:
     def _treat(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
             rule = self._rule_for(node)
-            if node in self.wishes.floats:
-                self.floats[node] = self.wishes.floats[node]
+            if node in self.overrides.floats:
+                self.floats[node] = self.overrides.floats[node]
             elif node.op.flow is Flow.MOVE or not has_floats(node):
                 continue
             elif rule is None:
@@ -267,13 +267,13 @@ class _QuantizationPlanner:
 
     def _rule_for(self, node: Node) -> OperatorRule | None:
         """Returns the rule for a node; the user may want weights that a target leaves float."""
-        if node.op.name in RECURRENT and isinstance(self.wishes.formats.get(node), Unstored):
+        if node.op.name in RECURRENT and isinstance(self.overrides.formats.get(node), Unstored):
             return RECURRENT_WEIGHTS
         return self.target.rule_for(node)
 
     def _treat_by(self, rule: OperatorRule, node: Node) -> None:
         """Notes the rule of a node whose operands are float32."""
-        read = self.wishes.formats.get(node) or rule.operands or self.target.activations
+        read = self.overrides.formats.get(node) or rule.operands or self.target.activations
         if node.op.name in RECURRENT and not isinstance(read, Unstored):
             read = rule.operands or Unstored.FLOAT
         if isinstance(read, Unstored):
@@ -291,7 +291,7 @@ class _QuantizationPlanner:
             self.constants.append(Weight(node, index, Observed(self._weight_format(node, rule))))
 
     def _weight_format(self, node: Node, rule: OperatorRule) -> Format:
-        format = self.wishes.weights.get(node) or rule.weights or self.target.weights
+        format = self.overrides.weights.get(node) or rule.weights or self.target.weights
         return weight_format(node, format, results_axis(node))
 
     def _format(self, *wished: Format | Unstored | None) -> Format:
@@ -300,7 +300,7 @@ class _QuantizationPlanner:
         return next(found, _CODES)
 
     def _want(self, node: Node, rule: OperatorRule) -> None:
-        own = self.wishes.formats.get(node)
+        own = self.overrides.formats.get(node)
         operands = self._format(own, rule.operands)
         for index, value in node.data_operands():
             if value.is_constant:
@@ -430,8 +430,8 @@ class _QuantizationPlanner:
 
     def _decide(self, value: Value) -> None:
         producer, specs = value.producer, self.specs
-        if value in self.wishes.fixed:
-            specs[value] = Fixed(self.wishes.fixed[value], "the user")
+        if value in self.overrides.fixed:
+            specs[value] = Fixed(self.overrides.fixed[value], "the user")
             return
         if producer is not None and producer.op.flow is Flow.MOVE:
             source = producer.operand(0)

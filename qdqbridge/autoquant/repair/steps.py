@@ -314,7 +314,7 @@ class _Trials:
     def _rewritten(self, name: str, samples: Samples) -> tuple[Graph | None, str]:
         """Returns the float graph with channels scaled by what samples show."""
         decision, seen = self.state.decision, self.state.profile.by_name()
-        if self._has_wishes():
+        if self._has_overrides():
             return None, "parameters that the user fixed would not fit scaled channels"
         graph = decision.plan.graph
         new, told = (
@@ -322,6 +322,6 @@ class _Trials:
         )
         return None if new is graph else new, told
 
-    def _has_wishes(self) -> bool:
+    def _has_overrides(self) -> bool:
         specs = self.state.decision.plan.specs.values()
         return any(isinstance(spec, Fixed) and spec.reason == "the user" for spec in specs)

@@ -116,7 +116,7 @@ class _BudgetSearch:
     ) -> None:
         graph, seen = made.decision.plan.graph, made.profile.by_name()
         stats = {value: seen[value.name] for value in observable(graph) if value.name in seen}
-        wishes = made.options.wishes(graph)
+        overrides = made.options.overrides(graph)
         self._simulation = Simulation(
             made.decision.plan, samples, made.unseen, original=made.original
         )
@@ -124,7 +124,7 @@ class _BudgetSearch:
         if budget.goal is not None:
             met, told = budget.goal.met, str(budget.goal)
             decision, _ = bodies_that_meet(decision, met, self._simulation, told)
-        own = replace(wishes, floats={**decision.plan.floats, **wishes.floats})
+        own = replace(overrides, floats={**decision.plan.floats, **overrides.floats})
         self._variants = Variants(decision, made.target, stats, own)
         self._budget, self._workers = budget, made.options.workers
         self._trials = Trials(state, key_of(made, samples))
@@ -165,7 +165,7 @@ class _BudgetSearch:
         return Fallback(
             graph,
             decision,
-            self._variants.wishes_for(chosen),
+            self._variants.overrides_for(chosen),
             base,
             self._metrics(chosen),
             real,

@@ -67,7 +67,7 @@ def costly(made: Quantized, samples: Samples, work: WorkBudget) -> list[str]:
         return []
     work.spend(plan.graph, made.profile, len(layers) * len(samples) / 2)  # what is before is kept
     stats = {v: seen[v.name] for v in observable(plan.graph) if v.name in seen}
-    variants = Variants(made.decision, made.target, stats, made.options.wishes(plan.graph))
+    variants = Variants(made.decision, made.target, stats, made.options.overrides(plan.graph))
     ranking = sensitivity(variants, Simulation(plan, samples), without=False)
     return [entry.layer.name for entry in ranking.layers if entry.layer.name][
         : math.ceil(len(layers) / _SHARE)

@@ -14,7 +14,7 @@ from typing import Literal
 
 from qdqbridge.autoquant.planning.decide import Decision, apply
 from qdqbridge.autoquant.planning.formats import Format
-from qdqbridge.autoquant.planning.plan import Wishes
+from qdqbridge.autoquant.planning.plan import Overrides
 from qdqbridge.autoquant.planning.targets import Target
 from qdqbridge.autoquant.profiling.collect import observable
 from qdqbridge.autoquant.profiling.samples import Sample, Samples
@@ -118,7 +118,7 @@ class Fallback:
     Attributes:
         graph: The quantized graph.
         decision: Its parameters.
-        wishes: What to wish of the plan to get it again.
+        overrides: What to wish of the plan to get it again.
         before: The outputs where every layer is quantized, simulated.
         simulated: The outputs of the decision, simulated.
         metrics: The outputs of :attr:`graph` itself.
@@ -130,7 +130,7 @@ class Fallback:
 
     graph: Graph
     decision: Decision
-    wishes: Wishes
+    overrides: Overrides
     before: Metrics
     simulated: Metrics
     metrics: Metrics
@@ -353,7 +353,7 @@ def _proven(
     return Fallback(
         graph,
         decision,
-        search.variants.wishes_for(changes),
+        search.variants.overrides_for(changes),
         before,
         search.metrics(changes),
         real,
@@ -385,7 +385,7 @@ def meeting(
     *,
     original: Graph | None = None,
     unseen: Samples | None = None,
-    wishes: Wishes | None = None,
+    overrides: Overrides | None = None,
     fallback: Literal["int16", "float"] = "int16",
     metric: Metric | None = None,
     engine: SimulationEngine | str = "onnxruntime",
@@ -402,7 +402,7 @@ def meeting(
         stats: Statistics of every float tensor of the decision's graph.
         original: The float model that outputs are compared with; by default the decision's graph.
         unseen: Further samples, which nothing was chosen by: the goal must be met on them too.
-        wishes: The wishes of its plan. What its plan leaves float stays float in any case.
+        overrides: The wishes of its plan. What its plan leaves float stays float in any case.
         fallback: ``int16`` gives layers more bits first: 8 where weights have fewer, then 16-bit
             activations, and leaves those float that this does not mend; ``float`` leaves them
             float at once.
@@ -414,12 +414,12 @@ def meeting(
     Raises:
         InputDataError: The goal cannot be met.
     """
-    wishes = wishes or Wishes()
+    overrides = overrides or Overrides()
     simulation = Simulation(
         decision.plan, samples, unseen, engine=engine, metric=metric, original=original
     )
     decision, dropped = bodies_that_meet(decision, goal.met, simulation, str(goal))
-    own = replace(wishes, floats={**decision.plan.floats, **wishes.floats})
+    own = replace(overrides, floats={**decision.plan.floats, **overrides.floats})
     variants = Variants(decision, target, stats, own)
     more = fallback == "int16"
     ranking, ranked = None, 0
@@ -498,7 +498,7 @@ def met(
         stats,
         original=made.original,
         unseen=made.unseen,
-        wishes=made.options.wishes(graph),
+        overrides=made.options.overrides(graph),
         fallback=fallback,
         metric=metric,
         workers=made.options.workers,

@@ -15,9 +15,9 @@ from qdqbridge.autoquant.planning.formats import Format, Unstored
 from qdqbridge.autoquant.planning.plan import (
     Fixed,
     Observed,
+    Overrides,
     QuantizationPlan,
     Weight,
-    Wishes,
     plan,
 )
 from qdqbridge.autoquant.planning.targets import Target
@@ -116,13 +116,13 @@ class Variants:
         base: The decision.
         target: The target it was made for.
         stats: Statistics of every float tensor of the graph.
-        wishes: The wishes of its plan.
+        overrides: The wishes of its plan.
     """
 
     base: Decision
     target: Target
     stats: Mapping[Value, TensorStats]
-    wishes: Wishes = field(default_factory=Wishes)
+    overrides: Overrides = field(default_factory=Overrides)
     _values: dict[tuple[object, ...], QuantParams] = field(init=False, repr=False)
     _weights: dict[tuple[object, ...], QuantParams] = field(init=False, repr=False)
     _stored: dict[tuple[Node, int], QuantParams] = field(init=False, repr=False)
@@ -146,11 +146,11 @@ class Variants:
         """The float graph."""
         return self.base.plan.graph
 
-    def wishes_for(self, changes: Mapping[Layer, LayerChange]) -> Wishes:
+    def overrides_for(self, changes: Mapping[Layer, LayerChange]) -> Overrides:
         """Returns the wishes with ``changes`` on top."""
-        floats = dict(self.wishes.floats)
-        formats = dict(self.wishes.formats)
-        weights = dict(self.wishes.weights)
+        floats = dict(self.overrides.floats)
+        formats = dict(self.overrides.formats)
+        weights = dict(self.overrides.weights)
         for layer, change in changes.items():
             for node in layer.nodes:
                 if change.is_float:
@@ -159,11 +159,11 @@ class Variants:
                     formats[node] = change.format
                 if change.weights is not None:
                     weights[node] = change.weights
-        return replace(self.wishes, floats=floats, formats=formats, weights=weights)
+        return replace(self.overrides, floats=floats, formats=formats, weights=weights)
 
     def plan_for(self, changes: Mapping[Layer, LayerChange]) -> QuantizationPlan:
         """Returns the plan with ``changes``."""
-        own = plan(self.graph, self.target, self.wishes_for(changes))
+        own = plan(self.graph, self.target, self.overrides_for(changes))
         return replace(own, room=self.base.plan.room)
 
     def decision(self, changes: Mapping[Layer, LayerChange]) -> Decision:

@@ -119,8 +119,8 @@ class _TimeSearch:
     ) -> None:
         graph, seen = made.decision.plan.graph, made.profile.by_name()
         stats = {value: seen[value.name] for value in observable(graph) if value.name in seen}
-        wishes = made.options.wishes(graph)
-        own = replace(wishes, floats={**made.decision.plan.floats, **wishes.floats})
+        overrides = made.options.overrides(graph)
+        own = replace(overrides, floats={**made.decision.plan.floats, **overrides.floats})
         self._variants = Variants(made.decision, made.target, stats, own)
         self._simulation = Simulation(
             made.decision.plan, samples, made.unseen, original=made.original
@@ -165,7 +165,7 @@ class _TimeSearch:
         return Fallback(
             graph,
             decision,
-            self._variants.wishes_for(chosen),
+            self._variants.overrides_for(chosen),
             base,
             metrics,
             real,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qdqbridge.core.canonical.casts import before_cast, stored_before_cast, taken_in
-from qdqbridge.core.canonical.rule import Proposal, Reject, Replace, Scope, rule
+from qdqbridge.core.canonical.rule import Proposal, Reject, Replace, RuleContext, rule
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.graph.quantization import QuantParams
@@ -21,9 +21,9 @@ _WEIGHT_BITS = 16
 
 
 @rule("absorb-accumulator-operands", *(row.name for row in PRODUCTS))
-def absorb_accumulator_operands(node: Node, scope: Scope) -> Proposal:
+def absorb_accumulator_operands(node: Node, context: RuleContext) -> Proposal:
     """``Conv(dequantize(x), dequantize(w)) -> Conv(x, w)``; also a weight alone."""
-    del scope
+    del context
     x, w = (_stored(node, index) for index in (0, 1))
     new_x, new_w = stored_before_cast(node.operand(0)), stored_before_cast(node.operand(1))
     if new_x is None and new_w is None:
@@ -97,16 +97,16 @@ def _granularity_refusal(node: Node, x: Value | None, w: Value) -> Reject | None
 
 
 @rule("absorb-result", QUANTIZE)
-def absorb_result(node: Node, scope: Scope) -> Proposal:
+def absorb_result(node: Node, context: RuleContext) -> Proposal:
     """``quantize(Conv(x, w)) -> Conv(x, w)`` into the quantized type, for quantized x and w."""
-    source, target = before_cast(node.operand(0), scope), node.output.quant
+    source, target = before_cast(node.operand(0), context), node.output.quant
     op = source.producer
     if op is None or target is None or op.op.flow is not Flow.ACCUMULATE:
         return None
     if op.operand(0).quant is None or op.operand(1).quant is None:
         return None
-    if not _only_reader(node, source, scope):
-        return _about(op, _shared(source, scope))
+    if not _only_reader(node, source, context):
+        return _about(op, _shared(source, context))
     refusal = _result_refusal(target.params)
     if refusal is not None:
         return _about(op, refusal)
@@ -114,9 +114,9 @@ def absorb_result(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("absorb-both-sides", QUANTIZE)
-def absorb_both_sides(node: Node, scope: Scope) -> Proposal:
+def absorb_both_sides(node: Node, context: RuleContext) -> Proposal:
     """``quantize(Add(dequantize(a), dequantize(b))) -> Add(a, b)`` into the quantized type."""
-    source, target = before_cast(node.operand(0), scope), node.output.quant
+    source, target = before_cast(node.operand(0), context), node.output.quant
     op = source.producer
     if op is None or target is None or len(op.outputs) != 1:
         return None
@@ -125,16 +125,16 @@ def absorb_both_sides(node: Node, scope: Scope) -> Proposal:
     operands = _quantized_operands(op)
     if isinstance(operands, Reject):
         return _about(op, operands)
-    if not _only_reader(node, source, scope):
-        return _about(op, _shared(source, scope))
+    if not _only_reader(node, source, context):
+        return _about(op, _shared(source, context))
     refusal = _result_refusal(target.params) or _form_refusal(op)
     if refusal is not None:
         return _about(op, refusal)
     return taken_in(op, operands, node.output)
 
 
-def _only_reader(node: Node, source: Value, scope: Scope) -> bool:
-    reader = scope.sole_reader(source)
+def _only_reader(node: Node, source: Value, context: RuleContext) -> bool:
+    reader = context.sole_reader(source)
     return reader is node or (reader is not None and reader is node.operand(0).producer)
 
 
@@ -183,9 +183,9 @@ def _form_refusal(op: Node) -> Reject | None:
     return None
 
 
-def _shared(source: Value, scope: Scope) -> Reject:
-    readers = [f"{n.op.name} '{n.name}'" for n in scope.readers(source)]
-    if scope.is_output(source):
+def _shared(source: Value, context: RuleContext) -> Reject:
+    readers = [f"{n.op.name} '{n.name}'" for n in context.readers(source)]
+    if context.is_output(source):
         readers.append("the graph's output")
     return Reject(
         "its float result is read several times", (source.name, *sorted(set(readers))[:4])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, Scope, made_by, rule
+from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, made_by, rule
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
@@ -16,9 +16,9 @@ from qdqbridge.core.ops.unary import HARD_SIGMOID, HARD_SWISH, RECIPROCAL
 
 
 @rule("division-of-one", DIV)
-def division_of_one(node: Node, scope: Scope) -> Proposal:
+def division_of_one(node: Node, context: RuleContext) -> Proposal:
     """``Div(1, x) -> Reciprocal(x)``."""
-    del scope
+    del context
     x = node.operand(1)
     if number(node.operand(0)) != 1.0 or x.type != node.output.type or not _is_float(x):
         return None
@@ -28,11 +28,11 @@ def division_of_one(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("hard-swish-of-its-gate", MUL)
-def hard_swish_of_its_gate(node: Node, scope: Scope) -> Proposal:
+def hard_swish_of_its_gate(node: Node, context: RuleContext) -> Proposal:
     """``Mul(x, HardSigmoid(x; 1/6, 1/2)) -> HardSwish(x)``, which ONNX defines so."""
     for index in (0, 1):
         gate, x = made_by(node.operand(index), HARD_SIGMOID), node.operand(1 - index)
-        if gate is None or gate.operand(0) is not x or scope.sole_reader(gate.output) is not node:
+        if gate is None or gate.operand(0) is not x or context.sole_reader(gate.output) is not node:
             continue
         if x.type.dtype is not DType.FLOAT32 or x.type != node.output.type:
             continue

@@ -16,7 +16,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.core.canonical.rule import Proposal, Reject, Replace, Scope, rule, stored_behind
+from qdqbridge.core.canonical.rule import (
+    Proposal,
+    Reject,
+    Replace,
+    RuleContext,
+    rule,
+    stored_behind,
+)
 from qdqbridge.core.canonical.weights import mirror
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
@@ -56,13 +63,13 @@ class AffineChain:
 
 
 @rule("fold-affine", *AFFINE)
-def fold_affine(node: Node, scope: Scope) -> Proposal:
+def fold_affine(node: Node, context: RuleContext) -> Proposal:
     """``BatchNormalization(Add(Conv(x, w, b))) -> Conv(x, w * factor, b * factor + offset)``.
 
     Only with the option ``fold_affine``. The last of several affine nodes folds them all, so that
     scales and bias are rounded to float32 once.
     """
-    chain = chain_behind(node, scope.is_output)
+    chain = chain_behind(node, context.is_output)
     if chain is None:
         return None
     product = chain.product

@@ -17,7 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.canonical.linear import added_origin
-from qdqbridge.core.canonical.rule import Proposal, Reject, Replace, Scope, rule, stored_behind
+from qdqbridge.core.canonical.rule import (
+    Proposal,
+    Reject,
+    Replace,
+    RuleContext,
+    rule,
+    stored_behind,
+)
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Note, Value
@@ -38,7 +45,7 @@ _CLOSE = 1e-2
 
 
 @rule("derived-bias", *_WITH_BIAS)
-def derived_bias(node: Node, scope: Scope) -> Proposal:
+def derived_bias(node: Node, context: RuleContext) -> Proposal:
     """``Conv(x, w, bias) -> Conv(x, w, int32 bias)`` in units of ``scale_x * scale_w``.
 
     An int32 bias that is in those units already is taken as it is. Any other constant is its
@@ -46,7 +53,7 @@ def derived_bias(node: Node, scope: Scope) -> Proposal:
     move the result by more than :data:`BIAS_MOVES` of its steps; else it becomes
     ``rint(bias / (scale_x * scale_w))``, divided in float64.
     """
-    del scope
+    del context
     x, w, bias = node.operand(0).quant, node.operand(1).quant, node.optional(2)
     if x is None or w is None or bias is None:
         return None
@@ -176,7 +183,7 @@ class _Written:
 
 
 @rule("bias-from-add", ADD)
-def bias_from_add(node: Node, scope: Scope) -> Proposal:
+def bias_from_add(node: Node, context: RuleContext) -> Proposal:
     """``Add(MatMul(x, w), const) -> MatMul(x, w, const)``: there is no rounding between them."""
     for index in (0, 1):
         source, other = node.operand(index), node.operand(1 - index)
@@ -185,7 +192,7 @@ def bias_from_add(node: Node, scope: Scope) -> Proposal:
             continue
         if source.quant is not None or op.optional(2) is not None:
             continue  # a quantized product is rounded already, and a second bias has no place
-        if scope.sole_reader(source) is not node:
+        if context.sole_reader(source) is not node:
             continue
         if op.operand(1).quant is None or not (op.operand(0).quant or op.op is DENSE):
             continue

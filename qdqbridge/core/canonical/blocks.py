@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, Scope, made_by, rule
+from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, made_by, rule
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.types import static_shape
 from qdqbridge.core.ops.attributes import DepthSpaceAttrs, TransposeAttrs
@@ -38,9 +38,9 @@ _FORMS = (
 
 
 @rule("blocks-of-depth", RESHAPE)
-def blocks_of_depth(node: Node, scope: Scope) -> Proposal:
+def blocks_of_depth(node: Node, context: RuleContext) -> Proposal:
     """``Reshape(Transpose(Reshape(x))) -> DepthToSpace(x)`` or ``SpaceToDepth(x)``."""
-    del scope
+    del context
     turn = made_by(node.operand(0), TRANSPOSE)
     split = None if turn is None else made_by(turn.operand(0), RESHAPE)
     if turn is None or split is None:

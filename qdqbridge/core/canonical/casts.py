@@ -13,7 +13,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, Scope, made_by, rule, stored_behind
+from qdqbridge.core.canonical.rule import (
+    Proposal,
+    Replace,
+    RuleContext,
+    made_by,
+    rule,
+    stored_behind,
+)
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Note, Value
 from qdqbridge.core.graph.numerics import codes, dequantize
@@ -26,10 +33,10 @@ from qdqbridge.core.ops.conversion import QUANTIZE
 _FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
 
 
-def before_cast(value: Value, scope: Scope) -> Value:
+def before_cast(value: Value, context: RuleContext) -> Value:
     """Returns ``x`` where ``value`` is a Cast of a float x that one node reads, else ``value``."""
     cast = _cast(value)
-    if cast is None or scope.is_output(value) or len(value.users) != 1:
+    if cast is None or context.is_output(value) or len(value.users) != 1:
         return value
     return cast.operand(0)
 
@@ -71,13 +78,13 @@ def taken_in(node: Node, operands: Sequence[Value | None], target: Value) -> Rep
 
 
 @rule("cast-dequantized", CAST)
-def cast_dequantized(node: Node, scope: Scope) -> Proposal:
+def cast_dequantized(node: Node, context: RuleContext) -> Proposal:
     """``Cast(dequantize(q)) -> dequantize(q)`` to the Cast's type, where that is the same number.
 
     From float32 it always is: the real value is rounded once either way. From a narrower type it is
     where every stored value has an exact real one in that type.
     """
-    del scope
+    del context
     source, dtype = node.operand(0), node.output.type.dtype
     stored = stored_behind(source)
     if stored is None or stored.quant is None or not isinstance(source.type, TensorType):
@@ -104,9 +111,9 @@ def _exact(stored: Value, params: QuantParams, dtype: DType) -> bool:
 
 
 @rule("cast-before-quantize", QUANTIZE)
-def cast_before_quantize(node: Node, scope: Scope) -> Proposal:
+def cast_before_quantize(node: Node, context: RuleContext) -> Proposal:
     """``quantize(Cast(x)) -> quantize(x)`` where the Cast only widens: no number changes."""
-    del scope
+    del context
     cast = _cast(node.operand(0))
     if cast is None or node.output.quant is None:
         return None

@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from qdqbridge.core.canonical.identities import BEFORE_ALL, ENDLESS
-from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, Scope, made_by, rule
+from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, RuleContext, made_by, rule
+from qdqbridge.core.graph.attribute_codecs import permuted_attributes
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
-from qdqbridge.core.graph.lenses import permuted_attributes
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.graph.types import Dim
 from qdqbridge.core.ops.attributes import (
@@ -39,13 +39,13 @@ _LAST = ((0, 2, 1), (0, 2, 3, 1), (0, 2, 3, 4, 1))
 
 
 @rule("operator-before-transpose")
-def operator_before_transpose(node: Node, scope: Scope) -> Proposal:
+def operator_before_transpose(node: Node, context: RuleContext) -> Proposal:
     """``op(Transpose(x), Transpose(y), c) -> Transpose(op(x, y, c'))`` of channels-last x and y.
 
     Of elementwise operators, joins, paddings, slices, tiles and a softmax; a constant is transposed
     itself.
     """
-    del scope
+    del context
     perm = _permutation(node)
     if perm is None or len(node.outputs) != 1 or node.output.rank != len(perm):
         return None
@@ -69,9 +69,9 @@ def operator_before_transpose(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("reduce-before-transpose", REDUCE_MEAN, REDUCE_SUM, REDUCE_MAX, REDUCE_MIN)
-def reduce_before_transpose(node: Node, scope: Scope) -> Proposal:
+def reduce_before_transpose(node: Node, context: RuleContext) -> Proposal:
     """``ReduceMean(Transpose(x)) -> ReduceMean(x)`` over the same axes; so sums and extremes."""
-    del scope
+    del context
     perm, attributes = _permutation(node), node.attributes
     if perm is None or not isinstance(attributes, ReduceAttrs):
         return None
@@ -93,9 +93,9 @@ def reduce_before_transpose(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("split-before-transpose", SPLIT)
-def split_before_transpose(node: Node, scope: Scope) -> Proposal:
+def split_before_transpose(node: Node, context: RuleContext) -> Proposal:
     """``Split(Transpose(x)) -> Transpose(Split(x))``, for each part."""
-    del scope
+    del context
     given, perm = node.attributes, _perm(node.operand(0))
     if perm is None or not isinstance(given, SplitAttrs) or len(node.inputs) != 1:
         return None
@@ -113,9 +113,9 @@ def split_before_transpose(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("constant-of-fewer-axes")
-def constant_of_fewer_axes(node: Node, scope: Scope) -> Proposal:
+def constant_of_fewer_axes(node: Node, context: RuleContext) -> Proposal:
     """``Add(x, const[1,1,8]) -> Add(x, const[8])`` where x has all axes of the result."""
-    del scope
+    del context
     if node.op.flow is not Flow.ELEMENTWISE or node.op in (CONCAT, COMPOSITION):
         return None
     rank = node.output.rank
@@ -144,9 +144,9 @@ def _shorter(value: Value) -> Value:
 
 
 @rule("reshape-of-a-transpose", RESHAPE, FLATTEN)
-def reshape_of_a_transpose(node: Node, scope: Scope) -> Proposal:
+def reshape_of_a_transpose(node: Node, context: RuleContext) -> Proposal:
     """``Reshape(Transpose(x)) -> Reshape(x)`` where the transpose moves extents of 1 only."""
-    del scope
+    del context
     turn, attributes = made_by(node.operand(0), TRANSPOSE), node.attributes
     if turn is None or not isinstance(turn.attributes, TransposeAttrs) or len(node.inputs) != 1:
         return None
@@ -167,9 +167,9 @@ def reshape_of_a_transpose(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("transpose-of-a-reshape", TRANSPOSE)
-def transpose_of_a_reshape(node: Node, scope: Scope) -> Proposal:
+def transpose_of_a_reshape(node: Node, context: RuleContext) -> Proposal:
     """``Transpose(Reshape(x)) -> Reshape(x)`` where the transpose moves extents of 1 only."""
-    del scope
+    del context
     inner, attributes, output = node.operand(0).producer, node.attributes, node.output
     if inner is None or inner.op not in (RESHAPE, FLATTEN) or len(inner.inputs) != 1:
         return None
@@ -187,9 +187,9 @@ def transpose_of_a_reshape(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("slice-of-needed-axes", SLICE)
-def slice_of_needed_axes(node: Node, scope: Scope) -> Proposal:
+def slice_of_needed_axes(node: Node, context: RuleContext) -> Proposal:
     """``Slice(x) -> Slice(x)`` of the axes that it cuts, counted from the front where known."""
-    del scope
+    del context
     given, shape = node.attributes, node.operand(0).type.shape
     if not isinstance(given, SliceAttrs) or shape is None or len(node.inputs) != 1:
         return None
@@ -220,9 +220,9 @@ def _cut(extent: Dim, start: int, end: int, step: int) -> tuple[int, int, int] |
 
 
 @rule("widened-constant", CAST)
-def widened_constant(node: Node, scope: Scope) -> Proposal:
+def widened_constant(node: Node, context: RuleContext) -> Proposal:
     """``Cast(const) -> const`` from half floats: weights that are stored so and read as float32."""
-    del scope
+    del context
     source, dtype = node.operand(0), node.output.type.dtype
     halves = (DType.FLOAT16, DType.BFLOAT16)
     if source.constant is None or source.type.dtype not in halves or dtype is not DType.FLOAT32:

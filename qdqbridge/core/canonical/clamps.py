@@ -7,7 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from qdqbridge.core.canonical.rule import Proposal, Reject, Replace, Scope, rule, stored_behind
+from qdqbridge.core.canonical.rule import (
+    Proposal,
+    Reject,
+    Replace,
+    RuleContext,
+    rule,
+    stored_behind,
+)
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
@@ -46,12 +53,12 @@ def narrowed(params: QuantParams, low: float, high: float) -> QuantParams:
 
 
 @rule("clip-of-an-extreme", MAX, MIN)
-def clip_of_an_extreme(node: Node, scope: Scope) -> Proposal:
+def clip_of_an_extreme(node: Node, context: RuleContext) -> Proposal:
     """``Max(x, …, number) -> Clip(Max(x, …), low=number)``; ``Min`` gives the upper bound.
 
     The number may be stored quantized. Of a rounded result it is a narrower range, as any clamp.
     """
-    del scope
+    del context
     values = [value for value in node.inputs if value is not None]
     bounds = [value for value in values if _number(value) is not None]
     others = [value for value in values if value not in bounds]
@@ -95,9 +102,9 @@ def _number(value: Value) -> float | None:
 
 
 @rule("clip-twice", CLIP)
-def clip_twice(node: Node, scope: Scope) -> Proposal:
+def clip_twice(node: Node, context: RuleContext) -> Proposal:
     """``Clip(Clip(x)) -> Clip(x)``, within the bounds of both."""
-    del scope
+    del context
     inner, own = node.operand(0).producer, node.attributes
     if inner is None or not isinstance(own, ClipAttrs) or node.output.quant is not None:
         return None
@@ -109,12 +116,12 @@ def clip_twice(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("clip-of-finite", CLIP)
-def clip_of_finite(node: Node, scope: Scope) -> Proposal:
+def clip_of_finite(node: Node, context: RuleContext) -> Proposal:
     """``Clip(dequantize(q), low=lowest) -> Clip(dequantize(q))``: no infinity is there to clip.
 
     ONNX's left-out bounds are the lowest and the largest finite number.
     """
-    del scope
+    del context
     own, x = node.record(ClipAttrs), node.operand(0)
     if not is_finite(x):
         return None
@@ -128,9 +135,9 @@ def clip_of_finite(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("clip-nothing", CLIP)
-def clip_nothing(node: Node, scope: Scope) -> Proposal:
+def clip_nothing(node: Node, context: RuleContext) -> Proposal:
     """``Clip(x) -> x`` without bounds."""
-    del scope
+    del context
     x, own = node.operand(0), node.attributes
     if not isinstance(own, ClipAttrs) or x.type != node.output.type:
         return None
@@ -157,7 +164,7 @@ def _clipped(node: Node, x: Value, attributes: ClipAttrs) -> Replace:
 
 
 @rule("clamp-before-quantize", QUANTIZE)
-def clamp_before_quantize(node: Node, scope: Scope) -> Proposal:
+def clamp_before_quantize(node: Node, context: RuleContext) -> Proposal:
     """``quantize(Relu(x)) -> quantize(x)`` into a narrower range; rounding is monotone."""
     clamp, target = node.operand(0).producer, node.output.quant
     if clamp is None or target is None:
@@ -167,8 +174,8 @@ def clamp_before_quantize(node: Node, scope: Scope) -> Proposal:
         return None
     if not target.params.per_tensor or not target.params.storage_dtype.is_integer:
         return Reject(f"the range of a clamp ({clamp.op.name}) cannot be per channel")
-    if scope.is_output(clamp.output) or any(
-        reader.op is not QUANTIZE for reader in scope.readers(clamp.output)
+    if context.is_output(clamp.output) or any(
+        reader.op is not QUANTIZE for reader in context.readers(clamp.output)
     ):
         return Reject(f"the result of {clamp.op.name} is also read as float", (clamp.output.name,))
     if interval[0] > interval[1]:
@@ -179,7 +186,7 @@ def clamp_before_quantize(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("clamp-into-producer", REQUANTIZE)
-def clamp_into_producer(node: Node, scope: Scope) -> Proposal:
+def clamp_into_producer(node: Node, context: RuleContext) -> Proposal:
     """``requantize(op(x))`` that only narrows the range ``-> op(x)`` into the narrow range."""
     source, target = node.operand(0), node.output.quant
     producer = source.producer
@@ -187,7 +194,7 @@ def clamp_into_producer(node: Node, scope: Scope) -> Proposal:
         return None
     if not source.quant.params.same_mapping(target.params):
         return None
-    if scope.sole_reader(source) is not node or len(producer.outputs) != 1:
+    if context.sole_reader(source) is not node or len(producer.outputs) != 1:
         return None
     params = intersection(source.quant.params, target.params)
     if producer.op.flow in _ROUNDING or producer.op in (QUANTIZE, REQUANTIZE):

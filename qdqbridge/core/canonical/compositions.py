@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from qdqbridge.core.canonical.rule import Proposal, Reject, Replace, Scope, rule, stored_behind
+from qdqbridge.core.canonical.rule import (
+    Proposal,
+    Reject,
+    Replace,
+    RuleContext,
+    rule,
+    stored_behind,
+)
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Flow, Operator
@@ -20,7 +27,7 @@ _STORAGE = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
 
 
 @rule("compose-elementwise", QUANTIZE)
-def compose_elementwise(node: Node, scope: Scope) -> Proposal:
+def compose_elementwise(node: Node, context: RuleContext) -> Proposal:
     """``quantize(Erf(Div(dequantize(q), c))) -> Composition(q, c)`` into the quantized type."""
     target, end = node.output.quant, node.operand(0).producer
     if target is None or end is None or not _is_step(end):
@@ -36,7 +43,7 @@ def compose_elementwise(node: Node, scope: Scope) -> Proposal:
         return replace(refusal, about=end)
     if region.source is None:
         return None
-    leak = _leak(region, end, scope)
+    leak = _leak(region, end, context)
     if leak is not None:
         return replace(leak, about=end)
     origin = end.origin.joined(node.origin)
@@ -115,14 +122,14 @@ class _ElementwiseRegion:
         return None
 
 
-def _leak(region: _ElementwiseRegion, end: Node, scope: Scope) -> Reject | None:
+def _leak(region: _ElementwiseRegion, end: Node, context: RuleContext) -> Reject | None:
     for node in region.order:
         value = node.output
         inside = {QUANTIZE} if node is end else set[Operator]()
-        for reader in scope.readers(value):
+        for reader in context.readers(value):
             if reader not in region.done and reader.op not in inside:
                 return Reject(f"the float result of {node.op.name} is also read elsewhere")
-        if scope.is_output(value):
+        if context.is_output(value):
             return Reject(f"the float result of {node.op.name} is a graph output")
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, Scope, rule, stored_behind
+from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, rule, stored_behind
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
@@ -26,9 +26,9 @@ _LARGEST = 1 << 63
 
 
 @rule("shape-of-stored", SHAPE)
-def shape_of_stored(node: Node, scope: Scope) -> Proposal:
+def shape_of_stored(node: Node, context: RuleContext) -> Proposal:
     """``Shape(dequantize(q)) -> Shape(q)``."""
-    del scope
+    del context
     stored = stored_behind(node.operand(0))
     if stored is None:
         return None
@@ -38,9 +38,9 @@ def shape_of_stored(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("known-extents", SHAPE, *FOLLOWED)
-def known_extents(node: Node, scope: Scope) -> Proposal:
+def known_extents(node: Node, context: RuleContext) -> Proposal:
     """``Shape(x) -> const`` where the extents asked for are known."""
-    del scope
+    del context
     if node.output.type.dtype.is_float or node.output.quant is not None:
         return None
     extents = extents_of(node.output)
@@ -58,12 +58,12 @@ def known_extents(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("static-reshape", RESHAPE, EXPAND)
-def static_reshape(node: Node, scope: Scope) -> Proposal:
+def static_reshape(node: Node, context: RuleContext) -> Proposal:
     """``Reshape(x, extents) -> Reshape(x)`` with the target as an attribute.
 
     An unknown extent of the target that x has at the same place is copied (0); one other is -1.
     """
-    del scope
+    del context
     attributes = node.attributes
     if not isinstance(attributes, ReshapeAttrs | ExpandAttrs) or attributes.shape is not None:
         return None

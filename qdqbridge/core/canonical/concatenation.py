@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqbridge.core.canonical.clamps import intersection
-from qdqbridge.core.canonical.rule import Proposal, Replace, Scope, rule, stored_behind
+from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, rule, stored_behind
 from qdqbridge.core.canonical.storage import shifted_as
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.types import QuantType, TensorType
@@ -13,9 +13,9 @@ from qdqbridge.core.ops.elementwise import CONCAT, WHERE
 
 
 @rule("dequantize-through-concat", CONCAT)
-def dequantize_through_concat(node: Node, scope: Scope) -> Proposal:
+def dequantize_through_concat(node: Node, context: RuleContext) -> Proposal:
     """``Concat(dequantize(a), dequantize(b)) -> dequantize(Concat(a, b))`` for equal parameters."""
-    del scope
+    del context
     if not isinstance(node.output.type, TensorType):
         return None
     stored = _alike([stored_behind(value) for value in node.inputs])
@@ -40,9 +40,9 @@ def _alike(stored: list[Value | None]) -> list[Value | None]:
 
 
 @rule("convert-after-concat", CONCAT)
-def convert_after_concat(node: Node, scope: Scope) -> Proposal:
+def convert_after_concat(node: Node, context: RuleContext) -> Proposal:
     """``Concat(a, b)`` of equal parameters into others ``-> requantize(Concat(a, b))``."""
-    del scope
+    del context
     target = node.output.quant
     params = {None if v is None or v.quant is None else v.quant.params for v in node.inputs}
     own = next(iter(params))
@@ -55,9 +55,9 @@ def convert_after_concat(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("concat-keeps-range", CONCAT)
-def concat_keeps_range(node: Node, scope: Scope) -> Proposal:
+def concat_keeps_range(node: Node, context: RuleContext) -> Proposal:
     """``Concat(a, b)`` of equal parameters ``->`` a result of their range, as of what is moved."""
-    del scope
+    del context
     target = node.output.quant
     params = {None if v is None or v.quant is None else v.quant.params for v in node.inputs}
     own = next(iter(params))
@@ -73,9 +73,9 @@ def concat_keeps_range(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("joined-constant", CONCAT, WHERE)
-def joined_constant(node: Node, scope: Scope) -> Proposal:
+def joined_constant(node: Node, context: RuleContext) -> Proposal:
     """``Concat(x, const) -> Concat(x, const')`` in the type of the result: converted once, here."""
-    del scope
+    del context
     target = node.output.quant
     if target is None or not target.params.per_tensor:
         return None
@@ -91,13 +91,13 @@ def joined_constant(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("quantize-into-concat", QUANTIZE)
-def quantize_into_concat(node: Node, scope: Scope) -> Proposal:
+def quantize_into_concat(node: Node, context: RuleContext) -> Proposal:
     """``quantize(Concat(x, dequantize(q))) -> Concat(quantize(x), q)`` into the quantized type."""
     source, target = node.operand(0), node.output.quant
     join = source.producer
-    if join is None or target is None or join.op is not CONCAT or scope.is_output(source):
+    if join is None or target is None or join.op is not CONCAT or context.is_output(source):
         return None
-    if not target.params.per_tensor or len(scope.readers(source)) != 1:
+    if not target.params.per_tensor or len(context.readers(source)) != 1:
         return None
     operands = [None if v is None else _operand(v, node, target) for v in join.inputs]
     if any(value is None for value in operands):

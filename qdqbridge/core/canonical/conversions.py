@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, Scope, made_by, rule, stored_behind
+from qdqbridge.core.canonical.rule import (
+    Proposal,
+    Replace,
+    RuleContext,
+    made_by,
+    rule,
+    stored_behind,
+)
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.quantization import QuantParams
@@ -19,7 +26,7 @@ def covers(wide: QuantParams, narrow: QuantParams) -> bool:
 
 
 @rule("quantized-constant", QUANTIZE, REQUANTIZE)
-def quantized_constant(node: Node, scope: Scope) -> Proposal:
+def quantized_constant(node: Node, context: RuleContext) -> Proposal:
     """``quantize(const) -> const``, rounded as ONNX says, when first looked at.
 
     Every further way to quantize the same constant takes from what a file may have computed: a
@@ -32,9 +39,9 @@ def quantized_constant(node: Node, scope: Scope) -> Proposal:
     data = source.constant
     if data is None or not isinstance(target, QuantType):
         return None
-    known = scope.quantized.setdefault((data, source.type), {})
+    known = context.quantized.setdefault((data, source.type), {})
     if target.params not in known:
-        if known and not scope.budget.affords(data.size):
+        if known and not context.budget.affords(data.size):
             raise UnsupportedModelError(
                 "a constant is quantized in too many ways",
                 where=f"node '{node.name}'",
@@ -47,9 +54,9 @@ def quantized_constant(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("reinterpreted-constant", REINTERPRET)
-def reinterpreted_constant(node: Node, scope: Scope) -> Proposal:
+def reinterpreted_constant(node: Node, context: RuleContext) -> Proposal:
     """``reinterpret(const) -> const`` of the other type."""
-    del scope
+    del context
     source, target = node.operand(0), node.output.type
     if source.constant is None:
         return None
@@ -58,9 +65,9 @@ def reinterpreted_constant(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("reinterpret-twice", REINTERPRET)
-def reinterpret_twice(node: Node, scope: Scope) -> Proposal:
+def reinterpret_twice(node: Node, context: RuleContext) -> Proposal:
     """``reinterpret(reinterpret(q)) -> reinterpret(q)``, or ``q`` where the type is the same."""
-    del scope
+    del context
     source = node.operand(0)
     if source.type == node.output.type:
         return Replace({node.output: source})
@@ -74,9 +81,9 @@ def reinterpret_twice(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("dequantize-quantize", QUANTIZE)
-def dequantize_quantize(node: Node, scope: Scope) -> Proposal:
+def dequantize_quantize(node: Node, context: RuleContext) -> Proposal:
     """``quantize(dequantize(q)) -> q`` with equal parameters, else ``requantize(q)``."""
-    del scope
+    del context
     stored, target = stored_behind(node.operand(0)), node.output.quant
     if stored is None or stored.quant is None or target is None:
         return None
@@ -89,9 +96,9 @@ def dequantize_quantize(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("requantize-nothing", REQUANTIZE)
-def requantize_nothing(node: Node, scope: Scope) -> Proposal:
+def requantize_nothing(node: Node, context: RuleContext) -> Proposal:
     """``requantize(q) -> q`` where the parameters are equal and the range covers q's."""
-    del scope
+    del context
     source, target = node.operand(0), node.output.quant
     if source.quant is None or target is None or not covers(target.params, source.quant.params):
         return None
@@ -99,9 +106,9 @@ def requantize_nothing(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("cast-nothing", CAST)
-def cast_nothing(node: Node, scope: Scope) -> Proposal:
+def cast_nothing(node: Node, context: RuleContext) -> Proposal:
     """``Cast(x) -> x`` where x has that type already."""
-    del scope
+    del context
     source = node.operand(0)
     if isinstance(source.type, TensorType) and source.type.dtype is node.output.type.dtype:
         return Replace({node.output: source})

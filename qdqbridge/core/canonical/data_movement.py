@@ -12,7 +12,7 @@ from qdqbridge.core.canonical.rule import (
     Proposal,
     Reject,
     Replace,
-    Scope,
+    RuleContext,
     made_by,
     rule,
     stored_behind,
@@ -114,9 +114,9 @@ def _rows_as_blocks(node: Node, params: QuantParams) -> QuantParams | None:
 
 
 @rule("dequantize-through-data-movement", *DATA_MOVEMENT)
-def dequantize_through_data_movement(node: Node, scope: Scope) -> Proposal:
+def dequantize_through_data_movement(node: Node, context: RuleContext) -> Proposal:
     """``move(dequantize(q)) -> dequantize(move(q))``; so data movement of q with a float result."""
-    del scope
+    del context
     if not moves(node) or not node.inputs:
         return None
     real = all(v.quant is None and v.type.dtype.is_float for v in node.outputs)
@@ -163,7 +163,7 @@ def _pad_attributes(node: Node, params: QuantParams) -> Attributes | Reject:
 
 
 @rule("reinterpret-through-data-movement", *DATA_MOVEMENT)
-def reinterpret_through_data_movement(node: Node, scope: Scope) -> Proposal:
+def reinterpret_through_data_movement(node: Node, context: RuleContext) -> Proposal:
     """``movement(reinterpret(q)) -> reinterpret(movement(q))`` where q's scales lie along an axis.
 
     Integers that move as plain numbers between quantized ones keep their meaning on the way; it is
@@ -181,7 +181,7 @@ def reinterpret_through_data_movement(node: Node, scope: Scope) -> Proposal:
         return None
     if change.output.quant is None and (
         quant.params.per_tensor
-        or not any(_means(reader, params) for v in node.outputs for reader in scope.readers(v))
+        or not any(_means(reader, params) for v in node.outputs for reader in context.readers(v))
     ):
         return None
     outputs = [Value(QuantType(params, v.type.shape)) for v in node.outputs]
@@ -203,7 +203,7 @@ def _means(reader: Node, params: QuantParams) -> bool:
 
 
 @rule("quantize-through-data-movement", QUANTIZE)
-def quantize_through_data_movement(node: Node, scope: Scope) -> Proposal:
+def quantize_through_data_movement(node: Node, context: RuleContext) -> Proposal:
     """``quantize(movement(x)) -> movement(quantize(x))`` where nothing else reads it."""
     source, target = node.operand(0), node.output.quant
     movement = source.producer
@@ -211,8 +211,8 @@ def quantize_through_data_movement(node: Node, scope: Scope) -> Proposal:
         return None
     if not isinstance(movement.operand(0).type, TensorType):
         return None
-    readers = [reader for value in movement.outputs for reader in scope.readers(value)]
-    leaves = any(scope.is_output(value) for value in movement.outputs)
+    readers = [reader for value in movement.outputs for reader in context.readers(value)]
+    leaves = any(context.is_output(value) for value in movement.outputs)
     if leaves or any(
         r.op is not QUANTIZE or r.output.quant is None or r.output.quant.params != target.params
         for r in readers
@@ -234,12 +234,12 @@ def quantize_through_data_movement(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("data-movement-keeps-range", *DATA_MOVEMENT)
-def data_movement_keeps_range(node: Node, scope: Scope) -> Proposal:
+def data_movement_keeps_range(node: Node, context: RuleContext) -> Proposal:
     """``movement(q) ->`` a result of q's range; a constant's is that of its type.
 
     What a clamp has left of a constant is in its elements, and no file says it of them again.
     """
-    del scope
+    del context
     first = node.inputs[0] if node.inputs else None
     if first is None or not moves(node) or first.quant is None:
         return None
@@ -269,9 +269,9 @@ def _pads_outside(node: Node, source: QuantType) -> bool:
 
 
 @rule("pad-value-as-stored", PAD)
-def pad_value_as_stored(node: Node, scope: Scope) -> Proposal:
+def pad_value_as_stored(node: Node, context: RuleContext) -> Proposal:
     """``Pad(q; v) -> Pad(q; v')`` of the number that the result has for v: it may clamp it."""
-    del scope
+    del context
     quants = (node.operand(0).quant, node.output.quant)
     if any(quant is None or not quant.params.per_tensor for quant in quants) or quants[1] is None:
         return None
@@ -284,12 +284,12 @@ def pad_value_as_stored(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("requantize-after-data-movement", *DATA_MOVEMENT)
-def requantize_after_data_movement(node: Node, scope: Scope) -> Proposal:
+def requantize_after_data_movement(node: Node, context: RuleContext) -> Proposal:
     """``movement(requantize(q)) -> requantize(movement(q))`` where the parameters change.
 
     One place for a change of parameters, whichever of its neighbours the file writes it next to.
     """
-    del scope
+    del context
     if not moves(node) or not node.inputs or len(node.outputs) != 1:
         return None
     change = made_by(node.inputs[0], REQUANTIZE)
@@ -325,7 +325,7 @@ _GROWTH = 4
 
 
 @rule("moved-constant", *DATA_MOVEMENT)
-def moved_constant(node: Node, scope: Scope) -> Proposal:
+def moved_constant(node: Node, context: RuleContext) -> Proposal:
     """``movement(const) -> const``, moved when first looked at (a transposition stays a view)."""
     if not moves(node) or len(node.outputs) != 1 or not node.inputs:
         return None
@@ -346,7 +346,7 @@ def moved_constant(node: Node, scope: Scope) -> Proposal:
         return None
     if not proportionate(node, [v and v.constant for v in node.inputs]):
         return None
-    if not scope.budget.affords(max(folded.size - source.constant.size, 0)):
+    if not context.budget.affords(max(folded.size - source.constant.size, 0)):
         return None
     if folded.size <= _LOOKED_AT:
         folded.numpy()  # a file that declares another shape is found out while it is read

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.core.canonical.rule import Proposal, Reject, Replace, Scope, made_by, rule
+from qdqbridge.core.canonical.rule import Proposal, Reject, Replace, RuleContext, made_by, rule
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Operator
@@ -31,12 +31,12 @@ _GRIDS = (DType.UINT8, DType.INT8, DType.UINT16, DType.INT16)
 
 
 @rule("cast-scale-is-dequantize", MUL)
-def cast_scale_is_dequantize(node: Node, scope: Scope) -> Proposal:
+def cast_scale_is_dequantize(node: Node, context: RuleContext) -> Proposal:
     """``Mul(Sub(Cast(q), z), s) -> dequantize(q)``: the same float operations.
 
     q are the integers of a constant or of a quantize; other integers may be no stored values.
     """
-    del scope
+    del context
     for offset, scale in _sides(node):
         inner = made_by(offset, SUB)
         cast = made_by(offset if inner is None else inner.operand(0), CAST)
@@ -81,13 +81,13 @@ def _typed(stored: Value, params: QuantParams) -> Value:
 
 
 @rule("fake-quantize", MUL)
-def fake_quantize(node: Node, scope: Scope) -> Proposal:
+def fake_quantize(node: Node, context: RuleContext) -> Proposal:
     """``Mul(Sub(Clip(Add(Round(Div(x, s)), z)), z), s) -> dequantize(quantize(x))``.
 
     Only with the option ``decomposed``: the file computes these floats whatever they stand for. A
     multiplication by the reciprocal of s in the place of Div differs on ties, and is read as Div.
     """
-    del scope
+    del context
     for value, scale in _sides(node):
         found = _FakeQuantize.behind(value, scale)
         if isinstance(found, Reject):

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.core.canonical.rule import Proposal, Reject, Replace, Scope, rule, stored_behind
+from qdqbridge.core.canonical.rule import (
+    Proposal,
+    Reject,
+    Replace,
+    RuleContext,
+    rule,
+    stored_behind,
+)
 from qdqbridge.core.canonical.weights import mirror
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node, Value
@@ -22,9 +29,9 @@ from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
 
 
 @rule("matmul-is-dense", MATMUL)
-def matmul_is_dense(node: Node, scope: Scope) -> Proposal:
+def matmul_is_dense(node: Node, context: RuleContext) -> Proposal:
     """``MatMul(x, w) -> Dense(x, transpose(w))`` for a quantized constant matrix w."""
-    del scope
+    del context
     x, w = node.operand(0), node.operand(1)
     if w.constant is None or w.quant is None or w.rank != 2 or x.rank is None or x.rank < 2:
         return None
@@ -32,13 +39,13 @@ def matmul_is_dense(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("gemm-is-dense", GEMM)
-def gemm_is_dense(node: Node, scope: Scope) -> Proposal:
+def gemm_is_dense(node: Node, context: RuleContext) -> Proposal:
     """``Gemm(x, w, c) -> Dense(x, w, c)`` for a quantized constant w and a bias per column.
 
     A transposed x becomes a Transpose, an alpha that is a power of two part of w's scales: both
     change no bit of the product.
     """
-    del scope
+    del context
     attributes, w, bias = node.attributes, node.operand(1), node.optional(2)
     if not isinstance(attributes, GemmAttrs) or w.constant is None or w.quant is None:
         return None

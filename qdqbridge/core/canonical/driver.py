@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from qdqbridge.core.canonical.diagnostics import diagnose
 from qdqbridge.core.canonical.order import order_operands, order_steps
-from qdqbridge.core.canonical.rule import Reject, Replace, Rule, Scope
+from qdqbridge.core.canonical.rule import Reject, Replace, Rule, RuleContext
 from qdqbridge.core.canonical.rules import rules_with
 from qdqbridge.core.canonical.storage import propagate_storage, share_dequantized
 from qdqbridge.core.graph.edit import Editor
@@ -60,7 +60,7 @@ def _settled(graph: Graph, rules: Sequence[Rule]) -> dict[tuple[str, Node], Reje
 def run(graph: Graph, rules: Sequence[Rule]) -> dict[tuple[str, Node], Reject]:
     """Rewrites ``graph`` to the fixpoint of ``rules``; returns the refusals that still stand."""
     editor = Editor(graph)
-    visits = _Visits(rules, Scope(editor, Budget.of(graph.nodes)), graph.notes)
+    visits = _Visits(rules, RuleContext(editor, Budget.of(graph.nodes)), graph.notes)
     while visits.changed:  # a rule may look further than the neighbours that were queued
         visits.sweep(graph.nodes)
         editor.finish()
@@ -72,8 +72,8 @@ def run(graph: Graph, rules: Sequence[Rule]) -> dict[tuple[str, Node], Reject]:
 class _Visits:
     """Applies rules at one node after another, and again around what they change."""
 
-    def __init__(self, rules: Sequence[Rule], scope: Scope, notes: Iterable[Note]) -> None:
-        self.rules, self.scope, self.editor = rules, scope, scope.editor
+    def __init__(self, rules: Sequence[Rule], context: RuleContext, notes: Iterable[Note]) -> None:
+        self.rules, self.context, self.editor = rules, context, context.editor
         self.by_op: dict[str, list[Rule]] = {}
         self.refused: dict[tuple[str, Node], Reject] = {}
         self.queue: deque[Node] = deque()
@@ -107,7 +107,7 @@ class _Visits:
 
     def _visit(self, node: Node) -> None:
         for rule in self._rules_for(node.op.name):
-            proposal = rule.apply(node, self.scope)
+            proposal = rule.apply(node, self.context)
             if isinstance(proposal, Replace):
                 self._replace(proposal, node)
                 return

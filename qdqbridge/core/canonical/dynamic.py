@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.canonical.dense import transposed
-from qdqbridge.core.canonical.rule import Proposal, Replace, Scope, made_by, rule
+from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, made_by, rule
 from qdqbridge.core.canonical.weights import signed_constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
@@ -42,16 +42,16 @@ _BYTE = 8
 
 
 @rule("dynamic-product", MUL)
-def dynamic_product(node: Node, scope: Scope) -> Proposal:
+def dynamic_product(node: Node, context: RuleContext) -> Proposal:
     """``Cast(MatMulInteger(q, w)) * (s * sw) -> DynamicDense(x, w)``, q and s being those of x."""
     for index in (0, 1):
         cast, scales = made_by(node.operand(index), CAST), node.operand(1 - index)
         if cast is None or cast.attributes != CastAttrs(DType.FLOAT32):
             continue
         product = made_by(cast.operand(0), _PRODUCT)
-        if product is None or scope.sole_reader(cast.operand(0)) is not cast:
+        if product is None or context.sole_reader(cast.operand(0)) is not cast:
             continue
-        if scope.sole_reader(cast.output) is not node:
+        if context.sole_reader(cast.output) is not node:
             continue
         source, weight = _source(product), _weight(product, scales)
         if source is None or weight is None or source.outputs[_SCALE] is not _scale(scales):
@@ -138,7 +138,7 @@ def _params(
 
 
 @rule("dynamic-convolution", MUL)
-def dynamic_convolution(node: Node, scope: Scope) -> Proposal:
+def dynamic_convolution(node: Node, context: RuleContext) -> Proposal:
     """``Cast(ConvInteger(q, w)) * (s * sw) -> DynamicConv(x, w)``, q and s being those of x.
 
     Also of ``Cast(Conv(Cast(q) - Cast(z), w))`` for its sum, which float32 holds where it is read.
@@ -147,7 +147,7 @@ def dynamic_convolution(node: Node, scope: Scope) -> Proposal:
         cast, scales = made_by(node.operand(index), CAST), node.operand(1 - index)
         if cast is None or cast.attributes != CastAttrs(DType.FLOAT32):
             continue
-        found = _integer_sums(cast, scope) if scope.sole_reader(cast.output) is node else None
+        found = _integer_sums(cast, context) if context.sole_reader(cast.output) is node else None
         if found is None or found.source.outputs[_SCALE] is not _scale(scales):
             continue
         x, output, weight = found.source.operand(0), node.output, found.scaled(scales)
@@ -204,10 +204,10 @@ _REACH, _MOST = 255, 1 << 31
 """The largest code of an activation less its zero point; the end of int32."""
 
 
-def _integer_sums(cast: Node, scope: Scope) -> _IntegerSums | None:
+def _integer_sums(cast: Node, context: RuleContext) -> _IntegerSums | None:
     """Returns the convolution whose int32 sums a Cast reads."""
     total = cast.operand(0)
-    if scope.sole_reader(total) is not cast:
+    if context.sole_reader(total) is not cast:
         return None
     node = made_by(total, "ConvInteger")
     if node is not None:
@@ -221,7 +221,7 @@ def _integer_sums(cast: Node, scope: Scope) -> _IntegerSums | None:
     whole = made_by(total, CAST)
     node = None if whole is None else made_by(whole.operand(0), CONV)
     attributes = None if node is None else CONV.of(node)
-    if node is None or attributes is None or scope.sole_reader(node.output) is not whole:
+    if node is None or attributes is None or context.sole_reader(node.output) is not whole:
         return None
     source, w = _shifted_source(node.operand(0)), node.operand(1)
     if source is None or w.constant is None or w.quant is None or node.optional(2) is not None:
@@ -259,12 +259,12 @@ def _window(node: Node) -> ConvAttrs | None:
 
 
 @rule("dynamic-activation", DENSE, CONV)
-def dynamic_activation(node: Node, scope: Scope) -> Proposal:
+def dynamic_activation(node: Node, context: RuleContext) -> Proposal:
     """``Dense(DequantizeLinear(q, s, z), w) -> DynamicDense(x, w)``, all three being those of x.
 
     Of a Conv a DynamicConv. Sums of floats become exact ones, so it is asked for.
     """
-    del scope
+    del context
     source, w, bias = _dequantized_source(node.operand(0)), node.operand(1), node.optional(2)
     if source is None or w.constant is None or w.quant is None or node.output.quant is not None:
         return None
@@ -302,9 +302,9 @@ def _dequantized_source(value: Value) -> Node | None:
 
 
 @rule("block-product", MATMUL)
-def block_product(node: Node, scope: Scope) -> Proposal:
+def block_product(node: Node, context: RuleContext) -> Proposal:
     """``MatMul(x, w) -> DynamicBlockDense(x, transpose(w))`` of a MatMulNBits that rounds x."""
-    del scope
+    del context
     said, x, w = packed_product(node.origin.variant), node.operand(0), node.operand(1)
     if said is None or w.constant is None or w.quant is None or w.rank != 2:
         return None
@@ -331,9 +331,9 @@ _ROW_PRODUCT = ("Mul", ("Cast", _ROW_SUMS, DType.FLOAT32), ("Mul", "scale", "sca
 
 
 @rule("dynamic-rows", MUL)
-def dynamic_rows(node: Node, scope: Scope) -> Proposal:
+def dynamic_rows(node: Node, context: RuleContext) -> Proposal:
     """The steps that quantize each row of x by itself, multiply and scale -> ``DynamicDense``."""
-    del scope
+    del context
     found = PatternMatch()
     parts = ("point", _ROW_POINT), ("codes", _ROW_CODES), ("scale", _ROW_SCALE)
     if not match(node.output, _ROW_PRODUCT, found, either_order=True):
@@ -364,7 +364,7 @@ _BIASED = (DYNAMIC_DENSE, DYNAMIC_BLOCK_DENSE, DYNAMIC_CONV)
 
 
 @rule("dynamic-bias", ADD)
-def dynamic_bias(node: Node, scope: Scope) -> Proposal:
+def dynamic_bias(node: Node, context: RuleContext) -> Proposal:
     """``Add(DynamicDense(x, w), vector) -> DynamicDense(x, w, vector)`` for a constant.
 
     Of a DynamicBlockDense, and of a DynamicConv and one number per channel too.
@@ -375,7 +375,7 @@ def dynamic_bias(node: Node, scope: Scope) -> Proposal:
         data = other.constant
         if product is None or data is None or other.quant is not None:
             continue
-        if product.optional(2) is not None or scope.sole_reader(source) is not node:
+        if product.optional(2) is not None or context.sole_reader(source) is not node:
             continue
         shape = product.operand(1).type.shape
         units = None if shape is None else shape[0]

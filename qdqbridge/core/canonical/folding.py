@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from qdqbridge.core.canonical.decomposed import is_stored
-from qdqbridge.core.canonical.rule import Proposal, Replace, Scope, rule
+from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, rule
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.types import static_shape
@@ -38,7 +38,7 @@ _EXACT_FOREIGN = frozenset(
 
 
 @rule("small-constant")
-def small_constant(node: Node, scope: Scope) -> Proposal:
+def small_constant(node: Node, context: RuleContext) -> Proposal:
     """``op(const…) -> const`` for small operands and operators that are exact everywhere.
 
     Of any size where only quantizes read the result (idiom B6 without constant folding: a training
@@ -49,7 +49,7 @@ def small_constant(node: Node, scope: Scope) -> Proposal:
         return None
     shape = static_shape(node.output.type.shape)
     operands = [value for value in node.inputs if value is not None]
-    if shape is None or _is_part(node, scope):
+    if shape is None or _is_part(node, context):
         return None
     sizes = [math.prod(shape)]
     for value in operands:
@@ -58,9 +58,9 @@ def small_constant(node: Node, scope: Scope) -> Proposal:
         sizes.append(value.constant.size)
     is_small = max(sizes) <= _SMALL
     grows = sizes[0] > _GROWTH * max(sizes[1:], default=0)
-    if not is_small and (grows or not _is_only_quantized(node, scope)):
+    if not is_small and (grows or not _is_only_quantized(node, context)):
         return None
-    if not affordable(node, [v and v.constant for v in node.inputs], scope.budget):
+    if not affordable(node, [v and v.constant for v in node.inputs], context.budget):
         return None
     if is_small:
         data = Constant.of(evaluated(node))
@@ -69,15 +69,15 @@ def small_constant(node: Node, scope: Scope) -> Proposal:
     return Replace({node.output: constant(data, None, node.output.name)})
 
 
-def _is_only_quantized(node: Node, scope: Scope) -> bool:
-    readers = scope.readers(node.output)
+def _is_only_quantized(node: Node, context: RuleContext) -> bool:
+    readers = context.readers(node.output)
     plain = all(reader.op is QUANTIZE for reader in readers)
-    return plain and bool(readers) and not scope.is_output(node.output)
+    return plain and bool(readers) and not context.is_output(node.output)
 
 
-def _is_part(node: Node, scope: Scope) -> bool:
+def _is_part(node: Node, context: RuleContext) -> bool:
     """True for what may begin a quantization in float arithmetic: see :mod:`decomposed`."""
-    readers = {reader.op for reader in scope.readers(node.output)}
+    readers = {reader.op for reader in context.readers(node.output)}
     if node.op is CAST:
         return is_stored(node.operand(0)) and not readers.isdisjoint((SUB, MUL))
     return node.op in (DIV, MUL) and ROUND in readers

@@ -15,7 +15,7 @@ import numpy as np
 
 from qdqbridge.core.canonical.layer_norms import LAYER_NORMS
 from qdqbridge.core.canonical.norms import offset_into_norm, scale_into_norm
-from qdqbridge.core.canonical.rule import Proposal, Reject, Replace, Rule, Scope, rule
+from qdqbridge.core.canonical.rule import Proposal, Reject, Replace, Rule, RuleContext, rule
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Operator
@@ -31,7 +31,7 @@ from qdqbridge.core.ops.table import BY_NAME, OPERATORS
 
 
 def fused_by(
-    node: Node, scope: Scope, chain: Sequence[Node], name: str, attributes: Attributes,
+    node: Node, context: RuleContext, chain: Sequence[Node], name: str, attributes: Attributes,
     operands: Sequence[Value | None],
 ) -> Proposal:  # fmt: skip
     """Proposes one operator for the chain that ends in ``node``.
@@ -40,8 +40,8 @@ def fused_by(
     """
     steps = [step for step in chain if step is not node]
     for step in steps:
-        inside = all(reader in chain for reader in scope.readers(step.output))
-        if not inside or scope.is_output(step.output):
+        inside = all(reader in chain for reader in context.readers(step.output))
+        if not inside or context.is_output(step.output):
             reason = f"the steps of a {name} are read elsewhere: the result of {step.op.name}"
             return Reject(reason, (step.output.name,))
     x = operands[0]
@@ -62,11 +62,11 @@ def _fusion(op: Operator) -> Rule:
     """Returns the rule that makes one operator of any of its forms."""
 
     @rule(f"{_kebab(op.name)}-of-steps", *ends(op))
-    def of_steps(node: Node, scope: Scope) -> Proposal:
+    def of_steps(node: Node, context: RuleContext) -> Proposal:
         found = written(op, node.output, either_order=True)
         if found is None:
             return None
-        return fused_by(node, scope, found.nodes, op.name, found.attributes, found.operands)
+        return fused_by(node, context, found.nodes, op.name, found.attributes, found.operands)
 
     return of_steps
 
@@ -85,7 +85,7 @@ _CENTRED: Pattern = ("Exp", ("Sub", "x", ("ReduceMax", "x")))
 
 
 @rule("softmax-of-steps", DIV)
-def softmax_of_steps(node: Node, scope: Scope) -> Proposal:
+def softmax_of_steps(node: Node, context: RuleContext) -> Proposal:
     """``e / ReduceSum(e)``, ``e = Exp(x - ReduceMax(x))`` ``-> Softmax(x)`` along one axis."""
     found = PatternMatch()
     if not match(node.output, _SHARES, found):
@@ -100,19 +100,19 @@ def softmax_of_steps(node: Node, scope: Scope) -> Proposal:
     if any(step.attributes != axes for step in largest):
         return Reject("the largest element is taken along other axes than the sum")
     return fused_by(
-        node, scope, found.nodes, "Softmax", SoftmaxAttrs(axes.axes), [found.values["x"]]
+        node, context, found.nodes, "Softmax", SoftmaxAttrs(axes.axes), [found.values["x"]]
     )
 
 
 @rule("scaled-scores", MATMUL)
-def scaled_scores(node: Node, scope: Scope) -> Proposal:
+def scaled_scores(node: Node, context: RuleContext) -> Proposal:
     """``MatMul(a * s, b * t) -> MatMul(a, b) * (s * t)``: attention scales its scores once."""
     factors: list[float] = []
     operands: list[Value] = []
     for value in node.inputs:
         found = PatternMatch()
         scaled = match(value, ("Mul", "x", "#factor"), found, either_order=True)
-        if value is None or not scaled or scope.sole_reader(value) is not node:
+        if value is None or not scaled or context.sole_reader(value) is not node:
             return None
         factors.append(found.numbers["factor"])
         operands.append(found.values["x"])

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.canonical.computed_shapes import extents_of
-from qdqbridge.core.canonical.rule import Proposal, Reject, Replace, Scope, made_by, rule
+from qdqbridge.core.canonical.rule import Proposal, Reject, Replace, RuleContext, made_by, rule
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.types import Dim
@@ -21,12 +21,12 @@ from qdqbridge.core.ops.selection import GATHER
 
 
 @rule("negative-indices", GATHER)
-def negative_indices(node: Node, scope: Scope) -> Proposal:
+def negative_indices(node: Node, context: RuleContext) -> Proposal:
     """``Gather(x, Where(Less(i, 0), i + extent, i)) -> Gather(x, i)``: ONNX counts so itself.
 
     Constant indices of a known extent count from the front.
     """
-    del scope
+    del context
     if node.operand(1).constant is not None:
         return _from_the_front(node)
     choice = made_by(node.operand(1), WHERE)
@@ -83,12 +83,12 @@ _DEPTH = 32
 
 
 @rule("gather-of-all-in-order", GATHER)
-def gather_of_all_in_order(node: Node, scope: Scope) -> Proposal:
+def gather_of_all_in_order(node: Node, context: RuleContext) -> Proposal:
     """``Gather(x, [0, 1, 2, …]) -> Reshape(x)`` for a vector x: a view by strides, written out.
 
     PyTorch's exporter gives ``as_strided`` such indices: constants, or sums of a Range per axis.
     """
-    del scope
+    del context
     x, index, attributes = node.operand(0), node.operand(1), node.attributes
     shape = index.type.shape
     if x.rank != 1 or not isinstance(attributes, AxisAttrs) or not shape or 0 in shape:

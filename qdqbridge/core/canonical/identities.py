@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, Scope, made_by, rule
+from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, made_by, rule
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.types import static_shape
 from qdqbridge.core.ops import resize
@@ -37,12 +37,12 @@ from qdqbridge.core.ops.unary import NEG
     "moves-nothing", TILE, PAD, SLICE, SPLIT, CONCAT, SQUEEZE, UNSQUEEZE, MAX_POOL,
     DEPTH_TO_SPACE, SPACE_TO_DEPTH, RESIZE,
 )  # fmt: skip
-def moves_nothing(node: Node, scope: Scope) -> Proposal:
+def moves_nothing(node: Node, context: RuleContext) -> Proposal:
     """``Tile(x, 1) -> x``; so a Pad by 0, a Slice of all, a Resize to the same extents and others.
 
     Only where x has the type of the result: rounding into another one is no move.
     """
-    del scope
+    del context
     x = node.inputs[0] if node.inputs else None
     if x is None or len(node.outputs) != 1 or not _gives_back(node, x):
         return None
@@ -55,12 +55,12 @@ def moves_nothing(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("negated-twice", NEG, "Not")
-def negated_twice(node: Node, scope: Scope) -> Proposal:
+def negated_twice(node: Node, context: RuleContext) -> Proposal:
     """``Neg(Neg(x)) -> x``, and ``Not(Not(x)) -> x``: signs flip back, of NaN and of zero too.
 
     Not where one of them rounds into a quantized type.
     """
-    del scope
+    del context
     inner = made_by(node.operand(0), node.op)
     if inner is None:
         return None
@@ -112,13 +112,13 @@ _LAST, BEFORE_ALL = 2**63 - 1, -(2**63)
 
 
 @rule("slice-to-the-end", SLICE)
-def slice_to_the_end(node: Node, scope: Scope) -> Proposal:
+def slice_to_the_end(node: Node, context: RuleContext) -> Proposal:
     """``Slice(x, ends=2147483647) -> Slice(x, ends=9223372036854775807)``: to the end, one way.
 
     Whatever number a file writes for what no extent reaches; so the begin of a Slice backwards, and
     below zero the end of one backwards. One that begins before every axis begins at 0.
     """
-    del scope
+    del context
     given = node.record(SliceAttrs)
     rows = [_bounds(*row) for row in zip(given.starts, given.ends, given.steps, strict=True)]
     starts, ends = tuple(start for start, _ in rows), tuple(end for _, end in rows)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, Scope, made_by, rule
+from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, made_by, rule
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
@@ -27,11 +27,11 @@ _GAMMA, _BETA = 1, 2
 
 
 @rule("layer-norm-of-steps", DIV)
-def layer_norm_of_steps(node: Node, scope: Scope) -> Proposal:
+def layer_norm_of_steps(node: Node, context: RuleContext) -> Proposal:
     """``Div(c, Sqrt(ReduceMean(c * c) + e)) -> LayerNormalization(x)``, ``c = x - mean(x)``."""
     centre, root = node.operand(0), made_by(node.operand(1), SQRT)
     minus = made_by(centre, SUB)
-    if root is None or minus is None or scope.is_output(centre):
+    if root is None or minus is None or context.is_output(centre):
         return None
     square, epsilon = _offset(made_by(root.operand(0), ADD))
     variance, mean = made_by(square, REDUCE_MEAN), made_by(minus.operand(1), REDUCE_MEAN)
@@ -60,25 +60,25 @@ def layer_norm_of_steps(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("scale-into-layer-norm", MUL)
-def scale_into_layer_norm(node: Node, scope: Scope) -> Proposal:
+def scale_into_layer_norm(node: Node, context: RuleContext) -> Proposal:
     """``Mul(LayerNormalization(x, g), c) -> LayerNormalization(x, g * c)``."""
-    return _absorbed(node, scope, _GAMMA)
+    return _absorbed(node, context, _GAMMA)
 
 
 @rule("offset-into-layer-norm", ADD)
-def offset_into_layer_norm(node: Node, scope: Scope) -> Proposal:
+def offset_into_layer_norm(node: Node, context: RuleContext) -> Proposal:
     """``Add(LayerNormalization(x, g), c) -> LayerNormalization(x, g, c)``."""
-    return _absorbed(node, scope, _BETA)
+    return _absorbed(node, context, _BETA)
 
 
 LAYER_NORMS = (layer_norm_of_steps, scale_into_layer_norm, offset_into_layer_norm)
 
 
-def _absorbed(node: Node, scope: Scope, index: int) -> Proposal:
+def _absorbed(node: Node, context: RuleContext, index: int) -> Proposal:
     """Returns the layer norm before ``node`` with the other operand in its operand ``index``."""
     for norm, other in _sides(node):
         gamma, attributes = norm.operand(_GAMMA).constant, norm.attributes
-        if scope.sole_reader(norm.output) is not node or norm.optional(_BETA) is not None:
+        if context.sole_reader(norm.output) is not node or norm.optional(_BETA) is not None:
             continue
         if gamma is None or other.constant is None or not isinstance(attributes, NormAttrs):
             continue

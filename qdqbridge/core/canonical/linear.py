@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, Scope, made_by, rule, stored_behind
+from qdqbridge.core.canonical.rule import (
+    Proposal,
+    Replace,
+    RuleContext,
+    made_by,
+    rule,
+    stored_behind,
+)
 from qdqbridge.core.graph.graph import Node, Origin, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.core.graph.types import TensorType
@@ -32,7 +39,7 @@ def added_origin(product: Node, add: Node) -> Origin:
 
 
 @rule("convolution-bias", ADD)
-def convolution_bias(node: Node, scope: Scope) -> Proposal:
+def convolution_bias(node: Node, context: RuleContext) -> Proposal:
     """``Add(Conv(x, w), column) -> Conv(x, w, vector)`` for a float result of Conv.
 
     Importers write a bias so: reshaped to one element per channel.
@@ -44,7 +51,7 @@ def convolution_bias(node: Node, scope: Scope) -> Proposal:
             continue
         if source.quant is not None or conv.optional(2) is not None:
             continue
-        if scope.sole_reader(source) is not node or _integer(conv):
+        if context.sole_reader(source) is not node or _integer(conv):
             continue
         vector = _vector(conv, other)
         if vector is None:
@@ -89,12 +96,12 @@ def _vector(conv: Node, addend: Value) -> Value | None:
 
 
 @rule("product-of-matrices", MATMUL, GEMM)
-def product_of_matrices(node: Node, scope: Scope) -> Proposal:
+def product_of_matrices(node: Node, context: RuleContext) -> Proposal:
     """``MatMul(a, w) -> Gemm(a, transpose(w); transB)`` for float matrices and a constant w.
 
     A Gemm says of itself that it takes matrices: nobody else has to know the rank of a.
     """
-    del scope
+    del context
     a, w, given = node.operand(0), node.operand(1), node.attributes
     matrices = w.rank == 2 and (a.rank == 2 or (a.rank is None and node.op is GEMM))
     if not matrices or a.quant is not None or not _is_plain(w):
@@ -114,12 +121,12 @@ def _is_plain(w: Value) -> bool:
 
 
 @rule("product-bias", ADD)
-def product_bias(node: Node, scope: Scope) -> Proposal:
+def product_bias(node: Node, context: RuleContext) -> Proposal:
     """``Add(Gemm(a, w), vector) -> Gemm(a, w, vector)`` for a float product and a constant."""
     for index in (0, 1):
         source, other = node.operand(index), node.operand(1 - index)
         product = made_by(source, GEMM)
-        if product is None or source.quant is not None or scope.sole_reader(source) is not node:
+        if product is None or source.quant is not None or context.sole_reader(source) is not node:
             continue
         w = product.operand(1)
         if product.optional(2) is not None or product.attributes != ROWS or not _is_plain(w):
@@ -135,7 +142,7 @@ def product_bias(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("product-of-rows", RESHAPE, FLATTEN)
-def product_of_rows(node: Node, scope: Scope) -> Proposal:
+def product_of_rows(node: Node, context: RuleContext) -> Proposal:
     """``Reshape(Gemm(Reshape(x), w, bias)) -> Add(MatMul(x, transpose(w)), bias)``; so Dense(x, w).
 
     The Reshapes make rows of all but the last axis and undo that: optimizers write a product of
@@ -143,7 +150,7 @@ def product_of_rows(node: Node, scope: Scope) -> Proposal:
     """
     source = node.operand(0)
     product = made_by(source, GEMM) or made_by(source, DENSE)
-    if product is None or scope.sole_reader(source) is not node:
+    if product is None or context.sole_reader(source) is not node:
         return None
     rows = made_by(product.operand(0), RESHAPE) or made_by(product.operand(0), FLATTEN)
     w, bias, output = product.operand(1), product.optional(2), node.output

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, Scope, rule
+from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, rule
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.types import TensorType, static_shape
 from qdqbridge.core.ops.build import constant, result
@@ -26,9 +26,9 @@ _GAMMA, _BETA = 1, 2
 
 
 @rule("norm-without-offset", LAYER_NORMALIZATION)
-def norm_without_offset(node: Node, scope: Scope) -> Proposal:
+def norm_without_offset(node: Node, context: RuleContext) -> Proposal:
     """``LayerNormalization(x, gamma, 0) -> LayerNormalization(x, gamma)``."""
-    del scope
+    del context
     beta = node.optional(_BETA)
     if beta is None or not _all(beta, 0):
         return None
@@ -36,9 +36,9 @@ def norm_without_offset(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("scale-into-norm", MUL)
-def scale_into_norm(node: Node, scope: Scope) -> Proposal:
+def scale_into_norm(node: Node, context: RuleContext) -> Proposal:
     """``Mul(norm(x, 1), gamma) -> norm(x, gamma)`` for a constant gamma."""
-    for norm, other in _sides(node, scope):
+    for norm, other in _sides(node, context):
         beta = norm.optional(_BETA)
         if not _all(norm.operand(_GAMMA), 1) or (beta is not None and not _all(beta, 0)):
             continue
@@ -50,9 +50,9 @@ def scale_into_norm(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("offset-into-norm", ADD)
-def offset_into_norm(node: Node, scope: Scope) -> Proposal:
+def offset_into_norm(node: Node, context: RuleContext) -> Proposal:
     """``Add(norm(x, gamma, 0), beta) -> norm(x, gamma, beta)`` for a constant beta."""
-    for norm, other in _sides(node, scope):
+    for norm, other in _sides(node, context):
         old = norm.optional(_BETA)
         if norm.op is RMS_NORMALIZATION or (old is not None and not _all(old, 0)):
             continue
@@ -69,7 +69,7 @@ def _normalized(norm: Node, operands: Sequence[Value | None], last: Node) -> Val
     return result(norm.op, norm.attributes, operands, output.type, origin, output.name)
 
 
-def _sides(node: Node, scope: Scope) -> list[tuple[Node, Value]]:
+def _sides(node: Node, context: RuleContext) -> list[tuple[Node, Value]]:
     """Returns a float norm that only ``node`` reads, and what ``node`` does to it."""
     found: list[tuple[Node, Value]] = []
     for index in (0, 1):
@@ -77,7 +77,7 @@ def _sides(node: Node, scope: Scope) -> list[tuple[Node, Value]]:
         norm = value.producer
         if norm is None or norm.op not in _NORMS or value.quant is not None:
             continue
-        if scope.sole_reader(value) is node and value.type == node.output.type:
+        if context.sole_reader(value) is node and value.type == node.output.type:
             found.append((norm, node.operand(1 - index)))
     return found
 

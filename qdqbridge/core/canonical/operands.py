@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqbridge.core.canonical.order import commuting
-from qdqbridge.core.canonical.rule import Proposal, Replace, Scope, rule
+from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, rule
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.ops.build import requantized, result, retyped
 
@@ -11,13 +11,13 @@ _EXTREMES = ("Min", "Max")
 
 
 @rule("constants-last")
-def constants_last(node: Node, scope: Scope) -> Proposal:
+def constants_last(node: Node, context: RuleContext) -> Proposal:
     """``Add(const, x) -> Add(x, const)``, so that other rules find a constant on the right.
 
     The order among the others is settled when no rule has anything to say any more
     (:mod:`qdqbridge.core.canonical.order`).
     """
-    del scope
+    del context
     operands = [value for value in commuting(node) if value is not None]
     if len(operands) < 2 or len(node.outputs) != 1:
         return None
@@ -29,7 +29,7 @@ def constants_last(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("extreme-of-extremes", *_EXTREMES)
-def extreme_of_extremes(node: Node, scope: Scope) -> Proposal:
+def extreme_of_extremes(node: Node, context: RuleContext) -> Proposal:
     """``Max(Max(a, b), c) -> Max(a, b, c)``: rounding twice into one type rounds once."""
     operands: list[Value | None] = []
     inner: list[Node] = []
@@ -41,8 +41,8 @@ def extreme_of_extremes(node: Node, scope: Scope) -> Proposal:
             and made.op is node.op
             and value.type.shape is not None
             and _same_type(value, node.output)
-            and set(scope.readers(value)) == {node}
-            and not scope.is_output(value)
+            and set(context.readers(value)) == {node}
+            and not context.is_output(value)
         ):
             inner.append(made)
             operands += made.inputs
@@ -65,9 +65,9 @@ def _same_type(value: Value, other: Value) -> bool:
 
 
 @rule("extreme-of-equals", *_EXTREMES)
-def extreme_of_equals(node: Node, scope: Scope) -> Proposal:
+def extreme_of_equals(node: Node, context: RuleContext) -> Proposal:
     """``Max(x, y, x) -> Max(x, y)``, and ``Max(x) -> x``, rounded into the result's type."""
-    del scope
+    del context
     operands = list(dict.fromkeys(node.inputs))
     output = node.output
     if len(operands) < len(node.inputs) and len(operands) > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, Scope, rule
+from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, rule
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Operator
@@ -26,9 +26,9 @@ _IMAGES = 4
 
 
 @rule("mean-over-space", *_GLOBAL)
-def mean_over_space(node: Node, scope: Scope) -> Proposal:
+def mean_over_space(node: Node, context: RuleContext) -> Proposal:
     """``ReduceMean(x, axes=[2, 3]) -> GlobalAveragePool(x)`` of images; so ReduceMax."""
-    del scope
+    del context
     x = node.operand(0)
     rank = x.rank
     if x.quant is None and x.type.dtype not in _POOLED:
@@ -42,12 +42,12 @@ def mean_over_space(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("pool-over-a-sequence", *_REDUCED)
-def pool_over_a_sequence(node: Node, scope: Scope) -> Proposal:
+def pool_over_a_sequence(node: Node, context: RuleContext) -> Proposal:
     """``GlobalAveragePool(x) -> ReduceMean(x, axes=[2])`` of rank 3.
 
     What is reduced there may as well be features as time, and nothing tells which.
     """
-    del scope
+    del context
     if node.operand(0).rank != _IMAGES - 1:
         return None
     op, output = _REDUCED[node.op], node.output
@@ -56,12 +56,12 @@ def pool_over_a_sequence(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("no-padding-to-count", AVERAGE_POOL)
-def no_padding_to_count(node: Node, scope: Scope) -> Proposal:
+def no_padding_to_count(node: Node, context: RuleContext) -> Proposal:
     """``AveragePool(count_include_pad=1) -> AveragePool`` where there is no padding.
 
     Not with ``ceil_mode``, whose windows runtimes have counted differently beyond the end.
     """
-    del scope
+    del context
     given = node.attributes
     if not isinstance(given, PoolAttrs) or not given.count_include_pad or given.ceil_mode:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, Scope, made_by, rule
+from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, made_by, rule
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Attributes
 from qdqbridge.core.graph.types import Dim, static_shape
@@ -25,13 +25,13 @@ _ROWS = AxisAttrs(1)
 
 
 @rule("reshape-nothing", RESHAPE, FLATTEN, EXPAND, TRANSPOSE, TILE)
-def reshape_nothing(node: Node, scope: Scope) -> Proposal:
+def reshape_nothing(node: Node, context: RuleContext) -> Proposal:
     """``Reshape(x) -> x`` where the shape is the same; a Transpose that moves no axis too.
 
     A Reshape that copies every extent, or all but the one that is left, does so whatever their
     names in the file.
     """
-    del scope
+    del context
     x, attributes = node.operand(0), node.attributes
     shape, target = x.type.shape, node.output.type
     if isinstance(attributes, TransposeAttrs):
@@ -47,9 +47,9 @@ def reshape_nothing(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("flatten-is-reshape", FLATTEN)
-def flatten_is_reshape(node: Node, scope: Scope) -> Proposal:
+def flatten_is_reshape(node: Node, context: RuleContext) -> Proposal:
     """``Flatten(x, axis) -> Reshape(x)`` along every axis but 1, which is a Flatten's own."""
-    del scope
+    del context
     if node.attributes == _ROWS:
         return None
     target = _target(node.operand(0), node.output)
@@ -59,9 +59,9 @@ def flatten_is_reshape(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("reshape-is-flatten", RESHAPE)
-def reshape_is_flatten(node: Node, scope: Scope) -> Proposal:
+def reshape_is_flatten(node: Node, context: RuleContext) -> Proposal:
     """``Reshape(x) -> Flatten(x)`` where axis 0 stays and all others become one."""
-    del scope
+    del context
     before, after = node.operand(0).type.shape, node.output.type.shape
     copied = _copied(node)
     if copied is None or before is None or after is None:
@@ -74,14 +74,14 @@ def reshape_is_flatten(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("reshape-target", RESHAPE)
-def reshape_target(node: Node, scope: Scope) -> Proposal:
+def reshape_target(node: Node, context: RuleContext) -> Proposal:
     """``Reshape(x, target) -> Reshape(x)`` with the one target that shapes written so share.
 
     An extent that x has at the same place is copied (0), so that it may change. What is left (-1)
     is the one that is unknown, or else the first extent, or where that is copied the last one that
     is not; all others are numbers. None is left of extents that may be 0: of nothing it would be 0.
     """
-    del scope
+    del context
     copied = _copied(node)
     target = None if copied is None else _target(node.operand(0), node.output, copied)
     if target is None or node.attributes == ReshapeAttrs(target):
@@ -148,9 +148,9 @@ def _as_reshape(node: Node, name: str, attributes: Attributes) -> Replace:
 
 
 @rule("moved-twice", RESHAPE, FLATTEN, TRANSPOSE, UNSQUEEZE, SQUEEZE)
-def moved_twice(node: Node, scope: Scope) -> Proposal:
+def moved_twice(node: Node, context: RuleContext) -> Proposal:
     """``Transpose(Transpose(x)) -> Transpose(x)``; so Reshape, Squeeze and Unsqueeze."""
-    del scope
+    del context
     inner = made_by(node.operand(0), node.op)
     if inner is None and node.op in (RESHAPE, FLATTEN):
         inner = made_by(node.operand(0), FLATTEN if node.op is RESHAPE else RESHAPE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, Scope, rule
+from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, rule
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.ops.attributes import ResizeAttrs
 from qdqbridge.core.ops.build import requantized, result
@@ -15,13 +15,13 @@ _ROUNDED = ("round_prefer_floor", "round_prefer_ceil")
 
 
 @rule("nearest-by-whole-factors", RESIZE)
-def nearest_by_whole_factors(node: Node, scope: Scope) -> Proposal:
+def nearest_by_whole_factors(node: Node, context: RuleContext) -> Proposal:
     """``Resize(half_pixel, round) -> Resize(asymmetric, floor)`` of nearest by whole factors.
 
     Both take element ``i // factor``: ``(i + 1/2) / factor - 1/2`` is never halfway between two
     integers, and rounds to that.
     """
-    del scope
+    del context
     given = node.attributes
     if not isinstance(given, ResizeAttrs) or given.mode != "nearest" or given.scales is None:
         return None
@@ -36,12 +36,12 @@ def nearest_by_whole_factors(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("nearest-keeps-quantization", RESIZE)
-def nearest_keeps_quantization(node: Node, scope: Scope) -> Proposal:
+def nearest_keeps_quantization(node: Node, context: RuleContext) -> Proposal:
     """``Resize(x) -> requantize(Resize(x))`` of nearest into other parameters than those of x.
 
     What only copies elements does not round them; where it stands is no matter of rule order.
     """
-    del scope
+    del context
     given, source, target = node.attributes, node.operand(0).quant, node.output.quant
     if not isinstance(given, ResizeAttrs) or not moves(given) or source is None or target is None:
         return None

@@ -50,7 +50,7 @@ Proposal: TypeAlias = "Replace | Reject | None"
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class RuleContext:
     """What a rule may ask about the surroundings of a node.
 
     Attributes:
@@ -93,11 +93,13 @@ class Rule:
     """
 
     name: str
-    apply: Callable[[Node, Scope], Proposal]
+    apply: Callable[[Node, RuleContext], Proposal]
     ops: frozenset[str] | None = field(default=None)
 
 
-def rule(name: str, *ops: Operator | str) -> Callable[[Callable[[Node, Scope], Proposal]], Rule]:
+def rule(
+    name: str, *ops: Operator | str
+) -> Callable[[Callable[[Node, RuleContext], Proposal]], Rule]:
     """Makes a :class:`Rule` of the decorated function.
 
     Args:
@@ -106,7 +108,7 @@ def rule(name: str, *ops: Operator | str) -> Callable[[Callable[[Node, Scope], P
     """
     names = frozenset(op if isinstance(op, str) else op.name for op in ops)
 
-    def make(apply: Callable[[Node, Scope], Proposal]) -> Rule:
+    def make(apply: Callable[[Node, RuleContext], Proposal]) -> Rule:
         return Rule(name, apply, names or None)
 
     return make

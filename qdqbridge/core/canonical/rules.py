@@ -89,7 +89,7 @@ RULES: tuple[Rule, ...] = (
     reshapes.reshape_nothing,
     blocks.blocks_of_depth,
     reshapes.moved_twice,
-    transposes.island_of_a_layout,
+    transposes.region_of_a_layout,
     reshapes.flatten_is_reshape,
     reshapes.reshape_is_flatten,
     reshapes.reshape_target,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, Scope, rule
+from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, rule
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.types import static_shape
@@ -14,9 +14,9 @@ from qdqbridge.core.ops.run_time_parameters import DEQUANTIZE_LINEAR, QUANTIZE_L
 
 
 @rule("one-zero-point", QUANTIZE_LINEAR, DEQUANTIZE_LINEAR)
-def one_zero_point(node: Node, scope: Scope) -> Proposal:
+def one_zero_point(node: Node, context: RuleContext) -> Proposal:
     """``Q(x, s, 0) -> Q(x, s)``; a zero point of one element has the rank of its scale."""
-    del scope
+    del context
     zero_point, scale = node.optional(2), node.operand(1)
     if zero_point is None or zero_point.constant is None or zero_point.quant is not None:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, Scope, rule
+from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, rule
 from qdqbridge.core.canonical.storage import same_elements
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Flow
@@ -24,7 +24,7 @@ _SHARED = (
 
 
 @rule("merge-equal", *_SHARED)
-def merge_equal(node: Node, scope: Scope) -> Proposal:
+def merge_equal(node: Node, context: RuleContext) -> Proposal:
     """``f(x), f(x) -> f(x)`` for conversions and data-movement operators (idioms A23, A24)."""
     if len(node.outputs) != 1 or not node.inputs:
         return None
@@ -40,22 +40,22 @@ def merge_equal(node: Node, scope: Scope) -> Proposal:
     # Behind so many readers: what was met before, which may have been rewritten meanwhile.
     operands = tuple(map(_identity, node.inputs))
     key = node.op.name, repr(node.attributes), operands, node.output.type
-    other = scope.shared.setdefault(key, node)
+    other = context.shared.setdefault(key, node)
     if other is node:
         return None
     if other.linked and _equal(node, other):
         return Replace({node.output: other.output})
-    scope.shared[key] = node
+    context.shared[key] = node
     return None
 
 
 @rule("capture-once")
-def capture_once(node: Node, scope: Scope) -> Proposal:
+def capture_once(node: Node, context: RuleContext) -> Proposal:
     """``If(c, x, x) -> If(c, x)``: what a subgraph captures under two names it captures once.
 
     An initializer and an Identity of it, say, or two initializers of the same few elements.
     """
-    del scope
+    del context
     own = len(node.inputs) - node.attributes.captured()
     captured, found = node.inputs[own:], dict[Hashable, int]()
     firsts = [found.setdefault(_identity(value), place) for place, value in enumerate(captured)]

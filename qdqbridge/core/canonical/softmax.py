@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, Scope, rule
+from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, rule
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.types import Dim
 from qdqbridge.core.ops.attributes import AxisAttrs, ReshapeAttrs, SoftmaxAttrs
@@ -12,12 +12,12 @@ from qdqbridge.core.ops.softmax import LOG_SOFTMAX, SOFTMAX
 
 
 @rule("softmax-of-a-matrix", SOFTMAX, LOG_SOFTMAX)
-def softmax_of_a_matrix(node: Node, scope: Scope) -> Proposal:
+def softmax_of_a_matrix(node: Node, context: RuleContext) -> Proposal:
     """``Softmax(x; several axes) -> Reshape(Softmax(Flatten(x)))``, as newer opsets write it.
 
     Where x has no element, it is x.
     """
-    del scope
+    del context
     attributes, x = node.attributes, node.operand(0)
     if not isinstance(attributes, SoftmaxAttrs) or len(attributes.axes) < 2:
         return None
@@ -41,7 +41,7 @@ def softmax_of_a_matrix(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("softmax-of-rows", RESHAPE)
-def softmax_of_rows(node: Node, scope: Scope) -> Proposal:
+def softmax_of_rows(node: Node, context: RuleContext) -> Proposal:
     """``Reshape(Softmax(Reshape(x), last axis)) -> Softmax(x, last axis)`` for the shape of x.
 
     Importers of opsets before 13 write a softmax so, also over one axis.
@@ -53,7 +53,7 @@ def softmax_of_rows(node: Node, scope: Scope) -> Proposal:
     flat = soft.operand(0).producer
     if rank is None or soft.attributes != SoftmaxAttrs((rank - 1,)) or flat is None:
         return None
-    if flat.op not in (RESHAPE, FLATTEN) or scope.sole_reader(soft.output) is not node:
+    if flat.op not in (RESHAPE, FLATTEN) or context.sole_reader(soft.output) is not node:
         return None
     x, shape = flat.operand(0), node.output.type.shape
     if shape is None or len(shape) < 2 or x.type.shape != shape or x.quant is not None:

@@ -88,18 +88,18 @@ class _ConstantRegion:
     Attributes:
         values: The results of the data-movement operators, in whatever order.
         shifts: Results of requantizes that change nothing but the signedness.
-        wishes: Whether the readers want signed values, one entry for each that cares.
+        overrides: Whether the readers want signed values, one entry for each that cares.
         fixed: Somebody looks at the bits.
     """
 
     values: list[Value] = field(default_factory=list[Value])
     shifts: list[Value] = field(default_factory=list[Value])
-    wishes: set[bool] = field(default_factory=set[bool])
+    overrides: set[bool] = field(default_factory=set[bool])
     fixed: bool = False
 
     @property
     def signed(self) -> bool:
-        return True in self.wishes or not self.wishes
+        return True in self.overrides or not self.overrides
 
 
 class _Storage:
@@ -171,7 +171,7 @@ class _Storage:
                     elif reader.op.flow in (Flow.REINTERPRET, Flow.FLOAT):
                         region.fixed = True
                     elif (wish := self._wish(reader, value)) is not None:
-                        region.wishes.add(wish)
+                        region.overrides.add(wish)
         return region
 
     def _wish(self, reader: Node, value: Value) -> bool | None:

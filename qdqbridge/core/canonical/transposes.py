@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, Scope, rule
+from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, rule
+from qdqbridge.core.graph.attribute_codecs import permuted_attributes
 from qdqbridge.core.graph.graph import Node, Value
-from qdqbridge.core.graph.lenses import permuted_attributes
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.ops.attributes import (
     ReduceAttrs,
@@ -26,7 +26,7 @@ _CONVERTED = (QUANTIZE, DEQUANTIZE, REQUANTIZE, CAST)
 
 
 @rule("island-of-a-layout", TRANSPOSE)
-def island_of_a_layout(node: Node, scope: Scope) -> Proposal:
+def region_of_a_layout(node: Node, context: RuleContext) -> Proposal:
     """``Transpose(op(Transpose(x))) -> op(x)`` where the second undoes the first.
 
     Of any number of elementwise operators, joins, conversions and reductions in between, if every
@@ -38,7 +38,7 @@ def island_of_a_layout(node: Node, scope: Scope) -> Proposal:
     source = node.operand(0)
     if source.producer is None or source.producer.op is TRANSPOSE:
         return None
-    island = _Island(attributes.perm, scope)
+    island = _FloatRegion(attributes.perm, context)
     value = island.permuted(source)
     if value is None or not island.cancelled:
         return None
@@ -47,18 +47,18 @@ def island_of_a_layout(node: Node, scope: Scope) -> Proposal:
 
 
 @dataclass(slots=True)
-class _Island:
+class _FloatRegion:
     """What lies before a transpose, built anew in the layout behind it.
 
     Attributes:
         perm: The permutation of the transpose.
-        scope: The surroundings.
+        context: The surroundings.
         made: What stands for what.
         cancelled: How many transposes into the island are undone.
     """
 
     perm: tuple[int, ...]
-    scope: Scope
+    context: RuleContext
     made: dict[Value, Value] = field(default_factory=dict[Value, Value])
     cancelled: int = 0
 
@@ -86,7 +86,7 @@ class _Island:
                 return None
             self.cancelled += 1
             return node.operand(0)
-        if len(node.outputs) != 1 or self.scope.sole_reader(value) is None:
+        if len(node.outputs) != 1 or self.context.sole_reader(value) is None:
             return None
         movable = node.output.rank == len(self.perm) and _in_any_layout(node)
         return self._rebuilt(node) if movable else None

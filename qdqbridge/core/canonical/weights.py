@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.core.canonical.rule import Proposal, Reject, Replace, Scope, rule
+from qdqbridge.core.canonical.rule import Proposal, Reject, Replace, RuleContext, rule
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
@@ -35,9 +35,9 @@ NORMS = frozenset(
 
 
 @rule("coarsest-granularity", DEQUANTIZE)
-def coarsest_granularity(node: Node, scope: Scope) -> Proposal:
+def coarsest_granularity(node: Node, context: RuleContext) -> Proposal:
     """``const`` with equal blocks or channels ``-> const`` with one scale for them."""
-    del scope
+    del context
     value = node.operand(0)
     if value.constant is None or value.quant is None:
         return None
@@ -45,9 +45,9 @@ def coarsest_granularity(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("positive-scale", DEQUANTIZE)
-def positive_scale(node: Node, scope: Scope) -> Proposal:
+def positive_scale(node: Node, context: RuleContext) -> Proposal:
     """``const`` with a negative scale ``-> const`` with the integers mirrored."""
-    del scope
+    del context
     value = node.operand(0)
     if value.constant is None or value.quant is None:
         return None
@@ -58,10 +58,10 @@ def positive_scale(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("signed-weight", DEQUANTIZE)
-def signed_weight(node: Node, scope: Scope) -> Proposal:
+def signed_weight(node: Node, context: RuleContext) -> Proposal:
     """A weight ``-> `` the signed integers ``w - zero_point`` where they fit, else ``w`` signed."""
-    value, readers = node.operand(0), scope.readers(node.output)
-    if value.constant is None or value.quant is None or scope.is_output(node.output):
+    value, readers = node.operand(0), context.readers(node.output)
+    if value.constant is None or value.quant is None or context.is_output(node.output):
         return None
     if not readers or not all(is_weight(reader, node.output) for reader in readers):
         return None
@@ -69,9 +69,9 @@ def signed_weight(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("normal-operands")
-def normal_operands(node: Node, scope: Scope) -> Proposal:
+def normal_operands(node: Node, context: RuleContext) -> Proposal:
     """These rules, for a constant that an operator took before they looked at it."""
-    del scope
+    del context
     if node.op.flow not in _COMPUTING or len(node.outputs) != 1:
         return None
     operands = list(node.inputs)
@@ -165,15 +165,15 @@ def is_weight(node: Node, value: Value) -> bool:
 
 
 @rule("float-norm-offset", DEQUANTIZE)
-def float_norm_offset(node: Node, scope: Scope) -> Proposal:
+def float_norm_offset(node: Node, context: RuleContext) -> Proposal:
     """``LayerNormalization(x, gamma, dequantize(int32)) -> LayerNormalization(x, gamma, float)``.
 
     A norm has no accumulator whose units an int32 offset could share (idioms C5, C8).
     """
-    value, readers = node.operand(0), scope.readers(node.output)
+    value, readers = node.operand(0), context.readers(node.output)
     if value.constant is None or value.quant is None or value.type.dtype is not DType.INT32:
         return None
-    if scope.is_output(node.output) or any(r.op not in NORMS for r in readers):
+    if context.is_output(node.output) or any(r.op not in NORMS for r in readers):
         return None
     return Replace({node.output: _float_offset(value)})
 

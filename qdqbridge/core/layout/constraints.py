@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import cast
 
+from qdqbridge.core.graph.attribute_codecs import Holds, lenses
 from qdqbridge.core.graph.graph import Node, Value
-from qdqbridge.core.graph.lenses import Holds, lenses
 from qdqbridge.core.graph.operator import AnyAttributes, Flow, Operator, Row, typed
 from qdqbridge.core.graph.types import static_shape
 from qdqbridge.core.layout.permutation import channels_first, channels_last, unmoved
@@ -63,7 +63,7 @@ class NodeConstraints:
 
 
 def _over_windows(row: Operator) -> bool:
-    window = any(lens.holds is Holds.SPATIAL for lens in lenses(row.attributes).values())
+    window = any(codec.holds is Holds.SPATIAL for codec in lenses(row.attributes).values())
     return (window and row.body is None) or row in GLOBAL_POOLS or row is RESIZE
 
 

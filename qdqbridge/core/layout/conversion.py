@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from qdqbridge.core.graph.attribute_codecs import permuted_attributes
 from qdqbridge.core.graph.edit import link
 from qdqbridge.core.graph.graph import Graph, Node, Value
-from qdqbridge.core.graph.lenses import permuted_attributes
 from qdqbridge.core.graph.operator import Operator
 from qdqbridge.core.graph.types import Shape, ValueType
 from qdqbridge.core.layout.constraints import (

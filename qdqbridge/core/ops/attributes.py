@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated
 
+from qdqbridge.core.graph.attribute_codecs import AttributeCodec, Holds, Ints
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.lenses import Holds, Ints, Lens
 from qdqbridge.core.graph.operator import Attributes
 
-Axis = Annotated[int, Lens(holds=Holds.AXIS)]
-Axes = Annotated[Ints, Lens(tvm="axis", holds=Holds.AXES)]
-Each = Annotated[Ints, Lens(holds=Holds.EACH)]
-Kernel = Annotated[Ints, Lens(tvm="pool_size", holds=Holds.SPATIAL)]
-Strides = Annotated[Ints, Lens(holds=Holds.SPATIAL)]
-Dilations = Annotated[Ints, Lens(tvm="dilation", holds=Holds.SPATIAL)]
-Pads = Annotated[Ints, Lens(tvm="padding", holds=Holds.ENDS)]
-Groups = Annotated[int, Lens(tvm="groups")]
+Axis = Annotated[int, AttributeCodec(holds=Holds.AXIS)]
+Axes = Annotated[Ints, AttributeCodec(tvm="axis", holds=Holds.AXES)]
+Each = Annotated[Ints, AttributeCodec(holds=Holds.EACH)]
+Kernel = Annotated[Ints, AttributeCodec(tvm="pool_size", holds=Holds.SPATIAL)]
+Strides = Annotated[Ints, AttributeCodec(holds=Holds.SPATIAL)]
+Dilations = Annotated[Ints, AttributeCodec(tvm="dilation", holds=Holds.SPATIAL)]
+Pads = Annotated[Ints, AttributeCodec(tvm="padding", holds=Holds.ENDS)]
+Groups = Annotated[int, AttributeCodec(tvm="groups")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class GemmAttrs(Attributes):
 
     alpha: float = 1.0
     beta: float = 1.0
-    trans_a: Annotated[bool, Lens(onnx="transA", tvm="transpose_a")] = False
-    trans_b: Annotated[bool, Lens(onnx="transB", tvm="transpose_b")] = False
+    trans_a: Annotated[bool, AttributeCodec(onnx="transA", tvm="transpose_a")] = False
+    trans_b: Annotated[bool, AttributeCodec(onnx="transB", tvm="transpose_b")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class AxisAttrs(Attributes):
 class SoftmaxAttrs(Attributes):
     """Softmax and LogSoftmax: the axes normalized together (several before opset 13)."""
 
-    axes: Annotated[Ints, Lens(tvm="axis", holds=Holds.AXES, alone=True)]
+    axes: Annotated[Ints, AttributeCodec(tvm="axis", holds=Holds.AXES, alone=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class ReshapeAttrs(Attributes):
 class ExpandAttrs(Attributes):
     """Expand: the target; None where a second operand gives it at run time."""
 
-    shape: Annotated[Ints | None, Lens(holds=Holds.EACH)]
+    shape: Annotated[Ints | None, AttributeCodec(holds=Holds.EACH)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class TransposeAttrs(Attributes):
 class AxesAttrs(Attributes):
     """Squeeze (axes of the input) and Unsqueeze (axes of the output), sorted."""
 
-    axes: Annotated[Ints, Lens(holds=Holds.AXES)]
+    axes: Annotated[Ints, AttributeCodec(holds=Holds.AXES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class SliceAttrs(Attributes):
 
     starts: Ints
     ends: Ints
-    axes: Annotated[Ints, Lens(holds=Holds.IN_ORDER)]
+    axes: Annotated[Ints, AttributeCodec(holds=Holds.IN_ORDER)]
     steps: Ints
 
 
@@ -182,7 +182,7 @@ class SplitAttrs(Attributes):
 class PadAttrs(Attributes):
     """Pad: ``pads`` covers every axis; ``value`` is a real number, used in constant mode."""
 
-    pads: Annotated[Ints, Lens(holds=Holds.BOTH)]
+    pads: Annotated[Ints, AttributeCodec(holds=Holds.BOTH)]
     mode: str = "constant"
     value: float = 0.0
 
@@ -198,7 +198,7 @@ class TileAttrs(Attributes):
 class DepthSpaceAttrs(Attributes):
     """DepthToSpace (``mode`` DCR or CRD) and SpaceToDepth."""
 
-    block_size: Annotated[int, Lens(onnx="blocksize")]
+    block_size: Annotated[int, AttributeCodec(onnx="blocksize")]
     mode: str = "DCR"
 
 
@@ -209,23 +209,23 @@ _METHODS = MappingProxyType({"nearest": "nearest_neighbor"})
 class ResizeAttrs(Attributes):
     """Resize: ``scales`` and ``sizes`` cover every axis; ``sizes`` is None where scales decide."""
 
-    mode: Annotated[str, Lens(tvm="method", words=_METHODS)]
+    mode: Annotated[str, AttributeCodec(tvm="method", words=_METHODS)]
     coordinate_transformation_mode: str
-    nearest_mode: Annotated[str, Lens(tvm="rounding_method")]
-    scales: Annotated[tuple[float, ...] | None, Lens(holds=Holds.EACH)]
-    sizes: Annotated[Ints | None, Lens(holds=Holds.EACH)]
-    cubic_coeff_a: Annotated[float, Lens(tvm="cubic_alpha")] = -0.75
-    exclude_outside: Annotated[bool, Lens(tvm="cubic_exclude")] = False
+    nearest_mode: Annotated[str, AttributeCodec(tvm="rounding_method")]
+    scales: Annotated[tuple[float, ...] | None, AttributeCodec(holds=Holds.EACH)]
+    sizes: Annotated[Ints | None, AttributeCodec(holds=Holds.EACH)]
+    cubic_coeff_a: Annotated[float, AttributeCodec(tvm="cubic_alpha")] = -0.75
+    exclude_outside: Annotated[bool, AttributeCodec(tvm="cubic_exclude")] = False
     extrapolation_value: float = 0.0
     antialias: bool = False
-    roi: Annotated[tuple[float, ...], Lens(holds=Holds.BOTH)] = ()
+    roi: Annotated[tuple[float, ...], AttributeCodec(holds=Holds.BOTH)] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class NormAttrs(Attributes):
     """LayerNormalization: normalized axes are ``axis`` and all after it."""
 
-    axis: Annotated[int, Lens(holds=Holds.LAST_AXES)]
+    axis: Annotated[int, AttributeCodec(holds=Holds.LAST_AXES)]
     epsilon: float
 
 

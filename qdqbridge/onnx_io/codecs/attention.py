@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
+from qdqbridge.core.graph.attribute_codecs import lenses
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.lenses import lenses
 from qdqbridge.core.graph.operator import Attributes, Operator
 from qdqbridge.core.ops.attention import MERGED_ATTENTION, MULTI_HEAD_ATTENTION
 from qdqbridge.core.ops.causal_convolution import CAUSAL_CONV
@@ -73,7 +73,7 @@ def _contrib(
         stated, asked = _stated(attributes), results if kept else least
         return Encoded(name or row.name, MICROSOFT, stated, list(operands), least=asked)
 
-    known = (*(lens.onnx for lens in lenses(row.attributes).values()), *more)
+    known = (*(codec.onnx for codec in lenses(row.attributes).values()), *more)
     return Codec(
         onnx_name=name or row.name, domain=MICROSOFT, row=row.name, read=read, write=write,
         known=known,
@@ -84,20 +84,20 @@ def _fields(node: NodeView, record: type[Attributes]) -> dict[str, Any]:
     """Returns the fields that a node states, by the record's names and kinds."""
     found: dict[str, Any] = {}
     defaults = {each.name: each.default for each in fields(record)}
-    for name, lens in lenses(record).items():
-        if not node.has(lens.onnx):
+    for name, codec in lenses(record).items():
+        if not node.has(codec.onnx):
             if defaults[name] is MISSING:
-                raise node.fault(f"attribute '{lens.onnx}' is missing")
-        elif lens.kind is bool:
-            found[name] = node.int_(lens.onnx, 0) > 0  # onnxruntime's -1 is nothing that is said
-        elif lens.kind is int:
-            found[name] = node.int_(lens.onnx, 0)
-        elif lens.kind is float:
-            found[name] = node.float_(lens.onnx, 0.0)
-        elif lens.kind is not str:
-            found[name] = node.ints(lens.onnx, ())
+                raise node.fault(f"attribute '{codec.onnx}' is missing")
+        elif codec.kind is bool:
+            found[name] = node.int_(codec.onnx, 0) > 0  # onnxruntime's -1 is nothing that is said
+        elif codec.kind is int:
+            found[name] = node.int_(codec.onnx, 0)
+        elif codec.kind is float:
+            found[name] = node.float_(codec.onnx, 0.0)
+        elif codec.kind is not str:
+            found[name] = node.ints(codec.onnx, ())
         else:
-            found[name] = node.string(lens.onnx, "")
+            found[name] = node.string(codec.onnx, "")
     return found
 
 

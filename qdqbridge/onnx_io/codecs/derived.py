@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from qdqbridge.core.graph.lenses import Holds, Ints, Lens, lenses
+from qdqbridge.core.graph.attribute_codecs import AttributeCodec, Holds, Ints, lenses
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow, OnnxOp, Operator
 from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.onnx_io.codecs.codec import (
@@ -24,8 +24,8 @@ from qdqbridge.onnx_io.codecs.windows import kernel_of, window_of
 def codec(row: Operator, written: OnnxOp) -> Codec:
     """Returns the codec of an operator whose attributes are ONNX's own."""
     shown = lenses(row.attributes)
-    axes = next((name for name, lens in shown.items() if lens.holds is Holds.AXES), None)
-    windowed = any(lens.holds is Holds.SPATIAL for lens in shown.values())
+    axes = next((name for name, codec in shown.items() if codec.holds is Holds.AXES), None)
+    windowed = any(codec.holds is Holds.SPATIAL for codec in shown.values())
 
     def read(node: NodeView) -> Decoded:
         values: dict[str, Any] = _window(node) if windowed else {}
@@ -37,14 +37,14 @@ def codec(row: Operator, written: OnnxOp) -> Codec:
             values[axes], operands = _resolved(node, given), operands[:1]
             if row.flow is Flow.MOVE and any(node.extent(a) == 0 for a in values[axes]):
                 raise NoRow("it reduces nothing")
-        for name, lens in shown.items():
+        for name, codec in shown.items():
             if name not in values:
-                values[name] = _attribute(node, written, name, lens)
+                values[name] = _attribute(node, written, name, codec)
         known = {name: value for name, value in values.items() if name in shown}
         return decoded(row.name, row.attributes(**known), operands)
 
     def write(attributes: Attributes, operands: Operands, opset: int) -> Encoded:
-        given = {lens.onnx: _plain(getattr(attributes, name)) for name, lens in shown.items()}
+        given = {codec.onnx: _plain(getattr(attributes, name)) for name, codec in shown.items()}
         inputs = list(operands)
         if axes is not None and written.axes_operand:
             numbers = given.pop(shown[axes].onnx)
@@ -61,7 +61,7 @@ def codec(row: Operator, written: OnnxOp) -> Codec:
         read=read,
         introduced=max(written.since, OLDEST),
         write=None if written.domain else write,
-        known=tuple(lens.onnx for lens in shown.values()) if written.domain else (),
+        known=tuple(codec.onnx for codec in shown.values()) if written.domain else (),
     )
 
 
@@ -71,30 +71,30 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, bool) else value
 
 
-def _attribute(node: NodeView, written: OnnxOp, name: str, lens: Lens) -> Any:
+def _attribute(node: NodeView, written: OnnxOp, name: str, codec: AttributeCodec) -> Any:
     default = written.defaults.get(name)
-    if lens.holds is Holds.AXES:
-        return _resolved(node, node.ints(lens.onnx, ()))
-    if default is None and not node.has(lens.onnx):
-        raise node.fault(f"attribute '{lens.onnx}' is missing")
-    if lens.holds in (Holds.AXIS, Holds.LAST_AXES):
-        return node.wrap(node.int_(lens.onnx, int(default or 0)))
-    if lens.kind is bool:
-        return node.flag(lens.onnx, default=bool(default))
-    if lens.kind is int:
-        return node.int_(lens.onnx, int(default or 0))
-    if lens.kind is float:
-        return node.float_(lens.onnx, float(default or 0.0))
-    value, choices = node.string(lens.onnx, str(default)), written.choices.get(name)
+    if codec.holds is Holds.AXES:
+        return _resolved(node, node.ints(codec.onnx, ()))
+    if default is None and not node.has(codec.onnx):
+        raise node.fault(f"attribute '{codec.onnx}' is missing")
+    if codec.holds in (Holds.AXIS, Holds.LAST_AXES):
+        return node.wrap(node.int_(codec.onnx, int(default or 0)))
+    if codec.kind is bool:
+        return node.flag(codec.onnx, default=bool(default))
+    if codec.kind is int:
+        return node.int_(codec.onnx, int(default or 0))
+    if codec.kind is float:
+        return node.float_(codec.onnx, float(default or 0.0))
+    value, choices = node.string(codec.onnx, str(default)), written.choices.get(name)
     if choices is not None and value not in choices:
         raise NoRow(f"{name} is '{value}'")
     return value
 
 
-def _axes(node: NodeView, lens: Lens, as_operand: int) -> Ints:
+def _axes(node: NodeView, codec: AttributeCodec, as_operand: int) -> Ints:
     if node.opset >= as_operand:
         return node.constant_ints(1) or ()
-    return node.ints(lens.onnx, ())
+    return node.ints(codec.onnx, ())
 
 
 def _resolved(node: NodeView, axes: Ints) -> Ints:

@@ -34,7 +34,7 @@ from qdqbridge.onnx_io.control_flow.subgraph_names import (
     rename_inside,
 )
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
-from qdqbridge.onnx_io.foreign.nodes import IR_VERSION, ForeignAttrs, foreign_attributes
+from qdqbridge.onnx_io.opaque.nodes import IR_VERSION, OpaqueAttrs, opaque_attributes
 from qdqbridge.onnx_io.reading.operator_versions import can_be_moved, moved
 from qdqbridge.onnx_io.reading.reader import read_proto
 from qdqbridge.onnx_io.reading.structure import captured_names
@@ -79,7 +79,7 @@ class Body:
 def is_control(node: Node) -> bool:
     """True for an If, Loop or Scan of ONNX's whose bodies can be run one by one."""
     attributes = node.attributes
-    if not isinstance(attributes, ForeignAttrs) or attributes.domain:
+    if not isinstance(attributes, OpaqueAttrs) or attributes.domain:
         return False
     newest = attributes.op_type != "Scan" or attributes.version >= _OLDEST_SCAN
     return attributes.op_type in CONTROL and newest
@@ -104,7 +104,7 @@ def bodies_of(node: Node, place: str, normal: Callable[[Graph], Graph]) -> tuple
     if not is_control(node):
         return ()
     found: list[Body] = []
-    for attribute in sorted(node.record(ForeignAttrs).node.proto().attribute, key=_name):
+    for attribute in sorted(node.record(OpaqueAttrs).node.proto().attribute, key=_name):
         if attribute.type == onnx.AttributeProto.GRAPH:
             # a body that cannot be read by itself is carried as it is
             with suppress(QdqBridgeError):
@@ -174,7 +174,7 @@ def first_types(node: Node, attribute: str) -> list[TensorType]:
     Raises:
         UnsupportedTargetError: It takes what is not a tensor.
     """
-    record = node.record(ForeignAttrs)
+    record = node.record(OpaqueAttrs)
     if record.op_type == "If":
         return []
     operands = node.inputs[: len(node.inputs) - len(record.captures)]
@@ -215,13 +215,13 @@ def _slice(type_: TensorType, axis: int) -> TensorType:
 
 def _wider(node: Node, types: Sequence[TensorType], graph: Graph) -> dict[int, TensorType]:
     """Returns types of carried values that hold for what the body gives as well."""
-    op_type = node.record(ForeignAttrs).op_type
+    op_type = node.record(OpaqueAttrs).op_type
     if op_type == "If":
         return {}
     first, given = (2, graph.outputs[1:]) if op_type == "Loop" else (0, graph.outputs)
     count = len(types) - first
     if op_type == "Scan":
-        count = len(types) - node.record(ForeignAttrs).node.integers()["num_scan_inputs"]
+        count = len(types) - node.record(OpaqueAttrs).node.integers()["num_scan_inputs"]
     found: dict[int, TensorType] = {}
     for index, value in zip(range(first, first + count), given, strict=False):
         own = types[index]
@@ -262,7 +262,7 @@ def read_body(
     Raises:
         QdqBridgeError: It cannot be read, or takes or gives what is not a tensor.
     """
-    record = node.record(ForeignAttrs)
+    record = node.record(OpaqueAttrs)
     proto, own = _as_in_file(record), len(node.inputs) - len(record.captures)
     body = next(a.g for a in proto.attribute if a.name == attribute)
     names = {name: place + name for name in _defined(body)}
@@ -324,14 +324,14 @@ def _info(name: str, type_: TensorType) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, dtype_to_onnx(type_.dtype), type_.shape)
 
 
-def _model(record: ForeignAttrs, node: NodeProto, graph: GraphProto) -> ModelProto:
+def _model(record: OpaqueAttrs, node: NodeProto, graph: GraphProto) -> ModelProto:
     domains = {inner.domain for inner in nodes_inside(node)} - set(ONNX_DOMAINS)
     imports = [helper.make_opsetid("", record.version)]
     imports += [helper.make_opsetid(domain, 1) for domain in sorted(domains)]
     return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)
 
 
-def _as_in_file(record: ForeignAttrs) -> NodeProto:
+def _as_in_file(record: OpaqueAttrs) -> NodeProto:
     """Returns the node with the names that its file has, inside, where they name one thing."""
     node, found = record.node.named(), record.node.names.tensors
     count = {name: found.count(name) for name in set(found)}
@@ -355,7 +355,7 @@ def _for_onnxruntime(graph: Graph, opset: int) -> ModelProto:
 
 def with_bodies(
     node: Node, changed: Mapping[Body, Graph], written: Written = _for_onnxruntime
-) -> tuple[ForeignAttrs, list[Value | None]]:
+) -> tuple[OpaqueAttrs, list[Value | None]]:
     """Returns attributes and operands of a node with other bodies.
 
     Args:
@@ -366,7 +366,7 @@ def with_bodies(
     Raises:
         UnsupportedTargetError: No opset can express them all.
     """
-    record = node.record(ForeignAttrs)
+    record = node.record(OpaqueAttrs)
     own = len(node.inputs) - len(record.captures)
     opset, protos = _all_written(record, own, changed, written)
     proto = _as_in_file(record)
@@ -379,11 +379,11 @@ def with_bodies(
     operands = dict(zip(record.captures, node.inputs[own:], strict=True))
     captured = [operands[name] for name in captured_names(proto)]
     held = [value for value in captured if value is not None]
-    attributes = foreign_attributes(proto, opset, node.inputs[:own], held)
+    attributes = opaque_attributes(proto, opset, node.inputs[:own], held)
     return attributes, [*node.inputs[:own], *captured]
 
 
-def replace_bodies(node: Node, attributes: ForeignAttrs, operands: Sequence[Value | None]) -> None:
+def replace_bodies(node: Node, attributes: OpaqueAttrs, operands: Sequence[Value | None]) -> None:
     """Gives a linked node of a graph other bodies, and what they capture."""
     unlink(node)
     node.attributes, node.inputs = attributes, list(operands)
@@ -391,7 +391,7 @@ def replace_bodies(node: Node, attributes: ForeignAttrs, operands: Sequence[Valu
 
 
 def _all_written(
-    record: ForeignAttrs, own: int, changed: Mapping[Body, Graph], written: Written
+    record: OpaqueAttrs, own: int, changed: Mapping[Body, Graph], written: Written
 ) -> tuple[int, dict[str, GraphProto]]:
     """Returns an opset that all bodies can be written in, and those that are new."""
     kept = {body.attribute for body in changed}
@@ -416,7 +416,7 @@ def _all_written(
 
 
 def _proto(
-    record: ForeignAttrs, own: int, body: Body, graph: Graph, written: Written, opset: int
+    record: OpaqueAttrs, own: int, body: Body, graph: Graph, written: Written, opset: int
 ) -> GraphProto:
     graph = copied(graph).graph
     for value in {*graph.values(), *graph.inputs}:

@@ -170,7 +170,7 @@ def _take_equal_branches(model: ModelProto, folder: Path, text_of: TextOf) -> No
     for _ in range(_PASSES):
         if all(node.op_type != "If" or node.output[0] in compared for node in graph.node):
             break
-        scope = _Scope(model, folder, compared)
+        scope = _OuterNames(model, folder, compared)
         nodes: list[NodeProto] = []
         changed = False
         for node in graph.node:
@@ -189,7 +189,7 @@ def _take_equal_branches(model: ModelProto, folder: Path, text_of: TextOf) -> No
         take_constant_branches(model)  # of an If inside the branch that was taken
 
 
-class _Scope:
+class _OuterNames:
     """What the bodies inside a main graph can see of it."""
 
     def __init__(self, model: ModelProto, folder: Path, compared: set[str]) -> None:

@@ -10,8 +10,8 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import Operator
 from qdqbridge.core.graph.types import TensorType
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs, foreign_attributes
-from qdqbridge.onnx_io.foreign.operators import foreign_operator, imported
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs, opaque_attributes
+from qdqbridge.onnx_io.opaque.operators import imported, opaque_operator
 from qdqbridge.onnx_io.reading.reader import read_proto
 from qdqbridge.onnx_io.reading.structure import captured_names
 from qdqbridge.onnx_io.writer import to_proto
@@ -20,7 +20,7 @@ _CAPTURE = "captured_{}"
 _CONDITION = "in_0"
 
 
-def conditional(then: Graph, other: Graph) -> tuple[Operator, ForeignAttrs, list[int]]:
+def conditional(then: Graph, other: Graph) -> tuple[Operator, OpaqueAttrs, list[int]]:
     """Returns the operator If, its attributes, and which inputs it captures in which order.
 
     The operands of its node are the condition and then those inputs.
@@ -42,14 +42,14 @@ def conditional(then: Graph, other: Graph) -> tuple[Operator, ForeignAttrs, list
     node = helper.make_node("If", ["in_0"], outputs, then_branch=bodies[0], else_branch=bodies[1])
     captures = [int(name.removeprefix(_CAPTURE.format(""))) for name in captured_names(node)]
     operands = [Value(TensorType(DType.BOOL, ()))]
-    attributes = foreign_attributes(node, opset, operands, [then.inputs[i] for i in captures])
-    return foreign_operator("", "If"), attributes, captures
+    attributes = opaque_attributes(node, opset, operands, [then.inputs[i] for i in captures])
+    return opaque_operator("", "If"), attributes, captures
 
 
 def is_conditional(node: Node) -> bool:
     """Returns whether a node is a carried If."""
     attributes = node.attributes
-    return isinstance(attributes, ForeignAttrs) and (
+    return isinstance(attributes, OpaqueAttrs) and (
         (attributes.domain, attributes.op_type) == ("", "If")
     )
 
@@ -73,7 +73,7 @@ def branch_of(node: Node, condition: bool) -> Graph:
     Raises:
         QdqBridgeError: The branch cannot be read, or the If gives what is not a tensor.
     """
-    attributes = node.record(ForeignAttrs)
+    attributes = node.record(OpaqueAttrs)
     model = attributes.model(node)
     (call,) = model.graph.node
     bodies = {attribute.name: attribute.g for attribute in call.attribute}
@@ -83,7 +83,7 @@ def branch_of(node: Node, condition: bool) -> Graph:
     )
 
 
-def _alone(body: GraphProto, model: ModelProto, attributes: ForeignAttrs) -> ModelProto:
+def _alone(body: GraphProto, model: ModelProto, attributes: OpaqueAttrs) -> ModelProto:
     """Returns a branch as a model; what it captures are inputs and initializers."""
     graph = GraphProto(name=body.name, node=body.node, output=body.output)
     graph.input.extend(value for value in model.graph.input if value.name != _CONDITION)

@@ -20,7 +20,7 @@ from qdqbridge.core.graph.operator import Operator
 from qdqbridge.core.graph.types import ValueType
 from qdqbridge.onnx_io.control_flow.bodies import Body, bodies_of, quantizes_inside
 from qdqbridge.onnx_io.control_flow.steps import Array, ControlSteps
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 
 _Operand: TypeAlias = "tuple[ValueType, str, Constant | None] | None"
 _COUNTED = 2
@@ -34,7 +34,7 @@ def computed_by_bodies(node: Node, operands: Sequence[Array | None]) -> list[Arr
         node: A carried If, Loop or Scan.
         operands: What it is given.
     """
-    record = node.record(ForeignAttrs)
+    record = node.record(OpaqueAttrs)
     known = tuple(None if v is None else (v.type, v.name, v.constant) for v in node.inputs)
     steps, bodies = _graphs(node.op, record, node.name, known)
     if not bodies:
@@ -58,7 +58,7 @@ def computed_by_bodies(node: Node, operands: Sequence[Array | None]) -> list[Arr
 
 @lru_cache(maxsize=32)
 def _graphs(
-    op: Operator, record: ForeignAttrs, name: str, known: tuple[_Operand, ...]
+    op: Operator, record: OpaqueAttrs, name: str, known: tuple[_Operand, ...]
 ) -> tuple[ControlSteps, dict[str, Body]]:
     """Returns how a node goes through its bodies, and these where all of them are graphs."""
     operands = [None if x is None else Value(x[0], x[1], constant=x[2]) for x in known]

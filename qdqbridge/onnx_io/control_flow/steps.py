@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.graph import Node
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 
 Array: TypeAlias = "NDArray[Any]"
 Call: TypeAlias = "Callable[[str, Sequence[Array]], Sequence[Array]]"
@@ -37,7 +37,7 @@ class ControlSteps:
     @staticmethod
     def of(node: Node) -> ControlSteps:
         """Returns how a carried If, Loop or Scan does it."""
-        record = node.record(ForeignAttrs)
+        record = node.record(OpaqueAttrs)
         own = len(node.inputs) - len(record.captures)
         if record.op_type != "Scan":
             return ControlSteps(record.op_type, own, (), ())

@@ -12,8 +12,8 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from qdqbridge.core.graph.graph import Graph, Node
 from qdqbridge.onnx_io.control_flow.subgraph_names import all_defined, rename_inside
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
-from qdqbridge.onnx_io.foreign.operators import imported
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
+from qdqbridge.onnx_io.opaque.operators import imported
 from qdqbridge.onnx_io.reading.reader import read_proto
 
 _AXES_AS_OPERAND = 13
@@ -27,7 +27,7 @@ class UnknownSteps(Exception):
 def is_repeated(node: Node) -> bool:
     """True for a carried Loop or Scan."""
     attributes = node.attributes
-    return isinstance(attributes, ForeignAttrs) and (
+    return isinstance(attributes, OpaqueAttrs) and (
         not attributes.domain and attributes.op_type in _FORMS
     )
 
@@ -47,7 +47,7 @@ def unrolled(node: Node, most: int) -> Graph:
         UnknownSteps: The file does not say how many steps there are, or there are none or many.
         QdqBridgeError: The body cannot be read, or the node takes or gives what is not a tensor.
     """
-    attributes = node.record(ForeignAttrs)
+    attributes = node.record(OpaqueAttrs)
     model = attributes.model(node)
     (call,) = model.graph.node
     made = _StepNodes(attributes.version)

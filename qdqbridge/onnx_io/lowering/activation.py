@@ -8,17 +8,19 @@ from typing import Any
 import numpy as np
 
 from qdqbridge.core.ops.unary import HARD_SIGMOID, LEAKY_RELU
-from qdqbridge.onnx_io.lowering.site import LoweringSite
+from qdqbridge.onnx_io.lowering.context import LoweringContext
 
 _PLAIN = ("Relu", "Tanh", "Sigmoid")
 _WITH_PARAMETERS = {row.name: row for row in (LEAKY_RELU, HARD_SIGMOID)}
 
 
-def activated(site: LoweringSite, kind: str, params: Sequence[float], x: str, result: str) -> str:
+def activated(
+    context: LoweringContext, kind: str, params: Sequence[float], x: str, result: str
+) -> str:
     """Returns an activation of ``x``.
 
     Args:
-        site: The node.
+        context: The node.
         kind: ONNX's name of it.
         params: Its parameters, in the order of onnxruntime's ``activation_params``.
         x: The tensor.
@@ -28,15 +30,15 @@ def activated(site: LoweringSite, kind: str, params: Sequence[float], x: str, re
         UnsupportedQuantization: onnxruntime has no such fused activation.
     """
     if kind in _PLAIN:
-        return site.op(kind, [x], result)
+        return context.op(kind, [x], result)
     if kind in _WITH_PARAMETERS:
         row = _WITH_PARAMETERS[kind]
         attributes: dict[str, Any] = dict(row.onnx[0].defaults)
         attributes.update(zip(row.fields, params, strict=False))
-        return site.op(kind, [x], result, **attributes)
+        return context.op(kind, [x], result, **attributes)
     if kind == "Clip" and len(params) == 2:
-        return clipped(site, x, params[0], params[1], np.float32, result)
-    raise site.refusal(
+        return clipped(context, x, params[0], params[1], np.float32, result)
+    raise context.refusal(
         f"the fused activation '{kind}' is unknown",
         f"known: {', '.join((*_PLAIN, *_WITH_PARAMETERS))}, Clip",
         "save the model without extended optimizations",
@@ -44,10 +46,15 @@ def activated(site: LoweringSite, kind: str, params: Sequence[float], x: str, re
 
 
 def clipped(
-    site: LoweringSite, x: str, low: float, high: float, dtype: type[np.generic], result: str = ""
+    context: LoweringContext,
+    x: str,
+    low: float,
+    high: float,
+    dtype: type[np.generic],
+    result: str = "",
 ) -> str:
     """Returns ``Clip(x, low, high)`` in the form of the model's opset."""
-    if site.main_opset < 11:
-        return site.op("Clip", [x], result, min=float(low), max=float(high))
-    bounds = [site.enter(np.array(bound, dtype), "bound") for bound in (low, high)]
-    return site.op("Clip", [x, *bounds], result)
+    if context.main_opset < 11:
+        return context.op("Clip", [x], result, min=float(low), max=float(high))
+    bounds = [context.enter(np.array(bound, dtype), "bound") for bound in (low, high)]
+    return context.op("Clip", [x, *bounds], result)

@@ -16,9 +16,9 @@ import onnx
 from qdqbridge.core.graph.graph import Note
 from qdqbridge.errors import UnsupportedQuantization
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
+from qdqbridge.onnx_io.lowering.context import MICROSOFT, LoweringContext
 from qdqbridge.onnx_io.lowering.known import Known
 from qdqbridge.onnx_io.lowering.layout import transposed
-from qdqbridge.onnx_io.lowering.site import MICROSOFT, LoweringSite
 from qdqbridge.onnx_io.lowering.table import lowering_of
 from qdqbridge.onnx_io.reading.model_file import default_opset
 
@@ -60,7 +60,7 @@ def lower(model: onnx.ModelProto, folder: Path, file: str) -> Lowered:
         if row is not None:
             mark = known.mark()
             try:
-                row.apply(LoweringSite(node, known))
+                row.apply(LoweringContext(node, known))
             except UnsupportedQuantization as error:
                 known.take_back(mark)
                 known.lowered.append(node)
@@ -83,12 +83,12 @@ def _carried(node: onnx.NodeProto, error: UnsupportedQuantization) -> Note:
 
 def _transpose(node: onnx.NodeProto, known: Known) -> None:
     """Keeps a Transpose, or takes the source where it undoes another one."""
-    site = LoweringSite(node, known)
-    perm = site.ints("perm", None)
+    context = LoweringContext(node, known)
+    perm = context.ints("perm", None)
     if perm is None:
         known.lowered.append(node)
         return
-    source = transposed(site, node.input[0], perm)
-    site.op("Identity", [source], node.output[0])
+    source = transposed(context, node.input[0], perm)
+    context.op("Identity", [source], node.output[0])
     if source in known.layouts:
         known.layouts[node.output[0]] = known.layouts[source]

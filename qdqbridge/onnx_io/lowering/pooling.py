@@ -6,27 +6,29 @@ from collections.abc import Mapping
 from typing import Any
 
 from qdqbridge.core.ops.windows import reaching
+from qdqbridge.onnx_io.lowering.context import LoweringContext
 from qdqbridge.onnx_io.lowering.layout import to_first, to_last, transposed, usual_rank
-from qdqbridge.onnx_io.lowering.site import LoweringSite
 
 
-def _average(site: LoweringSite, op_type: str, window: Mapping[str, Any] | None = None) -> None:
-    x, sx, zx, sy, zy = (site.input(i) for i in range(5))
-    last = site.flag("channels_last")
-    kernel = site.ints("kernel_shape", None)
-    rank = usual_rank(site, x) if kernel is None else len(kernel) + 2
+def _average(
+    context: LoweringContext, op_type: str, window: Mapping[str, Any] | None = None
+) -> None:
+    x, sx, zx, sy, zy = (context.input(i) for i in range(5))
+    last = context.flag("channels_last")
+    kernel = context.ints("kernel_shape", None)
+    rank = usual_rank(context, x) if kernel is None else len(kernel) + 2
     like = x
     if last:
-        x = transposed(site, x, to_first(rank))
-    given = site.same_attributes("channels_last") if window is None else window
-    real = site.op(op_type, [site.dequantize(x, sx, zx)], **given)
-    output = site.proto.output[0]
-    stored = site.quantize(real, sy, zy, like, "" if last else output)
+        x = transposed(context, x, to_first(rank))
+    given = context.same_attributes("channels_last") if window is None else window
+    real = context.op(op_type, [context.dequantize(x, sx, zx)], **given)
+    output = context.proto.output[0]
+    stored = context.quantize(real, sy, zy, like, "" if last else output)
     if last:
-        transposed(site, stored, to_last(rank), output)
+        transposed(context, stored, to_last(rank), output)
 
 
-def average_pool(site: LoweringSite) -> None:
+def average_pool(context: LoweringContext) -> None:
     """``Q(AveragePool(DQ(x)))``.
 
     Against onnxruntime 1.31's kernel, which rounds ``v + zy`` instead of ``v``: 1 LSB at midpoints
@@ -34,10 +36,10 @@ def average_pool(site: LoweringSite) -> None:
     Source: onnxruntime docs/ContribOperators.md,
     contrib_ops/cpu/quantization/qlinear_pool.cc.
     """
-    _average(site, "AveragePool", _whole_windows(site))
+    _average(context, "AveragePool", _whole_windows(context))
 
 
-def _whole_windows(site: LoweringSite) -> Mapping[str, Any]:
+def _whole_windows(context: LoweringContext) -> Mapping[str, Any]:
     """Returns the attributes of the pool, its last windows within the padding.
 
     Where padding counts, onnxruntime's kernel counts what ``ceil_mode`` adds to it too: it divides
@@ -46,18 +48,18 @@ def _whole_windows(site: LoweringSite) -> Mapping[str, Any]:
     Raises:
         UnsupportedQuantization: An extent of the image is open.
     """
-    given = site.same_attributes("channels_last")
+    given = context.same_attributes("channels_last")
     counted = given.get("ceil_mode") and given.get("count_include_pad")
     if not counted or given.get("auto_pad", b"NOTSET") != b"NOTSET":
         return given
     kernel = given["kernel_shape"]
     count = len(kernel)
     strides, pads = given.get("strides") or [1] * count, given.get("pads") or [0] * 2 * count
-    shape = site.known.shape(site.input(0)) or ()
-    first = 1 if site.flag("channels_last") else 2
+    shape = context.known.shape(context.input(0)) or ()
+    first = 1 if context.flag("channels_last") else 2
     image = [extent for extent in shape[first : first + count] if isinstance(extent, int)]
     if len(image) != count:
-        raise site.refusal(
+        raise context.refusal(
             "the image's extents are open",
             f"its shape is {list(shape)}, and what ceil_mode adds counts as padding",
             "give the extents, or leave out count_include_pad",
@@ -72,21 +74,21 @@ def _whole_windows(site: LoweringSite) -> Mapping[str, Any]:
     return {**given, "pads": [*pads[:count], *ends], "ceil_mode": 0}
 
 
-def global_average_pool(site: LoweringSite) -> None:
+def global_average_pool(context: LoweringContext) -> None:
     """``Q(GlobalAveragePool(DQ(x)))``.
 
     Against onnxruntime 1.31's kernel, which sums integers too: 0 of 20,000 differ.
     Source: onnxruntime docs/ContribOperators.md, core/mlas/lib/qlgavgpool.cpp.
     """
-    _average(site, "GlobalAveragePool")
+    _average(context, "GlobalAveragePool")
 
 
-def nhwc_max_pool(site: LoweringSite) -> None:
+def nhwc_max_pool(context: LoweringContext) -> None:
     """``MaxPool`` of stored integers between transpositions. Exact.
 
     Source: onnxruntime docs/ContribOperators.md.
     """
-    rank = len(site.ints("kernel_shape", ())) + 2
-    x = transposed(site, site.input(0), to_first(rank))
-    y = site.op("MaxPool", [x], **site.same_attributes())
-    transposed(site, y, to_last(rank), site.proto.output[0])
+    rank = len(context.ints("kernel_shape", ())) + 2
+    x = transposed(context, context.input(0), to_first(rank))
+    y = context.op("MaxPool", [x], **context.same_attributes())
+    transposed(context, y, to_last(rank), context.proto.output[0])

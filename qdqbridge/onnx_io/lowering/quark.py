@@ -6,28 +6,28 @@ from collections.abc import Callable
 
 from onnx import TensorProto
 
-from qdqbridge.onnx_io.lowering.site import MICROSOFT, LoweringSite
+from qdqbridge.onnx_io.lowering.context import MICROSOFT, LoweringContext
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
-def extended(op_type: str) -> Callable[[LoweringSite], None]:
+def extended(op_type: str) -> Callable[[LoweringContext], None]:
     """Returns the lowering to QuantizeLinear or DequantizeLinear."""
 
-    def lower(site: LoweringSite) -> None:
+    def lower(context: LoweringContext) -> None:
         """The same node under its usual name; storage types are checked where it is read.
 
         Source: AMD Quark, quark/onnx/operators/custom_ops.
         """
-        axis = site.int_("axis", 1)
-        kind = site.known.element_type(site.input(2)) if site.input(2) else 0
+        axis = context.int_("axis", 1)
+        kind = context.known.element_type(context.input(2)) if context.input(2) else 0
         if kind in _FLOATS:
-            raise site.refusal(
+            raise context.refusal(
                 f"storage in {TensorProto.DataType.Name(kind).lower()}",
-                f"its zero point '{site.input(2)}' is of that type",
+                f"its zero point '{context.input(2)}' is of that type",
                 "export with integers, or with 8-bit floats",
             )
-        inputs = list(site.proto.input)
-        site.op(op_type, inputs, site.proto.output[0], domain=MICROSOFT, axis=axis)
+        inputs = list(context.proto.input)
+        context.op(op_type, inputs, context.proto.output[0], domain=MICROSOFT, axis=axis)
 
     return lower

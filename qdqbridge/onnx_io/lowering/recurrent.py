@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from onnx import NodeProto
 
+from qdqbridge.onnx_io.lowering.context import LoweringContext
 from qdqbridge.onnx_io.lowering.layout import Perm, transposed
-from qdqbridge.onnx_io.lowering.site import LoweringSite
 
 _BATCH_SECOND: Perm = (1, 0, 2)
 _OPERANDS = (0, 5, 6)
@@ -20,23 +20,23 @@ _RESULTS: Mapping[int, Perm] = {0: (2, 0, 1, 3), 1: _BATCH_SECOND, 2: _BATCH_SEC
 """From (steps, directions, batch, size) and (directions, batch, size) on."""
 
 
-def steps_first(site: LoweringSite) -> None:
+def steps_first(context: LoweringContext) -> None:
     """Source: ONNX LSTM-22, attribute ``layout``."""
-    node = NodeProto.FromString(site.proto.SerializeToString())
-    if not site.int_("layout", 0):
-        site.known.lowered.append(node)
+    node = NodeProto.FromString(context.proto.SerializeToString())
+    if not context.int_("layout", 0):
+        context.known.lowered.append(node)
         return
     kept = [attribute for attribute in node.attribute if attribute.name != "layout"]
     del node.attribute[:]
     node.attribute.extend(kept)
     for index in _OPERANDS:
-        if site.input(index):
-            node.input[index] = transposed(site, site.input(index), _BATCH_SECOND)
+        if context.input(index):
+            node.input[index] = transposed(context, context.input(index), _BATCH_SECOND)
     first = next(name for name in node.output if name)
     for index, name in enumerate(node.output):
         if name:
-            node.output[index] = site.known.fresh(f"{first}.steps_first")
-    site.known.lowered.append(node)
-    for index, name in enumerate(site.proto.output):
+            node.output[index] = context.known.fresh(f"{first}.steps_first")
+    context.known.lowered.append(node)
+    for index, name in enumerate(context.proto.output):
         if name:
-            transposed(site, node.output[index], _RESULTS[index], name)
+            transposed(context, node.output[index], _RESULTS[index], name)

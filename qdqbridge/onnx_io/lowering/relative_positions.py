@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.onnx_io.lowering.site import LoweringSite
+from qdqbridge.onnx_io.lowering.context import LoweringContext
 
 _MOST = 4096
 """The longest distance, and the most buckets, of which a table is made."""
 
 
-def relative_position_bias(site: LoweringSite) -> None:
+def relative_position_bias(context: LoweringContext) -> None:
     """A number per head and distance of two tokens, distances in buckets that grow with them.
 
     onnxruntime has a kernel for CUDA only. It takes logarithms of float32 at run time; the buckets
@@ -19,39 +19,43 @@ def relative_position_bias(site: LoweringSite) -> None:
     Source: onnxruntime docs/ContribOperators.md, contrib_ops/cuda/bert/relative_attn_bias_impl.cu,
     test/contrib_ops/relative_attention_bias_test.cc.
     """
-    shape, reach = site.known.shape(site.input(0)), site.int_("max_distance", 0)
+    shape, reach = context.known.shape(context.input(0)), context.int_("max_distance", 0)
     extents = () if shape is None else tuple(n for n in shape if isinstance(n, int))
     if shape is None or len(shape) != 2 or len(extents) != 2:
-        raise site.refusal(
+        raise context.refusal(
             "the extents of its bias are unknown",
-            f"input 0 ('{site.input(0)}') has the shape {shape}",
+            f"input 0 ('{context.input(0)}') has the shape {shape}",
             "make it an initializer",
         )
-    both, (buckets, heads) = site.flag("is_bidirectional"), extents
+    both, (buckets, heads) = context.flag("is_bidirectional"), extents
     side = buckets // 2 if both else buckets
     if not 0 < side // 2 < reach <= _MOST or side > _MOST:
-        raise site.refusal(
+        raise context.refusal(
             f"no table is made of {buckets} buckets up to distance {reach}",
             f"half of one side's have to be less than the distance, and both at most {_MOST}",
             "leave it to onnxruntime",
         )
-    queries, keys = (_places(site, index) for index in (1, 2))
-    column = site.op("Reshape", [queries, site.enter(np.array([-1, 1]), "column")])
-    low, high = (site.enter(np.int64(n), "end") for n in (-reach, reach if both else 0))
-    away = site.op("Sub", [keys, column])
-    away = site.op("Min", [site.op("Max", [away, low]), high])
-    index = site.op("Sub", [away, low])
-    table = site.enter(_buckets(side, reach, both=both), "buckets")
-    by_heads = site.enter(np.array([1, heads, buckets]), "heads")
-    bias = site.op("Reshape", [site.input(0), by_heads])
-    site.op("Gather", [bias, site.op("Gather", [table, index])], site.proto.output[0], axis=2)
+    queries, keys = (_places(context, index) for index in (1, 2))
+    column = context.op("Reshape", [queries, context.enter(np.array([-1, 1]), "column")])
+    low, high = (context.enter(np.int64(n), "end") for n in (-reach, reach if both else 0))
+    away = context.op("Sub", [keys, column])
+    away = context.op("Min", [context.op("Max", [away, low]), high])
+    index = context.op("Sub", [away, low])
+    table = context.enter(_buckets(side, reach, both=both), "buckets")
+    by_heads = context.enter(np.array([1, heads, buckets]), "heads")
+    bias = context.op("Reshape", [context.input(0), by_heads])
+    context.op(
+        "Gather", [bias, context.op("Gather", [table, index])], context.proto.output[0], axis=2
+    )
 
 
-def _places(site: LoweringSite, index: int) -> str:
+def _places(context: LoweringContext, index: int) -> str:
     """Returns the tensor of all positions below a length."""
-    length = site.op("Reshape", [site.input(index), site.enter(np.zeros(0, np.int64), "scalar")])
-    zero, one = (site.enter(np.int64(n), "step") for n in (0, 1))
-    return site.op("Range", [zero, length, one])
+    length = context.op(
+        "Reshape", [context.input(index), context.enter(np.zeros(0, np.int64), "scalar")]
+    )
+    zero, one = (context.enter(np.int64(n), "step") for n in (0, 1))
+    return context.op("Range", [zero, length, one])
 
 
 def _buckets(side: int, reach: int, *, both: bool) -> NDArray[np.int64]:

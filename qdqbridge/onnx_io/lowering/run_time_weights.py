@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from qdqbridge.core.graph.types import static_shape
-from qdqbridge.onnx_io.lowering.site import LoweringSite
+from qdqbridge.onnx_io.lowering.context import LoweringContext
 
 _REAL = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
@@ -43,7 +43,7 @@ class Blocks:
         return -(-codes * self.bits // 8)
 
 
-def unpacked_weight(site: LoweringSite, blocks: Blocks) -> str:
+def unpacked_weight(context: LoweringContext, blocks: Blocks) -> str:
     """Returns the real weight ``[N, K]`` of a MatMulNBits.
 
     Where there is a ``g_idx``, onnxruntime 1.32 takes 8 for every packed zero point of 4 bits and
@@ -55,95 +55,95 @@ def unpacked_weight(site: LoweringSite, blocks: Blocks) -> str:
         InvalidModelError: An operand whose shape is known does not fit the attributes.
         UnsupportedQuantization: The weight is not a tensor of bytes.
     """
-    weight, scale, zero_point, order = (site.input(i) for i in range(1, 5))
-    kind = site.known.element_type(scale) or TensorProto.FLOAT
-    if site.known.element_type(weight) not in (0, TensorProto.UINT8) or kind not in _REAL:
-        raise site.refusal(
+    weight, scale, zero_point, order = (context.input(i) for i in range(1, 5))
+    kind = context.known.element_type(scale) or TensorProto.FLOAT
+    if context.known.element_type(weight) not in (0, TensorProto.UINT8) or kind not in _REAL:
+        raise context.refusal(
             "its weight is not a tensor of packed codes",
             f"'{weight}' or its scale '{scale}' has another element type",
             "store the weight as uint8 and its scales as floats",
         )
     rows, padded = blocks.rows, blocks.count * blocks.size
-    codes = _codes(site, weight, blocks, padded, kind)
-    scales = _fitted(site, scale, (rows, blocks.count))
-    zeros = _zero_points(site, zero_point, blocks, kind)
+    codes = _codes(context, weight, blocks, padded, kind)
+    scales = _fitted(context, scale, (rows, blocks.count))
+    zeros = _zero_points(context, zero_point, blocks, kind)
     if order:  # the block of each column
-        every = _groups(site, order, blocks.columns, padded)
-        scales = site.op("Gather", [scales, every], axis=1)
-        zeros = site.op("Gather", [zeros, every], axis=1) if zero_point else zeros
-        codes = _first(site, codes, padded, blocks.columns)
-        return site.op("Mul", [site.op("Sub", [codes, zeros]), scales])
+        every = _groups(context, order, blocks.columns, padded)
+        scales = context.op("Gather", [scales, every], axis=1)
+        zeros = context.op("Gather", [zeros, every], axis=1) if zero_point else zeros
+        codes = _first(context, codes, padded, blocks.columns)
+        return context.op("Mul", [context.op("Sub", [codes, zeros]), scales])
     inner = (rows, blocks.count, 1)
-    codes = _shaped(site, codes, (rows, blocks.count, blocks.size))
-    zeros = _shaped(site, zeros, inner) if zero_point else zeros
-    real = site.op("Mul", [site.op("Sub", [codes, zeros]), _shaped(site, scales, inner)])
-    return _first(site, _shaped(site, real, (rows, padded)), padded, blocks.columns)
+    codes = _shaped(context, codes, (rows, blocks.count, blocks.size))
+    zeros = _shaped(context, zeros, inner) if zero_point else zeros
+    real = context.op("Mul", [context.op("Sub", [codes, zeros]), _shaped(context, scales, inner)])
+    return _first(context, _shaped(context, real, (rows, padded)), padded, blocks.columns)
 
 
-def _groups(site: LoweringSite, name: str, columns: int, padded: int) -> str:
+def _groups(context: LoweringContext, name: str, columns: int, padded: int) -> str:
     """Returns the block of each column; a ``g_idx`` may tell those of the padding, too."""
-    known = static_shape(site.known.shape(name))
+    known = static_shape(context.known.shape(name))
     if known is None or math.prod(known) != padded:
-        return _fitted(site, name, (columns,))
-    begin, end = (site.enter(np.array([n], np.int64), "end") for n in (0, columns))
-    return site.op("Slice", [_fitted(site, name, (padded,)), begin, end])
+        return _fitted(context, name, (columns,))
+    begin, end = (context.enter(np.array([n], np.int64), "end") for n in (0, columns))
+    return context.op("Slice", [_fitted(context, name, (padded,)), begin, end])
 
 
-def _zero_points(site: LoweringSite, name: str, blocks: Blocks, kind: int) -> str:
+def _zero_points(context: LoweringContext, name: str, blocks: Blocks, kind: int) -> str:
     """Returns the zero points ``[N, blocks]`` as floats, or the one that all have."""
     if not name:
-        return site.enter(_number(1 << (blocks.bits - 1), kind), "zero_point")
-    if site.known.element_type(name) in _REAL:
-        fitted = _fitted(site, name, (blocks.rows, blocks.count))
-        return site.op("Cast", [fitted], to=kind)
-    return _codes(site, name, blocks, blocks.count, kind)
+        return context.enter(_number(1 << (blocks.bits - 1), kind), "zero_point")
+    if context.known.element_type(name) in _REAL:
+        fitted = _fitted(context, name, (blocks.rows, blocks.count))
+        return context.op("Cast", [fitted], to=kind)
+    return _codes(context, name, blocks, blocks.count, kind)
 
 
-def _codes(site: LoweringSite, name: str, blocks: Blocks, count: int, kind: int) -> str:
+def _codes(context: LoweringContext, name: str, blocks: Blocks, count: int, kind: int) -> str:
     """Returns the codes of packed rows as floats ``[N, count]``, the lowest bits of a byte first.
 
     Bytes are taken apart by floats, which have every operator that this needs everywhere.
     """
     width = blocks.width(count)
-    rest = site.op("Cast", [_fitted(site, name, (blocks.rows, width))], to=kind)
+    rest = context.op("Cast", [_fitted(context, name, (blocks.rows, width))], to=kind)
     if blocks.bits == 8:
         return rest
-    rest, parts = _shaped(site, rest, (blocks.rows, width, 1)), list[str]()
-    base = site.enter(_number(1 << blocks.bits, kind), "base")
+    rest, parts = _shaped(context, rest, (blocks.rows, width, 1)), list[str]()
+    base = context.enter(_number(1 << blocks.bits, kind), "base")
     for _ in range(8 // blocks.bits - 1):
-        above = site.op("Floor", [site.op("Div", [rest, base])])
-        parts.append(site.op("Sub", [rest, site.op("Mul", [above, base])]))
+        above = context.op("Floor", [context.op("Div", [rest, base])])
+        parts.append(context.op("Sub", [rest, context.op("Mul", [above, base])]))
         rest = above
-    every = site.op("Concat", [*parts, rest], axis=2)
+    every = context.op("Concat", [*parts, rest], axis=2)
     whole = width * 8 // blocks.bits
-    return _first(site, _shaped(site, every, (blocks.rows, whole)), whole, count)
+    return _first(context, _shaped(context, every, (blocks.rows, whole)), whole, count)
 
 
-def _fitted(site: LoweringSite, name: str, shape: Sequence[int]) -> str:
+def _fitted(context: LoweringContext, name: str, shape: Sequence[int]) -> str:
     """Returns an operand in a shape; those of other ranks hold the same elements in order."""
-    known = static_shape(site.known.shape(name))
+    known = static_shape(context.known.shape(name))
     if known is not None and math.prod(known) != math.prod(shape):
-        raise site.fault(
+        raise context.fault(
             f"'{name}' does not fit N, K and block_size",
             why=f"it has the shape {known}; {math.prod(shape)} elements are needed",
             fix="correct the attributes, or quantize the weight again",
         )
-    return name if known == tuple(shape) else _shaped(site, name, shape)
+    return name if known == tuple(shape) else _shaped(context, name, shape)
 
 
-def _shaped(site: LoweringSite, name: str, shape: Sequence[int]) -> str:
-    return site.op("Reshape", [name, site.enter(np.array(shape, np.int64), "shape")])
+def _shaped(context: LoweringContext, name: str, shape: Sequence[int]) -> str:
+    return context.op("Reshape", [name, context.enter(np.array(shape, np.int64), "shape")])
 
 
-def _first(site: LoweringSite, name: str, count: int, wanted: int) -> str:
+def _first(context: LoweringContext, name: str, count: int, wanted: int) -> str:
     """Returns the first columns of a matrix of ``count``."""
     if count == wanted:
         return name
     begin, end, axis = (
-        site.enter(np.array([number], np.int64), what)
+        context.enter(np.array([number], np.int64), what)
         for number, what in ((0, "begin"), (wanted, "end"), (1, "axis"))
     )
-    return site.op("Slice", [name, begin, end, axis])
+    return context.op("Slice", [name, begin, end, axis])
 
 
 def _number(value: int, kind: int) -> NDArray[Any]:

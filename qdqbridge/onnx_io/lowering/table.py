@@ -21,7 +21,7 @@ from qdqbridge.onnx_io.lowering import (
     recurrent,
     relative_positions,
 )
-from qdqbridge.onnx_io.lowering.site import MICROSOFT, LoweringSite
+from qdqbridge.onnx_io.lowering.context import MICROSOFT, LoweringContext
 
 _MANY = 1 << 30
 
@@ -44,13 +44,13 @@ class Lowering:
     op_type: str
     least: int
     most: int
-    apply: Callable[[LoweringSite], None]
+    apply: Callable[[LoweringContext], None]
     before: int = 0
     optional: tuple[int, ...] = ()
 
 
 def _microsoft(
-    op_type: str, least: int, most: int, apply: Callable[[LoweringSite], None], *optional: int
+    op_type: str, least: int, most: int, apply: Callable[[LoweringContext], None], *optional: int
 ) -> Lowering:
     return Lowering(MICROSOFT, op_type, least, most, apply, optional=optional)
 

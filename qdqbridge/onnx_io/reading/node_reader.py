@@ -30,10 +30,10 @@ from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.control_flow.body_form import with_plain_bodies
 from qdqbridge.onnx_io.control_flow.branches import taken_branch
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS, plain_domain
-from qdqbridge.onnx_io.foreign.operators import foreign_node
-from qdqbridge.onnx_io.foreign.versions import with_older_reductions
 from qdqbridge.onnx_io.lowering import refusal
 from qdqbridge.onnx_io.lowering.table import lowering_of
+from qdqbridge.onnx_io.opaque.operators import opaque_node
+from qdqbridge.onnx_io.opaque.versions import with_older_reductions
 from qdqbridge.onnx_io.reading.constants import constant_of_node, is_constant
 from qdqbridge.onnx_io.reading.declared import check_moved, check_quantizes
 from qdqbridge.onnx_io.reading.older_forms import NewForm, in_new_form
@@ -201,7 +201,7 @@ class NodeReader:
             older = with_older_reductions(proto, view.opset, operands, outer)
             if older is not None:
                 proto, view.opset = older, AXES_OPERAND - 1
-            found = foreign_node(proto, view.opset, operands, captured, self.file)
+            found = opaque_node(proto, view.opset, operands, captured, self.file)
             op, attributes, operands = found
             if view.domain and schema_of(view.op_type, view.domain, view.opset) is None:
                 self.unknown.setdefault((view.domain, view.op_type), []).append(view.name)
@@ -234,7 +234,7 @@ class NodeReader:
         whole.output[:] = named
         operands = self._plain_operands(operands)
         captured = [self._plain(self.values[name]) for name in captured_names(proto)]
-        op, attributes, operands = foreign_node(whole, view.opset, operands, captured, self.file)
+        op, attributes, operands = opaque_node(whole, view.opset, operands, captured, self.file)
         opset = self.opset if view.domain else view.opset
         made = self.results.of(whole, op, attributes, operands, self.values, opset)
         self.values |= {value.name: value for value in made if value.name in self.unread}

@@ -73,9 +73,9 @@ def in_new_form(
     found = None if schema is None else FORMS.get(node.op_type)
     if schema is None or found is None or schema.since_version >= found[0]:
         return NewForm(None, new)
-    site = OldNode(node, int(schema.since_version), fresh, shape, element_type)
-    found[1](site)
-    return NewForm(site.made, max(new, site.opset, _LATER.get(node.op_type, 0)))
+    context = OldNode(node, int(schema.since_version), fresh, shape, element_type)
+    found[1](context)
+    return NewForm(context.made, max(new, context.opset, _LATER.get(node.op_type, 0)))
 
 
 def renewed(model: ModelProto, file: str) -> ModelProto:

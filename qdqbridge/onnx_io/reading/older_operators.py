@@ -118,230 +118,230 @@ class OldNode:
         self.made.append(node)
 
 
-def _same(site: OldNode) -> None:
+def _same(context: OldNode) -> None:
     """Attributes that said nothing are gone (``consumed_inputs``, ``is_test``)."""
     for name in ("consumed_inputs", "is_test"):
-        site.take(name)
-    site.end(site.node.input)
+        context.take(name)
+    context.end(context.node.input)
 
 
-def _broadcasting(site: OldNode) -> None:
+def _broadcasting(context: OldNode) -> None:
     """Before opset 7 broadcasting was an attribute: b's axes begin at ``axis`` of a."""
-    site.take("consumed_inputs")
-    broadcast, axis = site.take("broadcast", 0), site.take("axis")
-    a, b = site.node.input
+    context.take("consumed_inputs")
+    broadcast, axis = context.take("broadcast", 0), context.take("axis")
+    a, b = context.node.input
     if broadcast and axis is not None:
-        first, second = site.rank(a), site.rank(b)
+        first, second = context.rank(a), context.rank(b)
         behind = first - (axis + first if axis < 0 else axis) - second
         if behind > 0:
-            b = site.add("Unsqueeze", [b, site.ints(range(second, second + behind))])
-    site.end([a, b])
+            b = context.add("Unsqueeze", [b, context.ints(range(second, second + behind))])
+    context.end([a, b])
 
 
-def _gemm(site: OldNode) -> None:
-    site.take("broadcast")
-    site.end(site.node.input)
+def _gemm(context: OldNode) -> None:
+    context.take("broadcast")
+    context.end(context.node.input)
 
 
-def _prelu(site: OldNode) -> None:
+def _prelu(context: OldNode) -> None:
     """Before opset 7 a vector of slopes belonged to the channels."""
-    site.take("consumed_inputs")
-    x, slope = site.node.input
-    behind = site.rank(x) - 2
-    if site.rank(slope) == 1 and behind > 0:
-        slope = site.add("Unsqueeze", [slope, site.ints(range(1, behind + 1))])
-    site.end([x, slope])
+    context.take("consumed_inputs")
+    x, slope = context.node.input
+    behind = context.rank(x) - 2
+    if context.rank(slope) == 1 and behind > 0:
+        slope = context.add("Unsqueeze", [slope, context.ints(range(1, behind + 1))])
+    context.end([x, slope])
 
 
-def _clip(site: OldNode) -> None:
-    site.take("consumed_inputs")
-    bounds = [site.take(name) for name in ("min", "max")]
-    names = ["" if bound is None else site.constant(site.real(bound)) for bound in bounds]
-    site.end([site.input(0), *names])
+def _clip(context: OldNode) -> None:
+    context.take("consumed_inputs")
+    bounds = [context.take(name) for name in ("min", "max")]
+    names = ["" if bound is None else context.constant(context.real(bound)) for bound in bounds]
+    context.end([context.input(0), *names])
 
 
-def _selu(site: OldNode) -> None:
-    site.take("consumed_inputs")
-    alpha, gamma = site.take("alpha", 1.6732), site.take("gamma", 1.0507)
-    site.end(site.node.input, alpha=alpha, gamma=gamma)
+def _selu(context: OldNode) -> None:
+    context.take("consumed_inputs")
+    alpha, gamma = context.take("alpha", 1.6732), context.take("gamma", 1.0507)
+    context.end(context.node.input, alpha=alpha, gamma=gamma)
 
 
-def _cast(site: OldNode) -> None:
-    to = site.take("to")
-    site.end(site.node.input, to=TensorProto.DataType.Value(str(to)))
+def _cast(context: OldNode) -> None:
+    to = context.take("to")
+    context.end(context.node.input, to=TensorProto.DataType.Value(str(to)))
 
 
-def _concat(site: OldNode) -> None:
-    site.end(site.node.input, axis=site.take("axis", 1))
+def _concat(context: OldNode) -> None:
+    context.end(context.node.input, axis=context.take("axis", 1))
 
 
-def _dropout(site: OldNode) -> None:
+def _dropout(context: OldNode) -> None:
     """Before opset 12 in inference: the identity; the mask is empty, as onnxruntime makes it."""
-    if site.since < 7 and not site.take("is_test", 0):
+    if context.since < 7 and not context.take("is_test", 0):
         raise NoNewForm("it is in training mode")
-    x, outputs = site.input(0), site.node.output
+    x, outputs = context.input(0), context.node.output
     if len(outputs) > 1 and outputs[1]:
-        shape = site.add("Shape", [x])
-        zero = np.zeros(1, np.bool_) if site.since >= 10 else site.real(0).reshape(1)
+        shape = context.add("Shape", [x])
+        zero = np.zeros(1, np.bool_) if context.since >= 10 else context.real(0).reshape(1)
         value = helper.make_attribute("value", numpy_helper.from_array(zero))
         node = helper.make_node("ConstantOfShape", [shape], outputs[1:2])
         node.attribute.append(value)
-        site.made.append(node)
-    site.attributes.clear()
-    site.end([x], "Identity", results=1)
+        context.made.append(node)
+    context.attributes.clear()
+    context.end([x], "Identity", results=1)
 
 
-def _batch_normalization(site: OldNode) -> None:
+def _batch_normalization(context: OldNode) -> None:
     for name in ("consumed_inputs", "is_test"):
-        site.take(name)
-    if not site.take("spatial", 1):
+        context.take(name)
+    if not context.take("spatial", 1):
         raise NoNewForm("it normalizes every position on its own (spatial=0)")
-    training = sum(1 for name in site.node.output if name) > 1
-    site.end(site.node.input, results=0 if training else 1)
+    training = sum(1 for name in context.node.output if name) > 1
+    context.end(context.node.input, results=0 if training else 1)
 
 
-def _pad(site: OldNode) -> None:
-    pads = site.take("pads", None) or site.take("paddings", None)
-    value = site.constant(site.real(site.take("value", 0.0)))
-    site.end([site.input(0), site.ints(pads or []), value])
+def _pad(context: OldNode) -> None:
+    pads = context.take("pads", None) or context.take("paddings", None)
+    value = context.constant(context.real(context.take("value", 0.0)))
+    context.end([context.input(0), context.ints(pads or []), value])
 
 
-def _slice(site: OldNode) -> None:
-    starts, ends = site.take("starts"), site.take("ends")
-    axes = site.take("axes", list(range(len(starts))))
-    site.end([site.input(0), *(site.ints(each) for each in (starts, ends, axes))])
+def _slice(context: OldNode) -> None:
+    starts, ends = context.take("starts"), context.take("ends")
+    axes = context.take("axes", list(range(len(starts))))
+    context.end([context.input(0), *(context.ints(each) for each in (starts, ends, axes))])
 
 
-def _split(site: OldNode) -> None:
-    sizes = site.take("split")
-    axis = site.take("axis", 0)
-    given = site.ints(sizes) if sizes else site.input(1)
-    site.end([site.input(0), given], axis=axis)
+def _split(context: OldNode) -> None:
+    sizes = context.take("split")
+    axis = context.take("axis", 0)
+    given = context.ints(sizes) if sizes else context.input(1)
+    context.end([context.input(0), given], axis=axis)
 
 
-def _axes(site: OldNode) -> None:
+def _axes(context: OldNode) -> None:
     """Axes are an operand (Squeeze, Unsqueeze, ReduceSum)."""
-    axes = site.take("axes")
-    site.end([site.input(0), "" if axes is None else site.ints(axes)])
+    axes = context.take("axes")
+    context.end([context.input(0), "" if axes is None else context.ints(axes)])
 
 
-def _coerced(site: OldNode) -> None:
+def _coerced(context: OldNode) -> None:
     """Softmax and its like before opset 13: over all axes from ``axis`` on together."""
-    x, axis = site.input(0), site.take("axis", 1)
-    shape = site.shape(x)
+    x, axis = context.input(0), context.take("axis", 1)
+    shape = context.shape(x)
     if shape is not None and axis in (len(shape) - 1, -1):
-        site.end([x], axis=-1)
+        context.end([x], axis=-1)
         return
     if shape is not None and axis < 0:
         axis += len(shape)
     if shape is not None and 0 in shape:
-        site.end([x], "Identity")
+        context.end([x], "Identity")
         return
-    result = site.add(site.node.op_type, [site.add("Flatten", [x], axis=axis)], axis=1)
+    result = context.add(context.node.op_type, [context.add("Flatten", [x], axis=axis)], axis=1)
     if shape is not None and sum(isinstance(extent, str) for extent in shape) < 2:
-        target = site.ints([-1 if isinstance(extent, str) else extent for extent in shape])
-        site.end([result, target], "Reshape")
+        target = context.ints([-1 if isinstance(extent, str) else extent for extent in shape])
+        context.end([result, target], "Reshape")
         return
-    site.opset = 14  # a 0 copies no extent of the matrix
-    site.end([result, site.add("Shape", [x])], "Reshape", allowzero=1)
+    context.opset = 14  # a 0 copies no extent of the matrix
+    context.end([result, context.add("Shape", [x])], "Reshape", allowzero=1)
 
 
-def _erf(site: OldNode) -> None:
+def _erf(context: OldNode) -> None:
     """Erf of integers, which ONNX's reference computes in float64 and cuts off."""
-    x = site.input(0)
-    kind = site.element_type(x)
+    x = context.input(0)
+    kind = context.element_type(x)
     if kind in (TensorProto.UNDEFINED, *_FLOATS):
-        site.end([x])
+        context.end([x])
         return
-    result = site.add("Erf", [site.add("Cast", [x], to=TensorProto.DOUBLE)])
-    site.end([result], "Cast", to=kind)
+    result = context.add("Erf", [context.add("Cast", [x], to=TensorProto.DOUBLE)])
+    context.end([result], "Cast", to=kind)
 
 
-def _upsample(site: OldNode) -> None:
+def _upsample(context: OldNode) -> None:
     """Resize by asymmetric coordinates; nearest takes the floor of them."""
-    mode = site.take("mode", "nearest")
-    scales = site.input(1)
-    if site.since == 1:
-        height, width = site.take("height_scale"), site.take("width_scale")
-        scales = site.constant(np.array([1, 1, height, width], np.float32))
-    elif site.since < 9:
-        scales = site.constant(np.array(site.take("scales"), np.float32))
-    _asymmetric(site, site.input(0), scales, mode, "floor")
+    mode = context.take("mode", "nearest")
+    scales = context.input(1)
+    if context.since == 1:
+        height, width = context.take("height_scale"), context.take("width_scale")
+        scales = context.constant(np.array([1, 1, height, width], np.float32))
+    elif context.since < 9:
+        scales = context.constant(np.array(context.take("scales"), np.float32))
+    _asymmetric(context, context.input(0), scales, mode, "floor")
 
 
-def _resize(site: OldNode) -> None:
+def _resize(context: OldNode) -> None:
     """Resize of opset 10; nearest truncates going up and rounds up going down, axis by axis."""
-    mode, x, scales = site.take("mode", "nearest"), site.input(0), site.input(1)
+    mode, x, scales = context.take("mode", "nearest"), context.input(0), context.input(1)
     if mode != "nearest":
-        _asymmetric(site, x, scales, mode, "floor")
+        _asymmetric(context, x, scales, mode, "floor")
         return
-    one = site.constant(np.ones(1, np.float32))
-    smaller = site.add("Min", [scales, one])
-    down = site.add(
+    one = context.constant(np.ones(1, np.float32))
+    smaller = context.add("Min", [scales, one])
+    down = context.add(
         "Resize", [x, "", smaller],
         mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode="ceil",
     )  # fmt: skip
-    _asymmetric(site, down, site.add("Max", [scales, one]), mode, "floor")
+    _asymmetric(context, down, context.add("Max", [scales, one]), mode, "floor")
 
 
-def _asymmetric(site: OldNode, x: str, scales: str, mode: str, nearest: str) -> None:
+def _asymmetric(context: OldNode, x: str, scales: str, mode: str, nearest: str) -> None:
     mode = "linear" if mode in ("linear", "bilinear") else mode
-    site.end(
+    context.end(
         [x, "", scales], "Resize",
         mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode=nearest,
     )  # fmt: skip
 
 
-def _scatter(site: OldNode) -> None:
-    site.end(site.node.input, "ScatterElements")
+def _scatter(context: OldNode) -> None:
+    context.end(context.node.input, "ScatterElements")
 
 
-def _top_k(site: OldNode) -> None:
-    if site.since == 1:
-        site.end([site.input(0), site.ints([site.take("k")])])
+def _top_k(context: OldNode) -> None:
+    if context.since == 1:
+        context.end([context.input(0), context.ints([context.take("k")])])
         return
-    site.end(site.node.input)
+    context.end(context.node.input)
 
 
-def _reshape(site: OldNode) -> None:
-    site.take("consumed_inputs")
-    site.end([site.input(0), site.ints(site.take("shape", []))])
+def _reshape(context: OldNode) -> None:
+    context.take("consumed_inputs")
+    context.end([context.input(0), context.ints(context.take("shape", []))])
 
 
-def _recurrent(site: OldNode) -> None:
-    site.take("output_sequence")
-    direction = site.take("direction", "forward")
-    site.end(site.node.input, direction="forward" if direction == "foward" else direction)
+def _recurrent(context: OldNode) -> None:
+    context.take("output_sequence")
+    direction = context.take("direction", "forward")
+    context.end(context.node.input, direction="forward" if direction == "foward" else direction)
 
 
-def _power(site: OldNode) -> None:
-    power = site.take("p", 2.0)
-    site.end(site.node.input, p=int(power))
+def _power(context: OldNode) -> None:
+    power = context.take("p", 2.0)
+    context.end(context.node.input, p=int(power))
 
 
-def _roi_align(site: OldNode) -> None:
+def _roi_align(context: OldNode) -> None:
     """Before opset 16 without the half pixel."""
-    site.end(site.node.input, coordinate_transformation_mode="output_half_pixel")
+    context.end(context.node.input, coordinate_transformation_mode="output_half_pixel")
 
 
-def _fourier(site: OldNode) -> None:
+def _fourier(context: OldNode) -> None:
     """Before opset 20 the axis was an attribute."""
-    axis = site.constant(np.array(site.take("axis", 1), np.int64))
-    site.end([site.input(0), site.input(1), axis])
+    axis = context.constant(np.array(context.take("axis", 1), np.int64))
+    context.end([context.input(0), context.input(1), axis])
 
 
-def _scan(site: OldNode) -> None:
+def _scan(context: OldNode) -> None:
     """Scan of opset 8 works on a batch: a Scan over axis 0 of Scans over what is axis 1 in all."""
-    if site.input(0):
+    if context.input(0):
         raise NoNewForm("its sequences have lengths of their own")
-    body, count = site.take("body"), site.take("num_scan_inputs")
-    directions = site.take("directions")
-    fresh, operands = site.fresh, list(site.node.input[1:])
+    body, count = context.take("body"), context.take("num_scan_inputs")
+    directions = context.take("directions")
+    fresh, operands = context.fresh, list(context.node.input[1:])
     ranks = [_dims(value) for value in body.input]
     states = len(operands) - count
     inner_in = [fresh(f"{name}.row") for name in operands]
     results = len(body.output)
-    inner_out = [fresh(f"{site.node.output[0]}.row") for _ in range(results)]
+    inner_out = [fresh(f"{context.node.output[0]}.row") for _ in range(results)]
     inner = helper.make_node(
         "Scan", inner_in, inner_out, body=body, num_scan_inputs=count,
         **({"scan_input_directions": directions} if directions else {}),
@@ -355,7 +355,7 @@ def _scan(site: OldNode) -> None:
         for index, (name, value) in enumerate(zip(inner_out, body.output, strict=True))
     ]
     outer = helper.make_graph([inner], "batch", inputs, outputs)
-    site.end(operands, body=outer, num_scan_inputs=len(operands))
+    context.end(operands, body=outer, num_scan_inputs=len(operands))
 
 
 def _dims(value: Any) -> list[Any] | None:

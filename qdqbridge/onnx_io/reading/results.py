@@ -44,7 +44,6 @@ from qdqbridge.core.ops.shape_values import (
 from qdqbridge.errors import InvalidModelError, QdqBridgeError
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.domains import plain_domain
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
 from qdqbridge.onnx_io.inference.node_types import Extents as Open
 from qdqbridge.onnx_io.inference.node_types import (
     Inferred,
@@ -54,6 +53,7 @@ from qdqbridge.onnx_io.inference.node_types import (
     tensor_type,
 )
 from qdqbridge.onnx_io.inference.shapes import TypeAndShape
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.onnx_io.reading.constants import Folding
 from qdqbridge.onnx_io.reading.structure import captured_names, describe
 from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx, onnx_name
@@ -334,7 +334,7 @@ class Results:
         if node.output.type.dtype not in _NUMBERS or node.output.quant is not None:
             return []
         attributes, name = node.attributes, node.op.name.rpartition("::")[2]
-        if isinstance(attributes, ForeignAttrs) and attributes.domain:
+        if isinstance(attributes, OpaqueAttrs) and attributes.domain:
             return []
         if isinstance(attributes, ShapeAttrs):
             return [shape_extents(attributes, node.operand(0).type.shape)]
@@ -390,7 +390,7 @@ def _origin(
     run_time = isinstance(attributes, ReshapeAttrs | ExpandAttrs) and attributes.shape is None
     if (
         run_time
-        or isinstance(attributes, ForeignAttrs)
+        or isinstance(attributes, OpaqueAttrs)
         or any(value is not None and value.type.shape is None for value in operands)
     ):
         return (name,)

@@ -10,8 +10,8 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION, RMS_NORMALIZATION
 from qdqbridge.core.ops.unary import GELU, SWISH
+from qdqbridge.onnx_io.lowering.context import MICROSOFT
 from qdqbridge.onnx_io.lowering.normalization import BIAS_GELU, DATA, WITH_BIAS
-from qdqbridge.onnx_io.lowering.site import MICROSOFT
 
 BEFORE = "before 17"
 """The variant of a LayerNormalization of an opset that does not have it."""

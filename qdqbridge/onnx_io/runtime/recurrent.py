@@ -17,8 +17,8 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.edit import link, unlink
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.types import TensorType
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs, foreign_attributes
-from qdqbridge.onnx_io.foreign.operators import foreign_operator
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs, opaque_attributes
+from qdqbridge.onnx_io.opaque.operators import opaque_operator
 
 _DOMAIN, _DYNAMIC = "com.microsoft", "DynamicQuantizeLSTM"
 _OWN = 8
@@ -28,7 +28,7 @@ _OWN = 8
 def is_lstm(node: Node) -> bool:
     """True for an LSTM of ONNX's whose sequences lie along axis 0."""
     record = node.attributes
-    if not isinstance(record, ForeignAttrs) or (record.domain, record.op_type) != ("", "LSTM"):
+    if not isinstance(record, OpaqueAttrs) or (record.domain, record.op_type) != ("", "LSTM"):
         return False
     return not record.node.integers().get("layout", 0)
 
@@ -45,7 +45,7 @@ def read_dynamically(
         weights: Its two weights, int8 around zero, as it has them.
         scales: Of each, one for every element of every gate.
     """
-    old = node.record(ForeignAttrs).node.proto()
+    old = node.record(OpaqueAttrs).node.proto()
     operands: list[Value | None] = [*node.inputs, *[None] * (_OWN - len(node.inputs))]
     directions = weights[0].shape[0]
     for index, weight, scale in zip((1, 2), weights, scales, strict=True):
@@ -58,8 +58,8 @@ def read_dynamically(
     new.input.extend("" if v is None else f"in_{i}" for i, v in enumerate(operands))
     new.attribute.extend(a for a in old.attribute if a.name != "layout")
     unlink(node)
-    node.op = foreign_operator(_DOMAIN, _DYNAMIC)
-    node.attributes, node.inputs = foreign_attributes(new, 1), operands
+    node.op = opaque_operator(_DOMAIN, _DYNAMIC)
+    node.attributes, node.inputs = opaque_attributes(new, 1), operands
     link(node)
 
 

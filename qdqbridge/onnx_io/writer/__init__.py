@@ -22,7 +22,7 @@ from qdqbridge.onnx_io.writer.opset import (
     untaken,
 )
 from qdqbridge.onnx_io.writer.options import ONNXRUNTIME, WriterOptions
-from qdqbridge.onnx_io.writer.sheet import Sheet, plain_type
+from qdqbridge.onnx_io.writer.spec import GraphSpec, plain_type
 
 _MICROSOFT = "com.microsoft"
 
@@ -40,23 +40,23 @@ def to_proto(
     Raises:
         UnsupportedTargetError: ONNX cannot express the graph, or not in that opset.
     """
-    return model_of(sheet_of(graph, options, opset), graph)
+    return model_of(spec_of(graph, options, opset), graph)
 
 
-def model_of(sheet: Sheet, graph: Graph) -> ModelProto:
+def model_of(spec: GraphSpec, graph: Graph) -> ModelProto:
     """Returns the model of a sheet in memory, with all its tensors.
 
     Args:
-        sheet: The rows.
+        spec: The rows.
         graph: What they are of: its name and metadata become the file's.
     """
-    model = model_without_tensors(sheet, graph.name, graph.metadata)
-    for name, constant in sheet.constants.items():
+    model = model_without_tensors(spec, graph.name, graph.metadata)
+    for name, constant in spec.constants.items():
         model.graph.initializer.append(proto_from_constant(name, constant))
     return model
 
 
-def sheet_of(graph: Graph, options: WriterOptions, opset: int | None = None) -> Sheet:
+def spec_of(graph: Graph, options: WriterOptions, opset: int | None = None) -> GraphSpec:
     """Returns the rows of a graph.
 
     Args:
@@ -70,18 +70,18 @@ def sheet_of(graph: Graph, options: WriterOptions, opset: int | None = None) -> 
     contrib, packed, newest = options.contrib, options.packed, options.newest
     if opset is not None:
         given = check_opset(graph, opset, contrib=contrib, packed=packed)
-        sheet = filled(graph, options, given)
-        if given < graph.opset and (reason := untaken(sheet)):
+        spec = filled(graph, options, given)
+        if given < graph.opset and (reason := untaken(spec)):
             raise _too_old(graph, given, reason)
-        return sheet
+        return spec
     limit, reader = (None, "ONNX") if newest is None else (newest.opset, newest.runtime)
     chosen = choose_opset(graph, contrib=contrib, packed=packed, newest=limit, reader=reader)
-    sheet = filled(graph, options, chosen)
-    if chosen < graph.opset and (reason := untaken(sheet)):
+    spec = filled(graph, options, chosen)
+    if chosen < graph.opset and (reason := untaken(spec)):
         if limit is not None and graph.opset > limit:
             raise _too_old(graph, chosen, reason)
-        sheet = filled(graph, options, choose_opset(graph, contrib=contrib, packed=packed))
-    return sheet
+        spec = filled(graph, options, choose_opset(graph, contrib=contrib, packed=packed))
+    return spec
 
 
 def _too_old(graph: Graph, opset: int, reason: str) -> UnsupportedTargetError:
@@ -93,19 +93,19 @@ def _too_old(graph: Graph, opset: int, reason: str) -> UnsupportedTargetError:
     )
 
 
-def filled(graph: Graph, options: WriterOptions, opset: int) -> Sheet:
+def filled(graph: Graph, options: WriterOptions, opset: int) -> GraphSpec:
     """Returns the rows of a graph in an opset that can express it."""
-    sheet = Sheet(imports=imports_of(graph.nodes, opset))
+    spec = GraphSpec(imports=imports_of(graph.nodes, opset))
     contrib = options.contrib and needs_contrib(graph, opset)
     if contrib:
-        sheet.imports.setdefault(_MICROSOFT, 1)
+        spec.imports.setdefault(_MICROSOFT, 1)
     domain = _MICROSOFT if contrib else ""
-    writer = NodeWriter(graph.nodes, TensorNames(graph), opset, options, sheet, domain)
+    writer = NodeWriter(graph.nodes, TensorNames(graph), opset, options, spec, domain)
     for value in graph.inputs:
-        sheet.inputs.append(value.name)
-        sheet.types[value.name] = plain_type(value)
+        spec.inputs.append(value.name)
+        spec.types[value.name] = plain_type(value)
     writer.write(graph.nodes, graph.outputs)
     for name, value in zip(graph.output_names, graph.outputs, strict=True):
-        sheet.outputs.append(name)
+        spec.outputs.append(name)
         writer.output(name, value)
-    return sheet
+    return spec

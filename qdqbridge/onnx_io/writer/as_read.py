@@ -8,7 +8,7 @@ from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.graph.types import NestedType
 from qdqbridge.onnx_io.file_nodes import FileNodes
-from qdqbridge.onnx_io.writer.sheet import NodeRow, Sheet, output_type, plain_type
+from qdqbridge.onnx_io.writer.spec import GraphSpec, NodeRow, output_type, plain_type
 
 
 def form_as_read(graph: Graph) -> FileNodes | None:
@@ -26,7 +26,7 @@ def form_as_read(graph: Graph) -> FileNodes | None:
     return kept.form
 
 
-def sheet_as_read(graph: Graph, form: FileNodes) -> Sheet:
+def spec_as_read(graph: Graph, form: FileNodes) -> GraphSpec:
     """Returns the sheet of a file's own nodes; the interface is the graph's.
 
     Args:
@@ -37,7 +37,7 @@ def sheet_as_read(graph: Graph, form: FileNodes) -> Sheet:
     types.update((value.name, plain_type(value)) for value in graph.inputs)
     named = zip(graph.output_names, graph.outputs, strict=True)
     types.update((name, output_type(value)) for name, value in named)
-    return Sheet(
+    return GraphSpec(
         inputs=[value.name for value in graph.inputs],
         outputs=list(graph.output_names),
         nodes=[_row(node) for node in form.nodes],

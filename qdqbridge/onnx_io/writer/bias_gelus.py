@@ -12,10 +12,10 @@ from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.elementwise import ADD
 from qdqbridge.core.ops.unary import GELU
+from qdqbridge.onnx_io.lowering.context import MICROSOFT
 from qdqbridge.onnx_io.lowering.normalization import BIAS_GELU, DATA, WITH_BIAS
-from qdqbridge.onnx_io.lowering.site import MICROSOFT
 from qdqbridge.onnx_io.writer.rows import RowWriter, real_dtype
-from qdqbridge.onnx_io.writer.sheet import NodeRow
+from qdqbridge.onnx_io.writer.spec import NodeRow
 
 _NAMES = {BIAS_GELU: "BiasGelu", f"FastGelu{WITH_BIAS}": "FastGelu"}
 """By variant: the operator that adds a bias first."""
@@ -84,6 +84,6 @@ def bias_gelu_row(writer: RowWriter, whole: BiasGelu) -> None:
     name, metadata = writer.identity(gelu, f"{result}_{gelu.op.name}")
     inputs = [writer.real(value, dtype) for value in (whole.data, whole.bias)]
     row = NodeRow(whole.name, inputs, [result], {}, name, metadata, domain=MICROSOFT)
-    writer.sheet.nodes.append(row)
-    writer.sheet.imports.setdefault(MICROSOFT, 1)
-    writer.sheet.types[result] = TensorType(gelu.output.type.dtype, gelu.output.type.shape)
+    writer.spec.nodes.append(row)
+    writer.spec.imports.setdefault(MICROSOFT, 1)
+    writer.spec.types[result] = TensorType(gelu.output.type.dtype, gelu.output.type.shape)

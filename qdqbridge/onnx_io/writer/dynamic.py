@@ -27,7 +27,7 @@ from qdqbridge.onnx_io.codecs import encode
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
 from qdqbridge.onnx_io.writer.names import stem
 from qdqbridge.onnx_io.writer.rows import RowWriter
-from qdqbridge.onnx_io.writer.sheet import NodeRow
+from qdqbridge.onnx_io.writer.spec import NodeRow
 
 Quantized = tuple[str, str, str]
 """The tensors of codes, scale and zero point."""
@@ -80,12 +80,12 @@ def _quantized(writer: RowWriter, x: Value) -> Quantized:
             writer.free.take(f"{base}_{what}") for what in ("quantized", "scale", "zero_point")
         ]
         name = writer.node_names.take(f"{base}_QuantizeLinear")
-        writer.sheet.nodes.append(NodeRow("DynamicQuantizeLinear", [source], names, {}, name, ()))
+        writer.spec.nodes.append(NodeRow("DynamicQuantizeLinear", [source], names, {}, name, ()))
         types = (
             TensorType(DType.UINT8, x.type.shape), TensorType(DType.FLOAT32, ()),
             TensorType(DType.UINT8, ()),
         )  # fmt: skip
-        writer.sheet.types.update(zip(names, types, strict=True))
+        writer.spec.types.update(zip(names, types, strict=True))
         writer.dynamic[x] = (names[0], names[1], names[2])
     return writer.dynamic[x]
 

@@ -21,55 +21,55 @@ from qdqbridge.onnx_io.inference.dropped_windows import leave_open
 from qdqbridge.onnx_io.inference.node_types import nested_proto
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
 from qdqbridge.onnx_io.writer.opset import ir_version_of
-from qdqbridge.onnx_io.writer.sheet import NodeRow, Sheet
+from qdqbridge.onnx_io.writer.spec import GraphSpec, NodeRow
 
 _PRODUCER = "qdqbridge"
 
 
-def model_without_tensors(sheet: Sheet, name: str, metadata: Mapping[str, str]) -> ModelProto:
+def model_without_tensors(spec: GraphSpec, name: str, metadata: Mapping[str, str]) -> ModelProto:
     """Returns the model of a sheet without its initializers.
 
     Args:
-        sheet: What to write.
+        spec: What to write.
         name: The graph's name.
         metadata: The model's ``metadata_props``.
     """
     variables: dict[str, gs.Variable] = {}
-    reserved = _names_of_files(sheet)
+    reserved = _names_of_files(spec)
 
     def variable(tensor: str) -> gs.Variable:
         if not tensor:
             return gs.Variable.empty()
         if tensor not in variables:
-            variables[tensor] = _variable(tensor, sheet.types.get(tensor), reserved)
+            variables[tensor] = _variable(tensor, spec.types.get(tensor), reserved)
         return variables[tensor]
 
-    nodes = [_node(row, variable) for row in sheet.nodes]
+    nodes = [_node(row, variable) for row in spec.nodes]
     graph = gs.Graph(
         nodes,
-        [variable(tensor) for tensor in sheet.inputs],
-        [variable(tensor) for tensor in sheet.outputs],
+        [variable(tensor) for tensor in spec.inputs],
+        [variable(tensor) for tensor in spec.outputs],
         name=name or "graph",
         producer_name=_PRODUCER,
-        opset=sheet.imports[""],
-        import_domains=[onnx.helper.make_opsetid(d, v) for d, v in sheet.imports.items()],
+        opset=spec.imports[""],
+        import_domains=[onnx.helper.make_opsetid(d, v) for d, v in spec.imports.items()],
     )
     with G_LOGGER.suppress():  # its warnings go to stdout, where the command line has its results
         model = gs.export_onnx(graph)
     values = (*model.graph.input, *model.graph.output, *model.graph.value_info)
-    _add_what_graphsurgeon_drops(values, model.graph.node, sheet)
-    if any(row.proto is not None or row.attributes.get("ceil_mode") for row in sheet.nodes):
+    _add_what_graphsurgeon_drops(values, model.graph.node, spec)
+    if any(row.proto is not None or row.attributes.get("ceil_mode") for row in spec.nodes):
         leave_open(model)
     for key, value in metadata.items():
         model.metadata_props.add(key=key, value=value)
-    with_metadata = any(row.metadata for row in sheet.nodes)
-    model.ir_version = ir_version_of(sheet.imports, with_metadata=with_metadata)
+    with_metadata = any(row.metadata for row in spec.nodes)
+    model.ir_version = ir_version_of(spec.imports, with_metadata=with_metadata)
     return model
 
 
-def _names_of_files(sheet: Sheet) -> set[str]:
+def _names_of_files(spec: GraphSpec) -> set[str]:
     """Returns the names of a sheet's extents that files gave and that look like computed ones."""
-    dims = {dim for type_ in sheet.types.values() for dim in type_.shape or ()}
+    dims = {dim for type_ in spec.types.values() for dim in type_.shape or ()}
     return {str(name_in_files(dim)) for dim in dims if isinstance(dim, str) and dim[:1] == "\\"}
 
 
@@ -100,13 +100,13 @@ def _node(row: NodeRow, variable: Callable[[str], gs.Tensor]) -> gs.Node:
 
 
 def _add_what_graphsurgeon_drops(
-    values: Iterable[onnx.ValueInfoProto], nodes: Iterable[onnx.NodeProto], sheet: Sheet
+    values: Iterable[onnx.ValueInfoProto], nodes: Iterable[onnx.NodeProto], spec: GraphSpec
 ) -> None:
     for value in values:
-        type_ = sheet.types.get(value.name)
+        type_ = spec.types.get(value.name)
         if isinstance(type_, NestedType):
             value.type.CopyFrom(nested_proto(type_))
-    for proto, row in zip(nodes, sheet.nodes, strict=True):
+    for proto, row in zip(nodes, spec.nodes, strict=True):
         if row.proto is not None:
             proto.CopyFrom(row.proto)
             proto.name = row.name

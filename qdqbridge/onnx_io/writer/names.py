@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.onnx_io.reading.structure import subgraphs
 
 _QUANTIZED = "_QuantizeLinear_Output"
@@ -113,7 +113,7 @@ def _check_interface(values: Sequence[Value], outputs: Sequence[tuple[str, Value
 def _names_inside(nodes: Iterable[Node]) -> Iterable[str]:
     """Yields the names inside subgraphs: outer tensors may not have them (ONNX, SSA)."""
     for node in nodes:
-        if isinstance(node.attributes, ForeignAttrs):
+        if isinstance(node.attributes, OpaqueAttrs):
             pending = list(subgraphs(node.attributes.node.proto()))
             while pending:
                 body = pending.pop()

@@ -19,7 +19,7 @@ from qdqbridge.core.ops.pooling import AVERAGE_POOL
 from qdqbridge.core.ops.simulated import SimulatedAttrs
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.codecs import BY_ROW, encode, since
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs, foreign_node_proto
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs, opaque_node_proto
 from qdqbridge.onnx_io.reading.operator_versions import moved
 from qdqbridge.onnx_io.runtime.operators import runtime_operator
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
@@ -47,9 +47,9 @@ from qdqbridge.onnx_io.writer.rows import (
     quantizing,
     real_dtype,
 )
-from qdqbridge.onnx_io.writer.sheet import NodeRow, output_type, plain_type
 from qdqbridge.onnx_io.writer.simulated import simulated_row
 from qdqbridge.onnx_io.writer.skip_norms import skip_norm_row, skip_norms
+from qdqbridge.onnx_io.writer.spec import NodeRow, output_type, plain_type
 from qdqbridge.onnx_io.writer.unfused import (
     hidden,
     hides_dequantize,
@@ -108,7 +108,7 @@ class NodeWriter(RowWriter):
             return
         if node.op.flow is Flow.CONVERT and node.op is not CAST:
             self._convert(node)
-        elif isinstance(node.attributes, ForeignAttrs):
+        elif isinstance(node.attributes, OpaqueAttrs):
             self._foreign(node, node.attributes)
         elif isinstance(node.attributes, SimulatedAttrs):
             simulated_row(self, node)
@@ -170,11 +170,11 @@ class NodeWriter(RowWriter):
             op_type, domain, stated = own.name, own.domain, own.stated(stated)
         row = NodeRow(op_type, inputs, results, stated, name, metadata, domain=domain)
         if domain:
-            self.sheet.imports.setdefault(domain, 1)
-        self.sheet.nodes.append(row)
-        self.sheet.types.update(targets)
+            self.spec.imports.setdefault(domain, 1)
+        self.spec.nodes.append(row)
+        self.spec.types.update(targets)
         if behind:
-            self.sheet.types[results[0]] = targets[0][1]
+            self.spec.types[results[0]] = targets[0][1]
             add_behind(self, node, results[0], names[0])
         for value, target in zip(node.outputs, names, strict=True):
             self.finish(node, value, target)
@@ -199,22 +199,22 @@ class NodeWriter(RowWriter):
         if node in self.own_names:
             self.own_names[last] = self.own_names.pop(node)
 
-    def _foreign(self, node: Node, attributes: ForeignAttrs) -> None:
+    def _foreign(self, node: Node, attributes: OpaqueAttrs) -> None:
         dtype = real_dtype(node)
         inputs = ["" if v is None else self.real(v, dtype) for v in node.inputs]
         outputs = [self.tensors.of(value) for value in node.outputs]
         name, metadata = self.identity(node, f"{outputs[0]}_{attributes.op_type}")
-        proto = foreign_node_proto(attributes, inputs, outputs)
+        proto = opaque_node_proto(attributes, inputs, outputs)
         if not attributes.domain:
             moved(proto, attributes.version, self.opset, lambda a: self.array(a, f"{name}_axes"))
-        self.sheet.nodes.append(
+        self.spec.nodes.append(
             NodeRow(attributes.op_type, inputs, outputs, {}, name, metadata, proto)
         )
         for value, output in zip(node.outputs, outputs, strict=True):
             if attributes.domain and value.type.shape is None:  # nobody else can say it
-                self.sheet.types[output] = plain_type(value).with_shape(value.declared)
+                self.spec.types[output] = plain_type(value).with_shape(value.declared)
             elif value.type.shape is not None or isinstance(value.type, NestedType):
-                self.sheet.types[output] = plain_type(value)
+                self.spec.types[output] = plain_type(value)
 
     def output(self, name: str, value: Value) -> None:
         """Adds what leads from a value to the graph output ``name``, if anything has to."""
@@ -227,7 +227,7 @@ class NodeWriter(RowWriter):
         source = self.stored(value)
         type_ = output_type(value)
         if source == name:
-            self.sheet.types[name] = type_
+            self.spec.types[name] = type_
         else:
             self.row("Identity", [source], name, type_)
 

@@ -21,14 +21,14 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.codecs import BY_ROW, since
 from qdqbridge.onnx_io.codecs.schema import schema_of, schema_type
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS, plain_domain
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.onnx_io.reading.operator_versions import can_be_moved
 from qdqbridge.onnx_io.reading.structure import subgraphs
 from qdqbridge.onnx_io.runtime.operators import runtime_operator
 from qdqbridge.onnx_io.tensors import onnx_name
 from qdqbridge.onnx_io.writer.packed import packed_weights
 from qdqbridge.onnx_io.writer.packed_gathers import packed_tables
-from qdqbridge.onnx_io.writer.sheet import Sheet
+from qdqbridge.onnx_io.writer.spec import GraphSpec
 
 OLDEST = 13
 TYPE_TOLD = 21
@@ -132,16 +132,16 @@ def check_opset(graph: Graph, opset: int, *, contrib: bool = False, packed: bool
     return opset
 
 
-def untaken(sheet: Sheet) -> str:
+def untaken(spec: GraphSpec) -> str:
     """Returns which operator of a sheet does not take an operand's element type; else nothing.
 
     Operators grow by element types from opset to opset, which needs of attributes do not show.
     """
-    types = {name: schema_type(type_) for name, type_ in sheet.types.items()}
-    constants = sheet.constants.items()
+    types = {name: schema_type(type_) for name, type_ in spec.types.items()}
+    constants = spec.constants.items()
     types |= {name: f"tensor({onnx_name(constant.dtype)})" for name, constant in constants}
-    for row in sheet.nodes:
-        schema = schema_of(row.op_type, row.domain, sheet.imports.get(row.domain, 1))
+    for row in spec.nodes:
+        schema = schema_of(row.op_type, row.domain, spec.imports.get(row.domain, 1))
         formals = schema.inputs if schema is not None else ()
         for name, formal in zip(row.inputs, formals, strict=False):
             if name in types and types[name] not in formal.types:
@@ -160,7 +160,7 @@ def imports_of(nodes: Iterable[Node], opset: int) -> dict[str, int]:
     versions = {"": opset}
     for node in nodes:
         attributes = node.attributes
-        if not isinstance(attributes, ForeignAttrs):
+        if not isinstance(attributes, OpaqueAttrs):
             continue
         if attributes.domain and versions.get(attributes.domain, attributes.version) != (
             attributes.version
@@ -250,7 +250,7 @@ def _type_needs(params: QuantParams, *, contrib: bool) -> Iterator[Need]:
 
 def _node_needs(node: Node, source: int) -> Iterator[Need]:
     attributes = node.attributes
-    if isinstance(attributes, ForeignAttrs):
+    if isinstance(attributes, OpaqueAttrs):
         for proto in _all(attributes.node.proto()):
             if proto.domain in ONNX_DOMAINS:
                 version = source if attributes.domain else attributes.version

@@ -24,7 +24,7 @@ from qdqbridge.core.ops.packed_products import (
 from qdqbridge.core.ops.permutation import permuted_constant
 from qdqbridge.core.ops.selection import GATHER
 from qdqbridge.onnx_io.lowering.bits import UNSIGNED, packed
-from qdqbridge.onnx_io.lowering.site import MICROSOFT
+from qdqbridge.onnx_io.lowering.context import MICROSOFT
 from qdqbridge.onnx_io.tensors import raw_bytes
 from qdqbridge.onnx_io.writer.names import stem
 from qdqbridge.onnx_io.writer.rows import RowWriter, real_dtype
@@ -136,7 +136,7 @@ def packed_row(writer: RowWriter, node: Node, target: str, type_: TensorType) ->
         attributes["accuracy_level"] = said.accuracy_level
     product = writer.free.take(f"{target}_product") if behind else target
     writer.row("MatMulNBits", inputs, product, type_, attributes, node, MICROSOFT)
-    writer.sheet.imports.setdefault(MICROSOFT, 1)
+    writer.spec.imports.setdefault(MICROSOFT, 1)
     if bias is not None and behind:
         writer.row("Add", [product, writer.bias(bias, dtype)], target, type_)
     return True

@@ -19,7 +19,7 @@ from qdqbridge.core.ops.conversion import DEQUANTIZE
 from qdqbridge.core.ops.packed_products import PackedGather, packed_gather
 from qdqbridge.core.ops.selection import GATHER
 from qdqbridge.onnx_io.lowering.bits import packed
-from qdqbridge.onnx_io.lowering.site import MICROSOFT
+from qdqbridge.onnx_io.lowering.context import MICROSOFT
 from qdqbridge.onnx_io.writer.names import stem
 from qdqbridge.onnx_io.writer.rows import RowWriter
 
@@ -147,4 +147,4 @@ def gather_row(writer: RowWriter, node: Node, table: GatheredTable) -> None:
     type_ = TensorType(output.type.dtype, output.type.shape)
     target = writer.tensors.of(output)
     writer.row("GatherBlockQuantized", inputs, target, type_, attributes, node, MICROSOFT)
-    writer.sheet.imports.setdefault(MICROSOFT, 1)
+    writer.spec.imports.setdefault(MICROSOFT, 1)

@@ -76,7 +76,7 @@ def qlinear_row(writer: RowWriter, node: Node) -> bool:
         form.op_type, form.inputs, whole, type_, dict(form.attributes), node, domain=form.domain
     )
     if form.domain:
-        writer.sheet.imports.setdefault(form.domain, 1)
+        writer.spec.imports.setdefault(form.domain, 1)
     if not params.full_range:
         clip_stored(writer, whole, result)
     return True

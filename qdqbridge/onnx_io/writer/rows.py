@@ -17,7 +17,7 @@ from qdqbridge.core.graph.types import QuantType, TensorType
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
 from qdqbridge.onnx_io.writer.names import Names, TensorNames, stem
 from qdqbridge.onnx_io.writer.options import Bias, WriterOptions
-from qdqbridge.onnx_io.writer.sheet import NodeRow, Sheet
+from qdqbridge.onnx_io.writer.spec import GraphSpec, NodeRow
 
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
 _Key = tuple[DType, DType, tuple[int, ...], bytes, bytes, str]
@@ -31,7 +31,7 @@ class RowWriter:
         tensors: The names of their tensors.
         opset: The default-domain opset.
         options: How to write what can be written in several ways.
-        sheet: Where rows, initializers and types go.
+        spec: Where rows, initializers and types go.
         domain: The domain of Q and DQ.
     """
 
@@ -41,16 +41,16 @@ class RowWriter:
         tensors: TensorNames,
         opset: int,
         options: WriterOptions,
-        sheet: Sheet,
+        spec: GraphSpec,
         domain: str = "",
     ) -> None:
-        self.opset, self.options, self.sheet, self.domain = opset, options, sheet, domain
+        self.opset, self.options, self.spec, self.domain = opset, options, spec, domain
         self.tensors, self.free = tensors, tensors.free
         self.node_names = Names()
         self.here = frozenset(nodes)
         """What is written: a part of a graph has producers that are not."""
         self.own_names = {n: self.node_names.take(n.name) for n in nodes if n.origin.nodes}
-        self.parameters = Parameters(self.free, sheet.constants, shared=not options.apart)
+        self.parameters = Parameters(self.free, spec.constants, shared=not options.apart)
         self.kept_real: set[Value] = set()
         """Values of types that QuantizeLinear cannot make: their tensors hold real numbers."""
         self.dynamic: dict[Value, tuple[str, str, str]] = {}
@@ -75,8 +75,8 @@ class RowWriter:
         name, metadata = self.identity(node, wanted)
         domain = domain or (self.domain if op_type in _CONVERSIONS else "")
         row = NodeRow(op_type, inputs, [output], attributes or {}, name, metadata, domain=domain)
-        self.sheet.nodes.append(row)
-        self.sheet.types[output] = type_
+        self.spec.nodes.append(row)
+        self.spec.types[output] = type_
         return output
 
     def identity(self, node: Node | None, wanted: str) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -143,9 +143,9 @@ class RowWriter:
         start = array.__array_interface__["data"][0]
         key = (start, array.strides, constant.shape, constant.dtype)
         if key not in self._constants:
-            name = self.free.take(name) if name in self.sheet.constants else name
+            name = self.free.take(name) if name in self.spec.constants else name
             self._constants[key] = name
-            self.sheet.constants[name] = constant
+            self.spec.constants[name] = constant
         return self._constants[key]
 
     def array(self, array: NDArray[Any], name: str) -> str:

@@ -18,7 +18,7 @@ from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.simulated import FLOAT_CODES, SimulatedAttrs
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
 from qdqbridge.onnx_io.writer.rows import RowWriter
-from qdqbridge.onnx_io.writer.sheet import NodeRow
+from qdqbridge.onnx_io.writer.spec import NodeRow
 
 _SMALLEST = -(2**15)
 _INT16 = 21
@@ -38,7 +38,7 @@ def simulated_row(writer: RowWriter, node: Node) -> None:
     name = writer.node_names.take(f"{output}_If")
     condition = writer.free.take(f"{names[1]}_condition")
     bool_ = {"to": TensorProto.BOOL}
-    writer.sheet.nodes.append(NodeRow("Cast", [names[1]], [condition], bool_, f"{name}_Cast"))
+    writer.spec.nodes.append(NodeRow("Cast", [names[1]], [condition], bool_, f"{name}_Cast"))
     attributes, rank = node.record(SimulatedAttrs), x.rank or 0
     body = _BranchBody(writer, output)
     if attributes.floats:
@@ -50,8 +50,8 @@ def simulated_row(writer: RowWriter, node: Node) -> None:
     proto = helper.make_node(
         "If", [condition], [output], then_branch=body.graph(x.rank), else_branch=other.graph(x.rank)
     )
-    writer.sheet.nodes.append(NodeRow("If", [condition], [output], {}, name, (), proto))
-    writer.sheet.types[output] = TensorType(node.output.type.dtype, node.output.type.shape)
+    writer.spec.nodes.append(NodeRow("If", [condition], [output], {}, name, (), proto))
+    writer.spec.types[output] = TensorType(node.output.type.dtype, node.output.type.shape)
 
 
 class _BranchBody:
@@ -87,7 +87,7 @@ class _BranchBody:
         along: dict[str, Any] = {} if axis is None else {"axis": axis}
         if self._writer.opset < _INT16:
             along["domain"] = _MICROSOFT
-            self._writer.sheet.imports.setdefault(_MICROSOFT, 1)
+            self._writer.spec.imports.setdefault(_MICROSOFT, 1)
         codes = self.add("QuantizeLinear", [cut, scale, zero], "codes", **along)
         self.add("DequantizeLinear", [codes, scale, zero], "rounded", **along)
 

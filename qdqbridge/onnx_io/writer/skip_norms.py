@@ -10,10 +10,10 @@ from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.attributes import NormAttrs
 from qdqbridge.core.ops.elementwise import ADD
 from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION, RMS_NORMALIZATION
+from qdqbridge.onnx_io.lowering.context import MICROSOFT
 from qdqbridge.onnx_io.lowering.normalization import DATA, SKIP
-from qdqbridge.onnx_io.lowering.site import MICROSOFT
 from qdqbridge.onnx_io.writer.rows import RowWriter, real_dtype
-from qdqbridge.onnx_io.writer.sheet import NodeRow
+from qdqbridge.onnx_io.writer.spec import NodeRow
 
 _OF_ROW = {LAYER_NORMALIZATION: SKIP[True], RMS_NORMALIZATION: SKIP[False]}
 
@@ -144,10 +144,10 @@ def skip_norm_row(writer: RowWriter, whole: SkipNorm) -> None:
     outputs = [result, "", "", total] if whole.asked else [result]
     attributes = {"epsilon": norm.record(NormAttrs).epsilon}
     row = NodeRow(SKIP[centred], inputs, outputs, attributes, name, metadata, domain=MICROSOFT)
-    writer.sheet.nodes.append(row)
-    writer.sheet.imports.setdefault(MICROSOFT, 1)
+    writer.spec.nodes.append(row)
+    writer.spec.imports.setdefault(MICROSOFT, 1)
     for value, tensor in ((norm.output, result), (whole.total, total)):
-        writer.sheet.types[tensor] = TensorType(value.type.dtype, value.type.shape)
+        writer.spec.types[tensor] = TensorType(value.type.dtype, value.type.shape)
 
 
 __all__ = ["SkipNorm", "skip_norm_row", "skip_norms"]

@@ -7,20 +7,20 @@ that one that crashes or hangs takes nothing along. ``ENGINES`` lists them.
 
 from __future__ import annotations
 
-from qdqbridge.targets.engines.foreign import ForeignEngine, open_engine
 from qdqbridge.targets.engines.judge import EngineVerdict, Judge, NodeTime, Placement
 from qdqbridge.targets.engines.kinds import ENGINES, EngineKind, engine_kind
 from qdqbridge.targets.engines.process import ProcessLimits
+from qdqbridge.targets.engines.vendor import VendorEngine, open_engine
 
 __all__ = [
     "ENGINES",
     "EngineKind",
     "EngineVerdict",
-    "ForeignEngine",
     "Judge",
     "NodeTime",
     "Placement",
     "ProcessLimits",
+    "VendorEngine",
     "engine_kind",
     "open_engine",
 ]

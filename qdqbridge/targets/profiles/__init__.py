@@ -18,7 +18,7 @@ from qdqbridge.onnx_io.writer.options import (
 )
 from qdqbridge.targets.profiles import portable, qoperator, tensorrt
 from qdqbridge.targets.profiles.checker import check_source
-from qdqbridge.targets.profiles.finding import Demand, Effect, Finding, Reason
+from qdqbridge.targets.profiles.finding import Effect, Finding, Reason, TargetRule
 from qdqbridge.targets.profiles.hexagon import legalizations as hexagon
 from qdqbridge.targets.profiles.hexagon import rules as qnn
 from qdqbridge.targets.profiles.hexagon import types as hexagon_types
@@ -29,11 +29,11 @@ from qdqbridge.targets.profiles.profile import ExportProfile, Older
 
 __all__ = [
     "PROFILES",
-    "Demand",
     "Effect",
     "ExportProfile",
     "Finding",
     "Reason",
+    "TargetRule",
     "check",
     "profile_of",
 ]

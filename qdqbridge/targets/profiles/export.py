@@ -11,12 +11,12 @@ from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.runtime.operators import renamed
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
-from qdqbridge.onnx_io.writer import filled, model_of, sheet_of
-from qdqbridge.onnx_io.writer.as_read import form_as_read, sheet_as_read
+from qdqbridge.onnx_io.writer import filled, model_of, spec_of
+from qdqbridge.onnx_io.writer.as_read import form_as_read, spec_as_read
 from qdqbridge.onnx_io.writer.files import write_files
 from qdqbridge.onnx_io.writer.model import model_without_tensors
 from qdqbridge.onnx_io.writer.opset import choose_opset
-from qdqbridge.onnx_io.writer.sheet import Sheet
+from qdqbridge.onnx_io.writer.spec import GraphSpec
 from qdqbridge.targets.profiles import profile_of
 from qdqbridge.targets.profiles.checker import check_model
 from qdqbridge.targets.profiles.finding import Effect
@@ -64,18 +64,18 @@ def export(
     chosen = profile_of(profile)
     kept = None if recenter else _as_read(graph, chosen, opset)
     if kept is None:
-        sheet = _sheet(_unsigned(graph, chosen) if recenter else graph, chosen, opset)
-        model = model_without_tensors(sheet, graph.name, graph.metadata)
+        spec = _prepared_spec(_unsigned(graph, chosen) if recenter else graph, chosen, opset)
+        model = model_without_tensors(spec, graph.name, graph.metadata)
     else:
-        sheet, model = kept
+        spec, model = kept
     if chosen.strict:
-        _refuse_what_breaks(model, sheet, chosen, graph.name)
-    write_files(model, sheet.constants, path, overwrite=overwrite)
+        _refuse_what_breaks(model, spec, chosen, graph.name)
+    write_files(model, spec.constants, path, overwrite=overwrite)
 
 
 def _as_read(
     graph: Graph, profile: ExportProfile, opset: int | None
-) -> tuple[Sheet, ModelProto] | None:
+) -> tuple[GraphSpec, ModelProto] | None:
     """Returns the file's own nodes, if the runtime computes from them what they say."""
     newest = profile.writing.newest
     read = newest is None or graph.opset <= newest.opset
@@ -84,13 +84,13 @@ def _as_read(
     form = None if any(renamed(node) for node in graph.nodes) else form_as_read(graph)
     if form is None:
         return None
-    sheet = sheet_as_read(graph, form)
-    model = model_without_tensors(sheet, graph.name, graph.metadata)
+    spec = spec_as_read(graph, form)
+    model = model_without_tensors(spec, graph.name, graph.metadata)
     rules = tuple(rule for rule in profile.rules if rule.effect in _BROKEN)
     found = check_model(
-        _light(model, sheet), replace(profile, rules=rules), folder=Path(), file=graph.name
+        _light(model, spec), replace(profile, rules=rules), folder=Path(), file=graph.name
     )
-    return None if found else (sheet, model)
+    return None if found else (spec, model)
 
 
 def exported_proto(
@@ -107,7 +107,7 @@ def exported_proto(
         UnsupportedTargetError: The profile is not known, or ONNX cannot express the graph.
     """
     chosen = profile_of(profile) if isinstance(profile, str) else profile
-    return model_of(_sheet(graph, chosen, opset), graph)
+    return model_of(_prepared_spec(graph, chosen, opset), graph)
 
 
 def _unsigned(graph: Graph, profile: ExportProfile) -> Graph:
@@ -121,9 +121,11 @@ def _unsigned(graph: Graph, profile: ExportProfile) -> Graph:
     return unsigned(graph)
 
 
-def _refuse_what_breaks(model: ModelProto, sheet: Sheet, profile: ExportProfile, name: str) -> None:
+def _refuse_what_breaks(
+    model: ModelProto, spec: GraphSpec, profile: ExportProfile, name: str
+) -> None:
     """Raises the complete list of what the profile's runtime would refuse."""
-    found = check_model(_light(model, sheet), profile, folder=Path(), file=name or "graph")
+    found = check_model(_light(model, spec), profile, folder=Path(), file=name or "graph")
     refused = [finding for finding in found if finding.effect is Effect.REFUSED]
     if not refused:
         return
@@ -139,11 +141,11 @@ def _refuse_what_breaks(model: ModelProto, sheet: Sheet, profile: ExportProfile,
     )
 
 
-def _light(model: ModelProto, sheet: Sheet) -> ModelProto:
+def _light(model: ModelProto, spec: GraphSpec) -> ModelProto:
     """Returns a model with its scales and zero points, and of other constants only the type."""
     light = ModelProto()
     light.CopyFrom(model)
-    for tensor, constant in sheet.constants.items():
+    for tensor, constant in spec.constants.items():
         if constant.size <= _PARAMETERS:
             light.graph.initializer.append(proto_from_constant(tensor, constant))
         else:
@@ -152,24 +154,24 @@ def _light(model: ModelProto, sheet: Sheet) -> ModelProto:
     return light
 
 
-def _sheet(graph: Graph, profile: ExportProfile, given: int | None = None) -> Sheet:
+def _prepared_spec(graph: Graph, profile: ExportProfile, given: int | None = None) -> GraphSpec:
     graph = recentered(graph) if profile.recentered else graph
     graph = convolvable(graph) if profile.writing.convolvable else graph
     graph = legalized(graph, profile.legalizations).graph if profile.legalizations else graph
     for dtype in () if profile.unsigned is None else profile.unsigned(graph):
         graph = unsigned(graph, dtype)
     options = profile.writing
-    sheet = sheet_of(graph, options, given)
-    if given is not None or profile.older is None or sheet.imports[""] <= profile.older.newest:
-        return sheet
-    model = _light(model_without_tensors(sheet, graph.name, {}), sheet)
+    spec = spec_of(graph, options, given)
+    if given is not None or profile.older is None or spec.imports[""] <= profile.older.newest:
+        return spec
+    model = _light(model_without_tensors(spec, graph.name, {}), spec)
     found = check_model(model, profile, folder=Path(), file=graph.name)
     if all(finding.rule != profile.older.rule for finding in found):
-        return sheet
+        return spec
     try:
         older = choose_opset(
             graph, contrib=options.contrib, packed=options.packed, newest=profile.older.newest
         )
     except UnsupportedTargetError:
-        return sheet
+        return spec
     return filled(graph, options, older)

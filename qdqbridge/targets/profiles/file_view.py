@@ -123,7 +123,7 @@ class FileEncoding:
 
 
 @dataclass(frozen=True, slots=True)
-class FloatIslands:
+class FloatRegions:
     """Tensors by the products that stand before or behind them.
 
     Attributes:
@@ -166,9 +166,9 @@ class FileView:
     _types: dict[str, DType] = field(default_factory=dict[str, DType])
     _ranks: dict[str, int] = field(default_factory=dict[str, int])
     _encodings: dict[FileNode, FileEncoding] = field(default_factory=dict[FileNode, FileEncoding])
-    known_islands: frozenset[FileNode] | None = None
+    known_regions: frozenset[FileNode] | None = None
     known_products: bool | None = None
-    known_float_islands: FloatIslands | None = None
+    known_float_regions: FloatRegions | None = None
     known_targets: dict[str, QuantizeTarget] = field(default_factory=dict[str, "QuantizeTarget"])
     known_feeds: dict[str, DequantizeFeed | None] = field(
         default_factory=dict[str, "DequantizeFeed | None"]

@@ -54,7 +54,7 @@ Check: TypeAlias = "Callable[[FileView, FileNode], Reason | None]"
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class TargetRule:
     """One demand of a runtime.
 
     Attributes:
@@ -101,7 +101,7 @@ class Finding:
     steps: int = 0
 
 
-def findings_of(view: FileView, rules: tuple[Demand, ...]) -> list[Finding]:
+def findings_of(view: FileView, rules: tuple[TargetRule, ...]) -> list[Finding]:
     """Returns every place where a file does not keep one of the rules, in the file's order."""
     found: list[Finding] = []
     for node in view.nodes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqbridge.onnx_io.reading.qdq import SINCE
 from qdqbridge.targets.profiles.file_view import FileNode, FileView
-from qdqbridge.targets.profiles.finding import Demand, Effect, Reason
+from qdqbridge.targets.profiles.finding import Effect, Reason, TargetRule
 from qdqbridge.targets.profiles.shared_rules import (
     constant_positive_scale,
     encoding_of,
@@ -46,17 +46,20 @@ def _since(view: FileView, node: FileNode) -> Reason | None:
 
 _IDIOMS = "measured on the exports of ten producers"
 
-RULES: tuple[Demand, ...] = (
-    Demand("onnx-domain", "Q and DQ", onnx_domain, "ONNX operator list", Effect.REFUSED,
+RULES: tuple[TargetRule, ...] = (
+    TargetRule("onnx-domain", "Q and DQ", onnx_domain, "ONNX operator list", Effect.REFUSED,
          "use ONNX's own operators"),
-    Demand("declared-opset", "Q and DQ", _since, "ONNX: versions of QuantizeLinear", Effect.REFUSED,
+    TargetRule("declared-opset", "Q and DQ", _since, "ONNX: versions of QuantizeLinear",
+        Effect.REFUSED,
          "declare a newer opset"),
-    Demand("constant-positive-scale", "Q and DQ", constant_positive_scale, _IDIOMS, Effect.REFUSED,
+    TargetRule("constant-positive-scale", "Q and DQ", constant_positive_scale, _IDIOMS,
+        Effect.REFUSED,
          "write scales as initializers"),
-    Demand("explicit-zero-point", "Q and DQ", explicit_zero_point, "openvino#28562", Effect.REFUSED,
+    TargetRule("explicit-zero-point", "Q and DQ", explicit_zero_point, "openvino#28562",
+        Effect.REFUSED,
          "write the zero point"),
-    Demand("rank-0-parameters", "per-tensor Q and DQ", _rank, "apache/tvm#13545; " + _IDIOMS,
+    TargetRule("rank-0-parameters", "per-tensor Q and DQ", _rank, "apache/tvm#13545; " + _IDIOMS,
          Effect.REFUSED, "reshape scale and zero point to rank 0"),
-    Demand("positive-axis", "Q and DQ", _axis, _IDIOMS, Effect.REFUSED,
+    TargetRule("positive-axis", "Q and DQ", _axis, _IDIOMS, Effect.REFUSED,
          "count the axis from the front"),
 )  # fmt: skip

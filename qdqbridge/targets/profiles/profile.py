@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.onnx_io.writer.options import WriterOptions
-from qdqbridge.targets.profiles.finding import Demand
+from qdqbridge.targets.profiles.finding import TargetRule
 from qdqbridge.targets.profiles.legalization import Legalization
 
 
@@ -51,8 +51,8 @@ class ExportProfile:
     name: str
     runtime: str
     writing: WriterOptions
-    rules: tuple[Demand, ...] = ()
-    told: tuple[Demand, ...] = ()
+    rules: tuple[TargetRule, ...] = ()
+    told: tuple[TargetRule, ...] = ()
     recentered: bool = False
     unsigned: Callable[[Graph], tuple[DType, ...]] | None = None
     legalizations: tuple[Legalization, ...] = ()

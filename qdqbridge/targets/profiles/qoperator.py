@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.targets.profiles.file_view import FileNode, FileView
-from qdqbridge.targets.profiles.finding import Demand, Effect, Reason
-from qdqbridge.targets.profiles.islands import islands_of
+from qdqbridge.targets.profiles.finding import Effect, Reason, TargetRule
+from qdqbridge.targets.profiles.float_regions import float_regions_of
 from qdqbridge.targets.profiles.ort.fusion import redundant
 
 OPERATORS = frozenset(
@@ -20,7 +20,7 @@ _EIGHT = (DType.INT8, DType.UINT8)
 
 
 def _form(view: FileView, node: FileNode) -> Reason | None:
-    if node not in islands_of(view) or node.op not in OPERATORS:
+    if node not in float_regions_of(view) or node.op not in OPERATORS:
         return None
     operands = node.inputs[1:] if node.op == "Where" else node.inputs
     found = [view.dequantized(name) for name in operands if name]
@@ -36,17 +36,17 @@ def _form(view: FileView, node: FileNode) -> Reason | None:
 
 
 def _none(view: FileView, node: FileNode) -> Reason | None:
-    if node not in islands_of(view) or node.op in OPERATORS:
+    if node not in float_regions_of(view) or node.op in OPERATORS:
         return None
     if node.op in ("Relu", "Clip") and redundant(view, node) is not None:
         return None
     return Reason(f"there is no exact QLinear form of {node.op}", (node.output,))
 
 
-RULES: tuple[Demand, ...] = (
-    Demand("qlinear-form", "operators with a QLinear form", _form,
+RULES: tuple[TargetRule, ...] = (
+    TargetRule("qlinear-form", "operators with a QLinear form", _form,
          "ONNX QLinearConv, QLinearMatMul; onnxruntime ContribOperators.md", Effect.FLOAT,
          "export with --profile qoperator"),
-    Demand("integer-kernel", "float compute between DQ and Q", _none,
+    TargetRule("integer-kernel", "float compute between DQ and Q", _none,
          "onnxruntime ContribOperators.md", Effect.NO_KERNEL, "accept one float operator"),
 )  # fmt: skip

@@ -14,8 +14,8 @@ from qdqbridge.targets.profiles.file_view import (
     is_dequantize,
     is_quantize,
 )
-from qdqbridge.targets.profiles.finding import Demand, Effect, Reason
-from qdqbridge.targets.profiles.islands import COPIES, bare, islands_of
+from qdqbridge.targets.profiles.finding import Effect, Reason, TargetRule
+from qdqbridge.targets.profiles.float_regions import COPIES, bare, float_regions_of
 from qdqbridge.targets.profiles.shared_rules import (
     WEIGHTED,
     both_or_none,
@@ -129,7 +129,11 @@ def _rounded_behind(view: FileView, tensor: str) -> bool:
 
 def _skip(view: FileView, node: FileNode) -> Reason | None:
     """The precision of what is added decides that of the fused operator's result."""
-    if node.op != "Add" or node not in islands_of(view) or not _rounded_behind(view, node.output):
+    if (
+        node.op != "Add"
+        or node not in float_regions_of(view)
+        or not _rounded_behind(view, node.output)
+    ):
         return None
     operands = [name for name in node.inputs if not view.is_constant(name)]
     floats = [name for name in operands if _stored_before(view, name) is None]
@@ -146,7 +150,11 @@ def _floats(view: FileView, node: FileNode) -> Reason | None:
 
     A Relu or Clip in front of a Q belongs to what gives it floats.
     """
-    if node not in islands_of(view) or bare(node) in WEIGHTED or node.op in COPIES | {"MaxPool"}:
+    if (
+        node not in float_regions_of(view)
+        or bare(node) in WEIGHTED
+        or node.op in COPIES | {"MaxPool"}
+    ):
         return None
     if node.op in _BEHIND_WEIGHTED and _rounded_behind(view, node.output):
         return None
@@ -159,7 +167,7 @@ def _floats(view: FileView, node: FileNode) -> Reason | None:
 
 def _unrounded(view: FileView, node: FileNode) -> Reason | None:
     """Operators without weights take stored numbers where they give some."""
-    if node not in islands_of(view) or bare(node) in WEIGHTED or node.op in _COMMUTES:
+    if node not in float_regions_of(view) or bare(node) in WEIGHTED or node.op in _COMMUTES:
         return None
     operands = [name for name in node.inputs if name and not view.is_constant(name)]
     if not operands or any(_stored_before(view, name) is None for name in operands):
@@ -188,43 +196,43 @@ def _concat(view: FileView, node: FileNode) -> Reason | None:
 _PLACEMENT = "NVIDIA, Explicit Quantization: Q/DQ layer-placement recommendations"
 _TYPES = "onnx-tensorrt operators.md; NVIDIA/TensorRT#2774, #4698"
 
-RULES: tuple[Demand, ...] = (
-    Demand("onnx-domain", "Q and DQ", onnx_domain, "onnx-tensorrt operators.md", Effect.REFUSED,
+RULES: tuple[TargetRule, ...] = (
+    TargetRule("onnx-domain", "Q and DQ", onnx_domain, "onnx-tensorrt operators.md", Effect.REFUSED,
          "declare opset 21 for 16-bit and 4-bit types"),
-    Demand("static-quantization", "DynamicQuantizeLinear, MatMulInteger, ConvInteger",
+    TargetRule("static-quantization", "DynamicQuantizeLinear, MatMulInteger, ConvInteger",
          quantized_while_running, "onnx-tensorrt operators.md", Effect.REFUSED,
          "give fixed parameters: export --data, then quantize symmetrically"),
-    Demand("signed-8-bit", "Q and DQ",
+    TargetRule("signed-8-bit", "Q and DQ",
          storage(_ACTIVATIONS, (*_ACTIVATIONS, *_FOUR_BITS, DType.INT32)),
          _TYPES, Effect.REFUSED, "quantize activations symmetrically to int8"),
-    Demand("zero-point-0", "Q and DQ", _symmetric, _TYPES, Effect.REFUSED,
+    TargetRule("zero-point-0", "Q and DQ", _symmetric, _TYPES, Effect.REFUSED,
          "quantize symmetrically"),
-    Demand("float-bias", "DQ", _float_bias, "onnx-tensorrt#850; microsoft/onnxruntime#14229",
+    TargetRule("float-bias", "DQ", _float_bias, "onnx-tensorrt#850; microsoft/onnxruntime#14229",
          Effect.REFUSED, "leave the bias in float"),
-    Demand("constant-positive-scale", "Q and DQ", constant_positive_scale,
+    TargetRule("constant-positive-scale", "Q and DQ", constant_positive_scale,
          "NVIDIA, Explicit Quantization", Effect.REFUSED, "write scales as initializers"),
-    Demand("per-tensor-activations", "Q and DQ of activations", per_tensor_activations,
+    TargetRule("per-tensor-activations", "Q and DQ of activations", per_tensor_activations,
          "NVIDIA, Working with Quantized Types", Effect.REFUSED, "use one scale per activation"),
-    Demand("blocks-of-4-bits", "Q and DQ", _blocks, "NVIDIA, Working with Quantized Types",
+    TargetRule("blocks-of-4-bits", "Q and DQ", _blocks, "NVIDIA, Working with Quantized Types",
          Effect.REFUSED, "use per-channel scales"),
-    Demand("weight-axis", "per-channel weights", weight_axis({"Conv": 0, "ConvTranspose": 0}),
+    TargetRule("weight-axis", "per-channel weights", weight_axis({"Conv": 0, "ConvTranspose": 0}),
          "NVIDIA/TensorRT#2380, #1694, #1699", Effect.REFUSED,
          "use per-tensor weights for ConvTranspose, output channels elsewhere"),
-    Demand("both-operands-quantized", "Conv, ConvTranspose, Gemm, MatMul", both_or_none,
+    TargetRule("both-operands-quantized", "Conv, ConvTranspose, Gemm, MatMul", both_or_none,
          "NVIDIA, Explicit Quantization", Effect.FLOAT, "quantize both operands"),
-    Demand("no-q-before-residual-add", "weighted operators before Add", _residual,
+    TargetRule("no-q-before-residual-add", "weighted operators before Add", _residual,
          "NVIDIA, Explicit Quantization: Q/DQ placement", Effect.FLOAT,
          "quantize only the skip branch of the Add"),
-    Demand("quantized-skip", "Add behind a weighted operator", _skip,
+    TargetRule("quantized-skip", "Add behind a weighted operator", _skip,
          _PLACEMENT + " (the fused operator's result has the precision of what is added)",
          Effect.FLOAT, "quantize the other branch of the Add"),
-    Demand("quantized-operands", "operators without weights between DQ and Q", _floats,
+    TargetRule("quantized-operands", "operators without weights between DQ and Q", _floats,
          _PLACEMENT + " (results of weighted operators stay float); NVIDIA/TensorRT#3205",
          Effect.FLOAT, "quantize what it reads, or accept one float operator"),
-    Demand("quantized-result", "operators without weights behind DQ", _unrounded,
+    TargetRule("quantized-result", "operators without weights behind DQ", _unrounded,
          _PLACEMENT + " (layers without weights and with INT8 inputs require INT8 outputs)",
          Effect.FLOAT, "quantize the result, or leave the operands in float"),
-    Demand("one-scale-concat", "Concat", _concat,
+    TargetRule("one-scale-concat", "Concat", _concat,
          "NVIDIA, Explicit Quantization: Q/DQ limitations (equal scales are compared); "
          "NVIDIA/TensorRT#3861, #4401", Effect.FLOAT,
          "quantize operands and result with one scale"),

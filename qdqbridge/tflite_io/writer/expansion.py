@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, Scope, rule, stored_behind
+from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, RuleContext, rule, stored_behind
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import NO_ORIGIN, Node, Value
@@ -38,7 +38,7 @@ _TINY = 1e-20
 
 
 @rule("operator-written-out")
-def operator_written_out(node: Node, scope: Scope) -> Proposal:
+def operator_written_out(node: Node, scope: RuleContext) -> Proposal:
     """``Mish(x) -> Mul(x, Tanh(…))``: an operator without a counterpart as the first of its forms.
 
     ``Erf(x) -> 2 · Gelu(v) / v - 1``, ``v = x · sqrt(2)``, which is what Gelu is made of. The chain
@@ -53,7 +53,7 @@ def operator_written_out(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("steps-written-out", "Composition")
-def steps_written_out(node: Node, scope: Scope) -> Proposal:
+def steps_written_out(node: Node, scope: RuleContext) -> Proposal:
     """``Composition(x; … Erf …) -> Composition(x; …)`` of steps that TFLite has."""
     del scope
     attributes = node.record(CompositionAttrs)
@@ -127,7 +127,7 @@ def _error_function(x: Value, node: Node) -> Value:
 
 @rule("norm-written-out", "LayerNormalization", "RMSNormalization", "InstanceNormalization",
       "GroupNormalization", "BatchNormalization")  # fmt: skip
-def norm_written_out(node: Node, scope: Scope) -> Proposal:
+def norm_written_out(node: Node, scope: RuleContext) -> Proposal:
     """``LayerNormalization(x) -> (x - mean) / Sqrt(mean((x - mean)²) + e) · gamma + beta``."""
     del scope
     x, attributes = node.operand(0), node.attributes
@@ -222,7 +222,7 @@ def _column(value: Value, rank: int) -> Value:
 
 
 @rule("columns-before-rows", "DepthToSpace")
-def columns_before_rows(node: Node, scope: Scope) -> Proposal:
+def columns_before_rows(node: Node, scope: RuleContext) -> Proposal:
     """``DepthToSpace(x; CRD) -> DepthToSpace(x'; DCR)`` of channels in another order."""
     del scope
     attributes, x = node.record(DepthSpaceAttrs), node.operand(0)

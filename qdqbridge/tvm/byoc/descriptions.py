@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.core.graph.lenses import read_attributes
+from qdqbridge.core.graph.attribute_codecs import read_attributes
 from qdqbridge.core.graph.operator import AnyAttributes
 from qdqbridge.core.ops.attributes import (
     AxisAttrs,

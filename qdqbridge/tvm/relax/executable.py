@@ -21,8 +21,8 @@ from qdqbridge.core.graph.interpreter import check_inputs
 from qdqbridge.core.graph.types import Dim, NestedType, static_shape
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.tvm.qnn.emit.dtypes import from_tvm_array
+from qdqbridge.tvm.qnn.emit.emitter import reason
 from qdqbridge.tvm.qnn.emit.graph import agreed
-from qdqbridge.tvm.qnn.emit.scope import reason
 from qdqbridge.tvm.relax import saving
 from qdqbridge.tvm.relax.building import built
 from qdqbridge.tvm.relax.emit.compositions.presence import DROPPED

@@ -17,7 +17,7 @@ from tvm import ir, relax
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.interpreter import check_inputs
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.tvm.qnn.emit.scope import Expr, reason
+from qdqbridge.tvm.qnn.emit.emitter import Expr, reason
 from qdqbridge.tvm.relax.building import compiled
 from qdqbridge.tvm.relax.emit.module import ModuleEmitter
 from qdqbridge.tvm.relax.interrupts import raise_interrupt

@@ -249,7 +249,7 @@ RELAY_EMISSION = '''
 '''
 RELAY_READING = """
 
-def _gather(site: ReadSite) -> Read:
+def _gather(site: CallReader) -> Read:
     return moved_alike(BY_NAME["GatherElements"])(site.reading, site.call)
 
 

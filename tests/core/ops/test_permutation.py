@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.attribute_codecs import permuted_attributes
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.graph.lenses import permuted_attributes
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import Attributes
 from qdqbridge.core.graph.quantization import QuantParams

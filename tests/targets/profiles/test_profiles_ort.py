@@ -19,7 +19,7 @@ from qdqbridge.targets.profiles import Effect, Finding
 from qdqbridge.targets.profiles import check as findings_of
 from qdqbridge.targets.profiles.checker import view_of
 from qdqbridge.targets.profiles.export import export
-from qdqbridge.targets.profiles.islands import bare, islands
+from qdqbridge.targets.profiles.float_regions import bare, islands
 from tests.onnx_io.writer_models import CNN, IMAGES, MATRICES, S8, U8, Net, X, Y, network
 from tests.places import MODELS
 from tests.targets.profiles import test_profiles

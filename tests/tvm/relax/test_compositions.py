@@ -17,7 +17,7 @@ pytest.importorskip("tvm")
 import qdqbridge as qb
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError
-from qdqbridge.onnx_io.foreign.expansion import expanded
+from qdqbridge.onnx_io.opaque.expansion import expanded
 from tests.onnx_models import Builder, canonical
 from tests.tvm.relax.random_compositions import MAKERS, PER_MODEL, cases, differing
 from tests.tvm.relax.targets import UNOPTIMIZED

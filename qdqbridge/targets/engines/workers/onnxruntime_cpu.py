@@ -96,7 +96,7 @@ def _names(node: str, results: Sequence[str]) -> tuple[str, ...]:
 
 def _rows(optimized: Path) -> list[Row]:
     from qdqbridge.targets.profiles.checker import optimized_view
-    from qdqbridge.targets.profiles.islands import islands
+    from qdqbridge.targets.profiles.float_regions import islands
 
     view = optimized_view(optimized)
     real = set(islands(view))

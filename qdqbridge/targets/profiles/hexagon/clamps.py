@@ -27,7 +27,7 @@ from qdqbridge.targets.profiles.file_view import (
     is_quantize,
 )
 from qdqbridge.targets.profiles.finding import Reason
-from qdqbridge.targets.profiles.islands import COPIES
+from qdqbridge.targets.profiles.float_regions import COPIES
 from qdqbridge.targets.profiles.legalization import Cost, replace_operand
 from qdqbridge.targets.profiles.shared_rules import WEIGHTED
 

@@ -15,7 +15,7 @@ import math
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.types import Shape
 from qdqbridge.targets.profiles.file_view import FileNode, FileView, is_dequantize
-from qdqbridge.targets.profiles.finding import Demand, Effect, Reason
+from qdqbridge.targets.profiles.finding import Effect, Reason, TargetRule
 from qdqbridge.targets.profiles.shared_rules import RUNNING
 
 _HOST = "onnxruntime-qnn 2.7.0, host build of Hexagon"
@@ -127,11 +127,11 @@ def _numbers(shape: tuple[int | str, ...]) -> int:
     return math.prod(dim if isinstance(dim, int) else 0 for dim in shape)
 
 
-DYNAMIC_RULES: tuple[Demand, ...] = (
-    Demand("static-quantization", "DynamicQuantizeLinear, MatMulInteger, ConvInteger", _left,
+DYNAMIC_RULES: tuple[TargetRule, ...] = (
+    TargetRule("static-quantization", "DynamicQuantizeLinear, MatMulInteger, ConvInteger", _left,
            f"{_HOST}: 'Operators of type `DynamicQuantizeLinear` are not supported by QNN EP'",
            Effect.ELSEWHERE, "give fixed parameters: export --data x.npz"),
-    Demand("unrounded-activations", "products of dynamic quantization", _unrounded,
+    TargetRule("unrounded-activations", "products of dynamic quantization", _unrounded,
            f"{_HOST}: computed as products of floats, up to 1 % of the largest result off",
            Effect.OTHER, "give fixed parameters: export --data x.npz"),
 )  # fmt: skip

@@ -12,16 +12,16 @@ from qdqbridge.targets.profiles.file_view import (
     FileEncoding,
     FileNode,
     FileView,
-    FloatIslands,
+    FloatRegions,
     is_dequantize,
     is_quantize,
 )
-from qdqbridge.targets.profiles.finding import Demand, Effect, Reason
+from qdqbridge.targets.profiles.finding import Effect, Reason, TargetRule
+from qdqbridge.targets.profiles.float_regions import COPIES
 from qdqbridge.targets.profiles.hexagon.bias import behind_bias
 from qdqbridge.targets.profiles.hexagon.clamps import lost_clamp, nothing_left
 from qdqbridge.targets.profiles.hexagon.dynamic import only_dequantized
 from qdqbridge.targets.profiles.hexagon.operators import MOST_AXES
-from qdqbridge.targets.profiles.islands import COPIES
 from qdqbridge.targets.profiles.shared_rules import WEIGHTED
 
 _HOST = "onnxruntime-qnn 2.7.0, host build of Hexagon"
@@ -286,7 +286,7 @@ def _float_quotient(view: FileView, node: FileNode) -> Reason | None:
     numbers = all(r.op == "Add" and _of_number(view, r) for r, _ in readers)
     if node.op == "Sub" and readers and numbers and view.rank(node.input(1)) == 0:
         return None  # both terms become one
-    islands = _float_islands(view)
+    islands = _find_float_regions(view)
     if node.output in islands.before_integers:
         return Reason("it is computed in floats, and a product follows", (node.output,))
     first = islands.behind_mul.isdisjoint(node.inputs)
@@ -308,9 +308,9 @@ def _whole(view: FileView, node: FileNode) -> bool:
     return bool(view.quantized(node.output)) and all(map(view.dequantized, node.inputs))
 
 
-def _float_islands(view: FileView) -> FloatIslands:
+def _find_float_regions(view: FileView) -> FloatRegions:
     """Returns what stands before and behind the products of a file, found once."""
-    if view.known_float_islands is None:
+    if view.known_float_regions is None:
         ops = WEIGHTED | _JOINED | {"BatchNormalization"}
         joins = {n for n in view.nodes if n.op in ops and not _whole(view, n)}
         leading, integers, muls, behind = set[str](), set[str](), set[str](), set[str]()
@@ -329,10 +329,10 @@ def _float_islands(view: FileView) -> FloatIslands:
             joined = not (behind.isdisjoint(node.inputs) or _casts_integers(view, node))
             if node in joins or joined:
                 behind.update(node.outputs)
-        view.known_float_islands = FloatIslands(
+        view.known_float_regions = FloatRegions(
             frozenset(integers), frozenset(muls), frozenset(behind)
         )
-    return view.known_float_islands
+    return view.known_float_regions
 
 
 def _casts_integers(view: FileView, node: FileNode) -> bool:
@@ -548,64 +548,67 @@ def _round(view: FileView, node: FileNode) -> Reason | None:
     return Reason("it rounds floats, int16, or more than four axes", (node.output,))
 
 
-FLOAT_RULES: tuple[Demand, ...] = (
-    Demand("instance-norm-parameters", "InstanceNormalization", _instance_norm, _UNFINISHED,
+FLOAT_RULES: tuple[TargetRule, ...] = (
+    TargetRule("instance-norm-parameters", "InstanceNormalization", _instance_norm, _UNFINISHED,
            Effect.REFUSED, "quantize operand and result to unsigned types, its scale to 8 bits, "
            "its bias to int32, each with one scale"),
-    Demand("quantized-divisor", "Div in front of a Softmax and a MatMul", _divisor, _UNFINISHED,
+    TargetRule("quantized-divisor", "Div in front of a Softmax and a MatMul", _divisor, _UNFINISHED,
            Effect.REFUSED, "quantize the divisor as the unsigned integer 1, or multiply"),
-    Demand("no-float-gelu", "Gelu of floats, also step by step", _float_gelu,
+    TargetRule("no-float-gelu", "Gelu of floats, also step by step", _float_gelu,
            _UNFINISHED, Effect.REFUSED,
            "quantize operand and result"),
-    Demand("no-float-where", "Where of float32", _where,
+    TargetRule("no-float-where", "Where of float32", _where,
            f"{_UNFINISHED}; winml-cli 0.4.0, an NPU: with a quantized result it was taken",
            Effect.REFUSED, "quantize both operands and the result, or multiply by a mask and add"),
-    Demand("half-bias", "Conv, ConvTranspose, Gemm", _half_bias,
+    TargetRule("half-bias", "Conv, ConvTranspose, Gemm", _half_bias,
            f"{_HOST}: 'inserted using the NHWC format as requested', and not taken",
            Effect.REFUSED, "quantize the bias to int32, scale x * scale w"),
-    Demand("narrow-convolution", "weights of Conv and ConvTranspose", _narrow_convolution,
+    TargetRule("narrow-convolution", "weights of Conv and ConvTranspose", _narrow_convolution,
            f"{_HOST}: 'inserted using the NHWC format as requested', and not taken",
            Effect.REFUSED, "store int4 with one scale as int8, or give each channel a scale"),
-    Demand("no-dynamic-convolution", "Conv and ConvTranspose of x - zero point", _dynamic,
+    TargetRule("no-dynamic-convolution", "Conv and ConvTranspose of x - zero point", _dynamic,
            _UNFINISHED, Effect.REFUSED, "quantize the float model statically: qdqbridge quantize"),
-    Demand("unfinished-floats", "Atan, Elu, HardSigmoid, LpNormalization of floats",
+    TargetRule("unfinished-floats", "Atan, Elu, HardSigmoid, LpNormalization of floats",
            _unfinished, _UNFINISHED, Effect.REFUSED, "quantize operand and result"),
-    Demand("float-quotient", "Div, Sub, Exp, Sqrt and Reciprocal of floats before a product",
+    TargetRule("float-quotient", "Div, Sub, Exp, Sqrt and Reciprocal of floats before a product",
            _float_quotient, _UNFINISHED, Effect.REFUSED,
            "quantize operands and result; multiply by a reciprocal, add a negative"),
-    Demand("early-conversion", "QuantizeLinear behind a turned input and Reshape, before a product",
+    TargetRule("early-conversion",
+        "QuantizeLinear behind a turned input and Reshape, before a product",
            _conversion, f"{_HOST}: up to 107 LSB off", Effect.OTHER,
            "convert in front of the Reshape"),
-    Demand("one-width", "8 bits beside 16: products with a bias or channels, sums of results",
+    TargetRule("one-width", "8 bits beside 16: products with a bias or channels, sums of results",
            _two_widths, f"{_HOST}: parameters are left to the CPU, sums up to 232 LSB off",
            Effect.OTHER, "requantize the 8 bits to uint16 in 256 steps for each one"),
-    Demand("wide-weights", "weights of 16 bits", _wide_weight,
+    TargetRule("wide-weights", "weights of 16 bits", _wide_weight,
            f"{_HOST}: 'fails the backend's validation, code 3110'", Effect.ELSEWHERE,
            "store them in 8 bits, or name a Hexagon of v73 or later (provider option htp_arch)"),
-    Demand("one-channel", "Concat of an input with one channel, before windows", _one_channel,
+    TargetRule("one-channel", "Concat of an input with one channel, before windows", _one_channel,
            f"{_HOST}: up to 218 LSB off", Effect.OTHER,
            "requantize it to the result's scale and zero point"),
-    Demand("on-integers", "QLinear operators, what onnxruntime fuses, other domains",
+    TargetRule("on-integers", "QLinear operators, what onnxruntime fuses, other domains",
            _of_onnxruntime, f"{_HOST}: left to the CPU", Effect.ELSEWHERE,
            "write DequantizeLinear and QuantizeLinear"),
-    Demand("run-time-scale", "Q and DQ", _run_time_scale, f"{_HOST}: left to the CPU",
+    TargetRule("run-time-scale", "Q and DQ", _run_time_scale, f"{_HOST}: left to the CPU",
            Effect.ELSEWHERE, "write scales as initializers"),
-    Demand("wide-before-floats", "floats computed of 8-bit results", _unrounded,
+    TargetRule("wide-before-floats", "floats computed of 8-bit results", _unrounded,
            f"{_HOST}: up to 9 LSB off behind a Tanh", Effect.OTHER,
            "requantize to uint16 in 256 steps for each one, which are the same numbers"),
-    Demand("no-round", "Round", _round, _UNFINISHED, Effect.REFUSED,
+    TargetRule("no-round", "Round", _round, _UNFINISHED, Effect.REFUSED,
            "read it with --decomposed where it quantizes step by step"),
-    Demand("lost-clamp", "Concat, and QuantizeLinear behind a Q/DQ pair", lost_clamp,
+    TargetRule("lost-clamp", "Concat, and QuantizeLinear behind a Q/DQ pair", lost_clamp,
            f"{_HOST}: up to 122 LSB off", Effect.OTHER,
            "put a Max with the smallest number that can be stored in front"),
-    Demand("one-encoding", "DQ of one tensor", _shared, f"{_HOST}: up to 90 LSB off", Effect.OTHER,
+    TargetRule("one-encoding", "DQ of one tensor", _shared, f"{_HOST}: up to 90 LSB off",
+        Effect.OTHER,
            "store a constant once for each scale; read other tensors in one way"),
-    Demand("float-padding", "Conv and ConvTranspose of DQ, result not quantized", _padded,
+    TargetRule("float-padding", "Conv and ConvTranspose of DQ, result not quantized", _padded,
            f"{_HOST}: 8 bits are padded with the smallest number", Effect.OTHER,
            "quantize the result, or pad the stored integers"),
-    Demand("float-products", "products in floats", _float_weight,
+    TargetRule("float-products", "products in floats", _float_weight,
            f"{_HOST}: 'does not support a standalone DQ op with per-channel quantization'",
            Effect.ELSEWHERE, "quantize operand and result, or write float weights"),
-    Demand("no-erf", "Erf", _erf, f"{_HOST}: 'Operators of type `Erf` are not supported by QNN EP'",
+    TargetRule("no-erf", "Erf", _erf,
+        f"{_HOST}: 'Operators of type `Erf` are not supported by QNN EP'",
            Effect.ELSEWHERE, "write a Gelu whose operand and result are quantized"),
 )  # fmt: skip

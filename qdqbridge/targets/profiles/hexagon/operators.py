@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.targets.profiles.file_view import FileNode, FileView, is_dequantize, is_quantize
-from qdqbridge.targets.profiles.finding import Demand, Effect, Reason
+from qdqbridge.targets.profiles.finding import Effect, Reason, TargetRule
 from qdqbridge.targets.profiles.hexagon.bias import behind_bias
 from qdqbridge.targets.profiles.hexagon.clamps import nothing_left
 
@@ -187,28 +187,31 @@ def _converted_image(view: FileView, node: FileNode) -> Reason | None:
     return Reason(f"it converts what {made.op} '{made.name}' makes", (node.output,))
 
 
-OPERATOR_RULES: tuple[Demand, ...] = (
-    Demand("no-such-operator", "operators that the backend does not have", _untaken,
+OPERATOR_RULES: tuple[TargetRule, ...] = (
+    TargetRule("no-such-operator", "operators that the backend does not have", _untaken,
            f"{_HOST}: 'Operators of type … are not supported by QNN EP'", Effect.ELSEWHERE,
            "write it in steps, or leave it to the CPU"),
-    Demand("inner-mish", "Mish of an input, or as an output", _mish,
+    TargetRule("inner-mish", "Mish of an input, or as an output", _mish,
            f"{_HOST}: Q and DQ are left to the CPU", Effect.ELSEWHERE,
            "write x * Tanh(Softplus(x)), each quantized"),
-    Demand("not-made", "GroupNormalization, RMSNormalization, Selu, ThresholdedRelu", _unloadable,
+    TargetRule("not-made", "GroupNormalization, RMSNormalization, Selu, ThresholdedRelu",
+        _unloadable,
            f"{_HOST}: 'Failed to finalize QNN graph', or 'inserted using the NHWC format'",
            Effect.REFUSED, "write it in steps"),
-    Demand("taken-of-type", "operators of int8, uint16 or int16", _of_type,
+    TargetRule("taken-of-type", "operators of int8, uint16 or int16", _of_type,
            f"{_HOST}: 'fails the backend's validation, code 3110', or does not load",
            Effect.ELSEWHERE, "use unsigned types, zero points shifted by half the range"),
-    Demand("cumulative-sum", "CumSum", _sums, f"{_HOST}: up to 78 of 256 steps off", Effect.OTHER,
+    TargetRule("cumulative-sum", "CumSum", _sums, f"{_HOST}: up to 78 of 256 steps off",
+        Effect.OTHER,
            "leave it in floats, or multiply by a matrix of ones"),
-    Demand("moved-encoding", "Gather, Pad, Transpose, Tile and others that move numbers", _moved,
+    TargetRule("moved-encoding", "Gather, Pad, Transpose, Tile and others that move numbers",
+        _moved,
            f"{_HOST}: up to 82 LSB off, or 'Failed to finalize QNN graph'", Effect.OTHER,
            "give operand and result one encoding, and convert behind"),
-    Demand("converted-image", "QuantizeLinear behind a Q/DQ pair, of an image as an output",
+    TargetRule("converted-image", "QuantizeLinear behind a Q/DQ pair, of an image as an output",
            _converted_image, f"{_HOST}: 'Transpose fails the backend's validation, code 3110'",
            Effect.ELSEWHERE, "convert its rows, between Reshapes"),
-    Demand("up-to-four-axes", "products, functions, norms, pools, signed movements",
+    TargetRule("up-to-four-axes", "products, functions, norms, pools, signed movements",
            _five_axes, f"{_HOST}: 'fails the backend's validation, code 3110', or 128 LSB off",
            Effect.ELSEWHERE, "reshape to fewer axes in front, and back behind"),
 )  # fmt: skip

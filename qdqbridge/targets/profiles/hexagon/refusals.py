@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.targets.profiles.file_view import FileNode, FileView, is_dequantize, is_quantize
-from qdqbridge.targets.profiles.finding import Demand, Effect, Reason
+from qdqbridge.targets.profiles.finding import Effect, Reason, TargetRule
 
 _HOST = "onnxruntime-qnn 2.7.0, host build of Hexagon; winml-cli 0.4.0, an NPU"
 _MOST_AXES = 5
@@ -271,17 +271,18 @@ _FORMS = {
 }  # fmt: skip
 
 
-REFUSAL_RULES: tuple[Demand, ...] = (
-    Demand("up-to-five-axes", "operators on six axes and more", _six_axes,
+REFUSAL_RULES: tuple[TargetRule, ...] = (
+    TargetRule("up-to-five-axes", "operators on six axes and more", _six_axes,
            f"{_HOST}: 'Failed to add node'", Effect.ELSEWHERE,
            "join axes that stay beside each other; leave an axis of extent 1 in its place in a "
            "Transpose between two Reshapes"),
-    Demand("cast-types", "Cast", _cast, f"{_HOST}: 'Failed to create Cast node'", Effect.ELSEWHERE,
+    TargetRule("cast-types", "Cast", _cast, f"{_HOST}: 'Failed to create Cast node'",
+        Effect.ELSEWHERE,
            "cast from and to float32, float16, int32, uint32, uint8 or bool"),
-    Demand("given-operands", "shapes, axes, pads, ends and the like", _given,
+    TargetRule("given-operands", "shapes, axes, pads, ends and the like", _given,
            f"{_HOST}: 'Cannot get shape', 'must be an initializer'", Effect.ELSEWHERE,
            "write them as initializers"),
-    Demand("no-such-form", "Clip, convolutions, CumSum, Expand, Gather, GatherElements, Gemm, "
+    TargetRule("no-such-form", "Clip, convolutions, CumSum, Expand, Gather, GatherElements, Gemm, "
            "LpNormalization, MatMul, Pad, Pow, Resize, ScatterND and Where", _form,
            f"{_HOST}: 'only supports', 'Failed to add node'",
            Effect.ELSEWHERE, "write it otherwise, or leave it to the CPU"),

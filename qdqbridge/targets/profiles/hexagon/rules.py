@@ -13,7 +13,8 @@ import numpy as np
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.targets.profiles.file_view import FileEncoding, FileNode, FileView, is_dequantize
-from qdqbridge.targets.profiles.finding import Demand, Effect, Reason
+from qdqbridge.targets.profiles.finding import Effect, Reason, TargetRule
+from qdqbridge.targets.profiles.float_regions import float_regions_of
 from qdqbridge.targets.profiles.hexagon.bias import (
     behind_bias,
     bias_granularity,
@@ -39,7 +40,6 @@ from qdqbridge.targets.profiles.hexagon.wide import (
     wide_arithmetic,
     wide_arithmetic_of_v73,
 )
-from qdqbridge.targets.profiles.islands import islands_of
 from qdqbridge.targets.profiles.shared_rules import (
     WEIGHTED,
     active_ends,
@@ -173,7 +173,7 @@ def _no_blocks(view: FileView, node: FileNode) -> Reason | None:
 
 
 def _node_unit(view: FileView, node: FileNode) -> Reason | None:
-    if node not in islands_of(view) or _implied(view, node) or _fused(view, node):
+    if node not in float_regions_of(view) or _implied(view, node) or _fused(view, node):
         return None
     if is_bias(view, node) or behind_bias(view, node):
         return None
@@ -197,7 +197,7 @@ def _clamp_before(view: FileView, node: FileNode) -> Reason | None:
     made, found = view.producer(node.input(0)), view.quantized(node.output)
     if node.op not in ("Relu", "Clip") or made is None or is_dequantize(made) or not found:
         return None
-    if len(view.consumers(node.input(0))) > 1 or node not in islands_of(view):
+    if len(view.consumers(node.input(0))) > 1 or node not in float_regions_of(view):
         return None
     if found[0].dtype in _FLOAT8:
         return None
@@ -500,54 +500,58 @@ _HEXAGON = "onnxruntime-qnn 2.7.0, host build of Hexagon: not taken, or up to 25
 
 _HOST = "onnxruntime-qnn 2.7.0, host build of Hexagon"
 
-RULES: tuple[Demand, ...] = (
-    Demand("fixed-shapes", "what reads the inputs", fixed_shapes, _DOCS, Effect.ELSEWHERE,
+RULES: tuple[TargetRule, ...] = (
+    TargetRule("fixed-shapes", "what reads the inputs", fixed_shapes, _DOCS, Effect.ELSEWHERE,
          "give numbers when exporting: --extent batch=1"),
-    Demand("contrib-domain", "Q and DQ of 16 and 4 bits, and of half floats", _domain,
+    TargetRule("contrib-domain", "Q and DQ of 16 and 4 bits, and of half floats", _domain,
          "ONNX: QuantizeLinear-21, QuantizeLinear-19", Effect.REFUSED,
          "use com.microsoft, or declare opset 21"),
-    Demand("storage", "Q and DQ", storage(_STORED, (*_STORED, *_NARROW, DType.INT32)),
+    TargetRule("storage", "Q and DQ", storage(_STORED, (*_STORED, *_NARROW, DType.INT32)),
          _DOCS, Effect.REFUSED, "use 8 or 16 bits for activations"),
-    Demand("float8", "Q and DQ", _float8, _HOST, Effect.ELSEWHERE, "quantize to integers"),
-    Demand("constant-positive-scale", "Q and DQ", _positive_scale, _DOCS, Effect.REFUSED,
+    TargetRule("float8", "Q and DQ", _float8, _HOST, Effect.ELSEWHERE, "quantize to integers"),
+    TargetRule("constant-positive-scale", "Q and DQ", _positive_scale, _DOCS, Effect.REFUSED,
          "write scales as initializers"),
-    Demand("per-tensor-activations", "Q and DQ of activations", per_tensor_activations, _DOCS,
+    TargetRule("per-tensor-activations", "Q and DQ of activations", per_tensor_activations, _DOCS,
          Effect.REFUSED, "use one scale per activation"),
-    Demand("symmetric-per-channel", "DQ of per-channel constants", _symmetric_channels,
+    TargetRule("symmetric-per-channel", "DQ of per-channel constants", _symmetric_channels,
          "microsoft/onnxruntime#20154", Effect.REFUSED, "use int8 with zero point 0"),
-    Demand("weight-axis", "per-channel weights", weight_axis({"Conv": 0, "ConvTranspose": 1}),
+    TargetRule("weight-axis", "per-channel weights", weight_axis({"Conv": 0, "ConvTranspose": 1}),
          "microsoft/onnxruntime#20154", Effect.REFUSED, "use the axis of the output channels"),
-    Demand("bias-int32", "Conv, ConvTranspose, Gemm, MatMul with a bias", _bias,
+    TargetRule("bias-int32", "Conv, ConvTranspose, Gemm, MatMul with a bias", _bias,
          f"microsoft/onnxruntime#26709; {_HOST}: other scales beside a matrix of channels: up to "
          "199 LSB off", Effect.OTHER, "quantize the bias to int32, scale x * scale w"),
-    Demand("bias-granularity", "Conv, ConvTranspose, Gemm, MatMul with a bias", bias_granularity,
+    TargetRule("bias-granularity", "Conv, ConvTranspose, Gemm, MatMul with a bias",
+        bias_granularity,
          f"{_HOST}: up to 255 LSB off", Effect.OTHER,
          "give the bias one scale where the weight has one, else one for each channel"),
-    Demand("no-blocks", "DQ of weights", _no_blocks, "onnxruntime-qnn#650", Effect.FLOAT,
+    TargetRule("no-blocks", "DQ of weights", _no_blocks, "onnxruntime-qnn#650", Effect.FLOAT,
          "use per-channel scales"),
-    Demand("whole-node-unit", "float compute between DQ and Q", _node_unit, _DOCS, Effect.FLOAT,
+    TargetRule("whole-node-unit", "float compute between DQ and Q", _node_unit, _DOCS, Effect.FLOAT,
          "quantize every operand and the result"),
-    Demand("clamp-behind-pair", "Relu and Clip behind an operator", _clamp_before, _HEXAGON,
+    TargetRule("clamp-behind-pair", "Relu and Clip behind an operator", _clamp_before, _HEXAGON,
          Effect.REFUSED, "quantize the result, dequantize it, clamp, and quantize again"),
-    Demand("clip-of-two-ends", "Clip between DQ and Q", _clip_behind, _HEXAGON,
+    TargetRule("clip-of-two-ends", "Clip between DQ and Q", _clip_behind, _HEXAGON,
          Effect.REFUSED, "use Relu, or Max and Min with dequantized numbers"),
-    Demand("norm-parameters", "LayerNormalization", _norm, _HOST, Effect.ELSEWHERE,
+    TargetRule("norm-parameters", "LayerNormalization", _norm, _HOST, Effect.ELSEWHERE,
          "normalize along the last axis, with a float bias and one scale for each parameter"),
-    Demand("no-int16", "Conv by groups, pools, Resize, DepthToSpace, HardSwish", _int16, _HOST,
+    TargetRule("no-int16", "Conv by groups, pools, Resize, DepthToSpace, HardSwish", _int16, _HOST,
          Effect.REFUSED, "use uint16, zero points shifted by 32768: the same numbers"),
-    Demand("unsigned", "LeakyRelu, products of two types, Max, Min and Clip of int16", _unsigned,
+    TargetRule("unsigned", "LeakyRelu, products of two types, Max, Min and Clip of int16",
+        _unsigned,
          _HOST,
          Effect.ELSEWHERE, "use unsigned types, zero points shifted by half the range"),
-    Demand("unsigned-padding", "Pad of signed types", _padding, _HOST, Effect.OTHER,
+    TargetRule("unsigned-padding", "Pad of signed types", _padding, _HOST, Effect.OTHER,
          "use unsigned types, zero points shifted by half the range"),
-    Demand("fixed-encodings", "results of Softmax, Sigmoid, HardSigmoid and Tanh", _fixed_encoding,
+    TargetRule("fixed-encodings", "results of Softmax, Sigmoid, HardSigmoid and Tanh",
+        _fixed_encoding,
          _HOST, Effect.OTHER,
          "use the type's smallest number as zero point, and scale 1/256 or 1/65536"),
-    Demand("lone-transpose", "Transpose by 0, 2, 1 alone", _lone_transpose, _HOST, Effect.ELSEWHERE,
+    TargetRule("lone-transpose", "Transpose by 0, 2, 1 alone", _lone_transpose, _HOST,
+        Effect.ELSEWHERE,
          "leave it to what stands before or behind"),
-    Demand("wide-arithmetic", "results of 16 bits, MatMul of two of uint8", wide_arithmetic,
+    TargetRule("wide-arithmetic", "results of 16 bits, MatMul of two of uint8", wide_arithmetic,
          _HOST, Effect.OTHER, "expect such differences, or use 8 bits"),
-    Demand("moved-factor", "the second of two activations of a MatMul", moved_factor,
+    TargetRule("moved-factor", "the second of two activations of a MatMul", moved_factor,
          f"{_HOST}: numbers more than 127 steps from the zero point saturate", Effect.OTHER,
          "put a Max with the smallest number that can be stored in front"),
     *DYNAMIC_RULES,
@@ -558,16 +562,17 @@ RULES: tuple[Demand, ...] = (
 )  # fmt: skip
 
 _OF_V73 = (
-    Demand("unsigned", "LeakyRelu, products of two types, Max, Min and Clip of int16",
+    TargetRule("unsigned", "LeakyRelu, products of two types, Max, Min and Clip of int16",
          _unsigned_on_v73, f"{_HOST}, htp_arch 73", Effect.ELSEWHERE,
          "use unsigned types, zero points shifted by half the range"),
-    Demand("wide-arithmetic", "results of 16 bits, MatMul of two of uint8", wide_arithmetic_of_v73,
+    TargetRule("wide-arithmetic", "results of 16 bits, MatMul of two of uint8",
+        wide_arithmetic_of_v73,
          f"{_HOST}, htp_arch 73", Effect.OTHER, "expect such differences, or use 8 bits"),
-    Demand("wide-weights", "weights of 16 bits", wide_weight_on_v73,
+    TargetRule("wide-weights", "weights of 16 bits", wide_weight_on_v73,
          f"{_HOST}, htp_arch 73: 'fails the backend's validation, code 3110'", Effect.ELSEWHERE,
          "store them in 8 bits, or as int16 around 0 beside activations of uint16"),
 )  # fmt: skip
-RULES_OF_V73: tuple[Demand, ...] = tuple(
+RULES_OF_V73: tuple[TargetRule, ...] = tuple(
     {own.name: own for own in _OF_V73}.get(rule.name, rule) for rule in RULES
 )
 """The same for v73 and later, which has other products of 16 bits."""

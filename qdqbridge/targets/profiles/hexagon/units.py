@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.targets.profiles.file_view import FileNode, FileView, is_dequantize, is_quantize
-from qdqbridge.targets.profiles.finding import Demand, Effect, Reason
+from qdqbridge.targets.profiles.finding import Effect, Reason, TargetRule
 from qdqbridge.targets.profiles.hexagon.bias import bias_sum
 from qdqbridge.targets.profiles.shared_rules import RUNNING, encoding_of, is_parameter
 
@@ -83,17 +83,17 @@ def _body(view: FileView, node: FileNode) -> Reason | None:
     return Reason("it has bodies, which read what is made elsewhere", (node.output,))
 
 
-UNIT_RULES: tuple[Demand, ...] = (
-    Demand("stored-operands", "operators on stored integers", _on_stored,
+UNIT_RULES: tuple[TargetRule, ...] = (
+    TargetRule("stored-operands", "operators on stored integers", _on_stored,
            f"{_HOST}: 'fails the backend's validation, code 3110', or 'inserted using the NHWC "
            "format'", Effect.ELSEWHERE, "dequantize in front, and quantize behind"),
-    Demand("lone-channels", "DQ of per-channel constants", _lone_channels,
+    TargetRule("lone-channels", "DQ of per-channel constants", _lone_channels,
            f"{_HOST}: 'does not support a standalone DQ op with per-channel quantization'",
            Effect.ELSEWHERE, "store it in the shape in which a product reads it"),
-    Demand("lone-bias", "products of 8 bits with a stored bias and a float weight", _lone_bias,
+    TargetRule("lone-bias", "products of 8 bits with a stored bias and a float weight", _lone_bias,
            f"{_HOST}: 'Dequantize fails the backend's validation, code 3110'", Effect.ELSEWHERE,
            "quantize the weight, or write both in floats"),
-    Demand("bodies", "If, Loop and Scan", _body,
+    TargetRule("bodies", "If, Loop and Scan", _body,
            f"{_HOST}: 'produced outside the QNN partition (cross-partition unsupported)'",
            Effect.ELSEWHERE, "write the branch that runs in its place"),
 )  # fmt: skip

@@ -41,7 +41,7 @@ _TERMS = 64
 
 
 def wide_arithmetic(view: FileView, node: FileNode) -> Reason | None:
-    """Returns how far a result of 16 bits may be off on v68; see :class:`Demand`."""
+    """Returns how far a result of 16 bits may be off on v68; see :class:`TargetRule`."""
     return _off(view, node, _of_product)
 
 

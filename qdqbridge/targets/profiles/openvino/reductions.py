@@ -29,7 +29,7 @@ from qdqbridge.targets.profiles.file_view import (
     is_quantize,
 )
 from qdqbridge.targets.profiles.finding import Reason
-from qdqbridge.targets.profiles.islands import COPIES, WEIGHTED
+from qdqbridge.targets.profiles.float_regions import COPIES, WEIGHTED
 from qdqbridge.targets.profiles.legalization import Cost, put
 from qdqbridge.targets.profiles.shared_rules import is_parameter
 

@@ -16,8 +16,8 @@ from qdqbridge.targets.profiles.file_view import (
     is_dequantize,
     is_quantize,
 )
-from qdqbridge.targets.profiles.finding import Check, Demand, Effect, Reason
-from qdqbridge.targets.profiles.islands import COPIES, islands_of
+from qdqbridge.targets.profiles.finding import Check, Effect, Reason, TargetRule
+from qdqbridge.targets.profiles.float_regions import COPIES, float_regions_of
 from qdqbridge.targets.profiles.openvino.reductions import (
     averaged_products,
     reduced_axes,
@@ -382,7 +382,7 @@ def _zero_of_both(x: FileEncoding, node: FileNode) -> tuple[str, tuple[str, ...]
 
 
 def _float_kernel(view: FileView, node: FileNode) -> Reason | None:
-    if node.op not in FLOAT_KERNELS or node not in islands_of(view):
+    if node.op not in FLOAT_KERNELS or node not in float_regions_of(view):
         return None
     return Reason(f"{node.op} has float kernels only")
 
@@ -407,21 +407,21 @@ def _stored_constant(view: FileView, node: FileNode) -> Reason | None:
     return None
 
 
-def _refuses(rule: str, what: str, check: Check, source: str, fix: str) -> Demand:
-    return Demand(rule, what, check, source, Effect.REFUSED, fix)
+def _refuses(rule: str, what: str, check: Check, source: str, fix: str) -> TargetRule:
+    return TargetRule(rule, what, check, source, Effect.REFUSED, fix)
 
 
 def _runs_on_floats(
     rule: str, what: str, check: Check, fix: str, source: str = f"{_ENGINE}, runtime model"
-) -> Demand:
-    return Demand(rule, what, check, source, Effect.FLOAT, fix)
+) -> TargetRule:
+    return TargetRule(rule, what, check, source, Effect.FLOAT, fix)
 
 
-def _computes_otherwise(rule: str, what: str, check: Check, measured: str, fix: str) -> Demand:
-    return Demand(rule, what, check, f"{_ENGINE}: {measured}", Effect.OTHER, fix)
+def _computes_otherwise(rule: str, what: str, check: Check, measured: str, fix: str) -> TargetRule:
+    return TargetRule(rule, what, check, f"{_ENGINE}: {measured}", Effect.OTHER, fix)
 
 
-RULES: tuple[Demand, ...] = (
+RULES: tuple[TargetRule, ...] = (
     _refuses("known-operators", "every node", _known, "OpenVINO 2026.4.1, ONNX frontend",
         "write operators of ONNX: export does where it knows the meaning"),
     _computes_otherwise("dynamic-activations", "DynamicQuantizeMatMul", _unquantized,
@@ -482,7 +482,7 @@ RULES: tuple[Demand, ...] = (
         "up to 127 LSB wrong", "give operand and result a zero point each, equal as they may be"),
     _runs_on_floats("own-zero-point", "averages, Pad and Clip before pools and data movement",
         _own_zero, "give operand and result a zero point each, equal as they may be"),
-    Demand("float-kernels", "Softmax, LayerNormalization", _float_kernel,
+    TargetRule("float-kernels", "Softmax, LayerNormalization", _float_kernel,
         "OpenVINO 2026.4.1, runtime model", Effect.NO_KERNEL, "nothing: it is the engine's"),
     _runs_on_floats("both-operands-quantized", "Conv, ConvTranspose, Gemm, MatMul", both_or_none,
         "quantize both operands", _TRANSFORMATIONS),

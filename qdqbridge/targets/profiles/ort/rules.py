@@ -18,8 +18,8 @@ from qdqbridge.targets.profiles.file_view import (
     is_dequantize,
     is_quantize,
 )
-from qdqbridge.targets.profiles.finding import Check, Demand, Effect, Reason
-from qdqbridge.targets.profiles.islands import COPIES, islands_of
+from qdqbridge.targets.profiles.finding import Check, Effect, Reason, TargetRule
+from qdqbridge.targets.profiles.float_regions import COPIES, float_regions_of
 from qdqbridge.targets.profiles.ort.fusion import (
     bias_add,
     is_bias_add,
@@ -606,7 +606,7 @@ def _clamped_float8(op: str) -> Check:
 
 def _pairs(view: FileView, node: FileNode) -> Reason | None:
     """Products of uint8 and int8, whose pairs saturate without VNNI."""
-    if node.op not in _ACCUMULATES or node not in islands_of(view):
+    if node.op not in _ACCUMULATES or node not in float_regions_of(view):
         return None
     if any(check(view, node) for check in (_operands, _result, _types, _parameters)):
         return None  # it stays float
@@ -637,24 +637,24 @@ def _pairs(view: FileView, node: FileNode) -> Reason | None:
 
 def _between(check: Check) -> Check:
     """Restricts a check to float compute between Q and DQ."""
-    return lambda view, node: check(view, node) if node in islands_of(view) else None
+    return lambda view, node: check(view, node) if node in float_regions_of(view) else None
 
 
 def _rule(
     name: str, applies_to: str, check: Callable[[FileView, FileNode], Reason | None], fix: str
-) -> Demand:
-    return Demand(name, applies_to, _between(check), _SELECTORS, Effect.FLOAT, fix)
+) -> TargetRule:
+    return TargetRule(name, applies_to, _between(check), _SELECTORS, Effect.FLOAT, fix)
 
 
 _WITHOUT_ZERO_POINT = "from opset 21 on, write output_dtype and no zero point"
 
-ROUNDED_ACTIVATION = Demand(
+ROUNDED_ACTIVATION = TargetRule(
     "rounded-activation", "MatMul and Gemm by a dequantized matrix", _rounded_activation,
     "measured on 1.32: up to 1 % of the largest result off, some hundred steps of 16 bits",
     Effect.OTHER, "put a Reshape behind the DequantizeLinear, or run with the option "
     "session.qdq_matmulnbits_accuracy_level = 0",
 )  # fmt: skip
-ROOM_FOR_SUMS = Demand(
+ROOM_FOR_SUMS = TargetRule(
     "room-for-sums",
     "8-bit Conv, Gemm, MatMul",
     _room,
@@ -662,7 +662,7 @@ ROOM_FOR_SUMS = Demand(
     Effect.OTHER,
     "scale the weights of that channel up; or export, which keeps it in float",
 )
-UNSAID_PARAMETERS = Demand(
+UNSAID_PARAMETERS = TargetRule(
     "unsaid-parameters", "8-bit products, AveragePools, Sigmoid, LeakyRelu, Softmax, Where",
     _unsaid, "measured on 1.32: other numbers, or an error in the run", Effect.OTHER,
     "use one scale per activation, and scales of weights along the results; or export, which "
@@ -670,8 +670,8 @@ UNSAID_PARAMETERS = Demand(
 )  # fmt: skip
 ROUNDED_AND_FUSED = (ROUNDED_ACTIVATION, UNSAID_PARAMETERS, ROOM_FOR_SUMS)
 """What is to be told of files of other profiles."""
-RULES: tuple[Demand, ...] = (
-    Demand(
+RULES: tuple[TargetRule, ...] = (
+    TargetRule(
         "integer-kernel", "float compute between DQ and Q", _between(_kernel),
         "onnxruntime qdq_selector_action_transformer.cc", Effect.NO_KERNEL,
         "leave the operator's neighbours in float, or accept one float operator",
@@ -688,81 +688,81 @@ RULES: tuple[Demand, ...] = (
     _rule("zero-points-written", "Gemm", _zero_points, "write the zero points"),
     _rule("pair-can-be-dropped", "MaxPool, ReduceMax, ReduceMin, Resize", _drop,
           "give input and output one scale and an explicit zero point"),
-    Demand(
+    TargetRule(
         "registered-operator", "every node", _known, "onnxruntime 1.31.1", Effect.REFUSED,
         "export without custom operators",
     ),
-    Demand(
+    TargetRule(
         "known-types", "Q and DQ", _scale_type, "onnxruntime 1.31.1: 'Type Error'", Effect.REFUSED,
         "write float32 scales and integers, or declare the opset that brought the type",
     ),
-    Demand(
+    TargetRule(
         "no-dilations", "AveragePool", _between(_dilations),
         "onnxruntime 1.31.1: 'Unrecognized attribute: dilations'", Effect.REFUSED,
         "leave the attribute out",
     ),
-    Demand(
+    TargetRule(
         "counted-padding", "AveragePool", _between(_counted_beyond),
         "onnxruntime qlinear_pool.cc; measured on 1.32: up to 44 % of a result in a corner",
         Effect.OTHER, "leave out ceil_mode or count_include_pad, or run without optimizations",
     ),
-    Demand(
+    TargetRule(
         "resized-in-place", "Resize by scales other than 1 that keep every extent", _handed_on,
         "onnxruntime upsample.cc; measured on 1.32", Effect.OTHER, "scale by 1, or by more",
     ),
     ROUNDED_ACTIVATION,
     UNSAID_PARAMETERS,
     ROOM_FOR_SUMS,
-    Demand(
+    TargetRule(
         "scales-of-run-time", "MatMulNBits with accuracy_level 4", _scales_of_run_time,
         "onnxruntime matmul_nbits.cc; measured on 1.32: 0 for a product, or zero points left out",
         Effect.OTHER, "make scales and zero points initializers, or leave accuracy_level out",
     ),
-    Demand(
+    TargetRule(
         "no-small-floats", "Conv, Gemm, MatMul", _between(_small_floats),
         "onnxruntime up to 1.31: 'Type Error'", Effect.REFUSED, "quantize to integers",
     ),
-    Demand(
+    TargetRule(
         "int8-past-movers", "int8 pairs from opset 21 on", _clash,
         "onnxruntime 1.31.1: 'output_dtype INT8 does not match y_zero_point type UINT8'",
         Effect.REFUSED, "quantize behind data movement as well, or declare an opset below 21",
     ),
-    Demand(
+    TargetRule(
         "int32-past-movers", "Reshape, Transpose, Squeeze, Unsqueeze, Slice", _wide_clash,
         "onnxruntime qdq_propagation.cc; measured on 1.32: 'Type Error'", Effect.REFUSED,
         "dequantize behind the data movement, as an export does",
     ),
-    Demand(
+    TargetRule(
         "rank-0-parameters", "Add, Mul, Concat, Where, unary operators", _between(_scalars),
         "onnxruntime up to 1.31: 'Scale and Zero-point must be a scalar'", Effect.REFUSED,
         "reshape scale and zero point to rank 0",
     ),
-    Demand(
+    TargetRule(
         "float-bias-kept", "Conv, ConvTranspose, Gemm", _float_bias,
         "onnxruntime weight_bias_quantization.cc; measured on 1.32", Effect.OTHER,
         "add the bias behind the operator, or run without graph optimizations",
     ),
-    Demand(
+    TargetRule(
         "bias-units", "Conv, Gemm, MatMul + Add", _bias_units,
         "onnxruntime qdq_selectors.cc; measured on 1.32", Effect.OTHER,
         "give the bias scale x * scale w",
     ),
-    Demand(
+    TargetRule(
         "clamped-float8", "Relu in front of Q", _clamped_float8("Relu"),
         "onnxruntime relu_quantizelinear.cc; measured on 1.32: up to 22 on outputs of 26",
         Effect.OTHER, _WITHOUT_ZERO_POINT,
     ),
-    Demand(
+    TargetRule(
         "refused-float8", "Clip in front of Q", _clamped_float8("Clip"),
         "onnxruntime clip_quantizelinear.cc:79; measured on 1.32", Effect.REFUSED,
         _WITHOUT_ZERO_POINT,
     ),
-    Demand(
+    TargetRule(
         "two-roundings", "Q behind DQ", _two_roundings,
         "onnxruntime double_qdq_pairs_remover.cc; measured on 1.32", Effect.OTHER,
         "use one scale, or run without graph optimizations",
     ),
-    Demand(
+    TargetRule(
         "pairs-fit", "Conv, Gemm, MatMul of uint8 by int8, on x86 with AVX2 and without VNNI",
         _pairs, "onnxruntime mlas QgemmU8S8KernelAvx2, ConvSymKernelAvx2; measured on 1.32",
         Effect.PROCESSOR,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.canonical.bias import derived_params
-from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, Scope, rule, stored_behind
+from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, RuleContext, rule, stored_behind
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Note, Value
@@ -35,13 +35,13 @@ _LARGEST_CODES = (127, 128)
 
 
 @rule("weight-of-8-bits", "Conv", "ConvTranspose", "Dense", "Gemm", "MatMul")
-def weight_of_8_bits(node: Node, scope: Scope) -> Proposal:
+def weight_of_8_bits(node: Node, context: RuleContext) -> Proposal:
     """``Conv(x, float w) -> Conv(x, dequantize(int8 w'))`` beside a quantized image.
 
     Where the float weight is what some int8 weight dequantizes to, that one is found again, bit for
     bit; otherwise it is rounded per channel.
     """
-    del scope
+    del context
     x, weight = node.operand(0), node.operand(1)
     axis = _result_axis(node)
     if axis is None or not activation(stored_behind(x) or x) or not _is_loose(node, weight):
@@ -106,13 +106,13 @@ def _params_of(real: NDArray[np.float32], axis: int) -> tuple[QuantParams, bool]
 
 
 @rule("result-of-16-bits", "Conv", "ConvTranspose", "Dense")
-def result_of_16_bits(node: Node, scope: Scope) -> Proposal:
+def result_of_16_bits(node: Node, context: RuleContext) -> Proposal:
     """``Conv(x, w): float -> dequantize(Conv(requantize(x: int16), w): int16)``.
 
     The image is the same in 16 bits; the scale of the result is the largest number that weight and
     bias can give, divided by 32767.
     """
-    del scope
+    del context
     x, weight, output = node.operand(0), node.operand(1), node.output
     quant, data = weight.quant, weight.constant
     if x.quant is None or not _other_result(x, output):
@@ -196,9 +196,9 @@ def _bounds(
 
 
 @rule("movement-of-16-bits", "Relu", "Slice")
-def movement_of_16_bits(node: Node, scope: Scope) -> Proposal:
+def movement_of_16_bits(node: Node, context: RuleContext) -> Proposal:
     """``Relu(dequantize(x: int16)) -> dequantize(Relu(x))``, so that a product behind it is one."""
-    del scope
+    del context
     x, output = stored_behind(node.operand(0)), node.output
     if x is None or not activation(x, (DType.INT16,)) or x.quant is None:
         return None
@@ -213,9 +213,9 @@ def movement_of_16_bits(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("concat-of-16-bits", "Concat")
-def concat_of_16_bits(node: Node, scope: Scope) -> Proposal:
+def concat_of_16_bits(node: Node, context: RuleContext) -> Proposal:
     """``Concat(dequantize(x) …) -> dequantize(Concat(requantize(x) …))`` in 16 bits."""
-    del scope
+    del context
     stored = [stored_behind(value) for value in node.inputs]
     if node.output.quant is not None or not any(activation(x, (DType.INT16,)) for x in stored):
         return None

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, Scope, rule
+from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, RuleContext, rule
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
@@ -26,9 +26,9 @@ _LARGEST = 1 << 24
 
 
 @rule("nearest-by-index", "Resize")
-def nearest_by_index(node: Node, scope: Scope) -> Proposal:
+def nearest_by_index(node: Node, context: RuleContext) -> Proposal:
     """``Resize(x; nearest) -> Gather(Gather(x; rows); columns)`` where TFLite takes other ones."""
-    del scope
+    del context
     attributes, x, output = node.attributes, node.operand(0), node.output
     given, made = x.type.shape, output.type.shape
     if not isinstance(attributes, ResizeAttrs) or attributes.mode != "nearest":

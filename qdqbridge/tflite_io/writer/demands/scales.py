@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, Scope, rule
+from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, RuleContext, rule
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Note, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
@@ -34,13 +34,13 @@ off. Where it spans more, floats give the result."""
 
 
 @rule("prescribed-result", *_FIXED)
-def prescribed_result(node: Node, scope: Scope) -> Proposal:
+def prescribed_result(node: Node, context: RuleContext) -> Proposal:
     """``Softmax(x) -> requantize(Softmax(x))``: TFLite prescribes scale and zero point.
 
     A result of much finer steps stays what it is, and so does a Softmax of 16 bits, whose kernel
     gives every element of a row two steps at least: floats compute them.
     """
-    return None if too_coarse(node) else in_prescribed_scale(node, scope)
+    return None if too_coarse(node) else in_prescribed_scale(node, context)
 
 
 def too_coarse(node: Node) -> bool:
@@ -61,9 +61,9 @@ def _prescribed(node: Node) -> QuantParams | None:
     return kinds.get(node.operand(0).type.dtype)
 
 
-def in_prescribed_scale(node: Node, scope: Scope) -> Proposal:
+def in_prescribed_scale(node: Node, context: RuleContext) -> Proposal:
     """Returns a result in the scale that TFLite prescribes, requantized into its own."""
-    del scope
+    del context
     x, quant, wanted = node.operand(0), node.output.quant, _prescribed(node)
     if not activation(x) or quant is None or wanted is None or quant.params.widened() == wanted:
         return None
@@ -77,9 +77,9 @@ def in_prescribed_scale(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("result-as-operand", *KEPT)
-def result_as_operand(node: Node, scope: Scope) -> Proposal:
+def result_as_operand(node: Node, context: RuleContext) -> Proposal:
     """``AveragePool(x) -> requantize(AveragePool(x))``: TFLite's has one scale on both sides."""
-    del scope
+    del context
     x, quant = node.operand(0), node.output.quant
     if not activation(x) or quant is None or x.quant is None:
         return None
@@ -96,9 +96,9 @@ def result_as_operand(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("operands-as-result", "Max", "Min", "Where", "Concat")
-def operands_as_result(node: Node, scope: Scope) -> Proposal:
+def operands_as_result(node: Node, context: RuleContext) -> Proposal:
     """``Max(a, b) -> Max(requantize(a), requantize(b))`` in its result's scale, exactly."""
-    del scope
+    del context
     quant = node.output.quant
     if quant is None or not activation(node.output):
         return None

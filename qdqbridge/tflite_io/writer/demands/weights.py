@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.canonical.bias import derived_params
-from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, Scope, rule, stored_behind
+from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, RuleContext, rule, stored_behind
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Note, Value
@@ -25,12 +25,12 @@ from qdqbridge.tflite_io.writer.rows.kernels import activation, product
 
 
 @rule("symmetric-weight", "Conv", "ConvTranspose", "Dense")
-def symmetric_weight(node: Node, scope: Scope) -> Proposal:
+def symmetric_weight(node: Node, context: RuleContext) -> Proposal:
     """``Conv(x, w) -> Conv(x, w')`` with zero point 0: the same numbers where int8 holds them.
 
     Each channel has a scale of its own as soon as one of them does not fit and is widened.
     """
-    del scope
+    del context
     x, weight, bias = node.operand(0), node.operand(1), node.optional(2)
     geometry = geometry_of(node)
     if weight.quant is None or weight.constant is None or weight.quant.params.symmetric:
@@ -93,9 +93,9 @@ def _bias_for(node: Node, bias: Value | None, x: QuantParams, w: QuantParams) ->
 
 
 @rule("integer-bias", "Conv", "ConvTranspose", "Dense")
-def integer_bias(node: Node, scope: Scope) -> Proposal:
+def integer_bias(node: Node, context: RuleContext) -> Proposal:
     """``Conv(x, w, float bias) -> Conv(x, w, int32 bias)``, rounded to the accumulator's units."""
-    del scope
+    del context
     x, weight, bias = node.operand(0), node.operand(1), node.optional(2)
     if bias is None or bias.quant is not None:
         return None
@@ -117,9 +117,9 @@ def integer_bias(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("bias-of-zeros", "Conv")
-def bias_of_zeros(node: Node, scope: Scope) -> Proposal:
+def bias_of_zeros(node: Node, context: RuleContext) -> Proposal:
     """``Conv(x, w) -> Conv(x, w, 0)``: LiteRT 2.3 refuses one without a bias, or crashes."""
-    del scope
+    del context
     x, weight = node.operand(0), node.operand(1)
     shape = weight.type.shape
     if node.optional(2) is not None or shape is None or isinstance(shape[0], str):
@@ -134,13 +134,13 @@ def bias_of_zeros(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("float-bias", "Conv", "ConvTranspose", "Dense")
-def float_bias(node: Node, scope: Scope) -> Proposal:
+def float_bias(node: Node, context: RuleContext) -> Proposal:
     """``Conv(x, w, int32 bias) -> Conv(x, w, float bias)`` of what is computed on floats.
 
     LiteRT dequantizes no int32. Where the result is rounded, the bias is int32 again when it is
     read: rounded to float32 and back.
     """
-    del scope
+    del context
     bias = node.optional(2)
     if bias is None or product(node):
         return None
@@ -164,12 +164,12 @@ def float_bias(node: Node, scope: Scope) -> Proposal:
 
 
 @rule("float-weight", "ConvTranspose")
-def float_weight(node: Node, scope: Scope) -> Proposal:
+def float_weight(node: Node, context: RuleContext) -> Proposal:
     """``ConvTranspose(x, w) -> ConvTranspose(x, float w)`` of what is computed on floats.
 
     With a weight that the file dequantizes, XNNPACK in LiteRT 2.3 gives other numbers.
     """
-    del scope
+    del context
     weight = node.operand(1)
     stored = stored_behind(weight) or weight
     if product(node) or stored.quant is None:

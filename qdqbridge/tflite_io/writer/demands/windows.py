@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, Scope, rule
+from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, RuleContext, rule
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.types import QuantType, ValueType
@@ -34,9 +34,9 @@ _WINDOWS = ("Conv", "MaxPool", "AveragePool")
 
 
 @rule("rows-as-images", "Conv", "ConvTranspose", "MaxPool", "AveragePool")
-def rows_as_images(node: Node, scope: Scope) -> Proposal:
+def rows_as_images(node: Node, context: RuleContext) -> Proposal:
     """``Conv(x) -> Squeeze(Conv(Unsqueeze(x)))``: of a sequence, as an image of height 1."""
-    del scope
+    del context
     x, output, attributes = node.operand(0), node.output, node.attributes
     if x.rank != 3 or x.type.shape is None or output.type.shape is None or len(node.outputs) > 1:
         return None
@@ -88,13 +88,13 @@ def _with_height(type_: ValueType) -> ValueType:
 
 
 @rule("padding-apart", *_WINDOWS)
-def padding_apart(node: Node, scope: Scope) -> Proposal:
+def padding_apart(node: Node, context: RuleContext) -> Proposal:
     """``Conv(x, pads) -> Conv(Pad(x))`` where TFLite's two paddings are others.
 
     A pool of averages that does not count its padding has no such form: it is taken at every place
     and every stride-th result kept.
     """
-    del scope
+    del context
     x, attributes = node.operand(0), node.attributes
     if not isinstance(attributes, ConvAttrs | PoolAttrs) or x.rank != 4 or len(node.outputs) > 1:
         return None
@@ -205,9 +205,9 @@ def _every_place(
 
 
 @rule("whole-then-slice", "ConvTranspose")
-def whole_then_slice(node: Node, scope: Scope) -> Proposal:
+def whole_then_slice(node: Node, context: RuleContext) -> Proposal:
     """``ConvTranspose(x, pads) -> Slice(ConvTranspose(x))`` where TFLite cuts off others."""
-    del scope
+    del context
     attributes, x, output = node.attributes, node.operand(0), node.output
     if not isinstance(attributes, ConvTransposeAttrs) or x.rank != 4:
         return None
@@ -247,9 +247,9 @@ def _tflite_pads(
 
 
 @rule("convolution-per-group", "ConvTranspose")
-def convolution_per_group(node: Node, scope: Scope) -> Proposal:
+def convolution_per_group(node: Node, context: RuleContext) -> Proposal:
     """``ConvTranspose(x; groups) -> Concat(ConvTranspose(Split(x)) …)``."""
-    del scope
+    del context
     attributes, x, weight, output = node.attributes, node.operand(0), node.operand(1), node.output
     if not isinstance(attributes, ConvTransposeAttrs) or attributes.group == 1:
         return None

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from qdqbridge.tflite_io.writer.emission import WriterRow
-from qdqbridge.tflite_io.writer.rows import elementwise, foreign, movement, products, windows
+from qdqbridge.tflite_io.writer.rows import elementwise, movement, opaque, products, windows
 
 ROWS: Mapping[str, WriterRow] = MappingProxyType({
     **elementwise.ROWS,
     **products.ROWS,
     **windows.ROWS,
     **movement.ROWS,
-    **foreign.ROWS,
+    **opaque.ROWS,
 })  # fmt: skip

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from tvm import te
 
 from qdqbridge.tvm.qnn.dialect.arithmetic import Prim
+from qdqbridge.tvm.qnn.dialect.context import CallContext
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.op import Attribute
-from qdqbridge.tvm.qnn.dialect.site import DialectSite
 from qdqbridge.tvm.qnn.dialect.tir import tirx
 from qdqbridge.tvm.qnn.ranges import is_code
 
@@ -24,18 +24,18 @@ SIX = (
 )
 
 
-def check_operands(site: DialectSite) -> str:
+def check_operands(context: CallContext) -> str:
     """Checks the types of both operands and ``out_dtype``, which is returned."""
     for index in (0, 1):
-        if not is_code(site.dtype(index)):
-            site.fail(
-                f"{site.arguments[index]} has dtype {site.dtype(index)}",
+        if not is_code(context.dtype(index)):
+            context.fail(
+                f"{context.arguments[index]} has dtype {context.dtype(index)}",
                 "give an 8- or 16-bit integer",
             )
-    site.expect_params(4, 2)
-    out = site.attr("out_dtype")
+    context.expect_params(4, 2)
+    out = context.attr("out_dtype")
     if out not in ("int32", "int64"):
-        site.fail(f"out_dtype is {out}", "use int32 or int64")
+        context.fail(f"out_dtype is {out}", "use int32 or int64")
     return out
 
 

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from qdqbridge.tvm.qnn.dialect.arithmetic import Prim
-from qdqbridge.tvm.qnn.dialect.site import DialectSite, Extent
+from qdqbridge.tvm.qnn.dialect.context import CallContext, Extent
 from qdqbridge.tvm.qnn.dialect.tir import analyzer, tirx
 
 
@@ -28,7 +28,7 @@ def _equal(a: Extent, b: Extent) -> bool:
     return analyzer().can_prove_equal(a, b)
 
 
-def broadcast_shape(site: DialectSite, *shapes: Sequence[Extent]) -> list[Extent]:
+def broadcast_shape(context: CallContext, *shapes: Sequence[Extent]) -> list[Extent]:
     """Returns the common shape.
 
     Raises:
@@ -39,7 +39,7 @@ def broadcast_shape(site: DialectSite, *shapes: Sequence[Extent]) -> list[Extent
         wide = [extent for extent in extents if not _one(extent)]
         for extent in wide[1:]:
             if not _equal(wide[0], extent):
-                site.fail(f"shapes {[list(shape) for shape in shapes]} do not broadcast")
+                context.fail(f"shapes {[list(shape) for shape in shapes]} do not broadcast")
         result.append(wide[0] if wide else 1)
     return result[::-1]
 

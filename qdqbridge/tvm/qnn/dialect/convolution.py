@@ -21,10 +21,10 @@ from qdqbridge.tvm.qnn.dialect.accumulate import (
     padded_codes,
 )
 from qdqbridge.tvm.qnn.dialect.arithmetic import Prim, entry
+from qdqbridge.tvm.qnn.dialect.context import CallContext, Extent, ResultType
 from qdqbridge.tvm.qnn.dialect.kernel import BLOCK, stage
 from qdqbridge.tvm.qnn.dialect.layout import SPATIAL, AxisLayout, data_layout, kernel_layout
 from qdqbridge.tvm.qnn.dialect.op import Attribute, QnnOp
-from qdqbridge.tvm.qnn.dialect.site import DialectSite, Extent, ResultType
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,69 +46,71 @@ class ConvolutionWindow:
         return len(self.strides)
 
 
-def spread(site: DialectSite, name: str, rank: int) -> tuple[int, ...]:
+def spread(context: CallContext, name: str, rank: int) -> tuple[int, ...]:
     """Returns an attribute with one positive entry per spatial axis; one entry serves all."""
-    value = site.attr(name)
+    value = context.attr(name)
     values = (value,) if isinstance(value, int) else tuple(value)
     values = values * rank if len(values) == 1 else values
     if len(values) != rank or min(values) < 1:
-        site.fail(f"{name} is {values}", f"give {rank} positive numbers")
+        context.fail(f"{name} is {values}", f"give {rank} positive numbers")
     return values
 
 
-def padding(site: DialectSite, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def padding(context: CallContext, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the padding before and after; Relay's forms (1, ``rank`` or 2 ``rank`` entries)."""
-    value = site.attr("padding")
+    value = context.attr("padding")
     values = (value,) if isinstance(value, int) else tuple(value)
     values = values * rank if len(values) == 1 else values
     values = values * 2 if len(values) == rank else values
     if len(values) != 2 * rank or min(values) < 0:
-        site.fail(f"padding is {values}", f"give {2 * rank} non-negative numbers, begins first")
+        context.fail(f"padding is {values}", f"give {2 * rank} non-negative numbers, begins first")
     return values[:rank], values[rank:]
 
 
-def decode_window(site: DialectSite, rank: int, *, transposed: bool) -> ConvolutionWindow:
+def decode_window(context: CallContext, rank: int, *, transposed: bool) -> ConvolutionWindow:
     """Returns the checked attributes of a convolution with ``rank`` spatial axes."""
-    return window_of(site, rank, check_operands(site), transposed=transposed)
+    return window_of(context, rank, check_operands(context), transposed=transposed)
 
 
 def window_of(
-    site: DialectSite, rank: int, out_dtype: str, *, transposed: bool
+    context: CallContext, rank: int, out_dtype: str, *, transposed: bool
 ) -> ConvolutionWindow:
     """Returns the same, of operands whose types are checked already."""
-    begin, end = padding(site, rank)
+    begin, end = padding(context, rank)
     window = ConvolutionWindow(
-        spread(site, "strides", rank),
-        spread(site, "dilation", rank),
+        spread(context, "strides", rank),
+        spread(context, "dilation", rank),
         begin,
         end,
-        site.attr("groups"),
+        context.attr("groups"),
         out_dtype,
-        data_layout(site, "data_layout", rank),
-        kernel_layout(site, rank, transposed=transposed),
+        data_layout(context, "data_layout", rank),
+        kernel_layout(context, rank, transposed=transposed),
     )
     if window.groups < 1:
-        site.fail(f"groups is {window.groups}")
+        context.fail(f"groups is {window.groups}")
     return window
 
 
-def check_attributes(site: DialectSite, channels: Extent, kernel: Sequence[Extent]) -> None:
+def check_attributes(context: CallContext, channels: Extent, kernel: Sequence[Extent]) -> None:
     """Checks Relay's redundant attributes (empty or 0 where they are left out)."""
-    stated = site.attr("kernel_size")
+    stated = context.attr("kernel_size")
     if stated:
         for a, b in zip(stated, kernel, strict=True):
-            site.expect_equal(a, b, "kernel_size and the weight")
-    if site.attr("channels"):
-        site.expect_equal(site.attr("channels"), channels, "channels and the weight")
+            context.expect_equal(a, b, "kernel_size and the weight")
+    if context.attr("channels"):
+        context.expect_equal(context.attr("channels"), channels, "channels and the weight")
 
 
-def operand_shapes(site: DialectSite, window: ConvolutionWindow) -> tuple[list[Extent], list[int]]:
+def operand_shapes(
+    context: CallContext, window: ConvolutionWindow
+) -> tuple[list[Extent], list[int]]:
     """Returns the channels-first extents of data and weight after checking their rank."""
     rank = window.rank + 2
-    x = window.data.logical(site.expect_rank(0, rank))
-    w = window.kernel.logical(site.expect_rank(1, rank))
+    x = window.data.logical(context.expect_rank(0, rank))
+    w = window.kernel.logical(context.expect_rank(1, rank))
     if not all(isinstance(extent, int) for extent in w):
-        site.fail(f"the weight has shape {w}", "give a weight of known shape")
+        context.fail(f"the weight has shape {w}", "give a weight of known shape")
     return x, w
 
 
@@ -137,14 +139,14 @@ class ConvolutionWeight:
 
 
 def weight_of(
-    site: DialectSite, channels: Extent, w: Sequence[int], groups: int
+    context: CallContext, channels: Extent, w: Sequence[int], groups: int
 ) -> ConvolutionWeight:
     """Returns the form of a weight of channels-first extents ``w``, after checking them."""
     if groups > 1 and w[0] == groups == channels and w[1] > 1:
         return ConvolutionWeight(w[0] * w[1], 1, tuple(w[2:]), multiplier=w[1])
-    site.expect_equal(channels, w[1] * groups, "channels of data and weight")
+    context.expect_equal(channels, w[1] * groups, "channels of data and weight")
     if w[0] % groups:
-        site.fail(f"{groups} groups do not divide {w[0]} output channels")
+        context.fail(f"{groups} groups do not divide {w[0]} output channels")
     return ConvolutionWeight(w[0], w[1], tuple(w[2:]))
 
 
@@ -161,41 +163,41 @@ def result_sizes(
 
 
 def _infer_conv(rank: int) -> Any:
-    def infer(site: DialectSite) -> ResultType:
-        window = decode_window(site, rank, transposed=False)
-        return inferred(site, window, 5, 3, window.out_dtype)
+    def infer(context: CallContext) -> ResultType:
+        window = decode_window(context, rank, transposed=False)
+        return inferred(context, window, 5, 3, window.out_dtype)
 
     return infer
 
 
 def inferred(
-    site: DialectSite, window: ConvolutionWindow, scale: int, zero_point: int, dtype: str
+    context: CallContext, window: ConvolutionWindow, scale: int, zero_point: int, dtype: str
 ) -> ResultType:
     """Returns the type of a result, after checking shapes.
 
     Args:
-        site: The call.
+        context: The call.
         window: Its window.
         scale: Which argument the weight's scales are.
         zero_point: Which argument its zero points are.
         dtype: Of the result.
     """
-    x, w = operand_shapes(site, window)
-    weight = weight_of(site, x[1], w, window.groups)
-    site.expect_params(scale, zero_point, weight.out, what="output channels")
-    check_attributes(site, weight.out, w[2:])
+    x, w = operand_shapes(context, window)
+    weight = weight_of(context, x[1], w, window.groups)
+    context.expect_params(scale, zero_point, weight.out, what="output channels")
+    check_attributes(context, weight.out, w[2:])
     sizes = result_sizes(x[2:], window, w[2:])
     if any(isinstance(size, int) and size < 1 for size in sizes):
-        site.fail(f"the kernel {w[2:]} is larger than the padded input {x[2:]}")
+        context.fail(f"the kernel {w[2:]} is larger than the padded input {x[2:]}")
     return ResultType.of(window.data.stored([x[0], weight.out, *sizes]), dtype)
 
 
 def _lower_conv(rank: int) -> Any:
-    def lower(site: DialectSite) -> Any:
-        window = decode_window(site, rank, transposed=False)
-        shape, stored = operand_shapes(site, window)
-        weight = weight_of(site, shape[1], stored, window.groups)
-        zero_points = site.vector(3)
+    def lower(context: CallContext) -> Any:
+        window = decode_window(context, rank, transposed=False)
+        shape, stored = operand_shapes(context, window)
+        weight = weight_of(context, shape[1], stored, window.groups)
+        zero_points = context.vector(3)
         shifted = bool(zero_points.any())
         pads = [(0, 0), (0, 0), *zip(window.begin, window.end, strict=True)]
 
@@ -211,10 +213,10 @@ def _lower_conv(rank: int) -> Any:
             extents = (weight.out, weight.per_group, *weight.kernel)
             return correlation(data, at, extents, window, sizes)
 
-        args = [site.args[0], site.args[1], site.const(site.vector(2), "int32")]
-        args += [site.const(zero_points, "int32")] if shifted else []
+        args = [context.args[0], context.args[1], context.const(context.vector(2), "int32")]
+        args += [context.const(zero_points, "int32")] if shifted else []
         flat = _pointwise(window, weight.kernel) and all(isinstance(e, int) for e in shape[2:])
-        return site.reduce_te(
+        return context.reduce_te(
             f"qnn_conv{rank}d", conv, args, inner=rank if flat and window.data.straight else 1
         )
 

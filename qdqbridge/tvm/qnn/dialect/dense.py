@@ -9,17 +9,17 @@ from tvm import te
 from qdqbridge.tvm.qnn.dialect.accumulate import OUT_DTYPE, SIX, centred, check_operands
 from qdqbridge.tvm.qnn.dialect.arithmetic import Prim, entry
 from qdqbridge.tvm.qnn.dialect.broadcast import broadcast_indices, broadcast_shape
+from qdqbridge.tvm.qnn.dialect.context import CallContext, Extent, ResultType
 from qdqbridge.tvm.qnn.dialect.kernel import BLOCK, stage
 from qdqbridge.tvm.qnn.dialect.op import Attribute, QnnOp
-from qdqbridge.tvm.qnn.dialect.site import DialectSite, Extent, ResultType
 
 
-def expect_rows(site: DialectSite) -> tuple[list[Extent], list[Extent]]:
+def expect_rows(context: CallContext) -> tuple[list[Extent], list[Extent]]:
     """Returns the shapes of data and of a weight whose rows are multiplied with those of data."""
-    x, w = site.shape(0), site.expect_rank(1, 2)
+    x, w = context.shape(0), context.expect_rank(1, 2)
     if not x:
-        site.fail("data is a scalar", "give it at least one axis")
-    site.expect_equal(x[-1], w[1], "the last axes of data and weight")
+        context.fail("data is a scalar", "give it at least one axis")
+    context.expect_equal(x[-1], w[1], "the last axes of data and weight")
     return x, w
 
 
@@ -32,17 +32,17 @@ def centred_weight(w: te.Tensor, zero_point: te.Tensor) -> te.Tensor:
     )
 
 
-def _infer_dense(site: DialectSite) -> ResultType:
-    out = check_operands(site)
-    x, w = expect_rows(site)
-    site.expect_params(5, 3, w[0], what="units")
-    if site.attr("units"):
-        site.expect_equal(site.attr("units"), w[0], "units and the weight")
+def _infer_dense(context: CallContext) -> ResultType:
+    out = check_operands(context)
+    x, w = expect_rows(context)
+    context.expect_params(5, 3, w[0], what="units")
+    if context.attr("units"):
+        context.expect_equal(context.attr("units"), w[0], "units and the weight")
     return ResultType.of([*x[:-1], w[0]], out)
 
 
-def _lower_dense(site: DialectSite) -> Any:
-    dtype, zero_points = site.attr("out_dtype"), site.vector(3)
+def _lower_dense(context: CallContext) -> Any:
+    dtype, zero_points = context.attr("out_dtype"), context.vector(3)
     shifted = bool(zero_points.any())
 
     def dense(x: te.Tensor, w: te.Tensor, zx: te.Tensor, *zw: te.Tensor) -> te.Tensor:
@@ -56,35 +56,35 @@ def _lower_dense(site: DialectSite) -> Any:
 
         return stage([*x.shape[:-1], w.shape[0]], element, name=BLOCK)
 
-    args = [site.args[0], site.args[1], site.const(site.vector(2), "int32")]
-    args += [site.const(zero_points, "int32")] if shifted else []
-    return site.reduce_te("qnn_dense", dense, args)
+    args = [context.args[0], context.args[1], context.const(context.vector(2), "int32")]
+    args += [context.const(zero_points, "int32")] if shifted else []
+    return context.reduce_te("qnn_dense", dense, args)
 
 
-def _matrix(site: DialectSite, index: int, name: str) -> list[Any]:
+def _matrix(context: CallContext, index: int, name: str) -> list[Any]:
     """Returns the shape of an operand with the reduced axis last."""
-    shape = site.shape(index)
+    shape = context.shape(index)
     if len(shape) < 2:
-        site.fail(f"{site.arguments[index]} has {len(shape)} axes", "give it at least 2")
+        context.fail(f"{context.arguments[index]} has {len(shape)} axes", "give it at least 2")
     last = name == "transpose_b"
-    return shape if site.attr(name) == last else [*shape[:-2], shape[-1], shape[-2]]
+    return shape if context.attr(name) == last else [*shape[:-2], shape[-1], shape[-2]]
 
 
-def _infer_matmul(site: DialectSite) -> ResultType:
-    out = check_operands(site)
-    site.expect_params(5, 3)
-    x, y = _matrix(site, 0, "transpose_a"), _matrix(site, 1, "transpose_b")
-    site.expect_equal(x[-1], y[-1], "the reduced axes")
-    return ResultType.of([*broadcast_shape(site, x[:-2], y[:-2]), x[-2], y[-2]], out)
+def _infer_matmul(context: CallContext) -> ResultType:
+    out = check_operands(context)
+    context.expect_params(5, 3)
+    x, y = _matrix(context, 0, "transpose_a"), _matrix(context, 1, "transpose_b")
+    context.expect_equal(x[-1], y[-1], "the reduced axes")
+    return ResultType.of([*broadcast_shape(context, x[:-2], y[:-2]), x[-2], y[-2]], out)
 
 
-def _lower_matmul(site: DialectSite) -> Any:
-    dtype = site.attr("out_dtype")
-    swap_x, swap_y = bool(site.attr("transpose_a")), not site.attr("transpose_b")
+def _lower_matmul(context: CallContext) -> Any:
+    dtype = context.attr("out_dtype")
+    swap_x, swap_y = bool(context.attr("transpose_a")), not context.attr("transpose_b")
 
     def matmul(x: te.Tensor, y: te.Tensor, zx: te.Tensor, zy: te.Tensor) -> te.Tensor:
         left, right = _rows(x, zx, "left", swap=swap_x), _rows(y, zy, "right", swap=swap_y)
-        lead = broadcast_shape(site, left.shape[:-2], right.shape[:-2])
+        lead = broadcast_shape(context, left.shape[:-2], right.shape[:-2])
         k = te.reduce_axis((0, left.shape[-1]), name="k")
 
         def element(*i: Prim) -> Prim:
@@ -94,8 +94,12 @@ def _lower_matmul(site: DialectSite) -> Any:
 
         return stage([*lead, left.shape[-2], right.shape[-2]], element, name=BLOCK)
 
-    args = [site.args[0], site.args[1], *(site.const(site.vector(i), "int32") for i in (2, 3))]
-    return site.reduce_te("qnn_batch_matmul", matmul, args)
+    args = [
+        context.args[0],
+        context.args[1],
+        *(context.const(context.vector(i), "int32") for i in (2, 3)),
+    ]
+    return context.reduce_te("qnn_batch_matmul", matmul, args)
 
 
 def _rows(x: te.Tensor, zero_point: te.Tensor, name: str, *, swap: bool) -> te.Tensor:

@@ -12,6 +12,7 @@ from qdqbridge.core.ops.dynamic import LAST_OF_BLOCK, SMALLEST
 from qdqbridge.tvm.qnn.dialect import convolution
 from qdqbridge.tvm.qnn.dialect.accumulate import OUT_DTYPE, centred, padded_codes
 from qdqbridge.tvm.qnn.dialect.arithmetic import Prim, entry, fenced
+from qdqbridge.tvm.qnn.dialect.context import CallContext, ResultType
 from qdqbridge.tvm.qnn.dialect.convolution import (
     ConvolutionWindow,
     correlation,
@@ -25,7 +26,6 @@ from qdqbridge.tvm.qnn.dialect.convolution import (
 from qdqbridge.tvm.qnn.dialect.dense import centred_weight, expect_rows
 from qdqbridge.tvm.qnn.dialect.kernel import BLOCK, stage
 from qdqbridge.tvm.qnn.dialect.op import Attribute, QnnOp
-from qdqbridge.tvm.qnn.dialect.site import DialectSite, ResultType
 from qdqbridge.tvm.qnn.dialect.tir import tirx
 from qdqbridge.tvm.qnn.ranges import is_code
 
@@ -33,17 +33,17 @@ _LAST = 255
 """The last code of the type that activations are quantized to."""
 
 
-def _infer(site: DialectSite) -> ResultType:
-    site.expect_dtype(0, "float32")
-    if not is_code(site.dtype(1)):
-        site.fail(f"weight has dtype {site.dtype(1)}", "give an 8- or 16-bit integer")
-    x, w = expect_rows(site)
-    site.expect_params(3, 2, w[0], what="units")
+def _infer(context: CallContext) -> ResultType:
+    context.expect_dtype(0, "float32")
+    if not is_code(context.dtype(1)):
+        context.fail(f"weight has dtype {context.dtype(1)}", "give an 8- or 16-bit integer")
+    x, w = expect_rows(context)
+    context.expect_params(3, 2, w[0], what="units")
     return ResultType.of([*x[:-1], w[0]], "float32")
 
 
-def _lower(site: DialectSite) -> Any:
-    zero_points, rows = site.vector(2), bool(site.attr("rows"))
+def _lower(context: CallContext) -> Any:
+    zero_points, rows = context.vector(2), bool(context.attr("rows"))
     shifted = bool(zero_points.any())
 
     def dynamic_dense(
@@ -66,11 +66,11 @@ def _lower(site: DialectSite) -> Any:
 
         return stage(total.shape, real, name="real")
 
-    scale, last = site.const(site.vector(3), "float32"), site.const([_LAST], "float32")
-    args = [site.args[0], site.args[1], scale, last]
-    args += [site.const(zero_points, "int32")] if shifted else []
+    scale, last = context.const(context.vector(3), "float32"), context.const([_LAST], "float32")
+    args = [context.args[0], context.args[1], scale, last]
+    args += [context.const(zero_points, "int32")] if shifted else []
     blocks = ("lowest", "highest", BLOCK)
-    return site.reduce_te("qnn_dynamic_dense", dynamic_dense, args, blocks=blocks)
+    return context.reduce_te("qnn_dynamic_dense", dynamic_dense, args, blocks=blocks)
 
 
 def _centred_codes(x: te.Tensor, step: te.Tensor, place: te.Tensor, *, rows: bool) -> te.Tensor:
@@ -127,26 +127,26 @@ def _parameters(x: te.Tensor, last: te.Tensor, *, rows: bool) -> tuple[te.Tensor
 # ---- convolutions -------------------------------------------------------------------------------
 
 
-def _conv_window(site: DialectSite, rank: int) -> ConvolutionWindow:
-    site.expect_dtype(0, "float32")
-    if not is_code(site.dtype(1)):
-        site.fail(f"weight has dtype {site.dtype(1)}", "give an 8- or 16-bit integer")
-    return window_of(site, rank, "int32", transposed=False)
+def _conv_window(context: CallContext, rank: int) -> ConvolutionWindow:
+    context.expect_dtype(0, "float32")
+    if not is_code(context.dtype(1)):
+        context.fail(f"weight has dtype {context.dtype(1)}", "give an 8- or 16-bit integer")
+    return window_of(context, rank, "int32", transposed=False)
 
 
 def _infer_conv(rank: int) -> Any:
-    def infer(site: DialectSite) -> ResultType:
-        return inferred(site, _conv_window(site, rank), 3, 2, "float32")
+    def infer(context: CallContext) -> ResultType:
+        return inferred(context, _conv_window(context, rank), 3, 2, "float32")
 
     return infer
 
 
 def _lower_conv(rank: int) -> Any:
-    def lower(site: DialectSite) -> Any:
-        window = _conv_window(site, rank)
-        shape, stored = operand_shapes(site, window)
-        weight = weight_of(site, shape[1], stored, window.groups)
-        zero_points = site.vector(2)
+    def lower(context: CallContext) -> Any:
+        window = _conv_window(context, rank)
+        shape, stored = operand_shapes(context, window)
+        weight = weight_of(context, shape[1], stored, window.groups)
+        zero_points = context.vector(2)
         shifted = bool(zero_points.any())
         pads = [(0, 0), (0, 0), *zip(window.begin, window.end, strict=True)]
         channel_axis = window.data.stored(range(rank + 2)).index(1)
@@ -174,11 +174,11 @@ def _lower_conv(rank: int) -> Any:
 
             return stage(total.shape, real, name="real")
 
-        scale, last = site.const(site.vector(3), "float32"), site.const([_LAST], "float32")
-        args = [site.args[0], site.args[1], scale, last, site.const([0], "int32")]
-        args += [site.const(zero_points, "int32")] if shifted else []
+        scale, last = context.const(context.vector(3), "float32"), context.const([_LAST], "float32")
+        args = [context.args[0], context.args[1], scale, last, context.const([0], "int32")]
+        args += [context.const(zero_points, "int32")] if shifted else []
         blocks = ("lowest", "highest", BLOCK)
-        return site.reduce_te(f"qnn_dynamic_conv{rank}d", dynamic_conv, args, blocks=blocks)
+        return context.reduce_te(f"qnn_dynamic_conv{rank}d", dynamic_conv, args, blocks=blocks)
 
     return lower
 
@@ -199,31 +199,31 @@ def _conv(rank: int) -> QnnOp:
 # ---- blocks -------------------------------------------------------------------------------------
 
 
-def _infer_blocks(site: DialectSite) -> ResultType:
-    kind = site.expect_dtype(0, "float32", "float16")
-    if not is_code(site.dtype(1)):
-        site.fail(f"weight has dtype {site.dtype(1)}", "give an 8-bit integer")
-    x, w = expect_rows(site)
-    size = site.attr("block_size")
+def _infer_blocks(context: CallContext) -> ResultType:
+    kind = context.expect_dtype(0, "float32", "float16")
+    if not is_code(context.dtype(1)):
+        context.fail(f"weight has dtype {context.dtype(1)}", "give an 8-bit integer")
+    x, w = expect_rows(context)
+    size = context.attr("block_size")
     if size < 1 or not isinstance(w[1], int):
-        site.fail(f"block_size is {size} for rows of {w[1]}", "give a known number above 0")
+        context.fail(f"block_size is {size} for rows of {w[1]}", "give a known number above 0")
     for index in (2, 3):
-        if len(site.shape(index)) == 2:
-            site.expect_equal(site.shape(index)[0], w[0], "units")
-            site.expect_equal(site.shape(index)[1], -(-w[1] // size), "blocks")
+        if len(context.shape(index)) == 2:
+            context.expect_equal(context.shape(index)[0], w[0], "units")
+            context.expect_equal(context.shape(index)[1], -(-w[1] // size), "blocks")
     return ResultType.of([*x[:-1], w[0]], kind)
 
 
-def _lower_blocks(site: DialectSite) -> Any:
-    size, kind = site.attr("block_size"), site.dtype(0)
-    units, inner = (int(extent) for extent in site.shape(1))
+def _lower_blocks(context: CallContext) -> Any:
+    size, kind = context.attr("block_size"), context.dtype(0)
+    units, inner = (int(extent) for extent in context.shape(1))
     blocks = -(-inner // size)
 
     def spread(index: int, dtype: str) -> Any:
         """Returns scales or zero points of every block."""
-        array = site.constant(index)
+        array = context.constant(index)
         array = array if array.ndim == 2 else array.reshape(-1, 1)
-        return site.const(np.broadcast_to(array, (units, blocks)).reshape(-1), dtype)
+        return context.const(np.broadcast_to(array, (units, blocks)).reshape(-1), dtype)
 
     def dynamic_block_dense(
         x: te.Tensor, w: te.Tensor, zeros: te.Tensor, scales: te.Tensor, last: te.Tensor,
@@ -291,10 +291,10 @@ def _lower_blocks(site: DialectSite) -> Any:
             return whole
         return stage(whole.shape, lambda *i: whole(*i).astype(kind), name="rounded")
 
-    args = [site.args[0], site.args[1], spread(2, "int32"), spread(3, "float32")]
-    args += [site.const([LAST_OF_BLOCK], "float32"), site.fence()]
+    args = [context.args[0], context.args[1], spread(2, "int32"), spread(3, "float32")]
+    args += [context.const([LAST_OF_BLOCK], "float32"), context.fence()]
     names = ("largest", BLOCK, "real")
-    return site.reduce_te("qnn_dynamic_block_dense", dynamic_block_dense, args, blocks=names)
+    return context.reduce_te("qnn_dynamic_block_dense", dynamic_block_dense, args, blocks=names)
 
 
 OPS = (

@@ -18,10 +18,10 @@ from qdqbridge.tvm.qnn.dialect.arithmetic import (
     real,
 )
 from qdqbridge.tvm.qnn.dialect.broadcast import broadcast_indices, broadcast_shape
+from qdqbridge.tvm.qnn.dialect.context import CallContext, ResultType
 from qdqbridge.tvm.qnn.dialect.formulas import computable, formula
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.op import Attribute, QnnOp
-from qdqbridge.tvm.qnn.dialect.site import DialectSite, ResultType
 from qdqbridge.tvm.qnn.dialect.tables import index_of, quantize_table, real_codes
 from qdqbridge.tvm.qnn.dialect.tir import tirx
 from qdqbridge.tvm.qnn.ranges import is_code
@@ -44,34 +44,37 @@ ATTRIBUTES = (
 )
 
 
-def operand_axis(site: DialectSite, index: int, scale: int, zero_point: int, attribute: str) -> int:
+def operand_axis(
+    context: CallContext, index: int, scale: int, zero_point: int, attribute: str
+) -> int:
     """Returns the channel axis of an operand after checking its type and parameters."""
-    shape, dtype = site.tensor(index)
+    shape, dtype = context.tensor(index)
     if not is_code(dtype) and dtype != "float32":
-        site.fail(
-            f"{site.arguments[index]} has dtype {dtype}", "give an 8- or 16-bit integer or float32"
+        context.fail(
+            f"{context.arguments[index]} has dtype {dtype}",
+            "give an 8- or 16-bit integer or float32",
         )
-    axis = site.axis(len(shape), attribute)
-    site.expect_params(scale, zero_point, shape[axis] if shape else None, what=f"of axis {axis}")
+    axis = context.axis(len(shape), attribute)
+    context.expect_params(scale, zero_point, shape[axis] if shape else None, what=f"of axis {axis}")
     return axis
 
 
-def result_dtype(site: DialectSite, *operands: int) -> str:
+def result_dtype(context: CallContext, *operands: int) -> str:
     """Returns ``out_dtype``, by default the type of the first integer operand."""
-    stated = site.attr("out_dtype")
-    integers = [site.dtype(i) for i in operands if is_code(site.dtype(i))]
+    stated = context.attr("out_dtype")
+    integers = [context.dtype(i) for i in operands if is_code(context.dtype(i))]
     dtype = stated or (integers[0] if integers else "")
     if not is_code(dtype):
-        site.fail(f"out_dtype is {dtype!r}", "give an 8- or 16-bit integer")
+        context.fail(f"out_dtype is {dtype!r}", "give an 8- or 16-bit integer")
     return dtype
 
 
-def _infer(site: DialectSite) -> ResultType:
-    operand_axis(site, 0, 2, 3, "lhs_axis")
-    operand_axis(site, 1, 4, 5, "rhs_axis")
-    site.expect_params(6, 7)
-    shape = broadcast_shape(site, site.shape(0), site.shape(1))
-    return ResultType.of(shape, result_dtype(site, 0, 1))
+def _infer(context: CallContext) -> ResultType:
+    operand_axis(context, 0, 2, 3, "lhs_axis")
+    operand_axis(context, 1, 4, 5, "rhs_axis")
+    context.expect_params(6, 7)
+    shape = broadcast_shape(context, context.shape(0), context.shape(1))
+    return ResultType.of(shape, result_dtype(context, 0, 1))
 
 
 def operand(
@@ -91,10 +94,10 @@ def operand(
 
 
 def _lower(row: Operator) -> Any:
-    def lower(site: DialectSite) -> Any:
-        lhs_axis = operand_axis(site, 0, 2, 3, "lhs_axis")
-        rhs_axis = operand_axis(site, 1, 4, 5, "rhs_axis")
-        out = result_dtype(site, 0, 1)
+    def lower(context: CallContext) -> Any:
+        lhs_axis = operand_axis(context, 0, 2, 3, "lhs_axis")
+        rhs_axis = operand_axis(context, 1, 4, 5, "rhs_axis")
+        out = result_dtype(context, 0, 1)
 
         def binary(
             a: te.Tensor,
@@ -113,11 +116,11 @@ def _lower(row: Operator) -> Any:
                 compute = formula(row, _number, lambda value: fenced(value, zero))
                 return quantized(compute(x, y), sy[0], zy[0], out)
 
-            shape = broadcast_shape(site, a.shape, b.shape)
+            shape = broadcast_shape(context, a.shape, b.shape)
             return stage(shape, element, name=row.qnn)
 
-        args = [*site.args[:2], *site.params((2, 3), (4, 5), (6, 7)), site.fence()]
-        return site.call_te(f"qnn_{row.qnn}", binary, args)
+        args = [*context.args[:2], *context.params((2, 3), (4, 5), (6, 7)), context.fence()]
+        return context.call_te(f"qnn_{row.qnn}", binary, args)
 
     return lower
 
@@ -126,26 +129,26 @@ def _number(value: float) -> Prim:
     return tirx.const(value, "float32")
 
 
-def _lower_power(site: DialectSite) -> Any:
+def _lower_power(context: CallContext) -> Any:
     """A table over the base's codes (constant exponent), or over pairs of 8-bit codes."""
     for index in (0, 1):
-        if site.vector(2 + 2 * index).size > 1:
-            site.fail("power with per-channel operands has no legalization")
-    base = real_codes(site.dtype(0), site.constant(2), site.constant(3))
-    single = site.is_constant(1) and site.constant(1).size == 1
+        if context.vector(2 + 2 * index).size > 1:
+            context.fail("power with per-channel operands has no legalization")
+    base = real_codes(context.dtype(0), context.constant(2), context.constant(3))
+    single = context.is_constant(1) and context.constant(1).size == 1
     if single:
-        exponent = site.constant(1).reshape(1)
+        exponent = context.constant(1).reshape(1)
         if exponent.dtype != np.float32:
-            exponent = (exponent.astype(np.int32) - site.vector(5)).astype(
+            exponent = (exponent.astype(np.int32) - context.vector(5)).astype(
                 np.float32
-            ) * site.vector(4)
-    elif {site.dtype(0), site.dtype(1)} <= {"int8", "uint8"}:
-        exponent = real_codes(site.dtype(1), site.constant(4), site.constant(5))
+            ) * context.vector(4)
+    elif {context.dtype(0), context.dtype(1)} <= {"int8", "uint8"}:
+        exponent = real_codes(context.dtype(1), context.constant(4), context.constant(5))
     else:
-        site.fail("power needs a constant exponent, or operands of 8 bits")
+        context.fail("power needs a constant exponent, or operands of 8 bits")
     (values,) = POW.compute(NO_ATTRIBUTES, (base[:, None], exponent[None, :]))
-    out = result_dtype(site, 0, 1)
-    table = quantize_table(values, site.constant(6), site.constant(7), out).reshape(-1)
+    out = result_dtype(context, 0, 1)
+    table = quantize_table(values, context.constant(6), context.constant(7), out).reshape(-1)
 
     def power(a: te.Tensor, b: te.Tensor, entries: te.Tensor) -> te.Tensor:
         def element(*i: Prim) -> Prim:
@@ -154,23 +157,23 @@ def _lower_power(site: DialectSite) -> Any:
                 index = index * 256 + index_of(b(*broadcast_indices(i, b.shape)))
             return entries[index]
 
-        return stage(broadcast_shape(site, a.shape, b.shape), element, name="power")
+        return stage(broadcast_shape(context, a.shape, b.shape), element, name="power")
 
-    return site.call_te("qnn_power", power, [*site.args[:2], site.const(table, out)])
+    return context.call_te("qnn_power", power, [*context.args[:2], context.const(table, out)])
 
 
-def _infer_where(site: DialectSite) -> ResultType:
-    site.expect_dtype(0, "bool")
+def _infer_where(context: CallContext) -> ResultType:
+    context.expect_dtype(0, "bool")
     for index, attribute in ((1, "lhs_axis"), (2, "rhs_axis")):
-        operand_axis(site, index, 2 * index + 1, 2 * index + 2, attribute)
-    site.expect_params(7, 8)
-    shape = broadcast_shape(site, *(site.shape(index) for index in range(3)))
-    return ResultType.of(shape, result_dtype(site, 1, 2))
+        operand_axis(context, index, 2 * index + 1, 2 * index + 2, attribute)
+    context.expect_params(7, 8)
+    shape = broadcast_shape(context, *(context.shape(index) for index in range(3)))
+    return ResultType.of(shape, result_dtype(context, 1, 2))
 
 
-def _lower_where(site: DialectSite) -> Any:
-    axes = [operand_axis(site, 1, 3, 4, "lhs_axis"), operand_axis(site, 2, 5, 6, "rhs_axis")]
-    out = result_dtype(site, 1, 2)
+def _lower_where(context: CallContext) -> Any:
+    axes = [operand_axis(context, 1, 3, 4, "lhs_axis"), operand_axis(context, 2, 5, 6, "rhs_axis")]
+    out = result_dtype(context, 1, 2)
 
     def where(
         condition: te.Tensor,
@@ -192,11 +195,11 @@ def _lower_where(site: DialectSite) -> Any:
             )
             return quantized(chosen, sy[0], zy[0], out)
 
-        shape = broadcast_shape(site, condition.shape, a.shape, b.shape)
+        shape = broadcast_shape(context, condition.shape, a.shape, b.shape)
         return stage(shape, element, name="where")
 
-    args = [*site.args[:3], *site.params((3, 4), (5, 6), (7, 8)), site.fence()]
-    return site.call_te("qnn_where", where, args)
+    args = [*context.args[:3], *context.params((3, 4), (5, 6), (7, 8)), context.fence()]
+    return context.call_te("qnn_where", where, args)
 
 
 OPS = (

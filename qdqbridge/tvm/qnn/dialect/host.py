@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from qdqbridge.tvm.qnn.dialect.site import DialectSite
+    from qdqbridge.tvm.qnn.dialect.context import CallContext
 
 
 class DialectHost(Protocol):
@@ -44,7 +44,7 @@ class DialectHost(Protocol):
 
     def call_te(
         self,
-        site: DialectSite,
+        context: CallContext,
         name: str,
         function: Callable[..., Any],
         args: Sequence[Any],
@@ -54,7 +54,7 @@ class DialectHost(Protocol):
         """Returns a call of ``function``.
 
         Args:
-            site: The call that is lowered.
+            context: The call that is lowered.
             name: Hint for the name of the kernel.
             function: Makes a TE tensor of as many TE tensors as there are ``args``.
             args: Expressions.

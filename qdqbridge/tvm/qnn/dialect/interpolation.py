@@ -22,9 +22,9 @@ from qdqbridge.tvm.qnn.dialect.arithmetic import (
     Prim,
     fenced,
 )
+from qdqbridge.tvm.qnn.dialect.context import Extent
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.open_resize import OpenAxis
-from qdqbridge.tvm.qnn.dialect.site import Extent
 from qdqbridge.tvm.qnn.dialect.tir import tirx
 
 Table = NDArray[Any]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qdqbridge.tvm.qnn.dialect.site import DialectSite
+from qdqbridge.tvm.qnn.dialect.context import CallContext
 
 SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 """Letters of the spatial axes, by their number."""
@@ -45,13 +45,13 @@ def straight(rank: int) -> AxisLayout:
     return AxisLayout(tuple(range(rank)))
 
 
-def data_layout(site: DialectSite, name: str, spatial: int) -> AxisLayout:
+def data_layout(context: CallContext, name: str, spatial: int) -> AxisLayout:
     """Returns the layout that attribute ``name`` states for data, ``NCHW`` or ``NHWC``."""
     letters = SPATIAL[spatial]
-    return _layout(site, name, "NC" + letters, ("NC" + letters, "N" + letters + "C"))
+    return _layout(context, name, "NC" + letters, ("NC" + letters, "N" + letters + "C"))
 
 
-def kernel_layout(site: DialectSite, spatial: int, *, transposed: bool) -> AxisLayout:
+def kernel_layout(context: CallContext, spatial: int, *, transposed: bool) -> AxisLayout:
     """Returns the layout of a weight; its channels-first form is ``OIHW``, transposed ``IOHW``.
 
     Every order in which the spatial axes stay together and in order is supported.
@@ -63,11 +63,11 @@ def kernel_layout(site: DialectSite, spatial: int, *, transposed: bool) -> AxisL
         for pair in ("OI", "IO")
         for first, last in ((pair, ""), ("", pair), (pair[0], pair[1]))
     ]
-    return _layout(site, "kernel_layout", outer + letters, orders)
+    return _layout(context, "kernel_layout", outer + letters, orders)
 
 
-def _layout(site: DialectSite, name: str, canonical: str, allowed: Sequence[str]) -> AxisLayout:
-    stated = site.attr(name)
+def _layout(context: CallContext, name: str, canonical: str, allowed: Sequence[str]) -> AxisLayout:
+    stated = context.attr(name)
     if stated not in allowed:
-        site.fail(f"{name} is {stated}", f"use one of {', '.join(allowed)}")
+        context.fail(f"{name} is {stated}", f"use one of {', '.join(allowed)}")
     return AxisLayout(tuple(stated.index(letter) for letter in canonical))

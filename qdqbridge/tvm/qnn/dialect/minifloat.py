@@ -19,10 +19,10 @@ from tvm import te
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.tvm.qnn.dialect.arithmetic import Prim, entry
+from qdqbridge.tvm.qnn.dialect.context import CallContext, ResultType
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.op import REQUIRED, Attribute, QnnOp
 from qdqbridge.tvm.qnn.dialect.quantize import AXIS
-from qdqbridge.tvm.qnn.dialect.site import DialectSite, ResultType
 from qdqbridge.tvm.qnn.dialect.tir import tirx
 
 FORMATS = {dtype.label: dtype for dtype in DType if dtype.is_small_float}
@@ -76,34 +76,36 @@ def decoded(dtype: DType) -> NDArray[np.float32]:
     return codes.view(dtype.numpy).astype(np.float32)
 
 
-def _format(site: DialectSite) -> DType:
-    name = site.attr("format")
+def _format(context: CallContext) -> DType:
+    name = context.attr("format")
     if name not in FORMATS:
-        site.fail(f"format is {name!r}", f"use one of {', '.join(FORMATS)}")
+        context.fail(f"format is {name!r}", f"use one of {', '.join(FORMATS)}")
     return FORMATS[name]
 
 
-def _axis(site: DialectSite) -> int:
-    shape = site.shape(0)
-    axis = site.axis(len(shape)) if shape else 0
-    site.expect_vector(1, "float32", *(shape[axis : axis + 1] or [1]), what=f"axis {axis}")
+def _axis(context: CallContext) -> int:
+    shape = context.shape(0)
+    axis = context.axis(len(shape)) if shape else 0
+    context.expect_vector(1, "float32", *(shape[axis : axis + 1] or [1]), what=f"axis {axis}")
     return axis
 
 
-def _infer_quantize(site: DialectSite) -> ResultType:
-    site.expect_dtype(0, *_FLOATS)
-    _format(site)
-    _axis(site)
-    if site.attr("rounding") not in ROUNDINGS:
-        site.fail(f"rounding is {site.attr('rounding')!r}", f"use one of {', '.join(ROUNDINGS)}")
-    return ResultType.of(site.shape(0), "uint8")
+def _infer_quantize(context: CallContext) -> ResultType:
+    context.expect_dtype(0, *_FLOATS)
+    _format(context)
+    _axis(context)
+    if context.attr("rounding") not in ROUNDINGS:
+        context.fail(
+            f"rounding is {context.attr('rounding')!r}", f"use one of {', '.join(ROUNDINGS)}"
+        )
+    return ResultType.of(context.shape(0), "uint8")
 
 
-def _infer_dequantize(site: DialectSite) -> ResultType:
-    site.expect_dtype(0, "uint8")
-    _format(site)
-    _axis(site)
-    return ResultType.of(site.shape(0), "float32")
+def _infer_dequantize(context: CallContext) -> ResultType:
+    context.expect_dtype(0, "uint8")
+    _format(context)
+    _axis(context)
+    return ResultType.of(context.shape(0), "float32")
 
 
 def _bits(value: Prim) -> Prim:
@@ -154,9 +156,9 @@ def _exponent(value: Prim, rounding: str, *, saturate: bool) -> Prim:
     return tirx.Select(whole == _int(_E8M0_NAN), _int(_E8M0_NAN), finite)
 
 
-def _lower_quantize(site: DialectSite) -> Any:
-    axis, dtype, rounding = _axis(site), _format(site), site.attr("rounding")
-    saturate = bool(site.attr("saturate"))
+def _lower_quantize(context: CallContext) -> Any:
+    axis, dtype, rounding = _axis(context), _format(context), context.attr("rounding")
+    saturate = bool(context.attr("saturate"))
     unsigned = dtype is DType.FLOAT8_E8M0
     known = None if unsigned else _Format.of(dtype)
 
@@ -171,12 +173,12 @@ def _lower_quantize(site: DialectSite) -> Any:
 
         return stage(x.shape, element, name="quantize_minifloat")
 
-    scale = site.const(site.vector(1), "float32")
-    return site.call_te("quantize_minifloat", quantize_minifloat, [site.args[0], scale])
+    scale = context.const(context.vector(1), "float32")
+    return context.call_te("quantize_minifloat", quantize_minifloat, [context.args[0], scale])
 
 
-def _lower_dequantize(site: DialectSite) -> Any:
-    axis, dtype = _axis(site), _format(site)
+def _lower_dequantize(context: CallContext) -> Any:
+    axis, dtype = _axis(context), _format(context)
     last = _int((1 << dtype.bits) - 1)
 
     def dequantize_minifloat(x: te.Tensor, scale: te.Tensor, table: te.Tensor) -> te.Tensor:
@@ -186,9 +188,11 @@ def _lower_dequantize(site: DialectSite) -> Any:
 
         return stage(x.shape, element, name="dequantize_minifloat")
 
-    scale = site.const(site.vector(1), "float32")
-    table = site.const(decoded(dtype), "float32")
-    return site.call_te("dequantize_minifloat", dequantize_minifloat, [site.args[0], scale, table])
+    scale = context.const(context.vector(1), "float32")
+    table = context.const(decoded(dtype), "float32")
+    return context.call_te(
+        "dequantize_minifloat", dequantize_minifloat, [context.args[0], scale, table]
+    )
 
 
 FORMAT = Attribute("format", REQUIRED, f"one of {', '.join(FORMATS)}")

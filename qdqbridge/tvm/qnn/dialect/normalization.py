@@ -21,9 +21,9 @@ from qdqbridge.tvm.qnn.dialect.arithmetic import (
     real,
 )
 from qdqbridge.tvm.qnn.dialect.broadcast import broadcast_indices
+from qdqbridge.tvm.qnn.dialect.context import CallContext, Extent, ResultType
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.op import Attribute, QnnOp
-from qdqbridge.tvm.qnn.dialect.site import DialectSite, Extent, ResultType
 from qdqbridge.tvm.qnn.dialect.tir import tirx
 from qdqbridge.tvm.qnn.dialect.unary import OUT_DTYPE
 from qdqbridge.tvm.qnn.ranges import accumulator_dtype, is_code, longest_row, magnitude
@@ -44,71 +44,71 @@ ELEVEN = (
 Indices = Sequence[Prim]
 
 
-def _layer(site: DialectSite) -> NormalizedGroups:
-    return NormalizedGroups(site.axis(len(site.shape(0))))
+def _layer(context: CallContext) -> NormalizedGroups:
+    return NormalizedGroups(context.axis(len(context.shape(0))))
 
 
-def _rms(site: DialectSite) -> NormalizedGroups:
-    return NormalizedGroups(site.axis(len(site.shape(0))), centred=False)
+def _rms(context: CallContext) -> NormalizedGroups:
+    return NormalizedGroups(context.axis(len(context.shape(0))), centred=False)
 
 
-def _instance(site: DialectSite) -> NormalizedGroups:
-    del site
+def _instance(context: CallContext) -> NormalizedGroups:
+    del context
     return INSTANCES
 
 
-def _group(site: DialectSite) -> NormalizedGroups:
-    groups, channels = site.attr("num_groups"), site.shape(0)[1]
+def _group(context: CallContext) -> NormalizedGroups:
+    groups, channels = context.attr("num_groups"), context.shape(0)[1]
     if groups < 1 or not isinstance(channels, int) or channels % groups:
-        site.fail(f"{groups} groups do not divide {channels} channels")
+        context.fail(f"{groups} groups do not divide {channels} channels")
     return channel_groups(groups)
 
 
-def _count(site: DialectSite, rows: NormalizedGroups) -> int | None:
+def _count(context: CallContext, rows: NormalizedGroups) -> int | None:
     """Returns the number of elements of a row; None where only the run knows it."""
-    extents = site.shape(0)[rows.first :]
+    extents = context.shape(0)[rows.first :]
     if not all(isinstance(extent, int) for extent in extents):
         return None
     return int(np.prod(extents, dtype=np.int64)) // (rows.groups or 1)
 
 
-def _infer(decode: Callable[[DialectSite], NormalizedGroups], least: int = 2) -> Any:
-    def infer(site: DialectSite) -> ResultType:
-        shape, dtype = site.tensor(0)
+def _infer(decode: Callable[[CallContext], NormalizedGroups], least: int = 2) -> Any:
+    def infer(context: CallContext) -> ResultType:
+        shape, dtype = context.tensor(0)
         if len(shape) < least:
-            site.fail(f"data has {len(shape)} axes", f"give it at least {least}")
-        rows, out = decode(site), site.attr("out_dtype") or dtype
+            context.fail(f"data has {len(shape)} axes", f"give it at least {least}")
+        rows, out = decode(context), context.attr("out_dtype") or dtype
         if not is_code(dtype) or not is_code(out):
-            site.fail(f"data is {dtype}, out_dtype {out}", "give 8- or 16-bit integers")
-        count = _count(site, rows)
+            context.fail(f"data is {dtype}, out_dtype {out}", "give 8- or 16-bit integers")
+        count = _count(context, rows)
         if count is not None and count > longest_row(dtype):
-            site.fail(f"a row has {count} elements", "its squares overflow int64")
+            context.fail(f"a row has {count} elements", "its squares overflow int64")
         for index in (1, 2):
-            _check_affine(site, index, shape, rows)
+            _check_affine(context, index, shape, rows)
         for pair in ((3, 4), (5, 6), (7, 8), (9, 10)):
-            site.expect_params(*pair)
+            context.expect_params(*pair)
         return ResultType.of(shape, out)
 
     return infer
 
 
 def _check_affine(
-    site: DialectSite, index: int, shape: list[Extent], rows: NormalizedGroups
+    context: CallContext, index: int, shape: list[Extent], rows: NormalizedGroups
 ) -> None:
-    own, dtype = site.tensor(index)
-    label = site.arguments[index]
+    own, dtype = context.tensor(index)
+    label = context.arguments[index]
     if dtype not in ("float32", "int32") and not is_code(dtype):
-        site.fail(f"{label} has dtype {dtype}", "give float32, or 8-, 16- or 32-bit integers")
+        context.fail(f"{label} has dtype {dtype}", "give float32, or 8-, 16- or 32-bit integers")
     if rows.channels:
         if len(own) != 1:
-            site.fail(f"{label} has {len(own)} axes", "give one entry per channel")
-        site.expect_equal(own[0], shape[1], f"{label} and channels")
+            context.fail(f"{label} has {len(own)} axes", "give one entry per channel")
+        context.expect_equal(own[0], shape[1], f"{label} and channels")
         return
     if len(own) > len(shape):
-        site.fail(f"{label} has more axes than data")
+        context.fail(f"{label} has more axes than data")
     for a, b in zip(reversed(own), reversed(shape), strict=False):
         if a != 1:
-            site.expect_equal(a, b, f"{label} and data")
+            context.expect_equal(a, b, f"{label} and data")
 
 
 def _row_functions(rows: NormalizedGroups, x: te.Tensor) -> tuple[list[Any], Any, Any]:
@@ -137,11 +137,11 @@ def _row_functions(rows: NormalizedGroups, x: te.Tensor) -> tuple[list[Any], Any
     return lead or [1], taps, row_of if lead else lambda _: [0]
 
 
-def _lower(name: str, decode: Callable[[DialectSite], NormalizedGroups]) -> Any:
-    def lower(site: DialectSite) -> Any:
-        rows, out = decode(site), site.attr("out_dtype") or site.dtype(0)
-        count, largest = _count(site, rows), magnitude(site.dtype(0), site.vector(4))
-        most = longest_row(site.dtype(0)) if count is None else count
+def _lower(name: str, decode: Callable[[CallContext], NormalizedGroups]) -> Any:
+    def lower(context: CallContext) -> Any:
+        rows, out = decode(context), context.attr("out_dtype") or context.dtype(0)
+        count, largest = _count(context, rows), magnitude(context.dtype(0), context.vector(4))
+        most = longest_row(context.dtype(0)) if count is None else count
         kinds = accumulator_dtype(most, largest, 1), accumulator_dtype(most, largest, largest)
 
         def norm(
@@ -177,24 +177,25 @@ def _lower(name: str, decode: Callable[[DialectSite], NormalizedGroups]) -> Any:
 
             return stage(x.shape, element, name=name)
 
-        return site.reduce_te(
+        return context.reduce_te(
             f"qnn_{name}",
             norm,
-            _arguments(site, count or 0),
+            _arguments(context, count or 0),
             blocks=("first", "second") if rows.centred else ("second",),
         )
 
     return lower
 
 
-def _arguments(site: DialectSite, count: int) -> list[Any]:
-    scale = np.float64(site.vector(3)[0])
-    epsilon = np.float64(np.float32(site.attr("epsilon")))
+def _arguments(context: CallContext, count: int) -> list[Any]:
+    scale = np.float64(context.vector(3)[0])
+    epsilon = np.float64(np.float32(context.attr("epsilon")))
     numbers = [np.float64(count), np.float64(count * count), scale * scale, epsilon, scale]
     params = [
-        site.const(site.vector(i), "float32" if i in (5, 7, 9) else "int32") for i in range(4, 11)
+        context.const(context.vector(i), "float32" if i in (5, 7, 9) else "int32")
+        for i in range(4, 11)
     ]
-    return [*site.args[:3], *params, site.const(numbers, "float64"), site.fence()]
+    return [*context.args[:3], *params, context.const(numbers, "float64"), context.fence()]
 
 
 def _counted(numbers: te.Tensor, extents: Sequence[Prim], groups: int) -> te.Tensor:
@@ -285,26 +286,26 @@ NINE = (
 )
 
 
-def _infer_batch(site: DialectSite) -> ResultType:
-    shape, dtype = site.tensor(0)
-    out = site.attr("out_dtype") or dtype
+def _infer_batch(context: CallContext) -> ResultType:
+    shape, dtype = context.tensor(0)
+    out = context.attr("out_dtype") or dtype
     if not is_code(dtype) or not is_code(out):
-        site.fail(f"data is {dtype}, out_dtype {out}", "give 8- or 16-bit integers")
-    axis = site.axis(len(shape))
+        context.fail(f"data is {dtype}, out_dtype {out}", "give 8- or 16-bit integers")
+    axis = context.axis(len(shape))
     for index in range(1, 5):
-        site.expect_dtype(index, "float32")
-        (extent,) = site.expect_rank(index, 1)
-        site.expect_equal(extent, shape[axis], f"{site.arguments[index]} and axis {axis}")
-    site.expect_params(5, 6)
-    site.expect_params(7, 8)
+        context.expect_dtype(index, "float32")
+        (extent,) = context.expect_rank(index, 1)
+        context.expect_equal(extent, shape[axis], f"{context.arguments[index]} and axis {axis}")
+    context.expect_params(5, 6)
+    context.expect_params(7, 8)
     return ResultType.of(shape, out)
 
 
-def _lower_batch(site: DialectSite) -> Any:
-    axis, out = site.axis(len(site.shape(0))), site.attr("out_dtype") or site.dtype(0)
-    gamma, beta, mean, variance = (site.vector(index) for index in range(1, 5))
+def _lower_batch(context: CallContext) -> Any:
+    axis, out = context.axis(len(context.shape(0))), context.attr("out_dtype") or context.dtype(0)
+    gamma, beta, mean, variance = (context.vector(index) for index in range(1, 5))
     with np.errstate(all="ignore"):
-        inverse = np.float32(1) / np.sqrt(variance + np.float32(site.attr("epsilon")))
+        inverse = np.float32(1) / np.sqrt(variance + np.float32(context.attr("epsilon")))
         scale = inverse * gamma
         shift = beta - mean * scale
 
@@ -324,9 +325,14 @@ def _lower_batch(site: DialectSite) -> Any:
 
         return stage(x.shape, element, name="batch_norm")
 
-    params = site.params((5, 6), (7, 8))
-    args = [site.args[0], site.const(scale, "float32"), site.const(shift, "float32"), *params]
-    return site.call_te("qnn_batch_norm", batch_norm, [*args, site.fence()])
+    params = context.params((5, 6), (7, 8))
+    args = [
+        context.args[0],
+        context.const(scale, "float32"),
+        context.const(shift, "float32"),
+        *params,
+    ]
+    return context.call_te("qnn_batch_norm", batch_norm, [*args, context.fence()])
 
 
 _EPSILON = Attribute("epsilon", 1e-5, "added to the variance, a float32 number")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qdqbridge.errors import GraphError
-from qdqbridge.tvm.qnn.dialect.site import DialectSite, ResultType
+from qdqbridge.tvm.qnn.dialect.context import CallContext, ResultType
 
 REQUIRED = object()
 """Default of an attribute that every call must give."""
@@ -28,8 +28,8 @@ class Attribute:
     doc: str
 
 
-Infer = Callable[[DialectSite], ResultType]
-Lower = Callable[[DialectSite], Any]
+Infer = Callable[[CallContext], ResultType]
+Lower = Callable[[CallContext], Any]
 
 
 @dataclass(frozen=True, slots=True)

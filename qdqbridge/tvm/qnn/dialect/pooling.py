@@ -16,11 +16,11 @@ from qdqbridge.tvm.qnn.dialect.accumulate import (
     padded_codes,
 )
 from qdqbridge.tvm.qnn.dialect.arithmetic import Prim, saturated
+from qdqbridge.tvm.qnn.dialect.context import CallContext, Extent, ResultType
 from qdqbridge.tvm.qnn.dialect.convolution import padding, spread
 from qdqbridge.tvm.qnn.dialect.kernel import BLOCK, stage
 from qdqbridge.tvm.qnn.dialect.layout import SPATIAL, data_layout
 from qdqbridge.tvm.qnn.dialect.op import REQUIRED, Attribute, QnnOp
-from qdqbridge.tvm.qnn.dialect.site import DialectSite, Extent, ResultType
 from qdqbridge.tvm.qnn.dialect.tir import tirx
 from qdqbridge.tvm.qnn.dialect.unary import FIVE
 from qdqbridge.tvm.qnn.ranges import accumulator_dtype, is_code, magnitude
@@ -29,26 +29,26 @@ OUT_DTYPE = Attribute("out_dtype", "", "type of the result; empty takes the data
 Four = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
-def _result_dtype(site: DialectSite) -> str:
-    dtype = site.dtype(0)
-    out = site.attr("out_dtype") or dtype
+def _result_dtype(context: CallContext) -> str:
+    dtype = context.dtype(0)
+    out = context.attr("out_dtype") or dtype
     if not is_code(dtype) or not (is_code(out) or out == "float32"):
-        site.fail(
+        context.fail(
             f"data is {dtype}, out_dtype {out}",
             "give an 8- or 16-bit integer (or out_dtype float32)",
         )
-    site.expect_params(1, 2)
-    site.expect_params(3, 4)
+    context.expect_params(1, 2)
+    context.expect_params(3, 4)
     return out
 
 
-def _multiplier(site: DialectSite, count: Any) -> NDArray[np.float32]:
+def _multiplier(context: CallContext, count: Any) -> NDArray[np.float32]:
     """Returns ``f32(f64(sx) / (f64(sy) * n))``, or ``f32(f64(sx) / n)`` for a float result."""
     number = np.asarray(count, np.float64)
-    scale = site.vector(1).astype(np.float64)
-    if _result_dtype(site) == "float32":
+    scale = context.vector(1).astype(np.float64)
+    if _result_dtype(context) == "float32":
         return (scale / number).astype(np.float32)
-    return (scale / (site.vector(3).astype(np.float64) * number)).astype(np.float32)
+    return (scale / (context.vector(3).astype(np.float64) * number)).astype(np.float32)
 
 
 def _finished(total: Prim, multiplier: Prim, zero_point: Prim, out: str) -> Prim:
@@ -58,21 +58,23 @@ def _finished(total: Prim, multiplier: Prim, zero_point: Prim, out: str) -> Prim
     return saturated(tirx.nearbyint(scaled), zero_point, out, nan=False)
 
 
-def _sum_dtype(site: DialectSite, count: int) -> str:
-    return accumulator_dtype(count, magnitude(site.dtype(0), site.vector(2)), 1)
+def _sum_dtype(context: CallContext, count: int) -> str:
+    return accumulator_dtype(count, magnitude(context.dtype(0), context.vector(2)), 1)
 
 
-def _window(site: DialectSite, rank: int) -> Four:
+def _window(context: CallContext, rank: int) -> Four:
     """Returns pool size, strides, dilation and the padding, begins first."""
-    begin, end = padding(site, rank)
-    size, strides, dilation = (spread(site, n, rank) for n in ("pool_size", "strides", "dilation"))
+    begin, end = padding(context, rank)
+    size, strides, dilation = (
+        spread(context, n, rank) for n in ("pool_size", "strides", "dilation")
+    )
     return size, strides, dilation, begin + end
 
 
-def _counts(site: DialectSite, extents: Sequence[Extent], window: Four) -> list[Extent]:
+def _counts(context: CallContext, extents: Sequence[Extent], window: Four) -> list[Extent]:
     """Returns the number of windows along every spatial axis (ONNX's rule for ceil_mode)."""
     size, strides, dilation, pads = window
-    rank, ceil = len(size), bool(site.attr("ceil_mode"))
+    rank, ceil = len(size), bool(context.attr("ceil_mode"))
     result: list[Extent] = []
     for i, extent in enumerate(extents):
         room = extent + pads[i] + pads[i + rank] - (size[i] - 1) * dilation[i] - 1
@@ -93,19 +95,19 @@ def _may_drop(window: Four, axis: int) -> bool:
 
 
 def _infer_pool(rank: int) -> Any:
-    def infer(site: DialectSite) -> ResultType:
-        out, layout = _result_dtype(site), data_layout(site, "layout", rank)
-        shape = layout.logical(site.expect_rank(0, rank + 2))
-        sizes = _counts(site, shape[2:], _window(site, rank))
+    def infer(context: CallContext) -> ResultType:
+        out, layout = _result_dtype(context), data_layout(context, "layout", rank)
+        shape = layout.logical(context.expect_rank(0, rank + 2))
+        sizes = _counts(context, shape[2:], _window(context, rank))
         if any(isinstance(size, int) and size < 1 for size in sizes):
-            site.fail(f"the window is larger than the padded input {shape[2:]}")
+            context.fail(f"the window is larger than the padded input {shape[2:]}")
         return ResultType.of(layout.stored([*shape[:2], *sizes]), out)
 
     return infer
 
 
 def _populations(
-    site: DialectSite, extents: Sequence[Extent], window: Four
+    context: CallContext, extents: Sequence[Extent], window: Four
 ) -> NDArray[np.int64] | None:
     """Returns how many elements each window averages over, or one number where all agree.
 
@@ -114,14 +116,14 @@ def _populations(
     """
     size, strides, dilation, pads = window
     rank, whole = len(size), int(np.prod(size))
-    if not any(pads) and not site.attr("ceil_mode"):
+    if not any(pads) and not context.attr("ceil_mode"):
         return np.asarray([whole])
     if not all(isinstance(extent, int) for extent in extents):
         return None
     total = np.ones([1] * rank, np.int64)
-    for i, number in enumerate(_counts(site, extents, window)):
+    for i, number in enumerate(_counts(context, extents, window)):
         low, high = pads[i], extents[i] + pads[i]
-        if site.attr("count_include_pad"):
+        if context.attr("count_include_pad"):
             low, high = 0, high + pads[i + rank]
         reads = np.arange(number)[:, None] * strides[i] + np.arange(size[i]) * dilation[i]
         along = ((reads >= low) & (reads < high)).sum(axis=1)
@@ -130,14 +132,14 @@ def _populations(
 
 
 def _population(
-    site: DialectSite, extents: Sequence[Prim], window: Four, pixel: Sequence[Prim]
+    context: CallContext, extents: Sequence[Prim], window: Four, pixel: Sequence[Prim]
 ) -> Prim:
     """Returns how many elements one window averages over, from the extents of the run."""
     size, strides, dilation, pads = window
     total: Prim = tirx.const(1, "int64")
     for i, extent in enumerate(extents):
         low, high = pads[i], extent + pads[i]
-        if site.attr("count_include_pad"):
+        if context.attr("count_include_pad"):
             low, high = 0, high + pads[i + len(size)]
         start = pixel[i] * strides[i]
         first = tirx.max(tirx.floordiv(low - start + dilation[i] - 1, dilation[i]), 0)
@@ -147,19 +149,19 @@ def _population(
 
 
 def _lower_pool(rank: int) -> Any:
-    def lower(site: DialectSite) -> Any:
-        window, out = _window(site, rank), _result_dtype(site)
+    def lower(context: CallContext) -> Any:
+        window, out = _window(context, rank), _result_dtype(context)
         size, strides, dilation, _ = window
-        layout = data_layout(site, "layout", rank)
-        extents = layout.logical(site.shape(0))[2:]
-        counts = _populations(site, extents, window)
-        multiplier = _ratio(site) if counts is None else _multiplier(site, counts)
-        uniform, dtype = multiplier.size == 1, _sum_dtype(site, int(np.prod(size)))
+        layout = data_layout(context, "layout", rank)
+        extents = layout.logical(context.shape(0))[2:]
+        counts = _populations(context, extents, window)
+        multiplier = _ratio(context) if counts is None else _multiplier(context, counts)
+        uniform, dtype = multiplier.size == 1, _sum_dtype(context, int(np.prod(size)))
 
         def pool(x: te.Tensor, zx: te.Tensor, m: te.Tensor, zy: te.Tensor) -> te.Tensor:
             shape = [_known(extent) for extent in layout.logical(x.shape)]
-            sizes = _counts(site, shape[2:], window)
-            ceil = bool(site.attr("ceil_mode"))
+            sizes = _counts(context, shape[2:], window)
+            ceil = bool(context.attr("ceil_mode"))
             reach = [(0, 0), (0, 0), *_reach(shape[2:], sizes, window, ceil=ceil)]
             data = padded_codes(x, zx, layout.stored(reach))
             taps = [te.reduce_axis((0, extent), name=f"k{i}") for i, extent in enumerate(size)]
@@ -173,7 +175,7 @@ def _lower_pool(rank: int) -> Any:
             def average(*i: Prim) -> Prim:
                 pixel = layout.logical(i)[2:]
                 if counts is None:
-                    own = _averaging(m, _population(site, shape[2:], window, pixel))
+                    own = _averaging(m, _population(context, shape[2:], window, pixel))
                 else:
                     own = m[0] if uniform else m(*pixel)
                 return _finished(sums(*i), own, zy[0], out)
@@ -181,10 +183,10 @@ def _lower_pool(rank: int) -> Any:
             sums = stage(layout.stored([*shape[:2], *sizes]), total, name=BLOCK)
             return stage(sums.shape, average, name="average")
 
-        zeros = [site.const(site.vector(i), "int32") for i in (2, 4)]
-        factor = site.const(multiplier, str(multiplier.dtype))
-        args = [site.args[0], zeros[0], factor, zeros[1]]
-        return site.reduce_te(f"qnn_avg_pool{rank}d", pool, args, inner=1)
+        zeros = [context.const(context.vector(i), "int32") for i in (2, 4)]
+        factor = context.const(multiplier, str(multiplier.dtype))
+        args = [context.args[0], zeros[0], factor, zeros[1]]
+        return context.reduce_te(f"qnn_avg_pool{rank}d", pool, args, inner=1)
 
     return lower
 
@@ -210,30 +212,32 @@ def _reach(
     return pairs
 
 
-def _axes(site: DialectSite) -> tuple[int, ...]:
+def _axes(context: CallContext) -> tuple[int, ...]:
     """Returns the reduced axes, sorted; none given means all."""
-    rank, value = len(site.shape(0)), site.attr("axis")
+    rank, value = len(context.shape(0)), context.attr("axis")
     axes = (value,) if isinstance(value, int) else tuple(value) or tuple(range(rank))
-    return tuple(sorted({site.normal_axis(axis, rank) for axis in axes}))
+    return tuple(sorted({context.normal_axis(axis, rank) for axis in axes}))
 
 
-def _infer_reduce(site: DialectSite) -> ResultType:
-    out, shape, axes = _result_dtype(site), site.shape(0), _axes(site)
-    keep = site.attr("keepdims")
+def _infer_reduce(context: CallContext) -> ResultType:
+    out, shape, axes = _result_dtype(context), context.shape(0), _axes(context)
+    keep = context.attr("keepdims")
     return ResultType.of(
         [1 if i in axes else e for i, e in enumerate(shape) if keep or i not in axes], out
     )
 
 
 def _lower_reduce(*, mean: bool) -> Any:
-    def lower(site: DialectSite) -> Any:
-        axes, out, keep = _axes(site), _result_dtype(site), bool(site.attr("keepdims"))
-        shape = site.shape(0)
+    def lower(context: CallContext) -> Any:
+        axes, out, keep = _axes(context), _result_dtype(context), bool(context.attr("keepdims"))
+        shape = context.shape(0)
         reduced = [shape[axis] for axis in axes]
         opened = not all(isinstance(extent, int) for extent in reduced)
         count = 1 if opened else int(np.prod(reduced, dtype=np.int64))
-        multiplier = _ratio(site) if opened and mean else _multiplier(site, count if mean else 1)
-        dtype = "int64" if opened else _sum_dtype(site, count)
+        multiplier = (
+            _ratio(context) if opened and mean else _multiplier(context, count if mean else 1)
+        )
+        dtype = "int64" if opened else _sum_dtype(context, count)
 
         def reduce(x: te.Tensor, zx: te.Tensor, m: te.Tensor, zy: te.Tensor) -> te.Tensor:
             if opened and mean:
@@ -258,18 +262,18 @@ def _lower_reduce(*, mean: bool) -> Any:
             result = [1 if d in axes else e for d, e in enumerate(x.shape) if keep or d in kept]
             return stage(result, element, name="reduce")
 
-        zeros = [site.const(site.vector(i), "int32") for i in (2, 4)]
-        factor = site.const(multiplier, str(multiplier.dtype))
-        args = [site.args[0], zeros[0], factor, zeros[1]]
-        return site.reduce_te("qnn_mean" if mean else "qnn_sum", reduce, args)
+        zeros = [context.const(context.vector(i), "int32") for i in (2, 4)]
+        factor = context.const(multiplier, str(multiplier.dtype))
+        args = [context.args[0], zeros[0], factor, zeros[1]]
+        return context.reduce_te("qnn_mean" if mean else "qnn_sum", reduce, args)
 
     return lower
 
 
-def _ratio(site: DialectSite) -> NDArray[np.float64]:
+def _ratio(context: CallContext) -> NDArray[np.float64]:
     """Returns the scale of the data, and that of the result (1 for a float one)."""
-    scale = site.vector(1).astype(np.float64)[0]
-    out = 1.0 if _result_dtype(site) == "float32" else site.vector(3).astype(np.float64)[0]
+    scale = context.vector(1).astype(np.float64)[0]
+    out = 1.0 if _result_dtype(context) == "float32" else context.vector(3).astype(np.float64)[0]
     return np.asarray([scale, out])
 
 

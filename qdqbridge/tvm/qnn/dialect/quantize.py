@@ -18,9 +18,9 @@ from qdqbridge.tvm.qnn.dialect.arithmetic import (
     rounded,
     saturated,
 )
+from qdqbridge.tvm.qnn.dialect.context import CallContext, ResultType
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.op import REQUIRED, Attribute, QnnOp
-from qdqbridge.tvm.qnn.dialect.site import DialectSite, ResultType
 from qdqbridge.tvm.qnn.dialect.tir import tirx
 from qdqbridge.tvm.qnn.ranges import is_code, is_integer, limits
 
@@ -29,28 +29,28 @@ AXIS = Attribute("axis", -1, "the channel axis of rank-1 parameters")
 COMPUTE = ("float32", "float64", "int64")
 
 
-def channel_axis(site: DialectSite, scale: int, zero_point: int) -> int:
+def channel_axis(context: CallContext, scale: int, zero_point: int) -> int:
     """Returns the channel axis of argument 0 after checking its parameters against it."""
-    shape = site.shape(0)
+    shape = context.shape(0)
     if not shape:
-        site.expect_params(scale, zero_point)
+        context.expect_params(scale, zero_point)
         return 0
-    axis = site.axis(len(shape))
-    site.expect_params(scale, zero_point, shape[axis], what=f"axis {axis}")
+    axis = context.axis(len(shape))
+    context.expect_params(scale, zero_point, shape[axis], what=f"axis {axis}")
     return axis
 
 
-def _infer_quantize(site: DialectSite) -> ResultType:
-    site.expect_dtype(0, *FLOATS)
-    channel_axis(site, 1, 2)
-    out = site.attr("out_dtype")
+def _infer_quantize(context: CallContext) -> ResultType:
+    context.expect_dtype(0, *FLOATS)
+    channel_axis(context, 1, 2)
+    out = context.attr("out_dtype")
     if not (is_code(out) or out == "int32"):
-        site.fail(f"out_dtype is {out}", "use an 8- or 16-bit integer, or int32")
-    return ResultType.of(site.shape(0), out)
+        context.fail(f"out_dtype is {out}", "use an 8- or 16-bit integer, or int32")
+    return ResultType.of(context.shape(0), out)
 
 
-def _lower_quantize(site: DialectSite) -> Any:
-    axis, out, rounding = channel_axis(site, 1, 2), site.attr("out_dtype"), _rounding(site)
+def _lower_quantize(context: CallContext) -> Any:
+    axis, out, rounding = channel_axis(context, 1, 2), context.attr("out_dtype"), _rounding(context)
 
     def quantize(
         x: te.Tensor, scale: te.Tensor, zero_point: te.Tensor, zero: te.Tensor
@@ -61,23 +61,28 @@ def _lower_quantize(site: DialectSite) -> Any:
 
         return stage(x.shape, element, name="quantize")
 
-    scale, zero_point = site.const(site.vector(1), "float32"), site.const(site.vector(2), "int32")
-    return site.call_te("quantize", quantize, [site.args[0], scale, zero_point, site.fence()])
+    scale, zero_point = (
+        context.const(context.vector(1), "float32"),
+        context.const(context.vector(2), "int32"),
+    )
+    return context.call_te(
+        "quantize", quantize, [context.args[0], scale, zero_point, context.fence()]
+    )
 
 
-def _infer_dequantize(site: DialectSite) -> ResultType:
-    shape, dtype = site.tensor(0)
+def _infer_dequantize(context: CallContext) -> ResultType:
+    shape, dtype = context.tensor(0)
     if not is_integer(dtype):
-        site.fail(f"data has dtype {dtype}", "give integers")
-    channel_axis(site, 1, 2)
-    out = site.attr("out_dtype")
+        context.fail(f"data has dtype {dtype}", "give integers")
+    channel_axis(context, 1, 2)
+    out = context.attr("out_dtype")
     if out not in FLOATS:
-        site.fail(f"out_dtype is {out}", f"use one of {FLOATS}")
+        context.fail(f"out_dtype is {out}", f"use one of {FLOATS}")
     return ResultType.of(shape, out)
 
 
-def _lower_dequantize(site: DialectSite) -> Any:
-    axis, out = channel_axis(site, 1, 2), site.attr("out_dtype")
+def _lower_dequantize(context: CallContext) -> Any:
+    axis, out = channel_axis(context, 1, 2), context.attr("out_dtype")
 
     def dequantize(x: te.Tensor, scale: te.Tensor, zero_point: te.Tensor) -> te.Tensor:
         def element(*i: Prim) -> Prim:
@@ -86,46 +91,49 @@ def _lower_dequantize(site: DialectSite) -> Any:
 
         return stage(x.shape, element, name="dequantize")
 
-    scale, zero_point = site.const(site.vector(1), "float32"), site.const(site.vector(2), "int32")
-    return site.call_te("dequantize", dequantize, [site.args[0], scale, zero_point])
+    scale, zero_point = (
+        context.const(context.vector(1), "float32"),
+        context.const(context.vector(2), "int32"),
+    )
+    return context.call_te("dequantize", dequantize, [context.args[0], scale, zero_point])
 
 
-def _rounding(site: DialectSite) -> str:
-    rounding = site.attr("rounding")
+def _rounding(context: CallContext) -> str:
+    rounding = context.attr("rounding")
     if rounding not in ROUNDINGS:
-        site.fail(f"rounding is {rounding!r}", f"use one of {', '.join(ROUNDINGS)}")
+        context.fail(f"rounding is {rounding!r}", f"use one of {', '.join(ROUNDINGS)}")
     return rounding
 
 
-def _infer_requantize(site: DialectSite) -> ResultType:
-    shape, dtype = site.tensor(0)
-    out, compute = site.attr("out_dtype"), site.attr("compute_dtype")
+def _infer_requantize(context: CallContext) -> ResultType:
+    shape, dtype = context.tensor(0)
+    out, compute = context.attr("out_dtype"), context.attr("compute_dtype")
     if not is_integer(dtype):
-        site.fail(f"data has dtype {dtype}", "give integers")
+        context.fail(f"data has dtype {dtype}", "give integers")
     if not (is_code(out) or out == "int32"):
-        site.fail(f"out_dtype is {out}", "use an 8- or 16-bit integer, or int32")
+        context.fail(f"out_dtype is {out}", "use an 8- or 16-bit integer, or int32")
     if compute not in COMPUTE:
-        site.fail(f"compute_dtype is {compute!r}", f"use one of {', '.join(COMPUTE)}")
-    _rounding(site)
-    channel_axis(site, 1, 2)
-    site.expect_params(3, 4)
+        context.fail(f"compute_dtype is {compute!r}", f"use one of {', '.join(COMPUTE)}")
+    _rounding(context)
+    channel_axis(context, 1, 2)
+    context.expect_params(3, 4)
     return ResultType.of(shape, out)
 
 
-def _lower_requantize(site: DialectSite) -> Any:
-    if site.attr("compute_dtype") == "int64":
-        return _lower_fixed_point(site)
-    if is_code(site.dtype(0)) and site.attr("compute_dtype") == "float32":
-        return _lower_recode(site)
-    return _lower_multiply(site)
+def _lower_requantize(context: CallContext) -> Any:
+    if context.attr("compute_dtype") == "int64":
+        return _lower_fixed_point(context)
+    if is_code(context.dtype(0)) and context.attr("compute_dtype") == "float32":
+        return _lower_recode(context)
+    return _lower_multiply(context)
 
 
-def _lower_multiply(site: DialectSite) -> Any:
+def _lower_multiply(context: CallContext) -> Any:
     """``sat(rint(f(x - z_in) * M) + z_out)`` with ``M = f(s_in / s_out)``, f float32 or float64."""
-    axis, out, rounding = channel_axis(site, 1, 2), site.attr("out_dtype"), _rounding(site)
-    compute = site.attr("compute_dtype")
-    multiplier = site.vector(1).astype(compute) / site.vector(3).astype(compute)
-    shifted = bool(site.vector(2).any())
+    axis, out, rounding = channel_axis(context, 1, 2), context.attr("out_dtype"), _rounding(context)
+    compute = context.attr("compute_dtype")
+    multiplier = context.vector(1).astype(compute) / context.vector(3).astype(compute)
+    shifted = bool(context.vector(2).any())
 
     def requantize(
         x: te.Tensor, m: te.Tensor, z_in: te.Tensor, z_out: te.Tensor, zero: te.Tensor
@@ -139,22 +147,22 @@ def _lower_multiply(site: DialectSite) -> Any:
 
         return stage(x.shape, element, name="requantize")
 
-    return site.call_te(
+    return context.call_te(
         "requantize",
         requantize,
         [
-            site.args[0],
-            site.const(multiplier, compute),
-            site.const(site.vector(2), "int32"),
-            site.const(site.vector(4), "int32"),
-            site.fence(),
+            context.args[0],
+            context.const(multiplier, compute),
+            context.const(context.vector(2), "int32"),
+            context.const(context.vector(4), "int32"),
+            context.fence(),
         ],
     )
 
 
-def _lower_recode(site: DialectSite) -> Any:
+def _lower_recode(context: CallContext) -> Any:
     """8- and 16-bit codes: dequantize, then quantize by division."""
-    axis, out, rounding = channel_axis(site, 1, 2), site.attr("out_dtype"), _rounding(site)
+    axis, out, rounding = channel_axis(context, 1, 2), context.attr("out_dtype"), _rounding(context)
 
     def requantize(
         x: te.Tensor,
@@ -170,8 +178,8 @@ def _lower_recode(site: DialectSite) -> Any:
 
         return stage(x.shape, element, name="requantize")
 
-    params = site.params((1, 2), (3, 4))
-    return site.call_te("requantize", requantize, [site.args[0], *params, site.fence()])
+    params = context.params((1, 2), (3, 4))
+    return context.call_te("requantize", requantize, [context.args[0], *params, context.fence()])
 
 
 def fixed_point(
@@ -192,10 +200,10 @@ def fixed_point(
     return np.asarray(multipliers, np.int64), np.asarray(shifts, np.int64)
 
 
-def _lower_fixed_point(site: DialectSite) -> Any:
+def _lower_fixed_point(context: CallContext) -> Any:
     """Relay's int64 arithmetic: ``(x << left) * Q31``, rounded by adding a half, shifted right."""
-    axis, out, rounding = channel_axis(site, 1, 2), site.attr("out_dtype"), _rounding(site)
-    multipliers, shifts = fixed_point(site.vector(1), site.vector(3))
+    axis, out, rounding = channel_axis(context, 1, 2), context.attr("out_dtype"), _rounding(context)
+    multipliers, shifts = fixed_point(context.vector(1), context.vector(3))
     low, high = limits(out)
 
     def requantize(
@@ -221,16 +229,16 @@ def _lower_fixed_point(site: DialectSite) -> Any:
 
         return stage(x.shape, element, name="requantize")
 
-    return site.call_te(
+    return context.call_te(
         "requantize",
         requantize,
         [
-            site.args[0],
-            site.const(multipliers, "int64"),
-            site.const(np.maximum(shifts, 0), "int64"),
-            site.const(31 - np.minimum(shifts, 0), "int64"),
-            site.const(site.vector(2), "int32"),
-            site.const(site.vector(4), "int32"),
+            context.args[0],
+            context.const(multipliers, "int64"),
+            context.const(np.maximum(shifts, 0), "int64"),
+            context.const(31 - np.minimum(shifts, 0), "int64"),
+            context.const(context.vector(2), "int32"),
+            context.const(context.vector(4), "int32"),
         ],
     )
 

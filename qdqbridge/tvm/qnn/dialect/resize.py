@@ -18,32 +18,32 @@ from qdqbridge.tvm.qnn.dialect.arithmetic import (
     quantized,
     real,
 )
+from qdqbridge.tvm.qnn.dialect.context import CallContext, Extent, ResultType
 from qdqbridge.tvm.qnn.dialect.interpolation import InterpolationPlan, interpolated, outside_masks
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.layout import SPATIAL, AxisLayout, data_layout, straight
 from qdqbridge.tvm.qnn.dialect.op import REQUIRED, Attribute, QnnOp
 from qdqbridge.tvm.qnn.dialect.open_resize import scaled_extent
-from qdqbridge.tvm.qnn.dialect.site import DialectSite, Extent, ResultType
 from qdqbridge.tvm.qnn.dialect.tir import tirx
 from qdqbridge.tvm.qnn.dialect.unary import FIVE, OUT_DTYPE, infer_codes
 
 METHODS = {"nearest_neighbor": "nearest", "linear": "linear", "cubic": "cubic"}
 
 
-def _decoded(site: DialectSite, rank: int) -> tuple[ResizeAttrs, list[Extent]]:
+def _decoded(context: CallContext, rank: int) -> tuple[ResizeAttrs, list[Extent]]:
     """Returns the attributes over every axis, and the shape of the result, channels-first.
 
     Symbolic extents count as 1 in the attributes.
     """
-    shape = _shape(site, rank)
+    shape = _shape(context, rank)
     lead = len(shape) - rank if rank else 0
-    size, factors = list(site.attr("size")), list(site.attr("scales"))
+    size, factors = list(context.attr("size")), list(context.attr("scales"))
     if len(size) != len(shape) - lead or len(factors) not in (0, len(size)):
-        site.fail(f"size is {size} and scales {factors}", "give one entry per resized axis")
+        context.fail(f"size is {size} and scales {factors}", "give one entry per resized axis")
     full, out = [1] * lead, shape[:lead]
     for axis, (extent, wanted) in enumerate(zip(shape[lead:], size, strict=True)):
         if wanted < 0 and not factors:
-            site.fail(f"size is {size}", "give scales, or a size for every axis")
+            context.fail(f"size is {size}", "give scales, or a size for every axis")
         if isinstance(extent, int):
             by_scale = int(np.float32(factors[axis]) * np.float32(extent)) if wanted < 0 else 0
             full.append(by_scale or wanted or extent)
@@ -52,7 +52,7 @@ def _decoded(site: DialectSite, rank: int) -> tuple[ResizeAttrs, list[Extent]]:
             full.append(wanted if wanted > 0 and not factors else 1)
             out.append(_opened(extent, wanted, factors[axis] if factors else 1.0))
     full[:lead] = [extent if isinstance(extent, int) else 1 for extent in shape[:lead]]
-    return _attributes(site, [1.0] * lead, factors, full), out
+    return _attributes(context, [1.0] * lead, factors, full), out
 
 
 def _opened(extent: Extent, wanted: int, factor: float) -> Extent:
@@ -60,33 +60,33 @@ def _opened(extent: Extent, wanted: int, factor: float) -> Extent:
     return wanted if wanted > 0 else scaled_extent(extent, factor) if wanted < 0 else extent
 
 
-def _layout(site: DialectSite, rank: int) -> AxisLayout:
-    return data_layout(site, "layout", rank) if rank else straight(len(site.shape(0)))
+def _layout(context: CallContext, rank: int) -> AxisLayout:
+    return data_layout(context, "layout", rank) if rank else straight(len(context.shape(0)))
 
 
-def _shape(site: DialectSite, rank: int) -> list[Extent]:
+def _shape(context: CallContext, rank: int) -> list[Extent]:
     """Returns the channels-first shape of the data."""
-    return _layout(site, rank).logical(site.shape(0))
+    return _layout(context, rank).logical(context.shape(0))
 
 
 def _attributes(
-    site: DialectSite, ones: list[float], factors: list[float], sizes: list[int]
+    context: CallContext, ones: list[float], factors: list[float], sizes: list[int]
 ) -> ResizeAttrs:
-    method = site.attr("method")
-    mode = site.attr("coordinate_transformation_mode")
-    rounding = site.attr("rounding_method")
+    method = context.attr("method")
+    mode = context.attr("coordinate_transformation_mode")
+    rounding = context.attr("rounding_method")
     for name, value, allowed in (
         ("method", method, METHODS),
         ("rounding_method", rounding, table.NEAREST),
         ("coordinate_transformation_mode", mode, table.COORDINATES),
     ):
         if value not in allowed:
-            site.fail(f"{name} is {value!r}", f"use one of {', '.join(allowed)}")
-    roi = tuple(site.attr("roi"))
+            context.fail(f"{name} is {value!r}", f"use one of {', '.join(allowed)}")
+    roi = tuple(context.attr("roi"))
     if mode == "tf_crop_and_resize":
         half, lead = len(roi) // 2, len(ones)
         if len(roi) != 2 * (len(sizes) - lead):
-            site.fail(f"roi has {len(roi)} entries", "give starts and ends of the resized axes")
+            context.fail(f"roi has {len(roi)} entries", "give starts and ends of the resized axes")
         roi = (*(0.0,) * lead, *roi[:half], *(1.0,) * lead, *roi[half:])
     return ResizeAttrs(
         mode=METHODS[method],
@@ -94,50 +94,50 @@ def _attributes(
         nearest_mode=rounding,
         scales=(*ones, *factors) if factors else None,
         sizes=None if factors else tuple(sizes),
-        cubic_coeff_a=site.attr("cubic_alpha"),
-        exclude_outside=bool(site.attr("cubic_exclude")),
-        extrapolation_value=site.attr("extrapolation_value"),
+        cubic_coeff_a=context.attr("cubic_alpha"),
+        exclude_outside=bool(context.attr("cubic_exclude")),
+        extrapolation_value=context.attr("extrapolation_value"),
         roi=roi,
     )
 
 
-def _kind(site: DialectSite) -> ResultType:
+def _kind(context: CallContext) -> ResultType:
     """Returns the type of the result: codes, or floats of floats."""
-    shape, dtype = site.tensor(0)
-    if dtype == "float32" == (site.attr("out_dtype") or dtype):
+    shape, dtype = context.tensor(0)
+    if dtype == "float32" == (context.attr("out_dtype") or dtype):
         return ResultType.of(shape, dtype)
-    return infer_codes(site)
+    return infer_codes(context)
 
 
 def _infer(rank: int) -> Any:
-    def infer(site: DialectSite) -> ResultType:
-        type_ = _kind(site)
+    def infer(context: CallContext) -> ResultType:
+        type_ = _kind(context)
         if rank:
-            site.expect_rank(0, rank + 2)
-        attributes, out = _decoded(site, rank)
-        stated = table.sizes(attributes, _numbers(site, rank))
+            context.expect_rank(0, rank + 2)
+        attributes, out = _decoded(context, rank)
+        stated = table.sizes(attributes, _numbers(context, rank))
         for extent, size in zip(out, stated, strict=True):
             if isinstance(extent, int) and extent != size:
-                site.fail(f"size gives {out}, scales give {stated}")
-        return ResultType.of(_layout(site, rank).stored(out), str(type_.dtype))
+                context.fail(f"size gives {out}, scales give {stated}")
+        return ResultType.of(_layout(context, rank).stored(out), str(type_.dtype))
 
     return infer
 
 
-def _numbers(site: DialectSite, rank: int) -> tuple[int, ...]:
+def _numbers(context: CallContext, rank: int) -> tuple[int, ...]:
     """Returns the channels-first shape of the data with 1 for symbolic extents."""
-    return tuple(extent if isinstance(extent, int) else 1 for extent in _shape(site, rank))
+    return tuple(extent if isinstance(extent, int) else 1 for extent in _shape(context, rank))
 
 
 def _lower(rank: int) -> Any:
-    def lower(site: DialectSite) -> Any:
-        attributes, out = _decoded(site, rank)
-        layout, dtype = _layout(site, rank), site.attr("out_dtype") or site.dtype(0)
-        lead, size = len(out) - len(site.attr("size")), list(site.attr("size"))
-        factors = list(site.attr("scales")) or [1.0] * len(size)
-        opened = [a for a, e in enumerate(_shape(site, rank)) if not isinstance(e, int)]
-        plan = InterpolationPlan(attributes, _numbers(site, rank), frozenset(opened))
-        _check_open(site, plan, out, rank)
+    def lower(context: CallContext) -> Any:
+        attributes, out = _decoded(context, rank)
+        layout, dtype = _layout(context, rank), context.attr("out_dtype") or context.dtype(0)
+        lead, size = len(out) - len(context.attr("size")), list(context.attr("size"))
+        factors = list(context.attr("scales")) or [1.0] * len(size)
+        opened = [a for a, e in enumerate(_shape(context, rank)) if not isinstance(e, int)]
+        plan = InterpolationPlan(attributes, _numbers(context, rank), frozenset(opened))
+        _check_open(context, plan, out, rank)
         steps, outside = plan.steps(), outside_masks(plan)
 
         def resize(
@@ -174,29 +174,29 @@ def _lower(rank: int) -> Any:
 
             return stage(layout.stored(sizes), element, name="resize")
 
-        params = site.params((1, 2), (3, 4))
-        tables = [site.const(array, str(array.dtype)) for array in plan.constants()]
-        args = [site.args[0], *params, site.fence(), *tables]
-        return site.call_te(f"qnn_resize{rank or ''}{'d' if rank else ''}", resize, args)
+        params = context.params((1, 2), (3, 4))
+        tables = [context.const(array, str(array.dtype)) for array in plan.constants()]
+        args = [context.args[0], *params, context.fence(), *tables]
+        return context.call_te(f"qnn_resize{rank or ''}{'d' if rank else ''}", resize, args)
 
     return lower
 
 
 def _check_open(
-    site: DialectSite, plan: InterpolationPlan, out: Sequence[Extent], rank: int
+    context: CallContext, plan: InterpolationPlan, out: Sequence[Extent], rank: int
 ) -> None:
     """Refuses open axes on which more than indices and weights depends."""
-    shape, lead = _shape(site, rank), len(out) - len(site.attr("size"))
-    resized = [a for a in plan.opened if a >= lead and site.attr("size")[a - lead]]
+    shape, lead = _shape(context, rank), len(out) - len(context.attr("size"))
+    resized = [a for a in plan.opened if a >= lead and context.attr("size")[a - lead]]
     if plan.attributes.coordinate_transformation_mode == "tf_crop_and_resize" and resized:
-        site.fail(f"it crops axes of the extents {shape}", "give it known extents")
+        context.fail(f"it crops axes of the extents {shape}", "give it known extents")
     by_size = plan.attributes.scales is None and [a for a in resized if isinstance(out[a], int)]
     if (
         by_size
         and plan.attributes.mode != "nearest"
         and (len(shape) not in (3, 4, 5) or min(by_size) < 2)
     ):
-        site.fail(f"axes of the extents {shape} are resized by sizes", "give it known extents")
+        context.fail(f"axes of the extents {shape} are resized by sizes", "give it known extents")
 
 
 _COMMON = (

@@ -12,21 +12,21 @@ from tvm import te
 
 from qdqbridge.core.ops.simulated import CODES
 from qdqbridge.tvm.qnn.dialect.arithmetic import Prim, entry, fenced
+from qdqbridge.tvm.qnn.dialect.context import CallContext, ResultType
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.op import QnnOp
 from qdqbridge.tvm.qnn.dialect.quantize import AXIS, channel_axis
-from qdqbridge.tvm.qnn.dialect.site import DialectSite, ResultType
 from qdqbridge.tvm.qnn.dialect.tir import tirx
 
 _CODE = 1
 
 
-def _infer(site: DialectSite) -> ResultType:
-    shape, dtype = site.tensor(0)
+def _infer(context: CallContext) -> ResultType:
+    shape, dtype = context.tensor(0)
     if dtype != "float32":
-        site.fail(f"data has dtype {dtype}", "give float32: codes are simulated by real numbers")
-    site.expect_vector(_CODE, "int32")
-    channel_axis(site, 2, 3)
+        context.fail(f"data has dtype {dtype}", "give float32: codes are simulated by real numbers")
+    context.expect_vector(_CODE, "int32")
+    channel_axis(context, 2, 3)
     return ResultType.of(shape, "float32")
 
 
@@ -34,8 +34,8 @@ def _number(vector: te.Tensor, indices: Any, axis: int) -> Prim:
     return vector() if len(vector.shape) == 0 else entry(vector, indices, axis)
 
 
-def _lower_quantize(site: DialectSite) -> Any:
-    axis = channel_axis(site, 2, 3)
+def _lower_quantize(context: CallContext) -> Any:
+    axis = channel_axis(context, 2, 3)
 
     def simulated_quantize(
         x: te.Tensor, code: te.Tensor, scale: te.Tensor, zero_point: te.Tensor
@@ -47,7 +47,7 @@ def _lower_quantize(site: DialectSite) -> Any:
 
         return stage(x.shape, element, name="simulated_quantize")
 
-    return site.call_te("simulated_quantize", simulated_quantize, site.args)
+    return context.call_te("simulated_quantize", simulated_quantize, context.args)
 
 
 def _saturated(value: Prim, otherwise: Prim, code: Prim) -> Prim:
@@ -63,8 +63,8 @@ def _saturated(value: Prim, otherwise: Prim, code: Prim) -> Prim:
     return tirx.Select(code == tirx.const(0, "int32"), otherwise, clipped)
 
 
-def _lower_dequantize(site: DialectSite) -> Any:
-    axis = channel_axis(site, 2, 3)
+def _lower_dequantize(context: CallContext) -> Any:
+    axis = channel_axis(context, 2, 3)
 
     def simulated_dequantize(
         x: te.Tensor, code: te.Tensor, scale: te.Tensor, zero_point: te.Tensor, zero: te.Tensor
@@ -77,7 +77,9 @@ def _lower_dequantize(site: DialectSite) -> Any:
 
         return stage(x.shape, element, name="simulated_dequantize")
 
-    return site.call_te("simulated_dequantize", simulated_dequantize, [*site.args, site.fence()])
+    return context.call_te(
+        "simulated_dequantize", simulated_dequantize, [*context.args, context.fence()]
+    )
 
 
 _TYPES = ", ".join(f"{number} {dtype}" for dtype, number in CODES.items())

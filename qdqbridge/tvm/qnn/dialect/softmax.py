@@ -13,9 +13,9 @@ from qdqbridge.tvm.qnn.dialect.arithmetic import (
     quantized,
     real,
 )
+from qdqbridge.tvm.qnn.dialect.context import CallContext, ResultType
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.op import Attribute, QnnOp
-from qdqbridge.tvm.qnn.dialect.site import DialectSite, ResultType
 from qdqbridge.tvm.qnn.dialect.tir import tirx
 from qdqbridge.tvm.qnn.dialect.unary import FIVE, OUT_DTYPE, infer_codes
 
@@ -43,19 +43,19 @@ def exponential(x: Prim, zero: te.Tensor) -> Prim:
     return tirx.Select(x < lowest, f32(0), y * power)
 
 
-def _axes(site: DialectSite) -> tuple[int, ...]:
+def _axes(context: CallContext) -> tuple[int, ...]:
     """Returns the axes that are normalized together."""
-    rank, value = len(site.shape(0)), site.attr("axis")
+    rank, value = len(context.shape(0)), context.attr("axis")
     axes = (value,) if isinstance(value, int) else tuple(value)
     if not axes or not rank:
-        site.fail(f"axis is {value} for {rank} axes")
-    return tuple(sorted({site.normal_axis(axis, rank) for axis in axes}))
+        context.fail(f"axis is {value} for {rank} axes")
+    return tuple(sorted({context.normal_axis(axis, rank) for axis in axes}))
 
 
-def _infer(site: DialectSite) -> ResultType:
-    _axes(site)
-    type_ = infer_codes(site)
-    return ResultType.of(site.shape(0), str(type_.dtype))
+def _infer(context: CallContext) -> ResultType:
+    _axes(context)
+    type_ = infer_codes(context)
+    return ResultType.of(context.shape(0), str(type_.dtype))
 
 
 def _over(x: te.Tensor, axes: tuple[int, ...], name: str) -> tuple[list[Any], Any]:
@@ -113,8 +113,8 @@ class _SoftmaxStages:
 
 
 def _lower(*, log: bool) -> Any:
-    def lower(site: DialectSite) -> Any:
-        axes, out = _axes(site), site.attr("out_dtype") or site.dtype(0)
+    def lower(context: CallContext) -> Any:
+        axes, out = _axes(context), context.attr("out_dtype") or context.dtype(0)
 
         def softmax(
             x: te.Tensor,
@@ -135,12 +135,12 @@ def _lower(*, log: bool) -> Any:
 
             return stage(x.shape, element, name="softmax")
 
-        args = site.params((1, 2), (3, 4))
+        args = context.params((1, 2), (3, 4))
         name = "qnn_log_softmax" if log else "qnn_softmax"
-        return site.reduce_te(
+        return context.reduce_te(
             name,
             softmax,
-            [site.args[0], *args, site.fence()],
+            [context.args[0], *args, context.fence()],
             blocks=("largest", "total"),
         )
 

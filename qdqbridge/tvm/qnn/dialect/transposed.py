@@ -14,6 +14,7 @@ from tvm import te
 
 from qdqbridge.tvm.qnn.dialect.accumulate import SIX, centred, narrow_dtype
 from qdqbridge.tvm.qnn.dialect.arithmetic import Prim, entry
+from qdqbridge.tvm.qnn.dialect.context import CallContext, Extent, ResultType
 from qdqbridge.tvm.qnn.dialect.convolution import (
     ConvolutionWindow,
     check_attributes,
@@ -24,14 +25,13 @@ from qdqbridge.tvm.qnn.dialect.convolution import (
 )
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.op import QnnOp
-from qdqbridge.tvm.qnn.dialect.site import DialectSite, Extent, ResultType
 from qdqbridge.tvm.qnn.dialect.tir import tirx
 
 
-def _extra(site: DialectSite, window: ConvolutionWindow) -> tuple[int, ...]:
-    extra = tuple(site.attr("output_padding"))
+def _extra(context: CallContext, window: ConvolutionWindow) -> tuple[int, ...]:
+    extra = tuple(context.attr("output_padding"))
     if len(extra) != window.rank or min(extra) < 0:
-        site.fail(f"output_padding is {extra}", f"give {window.rank} non-negative numbers")
+        context.fail(f"output_padding is {extra}", f"give {window.rank} non-negative numbers")
     return extra
 
 
@@ -53,29 +53,32 @@ def _sizes(
 
 
 def _infer(rank: int) -> Any:
-    def infer(site: DialectSite) -> ResultType:
-        window = decode_window(site, rank, transposed=True)
-        extra = _extra(site, window)
-        x, w = operand_shapes(site, window)
-        site.expect_equal(x[1], w[0], "channels of data and weight")
+    def infer(context: CallContext) -> ResultType:
+        window = decode_window(context, rank, transposed=True)
+        extra = _extra(context, window)
+        x, w = operand_shapes(context, window)
+        context.expect_equal(x[1], w[0], "channels of data and weight")
         if w[0] % window.groups:
-            site.fail(f"{window.groups} groups do not divide {w[0]} input channels")
+            context.fail(f"{window.groups} groups do not divide {w[0]} input channels")
         out = w[1] * window.groups
         for index, dtype in ((5, "float32"), (3, "int32")):
-            site.expect_vector(index, dtype, w[1], out, what="output channels")
-        check_attributes(site, out, w[2:])
+            context.expect_vector(index, dtype, w[1], out, what="output channels")
+        check_attributes(context, out, w[2:])
         sizes = _sizes(x[2:], window, w[2:], extra)
         if any(isinstance(size, int) and size < 1 for size in sizes):
-            site.fail(f"the padding leaves an output of {sizes}")
+            context.fail(f"the padding leaves an output of {sizes}")
         return ResultType.of(window.data.stored([x[0], out, *sizes]), window.out_dtype)
 
     return infer
 
 
 def _lower(rank: int) -> Any:
-    def lower(site: DialectSite) -> Any:
-        window = decode_window(site, rank, transposed=True)
-        (source, per_group, *kernel), extra = operand_shapes(site, window)[1], _extra(site, window)
+    def lower(context: CallContext) -> Any:
+        window = decode_window(context, rank, transposed=True)
+        (source, per_group, *kernel), extra = (
+            operand_shapes(context, window)[1],
+            _extra(context, window),
+        )
         dense = replace(window, strides=(1,) * rank, begin=(0,) * rank, end=(0,) * rank)
         extents = (per_group * window.groups, source // window.groups, *kernel)
 
@@ -89,9 +92,9 @@ def _lower(rank: int) -> Any:
 
             return correlation(data, at, extents, dense, sizes)
 
-        args = [site.args[0], site.args[1]]
-        args += [site.const(site.vector(i), "int32") for i in (2, 3)]
-        return site.reduce_te(f"qnn_conv{rank}d_transpose", conv, args, inner=1)
+        args = [context.args[0], context.args[1]]
+        args += [context.const(context.vector(i), "int32") for i in (2, 3)]
+        return context.reduce_te(f"qnn_conv{rank}d_transpose", conv, args, inner=1)
 
     return lower
 

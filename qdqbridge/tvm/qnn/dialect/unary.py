@@ -16,9 +16,9 @@ from tvm import te
 from qdqbridge.core.graph.operator import Array, Operator
 from qdqbridge.core.ops.attributes import ClipAttrs
 from qdqbridge.core.ops.unary import CLIP, LEAKY_RELU, OPERATORS, RELU
+from qdqbridge.tvm.qnn.dialect.context import CallContext, ResultType
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.op import REQUIRED, Attribute, QnnOp
-from qdqbridge.tvm.qnn.dialect.site import DialectSite, ResultType
 from qdqbridge.tvm.qnn.dialect.tables import index_of, quantize_table, real_codes
 from qdqbridge.tvm.qnn.ranges import is_code
 
@@ -26,15 +26,15 @@ FIVE = ("data", "input_scale", "input_zero_point", "output_scale", "output_zero_
 OUT_DTYPE = Attribute("out_dtype", "", "type of the result; empty takes the data's")
 
 
-def infer_codes(site: DialectSite) -> ResultType:
+def infer_codes(context: CallContext) -> ResultType:
     """Returns the type of an operator that keeps the shape of its quantized data."""
-    shape, dtype = site.tensor(0)
-    out = site.attr("out_dtype") or dtype
+    shape, dtype = context.tensor(0)
+    out = context.attr("out_dtype") or dtype
     for name, value in (("data", dtype), ("out_dtype", out)):
         if not is_code(value):
-            site.fail(f"{name} has dtype {value}", "give an 8- or 16-bit integer")
-    site.expect_params(1, 2)
-    site.expect_params(3, 4)
+            context.fail(f"{name} has dtype {value}", "give an 8- or 16-bit integer")
+    context.expect_params(1, 2)
+    context.expect_params(3, 4)
     return ResultType.of(shape, out)
 
 
@@ -43,15 +43,15 @@ class _Function:
     """A function of real values: the row of the operator table and its attributes."""
 
     name: str
-    compute: Callable[[DialectSite, Array], Array]
+    compute: Callable[[CallContext, Array], Array]
     attributes: tuple[Attribute, ...] = ()
 
 
 def _function(row: Operator, name: str = "") -> _Function:
     """Returns the function of a row; its attributes have ONNX's names and mostly its defaults."""
 
-    def compute(site: DialectSite, x: Array) -> Array:
-        record = row.attributes(**{field: site.attr(field) for field in row.fields})
+    def compute(context: CallContext, x: Array) -> Array:
+        record = row.attributes(**{field: context.attr(field) for field in row.fields})
         (result,) = row.compute(record, (x,))
         return result
 
@@ -66,14 +66,14 @@ _WITHOUT_DEFAULTS = (LEAKY_RELU,)
 """Operators that Relay has, whose attributes are required there."""
 
 
-def _rsqrt(site: DialectSite, x: Array) -> Array:
-    del site
+def _rsqrt(context: CallContext, x: Array) -> Array:
+    del context
     with np.errstate(all="ignore"):
         return np.float32(1) / np.sqrt(x)
 
 
-def _clip(site: DialectSite, x: Array) -> Array:
-    (result,) = CLIP.compute(ClipAttrs(site.attr("a_min"), site.attr("a_max")), (x,))
+def _clip(context: CallContext, x: Array) -> Array:
+    (result,) = CLIP.compute(ClipAttrs(context.attr("a_min"), context.attr("a_max")), (x,))
     return result
 
 
@@ -92,35 +92,37 @@ FUNCTIONS = (
 
 
 def _lower(function: _Function) -> Any:
-    def lower(site: DialectSite) -> Any:
-        dtype = site.dtype(0)
-        out = site.attr("out_dtype") or dtype
-        values = function.compute(site, real_codes(dtype, site.constant(1), site.constant(2)))
-        table = quantize_table(values, site.constant(3), site.constant(4), out)
+    def lower(context: CallContext) -> Any:
+        dtype = context.dtype(0)
+        out = context.attr("out_dtype") or dtype
+        values = function.compute(
+            context, real_codes(dtype, context.constant(1), context.constant(2))
+        )
+        table = quantize_table(values, context.constant(3), context.constant(4), out)
 
         def look_up(x: te.Tensor, entries: te.Tensor) -> te.Tensor:
             return stage(x.shape, lambda *i: entries[index_of(x(*i))], name="look_up")
 
-        return site.call_te("qnn_lookup", look_up, [site.args[0], site.const(table, out)])
+        return context.call_te("qnn_lookup", look_up, [context.args[0], context.const(table, out)])
 
     return lower
 
 
-def _infer_lookup(site: DialectSite) -> ResultType:
-    shape, dtype = site.tensor(0)
-    entries, out = site.tensor(1)
+def _infer_lookup(context: CallContext) -> ResultType:
+    shape, dtype = context.tensor(0)
+    entries, out = context.tensor(1)
     if not is_code(dtype):
-        site.fail(f"data has dtype {dtype}", "give an 8- or 16-bit integer")
+        context.fail(f"data has dtype {dtype}", "give an 8- or 16-bit integer")
     if list(entries) != [1 << (8 if dtype in ("int8", "uint8") else 16)]:
-        site.fail(f"the table has shape {entries}", "give one entry per code, by bit pattern")
+        context.fail(f"the table has shape {entries}", "give one entry per code, by bit pattern")
     return ResultType.of(shape, out)
 
 
-def _lower_lookup(site: DialectSite) -> Any:
+def _lower_lookup(context: CallContext) -> Any:
     def look_up(x: te.Tensor, entries: te.Tensor) -> te.Tensor:
         return stage(x.shape, lambda *i: entries[index_of(x(*i))], name="look_up")
 
-    return site.call_te("qnn_lookup", look_up, [site.args[0], site.args[1]])
+    return context.call_te("qnn_lookup", look_up, [context.args[0], context.args[1]])
 
 
 LOOKUP = QnnOp(

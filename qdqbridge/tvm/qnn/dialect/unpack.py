@@ -6,27 +6,27 @@ from typing import Any
 
 from tvm import te
 
+from qdqbridge.tvm.qnn.dialect.context import CallContext, ResultType
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.op import REQUIRED, Attribute, QnnOp
-from qdqbridge.tvm.qnn.dialect.site import DialectSite, ResultType
 from qdqbridge.tvm.qnn.dialect.tir import tirx
 
 _WIDTHS = (2, 4)
 
 
-def _infer(site: DialectSite) -> ResultType:
-    site.expect_dtype(0, "uint8")
-    shape, bits = site.shape(0), site.attr("bits")
+def _infer(context: CallContext) -> ResultType:
+    context.expect_dtype(0, "uint8")
+    shape, bits = context.shape(0), context.attr("bits")
     if not shape:
-        site.fail("data has no axes", "give bytes along an axis")
+        context.fail("data has no axes", "give bytes along an axis")
     if bits not in _WIDTHS:
-        site.fail(f"bits is {bits}", "give 2 or 4")
-    dtype = "int8" if site.attr("signed") else "uint8"
+        context.fail(f"bits is {bits}", "give 2 or 4")
+    dtype = "int8" if context.attr("signed") else "uint8"
     return ResultType.of([*shape[:-1], shape[-1] * (8 // bits)], dtype)
 
 
-def _lower(site: DialectSite) -> Any:
-    bits, signed = site.attr("bits"), bool(site.attr("signed"))
+def _lower(context: CallContext) -> Any:
+    bits, signed = context.attr("bits"), bool(context.attr("signed"))
     each = 8 // bits
 
     def unpack(x: te.Tensor) -> te.Tensor:
@@ -42,7 +42,7 @@ def _lower(site: DialectSite) -> Any:
 
         return stage([*x.shape[:-1], x.shape[-1] * each], element, name="unpack")
 
-    return site.call_te("qnn_unpack", unpack, site.args)
+    return context.call_te("qnn_unpack", unpack, context.args)
 
 
 OPS = (

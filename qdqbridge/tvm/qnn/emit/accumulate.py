@@ -17,12 +17,12 @@ from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAtt
 from qdqbridge.core.ops.matmul import DENSE
 from qdqbridge.tvm.qnn.emit.convolution import ConvolutionCall, convolution
 from qdqbridge.tvm.qnn.emit.dtypes import storage, tvm_dtype
+from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, unsupported
 from qdqbridge.tvm.qnn.emit.matrices import batches
-from qdqbridge.tvm.qnn.emit.scope import EmissionScope, Expr, unsupported
 from qdqbridge.tvm.qnn.ranges import accumulator_dtype, magnitude
 
 
-def quantized_accumulation(scope: EmissionScope, node: Node) -> Expr | None:
+def quantized_accumulation(emitter: FunctionEmitter, node: Node) -> Expr | None:
     """Emits the integer form; returns None where the operands have none."""
     x, w = node.operand(0), node.operand(1)
     if x.quant is None or w.quant is None or not x.quant.params.per_tensor:
@@ -30,10 +30,10 @@ def quantized_accumulation(scope: EmissionScope, node: Node) -> Expr | None:
     if node.op.body is not None:  # steps that could not be nodes
         return None
     if isinstance(node.attributes, ConvAttrs | ConvTransposeAttrs):
-        return _convolution(scope, node, node.attributes)
+        return _convolution(emitter, node, node.attributes)
     if node.op is DENSE:
-        return _dense(scope, node)
-    return _product(scope, node)
+        return _dense(emitter, node)
+    return _product(emitter, node)
 
 
 def _params(node: Node) -> tuple[QuantParams, QuantParams]:
@@ -42,19 +42,19 @@ def _params(node: Node) -> tuple[QuantParams, QuantParams]:
     return x.params, w.params
 
 
-def _parameters(scope: EmissionScope, node: Node) -> list[Expr]:
+def _parameters(emitter: FunctionEmitter, node: Node) -> list[Expr]:
     """Returns zero points, then scales, of both operands."""
     px, pw = _params(node)
     return [
-        scope.zero_point(px),
-        scope.number(_kernel_zero_point(scope, pw)),
-        scope.scale(px),
-        scope.scale(pw),
+        emitter.zero_point(px),
+        emitter.number(_kernel_zero_point(emitter, pw)),
+        emitter.scale(px),
+        emitter.scale(pw),
     ]
 
 
-def _kernel_zero_point(scope: EmissionScope, params: QuantParams) -> NDArray[np.int32]:
-    if scope.variant.scalar_zero_point and params.symmetric:
+def _kernel_zero_point(emitter: FunctionEmitter, params: QuantParams) -> NDArray[np.int32]:
+    if emitter.variant.scalar_zero_point and params.symmetric:
         return np.zeros((), np.int32)
     return params.zero_point
 
@@ -71,90 +71,90 @@ def _accumulator(node: Node, products: int) -> str:
 
 
 def _convolution(
-    scope: EmissionScope, node: Node, attributes: ConvAttrs | ConvTransposeAttrs
+    emitter: FunctionEmitter, node: Node, attributes: ConvAttrs | ConvTransposeAttrs
 ) -> Expr:
     shape = static_shape(node.operand(1).type.shape)
     if shape is None:
         raise unsupported(node, "the extents of its weight are known at run time only")
-    form = convolution(scope, node, attributes, shape)
-    x = scope.value(node.operand(0))
+    form = convolution(emitter, node, attributes, shape)
+    x = emitter.value(node.operand(0))
     if form.lifted:
-        x = scope.emit(scope.op.expand_dims(x, [form.height]))
-    w = scope.value(node.operand(1)) if form.kernel is None else _kernel(scope, node, form)
+        x = emitter.emit(emitter.op.expand_dims(x, [form.height]))
+    w = emitter.value(node.operand(1)) if form.kernel is None else _kernel(emitter, node, form)
     attrs = {**form.attrs, "out_dtype": _accumulator(node, form.products)}
-    acc = scope.qnn(form.name, [x, w, *_parameters(scope, node)], attrs)
-    result = _finish(scope, node, acc, axis=form.axis)
-    return scope.emit(scope.op.squeeze(result, [form.height])) if form.lifted else result
+    acc = emitter.qnn(form.name, [x, w, *_parameters(emitter, node)], attrs)
+    result = _finish(emitter, node, acc, axis=form.axis)
+    return emitter.emit(emitter.op.squeeze(result, [form.height])) if form.lifted else result
 
 
-def _kernel(scope: EmissionScope, node: Node, form: ConvolutionCall) -> Expr:
+def _kernel(emitter: FunctionEmitter, node: Node, form: ConvolutionCall) -> Expr:
     """Returns the weight as ``form`` wants it laid out."""
     w = node.operand(1)
     assert form.kernel is not None
     if w.constant is not None:
-        return scope.constant(form.kernel.of(w.constant), w.name)
-    spread = scope.emit(scope.op.reshape(scope.value(w), list(form.kernel.shape)))
-    return scope.emit(scope.op.permute_dims(spread, list(form.kernel.axes)))
+        return emitter.constant(form.kernel.of(w.constant), w.name)
+    spread = emitter.emit(emitter.op.reshape(emitter.value(w), list(form.kernel.shape)))
+    return emitter.emit(emitter.op.permute_dims(spread, list(form.kernel.axes)))
 
 
-def _dense(scope: EmissionScope, node: Node) -> Expr:
+def _dense(emitter: FunctionEmitter, node: Node) -> Expr:
     w = node.operand(1)
-    stored = scope.value(w) if w.constant is None else scope.constant(w.constant, w.name)
-    return _by_matrix(scope, node, scope.value(node.operand(0)), stored)
+    stored = emitter.value(w) if w.constant is None else emitter.constant(w.constant, w.name)
+    return _by_matrix(emitter, node, emitter.value(node.operand(0)), stored)
 
 
-def _product(scope: EmissionScope, node: Node) -> Expr:
+def _product(emitter: FunctionEmitter, node: Node) -> Expr:
     """Gemm and MatMul: ``qnn.dense`` of a constant matrix, and of one with scales per channel."""
     attributes, w = node.attributes, node.operand(1)
     gemm = attributes if isinstance(attributes, GemmAttrs) else GemmAttrs()
     one_scale = w.quant is None or _params(node)[1].per_tensor
     if w.rank != 2 or (w.constant is None and one_scale):
-        return _batch_matmul(scope, node, gemm)
+        return _batch_matmul(emitter, node, gemm)
     if w.constant is None:
-        stored = scope.value(w)
-        stored = stored if gemm.trans_b else scope.emit(scope.op.permute_dims(stored))
+        stored = emitter.value(w)
+        stored = stored if gemm.trans_b else emitter.emit(emitter.op.permute_dims(stored))
     else:
         rows, columns = w.constant.shape
         weight = w.constant
         if not gemm.trans_b:
             weight = weight.map(np.transpose, shape=(columns, rows))
-        stored = scope.constant(weight, w.name)
-    x = scope.value(node.operand(0))
-    x = scope.emit(scope.op.permute_dims(x)) if gemm.trans_a else x
-    return _by_matrix(scope, node, x, stored, gemm)
+        stored = emitter.constant(weight, w.name)
+    x = emitter.value(node.operand(0))
+    x = emitter.emit(emitter.op.permute_dims(x)) if gemm.trans_a else x
+    return _by_matrix(emitter, node, x, stored, gemm)
 
 
 def _by_matrix(
-    scope: EmissionScope,
+    emitter: FunctionEmitter,
     node: Node,
     x: Expr,
     stored: Expr,
     gemm: GemmAttrs | None = None,
 ) -> Expr:
     """Emits ``qnn.dense`` of ``x`` and a weight of shape (units, K)."""
-    extents = scope.extents(stored)
+    extents = emitter.extents(stored)
     if not all(isinstance(extent, int) for extent in extents):
         raise unsupported(node, "qnn.dense takes a weight of known extents")
     units, inner = (int(extent) for extent in extents)
     attrs = {"units": units, "out_dtype": _accumulator(node, inner)}
-    lead = scope.extents(x)[:-1]
-    flat = scope.only_matrices and len(lead) != 1
+    lead = emitter.extents(x)[:-1]
+    flat = emitter.only_matrices and len(lead) != 1
     if flat:
-        x = scope.emit(scope.op.reshape(x, (-1, inner)))
-    acc = scope.qnn("dense", [x, stored, *_parameters(scope, node)], attrs)
-    result = _finish(scope, node, acc, axis=scope.rank(acc) - 1, gemm=gemm)
-    return scope.emit(scope.op.reshape(result, (*lead, units))) if flat else result
+        x = emitter.emit(emitter.op.reshape(x, (-1, inner)))
+    acc = emitter.qnn("dense", [x, stored, *_parameters(emitter, node)], attrs)
+    result = _finish(emitter, node, acc, axis=emitter.rank(acc) - 1, gemm=gemm)
+    return emitter.emit(emitter.op.reshape(result, (*lead, units))) if flat else result
 
 
-def _batch_matmul(scope: EmissionScope, node: Node, gemm: GemmAttrs) -> Expr:
-    x, w = scope.value(node.operand(0)), scope.value(node.operand(1))
+def _batch_matmul(emitter: FunctionEmitter, node: Node, gemm: GemmAttrs) -> Expr:
+    x, w = emitter.value(node.operand(0)), emitter.value(node.operand(1))
     if node.operand(1).quant is not None and not _params(node)[1].per_tensor:
         raise unsupported(node, "qnn.batch_matmul takes one scale for its second operand")
-    single = [scope.rank(e) == 1 for e in (x, w)]  # vectors are matrices of one row
-    x = scope.emit(scope.op.expand_dims(x, [0])) if single[0] else x
-    w = scope.emit(scope.op.expand_dims(w, [1])) if single[1] else w
-    x, w = scope.aligned([x, w], trailing=2)
-    extent = scope.extents(x)[-2 if gemm.trans_a else -1]
+    single = [emitter.rank(e) == 1 for e in (x, w)]  # vectors are matrices of one row
+    x = emitter.emit(emitter.op.expand_dims(x, [0])) if single[0] else x
+    w = emitter.emit(emitter.op.expand_dims(w, [1])) if single[1] else w
+    x, w = emitter.aligned([x, w], trailing=2)
+    extent = emitter.extents(x)[-2 if gemm.trans_a else -1]
     inner = extent if isinstance(extent, int) else 1 << 31
     attrs = {
         "transpose_a": gemm.trans_a,
@@ -162,22 +162,22 @@ def _batch_matmul(scope: EmissionScope, node: Node, gemm: GemmAttrs) -> Expr:
         "out_dtype": _accumulator(node, inner),
     }
     lead: list[Any] | None = None
-    if scope.only_matrices:
-        x, w, lead = batches(scope, x, w, gemm)
+    if emitter.only_matrices:
+        x, w, lead = batches(emitter, x, w, gemm)
         attrs = {"out_dtype": attrs["out_dtype"]}
-    acc = scope.qnn("batch_matmul", [x, w, *_parameters(scope, node)], attrs)
-    result = _finish(scope, node, acc, axis=-1, gemm=gemm)
+    acc = emitter.qnn("batch_matmul", [x, w, *_parameters(emitter, node)], attrs)
+    result = _finish(emitter, node, acc, axis=-1, gemm=gemm)
     if lead is not None and len(lead) != 1:
-        result = scope.emit(scope.op.reshape(result, (*lead, *scope.extents(acc)[-2:])))
+        result = emitter.emit(emitter.op.reshape(result, (*lead, *emitter.extents(acc)[-2:])))
     if any(single):
-        rank = scope.rank(result)
+        rank = emitter.rank(result)
         axes = [rank - 2 + i for i in range(2) if single[i]]
-        result = scope.emit(scope.op.squeeze(result, axes))
+        result = emitter.emit(emitter.op.squeeze(result, axes))
     return result
 
 
 def _finish(
-    scope: EmissionScope,
+    emitter: FunctionEmitter,
     node: Node,
     acc: Expr,
     *,
@@ -189,22 +189,22 @@ def _finish(
     bias, beta = node.optional(2), 1.0 if gemm is None else gemm.beta
     if bias is not None and beta == 1.0 and _in_units(bias, scale):
         assert bias.constant is not None
-        array = bias.constant.numpy().astype(scope.dtype(acc))
-        acc, bias = scope.variant.bias(scope, acc, array, axis), None
-    elif bias is None and scope.variant.zero_bias and axis >= 0:
-        none = np.zeros(scope.extents(acc)[axis], scope.dtype(acc))
-        acc = scope.variant.bias(scope, acc, none, axis)
+        array = bias.constant.numpy().astype(emitter.dtype(acc))
+        acc, bias = emitter.variant.bias(emitter, acc, array, axis), None
+    elif bias is None and emitter.variant.zero_bias and axis >= 0:
+        none = np.zeros(emitter.extents(acc)[axis], emitter.dtype(acc))
+        acc = emitter.variant.bias(emitter, acc, none, axis)
     result = node.output.quant
     if result is not None and bias is None:
-        return scope.variant.requantize(scope, acc, scale, axis, result.params)
-    zero = scope.number(np.zeros((), np.int32))
-    real = scope.qnn("dequantize", [acc, scope.number(scale), zero], {"axis": axis})
+        return emitter.variant.requantize(emitter, acc, scale, axis, result.params)
+    zero = emitter.number(np.zeros((), np.int32))
+    real = emitter.qnn("dequantize", [acc, emitter.number(scale), zero], {"axis": axis})
     if bias is not None:
-        fitting = scope.aligned([real, _real_bias(scope, bias, axis, real, beta)])
-        real = scope.emit(scope.op.add(*fitting))
+        fitting = emitter.aligned([real, _real_bias(emitter, bias, axis, real, beta)])
+        real = emitter.emit(emitter.op.add(*fitting))
     if result is not None:
-        return scope.quantize(real, result.params)
-    return scope.cast(real, tvm_dtype(node.output.type.dtype))
+        return emitter.quantize(real, result.params)
+    return emitter.cast(real, tvm_dtype(node.output.type.dtype))
 
 
 def _scale(node: Node, alpha: float) -> NDArray[np.float32]:
@@ -229,16 +229,16 @@ def _in_units(bias: Value, scale: NDArray[Any]) -> bool:
     return bool(np.array_equal(own, wanted))
 
 
-def _real_bias(scope: EmissionScope, bias: Value, axis: int, acc: Expr, beta: float) -> Expr:
+def _real_bias(emitter: FunctionEmitter, bias: Value, axis: int, acc: Expr, beta: float) -> Expr:
     if bias.constant is None:
-        real = scope.cast(scope.real(bias), "float32")
+        real = emitter.cast(emitter.real(bias), "float32")
     else:
         stored = bias.constant.numpy()
         array = stored if bias.quant is None else dequantize(stored, bias.quant.params)
-        real = scope.number(array.astype(np.float32))
+        real = emitter.number(array.astype(np.float32))
     if beta != 1.0:
-        real = scope.emit(scope.op.multiply(real, scope.number(np.asarray(beta, np.float32))))
-    trailing = scope.rank(acc) - 1 - axis
+        real = emitter.emit(emitter.op.multiply(real, emitter.number(np.asarray(beta, np.float32))))
+    trailing = emitter.rank(acc) - 1 - axis
     if axis < 0 or not trailing or bias.rank != 1:
         return real
-    return scope.emit(scope.op.reshape(real, (-1, *([1] * trailing))))
+    return emitter.emit(emitter.op.reshape(real, (-1, *([1] * trailing))))

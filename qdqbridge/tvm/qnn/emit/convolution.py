@@ -11,7 +11,7 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.weights import geometry_of
 from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs
-from qdqbridge.tvm.qnn.emit.scope import EmissionScope
+from qdqbridge.tvm.qnn.emit.emitter import FunctionEmitter
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,14 @@ class ConvolutionCall:
 
 
 def convolution(
-    scope: EmissionScope,
+    emitter: FunctionEmitter,
     node: Node,
     attributes: ConvAttrs | ConvTransposeAttrs,
     shape: tuple[int, ...],
 ) -> ConvolutionCall:
     """Returns the call of a node whose weight has ``shape``."""
-    transposed, last = isinstance(attributes, ConvTransposeAttrs), node in scope.channels_last
-    lifted = scope.only_images and len(shape) == 3
+    transposed, last = isinstance(attributes, ConvTransposeAttrs), node in emitter.channels_last
+    lifted = emitter.only_images and len(shape) == 3
     given = shape
     shape = (*shape[:2], 1, shape[2]) if lifted else shape
     rank, group = len(shape) - 2, attributes.group
@@ -68,7 +68,7 @@ def convolution(
     kernel = KernelLayout(shape, tuple(range(rank + 2))) if shape != given else None
     if last:
         depthwise = not transposed and geometry.depthwise(shape)
-        layout = _kernel_layout(scope, depthwise=depthwise, transposed=transposed)
+        layout = _kernel_layout(emitter, depthwise=depthwise, transposed=transposed)
         axes = "DHW"[3 - rank :]
         attrs |= {"data_layout": f"N{axes}C", "kernel_layout": layout.replace("HW", axes)}
         kernel = _laid_out(shape, attrs["kernel_layout"], group)
@@ -103,8 +103,8 @@ def _attributes(
     return attrs
 
 
-def _kernel_layout(scope: EmissionScope, *, depthwise: bool, transposed: bool) -> str:
-    choose = scope.variant.kernel_layout
+def _kernel_layout(emitter: FunctionEmitter, *, depthwise: bool, transposed: bool) -> str:
+    choose = emitter.variant.kernel_layout
     if choose is not None:
         return choose(depthwise, transposed)
     return "IOHW" if transposed else "HWOI" if depthwise else "HWIO"

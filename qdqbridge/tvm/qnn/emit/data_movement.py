@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.core.graph.attribute_codecs import call_attributes
 from qdqbridge.core.graph.graph import Node, Value
-from qdqbridge.core.graph.lenses import call_attributes
 from qdqbridge.core.graph.numerics import quantize
 from qdqbridge.core.graph.operator import Flow, Operator
 from qdqbridge.core.ops.attributes import (
@@ -44,25 +44,25 @@ from qdqbridge.core.ops.selection import GATHER, PAD, SLICE, SPLIT, within
 from qdqbridge.core.ops.shapes import known
 from qdqbridge.core.ops.table import MOVED_ALIKE, OPERATORS
 from qdqbridge.core.ops.unary import CLIP
-from qdqbridge.tvm.qnn.emit.scope import EmissionScope, Expr, unsupported
+from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, unsupported
 from qdqbridge.tvm.qnn.emit.table import at
 from qdqbridge.tvm.qnn.emit.windows import pool, reduction, window_pads
 from qdqbridge.tvm.qnn.slices import FAR, are_ordered, open_bounds
 
-Emit = Callable[[EmissionScope, Node, Expr], Any]
+Emit = Callable[[FunctionEmitter, Node, Expr], Any]
 _BEYOND = {"reflect": 1, "wrap": 0}
 """How many elements more than it adds on a side an axis has to have, by the mode of a Pad."""
 
 
-def _reshape(scope: EmissionScope, node: Node, attributes: ReshapeAttrs, x: Expr) -> Expr:
+def _reshape(emitter: FunctionEmitter, node: Node, attributes: ReshapeAttrs, x: Expr) -> Expr:
     if attributes.shape is None:
-        return scope.op.reshape(x, scope.run_time_shape(node, x))
-    have = scope.extents(x)
+        return emitter.op.reshape(x, emitter.run_time_shape(node, x))
+    have = emitter.extents(x)
     keep = not attributes.allow_zero
     target = [have[i] if dim == 0 and keep else dim for i, dim in enumerate(attributes.shape)]
     if _misread(have, target):
-        return scope.op.zeros(target, scope.dtype(x))
-    return scope.op.reshape(x, scope.rest_of(have, target))
+        return emitter.op.zeros(target, emitter.dtype(x))
+    return emitter.op.reshape(x, emitter.rest_of(have, target))
 
 
 def _misread(have: Sequence[Any], target: Sequence[Any]) -> bool:
@@ -76,37 +76,37 @@ def _misread(have: Sequence[Any], target: Sequence[Any]) -> bool:
     )
 
 
-def _flatten(scope: EmissionScope, node: Node, attributes: AxisAttrs, x: Expr) -> Expr:
-    have, axis = scope.extents(x), attributes.axis
+def _flatten(emitter: FunctionEmitter, node: Node, attributes: AxisAttrs, x: Expr) -> Expr:
+    have, axis = emitter.extents(x), attributes.axis
     lead = int(np.prod(have[:axis])) if all(isinstance(d, int) for d in have[:axis]) else None
     tail = int(np.prod(have[axis:])) if all(isinstance(d, int) for d in have[axis:]) else None
     if 0 in (lead, tail) and None in (lead, tail):
         raise unsupported(node, "its extents beside one of 0 are symbolic")
     if lead is not None and not (lead == 0 and tail):  # of (0, -1) nobody could tell the -1
-        return scope.op.reshape(x, (lead, -1))
+        return emitter.op.reshape(x, (lead, -1))
     if tail is not None:
-        return scope.op.reshape(x, (-1, tail))
+        return emitter.op.reshape(x, (-1, tail))
     raise unsupported(node, "extents on both sides of the axis are symbolic")
 
 
-def _transpose(scope: EmissionScope, node: Node, attributes: TransposeAttrs, x: Expr) -> Expr:
+def _transpose(emitter: FunctionEmitter, node: Node, attributes: TransposeAttrs, x: Expr) -> Expr:
     del node
-    return scope.op.permute_dims(x, list(attributes.perm))
+    return emitter.op.permute_dims(x, list(attributes.perm))
 
 
-def _squeeze(scope: EmissionScope, node: Node, attributes: AxesAttrs, x: Expr) -> Expr:
+def _squeeze(emitter: FunctionEmitter, node: Node, attributes: AxesAttrs, x: Expr) -> Expr:
     del node
-    return scope.op.squeeze(x, list(attributes.axes))
+    return emitter.op.squeeze(x, list(attributes.axes))
 
 
-def _unsqueeze(scope: EmissionScope, node: Node, attributes: AxesAttrs, x: Expr) -> Expr:
+def _unsqueeze(emitter: FunctionEmitter, node: Node, attributes: AxesAttrs, x: Expr) -> Expr:
     del node
-    return scope.op.expand_dims(x, list(attributes.axes))
+    return emitter.op.expand_dims(x, list(attributes.axes))
 
 
-def _slice(scope: EmissionScope, node: Node, attributes: SliceAttrs, x: Expr) -> Expr:
+def _slice(emitter: FunctionEmitter, node: Node, attributes: SliceAttrs, x: Expr) -> Expr:
     del node
-    have = scope.extents(x)
+    have = emitter.extents(x)
     begins: list[Any] = []
     ends: list[Any] = []
     for start, end, axis, step in zip(
@@ -121,15 +121,17 @@ def _slice(scope: EmissionScope, node: Node, attributes: SliceAttrs, x: Expr) ->
             elif stop < begin if step > 0 else begin < stop:
                 stop = begin
         else:
-            begin, stop = _bounds(scope, extent, start, end, step)
+            begin, stop = _bounds(emitter, extent, start, end, step)
         begins.append(begin)
         ends.append(stop)
-    return scope.op.strided_slice(
+    return emitter.op.strided_slice(
         x, axes=list(attributes.axes), begin=begins, end=ends, strides=list(attributes.steps)
     )
 
 
-def _bounds(scope: EmissionScope, extent: Any, start: int, end: int, step: int) -> tuple[Any, Any]:
+def _bounds(
+    emitter: FunctionEmitter, extent: Any, start: int, end: int, step: int
+) -> tuple[Any, Any]:
     """Returns the bounds along an open axis, of which nothing may be left.
 
     Hosts subtract one bound from the other, so that the one that counts from the other side of the
@@ -137,38 +139,42 @@ def _bounds(scope: EmissionScope, extent: Any, start: int, end: int, step: int) 
     """
     if step < 0 and start < -1 and end < 0:  # from the first element on where there is none
         stop = max(end, -FAR)
-        return scope.larger_bound(extent, max(start, stop), 0), stop
+        return emitter.larger_bound(extent, max(start, stop), 0), stop
     begin, stop = open_bounds(start, end, step)
     if are_ordered(begin, stop) or abs(stop) == FAR or (step > 0 and begin == 0):
         return begin, stop
     if step > 0:
-        return begin, scope.larger_bound(extent, stop, begin)
-    return scope.larger_bound(extent, begin, stop), stop
+        return begin, emitter.larger_bound(extent, stop, begin)
+    return emitter.larger_bound(extent, begin, stop), stop
 
 
-def _gather(scope: EmissionScope, node: Node, attributes: AxisAttrs, x: Expr) -> Expr:
+def _gather(emitter: FunctionEmitter, node: Node, attributes: AxisAttrs, x: Expr) -> Expr:
     indices = node.operand(1)
-    extent = scope.extents(x)[attributes.axis]
+    extent = emitter.extents(x)[attributes.axis]
     if indices.constant is not None and isinstance(extent, int):
         array = indices.constant.numpy().astype(np.int64)
         if _reach(array) > extent:
             raise unsupported(node, f"it has an index beyond its {extent} elements")
         array = np.where(array < 0, array + extent, array)
         if array.ndim == 0:
-            picked = scope.emit(_taken(scope, x, scope.number(array.reshape(1)), attributes.axis))
-            return scope.op.squeeze(picked, [attributes.axis])
-        return _taken(scope, x, scope.number(array), attributes.axis)
+            picked = emitter.emit(
+                _taken(emitter, x, emitter.number(array.reshape(1)), attributes.axis)
+            )
+            return emitter.op.squeeze(picked, [attributes.axis])
+        return _taken(emitter, x, emitter.number(array), attributes.axis)
     if indices.constant is not None:
         array = indices.constant.numpy().astype(np.int64)
-        scope.at_least(extent, _reach(array))
-    index = scope.value(indices)
+        emitter.at_least(extent, _reach(array))
+    index = emitter.value(indices)
     if not _are_within(indices, extent):
-        scope.need_indices(index, x, attributes.axis)
-    length = scope.run_time_extent(x, attributes.axis, scope.dtype(index))
-    negative = scope.emit(scope.op.less(index, scope.number(np.zeros((), scope.dtype(index)))))
-    wrapped = scope.emit(scope.op.add(index, length))
-    index = scope.emit(scope.op.where(negative, wrapped, index))
-    return _taken(scope, x, index, attributes.axis)
+        emitter.need_indices(index, x, attributes.axis)
+    length = emitter.run_time_extent(x, attributes.axis, emitter.dtype(index))
+    negative = emitter.emit(
+        emitter.op.less(index, emitter.number(np.zeros((), emitter.dtype(index))))
+    )
+    wrapped = emitter.emit(emitter.op.add(index, length))
+    index = emitter.emit(emitter.op.where(negative, wrapped, index))
+    return _taken(emitter, x, index, attributes.axis)
 
 
 _REORDERED = (RESHAPE, FLATTEN, SQUEEZE, UNSQUEEZE, TRANSPOSE, CAST, SLICE)
@@ -198,39 +204,39 @@ def _are_within(indices: Value, extent: Any) -> bool:
     return False
 
 
-def _taken(scope: EmissionScope, x: Expr, index: Expr, axis: int) -> Expr:
+def _taken(emitter: FunctionEmitter, x: Expr, index: Expr, axis: int) -> Expr:
     """Returns elements; an index out of bounds, which ONNX forbids, reads no foreign memory."""
-    return scope.op.take(x, index, axis=axis, mode="clip")
+    return emitter.op.take(x, index, axis=axis, mode="clip")
 
 
-def _split(scope: EmissionScope, node: Node, attributes: SplitAttrs, x: Expr) -> list[Expr]:
+def _split(emitter: FunctionEmitter, node: Node, attributes: SplitAttrs, x: Expr) -> list[Expr]:
     del node
     sizes = attributes.sizes
     if len(sizes) == 1:
         return [x]
     cuts = [int(c) for c in np.cumsum(sizes)[:-1]]
-    parts = scope.emit(scope.op.split(x, cuts, axis=attributes.axis))
-    return [scope.item(parts, i) for i in range(len(sizes))]
+    parts = emitter.emit(emitter.op.split(x, cuts, axis=attributes.axis))
+    return [emitter.item(parts, i) for i in range(len(sizes))]
 
 
-def _pad(scope: EmissionScope, node: Node, attributes: PadAttrs, x: Expr) -> Expr:
+def _pad(emitter: FunctionEmitter, node: Node, attributes: PadAttrs, x: Expr) -> Expr:
     rank = len(attributes.pads) // 2
     given = list(zip(attributes.pads[:rank], attributes.pads[rank:], strict=True))
     given = [
         within(*pair, extent) if isinstance(extent, int) else pair
-        for pair, extent in zip(given, scope.extents(x), strict=True)
+        for pair, extent in zip(given, emitter.extents(x), strict=True)
     ]
-    x = _cropped(scope, x, given)
+    x = _cropped(emitter, x, given)
     pads = [(max(begin, 0), max(end, 0)) for begin, end in given]
-    for axis, extent in enumerate(scope.extents(x)):
+    for axis, extent in enumerate(emitter.extents(x)):
         least = max(pads[axis])
         least += _BEYOND.get(attributes.mode, -least)
         if not isinstance(extent, int):
-            scope.at_least(extent, least)
+            emitter.at_least(extent, least)
         elif 0 < extent < least:  # TVM's operator goes around once only
             mode: Any = attributes.mode
             index = np.pad(np.arange(extent, dtype=np.int64), pads[axis], mode=mode)
-            x = scope.emit(_taken(scope, x, scope.number(index), axis))
+            x = emitter.emit(_taken(emitter, x, emitter.number(index), axis))
             pads[axis] = (0, 0)
     widths = [width for pair in pads for width in pair]
     modes = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
@@ -238,12 +244,12 @@ def _pad(scope: EmissionScope, node: Node, attributes: PadAttrs, x: Expr) -> Exp
     quant = node.output.quant  # a clamp before it does not reach what is put around
     if quant is not None:
         value = float(quantize(np.array([attributes.value], np.float32), quant.params)[0])
-    return scope.op.nn.pad(x, widths, modes[attributes.mode], value)
+    return emitter.op.nn.pad(x, widths, modes[attributes.mode], value)
 
 
-def _cropped(scope: EmissionScope, x: Expr, pads: Sequence[tuple[int, int]]) -> Expr:
+def _cropped(emitter: FunctionEmitter, x: Expr, pads: Sequence[tuple[int, int]]) -> Expr:
     """Negative pads cut elements off, before the others add any; an open axis must have them."""
-    have = scope.extents(x)
+    have = emitter.extents(x)
     axes = [axis for axis, pair in enumerate(pads) if min(pair) < 0]
     if not axes:
         return x
@@ -254,75 +260,85 @@ def _cropped(scope: EmissionScope, x: Expr, pads: Sequence[tuple[int, int]]) -> 
         if isinstance(extent, int):
             ends.append(extent - cut)
         else:
-            scope.at_least(extent, begin + cut)
+            emitter.at_least(extent, begin + cut)
             ends.append(-cut or FAR)
-    return scope.emit(scope.op.strided_slice(x, axes=axes, begin=begins, end=ends))
+    return emitter.emit(emitter.op.strided_slice(x, axes=axes, begin=begins, end=ends))
 
 
-def _tile(scope: EmissionScope, node: Node, attributes: TileAttrs, x: Expr) -> Expr:
+def _tile(emitter: FunctionEmitter, node: Node, attributes: TileAttrs, x: Expr) -> Expr:
     del node
-    return scope.op.tile(x, list(attributes.repeats))
+    return emitter.op.tile(x, list(attributes.repeats))
 
 
-def _expand(scope: EmissionScope, node: Node, attributes: ExpandAttrs, x: Expr) -> Expr:
+def _expand(emitter: FunctionEmitter, node: Node, attributes: ExpandAttrs, x: Expr) -> Expr:
     target = attributes.shape
     if target is None:
-        return scope.broadcast(x, scope.run_time_shape(node, x))
-    have = scope.extents(x)
+        return emitter.broadcast(x, emitter.run_time_shape(node, x))
+    have = emitter.extents(x)
     rank = max(len(have), len(target))
     own = [1] * (rank - len(have)) + have
     wanted = [1] * (rank - len(target)) + list(target)
-    return scope.broadcast(x, [o if w == 1 else w for o, w in zip(own, wanted, strict=True)])
+    return emitter.broadcast(x, [o if w == 1 else w for o, w in zip(own, wanted, strict=True)])
 
 
-def _depth_to_space(scope: EmissionScope, node: Node, attributes: DepthSpaceAttrs, x: Expr) -> Expr:
-    size, last = attributes.block_size, node in scope.channels_last
-    n, h, w, c = _image(scope, node, x)
+def _depth_to_space(
+    emitter: FunctionEmitter, node: Node, attributes: DepthSpaceAttrs, x: Expr
+) -> Expr:
+    size, last = attributes.block_size, node in emitter.channels_last
+    n, h, w, c = _image(emitter, node, x)
     depth = c // (size * size)
     dcr = attributes.mode == "DCR"
     blocks = (size, size, depth) if dcr else (depth, size, size)
     axes = {"y": 1, "x": 2, "d": 3} if dcr else {"d": 1, "y": 2, "x": 3}  # after the batch
     if last:
-        split = scope.emit(scope.op.reshape(x, (n, h, w, *blocks)))
+        split = emitter.emit(emitter.op.reshape(x, (n, h, w, *blocks)))
         order = [0, 1, axes["y"] + 2, 2, axes["x"] + 2, axes["d"] + 2]
-        permuted = scope.emit(scope.op.permute_dims(split, order))
-        return scope.op.reshape(permuted, (n, h * size, w * size, depth))
-    split = scope.emit(scope.op.reshape(x, (n, *blocks, h, w)))
-    permuted = scope.emit(scope.op.permute_dims(split, [0, axes["d"], 4, axes["y"], 5, axes["x"]]))
-    return scope.op.reshape(permuted, (n, depth, h * size, w * size))
+        permuted = emitter.emit(emitter.op.permute_dims(split, order))
+        return emitter.op.reshape(permuted, (n, h * size, w * size, depth))
+    split = emitter.emit(emitter.op.reshape(x, (n, *blocks, h, w)))
+    permuted = emitter.emit(
+        emitter.op.permute_dims(split, [0, axes["d"], 4, axes["y"], 5, axes["x"]])
+    )
+    return emitter.op.reshape(permuted, (n, depth, h * size, w * size))
 
 
-def _space_to_depth(scope: EmissionScope, node: Node, attributes: DepthSpaceAttrs, x: Expr) -> Expr:
+def _space_to_depth(
+    emitter: FunctionEmitter, node: Node, attributes: DepthSpaceAttrs, x: Expr
+) -> Expr:
     size = attributes.block_size
-    n, h, w, c = _image(scope, node, x)
+    n, h, w, c = _image(emitter, node, x)
     rows, columns, deep = h // size, w // size, c * size * size
-    if node in scope.channels_last:
-        split = scope.emit(scope.op.reshape(x, (n, rows, size, columns, size, c)))
-        permuted = scope.emit(scope.op.permute_dims(split, [0, 1, 3, 2, 4, 5]))
-        return scope.op.reshape(permuted, (n, rows, columns, deep))
-    split = scope.emit(scope.op.reshape(x, (n, c, rows, size, columns, size)))
-    permuted = scope.emit(scope.op.permute_dims(split, [0, 3, 5, 1, 2, 4]))
-    return scope.op.reshape(permuted, (n, deep, rows, columns))
+    if node in emitter.channels_last:
+        split = emitter.emit(emitter.op.reshape(x, (n, rows, size, columns, size, c)))
+        permuted = emitter.emit(emitter.op.permute_dims(split, [0, 1, 3, 2, 4, 5]))
+        return emitter.op.reshape(permuted, (n, rows, columns, deep))
+    split = emitter.emit(emitter.op.reshape(x, (n, c, rows, size, columns, size)))
+    permuted = emitter.emit(emitter.op.permute_dims(split, [0, 3, 5, 1, 2, 4]))
+    return emitter.op.reshape(permuted, (n, deep, rows, columns))
 
 
-def _image(scope: EmissionScope, node: Node, x: Expr) -> list[Any]:
+def _image(emitter: FunctionEmitter, node: Node, x: Expr) -> list[Any]:
     """Returns batch, height, width and channels."""
-    have = scope.extents(x)
-    return [have[0], *(have[axis] for axis in scope.spatial(node, 4)), have[scope.channel(node, 4)]]
+    have = emitter.extents(x)
+    return [
+        have[0],
+        *(have[axis] for axis in emitter.spatial(node, 4)),
+        have[emitter.channel(node, 4)],
+    ]
 
 
-def _max_pool(scope: EmissionScope, node: Node, attributes: PoolAttrs, x: Expr) -> Expr:
-    return pool(scope, node, x, window_pads(scope, node, attributes, scope.extents(x)))
+def _max_pool(emitter: FunctionEmitter, node: Node, attributes: PoolAttrs, x: Expr) -> Expr:
+    return pool(emitter, node, x, window_pads(emitter, node, attributes, emitter.extents(x)))
 
 
-def _called(scope: EmissionScope, node: Node, x: Expr) -> Expr:
+def _called(emitter: FunctionEmitter, node: Node, x: Expr) -> Expr:
     """The host's operator, which takes the operands and then the attributes by name."""
-    others = [scope.value(value) for value in node.inputs[1:] if value is not None]
-    return scope.function(node.op.tvm)(x, *others, **call_attributes(node.attributes))
+    others = [emitter.value(value) for value in node.inputs[1:] if value is not None]
+    return emitter.function(node.op.tvm)(x, *others, **call_attributes(node.attributes))
 
 
-def _same(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    del scope, node
+def _same(emitter: FunctionEmitter, node: Node, x: Expr) -> Expr:
+    del emitter, node
     return x
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from qdqbridge.core.graph.attribute_codecs import call_attributes
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
-from qdqbridge.core.graph.lenses import call_attributes
 from qdqbridge.core.graph.operator import Attributes, Flow, Operator, Pattern
 from qdqbridge.core.graph.quantization import QuantParams, per_tensor
 from qdqbridge.core.graph.types import TensorType
@@ -46,13 +46,13 @@ from qdqbridge.core.ops.unary import CLIP, GELU, THRESHOLDED_RELU
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.tvm.qnn.emit.data_movement import DATA_MOVEMENT
 from qdqbridge.tvm.qnn.emit.dtypes import tvm_dtype
+from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, unsupported
 from qdqbridge.tvm.qnn.emit.norms import FLOATING_NORMS
-from qdqbridge.tvm.qnn.emit.scope import EmissionScope, Expr, unsupported
 from qdqbridge.tvm.qnn.emit.simulated import FLOATING_SIMULATED
 from qdqbridge.tvm.qnn.emit.table import at
 from qdqbridge.tvm.qnn.emit.windows import FLOATING_WINDOWS
 
-Emit = Callable[[EmissionScope, Node, list[Expr]], Expr]
+Emit = Callable[[FunctionEmitter, Node, list[Expr]], Expr]
 
 
 def unit_params(dtype: DType, *, saturate: bool = True) -> QuantParams:
@@ -60,21 +60,21 @@ def unit_params(dtype: DType, *, saturate: bool = True) -> QuantParams:
     return replace(per_tensor(dtype, 1.0), saturate=saturate)
 
 
-def _like(scope: EmissionScope, x: Expr, value: float) -> Expr:
+def _like(emitter: FunctionEmitter, x: Expr, value: float) -> Expr:
     """Returns a number in the element type of ``x``: a bound beyond it is infinite."""
     with np.errstate(over="ignore"):
-        return scope.number(np.asarray(value, scope.dtype(x)))
+        return emitter.number(np.asarray(value, emitter.dtype(x)))
 
 
-def _factor(scope: EmissionScope, x: Expr, value: float) -> Expr:
+def _factor(emitter: FunctionEmitter, x: Expr, value: float) -> Expr:
     """Returns a number to compute with in the element type of ``x``.
 
     Raises:
         UnsupportedTargetError: It is infinite there: 0 times it would be NaN.
     """
-    own = np.dtype(scope.dtype(x))
+    own = np.dtype(emitter.dtype(x))
     if own.kind in "iu":
-        return scope.number(factor(value, own))
+        return emitter.number(factor(value, own))
     with np.errstate(over="ignore"):
         number = np.asarray(value, own)
     if math.isfinite(value) and number.dtype.kind == "f" and not np.isfinite(number):
@@ -83,55 +83,55 @@ def _factor(scope: EmissionScope, x: Expr, value: float) -> Expr:
             why=f"the calls that the operator becomes compute in {number.dtype}",
             fix=f"put the operator between Casts to float32, or keep it out of {number.dtype}",
         )
-    return scope.number(number)
+    return emitter.number(number)
 
 
 def _plain(name: str) -> Emit:
-    return lambda scope, node, args: scope.function(name)(*args)
+    return lambda emitter, node, args: emitter.function(name)(*args)
 
 
 def _broadcast(emit: Emit, trailing: int = 0) -> Emit:
     """Returns ``emit`` for operands that broadcast on all but some last axes."""
-    return lambda scope, node, args: emit(scope, node, scope.aligned(args, trailing))
+    return lambda emitter, node, args: emit(emitter, node, emitter.aligned(args, trailing))
 
 
 def _folded(name: str) -> Emit:
-    def emit(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
+    def emit(emitter: FunctionEmitter, node: Node, args: list[Expr]) -> Expr:
         del node
         total = args[0]
         for other in args[1:]:
-            total = scope.function(name)(
-                scope.emit(total) if total is not args[0] else total, other
+            total = emitter.function(name)(
+                emitter.emit(total) if total is not args[0] else total, other
             )
         return total
 
     return emit
 
 
-def _dense(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
+def _dense(emitter: FunctionEmitter, node: Node, args: list[Expr]) -> Expr:
     del node
-    product = scope.op.matmul(args[0], scope.emit(scope.op.permute_dims(args[1])))
-    return product if len(args) < 3 else scope.op.add(scope.emit(product), args[2])
+    product = emitter.op.matmul(args[0], emitter.emit(emitter.op.permute_dims(args[1])))
+    return product if len(args) < 3 else emitter.op.add(emitter.emit(product), args[2])
 
 
 def _dynamic_dense(
-    scope: EmissionScope, node: Node, attributes: DynamicAttrs, args: list[Expr]
+    emitter: FunctionEmitter, node: Node, attributes: DynamicAttrs, args: list[Expr]
 ) -> Expr:
     """A product whose activation is quantized while the model runs, in the QNN dialect."""
-    operands = [*args[:2], *_weight_parameters(scope, node)]
-    total = scope.qnn("dynamic_dense", operands, {"rows": attributes.rows})
-    return total if len(args) < 3 else scope.op.add(total, args[2])
+    operands = [*args[:2], *_weight_parameters(emitter, node)]
+    total = emitter.qnn("dynamic_dense", operands, {"rows": attributes.rows})
+    return total if len(args) < 3 else emitter.op.add(total, args[2])
 
 
-def _weight_parameters(scope: EmissionScope, node: Node) -> list[Expr]:
+def _weight_parameters(emitter: FunctionEmitter, node: Node) -> list[Expr]:
     """Returns the zero point, int32 in the dialect whatever a form has elsewhere, and the scale."""
     quant = node.operand(1).quant
     assert quant is not None
-    return [scope.number(quant.params.zero_point), scope.scale(quant.params)]
+    return [emitter.number(quant.params.zero_point), emitter.scale(quant.params)]
 
 
 def _dynamic_conv(
-    scope: EmissionScope, node: Node, attributes: ConvAttrs, args: list[Expr]
+    emitter: FunctionEmitter, node: Node, attributes: ConvAttrs, args: list[Expr]
 ) -> Expr:
     """As :func:`_dynamic_dense`, of a convolution."""
     rank = len(attributes.strides)
@@ -141,127 +141,129 @@ def _dynamic_conv(
         "dilation": list(attributes.dilations),
         "groups": attributes.group,
     }
-    behind = [] if node in scope.channels_last else [1] * rank
-    if node in scope.channels_last:
-        stated["data_layout"] = scope.layout(node, rank + 2)
-    operands = [*args[:2], *_weight_parameters(scope, node)]
-    total = scope.qnn(f"dynamic_conv{rank}d", operands, stated)
+    behind = [] if node in emitter.channels_last else [1] * rank
+    if node in emitter.channels_last:
+        stated["data_layout"] = emitter.layout(node, rank + 2)
+    operands = [*args[:2], *_weight_parameters(emitter, node)]
+    total = emitter.qnn(f"dynamic_conv{rank}d", operands, stated)
     if len(args) < 3:
         return total
-    column = scope.emit(scope.op.reshape(args[2], [-1, *behind]))
-    return scope.op.add(scope.emit(total), column)
+    column = emitter.emit(emitter.op.reshape(args[2], [-1, *behind]))
+    return emitter.op.add(emitter.emit(total), column)
 
 
 def _dynamic_block_dense(
-    scope: EmissionScope, node: Node, attributes: BlockAttrs, args: list[Expr]
+    emitter: FunctionEmitter, node: Node, attributes: BlockAttrs, args: list[Expr]
 ) -> Expr:
     """As :func:`_dynamic_dense`, in blocks."""
-    operands = [*args[:2], *_weight_parameters(scope, node)]
-    total = scope.qnn("dynamic_block_dense", operands, {"block_size": attributes.block_size})
-    return total if len(args) < 3 else scope.op.add(total, args[2])
+    operands = [*args[:2], *_weight_parameters(emitter, node)]
+    total = emitter.qnn("dynamic_block_dense", operands, {"block_size": attributes.block_size})
+    return total if len(args) < 3 else emitter.op.add(total, args[2])
 
 
-def _gemm(scope: EmissionScope, node: Node, attributes: GemmAttrs, args: list[Expr]) -> Expr:
+def _gemm(emitter: FunctionEmitter, node: Node, attributes: GemmAttrs, args: list[Expr]) -> Expr:
     del node
-    a = scope.emit(scope.op.permute_dims(args[0])) if attributes.trans_a else args[0]
-    b = scope.emit(scope.op.permute_dims(args[1])) if attributes.trans_b else args[1]
-    own = scope.dtype(a)
+    a = emitter.emit(emitter.op.permute_dims(args[0])) if attributes.trans_a else args[0]
+    b = emitter.emit(emitter.op.permute_dims(args[1])) if attributes.trans_b else args[1]
+    own = emitter.dtype(a)
     wide = "float64" if "int" in own and broken_factors(attributes) else own
-    total = scope.cast(scope.emit(scope.op.matmul(a, b)), wide)
+    total = emitter.cast(emitter.emit(emitter.op.matmul(a, b)), wide)
     if attributes.alpha != 1.0:
-        total = scope.emit(scope.op.multiply(total, _factor(scope, total, attributes.alpha)))
+        total = emitter.emit(emitter.op.multiply(total, _factor(emitter, total, attributes.alpha)))
     if len(args) > 2:
-        bias = scope.cast(args[2], wide)
+        bias = emitter.cast(args[2], wide)
         if attributes.beta != 1.0:
-            bias = scope.emit(scope.op.multiply(bias, _factor(scope, bias, attributes.beta)))
-        total = scope.op.add(*scope.aligned([total, bias]))
-    return total if wide == own else scope.op.astype(scope.emit(total), own)
+            bias = emitter.emit(emitter.op.multiply(bias, _factor(emitter, bias, attributes.beta)))
+        total = emitter.op.add(*emitter.aligned([total, bias]))
+    return total if wide == own else emitter.op.astype(emitter.emit(total), own)
 
 
-def _softmax(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
+def _softmax(emitter: FunctionEmitter, node: Node, args: list[Expr]) -> Expr:
     """A softmax; one over several axes, which are the last ones, as one over their product."""
-    attributes, x, function = node.record(SoftmaxAttrs), args[0], scope.function(node.op.tvm)
+    attributes, x, function = node.record(SoftmaxAttrs), args[0], emitter.function(node.op.tvm)
     if len(attributes.axes) == 1:
         return function(x, attributes.axes[0])
-    shape = scope.extents(x)
+    shape = emitter.extents(x)
     if 0 in [extent for extent in shape if isinstance(extent, int)]:
         return x  # nothing, of which no extent follows
-    flat = scope.emit(scope.op.reshape(x, (*shape[: attributes.axes[0]], -1)))
-    return scope.op.reshape(scope.emit(function(flat, -1)), shape)
+    flat = emitter.emit(emitter.op.reshape(x, (*shape[: attributes.axes[0]], -1)))
+    return emitter.op.reshape(emitter.emit(function(flat, -1)), shape)
 
 
-def _clip(scope: EmissionScope, node: Node, attributes: ClipAttrs, args: list[Expr]) -> Expr:
+def _clip(emitter: FunctionEmitter, node: Node, attributes: ClipAttrs, args: list[Expr]) -> Expr:
     del node
     x = args[0]
     if attributes.low is not None:
-        x = scope.emit(scope.op.maximum(x, _like(scope, x, attributes.low)))
-    return x if attributes.high is None else scope.op.minimum(x, _like(scope, x, attributes.high))
+        x = emitter.emit(emitter.op.maximum(x, _like(emitter, x, attributes.low)))
+    return (
+        x if attributes.high is None else emitter.op.minimum(x, _like(emitter, x, attributes.high))
+    )
 
 
-def _gelu(scope: EmissionScope, node: Node, attributes: GeluAttrs, args: list[Expr]) -> Expr:
+def _gelu(emitter: FunctionEmitter, node: Node, attributes: GeluAttrs, args: list[Expr]) -> Expr:
     del node
     tanh = attributes.approximate == "tanh"
-    return scope.op.nn.gelu_tanh(args[0]) if tanh else scope.op.nn.gelu(args[0])
+    return emitter.op.nn.gelu_tanh(args[0]) if tanh else emitter.op.nn.gelu(args[0])
 
 
 def _thresholded(
-    scope: EmissionScope, node: Node, attributes: AlphaAttrs, args: list[Expr]
+    emitter: FunctionEmitter, node: Node, attributes: AlphaAttrs, args: list[Expr]
 ) -> Expr:
     del node
     x = args[0]
-    above = scope.emit(scope.op.greater(x, _like(scope, x, attributes.alpha)))
-    return scope.op.where(above, x, scope.emit(scope.op.zeros_like(x)))
+    above = emitter.emit(emitter.op.greater(x, _like(emitter, x, attributes.alpha)))
+    return emitter.op.where(above, x, emitter.emit(emitter.op.zeros_like(x)))
 
 
-def _concat(scope: EmissionScope, node: Node, attributes: AxisAttrs, args: list[Expr]) -> Expr:
+def _concat(emitter: FunctionEmitter, node: Node, attributes: AxisAttrs, args: list[Expr]) -> Expr:
     del node
-    return scope.op.concat(scope.joinable(args, attributes.axis), axis=attributes.axis)
+    return emitter.op.concat(emitter.joinable(args, attributes.axis), axis=attributes.axis)
 
 
-def _cast(scope: EmissionScope, node: Node, attributes: CastAttrs, args: list[Expr]) -> Expr:
+def _cast(emitter: FunctionEmitter, node: Node, attributes: CastAttrs, args: list[Expr]) -> Expr:
     (x,), source = args, node.operand(0).type.dtype
     if node.operand(0).quant is None and source.is_small_float:
-        x = scope.dequantize(x, unit_params(source))
-    return scope.op.astype(x, tvm_dtype(attributes.to))
+        x = emitter.dequantize(x, unit_params(source))
+    return emitter.op.astype(x, tvm_dtype(attributes.to))
 
 
-def _divide(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
+def _divide(emitter: FunctionEmitter, node: Node, args: list[Expr]) -> Expr:
     """The quotient of integers is cut towards zero in ONNX and floored in TVM."""
     dtype, (a, b) = node.output.type.dtype, args
-    if dtype.is_float or scope.dtype(a).startswith("uint"):
-        return scope.op.divide(a, b) if dtype.is_float else scope.op.floor_divide(a, b)
-    whole = scope.emit(
-        scope.op.floor_divide(scope.emit(scope.op.abs(a)), scope.emit(scope.op.abs(b)))
+    if dtype.is_float or emitter.dtype(a).startswith("uint"):
+        return emitter.op.divide(a, b) if dtype.is_float else emitter.op.floor_divide(a, b)
+    whole = emitter.emit(
+        emitter.op.floor_divide(emitter.emit(emitter.op.abs(a)), emitter.emit(emitter.op.abs(b)))
     )
-    signs = [scope.emit(scope.op.less(arg, _like(scope, arg, 0))) for arg in args]
-    differ = scope.emit(scope.op.logical_xor(*signs))
-    return scope.op.where(differ, scope.emit(scope.op.negative(whole)), whole)
+    signs = [emitter.emit(emitter.op.less(arg, _like(emitter, arg, 0))) for arg in args]
+    differ = emitter.emit(emitter.op.logical_xor(*signs))
+    return emitter.op.where(differ, emitter.emit(emitter.op.negative(whole)), whole)
 
 
-def _power(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
+def _power(emitter: FunctionEmitter, node: Node, args: list[Expr]) -> Expr:
     """The result has the base's type, whatever the exponent's.
 
     Raises:
         UnsupportedTargetError: The exponents are uint64, which no type of both operands holds.
     """
     base, exponent = args
-    own, other = scope.dtype(base), scope.dtype(exponent)
+    own, other = emitter.dtype(base), emitter.dtype(exponent)
     wide = own if "float" in own else "float64"
-    if "int" in own and "int" in other and scope.raises_integers:
+    if "int" in own and "int" in other and emitter.raises_integers:
         if other == "uint64":
             raise unsupported(node, "powers of integers take exponents up to 2^63 - 1")
         wide = own if np.can_cast(other, own) else "int64"
-    raised = scope.op.power(scope.cast(base, wide), scope.cast(exponent, wide))
-    return raised if wide == own else scope.op.astype(scope.emit(raised), own)
+    raised = emitter.op.power(emitter.cast(base, wide), emitter.cast(exponent, wide))
+    return raised if wide == own else emitter.op.astype(emitter.emit(raised), own)
 
 
-def _shape(scope: EmissionScope, node: Node, attributes: ShapeAttrs, args: list[Expr]) -> Expr:
+def _shape(emitter: FunctionEmitter, node: Node, attributes: ShapeAttrs, args: list[Expr]) -> Expr:
     del node
-    whole = scope.shape_vector(args[0])
+    whole = emitter.shape_vector(args[0])
     if attributes == ShapeAttrs():
         return whole
-    begin, end, _ = slice(attributes.start, attributes.end).indices(scope.rank(args[0]))
-    return scope.op.strided_slice(whole, axes=[0], begin=[begin], end=[max(begin, end)])
+    begin, end, _ = slice(attributes.start, attributes.end).indices(emitter.rank(args[0]))
+    return emitter.op.strided_slice(whole, axes=[0], begin=[begin], end=[max(begin, end)])
 
 
 _STEPS: dict[str, str] = {
@@ -274,8 +276,8 @@ _STEPS: dict[str, str] = {
 def _called(row: Operator) -> Emit:
     """TVM's own operator, which takes the operands and then the attributes."""
 
-    def emit(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-        return scope.function(row.tvm)(*args, *call_attributes(node.attributes).values())
+    def emit(emitter: FunctionEmitter, node: Node, args: list[Expr]) -> Expr:
+        return emitter.function(row.tvm)(*args, *call_attributes(node.attributes).values())
 
     return emit
 
@@ -283,57 +285,61 @@ def _called(row: Operator) -> Emit:
 def _written(row: Operator) -> Emit:
     """An operator that TVM has not, by the first of its forms."""
 
-    def emit(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
+    def emit(emitter: FunctionEmitter, node: Node, args: list[Expr]) -> Expr:
         form = form_for(row, node.attributes)
         assert form is not None, f"{row.name} has no form for {node.attributes}"
         known = {f"#{name}": value for name, value in row.values(node.attributes).items()}
         known |= dict(zip(OPERANDS[row.arity], args, strict=True))
-        return _chain(scope, form.pattern, known, args[0])
+        return _chain(emitter, form.pattern, known, args[0])
 
     return emit
 
 
-def _chain(scope: EmissionScope, pattern: Pattern, known: Mapping[str, Any], like: Expr) -> Expr:
+def _chain(
+    emitter: FunctionEmitter, pattern: Pattern, known: Mapping[str, Any], like: Expr
+) -> Expr:
     """Emits the steps of a pattern; the last one is left to the caller."""
     if not isinstance(pattern, tuple):
         value = known[pattern] if isinstance(pattern, str) else pattern
-        return _factor(scope, like, value) if isinstance(value, float) else value
-    parts = [_chain(scope, part, known, like) for part in pattern[1:]]
+        return _factor(emitter, like, value) if isinstance(value, float) else value
+    parts = [_chain(emitter, part, known, like) for part in pattern[1:]]
     parts = [
-        scope.emit(part) if isinstance(inner, tuple) else part
+        emitter.emit(part) if isinstance(inner, tuple) else part
         for part, inner in zip(parts, pattern[1:], strict=True)
     ]
-    return scope.function(_STEPS[pattern[0]])(*parts)
+    return emitter.function(_STEPS[pattern[0]])(*parts)
 
 
 def _body(row: Operator) -> Emit:
     """An operator that TVM has not, by the operators that it stands for."""
 
-    def emit(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
+    def emit(emitter: FunctionEmitter, node: Node, args: list[Expr]) -> Expr:
         assert row.body is not None
 
         def step(op: Operator, attributes: Attributes, values: list[Expr]) -> Expr:
-            return scope.emit(_step(scope, op, attributes, values))
+            return emitter.emit(_step(emitter, op, attributes, values))
 
         def number(value: float) -> Expr:
-            return _like(scope, args[0], value)
+            return _like(emitter, args[0], value)
 
         body = row.body(node.attributes)
         assert isinstance(body, tuple)
         op, inner, attributes = parts(body)
-        return _step(scope, op, attributes, [folded(part, args, step, number) for part in inner])
+        return _step(emitter, op, attributes, [folded(part, args, step, number) for part in inner])
 
     return emit
 
 
-def _step(scope: EmissionScope, op: Operator, attributes: Attributes, values: list[Expr]) -> Expr:
+def _step(
+    emitter: FunctionEmitter, op: Operator, attributes: Attributes, values: list[Expr]
+) -> Expr:
     """Emits one operator of a body on floats."""
-    inputs = [Value(TensorType(DType.of(np.dtype(scope.dtype(v))), None)) for v in values]
-    scope.exprs.update(zip(inputs, values, strict=True))
+    inputs = [Value(TensorType(DType.of(np.dtype(emitter.dtype(v))), None)) for v in values]
+    emitter.exprs.update(zip(inputs, values, strict=True))
     node = Node(op, attributes, inputs, [Value(inputs[0].type)])
     if op in DATA_MOVEMENT:
-        return DATA_MOVEMENT[op](scope, node, values[0])
-    return FLOATING[op](scope, node, values)
+        return DATA_MOVEMENT[op](emitter, node, values[0])
+    return FLOATING[op](emitter, node, values)
 
 
 def _elementwise(row: Operator) -> Emit:

@@ -31,8 +31,8 @@ from qdqbridge.core.ops.normalization import (
 )
 from qdqbridge.core.ops.products import is_by_steps, moved_type, no_number
 from qdqbridge.errors import GraphError, UnsupportedTargetError
+from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, reason, unsupported
 from qdqbridge.tvm.qnn.emit.nodes import KNOWN, Foreign, Form, in_integers
-from qdqbridge.tvm.qnn.emit.scope import EmissionScope, Expr, reason, unsupported
 from qdqbridge.tvm.qnn.emit.windows import need_fitting_windows
 
 LISTED = 8
@@ -243,7 +243,7 @@ def check_known(graph: Graph) -> None:
 
 
 def emit_nodes(
-    scope: EmissionScope,
+    emitter: FunctionEmitter,
     graph: Graph,
     bind: Bind,
     foreign: Foreign,
@@ -254,7 +254,7 @@ def emit_nodes(
     """Emits every node whose operands are known; returns what could not be emitted.
 
     Args:
-        scope: Where to; its ``exprs`` hold the graph's inputs.
+        emitter: Where to; its ``exprs`` hold the graph's inputs.
         graph: What.
         bind: Gives the expression of a result its place in the host's function.
         foreign: Emits a node of an operator without a row.
@@ -262,16 +262,16 @@ def emit_nodes(
         form: Emits a node.
     """
     problems: list[UnsupportedTargetError] = []
-    exprs = scope.exprs
+    exprs = emitter.exprs
     for node in graph.nodes:
         if any(v.constant is None and v not in exprs for v in node.inputs if v is not None):
             continue  # it reads what could not be emitted
-        scope.describe(node)
+        emitter.describe(node)
         if begin is not None:
             begin(node)
         try:
-            need_fitting_windows(scope, node)
-            for value, expr in zip(node.outputs, form(scope, node, foreign), strict=False):
+            need_fitting_windows(emitter, node)
+            for value, expr in zip(node.outputs, form(emitter, node, foreign), strict=False):
                 exprs[value] = bind(value, expr)
         except UnsupportedTargetError as error:
             error.where = error.where or f"node '{node.name}'"

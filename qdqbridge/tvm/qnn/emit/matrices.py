@@ -6,19 +6,19 @@ import math
 from typing import Any
 
 from qdqbridge.core.ops.attributes import GemmAttrs
-from qdqbridge.tvm.qnn.emit.scope import EmissionScope, Expr
+from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter
 
 
 def batches(
-    scope: EmissionScope, x: Expr, w: Expr, gemm: GemmAttrs
+    emitter: FunctionEmitter, x: Expr, w: Expr, gemm: GemmAttrs
 ) -> tuple[Expr, Expr, list[Any]]:
     """Returns operands (B, M, K) and (B, N, K), and the leading extents that B stands for."""
-    lead = _broadcast(scope.extents(x)[:-2], scope.extents(w)[:-2])
+    lead = _broadcast(emitter.extents(x)[:-2], emitter.extents(w)[:-2])
     if gemm.trans_a:
-        x = _swapped(scope, x)
+        x = _swapped(emitter, x)
     if not gemm.trans_b:
-        w = _swapped(scope, w)
-    return _stacked(scope, x, lead), _stacked(scope, w, lead), lead
+        w = _swapped(emitter, w)
+    return _stacked(emitter, x, lead), _stacked(emitter, w, lead), lead
 
 
 def _broadcast(a: list[Any], b: list[Any]) -> list[Any]:
@@ -27,15 +27,15 @@ def _broadcast(a: list[Any], b: list[Any]) -> list[Any]:
     return [y if x == 1 else x for x, y in zip(left, right, strict=True)]
 
 
-def _swapped(scope: EmissionScope, x: Expr) -> Expr:
-    rank = scope.rank(x)
-    return scope.emit(scope.op.permute_dims(x, [*range(rank - 2), rank - 1, rank - 2]))
+def _swapped(emitter: FunctionEmitter, x: Expr) -> Expr:
+    rank = emitter.rank(x)
+    return emitter.emit(emitter.op.permute_dims(x, [*range(rank - 2), rank - 1, rank - 2]))
 
 
-def _stacked(scope: EmissionScope, x: Expr, lead: list[Any]) -> Expr:
-    extents = scope.extents(x)
+def _stacked(emitter: FunctionEmitter, x: Expr, lead: list[Any]) -> Expr:
+    extents = emitter.extents(x)
     if extents[:-2] != lead:
-        x = scope.emit(scope.op.broadcast_to(x, [*lead, *extents[-2:]]))
+        x = emitter.emit(emitter.op.broadcast_to(x, [*lead, *extents[-2:]]))
     if len(lead) != 1:
-        x = scope.emit(scope.op.reshape(x, [math.prod(lead), *extents[-2:]]))
+        x = emitter.emit(emitter.op.reshape(x, [math.prod(lead), *extents[-2:]]))
     return x

@@ -13,15 +13,15 @@ from qdqbridge.core.ops.selection import GATHER, SLICE, SPLIT
 from qdqbridge.tvm.qnn.emit.accumulate import quantized_accumulation
 from qdqbridge.tvm.qnn.emit.conversions import CONVERSIONS
 from qdqbridge.tvm.qnn.emit.data_movement import DATA_MOVEMENT
+from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, unsupported
 from qdqbridge.tvm.qnn.emit.floating import FLOATING
 from qdqbridge.tvm.qnn.emit.resize import emit_resize
 from qdqbridge.tvm.qnn.emit.rounded import quantized_result
-from qdqbridge.tvm.qnn.emit.scope import EmissionScope, Expr, unsupported
 
 KNOWN = DATA_MOVEMENT.keys() | FLOATING.keys() | CONVERSIONS.keys() | {RESIZE, COMPOSITION}
 """Operators that have an emission function."""
 Foreign = Callable[[Node], Sequence[Expr]]
-Form = Callable[[EmissionScope, Node, Foreign], Sequence[Expr]]
+Form = Callable[[FunctionEmitter, Node, Foreign], Sequence[Expr]]
 """Emits one node: an expression for each of its results."""
 
 
@@ -37,39 +37,39 @@ def computes_minifloats(node: Node) -> bool:
     return any(v.quant is not None and v.type.dtype.is_small_float for v in values)
 
 
-def in_integers(scope: EmissionScope, node: Node, foreign: Foreign) -> Sequence[Expr]:
+def in_integers(emitter: FunctionEmitter, node: Node, foreign: Foreign) -> Sequence[Expr]:
     """Emits a node in the QNN dialect, or as a float operator where that has no call for it."""
     if node.op.flow is Flow.FLOAT and node.op not in FLOATING:
         return foreign(node)
-    own = scope.variant.rows.get(node.op) if node.output.quant is not None else None
-    written = None if own is None else own(scope, node)
+    own = emitter.variant.rows.get(node.op) if node.output.quant is not None else None
+    written = None if own is None else own(emitter, node)
     if written is not None:
         return [written]
     if node.op in CONVERSIONS:
-        return [CONVERSIONS[node.op](scope, node)]
+        return [CONVERSIONS[node.op](emitter, node)]
     if node.op is RESIZE:
-        return [emit_resize(scope, node)]
+        return [emit_resize(emitter, node)]
     if node.op in DATA_MOVEMENT:
-        moved = DATA_MOVEMENT[node.op](scope, node, scope.value(node.operand(0)))
+        moved = DATA_MOVEMENT[node.op](emitter, node, emitter.value(node.operand(0)))
         return moved if isinstance(moved, list) else [moved]
     quantized = None
     if node.op.flow is Flow.ACCUMULATE:
-        quantized = quantized_accumulation(scope, node)
+        quantized = quantized_accumulation(emitter, node)
     elif node.output.quant is not None:
-        quantized = quantized_result(scope, node)
-    return [float_form(scope, node) if quantized is None else quantized]
+        quantized = quantized_result(emitter, node)
+    return [float_form(emitter, node) if quantized is None else quantized]
 
 
-def float_form(scope: EmissionScope, node: Node) -> Expr:
+def float_form(emitter: FunctionEmitter, node: Node) -> Expr:
     """Emits the float operator on dequantized operands, and the rounding of its result."""
     if node.op not in FLOATING:
         raise unsupported(node, "it has no counterpart of floats")
     args = [
-        scope.real(value) if node.op.is_data(index) else scope.value(value)
+        emitter.real(value) if node.op.is_data(index) else emitter.value(value)
         for index, value in enumerate(node.inputs)
         if value is not None
     ]
-    result = FLOATING[node.op](scope, node, args)
+    result = FLOATING[node.op](emitter, node, args)
     if node.output.quant is None:
         return result
-    return scope.quantize(scope.emit(result), node.output.quant.params)
+    return emitter.quantize(emitter.emit(result), node.output.quant.params)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.core.graph.attribute_codecs import call_attributes
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
-from qdqbridge.core.graph.lenses import call_attributes
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import Operator
 from qdqbridge.core.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
@@ -23,7 +23,7 @@ from qdqbridge.core.ops.normalization import (
     RMS_NORMALIZATION,
 )
 from qdqbridge.tvm.qnn.emit.dtypes import storage
-from qdqbridge.tvm.qnn.emit.scope import EmissionScope, Expr
+from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter
 from qdqbridge.tvm.qnn.emit.table import at
 from qdqbridge.tvm.qnn.ranges import longest_row
 
@@ -31,51 +31,51 @@ _CODES = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
 _Typed = tuple[Expr, Expr, Expr]
 
 
-def quantized_norm(name: str) -> Callable[[EmissionScope, Node], Expr | None]:
+def quantized_norm(name: str) -> Callable[[FunctionEmitter, Node], Expr | None]:
     """Returns what emits ``qnn.<name>(x, gamma, beta, sx, zx, sg, zg, sb, zb, sy, zy)``."""
 
-    def emit(scope: EmissionScope, node: Node) -> Expr | None:
-        gamma = _affine(scope, node.operand(1))
+    def emit(emitter: FunctionEmitter, node: Node) -> Expr | None:
+        gamma = _affine(emitter, node.operand(1))
         given = node.optional(2)
         if gamma is None or not _is_codes(node.operand(0)):
             return None
         if given is None:
-            found = scope.extents(gamma[0])  # zeros that repeat serve where the run has more
+            found = emitter.extents(gamma[0])  # zeros that repeat serve where the run has more
             extents = [extent if isinstance(extent, int) else 1 for extent in found]
-            beta = _unscaled(scope, scope.number(np.zeros(extents, np.float32)))
+            beta = _unscaled(emitter, emitter.number(np.zeros(extents, np.float32)))
         else:
-            beta = _affine(scope, given)
-        return None if beta is None else _call(scope, node, name, [gamma, beta])
+            beta = _affine(emitter, given)
+        return None if beta is None else _call(emitter, node, name, [gamma, beta])
 
     return emit
 
 
-def quantized_batch_norm(scope: EmissionScope, node: Node) -> Expr | None:
+def quantized_batch_norm(emitter: FunctionEmitter, node: Node) -> Expr | None:
     """Emits ``qnn.batch_norm(x, gamma, beta, mean, var, sx, zx, sy, zy)``."""
     statistics = [_real(node.operand(i)) for i in range(1, 5)]
-    arrays = [scope.number(array.astype(np.float32)) for array in statistics if array is not None]
+    arrays = [emitter.number(array.astype(np.float32)) for array in statistics if array is not None]
     if len(arrays) < len(statistics) or not _is_codes(node.operand(0)):
         return None
-    return _call(scope, node, "batch_norm", arrays)
+    return _call(emitter, node, "batch_norm", arrays)
 
 
-def _call(scope: EmissionScope, node: Node, name: str, rest: list[Any]) -> Expr:
+def _call(emitter: FunctionEmitter, node: Node, name: str, rest: list[Any]) -> Expr:
     """Emits a call; ``rest`` holds expressions, or tuples of one and its parameters."""
     source, result = node.operand(0).quant, node.output.quant
     assert source is not None and result is not None
-    extents = scope.extents(scope.value(node.operand(0)))
-    scope.at_most(_normalized(node, extents), longest_row(storage(source.params)))
+    extents = emitter.extents(emitter.value(node.operand(0)))
+    emitter.at_most(_normalized(node, extents), longest_row(storage(source.params)))
     tensors = [entry[0] if isinstance(entry, tuple) else entry for entry in rest]
     if isinstance(node.attributes, NormAttrs):
-        tensors = [scope.fitted(tensor, extents) for tensor in tensors]
-    args = [scope.value(node.operand(0)), *tensors]
-    args += [scope.scale(source.params), scope.zero_point(source.params)]
+        tensors = [emitter.fitted(tensor, extents) for tensor in tensors]
+    args = [emitter.value(node.operand(0)), *tensors]
+    args += [emitter.scale(source.params), emitter.zero_point(source.params)]
     for entry in rest:
         args += entry[1:] if isinstance(entry, tuple) else ()
-    args += [scope.scale(result.params), scope.zero_point(result.params)]
+    args += [emitter.scale(result.params), emitter.zero_point(result.params)]
     attrs: dict[str, Any] = {"out_dtype": storage(result.params)}
     attrs |= call_attributes(node.attributes)
-    return scope.clamp(scope.qnn(name, args, attrs), result.params)
+    return emitter.clamp(emitter.qnn(name, args, attrs), result.params)
 
 
 def _normalized(node: Node, extents: list[Any]) -> list[Any]:
@@ -91,20 +91,20 @@ def _is_codes(value: Value) -> bool:
     return quant is not None and quant.params.per_tensor and quant.params.storage_dtype in _CODES
 
 
-def _affine(scope: EmissionScope, value: Value) -> _Typed | None:
+def _affine(emitter: FunctionEmitter, value: Value) -> _Typed | None:
     """Returns gamma or beta with its parameters; a constant without such is folded to float32."""
     if value.quant is not None and value.quant.params.per_tensor:
         params = value.quant.params
         if params.storage_dtype in (*_CODES, DType.INT32):
-            return scope.value(value), scope.scale(params), scope.zero_point(params)
+            return emitter.value(value), emitter.scale(params), emitter.zero_point(params)
     real = _real(value)
     if real is not None:
-        return _unscaled(scope, scope.number(real.astype(np.float32)))
-    return _unscaled(scope, scope.value(value)) if str(value.type.dtype) == "float32" else None
+        return _unscaled(emitter, emitter.number(real.astype(np.float32)))
+    return _unscaled(emitter, emitter.value(value)) if str(value.type.dtype) == "float32" else None
 
 
-def _unscaled(scope: EmissionScope, real: Expr) -> _Typed:
-    return real, scope.number(np.ones((), np.float32)), scope.number(np.zeros((), np.int32))
+def _unscaled(emitter: FunctionEmitter, real: Expr) -> _Typed:
+    return real, emitter.number(np.ones((), np.float32)), emitter.number(np.zeros((), np.int32))
 
 
 def _real(value: Value) -> NDArray[Any] | None:
@@ -118,63 +118,69 @@ def _real(value: Value) -> NDArray[Any] | None:
 # ---- on floats ------------------------------------------------------------------------------
 
 
-def _layer_norm(scope: EmissionScope, node: Node, attributes: NormAttrs, args: list[Expr]) -> Expr:
+def _layer_norm(
+    emitter: FunctionEmitter, node: Node, attributes: NormAttrs, args: list[Expr]
+) -> Expr:
     del node
     x, gamma = args[0], args[1]
-    axes = list(range(attributes.axis, scope.rank(x)))
-    shape = [scope.extents(x)[axis] for axis in axes]
-    if scope.extents(gamma) == shape:
-        beta = args[2] if len(args) > 2 else scope.emit(scope.op.zeros_like(gamma))
-        if scope.extents(beta) == shape:
-            return scope.op.nn.layer_norm(x, gamma, beta, axes, attributes.epsilon)
-    centred = scope.emit(scope.op.subtract(x, scope.emit(scope.op.mean(x, axes, True))))
-    return _scaled(scope, centred, axes, attributes.epsilon, args)
+    axes = list(range(attributes.axis, emitter.rank(x)))
+    shape = [emitter.extents(x)[axis] for axis in axes]
+    if emitter.extents(gamma) == shape:
+        beta = args[2] if len(args) > 2 else emitter.emit(emitter.op.zeros_like(gamma))
+        if emitter.extents(beta) == shape:
+            return emitter.op.nn.layer_norm(x, gamma, beta, axes, attributes.epsilon)
+    centred = emitter.emit(emitter.op.subtract(x, emitter.emit(emitter.op.mean(x, axes, True))))
+    return _scaled(emitter, centred, axes, attributes.epsilon, args)
 
 
-def _rms_norm(scope: EmissionScope, node: Node, attributes: NormAttrs, args: list[Expr]) -> Expr:
+def _rms_norm(
+    emitter: FunctionEmitter, node: Node, attributes: NormAttrs, args: list[Expr]
+) -> Expr:
     del node
-    axes = list(range(attributes.axis, scope.rank(args[0])))
-    return _scaled(scope, args[0], axes, attributes.epsilon, args)
+    axes = list(range(attributes.axis, emitter.rank(args[0])))
+    return _scaled(emitter, args[0], axes, attributes.epsilon, args)
 
 
 def _scaled(
-    scope: EmissionScope, x: Expr, axes: list[int], epsilon: float, args: list[Expr]
+    emitter: FunctionEmitter, x: Expr, axes: list[int], epsilon: float, args: list[Expr]
 ) -> Expr:
     """Returns ``x / sqrt(mean(x * x) + epsilon) * gamma + beta``; gamma and beta broadcast."""
-    square = scope.emit(scope.op.multiply(x, x))
-    mean = scope.emit(scope.op.mean(square, axes, True))
-    shifted = scope.emit(scope.op.add(mean, scope.number(np.asarray(epsilon, scope.dtype(x)))))
-    normal = scope.emit(scope.op.divide(x, scope.emit(scope.op.sqrt(shifted))))
-    extents = scope.extents(x)
-    result = scope.op.multiply(normal, scope.fitted(args[1], extents))
+    square = emitter.emit(emitter.op.multiply(x, x))
+    mean = emitter.emit(emitter.op.mean(square, axes, True))
+    shifted = emitter.emit(
+        emitter.op.add(mean, emitter.number(np.asarray(epsilon, emitter.dtype(x))))
+    )
+    normal = emitter.emit(emitter.op.divide(x, emitter.emit(emitter.op.sqrt(shifted))))
+    extents = emitter.extents(x)
+    result = emitter.op.multiply(normal, emitter.fitted(args[1], extents))
     if len(args) < 3:
         return result
-    return scope.op.add(scope.emit(result), scope.fitted(args[2], extents))
+    return emitter.op.add(emitter.emit(result), emitter.fitted(args[2], extents))
 
 
 def _instance_norm(
-    scope: EmissionScope, node: Node, attributes: EpsilonAttrs, args: list[Expr]
+    emitter: FunctionEmitter, node: Node, attributes: EpsilonAttrs, args: list[Expr]
 ) -> Expr:
-    rank = scope.rank(args[0])
-    channel, axes = scope.channel(node, rank), scope.spatial(node, rank)
-    return scope.op.nn.instance_norm(*args, channel, axes, attributes.epsilon)
+    rank = emitter.rank(args[0])
+    channel, axes = emitter.channel(node, rank), emitter.spatial(node, rank)
+    return emitter.op.nn.instance_norm(*args, channel, axes, attributes.epsilon)
 
 
 def _group_norm(
-    scope: EmissionScope, node: Node, attributes: GroupNormAttrs, args: list[Expr]
+    emitter: FunctionEmitter, node: Node, attributes: GroupNormAttrs, args: list[Expr]
 ) -> Expr:
-    rank = scope.rank(args[0])
-    channel, axes = scope.channel(node, rank), scope.spatial(node, rank)
+    rank = emitter.rank(args[0])
+    channel, axes = emitter.channel(node, rank), emitter.spatial(node, rank)
     groups, epsilon = attributes.num_groups, attributes.epsilon
-    return scope.op.nn.group_norm(*args, groups, channel, axes, epsilon)
+    return emitter.op.nn.group_norm(*args, groups, channel, axes, epsilon)
 
 
 def _batch_norm(
-    scope: EmissionScope, node: Node, attributes: EpsilonAttrs, args: list[Expr]
+    emitter: FunctionEmitter, node: Node, attributes: EpsilonAttrs, args: list[Expr]
 ) -> Expr:
-    axis = scope.channel(node, scope.rank(args[0]))
-    result = scope.op.nn.batch_norm(*args, axis=axis, epsilon=attributes.epsilon, training=False)
-    return scope.item(scope.emit(result), 0)
+    axis = emitter.channel(node, emitter.rank(args[0]))
+    result = emitter.op.nn.batch_norm(*args, axis=axis, epsilon=attributes.epsilon, training=False)
+    return emitter.item(emitter.emit(result), 0)
 
 
 OVER_CHANNELS = frozenset(
@@ -186,7 +192,7 @@ OVER_CHANNELS = frozenset(
 )
 """Norms that are emitted channels-first only; layout plans have to know."""
 
-QUANTIZED_NORMS: Mapping[Operator, Callable[[EmissionScope, Node], Expr | None]] = {
+QUANTIZED_NORMS: Mapping[Operator, Callable[[FunctionEmitter, Node], Expr | None]] = {
     **{row: quantized_norm(row.qnn) for row in OPERATORS if row.qnn},
     BATCH_NORMALIZATION: quantized_batch_norm,
 }

@@ -14,42 +14,42 @@ from qdqbridge.core.graph.types import Shape
 from qdqbridge.core.ops.attributes import ResizeAttrs
 from qdqbridge.core.ops.resize import RESIZE, moves, sizes
 from qdqbridge.tvm.qnn.emit.dtypes import storage
-from qdqbridge.tvm.qnn.emit.scope import EmissionScope, Expr, unsupported
+from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, unsupported
 
 _METHODS = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "cubic"}
 
 
-def emit_resize(scope: EmissionScope, node: Node) -> Expr:
+def emit_resize(emitter: FunctionEmitter, node: Node) -> Expr:
     """Emits a Resize of any rank and mode on quantized values, and of floats."""
     attributes, value, result = node.record(ResizeAttrs), node.operand(0), node.output
     if value.quant is None or result.quant is None:
-        return _floating(scope, node, attributes)
-    axes = _resized(scope, node, attributes, value.type.shape, result.type.shape)
+        return _floating(emitter, node, attributes)
+    axes = _resized(emitter, node, attributes, value.type.shape, result.type.shape)
     attrs = _attributes(node, attributes, axes)
     rank = len(axes) if axes else 0
     if rank:
-        attrs["layout"] = scope.layout(node, rank + 2)
+        attrs["layout"] = emitter.layout(node, rank + 2)
     params = value.quant.params, result.quant.params
     attrs["out_dtype"] = storage(params[1])
-    args = [scope.value(value)]
+    args = [emitter.value(value)]
     for each in params:
-        args += [scope.scale(each), scope.zero_point(each)]
+        args += [emitter.scale(each), emitter.zero_point(each)]
     name = f"resize{rank}d" if rank else "resize"
-    resized = scope.qnn(name, args, attrs)
-    return resized if moves(attributes) else scope.clamp(resized, result.quant.params)
+    resized = emitter.qnn(name, args, attrs)
+    return resized if moves(attributes) else emitter.clamp(resized, result.quant.params)
 
 
 def _resized(
-    scope: EmissionScope, node: Node, attributes: ResizeAttrs, shape: Shape, result: Shape
+    emitter: FunctionEmitter, node: Node, attributes: ResizeAttrs, shape: Shape, result: Shape
 ) -> list[int]:
     """Returns the 1 to 3 axes besides batch and channels where only they are resized."""
     if shape is None or result is None or not 3 <= len(shape) <= 5:
         return []
     rank = len(shape)
-    others = (0, scope.channel(node, rank))
+    others = (0, emitter.channel(node, rank))
     kept = all(_kept(attributes, shape, result, axis) for axis in others)
     factors = attributes.scales is None or all(attributes.scales[axis] == 1.0 for axis in others)
-    return scope.spatial(node, rank) if kept and factors else []
+    return emitter.spatial(node, rank) if kept and factors else []
 
 
 def _kept(
@@ -94,40 +94,40 @@ def _attributes(node: Node, attributes: ResizeAttrs, axes: list[int]) -> dict[st
     return attrs
 
 
-def _floating(scope: EmissionScope, node: Node, attributes: ResizeAttrs) -> Expr:
+def _floating(emitter: FunctionEmitter, node: Node, attributes: ResizeAttrs) -> Expr:
     """Emits one weighted sum of shifted values per resized axis."""
-    value, shape = scope.real(node.operand(0)), node.operand(0).type.shape
+    value, shape = emitter.real(node.operand(0)), node.operand(0).type.shape
     if attributes.antialias or attributes.coordinate_transformation_mode == "tf_crop_and_resize":
         raise unsupported(node, "TVM resizes floats neither with antialias nor with a crop")
     if shape is None:
         raise unsupported(node, "the rank of its input is unknown")
     extents = _sizes(node, attributes, range(len(shape)))
     if any(size and not isinstance(d, int) for d, size in zip(shape, extents, strict=True)):
-        value = _opened(scope, node, attributes, value)
+        value = _opened(emitter, node, attributes, value)
         quant = node.output.quant
-        return value if quant is None else scope.quantize(value, quant.params)
-    own = scope.dtype(value)
+        return value if quant is None else emitter.quantize(value, quant.params)
+    own = emitter.dtype(value)
     if not moves(attributes) and "int" in own:
-        value = scope.cast(value, "float32")
+        value = emitter.cast(value, "float32")
     for axis, (length, size) in enumerate(zip(shape, extents, strict=True)):
         if not isinstance(length, int) or length == 0:
             continue
         if not (size == length and _unscaled(attributes, axis)):
-            value = _along(scope, value, axis, _weights(attributes, axis, length, size))
-    value = scope.cast(value, own)
+            value = _along(emitter, value, axis, _weights(attributes, axis, length, size))
+    value = emitter.cast(value, own)
     quant = node.output.quant
-    return value if quant is None else scope.quantize(value, quant.params)
+    return value if quant is None else emitter.quantize(value, quant.params)
 
 
-def _opened(scope: EmissionScope, node: Node, attributes: ResizeAttrs, value: Expr) -> Expr:
+def _opened(emitter: FunctionEmitter, node: Node, attributes: ResizeAttrs, value: Expr) -> Expr:
     """Emits ``qnn.resize`` of floats, whose weights are computed when it runs."""
     attrs = {**_attributes(node, attributes, []), "out_dtype": "float32"}
-    one, zero = scope.number(np.ones((), np.float32)), scope.number(np.zeros((), np.int32))
-    dtype = scope.dtype(value)
+    one, zero = emitter.number(np.ones((), np.float32)), emitter.number(np.zeros((), np.int32))
+    dtype = emitter.dtype(value)
     if dtype == "float64":
         raise unsupported(node, "it resizes float64 along an axis of symbolic extent")
-    resized = scope.qnn("resize", [scope.cast(value, "float32"), one, zero, one, zero], attrs)
-    return scope.cast(resized, dtype)
+    resized = emitter.qnn("resize", [emitter.cast(value, "float32"), one, zero, one, zero], attrs)
+    return emitter.cast(resized, dtype)
 
 
 def _unscaled(attributes: ResizeAttrs, axis: int) -> bool:
@@ -144,18 +144,18 @@ def _weights(attributes: ResizeAttrs, axis: int, length: int, size: int) -> NDAr
     return matrix
 
 
-def _along(scope: EmissionScope, x: Expr, axis: int, matrix: NDArray[np.float32]) -> Expr:
+def _along(emitter: FunctionEmitter, x: Expr, axis: int, matrix: NDArray[np.float32]) -> Expr:
     """Returns the product of a sparse matrix with an axis of ``x``."""
     count = int((matrix != 0).sum(axis=1).max(initial=1))
     taps = np.sort(np.argsort(matrix == 0, axis=1, kind="stable")[:, :count], axis=1)
-    column = [-1 if i == axis else 1 for i in range(scope.rank(x))]
+    column = [-1 if i == axis else 1 for i in range(emitter.rank(x))]
     total: Expr = None
     for tap in taps.T:
         weight = np.take_along_axis(matrix, tap[:, None], axis=1)
-        index = scope.number(tap.astype(np.int64))
-        term = scope.emit(scope.op.take(x, index, axis=axis, mode="clip"))
+        index = emitter.number(tap.astype(np.int64))
+        term = emitter.emit(emitter.op.take(x, index, axis=axis, mode="clip"))
         if count > 1:
-            factor = scope.number(weight.reshape(column).astype(scope.dtype(x)))
-            term = scope.emit(scope.op.multiply(term, factor))
-        total = term if total is None else scope.emit(scope.op.add(total, term))
+            factor = emitter.number(weight.reshape(column).astype(emitter.dtype(x)))
+            term = emitter.emit(emitter.op.multiply(term, factor))
+        total = term if total is None else emitter.emit(emitter.op.add(total, term))
     return total

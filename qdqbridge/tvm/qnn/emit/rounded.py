@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from qdqbridge.core.graph.attribute_codecs import call_attributes, spatial_axes
 from qdqbridge.core.graph.graph import Node, Value
-from qdqbridge.core.graph.lenses import call_attributes, spatial_axes
 from qdqbridge.core.graph.operator import Operator
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.ops.attributes import AxisAttrs
@@ -16,8 +16,8 @@ from qdqbridge.core.ops.composition import COMPOSITION, CompositionAttrs, table
 from qdqbridge.core.ops.elementwise import CONCAT, WHERE
 from qdqbridge.core.ops.reduction import reduces, reduction_of
 from qdqbridge.tvm.qnn.emit.dtypes import storage
+from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter
 from qdqbridge.tvm.qnn.emit.norms import QUANTIZED_NORMS
-from qdqbridge.tvm.qnn.emit.scope import EmissionScope, Expr
 from qdqbridge.tvm.qnn.emit.table import at
 from qdqbridge.tvm.qnn.origin import written
 
@@ -25,17 +25,17 @@ _Typed = tuple[Expr, Expr, Expr, int]
 """An operand with its scale, zero point and the axis of these."""
 
 
-def quantized_result(scope: EmissionScope, node: Node) -> Expr | None:
+def quantized_result(emitter: FunctionEmitter, node: Node) -> Expr | None:
     """Emits the operator's own qnn call; returns None where it has none for these operands."""
     result = node.output.quant
     if result is None or not result.params.per_tensor:
         return None
     emit = _OTHERWISE.get(node.op)
     if emit is not None:
-        return emit(scope, node)
+        return emit(emitter, node)
     if not node.op.qnn:
         return None
-    return (_binary if node.op.arity == 2 else _unary)(scope, node)
+    return (_binary if node.op.arity == 2 else _unary)(emitter, node)
 
 
 def _result(node: Node) -> QuantParams:
@@ -43,126 +43,128 @@ def _result(node: Node) -> QuantParams:
     return node.output.quant.params
 
 
-def _typed(scope: EmissionScope, value: Value) -> _Typed | None:
+def _typed(emitter: FunctionEmitter, value: Value) -> _Typed | None:
     """Returns an operand with its scale, zero point and axis; a float one has scale 1."""
     if value.quant is None:
-        plain = _plain(scope, value)
+        plain = _plain(emitter, value)
         one, zero = np.ones((), np.float32), np.zeros((), np.int32)
-        return None if plain is None else (plain, scope.number(one), scope.number(zero), -1)
+        return None if plain is None else (plain, emitter.number(one), emitter.number(zero), -1)
     params = value.quant.params
     if params.blocked or params.storage_dtype.bits > 16:
         return None
     axis = -1 if params.axis is None else params.axis
-    return scope.value(value), scope.scale(params), scope.zero_point(params), axis
+    return emitter.value(value), emitter.scale(params), emitter.zero_point(params), axis
 
 
-def _plain(scope: EmissionScope, value: Value) -> Expr | None:
+def _plain(emitter: FunctionEmitter, value: Value) -> Expr | None:
     """Returns an operand as float32; None where that would change a value."""
     if str(value.type.dtype) == "float32":
-        return scope.value(value)
+        return emitter.value(value)
     if value.constant is None:
         return None
     array = value.constant.numpy()
     narrow = array.astype(np.float32)
-    return scope.number(narrow) if np.array_equal(narrow.astype(array.dtype), array) else None
+    return emitter.number(narrow) if np.array_equal(narrow.astype(array.dtype), array) else None
 
 
-def _outputs(scope: EmissionScope, params: QuantParams) -> list[Expr]:
-    return [scope.scale(params), scope.zero_point(params)]
+def _outputs(emitter: FunctionEmitter, params: QuantParams) -> list[Expr]:
+    return [emitter.scale(params), emitter.zero_point(params)]
 
 
-def _unary(scope: EmissionScope, node: Node) -> Expr | None:
+def _unary(emitter: FunctionEmitter, node: Node) -> Expr | None:
     """``qnn.<op>(x, sx, zx, sy, zy)``, whose attributes are the operator's."""
-    operand, rank = _typed(scope, node.operand(0)), node.operand(0).rank
+    operand, rank = _typed(emitter, node.operand(0)), node.operand(0).rank
     if operand is None or node.operand(0).quant is None:
         return None
     attributes = node.attributes
     if reduces(node.op):
         if rank is None:
             return None
-        attributes = reduction_of(node, scope.spatial(node, rank))
+        attributes = reduction_of(node, emitter.spatial(node, rank))
     attrs, spatial, params = call_attributes(attributes), spatial_axes(attributes), _result(node)
     if spatial:
-        attrs["layout"] = scope.layout(node, spatial + 2)
+        attrs["layout"] = emitter.layout(node, spatial + 2)
     attrs["out_dtype"] = storage(params)
-    args = [*operand[:3], *_outputs(scope, params)]
-    return scope.clamp(scope.qnn(node.op.qnn.format(rank=spatial), args, attrs), params)
+    args = [*operand[:3], *_outputs(emitter, params)]
+    return emitter.clamp(emitter.qnn(node.op.qnn.format(rank=spatial), args, attrs), params)
 
 
-def _binary(scope: EmissionScope, node: Node) -> Expr | None:
+def _binary(emitter: FunctionEmitter, node: Node) -> Expr | None:
     name = node.op.qnn
     if len(node.inputs) != 2:
-        return _folded(scope, node, name)
-    left, right = _typed(scope, node.operand(0)), _typed(scope, node.operand(1))
+        return _folded(emitter, node, name)
+    left, right = _typed(emitter, node.operand(0)), _typed(emitter, node.operand(1))
     if left is None or right is None:
         return None
-    return _pair(scope, name, left, right, _result(node))
+    return _pair(emitter, name, left, right, _result(node))
 
 
 def _pair(
-    scope: EmissionScope, name: str, left: _Typed, right: _Typed, params: QuantParams
+    emitter: FunctionEmitter, name: str, left: _Typed, right: _Typed, params: QuantParams
 ) -> Expr:
-    operands = scope.aligned([left[0], right[0]])
-    args = [*operands, *left[1:3], *right[1:3], *_outputs(scope, params)]
+    operands = emitter.aligned([left[0], right[0]])
+    args = [*operands, *left[1:3], *right[1:3], *_outputs(emitter, params)]
     attrs = {"lhs_axis": left[3], "rhs_axis": right[3], "out_dtype": storage(params)}
-    return scope.clamp(scope.qnn(name, args, attrs), params)
+    return emitter.clamp(emitter.qnn(name, args, attrs), params)
 
 
-def _folded(scope: EmissionScope, node: Node, name: str) -> Expr | None:
+def _folded(emitter: FunctionEmitter, node: Node, name: str) -> Expr | None:
     """Min and Max of any number: pairs, each rounded; rounding is monotone and repeatable."""
-    parts = [_typed(scope, value) for value in node.inputs if value is not None]
+    parts = [_typed(emitter, value) for value in node.inputs if value is not None]
     typed, params = [part for part in parts if part is not None], _result(node)
     if len(typed) != len(node.inputs):
         return None
     if len(typed) == 1:
-        return scope.converted(node.operand(0), params)
+        return emitter.converted(node.operand(0), params)
     total = typed[0]
     for other in typed[1:]:
-        joined = _pair(scope, name, total, other, params)
-        total = (joined, *_outputs(scope, params), -1)
+        joined = _pair(emitter, name, total, other, params)
+        total = (joined, *_outputs(emitter, params), -1)
     return total[0]
 
 
-def _where(scope: EmissionScope, node: Node) -> Expr | None:
-    left, right = _typed(scope, node.operand(1)), _typed(scope, node.operand(2))
+def _where(emitter: FunctionEmitter, node: Node) -> Expr | None:
+    left, right = _typed(emitter, node.operand(1)), _typed(emitter, node.operand(2))
     if left is None or right is None:
         return None
     params = _result(node)
-    operands = scope.aligned([scope.value(node.operand(0)), left[0], right[0]])
-    args = [*operands, *left[1:3], *right[1:3], *_outputs(scope, params)]
+    operands = emitter.aligned([emitter.value(node.operand(0)), left[0], right[0]])
+    args = [*operands, *left[1:3], *right[1:3], *_outputs(emitter, params)]
     attrs = {"lhs_axis": left[3], "rhs_axis": right[3], "out_dtype": storage(params)}
-    return scope.clamp(scope.qnn("where", args, attrs), params)
+    return emitter.clamp(emitter.qnn("where", args, attrs), params)
 
 
-def _concat(scope: EmissionScope, node: Node, attributes: AxisAttrs) -> Expr | None:
+def _concat(emitter: FunctionEmitter, node: Node, attributes: AxisAttrs) -> Expr | None:
     params = _result(node)
     values = [value for value in node.inputs if value is not None]
     typed = [v.quant.params for v in values if v.quant is not None and v.quant.params.per_tensor]
     whole = len(typed) == len(values)
     if whole and all(p.same_mapping(params) for p in typed):
-        joined = scope.emit(scope.op.concat([scope.value(v) for v in values], axis=attributes.axis))
+        joined = emitter.emit(
+            emitter.op.concat([emitter.value(v) for v in values], axis=attributes.axis)
+        )
         covered = all(p.qmin >= params.qmin and p.qmax <= params.qmax for p in typed)
-        return joined if covered else scope.clamp(joined, params)
+        return joined if covered else emitter.clamp(joined, params)
     if not whole or any(p.storage_dtype is not params.storage_dtype for p in typed):
-        parts = [scope.converted(value, params) for value in values]
-        return scope.emit(scope.op.concat(parts, axis=attributes.axis))
-    data = [scope.value(value) for value in values]
-    scales, zeros = [scope.scale(p) for p in typed], [scope.zero_point(p) for p in typed]
-    args = [data, scales, zeros, *_outputs(scope, params)]
-    return scope.clamp(scope.qnn("concatenate", args, {"axis": attributes.axis}), params)
+        parts = [emitter.converted(value, params) for value in values]
+        return emitter.emit(emitter.op.concat(parts, axis=attributes.axis))
+    data = [emitter.value(value) for value in values]
+    scales, zeros = [emitter.scale(p) for p in typed], [emitter.zero_point(p) for p in typed]
+    args = [data, scales, zeros, *_outputs(emitter, params)]
+    return emitter.clamp(emitter.qnn("concatenate", args, {"axis": attributes.axis}), params)
 
 
-def _composition(scope: EmissionScope, node: Node, attributes: CompositionAttrs) -> Expr | None:
+def _composition(emitter: FunctionEmitter, node: Node, attributes: CompositionAttrs) -> Expr | None:
     source, params = node.operand(0).quant, _result(node)
     if source is None:
         return None
     scalars = [v.constant.numpy() for v in node.inputs[1:] if v is not None and v.constant]
     entries = table(attributes, source.params, params, scalars)
-    args = [scope.value(node.operand(0)), scope.number(entries)]
-    return scope.qnn("lookup", args, {"function": written(node, named=False)})
+    args = [emitter.value(node.operand(0)), emitter.number(entries)]
+    return emitter.qnn("lookup", args, {"function": written(node, named=False)})
 
 
-_Quantized: TypeAlias = "Callable[[EmissionScope, Node], Expr | None]"
+_Quantized: TypeAlias = "Callable[[FunctionEmitter, Node], Expr | None]"
 _OTHERWISE: Mapping[Operator, _Quantized] = {
     **dict[Operator, _Quantized]((at(COMPOSITION, _composition), at(CONCAT, _concat))),
     WHERE: _where,

@@ -7,12 +7,12 @@ import numpy as np
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.ops.simulated import DISABLED, FLOAT_CODES, SIMULATE, SimulatedAttrs
-from qdqbridge.tvm.qnn.emit.scope import EmissionScope, Expr
+from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter
 from qdqbridge.tvm.qnn.emit.table import at
 
 
 def _simulate(
-    scope: EmissionScope, node: Node, attributes: SimulatedAttrs, args: list[Expr]
+    emitter: FunctionEmitter, node: Node, attributes: SimulatedAttrs, args: list[Expr]
 ) -> Expr:
     """Emits both calls, and between them the clamp to codes that the type has and more.
 
@@ -21,40 +21,40 @@ def _simulate(
     """
     x, code, scale, zero_point, low, high = args
     attrs = {"axis": -1 if attributes.axis is None else attributes.axis}
-    codes = scope.qnn("simulated_quantize", [x, code, scale, zero_point], attrs)
-    for bound, clamp in ((high, scope.op.minimum), (low, scope.op.maximum)):
-        codes = scope.emit(clamp(codes, _along(scope, bound, x, attributes.axis)))
-    real = scope.qnn("simulated_dequantize", [codes, code, scale, zero_point], attrs)
-    found = scope.op.where(_is(scope, code, DISABLED), x, real)
+    codes = emitter.qnn("simulated_quantize", [x, code, scale, zero_point], attrs)
+    for bound, clamp in ((high, emitter.op.minimum), (low, emitter.op.maximum)):
+        codes = emitter.emit(clamp(codes, _along(emitter, bound, x, attributes.axis)))
+    real = emitter.qnn("simulated_dequantize", [codes, code, scale, zero_point], attrs)
+    found = emitter.op.where(_is(emitter, code, DISABLED), x, real)
     if not attributes.floats:
         return found
-    factor = _along(scope, scale, x, attributes.axis)
+    factor = _along(emitter, scale, x, attributes.axis)
     for dtype, number in FLOAT_CODES.items():
-        rounded = _rounded(scope, scope.emit(scope.op.divide(x, factor)), dtype)
-        stored = scope.emit(scope.op.multiply(rounded, factor))
-        found = scope.op.where(_is(scope, code, number), stored, scope.emit(found))
+        rounded = _rounded(emitter, emitter.emit(emitter.op.divide(x, factor)), dtype)
+        stored = emitter.emit(emitter.op.multiply(rounded, factor))
+        found = emitter.op.where(_is(emitter, code, number), stored, emitter.emit(found))
     return found
 
 
-def _is(scope: EmissionScope, code: Expr, number: int) -> Expr:
-    return scope.emit(scope.op.equal(code, scope.number(np.array(number, np.int32))))
+def _is(emitter: FunctionEmitter, code: Expr, number: int) -> Expr:
+    return emitter.emit(emitter.op.equal(code, emitter.number(np.array(number, np.int32))))
 
 
-def _rounded(scope: EmissionScope, x: Expr, dtype: DType) -> Expr:
+def _rounded(emitter: FunctionEmitter, x: Expr, dtype: DType) -> Expr:
     """Returns the number nearest to each of ``x`` that a small float type has."""
-    one = scope.number(np.ones((), np.float32))
-    stored = scope.qnn("quantize_minifloat", [x, one], {"format": dtype.label})
-    return scope.qnn("dequantize_minifloat", [stored, one], {"format": dtype.label})
+    one = emitter.number(np.ones((), np.float32))
+    stored = emitter.qnn("quantize_minifloat", [x, one], {"format": dtype.label})
+    return emitter.qnn("dequantize_minifloat", [stored, one], {"format": dtype.label})
 
 
-def _along(scope: EmissionScope, bound: Expr, x: Expr, axis: int | None) -> Expr:
+def _along(emitter: FunctionEmitter, bound: Expr, x: Expr, axis: int | None) -> Expr:
     """Returns a bound or a scale as floats that broadcast against ``x``."""
-    number = scope.cast(bound, "float32")
-    if axis is None or not scope.extents(bound):
+    number = emitter.cast(bound, "float32")
+    if axis is None or not emitter.extents(bound):
         return number
-    extents = scope.extents(bound)
-    shape = [extents[0] if i == axis else 1 for i in range(scope.rank(x))]
-    return scope.emit(scope.op.reshape(number, shape))
+    extents = emitter.extents(bound)
+    shape = [extents[0] if i == axis else 1 for i in range(emitter.rank(x))]
+    return emitter.emit(emitter.op.reshape(number, shape))
 
 
 FLOATING_SIMULATED = dict((at(SIMULATE, _simulate),))

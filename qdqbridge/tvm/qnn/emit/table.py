@@ -7,20 +7,20 @@ from typing import Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.operator import AnyAttributes, Operator, Row
-from qdqbridge.tvm.qnn.emit.scope import EmissionScope
+from qdqbridge.tvm.qnn.emit.emitter import FunctionEmitter
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Emission: TypeAlias = Callable[Concatenate[EmissionScope, Node, P], R]
+Emission: TypeAlias = Callable[Concatenate[FunctionEmitter, Node, P], R]
 
 
 def at(
     row: Row[AnyAttributes],
-    emit: Callable[Concatenate[EmissionScope, Node, AnyAttributes, P], R],
+    emit: Callable[Concatenate[FunctionEmitter, Node, AnyAttributes, P], R],
 ) -> tuple[Operator, Emission[P, R]]:
     """Returns the entry of a row whose function takes the attributes that the row has."""
 
-    def emitted(scope: EmissionScope, node: Node, *args: P.args, **kwargs: P.kwargs) -> R:
-        return emit(scope, node, node.record(row.attributes), *args, **kwargs)
+    def emitted(emitter: FunctionEmitter, node: Node, *args: P.args, **kwargs: P.kwargs) -> R:
+        return emit(emitter, node, node.record(row.attributes), *args, **kwargs)
 
     return row, emitted

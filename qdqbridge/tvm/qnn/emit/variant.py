@@ -16,35 +16,35 @@ from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.tvm.qnn.emit.dtypes import storage
 
 if TYPE_CHECKING:
-    from qdqbridge.tvm.qnn.emit.scope import EmissionScope
+    from qdqbridge.tvm.qnn.emit.emitter import FunctionEmitter
 
-Row = Callable[["EmissionScope", Node], Any]
+Row = Callable[["FunctionEmitter", Node], Any]
 """Emits a node whose data is quantized; returns None where its form does not apply."""
 
 
-def add_bias(scope: EmissionScope, acc: Any, bias: NDArray[Any], axis: int) -> Any:
+def add_bias(emitter: FunctionEmitter, acc: Any, bias: NDArray[Any], axis: int) -> Any:
     """``add(acc, bias)``, the bias shaped to broadcast along ``axis``."""
-    trailing = scope.rank(acc) - 1 - axis
+    trailing = emitter.rank(acc) - 1 - axis
     column = bias.reshape(-1, *([1] * trailing)) if trailing and axis >= 0 else bias
-    return scope.emit(scope.op.add(acc, scope.number(column)))
+    return emitter.emit(emitter.op.add(acc, emitter.number(column)))
 
 
 def requantize(
-    scope: EmissionScope, acc: Any, scale: NDArray[np.float32], axis: int, params: QuantParams
+    emitter: FunctionEmitter, acc: Any, scale: NDArray[np.float32], axis: int, params: QuantParams
 ) -> Any:
     """``requantize(acc, scale, 0, sy, zy)`` and the clamp of a narrower range."""
     attrs = {
         "axis": axis, "rounding": "TONEAREST_EVEN", "compute_dtype": "float32",
         "out_dtype": storage(params),
     }  # fmt: skip
-    zero = scope.number(np.zeros((), np.int32))
-    args = [acc, scope.number(scale), zero, scope.scale(params), scope.zero_point(params)]
-    return scope.clamp(scope.qnn("requantize", args, attrs), params)
+    zero = emitter.number(np.zeros((), np.int32))
+    args = [acc, emitter.number(scale), zero, emitter.scale(params), emitter.zero_point(params)]
+    return emitter.clamp(emitter.qnn("requantize", args, attrs), params)
 
 
-def clip(scope: EmissionScope, stored: Any, params: QuantParams) -> Any:
+def clip(emitter: FunctionEmitter, stored: Any, params: QuantParams) -> Any:
     """``clip(stored, qmin, qmax)``."""
-    return scope.emit(scope.op.clip(stored, params.qmin, params.qmax))
+    return emitter.emit(emitter.op.clip(stored, params.qmin, params.qmax))
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -64,13 +64,13 @@ class Variant:
     """
 
     name: str = "canonical"
-    bias: Callable[[EmissionScope, Any, NDArray[Any], int], Any] = add_bias
+    bias: Callable[[FunctionEmitter, Any, NDArray[Any], int], Any] = add_bias
     zero_bias: bool = False
     scalar_zero_point: bool = False
-    requantize: Callable[[EmissionScope, Any, NDArray[np.float32], int, QuantParams], Any] = (
+    requantize: Callable[[FunctionEmitter, Any, NDArray[np.float32], int, QuantParams], Any] = (
         requantize
     )
-    clamp: Callable[[EmissionScope, Any, QuantParams], Any] = clip
+    clamp: Callable[[FunctionEmitter, Any, QuantParams], Any] = clip
     kernel_layout: Callable[[bool, bool], str] | None = None
     rows: Mapping[Operator, Row] = field(default_factory=lambda: MappingProxyType({}))
 

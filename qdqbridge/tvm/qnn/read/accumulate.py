@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.core.graph.attribute_codecs import read_attributes
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.graph.lenses import read_attributes
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType, Shape, TensorType, ValueType

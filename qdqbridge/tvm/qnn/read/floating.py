@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from qdqbridge.core.graph.attribute_codecs import read_attributes
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.graph.lenses import read_attributes
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow, Operator
 from qdqbridge.core.graph.types import TensorType, static_shape
 from qdqbridge.core.ops.attributes import (

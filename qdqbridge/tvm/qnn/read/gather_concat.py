@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from qdqbridge.core.graph.attribute_codecs import read_attributes
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.graph.lenses import read_attributes
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import Operator
 from qdqbridge.core.graph.quantization import QuantParams

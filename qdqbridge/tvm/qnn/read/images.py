@@ -14,31 +14,35 @@ from qdqbridge.core.ops.attributes import (
 )
 from qdqbridge.core.ops.permutation import inverse, permuted_shape
 from qdqbridge.tvm.qnn.read.layout import channels_first, laid_out
+from qdqbridge.tvm.qnn.read.reader import CallReader, rows_of
 from qdqbridge.tvm.qnn.read.reading import Row
-from qdqbridge.tvm.qnn.read.site import ReadSite, rows_of
 from qdqbridge.tvm.qnn.signatures import data_letters
 
 
 def in_layout(
-    site: ReadSite, op: str, attributes_of: Callable[[Value, TensorType], Attributes]
+    reader: CallReader, op: str, attributes_of: Callable[[Value, TensorType], Attributes]
 ) -> Value:
     """Returns ``op`` of operand 0 with channels first, brought back into the call's layout.
 
     Args:
-        site: The call.
+        reader: The call.
         op: The row's name.
         attributes_of: Makes the attributes from the operand and the type of the result, both with
             channels first.
     """
-    data, rank = site.value(0), len(site.result.shape or ())
-    layout = site.text("layout") or (data_letters(rank - 2) if 3 <= rank <= 5 else "")
-    x, back = channels_first(site.reading, data, layout, rank - 2)
-    shape = site.result.shape if back is None else permuted_shape(site.result.shape, inverse(back))
-    attributes = attributes_of(x, TensorType(site.result.dtype, shape))
+    data, rank = reader.value(0), len(reader.result.shape or ())
+    layout = reader.text("layout") or (data_letters(rank - 2) if 3 <= rank <= 5 else "")
+    x, back = channels_first(reader.reading, data, layout, rank - 2)
+    shape = (
+        reader.result.shape if back is None else permuted_shape(reader.result.shape, inverse(back))
+    )
+    attributes = attributes_of(x, TensorType(reader.result.dtype, shape))
     if not _moves(op, attributes):
-        x = site.plain(x)
-    type_: ValueType = site.result if x.quant is None else x.quant.with_shape(site.result.shape)
-    return laid_out(site.reading, type_, back, lambda inner: site.emit(op, [x], attributes, inner))
+        x = reader.plain(x)
+    type_: ValueType = reader.result if x.quant is None else x.quant.with_shape(reader.result.shape)
+    return laid_out(
+        reader.reading, type_, back, lambda inner: reader.emit(op, [x], attributes, inner)
+    )
 
 
 def _moves(op: str, attributes: Attributes) -> bool:
@@ -47,35 +51,35 @@ def _moves(op: str, attributes: Attributes) -> bool:
     return op in ("GlobalMaxPool", "DepthToSpace", "SpaceToDepth")
 
 
-def global_pool(op: str) -> Callable[[ReadSite], Value]:
+def global_pool(op: str) -> Callable[[CallReader], Value]:
     """Returns the row of ``nn.global_{max,avg}_pool2d`` and of adaptive pools to 1x1."""
 
-    def row(site: ReadSite) -> Value:
+    def row(reader: CallReader) -> Value:
         def attributes(x: Value, y: TensorType) -> Attributes:
             del x
             if any(extent != 1 for extent in (y.shape or ())[2:]):
-                raise site.refusal("it pools to several elements, with windows of unequal size")
+                raise reader.refusal("it pools to several elements, with windows of unequal size")
             return NO_ATTRIBUTES
 
-        return in_layout(site, op, attributes)
+        return in_layout(reader, op, attributes)
 
     return row
 
 
-def blocks(op: str) -> Callable[[ReadSite], Value]:
+def blocks(op: str) -> Callable[[CallReader], Value]:
     """Returns the row of ``nn.depth_to_space(x; block_size, mode)`` and its inverse."""
 
-    def row(site: ReadSite) -> Value:
-        mode = site.text("mode", "DCR") if op == "DepthToSpace" else "DCR"
-        attributes = DepthSpaceAttrs(site.integer("block_size"), mode)
-        return in_layout(site, op, lambda x, y: attributes)
+    def row(reader: CallReader) -> Value:
+        mode = reader.text("mode", "DCR") if op == "DepthToSpace" else "DCR"
+        attributes = DepthSpaceAttrs(reader.integer("block_size"), mode)
+        return in_layout(reader, op, lambda x, y: attributes)
 
     return row
 
 
-def batch_flatten(site: ReadSite) -> Value:
+def batch_flatten(reader: CallReader) -> Value:
     """``nn.batch_flatten(x)``."""
-    return site.emit("Flatten", [site.value(0)], AxisAttrs(1))
+    return reader.emit("Flatten", [reader.value(0)], AxisAttrs(1))
 
 
 ROWS: Mapping[str, Row] = rows_of({

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from qdqbridge.core.graph.attribute_codecs import read_attributes
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.graph.lenses import read_attributes
 from qdqbridge.core.graph.operator import Flow, Operator
 from qdqbridge.core.graph.types import QuantType
 from qdqbridge.core.ops.attributes import ClipAttrs, PoolAttrs

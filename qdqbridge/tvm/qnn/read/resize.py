@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from qdqbridge.core.graph.attribute_codecs import permuted_attributes, read_attributes
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.graph.lenses import permuted_attributes, read_attributes
 from qdqbridge.core.graph.types import QuantType, TensorType, ValueType
 from qdqbridge.core.layout.permutation import channels_first as first
 from qdqbridge.core.ops.attributes import ResizeAttrs
@@ -17,8 +17,8 @@ from qdqbridge.tvm.qnn.read import parameters
 from qdqbridge.tvm.qnn.read.call import Call
 from qdqbridge.tvm.qnn.read.images import in_layout
 from qdqbridge.tvm.qnn.read.layout import channels_first, laid_out
+from qdqbridge.tvm.qnn.read.reader import CallReader, Ints, rows_of
 from qdqbridge.tvm.qnn.read.reading import Reading, Row, tensor
-from qdqbridge.tvm.qnn.read.site import Ints, ReadSite, rows_of
 from qdqbridge.tvm.qnn.signatures import ONE
 from qdqbridge.tvm.qnn.weights import axis_weights
 
@@ -115,56 +115,61 @@ def permuted(attributes: ResizeAttrs, rank: int) -> ResizeAttrs:
 # ---- the hosts' ---------------------------------------------------------------------------------
 
 
-def resize(site: ReadSite) -> Value:
+def resize(reader: CallReader) -> Value:
     """``image.resize{1,2,3}d(x; size, method, coordinate_transformation_mode, …)``."""
-    return in_layout(site, "Resize", lambda x, y: _resize_attributes(site, x, y))
+    return in_layout(reader, "Resize", lambda x, y: _resize_attributes(reader, x, y))
 
 
-def _resize_attributes(site: ReadSite, x: Value, y: TensorType) -> ResizeAttrs:
+def _resize_attributes(reader: CallReader, x: Value, y: TensorType) -> ResizeAttrs:
     """Returns the attributes; the sizes as scales where those are whole numbers."""
-    method = site.text("method", "linear")
+    method = reader.text("method", "linear")
     if method not in _METHODS:
-        raise site.refusal(f"its method is {method}")
-    mode, coordinates = _METHODS[method], site.text("coordinate_transformation_mode", "half_pixel")
-    before, sizes = _extents(site, x, y)
+        raise reader.refusal(f"its method is {method}")
+    mode, coordinates = (
+        _METHODS[method],
+        reader.text("coordinate_transformation_mode", "half_pixel"),
+    )
+    before, sizes = _extents(reader, x, y)
     whole = all(after % extent == 0 for after, extent in zip(sizes, before, strict=True))
     factors = tuple(float(after // extent) for after, extent in zip(sizes, before, strict=True))
     crop, nearest = coordinates == "tf_crop_and_resize", mode == "nearest"
     attributes = ResizeAttrs(
         mode,
         coordinates,
-        _rounding(site, coordinates) if nearest else "round_prefer_floor",
+        _rounding(reader, coordinates) if nearest else "round_prefer_floor",
         factors if whole else None,
         None if whole else sizes,
-        cubic_coeff_a=site.number("cubic_alpha", -0.75) if mode == "cubic" else -0.75,
-        exclude_outside=mode == "cubic" and bool(site.integer("cubic_exclude")),
-        extrapolation_value=site.number("extrapolation_value") if crop else 0.0,
-        roi=_roi(site.call, len(sizes)) if crop else (),
+        cubic_coeff_a=reader.number("cubic_alpha", -0.75) if mode == "cubic" else -0.75,
+        exclude_outside=mode == "cubic" and bool(reader.integer("cubic_exclude")),
+        extrapolation_value=reader.number("extrapolation_value") if crop else 0.0,
+        roi=_roi(reader.call, len(sizes)) if crop else (),
     )
-    return _as_stated(site, attributes, before, sizes)
+    return _as_stated(reader, attributes, before, sizes)
 
 
-def _extents(site: ReadSite, x: Value, y: TensorType) -> tuple[Ints, Ints]:
+def _extents(reader: CallReader, x: Value, y: TensorType) -> tuple[Ints, Ints]:
     """Returns the extents before and after; one that is kept and known at run time only is 1."""
-    pairs = tuple(zip(site.shape(x), site.shape(Value(y)), strict=True))
+    pairs = tuple(zip(reader.shape(x), reader.shape(Value(y)), strict=True))
     kept = [a == b and isinstance(a, str) for a, b in pairs]
     known = [(1, 1) if same else pair for same, pair in zip(kept, pairs, strict=True)]
     whole = all(isinstance(a, int) and isinstance(b, int) and b % a == 0 for a, b in known)
     if any(kept) and not whole:
-        raise site.refusal("an extent is not known before the model runs")
+        raise reader.refusal("an extent is not known before the model runs")
     before, after = ([int(side) for side in sides] for sides in zip(*known, strict=True))
     return tuple(before), tuple(after)
 
 
-def _rounding(site: ReadSite, coordinates: str) -> str:
+def _rounding(reader: CallReader, coordinates: str) -> str:
     """Returns ONNX's nearest mode; what is not stated depends on the coordinates in Relay."""
-    stated = site.text("rounding_method")
+    stated = reader.text("rounding_method")
     return _ROUNDING[stated or ("round" if coordinates == "align_corners" else "floor")]
 
 
-def _as_stated(site: ReadSite, attributes: ResizeAttrs, before: Ints, after: Ints) -> ResizeAttrs:
+def _as_stated(
+    reader: CallReader, attributes: ResizeAttrs, before: Ints, after: Ints
+) -> ResizeAttrs:
     """Returns the attributes of the span's Resize where they give every axis the same weights."""
-    provenance, given = site.call.provenance, site.call.stated(ResizeAttrs)
+    provenance, given = reader.call.provenance, reader.call.stated(ResizeAttrs)
     if provenance is None or given is None or given.mode != attributes.mode:
         return attributes
     if layout_of(provenance) is not None:
@@ -176,18 +181,18 @@ def _as_stated(site: ReadSite, attributes: ResizeAttrs, before: Ints, after: Int
     return given
 
 
-def upsampling(site: ReadSite) -> Value:
+def upsampling(reader: CallReader) -> Value:
     """``nn.upsampling(x; scale_h, scale_w, method, align_corners)``."""
-    method = site.text("method", "nearest_neighbor")
+    method = reader.text("method", "nearest_neighbor")
     mode = {"nearest_neighbor": "nearest", "bilinear": "linear"}.get(method)
     if mode is None:
-        raise site.refusal(f"its method is {method}")
-    corners = "align_corners" if site.flag("align_corners") else "half_pixel"
+        raise reader.refusal(f"its method is {method}")
+    corners = "align_corners" if reader.flag("align_corners") else "half_pixel"
     coordinates = "asymmetric" if mode == "nearest" else corners
     rounding = "floor" if mode == "nearest" else "round_prefer_floor"
-    scales = (1.0, 1.0, site.number("scale_h", 1.0), site.number("scale_w", 1.0))
+    scales = (1.0, 1.0, reader.number("scale_h", 1.0), reader.number("scale_w", 1.0))
     attributes = ResizeAttrs(mode, coordinates, rounding, scales, None)
-    return in_layout(site, "Resize", lambda x, y: attributes)
+    return in_layout(reader, "Resize", lambda x, y: attributes)
 
 
 RESIZE: Mapping[str, Row] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from qdqbridge.core.graph.attribute_codecs import read_attributes
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.graph.lenses import read_attributes
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Operator
 from qdqbridge.core.graph.types import QuantType
 from qdqbridge.core.ops.attributes import (

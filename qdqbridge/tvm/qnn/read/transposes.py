@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from types import MappingProxyType
 
+from qdqbridge.core.graph.attribute_codecs import permuted_attributes
 from qdqbridge.core.graph.edit import Editor, link, unlink
 from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Node, Value
-from qdqbridge.core.graph.lenses import permuted_attributes
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.core.layout.constraints import (
     WINDOWS,
@@ -44,7 +44,13 @@ from qdqbridge.core.ops.permutation import permuted_constant, permuted_shape, pe
 from qdqbridge.core.ops.pooling import GLOBAL_AVERAGE_POOL
 from qdqbridge.core.ops.reduction import REDUCE_MEAN
 from qdqbridge.core.ops.resize import RESIZE
-from qdqbridge.tvm.qnn.read.site import AS_WRITTEN, CONVERTED, TO_FIRST, TO_LAST, WITHOUT_PROVENANCE
+from qdqbridge.tvm.qnn.read.reader import (
+    AS_WRITTEN,
+    CONVERTED,
+    TO_FIRST,
+    TO_LAST,
+    WITHOUT_PROVENANCE,
+)
 
 _RANKS = (3, 4, 5)
 _NATIVE = frozenset(

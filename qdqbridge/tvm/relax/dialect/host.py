@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from tvm import ir, relax, s_tir, sym
 from tvm.relax.utils import gen_call_tir_inputs
 
+from qdqbridge.tvm.qnn.dialect.context import CallContext
 from qdqbridge.tvm.qnn.dialect.op import QnnOp
-from qdqbridge.tvm.qnn.dialect.site import DialectSite
 
 DATA_PARALLEL = 0
 """``IterVar.kDataPar`` of TVM."""
@@ -53,7 +53,7 @@ class RelaxHost:
 
     def call_te(
         self,
-        site: DialectSite,
+        context: CallContext,
         name: str,
         function: Callable[..., Any],
         args: Sequence[Any],
@@ -65,7 +65,7 @@ class RelaxHost:
         The initialization of reductions is taken out of their loops, so that LLVM can vectorize
         the innermost one.
         """
-        del site
+        del context
         if not blocks:
             return self._builder.call_te(function, *args, primfunc_name_hint=name)
         func, call_args, type_ = gen_call_tir_inputs(function, *args)
@@ -88,12 +88,12 @@ def _reorder(schedule: Any, name: str, inner: int) -> None:
     schedule.decompose_reduction(block, reduction[0])
 
 
-def site_of(op: QnnOp, call: ir.Call, host: RelaxHost) -> DialectSite:
+def context_of(op: QnnOp, call: ir.Call, host: RelaxHost) -> CallContext:
     """Returns a call of ``op`` as its functions take it."""
     attrs: Any = call.attrs
     types = [getattr(arg, "ty", None) for arg in call.args]
     values = {attribute.name: attrs[attribute.name] for attribute in op.attributes}
-    return DialectSite(op.name, op.arguments, call.args, types, values, host)
+    return CallContext(op.name, op.arguments, call.args, types, values, host)
 
 
 def tensor_type(shape: Any, dtype: str) -> relax.TensorType:

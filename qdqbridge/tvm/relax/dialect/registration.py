@@ -12,7 +12,7 @@ from tvm.ir import _ffi_api as ir_api
 
 from qdqbridge.errors import GraphError
 from qdqbridge.tvm.qnn.dialect.op import QnnOp
-from qdqbridge.tvm.relax.dialect.host import RelaxHost, site_of, tensor_type
+from qdqbridge.tvm.relax.dialect.host import RelaxHost, context_of, tensor_type
 
 _REGISTERED: dict[str, QnnOp] = {}
 
@@ -37,14 +37,14 @@ def register(ops: Iterable[QnnOp]) -> None:
 
 def _infer_hook(op: QnnOp) -> Callable[[ir.Call, relax.BlockBuilder], relax.TensorType]:
     def infer(call: ir.Call, builder: relax.BlockBuilder) -> relax.TensorType:
-        result = op.infer(site_of(op, call, RelaxHost(builder)))
+        result = op.infer(context_of(op, call, RelaxHost(builder)))
         return tensor_type(result.shape, result.dtype)
 
     return infer
 
 
 def _legalize_hook(op: QnnOp) -> Callable[[relax.BlockBuilder, ir.Call], Any]:
-    return lambda builder, call: op.lower(site_of(op, call, RelaxHost(builder)))
+    return lambda builder, call: op.lower(context_of(op, call, RelaxHost(builder)))
 
 
 def lookup(name: str) -> QnnOp:
@@ -80,4 +80,4 @@ def call(name: str, args: Sequence[Any], attrs: Mapping[str, Any] | None = None)
 def lower_call(builder: relax.BlockBuilder, node: ir.Call) -> Any:
     """Returns the legalization of a call, for a legalization that is made of others."""
     op = lookup(node.op.name)
-    return op.lower(site_of(op, node, RelaxHost(builder)))
+    return op.lower(context_of(op, node, RelaxHost(builder)))

@@ -22,11 +22,11 @@ from qdqbridge.core.ops.attributes import (
     ShapeAttrs,
     SliceAttrs,
 )
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.tvm.relax.emit.broadcasting import chosen, equal
 
 if TYPE_CHECKING:
-    from qdqbridge.tvm.relax.emit.scope import RelaxScope
+    from qdqbridge.tvm.relax.emit.emitter import RelaxEmitter
 
 Extent = Any
 """A Python int, or a TIR expression."""
@@ -39,8 +39,8 @@ _KEEPING = ("Identity", "Squeeze", "Unsqueeze", "Reshape", "Flatten")
 class Arithmetic:
     """Knows the elements of integer vectors; every value is looked at once."""
 
-    def __init__(self, scope: RelaxScope) -> None:
-        self._scope = scope
+    def __init__(self, emitter: RelaxEmitter) -> None:
+        self._emitter = emitter
         self._known: dict[Value, Elements | None] = {}
 
     def elements(self, value: Value | None) -> Elements | None:
@@ -78,17 +78,17 @@ class Arithmetic:
         return found if found is None or len(found) <= _MOST else None
 
     def _filled(self, node: Node) -> Elements | None:
-        count, attributes = self.elements(node.operand(0)), node.record(ForeignAttrs)
+        count, attributes = self.elements(node.operand(0)), node.record(OpaqueAttrs)
         if count is None or len(count) != 1 or not isinstance(count[0], int) or count[0] > _MOST:
             return None
         return [int(attributes.node.number("value") or 0)] * count[0]
 
     def _extents(self, value: Value) -> Elements | None:
         shape = None if value.constant is None else list(value.constant.shape)
-        if shape is None and value in self._scope.exprs:
-            type_ = getattr(self._scope.exprs[value].ty, "shape", None)
+        if shape is None and value in self._emitter.exprs:
+            type_ = getattr(self._emitter.exprs[value].ty, "shape", None)
             if getattr(type_, "values", None) is not None:
-                shape = self._scope.extents(self._scope.exprs[value])
+                shape = self._emitter.extents(self._emitter.exprs[value])
         return shape
 
     def shape(self, node: Node) -> Elements | None:
@@ -111,7 +111,7 @@ class Arithmetic:
 def _name(node: Node) -> str:
     """Returns the operator, of a carried node too."""
     attributes = node.attributes
-    if isinstance(attributes, ForeignAttrs):
+    if isinstance(attributes, OpaqueAttrs):
         return "" if attributes.domain else attributes.op_type
     return node.op.name
 

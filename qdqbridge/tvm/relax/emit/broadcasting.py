@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from tvm import sym, tirx
 
-from qdqbridge.tvm.qnn.emit.scope import Expr
+from qdqbridge.tvm.qnn.emit.emitter import Expr
 from qdqbridge.tvm.relax.dialect.broadcast import broadcast_to
 
 if TYPE_CHECKING:
-    from qdqbridge.tvm.relax.emit.scope import RelaxScope
+    from qdqbridge.tvm.relax.emit.emitter import RelaxEmitter
 
 Extent = Any
 """A Python int, or a TIR expression."""
 
 
-def aligned(scope: RelaxScope, exprs: Sequence[Expr], trailing: int = 0) -> list[Expr]:
+def aligned(emitter: RelaxEmitter, exprs: Sequence[Expr], trailing: int = 0) -> list[Expr]:
     """Returns operands whose extents can be shown to broadcast.
 
     An axis on which an operand has one element, another a symbolic extent that is either the
@@ -26,32 +26,32 @@ def aligned(scope: RelaxScope, exprs: Sequence[Expr], trailing: int = 0) -> list
     fit end the run with an error.
 
     Args:
-        scope: Where operands are emitted.
+        emitter: Where operands are emitted.
         exprs: The operands.
         trailing: How many of the last axes do not broadcast.
     """
-    shapes = [scope.extents(expr) for expr in exprs]
+    shapes = [emitter.extents(expr) for expr in exprs]
     leads = [shape[: len(shape) - trailing] for shape in shapes]
     columns = [list(axis) for axis in zip_longest(*map(reversed, leads), fillvalue=1)][::-1]
     if all(known_to_agree(column) for column in columns):
         return list(exprs)
     whole = [
-        scope.bound_extent(extent) if isinstance(extent, tirx.Select) else extent
+        emitter.bound_extent(extent) if isinstance(extent, tirx.Select) else extent
         for column in columns
         for extent in (common(column),)
     ]
     return [
-        _spread(scope, expr, lead, shape[len(lead) :], columns, whole)
+        _spread(emitter, expr, lead, shape[len(lead) :], columns, whole)
         for expr, lead, shape in zip(exprs, leads, shapes, strict=True)
     ]
 
 
-def joinable(scope: RelaxScope, exprs: Sequence[Expr], axis: int) -> list[Expr]:
+def joinable(emitter: RelaxEmitter, exprs: Sequence[Expr], axis: int) -> list[Expr]:
     """Returns operands of a concat whose other extents can be shown to be the same.
 
     Those that have other names end a run with an error where they are not.
     """
-    shapes = [scope.extents(expr) for expr in exprs]
+    shapes = [emitter.extents(expr) for expr in exprs]
     if len({len(shape) for shape in shapes}) > 1:
         return list(exprs)
     columns = list(zip(*shapes, strict=True))
@@ -66,37 +66,37 @@ def joinable(scope: RelaxScope, exprs: Sequence[Expr], axis: int) -> list[Expr]:
         if any(isinstance(a, int) for a, _ in differ):
             return list(exprs)  # of numbers that do not fit the operator says so itself
         for have, want in differ:
-            scope.need_same(have, want)
-        result.append(scope.emit(broadcast_to(expr, target, implied=True)) if differ else expr)
+            emitter.need_same(have, want)
+        result.append(emitter.emit(broadcast_to(expr, target, implied=True)) if differ else expr)
     return result
 
 
-def spread(scope: RelaxScope, expr: Expr, shape: Sequence[Extent]) -> Expr:
+def spread(emitter: RelaxEmitter, expr: Expr, shape: Sequence[Extent]) -> Expr:
     """Returns an operand repeated to a shape; extents that do not fit end the run with an error.
 
     TVM's operator is for those of which it is known whether they are 1.
     """
-    own = scope.extents(expr)
+    own = emitter.extents(expr)
     pairs = list(zip(own, list(shape)[len(shape) - len(own) :], strict=True))
     for have, want in pairs:
         if not _is(have, 1) and not (isinstance(have, int) and isinstance(want, int)):
-            scope.need_same(have if isinstance(have, int) else chosen(have, want), want)
+            emitter.need_same(have if isinstance(have, int) else chosen(have, want), want)
     if all(isinstance(a, int) or equal(a, b) for a, b in pairs):
-        return scope.op.broadcast_to(expr, list(shape))
+        return emitter.op.broadcast_to(expr, list(shape))
     return broadcast_to(expr, list(shape), implied=False)
 
 
-def fitted(scope: RelaxScope, expr: Expr, shape: Sequence[Extent]) -> Expr:
+def fitted(emitter: RelaxEmitter, expr: Expr, shape: Sequence[Extent]) -> Expr:
     """Returns an operand that broadcasts to a shape, which does not grow by it."""
-    own = scope.extents(expr)
+    own = emitter.extents(expr)
     target = [*own]
     wanted = list(shape)[len(shape) - len(own) :] if len(own) <= len(shape) else own
     for axis, (have, want) in enumerate(zip(own, wanted, strict=True)):
         numbers = isinstance(have, int) and isinstance(want, int)
         if not _is(have, 1) and not numbers and not equal(have, want):
-            scope.need_same(have if isinstance(have, int) else chosen(have, want), want)
+            emitter.need_same(have if isinstance(have, int) else chosen(have, want), want)
             target[axis] = have if isinstance(have, int) else want
-    return expr if target == own else scope.emit(broadcast_to(expr, target, implied=True))
+    return expr if target == own else emitter.emit(broadcast_to(expr, target, implied=True))
 
 
 def known_to_agree(column: Sequence[Extent]) -> bool:
@@ -157,7 +157,7 @@ def _is(extent: Extent, number: int) -> bool:
 
 
 def _spread(
-    scope: RelaxScope,
+    emitter: RelaxEmitter,
     expr: Expr,
     lead: Sequence[Extent],
     rest: Sequence[Extent],
@@ -170,7 +170,7 @@ def _spread(
         if not known_to_agree(columns[first + axis]) and not isinstance(own, int):
             target[axis] = whole[first + axis]
             same = own if _caps(own, target[axis]) else chosen(own, target[axis])
-            scope.need_same(same, target[axis])
+            emitter.need_same(same, target[axis])
     if all(map(equal, target, lead)):
         return expr
-    return scope.emit(broadcast_to(expr, [*target, *rest], implied=True))
+    return emitter.emit(broadcast_to(expr, [*target, *rest], implied=True))

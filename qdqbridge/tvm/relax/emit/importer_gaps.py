@@ -13,7 +13,7 @@ import numpy as np
 
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.types import static_shape
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.onnx_io.runtime.index_bounds import bound_indices
 
 _INDEXED = ("GatherElements", "GatherND", "ScatterElements", "ScatterND")
@@ -24,7 +24,7 @@ _DROPOUT_MASK = 12
 def gap(node: Node) -> str | None:
     """Returns why a carried node must not go through TVM's importer; None where it may."""
     attributes = node.attributes
-    if not isinstance(attributes, ForeignAttrs) or attributes.domain:
+    if not isinstance(attributes, OpaqueAttrs) or attributes.domain:
         return None
     found = _GAPS.get(attributes.op_type)
     return None if found is None else found(node, attributes)
@@ -65,7 +65,7 @@ def _bound_indices(model: Any, carried: Node) -> None:
     """Takes indices modulo the extents that they go along: TVM reads and writes where they say."""
     extents = _indexed_extents(carried)
     assert extents is not None
-    several = carried.record(ForeignAttrs).op_type.endswith("ND")
+    several = carried.record(OpaqueAttrs).op_type.endswith("ND")
     dtype = carried.operand(1).type.dtype.numpy
     bound_indices(model, np.asarray(extents if several else extents[0], dtype))
 
@@ -73,7 +73,7 @@ def _bound_indices(model: Any, carried: Node) -> None:
 def _indexed_extents(node: Node) -> tuple[int, ...] | None:
     """Returns the extents of the data that the indices of a node go along, where all are known."""
     shape, indices = node.operand(0).type.shape, node.operand(1).type.shape
-    attributes = node.record(ForeignAttrs)
+    attributes = node.record(OpaqueAttrs)
     given = attributes.node.integers()
     if shape is None:
         return None
@@ -86,7 +86,7 @@ def _indexed_extents(node: Node) -> tuple[int, ...] | None:
     return static_shape(shape[first : first + indices[-1]])
 
 
-def _indexing(node: Node, attributes: ForeignAttrs) -> str | None:
+def _indexing(node: Node, attributes: OpaqueAttrs) -> str | None:
     extents = _indexed_extents(node)
     if not extents or 0 in extents:
         return "it reads and writes wherever indices of an open or empty extent say"
@@ -97,7 +97,7 @@ def _indexing(node: Node, attributes: ForeignAttrs) -> str | None:
     return None
 
 
-def _within(node: Node, attributes: ForeignAttrs) -> bool:
+def _within(node: Node, attributes: OpaqueAttrs) -> bool:
     """True where the shapes of indices and updates are known to fit the data's, as ONNX demands."""
     data, indices, *updates = (node.operand(i).type.shape for i in range(len(node.inputs)))
     given = attributes.node.integers()
@@ -138,24 +138,24 @@ def _batch_normalization(node: Any) -> None:
     momentum.f = 1.0 - momentum.f
 
 
-def _resize(node: Node, attributes: ForeignAttrs) -> str | None:
+def _resize(node: Node, attributes: OpaqueAttrs) -> str | None:
     del node
     return "it leaves antialias out" if attributes.node.integers().get("antialias") else None
 
 
-def _is_inf(node: Node, attributes: ForeignAttrs) -> str | None:
+def _is_inf(node: Node, attributes: OpaqueAttrs) -> str | None:
     del node
     given = attributes.node.integers()
     both = given.get("detect_negative", 1) and given.get("detect_positive", 1)
     return None if both else "it finds infinities of both signs, whichever is asked for"
 
 
-def _layer_normalization(node: Node, attributes: ForeignAttrs) -> str | None:
+def _layer_normalization(node: Node, attributes: OpaqueAttrs) -> str | None:
     del attributes
     return "it makes up the mean and the deviation" if len(node.outputs) > 1 else None
 
 
-def _dropout(node: Node, attributes: ForeignAttrs) -> str | None:
+def _dropout(node: Node, attributes: OpaqueAttrs) -> str | None:
     if attributes.version < _DROPOUT_MASK and len(node.outputs) > 1:
         return "the mask of an old Dropout is not what was kept"
     training = node.inputs[2] if len(node.inputs) > 2 else None
@@ -167,14 +167,14 @@ def _dropout(node: Node, attributes: ForeignAttrs) -> str | None:
     return "it never drops anything"
 
 
-def _squeeze(node: Node, attributes: ForeignAttrs) -> str | None:
+def _squeeze(node: Node, attributes: OpaqueAttrs) -> str | None:
     del attributes
     if len(node.inputs) > 1 and node.inputs[1] is not None:
         return None
     return "without axes the run tells which extents are 1, and how many are left"
 
 
-def _unique(node: Node, attributes: ForeignAttrs) -> str | None:
+def _unique(node: Node, attributes: OpaqueAttrs) -> str | None:
     stored = attributes.node.proto()
     inverse = stored.output[2:3]
     if any(attribute.name == "axis" for attribute in stored.attribute) or not any(inverse):
@@ -184,7 +184,7 @@ def _unique(node: Node, attributes: ForeignAttrs) -> str | None:
     return "it gives the inverse indices the shape of the data"
 
 
-def _element_reduction(node: Node, attributes: ForeignAttrs) -> str | None:
+def _element_reduction(node: Node, attributes: OpaqueAttrs) -> str | None:
     axes = node.inputs[1] if len(node.inputs) > 1 else None
     empty = axes is None or (axes.constant is not None and not axes.constant.size)
     if not attributes.node.integers().get("noop_with_empty_axes") or not empty:
@@ -192,12 +192,12 @@ def _element_reduction(node: Node, attributes: ForeignAttrs) -> str | None:
     return "without axes it leaves out what happens to each element"
 
 
-def _suppression(node: Node, attributes: ForeignAttrs) -> str | None:
+def _suppression(node: Node, attributes: OpaqueAttrs) -> str | None:
     del node, attributes
     return "it takes limits that only the run knows for numbers of its own"
 
 
-_GAPS: Mapping[str, Callable[[Node, ForeignAttrs], str | None]] = {
+_GAPS: Mapping[str, Callable[[Node, OpaqueAttrs], str | None]] = {
     "Dropout": _dropout,
     "IsInf": _is_inf,
     "LayerNormalization": _layer_normalization,

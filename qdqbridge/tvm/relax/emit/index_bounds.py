@@ -10,10 +10,10 @@ from tvm import te
 
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.tir import tirx
-from qdqbridge.tvm.qnn.emit.scope import Expr
+from qdqbridge.tvm.qnn.emit.emitter import Expr
 
 if TYPE_CHECKING:
-    from qdqbridge.tvm.relax.emit.scope import RelaxScope
+    from qdqbridge.tvm.relax.emit.emitter import RelaxEmitter
 
 _INT = "int64"
 INDEXED_EXTENT = "indexed_extent"
@@ -21,7 +21,7 @@ INDEXED_EXTENT = "indexed_extent"
 
 
 def need_indices(
-    scope: RelaxScope,
+    emitter: RelaxEmitter,
     indices: Expr,
     data: Expr,
     axis: int,
@@ -32,15 +32,15 @@ def need_indices(
     """Ends a run with an error where an index is beyond an axis of the data.
 
     Args:
-        scope: The function.
+        emitter: The function.
         indices: Whole numbers of any shape.
         data: What they are indices of.
         axis: The axis that they go along.
         label: What the error of a run names.
         from_the_end: Negative indices count from there; else there are none.
     """
-    count = scope.extents(data)[axis]
-    if 0 in scope.extents(indices):
+    count = emitter.extents(data)[axis]
+    if 0 in emitter.extents(indices):
         return
     fixed = count if isinstance(count, int) else None
 
@@ -62,9 +62,9 @@ def need_indices(
         return stage((1,), most, name="rows")
 
     args = [indices] if fixed is not None else [indices, data]
-    made = scope.emit(scope.builder.call_te(rows, *args, primfunc_name_hint="rows"))
-    (most,) = scope.bound_vector(made, 1, label)
-    scope.need_same(most, count)
+    made = emitter.emit(emitter.builder.call_te(rows, *args, primfunc_name_hint="rows"))
+    (most,) = emitter.bound_vector(made, 1, label)
+    emitter.need_same(most, count)
 
 
 def _unraveled(index: Expr, shape: Sequence[Any]) -> list[Expr]:

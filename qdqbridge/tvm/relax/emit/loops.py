@@ -26,13 +26,13 @@ from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.types import Dim, TensorType
 from qdqbridge.onnx_io.control_flow.bodies import Body, first_types, read_body
 from qdqbridge.onnx_io.control_flow.unrolling import stays_true
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.tvm.qnn.emit.dtypes import tvm_dtype
+from qdqbridge.tvm.qnn.emit.emitter import Expr, unsupported
 from qdqbridge.tvm.qnn.emit.graph import unique_identifier
-from qdqbridge.tvm.qnn.emit.scope import Expr, unsupported
 from qdqbridge.tvm.relax.emit.broadcasting import equal
+from qdqbridge.tvm.relax.emit.emitter import RelaxEmitter
 from qdqbridge.tvm.relax.emit.functions import added
-from qdqbridge.tvm.relax.emit.scope import RelaxScope
 
 EmitBody = Callable[[Graph], ir.IRModule]
 op: Any = relax.op
@@ -54,7 +54,7 @@ def repeated_module(node: Node, emit_body: EmitBody) -> ir.IRModule:
         QdqBridgeError: The body cannot be read, or not be emitted, or what it carries changes its
             rank.
     """
-    form = _FORMS[node.record(ForeignAttrs).op_type](node)
+    form = _FORMS[node.record(OpaqueAttrs).op_type](node)
     types = first_types(node, "body")
     while True:
         body = read_body(node, "body", types, _PLACE, canonicalize)
@@ -100,7 +100,7 @@ class _Form:
 
 
 def _loop(node: Node) -> _Form:
-    record = node.record(ForeignAttrs)
+    record = node.record(OpaqueAttrs)
     (body,) = (a.g for a in record.node.proto().attribute if a.name == "body")
     states = len(node.inputs) - len(record.captures) - 2
     stacks = ((0, False),) * (len(body.output) - 1 - states)
@@ -108,7 +108,7 @@ def _loop(node: Node) -> _Form:
 
 
 def _scan(node: Node) -> _Form:
-    record = node.record(ForeignAttrs)
+    record = node.record(OpaqueAttrs)
     given = record.stated()
     count = given["num_scan_inputs"]
     states = len(node.inputs) - len(record.captures) - count
@@ -156,7 +156,7 @@ class _Repetition:
         self.numbers, self.carried = inputs[: form.first], inputs[form.first : last]
         self.operands = [*(each.operand for each in form.scanned), *body.captured]
         self.read = [*(node.operand(s.operand) for s in form.scanned), *inputs[body.own :]]
-        named = node.record(ForeignAttrs).node.proto().output
+        named = node.record(OpaqueAttrs).node.proto().output
         self.given = [index for index, name in enumerate(named) if name]
         self.stacked = [index - form.states for index in self.given if index >= form.states]
         self.builder = relax.BlockBuilder()
@@ -202,20 +202,20 @@ class _Repetition:
 
     def _one(self) -> ir.GlobalVar:
         """One step: its number, what is carried, what is read."""
-        scope, carried, read = self._parameters()
+        emitter, carried, read = self._parameters()
         number = _number("number")
         with self.builder.function("one", [number, *carried, *read]):
             with self.builder.dataflow():
-                parts = self._parts(self._called_body(scope, number, carried, read))
+                parts = self._parts(self._called_body(emitter, number, carried, read))
                 going = [op.reshape(each, _ones(0)) for each in parts.going]
                 kept = [
                     each if each.ty.ndim >= 0 else self.builder.match_cast(each, own.ty)
                     for each, own in zip(parts.carried, carried, strict=True)
                 ]
                 rows = [
-                    scope.emit(
+                    emitter.emit(
                         op.expand_dims(
-                            self._shaped(scope, index, row), self._axis(index, row.ty.ndim + 1)
+                            self._shaped(emitter, index, row), self._axis(index, row.ty.ndim + 1)
                         )
                     )
                     for index, row in zip(self.stacked, parts.rows, strict=True)
@@ -223,35 +223,35 @@ class _Repetition:
                 result = self.builder.emit_output(relax.Tuple([*going, *kept, *rows]))
             return self.builder.emit_func_output(result)
 
-    def _shaped(self, scope: RelaxScope, index: int, row: Expr) -> Expr:
+    def _shaped(self, emitter: RelaxEmitter, index: int, row: Expr) -> Expr:
         """Returns a row with a shape, without which TVM does not build what follows."""
         if row.ty.shape is not None or row.ty.ndim < 0:
             return row
-        shape: list[Any] = [scope.extent(f"made_{index}_{axis}") for axis in range(row.ty.ndim)]
+        shape: list[Any] = [emitter.extent(f"made_{index}_{axis}") for axis in range(row.ty.ndim)]
         return self.builder.match_cast(row, relax.TensorType(shape, str(row.ty.dtype)))
 
     def _called_body(
-        self, scope: RelaxScope, number: Expr, carried: list[Expr], read: list[Expr]
+        self, emitter: RelaxEmitter, number: Expr, carried: list[Expr], read: list[Expr]
     ) -> list[Expr]:
         """Returns the results of the body that are wanted."""
         slices: list[Expr] = []
         for each, x in zip(self.form.scanned, read, strict=False):
             axis, place = each.axis % x.ty.ndim, number
             if each.backwards:
-                last = op.subtract(scope.run_time_extent(x, axis, "int64"), _int(1))
-                place = scope.emit(op.subtract(scope.emit(last), number))
-            slices.append(scope.emit(op.take(x, place, axis=axis, mode="clip")))
+                last = op.subtract(emitter.run_time_extent(x, axis, "int64"), _int(1))
+                place = emitter.emit(op.subtract(emitter.emit(last), number))
+            slices.append(emitter.emit(op.take(x, place, axis=axis, mode="clip")))
         numbers: list[Expr] = [number, relax.const(True)][: self.form.first]
         numbers = [
-            scope.emit(op.reshape(each, _ones(value.rank))) if value.rank else each
+            emitter.emit(op.reshape(each, _ones(value.rank))) if value.rank else each
             for each, value in zip(numbers, self.numbers, strict=True)
         ]
         captured = read[len(self.form.scanned) :]
-        called = scope.emit(relax.Call(self.body, [*numbers, *carried, *slices, *captured]))
+        called = emitter.emit(relax.Call(self.body, [*numbers, *carried, *slices, *captured]))
         results = [called]
         if isinstance(called.ty, relax.TupleType):
             results = [
-                scope.emit(relax.TupleGetItem(called, i)) for i in range(len(called.ty.fields))
+                emitter.emit(relax.TupleGetItem(called, i)) for i in range(len(called.ty.fields))
             ]
         results = results[0 if self.form.ends else self.form.conditions :]
         first = len(results) - len(self.form.stacks)
@@ -283,14 +283,14 @@ class _Repetition:
 
     def _halves(self, steps: ir.GlobalVar, second: ir.GlobalVar) -> ir.GlobalVar:
         """Two steps at least: those of the first half, and the others unless these end it."""
-        scope, carried, read = self._parameters()
+        emitter, carried, read = self._parameters()
         first, last = _span()
         with self.builder.function("halves", [first, last, *carried, *read]):
             with self.builder.dataflow():
                 left = self.builder.emit(op.subtract(last, first))
                 half = self.builder.emit(op.right_shift(left, _int(1)))
                 middle = self.builder.emit_output(op.add(first, half))
-            early = self._called(scope, steps, [first, middle, *carried, *read])
+            early = self._called(emitter, steps, [first, middle, *carried, *read])
             rest = relax.Call(second, [middle, last, *early.rows, *early.carried, *read])
             if early.going:
                 rest = relax.If(early.going[0], rest, relax.Tuple(early.all))
@@ -298,16 +298,16 @@ class _Repetition:
 
     def _second(self, steps: ir.GlobalVar) -> ir.GlobalVar:
         """The steps of the second half; their rows behind those of the first."""
-        scope, carried, read = self._parameters()
+        emitter, carried, read = self._parameters()
         rows = [
             relax.Var(f"rows_{index}", type_)
             for index, type_ in zip(
-                self.stacked, self._row_types(scope, "early", "row"), strict=True
+                self.stacked, self._row_types(emitter, "early", "row"), strict=True
             )
         ]
         middle, last = _span()
         with self.builder.function("second", [middle, last, *rows, *carried, *read]):
-            late = self._called(scope, steps, [middle, last, *carried, *read], "late", "row")
+            late = self._called(emitter, steps, [middle, last, *carried, *read], "late", "row")
             joined = [
                 self._joined(i, *two) for i, *two in zip(self.stacked, rows, late.rows, strict=True)
             ]
@@ -321,60 +321,60 @@ class _Repetition:
 
     def _main(self, steps: ir.GlobalVar) -> None:
         """All steps, of which there may be none."""
-        scope = RelaxScope(self.builder, {})
+        emitter = RelaxEmitter(self.builder, {})
         params: list[relax.Var] = []
         for value in self.node.inputs:
-            if value is not None and value.constant is None and value not in scope.exprs:
-                scope.exprs[value] = _variable(scope, value)
-                params.append(scope.exprs[value])
+            if value is not None and value.constant is None and value not in emitter.exprs:
+                emitter.exprs[value] = _variable(emitter, value)
+                params.append(emitter.exprs[value])
         with self.builder.function("main", params):
             first = self.form.first
-            carried = [self._operand(scope, first + i) for i in range(self.form.states)]
-            read = [self._operand(scope, index) for index in self.operands]
-            count, condition = self._limits(scope)
+            carried = [self._operand(emitter, first + i) for i in range(self.form.states)]
+            read = [self._operand(emitter, index) for index in self.operands]
+            count, condition = self._limits(emitter)
             all_ = relax.Call(steps, [_int(0), count, *carried, *read])
             if condition is not None:
-                none = self._nothing(scope, carried, read)
+                none = self._nothing(emitter, carried, read)
                 all_ = relax.If(condition, all_, relax.Tuple(none))
-            results = self._parts(_fields(scope, scope.emit(all_)))
+            results = self._parts(_fields(emitter, emitter.emit(all_)))
             wanted = [*(results.carried[i] for i in self.given if i < self.form.states)]
             self.builder.emit_func_output(relax.Tuple([*wanted, *results.rows]))
 
-    def _limits(self, scope: RelaxScope) -> tuple[Expr, Expr | None]:
+    def _limits(self, emitter: RelaxEmitter) -> tuple[Expr, Expr | None]:
         """Returns how many steps there are at most, and whether any; None where that is certain."""
         if self.form.scanned:
-            count, asked = self._length(scope), None
+            count, asked = self._length(emitter), None
         else:
-            count, asked = (self._scalar(scope, index) for index in range(2))
+            count, asked = (self._scalar(emitter, index) for index in range(2))
         count = _int(_MOST) if count is None else count
         known = _known(count)
-        some = scope.emit(op.greater(count, _int(0))) if known is None else relax.const(known > 0)
+        some = emitter.emit(op.greater(count, _int(0))) if known is None else relax.const(known > 0)
         unsure = [each for each in (some, asked) if each is not None and not _known(each)]
         if len(unsure) == 2:
-            return count, scope.emit(op.logical_and(*unsure))
+            return count, emitter.emit(op.logical_and(*unsure))
         return count, unsure[0] if unsure else None
 
-    def _length(self, scope: RelaxScope) -> Expr:
+    def _length(self, emitter: RelaxEmitter) -> Expr:
         """Returns the extent that is scanned; all are equal."""
         found: list[tuple[Expr, int]] = []
         for each in self.form.scanned:
-            x = self._operand(scope, each.operand)
+            x = self._operand(emitter, each.operand)
             found.append((x, each.axis % x.ty.ndim))
-        extents = [scope.extents(x)[axis] for x, axis in found]
+        extents = [emitter.extents(x)[axis] for x, axis in found]
         for extent in extents[1:]:
-            scope.need_same(extent, extents[0])
-        return scope.run_time_extent(*found[0], "int64")
+            emitter.need_same(extent, extents[0])
+        return emitter.run_time_extent(*found[0], "int64")
 
-    def _scalar(self, scope: RelaxScope, index: int) -> Expr | None:
+    def _scalar(self, emitter: RelaxEmitter, index: int) -> Expr | None:
         """Returns the number of steps or the condition; None where it is left out."""
         value = self.node.inputs[index]
         if value is None:
             return None
         if value.constant is not None:
-            return scope.number(value.constant.numpy().reshape(()))
-        return scope.emit(op.reshape(scope.value(value), _ones(0)))
+            return emitter.number(value.constant.numpy().reshape(()))
+        return emitter.emit(op.reshape(emitter.value(value), _ones(0)))
 
-    def _nothing(self, scope: RelaxScope, carried: list[Expr], read: list[Expr]) -> list[Expr]:
+    def _nothing(self, emitter: RelaxEmitter, carried: list[Expr], read: list[Expr]) -> list[Expr]:
         """Returns what no steps give: rows that are none, as wide as one would be."""
         called: Any = self.builder.normalize(relax.Call(self.one, [_int(0), *carried, *read]))
         parts = self._parts(called.ty.fields)
@@ -382,19 +382,21 @@ class _Repetition:
         for index, type_ in zip(self.stacked, parts.rows, strict=True):
             extents = [0] * type_.ndim if type_.shape is None else list(type_.shape.values)
             extents[self._axis(index, type_.ndim)] = 0
-            rows.append(scope.emit(op.zeros(relax.ShapeExpr(extents), str(type_.dtype))))
+            rows.append(emitter.emit(op.zeros(relax.ShapeExpr(extents), str(type_.dtype))))
         return [*(relax.const(False) for _ in parts.going), *carried, *rows]
 
     # ---- what they have in common
 
-    def _parameters(self) -> tuple[RelaxScope, list[relax.Var], list[relax.Var]]:
+    def _parameters(self) -> tuple[RelaxEmitter, list[relax.Var], list[relax.Var]]:
         """Returns a scope with new variables for what is carried and what is read."""
-        scope = RelaxScope(self.builder, {})
-        carried, read = ([_variable(scope, v) for v in part] for part in (self.carried, self.read))
-        return scope, carried, read
+        emitter = RelaxEmitter(self.builder, {})
+        carried, read = (
+            [_variable(emitter, v) for v in part] for part in (self.carried, self.read)
+        )
+        return emitter, carried, read
 
-    def _operand(self, scope: RelaxScope, index: int) -> Expr:
-        return scope.value(self.node.operand(index))
+    def _operand(self, emitter: RelaxEmitter, index: int) -> Expr:
+        return emitter.value(self.node.operand(index))
 
     def _parts(self, results: Sequence[Any]) -> _Parts:
         first = int(self.form.ends)
@@ -403,29 +405,31 @@ class _Repetition:
 
     def _called(
         self,
-        scope: RelaxScope,
+        emitter: RelaxEmitter,
         steps: ir.GlobalVar,
         arguments: list[Expr],
         count: str = "made",
         row: str = "made",
     ) -> _Parts:
         """Returns what a call of ``steps`` gives, with names for the extents that only it tells."""
-        parts = self._parts(_fields(scope, scope.emit(relax.Call(steps, arguments))))
+        parts = self._parts(_fields(emitter, emitter.emit(relax.Call(steps, arguments))))
         carried = [
-            self.builder.match_cast(expr, _type(scope, value, "_next")) if _changes(value) else expr
+            self.builder.match_cast(expr, _type(emitter, value, "_next"))
+            if _changes(value)
+            else expr
             for value, expr in zip(self.carried, parts.carried, strict=True)
         ]
-        types = self._row_types(scope, count, row)
+        types = self._row_types(emitter, count, row)
         rows = [
             self.builder.match_cast(x, type_) for x, type_ in zip(parts.rows, types, strict=True)
         ]
         return _Parts(parts.going, tuple(carried), tuple(rows))
 
-    def _row_types(self, scope: RelaxScope, count: str, row: str) -> list[relax.TensorType]:
+    def _row_types(self, emitter: RelaxEmitter, count: str, row: str) -> list[relax.TensorType]:
         """Returns types of stacked rows.
 
         Args:
-            scope: A function's. TVMScript wants other names where a function binds them itself.
+            emitter: A function's. TVMScript wants other names where a function binds them itself.
             count: What to call how many there are.
             row: What to call extents of one, where only the run tells them.
         """
@@ -436,10 +440,10 @@ class _Repetition:
             shape: list[Any] = [
                 int(e)
                 if isinstance(e, int | tirx.IntImm)
-                else scope.extent(f"{row}_{index}_{axis}")
+                else emitter.extent(f"{row}_{index}_{axis}")
                 for axis, e in enumerate(known)
             ]
-            shape[self._axis(index, type_.ndim)] = scope.extent(f"{count}_{index}")
+            shape[self._axis(index, type_.ndim)] = emitter.extent(f"{count}_{index}")
             found.append(relax.TensorType(shape, str(type_.dtype)))
         return found
 
@@ -466,15 +470,15 @@ def _changes(value: Value) -> bool:
     return any(map(_open, value.type.shape or ()))
 
 
-def _type(scope: RelaxScope, value: Value, behind: str = "") -> relax.TensorType:
+def _type(emitter: RelaxEmitter, value: Value, behind: str = "") -> relax.TensorType:
     """Returns the type of a value in a function; ``behind`` is said of extents that change."""
     shape = value.type.shape
     named = None if shape is None else tuple(f"{e}{behind}" if _open(e) else e for e in shape)
-    return relax.TensorType(scope.shape(named), tvm_dtype(value.type.dtype))
+    return relax.TensorType(emitter.shape(named), tvm_dtype(value.type.dtype))
 
 
-def _variable(scope: RelaxScope, value: Value) -> relax.Var:
-    return relax.Var(unique_identifier(value.name or "x", set()), _type(scope, value))
+def _variable(emitter: RelaxEmitter, value: Value) -> relax.Var:
+    return relax.Var(unique_identifier(value.name or "x", set()), _type(emitter, value))
 
 
 def _of_rank(type_: Any) -> relax.TensorType:
@@ -504,5 +508,5 @@ def _int(value: int) -> Expr:
     return relax.const(value, "int64")
 
 
-def _fields(scope: RelaxScope, called: Expr) -> list[Expr]:
-    return [scope.emit(relax.TupleGetItem(called, i)) for i in range(len(called.ty.fields))]
+def _fields(emitter: RelaxEmitter, called: Expr) -> list[Expr]:
+    return [emitter.emit(relax.TupleGetItem(called, i)) for i in range(len(called.ty.fields))]

@@ -17,6 +17,7 @@ from qdqbridge.core.graph.symbols import name_in_files
 from qdqbridge.core.graph.types import NestedType
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.tvm.qnn.emit.dtypes import as_bytes, tvm_dtype
+from qdqbridge.tvm.qnn.emit.emitter import Expr
 from qdqbridge.tvm.qnn.emit.graph import (
     check_known,
     emit_nodes,
@@ -25,20 +26,19 @@ from qdqbridge.tvm.qnn.emit.graph import (
     unique_identifier,
 )
 from qdqbridge.tvm.qnn.emit.nodes import Form
-from qdqbridge.tvm.qnn.emit.scope import Expr
 from qdqbridge.tvm.qnn.origin import type_text
 from qdqbridge.tvm.relax.builder_turn import BUILDING
 from qdqbridge.tvm.relax.dialect import tensor_type
 from qdqbridge.tvm.relax.emit.broadcasting import equal
-from qdqbridge.tvm.relax.emit.foreign import EmitNode, emit_foreign
-from qdqbridge.tvm.relax.emit.qdq import QdqScope, between_conversions, in_codes
-from qdqbridge.tvm.relax.emit.scope import RelaxScope
+from qdqbridge.tvm.relax.emit.emitter import RelaxEmitter
+from qdqbridge.tvm.relax.emit.opaque import EmitNode, emit_opaque
+from qdqbridge.tvm.relax.emit.qdq import QdqEmitter, between_conversions, in_codes
 
 LARGE = 1 << 16
 """Bytes from which a constant becomes a parameter when parameters are kept apart."""
-_VARIANTS: dict[str, tuple[type[RelaxScope], Form]] = {
-    "qnn": (RelaxScope, in_codes),
-    "qdq": (QdqScope, between_conversions),
+_VARIANTS: dict[str, tuple[type[RelaxEmitter], Form]] = {
+    "qnn": (RelaxEmitter, in_codes),
+    "qdq": (QdqEmitter, between_conversions),
 }
 
 
@@ -94,13 +94,13 @@ class ModuleEmitter:
         self.extents: dict[str, tirx.Var] = {}
         self.names: set[str] = set()
         self.lifted: dict[str, tuple[relax.Var, Constant]] = {}
-        scope, self.form = _VARIANTS[variant]
-        self.scope = scope(self.builder, self.extents, self._lift if keep_params else None)
-        self.scope.checked = checked
+        emitter, self.form = _VARIANTS[variant]
+        self.emitter = emitter(self.builder, self.extents, self._lift if keep_params else None)
+        self.emitter.checked = checked
 
     def results(self, outputs: Sequence[Value]) -> list[Expr]:
         """Returns what ``main`` returns; called where bindings can still be added."""
-        return [self.scope.value(value) for value in outputs]
+        return [self.emitter.value(value) for value in outputs]
 
     def emit(self, graph: Graph) -> tuple[ir.IRModule, dict[str, NDArray[Any]]]:
         """See :func:`emit`."""
@@ -125,7 +125,9 @@ class ModuleEmitter:
         with self.builder.function("main", attrs=attrs):
             # An error that left these scopes early would leave blocks open in TVM.
             with self.builder.dataflow():
-                problems = emit_nodes(self.scope, graph, self._bound, self._foreign, form=self.form)
+                problems = emit_nodes(
+                    self.emitter, graph, self._bound, self._foreign, form=self.form
+                )
                 outputs = [] if problems else self.results(graph.outputs)
                 result = outputs[0] if len(outputs) == 1 else relax.Tuple(outputs)
                 result = self.builder.emit_output(result)
@@ -142,9 +144,9 @@ class ModuleEmitter:
                 why=f"it is {value.type}, and compiled programs take tensors here",
                 fix="run the model with the interpreter or onnxruntime",
             )
-        type_ = relax.TensorType(self.scope.shape(value.type.shape), tvm_dtype(value.type.dtype))
+        type_ = relax.TensorType(self.emitter.shape(value.type.shape), tvm_dtype(value.type.dtype))
         variable = relax.Var(self._name(value.name or "input"), type_)
-        self.scope.exprs[value] = variable
+        self.emitter.exprs[value] = variable
         return variable
 
     def _name(self, name: str) -> str:
@@ -160,19 +162,19 @@ class ModuleEmitter:
 
     def _foreign(self, node: Node) -> Sequence[Expr]:
         if self.emit_node is not None:
-            return self.emit_node(self.scope, node)
-        return emit_foreign(self.scope, node, emit_part)
+            return self.emit_node(self.emitter, node)
+        return emit_opaque(self.emitter, node, emit_part)
 
     def _bound(self, value: Value, expr: Expr) -> relax.Var:
-        return self._with_extents(value, self.scope.emit(expr))
+        return self._with_extents(value, self.emitter.emit(expr))
 
     def _with_extents(self, value: Value, bound: relax.Var) -> relax.Var:
         """Gives extents that are known to the model, or new names, to what TVM does not know."""
         if not isinstance(bound.ty, relax.TensorType):
             return bound
-        found = None if value.producer is None else self.scope.arithmetic.shape(value.producer)
+        found = None if value.producer is None else self.emitter.arithmetic.shape(value.producer)
         if bound.ty.shape is not None:
-            own = self.scope.extents(bound)
+            own = self.emitter.extents(bound)
             # TVM never ends where a variable is matched with an expression of it (need_same)
             fresh = all(isinstance(extent, int | tirx.Var) for extent in own)
             if found is None or not fresh or all(map(equal, own, found)):
@@ -197,7 +199,7 @@ class ModuleEmitter:
             )
         if shape is None and bound.ty.ndim >= 0:
             shape = tuple(f"{base}_{axis}" for axis in range(bound.ty.ndim))
-        return None if shape is None else self.scope.shape(shape)
+        return None if shape is None else self.emitter.shape(shape)
 
 
 def emit_part(graph: Graph, foreign: EmitNode | None) -> ir.IRModule:

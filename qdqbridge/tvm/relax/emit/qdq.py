@@ -26,17 +26,17 @@ from qdqbridge.core.ops.matmul import DENSE
 from qdqbridge.tvm.qnn.emit.conversions import CONVERSIONS
 from qdqbridge.tvm.qnn.emit.data_movement import DATA_MOVEMENT
 from qdqbridge.tvm.qnn.emit.dtypes import storage, tvm_dtype
+from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, unsupported
 from qdqbridge.tvm.qnn.emit.floating import FLOATING
 from qdqbridge.tvm.qnn.emit.nodes import Foreign, computes_minifloats, in_integers
 from qdqbridge.tvm.qnn.emit.resize import emit_resize
-from qdqbridge.tvm.qnn.emit.scope import EmissionScope, Expr, unsupported
-from qdqbridge.tvm.relax.emit.scope import RelaxScope
+from qdqbridge.tvm.relax.emit.emitter import RelaxEmitter
 
 _METHODS = {"nearest": "nearest_neighbor", "linear": "linear"}
 _COORDINATES = ("asymmetric", "align_corners", "half_pixel")
 
 
-class QdqScope(RelaxScope):
+class QdqEmitter(RelaxEmitter):
     """Emits conversions as Relax's own two operators."""
 
     def quantize(self, real: Expr, params: QuantParams, hint: str = "") -> Expr:
@@ -95,7 +95,7 @@ class QdqScope(RelaxScope):
         return self.quantize(self.cast(self.real(value), "float32"), params)
 
 
-def between_conversions(scope: EmissionScope, node: Node, foreign: Foreign) -> Sequence[Expr]:
+def between_conversions(emitter: FunctionEmitter, node: Node, foreign: Foreign) -> Sequence[Expr]:
     """Emits a node as ``R.dequantize`` of its operands, one operator, ``R.quantize``.
 
     Returns:
@@ -107,35 +107,37 @@ def between_conversions(scope: EmissionScope, node: Node, foreign: Foreign) -> S
     if node.op.flow is Flow.FLOAT and node.op not in FLOATING:
         return foreign(node)
     if node.op in CONVERSIONS:
-        return [CONVERSIONS[node.op](scope, node)]
-    part = _floating(scope, node, node.op, node.attributes)
+        return [CONVERSIONS[node.op](emitter, node)]
+    part = _floating(emitter, node, node.op, node.attributes)
     if node.op in DATA_MOVEMENT:
-        moved = DATA_MOVEMENT[node.op](scope, part, scope.value(part.operand(0)))
+        moved = DATA_MOVEMENT[node.op](emitter, part, emitter.value(part.operand(0)))
         reals = moved if isinstance(moved, list) else [moved]
     elif isinstance(node.attributes, ResizeAttrs):
-        reals = [_resized(scope, part, node.attributes)]
+        reals = [_resized(emitter, part, node.attributes)]
     elif isinstance(node.attributes, CompositionAttrs):
-        reals = [_composed(scope, part, node.attributes)]
+        reals = [_composed(emitter, part, node.attributes)]
     else:
-        reals = [_computed(scope, node, part)]
-    emitted = [scope.emit(real) for real in reals]
-    return [_stored(scope, node, v, e) for v, e in zip(node.outputs, emitted, strict=False)]
+        reals = [_computed(emitter, node, part)]
+    emitted = [emitter.emit(real) for real in reals]
+    return [_stored(emitter, node, v, e) for v, e in zip(node.outputs, emitted, strict=False)]
 
 
-def in_codes(scope: EmissionScope, node: Node, foreign: Foreign) -> Sequence[Expr]:
+def in_codes(emitter: FunctionEmitter, node: Node, foreign: Foreign) -> Sequence[Expr]:
     """Emits a node in the QNN dialect; one that computes with 8- or 4-bit floats, on floats."""
     form = between_conversions if computes_minifloats(node) else in_integers
-    return form(scope, node, foreign)
+    return form(emitter, node, foreign)
 
 
-def _floating(scope: EmissionScope, node: Node, operator: Operator, attributes: Attributes) -> Node:
+def _floating(
+    emitter: FunctionEmitter, node: Node, operator: Operator, attributes: Attributes
+) -> Node:
     """Returns a node as an operator on real values; its quantized operands are dequantized."""
     inputs = list(node.inputs)
     for index, value in node.data_operands():
         if value.quant is not None and not (node.op is DENSE and index == 1):
             dtype = value.quant.params.expressed_dtype
             inputs[index] = real = Value(TensorType(dtype, value.type.shape), value.name)
-            scope.exprs[real] = scope.real(value)
+            emitter.exprs[real] = emitter.real(value)
     results: list[Value] = []
     for value in node.outputs:
         dtype = value.quant.params.expressed_dtype if value.quant else value.type.dtype
@@ -143,13 +145,13 @@ def _floating(scope: EmissionScope, node: Node, operator: Operator, attributes: 
     return Node(operator, attributes, inputs, results, node.origin)
 
 
-def _stored(scope: EmissionScope, node: Node, value: Value, expr: Expr) -> Expr:
+def _stored(emitter: FunctionEmitter, node: Node, value: Value, expr: Expr) -> Expr:
     """Quantizes a float result where the value is quantized."""
     if value.quant is None:
         return expr
     params = value.quant.params
     params = params.widened() if _within(node, params) else params
-    return scope.quantize(scope.cast(expr, "float32"), params)
+    return emitter.quantize(emitter.cast(expr, "float32"), params)
 
 
 def _within(node: Node, params: QuantParams) -> bool:
@@ -168,57 +170,57 @@ def _interval(params: QuantParams) -> tuple[float, float]:
     return (params.qmin - zero_point) * scale, (params.qmax - zero_point) * scale
 
 
-def _computed(scope: EmissionScope, node: Node, part: Node) -> Expr:
+def _computed(emitter: FunctionEmitter, node: Node, part: Node) -> Expr:
     if node.op not in FLOATING:
         raise unsupported(node, "there is no Relax counterpart")
     if node.op is DENSE:
-        args = [scope.value(part.operand(0)), _permuted(scope, node.operand(1))]
-        product = scope.emit(scope.op.matmul(*_alike(scope, args)))
-        bias = [scope.value(value) for value in part.inputs[2:] if value is not None]
-        return scope.op.add(*_alike(scope, [product, *bias])) if bias else product
-    args = [scope.value(value) for value in part.inputs if value is not None]
-    return FLOATING[node.op](scope, part, _alike(scope, args))
+        args = [emitter.value(part.operand(0)), _permuted(emitter, node.operand(1))]
+        product = emitter.emit(emitter.op.matmul(*_alike(emitter, args)))
+        bias = [emitter.value(value) for value in part.inputs[2:] if value is not None]
+        return emitter.op.add(*_alike(emitter, [product, *bias])) if bias else product
+    args = [emitter.value(value) for value in part.inputs if value is not None]
+    return FLOATING[node.op](emitter, part, _alike(emitter, args))
 
 
-def _alike(scope: EmissionScope, args: list[Expr]) -> list[Expr]:
+def _alike(emitter: FunctionEmitter, args: list[Expr]) -> list[Expr]:
     """Returns operands whose floats have the type of the first one (a bias may be wider)."""
-    floats = [scope.dtype(arg) for arg in args if "float" in scope.dtype(arg)]
-    return [scope.cast(arg, floats[0]) if "float" in scope.dtype(arg) else arg for arg in args]
+    floats = [emitter.dtype(arg) for arg in args if "float" in emitter.dtype(arg)]
+    return [emitter.cast(arg, floats[0]) if "float" in emitter.dtype(arg) else arg for arg in args]
 
 
-def _permuted(scope: EmissionScope, weight: Value) -> Expr:
+def _permuted(emitter: FunctionEmitter, weight: Value) -> Expr:
     """Returns a weight (units, K) as (K, units); a constant is stored that way."""
     quant, constant = weight.quant, weight.constant
     if constant is None or (quant is not None and quant.params.blocked):
-        return scope.emit(scope.op.permute_dims(scope.real(weight)))
+        return emitter.emit(emitter.op.permute_dims(emitter.real(weight)))
     permuted = constant.map(np.transpose, shape=constant.shape[::-1])
-    stored = scope.constant(permuted, weight.name)
+    stored = emitter.constant(permuted, weight.name)
     if quant is None:
         return stored
     params, axis = quant.params, quant.params.axis
     params = params if axis is None else params.with_axis(1 - axis)
-    return scope.cast(scope.dequantize(stored, params), tvm_dtype(params.expressed_dtype))
+    return emitter.cast(emitter.dequantize(stored, params), tvm_dtype(params.expressed_dtype))
 
 
-def _composed(scope: EmissionScope, part: Node, attributes: CompositionAttrs) -> Expr:
+def _composed(emitter: FunctionEmitter, part: Node, attributes: CompositionAttrs) -> Expr:
     """Emits the steps of a composition one by one, in float32."""
-    exprs = [scope.value(value) for value in part.inputs if value is not None]
+    exprs = [emitter.value(value) for value in part.inputs if value is not None]
     for step in attributes.steps:
-        one = _floating(scope, part, step.op, step.attributes)
+        one = _floating(emitter, part, step.op, step.attributes)
         if step.op not in FLOATING:
             raise unsupported(one, "there is no Relax counterpart")
-        args = _alike(scope, [exprs[index] for index in step.operands])
-        exprs.append(scope.emit(FLOATING[step.op](scope, one, args)))
+        args = _alike(emitter, [exprs[index] for index in step.operands])
+        exprs.append(emitter.emit(FLOATING[step.op](emitter, one, args)))
     return exprs[-1]
 
 
-def _resized(scope: EmissionScope, part: Node, attributes: ResizeAttrs) -> Expr:
+def _resized(emitter: FunctionEmitter, part: Node, attributes: ResizeAttrs) -> Expr:
     """Emits ``R.image.resize2d`` where it is the same function, else weighted sums."""
     before, after = static_shape(part.operand(0).type.shape), static_shape(part.output.type.shape)
     if before is None or after is None or not _plain(attributes, before, after):
-        return emit_resize(scope, part)
-    return scope.op.image.resize2d(
-        scope.value(part.operand(0)),
+        return emit_resize(emitter, part)
+    return emitter.op.image.resize2d(
+        emitter.value(part.operand(0)),
         (tirx.IntImm("int64", after[2]), tirx.IntImm("int64", after[3])),
         layout="NCHW",
         method=_METHODS[attributes.mode],

@@ -13,11 +13,11 @@ from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.onnx_io.control_flow.conditional import is_conditional
 from qdqbridge.onnx_io.control_flow.unrolling import is_repeated
 from qdqbridge.tvm.qnn.emit.dtypes import tvm_dtype
+from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter
 from qdqbridge.tvm.qnn.emit.graph import agreed
 from qdqbridge.tvm.qnn.emit.nodes import Foreign
-from qdqbridge.tvm.qnn.emit.scope import EmissionScope, Expr
-from qdqbridge.tvm.relax.emit.foreign import emit_conditional, emit_foreign, emit_repeated
 from qdqbridge.tvm.relax.emit.module import ModuleEmitter, emit_part
+from qdqbridge.tvm.relax.emit.opaque import emit_conditional, emit_opaque, emit_repeated
 from qdqbridge.tvm.relax.emit.qdq import in_codes
 from qdqbridge.tvm.relax.kernels.kernel import Array, Kernel
 from qdqbridge.tvm.relax.kernels.plan import KernelPlan, plan
@@ -43,22 +43,22 @@ class _PlanEmitter(ModuleEmitter):
         super().__init__(checked=True)
         self._plan = made
         self._functions: dict[tuple[type, Hashable], relax.GlobalVar] = {}
-        self.scope.channels_last = made.converted.channels_last
+        self.emitter.channels_last = made.converted.channels_last
         self.form = self._form
 
-    def _form(self, scope: EmissionScope, node: Node, foreign: Foreign) -> Sequence[Expr]:
+    def _form(self, emitter: FunctionEmitter, node: Node, foreign: Foreign) -> Sequence[Expr]:
         if node not in self._plan.needed:
             return [None] * len(node.outputs)
         kernel = self._plan.kernels.get(node)
-        return in_codes(scope, node, foreign) if kernel is None else self._call(kernel)
+        return in_codes(emitter, node, foreign) if kernel is None else self._call(kernel)
 
     def _foreign(self, node: Node) -> Sequence[Expr]:
         if is_conditional(node):
-            return emit_conditional(self.scope, node, self._inside)
+            return emit_conditional(self.emitter, node, self._inside)
         if is_repeated(node):
-            return emit_repeated(self.scope, node, self._inside)
+            return emit_repeated(self.emitter, node, self._inside)
         if node.op.name in KINDS:  # their weights are transposed once, not at every run
-            return emit_foreign(self.scope, node, emit_part, shown=False)
+            return emit_opaque(self.emitter, node, emit_part, shown=False)
         return super()._foreign(node)
 
     def _inside(self, graph: Graph) -> ir.IRModule:
@@ -68,13 +68,13 @@ class _PlanEmitter(ModuleEmitter):
         return None if expr is None else super()._bound(value, expr)
 
     def _call(self, kernel: Kernel) -> list[Expr]:
-        operands = [self.scope.value(value) for value in kernel.inputs]
+        operands = [self.emitter.value(value) for value in kernel.inputs]
         constants = [_constant(array) for array in kernel.constants]
         extents = _extents(kernel.inputs, operands)
         types = [self._type(value, extents) for value in kernel.outputs]
         args: Any = [*operands, *constants]
         call = relax.call_tir(self._function(kernel), args, types if len(types) > 1 else types[0])
-        called = self.scope.emit(call)
+        called = self.emitter.emit(call)
         if len(types) == 1:
             return [called]
         return [self.builder.emit(relax.TupleGetItem(called, i)) for i in range(len(types))]
@@ -85,7 +85,7 @@ class _PlanEmitter(ModuleEmitter):
         shape: list[Any] = []
         for extent in value.type.shape:
             if isinstance(extent, str) and other is None:
-                shape.append(self.scope.extent(extent))  # the plan has none but those of inputs
+                shape.append(self.emitter.extent(extent))  # the plan has none but those of inputs
             else:
                 shape.append(extent if isinstance(extent, int) else known.get(extent, other))
         return relax.TensorType(shape, tvm_dtype(value.type.dtype))

@@ -153,7 +153,7 @@ def with_extents(graph: Graph) -> Graph:
     names = {variable: name for name, variable in emitter.extents.items()}
     copy = copied(graph)
     for value, new in copy.values.items():
-        found = _inferred(value, emitter.scope.exprs.get(value), names)
+        found = _inferred(value, emitter.emitter.exprs.get(value), names)
         if found is not None:
             new.type = new.type.with_shape(found)
     return copy.graph

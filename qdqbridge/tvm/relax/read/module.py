@@ -24,9 +24,9 @@ from qdqbridge.tvm.qnn.read.constants import constant_of
 from qdqbridge.tvm.qnn.read.reading import flat
 from qdqbridge.tvm.relax.read.branches import chosen
 from qdqbridge.tvm.relax.read.calls import decoded, results_of
-from qdqbridge.tvm.relax.read.foreign import foreign_node
 from qdqbridge.tvm.relax.read.generated import generated
 from qdqbridge.tvm.relax.read.module_errors import ReaderPlace, explained_errors
+from qdqbridge.tvm.relax.read.opaque import opaque_node
 from qdqbridge.tvm.relax.read.parameters import Arrays, attached_params, fitting, named_params
 from qdqbridge.tvm.relax.read.plain import plain
 from qdqbridge.tvm.relax.read.shape_values import Extents
@@ -288,9 +288,7 @@ class FunctionReader:
     def _call(self, expr: Any, variable: Any) -> Entry:
         callee, provenance = self._callee(expr.op), _provenance(expr)
         if callee is not None and provenance is not None and is_function(provenance.op):
-            found = foreign_node(
-                self.reading, provenance, [self._entry(a) for a in expr.args], expr
-            )
+            found = opaque_node(self.reading, provenance, [self._entry(a) for a in expr.args], expr)
             if found is not None:
                 return found
         if callee is not None:

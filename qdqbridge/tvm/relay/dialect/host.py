@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 from tvm import ir, relay, runtime, tir
 
-from qdqbridge.tvm.qnn.dialect.site import DialectSite
+from qdqbridge.tvm.qnn.dialect.context import CallContext
 from qdqbridge.tvm.relay.dialect.kernels import call_kernel
 
 
@@ -51,7 +51,7 @@ class RelayHost:
 
     def call_te(
         self,
-        site: DialectSite,
+        context: CallContext,
         name: str,
         function: Callable[..., Any],
         args: Sequence[Any],
@@ -60,7 +60,7 @@ class RelayHost:
     ) -> Any:
         """Returns a call of one opaque operator that computes ``function``."""
         operands = [typed(arg) for arg in args]
-        return call_kernel(_key(site, name, operands), name, function, operands, inner, blocks)
+        return call_kernel(_key(context, name, operands), name, function, operands, inner, blocks)
 
 
 def typed(expr: Any) -> Any:
@@ -72,16 +72,16 @@ def typed(expr: Any) -> Any:
     return expr
 
 
-def _key(site: DialectSite, name: str, operands: Sequence[Any]) -> str:
-    """Returns a digest of all that a TE function of ``site`` can depend on.
+def _key(context: CallContext, name: str, operands: Sequence[Any]) -> str:
+    """Returns a digest of all that a TE function of ``context`` can depend on.
 
     That is its attributes, the types of its operands, and the constants that it is not given as
     operands.
     """
-    parts = [site.name, name, *(str(operand.checked_type) for operand in operands)]
-    parts += [f"{key}={site.attr(key)!r}" for key in site.attrs]
+    parts = [context.name, name, *(str(operand.checked_type) for operand in operands)]
+    parts += [f"{key}={context.attr(key)!r}" for key in context.attrs]
     digest = hashlib.sha256("\n".join(parts).encode())
-    for arg, type_ in zip(site.args, site.types, strict=True):
+    for arg, type_ in zip(context.args, context.types, strict=True):
         digest.update(str(type_).encode())
         members = arg.fields if isinstance(arg, relay.Tuple) else [arg]
         for member in members:

@@ -12,8 +12,8 @@ from tvm.ir import _ffi_api as ir_api
 
 from qdqbridge.errors import GraphError
 from qdqbridge.tvm.qnn.dialect import QNN_OPS
+from qdqbridge.tvm.qnn.dialect.context import CallContext
 from qdqbridge.tvm.qnn.dialect.op import QnnOp
-from qdqbridge.tvm.qnn.dialect.site import DialectSite
 from qdqbridge.tvm.relay.dialect.attributes import dict_attrs, names_of
 from qdqbridge.tvm.relay.dialect.host import RelayHost, is_known, tensor_type, typed
 from qdqbridge.tvm.relay.dialect.kernels import register_kernel
@@ -64,7 +64,7 @@ def _relation(op: QnnOp) -> Callable[[Sequence[Any], Any], Any]:
     def relation(types: Sequence[Any], attrs: Any) -> Any:
         if not all(is_known(type_) for type_ in types):
             return None
-        result = op.infer(_site(op, (), types, attrs))
+        result = op.infer(_context(op, (), types, attrs))
         return tensor_type(result.shape, result.dtype)
 
     return relation
@@ -74,29 +74,29 @@ def canonicalization(op: QnnOp) -> Callable[[Any, Sequence[Any], Sequence[Any]],
     """Returns the function that replaces a call by kernels with the contract's arithmetic."""
 
     def canonicalize(attrs: Any, args: Sequence[Any], types: Sequence[Any]) -> Any:
-        site = _site(op, args, list(types)[: len(op.arguments)], attrs)
-        _check_out_layout(site, attrs)
-        return op.lower(site)
+        context = _context(op, args, list(types)[: len(op.arguments)], attrs)
+        _check_out_layout(context, attrs)
+        return op.lower(context)
 
     return canonicalize
 
 
-def _check_out_layout(site: DialectSite, attrs: Any) -> None:
+def _check_out_layout(context: CallContext, attrs: Any) -> None:
     """Relay can state another layout for the result; no record has that."""
     if "out_layout" not in names_of(attrs):
         return
-    own = str(attrs["data_layout"] if "data_layout" in site.attrs else attrs["layout"])
+    own = str(attrs["data_layout"] if "data_layout" in context.attrs else attrs["layout"])
     if str(attrs["out_layout"]) not in ("", own):
-        site.fail(f"out_layout is {attrs['out_layout']}", f"give {own}, the layout of the data")
+        context.fail(f"out_layout is {attrs['out_layout']}", f"give {own}, the layout of the data")
 
 
-def _site(op: QnnOp, args: Sequence[Any], types: Sequence[Any], attrs: Any) -> DialectSite:
+def _context(op: QnnOp, args: Sequence[Any], types: Sequence[Any], attrs: Any) -> CallContext:
     row = _NATIVE.get(op.name)
     values = {
         a.name: attrs[a.name] if row is None else row.attribute(attrs, a.name, a.default)
         for a in op.attributes
     }
-    return DialectSite(op.name, op.arguments, args, types, values, _HOST)
+    return CallContext(op.name, op.arguments, args, types, values, _HOST)
 
 
 def lookup(name: str) -> QnnOp:

@@ -10,24 +10,24 @@ from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.tvm.qnn.emit.dtypes import storage
-from qdqbridge.tvm.qnn.emit.scope import EmissionScope, Expr
+from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter
 from qdqbridge.tvm.qnn.emit.variant import clip
 
 
 def requantize(
-    scope: EmissionScope, acc: Expr, scale: NDArray[np.float32], axis: int, params: QuantParams
+    emitter: FunctionEmitter, acc: Expr, scale: NDArray[np.float32], axis: int, params: QuantParams
 ) -> Expr:
     """``requantize(out_dtype int32) -> clip -> cast [-> clip]``.
 
     The table takes 0..255 as the first clip's range, whatever is there, so that a narrower range
     of uint8 gets a clip of its own.
     """
-    zero = scope.number(np.zeros((), np.int32))
-    args = [acc, scope.number(scale), zero, scope.scale(params), scope.zero_point(params)]
-    wide = scope.qnn("requantize", args, {"axis": axis, "out_dtype": "int32"})
+    zero = emitter.number(np.zeros((), np.int32))
+    args = [acc, emitter.number(scale), zero, emitter.scale(params), emitter.zero_point(params)]
+    wide = emitter.qnn("requantize", args, {"axis": axis, "out_dtype": "int32"})
     low, high = _range(params)
-    held = scope.cast(scope.emit(scope.op.clip(wide, low, high)), storage(params))
-    return held if (low, high) == (params.qmin, params.qmax) else clip(scope, held, params)
+    held = emitter.cast(emitter.emit(emitter.op.clip(wide, low, high)), storage(params))
+    return held if (low, high) == (params.qmin, params.qmax) else clip(emitter, held, params)
 
 
 def _range(params: QuantParams) -> tuple[int, int]:
@@ -35,7 +35,7 @@ def _range(params: QuantParams) -> tuple[int, int]:
     return (full.qmin, full.qmax) if full is DType.UINT8 else (params.qmin, params.qmax)
 
 
-def add(scope: EmissionScope, node: Node) -> Expr | None:
+def add(emitter: FunctionEmitter, node: Node) -> Expr | None:
     """``qnn.add -> clip`` with the product that nobody else reads in front; else plain.
 
     The table computes such an addition with the product before it, and asks for the clip also
@@ -51,16 +51,16 @@ def add(scope: EmissionScope, node: Node) -> Expr | None:
     for value in pair:
         if value.quant is None or not value.quant.params.per_tensor:
             return None
-        args += [scope.scale(value.quant.params), scope.zero_point(value.quant.params)]
+        args += [emitter.scale(value.quant.params), emitter.zero_point(value.quant.params)]
     if front is not values[0]:
-        scope.swap()
+        emitter.swap()
     params = result.params
-    args += [scope.scale(params), scope.zero_point(params)]
-    operands = [scope.value(value) for value in pair]
-    total = scope.qnn("add", [*operands, *args], {"out_dtype": storage(params)})
+    args += [emitter.scale(params), emitter.zero_point(params)]
+    operands = [emitter.value(value) for value in pair]
+    total = emitter.qnn("add", [*operands, *args], {"out_dtype": storage(params)})
     low, high = _range(params)
-    held = scope.emit(scope.op.clip(total, low, high))
-    return held if (low, high) == (params.qmin, params.qmax) else clip(scope, held, params)
+    held = emitter.emit(emitter.op.clip(total, low, high))
+    return held if (low, high) == (params.qmin, params.qmax) else clip(emitter, held, params)
 
 
 def _product(value: Value) -> bool:

@@ -11,8 +11,8 @@ from tvm import relay as _relay
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.tvm.qnn.emit.dtypes import storage
+from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter
 from qdqbridge.tvm.qnn.emit.nodes import float_form
-from qdqbridge.tvm.qnn.emit.scope import EmissionScope, Expr
 
 relay: Any = _relay
 
@@ -25,26 +25,26 @@ def params_of(node: Node) -> tuple[QuantParams, QuantParams] | None:
     return x.params, y.params
 
 
-def bias_add(scope: EmissionScope, acc: Expr, bias: NDArray[Any], axis: int) -> Expr:
+def bias_add(emitter: FunctionEmitter, acc: Expr, bias: NDArray[Any], axis: int) -> Expr:
     """``nn.bias_add(acc, bias; axis)``; a bias of no single axis is added."""
     if bias.ndim != 1:
-        return scope.emit(scope.op.add(acc, scope.number(bias)))
-    axis = axis if axis >= 0 else scope.rank(acc) - 1
-    return scope.emit(relay.nn.bias_add(acc, scope.number(bias), axis))
+        return emitter.emit(emitter.op.add(acc, emitter.number(bias)))
+    axis = axis if axis >= 0 else emitter.rank(acc) - 1
+    return emitter.emit(relay.nn.bias_add(acc, emitter.number(bias), axis))
 
 
-def island(scope: EmissionScope, node: Node) -> Expr:
+def island(emitter: FunctionEmitter, node: Node) -> Expr:
     """``dequantize -> float operator -> quantize``."""
-    return scope.emit(float_form(scope, node))
+    return emitter.emit(float_form(emitter, node))
 
 
 def rescaled(
-    scope: EmissionScope, stored: Expr, source: QuantParams, result: QuantParams, *,
+    emitter: FunctionEmitter, stored: Expr, source: QuantParams, result: QuantParams, *,
     out_dtype: str = "", terms: int = 1,
 ) -> Expr:  # fmt: skip
     """``requantize`` from one mapping to another; a sum of codes has ``terms`` zero points."""
     zero = np.asarray(source.zero_point * terms, np.int32)
-    args = [stored, scope.scale(source), scope.number(zero)]
-    args += [scope.scale(result), scope.zero_point(result)]
+    args = [stored, emitter.scale(source), emitter.number(zero)]
+    args += [emitter.scale(result), emitter.zero_point(result)]
     attrs = {"out_dtype": out_dtype or storage(result)}
-    return scope.qnn("requantize", args, attrs)
+    return emitter.qnn("requantize", args, attrs)

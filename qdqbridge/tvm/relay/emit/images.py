@@ -11,7 +11,7 @@ from tvm import relay as _relay
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.ops.attributes import ResizeAttrs
-from qdqbridge.tvm.qnn.emit.scope import EmissionScope, Expr
+from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter
 from qdqbridge.tvm.qnn.weights import axis_weights
 
 relay: Any = _relay
@@ -26,18 +26,18 @@ _LINEAR = (("half_pixel", "round_prefer_ceil"), ("asymmetric", ""), ("align_corn
 
 
 def resized(
-    scope: EmissionScope,
+    emitter: FunctionEmitter,
     node: Node,
     attributes: ResizeAttrs,
     source: QuantParams,
     result: QuantParams,
 ) -> Expr | None:
     """Returns a resize of the two spatial axes of an image; None where Relay has no such one."""
-    x = scope.value(node.operand(0))
-    before, after = scope.extents(x), node.output.type.shape
+    x = emitter.value(node.operand(0))
+    before, after = emitter.extents(x), node.output.type.shape
     if len(before) != 4 or after is None or attributes.antialias:
         return None
-    axes = scope.spatial(node, 4)
+    axes = emitter.spatial(node, 4)
     size = [extent for axis in axes if isinstance(extent := after[axis], int)]
     others = [axis for axis in range(4) if axis not in axes]
     if len(size) != 2 or any(_scale(attributes, axis) not in (None, 1.0) for axis in others):
@@ -46,11 +46,11 @@ def resized(
     mode = _mode(attributes, axes, lengths, size)
     if mode is None:
         return None
-    attrs = {"layout": scope.layout(node, 4), **mode}
+    attrs = {"layout": emitter.layout(node, 4), **mode}
     if attributes.mode == "nearest" and source.same_mapping(result):
-        return scope.clamp(scope.emit(relay.image.resize2d(x, tuple(size), **attrs)), result)
-    real = scope.real(node.operand(0))
-    return scope.quantize(scope.emit(relay.image.resize2d(real, tuple(size), **attrs)), result)
+        return emitter.clamp(emitter.emit(relay.image.resize2d(x, tuple(size), **attrs)), result)
+    real = emitter.real(node.operand(0))
+    return emitter.quantize(emitter.emit(relay.image.resize2d(real, tuple(size), **attrs)), result)
 
 
 def _scale(attributes: ResizeAttrs, axis: int) -> float | None:

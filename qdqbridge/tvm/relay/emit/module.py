@@ -16,6 +16,7 @@ from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.layout import apply_layout, plan
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.tvm.qnn.emit.dtypes import tvm_dtype
+from qdqbridge.tvm.qnn.emit.emitter import Expr
 from qdqbridge.tvm.qnn.emit.graph import (
     check_known,
     emit_nodes,
@@ -23,10 +24,9 @@ from qdqbridge.tvm.qnn.emit.graph import (
     joined,
     unique_identifier,
 )
-from qdqbridge.tvm.qnn.emit.scope import Expr
 from qdqbridge.tvm.qnn.origin import conversion, type_text
 from qdqbridge.tvm.relay.emit.dynamic import emit_dynamic
-from qdqbridge.tvm.relay.emit.scope import RelayScope, held
+from qdqbridge.tvm.relay.emit.emitter import RelayEmitter, held
 from qdqbridge.tvm.relay.emit.variants import RelayVariant, variant_of
 
 LARGE = 1 << 16
@@ -115,14 +115,14 @@ class _Module:
         self.names: set[str] = set()
         self.lifted: dict[str, tuple[Any, Constant]] = {}
         lift = self._lift if keep_params else None
-        self.scope = RelayScope(form.variant, ours.channels_last, lift)
+        self.emitter = RelayEmitter(form.variant, ours.channels_last, lift)
 
     def emit(self) -> tuple[ir.IRModule, dict[str, NDArray[Any]]]:
         inputs = [self._input(value) for value in self.graph.inputs]
-        problems = emit_nodes(self.scope, self.graph, self._bound, self._foreign, self._begin)
+        problems = emit_nodes(self.emitter, self.graph, self._bound, self._foreign, self._begin)
         if problems:
             raise joined(problems) from problems[0].__cause__
-        outputs = [self.scope.value(value) for value in self.graph.outputs]
+        outputs = [self.emitter.value(value) for value in self.graph.outputs]
         result = outputs[0] if len(outputs) == 1 else relay.Tuple(outputs)
         params = [variable for variable, _ in self.lifted.values()]
         function: Any = relay.Function([*inputs, *params], result)
@@ -141,8 +141,10 @@ class _Module:
             self.extents.get(d, 0) if isinstance(d, str) else d for d in value.type.shape or ()
         ]
         name = self._name(value.name or "input")
-        variable = self.scope.emit(relay.var(name, shape=shape, dtype=tvm_dtype(value.type.dtype)))
-        self.scope.exprs[value] = variable
+        variable = self.emitter.emit(
+            relay.var(name, shape=shape, dtype=tvm_dtype(value.type.dtype))
+        )
+        self.emitter.exprs[value] = variable
         return variable
 
     def _name(self, name: str) -> str:
@@ -160,14 +162,14 @@ class _Module:
     def _begin(self, node: Node) -> None:
         """Describes a node as the file has it, or a conversion of layouts."""
         if node in self.sources:
-            self.scope.describe(*self.sources[node])
+            self.emitter.describe(*self.sources[node])
         else:
             last = node in self.to_last
-            self.scope.origin = conversion(node.output.name, last=last)
+            self.emitter.origin = conversion(node.output.name, last=last)
 
     def _bound(self, value: Value, expr: Expr) -> Any:
         del value
-        return self.scope.emit(expr)
+        return self.emitter.emit(expr)
 
     def _foreign(self, node: Node) -> Sequence[Expr]:
-        return emit_dynamic(self.scope, node)
+        return emit_dynamic(self.emitter, node)

@@ -19,7 +19,7 @@ from qdqbridge.core.ops.resize import RESIZE
 from qdqbridge.core.ops.softmax import SOFTMAX
 from qdqbridge.core.ops.unary import ABS, HARD_SWISH, LEAKY_RELU, SIGMOID, TANH
 from qdqbridge.tvm.qnn.emit.dtypes import storage
-from qdqbridge.tvm.qnn.emit.scope import EmissionScope, Expr
+from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter
 from qdqbridge.tvm.qnn.emit.table import at
 from qdqbridge.tvm.qnn.emit.variant import Row
 from qdqbridge.tvm.qnn.emit.windows import window_pads
@@ -34,122 +34,124 @@ def kernel_layout(depthwise: bool, transposed: bool) -> str:
     return "IOHW" if transposed else "HWOI" if depthwise else "HWIO"
 
 
-def _average_pool(scope: EmissionScope, node: Node, attributes: PoolAttrs) -> Expr | None:
+def _average_pool(emitter: FunctionEmitter, node: Node, attributes: PoolAttrs) -> Expr | None:
     """``cast -> nn.avg_pool2d -> cast [-> clip]``, and a requantize where parameters differ."""
     found = params_of(node)
     if found is None or any(step != 1 for step in attributes.dilations):
         return None
-    x, pads = scope.value(node.operand(0)), attributes.pads
+    x, pads = emitter.value(node.operand(0)), attributes.pads
     if attributes.count_include_pad and any(pads):
-        x, pads = _padded(scope, node, x, attributes, found[0]), (0,) * len(pads)
+        x, pads = _padded(emitter, node, x, attributes, found[0]), (0,) * len(pads)
     window = {
         "pool_size": attributes.kernel_shape,
         "strides": attributes.strides,
-        "padding": window_pads(scope, node, replace(attributes, pads=pads), scope.extents(x)),
+        "padding": window_pads(emitter, node, replace(attributes, pads=pads), emitter.extents(x)),
         "count_include_pad": False,
     }
-    wide, rank = scope.cast(x, "int32"), scope.rank(x)
-    average = scope.function(node.op.tvm.format(rank=rank - 2))
-    sums = average(wide, layout=scope.layout(node, rank), **window)
-    return _narrowed(scope, scope.emit(sums), *found)
+    wide, rank = emitter.cast(x, "int32"), emitter.rank(x)
+    average = emitter.function(node.op.tvm.format(rank=rank - 2))
+    sums = average(wide, layout=emitter.layout(node, rank), **window)
+    return _narrowed(emitter, emitter.emit(sums), *found)
 
 
 def _padded(
-    scope: EmissionScope, node: Node, x: Expr, attributes: PoolAttrs, params: QuantParams
+    emitter: FunctionEmitter, node: Node, x: Expr, attributes: PoolAttrs, params: QuantParams
 ) -> Expr:
     rank = len(attributes.kernel_shape)
     widths = [0] * (2 * (rank + 2))
-    for i, axis in enumerate(scope.spatial(node, rank + 2)):
+    for i, axis in enumerate(emitter.spatial(node, rank + 2)):
         widths[2 * axis : 2 * axis + 2] = [attributes.pads[i], attributes.pads[rank + i]]
-    return scope.emit(scope.op.nn.pad(x, widths, "constant", int(params.zero_point)))
+    return emitter.emit(emitter.op.nn.pad(x, widths, "constant", int(params.zero_point)))
 
 
-def _narrowed(scope: EmissionScope, wide: Expr, source: QuantParams, result: QuantParams) -> Expr:
+def _narrowed(
+    emitter: FunctionEmitter, wide: Expr, source: QuantParams, result: QuantParams
+) -> Expr:
     """Returns int32 codes in the result's type; a requantize only between different mappings."""
-    stored = scope.cast(wide, storage(source))
+    stored = emitter.cast(wide, storage(source))
     if not source.same_mapping(result):
-        stored = rescaled(scope, stored, source, result)
-    return scope.clamp(stored, result)
+        stored = rescaled(emitter, stored, source, result)
+    return emitter.clamp(stored, result)
 
 
-def _mean(scope: EmissionScope, node: Node) -> Expr | None:
+def _mean(emitter: FunctionEmitter, node: Node) -> Expr | None:
     """``cast -> mean -> requantize``."""
     found = params_of(node)
     if found is None:
         return None
-    axes, keepdims = _reduced(scope, node)
-    wide = scope.cast(scope.value(node.operand(0)), "int32")
-    mean = scope.emit(scope.op.mean(wide, axes, keepdims))
-    return scope.clamp(rescaled(scope, mean, *found), found[1])
+    axes, keepdims = _reduced(emitter, node)
+    wide = emitter.cast(emitter.value(node.operand(0)), "int32")
+    mean = emitter.emit(emitter.op.mean(wide, axes, keepdims))
+    return emitter.clamp(rescaled(emitter, mean, *found), found[1])
 
 
-def _sum(scope: EmissionScope, node: Node) -> Expr | None:
+def _sum(emitter: FunctionEmitter, node: Node) -> Expr | None:
     """``cast -> sum -> requantize``, the zero point times the number of terms."""
     found = params_of(node)
     if found is None:
         return None
-    axes, keepdims = _reduced(scope, node)
-    x = scope.value(node.operand(0))
-    terms = int(np.prod([scope.extents(x)[axis] for axis in axes]))
-    total = scope.emit(scope.op.sum(scope.cast(x, "int32"), axes, keepdims))
-    return scope.clamp(rescaled(scope, total, *found, terms=terms), found[1])
+    axes, keepdims = _reduced(emitter, node)
+    x = emitter.value(node.operand(0))
+    terms = int(np.prod([emitter.extents(x)[axis] for axis in axes]))
+    total = emitter.emit(emitter.op.sum(emitter.cast(x, "int32"), axes, keepdims))
+    return emitter.clamp(rescaled(emitter, total, *found, terms=terms), found[1])
 
 
-def _reduced(scope: EmissionScope, node: Node) -> tuple[list[int], bool]:
+def _reduced(emitter: FunctionEmitter, node: Node) -> tuple[list[int], bool]:
     if isinstance(node.attributes, ReduceAttrs):
         return list(node.attributes.axes), node.attributes.keepdims
-    return scope.spatial(node, node.operand(0).rank or 0), True
+    return emitter.spatial(node, node.operand(0).rank or 0), True
 
 
 def _extreme(name: str) -> Row:
     """``minimum(a, b) [-> clip] [-> requantize]`` on codes of one mapping."""
 
-    def emit(scope: EmissionScope, node: Node) -> Expr | None:
+    def emit(emitter: FunctionEmitter, node: Node) -> Expr | None:
         found = params_of(node)
         if found is None or len(node.inputs) != 2:
             return None
         other = node.operand(1).quant
         if other is None or not other.params.same_mapping(found[0]):
             return None
-        operands = [scope.value(node.operand(i)) for i in (0, 1)]
-        stored = scope.emit(scope.function(name)(*operands))
+        operands = [emitter.value(node.operand(i)) for i in (0, 1)]
+        stored = emitter.emit(emitter.function(name)(*operands))
         if not found[0].same_mapping(found[1]):
-            stored = rescaled(scope, stored, *found)
-        return scope.clamp(stored, found[1])
+            stored = rescaled(emitter, stored, *found)
+        return emitter.clamp(stored, found[1])
 
     return emit
 
 
-def _hard_swish(scope: EmissionScope, node: Node) -> Expr | None:
+def _hard_swish(emitter: FunctionEmitter, node: Node) -> Expr | None:
     """``x * clip(x + 3, 0, 6) / 6`` between dequantize and quantize."""
     found = params_of(node)
     if found is None:
         return None
 
     def number(value: float) -> Expr:
-        return scope.number(np.asarray(value, np.float32))
+        return emitter.number(np.asarray(value, np.float32))
 
-    real = scope.real(node.operand(0))
-    gate = scope.emit(scope.op.clip(scope.emit(scope.op.add(real, number(3))), 0, 6))
-    product = scope.emit(scope.op.multiply(real, gate))
-    return scope.quantize(scope.emit(scope.op.divide(product, number(6))), found[1])
+    real = emitter.real(node.operand(0))
+    gate = emitter.emit(emitter.op.clip(emitter.emit(emitter.op.add(real, number(3))), 0, 6))
+    product = emitter.emit(emitter.op.multiply(real, gate))
+    return emitter.quantize(emitter.emit(emitter.op.divide(product, number(6))), found[1])
 
 
-def _resize(scope: EmissionScope, node: Node, attributes: ResizeAttrs) -> Expr | None:
+def _resize(emitter: FunctionEmitter, node: Node, attributes: ResizeAttrs) -> Expr | None:
     """``image.resize2d`` on codes where it is nearest, else between dequantize and quantize."""
     found = params_of(node)
-    return None if found is None else resized(scope, node, attributes, *found)
+    return None if found is None else resized(emitter, node, attributes, *found)
 
 
-def _concat(scope: EmissionScope, node: Node, attributes: AxisAttrs) -> Expr | None:
+def _concat(emitter: FunctionEmitter, node: Node, attributes: AxisAttrs) -> Expr | None:
     """``concatenate`` of operands of the result's mapping; others are requantized before."""
     result = node.output.quant
     assert result is not None
     values = [value for value in node.inputs if value is not None]
     if any(value.quant is None or not value.quant.params.per_tensor for value in values):
         return None
-    parts = [scope.converted(value, result.params) for value in values]
-    return scope.emit(scope.op.concat(parts, axis=attributes.axis))
+    parts = [emitter.converted(value, result.params) for value in values]
+    return emitter.emit(emitter.op.concat(parts, axis=attributes.axis))
 
 
 ROWS: dict[Operator, Row] = {

@@ -8,50 +8,50 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.operator import Operator
 from qdqbridge.core.graph.types import TensorType
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
-from qdqbridge.onnx_io.foreign.spans import foreign_of_span
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
+from qdqbridge.onnx_io.opaque.spans import opaque_of_span
 from qdqbridge.onnx_io.standard import standard_operator
-from qdqbridge.tvm.qnn.read.site import Read, ReadSite
+from qdqbridge.tvm.qnn.read.reader import CallReader, Read
 from qdqbridge.tvm.relay.dialect.dynamic import MATMUL, QUANTIZE, SCALE, ZERO_POINT
 
 
-def _result(index: int) -> Callable[[ReadSite], Value]:
+def _result(index: int) -> Callable[[CallReader], Value]:
     """Returns the row of a call that gives one of the results of ``DynamicQuantizeLinear``."""
 
-    def row(site: ReadSite) -> Value:
-        x = site.real(0)
-        results = _results(site, x)
-        given = [site.value(i) for i in range(1, len(site.call.args))]
+    def row(reader: CallReader) -> Value:
+        x = reader.real(0)
+        results = _results(reader, x)
+        given = [reader.value(i) for i in range(1, len(reader.call.args))]
         if not all(a is b for a, b in zip(given, results[1:], strict=False)):
-            raise site.refusal("its scale or zero point is not that of its data")
+            raise reader.refusal("its scale or zero point is not that of its data")
         return results[index]
 
     return row
 
 
-def _results(site: ReadSite, x: Value) -> list[Value]:
+def _results(reader: CallReader, x: Value) -> list[Value]:
     """Returns the results of the one node for all calls on ``x``."""
-    provenance = site.call.provenance
+    provenance = reader.call.provenance
     memory, key = (
-        site.reading.memory,
+        reader.reading.memory,
         ("dynamic", x, () if provenance is None else provenance.names),
     )
     if key not in memory:
-        operator = _operator(site, "DynamicQuantizeLinear", 1, 3)
+        operator = _operator(reader, "DynamicQuantizeLinear", 1, 3)
         types = [
             TensorType(DType.UINT8, x.type.shape),
             TensorType(DType.FLOAT32, ()),
             TensorType(DType.UINT8, ()),
         ]
-        memory[key] = site.reading.several(*operator, [x], types, site.call)
+        memory[key] = reader.reading.several(*operator, [x], types, reader.call)
     return memory[key]
 
 
-def matmul_integer(site: ReadSite) -> list[Value]:
+def matmul_integer(reader: CallReader) -> list[Value]:
     """``qnn.matmul_integer(a, b, za, zb)``, zero points that a span says are left out as such."""
-    provenance = site.call.provenance
-    operands: list[Value | None] = [site.real(i) for i in range(len(site.call.args))]
-    operator = _operator(site, "MatMulInteger", len(operands), 1)
+    provenance = reader.call.provenance
+    operands: list[Value | None] = [reader.real(i) for i in range(len(reader.call.args))]
+    operator = _operator(reader, "MatMulInteger", len(operands), 1)
     if provenance is not None and provenance.op == "MatMulInteger":
         absent = {
             *provenance.more.get("absent", ()),
@@ -60,14 +60,14 @@ def matmul_integer(site: ReadSite) -> list[Value]:
         operands = [_kept(value, i in absent) for i, value in enumerate(operands)]
         while operands[-1] is None and len(operands) > len(provenance.operands):
             operands.pop()
-    return site.reading.several(*operator, operands, site.results, site.call)
+    return reader.reading.several(*operator, operands, reader.results, reader.call)
 
 
 def _operator(
-    site: ReadSite, op_type: str, operands: int, results: int
-) -> tuple[Operator, ForeignAttrs]:
+    reader: CallReader, op_type: str, operands: int, results: int
+) -> tuple[Operator, OpaqueAttrs]:
     """Returns the node's operator as a span has it, else as ONNX does."""
-    found = None if site.call.provenance is None else foreign_of_span(site.call.provenance.raw)
+    found = None if reader.call.provenance is None else opaque_of_span(reader.call.provenance.raw)
     if found is not None and found[1].op_type == op_type:
         return found
     return standard_operator(op_type, operands, results)
@@ -79,7 +79,7 @@ def _kept(value: Value | None, absent: bool) -> Value | None:
     return None if absent and zeros else value
 
 
-ROWS: Mapping[str, Callable[[ReadSite], Read]] = {
+ROWS: Mapping[str, Callable[[CallReader], Read]] = {
     QUANTIZE: _result(0),
     SCALE: _result(1),
     ZERO_POINT: _result(2),

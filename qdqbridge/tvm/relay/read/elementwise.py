@@ -11,70 +11,70 @@ from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.ops.permutation import permuted_shape
 from qdqbridge.tvm.qnn import read
 from qdqbridge.tvm.qnn.read.call import Result
-from qdqbridge.tvm.qnn.read.site import Read, ReadSite
+from qdqbridge.tvm.qnn.read.reader import CallReader, Read
 
 _FAST = {"fast_tanh": "Tanh", "fast_exp": "Exp", "fast_erf": "Erf"}
 
 
-def fast(site: ReadSite) -> Value:
+def fast(reader: CallReader) -> Value:
     """``fast_<op>(x)``: an approximation of ``op`` that TVM's FastMath writes."""
-    return site.emit(_FAST[site.name], [site.real(0)])
+    return reader.emit(_FAST[reader.name], [reader.real(0)])
 
 
-def rsqrt(site: ReadSite) -> Value:
+def rsqrt(reader: CallReader) -> Value:
     """``1 / sqrt(x)``."""
-    return site.emit("Reciprocal", [site.emit("Sqrt", [site.real(0)])])
+    return reader.emit("Reciprocal", [reader.emit("Sqrt", [reader.real(0)])])
 
 
-def prelu(site: ReadSite) -> Value:
+def prelu(reader: CallReader) -> Value:
     """``nn.prelu(x, slope; axis)``: a slope per channel."""
-    x, slope = site.real(0), site.real(1)
-    rank, axis = len(site.shape(x)), site.axis(default=1)
-    if len(site.shape(slope)) == 1 and axis != rank - 1:
-        slope = site.unsqueezed(slope, tuple(range(1, rank - axis)))
-    return site.emit("PRelu", [x, slope])
+    x, slope = reader.real(0), reader.real(1)
+    rank, axis = len(reader.shape(x)), reader.axis(default=1)
+    if len(reader.shape(slope)) == 1 and axis != rank - 1:
+        slope = reader.unsqueezed(slope, tuple(range(1, rank - axis)))
+    return reader.emit("PRelu", [x, slope])
 
 
-def on_channels(site: ReadSite) -> Read:
+def on_channels(reader: CallReader) -> Read:
     """A norm whose channels may be on any axis: the shared row has them on axis 1."""
-    x, axis = site.real(0), site.axis(default=1)
-    rank, row = len(site.shape(x)), read.ROWS[site.name]
+    x, axis = reader.real(0), reader.axis(default=1)
+    rank, row = len(reader.shape(x)), read.ROWS[reader.name]
     if axis == 1 or rank < 2:
-        return site.shared()
+        return reader.shared()
     perm = (0, axis, *(i for i in range(1, rank) if i != axis))
     back = tuple(perm.index(i) for i in range(rank))
-    first = Result(site.call.result.dtype, permuted_shape(site.call.result.shape, perm))
-    args = (site.transposed(x, perm, layout=True), *site.call.args[1:])
-    attrs, results = {**site.call.attrs, "axis": 1}, (first, *site.call.results[1:])
-    found = row(site.reading, replace(site.call, args=args, attrs=attrs, results=results))
+    first = Result(reader.call.result.dtype, permuted_shape(reader.call.result.shape, perm))
+    args = (reader.transposed(x, perm, layout=True), *reader.call.args[1:])
+    attrs, results = {**reader.call.attrs, "axis": 1}, (first, *reader.call.results[1:])
+    found = row(reader.reading, replace(reader.call, args=args, attrs=attrs, results=results))
     values = found if isinstance(found, list) else [found]
-    permuted = site.transposed(site.reading.value(values[0]), back, layout=True)
+    permuted = reader.transposed(reader.reading.value(values[0]), back, layout=True)
     return [permuted, *values[1:]] if isinstance(found, list) else permuted
 
 
-def identity(site: ReadSite) -> Value:
+def identity(reader: CallReader) -> Value:
     """Annotations and copies, which compute nothing."""
-    return site.value(0)
+    return reader.value(0)
 
 
-def filled(number: float) -> Callable[[ReadSite], Value]:
+def filled(number: float) -> Callable[[CallReader], Value]:
     """Returns the row of a constant tensor of one number."""
 
-    def row(site: ReadSite) -> Value:
-        return site.constant(np.full(site.extents(), number, site.result.dtype.numpy))
+    def row(reader: CallReader) -> Value:
+        return reader.constant(np.full(reader.extents(), number, reader.result.dtype.numpy))
 
     return row
 
 
-def full(site: ReadSite) -> Value:
+def full(reader: CallReader) -> Value:
     """``full(value; shape)``."""
-    number = site.array(0)
+    number = reader.array(0)
     if number is None:
-        raise site.refusal("its value is computed")
-    return site.constant(np.full(site.extents(), number, site.result.dtype.numpy))
+        raise reader.refusal("its value is computed")
+    return reader.constant(np.full(reader.extents(), number, reader.result.dtype.numpy))
 
 
-ROWS: Mapping[str, Callable[[ReadSite], Read]] = {
+ROWS: Mapping[str, Callable[[CallReader], Read]] = {
     **dict.fromkeys(_FAST, fast),
     "rsqrt": rsqrt,
     "nn.prelu": prelu,

@@ -15,8 +15,8 @@ from qdqbridge.core.graph.types import Dim, QuantType
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.tvm.qnn.origin import Provenance, layout_of, params_of, provenance_of
 from qdqbridge.tvm.qnn.read.call import Call, Entry, Result
+from qdqbridge.tvm.qnn.read.reader import AS_WRITTEN, CONVERTED, CallReader
 from qdqbridge.tvm.qnn.read.reading import Reading, Row, flat
-from qdqbridge.tvm.qnn.read.site import AS_WRITTEN, CONVERTED, ReadSite
 from qdqbridge.tvm.relay.arguments import arrays_of, module_of
 from qdqbridge.tvm.relay.read.calls import normalized
 
@@ -146,7 +146,7 @@ class _FunctionWalk:
             provenance.name if provenance is not None else name or call.op.name,
         )
         try:
-            made = normalized(made, lambda call: ReadSite(self.reading, call))
+            made = normalized(made, lambda call: CallReader(self.reading, call))
         except UnsupportedModelError as error:
             return self.reading.unread(made, error.why)
         return self.reading.call(made)

@@ -16,9 +16,9 @@ from qdqbridge.tvm.qnn.read.call import Call, Entry, Result, UnroundedProduct
 from qdqbridge.tvm.qnn.read.constants import constant_of
 from qdqbridge.tvm.qnn.read.data_movement import moved, per_tensor
 from qdqbridge.tvm.qnn.read.layout import transposed
+from qdqbridge.tvm.qnn.read.reader import TO_LAST
 from qdqbridge.tvm.qnn.read.reading import Reading, Row, flat
 from qdqbridge.tvm.qnn.read.reshape import resolves
-from qdqbridge.tvm.qnn.read.site import TO_LAST
 
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 _POOLS = ("GlobalAveragePool", "GlobalMaxPool")

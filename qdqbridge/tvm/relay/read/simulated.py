@@ -20,7 +20,7 @@ from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.core.graph.quantization import QuantParams, per_tensor
 from qdqbridge.core.graph.types import QuantType, TensorType
 from qdqbridge.core.ops.attributes import ClipAttrs
-from qdqbridge.tvm.qnn.read.site import ReadSite
+from qdqbridge.tvm.qnn.read.reader import CallReader
 
 NAME = "relay.op.annotation.simulated_quantize"
 _IDENTITY, _WEIGHT = 0, 2
@@ -54,21 +54,21 @@ class Grid:
         return (whole + np.where(away, np.sign(ratio), np.float32(0))).astype(np.int32)
 
 
-def simulated_quantize(site: ReadSite) -> Value:
+def simulated_quantize(reader: CallReader) -> Value:
     """``simulated_quantize(x)`` -> ``DQ(Q(x))`` over the narrow range, a constant -> ``DQ(const)``.
 
     More than 16 bits (TVM's default for additions) cannot be stored in a file and are finer than
     float32 resolves near the threshold: what is left of them is the clamp.
     """
-    x = site.real(0)
-    if site.integer("kind") == _IDENTITY:
+    x = reader.real(0)
+    if reader.integer("kind") == _IDENTITY:
         return x
-    grid = _grid(site)
-    storage, data = grid.storage, site.array(0)
-    if data is not None and site.integer("kind") == _WEIGHT:
-        return _constant(site, grid, np.asarray(data, np.float32))
+    grid = _grid(reader)
+    storage, data = grid.storage, reader.array(0)
+    if data is not None and reader.integer("kind") == _WEIGHT:
+        return _constant(reader, grid, np.asarray(data, np.float32))
     if storage is None:
-        site.note(
+        reader.note(
             "simulated-bits",
             f"its {grid.high + 1:.0f} steps do not fit 16 bits: it is read as a clamp",
         )
@@ -76,18 +76,18 @@ def simulated_quantize(site: ReadSite) -> Value:
             float(np.float32(grid.low) * grid.scale),
             float(np.float32(grid.high) * grid.scale),
         )
-        return site.emit("Clip", [x], ClipAttrs(*bounds))
+        return reader.emit("Clip", [x], ClipAttrs(*bounds))
     type_ = QuantType(grid.params(storage), x.type.shape)
-    stored = site.reading.node("quantize", NO_ATTRIBUTES, [x], type_, site.call)
-    counter: list[Value] = site.reading.memory.setdefault((NAME,), [])
+    stored = reader.reading.node("quantize", NO_ATTRIBUTES, [x], type_, reader.call)
+    counter: list[Value] = reader.reading.memory.setdefault((NAME,), [])
     counter.append(stored)
     stored.name = f"simulated_quantize_{len(counter)}"
-    return site.reading.node(
+    return reader.reading.node(
         "dequantize", NO_ATTRIBUTES, [stored], TensorType(x.type.dtype, x.type.shape)
     )
 
 
-def _constant(site: ReadSite, grid: Grid, data: Floats) -> Value:
+def _constant(reader: CallReader, grid: Grid, data: Floats) -> Value:
     """Returns the dequantized constant: a weight in 8 or 16 bits, a bias as int32 integers.
 
     A vector of channels is a bias; int32 is the type in which Q/DQ files hold one.
@@ -97,18 +97,18 @@ def _constant(site: ReadSite, grid: Grid, data: Floats) -> Value:
     params = per_tensor(storage, grid.scale)
     integers = Constant.of(grid.integers(data).astype(storage.numpy))
     value = Value(QuantType(params, integers.shape), constant=integers)
-    return site.reading.node(
-        "dequantize", NO_ATTRIBUTES, [value], TensorType(DType.FLOAT32, integers.shape), site.call
+    return reader.reading.node(
+        "dequantize", NO_ATTRIBUTES, [value], TensorType(DType.FLOAT32, integers.shape), reader.call
     )
 
 
-def _grid(site: ReadSite) -> Grid:
-    if not site.flag("sign", default=True) or site.text("rounding", "round") != "round":
-        raise site.refusal("it is unsigned or rounds in another way than 'round'")
-    numbers = [site.array(index) for index in (1, 2, 3)]
+def _grid(reader: CallReader) -> Grid:
+    if not reader.flag("sign", default=True) or reader.text("rounding", "round") != "round":
+        raise reader.refusal("it is unsigned or rounds in another way than 'round'")
+    numbers = [reader.array(index) for index in (1, 2, 3)]
     if any(number is None or number.size != 1 for number in numbers):
-        raise site.refusal("its scale and bounds are no numbers: it is not calibrated yet")
+        raise reader.refusal("its scale and bounds are no numbers: it is not calibrated yet")
     scale, low, high = (float(np.asarray(number).reshape(())) for number in numbers)
     if low != round(low) or high != round(high) or low > high or not scale > 0:
-        raise site.refusal(f"scale {scale}, bounds {low} and {high} make no grid of integers")
+        raise reader.refusal(f"scale {scale}, bounds {low} and {high} make no grid of integers")
     return Grid(np.float32(scale), int(low), int(high))

@@ -27,8 +27,8 @@ from qdqbridge.tvm.qnn.read import parameters
 from qdqbridge.tvm.qnn.read.call import Call, Entry, Result, UnroundedProduct
 from qdqbridge.tvm.qnn.read.constants import constant_of
 from qdqbridge.tvm.qnn.read.parameters import changed, result
+from qdqbridge.tvm.qnn.read.reader import TO_FIRST, TO_LAST, WITHOUT_PROVENANCE
 from qdqbridge.tvm.qnn.read.reading import Reading, Row
-from qdqbridge.tvm.qnn.read.site import TO_FIRST, TO_LAST, WITHOUT_PROVENANCE
 from qdqbridge.tvm.qnn.signatures import REQUANTIZE as REQUANTIZE_CALL
 
 Clamp = Callable[[QuantParams], QuantParams]

@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 from qdqbridge.tvm.qnn import read
 from qdqbridge.tvm.qnn.read import images, resize
+from qdqbridge.tvm.qnn.read.reader import CallReader, Read, rows_of
 from qdqbridge.tvm.qnn.read.reading import Row
-from qdqbridge.tvm.qnn.read.site import Read, ReadSite, rows_of
 from qdqbridge.tvm.relay.read import (
     data_movement,
     decomposed,
@@ -20,7 +20,7 @@ from qdqbridge.tvm.relay.read import (
     stored,
 )
 
-_OWN: Mapping[str, Callable[[ReadSite], Read]] = {
+_OWN: Mapping[str, Callable[[CallReader], Read]] = {
     **dynamic.ROWS,
     **elementwise.ROWS,
     **data_movement.ROWS,

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import tvm
 
+from qdqbridge.core.graph.attribute_codecs import permuted_attributes
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
-from qdqbridge.core.graph.lenses import permuted_attributes
 from qdqbridge.core.graph.operator import Attributes, Flow
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType, TensorType

@@ -22,16 +22,16 @@ from qdqbridge.core.ops.attention import (
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.tir import tirx
-from qdqbridge.tvm.qnn.emit.scope import Expr
+from qdqbridge.tvm.qnn.emit.emitter import Expr
 from qdqbridge.tvm.relax.emit.broadcasting import equal
-from qdqbridge.tvm.relax.emit.compositions.rotary_embedding import heads_first, heads_last
-from qdqbridge.tvm.relax.emit.compositions.site import (
+from qdqbridge.tvm.relax.emit.compositions.context import (
     Composition,
-    CompositionSite,
+    CompositionContext,
     loops,
     of_row,
     wide,
 )
+from qdqbridge.tvm.relax.emit.compositions.rotary_embedding import heads_first, heads_last
 
 _INT = "int64"
 
@@ -136,7 +136,7 @@ class Sight:
 
 
 def masked_products(
-    site: CompositionSite, scores: Expr, sight: Sight, bent: Callable[[Expr, str], Expr]
+    context: CompositionContext, scores: Expr, sight: Sight, bent: Callable[[Expr, str], Expr]
 ) -> Expr:
     """Returns what the softmax is of: products, and minus infinity where a key is hidden."""
 
@@ -149,11 +149,11 @@ def masked_products(
 
         return stage(x.shape, element, name="masked")
 
-    return loops(site, "attention_products", masked, scores, *sight.operands())
+    return loops(context, "attention_products", masked, scores, *sight.operands())
 
 
 def seen_softmax(
-    site: CompositionSite,
+    context: CompositionContext,
     scores: Expr,
     sight: Sight,
     bent: Callable[[Expr, str], Expr],
@@ -162,7 +162,7 @@ def seen_softmax(
     """Returns the softmax over the keys that each query sees.
 
     Args:
-        site: Where.
+        context: Where.
         scores: (batch, heads, queries, keys).
         sight: Which keys a query sees.
         bent: What is done to a product first.
@@ -207,107 +207,112 @@ def seen_softmax(
         return stage(x.shape, weight, name="weights")
 
     given = sight.operands() if sink is None else [*sight.operands(), sink]
-    return loops(site, "attention_weights", softmax, scores, *given)
+    return loops(context, "attention_weights", softmax, scores, *given)
 
 
-def products(site: CompositionSite, q: Expr, k: Expr, v: Expr,
+def products(context: CompositionContext, q: Expr, k: Expr, v: Expr,
               weigh: Callable[[Expr], Expr]) -> Expr:  # fmt: skip
     """Returns ``weigh(q @ k') @ v``; each head of the keys serves as many of the queries."""
-    batch, heads, length, size = site.extents(q)
-    shared = site.extents(k)[1]
+    batch, heads, length, size = context.extents(q)
+    shared = context.extents(k)[1]
     group = heads // shared
-    wide = site.extents(v)[-1]
-    together = site("reshape", q, (batch, shared, group * length, size))
-    scores = site("matmul", together, site("permute_dims", k, [0, 1, 3, 2]))
-    keys = site.extents(scores)[-1]
-    weights = weigh(site("reshape", scores, (batch, heads, length, keys)))
-    mixed = site("matmul", site("reshape", weights, (batch, shared, group * length, keys)), v)
-    return site("reshape", mixed, (batch, heads, length, wide))
+    wide = context.extents(v)[-1]
+    together = context("reshape", q, (batch, shared, group * length, size))
+    scores = context("matmul", together, context("permute_dims", k, [0, 1, 3, 2]))
+    keys = context.extents(scores)[-1]
+    weights = weigh(context("reshape", scores, (batch, heads, length, keys)))
+    mixed = context("matmul", context("reshape", weights, (batch, shared, group * length, keys)), v)
+    return context("reshape", mixed, (batch, heads, length, wide))
 
 
-def _multi_head(site: CompositionSite, a: MultiHeadAttentionAttrs) -> Sequence[Expr]:
+def _multi_head(context: CompositionContext, a: MultiHeadAttentionAttrs) -> Sequence[Expr]:
     """As :data:`qdqbridge.core.ops.attention.MULTI_HEAD_ATTENTION` says."""
-    past = (site.arg(6), site.arg(7)) if site.has(6) else ()
-    return _attended(site, a, _multi_head_operands(site, a), past, mask=4, bias=5)
+    past = (context.arg(6), context.arg(7)) if context.has(6) else ()
+    return _attended(context, a, _multi_head_operands(context, a), past, mask=4, bias=5)
 
 
-def _merged(site: CompositionSite, a: MergedAttentionAttrs) -> Sequence[Expr]:
+def _merged(context: CompositionContext, a: MergedAttentionAttrs) -> Sequence[Expr]:
     """As :data:`qdqbridge.core.ops.attention.MERGED_ATTENTION` says."""
-    made = site("matmul", wide(site, site.arg(0)), wide(site, site.arg(1)))
-    if site.has(2):
-        made = site("add", made, wide(site, site.arg(2)))
-    return _of_parts(site, a, made, mask=3, past=4, bias=5)
+    made = context("matmul", wide(context, context.arg(0)), wide(context, context.arg(1)))
+    if context.has(2):
+        made = context("add", made, wide(context, context.arg(2)))
+    return _of_parts(context, a, made, mask=3, past=4, bias=5)
 
 
 def _of_parts(
-    site: CompositionSite, a: MergedAttentionAttrs, made: Expr, *, mask: int, past: int,
+    context: CompositionContext, a: MergedAttentionAttrs, made: Expr, *, mask: int, past: int,
     bias: int | None = None,
 ) -> Sequence[Expr]:  # fmt: skip
     """Returns the attention of queries, keys and values that lie side by side, and the new past.
 
     Args:
-        site: The node.
+        context: The node.
         a: Its attributes.
         made: The three.
         mask: The operand that hides keys.
         past: The operand that has keys and values of the past.
         bias: The operand that is added to products.
     """
-    width = site.extents(made)[-1]
+    width = context.extents(made)[-1]
     if not isinstance(width, int):
         raise NoRow("the width of its weights is open")
     widths = a.qkv_hidden_sizes or (width // 3,) * 3
-    parts = site.scope.emit(site.scope.op.split(made, [widths[0], widths[0] + widths[1]], axis=2))
-    given = [site.scope.emit(site.scope.item(parts, index)) for index in range(3)]
-    heads = [heads_first(site, x, a.num_heads) for x in given]
+    parts = context.emitter.emit(
+        context.emitter.op.split(made, [widths[0], widths[0] + widths[1]], axis=2)
+    )
+    given = [context.emitter.emit(context.emitter.item(parts, index)) for index in range(3)]
+    heads = [heads_first(context, x, a.num_heads) for x in given]
     olds: list[Expr] = []
-    if site.has(past) and site.extents(site.arg(past))[3] != 0:  # TVM's reshape copies for a 0
-        both = site.scope.emit(site.scope.op.split(site.arg(past), 2, axis=0))
-        each = [site.scope.emit(site.scope.item(both, index)) for index in range(2)]
-        olds = [site("squeeze", x, axis=[0]) for x in each]
-    shape = site.extents(site.arg(mask)) if site.has(mask) else []
+    if (
+        context.has(past) and context.extents(context.arg(past))[3] != 0
+    ):  # TVM's reshape copies for a 0
+        both = context.emitter.emit(context.emitter.op.split(context.arg(past), 2, axis=0))
+        each = [context.emitter.emit(context.emitter.item(both, index)) for index in range(2)]
+        olds = [context("squeeze", x, axis=[0]) for x in each]
+    shape = context.extents(context.arg(mask)) if context.has(mask) else []
     hides = bool(shape) and not (len(shape) == 2 and shape[1] == 1)
-    result, k, v = _attended(site, a.heads, heads, olds, mask=mask if hides else None, bias=bias)
-    if len(site.node.outputs) < 2:
+    result, k, v = _attended(context, a.heads, heads, olds, mask=mask if hides else None, bias=bias)
+    if len(context.node.outputs) < 2:
         return [result]
-    return [result, site("concat", [site("expand_dims", x, 0) for x in (k, v)], axis=0)]
+    return [result, context("concat", [context("expand_dims", x, 0) for x in (k, v)], axis=0)]
 
 
-def _quantized(site: CompositionSite) -> Sequence[Expr]:
+def _quantized(context: CompositionContext) -> Sequence[Expr]:
     """QAttention: data and weights are integers, whose product is scaled; sums of int32.
 
     Source: onnxruntime docs/ContribOperators.md, attention_quant.cc.
     """
-    if site.onnx.int_("do_rotary", 0) or site.onnx.int_("past_present_share_buffer", 0):
+    if context.onnx.int_("do_rotary", 0) or context.onnx.int_("past_present_share_buffer", 0):
         raise NoRow("it turns its queries, or shares a buffer")
-    batch = site.extents(site.arg(0))[0]
-    if site.has(5) and site.rank(site.arg(5)) == 1 and not equal(
-        site.extents(site.arg(5))[0], batch
+    batch = context.extents(context.arg(0))[0]
+    if context.has(5) and context.rank(context.arg(5)) == 1 and not equal(
+        context.extents(context.arg(5))[0], batch
     ):  # fmt: skip
         raise NoRow("its mask tells where sequences begin and end, or may")
-    x, weights = (site.cast(site.arg(index), "int32") for index in (0, 1))
-    if site.has(6):
-        x = site("subtract", x, site("reshape", site.cast(site.arg(6), "int32"), ()))
-    if site.has(7):
-        weights = site("subtract", weights, site.cast(site.arg(7), "int32"))
-    total = site.cast(site("matmul", x, weights, out_dtype="int32"), "float32")
-    scale = site("multiply", site("reshape", site.arg(3), ()), site.arg(4))
-    made = site("add", site("multiply", total, scale), site.arg(2))
+    x, weights = (context.cast(context.arg(index), "int32") for index in (0, 1))
+    if context.has(6):
+        x = context("subtract", x, context("reshape", context.cast(context.arg(6), "int32"), ()))
+    if context.has(7):
+        weights = context("subtract", weights, context.cast(context.arg(7), "int32"))
+    total = context.cast(context("matmul", x, weights, out_dtype="int32"), "float32")
+    scale = context("multiply", context("reshape", context.arg(3), ()), context.arg(4))
+    made = context("add", context("multiply", total, scale), context.arg(2))
     attributes = MergedAttentionAttrs(
-        site.onnx.int_("num_heads", 0), (), site.onnx.float_("scale", 0.0),
-        site.onnx.float_("mask_filter_value", -10000.0), bool(site.onnx.int_("unidirectional", 0)),
+        context.onnx.int_("num_heads", 0), (), context.onnx.float_("scale", 0.0),
+        context.onnx.float_("mask_filter_value", -10000.0),
+        bool(context.onnx.int_("unidirectional", 0)),
     )  # fmt: skip
-    return _of_parts(site, attributes, made, mask=5, past=8)
+    return _of_parts(context, attributes, made, mask=5, past=8)
 
 
 def _attended(
-    site: CompositionSite, a: MultiHeadAttentionAttrs, given: Sequence[Expr],
+    context: CompositionContext, a: MultiHeadAttentionAttrs, given: Sequence[Expr],
     cached: Sequence[Expr], *, mask: int | None, bias: int | None,
 ) -> list[Expr]:  # fmt: skip
     """Returns the result, and keys and values with those of the past before them.
 
     Args:
-        site: The node.
+        context: The node.
         a: Its attributes.
         given: Queries, keys and values by heads.
         cached: Keys and values of the past, if there is one.
@@ -315,90 +320,96 @@ def _attended(
         bias: The operand that is added to products, if any is.
     """
     q, k, v = given
-    own = str(site.result_dtype())
+    own = str(context.result_dtype())
     if cached:
         olds: list[Expr] = []
         for stored, new in zip(cached, (k, v), strict=True):
-            old = wide(site, stored)
-            batch, heads, _, size = site.extents(new)
-            for have, want in zip(site.extents(old), (batch, heads, None, size), strict=True):
+            old = wide(context, stored)
+            batch, heads, _, size = context.extents(new)
+            for have, want in zip(context.extents(old), (batch, heads, None, size), strict=True):
                 if want is not None:
-                    site.scope.need_same(have, want)
-            olds.append(site("reshape", old, (batch, heads, site.extents(old)[2], size)))
-        k, v = (site("concat", [old, new], axis=2) for old, new in zip(olds, (k, v), strict=True))
-    batch, _, length, size = site.extents(q)
-    keys = site.extents(k)[2]
-    old = site.scope.run_time_extent(cached[0], 2, _INT) if cached else site.number(0, _INT)
+                    context.emitter.need_same(have, want)
+            olds.append(context("reshape", old, (batch, heads, context.extents(old)[2], size)))
+        k, v = (
+            context("concat", [old, new], axis=2) for old, new in zip(olds, (k, v), strict=True)
+        )
+    batch, _, length, size = context.extents(q)
+    keys = context.extents(k)[2]
+    old = context.emitter.run_time_extent(cached[0], 2, _INT) if cached else context.number(0, _INT)
     past, held = (
-        site("broadcast_to", site("reshape", rows, (1,)), (batch,))
-        for rows in (old, site.scope.run_time_extent(k, 2, _INT))
+        context("broadcast_to", context("reshape", rows, (1,)), (batch,))
+        for rows in (old, context.emitter.run_time_extent(k, 2, _INT))
     )
     sight = Sight(Lines(past, past, past), causal=True, held=held, last_sees_all=True)
     factor = a.scale or 1 / math.sqrt(size)
-    added = _multi_head_bias(site, a, (batch, length, keys), mask, bias)
+    added = _multi_head_bias(context, a, (batch, length, keys), mask, bias)
 
     def weigh(scores: Expr) -> Expr:
-        scaled = site("multiply", scores, site.number(factor, scores))
+        scaled = context("multiply", scores, context.number(factor, scores))
         if added is not None:
-            scaled = site("add", *site.scope.aligned([scaled, added]))
+            scaled = context("add", *context.emitter.aligned([scaled, added]))
         if not a.unidirectional:
-            return site("nn.softmax", scaled, axis=3)
-        return seen_softmax(site, scaled, sight, lambda x, kind: x)
+            return context("nn.softmax", scaled, axis=3)
+        return seen_softmax(context, scaled, sight, lambda x, kind: x)
 
-    mixed = heads_last(site, products(site, q, k, v, weigh))
-    return [site.cast(each, own) for each in (mixed, k, v)]
+    mixed = heads_last(context, products(context, q, k, v, weigh))
+    return [context.cast(each, own) for each in (mixed, k, v)]
 
 
-def _multi_head_operands(site: CompositionSite, a: MultiHeadAttentionAttrs) -> list[Expr]:
+def _multi_head_operands(context: CompositionContext, a: MultiHeadAttentionAttrs) -> list[Expr]:
     """Returns queries, keys and values by heads; to those that are not yet biases are added."""
-    given = [wide(site, site.arg(index)) for index in range(3)]
-    apart = [site.rank(x) == 4 for x in given]
+    given = [wide(context, context.arg(index)) for index in range(3)]
+    apart = [context.rank(x) == 4 for x in given]
     biases: list[Expr | None] = [None] * 3
-    if site.has(3):
+    if context.has(3):
         begin = 0
-        bias = wide(site, site.arg(3))
+        bias = wide(context, context.arg(3))
         for index in range(apart.count(False)):  # what is by heads already has its biases
-            width = site.extents(given[index])[-1]
+            width = context.extents(given[index])[-1]
             if not isinstance(width, int):
                 raise NoRow("the width of an operand is open")
-            biases[index] = site(
+            biases[index] = context(
                 "strided_slice", bias, axes=[0], begin=[begin], end=[begin + width]
             )
             begin += width
-    batch, heads_of = site.extents(given[0])[0], list[Expr]()
-    keys = site.extents(given[1])[2 if site.rank(given[1]) == 4 else 1]
+    batch, heads_of = context.extents(given[0])[0], list[Expr]()
+    keys = context.extents(given[1])[2 if context.rank(given[1]) == 4 else 1]
     for x, bias, length in zip(given, biases, (None, keys, keys), strict=True):
-        if site.rank(x) == 4:
-            own, heads, count, size = site.extents(x)
-            site.scope.need_same(own, batch)
-            site.scope.need_same(count, keys)
-            heads_of.append(site("reshape", x, (batch, heads, keys, size)))
+        if context.rank(x) == 4:
+            own, heads, count, size = context.extents(x)
+            context.emitter.need_same(own, batch)
+            context.emitter.need_same(count, keys)
+            heads_of.append(context("reshape", x, (batch, heads, keys, size)))
             continue
-        added = x if bias is None else site("add", x, bias)
-        heads_of.append(heads_first(site, added, a.num_heads, batch, length))
+        added = x if bias is None else context("add", x, bias)
+        heads_of.append(heads_first(context, added, a.num_heads, batch, length))
     return heads_of
 
 
 def _multi_head_bias(
-    site: CompositionSite, a: MultiHeadAttentionAttrs, shape: tuple[Any, Any, Any],
+    context: CompositionContext, a: MultiHeadAttentionAttrs, shape: tuple[Any, Any, Any],
     mask_at: int | None, bias_at: int | None,
 ) -> Expr | None:  # fmt: skip
     """Returns what is added to the products: the bias, and a low number where a mask hides."""
     batch, length, keys = shape
-    bias = wide(site, site.arg(bias_at)) if bias_at is not None and site.has(bias_at) else None
-    if mask_at is None or not site.has(mask_at):
+    bias = (
+        wide(context, context.arg(bias_at))
+        if bias_at is not None and context.has(bias_at)
+        else None
+    )
+    if mask_at is None or not context.has(mask_at):
         return bias
-    mask = site.arg(mask_at)
-    if site.rank(mask) == 1:
-        counted = site("reshape", site.counted(keys), (1, keys))
-        ends = site("reshape", site.cast(mask, _INT), (batch, 1))
-        hidden = site("reshape", site("greater_equal", counted, ends), (batch, 1, 1, keys))
+    mask = context.arg(mask_at)
+    if context.rank(mask) == 1:
+        counted = context("reshape", context.counted(keys), (1, keys))
+        ends = context("reshape", context.cast(mask, _INT), (batch, 1))
+        hidden = context("reshape", context("greater_equal", counted, ends), (batch, 1, 1, keys))
     else:
-        rows = (batch, 1, 1, keys) if site.rank(mask) == 2 else (batch, 1, length, keys)
-        hidden = site("equal", site("reshape", mask, rows), site.number(0, mask))
-    low, none = (site.number(x, "float32") for x in (a.mask_filter_value, 0.0))
-    added = site("where", hidden, low, none)
-    return added if bias is None else site("add", *site.scope.aligned([bias, added]))
+        rows = (batch, 1, 1, keys) if context.rank(mask) == 2 else (batch, 1, length, keys)
+        hidden = context("equal", context("reshape", mask, rows), context.number(0, mask))
+    low, none = (context.number(x, "float32") for x in (a.mask_filter_value, 0.0))
+    added = context("where", hidden, low, none)
+    return added if bias is None else context("add", *context.emitter.aligned([bias, added]))
 
 
 MULTI_HEAD: Mapping[str, Composition] = dict((

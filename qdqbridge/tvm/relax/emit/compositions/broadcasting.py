@@ -9,18 +9,18 @@ import operator
 from collections.abc import Mapping, Sequence
 
 from qdqbridge.onnx_io.codecs.view import NoRow
-from qdqbridge.tvm.qnn.emit.scope import Expr
-from qdqbridge.tvm.relax.emit.compositions.site import Composition, CompositionSite
+from qdqbridge.tvm.qnn.emit.emitter import Expr
+from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext
 
 
-def repeated(site: CompositionSite) -> list[Expr]:
+def repeated(context: CompositionContext) -> list[Expr]:
     """Returns the operands, repeated where that is not settled.
 
     Raises:
         NoRow: All of it is: TVM's own operators repeat them.
     """
-    given = [site.arg(index) for index in range(len(site.node.inputs))]
-    fitting = site.scope.aligned(given)
+    given = [context.arg(index) for index in range(len(context.node.inputs))]
+    fitting = context.emitter.aligned(given)
     if all(map(operator.is_, given, fitting)):
         raise NoRow("TVM knows how its operands broadcast")
     return fitting
@@ -28,19 +28,19 @@ def repeated(site: CompositionSite) -> list[Expr]:
 
 def _by(name: str) -> Composition:
     """Returns one of Relax's operators of two operands."""
-    return lambda site: [site(name, *repeated(site))]
+    return lambda context: [context(name, *repeated(context))]
 
 
-def _sum(site: CompositionSite) -> Sequence[Expr]:
-    total, *others = repeated(site)
+def _sum(context: CompositionContext) -> Sequence[Expr]:
+    total, *others = repeated(context)
     for other in others:
-        total = site("add", total, other)
+        total = context("add", total, other)
     return [total]
 
 
-def _mean(site: CompositionSite) -> Sequence[Expr]:
-    (total,) = _sum(site)
-    return [site("divide", total, site.number(len(site.node.inputs), total))]
+def _mean(context: CompositionContext) -> Sequence[Expr]:
+    (total,) = _sum(context)
+    return [context("divide", total, context.number(len(context.node.inputs), total))]
 
 
 BROADCASTING: Mapping[str, Composition] = {

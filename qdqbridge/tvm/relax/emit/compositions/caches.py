@@ -9,24 +9,24 @@ from tvm import te
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.tir import tirx
-from qdqbridge.tvm.qnn.emit.scope import Expr
-from qdqbridge.tvm.relax.emit.compositions.site import Composition, CompositionSite, loops
+from qdqbridge.tvm.qnn.emit.emitter import Expr
+from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext, loops
 
 
-def _tensor_scatter(site: CompositionSite) -> Sequence[Expr]:
+def _tensor_scatter(context: CompositionContext) -> Sequence[Expr]:
     """``present[b, .., (w[b] + t) % n, ..] = update[b, .., t, ..]``, the rest as it was.
 
     Source: ONNX TensorScatter-24.
     """
-    mode = site.onnx.string("mode", "linear")
+    mode = context.onnx.string("mode", "linear")
     if mode not in ("linear", "circular"):
         raise NoRow(f"its mode is '{mode}'")
-    past, update = site.arg(0), site.arg(1)
-    rank = site.rank(past)
-    axis = site.onnx.int_("axis", -2) % rank
+    past, update = context.arg(0), context.arg(1)
+    rank = context.rank(past)
+    axis = context.onnx.int_("axis", -2) % rank
     if axis == 0:
         raise NoRow("its axis is that of the batch")
-    first = [site.cast(site.arg(2), "int64")] if site.has(2) else []
+    first = [context.cast(context.arg(2), "int64")] if context.has(2) else []
 
     def scattered(old: te.Tensor, new: te.Tensor, *starts: te.Tensor) -> te.Tensor:
         extent, length = old.shape[axis], new.shape[axis]
@@ -44,7 +44,7 @@ def _tensor_scatter(site: CompositionSite) -> Sequence[Expr]:
 
         return stage(old.shape, element, name="scattered")
 
-    return [loops(site, "tensor_scatter", scattered, past, update, *first)]
+    return [loops(context, "tensor_scatter", scattered, past, update, *first)]
 
 
 CACHES: Mapping[str, Composition] = {"TensorScatter": _tensor_scatter}

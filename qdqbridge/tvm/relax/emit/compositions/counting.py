@@ -12,38 +12,38 @@ from tvm import te
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.tir import tirx
-from qdqbridge.tvm.qnn.emit.scope import Expr
-from qdqbridge.tvm.relax.emit.compositions.site import Composition, CompositionSite, loops
+from qdqbridge.tvm.qnn.emit.emitter import Expr
+from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext, loops
 
 
-def _vectorizer(site: CompositionSite) -> Sequence[Expr]:
+def _vectorizer(context: CompositionContext) -> Sequence[Expr]:
     """Counts, those above 0, or either times a weight.
 
     A weight belongs to a place of the result, as in onnxruntime and ONNX's reference; ONNX's text
     gives them the order of the pool, which is another one where ``ngram_indexes`` are not sorted.
     Source: ONNX TfIdfVectorizer-9.
     """
-    pool, places = site.onnx.ints("pool_int64s", None), site.onnx.ints("ngram_indexes", ())
+    pool, places = context.onnx.ints("pool_int64s", None), context.onnx.ints("ngram_indexes", ())
     if pool is None or not places:
         raise NoRow("its n-grams are strings")
-    x = site.cast(site.arg(0), "int64")
-    shape = site.extents(x)
+    x = context.cast(context.arg(0), "int64")
+    shape = context.extents(x)
     if len(shape) > 2:
         raise NoRow(f"its data has {len(shape)} axes")
     size, rows = max(places) + 1, [*(1,) * (2 - len(shape)), *shape]
-    x, total = site("reshape", x, rows), site("zeros", (rows[0], size), "int64")
-    skips = site.onnx.int_("max_skip_count", 0)
-    for length, grams in _by_length(site.onnx, pool, places).items():
-        tables = [site.number(table, "int64") for table in _by_place(grams, length, size)]
+    x, total = context("reshape", x, rows), context("zeros", (rows[0], size), "int64")
+    skips = context.onnx.int_("max_skip_count", 0)
+    for length, grams in _by_length(context.onnx, pool, places).items():
+        tables = [context.number(table, "int64") for table in _by_place(grams, length, size)]
         steps = 1 if length == 1 else skips + 1  # single ones are counted once
-        total = site("add", total, _counted(site, x, tables, length, steps))
-    number, mode = site.cast(total, "float32"), site.onnx.string("mode", "")
+        total = context("add", total, _counted(context, x, tables, length, steps))
+    number, mode = context.cast(total, "float32"), context.onnx.string("mode", "")
     if mode == "IDF":
-        number = site("minimum", number, site.number(1, number))
-    weights = site.onnx.floats("weights", None)
+        number = context("minimum", number, context.number(1, number))
+    weights = context.onnx.floats("weights", None)
     if mode != "TF" and weights is not None:
-        number = site("multiply", number, site.number(weights, number))
-    return [site("reshape", number, (*shape[:-1], size))]
+        number = context("multiply", number, context.number(weights, number))
+    return [context("reshape", number, (*shape[:-1], size))]
 
 
 _Gram = tuple[int, tuple[int, ...]]
@@ -80,7 +80,7 @@ def _by_place(grams: Sequence[_Gram], length: int, size: int) -> tuple[NDArray[A
 
 
 def _counted(
-    site: CompositionSite, x: Expr, tables: Sequence[Expr], length: int, steps: int
+    context: CompositionContext, x: Expr, tables: Sequence[Expr], length: int, steps: int
 ) -> Expr:
     """Returns how often the n-grams of one length are there, their members 1, 2 … steps apart."""
 
@@ -103,7 +103,7 @@ def _counted(
 
         return stage([data.shape[0], members.shape[0]], place, name="counts")
 
-    return loops(site, "ngrams", count, x, *tables)
+    return loops(context, "ngrams", count, x, *tables)
 
 
 COUNTING: Mapping[str, Composition] = {"TfIdfVectorizer": _vectorizer}

@@ -14,8 +14,13 @@ from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.onnx_io.codecs.windows import ResolvedWindow, kernel_of, window_of
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.tir import tirx
-from qdqbridge.tvm.qnn.emit.scope import Expr
-from qdqbridge.tvm.relax.emit.compositions.site import Composition, CompositionSite, loops, wide
+from qdqbridge.tvm.qnn.emit.emitter import Expr
+from qdqbridge.tvm.relax.emit.compositions.context import (
+    Composition,
+    CompositionContext,
+    loops,
+    wide,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,38 +43,38 @@ class _SampledAxis:
         return place, self.weights[behind], tirx.all(place >= 0, place < self.extent)
 
 
-def _deform_conv(site: CompositionSite) -> Sequence[Expr]:
+def _deform_conv(context: CompositionContext) -> Sequence[Expr]:
     """Each tap of the kernel takes a pixel that an offset moves, and a mask multiplies.
 
     Source: ONNX DeformConv-22; sampling is linear along every axis, zeros around the data.
     """
-    x, weight, offset = (wide(site, site.arg(index)) for index in range(3))
-    window = window_of(site.onnx, kernel_of(site.onnx, 1))
-    group, offsets = site.onnx.int_("group", 1), site.onnx.int_("offset_group", 1)
+    x, weight, offset = (wide(context, context.arg(index)) for index in range(3))
+    window = window_of(context.onnx, kernel_of(context.onnx, 1))
+    group, offsets = context.onnx.int_("group", 1), context.onnx.int_("offset_group", 1)
     rank, taps = len(window.kernel), math.prod(window.kernel)
-    batch, channels, *_ = site.extents(x)
-    results, inner, *_ = site.static(weight)
+    batch, channels, *_ = context.extents(x)
+    results, inner, *_ = context.static(weight)
     if channels != group * inner or channels % offsets or results % group:
         raise NoRow(f"{channels} channels are not {group} groups, or not {offsets} of offsets")
-    space = site.extents(offset)[2:]
-    moved = site("reshape", offset, [batch, offsets, *window.kernel, rank, *space])
+    space = context.extents(offset)[2:]
+    moved = context("reshape", offset, [batch, offsets, *window.kernel, rank, *space])
     operands = [x, moved]
-    if site.has(4):
-        mask = wide(site, site.arg(4))
-        operands.append(site("reshape", mask, [batch, offsets, *window.kernel, *space]))
+    if context.has(4):
+        mask = wide(context, context.arg(4))
+        operands.append(context("reshape", mask, [batch, offsets, *window.kernel, *space]))
 
     def sample(data: te.Tensor, moves: te.Tensor, *masks: te.Tensor) -> te.Tensor:
         return _columns(window, channels // offsets, data, moves, masks)
 
-    columns = loops(site, "deformed_columns", sample, *operands)
+    columns = loops(context, "deformed_columns", sample, *operands)
     pixels = math.prod(space)
-    right = site("reshape", columns, [batch, group, inner * taps, pixels])
-    left = site("reshape", weight, [1, group, results // group, inner * taps])
-    y = site("reshape", site("matmul", left, right), [batch, results, *space])
-    if site.has(3):
-        bias = site("reshape", wide(site, site.arg(3)), [1, results, *(1 for _ in space)])
-        y = site("add", y, bias)
-    return [site.cast(y, site.dtype(site.arg(0)))]
+    right = context("reshape", columns, [batch, group, inner * taps, pixels])
+    left = context("reshape", weight, [1, group, results // group, inner * taps])
+    y = context("reshape", context("matmul", left, right), [batch, results, *space])
+    if context.has(3):
+        bias = context("reshape", wide(context, context.arg(3)), [1, results, *(1 for _ in space)])
+        y = context("add", y, bias)
+    return [context.cast(y, context.dtype(context.arg(0)))]
 
 
 def _columns(

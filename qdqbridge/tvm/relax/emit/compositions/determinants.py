@@ -9,28 +9,28 @@ from typing import Any
 from tvm import relax
 
 from qdqbridge.tvm.qnn.dialect.tir import tirx
-from qdqbridge.tvm.qnn.emit.scope import Expr
-from qdqbridge.tvm.relax.emit.compositions.site import Composition, CompositionSite, wide
+from qdqbridge.tvm.qnn.emit.emitter import Expr
+from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext, wide
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
 
 
-def _det(site: CompositionSite) -> Sequence[Expr]:
+def _det(context: CompositionContext) -> Sequence[Expr]:
     """Of each matrix the product of the pivots, each the largest one left in its column.
 
     Source: ONNX Det-22.
     """
-    x, kind = wide(site, site.arg(0)), site.dtype(site.arg(0))
-    *batch, size, width = site.extents(x)
-    site.scope.need_same(size, width)
+    x, kind = wide(context, context.arg(0)), context.dtype(context.arg(0))
+    *batch, size, width = context.extents(x)
+    context.emitter.need_same(size, width)
     count = math.prod(batch)
-    rows = site("reshape", x, [count, size, size])
-    function = _function(count, size, site.dtype(x))
-    variable = site.scope.builder.add_func(function, "determinants")
+    rows = context("reshape", x, [count, size, size])
+    function = _function(count, size, context.dtype(x))
+    variable = context.emitter.builder.add_func(function, "determinants")
     operands: Any = [rows]
     extent: Any = [count]
-    called = relax.call_tir(variable, operands, relax.TensorType(extent, site.dtype(x)))
-    found = site.scope.emit(called)
-    return [site.cast(site("reshape", found, batch), kind)]
+    called = relax.call_tir(variable, operands, relax.TensorType(extent, context.dtype(x)))
+    found = context.emitter.emit(called)
+    return [context.cast(context("reshape", found, batch), kind)]
 
 
 def _function(count: Any, extent: Any, kind: str) -> Any:

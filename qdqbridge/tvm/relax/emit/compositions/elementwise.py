@@ -10,45 +10,47 @@ from tvm import te
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.tir import tirx
-from qdqbridge.tvm.qnn.emit.scope import Expr
+from qdqbridge.tvm.qnn.emit.emitter import Expr
 from qdqbridge.tvm.relax.emit.compositions.broadcasting import repeated
-from qdqbridge.tvm.relax.emit.compositions.site import Composition, CompositionSite
+from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext
 
 
-def _is_inf(site: CompositionSite) -> Sequence[Expr]:
-    x = site.arg(0)
-    above = site("equal", x, site.number(np.inf, x))
-    below = site("equal", x, site.number(-np.inf, x))
-    positive = site.onnx.flag("detect_positive", default=True)
-    negative = site.onnx.flag("detect_negative", default=True)
+def _is_inf(context: CompositionContext) -> Sequence[Expr]:
+    x = context.arg(0)
+    above = context("equal", x, context.number(np.inf, x))
+    below = context("equal", x, context.number(-np.inf, x))
+    positive = context.onnx.flag("detect_positive", default=True)
+    negative = context.onnx.flag("detect_negative", default=True)
     if positive and negative:
-        return [site("logical_or", above, below)]
+        return [context("logical_or", above, below)]
     if positive or negative:
         return [above if positive else below]
-    return [site("logical_and", above, below)]
+    return [context("logical_and", above, below)]
 
 
-def _bit_shift(site: CompositionSite) -> Sequence[Expr]:
+def _bit_shift(context: CompositionContext) -> Sequence[Expr]:
     """Arithmetic shifts; counts below 0 or of all bits leave 0, or the sign of a right shift."""
-    x, count = site.scope.aligned([site.arg(0), site.arg(1)])
-    kind, left = site.dtype(x), site.onnx.string("direction", "") == "LEFT"
-    bits, zero = np.iinfo(kind).bits, site.number(0, kind)
-    inside = site("less", count, site.number(bits, kind))
+    x, count = context.emitter.aligned([context.arg(0), context.arg(1)])
+    kind, left = context.dtype(x), context.onnx.string("direction", "") == "LEFT"
+    bits, zero = np.iinfo(kind).bits, context.number(0, kind)
+    inside = context("less", count, context.number(bits, kind))
     if kind.startswith("int"):
-        inside = site("logical_and", inside, site("greater_equal", count, zero))
-    shifted = site("left_shift" if left else "right_shift", x, site("where", inside, count, zero))
+        inside = context("logical_and", inside, context("greater_equal", count, zero))
+    shifted = context(
+        "left_shift" if left else "right_shift", x, context("where", inside, count, zero)
+    )
     beyond = zero
     if kind.startswith("int") and not left:
-        beyond = site("where", site("less", x, zero), site.number(-1, kind), zero)
-    return [site("where", inside, shifted, beyond)]
+        beyond = context("where", context("less", x, zero), context.number(-1, kind), zero)
+    return [context("where", inside, shifted, beyond)]
 
 
-def _mod(site: CompositionSite) -> Sequence[Expr]:
+def _mod(context: CompositionContext) -> Sequence[Expr]:
     """``fmod=0`` of floats: the remainder has the divisor's sign, as Python's ``%`` has it."""
-    kind = site.dtype(site.arg(0))
-    if "float" not in kind or site.onnx.flag("fmod"):
-        return [site("mod" if site.onnx.flag("fmod") else "floor_mod", *repeated(site))]
-    x, y = site.scope.aligned([site.arg(0), site.arg(1)])
+    kind = context.dtype(context.arg(0))
+    if "float" not in kind or context.onnx.flag("fmod"):
+        return [context("mod" if context.onnx.flag("fmod") else "floor_mod", *repeated(context))]
+    x, y = context.emitter.aligned([context.arg(0), context.arg(1)])
 
     def floor_mod(a: te.Tensor, b: te.Tensor) -> te.Tensor:
         wide = "float64" if kind == "float64" else "float32"
@@ -63,7 +65,7 @@ def _mod(site: CompositionSite) -> Sequence[Expr]:
 
         return stage(_joint(a, b), element, name="floor_mod")
 
-    return [site.scope.emit(site.scope.builder.call_te(floor_mod, x, y))]
+    return [context.emitter.emit(context.emitter.builder.call_te(floor_mod, x, y))]
 
 
 def _at(tensor: te.Tensor, indices: Sequence[Expr]) -> Expr:
@@ -86,38 +88,46 @@ def _joint(a: te.Tensor, b: te.Tensor) -> list[Expr]:
     return extents
 
 
-def _bit_cast(site: CompositionSite) -> Sequence[Expr]:
+def _bit_cast(context: CompositionContext) -> Sequence[Expr]:
     """The same bits as another type."""
-    x, target = site.arg(0), site.result_dtype()
-    source = site.onnx.operand(0).type.dtype
+    x, target = context.arg(0), context.result_dtype()
+    source = context.onnx.operand(0).type.dtype
     if target.bits != source.bits or target.bits % 8:
         raise NoRow(f"{source} and {target} differ in what an element takes")
-    if site.dtype(x) == str(target):
+    if context.dtype(x) == str(target):
         return [x]
-    if "bool" in (site.dtype(x), str(target)):
-        return [site.cast(x, str(target))]
+    if "bool" in (context.dtype(x), str(target)):
+        return [context.cast(x, str(target))]
     kind = str(target) if not target.is_small_float else "uint8"
 
     def bit_cast(a: te.Tensor) -> te.Tensor:
         return stage(a.shape, lambda *i: tirx.reinterpret(kind, a(*i)), name="bit_cast")
 
-    return [site.scope.emit(site.scope.builder.call_te(bit_cast, x))]
+    return [context.emitter.emit(context.emitter.builder.call_te(bit_cast, x))]
 
 
-def _shrink(site: CompositionSite) -> Sequence[Expr]:
+def _shrink(context: CompositionContext) -> Sequence[Expr]:
     """The first of ONNX's cases that holds: below 0, ``lambd`` lets both hold of one number.
 
     Both attributes are float32 numbers, which other types do not hold.
     """
-    own, dtype = site.arg(0), site.dtype(site.arg(0))
-    x = site.cast(own, "float32" if np.dtype(dtype).itemsize < 4 else dtype)
-    if "float" not in site.dtype(x):
-        x = site.cast(x, "float64")
-    least, bias = (site.onnx.float_(name, given) for name, given in (("lambd", 0.5), ("bias", 0.0)))
-    above = site("greater", x, site.number(least, x))
-    moved = site("where", above, site("subtract", x, site.number(bias, x)), site.number(0, x))
-    below = site("less", x, site.number(-least, x))
-    return [site.cast(site("where", below, site("add", x, site.number(bias, x)), moved), dtype)]
+    own, dtype = context.arg(0), context.dtype(context.arg(0))
+    x = context.cast(own, "float32" if np.dtype(dtype).itemsize < 4 else dtype)
+    if "float" not in context.dtype(x):
+        x = context.cast(x, "float64")
+    least, bias = (
+        context.onnx.float_(name, given) for name, given in (("lambd", 0.5), ("bias", 0.0))
+    )
+    above = context("greater", x, context.number(least, x))
+    moved = context(
+        "where", above, context("subtract", x, context.number(bias, x)), context.number(0, x)
+    )
+    below = context("less", x, context.number(-least, x))
+    return [
+        context.cast(
+            context("where", below, context("add", x, context.number(bias, x)), moved), dtype
+        )
+    ]
 
 
 ELEMENTWISE: Mapping[str, Composition] = {

@@ -19,10 +19,10 @@ from qdqbridge.core.ops.experts import (
 )
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.tir import tirx
-from qdqbridge.tvm.qnn.emit.scope import Expr
-from qdqbridge.tvm.relax.emit.compositions.site import (
+from qdqbridge.tvm.qnn.emit.emitter import Expr
+from qdqbridge.tvm.relax.emit.compositions.context import (
     Composition,
-    CompositionSite,
+    CompositionContext,
     loops,
     of_row,
     wide,
@@ -32,40 +32,40 @@ _Weight = Callable[[Expr, Expr, Expr], Expr]
 _KIND = "float32"
 
 
-def _experts(site: CompositionSite, a: ExpertsAttrs) -> Sequence[Expr]:
+def _experts(context: CompositionContext, a: ExpertsAttrs) -> Sequence[Expr]:
     """As :data:`qdqbridge.core.ops.experts.EXPERTS` says."""
 
     def layer(x: Expr, order: Expr, index: int) -> Expr:
-        return _layer(site, x, order, [site.arg(2 * index)], _as_floats, 2 * index + 1)
+        return _layer(context, x, order, [context.arg(2 * index)], _as_floats, 2 * index + 1)
 
-    return _mixed(site, a, layer)
+    return _mixed(context, a, layer)
 
 
-def _stored_experts(site: CompositionSite, a: ExpertsAttrs) -> Sequence[Expr]:
+def _stored_experts(context: CompositionContext, a: ExpertsAttrs) -> Sequence[Expr]:
     """As ``STORED_EXPERTS`` of ``core.ops.experts`` says: weights stay as they are stored."""
 
     def layer(x: Expr, order: Expr, index: int) -> Expr:
-        place, block = 3 * index - 1, a.rounded(site.extents(x)[-1])
-        x = _rounded(site, x, block) if block else x
-        given = [site.arg(place), wide(site, site.arg(place + 1))]
-        if site.has(10 + index):
-            given.append(site.arg(10 + index))
-        return _layer(site, x, order, given, _as_codes(a), place + 2)
+        place, block = 3 * index - 1, a.rounded(context.extents(x)[-1])
+        x = _rounded(context, x, block) if block else x
+        given = [context.arg(place), wide(context, context.arg(place + 1))]
+        if context.has(10 + index):
+            given.append(context.arg(10 + index))
+        return _layer(context, x, order, given, _as_codes(a), place + 2)
 
-    return _mixed(site, a, layer, normalized=True)
+    return _mixed(context, a, layer, normalized=True)
 
 
-def _rounded(site: CompositionSite, x: Expr, block: int) -> Expr:
+def _rounded(context: CompositionContext, x: Expr, block: int) -> Expr:
     """Returns what is left of data that are rounded to 8 bits, as many neighbours together."""
-    shape = site.extents(x)
-    parts = site("reshape", x, (*shape[:-1], shape[-1] // block, block))
-    top = site("max", site("abs", parts), axis=-1, keepdims=True)
-    usual = site("greater_equal", top, site.number(SMALLEST, _KIND))
-    last, one, none = (site.number(n, _KIND) for n in (LAST_OF_BLOCK, 1, 0))
-    safe = site("where", usual, top, one)
-    codes = site("round", site("multiply", parts, site("divide", last, safe)))
-    real = site("where", usual, site("multiply", codes, site("divide", safe, last)), none)
-    return site("reshape", real, shape)
+    shape = context.extents(x)
+    parts = context("reshape", x, (*shape[:-1], shape[-1] // block, block))
+    top = context("max", context("abs", parts), axis=-1, keepdims=True)
+    usual = context("greater_equal", top, context.number(SMALLEST, _KIND))
+    last, one, none = (context.number(n, _KIND) for n in (LAST_OF_BLOCK, 1, 0))
+    safe = context("where", usual, top, one)
+    codes = context("round", context("multiply", parts, context("divide", last, safe)))
+    real = context("where", usual, context("multiply", codes, context("divide", safe, last)), none)
+    return context("reshape", real, shape)
 
 
 def _as_floats(tensors: Sequence[te.Tensor], terms: int) -> _Weight:
@@ -104,7 +104,7 @@ def _as_codes(a: ExpertsAttrs) -> Callable[[Sequence[te.Tensor], int], _Weight]:
 
 
 def _layer(
-    site: CompositionSite,
+    context: CompositionContext,
     x: Expr,
     order: Expr,
     tensors: Sequence[Expr],
@@ -114,14 +114,14 @@ def _layer(
     """Returns the product of each token with the weights of each of its experts.
 
     Args:
-        site: The node.
+        context: The node.
         x: (tokens, experts of a token or 1, terms).
         order: Which experts: (tokens, experts of a token).
         tensors: What holds the weights.
         weights: Returns a weight, of tensors and the number of terms.
         bias_at: The operand that is the bias.
     """
-    bias = [wide(site, site.arg(bias_at))] if site.has(bias_at) else []
+    bias = [wide(context, context.arg(bias_at))] if context.has(bias_at) else []
 
     def product(data: te.Tensor, which: te.Tensor, *rest: te.Tensor) -> te.Tensor:
         held = rest[: len(rest) - len(bias)]
@@ -140,103 +140,105 @@ def _layer(
             return total
         return stage(shape, lambda t, j, n: total(t, j, n) + rest[-1](which(t, j), n), "biased")
 
-    return loops(site, "expert", product, x, order, *tensors, *bias)
+    return loops(context, "expert", product, x, order, *tensors, *bias)
 
 
 def _mixed(
-    site: CompositionSite,
+    context: CompositionContext,
     a: ExpertsAttrs,
     layer: Callable[[Expr, Expr, int], Expr],
     *,
     normalized: bool = False,
 ) -> Sequence[Expr]:
     """Returns the sum of what a token's experts make of it."""
-    x = wide(site, site.arg(0))
-    extents = site.extents(x)
+    x = wide(context, context.arg(0))
+    extents = context.extents(x)
     tokens = math.prod(extents[1:-1], start=extents[0])
-    flat = site("reshape", x, (tokens, 1, extents[-1]))
-    logits = wide(site, site.arg(1))
-    logits = site("reshape", logits, (tokens, site.extents(logits)[-1]))
-    values, order = _greatest(site, logits, a.k)
-    top = site("max", logits, axis=1, keepdims=True)
-    raised = site("exp", site("subtract", values, top))
+    flat = context("reshape", x, (tokens, 1, extents[-1]))
+    logits = wide(context, context.arg(1))
+    logits = context("reshape", logits, (tokens, context.extents(logits)[-1]))
+    values, order = _greatest(context, logits, a.k)
+    top = context("max", logits, axis=1, keepdims=True)
+    raised = context("exp", context("subtract", values, top))
     whole = raised
     if not (normalized or a.normalize_routing_weights):
-        whole = site("exp", site("subtract", logits, top))
-    shares = site("divide", raised, site("sum", whole, axis=1, keepdims=True))
-    other = layer(flat, order, 3) if site.has(8 if normalized else 6) else None
-    inner = _activated(site, a, layer(flat, order, 1), other)
+        whole = context("exp", context("subtract", logits, top))
+    shares = context("divide", raised, context("sum", whole, axis=1, keepdims=True))
+    other = layer(flat, order, 3) if context.has(8 if normalized else 6) else None
+    inner = _activated(context, a, layer(flat, order, 1), other)
     made = layer(inner, order, 2)
-    weighed = site("multiply", made, site("reshape", shares, (tokens, a.k, 1)))
-    result = site("reshape", site("sum", weighed, axis=1), extents)
-    return [site.cast(result, site.dtype(site.arg(0)))]
+    weighed = context("multiply", made, context("reshape", shares, (tokens, a.k, 1)))
+    result = context("reshape", context("sum", weighed, axis=1), extents)
+    return [context.cast(result, context.dtype(context.arg(0)))]
 
 
-def _greatest(site: CompositionSite, logits: Expr, count: int) -> tuple[Expr, Expr]:
+def _greatest(context: CompositionContext, logits: Expr, count: int) -> tuple[Expr, Expr]:
     """Returns the greatest logits of each token and their places; of equal ones the last first.
 
     TVM's own ``topk`` takes the first, so that it is given them from behind.
     """
-    last = site.extents(logits)[-1] - 1
-    turned = site("flip", logits, axis=1)
-    found = site.scope.emit(
-        site.scope.op.topk(turned, count, axis=1, ret_type="both", largest=True, dtype="int32")
+    last = context.extents(logits)[-1] - 1
+    turned = context("flip", logits, axis=1)
+    found = context.emitter.emit(
+        context.emitter.op.topk(turned, count, axis=1, ret_type="both", largest=True, dtype="int32")
     )
-    values, places = (site.scope.emit(site.scope.item(found, index)) for index in range(2))
-    return values, site("subtract", site.number(last, "int32"), places)
+    values, places = (
+        context.emitter.emit(context.emitter.item(found, index)) for index in range(2)
+    )
+    return values, context("subtract", context.number(last, "int32"), places)
 
 
-def _activated(site: CompositionSite, a: ExpertsAttrs, x: Expr, other: Expr | None) -> Expr:
+def _activated(context: CompositionContext, a: ExpertsAttrs, x: Expr, other: Expr | None) -> Expr:
     kind = a.activation_type
     if kind in GATED and a.swiglu_fusion:
-        x, other = _halves(site, a, x)
+        x, other = _halves(context, a, x)
     if kind == "swiglu":
-        return _swiglu(site, a, x, other)
+        return _swiglu(context, a, x, other)
     named = {"relu": "nn.relu", "relu2": "nn.relu", "gelu": "nn.gelu_tanh",
              "geglu": "nn.gelu_tanh", "silu": "nn.silu"}  # fmt: skip
-    bent = site(named[kind], x) if kind in named else x
+    bent = context(named[kind], x) if kind in named else x
     if kind == "relu2":
-        bent = site("multiply", bent, bent)
-    return bent if other is None else site("multiply", bent, other)
+        bent = context("multiply", bent, bent)
+    return bent if other is None else context("multiply", bent, other)
 
 
-def _halves(site: CompositionSite, a: ExpertsAttrs, x: Expr) -> tuple[Expr, Expr]:
+def _halves(context: CompositionContext, a: ExpertsAttrs, x: Expr) -> tuple[Expr, Expr]:
     """Returns the gate and what it gates, which are one product."""
-    width = site.extents(x)[-1]
+    width = context.extents(x)[-1]
     begin, stride = ((0, 1), 2) if a.swiglu_fusion == INTERLEAVED else ((0, width // 2), 1)
     ends = (width, width) if a.swiglu_fusion == INTERLEAVED else (width // 2, width)
     gate, gated = (
-        site("strided_slice", x, axes=[2], begin=[b], end=[e], strides=[stride])
+        context("strided_slice", x, axes=[2], begin=[b], end=[e], strides=[stride])
         for b, e in zip(begin, ends, strict=True)
     )
     return gate, gated
 
 
-def _swiglu(site: CompositionSite, a: ExpertsAttrs, x: Expr, other: Expr | None) -> Expr:
+def _swiglu(context: CompositionContext, a: ExpertsAttrs, x: Expr, other: Expr | None) -> Expr:
     assert other is not None
     if a.swiglu_limit:
-        high, low = (site.number(sign * a.swiglu_limit, _KIND) for sign in (1, -1))
-        x = site("minimum", x, high)
-        other = site("maximum", site("minimum", other, high), low)
-    gate = site("sigmoid", site("multiply", x, site.number(a.activation_alpha, _KIND)))
-    shifted = site("add", other, site.number(a.activation_beta, _KIND))
-    return site("multiply", site("multiply", x, gate), shifted)
+        high, low = (context.number(sign * a.swiglu_limit, _KIND) for sign in (1, -1))
+        x = context("minimum", x, high)
+        other = context("maximum", context("minimum", other, high), low)
+    gate = context("sigmoid", context("multiply", x, context.number(a.activation_alpha, _KIND)))
+    shifted = context("add", other, context.number(a.activation_beta, _KIND))
+    return context("multiply", context("multiply", x, gate), shifted)
 
 
-def _causal(site: CompositionSite, a: CausalConvAttrs) -> Sequence[Expr]:
+def _causal(context: CompositionContext, a: CausalConvAttrs) -> Sequence[Expr]:
     """As :data:`qdqbridge.core.ops.causal_convolution.CAUSAL_CONV` says."""
-    x, weight = wide(site, site.arg(0)), wide(site, site.arg(1))
-    batch, channels, length = site.extents(x)
-    taps = site.static(weight)[2]
+    x, weight = wide(context, context.arg(0)), wide(context, context.arg(1))
+    batch, channels, length = context.extents(x)
+    taps = context.static(weight)[2]
     reach = (taps - 1) * a.dilation
-    if site.has(3):
-        past = wide(site, site.arg(3))
-        for have, want in zip(site.extents(past), (batch, channels, reach), strict=True):
-            site.scope.need_same(have, want)
-        past = site("reshape", past, (batch, channels, reach))
+    if context.has(3):
+        past = wide(context, context.arg(3))
+        for have, want in zip(context.extents(past), (batch, channels, reach), strict=True):
+            context.emitter.need_same(have, want)
+        past = context("reshape", past, (batch, channels, reach))
     else:
-        past = site("zeros", (batch, channels, reach), _KIND)
-    whole = site("concat", [past, x], axis=2)
+        past = context("zeros", (batch, channels, reach), _KIND)
+    whole = context("concat", [past, x], axis=2)
 
     def convolved(data: te.Tensor, taken: te.Tensor, like: te.Tensor) -> te.Tensor:
         def element(b: Expr, c: Expr, t: Expr) -> Expr:
@@ -245,19 +247,21 @@ def _causal(site: CompositionSite, a: CausalConvAttrs) -> Sequence[Expr]:
 
         return stage(like.shape, element, name="causal")
 
-    made = loops(site, "causal_conv", convolved, whole, weight, x)
-    if site.has(2):
-        made = site("add", made, site("reshape", wide(site, site.arg(2)), (1, channels, 1)))
-    made = made if a.activation == "none" else site("nn.silu", made)
+    made = loops(context, "causal_conv", convolved, whole, weight, x)
+    if context.has(2):
+        made = context(
+            "add", made, context("reshape", wide(context, context.arg(2)), (1, channels, 1))
+        )
+    made = made if a.activation == "none" else context("nn.silu", made)
 
     def last(data: te.Tensor) -> te.Tensor:
         shape = (data.shape[0], data.shape[1], reach)
         begin = data.shape[2] - reach
         return stage(shape, lambda b, c, t: data(b, c, begin + t), name="state")
 
-    kept = loops(site, "conv_state", last, whole)
+    kept = loops(context, "conv_state", last, whole)
     del length
-    return [site.cast(each, site.dtype(site.arg(0))) for each in (made, kept)]
+    return [context.cast(each, context.dtype(context.arg(0))) for each in (made, kept)]
 
 
 EXPERT_LOOPS: Mapping[str, Composition] = dict((

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from qdqbridge.onnx_io.codecs.view import NoRow
-from qdqbridge.tvm.qnn.emit.scope import Expr
-from qdqbridge.tvm.relax.emit.compositions.site import Composition, CompositionSite
+from qdqbridge.tvm.qnn.emit.emitter import Expr
+from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext
 
 
-def _array_feature_extractor(site: CompositionSite) -> Sequence[Expr]:
+def _array_feature_extractor(context: CompositionContext) -> Sequence[Expr]:
     """Elements of the last axis; of a vector a matrix of one row, as onnxruntime has it."""
-    x, indices = site.arg(0), site("reshape", site.arg(1), (-1,))
-    *rows, extent = site.extents(x)
+    x, indices = context.arg(0), context("reshape", context.arg(1), (-1,))
+    *rows, extent = context.extents(x)
     if extent == 0:
         raise NoRow("its data has no features")
-    site.scope.at_least(extent, 1)
-    chosen = site("take", x, indices, axis=-1, mode="clip")  # TVM reads wherever indices say
-    return [chosen if rows else site("expand_dims", chosen, 0)]
+    context.emitter.at_least(extent, 1)
+    chosen = context("take", x, indices, axis=-1, mode="clip")  # TVM reads wherever indices say
+    return [chosen if rows else context("expand_dims", chosen, 0)]
 
 
-def _binarizer(site: CompositionSite) -> Sequence[Expr]:
-    x = site.arg(0)
-    threshold = site.onnx.float_("threshold", 0.0)
-    own = site.dtype(x)
-    compared = x if "float" in own else site.cast(x, "float64")
-    return [site.cast(site("greater", compared, site.number(threshold, compared)), own)]
+def _binarizer(context: CompositionContext) -> Sequence[Expr]:
+    x = context.arg(0)
+    threshold = context.onnx.float_("threshold", 0.0)
+    own = context.dtype(x)
+    compared = x if "float" in own else context.cast(x, "float64")
+    return [context.cast(context("greater", compared, context.number(threshold, compared)), own)]
 
 
 FEATURES: Mapping[str, Composition] = {

@@ -11,33 +11,38 @@ from tvm import te
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.tir import tirx
-from qdqbridge.tvm.qnn.emit.scope import Expr
-from qdqbridge.tvm.relax.emit.compositions.site import Composition, CompositionSite, loops, wide
+from qdqbridge.tvm.qnn.emit.emitter import Expr
+from qdqbridge.tvm.relax.emit.compositions.context import (
+    Composition,
+    CompositionContext,
+    loops,
+    wide,
+)
 
 
-def _col2im(site: CompositionSite) -> Sequence[Expr]:
+def _col2im(context: CompositionContext) -> Sequence[Expr]:
     """Of every pixel the sum of the windows' elements that lie on it.
 
     Which windows these are follows from the pixel, so that nothing is scattered.
     Source: ONNX Col2Im-18.
     """
-    image, block = (_sizes(site, index) for index in (1, 2))
+    image, block = (_sizes(context, index) for index in (1, 2))
     rank = len(image)
     if len(block) != rank:
         raise NoRow(f"its image has {rank} axes, its blocks {len(block)}")
-    strides, dilations = (site.onnx.ints(name, (1,) * rank) for name in ("strides", "dilations"))
-    pads = site.onnx.ints("pads", (0,) * (2 * rank))
+    strides, dilations = (context.onnx.ints(name, (1,) * rank) for name in ("strides", "dilations"))
+    pads = context.onnx.ints("pads", (0,) * (2 * rank))
     ends = [size + pads[axis] + pads[rank + axis] for axis, size in enumerate(image)]
     counts = [
         (end - (tap - 1) * dilation - 1) // stride + 1
         for end, tap, dilation, stride in zip(ends, block, dilations, strides, strict=True)
     ]
-    columns = wide(site, site.arg(0))
-    batch, rows, given = site.extents(columns)
+    columns = wide(context, context.arg(0))
+    batch, rows, given = context.extents(columns)
     channels = rows // math.prod(block)
-    site.scope.need_same(rows, channels * math.prod(block))
-    site.scope.need_same(given, math.prod(counts))
-    windows = site("reshape", columns, [batch, channels, *block, *counts])
+    context.emitter.need_same(rows, channels * math.prod(block))
+    context.emitter.need_same(given, math.prod(counts))
+    windows = context("reshape", columns, [batch, channels, *block, *counts])
 
     def fold(data: te.Tensor) -> te.Tensor:
         sizes, steps = data.shape[2 : 2 + rank], data.shape[2 + rank :]
@@ -60,13 +65,13 @@ def _col2im(site: CompositionSite) -> Sequence[Expr]:
 
         return stage([*data.shape[:2], *image], pixel, name="pixels")
 
-    return [site.cast(loops(site, "col2im", fold, windows), site.dtype(site.arg(0)))]
+    return [context.cast(loops(context, "col2im", fold, windows), context.dtype(context.arg(0)))]
 
 
-def _sizes(site: CompositionSite, index: int) -> list[Any]:
+def _sizes(context: CompositionContext, index: int) -> list[Any]:
     """Returns the extents that an operand lists: numbers, or variables of the function."""
-    known = site.constant_ints(index)
-    return site.bound(site.integers(index)) if known is None else list(known)
+    known = context.constant_ints(index)
+    return context.bound(context.integers(index)) if known is None else list(known)
 
 
 FOLDING: Mapping[str, Composition] = {"Col2Im": _col2im}

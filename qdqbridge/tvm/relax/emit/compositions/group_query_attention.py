@@ -19,15 +19,15 @@ from qdqbridge.core.ops.sparse_attention import SparseAttentionAttrs, seen_block
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.tir import tirx
-from qdqbridge.tvm.qnn.emit.scope import Expr
+from qdqbridge.tvm.qnn.emit.emitter import Expr
 from qdqbridge.tvm.relax.emit.compositions.attention import Lines, Sight, products, seen_softmax
+from qdqbridge.tvm.relax.emit.compositions.context import CompositionContext, loops, wide
 from qdqbridge.tvm.relax.emit.compositions.rotary_embedding import (
     heads_first,
     heads_last,
     need_rows,
     rotated,
 )
-from qdqbridge.tvm.relax.emit.compositions.site import CompositionSite, loops, wide
 
 _INT = "int64"
 _NONE = 1 << 10
@@ -65,14 +65,16 @@ _GROUPED = _Slots(5, 6, (7, 8), 9, 10, 11, (12, 13), short=1)
 _SPARSE = _Slots(lengths=8, total=7, tables=(9, 10), in_place=True)
 
 
-def group_query_attention(site: CompositionSite, a: GroupQueryAttentionAttrs) -> Sequence[Expr]:
+def group_query_attention(
+    context: CompositionContext, a: GroupQueryAttentionAttrs
+) -> Sequence[Expr]:
     """As :data:`qdqbridge.core.ops.group_query_attention.GROUP_QUERY_ATTENTION` says."""
-    return _attended(site, a, _GROUPED, lambda lines, q, room: None)
+    return _attended(context, a, _GROUPED, lambda lines, q, room: None)
 
 
-def sparse_attention(site: CompositionSite, a: SparseAttentionAttrs) -> Sequence[Expr]:
+def sparse_attention(context: CompositionContext, a: SparseAttentionAttrs) -> Sequence[Expr]:
     """As :data:`qdqbridge.core.ops.sparse_attention.SPARSE_ATTENTION` says."""
-    ends, found = (site.onnx.operand(index).constant for index in (5, 6))
+    ends, found = (context.onnx.operand(index).constant for index in (5, 6))
     if ends is None or found is None:
         raise NoRow("the blocks that are seen are known at run time only")
     blocks = seen_blocks(ends.numpy(), found.numpy())
@@ -80,7 +82,7 @@ def sparse_attention(site: CompositionSite, a: SparseAttentionAttrs) -> Sequence
     size = a.sparse_block_size
 
     def mask(lines: Lines, q: Expr, room: Any) -> Expr:
-        batch, heads, length, _ = site.extents(q)
+        batch, heads, length, _ = context.extents(q)
 
         def seen(starts: te.Tensor, known: te.Tensor) -> te.Tensor:
             def element(b: Expr, h: Expr, s: Expr, t: Expr) -> Expr:
@@ -90,40 +92,42 @@ def sparse_attention(site: CompositionSite, a: SparseAttentionAttrs) -> Sequence
 
             return stage((batch, heads, length, room), element, name="seen_blocks")
 
-        known = site.number(blocks.astype(np.uint8), "uint8")
-        return loops(site, "blocks", seen, lines.starts, known)
+        known = context.number(blocks.astype(np.uint8), "uint8")
+        return loops(context, "blocks", seen, lines.starts, known)
 
-    return _attended(site, a.grouped, _SPARSE, mask)
+    return _attended(context, a.grouped, _SPARSE, mask)
 
 
 def _attended(
-    site: CompositionSite, a: GroupQueryAttentionAttrs, slots: _Slots,
+    context: CompositionContext, a: GroupQueryAttentionAttrs, slots: _Slots,
     mask: Callable[[Lines, Expr, Any], Expr | None],
 ) -> Sequence[Expr]:  # fmt: skip
     """Returns the attention and the new cache.
 
     Args:
-        site: The node.
+        context: The node.
         a: What it does.
         slots: Where its operands are.
         mask: Returns truth values for queries and rows of the cache, by where they stand; None:
             the node's bias.
     """
-    q, k, v = _group_operands(site, a)
-    size = site.extents(q)[-1]
-    lines, places = _group_lines(site, a, q, slots)
+    q, k, v = _group_operands(context, a)
+    size = context.extents(q)[-1]
+    lines, places = _group_lines(context, a, q, slots)
     if a.do_rotary:
-        tables = [site.arg(index) for index in slots.tables]
-        need_rows(site, tables[0], places)
-        q, k = (rotated(site, x, tables, places, interleaved=a.rotary_interleaved) for x in (q, k))
-    room = _room(site, a, q, slots)
+        tables = [context.arg(index) for index in slots.tables]
+        need_rows(context, tables[0], places)
+        q, k = (
+            rotated(context, x, tables, places, interleaved=a.rotary_interleaved) for x in (q, k)
+        )
+    room = _room(context, a, q, slots)
     kept: list[Expr] = []
     seen: list[Expr] = []
     for past, scale, new, kind in (
         (3, slots.scales[0], k, a.k_quant_type),
         (4, slots.scales[1], v, a.v_quant_type),
     ):
-        cache = _Cache(site, past, scale, kind, a.kv_cache_bit_width, in_place=slots.in_place)
+        cache = _Cache(context, past, scale, kind, a.kv_cache_bit_width, in_place=slots.in_place)
         rows = cache.joined(new, lines, room)
         seen.append(cache.real(rows))
         kept.append(cache.moved(rows, lines, a) if a.sliding_window_cache else rows)
@@ -136,70 +140,74 @@ def _attended(
         cap = tirx.const(a.softcap, kind)
         return tirx.tanh(value / cap) * cap
 
-    sink = site.arg(slots.sink) if site.has(slots.sink) else None
+    sink = context.arg(slots.sink) if context.has(slots.sink) else None
     if sink is None and a.smooth_softmax:
-        sink = site.number(np.zeros(a.num_heads), "float32")
+        sink = context.number(np.zeros(a.num_heads), "float32")
     bias = mask(lines, q, room)
-    if bias is None and site.has(slots.bias):
-        bias = site.arg(slots.bias)
+    if bias is None and context.has(slots.bias):
+        bias = context.arg(slots.bias)
 
-    held = site("subtract", lines.ends, site("subtract", lines.starts, lines.before))
+    held = context("subtract", lines.ends, context("subtract", lines.starts, lines.before))
     sight = Sight(
         lines, causal=a.causal, window=a.local_window_size, bias=bias, held=held, padded=True
     )
 
     def weigh(scores: Expr) -> Expr:
-        return seen_softmax(site, scores, sight, bent, sink)
+        return seen_softmax(context, scores, sight, bent, sink)
 
-    mixed = heads_last(site, products(site, q, seen[0], seen[1], weigh))
-    return [site.cast(mixed, site.dtype(site.arg(0))), *kept]
+    mixed = heads_last(context, products(context, q, seen[0], seen[1], weigh))
+    return [context.cast(mixed, context.dtype(context.arg(0))), *kept]
 
 
-def _group_operands(site: CompositionSite, a: GroupQueryAttentionAttrs) -> list[Expr]:
+def _group_operands(context: CompositionContext, a: GroupQueryAttentionAttrs) -> list[Expr]:
     """Returns queries, keys and values by heads; they may lie side by side in one operand."""
     counts = (a.num_heads, a.kv_num_heads, a.kv_num_heads)
-    if site.has(1):
-        given = [site.arg(index) for index in range(3)]
+    if context.has(1):
+        given = [context.arg(index) for index in range(3)]
     else:
-        width = site.extents(site.arg(0))[-1]
+        width = context.extents(context.arg(0))[-1]
         if not isinstance(width, int) or width % sum(counts):
             raise NoRow(f"the width of its operand is {width}, of {sum(counts)} heads")
         size = width // sum(counts)
         ends = [counts[0] * size, (counts[0] + counts[1]) * size]
-        parts = site.scope.emit(site.scope.op.split(site.arg(0), ends, axis=2))
-        given = [site.scope.emit(site.scope.item(parts, index)) for index in range(3)]
-    batch, length, _ = site.extents(given[0])
+        parts = context.emitter.emit(context.emitter.op.split(context.arg(0), ends, axis=2))
+        given = [context.emitter.emit(context.emitter.item(parts, index)) for index in range(3)]
+    batch, length, _ = context.extents(given[0])
     return [
-        heads_first(site, wide(site, x), count, batch, length)
+        heads_first(context, wide(context, x), count, batch, length)
         for x, count in zip(given, counts, strict=True)
     ]
 
 
 def _group_lines(
-    site: CompositionSite, a: GroupQueryAttentionAttrs, q: Expr, slots: _Slots
+    context: CompositionContext, a: GroupQueryAttentionAttrs, q: Expr, slots: _Slots
 ) -> tuple[Lines, Expr]:
     """Returns where queries and keys stand, and the places by which they are turned."""
-    length = site.scope.run_time_extent(q, 2, _INT)
-    lengths = site("reshape", site.cast(site.arg(slots.lengths), _INT), (site.extents(q)[0],))
-    ends = site("add", lengths, site.number(slots.short, _INT)) if slots.short else lengths
-    starts = site("maximum", site("subtract", ends, length), site.number(0, _INT))
-    total = site("reshape", site.cast(site.arg(slots.total), _INT), ())
-    first = site("equal", total, length)
+    length = context.emitter.run_time_extent(q, 2, _INT)
+    lengths = context(
+        "reshape", context.cast(context.arg(slots.lengths), _INT), (context.extents(q)[0],)
+    )
+    ends = context("add", lengths, context.number(slots.short, _INT)) if slots.short else lengths
+    starts = context("maximum", context("subtract", ends, length), context.number(0, _INT))
+    total = context("reshape", context.cast(context.arg(slots.total), _INT), ())
+    first = context("equal", total, length)
     before = starts
     if a.sliding_window_cache:
-        capacity = site.scope.run_time_extent(site.arg(3), 2, _INT)
-        before = _resident(site, starts, capacity, a.local_window_size)
+        capacity = context.emitter.run_time_extent(context.arg(3), 2, _INT)
+        before = _resident(context, starts, capacity, a.local_window_size)
     else:
-        starts = site("where", first, site("zeros_like", starts), starts)
+        starts = context("where", first, context("zeros_like", starts), starts)
         before = starts
     lines = Lines(starts, before, ends)
-    batch, _, count, _ = site.extents(q)
-    steps = site("reshape", site.counted(count), (1, count))
-    begin = site("reshape", starts, (batch, 1))
-    if a.do_rotary and site.has(slots.places):
-        given = site("reshape", site.cast(site.arg(slots.places), _INT), (batch, count))
-        return lines, site("where", first, loops(site, "prompt_places", _counted_on, given), given)
-    return lines, site("add", begin, steps)
+    batch, _, count, _ = context.extents(q)
+    steps = context("reshape", context.counted(count), (1, count))
+    begin = context("reshape", starts, (batch, 1))
+    if a.do_rotary and context.has(slots.places):
+        given = context("reshape", context.cast(context.arg(slots.places), _INT), (batch, count))
+        return lines, context(
+            "where", first, loops(context, "prompt_places", _counted_on, given), given
+        )
+    return lines, context("add", begin, steps)
 
 
 def _counted_on(places: te.Tensor) -> te.Tensor:
@@ -212,28 +220,28 @@ def _counted_on(places: te.Tensor) -> te.Tensor:
     return stage(places.shape, place, name="counted_on")
 
 
-def _resident(site: CompositionSite, ends: Expr, capacity: Expr, window: int) -> Expr:
+def _resident(context: CompositionContext, ends: Expr, capacity: Expr, window: int) -> Expr:
     """Returns how many rows a cache of a window keeps: ``ops.group_query_attention.resident``."""
-    step = site("subtract", capacity, site.number(window - 1, _INT))
-    beyond = site("maximum", site("subtract", ends, capacity), site.number(0, _INT))
-    rounds = site("floor_divide", site("subtract", site("add", beyond, step),
-                                       site.number(1, _INT)), step)  # fmt: skip
-    return site("subtract", ends, site("multiply", step, rounds))
+    step = context("subtract", capacity, context.number(window - 1, _INT))
+    beyond = context("maximum", context("subtract", ends, capacity), context.number(0, _INT))
+    rounds = context("floor_divide", context("subtract", context("add", beyond, step),
+                                       context.number(1, _INT)), step)  # fmt: skip
+    return context("subtract", ends, context("multiply", step, rounds))
 
 
-def _room(site: CompositionSite, a: GroupQueryAttentionAttrs, q: Expr, slots: _Slots) -> Any:
+def _room(context: CompositionContext, a: GroupQueryAttentionAttrs, q: Expr, slots: _Slots) -> Any:
     """Returns how many rows queries may see: the past's and the new ones, or a shared buffer's."""
-    past = site.extents(site.arg(3))[2] if site.has(3) else 0
+    past = context.extents(context.arg(3))[2] if context.has(3) else 0
     if a.sliding_window_cache:
-        return past + site.extents(q)[2]
-    total = site.constant_ints(slots.total)
+        return past + context.extents(q)[2]
+    total = context.constant_ints(slots.total)
     if total and isinstance(past, int):
         return max(total[0], past)
-    wanted = site("reshape", site.cast(site.arg(slots.total), _INT), (1,))
-    if site.has(3):
-        own = site.scope.run_time_extent(site.arg(3), 2, _INT)
-        wanted = site("maximum", wanted, own)
-    return site.bound(wanted, "cached")[0]
+    wanted = context("reshape", context.cast(context.arg(slots.total), _INT), (1,))
+    if context.has(3):
+        own = context.emitter.run_time_extent(context.arg(3), 2, _INT)
+        wanted = context("maximum", wanted, own)
+    return context.bound(wanted, "cached")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +249,7 @@ class _Cache:
     """Keys or values of the past, and how they are stored.
 
     Attributes:
-        site: The node.
+        context: The node.
         index: The operand that is the past.
         scale: The operand that is its scale.
         kind: How it is quantized.
@@ -249,7 +257,7 @@ class _Cache:
         in_place: What it holds behind the new rows stays there.
     """
 
-    site: CompositionSite
+    context: CompositionContext
     index: int
     scale: int
     kind: str
@@ -258,10 +266,10 @@ class _Cache:
 
     def joined(self, new: Expr, lines: Lines, room: Any) -> Expr:
         """Returns the rows of the past that hold something, and the new ones behind them."""
-        site = self.site
+        context = self.context
         fresh = self._stored(new)
-        batch, heads, _, width = site.extents(fresh)
-        if not site.has(self.index):
+        batch, heads, _, width = context.extents(fresh)
+        if not context.has(self.index):
 
             def alone(data: te.Tensor, before: te.Tensor) -> te.Tensor:
                 none = tirx.const(0, data.dtype)
@@ -272,10 +280,10 @@ class _Cache:
 
                 return stage((batch, heads, room, width), element, name="joined")
 
-            return loops(site, "cache", alone, fresh, lines.before)
-        past = site.arg(self.index)
-        site.scope.need_same(site.extents(past)[0], batch)
-        site.scope.need_same(site.extents(past)[3], width)
+            return loops(context, "cache", alone, fresh, lines.before)
+        past = context.arg(self.index)
+        context.emitter.need_same(context.extents(past)[0], batch)
+        context.emitter.need_same(context.extents(past)[3], width)
 
         def cache(old: te.Tensor, data: te.Tensor, before: te.Tensor) -> te.Tensor:
             none = tirx.const(0, data.dtype)
@@ -290,17 +298,17 @@ class _Cache:
 
             return stage((batch, heads, room, width), element, name="joined")
 
-        return loops(site, "cache", cache, past, fresh, lines.before)
+        return loops(context, "cache", cache, past, fresh, lines.before)
 
     def moved(self, rows: Expr, lines: Lines, a: GroupQueryAttentionAttrs) -> Expr:
         """Returns the cache of a window after the step: the last rows, from its beginning on."""
-        site = self.site
-        batch, heads, _, width = site.extents(rows)
-        capacity = site.extents(site.arg(self.index))[2]
-        kept = site.scope.run_time_extent(site.arg(self.index), 2, _INT)
-        left = _resident(site, lines.ends, kept, a.local_window_size)
-        new = site("subtract", lines.ends, lines.starts)
-        skipped = site("subtract", site("add", lines.before, new), left)
+        context = self.context
+        batch, heads, _, width = context.extents(rows)
+        capacity = context.extents(context.arg(self.index))[2]
+        kept = context.emitter.run_time_extent(context.arg(self.index), 2, _INT)
+        left = _resident(context, lines.ends, kept, a.local_window_size)
+        new = context("subtract", lines.ends, lines.starts)
+        skipped = context("subtract", context("add", lines.before, new), left)
 
         def window(data: te.Tensor, count: te.Tensor, first: te.Tensor) -> te.Tensor:
             def element(b: Expr, n: Expr, t: Expr, d: Expr) -> Expr:
@@ -310,13 +318,13 @@ class _Cache:
 
             return stage((batch, heads, capacity, width), element, name="kept")
 
-        return loops(site, "cache_window", window, rows, left, skipped)
+        return loops(context, "cache_window", window, rows, left, skipped)
 
     def real(self, rows: Expr) -> Expr:
         """Returns stored rows as the numbers that they mean."""
-        site = self.site
-        if self.kind == "NONE" or not site.has(self.scale):
-            return wide(site, rows)
+        context = self.context
+        if self.kind == "NONE" or not context.has(self.scale):
+            return wide(context, rows)
         if self.bits == 4:
 
             def halves(data: te.Tensor) -> te.Tensor:
@@ -329,22 +337,21 @@ class _Cache:
 
                 return stage(shape, element, name="codes")
 
-            rows = loops(site, "unpacked", halves, rows)
-        return site("multiply", site.cast(rows, "float32"), self._spread(rows))
+            rows = loops(context, "unpacked", halves, rows)
+        return context("multiply", context.cast(rows, "float32"), self._spread(rows))
 
     def _stored(self, new: Expr) -> Expr:
-        site = self.site
-        if self.kind == "NONE" or not site.has(self.scale):
-            kind = site.dtype(site.arg(self.index)) if site.has(self.index) else site.dtype(
-                site.arg(0)
-            )  # fmt: skip
-            return site.cast(new, kind)
+        context = self.context
+        if self.kind == "NONE" or not context.has(self.scale):
+            held = self.index if context.has(self.index) else 0
+            kind = context.dtype(context.arg(held))
+            return context.cast(new, kind)
         most = 7 if self.bits == 4 else 127
-        whole = site("round", site("divide", new, self._spread(new)))
-        bounds = [site.number(bound, "float32") for bound in (-most - 1, most)]
-        codes = site("minimum", site("maximum", whole, bounds[0]), bounds[1])
+        whole = context("round", context("divide", new, self._spread(new)))
+        bounds = [context.number(bound, "float32") for bound in (-most - 1, most)]
+        codes = context("minimum", context("maximum", whole, bounds[0]), bounds[1])
         if self.bits != 4:
-            return site.cast(codes, "int8")
+            return context.cast(codes, "int8")
 
         def pairs(data: te.Tensor) -> te.Tensor:
             shape = (*data.shape[:3], data.shape[3] // 2)
@@ -355,13 +362,13 @@ class _Cache:
 
             return stage(shape, element, name="packed")
 
-        return loops(site, "packed", pairs, codes)
+        return loops(context, "packed", pairs, codes)
 
     def _spread(self, like: Expr) -> Expr:
         """Returns scales that broadcast to a cache: one, or one per head and number."""
-        site = self.site
-        scale = wide(site, site.arg(self.scale))
+        context = self.context
+        scale = wide(context, context.arg(self.scale))
         if self.kind == "PER_TENSOR":
-            return site("reshape", scale, ())
-        _, heads, _, width = site.extents(like)
-        return site("reshape", scale, (1, heads, 1, width))
+            return context("reshape", scale, ())
+        _, heads, _, width = context.extents(like)
+        return context("reshape", scale, (1, heads, 1, width))

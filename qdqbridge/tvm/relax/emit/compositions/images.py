@@ -16,9 +16,9 @@ from tvm import te
 from qdqbridge.core.ops.attributes import ResizeAttrs
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.interpolation import open_resize
-from qdqbridge.tvm.qnn.emit.scope import Expr
+from qdqbridge.tvm.qnn.emit.emitter import Expr
 from qdqbridge.tvm.relax.emit.compositions.computed_sizes import extents_of
-from qdqbridge.tvm.relax.emit.compositions.site import Composition, CompositionSite
+from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext
 
 _REAL = "float32"
 _COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners",
@@ -49,254 +49,265 @@ class _ResizedAxis:
     roi: tuple[Expr, ...]
 
 
-def _axis_by_axis(site: CompositionSite) -> Sequence[Expr]:
-    new = site.onnx.opset >= 11 and site.onnx.op_type == "Resize"
-    given = [i for i in range(1, len(site.onnx.operands)) if site.has(i)]
-    smooth = site.onnx.flag("antialias")
-    if not smooth and all(site.onnx.operand(i).is_constant for i in given):
+def _axis_by_axis(context: CompositionContext) -> Sequence[Expr]:
+    new = context.onnx.opset >= 11 and context.onnx.op_type == "Resize"
+    given = [i for i in range(1, len(context.onnx.operands)) if context.has(i)]
+    smooth = context.onnx.flag("antialias")
+    if not smooth and all(context.onnx.operand(i).is_constant for i in given):
         raise NoRow("its sizes are known")
-    x, kind = site.arg(0), site.dtype(site.arg(0))
-    axes = _axes(site, x, new=new)
-    mode = site.onnx.string("mode", "nearest")
-    y = x if mode == "nearest" else site.cast(x, _REAL)
+    x, kind = context.arg(0), context.dtype(context.arg(0))
+    axes = _axes(context, x, new=new)
+    mode = context.onnx.string("mode", "nearest")
+    y = x if mode == "nearest" else context.cast(x, _REAL)
     for axis in axes:
-        where = _coordinates(site, axis)
+        where = _coordinates(context, axis)
         if mode == "nearest":
-            y = _nearest(site, axis, y, where, new=new)
+            y = _nearest(context, axis, y, where, new=new)
         elif smooth:
-            y = _smoothed(site, axis, y, where, cubic=mode == "cubic")
+            y = _smoothed(context, axis, y, where, cubic=mode == "cubic")
         else:
-            y = (_cubic if mode == "cubic" else _linear)(site, axis, y, where)
-    y = _extrapolated(site, axes, y)
-    return [_cast_back(site, y, kind)]
+            y = (_cubic if mode == "cubic" else _linear)(context, axis, y, where)
+    y = _extrapolated(context, axes, y)
+    return [_cast_back(context, y, kind)]
 
 
-def _cast_back(site: CompositionSite, y: Expr, kind: str) -> Expr:
-    if "float" in kind or site.dtype(y) == kind:
-        return site.cast(y, kind)
-    info, rounded = np.iinfo(kind), site("round", y)
-    low, high = site.number(info.min, _REAL), site.number(info.max, _REAL)
-    return site.cast(site("minimum", site("maximum", rounded, low), high), kind)
+def _cast_back(context: CompositionContext, y: Expr, kind: str) -> Expr:
+    if "float" in kind or context.dtype(y) == kind:
+        return context.cast(y, kind)
+    info, rounded = np.iinfo(kind), context("round", y)
+    low, high = context.number(info.min, _REAL), context.number(info.max, _REAL)
+    return context.cast(context("minimum", context("maximum", rounded, low), high), kind)
 
 
-def _axes(site: CompositionSite, x: Expr, *, new: bool) -> list[_ResizedAxis]:
-    rank = site.rank(x)
-    listed = site.onnx.ints("axes", ())
+def _axes(context: CompositionContext, x: Expr, *, new: bool) -> list[_ResizedAxis]:
+    rank = context.rank(x)
+    listed = context.onnx.ints("axes", ())
     chosen = [axis % rank for axis in listed] or list(range(rank))
     places = {axis: place for place, axis in enumerate(chosen)}
-    lengths = site.cast(site.shape_vector(x), _REAL)
-    vector = _vector(site, lengths, chosen)
-    sized = new and site.has(3)
+    lengths = context.cast(context.shape_vector(x), _REAL)
+    vector = _vector(context, lengths, chosen)
+    sized = new and context.has(3)
     if sized:
-        wanted = site.cast(site.integers(3), _REAL)
-        scales, sizes = _of_sizes(site, wanted, vector)
+        wanted = context.cast(context.integers(3), _REAL)
+        scales, sizes = _of_sizes(context, wanted, vector)
     else:
-        scales = site.cast(site("reshape", site.arg(2 if new else 1), (-1,)), _REAL)
-        sizes = site("floor", site("multiply", scales, vector))
-    counts = site.bound(site.cast(sizes, "int64"), "size")
-    roi = site.cast(site.arg(1), _REAL) if new and site.has(1) else None
-    crop = site.onnx.string("coordinate_transformation_mode", "") == "tf_crop_and_resize"
+        scales = context.cast(context("reshape", context.arg(2 if new else 1), (-1,)), _REAL)
+        sizes = context("floor", context("multiply", scales, vector))
+    counts = context.bound(context.cast(sizes, "int64"), "size")
+    roi = context.cast(context.arg(1), _REAL) if new and context.has(1) else None
+    crop = context.onnx.string("coordinate_transformation_mode", "") == "tf_crop_and_resize"
     return [
         _ResizedAxis(
-            axis, site.element(lengths, axis), site.extents(x)[axis], site.element(sizes, place),
-            counts[place], site.element(scales, place),
+            axis, context.element(lengths, axis), context.extents(x)[axis], context.element(sizes,
+                place),
+            counts[place], context.element(scales, place),
             () if roi is None or not crop
-            else (site.element(roi, place), site.element(roi, len(chosen) + place)),
+            else (context.element(roi, place), context.element(roi, len(chosen) + place)),
         )
         for axis, place in places.items()
     ]  # fmt: skip
 
 
-def _vector(site: CompositionSite, lengths: Expr, axes: list[int]) -> Expr:
-    indices = site.number(np.asarray(axes), "int64")
-    return site("take", lengths, indices, axis=0, mode="clip")
+def _vector(context: CompositionContext, lengths: Expr, axes: list[int]) -> Expr:
+    indices = context.number(np.asarray(axes), "int64")
+    return context("take", lengths, indices, axis=0, mode="clip")
 
 
-def _of_sizes(site: CompositionSite, wanted: Expr, lengths: Expr) -> tuple[Expr, Expr]:
+def _of_sizes(context: CompositionContext, wanted: Expr, lengths: Expr) -> tuple[Expr, Expr]:
     """Returns scales and sizes, those of one scale where the aspect ratio is kept."""
-    scales = site("divide", wanted, lengths)
-    policy = site.onnx.string("keep_aspect_ratio_policy", "stretch")
+    scales = context("divide", wanted, lengths)
+    policy = context.onnx.string("keep_aspect_ratio_policy", "stretch")
     if policy == "stretch":
         return scales, wanted
-    chosen = site("min" if policy == "not_larger" else "max", scales)
-    half, product = site.number(0.5, _REAL), site("multiply", chosen, lengths)
-    sizes = site("floor", site("add", product, half))  # halves go up
-    return site("broadcast_to", chosen, tuple(site.extents(scales))), sizes
+    chosen = context("min" if policy == "not_larger" else "max", scales)
+    half, product = context.number(0.5, _REAL), context("multiply", chosen, lengths)
+    sizes = context("floor", context("add", product, half))  # halves go up
+    return context("broadcast_to", chosen, tuple(context.extents(scales))), sizes
 
 
-def _coordinates(site: CompositionSite, axis: _ResizedAxis) -> Expr:
+def _coordinates(context: CompositionContext, axis: _ResizedAxis) -> Expr:
     """Returns where each element of the result lies in the input, as float32."""
-    x, scale, size, length = site.counted(axis.count, _REAL), axis.scale, axis.size, axis.length
-    half, one, zero = (site.number(n, _REAL) for n in (0.5, 1.0, 0.0))
-    default = "half_pixel" if site.onnx.opset >= 11 else "asymmetric"
-    default = default if site.onnx.op_type == "Resize" else "asymmetric"
-    mode = site.onnx.string("coordinate_transformation_mode", default)
+    x, scale, size, length = context.counted(axis.count, _REAL), axis.scale, axis.size, axis.length
+    half, one, zero = (context.number(n, _REAL) for n in (0.5, 1.0, 0.0))
+    default = "half_pixel" if context.onnx.opset >= 11 else "asymmetric"
+    default = default if context.onnx.op_type == "Resize" else "asymmetric"
+    mode = context.onnx.string("coordinate_transformation_mode", default)
     if mode == "asymmetric":
-        return site("divide", x, scale)
+        return context("divide", x, scale)
     if mode in ("align_corners", "tf_crop_and_resize"):
-        steps = site("maximum", site("subtract", size, one), one)
-        last = site("subtract", length, one)
+        steps = context("maximum", context("subtract", size, one), one)
+        last = context("subtract", length, one)
         if mode == "align_corners":
-            return site("divide", site("multiply", x, last), steps)
+            return context("divide", context("multiply", x, last), steps)
         start, end = axis.roi
-        span = site("multiply", site("subtract", end, start), last)
-        spread = site("divide", site("multiply", x, span), steps)
-        single = site("multiply", half, site("multiply", site("add", start, end), last))
-        many = site("add", site("multiply", start, last), spread)
-        return site("where", site("greater", size, one), many, single)
-    centre = site("add", x, half)
+        span = context("multiply", context("subtract", end, start), last)
+        spread = context("divide", context("multiply", x, span), steps)
+        single = context("multiply", half, context("multiply", context("add", start, end), last))
+        many = context("add", context("multiply", start, last), spread)
+        return context("where", context("greater", size, one), many, single)
+    centre = context("add", x, half)
     if mode == "tf_half_pixel_for_nn":
-        return site("divide", centre, scale)
-    plain = site("subtract", site("divide", centre, scale), half)
+        return context("divide", centre, scale)
+    plain = context("subtract", context("divide", centre, scale), half)
     if mode == "pytorch_half_pixel":
-        return site("where", site("greater", size, one), plain, zero)
+        return context("where", context("greater", size, one), plain, zero)
     if mode == "half_pixel_symmetric":
-        adjustment = site("divide", size, site("multiply", scale, length))
-        middle = site("multiply", length, half)
-        return site("add", site("multiply", middle, site("subtract", one, adjustment)), plain)
+        adjustment = context("divide", size, context("multiply", scale, length))
+        middle = context("multiply", length, half)
+        return context(
+            "add", context("multiply", middle, context("subtract", one, adjustment)), plain
+        )
     return plain
 
 
-def _taken(site: CompositionSite, axis: _ResizedAxis, x: Expr, index: Expr) -> Expr:
+def _taken(context: CompositionContext, axis: _ResizedAxis, x: Expr, index: Expr) -> Expr:
     """Returns the elements at whole float32 positions, those beyond an end being the last one."""
-    last = site("subtract", axis.length, site.number(1.0, _REAL))
-    bounded = site("maximum", site("minimum", index, last), site.number(0.0, _REAL))
-    return site("take", x, site.cast(bounded, "int64"), axis=axis.index, mode="clip")
+    last = context("subtract", axis.length, context.number(1.0, _REAL))
+    bounded = context("maximum", context("minimum", index, last), context.number(0.0, _REAL))
+    return context("take", x, context.cast(bounded, "int64"), axis=axis.index, mode="clip")
 
 
-def _nearest(site: CompositionSite, axis: _ResizedAxis, x: Expr, where: Expr, *, new: bool) -> Expr:
-    mode = site.onnx.string("nearest_mode", "round_prefer_floor")
-    half = site.number(0.5, _REAL)
+def _nearest(
+    context: CompositionContext, axis: _ResizedAxis, x: Expr, where: Expr, *, new: bool
+) -> Expr:
+    mode = context.onnx.string("nearest_mode", "round_prefer_floor")
+    half = context.number(0.5, _REAL)
     if not new:  # what shrinks takes the next one, what grows the one before
-        smaller = site("less", axis.scale, site.number(1.0, _REAL))
-        index = site("where", smaller, site("ceil", where), site("floor", where))
+        smaller = context("less", axis.scale, context.number(1.0, _REAL))
+        index = context("where", smaller, context("ceil", where), context("floor", where))
     elif mode in ("floor", "ceil"):
-        index = site(mode, where)
+        index = context(mode, where)
     elif mode == "round_prefer_floor":
-        index = site("ceil", site("subtract", where, half))
+        index = context("ceil", context("subtract", where, half))
     else:
-        index = site("floor", site("add", where, half))
-    return _taken(site, axis, x, index)
+        index = context("floor", context("add", where, half))
+    return _taken(context, axis, x, index)
 
 
 def _weighted(
-    site: CompositionSite, axis: _ResizedAxis, x: Expr, taps: list[tuple[Expr, Expr]]
+    context: CompositionContext, axis: _ResizedAxis, x: Expr, taps: list[tuple[Expr, Expr]]
 ) -> Expr:
     """Returns the sum of shifted elements with their weights."""
     total: Expr | None = None
     for index, weight in taps:
-        factor = site.along(weight, axis.index, site.rank(x))
-        term = site("multiply", _taken(site, axis, x, index), factor)
-        total = term if total is None else site("add", total, term)
+        factor = context.along(weight, axis.index, context.rank(x))
+        term = context("multiply", _taken(context, axis, x, index), factor)
+        total = term if total is None else context("add", total, term)
     assert total is not None
     return total
 
 
-def _linear(site: CompositionSite, axis: _ResizedAxis, x: Expr, where: Expr) -> Expr:
-    one, zero = site.number(1.0, _REAL), site.number(0.0, _REAL)
-    last = site("subtract", axis.length, one)
-    bounded = site("maximum", site("minimum", where, last), zero)
-    low = site("floor", bounded)
-    part = site("subtract", bounded, low)
-    taps = [(low, site("subtract", one, part)), (site("add", low, one), part)]
-    return _weighted(site, axis, x, taps)
+def _linear(context: CompositionContext, axis: _ResizedAxis, x: Expr, where: Expr) -> Expr:
+    one, zero = context.number(1.0, _REAL), context.number(0.0, _REAL)
+    last = context("subtract", axis.length, one)
+    bounded = context("maximum", context("minimum", where, last), zero)
+    low = context("floor", bounded)
+    part = context("subtract", bounded, low)
+    taps = [(low, context("subtract", one, part)), (context("add", low, one), part)]
+    return _weighted(context, axis, x, taps)
 
 
-def _keys(site: CompositionSite, distance: Expr, a: float) -> Expr:
+def _keys(context: CompositionContext, distance: Expr, a: float) -> Expr:
     """Returns Keys' cubic convolution kernel at a distance."""
 
     def polynomial(*factors: float) -> Expr:
-        total = site.number(factors[0], _REAL)
+        total = context.number(factors[0], _REAL)
         for factor in factors[1:]:
-            total = site("add", site("multiply", total, t), site.number(factor, _REAL))
+            total = context("add", context("multiply", total, t), context.number(factor, _REAL))
         return total
 
-    t = site("abs", distance)
+    t = context("abs", distance)
     near, far = polynomial(a + 2, -(a + 3), 0, 1), polynomial(a, -5 * a, 8 * a, -4 * a)
-    outer = site("where", site("less", t, site.number(2.0, _REAL)), far, site("zeros_like", far))
-    return site("where", site("less_equal", t, site.number(1.0, _REAL)), near, outer)
+    outer = context(
+        "where", context("less", t, context.number(2.0, _REAL)), far, context("zeros_like", far)
+    )
+    return context("where", context("less_equal", t, context.number(1.0, _REAL)), near, outer)
 
 
-def _cubic(site: CompositionSite, axis: _ResizedAxis, x: Expr, where: Expr) -> Expr:
-    floor, one = site("floor", where), site.number(1.0, _REAL)
-    a = site.onnx.float_("cubic_coeff_a", -0.75)
+def _cubic(context: CompositionContext, axis: _ResizedAxis, x: Expr, where: Expr) -> Expr:
+    floor, one = context("floor", where), context.number(1.0, _REAL)
+    a = context.onnx.float_("cubic_coeff_a", -0.75)
     taps: list[tuple[Expr, Expr]] = []
     for offset in (-1.0, 0.0, 1.0, 2.0):
-        index = site("add", floor, site.number(offset, _REAL))
-        weight = _keys(site, site("subtract", where, index), a)
+        index = context("add", floor, context.number(offset, _REAL))
+        weight = _keys(context, context("subtract", where, index), a)
         taps.append((index, weight))
-    if site.onnx.flag("exclude_outside"):
-        last = site("subtract", axis.length, one)
-        kept = [(i, _inside(site, i, w, last)) for i, w in taps]
+    if context.onnx.flag("exclude_outside"):
+        last = context("subtract", axis.length, one)
+        kept = [(i, _inside(context, i, w, last)) for i, w in taps]
         whole = kept[0][1]
         for _, weight in kept[1:]:
-            whole = site("add", whole, weight)
-        taps = [(index, site("divide", weight, whole)) for index, weight in kept]
-    return _weighted(site, axis, x, taps)
+            whole = context("add", whole, weight)
+        taps = [(index, context("divide", weight, whole)) for index, weight in kept]
+    return _weighted(context, axis, x, taps)
 
 
-def _inside(site: CompositionSite, index: Expr, weight: Expr, last: Expr) -> Expr:
-    zero = site.number(0.0, _REAL)
-    after, before = site("greater_equal", index, zero), site("less_equal", index, last)
-    within = site("logical_and", after, before)
-    return site("where", within, weight, site("zeros_like", weight))
+def _inside(context: CompositionContext, index: Expr, weight: Expr, last: Expr) -> Expr:
+    zero = context.number(0.0, _REAL)
+    after, before = context("greater_equal", index, zero), context("less_equal", index, last)
+    within = context("logical_and", after, before)
+    return context("where", within, weight, context("zeros_like", weight))
 
 
 def _smoothed(
-    site: CompositionSite, axis: _ResizedAxis, x: Expr, where: Expr, *, cubic: bool
+    context: CompositionContext, axis: _ResizedAxis, x: Expr, where: Expr, *, cubic: bool
 ) -> Expr:
     """Returns a product with a matrix: kernels as wide as the steps of what shrinks.
 
     A kernel reaches no further than two lengths beyond an end; what lies there is the last element.
     """
-    one, zero = site.number(1.0, _REAL), site.number(0.0, _REAL)
+    one, zero = context.number(1.0, _REAL), context.number(0.0, _REAL)
     extent, length = axis.extent, axis.length
-    reach = site("subtract", site.counted(5 * extent, _REAL),
-                 site("multiply", length, site.number(2.0, _REAL)))  # fmt: skip
-    each, centre = site.along(reach, 1, 2), site.along(where, 0, 2)
-    scale = site("minimum", axis.scale, one)
-    distance = site("multiply", site("subtract", each, centre), scale)
+    reach = context("subtract", context.counted(5 * extent, _REAL),
+                 context("multiply", length, context.number(2.0, _REAL)))  # fmt: skip
+    each, centre = context.along(reach, 1, 2), context.along(where, 0, 2)
+    scale = context("minimum", axis.scale, one)
+    distance = context("multiply", context("subtract", each, centre), scale)
     if cubic:
-        weight = _keys(site, distance, site.onnx.float_("cubic_coeff_a", -0.75))
+        weight = _keys(context, distance, context.onnx.float_("cubic_coeff_a", -0.75))
     else:
-        weight = site("maximum", site("subtract", one, site("abs", distance)), zero)
-    if site.onnx.flag("exclude_outside"):
-        weight = _inside(site, each, weight, site("subtract", length, one))
-    weight = site("divide", weight, site("sum", weight, 1, keepdims=True))
-    last = site("subtract", length, one)
-    nearest = site("maximum", site("minimum", reach, last), zero)
-    hit = site("equal", site.along(nearest, 0, 2), site.along(site.counted(extent, _REAL), 1, 2))
-    matrix = site("matmul", weight, site.cast(hit, _REAL))
-    rank = site.rank(x)
+        weight = context("maximum", context("subtract", one, context("abs", distance)), zero)
+    if context.onnx.flag("exclude_outside"):
+        weight = _inside(context, each, weight, context("subtract", length, one))
+    weight = context("divide", weight, context("sum", weight, 1, keepdims=True))
+    last = context("subtract", length, one)
+    nearest = context("maximum", context("minimum", reach, last), zero)
+    hit = context(
+        "equal", context.along(nearest, 0, 2), context.along(context.counted(extent, _REAL), 1, 2)
+    )
+    matrix = context("matmul", weight, context.cast(hit, _REAL))
+    rank = context.rank(x)
     order = [i for i in range(rank) if i != axis.index] + [axis.index]
     back = [order.index(i) for i in range(rank)]
-    product = site("matmul", site("permute_dims", x, order), site("permute_dims", matrix, [1, 0]))
-    return site("permute_dims", product, back)
+    product = context(
+        "matmul", context("permute_dims", x, order), context("permute_dims", matrix, [1, 0])
+    )
+    return context("permute_dims", product, back)
 
 
-def _extrapolated(site: CompositionSite, axes: list[_ResizedAxis], y: Expr) -> Expr:
+def _extrapolated(context: CompositionContext, axes: list[_ResizedAxis], y: Expr) -> Expr:
     """Returns what a crop has where it reaches beyond the input."""
-    value = site.number(site.onnx.float_("extrapolation_value", 0.0), y)
+    value = context.number(context.onnx.float_("extrapolation_value", 0.0), y)
     for axis in axes:
         if axis.roi:
-            where = _coordinates(site, axis)
-            last = site("subtract", axis.length, site.number(1.0, _REAL))
-            within = site(
-                "logical_and", site("greater_equal", where, site.number(0.0, _REAL)),
-                site("less_equal", where, last),
+            where = _coordinates(context, axis)
+            last = context("subtract", axis.length, context.number(1.0, _REAL))
+            within = context(
+                "logical_and", context("greater_equal", where, context.number(0.0, _REAL)),
+                context("less_equal", where, last),
             )  # fmt: skip
-            y = site("where", site.along(within, axis.index, site.rank(y)), y, value)
+            y = context("where", context.along(within, axis.index, context.rank(y)), y, value)
     return y
 
 
-def _to_sizes(site: CompositionSite) -> Sequence[Expr]:
+def _to_sizes(context: CompositionContext) -> Sequence[Expr]:
     """Resize to sizes of run time: batch and channels stay, which is checked where it matters."""
-    onnx, x = site.onnx, site.arg(0)
+    onnx, x = context.onnx, context.arg(0)
     mode = onnx.string("mode", "nearest")
     coordinates = onnx.string("coordinate_transformation_mode", "half_pixel")
     policy = onnx.string("keep_aspect_ratio_policy", "stretch")
-    rank = site.scope.rank(x)
-    if len(site.node.inputs) <= _SIZES or onnx.optional(_SIZES) is None or onnx.opset < 11:
+    rank = context.emitter.rank(x)
+    if len(context.node.inputs) <= _SIZES or onnx.optional(_SIZES) is None or onnx.opset < 11:
         raise NoRow("its scales are known at run time only")
     if onnx.operand(_SIZES).constant is not None or onnx.ints("axes", None) is not None:
         raise NoRow("it resizes some axes")
@@ -309,28 +320,28 @@ def _to_sizes(site: CompositionSite) -> Sequence[Expr]:
         cubic_coeff_a=onnx.float_("cubic_coeff_a", -0.75),
         exclude_outside=mode == "cubic" and onnx.flag("exclude_outside"),
     )  # fmt: skip
-    dtype = site.scope.dtype(x)
+    dtype = context.emitter.dtype(x)
     if dtype not in ("float32", "float16"):
         raise NoRow(f"it resizes {dtype}")
-    extents = extents_of(site, site.arg(_SIZES))
+    extents = extents_of(context, context.arg(_SIZES))
     if mode != "nearest":  # which axes are interpolated depends on which are resized
         for axis in range(2):
-            site.scope.need_same(extents[axis], site.scope.extents(x)[axis])
+            context.emitter.need_same(extents[axis], context.emitter.extents(x)[axis])
 
     def resize(data: te.Tensor, zero: te.Tensor) -> te.Tensor:
         return open_resize(attributes, data, extents, zero)
 
-    fence = site.scope.number(np.zeros(2, np.int32))
-    real = site.scope.cast(x, "float32")
-    call = site.scope.builder.call_te(resize, real, fence, primfunc_name_hint="resize")
-    return [site.scope.cast(site.scope.emit(call), dtype)]
+    fence = context.emitter.number(np.zeros(2, np.int32))
+    real = context.emitter.cast(x, "float32")
+    call = context.emitter.builder.call_te(resize, real, fence, primfunc_name_hint="resize")
+    return [context.emitter.cast(context.emitter.emit(call), dtype)]
 
 
-def _resize(site: CompositionSite) -> Sequence[Expr]:
+def _resize(context: CompositionContext) -> Sequence[Expr]:
     """Emits one kernel where that knows how, else a choice or a sum for each axis."""
     with suppress(NoRow):
-        return _to_sizes(site)
-    return _axis_by_axis(site)
+        return _to_sizes(context)
+    return _axis_by_axis(context)
 
 
 IMAGES: Mapping[str, Composition] = {"Resize": _resize, "Upsample": _resize}

@@ -14,8 +14,8 @@ from tvm import relax
 
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.tir import tirx
-from qdqbridge.tvm.qnn.emit.scope import Expr
-from qdqbridge.tvm.relax.emit.compositions.site import Composition, CompositionSite, wide
+from qdqbridge.tvm.qnn.emit.emitter import Expr
+from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext, wide
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
 
 _REAL = "float32"
@@ -48,88 +48,88 @@ class _Recurrence:
         return max(self.heads, self.queries)
 
 
-def _linear_attention(site: CompositionSite) -> Sequence[Expr]:
+def _linear_attention(context: CompositionContext) -> Sequence[Expr]:
     """``S = exp(g) S + k outer (beta (v - S' k)); y = scale S' q``, from the past's state on.
 
     Source: ONNX LinearAttention-27; onnxruntime docs/ContribOperators.md, whose operator has keys
     and queries that several states share, and windows of states as well.
     """
-    rule = site.onnx.string("update_rule", "gated_delta")
+    rule = context.onnx.string("update_rule", "gated_delta")
     if rule not in _RULES:
         raise NoRow(f"its update rule is '{rule}'")
-    heads, queries = (site.onnx.int_(name, 0) for name in ("kv_num_heads", "q_num_heads"))
+    heads, queries = (context.onnx.int_(name, 0) for name in ("kv_num_heads", "q_num_heads"))
     if heads < 1 or queries < 1 or max(queries, heads) % min(queries, heads):
         raise NoRow(f"{queries} heads of queries do not share {heads} states evenly")
-    if site.onnx.int_("state_window", 0):
+    if context.onnx.int_("state_window", 0):
         raise NoRow("it keeps a window of states")
-    given = [wide(site, site.arg(index)) for index in range(3)]
-    batch, length, _ = site.extents(given[0])
-    keys, values = _head(site, given[0], queries), _head(site, given[2], heads)
-    held = _heads(site, given[1], keys)
+    given = [wide(context, context.arg(index)) for index in range(3)]
+    batch, length, _ = context.extents(given[0])
+    keys, values = _head(context, given[0], queries), _head(context, given[2], heads)
+    held = _heads(context, given[1], keys)
     if heads % held:
         raise NoRow(f"{held} heads of keys do not share {heads} states evenly")
     recurrence = _Recurrence(
-        heads, held, queries, site.onnx.float_("scale", 0.0) or 1 / math.sqrt(keys),
+        heads, held, queries, context.onnx.float_("scale", 0.0) or 1 / math.sqrt(keys),
         "gated" in rule, "delta" in rule,
     )  # fmt: skip
     operands = [
-        _by_heads(site, x, (batch, length, count, size))
+        _by_heads(context, x, (batch, length, count, size))
         for x, count, size in zip(given, (queries, held, heads), (keys, keys, values), strict=True)
     ]
     for index, needed in ((4, recurrence.gated), (5, recurrence.corrected)):
-        if needed != site.has(index):
+        if needed != context.has(index):
             raise NoRow(f"its update rule is '{rule}', of other operands")
         if needed:
-            x = wide(site, site.arg(index))
-            width = site.extents(x)[-1]
+            x = wide(context, context.arg(index))
+            width = context.extents(x)[-1]
             if not isinstance(width, int):
                 raise NoRow("the width of an operand is open")
             count = 1 if width == 1 else heads
-            operands.append(_by_heads(site, x, (batch, length, count, width // count)))
+            operands.append(_by_heads(context, x, (batch, length, count, width // count)))
     state = (batch, heads, keys, values)
-    if site.has(3):
-        operands.append(_by_heads(site, wide(site, site.arg(3)), state))
+    if context.has(3):
+        operands.append(_by_heads(context, wide(context, context.arg(3)), state))
     shapes = [(batch, length, recurrence.results, values), state]
-    made = _called(site, recurrence, operands, shapes)
-    flat = site("reshape", made[0], (batch, length, recurrence.results * values))
-    kept = site.dtype(site.arg(3)) if site.has(3) else site.dtype(site.arg(0))
-    return [site.cast(flat, site.dtype(site.arg(0))), site.cast(made[1], kept)]
+    made = _called(context, recurrence, operands, shapes)
+    flat = context("reshape", made[0], (batch, length, recurrence.results * values))
+    kept = context.dtype(context.arg(3)) if context.has(3) else context.dtype(context.arg(0))
+    return [context.cast(flat, context.dtype(context.arg(0))), context.cast(made[1], kept)]
 
 
-def _head(site: CompositionSite, x: Expr, heads: int) -> int:
-    width = site.extents(x)[-1]
+def _head(context: CompositionContext, x: Expr, heads: int) -> int:
+    width = context.extents(x)[-1]
     if heads < 1 or not isinstance(width, int) or width % heads:
         raise NoRow(f"the width of its operand is {width}, of {heads} heads")
     return width // heads
 
 
-def _heads(site: CompositionSite, x: Expr, size: int) -> int:
-    width = site.extents(x)[-1]
+def _heads(context: CompositionContext, x: Expr, size: int) -> int:
+    width = context.extents(x)[-1]
     if not isinstance(width, int) or width % size:
         raise NoRow(f"the width of its keys is {width}, of heads of {size}")
     return width // size
 
 
-def _by_heads(site: CompositionSite, x: Expr, shape: tuple[Any, ...]) -> Expr:
+def _by_heads(context: CompositionContext, x: Expr, shape: tuple[Any, ...]) -> Expr:
     """Returns an operand by heads; batch and length are the queries', which the run checks."""
-    for have, want in zip(site.extents(x)[:2], shape[:2], strict=True):
-        site.scope.need_same(have, want)
-    return site("reshape", x, shape)
+    for have, want in zip(context.extents(x)[:2], shape[:2], strict=True):
+        context.emitter.need_same(have, want)
+    return context("reshape", x, shape)
 
 
 def _called(
-    site: CompositionSite, recurrence: _Recurrence, operands: Sequence[Expr],
+    context: CompositionContext, recurrence: _Recurrence, operands: Sequence[Expr],
     shapes: Sequence[tuple[Any, ...]],
 ) -> list[Expr]:  # fmt: skip
     """Emits a call of the loops; returns results by heads, and the state."""
-    extents = [site.extents(x) for x in operands]
+    extents = [context.extents(x) for x in operands]
     function = _function(recurrence, extents)
-    variable = site.scope.builder.add_func(function, "linear_attention")
+    variable = context.emitter.builder.add_func(function, "linear_attention")
     open_shapes: Any = shapes
     types: Any = [relax.TensorType(shape, _REAL) for shape in open_shapes]
     args: Any = list(operands)
-    both = site.scope.emit(relax.call_tir(variable, args, types))
-    return [site.scope.emit(site.scope.item(both, index)) for index in range(2)]
+    both = context.emitter.emit(relax.call_tir(variable, args, types))
+    return [context.emitter.emit(context.emitter.item(both, index)) for index in range(2)]
 
 
 def _function(r: _Recurrence, extents: Sequence[Sequence[Any]]) -> Any:

@@ -9,66 +9,70 @@ from tvm import te
 
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.tir import tirx
-from qdqbridge.tvm.qnn.emit.scope import Expr
-from qdqbridge.tvm.relax.emit.compositions.site import CompositionSite, loops
+from qdqbridge.tvm.qnn.emit.emitter import Expr
+from qdqbridge.tvm.relax.emit.compositions.context import CompositionContext, loops
 
 
 def dft_of_run_time(
-    site: CompositionSite, x: Expr, axis: Expr, length: Expr | None, *, inverse: bool,
+    context: CompositionContext, x: Expr, axis: Expr, length: Expr | None, *, inverse: bool,
     onesided: bool,
 ) -> Expr:  # fmt: skip
     """Returns the DFT along an axis, a vector of one integer, of a length that may be another.
 
     The data are taken as what lies before the axis, the axis, and what lies behind it.
     """
-    *others, parts = site.extents(x)
-    rank, one = len(others), site.number([1], "int64")
-    whole = site.shape_vector(x)
-    shape = site("strided_slice", whole, axes=[0], begin=[0], end=[rank])
-    negative = site("less", axis, site.number([0], "int64"))
-    ends = site("add", axis, site.number([rank + 1], "int64"))
-    axis, places = site("where", negative, ends, axis), site.counted(rank)
-    along = site("equal", places, axis)
-    given = site("sum", site("where", along, shape, site.number([0], "int64")), keepdims=True)
+    *others, parts = context.extents(x)
+    rank, one = len(others), context.number([1], "int64")
+    whole = context.shape_vector(x)
+    shape = context("strided_slice", whole, axes=[0], begin=[0], end=[rank])
+    negative = context("less", axis, context.number([0], "int64"))
+    ends = context("add", axis, context.number([rank + 1], "int64"))
+    axis, places = context("where", negative, ends, axis), context.counted(rank)
+    along = context("equal", places, axis)
+    given = context(
+        "sum", context("where", along, shape, context.number([0], "int64")), keepdims=True
+    )
     before, behind = (
-        site("prod", site("where", site(side, places, axis), shape, one), keepdims=True)
+        context("prod", context("where", context(side, places, axis), shape, one), keepdims=True)
         for side in ("less", "greater")
     )
     if length is None:
-        twice = site("multiply", site("subtract", given, one), site.number([2], "int64"))
+        twice = context("multiply", context("subtract", given, one), context.number([2], "int64"))
         length = twice if inverse and onesided else given
-    outer, signal, inner, waves = site.bound(site("concat", [before, given, behind, length], 0))
-    rows = site("reshape", x, [outer, signal, inner, parts])
-    made = spectrum(site, rows, waves, inverse=inverse, onesided=onesided)
-    *_, count, _, results = site.extents(made)
-    found = site.shape_vector(site("zeros", [count], "int64"))
-    results = site.number([results], "int64")
-    wanted = site("concat", [site("where", along, found, shape), results], 0)
-    return site("reshape", made, site.bound(wanted, "m"))
+    outer, signal, inner, waves = context.bound(
+        context("concat", [before, given, behind, length], 0)
+    )
+    rows = context("reshape", x, [outer, signal, inner, parts])
+    made = spectrum(context, rows, waves, inverse=inverse, onesided=onesided)
+    *_, count, _, results = context.extents(made)
+    found = context.shape_vector(context("zeros", [count], "int64"))
+    results = context.number([results], "int64")
+    wanted = context("concat", [context("where", along, found, shape), results], 0)
+    return context("reshape", made, context.bound(wanted, "m"))
 
 
 def frames_of_run_time(
-    site: CompositionSite, x: Expr, step: Expr, length: Expr, window: Expr | None
+    context: CompositionContext, x: Expr, step: Expr, length: Expr, window: Expr | None
 ) -> Expr:
     """Returns what lies in each frame: batch, frames, elements, parts."""
-    batch, _, parts = site.extents(x)
-    one = site.number([1], "int64")
-    given = site("strided_slice", site.shape_vector(x), axes=[0], begin=[1], end=[2])
-    rest = site("floor_divide", site("subtract", given, length), step)
-    count, elements = site.bound(site("concat", [site("add", rest, one), length], 0))
-    starts = site("reshape", site("multiply", site.counted(count), step), [count, 1])
-    taken = site("add", starts, site("reshape", site.counted(elements), [1, elements]))
-    flat = site("reshape", taken, [count * elements])
-    frames = site("take", x, flat, axis=1, mode="clip")
-    frames = site("reshape", frames, [batch, count, elements, parts])
+    batch, _, parts = context.extents(x)
+    one = context.number([1], "int64")
+    given = context("strided_slice", context.shape_vector(x), axes=[0], begin=[1], end=[2])
+    rest = context("floor_divide", context("subtract", given, length), step)
+    count, elements = context.bound(context("concat", [context("add", rest, one), length], 0))
+    starts = context("reshape", context("multiply", context.counted(count), step), [count, 1])
+    taken = context("add", starts, context("reshape", context.counted(elements), [1, elements]))
+    flat = context("reshape", taken, [count * elements])
+    frames = context("take", x, flat, axis=1, mode="clip")
+    frames = context("reshape", frames, [batch, count, elements, parts])
     if window is None:
         return frames
-    each = site("reshape", site.cast(window, site.dtype(x)), [1, 1, elements, 1])
-    return site("multiply", frames, each)
+    each = context("reshape", context.cast(window, context.dtype(x)), [1, 1, elements, 1])
+    return context("multiply", frames, each)
 
 
 def spectrum(
-    site: CompositionSite, rows: Expr, length: Any, *, inverse: bool, onesided: bool
+    context: CompositionContext, rows: Expr, length: Any, *, inverse: bool, onesided: bool
 ) -> Expr:
     """Returns the sums over the second axis of four, of which the last has real and imaginary part.
 
@@ -113,4 +117,4 @@ def spectrum(
             return total
         return stage(total.shape, lambda *at: total(*at) / length.astype(kind), name="means")
 
-    return loops(site, "spectrum", transform, rows)
+    return loops(context, "spectrum", transform, rows)

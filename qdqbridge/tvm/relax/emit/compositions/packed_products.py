@@ -8,32 +8,39 @@ from typing import Any
 from tvm import te
 
 from qdqbridge.onnx_io.codecs.view import NoRow
-from qdqbridge.tvm.qnn.emit.scope import Expr
-from qdqbridge.tvm.relax.emit.compositions.site import Composition, CompositionSite, loops, wide
+from qdqbridge.tvm.qnn.emit.emitter import Expr
+from qdqbridge.tvm.relax.emit.compositions.context import (
+    Composition,
+    CompositionContext,
+    loops,
+    wide,
+)
 
 _KIND = "float32"
 
 
-def _product(site: CompositionSite) -> Sequence[Expr]:
+def _product(context: CompositionContext) -> Sequence[Expr]:
     """``y[m, n] = sum of x[m, k] * (code[n, k] - zero point) * scale + bias[n]``, in float32.
 
     Source: onnxruntime docs/ContribOperators.md.
     """
     names = ("N", "K", "bits", "block_size", "weight_prepacked")
-    rows, columns, bits, block, prepacked = (site.onnx.int_(name, 0) for name in names)
+    rows, columns, bits, block, prepacked = (context.onnx.int_(name, 0) for name in names)
     bits = bits or 4
-    if min(rows, columns, block) < 1 or bits not in (2, 4, 8) or prepacked or site.has(4):
+    if min(rows, columns, block) < 1 or bits not in (2, 4, 8) or prepacked or context.has(4):
         raise NoRow("its weight is packed in another way")
-    if not site.has(3) or not site.dtype(site.arg(3)).startswith(("float", "bfloat")):
+    if not context.has(3) or not context.dtype(context.arg(3)).startswith(("float", "bfloat")):
         raise NoRow("its zero points are no floats")
     blocks, each = -(-columns // block), 8 // bits
-    x = wide(site, site.arg(0))
-    shape = site.extents(x)
+    x = wide(context, context.arg(0))
+    shape = context.extents(x)
     if shape[-1] != columns:
         raise NoRow(f"it multiplies {shape[-1]} columns by {columns}")
-    flat = site("reshape", x, (-1, columns))
-    weight = site("reshape", site.arg(1), (rows, blocks * block // each))
-    scale, zero = (site("reshape", wide(site, site.arg(i)), (rows, blocks)) for i in (2, 3))
+    flat = context("reshape", x, (-1, columns))
+    weight = context("reshape", context.arg(1), (rows, blocks * block // each))
+    scale, zero = (
+        context("reshape", wide(context, context.arg(i)), (rows, blocks)) for i in (2, 3)
+    )
 
     def product(data: te.Tensor, codes: te.Tensor, s: te.Tensor, z: te.Tensor) -> te.Tensor:
         axis: Any = te.reduce_axis((0, columns), "k")
@@ -47,11 +54,11 @@ def _product(site: CompositionSite) -> Sequence[Expr]:
         total: Any = te.compute((data.shape[0], rows), term, name="packed_product")
         return total
 
-    made = loops(site, "packed_product", product, flat, weight, scale, zero)
-    made = site("reshape", made, (*shape[:-1], rows))
-    if site.has(5):
-        made = site("add", made, wide(site, site.arg(5)))
-    return [site.cast(made, site.dtype(site.arg(0)))]
+    made = loops(context, "packed_product", product, flat, weight, scale, zero)
+    made = context("reshape", made, (*shape[:-1], rows))
+    if context.has(5):
+        made = context("add", made, wide(context, context.arg(5)))
+    return [context.cast(made, context.dtype(context.arg(0)))]
 
 
 PACKED_PRODUCTS: Mapping[str, Composition] = {"MatMulNBits": _product}

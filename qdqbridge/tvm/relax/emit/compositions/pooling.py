@@ -12,26 +12,31 @@ from qdqbridge.core.ops.windows import extents
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.onnx_io.codecs.windows import ResolvedWindow, window_of
 from qdqbridge.tvm.qnn.dialect.tir import tirx
-from qdqbridge.tvm.qnn.emit.scope import Expr
-from qdqbridge.tvm.relax.emit.compositions.site import Composition, CompositionSite, loops, wide
+from qdqbridge.tvm.qnn.emit.emitter import Expr
+from qdqbridge.tvm.relax.emit.compositions.context import (
+    Composition,
+    CompositionContext,
+    loops,
+    wide,
+)
 
 
-def _power_pool(site: CompositionSite) -> Sequence[Expr]:
+def _power_pool(context: CompositionContext) -> Sequence[Expr]:
     """``(sum |x|^p)^(1/p)`` over every window, zeros around the data.
 
     Source: ONNX LpPool-22; p is an integer, 2 where it is left out.
     """
-    kernel = site.onnx.ints("kernel_shape", ())
-    x = wide(site, site.arg(0))
-    shape = site.extents(x)
+    kernel = context.onnx.ints("kernel_shape", ())
+    x = wide(context, context.arg(0))
+    shape = context.extents(x)
     spatial = shape[2:]
     if not all(isinstance(extent, int) for extent in spatial):
         raise NoRow("an extent of space is known at run time only")
-    window = window_of(site.onnx, kernel)
+    window = window_of(context.onnx, kernel)
     pads, strides, dilations = window.pads, window.strides, window.dilations
     if window.same:
         pads = _same_pads(window, spatial)
-    out = extents(spatial, kernel, strides, dilations, pads, ceil_mode=_ceil_mode(site, window))
+    out = extents(spatial, kernel, strides, dilations, pads, ceil_mode=_ceil_mode(context, window))
 
     def total(data: te.Tensor) -> Any:
         taps: list[Any] = [te.reduce_axis((0, size), name="tap") for size in kernel]
@@ -50,9 +55,9 @@ def _power_pool(site: CompositionSite) -> Sequence[Expr]:
 
         return te.compute([*data.shape[:2], *out], element, name="power_sums")
 
-    power = site.onnx.int_("p", 2)
-    sums = loops(site, "lp_pool", total, _powers(site, x, power))
-    return [site.cast(_root(site, sums, power), site.dtype(site.arg(0)))]
+    power = context.onnx.int_("p", 2)
+    sums = loops(context, "lp_pool", total, _powers(context, x, power))
+    return [context.cast(_root(context, sums, power), context.dtype(context.arg(0)))]
 
 
 def _same_pads(window: ResolvedWindow, sizes: Sequence[int]) -> tuple[int, ...]:
@@ -69,56 +74,58 @@ def _same_pads(window: ResolvedWindow, sizes: Sequence[int]) -> tuple[int, ...]:
     return (*begins, *ends)
 
 
-def _whole_power_pool(site: CompositionSite) -> Sequence[Expr]:
+def _whole_power_pool(context: CompositionContext) -> Sequence[Expr]:
     """:func:`_power_pool` whose window is all of space."""
-    x, power = wide(site, site.arg(0)), site.onnx.int_("p", 2)
-    axes = list(range(2, site.rank(x)))
-    sums = site("sum", _powers(site, x, power), axes, keepdims=True)
-    return [site.cast(_root(site, sums, power), site.dtype(site.arg(0)))]
+    x, power = wide(context, context.arg(0)), context.onnx.int_("p", 2)
+    axes = list(range(2, context.rank(x)))
+    sums = context("sum", _powers(context, x, power), axes, keepdims=True)
+    return [context.cast(_root(context, sums, power), context.dtype(context.arg(0)))]
 
 
 _MULTIPLIED = 8
 """Powers up to which factors are multiplied one by one."""
 
 
-def _powers(site: CompositionSite, x: Expr, power: int) -> Expr:
-    size = site("abs", x)
+def _powers(context: CompositionContext, x: Expr, power: int) -> Expr:
+    size = context("abs", x)
     if power == 1:
         return size
     if power > _MULTIPLIED:
-        return site("power", size, site.number(power, x))
+        return context("power", size, context.number(power, x))
     product = size
     for _ in range(1, power):
-        product = site("multiply", product, size)
+        product = context("multiply", product, size)
     return product
 
 
-def _root(site: CompositionSite, sums: Expr, power: int) -> Expr:
+def _root(context: CompositionContext, sums: Expr, power: int) -> Expr:
     if power == 1:
         return sums
     if power == 2:
-        return site("sqrt", sums)
-    exponent = 1 / power if site.dtype(sums) == "float64" else np.float32(1) / np.float32(power)
-    return site("power", sums, site.number(exponent, sums))
+        return context("sqrt", sums)
+    exponent = 1 / power if context.dtype(sums) == "float64" else np.float32(1) / np.float32(power)
+    return context("power", sums, context.number(exponent, sums))
 
 
-def _largest_and_where(site: CompositionSite) -> Sequence[Expr]:
+def _largest_and_where(context: CompositionContext) -> Sequence[Expr]:
     """MaxPool that also gives where each largest element stands in the flattened operand.
 
     Of equal ones the first; ``storage_order`` 1 counts the first axis of space fastest.
     Source: ONNX MaxPool-22.
     """
-    if not site.asks(1):
+    if not context.asks(1):
         raise NoRow("it has no indices")
-    own = site.dtype(site.arg(0))
-    x = site.arg(0) if "float" in own else site.cast(site.arg(0), "float32")  # of 8 bits: exact
-    spatial = site.static(x)[2:]
-    window = window_of(site.onnx, site.onnx.ints("kernel_shape", ()))
+    own = context.dtype(context.arg(0))
+    x = (
+        context.arg(0) if "float" in own else context.cast(context.arg(0), "float32")
+    )  # of 8 bits: exact
+    spatial = context.static(x)[2:]
+    window = window_of(context.onnx, context.onnx.ints("kernel_shape", ()))
     kernel, pads, strides, dilations = window.kernel, window.pads, window.strides, window.dilations
-    out = extents(spatial, kernel, strides, dilations, pads, ceil_mode=_ceil_mode(site, window))
+    out = extents(spatial, kernel, strides, dilations, pads, ceil_mode=_ceil_mode(context, window))
     order = range(len(spatial))
-    weights = _weights(spatial, order[::-1] if site.onnx.int_("storage_order", 0) else order)
-    channels, image = site.static(x)[1], int(np.prod(spatial))
+    weights = _weights(spatial, order[::-1] if context.onnx.int_("storage_order", 0) else order)
+    channels, image = context.static(x)[1], int(np.prod(spatial))
 
     def pool(data: te.Tensor) -> Any:
         taps: list[Any] = [te.reduce_axis((0, size), name="tap") for size in kernel]
@@ -145,14 +152,14 @@ def _largest_and_where(site: CompositionSite) -> Sequence[Expr]:
 
         return list(te.compute([*data.shape[:2], *out], element, name="max_pool"))
 
-    found = loops(site, "max_pool_with_indices", pool, x)
-    value, place = (site.scope.emit(relax.TupleGetItem(found, index)) for index in (1, 0))
-    return [site.cast(value, own), place]
+    found = loops(context, "max_pool_with_indices", pool, x)
+    value, place = (context.emitter.emit(relax.TupleGetItem(found, index)) for index in (1, 0))
+    return [context.cast(value, own), place]
 
 
-def _ceil_mode(site: CompositionSite, window: ResolvedWindow) -> bool:
+def _ceil_mode(context: CompositionContext, window: ResolvedWindow) -> bool:
     """SAME has a number of windows of its own."""
-    return site.onnx.flag("ceil_mode") and not window.same
+    return context.onnx.flag("ceil_mode") and not window.same
 
 
 def _weights(sizes: Sequence[int], order: Sequence[int]) -> list[int]:

@@ -15,9 +15,9 @@ from tvm import relax
 
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.tir import tirx
-from qdqbridge.tvm.qnn.emit.scope import Expr
+from qdqbridge.tvm.qnn.emit.emitter import Expr
+from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext, wide
 from qdqbridge.tvm.relax.emit.compositions.recurrent_activations import Activation, activation
-from qdqbridge.tvm.relax.emit.compositions.site import Composition, CompositionSite, wide
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
 from qdqbridge.tvm.relax.kernels.recurrent.functions import functions_of
 from qdqbridge.tvm.relax.kernels.recurrent.layers import DIRECTIONS
@@ -187,120 +187,123 @@ _KINDS: Mapping[str, _RecurrentKind] = {
 
 def _recurrent(name: str) -> Composition:
     """Returns the composition of one of the three operators."""
-    return lambda site: _composed(site, _KINDS[name])
+    return lambda context: _composed(context, _KINDS[name])
 
 
-def _composed(site: CompositionSite, kind: _RecurrentKind) -> Sequence[Expr]:
-    direction = site.onnx.string("direction", "forward")
+def _composed(context: CompositionContext, kind: _RecurrentKind) -> Sequence[Expr]:
+    direction = context.onnx.string("direction", "forward")
     if direction not in DIRECTIONS:
         raise NoRow(f"its direction is '{direction}'")
     turns = DIRECTIONS[direction]
-    if site.onnx.int_("layout", 0):
+    if context.onnx.int_("layout", 0):
         raise NoRow("its batch comes first")
-    x = _real(site, 0)
-    length, batch, _ = site.extents(x)
-    weights = _real(site, 2)
-    size = site.extents(weights)[2]
+    x = _real(context, 0)
+    length, batch, _ = context.extents(x)
+    weights = _real(context, 2)
+    size = context.extents(weights)[2]
     if not isinstance(size, int):
         raise NoRow("the size of its state is open")
-    operands, own = [_sums(site, kind, x, len(turns), size)], list[str]()
-    operands.append(_transposed(site, 2, weights))
-    reset_first = not site.onnx.int_("linear_before_reset", 0)
+    operands, own = [_sums(context, kind, x, len(turns), size)], list[str]()
+    operands.append(_transposed(context, 2, weights))
+    reset_first = not context.onnx.int_("linear_before_reset", 0)
     if kind.step is _gru_step and not reset_first:
-        operands.append(_recurrent_bias(site, kind, len(turns), size))
-    if site.has(4):
-        operands.append(site.cast(site.arg(4), "int64"))
-        site.scope.need_same(site.extents(operands[-1])[0], batch)
+        operands.append(_recurrent_bias(context, kind, len(turns), size))
+    if context.has(4):
+        operands.append(context.cast(context.arg(4), "int64"))
+        context.emitter.need_same(context.extents(operands[-1])[0], batch)
         own.append("lengths")
     for index, state in zip((5, 6), kind.states, strict=False):
-        if site.has(index):
-            operands.append(_real(site, index))
-            site.scope.need_same(site.extents(operands[-1])[1], batch)
+        if context.has(index):
+            operands.append(_real(context, index))
+            context.emitter.need_same(context.extents(operands[-1])[1], batch)
             own.append(state)
-    if kind.step is _lstm_step and site.has(7):
-        operands.append(_real(site, 7))
+    if kind.step is _lstm_step and context.has(7):
+        operands.append(_real(context, 7))
         own.append("peepholes")
-    functions = functions_of(site.onnx, kind.functions, len(turns))
+    functions = functions_of(context.onnx, kind.functions, len(turns))
     layer = _RecurrentLayer(
         size, turns, tuple(tuple(map(activation, each)) for each in functions), tuple(own),
-        reset_first, coupled=bool(site.onnx.int_("input_forget", 0)),
+        reset_first, coupled=bool(context.onnx.int_("input_forget", 0)),
     )  # fmt: skip
     shapes = [(length, len(turns), batch, size), *[(len(turns), batch, size)] * len(kind.states)]
-    made = _called(site, kind, layer, operands, shapes)
-    results = [site.cast(each, site.dtype(site.arg(0))) for each in made]
-    return [each for index, each in enumerate(results) if site.asks(index)]
+    made = _called(context, kind, layer, operands, shapes)
+    results = [context.cast(each, context.dtype(context.arg(0))) for each in made]
+    return [each for index, each in enumerate(results) if context.asks(index)]
 
 
-def _real(site: CompositionSite, index: int) -> Expr:
+def _real(context: CompositionContext, index: int) -> Expr:
     """Returns an operand in float32.
 
     Raises:
         NoRow: It has more bits.
     """
-    found = wide(site, site.arg(index))
-    if site.dtype(found) != _REAL:
-        raise NoRow(f"it computes in {site.dtype(found)}")
+    found = wide(context, context.arg(index))
+    if context.dtype(found) != _REAL:
+        raise NoRow(f"it computes in {context.dtype(found)}")
     return found
 
 
-def _transposed(site: CompositionSite, index: int, weights: Expr) -> Expr:
+def _transposed(context: CompositionContext, index: int, weights: Expr) -> Expr:
     """Returns weights with the last two axes exchanged; TVM would do that of constants too."""
-    held = site.onnx.operand(index).constant
+    held = context.onnx.operand(index).constant
     if held is None:
-        return site("permute_dims", weights, (0, 2, 1))
-    return site.number(held.numpy().astype(np.float32).transpose(0, 2, 1), _REAL)
+        return context("permute_dims", weights, (0, 2, 1))
+    return context.number(held.numpy().astype(np.float32).transpose(0, 2, 1), _REAL)
 
 
-def _sums(site: CompositionSite, kind: _RecurrentKind, x: Expr, directions: int, size: int) -> Expr:
+def _sums(
+    context: CompositionContext, kind: _RecurrentKind, x: Expr, directions: int, size: int
+) -> Expr:
     """Returns what all steps add of their input and of biases, (steps, batch, directions, k H)."""
-    length, batch, width = site.extents(x)
+    length, batch, width = context.extents(x)
     count = kind.gates * size
-    weights = _transposed(site, 1, _real(site, 1))
+    weights = _transposed(context, 1, _real(context, 1))
     if directions > 1:
-        weights = site("permute_dims", weights, (1, 0, 2))
-    sums = site("matmul", x, site("reshape", weights, (width, directions * count)))
-    if site.has(3):
-        halves = _biases(site, directions, count)
+        weights = context("permute_dims", weights, (1, 0, 2))
+    sums = context("matmul", x, context("reshape", weights, (width, directions * count)))
+    if context.has(3):
+        halves = _biases(context, directions, count)
         whole = halves[0]
-        if site.onnx.int_("linear_before_reset", 0) and kind.step is _gru_step:
-            own = site.number([[1.0] * (2 * size) + [0.0] * size], _REAL)  # Rbh is added inside
-            whole = site("add", whole, site("multiply", halves[1], own))
+        if context.onnx.int_("linear_before_reset", 0) and kind.step is _gru_step:
+            own = context.number([[1.0] * (2 * size) + [0.0] * size], _REAL)  # Rbh is added inside
+            whole = context("add", whole, context("multiply", halves[1], own))
         else:
-            whole = site("add", whole, halves[1])
-        sums = site("add", sums, site("reshape", whole, (directions * count,)))
-    return site("reshape", sums, (length, batch, directions, count))
+            whole = context("add", whole, halves[1])
+        sums = context("add", sums, context("reshape", whole, (directions * count,)))
+    return context("reshape", sums, (length, batch, directions, count))
 
 
-def _biases(site: CompositionSite, directions: int, count: int) -> list[Expr]:
+def _biases(context: CompositionContext, directions: int, count: int) -> list[Expr]:
     """Returns the biases of the input's and of the recurrent product, (directions, k H) each."""
-    both = site("reshape", _real(site, 3), (directions, 2 * count))
+    both = context("reshape", _real(context, 3), (directions, 2 * count))
     return [
-        site("strided_slice", both, axes=[1], begin=[start], end=[start + count])
+        context("strided_slice", both, axes=[1], begin=[start], end=[start + count])
         for start in (0, count)
     ]
 
 
 def _recurrent_bias(
-    site: CompositionSite, kind: _RecurrentKind, directions: int, size: int
+    context: CompositionContext, kind: _RecurrentKind, directions: int, size: int
 ) -> Expr:
     count = kind.gates * size
-    if site.has(3):
-        return _biases(site, directions, count)[1]
-    return site.number([[0.0] * count] * directions, _REAL)
+    if context.has(3):
+        return _biases(context, directions, count)[1]
+    return context.number([[0.0] * count] * directions, _REAL)
 
 
 def _called(
-    site: CompositionSite, kind: _RecurrentKind, layer: _RecurrentLayer, operands: Sequence[Expr],
+    context: CompositionContext, kind: _RecurrentKind, layer: _RecurrentLayer,
+    operands: Sequence[Expr],
     shapes: Sequence[tuple[Extent, ...]],
 ) -> list[Expr]:  # fmt: skip
     """Emits a call of the loops; returns the results of all steps, and what is carried last."""
-    function = _function(kind, layer, [(site.extents(x), site.dtype(x)) for x in operands])
-    variable = site.scope.builder.add_func(function, "recurrent")
+    function = _function(kind, layer, [(context.extents(x), context.dtype(x)) for x in operands])
+    variable = context.emitter.builder.add_func(function, "recurrent")
     open_shapes: Any = shapes
     types: Any = [relax.TensorType(shape, _REAL) for shape in open_shapes]
     args: Any = list(operands)
-    both = site.scope.emit(relax.call_tir(variable, args, types))
-    return [site.scope.emit(site.scope.item(both, index)) for index in range(len(shapes))]
+    both = context.emitter.emit(relax.call_tir(variable, args, types))
+    return [context.emitter.emit(context.emitter.item(both, index)) for index in range(len(shapes))]
 
 
 def _function(

@@ -11,8 +11,8 @@ from tvm import te
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.tir import tirx
-from qdqbridge.tvm.qnn.emit.scope import Expr
-from qdqbridge.tvm.relax.emit.compositions.site import Composition, CompositionSite
+from qdqbridge.tvm.qnn.emit.emitter import Expr
+from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext
 
 _OWN_MODES = 16
 """The opset since which half a pixel is subtracted by default."""
@@ -77,13 +77,13 @@ def _outside(where: Expr, extent: Expr, kind: str) -> Expr:
     return tirx.any(where < tirx.const(-1.0, kind), where > extent.astype(kind))
 
 
-def _roi_align(site: CompositionSite) -> Sequence[Expr]:
+def _roi_align(context: CompositionContext) -> Sequence[Expr]:
     """The mean of a bin's samples, or the greatest weighted pixel beside any of them.
 
     The text of ONNX leaves open what the maximum is taken of; onnxruntime and ONNX's own reference
     take it of the four products of pixel and weight at each sample, not of the samples.
     """
-    onnx = site.onnx
+    onnx = context.onnx
     mode = onnx.string("mode", "avg")
     default = "half_pixel" if onnx.opset >= _OWN_MODES else "output_half_pixel"
     coordinates = onnx.string("coordinate_transformation_mode", default)
@@ -95,15 +95,15 @@ def _roi_align(site: CompositionSite) -> Sequence[Expr]:
         _RegionAxis(first, onnx.int_(name, 1), ratio, scale, offset)
         for first, name in ((1, "output_height"), (0, "output_width"))
     ]
-    x, kind = site.arg(0), site.dtype(site.arg(0))
+    x, kind = context.arg(0), context.dtype(context.arg(0))
     wide = "float64" if kind == "float64" else "float32"
 
     def roi_align(data: te.Tensor, rois: te.Tensor, batch: te.Tensor) -> te.Tensor:
         return _pooled(axes, data, rois, batch, mode)
 
-    operands = [site.cast(x, wide), site.cast(site.arg(1), wide), site.arg(2)]
-    call = site.scope.builder.call_te(roi_align, *operands, primfunc_name_hint="roi_align")
-    return [site.cast(site.scope.emit(call), kind)]
+    operands = [context.cast(x, wide), context.cast(context.arg(1), wide), context.arg(2)]
+    call = context.emitter.builder.call_te(roi_align, *operands, primfunc_name_hint="roi_align")
+    return [context.cast(context.emitter.emit(call), kind)]
 
 
 def _pooled(

@@ -9,17 +9,17 @@ from tvm import te
 
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.tir import tirx
-from qdqbridge.tvm.qnn.emit.scope import Expr
-from qdqbridge.tvm.relax.emit.compositions.site import Composition, CompositionSite, loops
+from qdqbridge.tvm.qnn.emit.emitter import Expr
+from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext, loops
 
 
-def _reverse_sequence(site: CompositionSite) -> Sequence[Expr]:
+def _reverse_sequence(context: CompositionContext) -> Sequence[Expr]:
     """``y[t, b] = x[length[b] - 1 - t, b]`` below a row's length, else x; any extents may be open.
 
     A length beyond the extent of time, which onnxruntime refuses, counts as that extent.
     Source: ONNX ReverseSequence-10.
     """
-    time, batch = site.onnx.int_("time_axis", 0), site.onnx.int_("batch_axis", 1)
+    time, batch = context.onnx.int_("time_axis", 0), context.onnx.int_("batch_axis", 1)
     if sorted((time, batch)) != [0, 1]:
         raise NoRow(f"its axes are {time} and {batch}")
 
@@ -33,8 +33,8 @@ def _reverse_sequence(site: CompositionSite) -> Sequence[Expr]:
 
         return te.compute(data.shape, element, name="reversed_rows")
 
-    lengths = site.cast(site.arg(1), "int64")
-    return [loops(site, "reverse_sequence", reversed_rows, site.arg(0), lengths)]
+    lengths = context.cast(context.arg(1), "int64")
+    return [loops(context, "reverse_sequence", reversed_rows, context.arg(0), lengths)]
 
 
 REVERSAL: Mapping[str, Composition] = {"ReverseSequence": _reverse_sequence}

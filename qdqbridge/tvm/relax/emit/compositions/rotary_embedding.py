@@ -13,8 +13,13 @@ from qdqbridge.core.ops.rotary_embedding import RotaryEmbeddingAttrs
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.tir import tirx
-from qdqbridge.tvm.qnn.emit.scope import Expr
-from qdqbridge.tvm.relax.emit.compositions.site import Composition, CompositionSite, loops, wide
+from qdqbridge.tvm.qnn.emit.emitter import Expr
+from qdqbridge.tvm.relax.emit.compositions.context import (
+    Composition,
+    CompositionContext,
+    loops,
+    wide,
+)
 from qdqbridge.tvm.relax.emit.index_bounds import need_indices
 
 _INT = "int64"
@@ -23,52 +28,54 @@ ROTARY_ROWS = "rotary_rows"
 
 
 def heads_first(
-    site: CompositionSite, x: Expr, heads: int, batch: Any = None, length: Any = None
+    context: CompositionContext, x: Expr, heads: int, batch: Any = None, length: Any = None
 ) -> Expr:
     """Returns (batch, length, heads * size) as (batch, heads, length, size).
 
     Batch and length are those that are given: what the file names otherwise has to be equal.
     """
-    own_batch, own_length, width = site.extents(x)
+    own_batch, own_length, width = context.extents(x)
     batch, length = own_batch if batch is None else batch, own_length if length is None else length
-    site.scope.need_same(own_batch, batch)
-    site.scope.need_same(own_length, length)
+    context.emitter.need_same(own_batch, batch)
+    context.emitter.need_same(own_length, length)
     if not isinstance(width, int) or width % heads:
         raise NoRow(f"the width of its operand is {width}, of {heads} heads")
-    split = site("reshape", x, (batch, length, heads, width // heads))
-    return site("permute_dims", split, [0, 2, 1, 3])
+    split = context("reshape", x, (batch, length, heads, width // heads))
+    return context("permute_dims", split, [0, 2, 1, 3])
 
 
-def heads_last(site: CompositionSite, x: Expr) -> Expr:
+def heads_last(context: CompositionContext, x: Expr) -> Expr:
     """Returns (batch, heads, length, size) as (batch, length, heads * size)."""
-    batch, heads, length, size = site.extents(x)
-    return site("reshape", site("permute_dims", x, [0, 2, 1, 3]), (batch, length, heads * size))
+    batch, heads, length, size = context.extents(x)
+    return context(
+        "reshape", context("permute_dims", x, [0, 2, 1, 3]), (batch, length, heads * size)
+    )
 
 
 def need_rows(
-    site: CompositionSite, table: Expr, places: Expr, *, from_the_end: bool = False
+    context: CompositionContext, table: Expr, places: Expr, *, from_the_end: bool = False
 ) -> None:
     """Ends a run with an error where a place is beyond the rows of a table.
 
     Args:
-        site: The node.
+        context: The node.
         table: (rows, pairs).
         places: Whole numbers of any shape.
         from_the_end: Negative places count from there; else there are none.
     """
-    need_indices(site.scope, places, table, 0, label=ROTARY_ROWS, from_the_end=from_the_end)
+    need_indices(context.emitter, places, table, 0, label=ROTARY_ROWS, from_the_end=from_the_end)
 
 
 def rotated(
-    site: CompositionSite, x: Expr, tables: Sequence[Expr], places: Expr, *, interleaved: bool
+    context: CompositionContext, x: Expr, tables: Sequence[Expr], places: Expr, *, interleaved: bool
 ) -> Expr:
     """Returns pairs of numbers turned by their places.
 
     As :func:`qdqbridge.core.ops.rotary_embedding.rotated` does, of places that the tables have
     (:func:`need_rows`); no memory beyond them is read before a run ends with the error.
     """
-    half = site.extents(tables[0])[-1]
-    size = site.extents(x)[-1]
+    half = context.extents(tables[0])[-1]
+    size = context.extents(x)[-1]
     if not isinstance(half, int) or not isinstance(size, int) or 2 * half > size:
         raise NoRow(f"its tables turn {half} pairs of {size} numbers")
 
@@ -93,71 +100,75 @@ def rotated(
 
         return stage(data.shape, element, name="turned")
 
-    return loops(site, "rotary", rotary, x, *tables, places)
+    return loops(context, "rotary", rotary, x, *tables, places)
 
 
-def rotary_embedding(site: CompositionSite, a: RotaryEmbeddingAttrs) -> Sequence[Expr]:
+def rotary_embedding(context: CompositionContext, a: RotaryEmbeddingAttrs) -> Sequence[Expr]:
     """As :data:`qdqbridge.core.ops.rotary_embedding.ROTARY_EMBEDDING` says."""
-    x, tables = site.arg(0), [site.arg(1), site.arg(2)]
-    data = wide(site, x)
-    data = data if site.rank(data) == 4 else heads_first(site, data, a.num_heads)
-    batch, _, length, _ = site.extents(data)
-    steps = site("reshape", site.counted(length), (1, length))
-    if not site.has(3):
-        rows = site("reshape", site.counted(batch), (batch, 1))
-        count = site.scope.run_time_extent(data, 2, _INT)
-        places = site("add", site("multiply", rows, count), steps)
-        tables = [site("reshape", t, (-1, site.extents(t)[-1])) for t in tables]
-    elif site.rank(site.arg(3)) == 1:
-        begin = site("reshape", site.cast(site.arg(3), _INT), (1, 1))
-        places = site("broadcast_to", site("add", begin, steps), (batch, length))
+    x, tables = context.arg(0), [context.arg(1), context.arg(2)]
+    data = wide(context, x)
+    data = data if context.rank(data) == 4 else heads_first(context, data, a.num_heads)
+    batch, _, length, _ = context.extents(data)
+    steps = context("reshape", context.counted(length), (1, length))
+    if not context.has(3):
+        rows = context("reshape", context.counted(batch), (batch, 1))
+        count = context.emitter.run_time_extent(data, 2, _INT)
+        places = context("add", context("multiply", rows, count), steps)
+        tables = [context("reshape", t, (-1, context.extents(t)[-1])) for t in tables]
+    elif context.rank(context.arg(3)) == 1:
+        begin = context("reshape", context.cast(context.arg(3), _INT), (1, 1))
+        places = context("broadcast_to", context("add", begin, steps), (batch, length))
     else:
-        places = site("reshape", site.cast(site.arg(3), _INT), (batch, length))
-    if site.has(3):
-        need_rows(site, tables[0], places, from_the_end=True)
-    turned = rotated(site, data, tables, places, interleaved=a.interleaved)
-    result = turned if site.rank(x) == 4 else heads_last(site, turned)
-    return [site.cast(result, site.dtype(x))]
+        places = context("reshape", context.cast(context.arg(3), _INT), (batch, length))
+    if context.has(3):
+        need_rows(context, tables[0], places, from_the_end=True)
+    turned = rotated(context, data, tables, places, interleaved=a.interleaved)
+    result = turned if context.rank(x) == 4 else heads_last(context, turned)
+    return [context.cast(result, context.dtype(x))]
 
 
-def _multimodal(site: CompositionSite) -> Sequence[Expr]:
+def _multimodal(context: CompositionContext) -> Sequence[Expr]:
     """A RotaryEmbedding by three places of each token, each of which has columns of the tables.
 
     Source: onnxruntime docs/ContribOperators.md, mrotary_embedding.
     """
-    if site.onnx.int_("is_packed_batching", 0) or site.onnx.float_("scale", 1.0) != 1.0:
+    if context.onnx.int_("is_packed_batching", 0) or context.onnx.float_("scale", 1.0) != 1.0:
         raise NoRow("its batch is ragged, or it has a scale")
-    x, places, tables = site.arg(0), site.cast(site.arg(1), _INT), [site.arg(2), site.arg(3)]
-    half = site.static(tables[0])[1]
-    data, heads = wide(site, x), site.onnx.int_("num_heads", 0)
-    if site.rank(data) != 4:
-        width = site.extents(data)[-1]
+    x, places, tables = (
+        context.arg(0),
+        context.cast(context.arg(1), _INT),
+        [context.arg(2), context.arg(3)],
+    )
+    half = context.static(tables[0])[1]
+    data, heads = wide(context, x), context.onnx.int_("num_heads", 0)
+    if context.rank(data) != 4:
+        width = context.extents(data)[-1]
         if not heads and isinstance(width, int):
             heads = width // (2 * half)
-        data = heads_first(site, data, heads)
-    batch, _, length, _ = site.extents(data)
-    for have, want in zip(site.extents(places), (3, batch, length), strict=True):
-        site.scope.need_same(have, want)
-    places = site("reshape", places, (3, batch, length))
-    need_rows(site, tables[0], places)
-    streams = site.number(_streams(site, half), _INT)
-    rows = [loops(site, "places", _by_columns, table, places, streams) for table in tables]
-    tables = [site("reshape", table, (-1, half)) for table in rows]
-    count = site.scope.run_time_extent(data, 2, _INT)
-    begin = site("multiply", site("reshape", site.counted(batch), (batch, 1)), count)
-    tokens = site("add", begin, site("reshape", site.counted(length), (1, length)))
-    interleaved = bool(site.onnx.int_("interleaved", 0))
-    turned = rotated(site, data, tables, tokens, interleaved=interleaved)
-    result = turned if site.rank(x) == 4 else heads_last(site, turned)
-    return [site.cast(result, site.dtype(x))]
+        data = heads_first(context, data, heads)
+    batch, _, length, _ = context.extents(data)
+    for have, want in zip(context.extents(places), (3, batch, length), strict=True):
+        context.emitter.need_same(have, want)
+    places = context("reshape", places, (3, batch, length))
+    need_rows(context, tables[0], places)
+    streams = context.number(_streams(context, half), _INT)
+    rows = [loops(context, "places", _by_columns, table, places, streams) for table in tables]
+    tables = [context("reshape", table, (-1, half)) for table in rows]
+    count = context.emitter.run_time_extent(data, 2, _INT)
+    begin = context("multiply", context("reshape", context.counted(batch), (batch, 1)), count)
+    tokens = context("add", begin, context("reshape", context.counted(length), (1, length)))
+    interleaved = bool(context.onnx.int_("interleaved", 0))
+    turned = rotated(context, data, tables, tokens, interleaved=interleaved)
+    result = turned if context.rank(x) == 4 else heads_last(context, turned)
+    return [context.cast(result, context.dtype(x))]
 
 
-def _streams(site: CompositionSite, half: int) -> NDArray[np.int64]:
+def _streams(context: CompositionContext, half: int) -> NDArray[np.int64]:
     """Returns by which of the three places each column of the tables is found."""
-    sections = site.onnx.ints("mrope_section", ())
+    sections = context.onnx.ints("mrope_section", ())
     if len(sections) != 3 or sum(sections) != half:
         raise NoRow(f"its sections {list(sections)} are not {half} columns")
-    if site.onnx.int_("mrope_layout", 0) == 0:
+    if context.onnx.int_("mrope_layout", 0) == 0:
         return np.repeat(np.arange(3), sections)
     streams = np.zeros(half, np.int64)
     for stream in (1, 2):  # every third column, as far as the section reaches

@@ -13,8 +13,8 @@ from tvm import relax
 
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.tir import tirx
-from qdqbridge.tvm.qnn.emit.scope import Expr
-from qdqbridge.tvm.relax.emit.compositions.site import Composition, CompositionSite
+from qdqbridge.tvm.qnn.emit.emitter import Expr
+from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
 
 _REAL, _COUNT = "float32", "int64"
@@ -24,39 +24,39 @@ _Box = tuple[Any, Any, Any, Any]
 """Where a box begins and ends along two axes: begin, end, begin, end."""
 
 
-def _suppression(site: CompositionSite) -> Sequence[Expr]:
+def _suppression(context: CompositionContext) -> Sequence[Expr]:
     """Of each image and class the best boxes, none of which overlaps a better one too far."""
-    boxes, scores = site.arg(0), site.arg(1)
-    if {site.dtype(boxes), site.dtype(scores)} != {_REAL}:
+    boxes, scores = context.arg(0), context.arg(1)
+    if {context.dtype(boxes), context.dtype(scores)} != {_REAL}:
         raise NoRow("its boxes or scores are no float32")
-    images, count, _ = site.extents(boxes)
-    _, classes, _ = site.extents(scores)
-    for have, want in zip(site.extents(scores), (images, classes, count), strict=True):
-        site.scope.need_same(have, want)
+    images, count, _ = context.extents(boxes)
+    _, classes, _ = context.extents(scores)
+    for have, want in zip(context.extents(scores), (images, classes, count), strict=True):
+        context.emitter.need_same(have, want)
     lowest = -np.inf  # without a threshold every score counts
     limits = [
-        site("reshape", site.cast(site.arg(index), kind), (1,)) if site.has(index)
-        else site.number([default], kind)
+        context("reshape", context.cast(context.arg(index), kind), (1,)) if context.has(index)
+        else context.number([default], kind)
         for index, kind, default in ((2, _COUNT, 0), (3, _REAL, 0.0), (4, _REAL, lowest))
     ]  # fmt: skip
-    order = site("argsort", scores, axis=2, descending=True, dtype=_COUNT)
+    order = context("argsort", scores, axis=2, descending=True, dtype=_COUNT)
     most = images * classes * count
-    rows, found = _called(site, [boxes, scores, order, *limits], most)
-    (kept,) = site.bound(found, "kept")
-    return [site("strided_slice", rows, axes=[0], begin=[0], end=[kept])]
+    rows, found = _called(context, [boxes, scores, order, *limits], most)
+    (kept,) = context.bound(found, "kept")
+    return [context("strided_slice", rows, axes=[0], begin=[0], end=[kept])]
 
 
-def _called(site: CompositionSite, operands: Sequence[Expr], most: Any) -> list[Expr]:
+def _called(context: CompositionContext, operands: Sequence[Expr], most: Any) -> list[Expr]:
     """Emits a call of the loops; returns all rows that there is room for, and how many count."""
-    centred = site.onnx.flag("center_point_box")
-    thresholded = site.has(4)
-    function = _function([site.extents(x) for x in operands[:3]], centred, thresholded)
-    variable = site.scope.builder.add_func(function, "non_max_suppression")
+    centred = context.onnx.flag("center_point_box")
+    thresholded = context.has(4)
+    function = _function([context.extents(x) for x in operands[:3]], centred, thresholded)
+    variable = context.emitter.builder.add_func(function, "non_max_suppression")
     shapes: Any = ([most, _INDICES], [1])
     types = [relax.TensorType(shape, _COUNT) for shape in shapes]
     args: Any = list(operands)
-    both = site.scope.emit(relax.call_tir(variable, args, types))
-    return [site.scope.emit(site.scope.item(both, index)) for index in range(2)]
+    both = context.emitter.emit(relax.call_tir(variable, args, types))
+    return [context.emitter.emit(context.emitter.item(both, index)) for index in range(2)]
 
 
 def _function(extents: Sequence[Sequence[Any]], centred: bool, thresholded: bool) -> Any:

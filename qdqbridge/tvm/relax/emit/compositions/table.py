@@ -9,12 +9,13 @@ from qdqbridge.core.ops.dot_product_attention import ATTENTION
 from qdqbridge.core.ops.group_query_attention import GROUP_QUERY_ATTENTION
 from qdqbridge.core.ops.rotary_embedding import ROTARY_EMBEDDING
 from qdqbridge.core.ops.sparse_attention import SPARSE_ATTENTION
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
-from qdqbridge.tvm.qnn.emit.scope import Expr
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
+from qdqbridge.tvm.qnn.emit.emitter import Expr
 from qdqbridge.tvm.relax.emit.compositions.attention import MULTI_HEAD, QUANTIZED_ATTENTION
 from qdqbridge.tvm.relax.emit.compositions.broadcasting import BROADCASTING
 from qdqbridge.tvm.relax.emit.compositions.caches import CACHES
 from qdqbridge.tvm.relax.emit.compositions.computed_sizes import COMPUTED_SIZES
+from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext, of_row
 from qdqbridge.tvm.relax.emit.compositions.conversion import CONVERSION
 from qdqbridge.tvm.relax.emit.compositions.counting import COUNTING
 from qdqbridge.tvm.relax.emit.compositions.deformable import DEFORMABLE
@@ -47,10 +48,9 @@ from qdqbridge.tvm.relax.emit.compositions.regions import REGIONS
 from qdqbridge.tvm.relax.emit.compositions.reversal import REVERSAL
 from qdqbridge.tvm.relax.emit.compositions.rotary_embedding import ROTARY, rotary_embedding
 from qdqbridge.tvm.relax.emit.compositions.shapes import SHAPES
-from qdqbridge.tvm.relax.emit.compositions.site import Composition, CompositionSite, of_row
 from qdqbridge.tvm.relax.emit.compositions.suppression import SUPPRESSION
 from qdqbridge.tvm.relax.emit.compositions.trees import TREES
-from qdqbridge.tvm.relax.emit.scope import RelaxScope
+from qdqbridge.tvm.relax.emit.emitter import RelaxEmitter
 
 COMPOSITIONS: Mapping[str, Composition] = {
     **CONVERSION, **ELEMENTWISE, **IMAGES, **POOLING, **PRODUCTS, **REDUCTIONS, **REGIONS, **SHAPES,
@@ -85,7 +85,7 @@ OF_ROWS: Mapping[str, Composition] = {
 """By the name of a row that hosts compute in a function of its own."""
 
 
-def composition_of(node: Node) -> Callable[[RelaxScope, Node], Sequence[Expr]] | None:
+def composition_of(node: Node) -> Callable[[RelaxEmitter, Node], Sequence[Expr]] | None:
     """Returns what emits a node in a function of its own; None where nothing here does.
 
     What is returned raises :class:`~qdqbridge.onnx_io.codecs.view.NoRow` for a variant that it
@@ -94,10 +94,10 @@ def composition_of(node: Node) -> Callable[[RelaxScope, Node], Sequence[Expr]] |
     attributes = node.attributes
     if node.op.apart:
         composition = OF_ROWS.get(node.op.name)
-    elif isinstance(attributes, ForeignAttrs):
+    elif isinstance(attributes, OpaqueAttrs):
         composition = OF_DOMAINS.get(attributes.domain, {}).get(attributes.op_type)
     else:
         return None
     if composition is None:
         return None
-    return lambda scope, alone: composition(CompositionSite.of(scope, alone))
+    return lambda emitter, alone: composition(CompositionContext.of(emitter, alone))

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
-from qdqbridge.tvm.qnn.emit.scope import Expr
-from qdqbridge.tvm.relax.emit.compositions.site import Composition, CompositionSite
+from qdqbridge.tvm.qnn.emit.emitter import Expr
+from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext
 
 Array = NDArray[Any]
 _AVERAGE, _SUM = 0, 1
@@ -108,71 +108,78 @@ def _depth(below: Sequence[Array], roots: Array, inner: int) -> int:
     return depth
 
 
-def _tree_ensemble(site: CompositionSite) -> Sequence[Expr]:
+def _tree_ensemble(context: CompositionContext) -> Sequence[Expr]:
     """The leaves that an example ends at, of each target together.
 
     A target without a leaf is 0, as in onnxruntime. Source: ONNX ai.onnx.ml TreeEnsemble-5.
     """
-    if site.onnx.int_("post_transform", 0):
+    if context.onnx.int_("post_transform", 0):
         # 1 is a softmax in ONNX's text and a logistic function in onnxruntime 1.32.
         raise NoRow("onnxruntime numbers what comes behind the sums otherwise than ONNX does")
-    trees, x = _Trees.of(site.onnx), site.arg(0)
-    count, features = site.extents(x)
+    trees, x = _Trees.of(context.onnx), context.arg(0)
+    count, features = context.extents(x)
     if not isinstance(features, int) or trees.feature.max() >= features:
         raise NoRow(f"it tests number {trees.feature.max()} of {features}")
-    at = site("broadcast_to", site.number(trees.roots, "int64"), (count, len(trees.roots)))
+    at = context("broadcast_to", context.number(trees.roots, "int64"), (count, len(trees.roots)))
     for _ in range(trees.depth):
-        at = _descended(site, trees, x, at)
-    return [_aggregated(site, site("subtract", at, site.number(trees.inner, "int64")), x)]
+        at = _descended(context, trees, x, at)
+    return [_aggregated(context, context("subtract", at, context.number(trees.inner, "int64")), x)]
 
 
-def _descended(site: CompositionSite, trees: _Trees, x: Expr, at: Expr) -> Expr:
+def _descended(context: CompositionContext, trees: _Trees, x: Expr, at: Expr) -> Expr:
     """Returns where each walk is one level further down."""
 
     def of(table: Array, dtype: str) -> Expr:
-        return site("take", site.number(table, dtype), at, axis=0, mode="clip")
+        return context("take", context.number(table, dtype), at, axis=0, mode="clip")
 
-    tested = site("gather_elements", x, of(trees.feature, "int64"), 1)
-    split, modes = of(trees.split, site.dtype(x)), sorted(set(trees.mode[: trees.inner].tolist()))
+    tested = context("gather_elements", x, of(trees.feature, "int64"), 1)
+    split, modes = (
+        of(trees.split, context.dtype(x)),
+        sorted(set(trees.mode[: trees.inner].tolist())),
+    )
     holds = None
     for mode in modes:
         if mode == _MEMBER:
-            sets, one = of(trees.members, site.dtype(x)), site("expand_dims", tested, 2)
-            found = site("max", site.cast(site("equal", sets, one), "int8"), 2)
-            own = site("greater", found, site.number(0, "int8"))
+            sets, one = of(trees.members, context.dtype(x)), context("expand_dims", tested, 2)
+            found = context("max", context.cast(context("equal", sets, one), "int8"), 2)
+            own = context("greater", found, context.number(0, "int8"))
         elif mode == _OTHER:  # a NaN is another number, of which TVM's own operator says no
-            own = site("logical_not", site("equal", tested, split))
+            own = context("logical_not", context("equal", tested, split))
         else:
-            own = site(_COMPARISONS[mode], tested, split)
-        chosen = site("equal", of(trees.mode, "int64"), site.number(mode, "int64"))
-        holds = own if holds is None else site("where", chosen, own, holds)
+            own = context(_COMPARISONS[mode], tested, split)
+        chosen = context("equal", of(trees.mode, "int64"), context.number(mode, "int64"))
+        holds = own if holds is None else context("where", chosen, own, holds)
     assert holds is not None
     if trees.missing.any():
-        missing = site("logical_and", of(trees.missing, "bool"), site("isnan", tested))
-        holds = site("logical_or", holds, missing)
-    return site("where", holds, of(trees.below[1], "int64"), of(trees.below[0], "int64"))
+        missing = context("logical_and", of(trees.missing, "bool"), context("isnan", tested))
+        holds = context("logical_or", holds, missing)
+    return context("where", holds, of(trees.below[1], "int64"), of(trees.below[0], "int64"))
 
 
-def _aggregated(site: CompositionSite, leaf: Expr, x: Expr) -> Expr:
+def _aggregated(context: CompositionContext, leaf: Expr, x: Expr) -> Expr:
     """Returns for each target what its leaves come to."""
-    targets, how = site.onnx.int_("n_targets", 1), site.onnx.int_("aggregate_function", _SUM)
-    owner = np.array(site.onnx.ints("leaf_targetids", ()), np.int64)
-    weight = site.onnx.tensor("leaf_weights")
+    targets, how = context.onnx.int_("n_targets", 1), context.onnx.int_("aggregate_function", _SUM)
+    owner = np.array(context.onnx.ints("leaf_targetids", ()), np.int64)
+    weight = context.onnx.tensor("leaf_weights")
     assert weight is not None
     if len(owner) != len(weight) or not 0 <= how < len(_AGGREGATIONS):
         raise NoRow(f"it has {len(owner)} targets for {len(weight)} leaves, aggregated by {how}")
     name = _AGGREGATIONS[how]
-    outside = site.number({"min": np.inf, "max": -np.inf}.get(name, 0), x)
+    outside = context.number({"min": np.inf, "max": -np.inf}.get(name, 0), x)
     own, number = (
-        site("expand_dims", site("take", site.number(table, kind), leaf, axis=0, mode="clip"), 2)
-        for table, kind in ((owner, "int64"), (weight, site.dtype(x)))
+        context(
+            "expand_dims",
+            context("take", context.number(table, kind), leaf, axis=0, mode="clip"),
+            2,
+        )
+        for table, kind in ((owner, "int64"), (weight, context.dtype(x)))
     )
-    mine = site("equal", own, site.number(np.arange(targets), "int64"))
-    result = site(name, site("where", mine, number, outside), 1)
+    mine = context("equal", own, context.number(np.arange(targets), "int64"))
+    result = context(name, context("where", mine, number, outside), 1)
     if how == _AVERAGE:
-        result = site("divide", result, site.number(site.extents(leaf)[1], x))
-    some = site("max", site.cast(mine, "int8"), 1)
-    return site("where", site.cast(some, "bool"), result, site.number(0, x))
+        result = context("divide", result, context.number(context.extents(leaf)[1], x))
+    some = context("max", context.cast(mine, "int8"), 1)
+    return context("where", context.cast(some, "bool"), result, context.number(0, x))
 
 
 TREES: Mapping[str, Composition] = {"TreeEnsemble": _tree_ensemble}

@@ -19,7 +19,7 @@ from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.build import constant, result
 from qdqbridge.core.ops.matmul import DENSE
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.tvm.relax.kernels.operands import any_open
 from qdqbridge.tvm.relax.kernels.products.float_products import is_real, real_constant
@@ -107,7 +107,7 @@ def in_steps(node: Node, place: KernelPlace) -> list[Value] | None:
 def _attributes(node: Node) -> RecurrentAttrs | None:
     """Returns what a layer's steps do, where they do the usual."""
     foreign = node.attributes
-    if node.op.name not in KINDS or not isinstance(foreign, ForeignAttrs):
+    if node.op.name not in KINDS or not isinstance(foreign, OpaqueAttrs):
         return None
     view = NodeView(foreign.node.proto(), foreign.version, node.inputs)
     turns = DIRECTIONS.get(view.string("direction", "forward"))

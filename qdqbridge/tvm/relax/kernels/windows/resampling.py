@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.core.graph.attribute_codecs import permuted_attributes
 from qdqbridge.core.graph.graph import Node
-from qdqbridge.core.graph.lenses import permuted_attributes
 from qdqbridge.core.graph.numerics import codes, dequantize, quantize
 from qdqbridge.core.layout.permutation import channels_first
 from qdqbridge.core.ops.attributes import ResizeAttrs

@@ -55,11 +55,11 @@ def islands(view: FileView) -> list[FileNode]:
     return found
 
 
-def islands_of(view: FileView) -> frozenset[FileNode]:
+def float_regions_of(view: FileView) -> frozenset[FileNode]:
     """Returns the same as a set, found once per file."""
-    if view.known_islands is None:
-        view.known_islands = frozenset(islands(view))
-    return view.known_islands
+    if view.known_regions is None:
+        view.known_regions = frozenset(islands(view))
+    return view.known_regions
 
 
 def _computes(view: FileView, node: FileNode) -> bool:

@@ -39,7 +39,7 @@ class NodeRow:
 
 
 @dataclass(slots=True)
-class Sheet:
+class GraphSpec:
     """A whole file: nodes in order, initializers, and the types of tensors by name.
 
     Attributes:

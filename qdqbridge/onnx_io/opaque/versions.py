@@ -16,8 +16,8 @@ from qdqbridge.core.graph.types import NestedType
 from qdqbridge.onnx_io.codecs.schema import oldest_alike, schema_of, schema_type
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies, nodes_inside
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
-from qdqbridge.onnx_io.foreign.element_types import ElementTypes, along, named_types
-from qdqbridge.onnx_io.foreign.stated import leave_out_defaults
+from qdqbridge.onnx_io.opaque.element_types import ElementTypes, along, named_types
+from qdqbridge.onnx_io.opaque.stated import leave_out_defaults
 from qdqbridge.onnx_io.reading.operator_versions import (
     AXES_OPERAND,
     REDUCTIONS,

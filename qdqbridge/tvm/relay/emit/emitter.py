@@ -12,7 +12,7 @@ from tvm import ir, relay
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.tvm.qnn.emit.dtypes import tvm_dtype
-from qdqbridge.tvm.qnn.emit.scope import EmissionScope, Expr, unsupported
+from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, unsupported
 from qdqbridge.tvm.qnn.emit.variant import Variant
 from qdqbridge.tvm.relay.dialect import call
 from qdqbridge.tvm.relay.dialect.host import typed
@@ -23,7 +23,7 @@ from qdqbridge.tvm.relay.emit.operators import Operators
 Lift = Callable[[Constant, str], "relay.Var | None"]
 
 
-class RelayScope(EmissionScope):
+class RelayEmitter(FunctionEmitter):
     """Emits one Relay function.
 
     Args:

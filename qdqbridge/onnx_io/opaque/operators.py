@@ -35,18 +35,18 @@ from qdqbridge.onnx_io.control_flow.subgraph_names import (
     nodes_inside,
 )
 from qdqbridge.onnx_io.domains import plain_domain
-from qdqbridge.onnx_io.foreign.nodes import (
-    BODY_OPSET,
-    IR_VERSION,
-    ForeignAttrs,
-    foreign_attributes,
-    foreign_node_proto,
-    interface_problem,
-    record_problem,
-)
-from qdqbridge.onnx_io.foreign.steps import foreign_steps
 from qdqbridge.onnx_io.inference.node_types import nested_proto
 from qdqbridge.onnx_io.lowering.refusals import refusal
+from qdqbridge.onnx_io.opaque.nodes import (
+    BODY_OPSET,
+    IR_VERSION,
+    OpaqueAttrs,
+    interface_problem,
+    opaque_attributes,
+    opaque_node_proto,
+    record_problem,
+)
+from qdqbridge.onnx_io.opaque.steps import opaque_steps
 from qdqbridge.onnx_io.reading.declared import check_operand_types
 from qdqbridge.onnx_io.reading.structure import describe, whole_results
 from qdqbridge.onnx_io.runtime.byte_products import (
@@ -80,13 +80,13 @@ _Signature: TypeAlias = "tuple[tuple[str, TensorType, _Extents], ...]"
 _Fixed: TypeAlias = "tuple[str, str, tuple[int, ...], bytes]"
 
 
-def foreign_node(
+def opaque_node(
     proto: NodeProto,
     opset: int,
     operands: Sequence[Value | None],
     captured: Sequence[Value],
     file: str = "",
-) -> tuple[Operator, ForeignAttrs, list[Value | None]]:
+) -> tuple[Operator, OpaqueAttrs, list[Value | None]]:
     """Returns operator, attributes and operands of a node without a row.
 
     Args:
@@ -102,13 +102,13 @@ def foreign_node(
     """
     if file:
         check_operand_types(proto, opset, operands, f"{file}, {describe(proto)}")
-    attributes = foreign_attributes(proto, opset, operands, captured)
-    op = foreign_operator(attributes.domain, attributes.op_type)
+    attributes = opaque_attributes(proto, opset, operands, captured)
+    op = opaque_operator(attributes.domain, attributes.op_type)
     return op, attributes, [*operands, *captured]
 
 
 @cache
-def foreign_operator(domain: str, op_type: str) -> Operator:
+def opaque_operator(domain: str, op_type: str) -> Operator:
     """Returns the one operator of all foreign nodes of a kind.
 
     Its name is ONNX's; a form of an operator that has a row gets the domain in front
@@ -118,7 +118,7 @@ def foreign_operator(domain: str, op_type: str) -> Operator:
     return Operator(
         name=op_type if plain else f"{domain or 'ai.onnx'}::{op_type}",
         flow=Flow.FLOAT,
-        attributes=ForeignAttrs,
+        attributes=OpaqueAttrs,
         compute=_compute,
         steps=_steps,
         commuting=_COMMUTING.get(op_type, 0) if domain == "" else 0,
@@ -129,8 +129,8 @@ def foreign_operator(domain: str, op_type: str) -> Operator:
 
 
 OPAQUE_NODES = OpaqueNodes(
-    ForeignAttrs,
-    lambda attributes: foreign_operator(attributes.domain, attributes.op_type),
+    OpaqueAttrs,
+    lambda attributes: opaque_operator(attributes.domain, attributes.op_type),
     record_problem,
     interface_problem,
 )
@@ -144,7 +144,7 @@ def _inside(node: Node, operands: Operands) -> Sequence[NDArray[Any]] | None:
     return computed_by_bodies(node, operands)
 
 
-def _compute(attributes: ForeignAttrs, operands: Operands) -> tuple[Any, ...]:
+def _compute(attributes: OpaqueAttrs, operands: Operands) -> tuple[Any, ...]:
     """Runs the node in onnxruntime, and in ONNX's own reference where that has no kernel.
 
     What the reference does not have either runs in float32 where it is asked for float64 or
@@ -172,7 +172,7 @@ def _compute(attributes: ForeignAttrs, operands: Operands) -> tuple[Any, ...]:
 
 
 def _unique_of_nothing(
-    attributes: ForeignAttrs, x: NDArray[Any] | Nested | None
+    attributes: OpaqueAttrs, x: NDArray[Any] | Nested | None
 ) -> tuple[NDArray[Any], ...] | None:
     """Returns a Unique's results along an axis of slices without elements, which are all equal.
 
@@ -221,12 +221,12 @@ def _fed(given: Mapping[str, NDArray[Any] | Nested]) -> dict[str, Any]:
     return {name: each.value if isinstance(each, Nested) else each for name, each in given.items()}
 
 
-def _steps(attributes: ForeignAttrs, operands: Sequence[Constant | None]) -> int | None:
-    return foreign_steps(attributes.node.proto(), attributes.domain, attributes.version, operands)
+def _steps(attributes: OpaqueAttrs, operands: Sequence[Constant | None]) -> int | None:
+    return opaque_steps(attributes.node.proto(), attributes.domain, attributes.version, operands)
 
 
 def _referred(
-    attributes: ForeignAttrs, operands: Sequence[NDArray[Any] | Nested | None]
+    attributes: OpaqueAttrs, operands: Sequence[NDArray[Any] | Nested | None]
 ) -> tuple[Any, ...] | None:
     """Returns what ONNX's reference implementation computes; None where it cannot."""
     given = {f"in_{i}": operand for i, operand in enumerate(operands) if operand is not None}
@@ -247,7 +247,7 @@ def _result(found: Any) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _evaluator(attributes: ForeignAttrs, signature: _Signature, count: int) -> Any:
+def _evaluator(attributes: OpaqueAttrs, signature: _Signature, count: int) -> Any:
     from onnx.reference import ReferenceEvaluator
 
     return ReferenceEvaluator(_model(attributes, signature, count, ()))
@@ -258,7 +258,7 @@ def _as(old: type, new: type, array: Any) -> Any:
 
 
 def _check_runnable(
-    attributes: ForeignAttrs, operands: Sequence[NDArray[Any] | Nested | None]
+    attributes: OpaqueAttrs, operands: Sequence[NDArray[Any] | Nested | None]
 ) -> None:
     """Keeps from onnxruntime 1.32 what ends the process there, or is not computed.
 
@@ -282,7 +282,7 @@ def _check_runnable(
 
 
 @lru_cache(maxsize=256)
-def _packed(attributes: ForeignAttrs) -> tuple[str, ...]:
+def _packed(attributes: OpaqueAttrs) -> tuple[str, ...]:
     """Returns the captured operands that packed products inside of bodies multiply.
 
     With ``accuracy_level`` 4 onnxruntime's kernel rounds activations for initializers only.
@@ -295,7 +295,7 @@ def _packed(attributes: ForeignAttrs) -> tuple[str, ...]:
 
 
 def _run(
-    attributes: ForeignAttrs, operands: Sequence[NDArray[Any] | Nested | None]
+    attributes: OpaqueAttrs, operands: Sequence[NDArray[Any] | Nested | None]
 ) -> tuple[Any, ...]:
     _check_runnable(attributes, operands)
     given = {f"in_{i}": operand for i, operand in enumerate(operands) if operand is not None}
@@ -316,7 +316,7 @@ def _run(
 
 @lru_cache(maxsize=256)
 def _session(
-    attributes: ForeignAttrs,
+    attributes: OpaqueAttrs,
     signature: _Signature,
     count: int,
     fixed: tuple[_Fixed, ...],
@@ -334,7 +334,7 @@ def _session(
         raise _cannot_run(attributes, error) from error
 
 
-def _cannot_run(attributes: ForeignAttrs, error: Exception) -> UnsupportedModelError:
+def _cannot_run(attributes: OpaqueAttrs, error: Exception) -> UnsupportedModelError:
     known = refusal(attributes.domain or "ai.onnx", attributes.op_type)
     why = (str(error).splitlines() or [""])[0][:300]
     return UnsupportedModelError(
@@ -348,7 +348,7 @@ def _cannot_run(attributes: ForeignAttrs, error: Exception) -> UnsupportedModelE
 
 
 def _model(
-    attributes: ForeignAttrs,
+    attributes: OpaqueAttrs,
     signature: _Signature,
     count: int,
     fixed: tuple[_Fixed, ...],
@@ -356,7 +356,7 @@ def _model(
     present = {name for name, *_ in (*signature, *fixed)}
     names = [f"in_{i}" if f"in_{i}" in present else "" for i in range(count)]
     stored = attributes.node.proto()
-    node = foreign_node_proto(attributes, names, [name for name in stored.output if name])
+    node = opaque_node_proto(attributes, names, [name for name in stored.output if name])
     results = [name for name in node.output if name]
     node.output[:] = whole_results(node)
     inputs = [
@@ -377,7 +377,7 @@ def _model(
     return helper.make_model(graph, opset_imports=imported(attributes, node), ir_version=IR_VERSION)
 
 
-def imported(attributes: ForeignAttrs, node: NodeProto) -> list[onnx.OperatorSetIdProto]:
+def imported(attributes: OpaqueAttrs, node: NodeProto) -> list[onnx.OperatorSetIdProto]:
     """Returns the opset of every domain that a carried node and its subgraphs need."""
     versions = {domain: 1 for domain in _domains(node)}
     versions[""] = BODY_OPSET

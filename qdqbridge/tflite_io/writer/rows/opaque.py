@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from qdqbridge.core.graph.graph import Node
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.tflite_io.counterparts import Family, of_families
 from qdqbridge.tflite_io.writer.emission import Emission, WriteRow, WriterRow
 from qdqbridge.tflite_io.writer.rows import kernels
@@ -21,7 +21,7 @@ def _attributes(node: Node) -> dict[str, int]:
         NoCounterpart: It is of another domain.
     """
     attributes = node.attributes
-    if not isinstance(attributes, ForeignAttrs) or attributes.domain:
+    if not isinstance(attributes, OpaqueAttrs) or attributes.domain:
         raise NoCounterpart("TFLite has no counterpart")
     return attributes.node.integers()
 
@@ -96,7 +96,7 @@ def largest(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None
 
 def squares(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """The sum of squares along constant axes, or its root."""
-    given, attributes = _attributes(node), node.record(ForeignAttrs)
+    given, attributes = _attributes(node), node.record(OpaqueAttrs)
     axes = attributes.node.listed("axes")
     if axes is None:
         raise NoCounterpart("its axes are not constant")

@@ -19,7 +19,7 @@ MICROSOFT = "com.microsoft"
 """The domain in which QuantizeLinear and DequantizeLinear exist alike under every opset."""
 
 
-class LoweringSite(NodeView):
+class LoweringContext(NodeView):
     """A node, typed access to it, and a builder of the nodes that say the same.
 
     New nodes carry the node's name and metadata, and use tensor names that nothing else has.

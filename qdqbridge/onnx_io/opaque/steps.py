@@ -34,7 +34,7 @@ _CHOOSING = frozenset(("Compress", "NonZero", "Unique"))
 """Operators that give some of what they read, or where it is: how much is seen only there."""
 
 
-def foreign_steps(
+def opaque_steps(
     proto: NodeProto, domain: str, version: int, operands: Sequence[Constant | None]
 ) -> int | None:
     """Returns how many elements computing a node makes, reads and multiplies, at most.

@@ -28,8 +28,8 @@ from qdqbridge.onnx_io.control_flow.subgraph_names import (
     renamed_attribute,
 )
 from qdqbridge.onnx_io.domains import plain_domain
-from qdqbridge.onnx_io.foreign.stated import leave_out_defaults
-from qdqbridge.onnx_io.foreign.versions import oldest_version
+from qdqbridge.onnx_io.opaque.stated import leave_out_defaults
+from qdqbridge.onnx_io.opaque.versions import oldest_version
 from qdqbridge.onnx_io.reading.structure import captured_names, whole_results
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 
@@ -78,7 +78,7 @@ class StoredNode(Serialized):
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignAttrs(Attributes):
+class OpaqueAttrs(Attributes):
     """A node as its file has it.
 
     Attributes:
@@ -106,7 +106,7 @@ class ForeignAttrs(Attributes):
         """Returns how many of a node's last operands its subgraphs read."""
         return len(self.captures)
 
-    def captured_once(self, firsts: Sequence[int]) -> ForeignAttrs:
+    def captured_once(self, firsts: Sequence[int]) -> OpaqueAttrs:
         """Returns the record where subgraphs read what is the same under one name."""
         kept = [first for index, first in enumerate(firsts) if first == index]
         fresh = [f"capture_{kept.index(first)}" for first in firsts]
@@ -146,7 +146,7 @@ class ForeignAttrs(Attributes):
             else:
                 inputs.append(_info(name, value, extents))
         graph = helper.make_graph(
-            [foreign_node_proto(self, names, outputs)],
+            [opaque_node_proto(self, names, outputs)],
             "one_node",
             inputs,
             [_info(*pair, extents) for pair in zip(outputs, node.outputs, strict=True)],
@@ -158,7 +158,7 @@ class ForeignAttrs(Attributes):
         return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)
 
 
-def _tensors_only(attributes: ForeignAttrs) -> bool:
+def _tensors_only(attributes: OpaqueAttrs) -> bool:
     """Returns whether all operands and results of a node are tensors, its bodies' results too."""
     node = attributes.node.proto()
     results = [o for a in node.attribute for body in bodies(a) for o in body.output]
@@ -179,12 +179,12 @@ def _info(name: str, value: Value, extents: dict[str, str]) -> onnx.ValueInfoPro
     return helper.make_tensor_value_info(name, dtype_to_onnx(value.type.dtype), plain)
 
 
-def foreign_attributes(
+def opaque_attributes(
     proto: NodeProto,
     opset: int,
     operands: Sequence[Value | None] = (),
     captured_values: Sequence[Value] | None = None,
-) -> ForeignAttrs:
+) -> OpaqueAttrs:
     """Returns a node's record: everything it says but its names and annotations.
 
     Args:
@@ -211,11 +211,11 @@ def foreign_attributes(
     known = captured_values if names else ()
     read = None if known is None else dict(zip(captures, known, strict=True))
     version = oldest_version(node, opset, operands, read)
-    return ForeignAttrs(domain, proto.op_type, version, stored, captures)
+    return OpaqueAttrs(domain, proto.op_type, version, stored, captures)
 
 
-def foreign_node_proto(
-    attributes: ForeignAttrs, input_names: Sequence[str], output_names: Sequence[str]
+def opaque_node_proto(
+    attributes: OpaqueAttrs, input_names: Sequence[str], output_names: Sequence[str]
 ) -> NodeProto:
     """Returns the node to write.
 
@@ -243,7 +243,7 @@ def foreign_node_proto(
     return node
 
 
-def record_problem(attributes: ForeignAttrs) -> str:
+def record_problem(attributes: OpaqueAttrs) -> str:
     """Returns in words how a record contradicts its own node; empty where it does not."""
     try:
         node = attributes.node.proto()
@@ -258,7 +258,7 @@ def record_problem(attributes: ForeignAttrs) -> str:
 
 def interface_problem(node: Node) -> str:
     """Returns in words how a node has other operands or results than what it carries."""
-    attributes = node.record(ForeignAttrs)
+    attributes = node.record(OpaqueAttrs)
     proto = attributes.node.proto()
     own = len(proto.input)
     if own + len(attributes.captures) != len(node.inputs):
@@ -270,4 +270,4 @@ def interface_problem(node: Node) -> str:
     return "" if results == len(node.outputs) else f"the node that it carries gives {results}"
 
 
-__all__ = ["ForeignAttrs", "StoredNode", "foreign_attributes", "foreign_node_proto"]
+__all__ = ["OpaqueAttrs", "StoredNode", "opaque_attributes", "opaque_node_proto"]

@@ -32,7 +32,7 @@ class ResultType:
         return cls(tuple(extents), dtype)
 
 
-class DialectSite:
+class CallContext:
     """A call with its operator's argument names; every check raises one kind of error."""
 
     def __init__(
@@ -222,9 +222,9 @@ class DialectSite:
         args: Sequence[Any],
         types: Sequence[Any],
         attrs: Mapping[str, Any],
-    ) -> DialectSite:
+    ) -> CallContext:
         """Returns the site of another operator's call, for a lowering that is made of others."""
-        return DialectSite(name, arguments, args, types, attrs, self.host)
+        return CallContext(name, arguments, args, types, attrs, self.host)
 
 
 def decode(value: Any) -> Any:

@@ -13,34 +13,34 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.operator import AnyAttributes, Row
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
-from qdqbridge.tvm.qnn.emit.scope import Expr
-from qdqbridge.tvm.relax.emit.scope import RelaxScope
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
+from qdqbridge.tvm.qnn.emit.emitter import Expr
+from qdqbridge.tvm.relax.emit.emitter import RelaxEmitter
 
 
 @dataclass(frozen=True, slots=True)
-class CompositionSite:
+class CompositionContext:
     """A node, and the function that it is emitted into.
 
     Attributes:
-        scope: The function.
+        emitter: The function.
         node: The graph's node.
         onnx: Its attributes and constant operands.
     """
 
-    scope: RelaxScope
+    emitter: RelaxEmitter
     node: Node
     onnx: NodeView
 
     @staticmethod
-    def of(scope: RelaxScope, node: Node) -> CompositionSite:
+    def of(emitter: RelaxEmitter, node: Node) -> CompositionContext:
         """Returns the site of a node; of a row its record holds the attributes."""
         attributes = node.attributes
-        if isinstance(attributes, ForeignAttrs):
+        if isinstance(attributes, OpaqueAttrs):
             view = NodeView(attributes.node.proto(), attributes.version, node.inputs)
         else:
             view = NodeView.of_operands(node.op.name, node.inputs)
-        return CompositionSite(scope, node, view)
+        return CompositionContext(emitter, node, view)
 
     # ---- operands -----------------------------------------------------------------------------
 
@@ -50,7 +50,7 @@ class CompositionSite:
 
     def arg(self, index: int) -> Expr:
         """Returns the expression of an operand that is given."""
-        return self.scope.value(self.onnx.operand(index))
+        return self.emitter.value(self.onnx.operand(index))
 
     def result_dtype(self, index: int = 0) -> DType:
         """Returns the element type of a result."""
@@ -67,20 +67,20 @@ class CompositionSite:
         """Emits a call of one of Relax's operators, by its dotted name."""
         if name == "reshape" and 0 in (target := tuple(args[1])):  # Relax's copies an extent there
             name, args = "zeros", (target, self.dtype(args[0]))
-        return self.scope.emit(self.scope.function(name)(*args, **attributes))
+        return self.emitter.emit(self.emitter.function(name)(*args, **attributes))
 
     def number(self, value: Any, like: Expr | str) -> Expr:
         """Returns a constant in the element type of an expression, or of that name."""
-        dtype = like if isinstance(like, str) else self.scope.dtype(like)
-        return self.scope.number(np.asarray(value).astype(np.dtype(numpy_dtype(dtype))))
+        dtype = like if isinstance(like, str) else self.emitter.dtype(like)
+        return self.emitter.number(np.asarray(value).astype(np.dtype(numpy_dtype(dtype))))
 
     def cast(self, expr: Expr, dtype: str) -> Expr:
         """Returns an expression in an element type."""
-        return self.scope.cast(expr, dtype)
+        return self.emitter.cast(expr, dtype)
 
     def dtype(self, expr: Expr) -> str:
         """Returns the element type of an expression, as TVM names it."""
-        return self.scope.dtype(expr)
+        return self.emitter.dtype(expr)
 
     def extents(self, expr: Expr) -> list[Any]:
         """Returns the shape of an expression: ints and symbols.
@@ -90,7 +90,7 @@ class CompositionSite:
         """
         if expr.ty.shape is None:
             raise NoRow("the shape of an operand is known at run time only")
-        return self.scope.extents(expr)
+        return self.emitter.extents(expr)
 
     def static(self, expr: Expr) -> tuple[int, ...]:
         """Returns the shape of an expression as numbers.
@@ -136,12 +136,12 @@ class CompositionSite:
         extents = self.extents(expr)
         if all(isinstance(extent, int) for extent in extents):
             return self.number(np.asarray(extents, np.int64), "int64")
-        return self.scope.shape_vector(expr)
+        return self.emitter.shape_vector(expr)
 
     def bound(self, vector: Expr, label: str = "n") -> list[Any]:
         """Returns the elements of an int64 vector as extents: variables of the function."""
         (count,) = self.static(vector)
-        return self.scope.bound_vector(vector, count, label)
+        return self.emitter.bound_vector(vector, count, label)
 
     def counted(self, extent: Any, dtype: str = "int64") -> Expr:
         """Returns ``0, 1, 2 …`` up to an extent."""
@@ -155,15 +155,15 @@ class CompositionSite:
         return self("expand_dims", vector, others) if others else vector
 
 
-Composition: TypeAlias = "Callable[[CompositionSite], Sequence[Expr]]"
+Composition: TypeAlias = "Callable[[CompositionContext], Sequence[Expr]]"
 """Emits a node: an expression for each of its results; raises NoRow for variants unknown to it."""
 
 
 def of_row(
-    row: Row[AnyAttributes], compose: Callable[[CompositionSite, AnyAttributes], Sequence[Expr]]
+    row: Row[AnyAttributes], compose: Callable[[CompositionContext, AnyAttributes], Sequence[Expr]]
 ) -> tuple[str, Composition]:
     """Returns the entry of a row whose function takes the attributes that the row has."""
-    return row.name, lambda site: compose(site, site.node.record(row.attributes))
+    return row.name, lambda context: compose(context, context.node.record(row.attributes))
 
 
 def numpy_dtype(name: str) -> Any:
@@ -171,11 +171,15 @@ def numpy_dtype(name: str) -> Any:
     return next(dtype.numpy for dtype in DType if dtype.label == name)
 
 
-def loops(site: CompositionSite, name: str, compute: Callable[..., te.Tensor], *args: Expr) -> Expr:
+def loops(
+    context: CompositionContext, name: str, compute: Callable[..., te.Tensor], *args: Expr
+) -> Expr:
     """Emits a call of a function of loops."""
-    return site.scope.emit(site.scope.builder.call_te(compute, *args, primfunc_name_hint=name))
+    return context.emitter.emit(
+        context.emitter.builder.call_te(compute, *args, primfunc_name_hint=name)
+    )
 
 
-def wide(site: CompositionSite, x: Expr) -> Expr:
+def wide(context: CompositionContext, x: Expr) -> Expr:
     """Returns half floats in float32, in which hosts add."""
-    return site.cast(x, "float32") if site.dtype(x) in ("float16", "bfloat16") else x
+    return context.cast(x, "float32") if context.dtype(x) in ("float16", "bfloat16") else x

@@ -23,7 +23,7 @@ from qdqbridge.targets.engines.process import EngineProcess, ProcessLimits
 Array = NDArray[Any]
 
 
-class ForeignEngine:
+class VendorEngine:
     """A model in somebody else's engine; see :class:`~qdqbridge.targets.engines.judge.Judge`.
 
     Outputs alone come from the model as it is. Intermediate values come from a copy that has them
@@ -122,7 +122,7 @@ class ForeignEngine:
         self._process.close()
         self._folder.cleanup()
 
-    def __enter__(self) -> ForeignEngine:
+    def __enter__(self) -> VendorEngine:
         return self
 
     def __exit__(
@@ -251,7 +251,7 @@ def _refuse_open_shapes(kind: EngineKind, path: Path, graph: Graph) -> None:
 
 def open_engine(
     name: str, path: Path, graph: Graph, *, limits: ProcessLimits | None = None
-) -> ForeignEngine:
+) -> VendorEngine:
     """Opens a model file in an engine.
 
     Args:
@@ -265,4 +265,4 @@ def open_engine(
         UnsupportedTargetError: There is no such engine, it is not installed, does not start, or
             takes no such file.
     """
-    return ForeignEngine(engine_kind(name), path, graph, limits or ProcessLimits())
+    return VendorEngine(engine_kind(name), path, graph, limits or ProcessLimits())

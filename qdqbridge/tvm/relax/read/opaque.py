@@ -8,18 +8,18 @@ from typing import Any
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.table import BY_NAME
-from qdqbridge.onnx_io.foreign.spans import foreign_of_span
+from qdqbridge.onnx_io.opaque.spans import opaque_of_span
 from qdqbridge.tvm.qnn.origin import Provenance, constants_of, dtype_of
 from qdqbridge.tvm.qnn.read import Call, Entry, Reading
 from qdqbridge.tvm.relax.read.calls import results_of
 
 
-def foreign_node(
+def opaque_node(
     reading: Reading, provenance: Provenance, arguments: Sequence[Entry], expr: Any
 ) -> list[Value] | Value | None:
     """Returns the results of the node that a span holds; None where it does not hold all of it."""
     row = BY_NAME.get(provenance.op)
-    found = foreign_of_span(provenance.raw)
+    found = opaque_of_span(provenance.raw)
     if row is not None and provenance.attributes is not None:
         found = row, provenance.attributes
     constants = constants_of(provenance)

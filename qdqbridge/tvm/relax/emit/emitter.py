@@ -21,7 +21,7 @@ from qdqbridge.core.graph.types import Shape
 from qdqbridge.core.ops.attributes import ReshapeAttrs
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.tvm.qnn.emit.dtypes import as_bytes, tvm_dtype
-from qdqbridge.tvm.qnn.emit.scope import EmissionScope, Expr
+from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter
 from qdqbridge.tvm.relax.bounds import larger_bound
 from qdqbridge.tvm.relax.dialect import call
 from qdqbridge.tvm.relax.emit.arithmetic import Arithmetic, reshaped, simple
@@ -35,7 +35,7 @@ from qdqbridge.tvm.relax.emit.computed_shapes import (
 from qdqbridge.tvm.relax.emit.index_bounds import need_indices
 
 
-class RelaxScope(EmissionScope):
+class RelaxEmitter(FunctionEmitter):
     """Emits into one Relax function.
 
     Args:

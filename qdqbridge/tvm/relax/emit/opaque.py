@@ -29,36 +29,36 @@ from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.onnx_io.control_flow.conditional import is_conditional
 from qdqbridge.onnx_io.control_flow.unrolling import UnknownSteps, is_repeated, unrolled
-from qdqbridge.onnx_io.foreign.expansion import expanded
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+from qdqbridge.onnx_io.opaque.expansion import expanded
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.onnx_io.reading.constants import Folding
 from qdqbridge.tvm.qnn.emit.dtypes import tvm_dtype
-from qdqbridge.tvm.qnn.emit.scope import Expr, unsupported
+from qdqbridge.tvm.qnn.emit.emitter import Expr, unsupported
 from qdqbridge.tvm.qnn.origin import is_written
 from qdqbridge.tvm.relax.emit.branches import EmitBranch, conditional_module
 from qdqbridge.tvm.relax.emit.compositions import composition_of
+from qdqbridge.tvm.relax.emit.emitter import RelaxEmitter
 from qdqbridge.tvm.relax.emit.functions import added
 from qdqbridge.tvm.relax.emit.importer_gaps import adjusted, gap
 from qdqbridge.tvm.relax.emit.loops import EmitBody, repeated_module
 from qdqbridge.tvm.relax.emit.run_time_parameters import arguments, linear_module
-from qdqbridge.tvm.relax.emit.scope import RelaxScope
 
 _FEW, _MANY = 512, 1024
 """How many nodes steps may have together that are written out, and where nothing else goes."""
-EmitNode = Callable[[RelaxScope, Node], Sequence[Expr]]
+EmitNode = Callable[[RelaxEmitter, Node], Sequence[Expr]]
 EmitGraph = Callable[[Graph, "EmitNode | None"], ir.IRModule]
 """Emits a graph as a module; its nodes without a row as the second argument says, if given."""
-EmitTyped = Callable[[RelaxScope, Node, Expr, Value], Expr]
+EmitTyped = Callable[[RelaxEmitter, Node, Expr, Value], Expr]
 """Gives a result of a function the type of the graph's value."""
 
 
-def emit_foreign(
-    scope: RelaxScope, node: Node, emit_graph: EmitGraph, *, shown: bool = True
+def emit_opaque(
+    emitter: RelaxEmitter, node: Node, emit_graph: EmitGraph, *, shown: bool = True
 ) -> Sequence[Expr]:
     """Emits a carried-through node as a call of a function that computes it.
 
     Args:
-        scope: Where to.
+        emitter: Where to.
         node: The node.
         emit_graph: Emits what the node stands for.
         shown: Its large constants are operands, which the call shows to readers; else they stand
@@ -67,28 +67,28 @@ def emit_foreign(
     Raises:
         UnsupportedTargetError: Nobody knows how to compute it with TVM.
     """
-    node = _handed_over(scope, node, shown=shown)
+    node = _handed_over(emitter, node, shown=shown)
     if isinstance(node.attributes, LinearAttrs):
-        callee = added(scope.builder, linear_module(node, node.attributes), node.op.name.lower())
-        return [scope.emit(relax.Call(callee, list(arguments(scope, node))))]
+        callee = added(emitter.builder, linear_module(node, node.attributes), node.op.name.lower())
+        return [emitter.emit(relax.Call(callee, list(arguments(emitter, node))))]
     if node.op.apart:
-        module = _composed(scope, node, emit_graph)
+        module = _composed(emitter, node, emit_graph)
         if module is None:
             raise unsupported(node, "TVM has no counterpart of it")
-        return _called(scope, node, module)
+        return _called(emitter, node, module)
     if is_conditional(node):
-        return emit_conditional(scope, node, lambda branch: emit_graph(branch, None))
+        return emit_conditional(emitter, node, lambda branch: emit_graph(branch, None))
     if is_repeated(node):
-        return emit_repeated(scope, node, lambda body: emit_graph(body, None))
-    if not isinstance(node.attributes, ForeignAttrs):
+        return emit_repeated(emitter, node, lambda body: emit_graph(body, None))
+    if not isinstance(node.attributes, OpaqueAttrs):
         raise unsupported(node, "it carries no ONNX node")
     reasons: list[str] = []
     cause: Exception | None = None
     for way in (_composed, _imported, _defined):
         try:
-            module = way(scope, node, emit_graph)
+            module = way(emitter, node, emit_graph)
             if module is not None:
-                return _called(scope, node, module)
+                return _called(emitter, node, module)
         except UnsupportedTargetError as error:
             reasons.append(error.why)
             cause = error
@@ -98,33 +98,33 @@ def emit_foreign(
     raise unsupported(node, "; ".join(reasons)) from cause
 
 
-def emit_conditional(scope: RelaxScope, node: Node, emit_branch: EmitBranch) -> Sequence[Expr]:
+def emit_conditional(emitter: RelaxEmitter, node: Node, emit_branch: EmitBranch) -> Sequence[Expr]:
     """Emits a carried If as a call of a function that chooses between two.
 
     Args:
-        scope: Where to.
+        emitter: Where to.
         node: The If.
         emit_branch: Emits a branch.
 
     Raises:
         UnsupportedTargetError: TVM cannot run a branch.
     """
-    whole, node = node, _decided(scope, node)
-    (alone,) = _alone(scope, node).nodes
+    whole, node = node, _decided(emitter, node)
+    (alone,) = _alone(emitter, node).nodes
     try:
         module = conditional_module(alone, emit_branch)
     except QdqBridgeError as error:
         raise unsupported(node, f"{error.what}: {error.why}") from error
-    results = _called(scope, node, module, _with_extents_of_the_run)
+    results = _called(emitter, node, module, _with_extents_of_the_run)
     for value, result in zip(whole.outputs, results, strict=True):
         if value.users and result.ty.ndim < 0:
             raise unsupported(node, f"its branches give '{value.name}' in different ranks")
     return results
 
 
-def _decided(scope: RelaxScope, node: Node) -> Node:
+def _decided(emitter: RelaxEmitter, node: Node) -> Node:
     """Returns an If with a constant for a condition that extents decide, in what is run."""
-    known = scope.arithmetic.truth(node.operand(0)) if scope.checked else None
+    known = emitter.arithmetic.truth(node.operand(0)) if emitter.checked else None
     if known is None:
         return node
     condition = Value(TensorType(DType.BOOL, ()), constant=Constant.of(np.asarray(known)))
@@ -132,14 +132,14 @@ def _decided(scope: RelaxScope, node: Node) -> Node:
     return Node(node.op, node.attributes, [condition, *node.inputs[1:]], outputs, node.origin)
 
 
-def emit_repeated(scope: RelaxScope, node: Node, emit_body: EmitBody) -> Sequence[Expr]:
+def emit_repeated(emitter: RelaxEmitter, node: Node, emit_body: EmitBody) -> Sequence[Expr]:
     """Emits a carried Loop or Scan as a call of a function that makes its steps.
 
     A few steps whose number is known stand one behind the other, others are counted as they run:
     compiling takes time by the square of what stands in one function.
 
     Args:
-        scope: Where to.
+        emitter: Where to.
         node: The Loop or Scan.
         emit_body: Emits a body, or several steps of it.
 
@@ -148,7 +148,7 @@ def emit_repeated(scope: RelaxScope, node: Node, emit_body: EmitBody) -> Sequenc
     """
 
     def counted() -> ir.IRModule:
-        (alone,) = _alone(scope, node).nodes
+        (alone,) = _alone(emitter, node).nodes
         return repeated_module(alone, emit_body)
 
     def written_out(most: int) -> ir.IRModule:
@@ -157,7 +157,7 @@ def emit_repeated(scope: RelaxScope, node: Node, emit_body: EmitBody) -> Sequenc
     reasons: dict[str, QdqBridgeError] = {}
     for way in (partial(written_out, _FEW), counted, partial(written_out, _MANY)):
         try:
-            return _called(scope, node, way())
+            return _called(emitter, node, way())
         except UnknownSteps:
             continue
         except QdqBridgeError as error:
@@ -165,25 +165,25 @@ def emit_repeated(scope: RelaxScope, node: Node, emit_body: EmitBody) -> Sequenc
     raise unsupported(node, "; ".join(reasons)) from next(iter(reasons.values()))
 
 
-def _with_extents_of_the_run(scope: RelaxScope, node: Node, result: Expr, value: Value) -> Expr:
+def _with_extents_of_the_run(emitter: RelaxEmitter, node: Node, result: Expr, value: Value) -> Expr:
     """Returns a result of an If with open extents of its own.
 
     Files declare those of one branch, merged decoders of optimum for example.
     """
-    type_: Any = scope.builder.normalize(result).ty
+    type_: Any = emitter.builder.normalize(result).ty
     shape = value.type.shape or (None,) * max(type_.ndim, 0)
     if type_.shape is None and type_.ndim == len(shape):
-        count = len(scope.symbols)
+        count = len(emitter.symbols)
         extents: Any = [
-            extent if isinstance(extent, int) else scope.extent(f"{value.name}_{count}_{axis}")
+            extent if isinstance(extent, int) else emitter.extent(f"{value.name}_{count}_{axis}")
             for axis, extent in enumerate(shape)
         ]
         known = relax.TensorType(extents, str(type_.dtype))
-        result = scope.builder.match_cast(scope.emit(result), known)
-    return _typed(scope, node, result, value)
+        result = emitter.builder.match_cast(emitter.emit(result), known)
+    return _typed(emitter, node, result, value)
 
 
-def _handed_over(scope: RelaxScope, node: Node, *, shown: bool) -> Node:
+def _handed_over(emitter: RelaxEmitter, node: Node, *, shown: bool) -> Node:
     """Returns the node with other operands where the call shall show or say more than the graph.
 
     Large constants are operands, for readers; what has a rank that only TVM knows has it.
@@ -195,30 +195,30 @@ def _handed_over(scope: RelaxScope, node: Node, *, shown: bool) -> Node:
         if value.constant is not None:
             if shown and not is_written(value):
                 stands[value] = Value(value.type, value.name)
-        elif value.type.shape is None and scope.value(value).ty.shape is not None:
+        elif value.type.shape is None and emitter.value(value).ty.shape is not None:
             shape = tuple(
                 each if isinstance(each, int) else str(each)
-                for each in scope.extents(scope.value(value))
+                for each in emitter.extents(emitter.value(value))
             )
             stands[value] = Value(TensorType(value.type.dtype, shape), value.name)
     if not stands:
         return node
-    scope.exprs.update((stand, scope.value(value)) for value, stand in stands.items())
+    emitter.exprs.update((stand, emitter.value(value)) for value, stand in stands.items())
     inputs = [None if value is None else stands.get(value, value) for value in node.inputs]
     outputs = [Value(value.type, value.name) for value in node.outputs]
     return Node(node.op, node.attributes, inputs, outputs, node.origin)
 
 
 def _called(
-    scope: RelaxScope, node: Node, module: ir.IRModule, typed: EmitTyped | None = None
+    emitter: RelaxEmitter, node: Node, module: ir.IRModule, typed: EmitTyped | None = None
 ) -> Sequence[Expr]:
     name = f"onnx_{node.op.name.rpartition('::')[2].lower()}"
-    callee = added(scope.builder, module, name)
-    args = [scope.value(v) for v in node.inputs if v is not None and v.constant is None]
-    called = scope.emit(relax.Call(callee, args))
+    callee = added(emitter.builder, module, name)
+    args = [emitter.value(v) for v in node.inputs if v is not None and v.constant is None]
+    called = emitter.emit(relax.Call(callee, args))
     results = _results(node, called)[: len(node.outputs)]
     typed = typed or _typed
-    return [typed(scope, node, r, v) for r, v in zip(results, node.outputs, strict=True)]
+    return [typed(emitter, node, r, v) for r, v in zip(results, node.outputs, strict=True)]
 
 
 def _results(node: Node, called: Expr) -> list[Expr]:
@@ -236,13 +236,13 @@ def _results(node: Node, called: Expr) -> list[Expr]:
     return [relax.TupleGetItem(called, i) for i in range(given)] if several else [called]
 
 
-def _typed(scope: RelaxScope, node: Node, result: Expr, value: Value) -> Expr:
+def _typed(emitter: RelaxEmitter, node: Node, result: Expr, value: Value) -> Expr:
     """Returns a result in the graph's element type.
 
     Raises:
         UnsupportedTargetError: It has another shape than the graph's: TVM makes some results up.
     """
-    type_: Any = scope.builder.normalize(result).ty
+    type_: Any = emitter.builder.normalize(result).ty
     meant, shape = tvm_dtype(value.type.dtype), value.type.shape
     extents = [] if type_.shape is None else list(type_.shape.values)
     fixed = [
@@ -256,40 +256,40 @@ def _typed(scope: RelaxScope, node: Node, result: Expr, value: Value) -> Expr:
         raise unsupported(
             node, f"what computes it gives {made} for the result '{value.name}' of {shape}"
         )
-    if type_.shape is None and scope.knows(shape):
-        known = relax.TensorType(scope.shape(shape), str(type_.dtype))
-        result = scope.builder.match_cast(scope.emit(result), known)
-    return result if str(type_.dtype) == meant else scope.op.astype(scope.emit(result), meant)
+    if type_.shape is None and emitter.knows(shape):
+        known = relax.TensorType(emitter.shape(shape), str(type_.dtype))
+        result = emitter.builder.match_cast(emitter.emit(result), known)
+    return result if str(type_.dtype) == meant else emitter.op.astype(emitter.emit(result), meant)
 
 
 # ---- who says what it computes ------------------------------------------------------------------
 
 
-def _composed(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:
+def _composed(emitter: RelaxEmitter, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:
     """Returns our composition of Relax operators, where there is one for this variant."""
     composition = composition_of(node)
     if composition is None:
         return None
 
-    def emit(inner: RelaxScope, alone: Node) -> Sequence[Expr]:
+    def emit(inner: RelaxEmitter, alone: Node) -> Sequence[Expr]:
         try:
             return composition(inner, alone)
         except NoRow as why:
             raise unsupported(node, str(why)) from why
 
-    return emit_graph(_alone(scope, node), emit)
+    return emit_graph(_alone(emitter, node), emit)
 
 
-def _imported(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:
+def _imported(emitter: RelaxEmitter, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:
     """Returns what TVM's own ONNX importer makes of it."""
-    del scope, emit_graph
+    del emitter, emit_graph
     wrong = gap(node)
     if wrong is not None:
         raise unsupported(node, f"TVM's ONNX importer would compute it wrongly: {wrong}")
     for value in (*node.inputs, *node.outputs):
         if value is not None and tvm_dtype(value.type.dtype) != str(value.type.dtype):
             raise unsupported(node, f"TVM's ONNX importer has no tensors of {value.type.dtype}")
-    alone = adjusted(node.record(ForeignAttrs).model(node), node)
+    alone = adjusted(node.record(OpaqueAttrs).model(node), node)
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # TVM prints before it raises
             return from_onnx(alone, _shapes(alone.graph), keep_params_in_input=False)
@@ -316,12 +316,12 @@ def _shapes(graph: Any) -> dict[str, list[Any]]:
     }
 
 
-def _defined(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:
+def _defined(emitter: RelaxEmitter, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:
     """Returns ONNX's own definition of it in simpler nodes, where there is one.
 
     Those compute half floats in float32: rounding each step would lose what the one operator keeps.
     """
-    del scope
+    del emitter
     graph = expanded(_widened(node))
     if graph is None:
         return None
@@ -381,7 +381,7 @@ def _wide(value: Value) -> Value:
     return Value(TensorType(DType.FLOAT32, value.type.shape), value.name, constant=constant)
 
 
-def _alone(scope: RelaxScope, node: Node) -> Graph:
+def _alone(emitter: RelaxEmitter, node: Node) -> Graph:
     """Returns a graph of the node alone; its inputs have the types of their expressions."""
     inputs: list[Value | None] = []
     names: dict[str, str] = {}
@@ -389,7 +389,7 @@ def _alone(scope: RelaxScope, node: Node) -> Graph:
         if value is None or value.constant is not None:
             inputs.append(value)
             continue
-        shape = tuple(_extents(scope, node, scope.value(value), names))
+        shape = tuple(_extents(emitter, node, emitter.value(value), names))
         inputs.append(Value(TensorType(value.type.dtype, shape), f"in_{index}"))
     outputs = [Value(value.type, f"out_{index}") for index, value in enumerate(node.outputs)]
     alone = Node(node.op, node.attributes, inputs, outputs, node.origin)
@@ -398,12 +398,12 @@ def _alone(scope: RelaxScope, node: Node) -> Graph:
 
 
 def _extents(
-    scope: RelaxScope, node: Node, expr: Expr, names: dict[str, str]
+    emitter: RelaxEmitter, node: Node, expr: Expr, names: dict[str, str]
 ) -> Iterator[int | str]:
     """Yields extents; each expression has one name of its own in the whole node."""
     if expr.ty.shape is None:
         raise unsupported(node, "the shape of an operand is known at run time only")
-    for extent in scope.extents(expr):
+    for extent in emitter.extents(expr):
         if isinstance(extent, int):
             yield extent
         else:

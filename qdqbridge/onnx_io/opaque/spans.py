@@ -11,11 +11,11 @@ from google.protobuf.message import DecodeError
 
 from qdqbridge.core.graph.operator import Operator
 from qdqbridge.errors import InvalidModelError
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs, StoredNode
-from qdqbridge.onnx_io.foreign.operators import foreign_operator
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs, StoredNode
+from qdqbridge.onnx_io.opaque.operators import opaque_operator
 
 
-def foreign_of_span(raw: Mapping[str, Any]) -> tuple[Operator, ForeignAttrs] | None:
+def opaque_of_span(raw: Mapping[str, Any]) -> tuple[Operator, OpaqueAttrs] | None:
     """Returns operator and attributes of the node in a record of provenance; None without one."""
     if "op_type" not in raw:
         return None
@@ -29,5 +29,5 @@ def foreign_of_span(raw: Mapping[str, Any]) -> tuple[Operator, ForeignAttrs] | N
             fix="save the module anew",
         ) from error
     node, captures = StoredNode(data), tuple(raw["captures"])
-    attributes = ForeignAttrs(raw["domain"], raw["op_type"], raw["version"], node, captures)
-    return foreign_operator(raw["domain"], raw["op_type"]), attributes
+    attributes = OpaqueAttrs(raw["domain"], raw["op_type"], raw["version"], node, captures)
+    return opaque_operator(raw["domain"], raw["op_type"]), attributes

@@ -23,7 +23,7 @@ Expr = Any
 """An expression of the host."""
 
 
-class EmissionScope(ABC):
+class FunctionEmitter(ABC):
     """Emits into one function of a host.
 
     Attributes:

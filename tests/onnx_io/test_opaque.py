@@ -24,8 +24,8 @@ from qdqbridge.errors import (
     UnsupportedModelError,
     UnsupportedTargetError,
 )
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs, foreign_attributes, foreign_node_proto
-from qdqbridge.onnx_io.foreign.operators import foreign_node, foreign_operator
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs, opaque_attributes, opaque_node_proto
+from qdqbridge.onnx_io.opaque.operators import opaque_node, opaque_operator
 from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.onnx_io.reading.structure import captured_names
 from qdqbridge.onnx_io.runtime.session import OnnxRuntimeSession
@@ -77,12 +77,12 @@ def value(name: str, dtype: DType = DType.FLOAT32) -> Value:
 
 def test_topk_is_computed_and_written_back() -> None:
     proto = helper.make_node("TopK", ["x", "k"], ["v", "i"], "top", axis=0, largest=0)
-    op, attributes, operands = foreign_node(proto, 13, [value("x"), value("k")], [])
+    op, attributes, operands = opaque_node(proto, 13, [value("x"), value("k")], [])
     assert (op.name, op.flow, len(operands)) == ("TopK", Flow.FLOAT, 2)
     values, indices = op.compute(attributes, [f32(3, 1, 2), np.array([2])])
     assert values.tolist() == [1, 2] and indices.tolist() == [1, 2]
     assert indices.dtype == np.int64
-    back = foreign_node_proto(attributes, ["x", "k"], ["v", "i"])
+    back = opaque_node_proto(attributes, ["x", "k"], ["v", "i"])
     proto.ClearField("name")
     assert sorted(map(str, back.attribute)) == sorted(map(str, proto.attribute))
     assert (back.op_type, back.input, back.output) == ("TopK", proto.input, proto.output)
@@ -90,16 +90,16 @@ def test_topk_is_computed_and_written_back() -> None:
 
 def test_left_out_inputs_and_results_stay_left_out() -> None:
     proto = helper.make_node("LSTM", ["x", "w", "r", "", "", "h"], ["", "last"], hidden_size=2)
-    attributes = foreign_attributes(proto, 14)
+    attributes = opaque_attributes(proto, 14)
     x, w, r = np.ones((3, 1, 4), np.float32), np.ones((1, 8, 4)), np.ones((1, 8, 2))
     arrays = [x, w.astype(np.float32), r.astype(np.float32), None, None,
               np.zeros((1, 1, 2), np.float32)]  # fmt: skip
-    (last,) = foreign_operator("", "LSTM").compute(attributes, arrays)
+    (last,) = opaque_operator("", "LSTM").compute(attributes, arrays)
     assert last.shape == (1, 1, 2) and (last > 0.9).all()
-    back = foreign_node_proto(attributes, ["x", "w", "r", "", "", "h"], ["last"])
+    back = opaque_node_proto(attributes, ["x", "w", "r", "", "", "h"], ["last"])
     assert list(back.input) == list(proto.input) and list(back.output) == ["", "last"]
     wide = [None if array is None else array.astype(np.float64) for array in arrays]
-    (exact,) = foreign_operator("", "LSTM").compute(attributes, wide)
+    (exact,) = opaque_operator("", "LSTM").compute(attributes, wide)
     assert exact.dtype == np.float64
     np.testing.assert_allclose(exact, last, 1e-6)  # float64 beside float32
 
@@ -109,7 +109,7 @@ def test_captured_tensors_become_operands() -> None:
     captured = captured_names(proto)
     assert set(captured) == {"a", "b", "cond"}
     values = {name: value(name) for name in captured}
-    op, attributes, operands = foreign_node(
+    op, attributes, operands = opaque_node(
         proto, 17, [value("cond", DType.BOOL)], [values[name] for name in captured]
     )
     assert operands[1:] == [values[name] for name in captured]
@@ -122,8 +122,8 @@ def test_captured_tensors_become_operands() -> None:
 
 
 def test_names_leave_no_trace() -> None:
-    plain = foreign_attributes(if_node(), 17)
-    renamed = foreign_attributes(
+    plain = opaque_attributes(if_node(), 17)
+    renamed = opaque_attributes(
         if_node(cond="c", a="t_1", b="capture_0", y="z", p="a", q="t_0", k="b", node="nn"), 17
     )
     assert plain == renamed and hash(plain) == hash(renamed)
@@ -132,21 +132,21 @@ def test_names_leave_no_trace() -> None:
 
 
 def test_different_nodes_differ() -> None:
-    first = foreign_attributes(helper.make_node("TopK", ["x", "k"], ["v", "i"], axis=0), 13)
-    second = foreign_attributes(helper.make_node("TopK", ["x", "k"], ["v", "i"], axis=1), 13)
-    third = foreign_attributes(helper.make_node("TopK", ["x", "k"], ["", "i"], axis=1), 13)
+    first = opaque_attributes(helper.make_node("TopK", ["x", "k"], ["v", "i"], axis=0), 13)
+    second = opaque_attributes(helper.make_node("TopK", ["x", "k"], ["v", "i"], axis=1), 13)
+    third = opaque_attributes(helper.make_node("TopK", ["x", "k"], ["", "i"], axis=1), 13)
     assert len({first, second, third}) == 3 and repr(first) != repr(second)
 
 
 @pytest.mark.parametrize("names", [["cond", "a", "b"], ["c", "t_0", "capture_0"]], ids=str)
 def test_written_subgraphs_read_the_new_names(names: list[str]) -> None:
     proto = if_node()
-    attributes = foreign_attributes(proto, 17)
+    attributes = opaque_attributes(proto, 17)
     now: dict[str, str] = dict(zip(("cond", "a", "b"), names, strict=True))
     captures = [now[name] for name in captured_names(proto)]
-    back = foreign_node_proto(attributes, [now["cond"], *captures], ["y"])
+    back = opaque_node_proto(attributes, [now["cond"], *captures], ["y"])
     assert captured_names(back) == captures
-    assert foreign_attributes(back, 17) == attributes
+    assert opaque_attributes(back, 17) == attributes
     tensors = [info(now["cond"], [], TensorProto.BOOL), info(now["a"], [2]), info(now["b"], [2])]
     graph = helper.make_graph([back], "g", tensors, [info("y", [2])])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -167,10 +167,10 @@ def test_a_loop_is_carried() -> None:
         [info("go_on", [], TensorProto.BOOL), info("next", [2]), info("scan", [2])],
     )  # fmt: skip
     proto = helper.make_node("Loop", ["n", "", "x"], ["last", "all"], body=body)
-    attributes = foreign_attributes(proto, 16)
+    attributes = opaque_attributes(proto, 16)
     assert attributes.captures == ("capture_0",)
     x, one = np.zeros(2, np.float32), np.ones(2, np.float32)
-    last, scanned = foreign_operator("", "Loop").compute(attributes, [np.array(3), None, x, one])
+    last, scanned = opaque_operator("", "Loop").compute(attributes, [np.array(3), None, x, one])
     assert last.tolist() == [3, 3] and scanned.shape == (3, 2)
 
 
@@ -267,7 +267,7 @@ def test_sequences_are_computed_and_not_handed_on() -> None:
     x = np.arange(24, dtype=np.float32).reshape(4, 6)
     np.testing.assert_array_equal(run(g, {"x": x})[0], x)
     for node in g.nodes:
-        if isinstance(node.attributes, ForeignAttrs):
+        if isinstance(node.attributes, OpaqueAttrs):
             with pytest.raises(UnsupportedTargetError, match="cannot be handed on"):
                 node.attributes.model(node)
 
@@ -313,8 +313,8 @@ def test_what_is_no_sequence_is_refused(value: object) -> None:
 
 def test_other_domains_run() -> None:
     proto = helper.make_node("BiasGelu", ["x", "b"], ["y"], domain="com.microsoft")
-    attributes = foreign_attributes(proto, 1)
-    op = foreign_operator("com.microsoft", "BiasGelu")
+    attributes = opaque_attributes(proto, 1)
+    op = opaque_operator("com.microsoft", "BiasGelu")
     assert op.name == "com.microsoft::BiasGelu"
     (result,) = op.compute(attributes, [np.zeros((1, 3), np.float32), f32(0, 1, 9)])
     # The standard normal distribution up to 1, of which six digits are written here.
@@ -322,23 +322,23 @@ def test_other_domains_run() -> None:
 
 
 def test_a_spelling_of_an_operator_with_a_row_is_not_taken_for_it() -> None:
-    assert foreign_operator("", "Slice").name == "ai.onnx::Slice"
-    assert foreign_operator("", "Slice") is foreign_operator("", "Slice")
+    assert opaque_operator("", "Slice").name == "ai.onnx::Slice"
+    assert opaque_operator("", "Slice") is opaque_operator("", "Slice")
 
 
 def test_the_opset_leaves_no_trace_where_the_operator_is_the_same() -> None:
     proto = helper.make_node("TopK", ["x", "k"], ["v", "i"])
-    assert foreign_attributes(proto, 13) == foreign_attributes(proto, 17)
-    old = foreign_attributes(helper.make_node("TopK", ["x", "k"], ["v", "i"]), 10)
+    assert opaque_attributes(proto, 13) == opaque_attributes(proto, 17)
+    old = opaque_attributes(helper.make_node("TopK", ["x", "k"], ["v", "i"]), 10)
     assert old.version == 10
 
 
 def test_what_onnxruntime_does_not_know_is_named() -> None:
     proto = helper.make_node("Frobnicate", ["x"], ["y"], domain="com.acme")
-    attributes = foreign_attributes(proto, 1)
-    assert isinstance(attributes, ForeignAttrs)
+    attributes = opaque_attributes(proto, 1)
+    assert isinstance(attributes, OpaqueAttrs)
     with pytest.raises(UnsupportedModelError, match=r"com\.acme::Frobnicate"):
-        foreign_operator("com.acme", "Frobnicate").compute(attributes, [np.zeros(2, np.float32)])
+        opaque_operator("com.acme", "Frobnicate").compute(attributes, [np.zeros(2, np.float32)])
 
 
 def test_the_node_that_onnxruntime_does_not_run_is_named() -> None:
@@ -355,9 +355,9 @@ def test_the_node_that_onnxruntime_does_not_run_is_named() -> None:
 
 
 def test_wrong_operands_are_named() -> None:
-    attributes = foreign_attributes(helper.make_node("TopK", ["x", "k"], ["v", "i"]), 13)
+    attributes = opaque_attributes(helper.make_node("TopK", ["x", "k"], ["v", "i"]), 13)
     with pytest.raises(UnsupportedModelError, match=r"ai\.onnx::TopK"):
-        foreign_operator("", "TopK").compute(attributes, [np.zeros(2, np.float32), np.array([9])])
+        opaque_operator("", "TopK").compute(attributes, [np.zeros(2, np.float32), np.array([9])])
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
@@ -415,7 +415,7 @@ def test_a_bias_of_integers_is_none_that_a_body_quantizes() -> None:
     texts = [_CONV_BODY.replace("OPSET", str(opset)) for opset in (13, 17, 19, 20, 21, 24)]
     graphs = [canonical(onnx.parser.parse_model(text)) for text in texts]
     assert len({graph.digest for graph in graphs}) == 1
-    assert {node.record(ForeignAttrs).version for graph in graphs for node in graph.nodes} == {13}
+    assert {node.record(OpaqueAttrs).version for graph in graphs for node in graph.nodes} == {13}
 
 
 @pytest.mark.parametrize("is_sorted", [0, 1])
@@ -438,7 +438,7 @@ def test_unique_slices_without_elements(shape: tuple[int, int], axis: int, is_so
 
 def test_versions_with_another_meaning_are_told_apart() -> None:
     node = helper.make_node("Hardmax", ["in_0"], ["out_0"], axis=1)
-    found = {foreign_attributes(node, opset).version for opset in (7, 11, 12, 13, 21)}
+    found = {opaque_attributes(node, opset).version for opset in (7, 11, 12, 13, 21)}
     assert found == {7, 13}
 
 

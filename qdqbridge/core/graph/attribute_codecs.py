@@ -4,7 +4,7 @@ A field without a lens is held under its own name by everybody. What reads and w
 (ONNX codecs, emission, reading back) goes over the fields of the record, whatever operator it is::
 
     class PoolAttrs(Attributes):
-        kernel_shape: Annotated[Ints, Lens(tvm="pool_size", holds=Holds.SPATIAL)]
+        kernel_shape: Annotated[Ints, AttributeCodec(tvm="pool_size", holds=Holds.SPATIAL)]
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NO_WORDS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Lens:
+class AttributeCodec:
     """How others name and hold a field.
 
     Attributes:
@@ -61,23 +61,25 @@ class Lens:
 
 
 @cache
-def lenses(record: type[Attributes]) -> Mapping[str, Lens]:
+def lenses(record: type[Attributes]) -> Mapping[str, AttributeCodec]:
     """Returns the lens of every field of an attribute record, names filled in."""
     hints = get_type_hints(record, include_extras=True)
-    found: dict[str, Lens] = {}
+    found: dict[str, AttributeCodec] = {}
     for each in fields(record):
-        kind, lens = hints[each.name], Lens()
+        kind, codec = hints[each.name], AttributeCodec()
         if get_origin(kind) is Annotated:
             kind, *notes = get_args(kind)
-            lens = next((note for note in notes if isinstance(note, Lens)), lens)
-        names = {"onnx": lens.onnx or each.name, "tvm": lens.tvm or each.name}
-        found[each.name] = replace(lens, kind=kind, **names)
+            codec = next((note for note in notes if isinstance(note, AttributeCodec)), codec)
+        names = {"onnx": codec.onnx or each.name, "tvm": codec.tvm or each.name}
+        found[each.name] = replace(codec, kind=kind, **names)
     return MappingProxyType(found)
 
 
 def spatial_axes(attributes: Attributes) -> int:
     """Returns how many spatial axes a record is about; 0 where it names none."""
-    found = (name for name, lens in lenses(type(attributes)).items() if lens.holds is Holds.SPATIAL)
+    found = (
+        name for name, codec in lenses(type(attributes)).items() if codec.holds is Holds.SPATIAL
+    )
     name = next(found, None)
     return 0 if name is None else len(getattr(attributes, name))
 
@@ -85,11 +87,11 @@ def spatial_axes(attributes: Attributes) -> int:
 def call_attributes(attributes: Attributes) -> dict[str, Any]:
     """Returns a record as the attributes of a call, under TVM's names."""
     found: dict[str, Any] = {}
-    for name, lens in lenses(type(attributes)).items():
+    for name, codec in lenses(type(attributes)).items():
         value = getattr(attributes, name)
         if isinstance(value, tuple):
-            value = value[0] if lens.alone and len(value) == 1 else list(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-        found[lens.tvm] = lens.words.get(value, value) if isinstance(value, str) else value
+            value = value[0] if codec.alone and len(value) == 1 else list(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        found[codec.tvm] = codec.words.get(value, value) if isinstance(value, str) else value
     return found
 
 
@@ -104,13 +106,13 @@ def read_attributes(
         rank: The rank of the first operand.
         spatial: How many of its axes are spatial.
     """
-    shown = {name: lens for name, lens in lenses(record).items() if lens.tvm in given}
-    return {name: _read(lens, given[lens.tvm], rank, spatial) for name, lens in shown.items()}
+    shown = {name: codec for name, codec in lenses(record).items() if codec.tvm in given}
+    return {name: _read(codec, given[codec.tvm], rank, spatial) for name, codec in shown.items()}
 
 
-def _read(lens: Lens, value: Any, rank: int, spatial: int) -> Any:
+def _read(codec: AttributeCodec, value: Any, rank: int, spatial: int) -> Any:
     around = max(rank, 1)
-    match lens.holds:
+    match codec.holds:
         case Holds.AXIS | Holds.LAST_AXES:
             return int(value) % around
         case Holds.AXES:
@@ -123,8 +125,8 @@ def _read(lens: Lens, value: Any, rank: int, spatial: int) -> Any:
             return sizes if len(sizes) == 2 * spatial else sizes * (2 * spatial // len(sizes))
         case _:
             if isinstance(value, str):
-                return next((own for own, word in lens.words.items() if word == value), value)
-            return lens.kind(value) if lens.kind in (int, float, bool) else value
+                return next((own for own, word in codec.words.items() if word == value), value)
+            return codec.kind(value) if codec.kind in (int, float, bool) else value
 
 
 def _spread(value: Any, count: int) -> Ints:
@@ -139,8 +141,8 @@ def permuted_attributes(attributes: Record, perm: Ints) -> Record:
     who normalizes over them cannot be moved through a transpose.
     """
     found: dict[str, Any] = {}
-    for name, lens in lenses(type(attributes)).items():
-        value, move = getattr(attributes, name), _PERMUTED.get(lens.holds)
+    for name, codec in lenses(type(attributes)).items():
+        value, move = getattr(attributes, name), _PERMUTED.get(codec.holds)
         if move is not None and value is not None:
             found[name] = move(value, perm)
     return replace(attributes, **found) if found else attributes

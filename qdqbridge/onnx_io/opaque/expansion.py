@@ -12,7 +12,7 @@ from qdqbridge.core.graph.graph import Graph, Node
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.control_flow.subgraph_names import all_defined, rename_inside
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
-from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.onnx_io.reading.reader import read_proto
 from qdqbridge.onnx_io.reading.structure import subgraphs
 
@@ -31,7 +31,7 @@ def expanded(node: Node) -> Graph | None:
         QdqBridgeError: The definition cannot be read, or the node takes what is not a tensor.
     """
     attributes = node.attributes
-    if not isinstance(attributes, ForeignAttrs):
+    if not isinstance(attributes, OpaqueAttrs):
         return None
     schema = schema_of(attributes.op_type, attributes.domain, attributes.version)
     if schema is None or not (schema.has_function or schema.has_context_dependent_function):

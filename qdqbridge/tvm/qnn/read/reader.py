@@ -34,7 +34,7 @@ CONVERTED, AS_WRITTEN = "carried", "as written"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReadSite:
+class CallReader:
     """A call, and the reading that it belongs to.
 
     Attributes:
@@ -222,10 +222,10 @@ def moved_type(value: Value, type_: TensorType) -> ValueType:
     return QuantType(quant.params, type_.shape)
 
 
-def rows_of(rows: Mapping[str, Callable[[ReadSite], Read]]) -> dict[str, Row]:
+def rows_of(rows: Mapping[str, Callable[[CallReader], Read]]) -> dict[str, Row]:
     """Returns rows that take a site as rows like all others."""
 
-    def taking(row: Callable[[ReadSite], Read]) -> Row:
-        return lambda reading, call: row(ReadSite(reading, call))
+    def taking(row: Callable[[CallReader], Read]) -> Row:
+        return lambda reading, call: row(CallReader(reading, call))
 
     return {name: taking(row) for name, row in rows.items()}
