@@ -33,10 +33,22 @@ _FAMILIES = {
 _INTRODUCTION = """\
 # ONNX in and out
 
-The only folder that imports onnx. `reading/` turns a file into a graph, `writer/` a graph into a
-file; `reading/qdq.py` decodes the parameters of Q and DQ, `lowering/` writes other encodings as Q
-and DQ, `foreign/` carries what has no row in the operator table, `profiles/` knows what runtimes
-want.
+A file becomes a raw graph, and a graph becomes a file. The room knows ONNX, and no runtime but
+onnxruntime as reference.
+
+| read | for |
+|---|---|
+| `reading/model_file.py`, `reading/reader.py` | the way in: a file is checked as untrusted, then read |
+| `reading/structure.py`, `inference/` | functions, bodies, order; types and shapes |
+| `reading/qdq.py` | the parameters of Q and DQ |
+| `lowering/` | other encodings (QOperator, `com.microsoft`, QONNX) as Q and DQ |
+| `codecs/` | a node to the row of its operator, and back: an entry per operator |
+| `opaque/`, `control_flow/` | operators without a row; the bodies of If, Loop and Scan |
+| `writer/` | the way out: `nodes.py` and `rows.py` write, `options.py` says how, `opset.py` in which version |
+| `runtime/` | onnxruntime with optimizations off, the reference |
+
+To add an operator's codec, see [adding an operator](../../docs/adding_an_operator.md#of-another-family).
+Tests: `./scripts/test onnx_io`.
 
 ## Idioms
 

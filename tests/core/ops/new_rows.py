@@ -249,8 +249,8 @@ RELAY_EMISSION = '''
 '''
 RELAY_READING = """
 
-def _gather(site: CallReader) -> Read:
-    return moved_alike(BY_NAME["GatherElements"])(site.reading, site.call)
+def _gather(reader: CallReader) -> Read:
+    return moved_alike(BY_NAME["GatherElements"])(reader.reading, reader.call)
 
 
 ROWS = {**ROWS, "gather": _gather}
