@@ -38,16 +38,16 @@ onnxruntime as reference.
 
 | read | for |
 |---|---|
-| `reading/model_file.py`, `reading/reader.py` | the way in: a file is checked as untrusted, then read |
+| `reading/model_file.py`, `reading/reader.py` | the way in: an untrusted file, read |
 | `reading/structure.py`, `inference/` | functions, bodies, order; types and shapes |
 | `reading/qdq.py` | the parameters of Q and DQ |
 | `lowering/` | other encodings (QOperator, `com.microsoft`, QONNX) as Q and DQ |
 | `codecs/` | a node to the row of its operator, and back: an entry per operator |
 | `opaque/`, `control_flow/` | operators without a row; the bodies of If, Loop and Scan |
-| `writer/` | the way out: `nodes.py` and `rows.py` write, `options.py` says how, `opset.py` in which version |
+| `writer/` | the way out: `nodes.py`, `rows.py`; `options.py` says how, `opset.py` in which opset |
 | `runtime/` | onnxruntime with optimizations off, the reference |
 
-To add an operator's codec, see [adding an operator](../../docs/adding_an_operator.md#of-another-family).
+To add a codec, see [adding an operator](../../docs/adding_an_operator.md#of-another-family).
 Tests: `./scripts/test onnx_io`.
 
 ## Idioms
