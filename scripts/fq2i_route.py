@@ -15,7 +15,7 @@ import tvm
 from onnx import TensorProto, helper
 from tvm import relay
 
-from qdqbridge.tvm.relay.build import _target
+from qdqbridge.tvm.relay.build import _resolve_llvm_target
 from qdqbridge.tvm.relay.dialect import install_shims
 
 
@@ -77,7 +77,7 @@ def run(module: Any, inputs: Mapping[str, np.ndarray], target: str = "llvm") -> 
     from tvm.contrib import graph_executor
 
     with tvm.transform.PassContext(opt_level=3):
-        library = relay.build(module, target=_target(target))
+        library = relay.build(module, target=_resolve_llvm_target(target))
     machine = graph_executor.GraphModule(library["default"](tvm.cpu()))
     for name, array in inputs.items():
         machine.set_input(name, array)

@@ -132,14 +132,14 @@ def compile(
     """
     need_tvm()
     from qdqbridge.core.graph.copying import with_numbers, with_outputs
-    from qdqbridge.tvm.relax.executable import build
+    from qdqbridge.tvm.relax.executable import compile_relax
 
     whole = with_numbers(with_outputs(graph, expose) if expose else graph, extents or {})
     if cache is not None:
         from qdqbridge.tvm.relax.compile_cache import cached
 
         return cached(path_of(cache), whole, target, kernels=kernels, threads=threads)
-    return build(whole, target, kernels=kernels, threads=threads)
+    return compile_relax(whole, target, kernels=kernels, threads=threads)
 
 
 @checked

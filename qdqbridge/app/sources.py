@@ -84,7 +84,7 @@ def load_model(
         InputDataError: ``params`` cannot be read, the model is no module and needs none, or the
             adapter is another model's.
     """
-    source = _read(path_of(path), params, adapter, optional_inputs=optional_inputs)
+    source = _read_model_source(path_of(path), params, adapter, optional_inputs=optional_inputs)
     return source.canonical(options) if canonical else source.graph
 
 
@@ -105,7 +105,7 @@ def inspect_model(
     from qdqbridge.core.canonical import explanation
     from qdqbridge.onnx_io.control_flow.bodies import parts
 
-    source = _read(path_of(path), params, adapter, optional_inputs=optional_inputs)
+    source = _read_model_source(path_of(path), params, adapter, optional_inputs=optional_inputs)
     header, raw = source.header(), operators(source.graph)  # before the graph is rewritten
     graph = source.canonical(options)
     inside = ((body.place, body.graph) for body in parts(graph))
@@ -163,7 +163,7 @@ def read_file(
     return ModelSource(file, graph, lambda: header(file))
 
 
-def _read(
+def _read_model_source(
     file: Path, params: File | None, adapter: File | None, *, optional_inputs: bool
 ) -> ModelSource:
     if is_module(file):

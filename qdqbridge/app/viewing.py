@@ -54,12 +54,12 @@ def view(
         OutputFileError: The page cannot be written.
         QdqBridgeError: A file cannot be read.
     """
-    graph, name = _named(model)
+    graph, name = _load_named_graph(model)
     if other is None:
         recorded = {} if data is None else record(graph, data)
         made = document(graph, name, explain(graph), paints=paints, recorded=recorded)
     else:
-        second, second_name = _named(other)
+        second, second_name = _load_named_graph(other)
         made = document_of_two(
             (graph, name, explain(graph)), (second, second_name, explain(second))
         )
@@ -68,7 +68,7 @@ def view(
     return made
 
 
-def _named(model: Graph | File) -> tuple[Graph, str]:
+def _load_named_graph(model: Graph | File) -> tuple[Graph, str]:
     if isinstance(model, Graph):
         return model, model.name or "graph"
     path = path_of(model)
@@ -85,12 +85,12 @@ def record(graph: Graph, data: Mapping[str, Array]) -> dict[Value, Array]:
     first = next(iter(batches(graph.inputs, data, None)))
     values = dict(zip(graph.inputs, check_inputs(graph.inputs, first.inputs), strict=True))
     for node in graph.nodes:
-        operands = [None if v is None else _stored(v, values) for v in node.inputs]
+        operands = [None if v is None else _constant_or_viewed(v, values) for v in node.inputs]
         values.update(zip(node.outputs, evaluate_node(node, operands), strict=False))
     return values
 
 
-def _stored(value: Value, values: Mapping[Value, Array]) -> Array:
+def _constant_or_viewed(value: Value, values: Mapping[Value, Array]) -> Array:
     return values[value] if value.constant is None else value.constant.numpy()
 
 

@@ -79,11 +79,13 @@ def fixed_ranges(graph: Graph, data: Mapping[str, Array]) -> FixedRanges:
         InvalidModelError: A node cannot be computed on the data.
     """
     own = copied(graph).graph
-    products = [found for node in own.nodes if (found := _product(node)) is not None]
+    products = [found for node in own.nodes if (found := _as_dynamic_product(node)) is not None]
     if not products:
         return FixedRanges(own, ())
     operands = list(dict.fromkeys(product.x for product in products))
-    params = {x: _parameters(*ends) for x, ends in _extremes(own, operands, data).items()}
+    params = {
+        x: _uint8_params_of_range(*ends) for x, ends in _extremes(own, operands, data).items()
+    }
     stored = {x: quantized(x, found, name=x.name) for x, found in params.items()}
     made = {product: product.of(stored[product.x]) for product in products}
     noise = dict(_noise(own, made, params, data))
@@ -122,7 +124,7 @@ class _DynamicProduct:
         return result(self.op, attributes, operands, self.end.type, self.node.origin, self.end.name)
 
 
-def _product(node: Node) -> _DynamicProduct | None:
+def _as_dynamic_product(node: Node) -> _DynamicProduct | None:
     op = _STORED.get(node.op)
     if op is None:
         return None
@@ -133,7 +135,7 @@ _STORED: Mapping[Operator, Operator] = {DYNAMIC_DENSE: DENSE, DYNAMIC_CONV: CONV
 """The product of stored numbers that a dynamic one becomes."""
 
 
-def _parameters(low: np.float32, high: np.float32) -> QuantParams:
+def _uint8_params_of_range(low: np.float32, high: np.float32) -> QuantParams:
     scale, zero_point = dynamic_parameters(np.array([low, high], np.float32), rows=False)
     return per_tensor(DType.UINT8, np.float32(scale.item()), int(zero_point.item()))
 

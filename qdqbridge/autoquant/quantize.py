@@ -131,15 +131,15 @@ class QuantizeOptions:
         Raises:
             UnsupportedTargetError: A name stands for nothing.
         """
-        target = _named("target", self.target, TARGETS)
+        target = _resolve_by_name("target", self.target, TARGETS)
         if self.chooser is not None:
-            chooser = _named("chooser", self.chooser, CHOOSERS)
+            chooser = _resolve_by_name("chooser", self.chooser, CHOOSERS)
             target = replace(target, chooser=chooser, candidates=())
         if self.weight_chooser is not None:
-            chooser = _named("chooser", self.weight_chooser, CHOOSERS)
+            chooser = _resolve_by_name("chooser", self.weight_chooser, CHOOSERS)
             target = replace(target, weight_chooser=chooser)
         if self.weights is not None:
-            target = _stored_as(target, _named("type of weights", self.weights, WEIGHTS))
+            target = _stored_as(target, _resolve_by_name("type of weights", self.weights, WEIGHTS))
         if self.block is not None:
             target = _in_blocks(target, self.block)
         _check_dynamic(target, self.formats.values())
@@ -437,7 +437,7 @@ def _neighbours(value: Value) -> Iterable[Node]:
 # ---- what names stand for
 
 
-def _named(kind: str, name: Any, known: Mapping[str, Any]) -> Any:
+def _resolve_by_name(kind: str, name: Any, known: Mapping[str, Any]) -> Any:
     """Returns what ``name`` stands for; what is not a name stands for itself."""
     if not isinstance(name, str):
         return name

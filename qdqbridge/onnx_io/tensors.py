@@ -198,7 +198,7 @@ def raw_parts(constant: Constant) -> Iterator[NDArray[np.uint8]]:
     constant.release()
 
 
-def _count(shape: Iterable[int]) -> int:
+def _product_of_extents(shape: Iterable[int]) -> int:
     count = 1
     for extent in shape:
         count *= extent
@@ -215,7 +215,7 @@ def _checked_shape(dims: Iterable[int], dtype: DType, where: str) -> tuple[int, 
             fix="export the model again",
         )
     # Zero extents are left out: NumPy refuses (0, 2**62, 2**62) as well.
-    nbytes = packed_nbytes(dtype, _count(extent for extent in shape if extent))
+    nbytes = packed_nbytes(dtype, _product_of_extents(extent for extent in shape if extent))
     if nbytes > _MAX_BYTES or len(shape) > _MAX_RANK:
         raise InvalidModelError(
             "a tensor is larger than anything can hold",
@@ -256,7 +256,7 @@ def _wrong_size(
 def _raw_constant(
     raw: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...], where: str
 ) -> Constant:
-    need = packed_nbytes(dtype, _count(shape))
+    need = packed_nbytes(dtype, _product_of_extents(shape))
     if dtype is DType.STRING:
         raise InvalidModelError(
             "a string tensor has raw_data",
@@ -283,7 +283,7 @@ def _decode_bytes(
         return (data != 0).reshape(shape)
     if dtype.bits >= 8:
         return data.view(dtype.numpy).reshape(shape)
-    codes = _unpack(data, dtype.bits, _count(shape))
+    codes = _unpack(data, dtype.bits, _product_of_extents(shape))
     if not dtype.is_integer:
         return codes.view(dtype.numpy).reshape(shape)
     if dtype.is_signed:
@@ -343,7 +343,7 @@ def _typed_constant(
 ) -> Constant:
     field = _FIELD_OF.get(dtype, "int32_data")
     values: Any = getattr(tensor, field)
-    count = _count(shape)
+    count = _product_of_extents(shape)
     together = 0 < dtype.bits < 8 and 8 % dtype.bits == 0
     need = packed_nbytes(dtype, count) if together else count
     if len(values) != need:
@@ -420,6 +420,6 @@ def _external_constant(
             why="ONNX stores strings in string_data only",
             fix="export the model again",
         )
-    found = external_bytes(tensor, packed_nbytes(dtype, _count(shape)), folder, where)
+    found = external_bytes(tensor, packed_nbytes(dtype, _product_of_extents(shape)), folder, where)
     stored = StoredBytes(found.load, _decode_bytes, found.release)
     return Constant.stored(dtype, shape, stored, found.check)

@@ -119,7 +119,7 @@ def _sigmoid(x: Integers, zero: Integers) -> Integers:
 # ---- Softmax ----------------------------------------------------------------------------------
 
 
-def _table(function: Callable[[float], float], first: float, last: float) -> Integers:
+def _int16_lookup_table(function: Callable[[float], float], first: float, last: float) -> Integers:
     """Returns 513 values of a function on an interval, in 16 bits around zero."""
     step = (last - first) / 512
     spread = 65536 / 2.0
@@ -143,12 +143,12 @@ def _table(function: Callable[[float], float], first: float, last: float) -> Int
 
 @cache
 def _exponentials() -> Integers:
-    return _table(math.exp, -10.0, 0.0)
+    return _int16_lookup_table(math.exp, -10.0, 0.0)
 
 
 @cache
 def _reciprocals() -> Integers:
-    return _table(lambda x: 1 / (1 + x), 0.0, 1.0)
+    return _int16_lookup_table(lambda x: 1 / (1 + x), 0.0, 1.0)
 
 
 def _entry(table: Integers, place: Integers) -> Integers:

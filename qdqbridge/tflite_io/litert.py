@@ -311,14 +311,14 @@ def _exactly(
     node: Node, operands: Sequence[Array | None], scale: NDArray[np.float64]
 ) -> NDArray[np.int64]:
     """Returns a node's exact real result as whole multiples of ``scale``."""
-    return np.rint(_real(node, operands) / scale).astype(np.int64)
+    return np.rint(_evaluate_float64(node, operands) / scale).astype(np.int64)
 
 
 def _shape_after(node: Node, operands: Sequence[Array | None]) -> tuple[int, ...]:
-    return _real(node, operands).shape
+    return _evaluate_float64(node, operands).shape
 
 
-def _real(node: Node, operands: Sequence[Array | None]) -> Array:
+def _evaluate_float64(node: Node, operands: Sequence[Array | None]) -> Array:
     """Returns a node's real result in float64, without its range."""
     plain = Node(node.op, node.attributes, node.inputs, [Value(TensorType(DType.FLOAT64, None))])
     return np.asarray(evaluate_node(plain, operands, exact=True)[0])

@@ -33,10 +33,10 @@ def named(metadata: Mapping[str, memoryview], shapes: Iterable[Shape]) -> list[S
     found = None if data is None or len(data) > _MOST else _decoded(bytes(data))
     if found is None or len(found) != len(given):
         return given
-    return [_named(shape, names) for shape, names in zip(given, found, strict=True)]
+    return [_name_symbolic_extents(shape, names) for shape, names in zip(given, found, strict=True)]
 
 
-def _named(shape: Shape, names: list[str]) -> Shape:
+def _name_symbolic_extents(shape: Shape, names: list[str]) -> Shape:
     if shape is None or len(shape) != len(names):
         return shape
     return tuple(

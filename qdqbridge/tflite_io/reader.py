@@ -67,7 +67,7 @@ def _graph(model: Model, file: Path, normal: Callable[[Graph], Graph]) -> Graph:
     shapes = named(
         model.metadata,
         (
-            _shape(conversion.tensor(index).shape, index == main.inputs[0], label)
+            _tflite_symbolic_shape(conversion.tensor(index).shape, index == main.inputs[0], label)
             for index, label in zip(main.inputs, labels, strict=True)
         ),
     )
@@ -93,7 +93,7 @@ def _graph(model: Model, file: Path, normal: Callable[[Graph], Graph]) -> Graph:
     return graph
 
 
-def _shape(shape: tuple[int, ...] | None, first: bool, name: str) -> Shape:
+def _tflite_symbolic_shape(shape: tuple[int, ...] | None, first: bool, name: str) -> Shape:
     """Returns extents whose open ones have names: the first input's leading one is the batch."""
     if shape is None:
         return None

@@ -106,8 +106,8 @@ def compiled(
             program, "--accelerator-config", accelerator, "--output-dir", folder,
             "--verbose-performance", str(path),
         ])  # fmt: skip
-        layers = _table(Path(folder), "*_per-layer.csv")
-        summary = next(iter(_table(Path(folder), "*_summary_*.csv")), {})
+        layers = _read_vela_csv(Path(folder), "*_per-layer.csv")
+        summary = next(iter(_read_vela_csv(Path(folder), "*_summary_*.csv")), {})
     return VelaReport(
         _run([program, "--version"]).strip(),
         accelerator,
@@ -147,7 +147,7 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
-def _table(folder: Path, pattern: str) -> list[dict[str, str]]:
+def _read_vela_csv(folder: Path, pattern: str) -> list[dict[str, str]]:
     for path in sorted(folder.glob(pattern)):
         with path.open(newline="", encoding="utf-8") as file:
             return list(csv.DictReader(file))

@@ -12,8 +12,8 @@ from qdqbridge.autoquant.profiling.profile import profile_text
 from qdqbridge.autoquant.profiling.samples import (
     RunSamples,
     Samples,
+    batch_samples,
     is_one_run,
-    joined,
     samples_of,
 )
 from qdqbridge.autoquant.profiling.streams import open_samples
@@ -132,12 +132,12 @@ def test_runs_in_python(stream):
 
 def test_pieces_of_one_length_are_joined_again():
     alike = [{"x": np.full((2, 3), number, np.float32)} for number in range(4)]
-    together = joined(alike)
+    together = batch_samples(alike)
     assert not isinstance(together, RunSamples)
     assert (len(together), together.step) == (4, 2)
     assert np.array_equal(together[3]["x"], alike[3]["x"])
     others = [*alike, {"x": np.zeros((2, 4), np.float32)}]
-    assert isinstance(joined(others), RunSamples)
+    assert isinstance(batch_samples(others), RunSamples)
 
 
 def test_pieces_of_several_lengths_are_quantized(tmp_path):

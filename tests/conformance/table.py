@@ -23,9 +23,9 @@ def _interpreter(case: NodeTest) -> Mapping[str, Array]:
 
 
 def _tvm(case: NodeTest) -> Mapping[str, Array]:
-    from qdqbridge.tvm.relax.executable import build
+    from qdqbridge.tvm.relax.executable import compile_relax
 
-    return build(canonical(case.model)).run(case.inputs)
+    return compile_relax(canonical(case.model)).run(case.inputs)
 
 
 def _unusual(array: Array) -> bool:

@@ -73,16 +73,16 @@ def show_text(text: str) -> None:
 def show_json(value: Mapping[str, Any]) -> None:
     """Prints a result for programs: one JSON object; infinities and NaN become null."""
     ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
-    sys.stdout.write(json.dumps(_plain(value), ensure_ascii=ascii_only, indent=2) + "\n")
+    sys.stdout.write(json.dumps(_json_value(value), ensure_ascii=ascii_only, indent=2) + "\n")
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        return {str(key): _json_value(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+        return [_json_value(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
     return value
 
 
@@ -151,7 +151,7 @@ def free(
             f"'{path.name}' does not end in {suffix}", fix=f"end it in {suffix}"
         )
     for what, read in (("model", model), ("data", data)):
-        if read is not None and _same(path, read):
+        if read is not None and _is_same_file(path, read):
             raise InputDataError(
                 f"would overwrite the {what} that is read",
                 where=str(path),
@@ -168,7 +168,7 @@ def free(
     return path
 
 
-def _same(a: Path, b: Path) -> bool:
+def _is_same_file(a: Path, b: Path) -> bool:
     try:
         return a.samefile(b)
     except OSError:  # one of them is not there

@@ -44,16 +44,16 @@ def report_parts(report: VelaReport) -> list[RenderableType]:
     table.add_column("target", no_wrap=True)
     table.add_column("MACs", justify="right", no_wrap=True)
     table.add_column("reason", overflow="fold", ratio=1)
-    rows = Counter(_row(operator) for operator in report.operators)
+    rows = Counter(_vela_table_row(operator) for operator in report.operators)
     for (name, npu, words), count in rows.items():
-        alike = [o for o in report.operators if _row(o) == (name, npu, words)]
+        alike = [o for o in report.operators if _vela_table_row(o) == (name, npu, words)]
         style = "" if npu else "yellow"
         target = Text("NPU" if npu else "CPU", style)
         table.add_row(str(count), name, target, _macs(alike), words)
     return [table, Text(_summary(report))]
 
 
-def _row(operator: VelaOperator) -> tuple[str, bool, str]:
+def _vela_table_row(operator: VelaOperator) -> tuple[str, bool, str]:
     return operator.name, operator.npu, operator.reason.replace(f"({operator.result})", "")
 
 

@@ -43,7 +43,7 @@ from qdqbridge.app.cli.reading import AS_IT_IS, Reading
 from qdqbridge.app.pipeline import as_onnx
 from qdqbridge.core.graph.archive import write_arrays
 from qdqbridge.core.graph.atomic_write import write_text
-from qdqbridge.core.graph.batches import Batch, batches, joined
+from qdqbridge.core.graph.batches import Batch, batches, concat_batch_results
 from qdqbridge.core.graph.copying import with_numbers
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.printer import text
@@ -192,7 +192,7 @@ def run(
         kept = None if profile_kernels else cache  # a loaded library does not know its kernels
         runner = _runner(engine, graph, reading.file(model), target, threads, stack, kept)
         timed = _timed(runner, target) if profile_kernels else None
-        fed, whole = _results(runner, graph, inputs, batch_size)
+        fed, whole = _run_batches(runner, graph, inputs, batch_size)
     times = None if timed is None else timed(fed[0].inputs)
     if path is not None:
         write_arrays(path, whole)
@@ -205,7 +205,7 @@ def run(
     output.show_json({**found, **own, "output": None if path is None else str(path)})
 
 
-def _results(
+def _run_batches(
     runner: Runner, graph: Graph, inputs: Mapping[str, NDArray[Any]], batch_size: int | None
 ) -> tuple[list[Batch], dict[str, NDArray[Any]]]:
     """Returns the batches that were fed, and the outputs of all of them together."""
@@ -217,7 +217,7 @@ def _results(
                 results.setdefault(name, []).append(array)
             fed.append(batch)
             report(len(fed), batch.count)
-    return fed, {name: joined(parts, fed, name) for name, parts in results.items()}
+    return fed, {name: concat_batch_results(parts, fed, name) for name, parts in results.items()}
 
 
 def _tensors(results: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[Any]]]:

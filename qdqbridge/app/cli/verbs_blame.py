@@ -107,7 +107,7 @@ def blame(
     if json:
         output.show_json(_json(found))
     else:
-        output.show(*(_kernel_parts if quantized is None else _parts)(found, rows))
+        output.show(*(_kernel_parts if quantized is None else _render_attribution)(found, rows))
 
 
 def _runner(engine: str, file: Path | None, graph: Graph, stack: ExitStack) -> pipeline.Side:
@@ -149,7 +149,7 @@ def _json(found: Attribution) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _parts(found: Attribution, rows: int) -> list[Any]:
+def _render_attribution(found: Attribution, rows: int) -> list[Any]:
     table = Table(title="tensors, the worst first", title_justify="left")
     for head in ("tensor", "node", "cause"):
         table.add_column(head, overflow="fold")
@@ -158,14 +158,14 @@ def _parts(found: Attribution, rows: int) -> list[Any]:
     table.add_column("tried, and helps", overflow="fold")
     for each in found.tensors[:rows]:
         table.add_row(
-            Text(each.name), Text(each.node), Text(_cause(each)), _number(each.added_db),
-            _number(each.alone_db), f"{each.gain_db:+.1f}" if each.gain_db else "",
+            Text(each.name), Text(each.node), Text(_cause(each)), _format_decibels(each.added_db),
+            _format_decibels(each.alone_db), f"{each.gain_db:+.1f}" if each.gain_db else "",
             Text(f"{each.repair} ({each.repair_db:+.1f} dB)" if each.repair else ""),
         )  # fmt: skip
     lines = [
-        f"outputs{_run_by(found)}: {_number(found.quantized_db)} dB of signal to noise; the "
-        f"tensors below explain {_number(found.simulated_db)} dB; repaired as proposed, "
-        f"{_number(found.repaired_db)} dB",
+        f"outputs{_run_by(found)}: {_format_decibels(found.quantized_db)} dB of signal to noise; "
+        f"the tensors below explain {_format_decibels(found.simulated_db)} dB; "
+        f"repaired as proposed, {_format_decibels(found.repaired_db)} dB",
         f"aligned: {found.aligned:.1%} of the quantized model's nodes",
     ]
     if found.left_out:
@@ -194,8 +194,9 @@ def _parts(found: Attribution, rows: int) -> list[Any]:
 def _kernel_parts(found: Attribution, rows: int) -> list[Any]:
     """Returns what is said of two runtimes of one model."""
     lines = [
-        f"outputs of {found.engine} against the contract: {_number(found.quantized_db)} dB of "
-        f"signal to noise; the kernels below explain {_number(found.simulated_db)} dB",
+        f"outputs of {found.engine} against the contract: "
+        f"{_format_decibels(found.quantized_db)} dB of signal to noise; "
+        f"the kernels below explain {_format_decibels(found.simulated_db)} dB",
     ]
     if found.unseen:
         lines.append(f"not shown by it: {_listed(found.unseen)}")
@@ -209,8 +210,8 @@ def _kernel_parts(found: Attribution, rows: int) -> list[Any]:
         table.add_column(head, justify="right")
     for each in found.tensors[:rows]:
         table.add_row(
-            Text(each.name), Text(each.node), Text(_cause(each)), _number(each.added_db),
-            _number(each.alone_db),
+            Text(each.name), Text(each.node), Text(_cause(each)), _format_decibels(each.added_db),
+            _format_decibels(each.alone_db),
         )  # fmt: skip
     return [Text("\n".join(lines)), table]
 
@@ -232,11 +233,12 @@ def _nodes(found: Attribution, rows: int) -> Table:
     for head in ("adds dB", "inherits dB", "outputs: adds", "inherits"):
         table.add_column(head, justify="right")
     for each in sorted(found.nodes, key=lambda node: node.outputs_added_db)[:rows]:
-        parts = ", ".join(f"{name} {_number(db)}" for name, db in each.parts.items())
+        parts = ", ".join(f"{name} {_format_decibels(db)}" for name, db in each.parts.items())
         table.add_row(
-            Text(f"{each.operator} {each.name}".strip()), Text(parts), _number(each.added_db),
-            _number(each.inherited_db), _number(each.outputs_added_db),
-            _number(each.outputs_inherited_db),
+            Text(f"{each.operator} {each.name}".strip()), Text(parts),
+            _format_decibels(each.added_db),
+            _format_decibels(each.inherited_db), _format_decibels(each.outputs_added_db),
+            _format_decibels(each.outputs_inherited_db),
         )  # fmt: skip
     return table
 
@@ -246,5 +248,5 @@ def _cause(each: SuspectTensor) -> str:
     return each.cause if share is None else f"{each.cause} ({share:.0%})"
 
 
-def _number(db: float) -> str:
+def _format_decibels(db: float) -> str:
     return f"{db:.1f}" if math.isfinite(db) else ("equal" if db > 0 else "none")

@@ -329,7 +329,7 @@ def quantize(
         pipeline.export_profile(export_profile)
     options = QuantizeOptions(
         target=target, exclude=exclude, only=only, chooser=chooser, weights=weights, block=block,
-        formats=_by_pattern(format_, format_of), repair=_steps(repair), budget=budget,
+        formats=_by_pattern(format_, format_of), repair=_parse_repair_steps(repair), budget=budget,
         weight_formats=_by_pattern(weight_format, weights_of), accumulator_bits=accumulator_bits,
         avoid_pairs=avoid_pairs, sums_of=sums_of, requantize=requantize,
         workers=int(workers) if workers is not None and workers.isdecimal() else workers,
@@ -406,7 +406,7 @@ def _seconds(text: str) -> float:
         raise InputDataError(f"'{text}' is not a time", fix="write 2ms, 500us, or 0.1s") from error
 
 
-def _steps(text: str) -> tuple[str, ...]:
+def _parse_repair_steps(text: str) -> tuple[str, ...]:
     return tuple(step for step in text.split(",") if step and step != "none")
 
 

@@ -92,7 +92,7 @@ def accumulators(
         rows = [_json(each) for each in found]
         output.show_json({"samples": count, "pairs": pairs, "products": rows})
     else:
-        output.show(*_parts([each.row() for each in found], pairs))
+        output.show(*_render_accumulators([each.row() for each in found], pairs))
     reach = max(int(each.bits.max()) for each in found)
     return NOT_MET if max_bits is not None and reach > max_bits else DONE
 
@@ -138,12 +138,12 @@ def _listed(array: Any) -> list[int] | None:
     return None if array is None else array.tolist()
 
 
-def _parts(rows: Sequence[AccumulatorRow], order: str) -> list[RenderableType]:
-    bits = _table("accumulator bits, worst channel", _BITS)
+def _render_accumulators(rows: Sequence[AccumulatorRow], order: str) -> list[RenderableType]:
+    bits = _statistics_table("accumulator bits, worst channel", _BITS)
     for row in rows:
         low, high = row.observed or (None, None)
         bits.add_row(
-            *_named(row),
+            *_accumulator_row_cells(row),
             *map(str, (row.channels, row.dead_channels, row.terms, row.naive_bits, row.bits)),
             *map(_text, (row.calibrated_bits, row.observed_bits)),
             Text(str(row.headroom), style="bold red" if row.headroom < 0 else ""),
@@ -164,15 +164,17 @@ _PAIRS = ("pairs", "can saturate", "can, in range", "channels", "scale factor")
 
 
 def _pairs(rows: Sequence[AccumulatorRow], order: str) -> Table:
-    table = _table(f"sums of two products in 16 bits (vpmaddubsw), terms {order}", _PAIRS)
+    table = _statistics_table(
+        f"sums of two products in 16 bits (vpmaddubsw), terms {order}", _PAIRS
+    )
     for row in rows:
         factor = f"{row.remedy:.4f}" if row.remedy > 1 else "-"
         numbers = (row.pairs, row.saturating_pairs, row.calibrated_pairs, row.saturating_channels)
-        table.add_row(*_named(row), *map(_text, numbers), factor)
+        table.add_row(*_accumulator_row_cells(row), *map(_text, numbers), factor)
     return table
 
 
-def _table(title: str, headings: Sequence[str]) -> Table:
+def _statistics_table(title: str, headings: Sequence[str]) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("node", overflow="fold")
     table.add_column("operator", no_wrap=True)
@@ -181,7 +183,7 @@ def _table(title: str, headings: Sequence[str]) -> Table:
     return table
 
 
-def _named(row: AccumulatorRow) -> tuple[Text, Text]:
+def _accumulator_row_cells(row: AccumulatorRow) -> tuple[Text, Text]:
     return Text(row.node), Text(row.operator)
 
 

@@ -109,7 +109,9 @@ def view(
                 "give one model",
             )
         theirs = with_numbers(reading.read_any(other), extents_of(extent))
-        shown = document_of_two(_named(graph, model), _named(theirs, other))
+        shown = document_of_two(
+            _graph_with_explanation(graph, model), _graph_with_explanation(theirs, other)
+        )
     else:
         inputs = None if data is None else arrays.read_inputs(data, graph.inputs)
         with ExitStack() as stack:
@@ -150,7 +152,7 @@ def _for_model_explorer(
     return {path: model_explorer_text(shown), **data}
 
 
-def _named(graph: Graph, path: Path) -> tuple[Graph, str, Any]:
+def _graph_with_explanation(graph: Graph, path: Path) -> tuple[Graph, str, Any]:
     return graph, path.name, pipeline.explain(graph)
 
 

@@ -26,7 +26,7 @@ def misfits(graph: Graph, data: Mapping[str, NDArray[Any]]) -> list[str]:
     """
     found: list[str] = []
     for value in graph.inputs:
-        params, array = _params(value), data.get(value.name)
+        params, array = _input_qparams(value), data.get(value.name)
         if params is None or array is None:
             continue
         real = array.astype(np.float64)
@@ -48,7 +48,7 @@ def misfits(graph: Graph, data: Mapping[str, NDArray[Any]]) -> list[str]:
     return found
 
 
-def _params(value: Value) -> QuantParams | None:
+def _input_qparams(value: Value) -> QuantParams | None:
     """Returns the parameters of integers that all readers of an input make of it, if they do."""
     results = [node.output for node, _ in value.users if node.op is QUANTIZE]
     if value.quant is not None or len(results) != len(value.users) or not results:

@@ -164,8 +164,14 @@ class ShownGraph:
         ports = zip(graph.output_names, graph.outputs, strict=True)
         return [
             ["Nodes", str(len(graph.nodes))],
-            *([f"Input {v.name}", f"{_type(v)} {_shape(v)}".strip()] for v in graph.inputs),
-            *([f"Output {name}", f"{_type(v)} {_shape(v)}".strip()] for name, v in ports),
+            *(
+                [f"Input {v.name}", f"{_type(v)} {_value_shape_text(v)}".strip()]
+                for v in graph.inputs
+            ),
+            *(
+                [f"Output {name}", f"{_type(v)} {_value_shape_text(v)}".strip()]
+                for name, v in ports
+            ),
         ]
 
     def _node(self, node: Node, notes: list[str]) -> dict[str, Any]:
@@ -183,7 +189,7 @@ class ShownGraph:
     def _value(self, value: Value) -> dict[str, Any]:
         users = list(dict.fromkeys(self.places[node] for node, _ in value.users))[:_USERS]
         found: dict[str, Any] = {
-            "name": value.name, "type": _type(value), "shape": _shape(value),
+            "name": value.name, "type": _type(value), "shape": _value_shape_text(value),
             "by": -1 if value.producer is None else self.places[value.producer], "users": users,
         }  # fmt: skip
         if value.constant is not None:
@@ -209,21 +215,20 @@ def _type(value: Value) -> str:
     return f"{value.type.dtype} quantized {granularity(value.type.params)}"
 
 
-def _shape(value: Value) -> str:
+def _value_shape_text(value: Value) -> str:
     shape = value.type.shape
     return "" if shape is None else f"[{', '.join(map(str, shape))}]"
 
 
 def _numbers(array: NDArray[Any]) -> str:
     flat = array.reshape(-1)
-    listed = ", ".join(_number(float(number)) for number in flat[:_LISTED])
+    listed = ", ".join(_format_float(float(number)) for number in flat[:_LISTED])
     if flat.size <= _LISTED:
         return listed
     wide = flat.astype(np.float64)
-    return (
-        f"{listed}, … ({flat.size}: {_number(float(wide.min()))} to {_number(float(wide.max()))})"
-    )
+    low, high = (_format_float(float(end)) for end in (wide.min(), wide.max()))
+    return f"{listed}, … ({flat.size}: {low} to {high})"
 
 
-def _number(number: float) -> str:
+def _format_float(number: float) -> str:
     return f"{number:.9g}" if math.isfinite(number) else str(number)

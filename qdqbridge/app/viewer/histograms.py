@@ -31,7 +31,7 @@ def histogram(value: Value, stored: NDArray[Any], *, run: bool = False) -> dict[
     if stored.dtype == np.object_ or stored.dtype.kind in "USb" or not stored.size:
         return None
     with np.errstate(all="ignore"):
-        real = _real(value, stored)
+        real = _dequantized_sample(value, stored)
         finite = real[np.isfinite(real)]
     if not finite.size:
         return None
@@ -47,9 +47,9 @@ def histogram(value: Value, stored: NDArray[Any], *, run: bool = False) -> dict[
     }  # fmt: skip
 
 
-def _real(value: Value, stored: NDArray[Any]) -> NDArray[np.float64]:
+def _dequantized_sample(value: Value, stored: NDArray[Any]) -> NDArray[np.float64]:
     """Returns the real numbers of an even sample; what is not in it is not read."""
-    steps = _steps(stored)
+    steps = _sampling_strides(stored)
     part = stored[tuple(slice(None, None, step) for step in steps)]
     if not isinstance(value.type, QuantType):
         return part.astype(np.float64)
@@ -80,7 +80,7 @@ def _along(
     return taken[tuple(others)]
 
 
-def _steps(stored: NDArray[Any]) -> tuple[int, ...]:
+def _sampling_strides(stored: NDArray[Any]) -> tuple[int, ...]:
     """Returns how far apart elements are looked at along each axis.
 
     First along the axis whose elements lie furthest apart: a large array is read from a file, and

@@ -36,7 +36,7 @@ def uninformative(graph: Graph, data: Data) -> str:
         graph: A canonical float graph.
         data: What was given to calibrate with.
     """
-    evidence = _constants(data) or _one_sample(data) or _alike(graph, data)
+    evidence = _constants(data) or _one_sample(data) or _warn_indifferent_outputs(graph, data)
     if not evidence:
         return ""
     return (
@@ -71,7 +71,7 @@ def _one_sample(data: Data) -> str:
     return f"all of its {count} samples are the same" if different(data, 2) < 2 else ""
 
 
-def _alike(graph: Graph, data: Data) -> str:
+def _warn_indifferent_outputs(graph: Graph, data: Data) -> str:
     """Tells of different samples which the float model answers alike."""
     if len(data) < 2:
         return ""

@@ -12,7 +12,7 @@ import numpy as np
 
 from qdqbridge.autoquant.advice.few_samples import copies
 from qdqbridge.autoquant.profiling.collect import Data, NanError
-from qdqbridge.autoquant.profiling.samples import Samples, joined
+from qdqbridge.autoquant.profiling.samples import Samples, batch_samples
 from qdqbridge.autoquant.profiling.streams import FileSamples
 from qdqbridge.autoquant.simulation.metrics import float_values
 from qdqbridge.core.graph.graph import Graph
@@ -61,7 +61,7 @@ def parted(data: Data, numbers: list[int]) -> tuple[Data, Samples]:
     if isinstance(data, Samples):
         rest = [i for i in range(len(data)) if i not in wanted]
         return data.picked(rest), data.picked(numbers)
-    picked = joined([sample for i, sample in enumerate(data) if i in wanted])
+    picked = batch_samples([sample for i, sample in enumerate(data) if i in wanted])
     assert isinstance(data, FileSamples)
     kept = [n for n in range(len(data) + len(data.left_out)) if n not in data.left_out]
     left_out = data.left_out | {kept[number] for number in numbers}

@@ -146,7 +146,7 @@ def attribute(
         UnsupportedModelError: The inputs or outputs differ, or no nodes correspond.
         UnsupportedTargetError: The engine cannot run the model.
     """
-    _check(reference, quantized)
+    _check_model_pair(reference, quantized)
     found = correspondence(reference, quantized)
     scaled = rescaled_as(found)
     if scaled is not None:
@@ -173,7 +173,7 @@ def attribute(
     ]
     for number, rounded in enumerate(found.rounded, 1):
         alone = floats.noise(floats.outputs({rounded.value: _change(rounded)}))
-        rows.append((alone, _row(rounded, floats, alone), rounded))
+        rows.append((alone, _suspect_by_cause(rounded, floats, alone), rounded))
         if progress is not None:
             progress(number, len(found.rounded))
     rows.sort(key=lambda row: -row[0])
@@ -200,7 +200,7 @@ def attribute(
     )
 
 
-def _check(reference: Graph, quantized: Graph) -> None:
+def _check_model_pair(reference: Graph, quantized: Graph) -> None:
     stored = next((v for v in reference.values() if v.quant is not None), None)
     if stored is not None:
         raise UnsupportedModelError(
@@ -341,7 +341,7 @@ def _change(rounded: Rounded) -> Change:
     return lambda real: changed(rounded, real)
 
 
-def _row(rounded: Rounded, simulation: GraphRuns, alone: float) -> SuspectTensor:
+def _suspect_by_cause(rounded: Rounded, simulation: GraphRuns, alone: float) -> SuspectTensor:
     original = simulation.stored(rounded.value)
     if rounded.kind == BODY:
         moved = simulation.changed(rounded.value, _change(rounded))

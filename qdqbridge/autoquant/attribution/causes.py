@@ -43,7 +43,7 @@ def causes(rounded: Rounded, original: Array) -> dict[str, float]:
         params = rounded.theirs.quant.params
     if params is None:
         return {f"{rounded.kind} of other numbers": float(error.sum())}
-    step, low, high = _steps(params, rounded, wide)
+    step, low, high = _step_and_range(params, rounded, wide)
     clipped = (wide < low - step / 2) | (wide > high + step / 2)
     beyond = ~clipped & (error > np.square(_BEYOND * step))
     split = {
@@ -67,11 +67,13 @@ def limits(
     if params.per_tensor or rounded is None or wide is None:
         scale, zero = params.scale.astype(np.float64), params.zero_point.astype(np.float64)
         return (params.qmin - zero) * scale, (params.qmax - zero) * scale
-    _, low, high = _steps(params, rounded, wide)
+    _, low, high = _step_and_range(params, rounded, wide)
     return low, high
 
 
-def _steps(params: QuantParams, rounded: Rounded, wide: Array) -> tuple[Array, Array, Array]:
+def _step_and_range(
+    params: QuantParams, rounded: Rounded, wide: Array
+) -> tuple[Array, Array, Array]:
     """Returns the step and the range at each element."""
     stored = rounded.theirs.type.shape or wide.shape
     theirs = tuple(e if isinstance(e, int) else w for e, w in zip(stored, wide.shape, strict=False))

@@ -237,7 +237,7 @@ def _constants(partner: Node, node: Node) -> Iterator[Rounded]:
         if theirs is None or theirs.constant is None or own is None or own.constant is None:
             continue
         kind = ("bias" if index == _BIAS else "weight") if product else "constant"
-        yield from _constant(kind, own, partner, theirs, node)
+        yield from _match_rounded_constant(kind, own, partner, theirs, node)
 
 
 def _facing(partner: Node, index: int) -> Value | None:
@@ -250,9 +250,11 @@ def _facing(partner: Node, index: int) -> Value | None:
     return partner.optional(index)
 
 
-def _constant(kind: str, own: Value, partner: Node, theirs: Value, node: Node) -> Iterator[Rounded]:
+def _match_rounded_constant(
+    kind: str, own: Value, partner: Node, theirs: Value, node: Node
+) -> Iterator[Rounded]:
     assert own.constant is not None
-    original, real = own.constant.numpy(), _real(theirs)
+    original, real = own.constant.numpy(), _dequantize_constant_array(theirs)
     if original.dtype.kind != "f" or real.dtype.kind != "f":
         return
     laid = _as_laid(original, real)
@@ -266,7 +268,7 @@ def _is_same(laid: Array, original: Array, *, exactly: bool) -> bool:
     return bool(np.isclose(laid, original, _LAST_BITS, 0.0, equal_nan=True).all())
 
 
-def _real(value: Value) -> Array:
+def _dequantize_constant_array(value: Value) -> Array:
     assert value.constant is not None
     stored = value.constant.numpy()
     return stored if value.quant is None else dequantize(stored, value.quant.params)

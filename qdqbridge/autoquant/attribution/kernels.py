@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.core.graph.batches import Batch, joined
+from qdqbridge.core.graph.batches import Batch, concat_batch_results
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.targets.comparison.difference import TensorDifference
@@ -86,15 +86,15 @@ def kernel_share(graph: Graph, engine: Engine, data: Mapping[str, Array]) -> Ker
     names_of = list(engine.outputs)
     ran = [engine.run(batch.inputs, names_of) for batch in recorder.batches]
     outputs = {
-        name: joined([each[name] for each in ran], recorder.batches, name)
+        name: concat_batch_results([each[name] for each in ran], recorder.batches, name)
         for name in (names_of if ran else ())
         if name in graph.output_names
     }
     whole = [v for v in off if len(recorder.steps[v]) == count and names[v] in named]
     return KernelShare(
         found.b,
-        {v: joined(recorder.gaps[v], recorder.batches, names[v]) for v in whole},
-        {v: joined(recorder.steps[v], recorder.batches, names[v]) for v in whole},
+        {v: concat_batch_results(recorder.gaps[v], recorder.batches, names[v]) for v in whole},
+        {v: concat_batch_results(recorder.steps[v], recorder.batches, names[v]) for v in whole},
         {v: named[names[v]] for v in whole},
         found.unmatched,
         outputs,

@@ -89,7 +89,7 @@ def _met(reference: Graph, quantized: Graph) -> Meeting:
     pairs = Alignment()
     steps: dict[Node, list[Node]] = {}
     for a, b in whole.forward.items():
-        made = _written(copy.nodes[a], own.parts(a), theirs.parts(b))
+        made = _replacement_nodes(copy.nodes[a], own.parts(a), theirs.parts(b))
         steps[copy.nodes[a]] = made
         parts = theirs.parts(b) if len(made) > 1 else theirs.parts(b)[-1:]
         for node, step in zip(made, parts, strict=False):
@@ -175,7 +175,7 @@ def _largest(node: Node) -> Value | None:
     return max(floats, key=lambda v: v.constant.size if v.constant else 0, default=None)
 
 
-def _written(node: Node, own: Sequence[Node], theirs: Sequence[Node]) -> list[Node]:
+def _replacement_nodes(node: Node, own: Sequence[Node], theirs: Sequence[Node]) -> list[Node]:
     """Returns the nodes that stand in the place of one of the original: itself, or steps."""
     if len(theirs) == 1:
         return [node]

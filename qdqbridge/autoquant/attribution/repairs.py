@@ -107,22 +107,22 @@ def _of_weight(rounded: Rounded, params: QuantParams, original: Array) -> Iterat
     own = _symmetric(original, params.qmax)
     if params.per_tensor:
         anew = "quantized anew, per tensor"
-        yield Repair(_NUMBERS, anew, lambda real: _rounded(real, own, params.qmax))
+        yield Repair(_NUMBERS, anew, lambda real: _round_to_grid(real, own, params.qmax))
     axes = range(original.ndim) if original.ndim > 1 else ()
     best: tuple[float, int] | None = None
     for axis in axes:
         steps = _symmetric(original, params.qmax, axis)
-        moved = _rounded(original, steps, params.qmax) - original
+        moved = _round_to_grid(original, steps, params.qmax) - original
         gap = float(np.square(moved, dtype=np.float64).sum())
         best = min(best or (gap, axis), (gap, axis))
     if best is not None:
         steps = _symmetric(original, params.qmax, best[1])
         words = f"per channel along axis {best[1]}" if params.per_tensor else "quantized anew"
         cost = _CHANNELS if params.per_tensor else _NUMBERS
-        yield Repair(cost, words, lambda real: _rounded(real, steps, params.qmax))
+        yield Repair(cost, words, lambda real: _round_to_grid(real, steps, params.qmax))
     if params.storage_dtype.bits < _BITS:
         wide = _symmetric(original, 32767)
-        yield Repair(_WIDE, "16 bits", lambda real: _rounded(real, wide, 32767))
+        yield Repair(_WIDE, "16 bits", lambda real: _round_to_grid(real, wide, 32767))
 
 
 def _symmetric(original: Array, largest: int, axis: int | None = None) -> Array:
@@ -132,7 +132,7 @@ def _symmetric(original: Array, largest: int, axis: int | None = None) -> Array:
     return np.where(most > 0, most / max(largest, 1), 1.0)
 
 
-def _rounded(real: Array, step: Array, largest: int) -> Array:
+def _round_to_grid(real: Array, step: Array, largest: int) -> Array:
     codes = np.clip(np.rint(real / step), -largest - 1, largest)
     return (codes * step).astype(real.dtype)
 

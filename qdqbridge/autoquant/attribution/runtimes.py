@@ -51,7 +51,7 @@ def attribute_to_kernels(graph: Graph, engine: Engine, data: Mapping[str, Array]
     hidden = set(found.unseen)
     shown = sum(value.name not in hidden for value in results)
     return Attribution(
-        tensors=tuple(_row(found, runs, value, alone) for alone, value in rows),
+        tensors=tuple(_suspect_kernel(found, runs, value, alone) for alone, value in rows),
         quantized_db=decibels(runs.noise(theirs)),
         simulated_db=decibels(together),
         repaired_db=decibels(0.0),
@@ -75,7 +75,9 @@ def _moved(runs: GraphRuns, value: Value, steps: Array) -> list[Array] | None:
     return [np.clip(s, low, high).astype(c.dtype) for s, c in zip(sums, clean, strict=True)]
 
 
-def _row(found: KernelShare, runs: GraphRuns, value: Value, alone: float) -> SuspectTensor:
+def _suspect_kernel(
+    found: KernelShare, runs: GraphRuns, value: Value, alone: float
+) -> SuspectTensor:
     told = found.told[value]
     whole = sum(told.causes.values())
     shares = {f"{KERNEL}: {name}": count / whole for name, count in told.causes.items()}

@@ -74,7 +74,9 @@ class GraphRuns:
         for batch in batches(graph.inputs, data):
             values = dict(zip(graph.inputs, check_inputs(graph.inputs, batch.inputs), strict=True))
             for node in graph.nodes:
-                operands = [None if v is None else _stored(v, values) for v in node.inputs]
+                operands = [
+                    None if v is None else _constant_or_simulated(v, values) for v in node.inputs
+                ]
                 values.update(zip(node.outputs, computed(node, operands), strict=False))
             self.clean.append(values)
             self.rows.append(batch.rows / batch.size if batch.size else 1.0)
@@ -90,7 +92,7 @@ class GraphRuns:
 
     def real(self, value: Value) -> Array:
         """Returns the real numbers of :meth:`stored`."""
-        return _real(value, self.stored(value))
+        return _dequantize_run_value(value, self.stored(value))
 
     def joined(self, parts: Sequence[Array]) -> Array:
         """Returns what the batches hold as one array, without the examples that fill one up."""
@@ -140,7 +142,7 @@ class GraphRuns:
         instead: Mapping[Value, Array],
     ) -> list[Array]:  # fmt: skip
         moved = {
-            value: change(_stored(value, clean))
+            value: change(_constant_or_simulated(value, clean))
             for value, change in changes.items()
             if value.producer is None and not isinstance(change, Recomputed)
         }
@@ -152,7 +154,9 @@ class GraphRuns:
                 continue
             if touched and not all(value in instead for value in node.outputs):
                 operands = [
-                    None if v is None else (moved[v] if v in moved else _stored(v, clean))
+                    None
+                    if v is None
+                    else (moved[v] if v in moved else _constant_or_simulated(v, clean))
                     for v in node.inputs
                 ]
                 results = computed(node, operands)
@@ -162,7 +166,7 @@ class GraphRuns:
                 moved[value] = instead.get(value, self._changed(changes.get(value), result,
                                                                 moved, clean))  # fmt: skip
         return [
-            moved[value] if value in moved else _stored(value, clean)
+            moved[value] if value in moved else _constant_or_simulated(value, clean)
             for value in self.graph.outputs
         ]
 
@@ -179,18 +183,23 @@ class GraphRuns:
         if not isinstance(change, Recomputed):
             return result if change is None else change(result)
         operands = [
-            (moved[v] if v in moved else _stored(v, clean)) if isinstance(v, Value) else v
+            (moved[v] if v in moved else _constant_or_simulated(v, clean))
+            if isinstance(v, Value)
+            else v
             for v in change.operands
         ]
         return computed(change.node, operands)[change.index].astype(result.dtype)
 
     def noise(self, outputs: Sequence[Array]) -> float:
         """Returns noise over signal of outputs as they are stored, the mean over them."""
-        real = [_real(value, a) for value, a in zip(self.graph.outputs, outputs, strict=True)]
+        real = [
+            _dequantize_run_value(value, a)
+            for value, a in zip(self.graph.outputs, outputs, strict=True)
+        ]
         return noise([self.real(value) for value in self.graph.outputs], real)
 
 
-def _stored(value: Value, values: Mapping[Value, Array]) -> Array:
+def _constant_or_simulated(value: Value, values: Mapping[Value, Array]) -> Array:
     return values[value] if value.constant is None else value.constant.numpy()
 
 
@@ -209,17 +218,19 @@ def lost_samples(runs: GraphRuns, data: Mapping[str, Array]) -> tuple[int, ...]:
     total = totals.pop()
     lost = np.zeros(total, bool)
     for array in data.values():
-        lost |= _rows(np.isnan, array).any(axis=1)
+        lost |= _test_sample_elements(np.isnan, array).any(axis=1)
     for value in runs.graph.outputs:
         array = runs.stored(value)
         if array.ndim and len(array) == total:
-            finite = _rows(np.isfinite, array)
-            lost |= _rows(np.isnan, array).any(axis=1)
+            finite = _test_sample_elements(np.isfinite, array)
+            lost |= _test_sample_elements(np.isnan, array).any(axis=1)
             lost |= ~finite.any(axis=1) & bool(finite.size)
     return () if lost.all() else tuple(int(place) for place in np.flatnonzero(lost))
 
 
-def _rows(test: Callable[[Array], NDArray[np.bool_]], array: Array) -> NDArray[np.bool_]:
+def _test_sample_elements(
+    test: Callable[[Array], NDArray[np.bool_]], array: Array
+) -> NDArray[np.bool_]:
     """Returns a test of every element, a row per sample; what is no float is finite."""
     wide = array.reshape(len(array), -1)
     if wide.dtype.kind in "biuOSU":
@@ -227,7 +238,7 @@ def _rows(test: Callable[[Array], NDArray[np.bool_]], array: Array) -> NDArray[n
     return test(wide if wide.dtype.kind == "f" else wide.astype(np.float64))
 
 
-def _real(value: Value, stored: Array) -> Array:
+def _dequantize_run_value(value: Value, stored: Array) -> Array:
     return stored if value.quant is None else dequantize(stored, value.quant.params)
 
 

@@ -185,7 +185,9 @@ def in_place_of(node: Node, steps: Sequence[Node], *, own: bool) -> list[Node] |
     unlink(node)
     for step in steps:
         taken = [
-            v if v is None else values.get(v) or (v if own else _constant(v, node, scaled=scaled))
+            v
+            if v is None
+            else values.get(v) or (v if own else _find_original_constant(v, node, scaled=scaled))
             for v in step.inputs
         ]
         last = step is steps[-1]
@@ -198,7 +200,7 @@ def in_place_of(node: Node, steps: Sequence[Node], *, own: bool) -> list[Node] |
     return made
 
 
-def _constant(value: Value, node: Node, *, scaled: bool) -> Value:
+def _find_original_constant(value: Value, node: Node, *, scaled: bool) -> Value:
     """Returns the node's constant that one of the steps is a rounding of, else that one.
 
     Behind a product that is ``scaled`` afterwards, the product's weight may be another one.
@@ -262,7 +264,7 @@ def matrix_is_dense(node: Node, context: RuleContext) -> Proposal:
     if bias is not None and (bias.constant is None or bias.constant.shape != (units,)):
         return None
     weight = w if flipped else Value(w.type.with_shape(rows.shape), w.name, constant=rows)
-    return _dense(node, [x, weight, *([] if bias is None else [bias])], node)
+    return _skeleton_dense(node, [x, weight, *([] if bias is None else [bias])], node)
 
 
 @rule("dense-bias", ADD)
@@ -281,11 +283,11 @@ def dense_bias(node: Node, context: RuleContext) -> Proposal:
             continue
         flat = added.constant.map(lambda array: array.reshape(-1), shape=(units,))
         vector = Value(added.type.with_shape((units,)), added.name, constant=flat)
-        return _dense(product, [*product.inputs[:_BIAS], vector], node)
+        return _skeleton_dense(product, [*product.inputs[:_BIAS], vector], node)
     return None
 
 
-def _dense(product: Node, operands: Sequence[Value | None], last: Node) -> Proposal:
+def _skeleton_dense(product: Node, operands: Sequence[Value | None], last: Node) -> Proposal:
     origin = product.origin if product is last else product.origin.joined(last.origin)
     output = last.output
     value = result(DENSE, NO_ATTRIBUTES, operands, output.type, origin, output.name)
@@ -303,7 +305,9 @@ class _Floats:
     def real(self, value: Value) -> Value:
         """Returns what a value stands for; of a constant, its real numbers."""
         if value not in self.values:
-            self.values[value] = Value(_float(value), value.name, constant=_real(value))
+            self.values[value] = Value(
+                _float(value), value.name, constant=_constant_to_float32(value)
+            )
         return self.values[value]
 
     def add(self, node: Node) -> None:
@@ -345,7 +349,7 @@ def _float(value: Value) -> ValueType:
     return value.type
 
 
-def _real(value: Value) -> Constant | None:
+def _constant_to_float32(value: Value) -> Constant | None:
     data = value.constant
     if data is None or value.quant is None:
         return data

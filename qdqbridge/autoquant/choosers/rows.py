@@ -92,7 +92,7 @@ class _Best:
         )
 
 
-def _codes(
+def _quantize_rows(
     rows: Rows, scale: NDArray[np.float32], zero_point: NDArray[np.int32], format: Format
 ) -> Rows:
     if format.is_float:
@@ -106,7 +106,7 @@ def _codes(
 def _read_back(
     rows: Rows, scale: NDArray[np.float32], zero_point: NDArray[np.int32], format: Format
 ) -> Rows:
-    codes = _codes(rows, scale, zero_point, format)
+    codes = _quantize_rows(rows, scale, zero_point, format)
     return (codes - zero_point[:, None].astype(np.float32)) * scale[:, None]
 
 
@@ -140,7 +140,7 @@ def _fitted(
     format: Format,
 ) -> Pairs:
     """Returns the parameters that bring the codes of ``rows`` closest to ``wanted``."""
-    codes = _codes(rows, scale, zero_point, format)
+    codes = _quantize_rows(rows, scale, zero_point, format)
     if not format.symmetric and not format.power_of_two:
         middle = (codes - wanted / scale[:, None]).mean(axis=1)
         zero_point = np.clip(np.rint(middle), format.low, format.high).astype(np.int32)

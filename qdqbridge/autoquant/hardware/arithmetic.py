@@ -151,7 +151,7 @@ def run(graph: Graph, inputs: Mapping[str, Array], arithmetic: IntegerArithmetic
     lost: dict[Node, int] = {}
     pairs_alone = replace(arithmetic, pairs=None) == CONTRACT
     for node in graph.nodes:
-        operands = [None if v is None else _stored(v, values) for v in node.inputs]
+        operands = [None if v is None else _constant_or_computed(v, values) for v in node.inputs]
         product = own.get(node)
         if product is None or not _is_rounded(node) or pairs_alone:
             count = 0
@@ -162,17 +162,17 @@ def run(graph: Graph, inputs: Mapping[str, Array], arithmetic: IntegerArithmetic
             if count:
                 lost[node] = count
         else:
-            x, other = (_stored(v, values) for v in (product.x, product.other))
+            x, other = (_constant_or_computed(v, values) for v in (product.x, product.other))
             sums, count = summed(product, x, other, arithmetic)
             results = [_requantized(product, sums, arithmetic.requantize)]
             if count:
                 lost[node] = count
         values.update(zip(node.outputs, results, strict=False))
     pairs = zip(graph.output_names, graph.outputs, strict=True)
-    return Ran({name: _stored(value, values) for name, value in pairs}, lost)
+    return Ran({name: _constant_or_computed(value, values) for name, value in pairs}, lost)
 
 
-def _stored(value: Value, values: Mapping[Value, Array]) -> Array:
+def _constant_or_computed(value: Value, values: Mapping[Value, Array]) -> Array:
     return values[value] if value.constant is None else value.constant.numpy()
 
 

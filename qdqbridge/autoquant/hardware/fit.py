@@ -180,7 +180,10 @@ class _HardwareTrials:
 
     def _sqnr(self, graph: Graph, arithmetic: IntegerArithmetic) -> float:
         arithmetic = IntegerArithmetic(requantize=arithmetic.requantize)  # nothing is lost any more
-        found = (_real(graph, run(graph, piece, arithmetic).outputs) for piece in self._pieces)
+        found = (
+            _dequantized_outputs(graph, run(graph, piece, arithmetic).outputs)
+            for piece in self._pieces
+        )
         return measured(graph.output_names, self._wanted, found).sqnr
 
 
@@ -196,7 +199,7 @@ class _NothingYet(dict[str, NDArray[np.float64]]):
         return self[key]
 
 
-def _real(graph: Graph, outputs: Any) -> list[NDArray[Any]]:
+def _dequantized_outputs(graph: Graph, outputs: Any) -> list[NDArray[Any]]:
     return [
         array if value.quant is None else dequantize(array, value.quant.params)
         for value, array in zip(graph.outputs, outputs.values(), strict=True)

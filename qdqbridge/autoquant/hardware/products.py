@@ -77,7 +77,9 @@ class Product:
         assert self.other.constant is not None
         shape = self.other.constant.shape
         index = np.arange(int(np.prod(shape, dtype=np.int64))).reshape(shape)
-        rows = _rows(self.node, index, swapped=self.other is self.node.operand(0))
+        rows = _rows_per_output_channel(
+            self.node, index, swapped=self.other is self.node.operand(0)
+        )
         return self._ordered(rows, order)
 
     def _ordered(self, rows: NDArray[np.int64], order: Order) -> NDArray[np.int64]:
@@ -173,15 +175,18 @@ def product_at(node: Node) -> Product | None:
         if not pw.per_tensor or terms is None:
             return None
         none = np.zeros(1, np.int64)
-        return Product(node, x, px, w, pw, None, none, _bias(node, 1, None), terms, None)
+        return Product(node, x, px, w, pw, None, none, _bias_extremes(node, 1, None), terms, None)
     stored = w.constant.numpy().astype(np.int64)
     zero = np.broadcast_to(pw.aligned(pw.zero_point, stored.shape), stored.shape)
-    rows, zeros = _rows(node, stored, swapped=swapped), _rows(node, zero, swapped=swapped)
+    rows, zeros = (
+        _rows_per_output_channel(node, stored, swapped=swapped),
+        _rows_per_output_channel(node, zero, swapped=swapped),
+    )
     if (zeros != zeros[:, :1]).any() or not _scales_by_row(node, pw, stored, swapped=swapped):
         return None
     zero_points = zeros[:, 0].astype(np.int64)
-    axis = _axis(node, w, swapped=swapped)
-    bias = _bias(node, len(rows), axis)
+    axis = _weight_channel_axis(node, w, swapped=swapped)
+    bias = _bias_extremes(node, len(rows), axis)
     return Product(node, x, px, w, pw, rows, zero_points, bias, rows.shape[1], axis)
 
 
@@ -198,7 +203,7 @@ def _terms(node: Node, a: Value, b: Value) -> int | None:
     return second if isinstance(second, int) else None
 
 
-def _rows(node: Node, array: NDArray[Any], *, swapped: bool) -> NDArray[Any]:
+def _rows_per_output_channel(node: Node, array: NDArray[Any], *, swapped: bool) -> NDArray[Any]:
     """Returns a weight as one row of terms for each output channel."""
     attributes, geometry = node.attributes, geometry_of(node)
     if geometry is not None and not swapped and (geometry.image or array.ndim == 2):
@@ -215,11 +220,11 @@ def _rows(node: Node, array: NDArray[Any], *, swapped: bool) -> NDArray[Any]:
 def _scales_by_row(node: Node, params: QuantParams, stored: NDArray[Any], *, swapped: bool) -> bool:
     """True where every term of a sum has the same scale, as integer sums need it."""
     scale = np.broadcast_to(params.aligned(params.scale, stored.shape), stored.shape)
-    rows = _rows(node, scale, swapped=swapped)
+    rows = _rows_per_output_channel(node, scale, swapped=swapped)
     return bool((rows == rows[:, :1]).all())
 
 
-def _axis(node: Node, w: Value, *, swapped: bool) -> int | None:
+def _weight_channel_axis(node: Node, w: Value, *, swapped: bool) -> int | None:
     geometry = geometry_of(node)
     if geometry is not None and geometry.image:
         return 1
@@ -233,7 +238,9 @@ def _integer_bias(node: Node) -> NDArray[Any] | None:
     return bias.constant.numpy()
 
 
-def _bias(node: Node, rows: int, axis: int | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _bias_extremes(
+    node: Node, rows: int, axis: int | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns the smallest and the largest integer that is added to the sum of each row."""
     bias = _integer_bias(node)
     wide = np.zeros(1, np.int64) if bias is None else bias.astype(np.int64)

@@ -55,7 +55,7 @@ def suited(
         x = values.get(weight.node.operand(0)) if weight.index == 1 else None
         if x is None or isinstance(weight.spec, Fixed) or params.blocked or not params.symmetric:
             continue
-        rows = _rows(weight, x, params, arithmetic, biases.get(weight.node))
+        rows = _accumulator_rows(weight, x, params, arithmetic, biases.get(weight.node))
         if rows is None:
             continue
         scale = params.scale.astype(np.float64).reshape(-1)
@@ -154,7 +154,7 @@ class _Rows:
         return each.reshape(-1, len(scale)).sum(axis=0)
 
 
-def _rows(
+def _accumulator_rows(
     weight: Weight,
     x: QuantParams,
     params: QuantParams,
@@ -175,11 +175,11 @@ def _rows(
     zero, shift = int(x.zero_point), 128 if x.storage_dtype.is_signed else 0
     low, high = (min(max(code + shift, FULL[0]), FULL[1]) for code in (x.qmin, x.qmax))
     paired = x.storage_dtype.bits <= 8 and not geometry.alone(array.shape)
-    codes, added = (x.qmin - zero, x.qmax - zero), _bias(bias, len(rows))
+    codes, added = (x.qmin - zero, x.qmax - zero), _bias_per_channel(bias, len(rows))
     return _Rows(rows, added, params, codes, float(x.scale), (low, high), paired, arithmetic)
 
 
-def _bias(bias: NDArray[Any] | None, channels: int) -> Real:
+def _bias_per_channel(bias: NDArray[Any] | None, channels: int) -> Real:
     """Returns what is added to each channel of a product; its magnitude where that varies."""
     if bias is None:
         return np.zeros(channels)

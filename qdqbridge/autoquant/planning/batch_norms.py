@@ -171,13 +171,15 @@ def scaled(product: Node, affine: ChannelAffine, name: str) -> Value | None:
     geometry = geometry_of(product)
     if geometry is None or geometry.channels(array.shape) != len(affine.scale):
         return None
-    old = np.zeros(len(affine.scale)) if bias is None else _vector(bias, len(affine.scale))
+    old = (
+        np.zeros(len(affine.scale)) if bias is None else _bias_per_channel(bias, len(affine.scale))
+    )
     if old is None:
         return None
     operands = [
         product.operand(0),
-        _constant(_times(array, affine.scale, geometry), weight.name),
-        _constant(old * affine.scale + affine.offset, "" if bias is None else bias.name),
+        _float32_constant(_times(array, affine.scale, geometry), weight.name),
+        _float32_constant(old * affine.scale + affine.offset, "" if bias is None else bias.name),
     ]
     return retyped(product, operands, product.output.type, name)
 
@@ -193,11 +195,11 @@ def _times(
     return (split * factors).reshape(array.shape)
 
 
-def _vector(bias: Value, channels: int) -> NDArray[np.float64] | None:
+def _bias_per_channel(bias: Value, channels: int) -> NDArray[np.float64] | None:
     assert bias.constant is not None
     array = bias.constant.numpy().astype(np.float64)
     return array.reshape(-1) * np.ones(channels) if array.size in (1, channels) else None
 
 
-def _constant(array: NDArray[np.float64], name: str) -> Value:
+def _float32_constant(array: NDArray[np.float64], name: str) -> Value:
     return constant(Constant.of(array.astype(np.float32)), None, name)

@@ -216,7 +216,7 @@ class Target:
         return told or f"target {self.name} leaves {node.op.name} in float"
 
 
-def _named(*flows: Flow) -> tuple[str, ...]:
+def _op_names_by_flow(*flows: Flow) -> tuple[str, ...]:
     """Returns the operators of the table that targets quantize and quantization flows through so.
 
     Those whose results lie in a known interval have rules of their own.
@@ -231,10 +231,10 @@ def _bounded(name: str, interval: tuple[float, float]) -> OperatorRule:
     return OperatorRule(name, names, fixed=interval)
 
 
-ACCUMULATORS = _named(Flow.ACCUMULATE)
-ELEMENTWISE = _named(Flow.ELEMENTWISE)
-POOLS = _named(Flow.AVERAGE)
-ROWS_AND_WINDOWS = _named(Flow.ROUND)
+ACCUMULATORS = _op_names_by_flow(Flow.ACCUMULATE)
+ELEMENTWISE = _op_names_by_flow(Flow.ELEMENTWISE)
+POOLS = _op_names_by_flow(Flow.AVERAGE)
+ROWS_AND_WINDOWS = _op_names_by_flow(Flow.ROUND)
 BOUNDED = (
     _bounded("unit-range", (0.0, 1.0)),
     _bounded("signed-unit-range", (-1.0, 1.0)),
@@ -343,7 +343,7 @@ TFLITE = Target(
     PER_CHANNEL,
     (
         OperatorRule("scale-kept", KEPT, shares=True),
-        OperatorRule("float-kernels", _named(*Flow), _on_floats, quantized=False),
+        OperatorRule("float-kernels", _op_names_by_flow(*Flow), _on_floats, quantized=False),
         *PRESCRIBED,
     ),
     functions=False,

@@ -178,8 +178,8 @@ def _entry(entry: ProfileEntry) -> dict[str, Any]:
         "index": entry.index,
         "shape": None if entry.shape is None else list(entry.shape),
         **{name: getattr(stats, name) for name in _COUNTS},
-        "minimum": _number(stats.minimum),
-        "maximum": _number(stats.maximum),
+        "minimum": _finite_or_none(stats.minimum),
+        "maximum": _finite_or_none(stats.maximum),
         "per_sample": {
             "samples": each.samples,
             "mean_minimum": each.mean_minimum,
@@ -191,8 +191,8 @@ def _entry(entry: ProfileEntry) -> dict[str, Any]:
     if stats.channels is not None:
         record["channels"] = {
             "axis": stats.channels.axis,
-            "minimum": [_number(float(v)) for v in stats.channels.minimum],
-            "maximum": [_number(float(v)) for v in stats.channels.maximum],
+            "minimum": [_finite_or_none(float(v)) for v in stats.channels.minimum],
+            "maximum": [_finite_or_none(float(v)) for v in stats.channels.maximum],
         }
     filled = np.flatnonzero(stats.histogram.counts)
     if filled.size:
@@ -206,7 +206,7 @@ def _entry(entry: ProfileEntry) -> dict[str, Any]:
     return record
 
 
-def _number(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
@@ -235,7 +235,7 @@ def parse_profile(content: str, where: str) -> Profile:
     try:
         return Profile(
             model=str(record["model"]),
-            samples=_count(record["samples"]),
+            samples=_validated_count(record["samples"]),
             data=int(record["data"], 16),
             histograms=bool(record["histograms"]),
             tensors={str(key): _parse_entry(e) for key, e in record["tensors"].items()},
@@ -249,7 +249,7 @@ def _damaged(where: str, why: str) -> InputDataError:
     return InputDataError("not a profile", where=where, why=why, fix="profile the data again")
 
 
-def _count(value: Any) -> int:
+def _validated_count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{value!r} is no count")
     return value
@@ -259,18 +259,20 @@ def _parse_entry(record: dict[str, Any]) -> ProfileEntry:
     each = record["per_sample"]
     low, high = record["minimum"], record["maximum"]
     minima, maxima, magnitudes = (int(text, 16) for text in each["sums"])
-    counts = {name: _count(record[name]) for name in _COUNTS}
+    counts = {name: _validated_count(record[name]) for name in _COUNTS}
     shape = record["shape"]
     return ProfileEntry(
         str(record["name"]),
         str(record["operator"]),
-        _count(record["index"]),
+        _validated_count(record["index"]),
         None if shape is None else tuple(d if isinstance(d, str) else int(d) for d in shape),
         TensorStats(
             **counts,
             minimum=math.inf if low is None else float(low),
             maximum=-math.inf if high is None else float(high),
-            per_sample=SampleExtremes(_count(each["samples"]), minima, maxima, magnitudes),
+            per_sample=SampleExtremes(
+                _validated_count(each["samples"]), minima, maxima, magnitudes
+            ),
             channels=_parse_channels(record.get("channels")),
             histogram=_parse_histogram(record.get("histogram")),
         ),
@@ -281,13 +283,13 @@ def _parse_channels(record: dict[str, Any] | None) -> ChannelExtremes | None:
     if record is None:
         return None
     return ChannelExtremes(
-        _count(record["axis"]),
-        _vector(record["minimum"], np.inf),
-        _vector(record["maximum"], -np.inf),
+        _validated_count(record["axis"]),
+        _fill_missing(record["minimum"], np.inf),
+        _fill_missing(record["maximum"], -np.inf),
     )
 
 
-def _vector(numbers: list[float | None], nothing: float) -> NDArray[np.float32]:
+def _fill_missing(numbers: list[float | None], nothing: float) -> NDArray[np.float32]:
     return np.array([nothing if n is None else n for n in numbers], np.float32)
 
 
@@ -295,7 +297,7 @@ def _parse_histogram(record: dict[str, Any] | None) -> Histogram:
     if record is None:
         return Histogram.empty()
     counts = np.zeros(2 * SIDE, np.int64)
-    given = [_count(c) for c in record["counts"]]
+    given = [_validated_count(c) for c in record["counts"]]
     first = int(record["first"]) + SIDE
     if first < 0 or first + len(given) > len(counts):
         raise ValueError("a histogram reaches beyond its bins")

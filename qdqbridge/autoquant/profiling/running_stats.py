@@ -111,15 +111,17 @@ class Measured:
 
     def _fold(self) -> None:
         """Adds up the samples' own extremes."""
-        minima, maxima = ([_whole(k) for k in keys] for keys in (self._lows, self._highs))
+        minima, maxima = (
+            [_fixed_point_of_key(k) for k in keys] for keys in (self._lows, self._highs)
+        )
         more = SampleExtremes(
             len(minima),
             sum(minima),
             sum(maxima),
             sum(max(high, -low) for low, high in zip(minima, maxima, strict=True)),
         )
-        low = min((_real(k) for k in self._lows), default=np.inf)
-        high = max((_real(k) for k in self._highs), default=-np.inf)
+        low = min((_float_of_sort_key(k) for k in self._lows), default=np.inf)
+        high = max((_float_of_sort_key(k) for k in self._highs), default=-np.inf)
         self._stats = replace(
             self._stats,
             minimum=min(self._stats.minimum, low),
@@ -250,11 +252,11 @@ def _bits(key: int) -> int:
     return key if key >= 0 else (key ^ 0x7FFFFFFF) & 0xFFFFFFFF
 
 
-def _real(key: int) -> float:
+def _float_of_sort_key(key: int) -> float:
     return float(np.uint32(_bits(key)).view(np.float32)) + 0.0
 
 
-def _whole(key: int) -> int:
+def _fixed_point_of_key(key: int) -> int:
     """Returns the value of a key as a whole number of ``2**-149``."""
     bits = _bits(key)
     exponent, fraction = bits >> 23 & 0xFF, bits & 0x7FFFFF

@@ -204,10 +204,12 @@ def samples_of(inputs: Sequence[Value], data: Mapping[str, Array] | Sequence[Sam
         raise InputDataError("there is no sample", fix="give what at least one run is given")
     for sample in data:
         check_inputs(inputs, sample)
-    return joined([{name: np.asarray(array) for name, array in sample.items()} for sample in data])
+    return batch_samples(
+        [{name: np.asarray(array) for name, array in sample.items()} for sample in data]
+    )
 
 
-def joined(runs: Sequence[Sample]) -> Samples:
+def batch_samples(runs: Sequence[Sample]) -> Samples:
     """Returns samples given one by one; what has the same extents everywhere may be joined again.
 
     Args:

@@ -89,17 +89,17 @@ class SampleExtremes:
     @property
     def mean_minimum(self) -> float:
         """Mean of the samples' smallest values."""
-        return _real(self.minima, self.samples)
+        return _mean_of_fixed_point(self.minima, self.samples)
 
     @property
     def mean_maximum(self) -> float:
         """Mean of the samples' largest values."""
-        return _real(self.maxima, self.samples)
+        return _mean_of_fixed_point(self.maxima, self.samples)
 
     @property
     def mean_magnitude(self) -> float:
         """Mean of the samples' largest magnitudes."""
-        return _real(self.magnitudes, self.samples)
+        return _mean_of_fixed_point(self.magnitudes, self.samples)
 
 
 @dataclass(frozen=True, slots=True, eq=True)
@@ -203,13 +203,18 @@ class TensorStats:
 def _of_sample(low: float, high: float) -> SampleExtremes:
     if low > high:
         return SampleExtremes()
-    return SampleExtremes(1, _whole(low), _whole(high), _whole(max(high, -low)))
+    return SampleExtremes(
+        1,
+        _fixed_point_of_float(low),
+        _fixed_point_of_float(high),
+        _fixed_point_of_float(max(high, -low)),
+    )
 
 
-def _whole(value: float) -> int:
+def _fixed_point_of_float(value: float) -> int:
     numerator, denominator = float(np.float32(value)).as_integer_ratio()
     return (numerator << _UNIT) // denominator
 
 
-def _real(total: int, samples: int) -> float:
+def _mean_of_fixed_point(total: int, samples: int) -> float:
     return 0.0 if not samples else total / (samples << _UNIT)

@@ -56,7 +56,7 @@ class DataFile:
     step: int | None
 
     def __iter__(self) -> Iterator[Sample]:
-        return _rows(self.path, self.names, self.samples, self.step)
+        return _stream_samples(self.path, self.names, self.samples, self.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ def _header(stream: IO[bytes]) -> _Header:
     return header
 
 
-def _rows(
+def _stream_samples(
     path: Path, names: Mapping[str, str], samples: int, step: int | None
 ) -> Generator[Sample, None, None]:
     try:

@@ -155,7 +155,10 @@ def shifted(decision: Decision, found: Correcting) -> Decision:
     if not found.shifts:
         return decision
     own = decision.plan
-    biases = {found.places[n].slot: _bias(own, found.places[n], s) for n, s in found.shifts.items()}
+    biases = {
+        found.places[n].slot: _corrected_bias(own, found.places[n], s)
+        for n, s in found.shifts.items()
+    }
     missing = {(n, i): np.zeros_like(a) for (n, i), a in biases.items() if n.optional(i) is None}
     copy = with_constants(own.graph, missing)
     result = about_copy(decision, copy)
@@ -169,7 +172,7 @@ def shifted(decision: Decision, found: Correcting) -> Decision:
     return _with_room(result)
 
 
-def _bias(plan: QuantizationPlan, place: CorrectionPlace, shift: Array) -> Array:
+def _corrected_bias(plan: QuantizationPlan, place: CorrectionPlace, shift: Array) -> Array:
     node, index = place.slot
     old = node.optional(index)
     if old is None or old.constant is None:

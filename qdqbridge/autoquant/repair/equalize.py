@@ -173,7 +173,9 @@ def rescaled(graph: Graph, scales: Mapping[EqualizedLink, Vector]) -> Graph:
         if isinstance(link.source, Norm):
             for index, value in list(enumerate(link.source.node.inputs))[1:3]:
                 if value is not None:
-                    constants[link.source.node, index] = _vector(link.source.node, index, 1 / scale)
+                    constants[link.source.node, index] = _scaled_bias(
+                        link.source.node, index, 1 / scale
+                    )
         else:
             layers[link.source.node] = link.source
             results[link.source.node] = 1 / scale
@@ -189,11 +191,11 @@ def rescaled(graph: Graph, scales: Mapping[EqualizedLink, Vector]) -> Graph:
         constants[node, 1] = layer.multiplied(rows, columns)
         bias = node.optional(2)
         if node in results and bias is not None:
-            constants[node, 2] = _vector(node, 2, rows)
+            constants[node, 2] = _scaled_bias(node, 2, rows)
     return with_constants(graph, constants, attributes).graph
 
 
-def _vector(node: Node, index: int, rows: Vector) -> NDArray[np.float32]:
+def _scaled_bias(node: Node, index: int, rows: Vector) -> NDArray[np.float32]:
     """Returns a bias times one factor per result channel."""
     bias = node.operand(index).constant
     assert bias is not None

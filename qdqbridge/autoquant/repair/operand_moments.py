@@ -47,7 +47,9 @@ class OperandMoments:
         most = max(_POSITIONS, _TIMES * terms) // max(len(real), 1) + 1
         square, cross = (np.zeros((layer.groups, terms, terms)) for _ in range(2))
         sums, count = np.zeros((2, layer.groups, terms)), 0
-        for a, b in map(_alike, real, rounded) if alike else zip(real, rounded, strict=True):
+        for a, b in (
+            map(_normalize_sample_rms, real, rounded) if alike else zip(real, rounded, strict=True)
+        ):
             x, y = (columns(layer, np.asarray(each, np.float64)) for each in (a, b))
             step = -(-x.shape[2] // most)
             x, y = x[:, :, ::step], y[:, :, ::step]
@@ -79,7 +81,7 @@ class OperandMoments:
         return np.einsum("grj,grj->gr", real @ self.square - twice, real)
 
 
-def _alike(real: Array, rounded: Array) -> tuple[Array, Array]:
+def _normalize_sample_rms(real: Array, rounded: Array) -> tuple[Array, Array]:
     """Returns operands whose samples are divided by the root of the mean square of the real one."""
     square = np.square(real, dtype=np.float64).mean(axis=tuple(range(1, real.ndim)), keepdims=True)
     size = np.sqrt(np.where(square > 0, square, 1.0))

@@ -13,7 +13,7 @@ from itertools import cycle
 import numpy as np
 
 from qdqbridge.autoquant.planning.decide import Decision
-from qdqbridge.autoquant.profiling.samples import RunSamples, Sample, Samples, joined
+from qdqbridge.autoquant.profiling.samples import RunSamples, Sample, Samples, batch_samples
 from qdqbridge.autoquant.repair.float_reference import FloatReference
 from qdqbridge.autoquant.repair.sweep import SAMPLES
 from qdqbridge.autoquant.search.tuning import spread
@@ -88,7 +88,7 @@ class OtherScales:
             runs.append(sample)
             if index % 2:
                 runs.append(_scaled(runs[-2], names, next(factors)))
-        return joined(runs)
+        return batch_samples(runs)
 
     def _sqnr(self, graph: Graph) -> Mapping[float, float]:
         """Returns dB by scale, from those of noise to those of what is exact."""

@@ -72,7 +72,7 @@ def reach(outputs: Iterable[Value], value: Value, axis: int) -> Reach:
     Raises:
         Refused: Something on the way does not keep a factor per channel.
     """
-    shape = _extents(value)
+    shape = _concrete_shape(value)
     axis %= len(shape)
     numbers = np.arange(shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))])
     walk = _PathWalk(set(outputs))
@@ -80,7 +80,7 @@ def reach(outputs: Iterable[Value], value: Value, axis: int) -> Reach:
     return walk.found
 
 
-def _extents(value: Value) -> tuple[int, ...]:
+def _concrete_shape(value: Value) -> tuple[int, ...]:
     """Returns the shape with 1 for every symbolic extent."""
     if value.type.shape is None:
         raise PathRefused(f"the shape of {value.name!r} is not known")
@@ -101,16 +101,16 @@ class _PathWalk:
     def _pass(self, node: Node, index: int, numbers: Numbers) -> None:
         name, layer = node.op.name, layer_of(node)
         if layer is not None and index == 0:
-            channels = _vector(numbers, layer.operand_axis, node)
+            channels = _channel_numbers(numbers, layer.operand_axis, node)
             if len(channels) != layer.inputs:
-                raise PathRefused(f"{_called(node)} reads other channels")
+                raise PathRefused(f"{_describe_node(node)} reads other channels")
             self.found.ends.append(End(layer, channels))
         elif name in ("Add", "Sub") and _other_is_constant(node, index):
             self.found.constants.append((node, 1 - index, numbers))
             self.follow(node.output, _with_other(node, index, numbers))
         elif name == "Mul" or (name in ("Div", "PRelu") and index == 0):
             if not _other_is_constant(node, index):
-                raise PathRefused(f"{_called(node)} joins two tensors")
+                raise PathRefused(f"{_describe_node(node)} joins two tensors")
             self.follow(node.output, _with_other(node, index, numbers))
         else:
             if name == "Clip":
@@ -119,7 +119,7 @@ class _PathWalk:
                 self.follow(value, moved)
 
 
-def _called(node: Node) -> str:
+def _describe_node(node: Node) -> str:
     return f"{node.op.name} {node.name!r}"
 
 
@@ -133,11 +133,11 @@ def _with_other(node: Node, index: int, numbers: Numbers) -> Numbers:
     return np.broadcast_to(numbers, np.broadcast_shapes(numbers.shape, other.shape))
 
 
-def _vector(numbers: Numbers, axis: int, node: Node) -> Numbers:
+def _channel_numbers(numbers: Numbers, axis: int, node: Node) -> Numbers:
     """Returns the channels along ``axis`` where they vary along nothing else."""
     lines = np.moveaxis(numbers, axis, 0).reshape(numbers.shape[axis], -1)
     if not lines.size or (lines != lines[:, :1]).any():
-        raise PathRefused(f"{_called(node)} mixes channels")
+        raise PathRefused(f"{_describe_node(node)} mixes channels")
     return lines[:, 0]
 
 
@@ -153,27 +153,29 @@ def _moved(node: Node, index: int, numbers: Numbers) -> list[Numbers]:
     if node.op.flow is Flow.MOVE:
         return _run(node, index, numbers)
     several = sum(not v.is_constant for _, v in node.data_operands()) > 1
-    raise PathRefused(f"{_called(node)} " + ("joins two tensors" if several else "keeps no factor"))
+    raise PathRefused(
+        f"{_describe_node(node)} " + ("joins two tensors" if several else "keeps no factor")
+    )
 
 
 def _image(node: Node, numbers: Numbers) -> Numbers:
     """Pools, resampling and padding with zeros: axis 1 stays what it is."""
     attributes = node.attributes
     if isinstance(attributes, PadAttrs) and attributes.mode == "constant" and attributes.value:
-        raise PathRefused(f"{_called(node)} adds numbers that are not zero")
+        raise PathRefused(f"{_describe_node(node)} adds numbers that are not zero")
     if isinstance(attributes, ResizeAttrs) and attributes.extrapolation_value:
-        raise PathRefused(f"{_called(node)} adds numbers that are not zero")
-    shape = _extents(node.output)
-    channels = _vector(numbers, 1, node)
+        raise PathRefused(f"{_describe_node(node)} adds numbers that are not zero")
+    shape = _concrete_shape(node.output)
+    channels = _channel_numbers(numbers, 1, node)
     if len(shape) != numbers.ndim or shape[1] != len(channels):
-        raise PathRefused(f"{_called(node)} changes the channels")
+        raise PathRefused(f"{_describe_node(node)} changes the channels")
     return np.broadcast_to(channels.reshape(1, -1, *[1] * (len(shape) - 2)), shape)
 
 
 def _reduced(node: Node, attributes: ReduceAttrs, numbers: Numbers) -> Numbers:
     least = numbers.min(axis=attributes.axes, keepdims=attributes.keepdims)
     if (least != numbers.max(axis=attributes.axes, keepdims=attributes.keepdims)).any():
-        raise PathRefused(f"{_called(node)} mixes channels")
+        raise PathRefused(f"{_describe_node(node)} mixes channels")
     return least
 
 
@@ -183,11 +185,11 @@ def _run(node: Node, index: int, numbers: Numbers) -> list[Numbers]:
         if i == index:
             operands.append(np.ascontiguousarray(numbers))
         elif value is not None and value.constant is None:
-            raise PathRefused(f"{_called(node)} is told at run time what to do")
+            raise PathRefused(f"{_describe_node(node)} is told at run time what to do")
         else:
             operands.append(None if value is None or not value.constant else value.constant.numpy())
     compute: Callable[..., Any] = node.op.compute
     try:
         return [np.asarray(result) for result in compute(node.attributes, operands)]
     except (ValueError, IndexError) as error:  # NumPy's word for shapes that do not fit
-        raise PathRefused(f"{_called(node)} needs extents that are symbolic") from error
+        raise PathRefused(f"{_describe_node(node)} needs extents that are symbolic") from error

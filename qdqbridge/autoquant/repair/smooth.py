@@ -156,7 +156,7 @@ class _SearchedProduct:
         each = own.reshape(groups, 1, inside, 1).astype(np.float32)
         factor = np.repeat(each.reshape(groups, inside), taps, axis=1)[:, :, None]
         rounded = self._rounded(self.grid * each, own.reshape(groups, inside))
-        read = _read(self.reader, self.x / factor, own)
+        read = _fake_quantize_smoothed(self.reader, self.x / factor, own)
         noise = self.wanted - rounded.reshape(groups, rows, -1) @ read
         return float(np.sum(noise**2, dtype=np.float64)) / self.signal if self.signal else 0.0
 
@@ -165,14 +165,14 @@ class _SearchedProduct:
         format, first = self.reader.weights, self.reader.end.layer.geometry.axis == 0
         if format.axis is None:
             low, high = (end * scale for end in self.ends)
-            return _stored(grid, format.params(low.min(initial=0.0), high.max(initial=0.0)))
+            return _fake_quantize(grid, format.params(low.min(initial=0.0), high.max(initial=0.0)))
         split = grid if first else grid.transpose(0, 2, 1, 3)
         weight = split.reshape(-1, *split.shape[2:])  # as the operator has it, taps in one axis
-        rounded = _stored(weight, spanned(weight, format)).reshape(split.shape)
+        rounded = _fake_quantize(weight, spanned(weight, format)).reshape(split.shape)
         return rounded if first else rounded.transpose(0, 2, 1, 3)
 
 
-def _read(reader: ProductReader, x: Array, scale: Vector) -> Array:
+def _fake_quantize_smoothed(reader: ProductReader, x: Array, scale: Vector) -> Array:
     """Returns what a product makes of its operand, whose channels are divided by ``scale``."""
     read = reader.activations
     if read is Unstored.FLOAT:
@@ -185,10 +185,10 @@ def _read(reader: ProductReader, x: Array, scale: Vector) -> Array:
     high = float((reader.peaks / scale).max())
     low = -high if (x < 0).any() else 0.0
     format = read.per_tensor() if isinstance(read, Format) else U8
-    return _stored(x, format.params(low, high))
+    return _fake_quantize(x, format.params(low, high))
 
 
-def _stored(array: Array, params: QuantParams) -> Array:
+def _fake_quantize(array: Array, params: QuantParams) -> Array:
     return dequantize(quantize(array, params), params).astype(np.float32, copy=False)
 
 

@@ -45,7 +45,7 @@ def with_choosers_tried(
         progress: Called with the number of tensors done, and of all.
         workers: A number of processes, or ``ray``.
     """
-    samples = spread(data, _count(data))
+    samples = spread(data, _calibration_sample_count(data))
     if len(samples) < LEAST:
         told = f"{len(samples)} samples are too few to try choosers on"
         return state, StepRecord(CHOOSERS, applied=False, told=told)
@@ -95,7 +95,7 @@ def folds_of(state: QuantizedState, samples: Samples) -> list[Fold]:
     ]
 
 
-def _count(data: Samples) -> int:
+def _calibration_sample_count(data: Samples) -> int:
     return max(LEAST, min(SAMPLES, ELEMENTS // max(data.elements, 1)))
 
 

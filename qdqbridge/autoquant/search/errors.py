@@ -199,7 +199,9 @@ class _ErrorWalk:
         """Adds to ``tally`` what readers see of ``value``, whose float numbers are in ``reals``."""
         matched = self.matched[value]
         low, high = self.kept[matched]
-        tally.add(reals[matched].clip(low, high), _real(value, stored).clip(low, high))
+        tally.add(
+            reals[matched].clip(low, high), _dequantize_for_error(value, stored).clip(low, high)
+        )
 
     def layers(self) -> tuple[LayerError, ...]:
         """Returns the errors of all layers."""
@@ -214,7 +216,7 @@ class _ErrorWalk:
         )
 
 
-def _real(value: Value, stored: Array) -> Array:
+def _dequantize_for_error(value: Value, stored: Array) -> Array:
     return stored if value.quant is None else dequantize(stored, value.quant.params)
 
 

@@ -27,7 +27,7 @@ from qdqbridge.autoquant.planning.formats import Format
 from qdqbridge.autoquant.planning.plan import Observed, Weight
 from qdqbridge.autoquant.profiling.collect import Data
 from qdqbridge.autoquant.profiling.masks import comparable
-from qdqbridge.autoquant.profiling.samples import Samples, joined
+from qdqbridge.autoquant.profiling.samples import Samples, batch_samples
 from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.simulation.teams import TrialTeam
@@ -222,11 +222,11 @@ class _Tuner:
 
     def _choose(self, place: Place, choosers: Sequence[Chooser]) -> None:
         """Tries every chooser whose parameters are not there already."""
-        tried = [[_params(decision, place) for decision in self.best]]
+        tried = [[_decided_qparams(decision, place) for decision in self.best]]
         others: list[tuple[Chooser, list[Decision]]] = []
         for chooser in choosers:
             options = self._options(place, chooser)
-            if any(all(map(_alike, options, other)) for other in tried):
+            if any(all(map(_close_quant_params, options, other)) for other in tried):
                 continue
             tried.append(options)
             pairs = zip(self.best, options, strict=True)
@@ -236,7 +236,7 @@ class _Tuner:
             before = self.errors
             if self._taken(changed, errors):
                 gain = float(before.sum() / max(self.errors.sum(), np.finfo(float).tiny))
-                self.changes.append(ChooserChange(_name(place), chooser, gain))
+                self.changes.append(ChooserChange(_tuned_tensor_name(place), chooser, gain))
                 self._hold()
 
     def _options(self, place: Place, chooser: Chooser) -> list[QuantParams]:
@@ -373,15 +373,15 @@ def _decibels(errors: NDArray[np.float64]) -> float:
     return float("inf") if mean == 0 else -10 * float(np.log10(mean))
 
 
-def _params(decision: Decision, place: Place) -> QuantParams:
+def _decided_qparams(decision: Decision, place: Place) -> QuantParams:
     return decision.weights[place] if isinstance(place, Weight) else decision.values[place]
 
 
-def _name(place: Place) -> str:
+def _tuned_tensor_name(place: Place) -> str:
     return place.value.name if isinstance(place, Weight) else place.name
 
 
-def _alike(a: QuantParams, b: QuantParams) -> bool:
+def _close_quant_params(a: QuantParams, b: QuantParams) -> bool:
     return bool(np.allclose(a.scale, b.scale, rtol=_SAME, atol=0)) and bool(
         np.array_equal(a.zero_point, b.zero_point)
     )
@@ -393,7 +393,7 @@ def spread(data: Data, count: int) -> Samples:
     if isinstance(data, Samples):
         return data if len(picked) == len(data) else taken(data, picked)
     wanted = set(picked)
-    return joined([sample for index, sample in enumerate(data) if index in wanted])
+    return batch_samples([sample for index, sample in enumerate(data) if index in wanted])
 
 
 def spread_unlike(data: Data, count: int) -> Samples:

@@ -33,7 +33,13 @@ from qdqbridge.autoquant.simulation.engines import (
 )
 from qdqbridge.autoquant.simulation.feeds import Feeds
 from qdqbridge.autoquant.simulation.graph import Needs, Operand, SimulatedGraph, simulated
-from qdqbridge.autoquant.simulation.metrics import Metric, Metrics, joined, measured, outputs_of
+from qdqbridge.autoquant.simulation.metrics import (
+    Metric,
+    Metrics,
+    concat_outputs,
+    measured,
+    outputs_of,
+)
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 
@@ -283,7 +289,7 @@ class Simulation:
             names = list(self.plan.graph.output_names)
         metric, unseen = self._metric, self._unseen
         if metric is not None and self._score is None:
-            self._score = float(metric(joined(names, reference)))
+            self._score = float(metric(concat_outputs(names, reference)))
         return measured(names, reference, outputs, metric, self._score, unseen)
 
     @property

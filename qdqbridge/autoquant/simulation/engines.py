@@ -80,9 +80,9 @@ class Tvm:
 
     def __call__(self, graph: Graph) -> Run:
         """Returns a function that runs ``graph``."""
-        from qdqbridge.tvm.relax.executable import build
+        from qdqbridge.tvm.relax.executable import compile_relax
 
-        executable = build(graph, self.target)
+        executable = compile_relax(graph, self.target)
         return lambda inputs: list(executable.run(inputs).values())
 
 

@@ -70,7 +70,7 @@ class Feeds:
 
     def _parameters(self, place: RoundingPlace, params: QuantParams | None) -> tuple[Array, ...]:
         if (place, params) not in self._numbers:
-            self._numbers[place, params] = _parameters(place, params)
+            self._numbers[place, params] = _fake_quant_feeds(place, params)
         return self._numbers[place, params]
 
     # ---- constants ----------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class Feeds:
         return self._cached(
             (weight.node, weight.index),
             (params, _SameArray(source)),
-            lambda: _rounded(weight, params, decision, real if given else None),
+            lambda: _fake_quantized_weight(weight, params, decision, real if given else None),
         )
 
     def _cached(
@@ -138,7 +138,9 @@ def _contiguous(value: Value) -> Array:
     return np.array(value.constant.numpy(), order="C")
 
 
-def _rounded(weight: Weight, params: QuantParams, decision: Decision, given: Array | None) -> Array:
+def _fake_quantized_weight(
+    weight: Weight, params: QuantParams, decision: Decision, given: Array | None
+) -> Array:
     if given is None:
         stored = stored_integers(weight, params, decision).numpy()
     else:
@@ -146,7 +148,7 @@ def _rounded(weight: Weight, params: QuantParams, decision: Decision, given: Arr
     return np.array(dequantize(stored, params), np.float32, order="C")
 
 
-def _parameters(place: RoundingPlace, params: QuantParams | None) -> tuple[Array, ...]:
+def _fake_quant_feeds(place: RoundingPlace, params: QuantParams | None) -> tuple[Array, ...]:
     shape = () if place.channels is None else (place.channels,)
     if params is None:
         scale, zero_point = np.ones(shape, np.float32), np.zeros(shape, np.int32)

@@ -104,7 +104,7 @@ class _BatchTally:
         top1 = self._agree / self._count if self._count else None
         score = None
         if self._metric is not None:
-            score = float(self._metric(joined(self._names, self._kept)))
+            score = float(self._metric(concat_outputs(self._names, self._kept)))
         return Metrics(_nmse(self._errors, self._powers), top1, score)
 
 
@@ -124,7 +124,7 @@ def _same_class(wanted: Sequence[Array], found: Sequence[Array]) -> Array:
     return np.zeros(0, bool)
 
 
-def joined(names: Sequence[str], batches: Sequence[Sequence[Array]]) -> dict[str, Array]:
+def concat_outputs(names: Sequence[str], batches: Sequence[Sequence[Array]]) -> dict[str, Array]:
     """Returns each output of all batches as one array."""
     columns = zip(*batches, strict=True)
     return {

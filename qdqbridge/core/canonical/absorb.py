@@ -24,7 +24,7 @@ _WEIGHT_BITS = 16
 def absorb_accumulator_operands(node: Node, context: RuleContext) -> Proposal:
     """``Conv(dequantize(x), dequantize(w)) -> Conv(x, w)``; also a weight alone."""
     del context
-    x, w = (_stored(node, index) for index in (0, 1))
+    x, w = (_quantized_operand(node, index) for index in (0, 1))
     new_x, new_w = stored_before_cast(node.operand(0)), stored_before_cast(node.operand(1))
     if new_x is None and new_w is None:
         return _float_operands(node) if x is None or w is None else None
@@ -66,7 +66,7 @@ def _float_operands(node: Node) -> Proposal:
     return Reject("its weight is float" if x.quant else "its operands are float", names)
 
 
-def _stored(node: Node, index: int) -> Value | None:
+def _quantized_operand(node: Node, index: int) -> Value | None:
     value = node.operand(index)
     return value if value.quant else None
 

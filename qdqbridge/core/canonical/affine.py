@@ -73,10 +73,10 @@ def fold_affine(node: Node, context: RuleContext) -> Proposal:
     if chain is None:
         return None
     product = chain.product
-    weight = _weight(chain)
+    weight = _rescaled_weight(chain)
     if isinstance(weight, Reject):
         return weight
-    bias = _bias(chain)
+    bias = _folded_affine_bias(chain)
     if isinstance(bias, Reject):
         return bias
     operands = [product.operand(0), weight, *([] if bias is None else [bias])]
@@ -147,13 +147,13 @@ def _data(node: Node) -> Value | None:
 
 
 def _is_real(value: Value) -> bool:
-    """True for what :func:`_real` returns, which need not be looked at for that."""
+    """True for what :func:`_float_affine_constant` returns, without looking for it."""
     stored = stored_behind(value) or value
     is_number = stored.quant is not None or stored.type.dtype.is_float
     return stored.constant is not None and is_number
 
 
-def _real(value: Value) -> Array | None:
+def _float_affine_constant(value: Value) -> Array | None:
     """Returns a float constant, dequantized where it is stored."""
     stored = stored_behind(value) or value
     if stored.constant is None:
@@ -173,7 +173,7 @@ def _step(node: Node, channels: int, axis: int) -> tuple[Array, Array] | None:
     if data is None or rank is None or len(node.inputs) != 2:
         return None
     first = node.inputs[0] is data
-    number = _vector(node.operand(1 if first else 0), channels, axis, rank)
+    number = _channel_factors(node.operand(1 if first else 0), channels, axis, rank)
     if number is None or not np.isfinite(number).all():
         return None
     one, zero = np.ones(()), np.zeros(())
@@ -188,7 +188,7 @@ def _step(node: Node, channels: int, axis: int) -> tuple[Array, Array] | None:
 
 
 def _batch(node: Node, channels: int) -> tuple[Array, Array] | None:
-    read = (None if v is None else _real(v) for v in node.inputs[1:5])
+    read = (None if v is None else _float_affine_constant(v) for v in node.inputs[1:5])
     numbers = [n for n in read if n is not None and n.shape == (channels,)]
     if len(numbers) != 4:
         return None
@@ -198,9 +198,9 @@ def _batch(node: Node, channels: int) -> tuple[Array, Array] | None:
     return factor, beta - mean * factor
 
 
-def _vector(value: Value, channels: int, axis: int, rank: int) -> Array | None:
+def _channel_factors(value: Value, channels: int, axis: int, rank: int) -> Array | None:
     """Returns a constant as one number per channel, or as one for all."""
-    array = _real(value)
+    array = _float_affine_constant(value)
     if array is None or array.ndim > rank:
         return None
     if array.size == 1:
@@ -210,7 +210,7 @@ def _vector(value: Value, channels: int, axis: int, rank: int) -> Array | None:
     return array.reshape(channels) if padded == wanted else None
 
 
-def _weight(chain: AffineChain) -> Value | Reject:
+def _rescaled_weight(chain: AffineChain) -> Value | Reject:
     """Returns the weight with its scales multiplied; its integers are mirrored at most."""
     w, x = chain.product.operand(1), chain.product.operand(0)
     assert w.quant is not None and w.constant is not None and x.quant is not None
@@ -258,9 +258,9 @@ def _scaled(params: QuantParams, scale: Array, product: Node) -> QuantParams:
     return replace(params, scale=scale, zero_point=zero_point, axis=geometry.axis)
 
 
-def _bias(chain: AffineChain) -> Value | Reject | None:
+def _folded_affine_bias(chain: AffineChain) -> Value | Reject | None:
     own = chain.product.optional(2)
-    real = np.zeros(()) if own is None else _real(own)
+    real = np.zeros(()) if own is None else _float_affine_constant(own)
     if real is None:
         return _refused(chain, "the product's bias is not constant")
     total = (real * chain.factor + chain.offset).astype(np.float32)

@@ -196,7 +196,7 @@ def bias_from_add(node: Node, context: RuleContext) -> Proposal:
             continue
         if op.operand(1).quant is None or not (op.operand(0).quant or op.op is DENSE):
             continue
-        vector = _vector(op, other)
+        vector = _addend_as_bias(op, other)
         if vector is None and (stored_behind(other) or other).constant is None:
             continue  # two activations: a residual, not a bias
         if vector is None:
@@ -216,7 +216,7 @@ def bias_from_add(node: Node, context: RuleContext) -> Proposal:
     return None
 
 
-def _vector(op: Node, addend: Value) -> Value | None:
+def _addend_as_bias(op: Node, addend: Value) -> Value | None:
     """Returns ``addend`` as a rank-1 bias of ``op``, None where it is none."""
     stored = stored_behind(addend) or addend
     shape, w, geometry = op.output.type.shape, op.operand(1).type.shape, geometry_of(op)

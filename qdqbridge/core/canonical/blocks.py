@@ -53,7 +53,9 @@ def blocks_of_depth(node: Node, context: RuleContext) -> Proposal:
         size = middle[form.sizes[0]]
         if turn.attributes != TransposeAttrs(form.perm) or not isinstance(size, int):
             continue
-        if middle[1:] == _split(form, image, size) and after[1:] == _joined(form, image, size):
+        if middle[1:] == _block_split_shape(form, image, size) and after[1:] == _joined(
+            form, image, size
+        ):
             attributes, output = DepthSpaceAttrs(size, form.mode), node.output
             origin = split.origin.joined(turn.origin).joined(node.origin)
             op = BY_NAME[form.name]
@@ -61,7 +63,7 @@ def blocks_of_depth(node: Node, context: RuleContext) -> Proposal:
     return None
 
 
-def _split(form: _BlockForm, image: tuple[int, ...], size: int) -> tuple[int, ...]:
+def _block_split_shape(form: _BlockForm, image: tuple[int, ...], size: int) -> tuple[int, ...]:
     c, h, w = image
     if form.name == "SpaceToDepth":
         return (c, h // size, size, w // size, size)

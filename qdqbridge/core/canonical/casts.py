@@ -35,7 +35,7 @@ _FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
 
 def before_cast(value: Value, context: RuleContext) -> Value:
     """Returns ``x`` where ``value`` is a Cast of a float x that one node reads, else ``value``."""
-    cast = _cast(value)
+    cast = _producing_float_cast(value)
     if cast is None or context.is_output(value) or len(value.users) != 1:
         return value
     return cast.operand(0)
@@ -43,11 +43,11 @@ def before_cast(value: Value, context: RuleContext) -> Value:
 
 def stored_before_cast(value: Value | None) -> Value | None:
     """Returns ``q`` where ``value`` is ``dequantize(q)`` or a Cast of it to another float type."""
-    cast = None if value is None else _cast(value)
+    cast = None if value is None else _producing_float_cast(value)
     return stored_behind(value if cast is None else cast.operand(0))
 
 
-def _cast(value: Value) -> Node | None:
+def _producing_float_cast(value: Value) -> Node | None:
     cast = made_by(value, CAST)
     if cast is None or value.type.dtype not in _FLOATS:
         return None
@@ -114,7 +114,7 @@ def _exact(stored: Value, params: QuantParams, dtype: DType) -> bool:
 def cast_before_quantize(node: Node, context: RuleContext) -> Proposal:
     """``quantize(Cast(x)) -> quantize(x)`` where the Cast only widens: no number changes."""
     del context
-    cast = _cast(node.operand(0))
+    cast = _producing_float_cast(node.operand(0))
     if cast is None or node.output.quant is None:
         return None
     x = cast.operand(0)

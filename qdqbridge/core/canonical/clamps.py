@@ -60,12 +60,12 @@ def clip_of_an_extreme(node: Node, context: RuleContext) -> Proposal:
     """
     del context
     values = [value for value in node.inputs if value is not None]
-    bounds = [value for value in values if _number(value) is not None]
+    bounds = [value for value in values if _scalar_constant(value) is not None]
     others = [value for value in values if value not in bounds]
     if len(bounds) != 1 or all(value.is_constant for value in others):
         return None
     (bound,) = bounds
-    number = _number(bound)
+    number = _scalar_constant(bound)
     assert number is not None
     rank = max((value.rank or 0 for value in others), default=0)
     if (bound.rank or 0) > rank or math.isnan(number):
@@ -91,7 +91,7 @@ def _narrow_extreme(
     return Replace({node.output: retyped(node, others, type_, node.output.name)})
 
 
-def _number(value: Value) -> float | None:
+def _scalar_constant(value: Value) -> float | None:
     """Returns a real constant of one element."""
     stored = stored_behind(value) or value
     data = stored.constant

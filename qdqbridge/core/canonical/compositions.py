@@ -48,7 +48,7 @@ def compose_elementwise(node: Node, context: RuleContext) -> Proposal:
         return replace(leak, about=end)
     origin = end.origin.joined(node.origin)
     operands = [region.source, *region.scalars]
-    attributes = CompositionAttrs(tuple(_steps(region)))
+    attributes = CompositionAttrs(tuple(_composition_steps(region)))
     value = result(COMPOSITION, attributes, operands, node.output.type, origin, node.output.name)
     return Replace({node.output: value})
 
@@ -134,7 +134,7 @@ def _leak(region: _ElementwiseRegion, end: Node, context: RuleContext) -> Reject
     return None
 
 
-def _steps(region: _ElementwiseRegion) -> list[Step]:
+def _composition_steps(region: _ElementwiseRegion) -> list[Step]:
     numbers: dict[Value, int] = {value: i for i, value in enumerate(region.scalars, 1)}
     first = 1 + len(region.scalars)
     steps: list[Step] = []

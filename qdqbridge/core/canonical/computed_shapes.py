@@ -78,7 +78,7 @@ def static_reshape(node: Node, context: RuleContext) -> Proposal:
         fixed = tuple(dim for dim in target if isinstance(dim, int))
         made: ReshapeAttrs | ExpandAttrs = ExpandAttrs(fixed)
     else:
-        written = _written(target, node.operand(0).type.shape or ())
+        written = _reshape_dims(target, node.operand(0).type.shape or ())
         if written is None:
             return None
         made = ReshapeAttrs(written)
@@ -86,7 +86,7 @@ def static_reshape(node: Node, context: RuleContext) -> Proposal:
     return Replace({node.output: value})
 
 
-def _written(target: Extents, source: tuple[Dim, ...]) -> tuple[int, ...] | None:
+def _reshape_dims(target: Extents, source: tuple[Dim, ...]) -> tuple[int, ...] | None:
     """Returns ONNX's form of a target with unknown extents, None where it has none."""
     written: list[int] = []
     for index, dim in enumerate(target):

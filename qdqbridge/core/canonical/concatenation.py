@@ -18,7 +18,7 @@ def dequantize_through_concat(node: Node, context: RuleContext) -> Proposal:
     del context
     if not isinstance(node.output.type, TensorType):
         return None
-    stored = _alike([stored_behind(value) for value in node.inputs])
+    stored = _match_signedness([stored_behind(value) for value in node.inputs])
     types = [None if value is None else value.quant for value in stored]
     params = {None if type_ is None else type_.params for type_ in types}
     first = next(iter(params))
@@ -30,7 +30,7 @@ def dequantize_through_concat(node: Node, context: RuleContext) -> Proposal:
     return Replace({node.output: dequantized(joined, dtype, node.origin, node.output.name)})
 
 
-def _alike(stored: list[Value | None]) -> list[Value | None]:
+def _match_signedness(stored: list[Value | None]) -> list[Value | None]:
     """Returns the operands with constants in the signedness of what runs beside them."""
     running = (v.quant.params for v in stored if v is not None and v.quant and not v.is_constant)
     first = next(running, None)

@@ -43,10 +43,10 @@ def cast_scale_is_dequantize(node: Node, context: RuleContext) -> Proposal:
         stored = None if cast is None else cast.operand(0)
         if stored is None or not (is_stored(stored) or _from_quantize(stored)):
             continue
-        zero_point = None if inner is None else _number(inner.operand(1))
+        zero_point = None if inner is None else _float_constant(inner.operand(1))
         if inner is not None and (zero_point is None or stored.type.dtype.bits > 16):
             continue
-        params = _params(stored.type.dtype, scale, zero_point, stored.type.shape or ())
+        params = _broadcast_qparams(stored.type.dtype, scale, zero_point, stored.type.shape or ())
         if params is None or params.expressed_dtype is not node.output.type.dtype:
             continue
         source, dtype = _typed(stored, params), node.output.type.dtype
@@ -118,12 +118,12 @@ class _FakeQuantize:
         x = _divided(divided, scale)
         if x is None or not isinstance(x.type, TensorType):
             return None
-        if not _same(added, subtracted):
+        if not _equal_flat_constants(added, subtracted):
             return Reject("the zero points added and subtracted around a rounding differ")
         storage = _grid(low, high)
         if storage is None:
             return Reject(f"it clips to {low} .. {high}, which no storage type holds")
-        params = _params(storage, scale, added, x.type.shape or ())
+        params = _broadcast_qparams(storage, scale, added, x.type.shape or ())
         if params is None or params.expressed_dtype is not x.type.dtype:
             return Reject("its scale or zero point is not constant per tensor or per channel")
         if not _inside(params):
@@ -134,11 +134,11 @@ class _FakeQuantize:
 def _sides(node: Node) -> list[tuple[Value, Value]]:
     """Returns the pairs ``(anything, constant)`` that a commutative node may multiply."""
     a, b = node.operand(0), node.operand(1)
-    pairs = [(a, b)] if _number(b) is not None else []
-    return pairs + ([(b, a)] if _number(a) is not None else [])
+    pairs = [(a, b)] if _float_constant(b) is not None else []
+    return pairs + ([(b, a)] if _float_constant(a) is not None else [])
 
 
-def _number(value: Value) -> NDArray[Any] | None:
+def _float_constant(value: Value) -> NDArray[Any] | None:
     if value.constant is None or value.quant is not None or value.type.dtype not in _REAL:
         return None
     return value.constant.numpy()
@@ -149,9 +149,9 @@ def _without(value: Value, op: Operator) -> tuple[Value, NDArray[Any] | None]:
     node = made_by(value, op)
     if node is None:
         return value, None
-    number = _number(node.operand(1))
+    number = _float_constant(node.operand(1))
     if number is None and op is ADD:
-        number = _number(node.operand(0))
+        number = _float_constant(node.operand(0))
         return (value, None) if number is None else (node.operand(1), number)
     return (value, None) if number is None else (node.operand(0), number)
 
@@ -166,7 +166,7 @@ def _without_clamps(value: Value) -> tuple[Value, float, float]:
             value = node.operand(0)
         elif node is not None and node.op in (MIN, MAX) and len(node.inputs) == 2:
             bounds = _sides(node)
-            number = None if not bounds else _number(bounds[0][1])
+            number = None if not bounds else _float_constant(bounds[0][1])
             if number is None or number.size != 1:
                 break
             bound = float(number.reshape(-1)[0])
@@ -177,19 +177,25 @@ def _without_clamps(value: Value) -> tuple[Value, float, float]:
 
 def _divided(value: Value, scale: Value) -> Value | None:
     """Returns x where ``value`` is ``x / scale`` or ``x * (1 / scale)``."""
-    node, own = value.producer, _number(scale)
+    node, own = value.producer, _float_constant(scale)
     if node is None or own is None:
         return None
     if node.op is DIV:
-        return node.operand(0) if _same(_number(node.operand(1)), own) else None
+        return (
+            node.operand(0)
+            if _equal_flat_constants(_float_constant(node.operand(1)), own)
+            else None
+        )
     if node.op is MUL:
         with np.errstate(divide="ignore", over="ignore"):
             inverse = np.asarray(np.ones((), own.dtype) / own)
-        return next((x for x, c in _sides(node) if _same(_number(c), inverse)), None)
+        return next(
+            (x for x, c in _sides(node) if _equal_flat_constants(_float_constant(c), inverse)), None
+        )
     return None
 
 
-def _same(a: NDArray[Any] | None, b: NDArray[Any] | None) -> bool:
+def _equal_flat_constants(a: NDArray[Any] | None, b: NDArray[Any] | None) -> bool:
     if a is None or b is None:
         other = a if b is None else b
         return other is None or not other.any()
@@ -209,14 +215,14 @@ def _inside(params: QuantParams) -> bool:
     return bool((zero_point >= storage.qmin).all() and (zero_point <= storage.qmax).all())
 
 
-def _params(
+def _broadcast_qparams(
     storage: DType,
     scale: Value,
     zero_point: NDArray[Any] | None,
     shape: tuple[int | str, ...],
 ) -> QuantParams | None:
     """Returns parameters of a scale and zero point that broadcast against data of ``shape``."""
-    numbers = _number(scale)
+    numbers = _float_constant(scale)
     if numbers is None or (zero_point is not None and (zero_point != np.rint(zero_point)).any()):
         return None
     wide = numbers.astype(np.float64)

@@ -35,7 +35,7 @@ def matmul_is_dense(node: Node, context: RuleContext) -> Proposal:
     x, w = node.operand(0), node.operand(1)
     if w.constant is None or w.quant is None or w.rank != 2 or x.rank is None or x.rank < 2:
         return None
-    return _dense(node, transposed(w), None)
+    return _replace_by_dense(node, transposed(w), None)
 
 
 @rule("gemm-is-dense", GEMM)
@@ -56,10 +56,12 @@ def gemm_is_dense(node: Node, context: RuleContext) -> Proposal:
         )
     weight = weight if attributes.trans_b else transposed(weight)
     if bias is not None:
-        bias = _bias(bias, attributes.beta, weight)
+        bias = _dense_bias(bias, attributes.beta, weight)
         if isinstance(bias, Reject):
             return bias
-    return _dense(node, weight, bias, _rows(node) if attributes.trans_a else None)
+    return _replace_by_dense(
+        node, weight, bias, _transpose_gemm_a(node) if attributes.trans_a else None
+    )
 
 
 def _times(w: Value, alpha: float) -> Value | None:
@@ -80,7 +82,7 @@ def _times(w: Value, alpha: float) -> Value | None:
     return None if found is None else constant(*found, w.name)
 
 
-def _rows(node: Node) -> Value:
+def _transpose_gemm_a(node: Node) -> Value:
     """Returns the transposed first operand."""
     x = node.operand(0)
     shape = None if x.type.shape is None else x.type.shape[::-1]
@@ -88,7 +90,9 @@ def _rows(node: Node) -> Value:
     return result(TRANSPOSE, TransposeAttrs((1, 0)), [x], type_, node.origin)
 
 
-def _dense(node: Node, weight: Value, bias: Value | None, x: Value | None = None) -> Proposal:
+def _replace_by_dense(
+    node: Node, weight: Value, bias: Value | None, x: Value | None = None
+) -> Proposal:
     operands = [x or node.operand(0), weight] + ([bias] if bias is not None else [])
     value = result(DENSE, NO_ATTRIBUTES, operands, node.output.type, node.origin, node.output.name)
     return Replace({node.output: value})
@@ -110,7 +114,7 @@ def transposed(w: Value) -> Value:
     return constant(w.constant.transposed(), params, w.name)
 
 
-def _bias(bias: Value, beta: float, weight: Value) -> Value | Reject:
+def _dense_bias(bias: Value, beta: float, weight: Value) -> Value | Reject:
     stored = stored_behind(bias) or bias
     units = weight.constant.shape[0] if weight.constant is not None else 0
     if stored.constant is None:

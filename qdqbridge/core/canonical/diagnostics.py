@@ -28,10 +28,13 @@ def diagnose(graph: Graph) -> list[Note]:
     """Returns notes about clamps in ranges, folded weights, fake-quantization, affine maps."""
     nodes = graph.nodes
     notes = [_clamps(nodes), _folded(nodes), _fake_quantization(nodes)]
-    return [*(note for note in notes if note is not None), *_affine(nodes, set(graph.outputs))]
+    return [
+        *(note for note in notes if note is not None),
+        *_note_unfolded_affine(nodes, set(graph.outputs)),
+    ]
 
 
-def _affine(nodes: Sequence[Node], outputs: Set[Value]) -> Iterator[Note]:
+def _note_unfolded_affine(nodes: Sequence[Node], outputs: Set[Value]) -> Iterator[Note]:
     for node in nodes:
         chain = chain_behind(node, outputs.__contains__)
         if chain is None:
@@ -50,9 +53,9 @@ def _clamps(nodes: Sequence[Node]) -> Note | None:
     if not names:
         return None
     reason = (
-        f"{_count(names, 'operator')} saturates at real 0: if the model had a Relu there, the "
-        "range of the quantized type is what remains of it, and a tool that drops Q and DQ drops "
-        "the Relu too"
+        f"{_count_phrase(names, 'operator')} saturates at real 0: if the model had a Relu there, "
+        "the range of the quantized type is what remains of it, and a tool that drops Q and "
+        "DQ drops the Relu too"
     )
     return Note("clamp-in-range", names[0], reason, tuple(names))
 
@@ -71,12 +74,13 @@ _NEVER_NEGATIVE = frozenset((SOFTMAX, SIGMOID, HARD_SIGMOID, EXP, ABS, SQRT, SOF
 
 def _folded(nodes: Sequence[Node]) -> Note | None:
     found = [(node, w) for node in nodes for w in _float_weights(node)]
-    names = [w.name for node, w in found if _on_grid(_rows(node, w))]
+    names = [w.name for node, w in found if _on_grid(_sample_channel_rows(node, w))]
     if not names:
         return None
     reason = (
-        f"weights folded to float on an integer grid: {_count(names, 'constant')} was quantized "
-        "before a tool (onnxsim, a constant folder) dequantized it; export again without that"
+        f"weights folded to float on an integer grid: {_count_phrase(names, 'constant')} was "
+        "quantized before a tool (onnxsim, a constant folder) dequantized it; "
+        "export again without that"
     )
     node = next(node for node, w in found if w.name == names[0])
     return Note("folded-weights", node.name, reason, tuple(dict.fromkeys(names)))
@@ -92,7 +96,7 @@ def _float_weights(node: Node) -> Iterator[Value]:
         yield w
 
 
-def _rows(node: Node, w: Value) -> NDArray[Any]:
+def _sample_channel_rows(node: Node, w: Value) -> NDArray[Any]:
     """Returns a float weight as one row per output channel, a sample of each."""
     assert w.constant is not None
     data = w.constant.numpy()
@@ -124,11 +128,12 @@ def _fake_quantization(nodes: Sequence[Node]) -> Note | None:
     if not names:
         return None
     reason = (
-        f"float arithmetic (Div, Round, Clip, Mul) fake-quantizes {_count(names, 'tensor')}; the "
-        "option 'decomposed' reads it as QuantizeLinear and DequantizeLinear"
+        "float arithmetic (Div, Round, Clip, Mul) fake-quantizes "
+        f"{_count_phrase(names, 'tensor')}; the option "
+        "'decomposed' reads it as QuantizeLinear and DequantizeLinear"
     )
     return Note("decomposed-quantization", names[0], reason, tuple(names))
 
 
-def _count(names: list[str], what: str) -> str:
+def _count_phrase(names: list[str], what: str) -> str:
     return f"1 {what}" if len(names) == 1 else f"each of {len(names)} {what}s"

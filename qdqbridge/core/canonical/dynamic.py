@@ -14,7 +14,7 @@ from qdqbridge.core.canonical.weights import signed_constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Attributes
-from qdqbridge.core.graph.patterns import PatternMatch, match
+from qdqbridge.core.graph.patterns import PatternMatch, match_value_pattern
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.ops.accumulator import centered
 from qdqbridge.core.ops.attributes import CastAttrs, ConvAttrs, ReduceAttrs
@@ -53,8 +53,12 @@ def dynamic_product(node: Node, context: RuleContext) -> Proposal:
             continue
         if context.sole_reader(cast.output) is not node:
             continue
-        source, weight = _source(product), _weight(product, scales)
-        if source is None or weight is None or source.outputs[_SCALE] is not _scale(scales):
+        source, weight = _source(product), _quantized_rhs(product, scales)
+        if (
+            source is None
+            or weight is None
+            or source.outputs[_SCALE] is not _dynamic_scale_factor(scales)
+        ):
             continue
         x, output = source.operand(0), node.output
         if x.rank is None or x.rank < 2 or x.type.dtype is not DType.FLOAT32:
@@ -75,7 +79,7 @@ def _source(product: Node) -> Node | None:
     return node if zero_point is node.outputs[_ZERO_POINT] else None
 
 
-def _scale(scales: Value) -> Value | None:
+def _dynamic_scale_factor(scales: Value) -> Value | None:
     """Returns the operand of a product of scales that is not constant."""
     node = scales.producer
     if node is None or node.op is not MUL:
@@ -84,20 +88,22 @@ def _scale(scales: Value) -> Value | None:
     return running[0] if len(running) == 1 else None
 
 
-def _known(scales: Value) -> Value | None:
+def _constant_scale_factor(scales: Value) -> Value | None:
     """Returns the operand of a product of scales that is a constant."""
     node = scales.producer
     known = [] if node is None else [v for v in node.inputs if v is not None and v.is_constant]
     return known[0] if len(known) == 1 else None
 
 
-def _weight(product: Node, scales: Value) -> Value | None:
+def _quantized_rhs(product: Node, scales: Value) -> Value | None:
     """Returns the second operand of a product as a quantized constant (N, K); else None."""
-    known = _known(scales)
-    return None if known is None else _stored(product.operand(1), product.optional(3), known)
+    known = _constant_scale_factor(scales)
+    return (
+        None if known is None else _quantized_matrix(product.operand(1), product.optional(3), known)
+    )
 
 
-def _stored(w: Value, zero_point: Value | None, scales: Value) -> Value | None:
+def _quantized_matrix(w: Value, zero_point: Value | None, scales: Value) -> Value | None:
     """Returns a matrix (K, N) of integers as a quantized constant (N, K); else None.
 
     Args:
@@ -119,7 +125,7 @@ def _stored(w: Value, zero_point: Value | None, scales: Value) -> Value | None:
         return None
     if not (np.isfinite(scale).all() and (scale > 0).all()):
         return None
-    params = _params(data.dtype, scale, zero)
+    params = _weight_qparams(data.dtype, scale, zero)
     return transposed(constant(*signed_constant(data, params), w.name))
 
 
@@ -128,7 +134,7 @@ def _flat(value: Value) -> NDArray[np.int32]:
     return value.constant.numpy().reshape(-1).astype(np.int32)
 
 
-def _params(
+def _weight_qparams(
     dtype: DType, scale: NDArray[Any], zero: NDArray[np.int32], axis: int = 1
 ) -> QuantParams:
     if scale.size == 1 and zero.size == 1:
@@ -148,7 +154,7 @@ def dynamic_convolution(node: Node, context: RuleContext) -> Proposal:
         if cast is None or cast.attributes != CastAttrs(DType.FLOAT32):
             continue
         found = _integer_sums(cast, context) if context.sole_reader(cast.output) is node else None
-        if found is None or found.source.outputs[_SCALE] is not _scale(scales):
+        if found is None or found.source.outputs[_SCALE] is not _dynamic_scale_factor(scales):
             continue
         x, output, weight = found.source.operand(0), node.output, found.scaled(scales)
         if weight is None or x.type.dtype is not DType.FLOAT32:
@@ -180,7 +186,7 @@ class _IntegerSums:
 
     def scaled(self, scales: Value) -> Value | None:
         """Returns the weight with the scales of a Mul; None where they do not fit."""
-        data, known = self.w.constant, _known(scales)
+        data, known = self.w.constant, _constant_scale_factor(scales)
         factor = None if known is None else known.constant
         if data is None or factor is None or factor.dtype is not DType.FLOAT32:
             return None
@@ -196,7 +202,7 @@ class _IntegerSums:
         )
         if not usual or _REACH * largest >= _MOST:
             return None
-        params = _params(data.dtype, scale, self.zero[:1], axis=0)
+        params = _weight_qparams(data.dtype, scale, self.zero[:1], axis=0)
         return constant(*signed_constant(data, params), self.w.name)
 
 
@@ -212,7 +218,7 @@ def _integer_sums(cast: Node, context: RuleContext) -> _IntegerSums | None:
     node = made_by(total, "ConvInteger")
     if node is not None:
         source, zero, w = _source(node), node.optional(3), node.operand(1)
-        attributes = _window(node)
+        attributes = _conv_integer_attrs(node)
         if source is None or attributes is None or (zero is not None and zero.constant is None):
             return None
         points = np.zeros(1, np.int32) if zero is None else _flat(zero)
@@ -243,7 +249,7 @@ def _shifted_source(value: Value) -> Node | None:
     return node if read == [node.outputs[_CODES], node.outputs[_ZERO_POINT]] else None
 
 
-def _window(node: Node) -> ConvAttrs | None:
+def _conv_integer_attrs(node: Node) -> ConvAttrs | None:
     """Returns the window of a ConvInteger; None where its padding depends on extents."""
     stated, rank = node.attributes.stated(), (node.operand(1).rank or 0) - 2
     if rank < 1 or stated.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
@@ -336,9 +342,12 @@ def dynamic_rows(node: Node, context: RuleContext) -> Proposal:
     del context
     found = PatternMatch()
     parts = ("point", _ROW_POINT), ("codes", _ROW_CODES), ("scale", _ROW_SCALE)
-    if not match(node.output, _ROW_PRODUCT, found, either_order=True):
+    if not match_value_pattern(node.output, _ROW_PRODUCT, found, either_order=True):
         return None
-    if not all(match(found.values[name], part, found, either_order=True) for name, part in parts):
+    if not all(
+        match_value_pattern(found.values[name], part, found, either_order=True)
+        for name, part in parts
+    ):
         return None
     x, w, sums = (found.values[name] for name in ("x", "w", "sums"))
     reduced = {step.record(ReduceAttrs).axes for step in found.nodes if step.op is REDUCE_MIN}
@@ -346,7 +355,7 @@ def dynamic_rows(node: Node, context: RuleContext) -> Proposal:
         return None
     if reduced != {(x.rank - 1,)}:
         return None
-    weight = _stored(w, found.values["points"], found.values["scales"])
+    weight = _quantized_matrix(w, found.values["points"], found.values["scales"])
     if weight is None or weight.constant is None or weight.quant is None or sums.constant is None:
         return None
     columns = centered(weight.constant.numpy(), weight.quant.params).astype(np.int64).sum(axis=1)

@@ -22,9 +22,9 @@ def explanation(graph: Graph, bodies: Iterable[tuple[str, Graph]] = ()) -> list[
         graph: The graph.
         bodies: What the bodies of its nodes are, by their places.
     """
-    inside = [(place, body) for place, body in bodies if _quantized(body)]
+    inside = [(place, body) for place, body in bodies if _is_quantized_graph(body)]
     own = [*graph.notes, *islands(graph)]
-    if not _quantized(graph):
+    if not _is_quantized_graph(graph):
         own = [note for note in graph.notes if note.rule != _TAUTOLOGY]
         if not inside:
             return [Note("no-quantization", "", "the file has no quantization"), *own]
@@ -39,7 +39,7 @@ def _placed(place: str, body: Graph) -> list[Note]:
     ]
 
 
-def _quantized(graph: Graph) -> bool:
+def _is_quantized_graph(graph: Graph) -> bool:
     names = (node.op.name for node in graph.nodes)
     return any(value.quant for value in graph.values()) or any(
         "Quantize" in name or "Integer" in name for name in names

@@ -19,7 +19,7 @@ from qdqbridge.core.canonical.rule import Proposal, Reject, Replace, Rule, RuleC
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Operator
-from qdqbridge.core.graph.patterns import Pattern, PatternMatch, match, near
+from qdqbridge.core.graph.patterns import Pattern, PatternMatch, match_value_pattern, near
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.attributes import ReduceAttrs, SoftmaxAttrs
 from qdqbridge.core.ops.build import constant, result
@@ -88,10 +88,10 @@ _CENTRED: Pattern = ("Exp", ("Sub", "x", ("ReduceMax", "x")))
 def softmax_of_steps(node: Node, context: RuleContext) -> Proposal:
     """``e / ReduceSum(e)``, ``e = Exp(x - ReduceMax(x))`` ``-> Softmax(x)`` along one axis."""
     found = PatternMatch()
-    if not match(node.output, _SHARES, found):
+    if not match_value_pattern(node.output, _SHARES, found):
         return None
     total = node.operand(1).producer
-    if total is None or not match(found.values["e"], _CENTRED, found):
+    if total is None or not match_value_pattern(found.values["e"], _CENTRED, found):
         return None
     largest = [step for step in found.nodes if step.op is REDUCE_MAX]
     axes = total.attributes
@@ -111,7 +111,7 @@ def scaled_scores(node: Node, context: RuleContext) -> Proposal:
     operands: list[Value] = []
     for value in node.inputs:
         found = PatternMatch()
-        scaled = match(value, ("Mul", "x", "#factor"), found, either_order=True)
+        scaled = match_value_pattern(value, ("Mul", "x", "#factor"), found, either_order=True)
         if value is None or not scaled or context.sole_reader(value) is not node:
             return None
         factors.append(found.numbers["factor"])

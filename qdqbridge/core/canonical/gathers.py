@@ -93,14 +93,16 @@ def gather_of_all_in_order(node: Node, context: RuleContext) -> Proposal:
     shape = index.type.shape
     if x.rank != 1 or not isinstance(attributes, AxisAttrs) or not shape or 0 in shape:
         return None
-    if (x.quant is not None and not x.quant.params.per_tensor) or _count(shape) != _held(x):
+    if (x.quant is not None and not x.quant.params.per_tensor) or _symbolic_element_count(
+        shape
+    ) != _held(x):
         return None
-    steps = _steps(index, _DEPTH)
+    steps = _index_start_and_strides(index, _DEPTH)
     if steps is None or steps[0] != 0:
         return None
     left = [(e, s) for e, s in zip(shape, steps[1], strict=True) if e != 1]
     for place, (_, step) in enumerate(left, 1):
-        known, names = _count(tuple(extent for extent, _ in left[place:]))
+        known, names = _symbolic_element_count(tuple(extent for extent, _ in left[place:]))
         if names or step != known:  # only the first extent may be one that is not known
             return None
     target = tuple(extent if isinstance(extent, int) else -1 for extent in shape)
@@ -111,7 +113,7 @@ def gather_of_all_in_order(node: Node, context: RuleContext) -> Proposal:
     return Replace({output: result(RESHAPE, made, [x], output.type, node.origin, output.name)})
 
 
-def _count(shape: tuple[Dim, ...]) -> tuple[int, list[str]]:
+def _symbolic_element_count(shape: tuple[Dim, ...]) -> tuple[int, list[str]]:
     """Returns a number of elements: that of the known extents, and the names of the others."""
     known = math.prod(extent for extent in shape if isinstance(extent, int))
     return known, sorted(extent for extent in shape if isinstance(extent, str))
@@ -121,10 +123,10 @@ def _held(x: Value) -> tuple[int, list[str]] | None:
     """Returns the number of elements of a vector; of one that is reshaped, as its source has it."""
     reshape = made_by(x, RESHAPE)
     shape = x.type.shape if reshape is None else reshape.operand(0).type.shape
-    return None if shape is None else _count(shape)
+    return None if shape is None else _symbolic_element_count(shape)
 
 
-def _steps(index: Value, depth: int) -> tuple[int, list[int]] | None:
+def _index_start_and_strides(index: Value, depth: int) -> tuple[int, list[int]] | None:
     """Returns the first of integers that grow evenly along each axis, and by how much they grow.
 
     Along an axis of extent 1 they grow by anything.
@@ -140,7 +142,9 @@ def _steps(index: Value, depth: int) -> tuple[int, list[int]] | None:
         start, step = node.operand(0).constant, node.operand(2).constant
         return None if start is None or step is None else (int(start.numpy()), [int(step.numpy())])
     if node.op in (ADD, MUL):
-        a, b = (_steps(value, depth - 1) for value in node.inputs if value is not None)
+        a, b = (
+            _index_start_and_strides(value, depth - 1) for value in node.inputs if value is not None
+        )
         if a is None or b is None:
             return None
         if node.op is MUL:
@@ -154,7 +158,7 @@ def _steps(index: Value, depth: int) -> tuple[int, list[int]] | None:
                 steps[axis] += 0 if extent == 1 else step
         return a[0] + b[0], steps
     if node.op in (UNSQUEEZE, RESHAPE) and node.operand(0).rank is not None:
-        own = _steps(node.operand(0), depth - 1)
+        own = _index_start_and_strides(node.operand(0), depth - 1)
         before = node.operand(0).type.shape or ()
         kept = [axis for axis, extent in enumerate(shape) if extent != 1]
         left = [axis for axis, extent in enumerate(before) if extent != 1]

@@ -37,9 +37,14 @@ def layer_norm_of_steps(node: Node, context: RuleContext) -> Proposal:
     variance, mean = made_by(square, REDUCE_MEAN), made_by(minus.operand(1), REDUCE_MEAN)
     if variance is None or mean is None or mean.operand(0) is not minus.operand(0):
         return None
-    x, axis = minus.operand(0), _axis(mean)
+    x, axis = minus.operand(0), _layer_norm_axis(mean)
     power = variance.operand(0).producer
-    if axis is None or _axis(variance) != axis or power is None or not _squares(power, centre):
+    if (
+        axis is None
+        or _layer_norm_axis(variance) != axis
+        or power is None
+        or not _squares(power, centre)
+    ):
         return None
     extents = (x.type.shape or ())[axis:]
     if not _is_float32(x) or not all(isinstance(extent, int) for extent in extents):
@@ -126,7 +131,7 @@ def _offset(add: Node | None) -> tuple[Value | None, float]:
     return None, 0.0
 
 
-def _axis(mean: Node) -> int | None:
+def _layer_norm_axis(mean: Node) -> int | None:
     """Returns the first of the last axes that a ReduceMean reduces and keeps."""
     attributes, rank = mean.attributes, mean.operand(0).rank
     if not isinstance(attributes, ReduceAttrs) or not attributes.keepdims or rank is None:

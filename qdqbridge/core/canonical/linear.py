@@ -53,7 +53,7 @@ def convolution_bias(node: Node, context: RuleContext) -> Proposal:
             continue
         if context.sole_reader(source) is not node or _integer(conv):
             continue
-        vector = _vector(conv, other)
+        vector = _channel_addend(conv, other)
         if vector is None:
             continue
         return _joined(conv, node, [*conv.inputs[:2], vector])
@@ -71,7 +71,7 @@ def _joined(product: Node, add: Node, operands: list[Value | None]) -> Replace:
     return Replace({output: value})
 
 
-def _vector(conv: Node, addend: Value) -> Value | None:
+def _channel_addend(conv: Node, addend: Value) -> Value | None:
     """Returns the vector behind an addend (1, C, 1, …), None where it is something else."""
     shape, out = addend.type.shape, conv.output.type.shape
     if shape is None or out is None or len(out) < 3:

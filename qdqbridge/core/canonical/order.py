@@ -33,7 +33,7 @@ _LITERAL = 16
 
 def order_operands(graph: Graph) -> None:
     """Brings the operands of commuting nodes of ``graph`` into their one order."""
-    nodes = [node for node in graph.nodes if _count(node) > 1]
+    nodes = [node for node in graph.nodes if _commuting_operand_count(node) > 1]
     if not nodes:
         return
     places = _Places(graph.inputs, graph.nodes, graph.outputs)
@@ -53,7 +53,7 @@ def commuting(node: Node) -> Sequence[Value | None]:
     return node.inputs[: node.op.commuting]
 
 
-def _count(node: Node) -> int:
+def _commuting_operand_count(node: Node) -> int:
     """Returns how many different operands may change places; 0 where one is left out."""
     operands = commuting(node)
     return 0 if None in operands else len(set(operands))
@@ -155,7 +155,7 @@ class _Places:
                 missing = [v for v in node.inputs if v is not None and v not in known]
                 stack += missing
                 if not missing:
-                    whole = _hash(*_parts(node, known))
+                    whole = _hash(*_node_hash_parts(node, known))
                     for index, result in enumerate(node.outputs):
                         known[result] = _hash(whole, str(index))
         return known[value]
@@ -186,7 +186,7 @@ class _Places:
         return found
 
 
-def _parts(node: Node, known: dict[Value, bytes]) -> list[str | bytes]:
+def _node_hash_parts(node: Node, known: dict[Value, bytes]) -> list[str | bytes]:
     operands = [b"" if value is None else known[value] for value in node.inputs]
     count = min(node.op.commuting, len(operands))
     types = (_type_text(value.type) for value in node.outputs)

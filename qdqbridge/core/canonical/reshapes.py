@@ -52,7 +52,7 @@ def flatten_is_reshape(node: Node, context: RuleContext) -> Proposal:
     del context
     if node.attributes == _ROWS:
         return None
-    target = _target(node.operand(0), node.output)
+    target = _reshape_between(node.operand(0), node.output)
     if target is None and node.attributes == AxisAttrs(0):
         target = (1, -1)
     return None if target is None else _as_reshape(node, "Reshape", ReshapeAttrs(target))
@@ -83,7 +83,7 @@ def reshape_target(node: Node, context: RuleContext) -> Proposal:
     """
     del context
     copied = _copied(node)
-    target = None if copied is None else _target(node.operand(0), node.output, copied)
+    target = None if copied is None else _reshape_between(node.operand(0), node.output, copied)
     if target is None or node.attributes == ReshapeAttrs(target):
         return None
     return _as_reshape(node, "Reshape", ReshapeAttrs(target))
@@ -101,7 +101,9 @@ def _copied(node: Node) -> frozenset[int] | None:
     return frozenset(index for index, dim in zeros if dim == 0)
 
 
-def _target(x: Value, y: Value, copied: frozenset[int] = frozenset()) -> tuple[int, ...] | None:
+def _reshape_between(
+    x: Value, y: Value, copied: frozenset[int] = frozenset()
+) -> tuple[int, ...] | None:
     """Returns the target of a reshape of x to y, None where ONNX has none."""
     before, after = x.type.shape, y.type.shape
     if before is None or after is None or 0 in (*before, *after):
@@ -182,13 +184,13 @@ def _composed(node: Node, inner: Node) -> Attributes | None:
     if isinstance(a, AxesAttrs) and isinstance(b, AxesAttrs):
         rank = inner.output.rank if node.op is UNSQUEEZE else inner.operand(0).rank
         return None if rank is None else _joined(node.op.name, a.axes, b.axes, rank)
-    if node.op in (RESHAPE, FLATTEN) and _known(inner) and _known(node):
-        target = _target(inner.operand(0), node.output)
+    if node.op in (RESHAPE, FLATTEN) and _is_static_reshape(inner) and _is_static_reshape(node):
+        target = _reshape_between(inner.operand(0), node.output)
         return None if target is None else ReshapeAttrs(target)
     return None
 
 
-def _known(node: Node) -> bool:
+def _is_static_reshape(node: Node) -> bool:
     return node.op is FLATTEN or _copied(node) is not None
 
 

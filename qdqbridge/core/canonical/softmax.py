@@ -27,10 +27,10 @@ def softmax_of_a_matrix(node: Node, context: RuleContext) -> Proposal:
         return Replace({node.output: x})
     if shape is None or any(dim != 1 for dim in _others(shape, attributes.axes)):
         return None
-    written = _written(shape, first)
+    written = _unflatten_target(shape, first)
     if written is None:
         return None
-    matrix = (_product(shape[:first]), _product(shape[first:]))
+    matrix = (_element_count(shape[:first]), _element_count(shape[first:]))
     flat = result(FLATTEN, AxisAttrs(first), [x], x.type.with_shape(matrix), node.origin)
     type_ = node.output.type.with_shape(matrix)
     soft = result(node.op, SoftmaxAttrs((1,)), [flat], type_, node.origin)
@@ -73,7 +73,7 @@ def _others(shape: tuple[Dim, ...], axes: tuple[int, ...]) -> list[Dim]:
     return [dim for i, dim in enumerate(shape) if i > axes[0] and i not in axes]
 
 
-def _product(dims: tuple[Dim, ...]) -> Dim:
+def _element_count(dims: tuple[Dim, ...]) -> Dim:
     """Returns the number of elements; the one name among ones, a new one for unknown products."""
     number, names = 1, [dim for dim in dims if isinstance(dim, str)]
     for dim in dims:
@@ -83,7 +83,7 @@ def _product(dims: tuple[Dim, ...]) -> Dim:
     return names[0] if len(names) == 1 and number == 1 else "*".join([str(number), *names])
 
 
-def _written(shape: tuple[Dim, ...], first: int) -> tuple[int, ...] | None:
+def _unflatten_target(shape: tuple[Dim, ...], first: int) -> tuple[int, ...] | None:
     """Returns the target of a Reshape from the matrix to ``shape``, None where ONNX has none."""
     copied = first == 1  # then the matrix has axis 0 as it was
     unknown = [i for i, dim in enumerate(shape) if isinstance(dim, str) and not (copied and i == 0)]

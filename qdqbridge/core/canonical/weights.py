@@ -101,7 +101,7 @@ def mirror(data: Constant, params: QuantParams) -> tuple[Constant, QuantParams] 
         return data, params
     base, perm = data.unpermuted()
     stored = permuted_params(params, inverse(perm)) if perm else params
-    for rows in _parts(base.shape, stored):
+    for rows in _axis0_slices(base.shape, stored):
         array, part = base.rows(rows), _of_rows(stored, rows)
         mirrored = _mirrored(array.astype(np.int64), part)
         if mirrored.min(initial=0) < params.qmin or mirrored.max(initial=0) > params.qmax:
@@ -123,7 +123,7 @@ def _mirrored(stored: NDArray[np.int64], params: QuantParams) -> NDArray[np.int6
     return np.where(flip, 2 * zero_point - stored, stored)
 
 
-def _parts(shape: Sequence[int], params: QuantParams) -> Iterator[slice]:
+def _axis0_slices(shape: Sequence[int], params: QuantParams) -> Iterator[slice]:
     """Yields ranges of the first axis; all of it where blocks lie along it."""
     if not shape or (params.blocked and params.axis == 0):
         yield slice(None)
@@ -181,7 +181,7 @@ def float_norm_offset(node: Node, context: RuleContext) -> Proposal:
 def _float_offset(value: Value) -> Value:
     assert value.constant is not None and value.quant is not None
     params, data = value.quant.params, value.constant
-    real = Constant(params.expressed_dtype, data.shape, lambda: _written(data, params))
+    real = Constant(params.expressed_dtype, data.shape, lambda: _dequantized_weights(data, params))
     return constant(real, None, value.name)
 
 
@@ -191,7 +191,7 @@ def _fits(data: Constant, params: QuantParams, signed: DType) -> bool:
         return True
     base, perm = data.unpermuted()
     params = permuted_params(params, inverse(perm)) if perm else params
-    for rows in _parts(base.shape, params):
+    for rows in _axis0_slices(base.shape, params):
         stored, part = base.rows(rows).astype(np.int64), _of_rows(params, rows)
         shifted = stored - part.aligned(part.zero_point, stored.shape).astype(np.int64)
         if shifted.min(initial=0) < signed.qmin or shifted.max(initial=0) > signed.qmax:
@@ -204,7 +204,7 @@ def _shifted(array: NDArray[Any], params: QuantParams, signed: DType) -> NDArray
     return (array.astype(np.int32) - zero_point).astype(signed.numpy)
 
 
-def _written(data: Constant, params: QuantParams) -> NDArray[Any]:
+def _dequantized_weights(data: Constant, params: QuantParams) -> NDArray[Any]:
     """Returns what the file's DequantizeLinear yields."""
     return dequantize(data.numpy(), params).astype(params.expressed_dtype.numpy)
 

@@ -88,9 +88,9 @@ def align(
         found.apart = None if choice is _by_name else apart
         for key in keys:
             _pair_equal(found, a, b, kin, key, choice)
-            _spread(found, a, b, kin, places)
+            _propagate_alignment(found, a, b, kin, places)
     if replaced:
-        _spread(found, a, b, kin, places, replaced=True)
+        _propagate_alignment(found, a, b, kin, places, replaced=True)
     return found
 
 
@@ -246,7 +246,7 @@ def _by_distance(apart: Apart) -> _Choice:
     return choose
 
 
-def _spread(
+def _propagate_alignment(
     found: Alignment, a: Graph, b: Graph, kin: Kin, place: _Places, *, replaced: bool = False
 ) -> None:
     """Pairs the neighbours of pairs; where ``replaced``, also those of different operators."""

@@ -107,10 +107,13 @@ def read_attributes(
         spatial: How many of its axes are spatial.
     """
     shown = {name: codec for name, codec in lenses(record).items() if codec.tvm in given}
-    return {name: _read(codec, given[codec.tvm], rank, spatial) for name, codec in shown.items()}
+    return {
+        name: _decode_attribute(codec, given[codec.tvm], rank, spatial)
+        for name, codec in shown.items()
+    }
 
 
-def _read(codec: AttributeCodec, value: Any, rank: int, spatial: int) -> Any:
+def _decode_attribute(codec: AttributeCodec, value: Any, rank: int, spatial: int) -> Any:
     around = max(rank, 1)
     match codec.holds:
         case Holds.AXIS | Holds.LAST_AXES:
@@ -119,9 +122,9 @@ def _read(codec: AttributeCodec, value: Any, rank: int, spatial: int) -> Any:
             every = range(rank) if value is None else [value] if isinstance(value, int) else value
             return tuple(sorted(int(axis) % around for axis in every))
         case Holds.SPATIAL:
-            return _spread(value, spatial)
+            return _repeat_scalar_ints(value, spatial)
         case Holds.ENDS:
-            sizes = _spread(value, 2 * spatial)
+            sizes = _repeat_scalar_ints(value, 2 * spatial)
             return sizes if len(sizes) == 2 * spatial else sizes * (2 * spatial // len(sizes))
         case _:
             if isinstance(value, str):
@@ -129,7 +132,7 @@ def _read(codec: AttributeCodec, value: Any, rank: int, spatial: int) -> Any:
             return codec.kind(value) if codec.kind in (int, float, bool) else value
 
 
-def _spread(value: Any, count: int) -> Ints:
+def _repeat_scalar_ints(value: Any, count: int) -> Ints:
     """Returns a list of numbers; one number stands for ``count`` equal ones."""
     return (value,) * count if isinstance(value, int) else tuple(int(item) for item in value)
 

@@ -112,7 +112,7 @@ def _filled(array: Array, size: int) -> Array:
     return np.concatenate([array, np.repeat(array[-1:], size - len(array), axis=0)])
 
 
-def joined(parts: Sequence[Array], batches_: Sequence[Batch], name: str) -> Array:
+def concat_batch_results(parts: Sequence[Array], batches_: Sequence[Batch], name: str) -> Array:
     """Returns the results of all batches as one array, without the examples filled in.
 
     Raises:

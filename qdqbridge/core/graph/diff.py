@@ -148,7 +148,7 @@ def _interface(a: Graph, b: Graph) -> Iterator[GraphDifference]:
             kind = DifferenceKind.QUANTIZATION if quantization else DifferenceKind.INTERFACE
             yield GraphDifference(kind, where, words, x.name, y.name)
         if _numbered(x.type.shape, symbols[0]) != _numbered(y.type.shape, symbols[1]):
-            text = f"shape {_shape(x.type.shape)} -> {_shape(y.type.shape)}"
+            text = f"shape {_shape_diff_text(x.type.shape)} -> {_shape_diff_text(y.type.shape)}"
             yield GraphDifference(DifferenceKind.INTERFACE, where, text, x.name, y.name)
 
 
@@ -161,7 +161,7 @@ def _numbered(shape: Shape, symbols: dict[str, int]) -> tuple[object, ...] | Non
     )
 
 
-def _shape(shape: Shape) -> str:
+def _shape_diff_text(shape: Shape) -> str:
     return "unknown" if shape is None else f"[{', '.join(map(str, shape))}]"
 
 
@@ -198,7 +198,7 @@ def _pair(x: Node, y: Node, found: _Pairing) -> Iterator[GraphDifference]:
     if x.op.name != y.op.name:
         yield GraphDifference(DifferenceKind.OPERATOR, where, f"{x.op.name} -> {y.op.name}", *names)
     elif attributes_text(x.attributes) != attributes_text(y.attributes):
-        for text in _attributes(x, y):
+        for text in _diff_attributes(x, y):
             yield GraphDifference(DifferenceKind.ATTRIBUTE, where, text, *names)
     for index, (mine, theirs) in enumerate(zip(x.outputs, y.outputs, strict=False)):
         result = "result" if len(x.outputs) == 1 else f"result {index}"
@@ -210,7 +210,7 @@ def _pair(x: Node, y: Node, found: _Pairing) -> Iterator[GraphDifference]:
             yield GraphDifference(kind, where, text, *names)
 
 
-def _attributes(x: Node, y: Node) -> Iterator[str]:
+def _diff_attributes(x: Node, y: Node) -> Iterator[str]:
     if type(x.attributes) is not type(y.attributes):
         yield f"{attributes_text(x.attributes)} -> {attributes_text(y.attributes)}"
         return

@@ -66,7 +66,7 @@ def params_words(a: QuantParams, b: QuantParams) -> Iterator[str]:
     elif granularity(a) == granularity(b):
         yield f"number of scales {a.scale.size} -> {b.scale.size}"
     else:
-        yield f"scale {_spread(a.scale)} -> {_spread(b.scale)}"
+        yield f"scale {_format_value_range(a.scale)} -> {_format_value_range(b.scale)}"
     if (a.qmin, a.qmax) != (b.qmin, b.qmax) and not (a.full_range and b.full_range):
         yield f"range {a.qmin}..{a.qmax} -> {b.qmin}..{b.qmax}"
     if a.saturate is not b.saturate:
@@ -93,22 +93,22 @@ def _array_words(name: str, a: NDArray[Any], b: NDArray[Any]) -> Iterator[str]:
         yield f"{name}: the same numbers as {b.dtype} instead of {a.dtype}"
         return
     worst = int(changed[np.argmax(np.abs(other - wide)[changed])])
-    pair = f"{_number(wide[worst])} -> {_number(other[worst])}"
+    pair = f"{_nine_digits(wide[worst])} -> {_nine_digits(other[worst])}"
     if name == "scale" and wide[worst]:
         pair += f" ({(other[worst] / wide[worst] - 1) * 100:+.3g} %)"
     where = "" if a.ndim == 0 else f" in {changed.size} of {a.size}, most at {worst}:"
     yield f"{name}{where} {pair}"
 
 
-def _number(value: float) -> str:
+def _nine_digits(value: float) -> str:
     return f"{value:.9g}"
 
 
-def _spread(array: NDArray[Any]) -> str:
+def _format_value_range(array: NDArray[Any]) -> str:
     wide = array.astype(np.float64)
     if wide.size == 1:
-        return _number(float(wide.reshape(())))
-    return f"{_number(wide.min())} .. {_number(wide.max())}" if wide.size else "none"
+        return _nine_digits(float(wide.reshape(())))
+    return f"{_nine_digits(wide.min())} .. {_nine_digits(wide.max())}" if wide.size else "none"
 
 
 def constant_words(a: Constant, b: Constant, *, quantized: bool) -> str | None:

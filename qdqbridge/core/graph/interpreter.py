@@ -56,7 +56,7 @@ def evaluate(
     for node in graph.nodes:
         if visit is not None:
             visit(node)
-        operands = [None if v is None else _stored(v, values) for v in node.inputs]
+        operands = [None if v is None else _constant_or_evaluated(v, values) for v in node.inputs]
         results = computed(node, operands, exact=exact)
         values.update(zip(node.outputs, results, strict=False))
         for value in node.inputs:
@@ -65,10 +65,10 @@ def evaluate(
                 if left[value] == 0 and value not in keep:
                     values.pop(value, None)
     outputs = {
-        name: _stored(value, values)
+        name: _constant_or_evaluated(value, values)
         for name, value in zip(graph.output_names, graph.outputs, strict=True)
     }
-    return outputs, {value: _stored(value, values) for value in wanted}
+    return outputs, {value: _constant_or_evaluated(value, values) for value in wanted}
 
 
 def computed(
@@ -123,7 +123,7 @@ def evaluate_node(
     results = [value.type for value in node.outputs]
     flow = node.op.flow
     stored_form = not exact or flow in (Flow.MOVE, Flow.REINTERPRET)
-    if stored_form and node.op.contract is not None and _quantized(types, results):
+    if stored_form and node.op.contract is not None and _has_quantized_type(types, results):
         stored = node.op.contract(node.attributes, operands, types, results)
         if stored is not None:
             return stored
@@ -133,7 +133,8 @@ def evaluate_node(
     wide = exact or flow is not Flow.FLOAT  # a carried operator takes its own element types
     plain = not exact and not any(isinstance(type_, QuantType) for type_ in results)
     reals = [
-        _real(o, t, dtype, wide=wide, plain=plain) for o, t in zip(operands, types, strict=True)
+        _compute_operand(o, t, dtype, wide=wide, plain=plain)
+        for o, t in zip(operands, types, strict=True)
     ]
     with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
         computed = node.op.compute(node.attributes, reals)
@@ -142,7 +143,7 @@ def evaluate_node(
     ]
 
 
-def _quantized(types: Sequence[object], results: Sequence[object]) -> bool:
+def _has_quantized_type(types: Sequence[object], results: Sequence[object]) -> bool:
     return any(isinstance(t, QuantType) for t in (*types, *results))
 
 
@@ -153,11 +154,11 @@ def _moves(types: Sequence[object], results: Sequence[object]) -> bool:
     return isinstance(first, TensorType) and isinstance(result, TensorType)
 
 
-def _stored(value: Value, values: Mapping[Value, Array]) -> Array:
+def _constant_or_evaluated(value: Value, values: Mapping[Value, Array]) -> Array:
     return values[value] if value.constant is None else value.constant.numpy()
 
 
-def _real(
+def _compute_operand(
     operand: Array | None, type_: object, dtype: Any, *, wide: bool, plain: bool
 ) -> Array | None:
     """Returns an operand as it is computed with: float16 and bfloat16 in float32, as engines do.

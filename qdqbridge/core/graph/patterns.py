@@ -37,7 +37,7 @@ class PatternMatch:
         return PatternMatch(dict(self.values), dict(self.numbers), list(self.nodes))
 
 
-def match(
+def match_value_pattern(
     value: Value | None, pattern: Pattern, found: PatternMatch, *, either_order: bool = False
 ) -> bool:
     """True where ``value`` is computed as ``pattern`` says; fills ``found``.

@@ -215,7 +215,7 @@ def elements(array: NDArray[Any], short: int = _SHORT) -> str:
     if array.size > short:
         extents = "x".join(map(str, array.shape))
         return f"#{extents}:{array_hash(array)}"
-    items = [_number(item) for item in array.reshape(-1)]
+    items = [_print_element(item) for item in array.reshape(-1)]
     return items[0] if array.ndim == 0 else "[" + " ".join(items) + "]"
 
 
@@ -230,7 +230,7 @@ def array_hash(array: NDArray[Any]) -> str:
     return sha.hexdigest()[:32]
 
 
-def _number(item: Any) -> str:
+def _print_element(item: Any) -> str:
     if item.dtype.kind in "iub":
         return str(int(item))
     if DType.of(item.dtype).is_integer:

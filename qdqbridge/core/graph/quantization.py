@@ -53,7 +53,7 @@ class QuantParams:
         power = np.asarray(self.scale).dtype == DType.FLOAT8_E8M0.numpy
         dtype = DType.FLOAT8_E8M0 if power else self.expressed_dtype
         scale = _kept(np.asarray(self.scale), dtype.numpy)
-        zero_point = _spread(np.asarray(self.zero_point), scale.shape)
+        zero_point = _broadcast_zero_point(np.asarray(self.zero_point), scale.shape)
         set_(self, "scale", scale)
         set_(self, "zero_point", zero_point)
         if self.qmax < self.qmin:
@@ -179,7 +179,7 @@ def _kept(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     return copy
 
 
-def _spread(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.int32]:
+def _broadcast_zero_point(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.int32]:
     """Returns a zero point as read-only int32 of a shape; a large equal one takes no memory."""
     if 4 * math.prod(shape) < _LARGE:
         return _kept(np.broadcast_to(array, shape), np.dtype(np.int32))

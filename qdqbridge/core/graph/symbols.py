@@ -60,7 +60,7 @@ def total(dims: Iterable[Dim | None]) -> Dim | None:
             return None
         for factors, coefficient in parsed.items():
             found[factors] = found.get(factors, 0) + coefficient
-    return _written(found)
+    return _dim_from_polynomial(found)
 
 
 def product(dims: Iterable[Dim | None]) -> Dim | None:
@@ -76,7 +76,7 @@ def product(dims: Iterable[Dim | None]) -> Dim | None:
                 factors = tuple(sorted((*a, *b)))
                 multiplied[factors] = multiplied.get(factors, 0) + first * second
         found = multiplied
-    return _written(found)
+    return _dim_from_polynomial(found)
 
 
 def quotient(dividend: Dim | None, divisor: Dim | None) -> Dim | None:
@@ -100,7 +100,7 @@ def quotient(dividend: Dim | None, divisor: Dim | None) -> Dim | None:
         if coefficient % number:
             return None
         found[tuple(rest)] = coefficient // number
-    return _written(found)
+    return _dim_from_polynomial(found)
 
 
 def with_numbers(dim: Dim, numbers: Mapping[str, int]) -> Dim:
@@ -137,7 +137,7 @@ def _parsed(dim: Dim | None) -> _Sum | None:
     return found
 
 
-def _written(summed: _Sum) -> Dim | None:
+def _dim_from_polynomial(summed: _Sum) -> Dim | None:
     kept = {factors: number for factors, number in summed.items() if number}
     if len(kept) > _TERMS or any(
         len(factors) > _FACTORS or abs(number) >= _LARGEST for factors, number in kept.items()

@@ -27,7 +27,7 @@ class TensorType:
         return TensorType(self.dtype, shape)
 
     def __str__(self) -> str:
-        return f"{self.dtype}{_extents(self.shape)}"
+        return f"{self.dtype}{_shape_text(self.shape)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +98,13 @@ class QuantType:
             told = f"scale={float(params.scale):.9g} zero_point={int(params.zero_point)}"
         else:
             told = f"{params.scale.size} scales axis={params.axis}"
-        return f"{self.dtype}{_extents(self.shape)} {told}"
+        return f"{self.dtype}{_shape_text(self.shape)} {told}"
 
 
 ValueType: TypeAlias = "TensorType | QuantType"
 
 
-def _extents(shape: Shape) -> str:
+def _shape_text(shape: Shape) -> str:
     return "[*]" if shape is None else f"[{','.join(map(str, shape))}]"
 
 

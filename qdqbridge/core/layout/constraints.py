@@ -94,7 +94,9 @@ def constraints(node: Node, ranks: Collection[int], fixed: Collection[Operator])
     if node.op in WINDOWS or node.op in _CHANNELS:
         side = LayoutConstraint.LAST if node.op in WINDOWS else LayoutConstraint.FOLLOW
         side = side if result.rank in ranks else LayoutConstraint.AS_IS
-        return NodeConstraints((side, *map(_weight, node.inputs[1:])), _results(node, side))
+        return NodeConstraints(
+            (side, *map(_weight_layout, node.inputs[1:])), _repeat_for_outputs(node, side)
+        )
     if node.op in _ALONG or node.op.flow in _CONVERTED:
         return _all(node, LayoutConstraint.FOLLOW)
     if node.op.flow is Flow.ELEMENTWISE or node.op is CAST:
@@ -102,17 +104,17 @@ def constraints(node: Node, ranks: Collection[int], fixed: Collection[Operator])
     return _all(node, LayoutConstraint.AS_IS)
 
 
-def _weight(value: Value | None) -> LayoutConstraint:
+def _weight_layout(value: Value | None) -> LayoutConstraint:
     """A weight that is computed has its own axes; a constant is laid out as the call wants it."""
     return LayoutConstraint.FREE if value is None or value.is_constant else LayoutConstraint.AS_IS
 
 
-def _results(node: Node, side: LayoutConstraint) -> tuple[LayoutConstraint, ...]:
+def _repeat_for_outputs(node: Node, side: LayoutConstraint) -> tuple[LayoutConstraint, ...]:
     return (side,) * len(node.outputs)
 
 
 def _all(node: Node, side: LayoutConstraint) -> NodeConstraints:
-    return NodeConstraints((side,) * len(node.inputs), _results(node, side))
+    return NodeConstraints((side,) * len(node.inputs), _repeat_for_outputs(node, side))
 
 
 def _elementwise(node: Node) -> NodeConstraints:

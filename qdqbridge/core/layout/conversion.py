@@ -252,7 +252,7 @@ class _Converter:
             new = self._add(
                 Node(
                     RESHAPE,
-                    _target(outputs[0]),
+                    _reshape_attrs_of(outputs[0]),
                     [self._as(node.operand(0), last=taken[0])],
                     outputs,
                     node.origin,
@@ -313,7 +313,7 @@ class _Converter:
         assert value.rank is not None
         result = Value(_moved(value.type, value.rank) if last else value.type, value.name)
         if unmoved(value) and _static(result.type.shape):
-            node = Node(RESHAPE, _target(result), [source], [result])
+            node = Node(RESHAPE, _reshape_attrs_of(result), [source], [result])
         else:
             turn = channels_last if last else channels_first
             attributes = TransposeAttrs(turn(value.rank))
@@ -332,7 +332,7 @@ def _static(shape: Shape) -> bool:
     return symbols == 0 or (symbols == 1 and 0 not in shape)  # of (-1, 0) nobody could tell the -1
 
 
-def _target(value: Value) -> ReshapeAttrs:
+def _reshape_attrs_of(value: Value) -> ReshapeAttrs:
     assert value.type.shape is not None
     extents = tuple(-1 if isinstance(e, str) else e for e in value.type.shape)
     return ReshapeAttrs(extents, allow_zero=0 in extents)

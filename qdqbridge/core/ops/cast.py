@@ -9,7 +9,7 @@ from qdqbridge.core.ops.attributes import CastAttrs
 from qdqbridge.core.ops.stored import present
 
 
-def _cast(attributes: CastAttrs, operands: Operands) -> tuple[Array, ...]:
+def _compute_cast(attributes: CastAttrs, operands: Operands) -> tuple[Array, ...]:
     (x,) = present(operands, 1)
     target = attributes.to.numpy
     with np.errstate(over="ignore", invalid="ignore"):
@@ -17,7 +17,7 @@ def _cast(attributes: CastAttrs, operands: Operands) -> tuple[Array, ...]:
 
 
 CAST = Row(
-    name="Cast", flow=Flow.FLOAT, attributes=CastAttrs, compute=_cast,
+    name="Cast", flow=Flow.FLOAT, attributes=CastAttrs, compute=_compute_cast,
     numerics="The element type changes; float to float rounds half to even.",
 )  # fmt: skip
 

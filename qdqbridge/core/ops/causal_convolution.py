@@ -48,7 +48,7 @@ def _causal(a: CausalConvAttrs, operands: Operands) -> tuple[Array, ...]:
     return total.astype(x.dtype), whole[:, :, length:]
 
 
-def _check(node: Node, a: CausalConvAttrs) -> Iterator[str]:
+def _check_causal_conv(node: Node, a: CausalConvAttrs) -> Iterator[str]:
     if a.activation not in ACTIVATIONS:
         yield f"its activation is {a.activation}"
     if a.dilation < 1:
@@ -66,7 +66,7 @@ CAUSAL_CONV = Row(
     flow=Flow.FLOAT,
     attributes=CausalConvAttrs,
     compute=_causal,
-    check=_check,
+    check=_check_causal_conv,
     apart=True,
     numerics="y[t] = sum of w[j] * x[t - (taps - 1 - j) * dilation] + b per channel, of the state "
     "and x; the new state is the last of both. Float32. Against onnxruntime 1.32 on 200 random "

@@ -85,7 +85,7 @@ def _contract(
     return (entries[index],)
 
 
-def _check(node: Node, attributes: CompositionAttrs) -> Iterator[str]:
+def _check_composition(node: Node, attributes: CompositionAttrs) -> Iterator[str]:
     if not attributes.steps:
         yield "it has no steps"
     for index, step in enumerate(attributes.steps):
@@ -98,7 +98,7 @@ def _check(node: Node, attributes: CompositionAttrs) -> Iterator[str]:
 
 COMPOSITION = Row(
     name="Composition", flow=Flow.ELEMENTWISE, attributes=CompositionAttrs, compute=_compose,
-    contract=_contract, data=(0,), check=_check,
+    contract=_contract, data=(0,), check=_check_composition,
     quantize=False,  # made of quantized operators already
     numerics="A table over all codes: each step in float32 as its own row says, one rounding.",
 )  # fmt: skip

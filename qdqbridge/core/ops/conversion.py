@@ -27,7 +27,7 @@ from qdqbridge.core.ops.shapes import differ, known
 from qdqbridge.core.ops.stored import present
 
 
-def _same(attributes: NoAttributes, operands: Operands) -> tuple[Array, ...]:
+def _pass_codes_through(attributes: NoAttributes, operands: Operands) -> tuple[Array, ...]:
     del attributes
     return present(operands, 1)
 
@@ -71,7 +71,7 @@ def _reinterpret(
     return (np.asarray(x, order="C").view(result.dtype.numpy),)
 
 
-def _check(
+def _quantized_ends_check(
     *, quantized_operand: bool, quantized_result: bool
 ) -> Callable[[Node, Any], Iterator[str]]:
     """Returns a ``check`` of which sides have to be quantized, and of equal shapes."""
@@ -103,9 +103,9 @@ QUANTIZE = Row(
     name="quantize",
     flow=Flow.CONVERT,
     attributes=NoAttributes,
-    compute=_same,
+    compute=_pass_codes_through,
     contract=_quantize,
-    check=_check(quantized_operand=False, quantized_result=True),
+    check=_quantized_ends_check(quantized_operand=False, quantized_result=True),
     numerics="sat(rint(x / s) + z): float32 division, half to even. NaN gives qmin, "
     "so that the range holds what it says (ONNX leaves NaN open: onnxruntime's gives the smallest "
     "value of the storage, and a Clip behind it makes that qmin, but not one in front of it). "
@@ -115,18 +115,18 @@ DEQUANTIZE = Row(
     name="dequantize",
     flow=Flow.CONVERT,
     attributes=NoAttributes,
-    compute=_same,
+    compute=_pass_codes_through,
     contract=_dequantize,
-    check=_check(quantized_operand=True, quantized_result=False),
+    check=_quantized_ends_check(quantized_operand=True, quantized_result=False),
     numerics="f32(q - z) * s. Equals onnxruntime 1.31 in every bit.",
 )
 REQUANTIZE = Row(
     name="requantize",
     flow=Flow.CONVERT,
     attributes=NoAttributes,
-    compute=_same,
+    compute=_pass_codes_through,
     contract=_requantize,
-    check=_check(quantized_operand=True, quantized_result=True),
+    check=_quantized_ends_check(quantized_operand=True, quantized_result=True),
     numerics="dequantize, then quantize: sat(rint(f32(q - z) * s / s') + z'). Equals "
     "onnxruntime 1.31 on every code. With graph optimizations onnxruntime 1.32 makes one "
     "QuantizeLinear of Q, DQ, Q of one storage type, with a scale of its own: a step or more away.",
@@ -135,7 +135,7 @@ REINTERPRET = Row(
     name="reinterpret",
     flow=Flow.REINTERPRET,
     attributes=NoAttributes,
-    compute=_same,
+    compute=_pass_codes_through,
     contract=_reinterpret,
     check=_check_reinterpret,
     numerics="The same stored bits under other parameters. Exact.",

@@ -67,7 +67,7 @@ def data_movement(
     )
 
 
-def _target(fixed: tuple[int, ...] | None, operands: Operands) -> tuple[int, ...]:
+def _target_shape_operand(fixed: tuple[int, ...] | None, operands: Operands) -> tuple[int, ...]:
     """Returns the target shape: the attribute, or the second operand."""
     if fixed is not None:
         return fixed
@@ -78,7 +78,7 @@ def _target(fixed: tuple[int, ...] | None, operands: Operands) -> tuple[int, ...
 
 def _reshape(attributes: ReshapeAttrs, operands: Operands) -> tuple[Array, ...]:
     (x,) = present(operands, 1)
-    target = _target(attributes.shape, operands)
+    target = _target_shape_operand(attributes.shape, operands)
     copies = [] if attributes.allow_zero else [i for i, e in enumerate(target) if e == 0]
     if copies and x.size == 0 and target.count(-1) == 1:
         target = _without_copies(target, x.shape, copies)
@@ -99,7 +99,7 @@ def _without_copies(
 
 def _expand(attributes: ExpandAttrs, operands: Operands) -> tuple[Array, ...]:
     (x,) = present(operands, 1)
-    target = _target(attributes.shape, operands)
+    target = _target_shape_operand(attributes.shape, operands)
     return (np.broadcast_to(x, np.broadcast_shapes(x.shape, target)),)
 
 

@@ -128,7 +128,7 @@ def _as_wide(mask: Array, count: int) -> Array:
     return np.pad(mask, ends, constant_values=hidden)
 
 
-def _check(node: Node, a: AttentionAttrs) -> Iterator[str]:
+def _check_attention(node: Node, a: AttentionAttrs) -> Iterator[str]:
     if len(node.inputs) < 3 or None in node.inputs[:3]:
         yield "it needs queries, keys and values"
         return
@@ -169,7 +169,7 @@ ATTENTION = Row(
     apart=True,
     attributes=AttentionAttrs,
     compute=_attention,
-    check=_check,
+    check=_check_attention,
     numerics="p = (q sqrt(scale)) @ (k sqrt(scale))', bent by softcap, plus the mask; y = softmax "
     "over the keys that a query sees @ v; a query that sees none gives zeros, and keys behind a "
     "short mask are hidden. Sums in float32 in NumPy's order. Against onnxruntime 1.32 on 600 "

@@ -96,7 +96,7 @@ def _factors(
     return left.astype(dtype), right.astype(dtype), scale, params.scale.astype(np.float32)
 
 
-def _dense(attributes: DynamicAttrs, operands: Operands) -> tuple[Array, ...]:
+def _compute_dynamic_dense(attributes: DynamicAttrs, operands: Operands) -> tuple[Array, ...]:
     """The product of real numbers that is approximated."""
     del attributes
     x, w = present(operands, 2)
@@ -137,7 +137,7 @@ def _check_types(node: Node) -> Iterator[str]:
         yield "the scales of the weight are not along its first axis"
 
 
-def _check(node: Node, _: Attributes) -> Iterator[str]:
+def _check_dynamic_dense(node: Node, _: Attributes) -> Iterator[str]:
     yield from _check_types(node)
     if node.operand(0).rank == 1:
         yield "the input has rank 1"
@@ -148,10 +148,10 @@ DYNAMIC_DENSE = Row(
     name="DynamicDense",
     flow=Flow.FLOAT,
     attributes=DynamicAttrs,
-    compute=_dense,
+    compute=_compute_dynamic_dense,
     contract=_contract,
     data=(0,),
-    check=_check,
+    check=_check_dynamic_dense,
     qnn="dynamic_dense",
     numerics="x[..., K] quantized while the model runs: s = (max(x, 0) - min(x, 0)) / 255, "
     "z = rint(-min(x, 0) / s), codes sat(rint(x / s) + z); y = f32(exact sum of (code - z)(w - zw))"
@@ -243,7 +243,7 @@ def block_codes(x: Array, block_size: int) -> tuple[Array, Array]:
 
 def _block_dense(attributes: BlockAttrs, operands: Operands) -> tuple[Array, ...]:
     """The product of real numbers that is approximated."""
-    return _dense(DynamicAttrs(), operands) if attributes.block_size else ()
+    return _compute_dynamic_dense(DynamicAttrs(), operands) if attributes.block_size else ()
 
 
 def _block_contract(

@@ -79,7 +79,7 @@ def _where(attributes: NoAttributes, operands: Operands) -> tuple[Array, ...]:
     return (np.where(condition, a, b),)
 
 
-def _concat(attributes: AxisAttrs, operands: Operands) -> tuple[Array, ...]:
+def _compute_concat(attributes: AxisAttrs, operands: Operands) -> tuple[Array, ...]:
     return (np.concatenate(present(operands, len(operands)), axis=attributes.axis),)
 
 
@@ -100,7 +100,7 @@ def _concat_contract(
         _in_result_type(operand, type_, result)
         for operand, type_ in zip(present(operands, len(operands)), types, strict=False)
     ]
-    return _concat(attributes, parts)
+    return _compute_concat(attributes, parts)
 
 
 def _where_contract(
@@ -254,7 +254,7 @@ CONCAT = Row(
     onnx=(OnnxOp(name="Concat"),),
     flow=Flow.ELEMENTWISE,
     attributes=AxisAttrs,
-    compute=_concat,
+    compute=_compute_concat,
     contract=_concat_contract,
     check=_check_concat,
     qnn="concatenate",

@@ -192,7 +192,7 @@ def _unpacked(stored: Array, bits: int) -> Array:
     return wide.reshape(*stored.shape[:-1], -1)
 
 
-def _check(node: Node, a: ExpertsAttrs) -> Iterator[str]:
+def _check_moe(node: Node, a: ExpertsAttrs) -> Iterator[str]:
     experts = known(node.optional(1), -1)
     if a.k < 1 or (experts is not None and a.k > experts):
         yield f"it chooses {a.k} of {experts} experts"
@@ -211,7 +211,7 @@ EXPERTS = Row(
     flow=Flow.FLOAT,
     attributes=ExpertsAttrs,
     compute=_experts,
-    check=_check,
+    check=_check_moe,
     apart=True,
     numerics="The k experts of the greatest logits, of equal ones the last as in onnxruntime; y = "
     "sum of share * (act(x @ w1' + b1) @ w2' + b2), shares the softmax of all logits, or of the "
@@ -224,7 +224,7 @@ STORED_EXPERTS = Row(
     flow=Flow.FLOAT,
     attributes=ExpertsAttrs,
     compute=_stored_experts,
-    check=_check,
+    check=_check_moe,
     apart=True,
     numerics="MoE with weights (code - zero point) * scale in float32, and shares of the chosen "
     "experts alone. What weights in blocks multiply is rounded to 8 bits as by DynamicBlockDense: "

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Attributes, Form, Operator, Pattern
-from qdqbridge.core.graph.patterns import PatternMatch, match, near
+from qdqbridge.core.graph.patterns import PatternMatch, match_value_pattern, near
 
 OPERANDS = ("", "x", "ab")
 """The letters of the operands in a form, by the operator's arity."""
@@ -46,31 +46,31 @@ def written(
         op: The operator that is looked for.
         value: The end of the chain.
         forms: Those to look for; by default all of them.
-        either_order: As for :func:`qdqbridge.core.graph.patterns.match`.
+        either_order: As for :func:`qdqbridge.core.graph.patterns.match_value_pattern`.
         stated: Attributes that the chain is said to have: taken where its numbers are the same
             in float32, which is all that a chain of float32 operators shows (or in float16).
     """
     for form in op.forms if forms is None else forms:
         found = PatternMatch()
-        if match(value, form.pattern, found, either_order=either_order):
+        if match_value_pattern(value, form.pattern, found, either_order=either_order):
             operands = [found.values[letter] for letter in OPERANDS[op.arity]]
-            attributes = _attributes(op, form, found, stated, value.type.dtype)
+            attributes = _attributes_of_match(op, form, found, stated, value.type.dtype)
             return Written(op, attributes, operands, found.nodes)
     return None
 
 
-def _attributes(
+def _attributes_of_match(
     op: Operator, form: Form, found: PatternMatch, stated: Attributes | None, dtype: DType
 ) -> Attributes:
     values = {name: form.given.get(name, found.numbers.get(name)) for name in op.fields}
     if isinstance(stated, op.attributes):
         said = op.values(stated)
-        if all(_same(values[name], said[name], dtype) for name in op.fields):
+        if all(_equal_attribute(values[name], said[name], dtype) for name in op.fields):
             return stated
     return op.attributes(**values)
 
 
-def _same(a: object, b: object, dtype: DType) -> bool:
+def _equal_attribute(a: object, b: object, dtype: DType) -> bool:
     if isinstance(a, float) and isinstance(b, float):
         return near(a, b, dtype)
     return a == b
@@ -91,12 +91,12 @@ def _is_part(pattern: Pattern, whole: Pattern) -> bool:
     """Returns whether some steps of ``whole``, but not all, look like ``pattern``."""
     if not isinstance(whole, tuple):
         return False
-    return any(_alike(pattern, part) or _is_part(pattern, part) for part in whole[1:])
+    return any(_patterns_overlap(pattern, part) or _is_part(pattern, part) for part in whole[1:])
 
 
-def _alike(pattern: Pattern, other: Pattern) -> bool:
+def _patterns_overlap(pattern: Pattern, other: Pattern) -> bool:
     if isinstance(pattern, tuple) and isinstance(other, tuple) and len(pattern) == len(other):
-        return pattern[0] == other[0] and all(map(_alike, pattern[1:], other[1:]))
+        return pattern[0] == other[0] and all(map(_patterns_overlap, pattern[1:], other[1:]))
     return pattern in LETTERS or pattern == other
 
 

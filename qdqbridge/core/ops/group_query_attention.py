@@ -164,7 +164,7 @@ def _cached(
 
     Rows that hold nothing have a position below 0.
     """
-    stored = _quantized(a, past, new)
+    stored = _quantize_kv_rows(a, past, new)
     batch, heads, length, size = stored.shape
     old = np.zeros((batch, heads, 0, size), stored.dtype) if past.stored is None else past.stored
     capacity = old.shape[2]
@@ -183,32 +183,34 @@ def _cached(
         if a.sliding_window_cache:
             left = int(resident(end, capacity, a.local_window_size))
             kept[b, :, :left] = rows[b, :, before + count - left : before + count]
-    return _real(a, past, rows), kept if a.sliding_window_cache else rows, at
+    return _dequantize_kv_cache(a, past, rows), kept if a.sliding_window_cache else rows, at
 
 
-def _quantized(a: GroupQueryAttentionAttrs, past: _Past, new: Array) -> Array:
+def _quantize_kv_rows(a: GroupQueryAttentionAttrs, past: _Past, new: Array) -> Array:
     """Returns new rows as the cache stores them."""
     if past.kind == "NONE" or past.scale is None:
         kind = new.dtype if past.stored is None else past.stored.dtype
         return new.astype(kind)
     most = 127 if a.kv_cache_bit_width != 4 else 7
-    codes = np.clip(np.rint(new / _spread(past.scale, new.shape)), -most - 1, most).astype(np.int8)
+    codes = np.clip(
+        np.rint(new / _broadcast_kv_scale(past.scale, new.shape)), -most - 1, most
+    ).astype(np.int8)
     if a.kv_cache_bit_width != 4:
         return codes
     pairs = (codes + 8).astype(np.uint8).reshape(*codes.shape[:-1], -1, 2)
     return (pairs[..., 0] | (pairs[..., 1] << 4)).astype(np.uint8)
 
 
-def _real(a: GroupQueryAttentionAttrs, past: _Past, rows: Array) -> Array:
+def _dequantize_kv_cache(a: GroupQueryAttentionAttrs, past: _Past, rows: Array) -> Array:
     if past.kind == "NONE" or past.scale is None:
         return wide(rows)
     if a.kv_cache_bit_width == 4:
         halves = np.stack([rows & 15, rows >> 4], axis=-1).reshape(*rows.shape[:-1], -1)
         rows = halves.astype(np.int8) - np.int8(8)
-    return rows.astype(np.float32) * _spread(past.scale, rows.shape)
+    return rows.astype(np.float32) * _broadcast_kv_scale(past.scale, rows.shape)
 
 
-def _spread(scale: Array, shape: tuple[int, ...]) -> Array:
+def _broadcast_kv_scale(scale: Array, shape: tuple[int, ...]) -> Array:
     """Returns scales that broadcast to a cache: one, or one per head and number."""
     if scale.size == 1:
         return scale.astype(np.float32).reshape(())

@@ -34,15 +34,15 @@ from qdqbridge.core.ops.shapes import differ, known, per_channel, per_tensor, ve
 from qdqbridge.core.ops.stored import optional, present
 
 
-def _product(a: Array, b: Array) -> Array:
+def _matmul_accumulated(a: Array, b: Array) -> Array:
     dtype = accumulation_dtype(a)
     return np.matmul(a.astype(dtype), b.astype(dtype))
 
 
-def _dense(attrs: NoAttributes, operands: Operands) -> tuple[Array, ...]:
+def _compute_dense(attrs: NoAttributes, operands: Operands) -> tuple[Array, ...]:
     del attrs
     x, w = present(operands, 2)
-    total, bias = _product(x, w.T), optional(operands, 2)
+    total, bias = _matmul_accumulated(x, w.T), optional(operands, 2)
     if bias is not None:
         total = total + bias.astype(total.dtype)
     return (total.astype(x.dtype),)
@@ -51,7 +51,7 @@ def _dense(attrs: NoAttributes, operands: Operands) -> tuple[Array, ...]:
 def _matmul(attrs: NoAttributes, operands: Operands) -> tuple[Array, ...]:
     del attrs
     a, b = present(operands, 2)
-    return (np.asarray(_product(a, b), a.dtype),)
+    return (np.asarray(_matmul_accumulated(a, b), a.dtype),)
 
 
 def broken_factors(attrs: GemmAttrs) -> bool:
@@ -68,7 +68,7 @@ def factor(value: float, dtype: np.dtype[Any]) -> Array:
 
 def _gemm(attrs: GemmAttrs, operands: Operands) -> tuple[Array, ...]:
     a, b = present(operands, 2)
-    total = _product(a.T if attrs.trans_a else a, b.T if attrs.trans_b else b)
+    total = _matmul_accumulated(a.T if attrs.trans_a else a, b.T if attrs.trans_b else b)
     if a.dtype.kind in "iu" and broken_factors(attrs):
         total = total.astype(np.float64)
     if attrs.alpha != 1.0:
@@ -93,7 +93,9 @@ def _integer_product(
     return total
 
 
-def _params(types: Types, channel_axis: int | None) -> tuple[QuantParams, QuantParams] | None:
+def _integer_matmul_qparams(
+    types: Types, channel_axis: int | None
+) -> tuple[QuantParams, QuantParams] | None:
     """Returns both operands' parameters where the product has an integer form."""
     pa, pb = integer_params(types[0]), integer_params(types[1])
     if pa is None or pb is None or not pa.per_tensor or pb.axis not in (None, channel_axis):
@@ -101,7 +103,7 @@ def _params(types: Types, channel_axis: int | None) -> tuple[QuantParams, QuantP
     return pa, pb
 
 
-def _scale(pa: QuantParams, pb: QuantParams, alpha: float = 1.0) -> Array:
+def _qgemm_scale(pa: QuantParams, pb: QuantParams, alpha: float = 1.0) -> Array:
     """Returns ``f32(f32(alpha * sa) * sb)``, the order of onnxruntime's QGemm."""
     first = np.asarray(np.float32(alpha) * pa.scale.astype(np.float32), np.float32)
     return np.asarray(first * pb.scale.astype(np.float32), np.float32)
@@ -115,12 +117,12 @@ def _dense_contract(
     attrs: NoAttributes, operands: Operands, types: Types, results: Types
 ) -> tuple[Array, ...] | None:
     del attrs
-    params = _params(types, 0)
+    params = _integer_matmul_qparams(types, 0)
     if params is None:
         return None
     x, w = present(operands, 2)
     total = _integer_product(x, w, *params, trans_a=False, trans_b=True)
-    scale = _scale(*params)
+    scale = _qgemm_scale(*params)
     total, bias = with_bias(total, scale, optional(operands, 2), _type(types, 2))
     return (finished(total, scale, bias, results[0]),)
 
@@ -130,11 +132,11 @@ def _matmul_contract(
 ) -> tuple[Array, ...] | None:
     del attrs
     a, b = present(operands, 2)
-    params = _params(types, b.ndim - 1 if b.ndim > 1 else None)
+    params = _integer_matmul_qparams(types, b.ndim - 1 if b.ndim > 1 else None)
     if params is None:
         return None
     total = _integer_product(a, b, *params, trans_a=False, trans_b=False)
-    scale = _scale(*params)
+    scale = _qgemm_scale(*params)
     if scale.ndim and a.ndim == 1:
         scale = scale.reshape(-1)
     return (finished(total, scale, None, results[0]),)
@@ -143,12 +145,12 @@ def _matmul_contract(
 def _gemm_contract(
     attrs: GemmAttrs, operands: Operands, types: Types, results: Types
 ) -> tuple[Array, ...] | None:
-    params = _params(types, 0 if attrs.trans_b else 1)
+    params = _integer_matmul_qparams(types, 0 if attrs.trans_b else 1)
     if params is None:
         return None
     a, b = present(operands, 2)
     total = _integer_product(a, b, *params, trans_a=attrs.trans_a, trans_b=attrs.trans_b)
-    scale = _scale(*params, attrs.alpha)
+    scale = _qgemm_scale(*params, attrs.alpha)
     bias, bias_type = optional(operands, 2), _type(types, 2)
     if bias is None or attrs.beta == 1.0:
         total, real = with_bias(total, scale, bias, bias_type)
@@ -229,7 +231,7 @@ DENSE = Row(
     name="Dense",
     flow=Flow.ACCUMULATE,
     attributes=NoAttributes,
-    compute=_dense,
+    compute=_compute_dense,
     contract=_dense_contract,
     check=_check_dense,
     weight=lambda a, rank: WeightGeometry(0),

@@ -77,7 +77,7 @@ def channel_groups(groups: int) -> NormalizedGroups:
     return NormalizedGroups(1, groups, channels=True)
 
 
-def _affine(t: Array, groups: NormalizedGroups, gamma: Array, beta: Array | None) -> Array:
+def _scale_and_shift(t: Array, groups: NormalizedGroups, gamma: Array, beta: Array | None) -> Array:
     """Returns ``t * gamma + beta``, two operations in the dtype of ``t``, whose shape they keep."""
     placed = [
         np.broadcast_to(groups.placed(each.astype(t.dtype), t.ndim), t.shape)
@@ -129,7 +129,7 @@ def _integer_normalization(
     return shifted * inverse
 
 
-def _real(operand: Array, type_: ValueType | None) -> Array:
+def _norm_operand_float32(operand: Array, type_: ValueType | None) -> Array:
     """Returns a stored operand as float32."""
     if isinstance(type_, QuantType):
         return dequantize(operand, type_.params)
@@ -144,7 +144,7 @@ def _compute(groups_of: Any) -> Any:
         groups = groups_of(attributes)
         with np.errstate(all="ignore"):
             t = _real_normalization(groups, x, float(np.float32(attributes.epsilon)))
-            return (_affine(t, groups, gamma, optional(operands, 2)),)
+            return (_scale_and_shift(t, groups, gamma, optional(operands, 2)),)
 
     return compute
 
@@ -164,8 +164,10 @@ def _contract(groups_of: Any) -> Any:
         with np.errstate(all="ignore"):
             t = _integer_normalization(groups, codes, float(params.scale), attributes.epsilon)
             beta = optional(operands, 2)
-            shift = None if beta is None else _real(beta, types[2])
-            y = _affine(t.reshape(x.shape), groups, _real(gamma, types[1]), shift)
+            shift = None if beta is None else _norm_operand_float32(beta, types[2])
+            y = _scale_and_shift(
+                t.reshape(x.shape), groups, _norm_operand_float32(gamma, types[1]), shift
+            )
         result = results[0]
         if isinstance(result, QuantType):
             return (quantize(y, result.params),)

@@ -196,7 +196,7 @@ def fitting(attrs: PoolAttrs, sizes: Sequence[Dim | None]) -> PoolAttrs:
     return replace(attrs, kernel_shape=tuple(kernel), strides=tuple(strides), pads=tuple(pads))
 
 
-def _known(attrs: PoolAttrs, shape: Shape) -> PoolAttrs:
+def _fit_pool_windows(attrs: PoolAttrs, shape: Shape) -> PoolAttrs:
     return attrs if shape is None else fitting(attrs, shape[2:])
 
 
@@ -232,7 +232,7 @@ AVERAGE_POOL = Row(
     compute=_average_pool,
     contract=_average_contract,
     check=_check_pool,
-    known=_known,
+    known=_fit_pool_windows,
     qnn="avg_pool{rank}d",
     tvm="nn.avg_pool{rank}d",
     numerics=_MEAN + _WINDOWS + _FLOAT,
@@ -255,7 +255,7 @@ MAX_POOL = Row(
     compute=_max_pool,
     contract=moved(_max_pool),
     check=_check_pool,
-    known=_known,
+    known=_fit_pool_windows,
     tvm="nn.max_pool{rank}d",
     numerics="The largest stored value of every window; padding never wins. Exact. A float window "
     "of nothing but padding is -inf; onnxruntime 1.32 yields the lowest finite number. "

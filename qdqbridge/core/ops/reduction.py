@@ -38,7 +38,7 @@ def reduction_of(node: Node, spatial: Sequence[int]) -> ReduceAttrs:
     return attributes if isinstance(attributes, ReduceAttrs) else ReduceAttrs(tuple(spatial))
 
 
-def _count(attrs: ReduceAttrs, x: Array) -> int:
+def _reduced_element_count(attrs: ReduceAttrs, x: Array) -> int:
     return int(np.prod([x.shape[axis] for axis in attrs.axes], dtype=np.int64))
 
 
@@ -54,7 +54,7 @@ def _reduce_sum(attrs: ReduceAttrs, operands: Operands) -> tuple[Array, ...]:
 
 def _reduce_mean(attrs: ReduceAttrs, operands: Operands) -> tuple[Array, ...]:
     (x,) = present(operands, 1)
-    total, count = _sum(attrs, x), _count(attrs, x)
+    total, count = _sum(attrs, x), _reduced_element_count(attrs, x)
     if x.dtype.kind in "iu":
         return ((np.sign(total) * (np.abs(total) // count)).astype(x.dtype),)
     return ((total / count).astype(x.dtype),)
@@ -74,7 +74,7 @@ def _reduce_min(attrs: ReduceAttrs, operands: Operands) -> tuple[Array, ...]:
     return (np.asarray(best).astype(x.dtype),)
 
 
-def _within(compute: Compute) -> Contract:
+def _clip_to_result_range(compute: Compute) -> Contract:
     """Returns the contract of the largest or smallest stored value, or bound of the range."""
     stored = moved(compute)
 
@@ -100,7 +100,7 @@ def _summed(
         return None
     (x,) = present(operands, 1)
     total = centered(x, params).sum(axis=attrs.axes, keepdims=attrs.keepdims, dtype=np.int64)
-    count = _count(attrs, x) if mean else 1
+    count = _reduced_element_count(attrs, x) if mean else 1
     return (averaged(np.asarray(total), count, params, results[0]),)
 
 
@@ -116,7 +116,7 @@ def _mean_contract(
     return _summed(attrs, operands, types, results, mean=True)
 
 
-def _check(node: Node, attrs: ReduceAttrs) -> Iterator[str]:
+def _check_reduce(node: Node, attrs: ReduceAttrs) -> Iterator[str]:
     yield from axes_fit(attrs.axes, node.operand(0).rank)
 
 
@@ -143,7 +143,7 @@ REDUCE_MEAN = Row(
     attributes=ReduceAttrs,
     compute=_reduce_mean,
     contract=_mean_contract,
-    check=_check,
+    check=_check_reduce,
     qnn="mean",
     tvm="mean",
     numerics=_MEAN.format(n="") + _FLOAT,
@@ -155,7 +155,7 @@ REDUCE_SUM = Row(
     attributes=ReduceAttrs,
     compute=_reduce_sum,
     contract=_sum_contract,
-    check=_check,
+    check=_check_reduce,
     qnn="sum",
     tvm="sum",
     numerics=_MEAN.format(n=", n taken as 1") + _FLOAT,
@@ -166,8 +166,8 @@ REDUCE_MAX = Row(
     flow=Flow.MOVE,
     attributes=ReduceAttrs,
     compute=_reduce_max,
-    contract=_within(_reduce_max),
-    check=_check,
+    contract=_clip_to_result_range(_reduce_max),
+    check=_check_reduce,
     tvm="max",
     numerics="The largest stored value; of no element the least one. Exact." + NAN_WINS,
 )
@@ -177,8 +177,8 @@ REDUCE_MIN = Row(
     flow=Flow.MOVE,
     attributes=ReduceAttrs,
     compute=_reduce_min,
-    contract=_within(_reduce_min),
-    check=_check,
+    contract=_clip_to_result_range(_reduce_min),
+    check=_check_reduce,
     tvm="min",
     numerics="The smallest stored value; of no element the greatest one. Exact." + NAN_WINS,
 )

@@ -255,7 +255,7 @@ def _contract(
     return _move(attributes, operands, types, results) if moves(attributes) else None
 
 
-def _check(node: Node, attributes: ResizeAttrs) -> Iterator[str]:
+def _check_resize(node: Node, attributes: ResizeAttrs) -> Iterator[str]:
     rank = node.operand(0).rank
     if attributes.mode not in ("nearest", "linear", "cubic"):
         yield f"mode {attributes.mode!r} does not exist"
@@ -288,7 +288,7 @@ RESIZE = Row(
     compute=_resize,
     contract=_contract,
     data=(0,),
-    check=_check,
+    check=_check_resize,
     qnn="resize{rank}d",
     numerics="nearest: stored values move. linear: weights and the weighted sum of the 4 (8) "
     "corners in float32, innermost axis fastest, each weight multiplied innermost first. cubic: "

@@ -54,7 +54,7 @@ def result_shape(
         return tuple(first[axis] for axis in attributes.perm)  # ONNX infers nothing of a scalar's
     if isinstance(attributes, ExpandAttrs):
         target = (-1,) * rank if rank is not None else target
-        return None if target is None else _broadcast(first, target)
+        return None if target is None else _broadcast_open_shapes(first, target)
     if name == "Flatten" and isinstance(attributes, AxisAttrs):
         return (product(first[: attributes.axis]), product(first[attributes.axis :]))
     if name == "Concat" and isinstance(attributes, AxisAttrs):
@@ -157,7 +157,7 @@ def _sliced(source: Sequence[Dim], attributes: SliceAttrs) -> Open:
     return tuple(extents)
 
 
-def _broadcast(a: Sequence[Dim], b: Sequence[Dim]) -> Open:
+def _broadcast_open_shapes(a: Sequence[Dim], b: Sequence[Dim]) -> Open:
     rank = max(len(a), len(b))
     left, right = ([*(1,) * (rank - len(dims)), *dims] for dims in (a, b))
     return tuple(_common(x, y) for x, y in zip(left, right, strict=True))

@@ -77,7 +77,7 @@ def _three(operands: Operands) -> tuple[Array, Array, Array | None]:
     return x, scale, zero_point
 
 
-def _check(node: Node, attributes: LinearAttrs) -> Iterator[str]:
+def _check_runtime_qparams(node: Node, attributes: LinearAttrs) -> Iterator[str]:
     x, scale = node.operand(0), node.operand(1)
     for value in (x, scale, node.optional(2), node.output):
         if value is not None and value.quant is not None:
@@ -93,13 +93,13 @@ def _check(node: Node, attributes: LinearAttrs) -> Iterator[str]:
 
 QUANTIZE_LINEAR = Row(
     name="QuantizeLinear", flow=Flow.FLOAT, attributes=LinearAttrs, compute=_quantize,
-    check=_check, apart=True,
+    check=_check_runtime_qparams, apart=True,
     numerics="sat(rint(x / s) + z) with s and z of run time: float32 division (or in the type "
     "that precision says), half to even; NaN gives the least integer. Equals onnxruntime 1.32.",
 )  # fmt: skip
 DEQUANTIZE_LINEAR = Row(
     name="DequantizeLinear", flow=Flow.FLOAT, attributes=LinearAttrs, compute=_dequantize,
-    check=_check, apart=True,
+    check=_check_runtime_qparams, apart=True,
     numerics="f32(q - z) * s with s and z of run time, rounded once to the result's type. Equals "
     "onnxruntime 1.32.",
 )  # fmt: skip

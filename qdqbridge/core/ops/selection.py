@@ -41,7 +41,7 @@ def _gather(attributes: AxisAttrs, operands: Operands) -> tuple[Array, ...]:
     return (np.take(x, indices.astype(np.int64), axis=attributes.axis),)
 
 
-def _split(attributes: SplitAttrs, operands: Operands) -> tuple[Array, ...]:
+def _compute_split(attributes: SplitAttrs, operands: Operands) -> tuple[Array, ...]:
     (x,) = present(operands, 1)
     borders = np.cumsum(attributes.sizes)[:-1]
     return tuple(np.split(x, borders, axis=attributes.axis))
@@ -81,7 +81,7 @@ def _surrounded(attributes: PadAttrs, x: Array, value: Array) -> Array:
     return around
 
 
-def _pad(attributes: PadAttrs, operands: Operands) -> tuple[Array, ...]:
+def _compute_pad(attributes: PadAttrs, operands: Operands) -> tuple[Array, ...]:
     (x,) = present(operands, 1)
     return (_surrounded(attributes, x, np.asarray(attributes.value).astype(x.dtype)),)
 
@@ -158,12 +158,12 @@ GATHER = data_movement(
     "Moves stored values; indices stay. Exact.",
     onnx=(OnnxOp(name="Gather", defaults={"axis": 0}),),
 )
-SPLIT = data_movement("Split", SplitAttrs, _split, _check_split)
+SPLIT = data_movement("Split", SplitAttrs, _compute_split, _check_split)
 PAD = Row(
     name="Pad",
     flow=Flow.MOVE,
     attributes=PadAttrs,
-    compute=_pad,
+    compute=_compute_pad,
     contract=_pad_contract,
     data=(0,),
     check=_check_pad,

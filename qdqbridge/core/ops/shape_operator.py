@@ -9,13 +9,13 @@ from qdqbridge.core.ops.attributes import ShapeAttrs
 from qdqbridge.core.ops.stored import present
 
 
-def _shape(attributes: ShapeAttrs, operands: Operands) -> tuple[Array, ...]:
+def _compute_shape_op(attributes: ShapeAttrs, operands: Operands) -> tuple[Array, ...]:
     (x,) = present(operands, 1)
     return (np.array(x.shape[attributes.start : attributes.end], np.int64),)
 
 
 SHAPE = Row(
-    name="Shape", flow=Flow.FLOAT, attributes=ShapeAttrs, compute=_shape, data=(),
+    name="Shape", flow=Flow.FLOAT, attributes=ShapeAttrs, compute=_compute_shape_op, data=(),
     numerics="Extents, exact; the same of a tensor and of its stored integers.",
 )  # fmt: skip
 

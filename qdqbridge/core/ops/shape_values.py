@@ -41,7 +41,7 @@ def computed_extents(
         joined = [dim for part in known for dim in part]
         return joined if len(joined) <= MOST else None
     if isinstance(attributes, CastAttrs):
-        return _cast(attributes.to, known[0])
+        return _cast_extents(attributes.to, known[0])
     if name in ("Squeeze", "Unsqueeze", "Identity", "Reshape"):
         return known[0]
     if isinstance(attributes, SliceAttrs):
@@ -92,7 +92,7 @@ def not_negative(dim: Dim) -> bool:
     return all(coefficient > 0 for _, coefficient in terms(dim))
 
 
-def _cast(to: DType, data: Extents) -> Extents | None:
+def _cast_extents(to: DType, data: Extents) -> Extents | None:
     if to not in (DType.INT32, DType.INT64):
         return None
     return data if all(isinstance(i, str) or to.qmin <= i <= to.qmax for i in data) else None

@@ -65,14 +65,14 @@ def _along(number: Array, axis: int | None, rank: int) -> Array:
     return number.reshape([-1 if i == axis else 1 for i in range(rank)])
 
 
-def _check(node: Node, _: Attributes) -> Iterator[str]:
+def _check_simulated_quant(node: Node, _: Attributes) -> Iterator[str]:
     if len(node.inputs) != 6:
         yield f"it has {len(node.inputs)} operands and takes 6"
 
 
 SIMULATE = Row(
     name="SimulateQuantization", flow=Flow.FLOAT, attributes=SimulatedAttrs, compute=_simulate,
-    data=(0,), check=_check,
+    data=(0,), check=_check_simulated_quant,
     numerics="Operands x, code, scale, zero_point, low, high. Code 0: x. Else "
     "(clip(rint(x / scale) + zero_point, low, high) - zero_point) * scale in float32: what "
     "quantize and dequantize give. NaN gives low. Codes of at most 16 bits in ONNX. Negative "

@@ -49,7 +49,7 @@ def _log_softmax(attributes: SoftmaxAttrs, operands: Operands) -> tuple[Array, .
     return ((difference - np.log(total).astype(wide.dtype)).astype(x.dtype),)
 
 
-def _check(node: Node, attributes: SoftmaxAttrs) -> Iterator[str]:
+def _check_softmax(node: Node, attributes: SoftmaxAttrs) -> Iterator[str]:
     if not attributes.axes:
         yield "no axis is given"
     yield from axes_fit(attributes.axes, node.operand(0).rank)
@@ -65,7 +65,7 @@ SOFTMAX = Row(
     flow=Flow.ROUND,
     attributes=SoftmaxAttrs,
     compute=_softmax,
-    check=_check,
+    check=_check_softmax,
     qnn="softmax",
     tvm="nn.softmax",
     interval=(0.0, 1.0),
@@ -81,7 +81,7 @@ LOG_SOFTMAX = Row(
     flow=Flow.ROUND,
     attributes=SoftmaxAttrs,
     compute=_log_softmax,
-    check=_check,
+    check=_check_softmax,
     qnn="log_softmax",
     tvm="nn.log_softmax",
     numerics=_NUMERICS.format("y = quantize(d - f32(log(f64(S) * 2**-40)))")

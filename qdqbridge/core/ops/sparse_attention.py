@@ -86,7 +86,7 @@ def _sparse(a: SparseAttentionAttrs, operands: Operands) -> tuple[Array, ...]:
     return result, *(np.where(behind[:, None, :, None], x, new) for x, new in pairs)
 
 
-def _check(node: Node, a: SparseAttentionAttrs) -> Iterator[str]:
+def _check_sparse_attention(node: Node, a: SparseAttentionAttrs) -> Iterator[str]:
     if a.num_heads < 1 or a.kv_num_heads < 1 or a.num_heads % a.kv_num_heads:
         yield f"{a.num_heads} heads do not divide into {a.kv_num_heads}"
     if a.sparse_block_size < 1:
@@ -107,7 +107,7 @@ SPARSE_ATTENTION = Row(
     apart=True,
     attributes=SparseAttentionAttrs,
     compute=_sparse,
-    check=_check,
+    check=_check_sparse_attention,
     numerics="GroupQueryAttention whose query at place i sees the keys up to its own in the blocks "
     "that its row of the mask names, row i / block size; head h has the layout h modulo their "
     "number. The cache has its full length, and what is behind its last row stays: in onnxruntime "

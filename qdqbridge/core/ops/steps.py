@@ -63,7 +63,7 @@ def steps(node: Node, operands: OperandConstants) -> int | None:
         return None
     shapes = [() if operand is None else operand.shape for operand in operands]
     try:
-        made = _MADE.get(node.op, _broadcast)(node.attributes, shapes, operands)
+        made = _MADE.get(node.op, _broadcast_steps)(node.attributes, shapes, operands)
     except (ValueError, IndexError, ArithmeticError):  # attributes that do not fit the operands
         return None
     return NODE + made + sum(math.prod(shape) for shape in shapes)
@@ -80,7 +80,7 @@ def broadcast_size(shapes: Sequence[_Shape]) -> int:
     return size
 
 
-def _broadcast(attributes: Any, shapes: list[_Shape], operands: OperandConstants) -> int:
+def _broadcast_steps(attributes: Any, shapes: list[_Shape], operands: OperandConstants) -> int:
     del attributes, operands
     return broadcast_size(shapes)
 
@@ -126,7 +126,7 @@ def _tile(attributes: TileAttrs, shapes: list[_Shape], operands: OperandConstant
     return math.prod(shapes[0]) * math.prod(attributes.repeats)
 
 
-def _pad(attributes: PadAttrs, shapes: list[_Shape], operands: OperandConstants) -> int:
+def _count_pad_steps(attributes: PadAttrs, shapes: list[_Shape], operands: OperandConstants) -> int:
     del operands
     widths = [max(pad, 0) for pad in attributes.pads]
     rank = len(shapes[0])
@@ -156,7 +156,7 @@ def _matmul(attributes: Any, shapes: list[_Shape], operands: OperandConstants) -
     return broadcast_size([a[:-2], b[:-2]]) * a[-2] * a[-1] * b[-1]
 
 
-def _dense(attributes: Any, shapes: list[_Shape], operands: OperandConstants) -> int:
+def _dense_steps(attributes: Any, shapes: list[_Shape], operands: OperandConstants) -> int:
     del attributes, operands
     x, units = shapes[0], shapes[1][0]
     return math.prod(x) * max(units, 1) + broadcast_size([(*x[:-1], units), *shapes[2:]])
@@ -230,11 +230,11 @@ _MADE: Mapping[Operator, _Made] = {
     COMPOSITION: _composition,
     EXPAND: _expand,
     TILE: _tile,
-    PAD: _pad,
+    PAD: _count_pad_steps,
     RESIZE: _resize,
     GATHER: _gather,
     MATMUL: _matmul,
-    DENSE: _dense,
+    DENSE: _dense_steps,
     GEMM: _gemm,
     CONV: _conv,
     CONV_TRANSPOSE: _conv_transpose,

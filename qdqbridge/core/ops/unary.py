@@ -94,7 +94,7 @@ def _leaky_relu(x: Array, alpha: float) -> Array:
     return np.where(x >= 0, x, x * x.dtype.type(alpha))
 
 
-def _clip(x: Array, attributes: ClipAttrs) -> Array:
+def _compute_clip(x: Array, attributes: ClipAttrs) -> Array:
     if attributes.low is not None:
         x = np.maximum(x, x.dtype.type(attributes.low))
     if attributes.high is not None:
@@ -115,7 +115,7 @@ def _softsign(x: Array) -> Array:
     return x * (one / (one + np.abs(x)))
 
 
-def _plain(function: Callable[[Array], Array]) -> Compute:
+def _compute_in_dtype(function: Callable[[Array], Array]) -> Compute:
     """Returns a ``compute`` in the operand's own dtype, without attributes."""
 
     def compute(attributes: Any, operands: Operands) -> tuple[Array, ...]:
@@ -145,7 +145,7 @@ def _with(function: Callable[[Array, Any], Array], *, rounded: bool) -> Compute:
     return compute
 
 
-def _rounded(function: Callable[[Array], Array]) -> Compute:
+def _compute_in_float64(function: Callable[[Array], Array]) -> Compute:
     """Returns a ``compute`` in float64 inside, rounded once, without attributes."""
     return _with(lambda x, _: function(x), rounded=True)
 
@@ -273,10 +273,12 @@ def _unmistakable(*patterns: Pattern) -> tuple[Form, ...]:
     return tuple(Form(pattern, unmistakable=True) for pattern in patterns)
 
 
-RELU = unary("Relu", _plain(_relu), _EXACT.format("max(x, 0), NaN of NaN"), qnn="", tvm="nn.relu")
+RELU = unary(
+    "Relu", _compute_in_dtype(_relu), _EXACT.format("max(x, 0), NaN of NaN"), qnn="", tvm="nn.relu"
+)
 CLIP = unary(
     "Clip",
-    _with(_clip, rounded=False),
+    _with(_compute_clip, rounded=False),
     _EXACT.format("min(max(x, low), high), NaN of NaN")
     + "A bound that a file leaves out is the lowest or the largest finite number, as ONNX's text "
     "and onnxruntime have it; its own expansion of Clip takes none. " + _EQUAL,
@@ -287,26 +289,26 @@ CLIP = unary(
 
 SIGMOID = unary(
     "Sigmoid",
-    _rounded(_sigmoid),
+    _compute_in_float64(_sigmoid),
     _ROUNDED.format("1 / (1 + exp(-x))"),
     magnitude=_UNIT,
     interval=_ZERO_TO_ONE,
 )
 TANH = unary(
     "Tanh",
-    _rounded(np.tanh),
+    _compute_in_float64(np.tanh),
     _ROUNDED.format("tanh(x)") + _MLAS.format("1 in 100,000"),
     magnitude=_UNIT,
     interval=_AROUND_ZERO,
 )
-EXP = unary("Exp", _rounded(np.exp), _ROUNDED.format("exp(x)"))
-LOG = unary("Log", _rounded(np.log), _ROUNDED.format("log(x)"))
-SIN = unary("Sin", _rounded(np.sin), _ROUNDED.format("sin(x)"), magnitude=_UNIT)
-COS = unary("Cos", _rounded(np.cos), _ROUNDED.format("cos(x)"), magnitude=_UNIT)
-ERF = unary("Erf", _rounded(erf), _ROUNDED.format("erf(x)"), magnitude=_UNIT)
+EXP = unary("Exp", _compute_in_float64(np.exp), _ROUNDED.format("exp(x)"))
+LOG = unary("Log", _compute_in_float64(np.log), _ROUNDED.format("log(x)"))
+SIN = unary("Sin", _compute_in_float64(np.sin), _ROUNDED.format("sin(x)"), magnitude=_UNIT)
+COS = unary("Cos", _compute_in_float64(np.cos), _ROUNDED.format("cos(x)"), magnitude=_UNIT)
+ERF = unary("Erf", _compute_in_float64(erf), _ROUNDED.format("erf(x)"), magnitude=_UNIT)
 SOFTPLUS = unary(
     "Softplus",
-    _rounded(_softplus),
+    _compute_in_float64(_softplus),
     _ROUNDED.format("log(1 + exp(x))"),
     forms=(
         *_unmistakable(
@@ -340,7 +342,7 @@ GELU = unary(
 )
 MISH = unary(
     "Mish",
-    _rounded(lambda x: x * np.tanh(_softplus(x))),
+    _compute_in_float64(lambda x: x * np.tanh(_softplus(x))),
     _ROUNDED.format("x * tanh(log(1 + exp(x)))") + _MLAS.format("1 in 8,000"),
     since=18,
     forms=(
@@ -368,19 +370,24 @@ SWISH = unary(
     ),
     magnitude=_OPERAND,
 )
-SQRT = unary("Sqrt", _plain(np.sqrt), _EXACT.format("sqrt(x)"))
+SQRT = unary("Sqrt", _compute_in_dtype(np.sqrt), _EXACT.format("sqrt(x)"))
 RECIPROCAL = unary(
-    "Reciprocal", _plain(_reciprocal), _EXACT.format("1 / x"), forms=_forms(("Div", 1.0, "x"))
+    "Reciprocal",
+    _compute_in_dtype(_reciprocal),
+    _EXACT.format("1 / x"),
+    forms=_forms(("Div", 1.0, "x")),
 )
-ABS = unary("Abs", _plain(np.abs), _EXACT.format("|x|"))
-NEG = unary("Neg", _plain(np.negative), _EXACT.format("-x"), qnn="negative", tvm="negative")
-FLOOR = unary("Floor", _plain(np.floor), _EXACT.format("floor(x)"))
-CEIL = unary("Ceil", _plain(np.ceil), _EXACT.format("ceil(x)"))
-ROUND = unary("Round", _plain(np.rint), _EXACT.format("rint(x), half to even"))
-SIGN = unary("Sign", _plain(np.sign), _EXACT.format("sign(x)"))
+ABS = unary("Abs", _compute_in_dtype(np.abs), _EXACT.format("|x|"))
+NEG = unary(
+    "Neg", _compute_in_dtype(np.negative), _EXACT.format("-x"), qnn="negative", tvm="negative"
+)
+FLOOR = unary("Floor", _compute_in_dtype(np.floor), _EXACT.format("floor(x)"))
+CEIL = unary("Ceil", _compute_in_dtype(np.ceil), _EXACT.format("ceil(x)"))
+ROUND = unary("Round", _compute_in_dtype(np.rint), _EXACT.format("rint(x), half to even"))
+SIGN = unary("Sign", _compute_in_dtype(np.sign), _EXACT.format("sign(x)"))
 SOFTSIGN = unary(
     "Softsign",
-    _plain(_softsign),
+    _compute_in_dtype(_softsign),
     _EXACT.format("x * (1 / (1 + |x|))"),
     forms=_unmistakable(("Div", "x", ("Add", ("Abs", "x"), 1.0))),
     magnitude=_UNIT,
@@ -424,7 +431,7 @@ CELU = unary(
 )
 HARD_SWISH = unary(
     "HardSwish",
-    _plain(_hard_swish),
+    _compute_in_dtype(_hard_swish),
     _EXACT.format("x * max(0, min(1, x * f32(1/6) + 0.5))"),
     since=14,
     forms=(

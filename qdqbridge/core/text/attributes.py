@@ -88,7 +88,7 @@ def _value(types: Types, declared: Any) -> Any:
     if declared is int:
         return lexer.integer()
     if declared is float:
-        return _number(lexer)
+        return _parse_number(lexer)
     if issubclass(declared, Serialized):
         return _serialized(types, declared)
     raise AssertionError(f"no attribute has the type {declared}")
@@ -101,7 +101,7 @@ def _boolean(lexer: Lexer) -> bool:
     return False
 
 
-def _number(lexer: Lexer) -> float:
+def _parse_number(lexer: Lexer) -> float:
     token = lexer.want(TokenKind.NUMBER)
     number = real(token.text)
     if number is None:

@@ -200,15 +200,15 @@ def _read_microsoft(node: NodeView) -> Decoded:
         width = 2 * node.known_extent(1, 2)
         heads = node.known_extent(2) // width
         found = RotaryEmbeddingAttrs(heads, found.rotary_embedding_dim, found.interleaved)
-    return decoded("RotaryEmbedding", _plain(node, found), [x, cosine, sine, places])
+    return decoded("RotaryEmbedding", _drop_implied_heads(node, found), [x, cosine, sine, places])
 
 
 def _read_own(node: NodeView) -> Decoded:
     found = RotaryEmbeddingAttrs(**_fields(node, RotaryEmbeddingAttrs))
-    return decoded("RotaryEmbedding", _plain(node, found), node.operands)
+    return decoded("RotaryEmbedding", _drop_implied_heads(node, found), node.operands)
 
 
-def _plain(node: NodeView, found: RotaryEmbeddingAttrs) -> RotaryEmbeddingAttrs:
+def _drop_implied_heads(node: NodeView, found: RotaryEmbeddingAttrs) -> RotaryEmbeddingAttrs:
     """Returns a record that names no heads where the operand shows them.
 
     With ``rotary_embedding_dim`` onnxruntime wants to be told of an axis whose extent is open, too.

@@ -25,7 +25,7 @@ _SINCE = {
 }
 
 
-def _read(node: NodeView) -> Decoded:
+def _decode_cast(node: NodeView) -> Decoded:
     to = dtype_of(node.int_("to", 0), node.describe())
     if DType.STRING in (to, real_dtype(node.operand(0))):
         raise NoRow("it converts strings")
@@ -52,6 +52,6 @@ def _needs(attributes: CastAttrs) -> int:
 
 
 CODECS = (
-    Codec(onnx_name="Cast", row="Cast", read=_read, write=_write, needs=_needs),
+    Codec(onnx_name="Cast", row="Cast", read=_decode_cast, write=_write, needs=_needs),
     Codec(onnx_name="CastLike", row="Cast", read=_read_like),
 )

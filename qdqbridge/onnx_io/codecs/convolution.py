@@ -34,7 +34,7 @@ def _check_group(node: NodeView, group: int, *channels: object) -> None:
         )
 
 
-def _kernel(operands: Operands) -> dict[str, list[int]]:
+def _kernel_shape_attr(operands: Operands) -> dict[str, list[int]]:
     """Returns ``kernel_shape`` where the weight tells it (optional in ONNX, but customary)."""
     weight = operands[1]
     shape = None if weight is None else weight.type.shape
@@ -51,7 +51,7 @@ def _write_conv(attributes: ConvAttrs, operands: Operands, opset: int) -> Encode
         strides=list(attributes.strides),
         dilations=list(attributes.dilations),
         pads=list(attributes.pads),
-        **_kernel(operands),
+        **_kernel_shape_attr(operands),
     )
 
 
@@ -110,7 +110,7 @@ def _write_transpose(attributes: ConvTransposeAttrs, operands: Operands, opset: 
         dilations=list(attributes.dilations),
         pads=list(attributes.pads),
         output_padding=list(attributes.output_padding),
-        **_kernel(operands),
+        **_kernel_shape_attr(operands),
     )
 
 

@@ -28,10 +28,10 @@ def codec(row: Operator, written: OnnxOp) -> Codec:
     windowed = any(codec.holds is Holds.SPATIAL for codec in shown.values())
 
     def read(node: NodeView) -> Decoded:
-        values: dict[str, Any] = _window(node) if windowed else {}
+        values: dict[str, Any] = _pool_window_fields(node) if windowed else {}
         operands = node.operands
         if axes is not None and written.axes_operand:
-            given = _axes(node, shown[axes], written.axes_operand)
+            given = _attr_or_operand_axes(node, shown[axes], written.axes_operand)
             if not given and node.flag("noop_with_empty_axes"):
                 return decoded("Identity", NO_ATTRIBUTES, operands[:1])
             values[axes], operands = _resolved(node, given), operands[:1]
@@ -44,7 +44,10 @@ def codec(row: Operator, written: OnnxOp) -> Codec:
         return decoded(row.name, row.attributes(**known), operands)
 
     def write(attributes: Attributes, operands: Operands, opset: int) -> Encoded:
-        given = {codec.onnx: _plain(getattr(attributes, name)) for name, codec in shown.items()}
+        given = {
+            codec.onnx: _as_onnx_attribute(getattr(attributes, name))
+            for name, codec in shown.items()
+        }
         inputs = list(operands)
         if axes is not None and written.axes_operand:
             numbers = given.pop(shown[axes].onnx)
@@ -65,7 +68,7 @@ def codec(row: Operator, written: OnnxOp) -> Codec:
     )
 
 
-def _plain(value: Any) -> Any:
+def _as_onnx_attribute(value: Any) -> Any:
     if isinstance(value, tuple):
         return list(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     return int(value) if isinstance(value, bool) else value
@@ -91,7 +94,7 @@ def _attribute(node: NodeView, written: OnnxOp, name: str, codec: AttributeCodec
     return value
 
 
-def _axes(node: NodeView, codec: AttributeCodec, as_operand: int) -> Ints:
+def _attr_or_operand_axes(node: NodeView, codec: AttributeCodec, as_operand: int) -> Ints:
     if node.opset >= as_operand:
         return node.constant_ints(1) or ()
     return node.ints(codec.onnx, ())
@@ -101,7 +104,7 @@ def _resolved(node: NodeView, axes: Ints) -> Ints:
     return tuple(sorted(node.wrap_all(axes))) if axes else tuple(range(node.rank()))
 
 
-def _window(node: NodeView) -> dict[str, Any]:
+def _pool_window_fields(node: NodeView) -> dict[str, Any]:
     """Returns the fields of a window, and whether a last one may reach beyond the padding."""
     window = window_of(node, kernel_of(node, None))
     return {

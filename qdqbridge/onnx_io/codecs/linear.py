@@ -49,7 +49,7 @@ def _read_quantize(node: NodeView) -> Decoded:
     computed = dtype_of(precision, node.describe()) if precision else DType.FLOAT32
     attributes = LinearAttrs(
         to,
-        _axis(node),
+        _quantization_axis(node),
         node.int_("block_size", 0),
         node.flag("saturate", default=True) or to.is_integer,
         None if computed is DType.FLOAT32 else computed,
@@ -69,7 +69,7 @@ def _read_dequantize(node: NodeView) -> Decoded:
     declared, scale = node.int_("output_dtype", 0), real_dtype(node.operand(1))
     to = dtype_of(declared, node.describe()) if declared else scale
     to = DType.FLOAT32 if to is DType.FLOAT8_E8M0 else to
-    attributes = LinearAttrs(to, _axis(node), node.int_("block_size", 0))
+    attributes = LinearAttrs(to, _quantization_axis(node), node.int_("block_size", 0))
     return decoded("DequantizeLinear", attributes, _operands(node))
 
 
@@ -80,7 +80,7 @@ def _operands(node: NodeView) -> list[Value | None]:
     return list(node.operands)
 
 
-def _axis(node: NodeView) -> int | None:
+def _quantization_axis(node: NodeView) -> int | None:
     """Returns the axis, non-negative where the rank is known; None for scalar parameters."""
     shape = node.shape(1)
     if shape is not None and shape in ((), (1,)):

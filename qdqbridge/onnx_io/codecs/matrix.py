@@ -15,7 +15,7 @@ from qdqbridge.onnx_io.codecs.codec import (
 from qdqbridge.onnx_io.codecs.view import NodeView
 
 
-def _read(node: NodeView) -> Decoded:
+def _decode_gemm(node: NodeView) -> Decoded:
     attributes = GemmAttrs(
         node.float_("alpha", 1.0),
         node.float_("beta", 1.0),
@@ -37,4 +37,4 @@ def _write(attributes: GemmAttrs, operands: Operands, opset: int) -> Encoded:
     )
 
 
-CODECS = (plain("MatMul"), Codec(onnx_name="Gemm", row="Gemm", read=_read, write=_write))
+CODECS = (plain("MatMul"), Codec(onnx_name="Gemm", row="Gemm", read=_decode_gemm, write=_write))

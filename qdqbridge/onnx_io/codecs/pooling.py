@@ -20,7 +20,7 @@ from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
 from qdqbridge.onnx_io.codecs.windows import kernel_of, window_of
 
 
-def _read(node: NodeView) -> Decoded:
+def _decode_pool(node: NodeView) -> Decoded:
     if node.results() > 1:
         raise NoRow("its indices are a result")
     window = window_of(node, kernel_of(node, None))
@@ -55,7 +55,7 @@ def _pool(name: str) -> Codec:
         dilated = any(dilation != 1 for dilation in attributes.dilations)
         return 19 if dilated and name == "AveragePool" else OLDEST
 
-    return Codec(onnx_name=name, row=name, read=_read, write=write, needs=needs)
+    return Codec(onnx_name=name, row=name, read=_decode_pool, write=write, needs=needs)
 
 
 CODECS = (

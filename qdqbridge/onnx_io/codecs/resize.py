@@ -57,7 +57,7 @@ def _read_old(node: NodeView) -> Decoded:
     return decoded("Resize", attributes, node.operands[:1])
 
 
-def _read(node: NodeView) -> Decoded:
+def _decode_resize(node: NodeView) -> Decoded:
     if node.opset < 11:
         return _read_old(node)
     mode = node.string("mode", "nearest")
@@ -71,7 +71,7 @@ def _read(node: NodeView) -> Decoded:
         raise NoRow("it smooths before it shrinks (antialias)")
     axes = node.ints("axes", None)
     axes = None if axes is None else node.wrap_all(axes)
-    scales, sizes = _extents(node, axes)
+    scales, sizes = _full_resize_extents(node, axes)
     exact = mode == "nearest" and nearest == "floor" and _powers_of_two(node, scales, sizes)
     if coordinates == _TF_NEAREST and exact:
         coordinates, nearest = "half_pixel", "round_prefer_ceil"  # the same, without rounding
@@ -100,7 +100,7 @@ def _scales(node: NodeView, index: int) -> Scales | None:
     return scales
 
 
-def _extents(node: NodeView, axes: Ints | None) -> tuple[Scales | None, Ints | None]:
+def _full_resize_extents(node: NodeView, axes: Ints | None) -> tuple[Scales | None, Ints | None]:
     """Returns scales or sizes of every axis."""
     scales, sizes = _scales(node, 2), node.constant_ints(3) or None
     if (scales is None) == (sizes is None):
@@ -211,6 +211,6 @@ def _needs(attributes: ResizeAttrs) -> int:
 
 
 CODECS = (
-    Codec(onnx_name="Resize", row="Resize", read=_read, write=_write, needs=_needs),
+    Codec(onnx_name="Resize", row="Resize", read=_decode_resize, write=_write, needs=_needs),
     Codec(onnx_name="Upsample", row="Resize", read=_read_old),
 )

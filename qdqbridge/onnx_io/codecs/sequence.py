@@ -15,7 +15,7 @@ def _read_sequence_at(node: NodeView) -> Decoded:
     maker = None if source is None else source.producer
     if maker is None or maker.op.name != "SplitToSequence" or index is None:
         raise NoRow("only SequenceAt of SplitToSequence at a constant place is a slice")
-    position, axis, sizes = int(index.reshape(-1)[0]), *_split(maker)
+    position, axis, sizes = int(index.reshape(-1)[0]), *_split_to_sequence_sizes(maker)
     if not -len(sizes) <= position < len(sizes):
         raise node.fault(
             f"position {position} is outside of a sequence of {len(sizes)}",
@@ -26,7 +26,7 @@ def _read_sequence_at(node: NodeView) -> Decoded:
     return decoded("Slice", SliceAttrs((start,), (end,), (axis,), (1,)), [maker.operand(0)])
 
 
-def _split(maker: Node) -> tuple[int, list[int]]:
+def _split_to_sequence_sizes(maker: Node) -> tuple[int, list[int]]:
     """Returns the axis and the extents of the parts."""
     numbers = maker.attributes.node.integers()  # type: ignore[attr-defined] # a foreign record
     x = maker.operand(0)

@@ -23,7 +23,7 @@ from qdqbridge.onnx_io.codecs.codec import (
 from qdqbridge.onnx_io.codecs.view import Ints, NodeView, NoRow
 
 
-def _target(node: NodeView) -> Ints | None:
+def _constant_shape_operand(node: NodeView) -> Ints | None:
     """Returns operand 1, a shape; None where it is known only at run time."""
     try:
         return node.constant_ints(1)
@@ -32,7 +32,7 @@ def _target(node: NodeView) -> Ints | None:
 
 
 def _read_reshape(node: NodeView) -> Decoded:
-    shape, allow_zero = _target(node), node.flag("allowzero")
+    shape, allow_zero = _constant_shape_operand(node), node.flag("allowzero")
     if shape is None:
         return decoded("Reshape", ReshapeAttrs(None, allow_zero), node.operands)
     if (
@@ -56,7 +56,7 @@ def _write_reshape(attributes: ReshapeAttrs, operands: Operands, opset: int) -> 
 
 
 def _read_expand(node: NodeView) -> Decoded:
-    shape = _target(node)
+    shape = _constant_shape_operand(node)
     return decoded("Expand", ExpandAttrs(shape), node.operands[: 2 if shape is None else 1])
 
 
@@ -85,12 +85,12 @@ def _write_transpose(attributes: TransposeAttrs, operands: Operands, opset: int)
     return encoded("Transpose", operands, perm=list(attributes.perm))
 
 
-def _axes(node: NodeView) -> Ints | None:
+def _squeeze_axes(node: NodeView) -> Ints | None:
     return node.constant_ints(1) if node.opset >= 13 else node.ints("axes", None)
 
 
 def _read_squeeze(node: NodeView) -> Decoded:
-    axes = _axes(node)
+    axes = _squeeze_axes(node)
     if axes is None:
         axes = tuple(i for i in range(node.rank()) if node.known_extent(i) == 1)
     resolved = node.wrap_all(axes)
@@ -105,7 +105,7 @@ def _read_squeeze(node: NodeView) -> Decoded:
 
 
 def _read_unsqueeze(node: NodeView) -> Decoded:
-    axes = _axes(node)
+    axes = _squeeze_axes(node)
     if axes is None:
         raise node.fault("axes are missing")
     resolved = node.wrap_all(axes, extra=len(axes))

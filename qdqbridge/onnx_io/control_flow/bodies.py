@@ -104,11 +104,15 @@ def bodies_of(node: Node, place: str, normal: Callable[[Graph], Graph]) -> tuple
     if not is_control(node):
         return ()
     found: list[Body] = []
-    for attribute in sorted(node.record(OpaqueAttrs).node.proto().attribute, key=_name):
+    for attribute in sorted(node.record(OpaqueAttrs).node.proto().attribute, key=_attribute_name):
         if attribute.type == onnx.AttributeProto.GRAPH:
             # a body that cannot be read by itself is carried as it is
             with suppress(QdqBridgeError):
-                found.append(_read(node, attribute.name, f"{place}/{attribute.name}/", normal))
+                found.append(
+                    _read_body_to_fixpoint(
+                        node, attribute.name, f"{place}/{attribute.name}/", normal
+                    )
+                )
     return tuple(found)
 
 
@@ -141,11 +145,13 @@ def parts(graph: Graph) -> Iterator[Body]:
             yield from parts(body.graph)
 
 
-def _name(attribute: onnx.AttributeProto) -> str:
+def _attribute_name(attribute: onnx.AttributeProto) -> str:
     return attribute.name
 
 
-def _read(node: Node, attribute: str, place: str, normal: Callable[[Graph], Graph]) -> Body:
+def _read_body_to_fixpoint(
+    node: Node, attribute: str, place: str, normal: Callable[[Graph], Graph]
+) -> Body:
     types = first_types(node, attribute)
     for _ in range(PASSES):
         body = read_body(node, attribute, types, place, normal)
@@ -181,12 +187,14 @@ def first_types(node: Node, attribute: str) -> list[TensorType]:
     if record.op_type == "Loop":
         declared = next(a.g for a in record.node.proto().attribute if a.name == attribute).input
         scalars = [_declared(value) for value in declared[:2]]
-        return _plain(node, [*scalars, *(None if v is None else v.type for v in operands[2:])])
+        return _require_tensor_types(
+            node, [*scalars, *(None if v is None else v.type for v in operands[2:])]
+        )
     count = record.node.integers()["num_scan_inputs"]
     axes = record.node.listed("scan_input_axes") or [0] * count
     types = [None if v is None else v.type for v in operands]
-    scanned = _plain(node, types[len(types) - count :])
-    states = _plain(node, types[: len(types) - count])
+    scanned = _require_tensor_types(node, types[len(types) - count :])
+    states = _require_tensor_types(node, types[: len(types) - count])
     return [*states, *(_slice(t, axis) for t, axis in zip(scanned, axes, strict=True))]
 
 
@@ -198,7 +206,7 @@ def _declared(value: ValueInfoProto) -> TensorType:
     return TensorType(dtype_of(tensor.elem_type, value.name), (1,) * len(tensor.shape.dim))
 
 
-def _plain(node: Node, types: Sequence[object]) -> list[TensorType]:
+def _require_tensor_types(node: Node, types: Sequence[object]) -> list[TensorType]:
     tensors = (each for each in types if not isinstance(each, NestedType))
     found = [each for each in tensors if isinstance(each, TensorType)]
     if len(found) < len(types):

@@ -222,7 +222,9 @@ class _OuterNames:
             for name, tensor in data.items()
             if not is_small(tensor)
         }
-        small = [_named(tensor, name) for name, tensor in data.items() if name not in large]
+        small = [
+            _rename_tensor_proto(tensor, name) for name, tensor in data.items() if name not in large
+        ]
         running = [name for name in captured if name not in self.tensors]
         if any(name not in self.types or self.types[name][1] is None for name in running):
             return None
@@ -287,7 +289,7 @@ def _own(graph: GraphProto, captured: Collection[str], made: set[str]) -> GraphP
     return graph
 
 
-def _named(tensor: TensorProto, name: str) -> TensorProto:
+def _rename_tensor_proto(tensor: TensorProto, name: str) -> TensorProto:
     if tensor.name == name:
         return tensor
     copy = TensorProto()

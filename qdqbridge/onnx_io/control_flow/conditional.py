@@ -32,7 +32,7 @@ def conditional(then: Graph, other: Graph) -> tuple[Operator, OpaqueAttrs, list[
     """
     opset, bodies = 0, list[GraphProto]()
     for number, branch in enumerate((then, other)):
-        model = to_proto(_named(branch))
+        model = to_proto(_name_captured_inputs(branch))
         opset = max(opset, *(e.version for e in model.opset_import if not e.domain))
         body = model.graph
         body.name = ("then", "else")[number]
@@ -96,7 +96,7 @@ def _as_it_is(graph: Graph) -> Graph:
     return graph
 
 
-def _named(graph: Graph) -> Graph:
+def _name_captured_inputs(graph: Graph) -> Graph:
     """Returns a graph whose inputs have the names by which an If captures them."""
     for index, value in enumerate(graph.inputs):
         value.name = _CAPTURE.format(index)

@@ -37,7 +37,7 @@ def attention_extents(
     """
     given = {attribute.name: attribute.i for attribute in node.attribute}
     query, key, value = (
-        _with_heads(_extents(operands, place), given.get(name, 0))
+        _with_heads(_operand_dims(operands, place), given.get(name, 0))
         for place, name in ((_Q, "q_num_heads"), (_K, "kv_num_heads"), (_V, "kv_num_heads"))
     )
     if query is None or key is None or value is None:
@@ -45,10 +45,10 @@ def attention_extents(
     batch, heads, length, _ = query
     count = key[2]
     if len(operands) > _PAST and operands[_PAST] is not None:
-        past = _extents(operands, _PAST)
+        past = _operand_dims(operands, _PAST)
         count = None if past is None or len(past) != len(key) else total([past[2], count])
     result: _Extents = (batch, heads, length, value[3])
-    if len(_extents(operands, _Q) or ()) == len(query) - 1:
+    if len(_operand_dims(operands, _Q) or ()) == len(query) - 1:
         result = (batch, length, product([heads, value[3]]))
     return [
         result,
@@ -75,7 +75,7 @@ def kept_extents(node: NodeProto, operands: Sequence[TypeProto | None]) -> list[
 
 def _merged(node: NodeProto, operands: Sequence[TypeProto | None]) -> _Extents | None:
     """Returns the extents of the first result of com.microsoft's Attention."""
-    x, width = _extents(operands, _Q), _width(node, operands, _V)
+    x, width = _operand_dims(operands, _Q), _width(node, operands, _V)
     return None if x is None or len(x) != _RANK else (*x[:-1], width)
 
 
@@ -84,7 +84,7 @@ def _width(node: NodeProto, operands: Sequence[TypeProto | None], part: int) -> 
     for attribute in node.attribute:
         if attribute.name == "qkv_hidden_sizes":
             return next(iter(attribute.ints[part:]), None)
-    weights = _extents(operands, _K)
+    weights = _operand_dims(operands, _K)
     return quotient(weights[-1], 3) if weights else None
 
 
@@ -93,9 +93,9 @@ def _kept(node: NodeProto, operands: Sequence[TypeProto | None]) -> list[_Extent
     given = {attribute.name: attribute for attribute in node.attribute}
     heads, past = given["num_heads"].i if "num_heads" in given else 0, _KEPT[node.op_type]
     if node.op_type == "MultiHeadAttention":
-        new = [_with_heads(_extents(operands, index), heads) for index in (_K, _V)]
+        new = [_with_heads(_operand_dims(operands, index), heads) for index in (_K, _V)]
         return [_behind(x, operands, past + index) for index, x in enumerate(new)]
-    x = _extents(operands, _Q)
+    x = _operand_dims(operands, _Q)
     if x is None or len(x) != _RANK or "past_present_share_buffer" in given:
         return []
     batch, length, _ = x
@@ -109,12 +109,12 @@ def _behind(
     """Returns the extents of new rows behind those of an operand, if there is one."""
     if new is None or place >= len(operands) or operands[place] is None:
         return new
-    past = _extents(operands, place)
+    past = _operand_dims(operands, place)
     same = past is not None and len(past) == len(new)
     return *new[:-2], total([past[-2], new[-2]]) if past and same else None, new[-1]
 
 
-def _extents(operands: Sequence[TypeProto | None], place: int) -> _Extents | None:
+def _operand_dims(operands: Sequence[TypeProto | None], place: int) -> _Extents | None:
     type_ = operands[place] if place < len(operands) else None
     if type_ is None or not type_.tensor_type.HasField("shape"):
         return None

@@ -40,14 +40,14 @@ def _make_known(
         for body in bodies(attribute):
             own = {**types, **{t.name: t.data_type for t in body.initializer}}
             for inner in body.node:
-                known = _known(inner, own, matrices)
+                known = _inferable_node(inner, own, matrices)
                 if known is None:
                     _make_known(inner, own, matrices)
                 else:
                     inner.CopyFrom(known)
 
 
-def _known(
+def _inferable_node(
     node: NodeProto, types: Mapping[str, int], matrices: dict[str, ValueInfoProto]
 ) -> NodeProto | None:
     """Returns a node that inference knows; None where it knows the node itself, or nothing does."""

@@ -28,12 +28,16 @@ def qlinear_matmul(context: LoweringContext) -> None:
         scales = along_rows(context, sa), sb, along_rows(context, sy)
         rounded(context, total, scales, zy, context.proto.output[0])
         return
-    left = context.dequantize(a, _vector(context, sa, -2), _vector(context, za, -2), axis=-2)
-    right = context.dequantize(b, _vector(context, sb, -1), _vector(context, zb, -1), axis=-1)
+    left = context.dequantize(
+        a, _flatten_qparams(context, sa, -2), _flatten_qparams(context, za, -2), axis=-2
+    )
+    right = context.dequantize(
+        b, _flatten_qparams(context, sb, -1), _flatten_qparams(context, zb, -1), axis=-1
+    )
     context.quantize(context.op("MatMul", [left, right]), sy, zy, a, context.proto.output[0])
 
 
-def _vector(context: LoweringContext, name: str, axis: int) -> str:
+def _flatten_qparams(context: LoweringContext, name: str, axis: int) -> str:
     """Returns parameters ``[1, …, N]`` (from opset 21 on) as the vector that they are."""
     rank = context.known.rank(name)
     if not name or rank is None or rank < 2:

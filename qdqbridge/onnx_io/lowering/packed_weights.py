@@ -49,13 +49,17 @@ def matmul_nbits(context: LoweringContext) -> None:
     )
     order = _order(context, columns, block) if constant else None
     if order is None or (order.size and context.known.rank(context.input(0)) is None):
-        _product(context, unpacked_weight(context, Blocks(bits, block, rows, columns)))
+        _lower_unpacked_matmul(
+            context, unpacked_weight(context, Blocks(bits, block, rows, columns))
+        )
         return
-    weight = _weight(context, bits, rows, columns, block * blocks, order)
-    scale = _scale(context, (rows, blocks))
+    weight = _reordered_weight_codes(context, bits, rows, columns, block * blocks, order)
+    scale = _enter_block_scales(context, (rows, blocks))
     zero_point = _zero_point(context, bits, (rows, blocks))
     real = context.dequantize(weight, scale, zero_point, axis=1, block_size=block)
-    _product(context, real, _variant(context, block, PERMUTED if order.size else OWN_ORDER), order)
+    _lower_unpacked_matmul(
+        context, real, _variant(context, block, PERMUTED if order.size else OWN_ORDER), order
+    )
 
 
 def _variant(context: LoweringContext, block: int, order: str) -> str:
@@ -71,7 +75,7 @@ def _variant(context: LoweringContext, block: int, order: str) -> str:
     return PackedProduct(level, points, order, bool(context.input(5)), block).text()
 
 
-def _product(
+def _lower_unpacked_matmul(
     context: LoweringContext, real: str, variant: str = "", order: NDArray[Any] | None = None
 ) -> None:
     """Makes ``MatMul(a, Transpose(real)) + bias``; the product is of that variant.
@@ -134,7 +138,7 @@ def _order(context: LoweringContext, columns: int, block: int) -> NDArray[np.int
     return np.zeros(0, np.intp) if np.array_equal(groups, plain) else order
 
 
-def _weight(
+def _reordered_weight_codes(
     context: LoweringContext,
     bits: int,
     rows: int,
@@ -156,10 +160,12 @@ def _weight(
         raise _misfit(context, "B", data, size)
     bytes_ = data.reshape(rows, padded * bits // 8)
     codes = unpacked(bytes_, bits, columns)
-    return _codes(context, codes[:, order] if order.size else codes, bits, "weight")
+    return _add_packed_initializer(
+        context, codes[:, order] if order.size else codes, bits, "weight"
+    )
 
 
-def _scale(context: LoweringContext, shape: tuple[int, int]) -> str:
+def _enter_block_scales(context: LoweringContext, shape: tuple[int, int]) -> str:
     count = shape[0] * shape[1]
     same = _same_bytes(context, 2, shape, count, TensorProto.FLOAT, TensorProto.FLOAT)
     if same:
@@ -203,7 +209,9 @@ def _same_bytes(
     return tensor.name
 
 
-def _codes(context: LoweringContext, codes: NDArray[Any], bits: int, hint: str) -> str:
+def _add_packed_initializer(
+    context: LoweringContext, codes: NDArray[Any], bits: int, hint: str
+) -> str:
     name = context.known.fresh(f"{context.proto.output[0]}.{hint}")
     context.known.add_initializer(tensor_of(codes, bits, name))
     return name
@@ -211,7 +219,7 @@ def _codes(context: LoweringContext, codes: NDArray[Any], bits: int, hint: str) 
 
 def _zero_point(context: LoweringContext, bits: int, shape: tuple[int, int]) -> str:
     if not context.input(3):
-        return _codes(context, np.array(1 << (bits - 1)), bits, "zero_point")
+        return _add_packed_initializer(context, np.array(1 << (bits - 1)), bits, "zero_point")
     given = context.array(3, "its zero point")
     rows, blocks = shape
     if given.dtype.kind in "iu":
@@ -220,7 +228,7 @@ def _zero_point(context: LoweringContext, bits: int, shape: tuple[int, int]) -> 
             raise _misfit(context, "zero_points", given, rows * width)
         given = context.packed(3, "its zero point")
         codes = unpacked(given.reshape(rows, width), bits, blocks)
-        return _codes(context, codes, bits, "zero_point")
+        return _add_packed_initializer(context, codes, bits, "zero_point")
     real = given.astype(np.float64)
     if given.size != rows * blocks or (real != np.clip(np.rint(real), 0, (1 << bits) - 1)).any():
         raise context.refusal(
@@ -228,7 +236,7 @@ def _zero_point(context: LoweringContext, bits: int, shape: tuple[int, int]) -> 
             f"float zero points of shape {given.shape}, from {real.min():g} to {real.max():g}",
             f"give whole zero points from 0 to {(1 << bits) - 1}",
         )
-    return _codes(context, real.reshape(shape), bits, "zero_point")
+    return _add_packed_initializer(context, real.reshape(shape), bits, "zero_point")
 
 
 def gather_block_quantized(context: LoweringContext) -> None:
@@ -247,7 +255,7 @@ def gather_block_quantized(context: LoweringContext) -> None:
     if storage not in _STORED:
         width = _width(context)
         codes = context.packed(0, "its weight")
-        data = _codes(
+        data = _add_packed_initializer(
             context, unpacked(codes, width, codes.shape[-1] * 8 // width), width, "weight"
         )
         zero_point = _gathered_zero_point(context, width)
@@ -275,7 +283,9 @@ def _gathered_zero_point(context: LoweringContext, bits: int) -> str:
         shape = (
             None if context.known.is_constant(scale) else static_shape(context.known.shape(scale))
         )
-        return _codes(context, np.full(shape or (), 1 << (bits - 1)), bits, "zero_point")
+        return _add_packed_initializer(
+            context, np.full(shape or (), 1 << (bits - 1)), bits, "zero_point"
+        )
     blocks = context.array(2, "its scale").shape[-1]
     codes = unpacked(context.packed(3, "its zero point"), bits, blocks)
-    return _codes(context, codes, bits, "zero_point")
+    return _add_packed_initializer(context, codes, bits, "zero_point")

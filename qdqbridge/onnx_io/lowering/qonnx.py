@@ -27,14 +27,14 @@ def quant(context: LoweringContext) -> None:
         _bipolar(context)
         return
     _check_rounding(context, "ROUND")
-    scale, zero_point, axis = _parameters(context)
+    scale, zero_point, axis = _qonnx_scale_zero_point(context)
     dtype = _storage(context, bits, signed=signed)
     low, high = _range(bits, signed=signed, narrow=context.flag("narrow"))
-    stored, scale_name, zero_name = _quantized(context, scale, zero_point, axis, dtype)
+    stored, scale_name, zero_name = _emit_qonnx_quantize(context, scale, zero_point, axis, dtype)
     info = np.iinfo(dtype)
     if (low, high) != (info.min, info.max):
         stored = clipped(context, stored, low, high, dtype)
-    _real(context, stored, scale_name, zero_name, axis, context.proto.output[0])
+    _emit_ms_dequantize(context, stored, scale_name, zero_name, axis, context.proto.output[0])
 
 
 def bipolar_quant(context: LoweringContext) -> None:
@@ -51,7 +51,9 @@ def _bipolar(context: LoweringContext) -> None:
     zero = context.enter(np.float32(0), "zero")
     negative = context.op("Less", [context.input(0), zero])
     stored = context.op("Where", [negative, minus, one])
-    _real(context, stored, context.enter(scale, "scale"), "", axis, context.proto.output[0])
+    _emit_ms_dequantize(
+        context, stored, context.enter(scale, "scale"), "", axis, context.proto.output[0]
+    )
 
 
 def trunc(context: LoweringContext) -> None:
@@ -66,7 +68,7 @@ def trunc(context: LoweringContext) -> None:
             f"it has {len(context.proto.input)} inputs; the form with 7 says the result's scale",
             "export with qonnx 1.0 / Brevitas 0.12 or newer",
         )
-    scale, zero_point, axis = _parameters(context)
+    scale, zero_point, axis = _qonnx_scale_zero_point(context)
     if zero_point.any() or axis is not None:
         raise context.refusal(
             "a zero point, or scales per channel",
@@ -77,14 +79,16 @@ def trunc(context: LoweringContext) -> None:
     result = np.float32(context.array(4, "its output scale").reshape(-1)[0])
     step = np.float32(2.0 ** np.round(np.log2(result / scale)))
     dtype = _storage(context, wide, signed=signed)
-    stored, _, zero = _quantized(context, scale, zero_point, None, dtype)
+    stored, _, zero = _emit_qonnx_quantize(context, scale, zero_point, None, dtype)
     unit = context.dequantize(stored, context.enter(np.float32(1), "unit"), zero)
     small = _storage(context, bits, signed=signed)
     small_zero = context.enter(np.zeros((), small), "zero_point")
     low, high = _range(bits, signed=signed, narrow=context.flag("narrow"))
     cut = context.quantize(unit, context.enter(step, "step"), small_zero, "")
     cut = clipped(context, cut, low, high, small)
-    _real(context, cut, context.enter(result, "scale"), small_zero, None, context.proto.output[0])
+    _emit_ms_dequantize(
+        context, cut, context.enter(result, "scale"), small_zero, None, context.proto.output[0]
+    )
 
 
 # ---- what the inputs say ----------------------------------------------------------------------
@@ -131,7 +135,9 @@ def _range(bits: int, *, signed: bool, narrow: bool) -> tuple[int, int]:
     return 0, (1 << bits) - 1 - narrow
 
 
-def _parameters(context: LoweringContext) -> tuple[NDArray[Any], NDArray[Any], int | None]:
+def _qonnx_scale_zero_point(
+    context: LoweringContext,
+) -> tuple[NDArray[Any], NDArray[Any], int | None]:
     """Returns scale and zero point of one shape, and the axis they vary along."""
     scale = context.array(1, "its scale").astype(np.float32)
     zero_point = context.array(2, "its zero point").astype(np.float64)
@@ -163,7 +169,7 @@ def _squeezed(context: LoweringContext, scale: NDArray[Any]) -> tuple[NDArray[An
 # ---- what is made -----------------------------------------------------------------------------
 
 
-def _quantized(
+def _emit_qonnx_quantize(
     context: LoweringContext,
     scale: NDArray[Any],
     zero_point: NDArray[Any],
@@ -184,7 +190,7 @@ def _quantized(
     return stored, scale_name, zero_name
 
 
-def _real(
+def _emit_ms_dequantize(
     context: LoweringContext,
     stored: str,
     scale: str,

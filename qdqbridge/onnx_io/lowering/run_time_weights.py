@@ -64,7 +64,7 @@ def unpacked_weight(context: LoweringContext, blocks: Blocks) -> str:
             "store the weight as uint8 and its scales as floats",
         )
     rows, padded = blocks.rows, blocks.count * blocks.size
-    codes = _codes(context, weight, blocks, padded, kind)
+    codes = _unpack_bits_in_graph(context, weight, blocks, padded, kind)
     scales = _fitted(context, scale, (rows, blocks.count))
     zeros = _zero_points(context, zero_point, blocks, kind)
     if order:  # the block of each column
@@ -92,14 +92,16 @@ def _groups(context: LoweringContext, name: str, columns: int, padded: int) -> s
 def _zero_points(context: LoweringContext, name: str, blocks: Blocks, kind: int) -> str:
     """Returns the zero points ``[N, blocks]`` as floats, or the one that all have."""
     if not name:
-        return context.enter(_number(1 << (blocks.bits - 1), kind), "zero_point")
+        return context.enter(_typed_scalar(1 << (blocks.bits - 1), kind), "zero_point")
     if context.known.element_type(name) in _REAL:
         fitted = _fitted(context, name, (blocks.rows, blocks.count))
         return context.op("Cast", [fitted], to=kind)
-    return _codes(context, name, blocks, blocks.count, kind)
+    return _unpack_bits_in_graph(context, name, blocks, blocks.count, kind)
 
 
-def _codes(context: LoweringContext, name: str, blocks: Blocks, count: int, kind: int) -> str:
+def _unpack_bits_in_graph(
+    context: LoweringContext, name: str, blocks: Blocks, count: int, kind: int
+) -> str:
     """Returns the codes of packed rows as floats ``[N, count]``, the lowest bits of a byte first.
 
     Bytes are taken apart by floats, which have every operator that this needs everywhere.
@@ -109,7 +111,7 @@ def _codes(context: LoweringContext, name: str, blocks: Blocks, count: int, kind
     if blocks.bits == 8:
         return rest
     rest, parts = _shaped(context, rest, (blocks.rows, width, 1)), list[str]()
-    base = context.enter(_number(1 << blocks.bits, kind), "base")
+    base = context.enter(_typed_scalar(1 << blocks.bits, kind), "base")
     for _ in range(8 // blocks.bits - 1):
         above = context.op("Floor", [context.op("Div", [rest, base])])
         parts.append(context.op("Sub", [rest, context.op("Mul", [above, base])]))
@@ -146,5 +148,5 @@ def _first(context: LoweringContext, name: str, count: int, wanted: int) -> str:
     return context.op("Slice", [name, begin, end, axis])
 
 
-def _number(value: int, kind: int) -> NDArray[Any]:
+def _typed_scalar(value: int, kind: int) -> NDArray[Any]:
     return np.asarray(value, helper.tensor_dtype_to_np_dtype(kind))

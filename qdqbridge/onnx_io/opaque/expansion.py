@@ -37,7 +37,7 @@ def expanded(node: Node) -> Graph | None:
     if schema is None or not (schema.has_function or schema.has_context_dependent_function):
         return None
     model = attributes.model(node)
-    function = _function(schema, model)
+    function = _schema_function_body(schema, model)
     if function is None:
         return None
     call = model.graph.node[0]
@@ -55,7 +55,7 @@ def expanded(node: Node) -> Graph | None:
     return read_proto(model, where, lambda graph: graph)
 
 
-def _function(schema: Any, model: onnx.ModelProto) -> FunctionProto | None:
+def _schema_function_body(schema: Any, model: onnx.ModelProto) -> FunctionProto | None:
     """Returns the body of the model's only node."""
     if schema.has_function:
         function = FunctionProto()

@@ -120,7 +120,7 @@ def opaque_operator(domain: str, op_type: str) -> Operator:
         flow=Flow.FLOAT,
         attributes=OpaqueAttrs,
         compute=_compute,
-        steps=_steps,
+        steps=_opaque_step_count,
         commuting=_COMMUTING.get(op_type, 0) if domain == "" else 0,
         inside=_inside if plain and op_type in CONTROL else None,
         numerics="What onnxruntime computes with optimizations disabled; of bodies that quantize, "
@@ -150,7 +150,7 @@ def _compute(attributes: OpaqueAttrs, operands: Operands) -> tuple[Any, ...]:
     What the reference does not have either runs in float32 where it is asked for float64 or
     float16, and is rounded once.
     """
-    given = [_plain(operand) for operand in operands]
+    given = [_array_or_nested(operand) for operand in operands]
     first = given[0] if given else None
     if (attributes.domain, attributes.op_type) == ("", "NonZero") and _is_scalar(first):
         # onnxruntime gives the place of a scalar an axis, ONNX none
@@ -201,7 +201,7 @@ def _types(given: Sequence[Any]) -> list[Any]:
     return [each.dtype for each in given if isinstance(each, np.ndarray)]
 
 
-def _plain(operand: Any) -> NDArray[Any] | Nested | None:
+def _array_or_nested(operand: Any) -> NDArray[Any] | Nested | None:
     return operand if operand is None or isinstance(operand, Nested) else np.asarray(operand)
 
 
@@ -221,7 +221,7 @@ def _fed(given: Mapping[str, NDArray[Any] | Nested]) -> dict[str, Any]:
     return {name: each.value if isinstance(each, Nested) else each for name, each in given.items()}
 
 
-def _steps(attributes: OpaqueAttrs, operands: Sequence[Constant | None]) -> int | None:
+def _opaque_step_count(attributes: OpaqueAttrs, operands: Sequence[Constant | None]) -> int | None:
     return opaque_steps(attributes.node.proto(), attributes.domain, attributes.version, operands)
 
 
@@ -232,7 +232,7 @@ def _referred(
     given = {f"in_{i}": operand for i, operand in enumerate(operands) if operand is not None}
     try:
         session = _evaluator(attributes, _signature(given), len(operands))
-        results = tuple(_result(each) for each in session.run(None, _fed(given)))
+        results = tuple(_to_numpy_result(each) for each in session.run(None, _fed(given)))
     except Exception as error:  # whatever a Python implementation of an operator raises
         log.debug("ONNX's reference cannot run %s: %s", attributes.op_type, error)
         return None
@@ -240,9 +240,9 @@ def _referred(
     return results if all(array.dtype in _KNOWN for array in arrays) else None
 
 
-def _result(found: Any) -> Any:
+def _to_numpy_result(found: Any) -> Any:
     if isinstance(found, list | tuple):
-        return [_result(each) for each in cast("Sequence[Any]", found)]
+        return [_to_numpy_result(each) for each in cast("Sequence[Any]", found)]
     return None if found is None else np.asarray(found)
 
 

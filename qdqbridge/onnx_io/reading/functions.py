@@ -103,7 +103,7 @@ class _Inliner:
                 inner = list(self.expanded(body.node))
                 del body.node[:]
                 body.node.extend(inner)
-            function = self.functions.get(_called(node))
+            function = self.functions.get(_called_function_key(node))
             if function is None:
                 yield node
             else:
@@ -226,7 +226,7 @@ class _Inliner:
         """Returns what nodes stand for, those of their bodies among them."""
         total = _Size(0, 0, 0)
         for node in nodes:
-            called = _called(node)
+            called = _called_function_key(node)
             inside = called in self.functions
             size = self._measure(called, sizes, path) if inside else _Size(1, 0, 0)
             total = total.beside(_Size(size.nodes, size.calls + inside, size.bodies))
@@ -270,7 +270,12 @@ class _Inliner:
         opsets = {plain_domain(entry.domain): entry.version for entry in function.opset_import}
         domain = plain_domain(node.domain)
         theirs, ours = opsets.get(domain), self.opsets.get(domain)
-        if theirs is None or ours is None or theirs == ours or _called(node) in self.functions:
+        if (
+            theirs is None
+            or ours is None
+            or theirs == ours
+            or _called_function_key(node) in self.functions
+        ):
             return
         if not _same_meaning(
             node, schema_of(node.op_type, domain, theirs), schema_of(node.op_type, domain, ours)
@@ -328,7 +333,7 @@ def _key(domain: str, name: str, overload: str) -> _Key:
     return plain_domain(domain), name, overload
 
 
-def _called(node: onnx.NodeProto) -> _Key:
+def _called_function_key(node: onnx.NodeProto) -> _Key:
     return _key(node.domain, node.op_type, node.overload)
 
 

@@ -22,7 +22,7 @@ def read_model(path: Path) -> onnx.ModelProto:
         ModelFileError: The file is missing, empty, truncated or not ONNX.
         InvalidModelError: Its IR version or opset is one that ONNX does not have.
     """
-    return _read(path, lambda path: (path.read_bytes(), []))[0]
+    return _read_file_or_explain(path, lambda path: (path.read_bytes(), []))[0]
 
 
 def read_model_apart(path: Path) -> tuple[onnx.ModelProto, list[Bytes]]:
@@ -32,10 +32,10 @@ def read_model_apart(path: Path) -> tuple[onnx.ModelProto, list[Bytes]]:
         ModelFileError: The file is missing, empty, truncated or not ONNX.
         InvalidModelError: Its IR version or opset is one that ONNX does not have.
     """
-    return _read(path, read_apart)
+    return _read_file_or_explain(path, read_apart)
 
 
-def _read(
+def _read_file_or_explain(
     path: Path, read: Callable[[Path], tuple[bytes, list[Bytes]]]
 ) -> tuple[onnx.ModelProto, list[Bytes]]:
     try:

@@ -150,7 +150,7 @@ def _inferred(
     read = {name for node in nodes for name in node.input if name in types}
     operands = [
         helper.make_tensor_value_info(
-            name, element, None if shape is None else [_named(extent) for extent in shape]
+            name, element, None if shape is None else [_extent_or_none(extent) for extent in shape]
         )
         for name, (element, shape) in types.items()
         if name in read
@@ -162,7 +162,7 @@ def _inferred(
     return {name: type_ for name, type_ in found.items() if name in made and type_[1] is not None}
 
 
-def _named(extent: int | str) -> int | str | None:
+def _extent_or_none(extent: int | str) -> int | str | None:
     """Returns an extent; None where all that is known is that there is one."""
     return None if isinstance(extent, str) and extent.startswith("?") else extent
 

@@ -118,7 +118,7 @@ class OldNode:
         self.made.append(node)
 
 
-def _same(context: OldNode) -> None:
+def _drop_legacy_attributes(context: OldNode) -> None:
     """Attributes that said nothing are gone (``consumed_inputs``, ``is_test``)."""
     for name in ("consumed_inputs", "is_test"):
         context.take(name)
@@ -153,7 +153,7 @@ def _prelu(context: OldNode) -> None:
     context.end([x, slope])
 
 
-def _clip(context: OldNode) -> None:
+def _upgrade_clip(context: OldNode) -> None:
     context.take("consumed_inputs")
     bounds = [context.take(name) for name in ("min", "max")]
     names = ["" if bound is None else context.constant(context.real(bound)) for bound in bounds]
@@ -166,12 +166,12 @@ def _selu(context: OldNode) -> None:
     context.end(context.node.input, alpha=alpha, gamma=gamma)
 
 
-def _cast(context: OldNode) -> None:
+def _upgrade_cast(context: OldNode) -> None:
     to = context.take("to")
     context.end(context.node.input, to=TensorProto.DataType.Value(str(to)))
 
 
-def _concat(context: OldNode) -> None:
+def _upgrade_concat(context: OldNode) -> None:
     context.end(context.node.input, axis=context.take("axis", 1))
 
 
@@ -200,7 +200,7 @@ def _batch_normalization(context: OldNode) -> None:
     context.end(context.node.input, results=0 if training else 1)
 
 
-def _pad(context: OldNode) -> None:
+def _upgrade_pad(context: OldNode) -> None:
     pads = context.take("pads", None) or context.take("paddings", None)
     value = context.constant(context.real(context.take("value", 0.0)))
     context.end([context.input(0), context.ints(pads or []), value])
@@ -212,14 +212,14 @@ def _slice(context: OldNode) -> None:
     context.end([context.input(0), *(context.ints(each) for each in (starts, ends, axes))])
 
 
-def _split(context: OldNode) -> None:
+def _upgrade_split(context: OldNode) -> None:
     sizes = context.take("split")
     axis = context.take("axis", 0)
     given = context.ints(sizes) if sizes else context.input(1)
     context.end([context.input(0), given], axis=axis)
 
 
-def _axes(context: OldNode) -> None:
+def _upgrade_axes_to_input(context: OldNode) -> None:
     """Axes are an operand (Squeeze, Unsqueeze, ReduceSum)."""
     axes = context.take("axes")
     context.end([context.input(0), "" if axes is None else context.ints(axes)])
@@ -378,7 +378,7 @@ FORMS: Mapping[str, tuple[int, Form]] = {
     **dict.fromkeys(
         ("Abs", "Ceil", "Elu", "Exp", "Floor", "HardSigmoid", "InstanceNormalization",
          "LeakyRelu", "Log", "Max", "Mean", "Min", "Neg", "Reciprocal", "Relu", "Sigmoid", "Sqrt",
-         "Sum", "Tanh"), (6, _same)
+         "Sum", "Tanh"), (6, _drop_legacy_attributes)
     ),
     **dict.fromkeys(
         ("Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor"),
@@ -387,16 +387,16 @@ FORMS: Mapping[str, tuple[int, Form]] = {
     **dict.fromkeys(("GRU", "LSTM", "RNN"), (7, _recurrent)),
     **dict.fromkeys(("GlobalLpPool", "LpPool"), (2, _power)),
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), (13, _coerced)),
-    **dict.fromkeys(("Squeeze", "Unsqueeze", "ReduceSum"), (13, _axes)),
+    **dict.fromkeys(("Squeeze", "Unsqueeze", "ReduceSum"), (13, _upgrade_axes_to_input)),
     "BatchNormalization": (9, _batch_normalization),
-    "Cast": (6, _cast),
-    "Clip": (11, _clip),
-    "Concat": (4, _concat),
+    "Cast": (6, _upgrade_cast),
+    "Clip": (11, _upgrade_clip),
+    "Concat": (4, _upgrade_concat),
     "DFT": (20, _fourier),
     "Dropout": (12, _dropout),
     "Erf": (13, _erf),
     "Gemm": (7, _gemm),
-    "Pad": (11, _pad),
+    "Pad": (11, _upgrade_pad),
     "PRelu": (7, _prelu),
     "Reshape": (5, _reshape),
     "Resize": (11, _resize),
@@ -405,7 +405,7 @@ FORMS: Mapping[str, tuple[int, Form]] = {
     "Scatter": (99, _scatter),
     "Selu": (6, _selu),
     "Slice": (10, _slice),
-    "Split": (13, _split),
+    "Split": (13, _upgrade_split),
     "TopK": (10, _top_k),
     "Upsample": (10, _upsample),
 }  # fmt: skip

@@ -298,8 +298,8 @@ class Results:
         first, shape = next(iter(stale.items()))
         others = f", and so are {len(stale) - 1} more" if len(stale) > 1 else ""
         reason = (
-            f"'{first}' is declared {_written(shape)}, and its operators make "
-            f"{_written(values[first].type.shape)}{others}; what they make counts"
+            f"'{first}' is declared {_format_shape(shape)}, and its operators make "
+            f"{_format_shape(values[first].type.shape)}{others}; what they make counts"
         )
         producer = values[first].producer
         node = first if producer is None else producer.name
@@ -445,7 +445,7 @@ def _contradicts(declared: Shape, made: Shape) -> bool:
     )
 
 
-def _written(shape: Shape) -> str:
+def _format_shape(shape: Shape) -> str:
     dims = (
         "?" if isinstance(dim, str) and dim.startswith("?") else str(dim) for dim in shape or ()
     )

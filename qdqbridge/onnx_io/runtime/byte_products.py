@@ -242,13 +242,13 @@ def _unsigned(name: str, scope: _ReadableTensors) -> Iterator[onnx.NodeProto]:
     if name and (tensor is None or tensor.data_location == TensorProto.EXTERNAL):
         wide, half, moved = (f"{new}:{part}" for part in ("wide", "half", "moved"))
         yield helper.make_node("Cast", [name], [wide], to=TensorProto.INT32)
-        yield _constant(half, np.asarray(_HALF, np.int32))
+        yield _make_constant_node(half, np.asarray(_HALF, np.int32))
         yield helper.make_node("Add", [wide, half], [moved])
         yield helper.make_node("Cast", [moved], [new], to=TensorProto.UINT8)
         return
     codes = np.zeros((), np.int8) if tensor is None else numpy_helper.to_array(tensor)
-    yield _constant(new, (codes.astype(np.int16) + _HALF).astype(np.uint8))
+    yield _make_constant_node(new, (codes.astype(np.int16) + _HALF).astype(np.uint8))
 
 
-def _constant(name: str, array: np.ndarray[Any, Any]) -> onnx.NodeProto:
+def _make_constant_node(name: str, array: np.ndarray[Any, Any]) -> onnx.NodeProto:
     return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array))

@@ -52,8 +52,11 @@ def read_dynamically(
         each = np.tile(scale.astype(np.float32), (directions, 1))
         names = [f"{node.name}_{'WR'[index - 1]}{end}" for end in ("", "_scale", "_zero_point")]
         turned = np.ascontiguousarray(weight.transpose(0, 2, 1))
-        operands[index] = _constant(turned, names[0])
-        operands += [_constant(each, names[1]), _constant(np.zeros_like(each, np.int8), names[2])]
+        operands[index] = _graph_constant_value(turned, names[0])
+        operands += [
+            _graph_constant_value(each, names[1]),
+            _graph_constant_value(np.zeros_like(each, np.int8), names[2]),
+        ]
     new = NodeProto(op_type=_DYNAMIC, domain=_DOMAIN, output=old.output)
     new.input.extend("" if v is None else f"in_{i}" for i, v in enumerate(operands))
     new.attribute.extend(a for a in old.attribute if a.name != "layout")
@@ -63,6 +66,6 @@ def read_dynamically(
     link(node)
 
 
-def _constant(array: NDArray[Any], name: str) -> Value:
+def _graph_constant_value(array: NDArray[Any], name: str) -> Value:
     data = Constant.of(array)
     return Value(TensorType(data.dtype, data.shape), name, constant=data)

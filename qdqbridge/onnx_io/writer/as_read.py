@@ -21,7 +21,7 @@ def form_as_read(graph: Graph) -> FileNodes | None:
     if kept is None or not isinstance(kept.form, FileNodes) or not kept.stands_for(graph):
         return None
     names = [node.name for node in kept.form.nodes if node.name]
-    if len(set(names)) < len(names) or any(_stored(value) for value in graph.values()):
+    if len(set(names)) < len(names) or any(_is_runtime_codes(value) for value in graph.values()):
         return None
     return kept.form
 
@@ -40,14 +40,14 @@ def spec_as_read(graph: Graph, form: FileNodes) -> GraphSpec:
     return GraphSpec(
         inputs=[value.name for value in graph.inputs],
         outputs=list(graph.output_names),
-        nodes=[_row(node) for node in form.nodes],
+        nodes=[_copied_node_row(node) for node in form.nodes],
         constants=dict(form.constants),
         types=types,
         imports=dict(form.imports),
     )
 
 
-def _row(node: NodeProto) -> NodeRow:
+def _copied_node_row(node: NodeProto) -> NodeRow:
     proto = NodeProto()
     proto.CopyFrom(node)
     proto.ClearField("metadata_props")
@@ -58,7 +58,7 @@ def _row(node: NodeProto) -> NodeRow:
     )  # fmt: skip
 
 
-def _stored(value: Value) -> bool:
+def _is_runtime_codes(value: Value) -> bool:
     """True where a tensor of codes is fed or computed, or something that is no tensor."""
     if isinstance(value.type, NestedType):
         return True

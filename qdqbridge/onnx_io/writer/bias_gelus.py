@@ -51,7 +51,11 @@ def bias_gelus(nodes: Iterable[Node], outputs: set[Value]) -> dict[Node, BiasGel
         if added not in here or added.op is not ADD or len(added.inputs) != 2:
             continue
         total = added.output
-        if len(total.users) != 1 or total in outputs or not (_plain(added) and _plain(node)):
+        if (
+            len(total.users) != 1
+            or total in outputs
+            or not (_has_no_quant(added) and _has_no_quant(node))
+        ):
             continue
         pair = added.operand(0), added.operand(1)
         vectors = [value for value in pair if _is_bias(value, total)]
@@ -65,7 +69,7 @@ def bias_gelus(nodes: Iterable[Node], outputs: set[Value]) -> dict[Node, BiasGel
     return found
 
 
-def _plain(node: Node) -> bool:
+def _has_no_quant(node: Node) -> bool:
     """True where a node has no quantized operand or result."""
     values = (*(value for value in node.inputs if value is not None), *node.outputs)
     return all(value.quant is None for value in values)

@@ -46,9 +46,11 @@ def dynamic_rows(writer: RowWriter, node: Node, target: str, type_: TensorType) 
     if attributes is not None and attributes.rows:
         row_by_row(writer, node, target, type_)
         return
-    codes, scale, zero_point = _quantized(writer, node.operand(0))
+    codes, scale, zero_point = _dynamic_quantize_once(writer, node.operand(0))
     window = DYNAMIC_CONV.of(node)
-    w, points, scales = (_weight if window is None else _kernel)(writer, node.operand(1))
+    w, points, scales = (_weight_tensors if window is None else _conv_integer_weight)(
+        writer, node.operand(1)
+    )
     inputs, stated = [codes, w, zero_point, points], None
     if window is not None:
         stated = dict(encode(CONV.name, window, node.inputs, writer.opset).attributes)
@@ -71,7 +73,7 @@ def dynamic_rows(writer: RowWriter, node: Node, target: str, type_: TensorType) 
         writer.row("Add", [product, _added(writer, bias, node, target)], target, type_)
 
 
-def _quantized(writer: RowWriter, x: Value) -> Quantized:
+def _dynamic_quantize_once(writer: RowWriter, x: Value) -> Quantized:
     """Returns what DynamicQuantizeLinear makes of a value, which is done once."""
     if x not in writer.dynamic:
         source = writer.real(x, DType.FLOAT32)
@@ -90,7 +92,7 @@ def _quantized(writer: RowWriter, x: Value) -> Quantized:
     return writer.dynamic[x]
 
 
-def _weight(writer: RowWriter, w: Value) -> tuple[str, str, tuple[str, tuple[int, ...]]]:
+def _weight_tensors(writer: RowWriter, w: Value) -> tuple[str, str, tuple[str, tuple[int, ...]]]:
     """Returns the tensors of a weight (K, N), its zero point, and its scale with that shape."""
     assert w.constant is not None and w.quant is not None
     params: QuantParams = w.quant.params
@@ -120,8 +122,10 @@ def _added(writer: RowWriter, bias: Value, node: Node, target: str) -> str:
     return writer.row("Reshape", [writer.real(bias, DType.FLOAT32), shape], name, type_)
 
 
-def _kernel(writer: RowWriter, w: Value) -> tuple[str, str, tuple[str, tuple[int, ...]]]:
-    """As :func:`_weight`, for the weight of a convolution, whose zero points are all the same."""
+def _conv_integer_weight(
+    writer: RowWriter, w: Value
+) -> tuple[str, str, tuple[str, tuple[int, ...]]]:
+    """As :func:`_weight_tensors`, of a convolution's weight, whose zero points are all the same."""
     assert w.constant is not None and w.quant is not None
     params, name = w.quant.params, writer.tensors.of(w)
     base, scale = stem(name), params.scale.astype(np.float32)
@@ -159,7 +163,7 @@ def row_by_row(writer: RowWriter, node: Node, target: str, type_: TensorType) ->
     """
     steps = _RowSteps(writer, node, target)
     codes, scale, zero_point = _quantized_rows(steps, node.operand(0))
-    w, points, scales = _weight(writer, node.operand(1))
+    w, points, scales = _weight_tensors(writer, node.operand(1))
     none = writer.array(np.zeros((), np.uint8), "no_zero_point")
     total = steps.add("MatMulInteger", [codes, w, none, points], "sums", DType.INT32, type_.shape)
     below = steps.add(

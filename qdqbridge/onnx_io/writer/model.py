@@ -76,10 +76,12 @@ def _names_of_files(spec: GraphSpec) -> set[str]:
 def _variable(name: str, type_: TensorType | None, reserved: Collection[str]) -> gs.Variable:
     if type_ is None:
         return gs.Variable(name)
-    return gs.Variable(name, dtype=dtype_to_onnx(type_.dtype), shape=_shape(type_.shape, reserved))
+    return gs.Variable(
+        name, dtype=dtype_to_onnx(type_.dtype), shape=_onnx_shape(type_.shape, reserved)
+    )
 
 
-def _shape(shape: Shape, reserved: Collection[str]) -> Any:
+def _onnx_shape(shape: Shape, reserved: Collection[str]) -> Any:
     """Returns a shape in ONNX's terms: two extents that may differ do not get one name."""
     if shape is None:
         return None

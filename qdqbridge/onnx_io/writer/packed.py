@@ -111,7 +111,7 @@ def packed_row(writer: RowWriter, node: Node, target: str, type_: TensorType) ->
         in_file[:, order] = sorted_codes
         codes = Constant.of(in_file)
     inputs = [writer.real(data, dtype)]
-    inputs.append(writer.constant(_weight(codes, params, block), f"{name}_packed"))
+    inputs.append(writer.constant(_pack_weight_blocks(codes, params, block), f"{name}_packed"))
     inputs.append(entered(_of_blocks(params.scale, params, points.shape), "scales"))
     inputs += ["", "", ""]
     if said.zero_points == "packed":
@@ -160,7 +160,7 @@ def _packed_weight(node: Node) -> _PackedWeight | None:
         return None
     rows, columns = w.constant.shape
     shape = (rows, -(-columns // block))
-    points = _codes(_of_blocks(params.zero_point, params, shape), params)
+    points = _unsigned_codes_int16(_of_blocks(params.zero_point, params, shape), params)
     if said.zero_points == "" and (points != 1 << (bits - 1)).any():
         return None
     return _PackedWeight(said, w.constant, params, block, points)
@@ -214,12 +214,12 @@ def _of_blocks(
     return np.broadcast_to(array if params.blocked else array.reshape(-1, 1), shape)
 
 
-def _codes(stored: NDArray[np.generic], params: QuantParams) -> NDArray[np.generic]:
+def _unsigned_codes_int16(stored: NDArray[np.generic], params: QuantParams) -> NDArray[np.generic]:
     """Returns stored integers as unsigned codes."""
     return stored.astype(np.int16) - params.storage_dtype.qmin
 
 
-def _weight(constant: Constant, params: QuantParams, block: int) -> Constant:
+def _pack_weight_blocks(constant: Constant, params: QuantParams, block: int) -> Constant:
     """Returns the bytes ``[N, blocks, bytes of a block]``; a last short block is padded by 0."""
     rows, columns = constant.shape
     bits, blocks = params.storage_dtype.bits, -(-columns // block)
@@ -229,5 +229,7 @@ def _weight(constant: Constant, params: QuantParams, block: int) -> Constant:
         flip = flip if params.storage_dtype.qmin < 0 else 0
         data = np.frombuffer(raw_bytes(constant), np.uint8) ^ np.uint8(flip)
         return Constant.of(data.reshape(shape))
-    codes = np.pad(_codes(constant.numpy(), params), ((0, 0), (0, blocks * block - columns)))
+    codes = np.pad(
+        _unsigned_codes_int16(constant.numpy(), params), ((0, 0), (0, blocks * block - columns))
+    )
     return Constant.of(np.frombuffer(packed(codes, bits), np.uint8).reshape(shape))

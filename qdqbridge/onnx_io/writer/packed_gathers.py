@@ -54,7 +54,7 @@ def packed_gathers(nodes: Sequence[Node]) -> dict[Node, GatheredTable]:
     """
     here = set(nodes)
     found = {
-        node: _table(node) for node in nodes
+        node: _packed_gather_table(node) for node in nodes
         if node.op is GATHER and node.operand(0).producer in here
     }  # fmt: skip
     return {node: table for node, table in found.items() if table is not None}
@@ -80,7 +80,7 @@ def packed_tables(nodes: Sequence[Node], outputs: Iterable[Value]) -> set[Value]
     return {table for table in tables if all(user in makers for user, _ in table.users)}
 
 
-def _table(node: Node) -> GatheredTable | None:
+def _packed_gather_table(node: Node) -> GatheredTable | None:
     said, made = packed_gather(node.origin.variant), node.operand(0).producer
     if said is None or made is None or made.op is not DEQUANTIZE or node.output.quant is not None:
         return None
@@ -96,7 +96,7 @@ def _table(node: Node) -> GatheredTable | None:
         return None
     grid = list(data.shape)
     grid[said.axis] = -(-grid[said.axis] // said.block_size)
-    points = _of_blocks(_codes(params.zero_point, params), params, grid)
+    points = _of_blocks(_unsigned_codes_uint8(params.zero_point, params), params, grid)
     centre = 1 << (bits - 1) if said.storage != DType.UINT4.label else 0
     packs = said.storage == DType.UINT8.label
     if packs and (said.axis != len(grid) - 1 or grid[-1] * said.block_size != data.shape[-1]):
@@ -114,7 +114,7 @@ def _of_blocks(array: NDArray[Any], params: QuantParams, grid: list[int]) -> NDA
     return np.broadcast_to(whole, grid)
 
 
-def _codes(stored: NDArray[Any], params: QuantParams) -> NDArray[np.uint8]:
+def _unsigned_codes_uint8(stored: NDArray[Any], params: QuantParams) -> NDArray[np.uint8]:
     return (stored.astype(np.int16) - params.storage_dtype.qmin).astype(np.uint8)
 
 
@@ -134,7 +134,7 @@ def gather_row(writer: RowWriter, node: Node, table: GatheredTable) -> None:
         return Constant.of((codes.astype(np.int16) + kind.qmin).astype(kind.numpy))
 
     data = table.data.numpy()
-    inputs = [writer.constant(stored(_codes(data, params)), f"{name}_packed")]
+    inputs = [writer.constant(stored(_unsigned_codes_uint8(data, params)), f"{name}_packed")]
     inputs += [writer.real(node.operand(1), DType.INT64)]
     inputs += [writer.array(table.scales, f"{name}_scales")]
     if said.zero_points:

@@ -60,7 +60,7 @@ def qlinear_row(writer: RowWriter, node: Node) -> bool:
     if node.op not in _FORMS or len(node.outputs) != 1:
         return False
     result = node.output
-    if result.quant is None or not _plain(result):
+    if result.quant is None or not _is_per_tensor_8bit(result):
         return False
     if any(v is not None and v.producer is not None and _wide(v) for v in node.inputs):
         return False
@@ -82,7 +82,7 @@ def qlinear_row(writer: RowWriter, node: Node) -> bool:
     return True
 
 
-def _plain(value: Value) -> bool:
+def _is_per_tensor_8bit(value: Value) -> bool:
     """True for 8-bit values with one float32 scale."""
     quant = value.quant
     if quant is None or quant.dtype not in _EIGHT:
@@ -94,10 +94,10 @@ def _wide(value: Value) -> bool:
     return value.quant is not None and value.quant.dtype not in _EIGHT
 
 
-def _alike(node: Node, *values: Value) -> bool:
+def _one_storage_type(node: Node, *values: Value) -> bool:
     """True where values and the result are plain and stored in one type."""
     dtypes = {value.type.dtype for value in (*values, node.output)}
-    return len(dtypes) == 1 and all(_plain(value) for value in values)
+    return len(dtypes) == 1 and all(_is_per_tensor_8bit(value) for value in values)
 
 
 def _triple(writer: RowWriter, value: Value) -> tuple[str, str, str]:
@@ -106,12 +106,12 @@ def _triple(writer: RowWriter, value: Value) -> tuple[str, str, str]:
     return (tensor, *writer.parameters.of(value.quant.params, stem(tensor)))
 
 
-def _result(writer: RowWriter, node: Node) -> tuple[str, str]:
+def _output_qparam_names(writer: RowWriter, node: Node) -> tuple[str, str]:
     assert node.output.quant is not None
     return writer.parameters.of(node.output.quant.params, stem(writer.tensors.of(node.output)))
 
 
-def _bias(writer: RowWriter, bias: Value | None) -> list[str] | None:
+def _qlinear_bias(writer: RowWriter, bias: Value | None) -> list[str] | None:
     """Returns the operand of an int32 bias, nothing where there is none, None where it is float."""
     if bias is None:
         return []
@@ -120,7 +120,7 @@ def _bias(writer: RowWriter, bias: Value | None) -> list[str] | None:
     return [writer.stored(bias)]
 
 
-def _weight(value: Value, axis: int) -> bool:
+def _is_qlinear_weight(value: Value, axis: int) -> bool:
     quant = value.quant
     if quant is None or quant.dtype not in _EIGHT or value.constant is None:
         return False
@@ -131,19 +131,24 @@ def _weight(value: Value, axis: int) -> bool:
 
 def _conv(writer: RowWriter, node: Node) -> QLinear | None:
     x, w = node.operand(0), node.operand(1)
-    bias = _bias(writer, node.optional(2))
-    if bias is None or not _alike(node, x) or not _weight(w, 0):
+    bias = _qlinear_bias(writer, node.optional(2))
+    if bias is None or not _one_storage_type(node, x) or not _is_qlinear_weight(w, 0):
         return None
-    inputs = [*_triple(writer, x), *_triple(writer, w), *_result(writer, node), *bias]
-    return QLinear("QLinearConv", "", inputs, _attributes(writer, node))
+    inputs = [*_triple(writer, x), *_triple(writer, w), *_output_qparam_names(writer, node), *bias]
+    return QLinear("QLinearConv", "", inputs, _encode_qlinear_attrs(writer, node))
 
 
-def _dense(writer: RowWriter, node: Node) -> QLinear | None:
+def _qlinear_dense(writer: RowWriter, node: Node) -> QLinear | None:
     x, w = node.operand(0), node.operand(1)
-    bias = _bias(writer, node.optional(2))
-    if bias is None or x.rank is None or not _alike(node, x) or not _weight(w, 0):
+    bias = _qlinear_bias(writer, node.optional(2))
+    if (
+        bias is None
+        or x.rank is None
+        or not _one_storage_type(node, x)
+        or not _is_qlinear_weight(w, 0)
+    ):
         return None
-    result = _result(writer, node)
+    result = _output_qparam_names(writer, node)
     if x.rank == 2 and (x.type.dtype is DType.UINT8 or w.type.dtype is DType.INT8):
         operands = [*_triple(writer, x), *_triple(writer, w), *(bias or [""]), *result]
         return QLinear("QGemm", _MICROSOFT, operands, {"transB": 1})
@@ -158,46 +163,48 @@ def _dense(writer: RowWriter, node: Node) -> QLinear | None:
 
 def _matmul(writer: RowWriter, node: Node) -> QLinear | None:
     a, b = node.operand(0), node.operand(1)
-    if not _alike(node, a, b):
+    if not _one_storage_type(node, a, b):
         return None
-    operands = [*_triple(writer, a), *_triple(writer, b), *_result(writer, node)]
+    operands = [*_triple(writer, a), *_triple(writer, b), *_output_qparam_names(writer, node)]
     return QLinear("QLinearMatMul", "", operands)
 
 
 def _binary(writer: RowWriter, node: Node) -> QLinear | None:
     a, b = node.operand(0), node.operand(1)
-    if not _alike(node, a, b):
+    if not _one_storage_type(node, a, b):
         return None
-    operands = [*_triple(writer, a), *_triple(writer, b), *_result(writer, node)]
+    operands = [*_triple(writer, a), *_triple(writer, b), *_output_qparam_names(writer, node)]
     return QLinear(f"QLinear{node.op.name}", _MICROSOFT, operands)
 
 
 def _unary(writer: RowWriter, node: Node) -> QLinear | None:
     x = node.operand(0)
-    if not _alike(node, x):
+    if not _one_storage_type(node, x):
         return None
-    operands = [*_triple(writer, x), *_result(writer, node)]
-    return QLinear(f"QLinear{node.op.name}", _MICROSOFT, operands, _attributes(writer, node))
+    operands = [*_triple(writer, x), *_output_qparam_names(writer, node)]
+    return QLinear(
+        f"QLinear{node.op.name}", _MICROSOFT, operands, _encode_qlinear_attrs(writer, node)
+    )
 
 
-def _concat(writer: RowWriter, node: Node) -> QLinear | None:
+def _write_qlinear_concat(writer: RowWriter, node: Node) -> QLinear | None:
     values = [value for value in node.inputs if value is not None]
-    if not _alike(node, *values):
+    if not _one_storage_type(node, *values):
         return None
     operands = [name for value in values for name in _triple(writer, value)]
-    inputs = [*_result(writer, node), *operands]
-    return QLinear("QLinearConcat", _MICROSOFT, inputs, _attributes(writer, node))
+    inputs = [*_output_qparam_names(writer, node), *operands]
+    return QLinear("QLinearConcat", _MICROSOFT, inputs, _encode_qlinear_attrs(writer, node))
 
 
 def _where(writer: RowWriter, node: Node) -> QLinear | None:
     condition, a, b = (node.operand(index) for index in range(3))
-    if not _alike(node, a, b):
+    if not _one_storage_type(node, a, b):
         return None
-    operands = [*_triple(writer, a), *_triple(writer, b), *_result(writer, node)]
+    operands = [*_triple(writer, a), *_triple(writer, b), *_output_qparam_names(writer, node)]
     return QLinear("QLinearWhere", _MICROSOFT, [writer.stored(condition), *operands])
 
 
-def _attributes(writer: RowWriter, node: Node) -> dict[str, Any]:
+def _encode_qlinear_attrs(writer: RowWriter, node: Node) -> dict[str, Any]:
     encoded = encode(node.op.name, node.attributes, node.inputs, writer.opset)
     return {k: v for k, v in encoded.attributes.items() if v not in ([], ())}
 
@@ -205,11 +212,11 @@ def _attributes(writer: RowWriter, node: Node) -> dict[str, Any]:
 _FORMS: Mapping[Operator, Callable[[RowWriter, Node], QLinear | None]] = MappingProxyType(
     {
         CONV: _conv,
-        DENSE: _dense,
+        DENSE: _qlinear_dense,
         MATMUL: _matmul,
         ADD: _binary,
         MUL: _binary,
-        CONCAT: _concat,
+        CONCAT: _write_qlinear_concat,
         WHERE: _where,
         **dict.fromkeys((GLOBAL_AVERAGE_POOL, SIGMOID, LEAKY_RELU), _unary),
     }

@@ -57,22 +57,22 @@ def skip_norms(nodes: Iterable[Node], outputs: set[Value]) -> dict[Node, SkipNor
     found: dict[Node, SkipNorm] = {}
     here = dict.fromkeys(nodes)
     for node in here:
-        whole = _whole(node, outputs)
+        whole = _match_skip_norm(node, outputs)
         if whole is not None and all(each in here and each not in found for each in whole.sums):
             found.update(dict.fromkeys((*whole.sums, node), whole))
     return found
 
 
-def _whole(norm: Node, outputs: set[Value]) -> SkipNorm | None:
+def _match_skip_norm(norm: Node, outputs: set[Value]) -> SkipNorm | None:
     variant, _, name = norm.origin.variant.partition(DATA)
     variant, _, bias = variant.partition("+")
-    if variant != _OF_ROW.get(norm.op) or not _plain(norm):  # pyright: ignore[reportArgumentType]
+    if variant != _OF_ROW.get(norm.op) or not _has_no_quant(norm):  # pyright: ignore[reportArgumentType]
         return None
     rank = norm.operand(0).rank
     if rank not in (2, 3) or norm.record(NormAttrs).axis != rank - 1:
         return None
     last = norm.operand(0).producer
-    if last is None or last.op is not ADD or not _plain(last):
+    if last is None or last.op is not ADD or not _has_no_quant(last):
         return None
     if not bias:
         return _made(norm, (last,), None, outputs, name)
@@ -81,12 +81,12 @@ def _whole(norm: Node, outputs: set[Value]) -> SkipNorm | None:
         if added is None or added.rank != 1 or first is None:
             continue
         alone = len(first.output.users) == 1 and first.output not in outputs
-        if first.op is ADD and _plain(first) and alone:
+        if first.op is ADD and _has_no_quant(first) and alone:
             return _made(norm, (first, last), added, outputs, name)
     return None
 
 
-def _plain(node: Node) -> bool:
+def _has_no_quant(node: Node) -> bool:
     """True where a node has no quantized operand or result."""
     values = (*(value for value in node.inputs if value is not None), *node.outputs)
     return all(value.quant is None for value in values)

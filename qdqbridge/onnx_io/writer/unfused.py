@@ -56,7 +56,7 @@ def unfused(writer: RowWriter, node: Node, weight: str, type_: TensorType) -> st
 
 def _multiplies_bytes(node: Node) -> bool:
     """True for a product of an activation of 8 bits and one scale, which is fused otherwise."""
-    x = _stored(node.operand(0)).quant
+    x = _skip_dequantize(node.operand(0)).quant
     return x is not None and x.params.storage_dtype.bits == _BYTE and x.params.per_tensor
 
 
@@ -89,7 +89,12 @@ def hides_dequantize(writer: RowWriter, source: Value, result: Value) -> bool:
     packs = source.constant is not None and source.rank == _MATRIX and _few_bits(source)
     return any(
         _unsaid(node, result, source)
-        or (packs and index == 1 and _results(node, _MATRIX) == 1 and not _multiplies_bytes(node))
+        or (
+            packs
+            and index == 1
+            and _output_channel_axis(node, _MATRIX) == 1
+            and not _multiplies_bytes(node)
+        )
         for node, index in result.users
     )
 
@@ -129,14 +134,16 @@ def _unsaid(node: Node, operand: Value, stored: Value) -> bool:
     # QLinearConv, QLinearMatMul and QGemm get weights of 2 and of 32 bits, which none of them takes
     if stored.constant is not None and bits in (_PAIR, _WORD):
         beside = any(
-            _stored(v).quant is not None for _, v in node.data_operands() if not v.is_constant
+            _skip_dequantize(v).quant is not None
+            for _, v in node.data_operands()
+            if not v.is_constant
         )
         return beside and (bits == _PAIR or (second and node.op in _PRODUCTS))
     if second and node.op in _PRODUCTS and leaves_int32(node):
         return True  # the kernel would wrap
     if node.op not in _FUSED or bits != _BYTE or params.per_tensor or not _reads(node, operand):
         return False
-    return params.blocked or not second or params.axis != _results(node, stored.rank)
+    return params.blocked or not second or params.axis != _output_channel_axis(node, stored.rank)
 
 
 def _other_units(node: Node, bias: Value) -> bool:
@@ -159,13 +166,13 @@ def _reads(node: Node, operand: Value) -> bool:
     return any(value is operand for _, value in node.data_operands())
 
 
-def _stored(value: Value) -> Value:
+def _skip_dequantize(value: Value) -> Value:
     """Returns a value as it is stored, also where it is dequantized in the graph."""
     made = value.producer
     return made.operand(0) if made is not None and made.op is DEQUANTIZE else value
 
 
-def _results(node: Node, rank: int | None) -> int | None:
+def _output_channel_axis(node: Node, rank: int | None) -> int | None:
     """Returns the axis of a product's second operand along which its results are."""
     if node.op in (CONV, DENSE):
         return 0

@@ -116,7 +116,7 @@ def dense_rows(writer: RowWriter, node: Node, target: str, type_: TensorType) ->
     behind = bias is not None and (not gemm or _from_add(node))
     dtype = real_dtype(node)
     product = writer.free.take(f"{target}_product") if behind else target
-    weight, transposed = _weight(writer, node, gemm=gemm)
+    weight, transposed = _float_weight_tensor(writer, node, gemm=gemm)
     inputs = [writer.real(node.operand(0), dtype), weight]
     attributes: dict[str, int] = {}
     if gemm:
@@ -141,7 +141,7 @@ def _from_add(node: Node) -> bool:
     return node.origin.with_add
 
 
-def _weight(writer: RowWriter, node: Node, *, gemm: bool) -> tuple[str, bool]:
+def _float_weight_tensor(writer: RowWriter, node: Node, *, gemm: bool) -> tuple[str, bool]:
     """Returns the float weight, and True where it is ``[K, N]``."""
     w, dtype = node.operand(1), real_dtype(node)
     columns = _columns(node, w)

@@ -107,7 +107,7 @@ def exact(
             case Flow.AVERAGE:
                 return _averaged(node, reals)
             case Flow.ROUND:
-                return _rounded(node, reals)
+                return _rounding_bound(node, reals)
             case Flow.ELEMENTWISE | Flow.CONVERT | Flow.MOVE:
                 return _elementwise(node, reals)
             case Flow.REINTERPRET | Flow.FLOAT:
@@ -131,7 +131,7 @@ def sensitivity(node: Node, operands: Operands, error: float) -> Array | None:
         case SoftmaxAttrs(axes):
             largest = np.abs(x).max(axis=axes, keepdims=True)
             moved = np.expm1(2 * error * largest)
-            return moved if node.op is LOG_SOFTMAX else moved * _result(node, reals)
+            return moved if node.op is LOG_SOFTMAX else moved * _compute_float64(node, reals)
         case ResizeAttrs():
             return np.asarray(4 * error * np.abs(x).max(initial=0))
         case NormAttrs() | GroupNormAttrs() | EpsilonAttrs() if node.op is not BATCH_NORMALIZATION:
@@ -168,7 +168,7 @@ def _absolute(reals: Sequence[Array | None]) -> list[Array | None]:
     return [None if real is None else np.abs(real) for real in reals]
 
 
-def _result(node: Node, reals: Sequence[Array | None], attributes: object = None) -> Array:
+def _compute_float64(node: Node, reals: Sequence[Array | None], attributes: object = None) -> Array:
     return np.asarray(node.op.compute(attributes or node.attributes, reals)[0], np.float64)
 
 
@@ -176,11 +176,11 @@ def _magnitude(node: Node, reals: Sequence[Array | None]) -> Array:
     attributes = node.attributes
     if isinstance(attributes, GemmAttrs):
         attributes = replace(attributes, alpha=abs(attributes.alpha), beta=abs(attributes.beta))
-    return _result(node, _absolute(reals), attributes)
+    return _compute_float64(node, _absolute(reals), attributes)
 
 
 def _accumulated(node: Node, reals: list[Array | None]) -> Exact:
-    real = _result(node, reals)
+    real = _compute_float64(node, reals)
     bound = growth(_terms(node, reals) + 10) * _magnitude(node, reals)
     return Exact(real, 8 * UNIT * np.abs(real), bound, _as_written(node, reals))
 
@@ -199,11 +199,11 @@ def _as_written(node: Node, reals: list[Array | None]) -> Array | None:
     if bias is None or bias.written is None:
         return None
     written = bias.written.numpy().astype(np.float64)
-    return _result(node, [*reals[:2], written, *reals[3:]])
+    return _compute_float64(node, [*reals[:2], written, *reals[3:]])
 
 
 def _averaged(node: Node, reals: list[Array | None]) -> Exact:
-    real, size = _result(node, reals), _magnitude(node, reals)
+    real, size = _compute_float64(node, reals), _magnitude(node, reals)
     x = reals[0]
     assert x is not None
     if isinstance(node.attributes, PoolAttrs):
@@ -214,7 +214,7 @@ def _averaged(node: Node, reals: list[Array | None]) -> Exact:
 
 
 def _elementwise(node: Node, reals: list[Array | None]) -> Exact:
-    real = _result(node, reals)
+    real = _compute_float64(node, reals)
     size = np.abs(real)
     if node.op.magnitude is Magnitude.UNIT:
         size = size + 1.0
@@ -227,8 +227,8 @@ def _elementwise(node: Node, reals: list[Array | None]) -> Exact:
     return Exact(real, bound, bound)
 
 
-def _rounded(node: Node, reals: list[Array | None]) -> Exact:
-    real = _result(node, reals)
+def _rounding_bound(node: Node, reals: list[Array | None]) -> Exact:
+    real = _compute_float64(node, reals)
     x = reals[0]
     assert x is not None
     few = 8 * UNIT * np.abs(real)
@@ -237,7 +237,7 @@ def _rounded(node: Node, reals: list[Array | None]) -> Exact:
             return Exact(real, few, _softmax_bound(node, x, real))
         case EpsilonAttrs() if node.op is BATCH_NORMALIZATION:
             signed = [-v if i == 3 else v for i, v in enumerate(_absolute(reals)) if v is not None]
-            return Exact(real, few, 8 * UNIT * _result(node, signed))
+            return Exact(real, few, 8 * UNIT * _compute_float64(node, signed))
         case ResizeAttrs():
             extent = max((*x.shape, *real.shape))
             largest = float(np.abs(x).max(initial=0))

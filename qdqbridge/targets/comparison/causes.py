@@ -72,9 +72,9 @@ def blame(
     picked = _picked(exact, differs)
     with np.errstate(all="ignore"):
         if isinstance(type_, QuantType):
-            steps = _quantized(ours[differs], theirs[differs], picked, type_, differs)
+            steps = _explain_quantized_diff(ours[differs], theirs[differs], picked, type_, differs)
         else:
-            steps = _real(ours[differs], theirs[differs], picked)
+            steps = _float_error_steps(ours[differs], theirs[differs], picked)
     causes: dict[str, int] = {}
     left, widest, furthest = np.ones(total, np.bool_), 0.0, 0.0
     for cause, need, bound in steps:
@@ -104,7 +104,7 @@ def _picked(exact: Exact, differs: Array) -> Exact:
     )
 
 
-def _quantized(
+def _explain_quantized_diff(
     ours: Array, theirs: Array, exact: Exact, type_: QuantType, differs: Array
 ) -> list[_Step]:
     params = type_.params
@@ -149,7 +149,7 @@ def _placed(fits: Array, distance: Array) -> tuple[Array, Array]:
     return np.where(fits, distance, np.inf), distance
 
 
-def _real(ours: Array, theirs: Array, exact: Exact) -> list[_Step]:
+def _float_error_steps(ours: Array, theirs: Array, exact: Exact) -> list[_Step]:
     """Floats are rounded to float32 or less, so any may differ by a few ulp."""
     dtype = DType.of(ours.dtype)
     rounding = (unit(dtype) if dtype in HALVES else UNIT) * np.abs(exact.real)

@@ -99,7 +99,9 @@ class Tally:
             self.max_lsb = max(self.max_lsb or 0, int(distance))
         else:
             self.max_ulp = max(self.max_ulp or 0, int(_ulps(a, b).max(initial=0)))
-        self._add_power(_real(a, self.type), _real(b, self.type), differs)
+        self._add_power(
+            _dequantize_float64(a, self.type), _dequantize_float64(b, self.type), differs
+        )
         if self.is_output and a.ndim == 2 and a.shape[1] > 1:
             self.rows += len(a)
             self.agreeing += int((_sortable(a).argmax(1) == _sortable(b).argmax(1)).sum())
@@ -167,7 +169,7 @@ def _sortable(array: Array) -> Array:
     return array if array.dtype.kind in "iuf" else array.astype(np.float64)
 
 
-def _real(stored: Array, type_: ValueType | None) -> Array:
+def _dequantize_float64(stored: Array, type_: ValueType | None) -> Array:
     if isinstance(type_, QuantType):
         return np.asarray(dequantize(stored, type_.params, np.float64))
     return stored.astype(np.float64)

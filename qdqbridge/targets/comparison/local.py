@@ -33,7 +33,7 @@ from qdqbridge.targets.comparison.compare import (
 from qdqbridge.targets.comparison.difference import Tally, differing
 from qdqbridge.targets.comparison.engine import Engine, OwnArithmetic, visible
 from qdqbridge.targets.comparison.float16 import with_halves
-from qdqbridge.targets.comparison.passing import joined, moved
+from qdqbridge.targets.comparison.passing import concat_exact, moved
 
 Array = NDArray[Any]
 
@@ -111,7 +111,7 @@ def _exact(
         return None if behind is None else moved(node, behind, operands)
     if node.op is CONCAT and any(sources):
         behind = [None if source is None else source() for source in sources]
-        return joined(node, behind, operands)
+        return concat_exact(node, behind, operands)
     return with_halves(node, operands, exact(node, operands))
 
 

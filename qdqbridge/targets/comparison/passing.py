@@ -42,7 +42,9 @@ def moved(node: Node, behind: Exact, operands: Sequence[Array | None]) -> Exact:
     return Exact(move(behind.real), *moved_bounds, written, halves)
 
 
-def joined(node: Node, behind: Sequence[Exact | None], operands: Sequence[Array | None]) -> Exact:
+def concat_exact(
+    node: Node, behind: Sequence[Exact | None], operands: Sequence[Array | None]
+) -> Exact:
     """Returns exact results of a Concat: those of its operands, where they are known, side by side.
 
     Args:

@@ -37,14 +37,14 @@ def comparison_parts(comparison: Comparison, *, everything: bool = True) -> list
     shown = [v for v in comparison.values if everything or v.is_output or not v.equal]
     parts: list[RenderableType] = []
     if shown:
-        parts.append(_table(comparison, shown))
+        parts.append(_differences_table(comparison, shown))
     parts.append(Text(summary(comparison)))
     if comparison.unmatched:
         parts.append(Text(_unmatched(comparison), style="dim"))
     return parts
 
 
-def _table(comparison: Comparison, shown: list[TensorDifference]) -> Table:
+def _differences_table(comparison: Comparison, shown: list[TensorDifference]) -> Table:
     mode = ", each node on recorded operands" if comparison.local else ""
     table = Table(title=f"{comparison.a} against {comparison.b}{mode}", title_justify="left")
     table.add_column("value", overflow="fold", ratio=4)

@@ -84,7 +84,7 @@ def _checked(
     found = check_model(model, profile, folder=folder, file=file)
     found = [*_too_new(model, profile), *found]
     nodes = (*model.graph.node, *(node for body in model.functions for node in body.node))
-    return found if any(map(_quantized, nodes)) else [_NO_QUANTIZATION, *found]
+    return found if any(map(_is_quantized_operator, nodes)) else [_NO_QUANTIZATION, *found]
 
 
 def _too_new(model: onnx.ModelProto, profile: ExportProfile) -> Iterator[Finding]:
@@ -99,10 +99,10 @@ def _too_new(model: onnx.ModelProto, profile: ExportProfile) -> Iterator[Finding
         )  # fmt: skip
 
 
-def _quantized(node: onnx.NodeProto) -> bool:
+def _is_quantized_operator(node: onnx.NodeProto) -> bool:
     """True for operators of quantized models, also within the bodies of an If or a Loop."""
     name = node.op_type
     if "quant" in name.lower() or "Integer" in name or name.startswith(_STARTS):
         return True
     bodies = [a.g for a in node.attribute] + [g for a in node.attribute for g in a.graphs]
-    return any(_quantized(inner) for body in bodies for inner in body.node)
+    return any(_is_quantized_operator(inner) for body in bodies for inner in body.node)

@@ -25,7 +25,7 @@ def _rank(view: FileView, node: FileNode) -> Reason | None:
     return Reason(f"the one scale or zero point of '{tensor}' is not a scalar", (tensor,))
 
 
-def _axis(view: FileView, node: FileNode) -> Reason | None:
+def _refuse_negative_axis(view: FileView, node: FileNode) -> Reason | None:
     found = encoding_of(view, node)
     if found is None or found.axis >= 0:
         return None
@@ -60,6 +60,6 @@ RULES: tuple[TargetRule, ...] = (
          "write the zero point"),
     TargetRule("rank-0-parameters", "per-tensor Q and DQ", _rank, "apache/tvm#13545; " + _IDIOMS,
          Effect.REFUSED, "reshape scale and zero point to rank 0"),
-    TargetRule("positive-axis", "Q and DQ", _axis, _IDIOMS, Effect.REFUSED,
+    TargetRule("positive-axis", "Q and DQ", _refuse_negative_axis, _IDIOMS, Effect.REFUSED,
          "count the axis from the front"),
 )  # fmt: skip

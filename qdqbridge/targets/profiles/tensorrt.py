@@ -178,7 +178,7 @@ def _unrounded(view: FileView, node: FileNode) -> Reason | None:
                   (node.output,))  # fmt: skip
 
 
-def _concat(view: FileView, node: FileNode) -> Reason | None:
+def _check_concat_scales(view: FileView, node: FileNode) -> Reason | None:
     if node.op != "Concat":
         return None
     found = [(name, view.dequantized(name)) for name in node.inputs]
@@ -232,7 +232,7 @@ RULES: tuple[TargetRule, ...] = (
     TargetRule("quantized-result", "operators without weights behind DQ", _unrounded,
          _PLACEMENT + " (layers without weights and with INT8 inputs require INT8 outputs)",
          Effect.FLOAT, "quantize the result, or leave the operands in float"),
-    TargetRule("one-scale-concat", "Concat", _concat,
+    TargetRule("one-scale-concat", "Concat", _check_concat_scales,
          "NVIDIA, Explicit Quantization: Q/DQ limitations (equal scales are compared); "
          "NVIDIA/TensorRT#3861, #4401", Effect.FLOAT,
          "quantize operands and result with one scale"),

@@ -35,7 +35,7 @@ def whole_gelus(graph: Graph) -> Iterator[Cost]:
         if not _has_erf(node):
             continue
         root = _root(node)
-        found = _whole(root, wanted) if root.quant is not None else None
+        found = _find_gelu_result(root, wanted) if root.quant is not None else None
         if found is None or found[0].quant is None:
             continue  # the backend takes no Gelu of floats either
         end, rounded = found
@@ -68,10 +68,10 @@ def _root(node: Node) -> Value:
 
 
 def _scales(node: Node) -> bool:
-    return node.op in (DIV, MUL) and _number(node.inputs[1]) is not None
+    return node.op in (DIV, MUL) and _real_scalar(node.inputs[1]) is not None
 
 
-def _number(value: Value | None) -> NDArray[Any] | None:
+def _real_scalar(value: Value | None) -> NDArray[Any] | None:
     """Returns the real number that a constant is, dequantized or not; None for other values."""
     made = None if value is None else value.producer
     if made is not None and made.op.flow is Flow.CONVERT:
@@ -83,7 +83,7 @@ def _number(value: Value | None) -> NDArray[Any] | None:
     return real.astype(np.float64).reshape(())
 
 
-def _whole(root: Value, wanted: NDArray[Any]) -> tuple[Value, int] | None:
+def _find_gelu_result(root: Value, wanted: NDArray[Any]) -> tuple[Value, int] | None:
     """Returns the value behind ``root`` that is its Gelu, and how often it is rounded before."""
     known: dict[Value, NDArray[Any]] = {root: _AT}
     pending, rounded = [root], 0
@@ -111,7 +111,7 @@ def _computed(node: Node, known: dict[Value, NDArray[Any]]) -> NDArray[Any] | No
         return None
     operands: list[NDArray[Any]] = []
     for value in node.inputs:
-        array = _number(value) if value not in known else known[value]
+        array = _real_scalar(value) if value not in known else known[value]
         if array is None:
             return None
         operands.append(array)

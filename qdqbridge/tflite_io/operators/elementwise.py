@@ -207,7 +207,7 @@ def zeros_like(c: SubgraphConversion, op: Op) -> None:
     c.put_stored(op, c.to.node("Expand", [zero, shape], label=c.label(op)))
 
 
-def _row(row: Counterpart) -> Row:
+def _import_row(row: Counterpart) -> Row:
     match row.family:
         case Family.UNARY:
             return unary(row.onnx)
@@ -225,7 +225,8 @@ _FAMILIES = (
 )  # fmt: skip
 
 ROWS: Mapping[str, Row] = {
-    **{name: _row(row) for row in of_families(*_FAMILIES) for name in (row.tflite, *row.also)},
+    **{name: _import_row(row) for row in of_families(*_FAMILIES) for name in (row.tflite,
+        *row.also)},
     "BITWISE_XOR": binary("BitwiseXor"),
     "ELU": unary("Elu"),
     "HARD_SWISH": unary("HardSwish"),

@@ -90,7 +90,7 @@ def split(c: SubgraphConversion, op: Op) -> None:
     extent = c.shape(op.inputs[1])[axis]
     if extent < 0 or extent % count:
         raise UnknownForm(f"its axis of extent {extent} has no {count} equal parts")
-    _parts(c, op, x, axis, [extent // count] * count)
+    _convert_split(c, op, x, axis, [extent // count] * count)
 
 
 def split_by_sizes(c: SubgraphConversion, op: Op) -> None:
@@ -101,10 +101,10 @@ def split_by_sizes(c: SubgraphConversion, op: Op) -> None:
         if extent < 0:
             raise UnknownForm("a part takes what is left of an open extent")
         sizes[sizes.index(-1)] = extent - sum(sizes) - 1
-    _parts(c, op, c.real(op.inputs[0]), axis, sizes)
+    _convert_split(c, op, c.real(op.inputs[0]), axis, sizes)
 
 
-def _parts(c: SubgraphConversion, op: Op, x: str, axis: int, sizes: Sequence[int]) -> None:
+def _convert_split(c: SubgraphConversion, op: Op, x: str, axis: int, sizes: Sequence[int]) -> None:
     if len(sizes) != len(op.outputs):
         raise UnknownForm(f"it has {len(sizes)} sizes for {len(op.outputs)} parts")
     parts = c.to.nodes("Split", [x, c.longs(sizes)], len(sizes), label=c.label(op), axis=axis)

@@ -55,7 +55,7 @@ def per_axis(op: Op, kind: str, rank: int, default: int = 1) -> list[int]:
     return [int(op.option(f"{kind}{axis}", default)) for axis in _SPATIAL[rank]]
 
 
-def _weight(c: SubgraphConversion, op: Op, place: int) -> str:
+def _real_weight(c: SubgraphConversion, op: Op, place: int) -> str:
     """Returns a weight's real numbers; notes where TFLite would quantize activations for it."""
     weight, data = c.at(op, place), c.at(op, 0)
     if c.quantization(weight) is not None and data.type == "FLOAT32":
@@ -67,7 +67,7 @@ def _weight(c: SubgraphConversion, op: Op, place: int) -> str:
     return c.float_of(weight.index)
 
 
-def _bias(c: SubgraphConversion, op: Op, place: int) -> str:
+def _import_bias(c: SubgraphConversion, op: Op, place: int) -> str:
     """Returns a bias's real numbers, empty where there is none."""
     if not c.has(op, place):
         return ""
@@ -95,7 +95,7 @@ def convolution(c: SubgraphConversion, op: Op) -> None:
     rank = c.rank(op.inputs[0])
     if rank not in _SPATIAL:
         raise UnknownForm(f"its image has rank {rank}")
-    weight = _weight(c, op, 1)
+    weight = _real_weight(c, op, 1)
     x = channels_first(c, c.float_of(op.inputs[0]), rank)
     channels, shape = c.shape(op.inputs[0])[-1], c.shape(op.inputs[1])
     if rank == 5:  # (depth, height, width, in, out)
@@ -105,7 +105,7 @@ def convolution(c: SubgraphConversion, op: Op) -> None:
     if channels < 1 or inner < 1 or channels % inner:
         raise UnknownForm(f"its image has {channels} channels and its weight {inner}")
     result = c.to.node(
-        "Conv", _present(x, weight, _bias(c, op, 2)), label=c.label(op),
+        "Conv", _present(x, weight, _import_bias(c, op, 2)), label=c.label(op),
         auto_pad=same_or_valid(op), strides=per_axis(op, "Stride", rank),
         dilations=_dilations(op, rank),
         group=channels // inner,
@@ -119,10 +119,10 @@ def _dilations(op: Op, rank: int) -> list[int]:
 
 def depthwise(c: SubgraphConversion, op: Op) -> None:
     """DEPTHWISE_CONV_2D."""
-    weight = c.to.node("Transpose", [_weight(c, op, 1)], perm=[3, 0, 1, 2])
+    weight = c.to.node("Transpose", [_real_weight(c, op, 1)], perm=[3, 0, 1, 2])
     x = channels_first(c, c.float_of(op.inputs[0]), 4)
     result = c.to.node(
-        "Conv", _present(x, weight, _bias(c, op, 2)), label=c.label(op),
+        "Conv", _present(x, weight, _import_bias(c, op, 2)), label=c.label(op),
         auto_pad=same_or_valid(op), strides=per_axis(op, "Stride", 4),
         dilations=_dilations(op, 4), group=c.shape(op.inputs[0])[-1],
     )  # fmt: skip
@@ -133,7 +133,7 @@ def transposed(c: SubgraphConversion, op: Op) -> None:
     """TRANSPOSE_CONV and CONV_3D_TRANSPOSE: the result's shape, weight, image, bias."""
     rank = c.rank(op.inputs[2])
     strides = per_axis(op, "Stride", rank)
-    weight = _weight(c, op, 1)
+    weight = _real_weight(c, op, 1)
     if rank == 5:  # (depth, height, width, out, in)
         perm, kernel = [4, 3, 0, 1, 2], c.shape(op.inputs[1])[:3]
     else:  # (out, height, width, in)
@@ -143,7 +143,7 @@ def transposed(c: SubgraphConversion, op: Op) -> None:
     pads, more = _pads(op, wanted, c.shape(op.inputs[2])[1:-1], kernel, strides)
     x = channels_first(c, c.float_of(op.inputs[2]), rank)
     result = c.to.node(
-        "ConvTranspose", _present(x, weight, _bias(c, op, 3)), label=c.label(op),
+        "ConvTranspose", _present(x, weight, _import_bias(c, op, 3)), label=c.label(op),
         strides=strides, pads=pads, output_padding=more,
     )  # fmt: skip
     _finish(c, op, result, rank)
@@ -193,7 +193,7 @@ def dense(c: SubgraphConversion, op: Op) -> None:
     if int(op.option("WeightsFormat")) != 0:
         raise UnknownForm("its weights are shuffled")
     units, depth = c.shape(op.inputs[1])
-    x, weight, bias = c.float_of(op.inputs[0]), _weight(c, op, 1), _bias(c, op, 2)
+    x, weight, bias = c.float_of(op.inputs[0]), _real_weight(c, op, 1), _import_bias(c, op, 2)
     shape = c.shape(op.inputs[0])
     keep = bool(op.option("KeepNumDims", False))
     if not keep and (len(shape) != 2 or shape[-1] != depth):
@@ -251,7 +251,7 @@ def media_pipe_transposed(c: SubgraphConversion, op: Op) -> None:
     ]
     more = [max(s - k, 0) if same else 0 for k, s in zip(kernel, strides, strict=True)]
     result = c.to.node(
-        "ConvTranspose", _present(x, weight, _bias(c, op, 2)), label=c.label(op),
+        "ConvTranspose", _present(x, weight, _import_bias(c, op, 2)), label=c.label(op),
         strides=list(strides), pads=[*begins, *ends], output_padding=more,
     )  # fmt: skip
     c.put(op, channels_last(c, result, 4))

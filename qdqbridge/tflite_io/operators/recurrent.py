@@ -85,7 +85,7 @@ def _lstm(
     if not steps:
         x = c.to.node("Transpose", [x], perm=[1, 0, 2])
 
-    if clip and not _within(c, op, clip, kind, steps=steps):
+    if clip and not _cell_clip_is_noop(c, op, clip, kind, steps=steps):
         ways = [
             c.to.node(
                 "Unsqueeze",
@@ -129,7 +129,9 @@ def _as_lstm(
     )  # fmt: skip
 
 
-def _within(c: SubgraphConversion, op: Op, clip: float, kind: int, *, steps: bool) -> bool:
+def _cell_clip_is_noop(
+    c: SubgraphConversion, op: Op, clip: float, kind: int, *, steps: bool
+) -> bool:
     """True where no cell can come to be clipped: each step adds at most what a Tanh gives.
 
     ``c' = f·c + i·tanh``, and f and i are at most 1; where ``i = 1 - f`` it is a mean.

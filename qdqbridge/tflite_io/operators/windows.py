@@ -24,7 +24,7 @@ def pool(op_type: str, **attributes: Any) -> Row:
 
     def convert(c: SubgraphConversion, op: Op) -> None:
         x = channels_first(c, c.real(op.inputs[0]), 4)
-        kernel, padding = _window(c, op), same_or_valid(op)
+        kernel, padding = _pool_filter_size(c, op), same_or_valid(op)
         result = c.to.node(
             op_type, [x], label=c.label(op), kernel_shape=kernel, auto_pad=padding,
             strides=per_axis(op, "Stride", 4), **attributes,
@@ -35,7 +35,7 @@ def pool(op_type: str, **attributes: Any) -> Row:
     return convert
 
 
-def _window(c: SubgraphConversion, op: Op) -> list[int]:
+def _pool_filter_size(c: SubgraphConversion, op: Op) -> list[int]:
     """Returns the extents of a pool's window, which fits into an image that is not padded."""
     window = [int(op.option("FilterHeight")), int(op.option("FilterWidth"))]
     for extent, size in zip(c.shape(op.inputs[0])[1:-1], window, strict=True):
@@ -49,7 +49,7 @@ def reduction(op_type: str) -> Row:
 
     def convert(c: SubgraphConversion, op: Op) -> None:
         result = c.to.node(
-            op_type, [c.real(op.inputs[0]), _axes(c, op)], label=c.label(op),
+            op_type, [c.real(op.inputs[0]), _tflite_reduce_axes(c, op)], label=c.label(op),
             keepdims=int(op.option("KeepDims", False)), noop_with_empty_axes=1,
         )  # fmt: skip
         c.put(op, result)
@@ -57,7 +57,7 @@ def reduction(op_type: str) -> Row:
     return convert
 
 
-def _axes(c: SubgraphConversion, op: Op) -> str:
+def _tflite_reduce_axes(c: SubgraphConversion, op: Op) -> str:
     """Returns the axes, each once and in order."""
     rank = max(c.rank(op.inputs[0]), 1)
     axes = sorted({axis % rank for axis in c.numbers(op, 1)})
@@ -70,7 +70,7 @@ def logical_reduction(op_type: str) -> Row:
     def convert(c: SubgraphConversion, op: Op) -> None:
         x = c.cast(c.stored(op.inputs[0]), DType.INT32)
         found = c.to.node(
-            op_type, [x, _axes(c, op)], label=c.label(op),
+            op_type, [x, _tflite_reduce_axes(c, op)], label=c.label(op),
             keepdims=int(op.option("KeepDims", False)), noop_with_empty_axes=1,
         )  # fmt: skip
         c.put_stored(op, c.cast(found, DType.BOOL))
@@ -118,7 +118,7 @@ def unit_length(c: SubgraphConversion, op: Op) -> None:
 def l2_pool(c: SubgraphConversion, op: Op) -> None:
     """L2_POOL_2D: the root of the mean of squares."""
     x = channels_first(c, c.real(op.inputs[0]), 4)
-    kernel = _window(c, op)
+    kernel = _pool_filter_size(c, op)
     mean = c.to.node(
         "AveragePool", [c.to.node("Mul", [x, x])], kernel_shape=kernel,
         auto_pad=same_or_valid(op), strides=per_axis(op, "Stride", 4),
@@ -155,7 +155,7 @@ def resize(mode: str) -> Row:
         if mode == "nearest":
             more["nearest_mode"] = "round_prefer_ceil" if corners or centers else "floor"
         result = c.to.node(
-            "Resize", [x, *_target(c, op, x)], label=c.label(op), mode=mode,
+            "Resize", [x, *_tfl_resize_operands(c, op, x)], label=c.label(op), mode=mode,
             coordinate_transformation_mode=place, **more,
         )  # fmt: skip
         c.put(op, channels_last(c, result, 4))
@@ -163,7 +163,7 @@ def resize(mode: str) -> Row:
     return convert
 
 
-def _target(c: SubgraphConversion, op: Op, x: str) -> list[str]:
+def _tfl_resize_operands(c: SubgraphConversion, op: Op, x: str) -> list[str]:
     """Returns ONNX's operands that say the result's extents: whole factors, or four sizes."""
     batch, *spatial, channels = c.shape(op.inputs[0])
     if c.array(op.inputs[1]) is not None:

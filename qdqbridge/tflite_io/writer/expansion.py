@@ -47,9 +47,9 @@ def operator_written_out(node: Node, scope: RuleContext) -> Proposal:
     del scope
     if not _lacks(node.op, node.attributes) or node.output.type.shape is None:
         return None
-    operands = [_real(value) for value in node.inputs if value is not None]
-    made = _written(node.op, node.attributes, operands, node)
-    return None if made is None else _rounded(node, made)
+    operands = [_dequantized_value(value) for value in node.inputs if value is not None]
+    made = _expand_by_form(node.op, node.attributes, operands, node)
+    return None if made is None else _replace_requantized(node, made)
 
 
 @rule("steps-written-out", "Composition")
@@ -59,16 +59,16 @@ def steps_written_out(node: Node, scope: RuleContext) -> Proposal:
     attributes = node.record(CompositionAttrs)
     if not any(_lacks(step.op, step.attributes) for step in attributes.steps):
         return None
-    values = [_real(value) for value in node.inputs if value is not None]
+    values = [_dequantized_value(value) for value in node.inputs if value is not None]
     for step in attributes.steps:
         operands = [values[index] for index in step.operands]
         made: Value | None = None
         if _lacks(step.op, step.attributes):
-            made = _written(step.op, step.attributes, operands, node)
+            made = _expand_by_form(step.op, step.attributes, operands, node)
             if made is None:
                 return None
         values.append(made or _apply(step.op.name, operands, node, step.attributes))
-    return _rounded(node, values[-1])
+    return _replace_requantized(node, values[-1])
 
 
 def _lacks(op: Operator, attributes: Attributes) -> bool:
@@ -78,7 +78,7 @@ def _lacks(op: Operator, attributes: Attributes) -> bool:
     return op.name not in ROWS and (bool(op.forms) or op is ERF)
 
 
-def _written(
+def _expand_by_form(
     op: Operator, attributes: Attributes, operands: Sequence[Value], node: Node
 ) -> Value | None:
     if op is ERF:
@@ -95,10 +95,10 @@ def _built(
 ) -> Value | None:
     if isinstance(pattern, str):
         if pattern.startswith("#"):
-            return _number(float(str(numbers[pattern[1:]])))
+            return _float32_scalar(float(str(numbers[pattern[1:]])))
         return known[pattern]
     if not isinstance(pattern, tuple):
-        return _number(float(pattern))
+        return _float32_scalar(float(pattern))
     name, *parts = pattern
     row = BY_NAME.get(str(name))
     if row is None or row.arity == 0:
@@ -111,15 +111,17 @@ def _built(
     fields = [numbers[p[1:]] if isinstance(p, str) and p[:1] == "#" else p for p in parts[count:]]
     attributes = row.attributes(*fields)
     if _lacks(row, attributes):
-        return _written(row, attributes, given, node)
+        return _expand_by_form(row, attributes, given, node)
     return _apply(row.name, given, node, attributes) if row.name in ROWS else None
 
 
 def _error_function(x: Value, node: Node) -> Value:
-    v = _apply("Mul", [x, _number(math.sqrt(2.0))], node)
-    v = _apply("Add", [v, _number(_TINY)], node)
+    v = _apply("Mul", [x, _float32_scalar(math.sqrt(2.0))], node)
+    v = _apply("Add", [v, _float32_scalar(_TINY)], node)
     halves = _apply("Div", [_apply("Gelu", [v], node, GeluAttrs()), v], node)
-    return _apply("Sub", [_apply("Mul", [halves, _number(2.0)], node), _number(1.0)], node)
+    return _apply(
+        "Sub", [_apply("Mul", [halves, _float32_scalar(2.0)], node), _float32_scalar(1.0)], node
+    )
 
 
 # ---- norms ------------------------------------------------------------------------------------
@@ -135,21 +137,21 @@ def norm_written_out(node: Node, scope: RuleContext) -> Proposal:
     if shape is None:
         return None
     rank = len(shape)
-    rest = [_real(value) for value in node.inputs[1:] if value is not None]
-    real = _real(x)
+    rest = [_dequantized_value(value) for value in node.inputs[1:] if value is not None]
+    real = _dequantized_value(x)
     match attributes:
         case NormAttrs(axis, epsilon):
             axes = tuple(range(axis % rank, rank))
-            made = _spread(real, axes, epsilon, node, centred=node.op.name[0] == "L")
+            made = _normalize_along_axes(real, axes, epsilon, node, centred=node.op.name[0] == "L")
         case GroupNormAttrs(groups, epsilon):
-            split = _split(real, groups, node)
+            split = _reshape_to_groups(real, groups, node)
             if split is None:
                 return None
-            made = _spread(split, (2,), epsilon, node)
+            made = _normalize_along_axes(split, (2,), epsilon, node)
             made = _reshaped(made, shape, node)
             rest = [_column(value, rank) for value in rest]
         case EpsilonAttrs(epsilon) if node.op is INSTANCE_NORMALIZATION:
-            made = _spread(real, tuple(range(2, rank)), epsilon, node)
+            made = _normalize_along_axes(real, tuple(range(2, rank)), epsilon, node)
             rest = [_column(value, rank) for value in rest]
         case EpsilonAttrs(epsilon):
             return _batch(node, real, rest, epsilon, rank)
@@ -161,7 +163,7 @@ def norm_written_out(node: Node, scope: RuleContext) -> Proposal:
         made = _apply("Mul", [made, rest[0]], node)
     if len(rest) > 1:
         made = _apply("Add", [made, rest[1]], node)
-    return _rounded(node, made)
+    return _replace_requantized(node, made)
 
 
 def _batch(node: Node, real: Value, rest: Sequence[Value], epsilon: float, rank: int) -> Proposal:
@@ -171,13 +173,18 @@ def _batch(node: Node, real: Value, rest: Sequence[Value], epsilon: float, rank:
     gamma, beta, mean, variance = (array.astype(np.float32) for array in data)
     scale = gamma * (np.float32(1) / np.sqrt(variance + np.float32(epsilon)))
     shift = beta - mean * scale
-    made = _apply("Mul", [real, _column(_constant(scale.astype(np.float32)), rank)], node)
-    return _rounded(
-        node, _apply("Add", [made, _column(_constant(shift.astype(np.float32)), rank)], node)
+    made = _apply(
+        "Mul", [real, _column(_unnamed_float_constant(scale.astype(np.float32)), rank)], node
+    )
+    return _replace_requantized(
+        node,
+        _apply(
+            "Add", [made, _column(_unnamed_float_constant(shift.astype(np.float32)), rank)], node
+        ),
     )
 
 
-def _spread(
+def _normalize_along_axes(
     x: Value, axes: tuple[int, ...], epsilon: float, node: Node, *, centred: bool = True
 ) -> Value:
     """Returns x normalized along axes."""
@@ -189,11 +196,11 @@ def _spread(
         x = _apply("Sub", [x, _apply("ReduceMean", [x], node, mean, small)], node)
     square = _apply("Mul", [x, x], node)
     variance = _apply("ReduceMean", [square], node, mean, small)
-    shifted = _apply("Add", [variance, _number(epsilon)], node)
+    shifted = _apply("Add", [variance, _float32_scalar(epsilon)], node)
     return _apply("Div", [x, _apply("Sqrt", [shifted], node)], node)
 
 
-def _split(x: Value, groups: int, node: Node) -> Value | None:
+def _reshape_to_groups(x: Value, groups: int, node: Node) -> Value | None:
     """Returns x as (batch, groups, the rest)."""
     shape = x.type.shape
     assert shape is not None
@@ -249,7 +256,7 @@ def columns_before_rows(node: Node, scope: RuleContext) -> Proposal:
 # ---- building ---------------------------------------------------------------------------------
 
 
-def _real(value: Value) -> Value:
+def _dequantized_value(value: Value) -> Value:
     """Returns a value's real numbers; those of a constant at once."""
     stored = stored_behind(value) or value
     if stored.quant is None:
@@ -261,7 +268,7 @@ def _real(value: Value) -> Value:
     return constant(real, None, value.name)
 
 
-def _rounded(node: Node, made: Value) -> Replace:
+def _replace_requantized(node: Node, made: Value) -> Replace:
     """Returns the replacement of a node by floats, rounded as its result is."""
     output = node.output
     if output.quant is None:
@@ -285,11 +292,11 @@ def _apply(
     )
 
 
-def _number(number: float) -> Value:
-    return _constant(np.asarray(number, np.float32))
+def _float32_scalar(number: float) -> Value:
+    return _unnamed_float_constant(np.asarray(number, np.float32))
 
 
-def _constant(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Value:
+def _unnamed_float_constant(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Value:
     return constant(Constant.of(array), None, "")
 
 

@@ -65,7 +65,7 @@ def stored_signed(graph: Graph, *, four_bits: bool = True) -> Graph:
             copy.notes.append(_told(value, old, params))
         value.type = QuantType(params, value.type.shape)
         if value.constant is not None:
-            value.constant = _constant(value.constant, old, params)
+            value.constant = _requantize_constant(value.constant, old, params)
         for slot, output in enumerate(copy.outputs):
             if output is value:
                 name = copy.output_names[slot]
@@ -159,7 +159,7 @@ def _around_zero(params: QuantParams) -> QuantParams:
     )  # fmt: skip
 
 
-def _constant(constant: Constant, old: QuantParams, params: QuantParams) -> Constant:
+def _requantize_constant(constant: Constant, old: QuantParams, params: QuantParams) -> Constant:
     if not np.array_equal(old.scale, params.scale):
         return constant.map(
             lambda array: quantize(dequantize(array, old), params), dtype=params.storage_dtype

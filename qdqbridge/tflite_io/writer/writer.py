@@ -176,7 +176,7 @@ def _emitted(legal: Graph, *, alone: bool = False) -> TFLiteModel:
             key = node.op.name, str(refusal), refusal.fix
             refused.setdefault(key, []).append(node.name)
     try:
-        _results(emission, carried_.graph)
+        _write_graph_outputs(emission, carried_.graph)
     except NoCounterpart as refusal:
         refused["output", str(refusal), refusal.fix] = [legal.name]
     _refuse(refused, legal.name)
@@ -262,7 +262,7 @@ def _interface(emission: Emission, graph: Graph) -> None:
         model.metadata[METADATA_NAME] = extents
 
 
-def _results(emission: Emission, graph: Graph) -> None:
+def _write_graph_outputs(emission: Emission, graph: Graph) -> None:
     """Names the results; an input, a constant or a result named twice has a tensor of its own."""
     model = emission.model
     for name, value in zip(graph.output_names, graph.outputs, strict=True):

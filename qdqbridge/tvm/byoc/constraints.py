@@ -121,7 +121,7 @@ def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> Iterator[str]:
         yield f"{what} is {value}, {' or '.join(allowed)} is taken"
 
 
-def _quantized(record: Record) -> Iterator[tuple[str, Tensor]]:
+def _non_float_tensors(record: Record) -> Iterator[tuple[str, Tensor]]:
     for index, value in enumerate(record.inputs):
         if not value.is_float and value.dtype != "bool":
             yield (f"input {index}" if len(record.inputs) > 1 else "the input"), value
@@ -130,7 +130,7 @@ def _quantized(record: Record) -> Iterator[tuple[str, Tensor]]:
 
 
 def _activations(record: Record, allowed: tuple[str, ...]) -> Iterator[str]:
-    for what, value in _quantized(record):
+    for what, value in _non_float_tensors(record):
         yield from _one_of(f"the type of {what}", value.dtype, allowed)
 
 
@@ -171,12 +171,12 @@ def _symmetric_weights(record: Record, wanted: bool) -> Iterator[str]:
 
 
 def _symmetric_activations(record: Record, wanted: bool) -> Iterator[str]:
-    for what, value in _quantized(record):
+    for what, value in _non_float_tensors(record):
         if wanted and not value.symmetric:
             yield f"the zero point of {what} is {_shown(value.zero_point)}, 0 is taken"
 
 
-def _bias(record: Record, wanted: bool) -> Iterator[str]:
+def _check_bias_presence(record: Record, wanted: bool) -> Iterator[str]:
     if isinstance(record, Accumulation) and wanted != (record.bias is not None):
         yield "there is no bias" if wanted else "there is a bias"
 
@@ -194,7 +194,7 @@ def _clamp(record: Record, taken: bool) -> Iterator[str]:
 def _same_params(record: Record, wanted: bool) -> Iterator[str]:
     if not wanted:
         return
-    for what, value in _quantized(record):
+    for what, value in _non_float_tensors(record):
         if not value.same_params(record.output):
             yield f"{what} and the result have different scales or zero points"
 
@@ -236,20 +236,20 @@ def _operators(record: Record, allowed: tuple[str, ...]) -> Iterator[str]:
     yield from _one_of("the operator", record.op, allowed)
 
 
-def _window(record: Record) -> tuple[int, ...]:
+def _kernel_or_pool_size(record: Record) -> tuple[int, ...]:
     if isinstance(record, Convolution):
         return record.kernel_size
     return record.pool_size if isinstance(record, Pool) else ()
 
 
 def _max_kernel(record: Record, most: int) -> Iterator[str]:
-    window = _window(record)
+    window = _kernel_or_pool_size(record)
     if any(extent > most for extent in window):
         yield f"the window is {_by(window)}, at most {most} a side is taken"
 
 
 def _max_kernel_size(record: Record, most: int) -> Iterator[str]:
-    window = _window(record)
+    window = _kernel_or_pool_size(record)
     if window and int(np.prod(window)) > most:
         yield f"the window {_by(window)} has {int(np.prod(window))} elements, {most} are taken"
 
@@ -288,32 +288,32 @@ def _methods(record: Record, allowed: tuple[str, ...]) -> Iterator[str]:
 
 
 def _batch(record: Record, only: int) -> Iterator[str]:
-    for what, value in _quantized(record):
+    for what, value in _non_float_tensors(record):
         if value.shape and value.shape[0] != only and not value.is_constant:
             yield f"axis 0 of {what} is {value.shape[0]}, {only} is taken"
 
 
 def _max_rank(record: Record, most: int) -> Iterator[str]:
-    for what, value in _quantized(record):
+    for what, value in _non_float_tensors(record):
         if value.rank > most:
             yield f"{what} has {value.rank} axes, at most {most} are taken"
 
 
 def _max_extent(record: Record, most: int) -> Iterator[str]:
-    for what, value in _quantized(record):
+    for what, value in _non_float_tensors(record):
         large = [d for d in value.shape or () if isinstance(d, int) and d > most]
         if large:
             yield f"{what} has an axis of {large[0]}, at most {most} is taken"
 
 
 def _static(record: Record, wanted: bool) -> Iterator[str]:
-    for what, value in _quantized(record):
+    for what, value in _non_float_tensors(record):
         names = [d for d in value.shape or () if isinstance(d, str)]
         if wanted and names:
             yield f"{what} has the symbolic extent {names[0]}"
 
 
-def _broadcast(record: Record, taken: bool) -> Iterator[str]:
+def _refuse_broadcast(record: Record, taken: bool) -> Iterator[str]:
     if isinstance(record, Binary) and not taken and record.lhs.shape != record.rhs.shape:
         yield f"the operands have shapes {record.lhs.shape} and {record.rhs.shape}"
 
@@ -327,7 +327,7 @@ _RULES: Mapping[str, Rule] = {
     "per_tensor": _per_tensor,
     "symmetric_weights": _symmetric_weights,
     "symmetric_activations": _symmetric_activations,
-    "bias": _bias,
+    "bias": _check_bias_presence,
     "float_bias": _float_bias,
     "clamp": _clamp,
     "same_params": _same_params,
@@ -348,6 +348,6 @@ _RULES: Mapping[str, Rule] = {
     "max_rank": _max_rank,
     "max_extent": _max_extent,
     "static": _static,
-    "broadcast": _broadcast,
+    "broadcast": _refuse_broadcast,
 }
 """One rule per field of :class:`Limits`."""

@@ -174,31 +174,31 @@ def accumulation(match: Match, weight_axis: int | None) -> dict[str, Any]:
         "op": acc.op,
         "input": operand(acc, x),
         "weight": operand(acc, w, weight_axis),
-        "bias": _bias(match, "bias"),
-        "float_bias": _bias(match, "float_bias"),
+        "bias": _captured_bias(match, "bias"),
+        "float_bias": _captured_bias(match, "float_bias"),
         "accumulator_dtype": acc.dtype,
         "clamp": clamp_of(match),
     }
     if requantize is not None:
         rounding = {"rounding": attr(requantize, "rounding", "UPWARD")}
         rounding["compute_dtype"] = attr(requantize, "compute_dtype", "None")
-        fields |= {"accumulator_scale": _scale(requantize), **rounding}
+        fields |= {"accumulator_scale": _scale_of_call(requantize), **rounding}
         return {**fields, "output": result(match, requantize, REQUANTIZE)}
     assert dequantize is not None
     quantize = match.call("quantize")
-    fields["accumulator_scale"] = _scale(dequantize)
+    fields["accumulator_scale"] = _scale_of_call(dequantize)
     if quantize is None:
         return {**fields, "output": plain(match.root)}
     fields["rounding"] = attr(quantize, "rounding", "TONEAREST")
     return {**fields, "output": result(match, quantize, QUANTIZE)}
 
 
-def _scale(call: Applied) -> NDArray[np.float32]:
+def _scale_of_call(call: Applied) -> NDArray[np.float32]:
     scale = np.asarray(array(call.args[1]), np.float32)
     return scale.reshape(()) if scale.size == 1 else scale
 
 
-def _bias(match: Match, name: str) -> NDArray[Any] | None:
+def _captured_bias(match: Match, name: str) -> NDArray[Any] | None:
     found = match.captures.get(name)
     return None if found is None else array(found).reshape(-1)
 
@@ -247,7 +247,7 @@ def dynamic_convolution(match: Match) -> DynamicConvolution:
         op=call.op,
         input=plain(call.args[0]),
         weight=operand(call, DYNAMIC_PRODUCT.operands[0], axis),
-        float_bias=_bias(match, "float_bias"),
+        float_bias=_captured_bias(match, "float_bias"),
         output=plain(match.root),
         **fields,
     )
@@ -267,7 +267,7 @@ def dynamic_dense(match: Match) -> DynamicDense:
         op=call.op,
         input=plain(call.args[0]),
         weight=weight,
-        float_bias=_bias(match, "float_bias"),
+        float_bias=_captured_bias(match, "float_bias"),
         output=plain(match.root),
         units=int((weight.shape or (0,))[0]),
         rows=bool(attr(call, "rows", False)),
@@ -358,7 +358,7 @@ def normalization(match: Match) -> Normalization:
 def average_pool(match: Match) -> Pool:
     """Describes qnn.avg_pool1d to 3d."""
     call, fields = _one_input(match)
-    return Pool(**fields, maximum=False, **_window(call))
+    return Pool(**fields, maximum=False, **_relay_pool_attrs(call))
 
 
 def max_pool(match: Match) -> Pool:
@@ -366,11 +366,11 @@ def max_pool(match: Match) -> Pool:
     call = _root(match)
     return Pool(
         op=call.op, input=plain(call.args[0]), output=plain(match.root), clamp=clamp_of(match),
-        maximum=True, **_window(call),
+        maximum=True, **_relay_pool_attrs(call),
     )  # fmt: skip
 
 
-def _window(call: Applied) -> dict[str, Any]:
+def _relay_pool_attrs(call: Applied) -> dict[str, Any]:
     rank = int(call.op[-2])
     shown = record_of(call, PoolAttrs, rank)
     return {

@@ -102,7 +102,7 @@ class Limits:
         for limit in fields(self):
             value = getattr(self, limit.name)
             if value is not None:
-                _check(limit.name, value)
+                _check_limit_value(limit.name, value)
 
     def updated(self, other: Limits) -> Limits:
         """Returns these limits with what ``other`` states in their place."""
@@ -110,15 +110,15 @@ class Limits:
         return replace(self, **{k: v for k, v in stated.items() if v is not None})
 
 
-def _check(name: str, value: Any) -> None:
+def _check_limit_value(name: str, value: Any) -> None:
     if name in _NAMES:
         _check_names(name, value, _NAMES[name])
     elif name in _RANGES:
-        both = isinstance(value, tuple) and len(value) == 2 and all(map(_whole, value))
+        both = isinstance(value, tuple) and len(value) == 2 and all(map(_is_plain_int, value))
         if not both or value[0] > value[1]:
             raise _refused(name, value, "the smallest and the largest", f"{name}=(1, 2)")
     elif name in _COUNTS or name == "output_zero_point":
-        if not _whole(value) or (name in _COUNTS and value < 0):
+        if not _is_plain_int(value) or (name in _COUNTS and value < 0):
             raise _refused(name, value, "a whole number", f"{name}=1")
     elif name == "output_scale":
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
@@ -146,7 +146,7 @@ def _check_names(name: str, value: Any, known: frozenset[str] | None) -> None:
         )
 
 
-def _whole(value: Any) -> bool:
+def _is_plain_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 

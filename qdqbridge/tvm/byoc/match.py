@@ -56,7 +56,7 @@ class Mismatch:
     reason: str
 
 
-def match(pattern: Pattern, term: Term) -> Match | Mismatch:
+def match_byoc_pattern(pattern: Pattern, term: Term) -> Match | Mismatch:
     """Matches ``pattern`` with ``term`` as its result.
 
     Returns:

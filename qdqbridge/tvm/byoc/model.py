@@ -75,7 +75,7 @@ def partition_model(
     graph = with_numbers(graph, extents or {})
     shipped = None
     if isinstance(table, str):
-        table, shipped = _table(table, dialect)
+        table, shipped = _find_pattern_table(table, dialect)
     done: list[Rewrite] = []
     if rewrite:
         wanted = table if shipped is None else named(shipped.rewrites)
@@ -88,7 +88,7 @@ def partition_model(
     return Partitioned(divided, coverage, tuple(done))
 
 
-def _table(name: str, dialect: Dialect) -> tuple[Table, ShippedTable | None]:
+def _find_pattern_table(name: str, dialect: Dialect) -> tuple[Table, ShippedTable | None]:
     if name in TABLES:
         return TABLES[name](), None
     shipped: Mapping[str, ShippedTable] = _shipped() if dialect == "relay" else {}

@@ -70,7 +70,7 @@ def _compiled(pattern: Pattern, captures: dict[str, dpl.DFPattern]) -> dpl.DFPat
             whole = dpl.is_tuple(inside) if fields else dpl.wildcard()
             return _captured(whole, name, captures)
         case Either(choices=some):
-            known = [choice for choice in some if needed(choice) <= _known()]
+            known = [choice for choice in some if needed(choice) <= _registered_relax_ops()]
             compiled = [_compiled(choice, captures) for choice in known]
             joined = compiled[-1]
             for each in reversed(compiled[:-1]):
@@ -90,7 +90,7 @@ def _captured(made: dpl.DFPattern, name: str, captures: dict[str, dpl.DFPattern]
     return made
 
 
-def _known() -> frozenset[str]:
+def _registered_relax_ops() -> frozenset[str]:
     return frozenset(relay_name(str(name)) for name in ir.Op.list_op_names())
 
 
@@ -104,16 +104,20 @@ def patterns(
         present: The operators of the module, by Relay's names; others are left out. None for all.
         failures: Takes what checks raise; None lets TVM have it.
     """
-    have = sorted(_known()) if present is None else present
+    have = sorted(_registered_relax_ops()) if present is None else present
     found: list[FusionPattern] = []
     for name, one, root in variants(table, have):
-        check = _check(one, root) if failures is None else kept(_check(one, root), failures)
+        check = (
+            _relax_pattern_check(one, root)
+            if failures is None
+            else kept(_relax_pattern_check(one, root), failures)
+        )
         compiled = compile_pattern(root).pattern
         found.append(FusionPattern(f"{table.name}.{name}", compiled, {}, check))
     return found
 
 
-def _check(table: Table, root: Pattern) -> Callable[[Any], bool]:
+def _relax_pattern_check(table: Table, root: Pattern) -> Callable[[Any], bool]:
     entry: Entry = replace(table.entries[0], pattern=root)
 
     def check(context: Any) -> bool:

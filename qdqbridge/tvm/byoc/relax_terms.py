@@ -85,7 +85,9 @@ class RelaxTermReader:
             return reader.term(expr)
         bound = self._bindings.get(variable)
         if isinstance(bound, ir.Call):
-            return self._inside(bound) or self.call(bound, _name(bound) or variable.name)
+            return self._inside(bound) or self.call(
+                bound, _relax_span_label(bound) or variable.name
+            )
         if isinstance(bound, relax.TupleGetItem):
             whole = self.term(bound.tuple_value)
             if isinstance(whole, Group):
@@ -121,11 +123,11 @@ class RelaxTermReader:
         return Applied(
             call, shape, dtype, op,
             lambda: [self.term(a) for a in call.args if not _is_attribute(a, names)],
-            lambda: _attributes(call, names), name=name,
+            lambda: _relax_call_attrs(call, names), name=name,
         )  # fmt: skip
 
 
-def _name(call: Any) -> str:
+def _relax_span_label(call: Any) -> str:
     """Returns the name in the model that the emitter left on a call; empty where there is none."""
     span = getattr(call, "span", None)
     source = getattr(span, "source_name", None)
@@ -145,31 +147,31 @@ def _type(expr: Any) -> tuple[Extents, str]:
     shape: Any = type_.shape
     extents = None
     if isinstance(shape, relax.ShapeExpr):
-        extents = tuple(_plain(extent) for extent in shape.values)
+        extents = tuple(_relax_attr_value(extent) for extent in shape.values)
     return extents, str(type_.dtype)
 
 
-def _attributes(call: Any, names: Sequence[str]) -> dict[str, Any]:
+def _relax_call_attrs(call: Any, names: Sequence[str]) -> dict[str, Any]:
     attrs, found = call.attrs, {}
     if isinstance(attrs, ir.DictAttrs):
         keys: Any = attrs.keys()
-        found = {str(key): _plain(attrs[key]) for key in keys}
+        found = {str(key): _relax_attr_value(attrs[key]) for key in keys}
     elif attrs is not None:
         keys = [key for key in dir(attrs) if not key.startswith("_") and key not in _SHARED]
-        found = {key: _plain(getattr(attrs, key)) for key in keys}
+        found = {key: _relax_attr_value(getattr(attrs, key)) for key in keys}
     extra = [a for a in call.args[1:] if _is_attribute(a, names)]
-    return {**found, **dict(zip(names, map(_plain, extra), strict=False))}
+    return {**found, **dict(zip(names, map(_relax_attr_value, extra), strict=False))}
 
 
-def _plain(value: Any) -> Any:
+def _relax_attr_value(value: Any) -> Any:
     if isinstance(value, tirx.IntImm | tirx.FloatImm):
         return value.value
     if isinstance(value, relax.ShapeExpr):
-        return tuple(_plain(extent) for extent in value.values)
+        return tuple(_relax_attr_value(extent) for extent in value.values)
     if isinstance(value, relax.Tuple):
-        return tuple(_plain(part) for part in value.fields)
+        return tuple(_relax_attr_value(part) for part in value.fields)
     if isinstance(value, ir.Array | tuple | list):
-        return tuple(_plain(part) for part in value)
+        return tuple(_relax_attr_value(part) for part in value)
     if isinstance(value, bool | int | float | str) or value is None:
         return value
     return str(value)

@@ -60,15 +60,17 @@ def compile_pattern(pattern: Pattern, arities: Sequence[int] = _ARITIES) -> Any:
             tuples = [dfp.is_tuple([compile_pattern(every) for _ in range(n)]) for n in arities]
             return reduce(operator.or_, tuples)
         case Either(choices=some):
-            known = [choice for choice in some if needed(choice) <= _known()]
+            known = [choice for choice in some if needed(choice) <= _registered_relay_ops()]
             return reduce(operator.or_, [compile_pattern(choice, arities) for choice in known])
         case Optional(inner=inner, wrapped=wrapped):
             return compile_pattern(Either(wrapped, inner), arities)
         case CallPattern(op=op, args=args, attrs=attrs):
             inside = [compile_pattern(arg, arities) for arg in args]
-            missing = max(int(tvm.ir.Op.get(_written(op)[0]).num_inputs) - len(inside), 0)
+            missing = max(
+                int(tvm.ir.Op.get(_registered_op_names(op)[0]).num_inputs) - len(inside), 0
+            )
             inside += [dfp.is_constant() | dfp.wildcard() for _ in range(missing)]
-            called = reduce(operator.or_, map(dfp.is_op, _written(op)))(*inside)
+            called = reduce(operator.or_, map(dfp.is_op, _registered_op_names(op)))(*inside)
             return called.has_attr(dict(attrs)) if attrs else called
 
 
@@ -76,7 +78,7 @@ EXTENSION = "qnn.qdq_"
 """Operators of ours that go beyond Relay's of the same name: another type, another axis."""
 
 
-def _written(op: str) -> list[str]:
+def _registered_op_names(op: str) -> list[str]:
     """Returns the operators that go by one name here."""
     ours = op.replace("qnn.", EXTENSION, 1) if op.startswith("qnn.") else op
     known = set(map(str, tvm.ir.Op.list_op_names()))
@@ -88,7 +90,7 @@ def _name_of(op: Any) -> str:
     return str(op.name).replace(EXTENSION, "qnn.", 1)
 
 
-def _known() -> frozenset[str]:
+def _registered_relay_ops() -> frozenset[str]:
     names = map(str, tvm.ir.Op.list_op_names())
     return frozenset(name.replace(EXTENSION, "qnn.", 1) for name in names)
 
@@ -103,14 +105,14 @@ def pattern_table(
         present: The operators of the module; entries of others are left out. None for all.
         arities: Lengths of tuples of constants.
     """
-    have = sorted(_known()) if present is None else present
+    have = sorted(_registered_relay_ops()) if present is None else present
     return [
-        (f"{table.name}.{name}", compile_pattern(root, arities), _check(one, root))
+        (f"{table.name}.{name}", compile_pattern(root, arities), _relay_pattern_check(one, root))
         for name, one, root in variants(table, have)
     ]
 
 
-def _check(table: Table, root: Pattern) -> Callable[[Any], bool]:
+def _relay_pattern_check(table: Table, root: Pattern) -> Callable[[Any], bool]:
     entry: Entry = replace(table.entries[0], pattern=root)
     return lambda expr: table.judge(entry, RelayTermReader().call(expr)).takes
 
@@ -185,7 +187,8 @@ class RelayTermReader:
         shape, dtype = _type(expr)
         return Applied(
             expr, shape, dtype, name, lambda: [self.term(a) for a in expr.args],
-            lambda: _attributes(expr.attrs), name=self._names.get(expr, ""), composite=composite,
+            lambda: _host_call_attrs(expr.attrs), name=self._names.get(expr, ""),
+            composite=composite,
         )  # fmt: skip
 
 
@@ -200,17 +203,17 @@ def _type(expr: Expr) -> tuple[Extents, str]:
     return shape, str(type_.dtype)
 
 
-def _attributes(attrs: Any) -> dict[str, Any]:
+def _host_call_attrs(attrs: Any) -> dict[str, Any]:
     if attrs is None:
         return {}
-    return {str(key): _plain(attrs[key]) for key in attrs.keys()}  # noqa: SIM118
+    return {str(key): _relay_attr_value(attrs[key]) for key in attrs.keys()}  # noqa: SIM118
 
 
-def _plain(value: Any) -> Any:
+def _relay_attr_value(value: Any) -> Any:
     if isinstance(value, tvm.tir.IntImm | tvm.tir.FloatImm):
         return value.value
     if isinstance(value, tvm.ir.Array | tuple | list):
-        return tuple(_plain(part) for part in value)
+        return tuple(_relay_attr_value(part) for part in value)
     if isinstance(value, bool | int | float) or value is None:
         return value
     return str(value)
@@ -238,10 +241,10 @@ def calls(body: Expr) -> Iterator[Expr]:
             continue
         seen.add(expr)
         waiting.append((expr, True))
-        waiting += [(part, False) for part in reversed(list(_parts(expr)))]
+        waiting += [(part, False) for part in reversed(list(_relay_subexprs(expr)))]
 
 
-def _parts(expr: Expr) -> Sequence[Expr]:
+def _relay_subexprs(expr: Expr) -> Sequence[Expr]:
     if isinstance(expr, relay.Call):
         return list(expr.args)
     if isinstance(expr, relay.Tuple):
@@ -297,7 +300,9 @@ def divided(module: Any, patterns: Sequence[Any], name: str, *, regions: bool) -
 def contents(module: Any) -> Contents:
     """Returns what ``main`` of a partitioned module holds."""
     order = list(calls(module["main"].body))
-    reader = RelayTermReader({call: _name(call, i) for i, call in enumerate(order)}, module)
+    reader = RelayTermReader(
+        {call: _relay_span_label(call, i) for i, call in enumerate(order)}, module
+    )
     left: list[Applied] = []
     composites: list[Composite] = []
     regions: list[str] = []
@@ -325,7 +330,7 @@ def _taken(inner: Expr, symbol: str) -> Composite:
     return Composite(f"operator {alone.op}", inner, symbol, symbol, (alone,), alone)
 
 
-def _name(call: Expr, index: int) -> str:
+def _relay_span_label(call: Expr, index: int) -> str:
     """Returns the name that the emitter or importer left on a call, or its number."""
     span = call.span
     named = "" if span is None or span.source_name is None else str(span.source_name.name)

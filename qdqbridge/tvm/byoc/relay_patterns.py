@@ -80,13 +80,13 @@ def _with_attributes(pattern: Pattern, attrs: Any) -> Pattern:
         return Either(*(_with_attributes(choice, attrs) for choice in pattern.choices))
     if not isinstance(pattern, CallPattern):
         return pattern
-    wanted = {str(key): _plain(attrs[key]) for key in attrs.keys()}  # noqa: SIM118
+    wanted = {str(key): _pattern_attr_value(attrs[key]) for key in attrs.keys()}  # noqa: SIM118
     return CallPattern(pattern.op, *pattern.args, attrs=wanted, name=pattern.name)
 
 
-def _plain(value: Any) -> Any:
+def _pattern_attr_value(value: Any) -> Any:
     if isinstance(value, tvm.ir.Array):
-        return [_plain(part) for part in value]
+        return [_pattern_attr_value(part) for part in value]
     inner = getattr(value, "value", value)
     return inner if isinstance(inner, bool | int | float) else str(inner)
 

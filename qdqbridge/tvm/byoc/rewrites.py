@@ -288,7 +288,7 @@ def _behind(editor: Editor, node: Node, params: QuantParams) -> None:
 def _split_clamps(graph: Graph, constraints: Constraints) -> Result:
     done: list[Rewrite] = []
     editor = Editor(graph)
-    for node, params in list(_rounded(graph)):
+    for node, params in list(_rounding_nodes(graph)):
         family = FAMILIES.get(node.op.name, "unary")
         if constraints.of(family).clamp is not False or params.full_range:
             continue
@@ -301,7 +301,7 @@ def _split_clamps(graph: Graph, constraints: Constraints) -> Result:
     return graph, done
 
 
-def _rounded(graph: Graph) -> Iterator[tuple[Node, QuantParams]]:
+def _rounding_nodes(graph: Graph) -> Iterator[tuple[Node, QuantParams]]:
     """Yields the nodes that round their result; data movement only hands a range on."""
     for node in graph.nodes:
         if node.outputs and node.output.quant is not None and node.op.flow is not Flow.MOVE:

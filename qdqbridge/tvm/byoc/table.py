@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from qdqbridge.errors import QdqBridgeError
 from qdqbridge.tvm.byoc.constraints import Constraints
-from qdqbridge.tvm.byoc.match import Match, Mismatch, match
+from qdqbridge.tvm.byoc.match import Match, Mismatch, match_byoc_pattern
 from qdqbridge.tvm.byoc.pattern import CallPattern, Pattern, operators, roots
 from qdqbridge.tvm.byoc.records import Record
 from qdqbridge.tvm.byoc.terms import Applied, Term
@@ -61,7 +61,7 @@ class Entry:
 
     def judge(self, term: Term) -> Verdict:
         """Returns what the entry says about a call as the result of a composite."""
-        found = match(self.pattern, term)
+        found = match_byoc_pattern(self.pattern, term)
         if isinstance(found, Mismatch):
             return Verdict(self, None, found.depth, (found.reason,))
         record = self.describe(found)

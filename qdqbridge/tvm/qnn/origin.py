@@ -121,11 +121,11 @@ def written(
         written["stored"] = stored
     whole = node.origin.whole
     if whole is not None:
-        own = {"op": whole.op, "attributes": _attributes(whole.attributes)}
-        written["whole"] = {**own, "shapes": _plain(whole.shapes)}
+        own = {"op": whole.op, "attributes": _serialize_attrs(whole.attributes)}
+        written["whole"] = {**own, "shapes": _json_attribute(whole.shapes)}
     record: dict[str, Any] = {
         "op": node.op.name,
-        "attributes": _attributes(node.attributes),
+        "attributes": _serialize_attrs(node.attributes),
         "operands": ["" if v is None else _element(v.type) for v in node.inputs],
         "plain": {i: str(v.type.dtype) for i, v in fixed.items() if v.quant is None},
         "results": [_element(v.type) for v in node.outputs],
@@ -143,10 +143,10 @@ def _more(node: Node, fixed: Mapping[int, Value]) -> dict[str, Any]:
     moves = node.op.flow in (Flow.MOVE, Flow.REINTERPRET, Flow.CONVERT)
     if moves or node.op in (CONCAT, MIN, MAX):
         more["params"] = [
-            None if v.quant is None else _params(v.quant.params) for v in node.outputs
+            None if v.quant is None else _qparams_as_json(v.quant.params) for v in node.outputs
         ]
     if isinstance(node.attributes, CompositionAttrs):
-        more |= _function(node)
+        more |= _lookup_table_origin(node)
     elif node.op is GATHER and 1 in fixed:
         more["indices"] = _indices(fixed[1])
     elif is_function(node.op.name):
@@ -156,7 +156,7 @@ def _more(node: Node, fixed: Mapping[int, Value]) -> dict[str, Any]:
     else:
         given = {i: v.quant.params for i, v in fixed.items() if v.quant is not None and i > 0}
         folded = {i: p for i, p in given.items() if i > 1 or node.op.flow is Flow.ROUND}
-        more["folded"] = {i: _params(params) for i, params in folded.items()}
+        more["folded"] = {i: _qparams_as_json(params) for i, params in folded.items()}
     return more
 
 
@@ -189,7 +189,7 @@ def type_text(type_: ValueType) -> str:
     That is the quantization, and the element type of what hosts hold as another one.
     """
     if isinstance(type_, QuantType):
-        return json.dumps(_params(type_.params))
+        return json.dumps(_qparams_as_json(type_.params))
     hidden = type_.dtype.bits < _BYTE or type_.dtype.is_small_float
     return json.dumps(type_.dtype.label) if hidden else ""
 
@@ -240,13 +240,15 @@ def provenance_of(text: str) -> Provenance | None:
         {int(i): _DTYPES[name] for i, name in record["plain"].items()},
         tuple(record["results"]),
         tuple(record["names"]),
-        Origin(tuple(record["nodes"]), metadata, whole=_whole(record["more"].get("whole"))),
+        Origin(
+            tuple(record["nodes"]), metadata, whole=_deserialize_whole(record["more"].get("whole"))
+        ),
         raw,
         record["more"],
     )
 
 
-def _whole(record: Mapping[str, Any] | None) -> Whole | None:
+def _deserialize_whole(record: Mapping[str, Any] | None) -> Whole | None:
     row = None if record is None else BY_NAME.get(record["op"])
     if record is None or row is None:
         return None
@@ -333,13 +335,13 @@ def constants_of(provenance: Provenance) -> dict[int, NDArray[Any]] | None:
     return {int(i): _read_array(record) for i, record in provenance.more["constants"].items()}
 
 
-def _function(node: Node) -> dict[str, Any]:
+def _lookup_table_origin(node: Node) -> dict[str, Any]:
     """Returns what a table over codes does not show: both parameters and the float constants."""
     scalars = [v.constant.numpy() for v in node.inputs[1:] if v is not None and v.constant]
     found: dict[str, Any] = {"scalars": [[float(s.reshape(-1)[0]), list(s.shape)] for s in scalars]}
     for name, value in (("source", node.operand(0)), ("result", node.output)):
         if value.quant is not None:
-            found[name] = _params(value.quant.params)
+            found[name] = _qparams_as_json(value.quant.params)
     return found
 
 
@@ -363,7 +365,7 @@ def _read_array(record: list[Any]) -> NDArray[Any]:
     return np.frombuffer(base64.b64decode(data), _DTYPES[dtype].numpy).reshape(shape)
 
 
-def _params(params: QuantParams) -> list[Any]:
+def _qparams_as_json(params: QuantParams) -> list[Any]:
     """Returns parameters; every scale type is exact as a decimal of float64."""
     return [
         _element(QuantType(params, None)), params.scale.astype(np.float64).tolist(),
@@ -406,18 +408,18 @@ def _element(type_: ValueType) -> str:
     return ":".join(parts)
 
 
-def _attributes(attributes: Attributes) -> dict[str, Any]:
+def _serialize_attrs(attributes: Attributes) -> dict[str, Any]:
     names = [field.name for field in fields(attributes)]  # type: ignore[arg-type] # a dataclass
-    return {name: _plain(getattr(attributes, name)) for name in names}
+    return {name: _json_attribute(getattr(attributes, name)) for name in names}
 
 
-def _plain(value: Any) -> Any:
+def _json_attribute(value: Any) -> Any:
     if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+        return [_json_attribute(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, Step):
         return {
             "op": value.op.name,
-            "attributes": _attributes(value.attributes),
+            "attributes": _serialize_attrs(value.attributes),
             "operands": list(value.operands),
         }
     if isinstance(value, DType):

@@ -104,10 +104,10 @@ class _CallingByName(PyExprMutator):
         if op.op != _CALL_TIR or op.args[0] not in self._kernels:
             return op
         kernel, operands = op.args
-        return relax.op.call_dps_packed(_symbol(kernel), operands, _results(op))
+        return relax.op.call_dps_packed(_symbol(kernel), operands, _kernel_result_types(op))
 
 
-def _results(call: ir.Call) -> list[Any]:
+def _kernel_result_types(call: ir.Call) -> list[Any]:
     """Returns the types of the tensors that a kernel writes; of several it has one, a tuple's."""
     (own,) = call.ty_args
     return list(own.fields) if isinstance(own, ir.TupleType) else [own]

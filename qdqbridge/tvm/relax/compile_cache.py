@@ -21,7 +21,7 @@ import tvm
 import qdqbridge
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import OutputFileError, QdqBridgeError
-from qdqbridge.tvm.relax.executable import Executable, build, load_executable, thread_count
+from qdqbridge.tvm.relax.executable import Executable, compile_relax, load_executable, thread_count
 from qdqbridge.tvm.relax.instructions import features_of
 from qdqbridge.tvm.relax.kernels.codegen.cpu import target_of
 
@@ -60,7 +60,7 @@ def cached(
             return load_executable(path)
         except QdqBridgeError as error:
             _LOGGER.warning("the cache's %s is compiled anew: %s", path.name, error.what)
-    made = build(graph, target, kernels=kernels, threads=threads)
+    made = compile_relax(graph, target, kernels=kernels, threads=threads)
     try:
         made.save(path)
     except QdqBridgeError as error:  # a full disk, or another architecture: it runs all the same

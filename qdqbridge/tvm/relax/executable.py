@@ -173,7 +173,7 @@ class Executable:
         result: Any = self._main(*(to_tensor(array, self._device) for array in arrays))
         results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
         return {
-            name: _result(name, tensor, dtype)
+            name: _copy_output_tensor(name, tensor, dtype)
             for (name, dtype), tensor in zip(self._gives, results, strict=True)
         }
 
@@ -215,7 +215,7 @@ def _as_they_are(
     return found
 
 
-def _result(name: str, tensor: Any, dtype: DType) -> NDArray[Any]:
+def _copy_output_tensor(name: str, tensor: Any, dtype: DType) -> NDArray[Any]:
     """Returns a copy of a result in the element type that it stands for."""
     _check_extents(name, tensor)
     if dtype in PLAIN:
@@ -301,7 +301,7 @@ def _unfit(error: Exception, arrays: Sequence[NDArray[Any]]) -> InputDataError:
     )
 
 
-def build(
+def compile_relax(
     graph: Graph, target: Any = HOST, *, kernels: str = "fast", threads: int | None = None
 ) -> Executable:
     """Compiles a graph with TVM.

@@ -47,13 +47,13 @@ _OTHERS = (
 """What sums, what TVM makes several steps of, and functions that it calls for wider types only."""
 
 
-def _product(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | None:
+def _lower_half_matmul(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | None:
     loops = along_columns(builder, call)
     return set_first(builder, call) if loops is None else loops
 
 
 _LOOPS: Mapping[str, Callable[[relax.BlockBuilder, ir.Call], relax.Expr | None]] = {
-    "relax.matmul": _product,
+    "relax.matmul": _lower_half_matmul,
     **{f"relax.nn.conv{n}d": set_first for n in (1, 2, 3)},
     **{f"relax.nn.conv{n}d_transpose": products_of_elements for n in (1, 2, 3)},
     **dict.fromkeys(_REDUCTIONS, set_first),

@@ -152,14 +152,14 @@ def call_times(
         of: Which of their times counts.
     """
     run = _run(executable, inputs, repeats, of)
-    written = _written(executable.module, run.steps)
+    written = _output_tensor_per_step(executable.module, run.steps)
     return [
         CallTime(call.kernel, run.steps[call.step], written[call.step], call.seconds)
         for call in run.calls
     ]
 
 
-def _written(module: Any, called: Sequence[str]) -> list[str]:
+def _output_tensor_per_step(module: Any, called: Sequence[str]) -> list[str]:
     """Returns the tensor that each step of a run writes; empty where it is not known.
 
     Calls of the module's own functions name it. What TVM has made functions of stands between

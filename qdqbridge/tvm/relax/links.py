@@ -108,10 +108,10 @@ class Links:
             known = self.known.get(hash(what))
             link = None if known is None else known[1]
             return [BindingPlace("", what.name, what, link)]
-        return [place for place in self.places if _same(place.expression, what)]
+        return [place for place in self.places if _is_same_expr(place.expression, what)]
 
 
-def _same(a: Any, b: Any) -> bool:
+def _is_same_expr(a: Any, b: Any) -> bool:
     return isinstance(a, ir.Expr) and bool(a.same_as(b))
 
 

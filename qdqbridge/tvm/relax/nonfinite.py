@@ -93,7 +93,7 @@ def _sign(x: Prim, kind: str) -> Prim:
     return tirx.Select(x > zero, one, tirx.Select(x < zero, -one, x))
 
 
-def _clip(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr:
+def _nan_safe_clip(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr:
     low, high = (float(bound.value) for bound in call.args[1:3])
 
     def clipped(x: Prim, kind: str) -> Prim:
@@ -127,7 +127,7 @@ def _reducer(choose: Choose) -> Callable[..., Prim]:
     return found
 
 
-def _axes(call: ir.Call, rank: int) -> list[int]:
+def _call_reduction_axes(call: ir.Call, rank: int) -> list[int]:
     attrs: Any = call.attrs
     given = attrs.axis
     if given is None:
@@ -139,7 +139,7 @@ def _axes(call: ir.Call, rank: int) -> list[int]:
 def _over_axes(name: str, choose: Choose) -> Rewrite:
     def rewrite(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | None:
         rank = len(call.args[0].ty.shape.values)
-        axes = _axes(call, rank)
+        axes = _call_reduction_axes(call, rank)
 
         def compute(x: te.Tensor) -> te.Tensor:
             return _reduced(x, axes, list(call.ty.shape.values), name, _reducer(choose))
@@ -269,7 +269,7 @@ def _by_zero(function: Callable[[te.Tensor, te.Tensor], te.Tensor]) -> Rewrite:
     """Computes what TVM would fold: it makes numbers of constants of rank 0."""
 
     def rewrite(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | None:
-        numbers = [_number(arg) for arg in call.args]
+        numbers = [_rank0_constant(arg) for arg in call.args]
         if not any(number is not None and not number for number in numbers):
             return None
         return builder.call_te(function, *call.args)
@@ -277,7 +277,7 @@ def _by_zero(function: Callable[[te.Tensor, te.Tensor], te.Tensor]) -> Rewrite:
     return _floats_only(rewrite)
 
 
-def _number(expr: Any) -> float | None:
+def _rank0_constant(expr: Any) -> float | None:
     """Returns the value of a constant of rank 0."""
     if not isinstance(expr, ir.GenericConst) or len(expr.ty.shape.values):
         return None
@@ -293,7 +293,7 @@ NONFINITE: dict[str, Rewrite] = {
     "relax.argmin": _position("argmin", smaller),
     "relax.nn.relu": _unary("relu", _relu),
     "relax.sign": _unary("sign", _sign),
-    "relax.clip": _floats_only(_clip),
+    "relax.clip": _floats_only(_nan_safe_clip),
     "relax.multiply": _by_zero(topi.multiply),
     "relax.divide": _by_zero(topi.divide),
     **{f"relax.nn.max_pool{n}d": _floats_only(_max_pool) for n in (1, 2, 3)},

@@ -80,16 +80,16 @@ def _between(value: Prim, low: Prim, high: Prim) -> Prim:
 
 def _length(extent: Prim, begin: Prim, end: Prim, step: Prim) -> Prim:
     backwards: Prim = step < 0
-    before: Prim = tirx.Select(backwards, _number(-1), _number(0))
+    before: Prim = tirx.Select(backwards, _tir_int64(-1), _tir_int64(0))
     end = _between(_counted(extent, end), before, _last(extent, step))
     begin = _begin(extent, begin, step)
     covered: Prim = tirx.Select(backwards, begin - end, end - begin)
     step = _between(step, -_FARTHEST, _FARTHEST)
     size: Prim = tirx.Select(backwards, -step, step)
     none: Prim = size == 0
-    stepped = tirx.ceildiv(tirx.max(covered, 0), tirx.Select(none, _number(1), size))
-    return tirx.Select(none, _number(_NO_STEP), stepped)
+    stepped = tirx.ceildiv(tirx.max(covered, 0), tirx.Select(none, _tir_int64(1), size))
+    return tirx.Select(none, _tir_int64(_NO_STEP), stepped)
 
 
-def _number(value: int) -> Prim:
+def _tir_int64(value: int) -> Prim:
     return tirx.const(value, "int64")

@@ -50,7 +50,7 @@ def _int(value: int) -> Expr:
     return tirx.const(value, "int32")
 
 
-def _vector(buffer: Expr, start: Expr) -> Expr:
+def _simd_load(buffer: Expr, start: Expr) -> Expr:
     return BufferLoad(buffer, [Ramp(start, 1, _LANES)])
 
 
@@ -95,7 +95,7 @@ class _Tensor:
         self.bits = T.decl_buffer((self.size,), "int32", data=memory, align=4)
 
 
-def _function(name: str) -> None:
+def _declare_primfunc(name: str) -> None:
     T.func_name(name)
     T.func_attr({"tirx.noalias": True, "global_symbol": name, "op_pattern": 8})
 
@@ -147,9 +147,9 @@ class _Extremes:
             _put(low, _all_lanes(_LARGEST), Ramp(0, 1, _LANES))
             _put(high, _all_lanes(_SMALLEST), Ramp(0, 1, _LANES))
             with _loop(x.inner // _LANES) as j:
-                key = _key(_vector(x.bits, start + j * _LANES), _all_lanes)
-                _put(low, tirx.min(_vector(low, 0), key), Ramp(0, 1, _LANES))
-                _put(high, tirx.max(_vector(high, 0), key), Ramp(0, 1, _LANES))
+                key = _key(_simd_load(x.bits, start + j * _LANES), _all_lanes)
+                _put(low, tirx.min(_simd_load(low, 0), key), Ramp(0, 1, _LANES))
+                _put(high, tirx.max(_simd_load(high, 0), key), Ramp(0, 1, _LANES))
                 self._count_zeros(start + j * _LANES)
             least, most = self.cells[0], self.cells[1]
             _put(least, low[0], 0)
@@ -174,7 +174,7 @@ class _Extremes:
             with _loop(x.channels // _LANES) as j:
                 first = j * _LANES
                 at = outer * x.channels + first
-                key = _key(_vector(x.bits, at), _all_lanes)
+                key = _key(_simd_load(x.bits, at), _all_lanes)
                 for row, better in ((0, tirx.min), (1, tirx.max)):
                     held = BufferLoad(keys, [row, Ramp(first, 1, _LANES)])
                     _put(keys, better(held, key), row, Ramp(first, 1, _LANES))
@@ -193,9 +193,9 @@ class _Extremes:
 
     def _count_zeros(self, start: Expr) -> None:
         nothing = Broadcast(tirx.const(0.0, "float32"), _LANES)
-        is_zero = _vector(self.x.values, start) == nothing
+        is_zero = _simd_load(self.x.values, start) == nothing
         more = tirx.Select(is_zero, _all_lanes(1), _all_lanes(0))
-        _put(self.lanes[2], _vector(self.lanes[2], 0) + more, Ramp(0, 1, _LANES))
+        _put(self.lanes[2], _simd_load(self.lanes[2], 0) + more, Ramp(0, 1, _LANES))
 
     def _count_zero(self, at: Expr) -> None:
         self._count(0, self.x.values[at] == tirx.const(0.0, "float32"))
@@ -267,7 +267,7 @@ def _write_bins(x: _Tensor, facts: Expr, counts: Expr) -> None:
 
 def _vector_bins(x: _Tensor, scale: Expr, start: Expr) -> Expr:
     """Bins of values; the floor of a negative one is below zero, however small it gets."""
-    value = _vector(x.values, start)
+    value = _simd_load(x.values, start)
     scaled = value * Broadcast(scale[0], _LANES)
     below = Broadcast(tirx.const(-1e-30, "float32"), _LANES)
     negative = value < Broadcast(tirx.const(0.0, "float32"), _LANES)
@@ -302,7 +302,7 @@ def extremes(rank: int, axis: int | None) -> Any:
         axis: The axis that numbers the channels; None for a single channel.
     """
     with IRBuilder() as builder, T.prim_func(s_tir=True):
-        _function("extremes")
+        _declare_primfunc("extremes")
         x = _Tensor(rank, axis)
         keys, facts = _keys(x), _facts()
         with T.sblock("root"):
@@ -322,7 +322,7 @@ def bins(rank: int, axis: int | None) -> Any:
         axis: As for :func:`extremes`.
     """
     with IRBuilder() as builder, T.prim_func(s_tir=True):
-        _function("bins")
+        _declare_primfunc("bins")
         x, facts, counts = _Tensor(rank, axis), _facts(), _tables()
         with T.sblock("root"):
             x.declare()
@@ -338,7 +338,7 @@ def both(rank: int, axis: int | None) -> Any:
         axis: As for :func:`extremes`.
     """
     with IRBuilder() as builder, T.prim_func(s_tir=True):
-        _function("statistics")
+        _declare_primfunc("statistics")
         x = _Tensor(rank, axis)
         keys, facts, counts = _keys(x), _facts(), _tables()
         with T.sblock("root"):

@@ -78,13 +78,13 @@ class Trace:
             tracer.enter(name)
         shared = {name for name, times in tracer.times.items() if times > 1}
         steps = [
-            replace(step, shared=any(_within(step.function, name) for name in shared))
+            replace(step, shared=any(_is_nested_function(step.function, name) for name in shared))
             for step in tracer.steps
         ]
         return Trace(steps, numbers)
 
 
-def _within(function: str, outer: str) -> bool:
+def _is_nested_function(function: str, outer: str) -> bool:
     return function == outer or function.startswith(outer + "/")
 
 

@@ -120,7 +120,7 @@ def build(
         UnsupportedTargetError: The target does not exist or is no CPU, an extent is not a number,
             or TVM cannot build the module.
     """
-    resolved = _target(target)
+    resolved = _resolve_llvm_target(target)
     bound = bind(module, params)
     _check_extents(bound["main"])
     try:
@@ -135,7 +135,7 @@ def build(
     return RelayExecutable(bound, library)
 
 
-def _target(target: Any) -> Any:
+def _resolve_llvm_target(target: Any) -> Any:
     text = str(target)
     if text.split() and text.split(maxsplit=1)[0] == "llvm" and "-mtriple" not in text:
         target = f"{text} -mtriple={platform.machine()}-linux-gnu"

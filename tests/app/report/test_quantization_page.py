@@ -20,7 +20,7 @@ from qdqbridge.app.report.quantization import (
     WeightError,
     quantization_article,
 )
-from qdqbridge.app.report.quantization.markup import clean, joined, tag
+from qdqbridge.app.report.quantization.markup import clean, concat_markup, tag
 from qdqbridge.app.report.quantization.numbers import decibels, number, optional, percent
 
 VOID = {"meta", "br"}
@@ -291,6 +291,6 @@ def test_markup_escapes_what_is_not_markup():
     assert str(tag("p", "<b>", tag("i", "x"), None, 3, class_='a"b')) == (
         '<p class="a&quot;b">&lt;b&gt;<i>x</i>3</p>'
     )
-    assert str(joined(["a", "<"], None)) == "a&lt;"
+    assert str(concat_markup(["a", "<"], None)) == "a&lt;"
     assert str(tag("br")) == "<br>"
     assert clean("\ud800\x07") == "\ufffd\\x07"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qdqbridge.core.graph.batches import batches, joined
+from qdqbridge.core.graph.batches import batches, concat_batch_results
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.types import TensorType
@@ -37,14 +37,14 @@ def test_a_fixed_batch_is_filled_up_and_the_filling_cut_off_again():
     fed = list(batches([graph_input(4, 3)], data))
     assert [(b.rows, b.size, b.count) for b in fed] == [(4, 4, 3), (4, 4, 3), (2, 4, 3)]
     assert (fed[2].inputs["x"][2:] == data["x"][9]).all()
-    whole = joined([b.inputs["x"] * 2 for b in fed], fed, "y")
+    whole = concat_batch_results([b.inputs["x"] * 2 for b in fed], fed, "y")
     assert np.array_equal(whole, data["x"] * 2)
 
 
 def test_fewer_examples_than_the_model_takes():
     fed = list(batches([graph_input(4, 3)], rows(1)))
     assert [len(b.inputs["x"]) for b in fed] == [4]
-    assert len(joined([fed[0].inputs["x"]], fed, "y")) == 1
+    assert len(concat_batch_results([fed[0].inputs["x"]], fed, "y")) == 1
 
 
 def test_an_open_batch_is_split_on_request_without_filling():
@@ -69,4 +69,4 @@ def test_inputs_that_disagree_are_left_to_the_input_check():
 def test_outputs_without_an_axis_of_examples_cannot_be_joined():
     fed = list(batches([graph_input(4, 3)], rows(8)))
     with pytest.raises(InputDataError, match="'y' cannot be put together"):
-        joined([np.zeros(3), np.zeros(3)], fed, "y")
+        concat_batch_results([np.zeros(3), np.zeros(3)], fed, "y")

@@ -107,12 +107,12 @@ def test_onnxruntime(axis, opset):
 def test_tvm(axis):
     if find_spec("tvm_ffi") is None:
         return  # the TVM that has Relay has no Relax
-    from qdqbridge.tvm.relax.executable import build
+    from qdqbridge.tvm.relax.executable import compile_relax
 
-    compiled = build(graph_of(axis))
+    compiled = compile_relax(graph_of(axis))
     for feeds, expected in cases(axis):
         np.testing.assert_array_equal(compiled.run(feeds)["y"], expected)
-    compiled = build(graph_of(axis, floats=True))
+    compiled = compile_relax(graph_of(axis, floats=True))
     for feeds, expected in (*float_cases(axis), *cases(axis)):
         np.testing.assert_array_equal(compiled.run(feeds)["y"], expected)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from qdqbridge.errors import QdqBridgeError
-from qdqbridge.tvm.byoc.match import Match, Mismatch, match
+from qdqbridge.tvm.byoc.match import Match, Mismatch, match_byoc_pattern
 from qdqbridge.tvm.byoc.pattern import (
     Anything,
     CallPattern,
@@ -44,13 +44,13 @@ def group(*fields: Term) -> Group:
 
 
 def found(pattern: Pattern, term: Term) -> Match:
-    result = match(pattern, term)
+    result = match_byoc_pattern(pattern, term)
     assert isinstance(result, Match), result
     return result
 
 
 def missing(pattern: Pattern, term: Term) -> str:
-    result = match(pattern, term)
+    result = match_byoc_pattern(pattern, term)
     assert isinstance(result, Mismatch)
     return result.reason
 

@@ -17,7 +17,7 @@ from tvm.relax import BlockBuilder
 import qdqbridge as qb
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.tvm.relax.emit.module import LARGE
-from qdqbridge.tvm.relax.executable import build
+from qdqbridge.tvm.relax.executable import compile_relax
 from tests.core.graph.graphs import dq, graph, stored
 from tests.tvm.relax.single_ops import Array, Model, X, call_names, codes, const, equal, params
 
@@ -304,7 +304,7 @@ def test_the_dialects_own_reason_is_told(capfd) -> None:
 
 def test_stored_numbers_outside_the_range_of_an_input_are_refused() -> None:
     params_ = params("int8", 0.1, 3).with_range(-20, 30)
-    executable = build(graph([x := stored("x", params_, (3,))], dq(x)))
+    executable = compile_relax(graph([x := stored("x", params_, (3,))], dq(x)))
     executable.run({"x": np.array([-20, 0, 30], np.int8)})
     with pytest.raises(InputDataError, match="outside its range"):
         executable.run({"x": np.array([-20, 0, 31], np.int8)})

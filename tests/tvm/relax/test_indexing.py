@@ -13,7 +13,7 @@ pytest.importorskip("tvm")
 import qdqbridge as qb
 from qdqbridge.errors import InputDataError, QdqBridgeError, UnsupportedTargetError
 from qdqbridge.tvm.relax.emit.index_bounds import INDEXED_EXTENT
-from qdqbridge.tvm.relax.executable import build
+from qdqbridge.tvm.relax.executable import compile_relax
 from tests.onnx_models import Array, Builder, canonical
 from tests.tvm.relax.targets import UNOPTIMIZED
 
@@ -98,7 +98,7 @@ def test_an_index_beyond_the_data_ends_a_run(
     b.output(b.op(op_type, x, i, *updates, **attributes))
     graph = canonical(b.model())
     kernels = "reference" if opened else "fast"
-    executable = build(graph, UNOPTIMIZED, kernels=kernels, threads=1)
+    executable = compile_relax(graph, UNOPTIMIZED, kernels=kernels, threads=1)
     feeds = {"x": X, "i": indices}
     (wanted,), (found,) = qb.evaluate(graph, feeds).values(), executable.run(feeds).values()
     np.testing.assert_array_equal(found, wanted)
@@ -128,7 +128,7 @@ def test_what_cannot_be_beyond_is_not_checked(made: Any, checked: bool) -> None:
     b = Builder(13)
     x = b.input("x", [5, 3])
     b.output(b.op("Gather", b.init(np.array([1, 2, 3], np.float32)), made(b, x)))
-    module = build(canonical(b.model()), UNOPTIMIZED, threads=1).module
+    module = compile_relax(canonical(b.model()), UNOPTIMIZED, threads=1).module
     assert (INDEXED_EXTENT in str(module)) is checked
 
 

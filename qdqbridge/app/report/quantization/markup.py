@@ -45,10 +45,10 @@ def tag(
     )
     if name in _VOID:
         return Markup(f"<{name}{found}>")
-    return Markup(f"<{name}{found}>{joined(*content)}</{name}>")
+    return Markup(f"<{name}{found}>{concat_markup(*content)}</{name}>")
 
 
-def joined(*content: Content | Iterable[Content]) -> Markup:
+def concat_markup(*content: Content | Iterable[Content]) -> Markup:
     """Returns several pieces in a row."""
     parts: list[str] = []
     for piece in content:
@@ -57,7 +57,7 @@ def joined(*content: Content | Iterable[Content]) -> Markup:
         elif isinstance(piece, (str, int)):
             parts.append(clean(str(piece)))
         elif piece is not None:
-            parts.append(joined(*piece).text)
+            parts.append(concat_markup(*piece).text)
     return Markup("".join(parts))
 
 
@@ -87,19 +87,19 @@ def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[Content
             for heading, number in zip(headings, numbers, strict=True)
         ],
     )
-    body = [_row(cells, numbers) for cells in rows]
+    body = [_html_table_row(cells, numbers) for cells in rows]
     inner = tag("table", tag("caption", caption), tag("thead", head), "\n", tag("tbody", body))
     return tag("div", inner, class_="wide", tabindex="0", role="region", aria_label=caption)
 
 
-def _row(cells: Sequence[Content], numbers: Sequence[bool]) -> Markup:
+def _html_table_row(cells: Sequence[Content], numbers: Sequence[bool]) -> Markup:
     first, *rest = cells
     made = [tag("th", first, scope="row", class_="n" if numbers[0] else None)]
     made += [
         tag("td", cell, class_="n" if number else None)
         for cell, number in zip(rest, numbers[1:], strict=True)
     ]
-    return joined(tag("tr", made), "\n")
+    return concat_markup(tag("tr", made), "\n")
 
 
 def details(summary: Content, *content: Content | Iterable[Content]) -> Markup:

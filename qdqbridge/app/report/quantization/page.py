@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqbridge.app.report.quantization.markup import Markup, joined, name_of, tag
+from qdqbridge.app.report.quantization.markup import Markup, concat_markup, name_of, tag
 from qdqbridge.app.report.quantization.sections import SECTIONS, summary
 from qdqbridge.autoquant.record import QuantizationRecord
 
@@ -15,7 +15,7 @@ def quantization_article(record: QuantizationRecord) -> Markup:
     Args:
         record: What to show.
     """
-    links = [joined(tag("a", heading, href=f"#{id_}"), " ") for id_, heading, _ in SECTIONS]
+    links = [concat_markup(tag("a", heading, href=f"#{id_}"), " ") for id_, heading, _ in SECTIONS]
     parts = [_section(id_, heading, make(record)) for id_, heading, make in SECTIONS]
     heading = tag("h1", name_of(record.model), f" quantized for {record.target}")
     nav = tag("nav", links, aria_label="Sections")
@@ -23,7 +23,7 @@ def quantization_article(record: QuantizationRecord) -> Markup:
 
 
 def _section(id_: str, heading: str, content: Markup) -> Markup:
-    return joined(
+    return concat_markup(
         "\n", tag("section", tag("h2", heading, id=f"{id_}-h"), content, id=id_,
         aria_labelledby=f"{id_}-h"),
     )  # fmt: skip

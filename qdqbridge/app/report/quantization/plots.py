@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from qdqbridge.app.report.quantization.markup import Markup, joined, tag
+from qdqbridge.app.report.quantization.markup import Markup, concat_markup, tag
 from qdqbridge.app.report.quantization.numbers import decibels, number
 from qdqbridge.autoquant.record import LayerError, TensorReport
 
@@ -83,7 +83,7 @@ def _grid(axes: _PlotAxes) -> Markup:
     lines.append(
         tag("text", "layer, in the order of the table", x=WIDTH / 2, y=HEIGHT - 3, class_="middle")
     )
-    return joined(lines)
+    return concat_markup(lines)
 
 
 def _series(

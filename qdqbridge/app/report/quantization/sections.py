@@ -8,8 +8,8 @@ from collections.abc import Callable
 from qdqbridge.app.report.quantization.markup import (
     Content,
     Markup,
+    concat_markup,
     details,
-    joined,
     name_of,
     table,
     tag,
@@ -48,17 +48,17 @@ def summary(record: QuantizationRecord) -> Markup:
     facts: list[tuple[str, Content]] = [
         ("model", name_of(record.model)),
         ("target", name_of(record.target)),
-        ("data", joined(name_of(record.data), f", {_counted(record.samples, 'sample')}")),
+        ("data", concat_markup(name_of(record.data), f", {_counted(record.samples, 'sample')}")),
         ("errors of layers measured on", _counted(record.measured, "sample")),
         *((f"parameters of {what}", name_of(who)) for what, who in record.choosers.items()),
         ("digest of the float graph", name_of(record.float_digest)),
         ("digest of the quantized graph", name_of(record.digest)),
         *((f"{name} version", version) for name, version in record.versions.items()),
     ]
-    listed = [joined(tag("dt", key), tag("dd", value)) for key, value in facts]
+    listed = [concat_markup(tag("dt", key), tag("dd", value)) for key, value in facts]
     notes = [tag("p", note, class_="note") for note in record.notes]
-    more = [_outputs(record)] if len(record.outputs) > 1 or _rows(record)[1:] else []
-    return joined(tag("div", tiles, class_="tiles"), notes, more, tag("dl", listed))
+    more = [_outputs(record)] if len(record.outputs) > 1 or _output_sqnr_rows(record)[1:] else []
+    return concat_markup(tag("div", tiles, class_="tiles"), notes, more, tag("dl", listed))
 
 
 def _tile(label: str, value: str) -> Markup:
@@ -70,17 +70,19 @@ def _counted(count: int, what: str) -> str:
 
 
 def _outputs(record: QuantizationRecord) -> Markup:
-    made = table("Outputs, and parts that a Concat joins", ("output", "SQNR#"), _rows(record))
+    made = table(
+        "Outputs, and parts that a Concat joins", ("output", "SQNR#"), _output_sqnr_rows(record)
+    )
     return made if len(record.outputs) <= 4 else details(f"all {len(record.outputs)} outputs", made)
 
 
-def _rows(record: QuantizationRecord) -> list[tuple[Content, ...]]:
+def _output_sqnr_rows(record: QuantizationRecord) -> list[tuple[Content, ...]]:
     rows: list[tuple[Content, ...]] = []
     for output in record.outputs:
         rows.append((name_of(output.name), decibels(output.sqnr_db)))
         for part in output.parts:
             ends = f" of {output.name}, {number(part.low)} to {number(part.high)}"
-            rows.append((joined(name_of(part.name), ends), decibels(part.sqnr_db)))
+            rows.append((concat_markup(name_of(part.name), ends), decibels(part.sqnr_db)))
     return rows
 
 
@@ -103,7 +105,7 @@ def errors(record: QuantizationRecord) -> Markup:
         rows = [_layer(index, layer) for index, layer in worst]
         parts.append(table("Layers that add most error themselves", _LAYERS, rows))
     rows = [_layer(index, layer) for index, layer in numbered]
-    return joined(parts, _folded("Signal to quantization noise", _LAYERS, rows))
+    return concat_markup(parts, _folded("Signal to quantization noise", _LAYERS, rows))
 
 
 def _layer(index: int, layer: LayerError) -> tuple[Content, ...]:
@@ -132,7 +134,7 @@ def culprits(record: QuantizationRecord) -> Markup:
     caption = "What layers cost, the worst first"
     if len(rows) <= _SHOWN:
         return table(caption, headings, rows)
-    return joined(table("Layers that cost most", headings, rows[:_WORST]),
+    return concat_markup(table("Layers that cost most", headings, rows[:_WORST]),
                   _folded(caption, headings, rows))  # fmt: skip
 
 
@@ -173,7 +175,7 @@ def accumulators(record: QuantizationRecord) -> Markup:
         "observed#", "headroom#", "smallest sum#", "largest sum#",
     )  # fmt: skip
     bits = _folded("Accumulator bits", headings, [_bits(row) for row in record.accumulators])
-    return joined(text, bits, _pairs(record))
+    return concat_markup(text, bits, _pairs(record))
 
 
 def _bits(row: AccumulatorRow) -> tuple[Content, ...]:
@@ -211,7 +213,7 @@ def _pairs(record: QuantizationRecord) -> Markup:
         "node", "operator", "pairs#", "can saturate#", "can, in range#", "channels concerned#",
         "largest factor#",
     )  # fmt: skip
-    return joined(text, _folded("Sums of two products in 16 bits", headings, rows))
+    return concat_markup(text, _folded("Sums of two products in 16 bits", headings, rows))
 
 
 def floats(record: QuantizationRecord) -> Markup:
@@ -252,7 +254,7 @@ def floats(record: QuantizationRecord) -> Markup:
         parts.append(_folded("Nodes that compute in float", ("node", "operator", "why"), kept))
     if not parts:
         parts.append(tag("p", "Every node runs on integers, and no layer was taken back."))
-    return joined(parts)
+    return concat_markup(parts)
 
 
 def repairs(record: QuantizationRecord) -> Markup:
@@ -286,9 +288,9 @@ def tensors(record: QuantizationRecord) -> Markup:
     )
     made = [_tensor(tensor, index) for index, tensor in enumerate(record.tensors)]
     if len(made) <= 8:
-        return joined(keys, tag("div", made, class_="histograms"))
+        return concat_markup(keys, tag("div", made, class_="histograms"))
     summary_ = f"histograms of all {len(made)} tensors"
-    return joined(keys, details(summary_, tag("div", made, class_="histograms")))
+    return concat_markup(keys, details(summary_, tag("div", made, class_="histograms")))
 
 
 def _tensor(tensor: TensorReport, index: int) -> Markup:

@@ -35,7 +35,7 @@ class OnnxRuntimeWorker:
             options, optimized = _options(folder)
             self._sessions[key] = _session(file, options)
             self._files[key] = file
-            return _rows(optimized), 1
+            return _ort_node_placement(optimized), 1
 
     def run(self, key: str, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
         """Runs a model."""
@@ -94,7 +94,7 @@ def _names(node: str, results: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in plain if name))
 
 
-def _rows(optimized: Path) -> list[Row]:
+def _ort_node_placement(optimized: Path) -> list[Row]:
     from qdqbridge.targets.profiles.checker import optimized_view
     from qdqbridge.targets.profiles.float_regions import islands
 

@@ -42,7 +42,7 @@ class OpenVinoWorker:
         compiled = self._core.compile_model(model, "CPU", _EXACT)
         self._compiled[key], self._models[key] = compiled, model
         layers = compiled.get_runtime_model().get_ordered_ops()
-        return [_row(layer) for layer in layers], 1
+        return [_executed_layer_row(layer) for layer in layers], 1
 
     def run(self, key: str, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
         """Runs a model."""
@@ -78,7 +78,7 @@ def _said(layer: Any, name: str) -> str:
     return str(value.value if hasattr(value, "value") else value)
 
 
-def _row(layer: Any) -> Row:
+def _executed_layer_row(layer: Any) -> Row:
     asked = ("layerType", "runtimePrecision", "primitiveType")
     kind, precision, primitive = (_said(layer, name) for name in asked)
     integers = precision in _INTEGERS

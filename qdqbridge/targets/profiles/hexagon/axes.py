@@ -28,7 +28,7 @@ def as_rows(graph: Graph) -> Iterator[Cost]:
         kept = 1 if node.op in _OF_ROWS else 2 if node.op is MATMUL else 0
         count = 2 if node.op is MATMUL else 1
         shapes = [static_shape(v.type.shape) for v in (*node.inputs[:count], node.output) if v]
-        if not kept or not _alike(node, shapes, kept):
+        if not kept or not _equal_leading_axes(node, shapes, kept):
             continue
         name, whole = node.output.name, shapes[-1]
         rows = [_in_rows(node.operand(index), kept) for index in range(count)]
@@ -39,7 +39,7 @@ def as_rows(graph: Graph) -> Iterator[Cost]:
     yield from ()
 
 
-def _alike(node: Node, shapes: list[tuple[int, ...] | None], kept: int) -> bool:
+def _equal_leading_axes(node: Node, shapes: list[tuple[int, ...] | None], kept: int) -> bool:
     """True where everything has the same leading axes, and too many."""
     norm, last = LAYER_NORMALIZATION.of(node), shapes[-1]
     whole = node.operand(0).quant is not None and node.output.quant is not None

@@ -103,13 +103,16 @@ def _added(view: FileView, node: FileNode, product: FileNode) -> bool:
     if sum_ is None or sum_.op != "Add" or product.output in view.outputs:
         return True
     biases = [name for name in sum_.inputs if view.is_constant(name)]
-    shape = _shape(view, biases[0]) if biases else None
+    shape = _constant_or_declared_shape(view, biases[0]) if biases else None
     return shape is not None and _numbers(shape) > 1 and _fits(view, node, biases[0])
 
 
 def _fits(view: FileView, node: FileNode, name: str) -> bool:
     """True for one number, or one for each channel, of the rank of an image where it is one."""
-    shape, weight = _shape(view, name), _shape(view, node.input(_WEIGHT))
+    shape, weight = (
+        _constant_or_declared_shape(view, name),
+        _constant_or_declared_shape(view, node.input(_WEIGHT)),
+    )
     if shape is None or weight is None or _numbers(shape) == 1:
         return shape is not None
     if node.op == "ConvInteger":
@@ -117,7 +120,7 @@ def _fits(view: FileView, node: FileNode, name: str) -> bool:
     return _numbers(shape) == weight[-1] == shape[-1] and len(shape) <= len(weight)
 
 
-def _shape(view: FileView, name: str) -> Shape:
+def _constant_or_declared_shape(view: FileView, name: str) -> Shape:
     """Returns the shape of a constant."""
     array = view.constant(name)
     return view.shape(name) if array is None else array.shape

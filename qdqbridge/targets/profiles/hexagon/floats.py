@@ -270,7 +270,7 @@ def _float_quotient(view: FileView, node: FileNode) -> Reason | None:
     A product of integers it cannot make behind such floats that no float Mul has joined, and a
     float Mul not where it is the first one.
     """
-    if node.op not in _LONG_WAY or view.is_constant(node.output) or _whole(view, node):
+    if node.op not in _LONG_WAY or view.is_constant(node.output) or _is_fully_quantized(view, node):
         return None
     made = view.producer(node.input(0))
     scaled = made is not None and made.op == "Mul" and _of_number(view, made)
@@ -303,7 +303,7 @@ def _of_number(view: FileView, node: FileNode) -> bool:
     return any(map(view.is_constant, node.inputs))
 
 
-def _whole(view: FileView, node: FileNode) -> bool:
+def _is_fully_quantized(view: FileView, node: FileNode) -> bool:
     """True where all operands are dequantized and the result is quantized."""
     return bool(view.quantized(node.output)) and all(map(view.dequantized, node.inputs))
 
@@ -312,7 +312,7 @@ def _find_float_regions(view: FileView) -> FloatRegions:
     """Returns what stands before and behind the products of a file, found once."""
     if view.known_float_regions is None:
         ops = WEIGHTED | _JOINED | {"BatchNormalization"}
-        joins = {n for n in view.nodes if n.op in ops and not _whole(view, n)}
+        joins = {n for n in view.nodes if n.op in ops and not _is_fully_quantized(view, n)}
         leading, integers, muls, behind = set[str](), set[str](), set[str](), set[str]()
         for node in reversed(view.nodes):
             if node.op in WEIGHTED or not leading.isdisjoint(node.outputs):

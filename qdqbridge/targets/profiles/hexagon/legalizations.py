@@ -167,7 +167,7 @@ def stored_choices(graph: Graph) -> Iterator[Cost]:
         if made.operand(0).quant is not None or target.params.expressed_dtype is not DType.FLOAT32:
             continue
         name = node.output.name
-        sides = [_stored(made.operand(index), target.params, name) for index in (1, 2)]
+        sides = [_encode_operand(made.operand(index), target.params, name) for index in (1, 2)]
         if made is not node or sides != [made.operand(1), made.operand(2)]:
             operands = [made.operand(0), *sides]
             type_, origin = node.output.type, made.origin
@@ -181,7 +181,7 @@ def _made_for(node: Node) -> Node | None:
     return source.producer if source is not None and len(source.users) == 1 else None
 
 
-def _stored(value: Value, params: QuantParams, name: str) -> Value:
+def _encode_operand(value: Value, params: QuantParams, name: str) -> Value:
     """Returns an operand in an encoding; one that is stored, or a number, is as it was."""
     if value.quant is not None or value.type.dtype is not DType.FLOAT32:
         return value

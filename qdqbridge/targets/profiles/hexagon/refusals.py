@@ -71,7 +71,7 @@ def _reader(view: FileView, name: str) -> FileNode | None:
     return None
 
 
-def _cast(view: FileView, node: FileNode) -> Reason | None:
+def _refuse_cast(view: FileView, node: FileNode) -> Reason | None:
     if node.op != "Cast" or view.is_constant(node.output):
         return None
     if view.dtype(node.input(0)) is view.dtype(node.output):
@@ -89,7 +89,7 @@ def _given(view: FileView, node: FileNode) -> Reason | None:
     for index in _GIVEN.get(node.op, ()):
         name = node.input(index)
         empty = node.op == "Resize" and view.shape(name) == (0,)
-        if name and not empty and not _known(view, name):
+        if name and not empty and not _is_constant_or_shape(view, name):
             return Reason(f"operand {index} '{name}' is made while the model runs", (name,))
     return None
 
@@ -103,7 +103,7 @@ _GIVEN = {
 """The operands that have to be initializers."""
 
 
-def _known(view: FileView, name: str) -> bool:
+def _is_constant_or_shape(view: FileView, name: str) -> bool:
     """True for a constant, and for what is computed of constants and shapes alone."""
     pending, seen = [name], set[str]()
     while pending:
@@ -138,7 +138,7 @@ def _cumulative(view: FileView, node: FileNode) -> str:
     return f"it is of uint16 and has {rank} axes" if wide else ""
 
 
-def _pad(view: FileView, node: FileNode) -> str:
+def _refuse_wrap_pad(view: FileView, node: FileNode) -> str:
     del view
     return "its mode is wrap" if node.attributes.get("mode") in (b"wrap", "wrap") else ""
 
@@ -153,13 +153,13 @@ def _expand(view: FileView, node: FileNode) -> str:
     return "its shape has no axes" if view.shape(node.input(1)) == (0,) else ""
 
 
-def _clip(view: FileView, node: FileNode) -> str:
-    low, high = (_number(view, node.input(index)) for index in (1, 2))
+def _refuse_crossed_clip(view: FileView, node: FileNode) -> str:
+    low, high = (_dequantized_scalar(view, node.input(index)) for index in (1, 2))
     crossed = low is not None and high is not None and low > high
     return f"its lower end {low:g} lies above its upper end {high:g}" if crossed else ""
 
 
-def _number(view: FileView, name: str) -> float | None:
+def _dequantized_scalar(view: FileView, name: str) -> float | None:
     """Returns a constant number, also where it is stored."""
     found = view.dequantized(name) if name else None
     array = view.constant(name if found is None else found.node.input(0)) if name else None
@@ -256,7 +256,7 @@ def _power(view: FileView, node: FileNode) -> str:
     return "its base is repeated along five axes" if repeated else ""
 
 
-def _product(view: FileView, node: FileNode) -> str:
+def _refuse_uint16_matmul(view: FileView, node: FileNode) -> str:
     sides = [view.dequantized(name) for name in node.inputs]
     wide = all(side is not None and side.dtype is DType.UINT16 for side in sides)
     known = view.is_constant(node.input(0)) and not view.is_constant(node.input(1))
@@ -264,9 +264,11 @@ def _product(view: FileView, node: FileNode) -> str:
 
 
 _FORMS = {
-    "Clip": _clip, "Conv": _convolution, "ConvTranspose": _convolution, "CumSum": _cumulative,
+    "Clip": _refuse_crossed_clip, "Conv": _convolution, "ConvTranspose": _convolution,
+    "CumSum": _cumulative,
     "Expand": _expand, "Gather": _gather, "GatherElements": _gather_elements, "Gemm": _gemm,
-    "LpNormalization": _norm, "MatMul": _product, "Pad": _pad, "Pow": _power, "Resize": _resize,
+    "LpNormalization": _norm, "MatMul": _refuse_uint16_matmul, "Pad": _refuse_wrap_pad,
+    "Pow": _power, "Resize": _resize,
     "ScatterND": _scatter, "Where": _choice,
 }  # fmt: skip
 
@@ -276,7 +278,7 @@ REFUSAL_RULES: tuple[TargetRule, ...] = (
            f"{_HOST}: 'Failed to add node'", Effect.ELSEWHERE,
            "join axes that stay beside each other; leave an axis of extent 1 in its place in a "
            "Transpose between two Reshapes"),
-    TargetRule("cast-types", "Cast", _cast, f"{_HOST}: 'Failed to create Cast node'",
+    TargetRule("cast-types", "Cast", _refuse_cast, f"{_HOST}: 'Failed to create Cast node'",
         Effect.ELSEWHERE,
            "cast from and to float32, float16, int32, uint32, uint8 or bool"),
     TargetRule("given-operands", "shapes, axes, pads, ends and the like", _given,

@@ -117,7 +117,7 @@ def _around_half(view: FileView, node: FileNode, found: FileEncoding) -> bool:
 _HALF_BYTE = 128
 
 
-def _bias(view: FileView, node: FileNode) -> Reason | None:
+def _refuse_bias_encoding(view: FileView, node: FileNode) -> Reason | None:
     """A bias that is not int32, or of other scales beside a matrix of channels.
 
     A bias of one scale, and one of a convolution, is converted rightly. Beside a matrix of
@@ -224,7 +224,7 @@ def _fused_rightly(view: FileView, made: FileNode, result: FileEncoding) -> bool
     """
     if made.op not in WEIGHTED or view.dequantized(made.input(1)) is None:
         return False
-    if _parameters(view, made):
+    if _has_bias_or_channel_scales(view, made):
         return False
     if made.op != "Conv" or result.dtype in _WIDE:
         return made.op != "Gemm"
@@ -356,7 +356,12 @@ def _unsigned(view: FileView, node: FileNode) -> Reason | None:
     signed = not result or result[0].dtype is dtype
     wide = node.op == "Clip" or _int16_constant(view, node)
     wide = wide or (node.op == "MatMul" and _of_two_int16(view, node))
-    if dtype is DType.INT16 and node.op in WEIGHTED and not signed and _parameters(view, node):
+    if (
+        dtype is DType.INT16
+        and node.op in WEIGHTED
+        and not signed
+        and _has_bias_or_channel_scales(view, node)
+    ):
         return Reason(f"'{tensor}' is int16, its result is {result[0].dtype}", (tensor,))
     mixed = result and {dtype, result[0].dtype} == {DType.INT8, DType.UINT8}
     if mixed and _apart_wrongly(view, node, found):
@@ -411,7 +416,7 @@ def _int16_constant(view: FileView, node: FileNode) -> bool:
 
 def _apart_wrongly(view: FileView, node: FileNode, x: FileEncoding) -> bool:
     """True for a product that is no unit: its parameters are left, or its padding is wrong."""
-    if node.op in WEIGHTED and _parameters(view, node):
+    if node.op in WEIGHTED and _has_bias_or_channel_scales(view, node):
         return True
     return is_padded(node) and x.zero() != _low(x)
 
@@ -426,7 +431,7 @@ def _signed_result(view: FileView, node: FileNode, result: Sequence[FileEncoding
     return Reason(f"'{tensor}' is int8, its operand is uint8", (tensor,))
 
 
-def _parameters(view: FileView, node: FileNode) -> bool:
+def _has_bias_or_channel_scales(view: FileView, node: FileNode) -> bool:
     """True for a product that has a bias, or scales per channel."""
     weight = view.dequantized(node.input(1))
     return bool(node.input(2)) or (weight is not None and not weight.per_tensor)
@@ -517,7 +522,7 @@ RULES: tuple[TargetRule, ...] = (
          "microsoft/onnxruntime#20154", Effect.REFUSED, "use int8 with zero point 0"),
     TargetRule("weight-axis", "per-channel weights", weight_axis({"Conv": 0, "ConvTranspose": 1}),
          "microsoft/onnxruntime#20154", Effect.REFUSED, "use the axis of the output channels"),
-    TargetRule("bias-int32", "Conv, ConvTranspose, Gemm, MatMul with a bias", _bias,
+    TargetRule("bias-int32", "Conv, ConvTranspose, Gemm, MatMul with a bias", _refuse_bias_encoding,
          f"microsoft/onnxruntime#26709; {_HOST}: other scales beside a matrix of channels: up to "
          "199 LSB off", Effect.OTHER, "quantize the bias to int32, scale x * scale w"),
     TargetRule("bias-granularity", "Conv, ConvTranspose, Gemm, MatMul with a bias",

@@ -136,13 +136,15 @@ def _unsigned_inside(graph: Graph, dtype: DType) -> None:
     editor = Editor(graph)
     for value in graph.inputs:
         reads = [node for node, _ in value.users]
-        if _stored(value, dtype) and not all(_converts(n) and not _moves_wrongly(n) for n in reads):
+        if _is_stored_as(value, dtype) and not all(
+            _converts(n) and not _moves_wrongly(n) for n in reads
+        ):
             reading, inside = list(value.users), _converted(value)
             for node, index in reading:
                 replace_operand(node, index, inside)
     for value in dict.fromkeys(graph.outputs):
         made = value.producer
-        if _stored(value, dtype) and made is not None and not _converts(made):
+        if _is_stored_as(value, dtype) and made is not None and not _converts(made):
             outside = _converted(value)
             editor.insert(outside)
             for slot, other in enumerate(graph.outputs):
@@ -150,7 +152,7 @@ def _unsigned_inside(graph: Graph, dtype: DType) -> None:
                     graph.outputs[slot] = outside
 
 
-def _stored(value: Value, dtype: DType) -> bool:
+def _is_stored_as(value: Value, dtype: DType) -> bool:
     return value.quant is not None and value.quant.params.storage_dtype is dtype
 
 

@@ -51,7 +51,10 @@ def wide_norms(graph: Graph) -> Iterator[Cost]:
 def _apart(node: Node, gain: Value, bias: Value | None, extent: int) -> Value:
     shape, name, output = node.output.type.shape, node.output.name, node.output
     assert output.quant is not None
-    factors, terms = _real(gain), np.zeros(1) if bias is None else _real(bias)
+    factors, terms = (
+        _flat_norm_constant(gain),
+        np.zeros(1) if bias is None else _flat_norm_constant(bias),
+    )
     most = _most(output.quant.params, factors, terms, extent)
     one = constant(np.ones(extent, np.uint8), per_tensor(DType.UINT8, np.float32(1)), f"{name}_one")
     types = [QuantType(_around_zero(top), shape) for top in (most, most * np.abs(factors).max())]
@@ -60,14 +63,23 @@ def _apart(node: Node, gain: Value, bias: Value | None, extent: int) -> Value:
         f"{name}_norm",
     )  # fmt: skip
     if bias is None:
-        return result(MUL, NO_ATTRIBUTES, [norm, _stored(gain)], output.type, node.origin, name)
+        return result(
+            MUL, NO_ATTRIBUTES, [norm, _as_16bit_constant(gain)], output.type, node.origin, name
+        )
     scaled = result(
-        MUL, NO_ATTRIBUTES, [norm, _stored(gain)], types[1], node.origin, f"{name}_scaled"
+        MUL,
+        NO_ATTRIBUTES,
+        [norm, _as_16bit_constant(gain)],
+        types[1],
+        node.origin,
+        f"{name}_scaled",
     )
-    return result(ADD, NO_ATTRIBUTES, [scaled, _stored(bias)], output.type, node.origin, name)
+    return result(
+        ADD, NO_ATTRIBUTES, [scaled, _as_16bit_constant(bias)], output.type, node.origin, name
+    )
 
 
-def _real(value: Value) -> Array:
+def _flat_norm_constant(value: Value) -> Array:
     assert value.constant is not None
     array = value.constant.numpy()
     array = array if value.quant is None else dequantize(array, value.quant.params)
@@ -90,11 +102,11 @@ def _around_zero(top: float) -> QuantParams:
     return per_tensor(DType.UINT16, np.float32(step), _MIDDLE)
 
 
-def _stored(value: Value) -> Value:
+def _as_16bit_constant(value: Value) -> Value:
     """Returns a constant in 16 bits: as it is, or around zero."""
     params = None if value.quant is None else value.quant.params
     if params is not None and params.per_tensor and params.storage_dtype in _WIDE:
         return value
-    real = _real(value)
+    real = _flat_norm_constant(value)
     own = _around_zero(float(np.abs(real).max(initial=0)) or 1.0)
     return constant(quantize(real.astype(np.float32), own), own, value.name)

@@ -58,7 +58,12 @@ def rounded_extremes(view: FileView, node: FileNode) -> Reason | None:
     if _of_stored(view, node) or (rank != _MATRIX and _moved_behind(view, node)):
         return None
     found = _rounding(view, node)
-    if found is not None and found[1] and _is_coarse(found[0]) and not _product(view, node):
+    if (
+        found is not None
+        and found[1]
+        and _is_coarse(found[0])
+        and not _product_before_reduction(view, node)
+    ):
         return None
     found = None if found is None else found[0]
     if found is None or found.scale is None:
@@ -107,7 +112,7 @@ def _moved_behind(view: FileView, node: FileNode) -> str:
     return "" if w.per_tensor else f"the scales per channel of '{w.node.input(0)}'"
 
 
-def _product(view: FileView, node: FileNode) -> FileNode | None:
+def _product_before_reduction(view: FileView, node: FileNode) -> FileNode | None:
     """Returns the product of dequantized operands that a reduction reads, a Relu in between."""
     made = view.producer(node.input(0))
     made = view.producer(made.input(0)) if made is not None and made.op == "Relu" else made
@@ -197,7 +202,7 @@ def _is_rounded(view: FileView, node: FileNode, between: Collection[str]) -> boo
 
 def reduced_products(view: FileView, node: FileNode) -> Reason | None:
     """Means and sums of a product's float result are floats; behind a pair they are integers."""
-    made = _product(view, node) if node.op in _AVERAGES else None
+    made = _product_before_reduction(view, node) if node.op in _AVERAGES else None
     if made is None or not _is_rounded(view, node, (*_CLAMPS, "Max")):
         return None
     return Reason(f"the result of the {made.op} '{made.name}' is not rounded", (made.output,))
@@ -215,7 +220,7 @@ _UNREAD = ("ReduceL1", "ReduceLogSum", "ReduceLogSumExp")
 
 def guarded_reductions(graph: Graph) -> Iterator[Cost]:
     """Puts a Max that changes nothing behind reductions of floats that would be rounded inside."""
-    rounded = _rounded(graph)
+    rounded = _floats_quantized_later(graph)
     for node in list(graph.nodes):
         value = node.output
         if value not in rounded or value.quant is not None or not _rounds_wrongly(node):
@@ -237,7 +242,7 @@ def _rounds_wrongly(node: Node) -> bool:
     return product and x.quant is None and node.output.rank == _MATRIX
 
 
-def _rounded(graph: Graph) -> set[Value]:
+def _floats_quantized_later(graph: Graph) -> set[Value]:
     """Returns the float values that are quantized, at once or behind other float operators."""
     found: set[Value] = set()
     for node in reversed(graph.nodes):

@@ -50,7 +50,7 @@ _ENGINE = "OpenVINO 2026.4.1"
 _TRANSFORMATIONS = "OpenVINO, Low Precision Transformations"
 
 
-def _known(view: FileView, node: FileNode) -> Reason | None:
+def _no_conversion_rule(view: FileView, node: FileNode) -> Reason | None:
     del view
     domain, _, name = node.op.rpartition("::")
     if domain in _DOMAINS or (domain == "com.microsoft" and name in _CONTRIB):
@@ -123,7 +123,7 @@ def _whole_blocks(view: FileView, node: FileNode) -> Reason | None:
 def _stored_term(view: FileView, node: FileNode) -> Reason | None:
     """A sum with a stored vector, cut up by a Reshape, ends its process."""
     pair = [view.dequantized(name) for name in node.inputs] if node.op in ("Add", "Sub") else []
-    vector = next((p for p in pair if p is not None and _vector(view, p)), None)
+    vector = next((p for p in pair if p is not None and _is_per_axis_vector(view, p)), None)
     if vector is None or any(p is None for p in pair):
         return None
     other = next((p for p in pair if p is not None and p is not vector), None)
@@ -139,7 +139,7 @@ def _stored_term(view: FileView, node: FileNode) -> Reason | None:
     return None
 
 
-def _vector(view: FileView, found: FileEncoding) -> bool:
+def _is_per_axis_vector(view: FileView, found: FileEncoding) -> bool:
     name = found.node.input(0)
     shape = view.shape(name)
     return (
@@ -170,7 +170,7 @@ def _made_of_integers(view: FileView, node: FileNode) -> Reason | None:
     return None
 
 
-def _weight(view: FileView, node: FileNode) -> FileEncoding | None:
+def _non_int8_weight(view: FileView, node: FileNode) -> FileEncoding | None:
     """Returns the parameters of a product's quantized weight that are not int8 around 0."""
     x = view.dequantized(node.input(0)) if node.op in WEIGHTED else None
     found = None if x is None else view.dequantized(node.input(1))
@@ -180,7 +180,7 @@ def _weight(view: FileView, node: FileNode) -> FileEncoding | None:
 
 
 def _float_weight(view: FileView, node: FileNode) -> Reason | None:
-    found = _weight(view, node)
+    found = _non_int8_weight(view, node)
     if found is None:
         return None
     name = found.node.input(0)
@@ -189,7 +189,7 @@ def _float_weight(view: FileView, node: FileNode) -> Reason | None:
 
 def _wrong_weight(view: FileView, node: FileNode) -> Reason | None:
     """Convolutions of shifted weights are transposed wrongly, those of uint8 do not compile."""
-    found, x = _weight(view, node), view.dequantized(node.input(0))
+    found, x = _non_int8_weight(view, node), view.dequantized(node.input(0))
     if found is None or x is None:
         return None
     wrong = node.op == "ConvTranspose" and x.symmetric and not found.symmetric
@@ -422,7 +422,8 @@ def _computes_otherwise(rule: str, what: str, check: Check, measured: str, fix: 
 
 
 RULES: tuple[TargetRule, ...] = (
-    _refuses("known-operators", "every node", _known, "OpenVINO 2026.4.1, ONNX frontend",
+    _refuses("known-operators", "every node", _no_conversion_rule,
+        "OpenVINO 2026.4.1, ONNX frontend",
         "write operators of ONNX: export does where it knows the meaning"),
     _computes_otherwise("dynamic-activations", "DynamicQuantizeMatMul", _unquantized,
         "up to 1.1 % of the largest result off; its reader makes a product of floats of it",

@@ -153,7 +153,7 @@ def target(view: FileView, tensor: str) -> QuantizeTarget:
         passed.append((tensor, node))
         tensor = node.output
     if tensor not in view.known_targets:
-        view.known_targets[tensor] = _target(view, tensor)
+        view.known_targets[tensor] = _quantize_consumer(view, tensor)
     found = view.known_targets[tensor]
     for name, node in reversed(passed):
         if node.op in _CLAMPS:
@@ -173,7 +173,7 @@ def _passed(view: FileView, tensor: str) -> FileNode | None:
     return node if node.op in _CLAMPS or propagates(view, node) else None
 
 
-def _target(view: FileView, tensor: str) -> QuantizeTarget:
+def _quantize_consumer(view: FileView, tensor: str) -> QuantizeTarget:
     """Returns the Q that reads ``tensor`` itself, or why there is none."""
     readers = view.consumers(tensor)
     found = view.quantized(tensor)

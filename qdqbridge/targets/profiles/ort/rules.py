@@ -70,7 +70,7 @@ def _has_kernel(view: FileView, node: FileNode) -> bool:
     return node.op in _KERNELS and not is_bias_add(view, node)
 
 
-def _kernel(view: FileView, node: FileNode) -> Reason | None:
+def _check_integer_kernel(view: FileView, node: FileNode) -> Reason | None:
     if node.op in _KERNELS:
         return None
     if node.op in _CLAMPS and redundant(view, node) is not None:
@@ -103,7 +103,7 @@ def _quantized_for_us(view: FileView, node: FileNode, index: int) -> bool:
     return target(view, node.output).encoding is not None
 
 
-def _result(view: FileView, node: FileNode) -> Reason | None:
+def _result_rejection_reason(view: FileView, node: FileNode) -> Reason | None:
     if not _has_kernel(view, node):
         return None
     if node.op in _DROPPED and propagates(view, node) and source(view, node.input(0)):
@@ -143,7 +143,7 @@ def _types(view: FileView, node: FileNode) -> Reason | None:
         gemm = node.op == "Gemm" or bias_add(view, node) is not None
         refused = refused and (gemm or target(view, node.output).encoding is not None)
         refused = refused and not any(
-            check(view, node) for check in (_operands, _bias, _zero_points)
+            check(view, node) for check in (_operands, _check_int32_bias, _zero_points)
         )
         return Reason(f"integer kernels take 8 bits: {listed}", tuple(name for name, _ in wide),
                       effect=Effect.REFUSED if refused else None)  # fmt: skip
@@ -159,7 +159,7 @@ def _types(view: FileView, node: FileNode) -> Reason | None:
     return None
 
 
-def _parameters(view: FileView, node: FileNode) -> Reason | None:
+def _refuse_quant_params(view: FileView, node: FileNode) -> Reason | None:
     if not _has_kernel(view, node):
         return None
     for index, (name, found, _) in enumerate(_encodings(view, node)):
@@ -186,7 +186,7 @@ def _fused_unasked(view: FileView, node: FileNode) -> bool:
     """True for what becomes an integer kernel whatever its scales are along."""
     if node.op not in _UNARY | _ACCUMULATES | {"Where"} or _operands(view, node):
         return False
-    if _result(view, node) or _types(view, node) or _bias(view, node):
+    if _result_rejection_reason(view, node) or _types(view, node) or _check_int32_bias(view, node):
         return False
     gemm = node.op == "Gemm" or bias_add(view, node) is not None
     if gemm:  # QGemm is not given what is not per tensor, but for its second operand
@@ -207,7 +207,7 @@ def _unsaid(view: FileView, node: FileNode) -> Reason | None:
             kind = f"in blocks of {found.block_size}" if found.block_size else "per channel"
             return Reason(f"'{name}' is quantized {kind} ({found.scale.size} scales)", (name,),
                           effect=_UNSAID.get(node.op))  # fmt: skip
-        axis, wanted = _axis_at(view, name, found), _results(view, node)
+        axis, wanted = _axis_at(view, name, found), _weight_output_axis(view, node)
         if axis is not None and axis != wanted:
             side = "and is no matrix" if wanted is None else f"not {wanted}"
             return Reason(f"the weight '{name}' has scales along axis {axis}, {side}", (name,))
@@ -232,7 +232,7 @@ def _axis_at(view: FileView, tensor: str, found: FileEncoding) -> int | None:
     return axis
 
 
-def _results(view: FileView, node: FileNode) -> int | None:
+def _weight_output_axis(view: FileView, node: FileNode) -> int | None:
     """Returns the axis of a product's second operand along which its results are."""
     if node.op == "Conv":
         return 0
@@ -242,7 +242,7 @@ def _results(view: FileView, node: FileNode) -> int | None:
     return 0 if node.attributes.get("transB", 0) else 1
 
 
-def _bias(view: FileView, node: FileNode) -> Reason | None:
+def _check_int32_bias(view: FileView, node: FileNode) -> Reason | None:
     name = node.input(2)
     if node.op not in ("Conv", "Gemm") or not name:
         return None
@@ -301,7 +301,7 @@ def _drop(view: FileView, node: FileNode) -> Reason | None:
 
 
 def _scalars(view: FileView, node: FileNode) -> Reason | None:
-    checks = (_operands, _result, _types)
+    checks = (_operands, _result_rejection_reason, _types)
     if (
         node.op not in _SCALARS
         or not _has_kernel(view, node)
@@ -380,7 +380,7 @@ def _dequantized_before(view: FileView, tensor: str) -> FileEncoding | None:
     return view.encoding(node) if node is not None and is_dequantize(node) else None
 
 
-def _known(view: FileView, node: FileNode) -> Reason | None:
+def _unregistered_domain(view: FileView, node: FileNode) -> Reason | None:
     del view
     domain = node.op.rpartition("::")[0]
     if domain in _DOMAINS:
@@ -400,7 +400,7 @@ def _scale_type(view: FileView, node: FileNode) -> Reason | None:
 
 
 def _dilations(view: FileView, node: FileNode) -> Reason | None:
-    checks = (_operands, _result, _types)
+    checks = (_operands, _result_rejection_reason, _types)
     if node.op != "AveragePool" or "dilations" not in node.attributes:
         return None
     if any(check(view, node) for check in checks):
@@ -412,7 +412,9 @@ def _counted_beyond(view: FileView, node: FileNode) -> Reason | None:
     given = node.attributes
     if node.op != "AveragePool" or not given.get("ceil_mode"):
         return None
-    if not given.get("count_include_pad") or any(c(view, node) for c in (_operands, _result)):
+    if not given.get("count_include_pad") or any(
+        c(view, node) for c in (_operands, _result_rejection_reason)
+    ):
         return None
     kernel = given["kernel_shape"]
     rank = len(kernel)
@@ -525,7 +527,13 @@ def _bias_units(view: FileView, node: FileNode) -> Reason | None:
     x, w = source(view, node.input(0)), source(view, node.input(1))
     if bias is None or x is None or w is None or bias.dtype is not DType.INT32:
         return None
-    checks = (_operands, _types, _parameters, _bias, *((_result,) if node.op == "Conv" else ()))
+    checks = (
+        _operands,
+        _types,
+        _refuse_quant_params,
+        _check_int32_bias,
+        *((_result_rejection_reason,) if node.op == "Conv" else ()),
+    )
     if any(check(view, node) for check in checks):
         return None
     codes, y = view.constant(bias.node.input(0)), target(view, result_of(view, node)).encoding
@@ -557,7 +565,7 @@ def _room(view: FileView, node: FileNode) -> Reason | None:
 
 
 def _fused(view: FileView, node: FileNode) -> bool:
-    checks = (_operands, _types, *((_result,) if node.op == "Conv" else ()))
+    checks = (_operands, _types, *((_result_rejection_reason,) if node.op == "Conv" else ()))
     return not any(check(view, node) for check in checks)
 
 
@@ -608,7 +616,10 @@ def _pairs(view: FileView, node: FileNode) -> Reason | None:
     """Products of uint8 and int8, whose pairs saturate without VNNI."""
     if node.op not in _ACCUMULATES or node not in float_regions_of(view):
         return None
-    if any(check(view, node) for check in (_operands, _result, _types, _parameters)):
+    if any(
+        check(view, node)
+        for check in (_operands, _result_rejection_reason, _types, _refuse_quant_params)
+    ):
         return None  # it stays float
     x, w = (source(view, node.input(index)) for index in (0, 1))
     if x is None or w is None or x.dtype is not DType.UINT8 or w.dtype is not DType.INT8:
@@ -672,24 +683,26 @@ ROUNDED_AND_FUSED = (ROUNDED_ACTIVATION, UNSAID_PARAMETERS, ROOM_FOR_SUMS)
 """What is to be told of files of other profiles."""
 RULES: tuple[TargetRule, ...] = (
     TargetRule(
-        "integer-kernel", "float compute between DQ and Q", _between(_kernel),
+        "integer-kernel", "float compute between DQ and Q", _between(_check_integer_kernel),
         "onnxruntime qdq_selector_action_transformer.cc", Effect.NO_KERNEL,
         "leave the operator's neighbours in float, or accept one float operator",
     ),
     _rule("operands-dequantized", "operators with an integer kernel", _operands,
           "quantize the operand"),
-    _rule("result-quantized", "operators with an integer kernel", _result,
+    _rule("result-quantized", "operators with an integer kernel", _result_rejection_reason,
           "quantize the result, once, for all of its readers"),
     _rule("element-types", "operators with an integer kernel", _types,
           "use one 8-bit type for activations, int8 weights"),
-    _rule("constant-scalar-parameters", "operators with an integer kernel", _parameters,
+    _rule("constant-scalar-parameters", "operators with an integer kernel", _refuse_quant_params,
           "write scale and zero point as initializers"),
-    _rule("bias-int32", "Conv, Gemm", _bias, "quantize the bias to int32, scale x * scale w"),
+    _rule("bias-int32", "Conv, Gemm", _check_int32_bias,
+        "quantize the bias to int32, scale x * scale w"),
     _rule("zero-points-written", "Gemm", _zero_points, "write the zero points"),
     _rule("pair-can-be-dropped", "MaxPool, ReduceMax, ReduceMin, Resize", _drop,
           "give input and output one scale and an explicit zero point"),
     TargetRule(
-        "registered-operator", "every node", _known, "onnxruntime 1.31.1", Effect.REFUSED,
+        "registered-operator", "every node", _unregistered_domain, "onnxruntime 1.31.1",
+        Effect.REFUSED,
         "export without custom operators",
     ),
     TargetRule(

@@ -49,10 +49,10 @@ def too_coarse(node: Node) -> bool:
     if wanted is None or quant is None or quant.params.widened() == wanted:
         return False
     wide_softmax = node.op is SOFTMAX and wanted.storage_dtype is DType.INT16
-    return wide_softmax or _scale(wanted) > _COARSEST * _scale(quant.params)
+    return wide_softmax or _smallest_scale(wanted) > _COARSEST * _smallest_scale(quant.params)
 
 
-def _scale(params: QuantParams) -> float:
+def _smallest_scale(params: QuantParams) -> float:
     return float(params.scale.min(initial=np.inf))
 
 

@@ -258,7 +258,7 @@ def convolution_per_group(node: Node, context: RuleContext) -> Proposal:
     group, bias = attributes.group, node.optional(2)
     if weight.quant is not None and not weight.quant.params.per_tensor:
         return None
-    if bias is not None and (bias.constant is None or _axis(bias) is not None):
+    if bias is not None and (bias.constant is None or _per_channel_axis(bias) is not None):
         return None
     channels, results = x.type.shape[1], output.type.shape[1]
     if isinstance(channels, str) or isinstance(results, str) or group > 64:
@@ -270,9 +270,9 @@ def convolution_per_group(node: Node, context: RuleContext) -> Proposal:
     made: list[Value | None] = []
     shape = (output.type.shape[0], results // group, *output.type.shape[2:])
     for place, image in enumerate(parts):
-        operands: list[Value | None] = [image, _rows(weight, place, group)]
+        operands: list[Value | None] = [image, _slice_group_constant(weight, place, group)]
         if bias is not None:
-            operands.append(_rows(bias, place, group))
+            operands.append(_slice_group_constant(bias, place, group))
         one = replace(attributes, group=1)
         made.append(result(node.op, one, operands, output.type.with_shape(shape), node.origin))
     joined = result(
@@ -281,11 +281,11 @@ def convolution_per_group(node: Node, context: RuleContext) -> Proposal:
     return Replace({output: joined})
 
 
-def _axis(value: Value) -> int | None:
+def _per_channel_axis(value: Value) -> int | None:
     return None if value.quant is None else value.quant.params.axis
 
 
-def _rows(value: Value, place: int, count: int) -> Value:
+def _slice_group_constant(value: Value, place: int, count: int) -> Value:
     """Returns a part of a constant along its first axis."""
     assert value.constant is not None
     size = value.constant.shape[0] // count

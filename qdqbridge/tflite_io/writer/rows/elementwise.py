@@ -160,7 +160,7 @@ def composition(
         row = e.rows.get(step.op.name)
         if row is None:
             raise NoCounterpart(f"TFLite has no counterpart of {step.op.name} in it")
-        shape = _broadcast([shapes[i] for i in step.operands])
+        shape = _shape_beside_scalars([shapes[i] for i in step.operands])
         last = place == len(attributes.steps) - 1
         after = y[0] if last else e.plain("FLOAT32", shape, step.name or step.op.name.lower())
         named = tuple(
@@ -173,7 +173,7 @@ def composition(
         shapes.append(shape)
 
 
-def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def _shape_beside_scalars(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """Returns the shape of a result; scalars beside one tensor."""
     return max(shapes, key=lambda shape: (len(shape), shape))
 
@@ -232,7 +232,7 @@ def _slopes(node: Node) -> bool:
     return stored(DType.INT8)(node)
 
 
-def _row(row: Counterpart) -> WriterRow:
+def _elementwise_writer_row(row: Counterpart) -> WriterRow:
     integers = kernels.of_counterpart(row)
     match row.family:
         case Family.UNARY:
@@ -248,7 +248,7 @@ def _row(row: Counterpart) -> WriterRow:
 _FAMILIES = Family.UNARY, Family.ARITHMETIC, Family.EXTREME, Family.BINARY
 
 ROWS: Mapping[str, WriterRow] = {
-    **{row.onnx: _row(row) for row in of_families(*_FAMILIES)},
+    **{row.onnx: _elementwise_writer_row(row) for row in of_families(*_FAMILIES)},
     "Cast": WriterRow(cast, kernels.never),
     "HardSwish": WriterRow(unary("HARD_SWISH", version=1), _steep),
     "PRelu": WriterRow(prelu, _slopes),

@@ -14,7 +14,7 @@ from qdqbridge.tflite_io.writer.rows import kernels
 from qdqbridge.tflite_io.writer.values import NoCounterpart, extents
 
 
-def _attributes(node: Node) -> dict[str, int]:
+def _onnx_integer_attrs(node: Node) -> dict[str, int]:
     """Returns the integer attributes of a node of ONNX's own.
 
     Raises:
@@ -30,7 +30,7 @@ def plain(name: str, options: str = "") -> WriteRow:
     """Returns the row of an operator that has no attributes."""
 
     def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
-        if _attributes(node):
+        if _onnx_integer_attrs(node):
             raise NoCounterpart("it has attributes that TFLite does not have")
         e.add(name, x, y, options)
 
@@ -41,7 +41,7 @@ def extreme_index(name: str, options: str) -> WriteRow:
     """Returns the row of ARG_MAX and ARG_MIN, which drop their axis."""
 
     def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
-        given, rank = _attributes(node), len(extents(node.operand(0)))
+        given, rank = _onnx_integer_attrs(node), len(extents(node.operand(0)))
         if given.get("keepdims", 1) or given.get("select_last_index", 0):
             raise NoCounterpart("it keeps its axis, or takes the last of equal elements")
         axis = e.constant([given.get("axis", 0) % rank], "axis")
@@ -52,21 +52,21 @@ def extreme_index(name: str, options: str) -> WriteRow:
 
 def modulus(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """FLOOR_MOD, whose sign is the divisor's."""
-    if _attributes(node).get("fmod", 0):
+    if _onnx_integer_attrs(node).get("fmod", 0):
         raise NoCounterpart("its sign is the dividend's")
     e.add("FLOOR_MOD", x, y, "FloorModOptions")
 
 
 def gather_entries(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """GATHER_ND."""
-    if _attributes(node).get("batch_dims", 0):
+    if _onnx_integer_attrs(node).get("batch_dims", 0):
         raise NoCounterpart("it has batch axes")
     e.add("GATHER_ND", x, y, "GatherNdOptions")
 
 
 def cumulated(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """CUMSUM."""
-    given, axis = _attributes(node), _number(node, 1)
+    given, axis = _onnx_integer_attrs(node), _constant_int_operand(node, 1)
     e.add(
         "CUMSUM", [x[0], e.constant(np.asarray(axis, np.int32), "axis")], y, "CumsumOptions",
         Exclusive=bool(given.get("exclusive", 0)), Reverse=bool(given.get("reverse", 0)),
@@ -75,10 +75,10 @@ def cumulated(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> No
 
 def largest(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """TOPK_V2, which goes along the last axis; its indices have 32 bits."""
-    given, rank = _attributes(node), len(extents(node.operand(0)))
+    given, rank = _onnx_integer_attrs(node), len(extents(node.operand(0)))
     if not given.get("largest", 1):
         raise NoCounterpart("it takes the least", "take the largest of the negated numbers")
-    count = e.constant(np.asarray(_number(node, 1), np.int32), "count")
+    count = e.constant(np.asarray(_constant_int_operand(node, 1), np.int32), "count")
     axis = given.get("axis", -1) % rank
     order = [*(a for a in range(rank) if a != axis), axis]
     moves = axis != rank - 1
@@ -96,7 +96,7 @@ def largest(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None
 
 def squares(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """The sum of squares along constant axes, or its root."""
-    given, attributes = _attributes(node), node.record(OpaqueAttrs)
+    given, attributes = _onnx_integer_attrs(node), node.record(OpaqueAttrs)
     axes = attributes.node.listed("axes")
     if axes is None:
         raise NoCounterpart("its axes are not constant")
@@ -111,7 +111,7 @@ def squares(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None
         e.add("SQRT", [total], y)
 
 
-def _number(node: Node, place: int) -> int:
+def _constant_int_operand(node: Node, place: int) -> int:
     """Returns an operand that is one constant integer."""
     value = node.operand(place)
     if value.constant is None or value.constant.size != 1:

@@ -27,7 +27,7 @@ _PER_CHANNEL_DENSE = 12
 _GROUPED = 6
 
 
-def _bias(e: Emission, value: Value | None, x: Value) -> list[int]:
+def _write_bias(e: Emission, value: Value | None, x: Value) -> list[int]:
     """Returns a bias; nothing where there is none.
 
     Beside activations of 16 bits it has 64. Beside floats it is float: LiteRT dequantizes no int32.
@@ -79,7 +79,7 @@ def convolution(
         "FusedActivationFunction": e.activation,
     }
     kind = _decides(node, integers=e.integers)
-    operands = [x[0], e.weight(weight, shape, order), *_bias(e, node.optional(2), image)]
+    operands = [x[0], e.weight(weight, shape, order), *_write_bias(e, node.optional(2), image)]
     if depthwise:
         fields["DepthMultiplier"] = shape[0] // channels
         version = _DEPTHWISE_VERSIONS[kind]
@@ -108,7 +108,7 @@ def transposed(
     if padding is None:
         raise NoCounterpart(f"its pads {list(attributes.pads)} are none that TFLite has")
     weights = e.weight(weight, fixed_extents(weight), (1, 2, 3, 0))
-    bias = _bias(e, node.optional(2), image)
+    bias = _write_bias(e, node.optional(2), image)
     version = 3 if bias else 2
     version = 4 if e.activation else version
     if e.integers and image.type.dtype is DType.INT16:
@@ -143,15 +143,15 @@ def dense(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """FULLY_CONNECTED over the last axis."""
     weight = node.operand(1)
     shape = fixed_extents(weight)
-    _dense(e, node, x[0], e.weight(weight, shape, (0, 1)), y)
+    _write_fully_connected(e, node, x[0], e.weight(weight, shape, (0, 1)), y)
 
 
-def _dense(e: Emission, node: Node, x: int, weight: int, y: Sequence[int]) -> None:
+def _write_fully_connected(e: Emission, node: Node, x: int, weight: int, y: Sequence[int]) -> None:
     quant = node.operand(1).quant
     version = _DENSE_VERSIONS[_decides(node, integers=e.integers)]
     if e.integers and quant is not None and not quant.params.per_tensor:
         version = _PER_CHANNEL_DENSE
-    bias = _bias(e, node.optional(2), node.operand(0)) or [-1]
+    bias = _write_bias(e, node.optional(2), node.operand(0)) or [-1]
     e.add(
         "FULLY_CONNECTED", [x, weight, *bias], y, "FullyConnectedOptions", version,
         FusedActivationFunction=e.activation, KeepNumDims=node.operand(0).rank != 2,
@@ -170,7 +170,9 @@ def general_product(
     vector = bias is None or (bias.is_constant and bias.rank == 1)
     if is_weight(b) and vector and not attributes.trans_a:
         shape = fixed_extents(b)
-        _dense(e, node, x[0], e.weight(b, shape, (0, 1) if attributes.trans_b else (1, 0)), y)
+        _write_fully_connected(
+            e, node, x[0], e.weight(b, shape, (0, 1) if attributes.trans_b else (1, 0)), y
+        )
         return
     product = y[0] if bias is None else e.like(y[0], e.type_of(y[0])[1])
     operands = [x[0], e.operand(b)]
@@ -185,7 +187,7 @@ def matrix_product(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) 
     if (a.rank or 0) < 2 or (b.rank or 0) < 2:
         raise NoCounterpart("an operand is a vector", "reshape it to a matrix")
     if is_weight(b) and b.rank == 2 and not e.integers:
-        _dense(e, node, x[0], e.weight(b, fixed_extents(b), (1, 0)), y)
+        _write_fully_connected(e, node, x[0], e.weight(b, fixed_extents(b), (1, 0)), y)
         return
     _batch(e, [x[0], e.operand(b)], y[0], False, False)
 

@@ -12,17 +12,17 @@ from qdqbridge.tvm.qnn.dialect.tir import analyzer, tirx
 
 
 def _one(extent: Extent) -> bool:
-    return _number(extent) == 1
+    return _static_extent(extent) == 1
 
 
-def _number(extent: Extent) -> int | None:
+def _static_extent(extent: Extent) -> int | None:
     """Returns a known extent as an int, None where it is symbolic."""
     value = extent.value if isinstance(extent, tirx.IntImm) else extent
     return value if isinstance(value, int) else None
 
 
 def _equal(a: Extent, b: Extent) -> bool:
-    known = _number(a), _number(b)
+    known = _static_extent(a), _static_extent(b)
     if None not in known:
         return known[0] == known[1]
     return analyzer().can_prove_equal(a, b)

@@ -32,7 +32,7 @@ def _types(context: CallContext, index: int) -> list[Any]:
     return types
 
 
-def _infer(context: CallContext) -> ResultType:
+def _infer_concatenate(context: CallContext) -> ResultType:
     data, scales, zero_points = (_types(context, index) for index in range(3))
     if not data or len(data) != len(scales) or len(data) != len(zero_points):
         context.fail(
@@ -54,7 +54,7 @@ def _infer(context: CallContext) -> ResultType:
     return ResultType.of([*shape[:axis], extent, *shape[axis + 1 :]], dtype)
 
 
-def _lower(context: CallContext) -> Any:
+def _lower_concatenate(context: CallContext) -> Any:
     scale, zero_point = context.constant(3), context.constant(4)
     members = zip(*(_fields(context, index) for index in range(3)), strict=True)
     types = list(zip(*(_types(context, index) for index in range(3)), strict=True))
@@ -90,8 +90,8 @@ OPS = (
         "qnn.concatenate",
         ("data", "input_scales", "input_zero_points", "output_scale", "output_zero_point"),
         (Attribute("axis", 0, "the axis that grows"),),
-        _infer,
-        _lower,
+        _infer_concatenate,
+        _lower_concatenate,
         "operands are requantized to the result's parameters, then joined",
     ),
 )

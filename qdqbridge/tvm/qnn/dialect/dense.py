@@ -83,7 +83,10 @@ def _lower_matmul(context: CallContext) -> Any:
     swap_x, swap_y = bool(context.attr("transpose_a")), not context.attr("transpose_b")
 
     def matmul(x: te.Tensor, y: te.Tensor, zx: te.Tensor, zy: te.Tensor) -> te.Tensor:
-        left, right = _rows(x, zx, "left", swap=swap_x), _rows(y, zy, "right", swap=swap_y)
+        left, right = (
+            _centred_operand_rows(x, zx, "left", swap=swap_x),
+            _centred_operand_rows(y, zy, "right", swap=swap_y),
+        )
         lead = broadcast_shape(context, left.shape[:-2], right.shape[:-2])
         k = te.reduce_axis((0, left.shape[-1]), name="k")
 
@@ -102,7 +105,9 @@ def _lower_matmul(context: CallContext) -> Any:
     return context.reduce_te("qnn_batch_matmul", matmul, args)
 
 
-def _rows(x: te.Tensor, zero_point: te.Tensor, name: str, *, swap: bool) -> te.Tensor:
+def _centred_operand_rows(
+    x: te.Tensor, zero_point: te.Tensor, name: str, *, swap: bool
+) -> te.Tensor:
     """Returns ``x - zero_point`` with the reduced axis last, so that rows are contiguous."""
     shape = [*x.shape[:-2], x.shape[-1], x.shape[-2]] if swap else list(x.shape)
 

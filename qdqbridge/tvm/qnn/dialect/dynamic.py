@@ -33,7 +33,7 @@ _LAST = 255
 """The last code of the type that activations are quantized to."""
 
 
-def _infer(context: CallContext) -> ResultType:
+def _infer_dynamic_dense(context: CallContext) -> ResultType:
     context.expect_dtype(0, "float32")
     if not is_code(context.dtype(1)):
         context.fail(f"weight has dtype {context.dtype(1)}", "give an 8- or 16-bit integer")
@@ -42,14 +42,14 @@ def _infer(context: CallContext) -> ResultType:
     return ResultType.of([*x[:-1], w[0]], "float32")
 
 
-def _lower(context: CallContext) -> Any:
+def _lower_dynamic_dense(context: CallContext) -> Any:
     zero_points, rows = context.vector(2), bool(context.attr("rows"))
     shifted = bool(zero_points.any())
 
     def dynamic_dense(
         x: te.Tensor, w: te.Tensor, scale: te.Tensor, last: te.Tensor, *zero_point: te.Tensor
     ) -> te.Tensor:
-        step, place = _parameters(x, last, rows=rows)
+        step, place = _te_dynamic_params(x, last, rows=rows)
         data = _centred_codes(x, step, place, rows=rows)
         weight = centred_weight(w, zero_point[0]) if shifted else w
         k = te.reduce_axis((0, w.shape[1]), name="k")
@@ -61,7 +61,7 @@ def _lower(context: CallContext) -> Any:
         total = stage([*x.shape[:-1], w.shape[0]], element, name=BLOCK)
 
         def real(*i: Prim) -> Prim:
-            factor = step(*_row(i, rows=rows)) * entry(scale, i, len(i) - 1)
+            factor = step(*_parameter_index(i, rows=rows)) * entry(scale, i, len(i) - 1)
             return total(*i).astype("float32") * factor
 
         return stage(total.shape, real, name="real")
@@ -77,7 +77,7 @@ def _centred_codes(x: te.Tensor, step: te.Tensor, place: te.Tensor, *, rows: boo
     """Returns what data are rounded to, less the zero point, as int16."""
 
     def code(*i: Prim) -> Prim:
-        at = _row(i, rows=rows)
+        at = _parameter_index(i, rows=rows)
         value = tirx.nearbyint(x(*i) / step(*at)) + place(*at)
         value = tirx.Select(tirx.isnan(value), tirx.const(0.0, "float32"), value)
         top = tirx.const(float(_LAST), "float32")
@@ -87,12 +87,12 @@ def _centred_codes(x: te.Tensor, step: te.Tensor, place: te.Tensor, *, rows: boo
     return stage(x.shape, code, name="codes")
 
 
-def _row(indices: Any, *, rows: bool) -> Any:
+def _parameter_index(indices: Any, *, rows: bool) -> Any:
     """Returns where the parameters of an element of data, or of a result, are."""
     return indices[:-1] if rows else (0,)
 
 
-def _parameters(x: te.Tensor, last: te.Tensor, *, rows: bool) -> tuple[te.Tensor, te.Tensor]:
+def _te_dynamic_params(x: te.Tensor, last: te.Tensor, *, rows: bool) -> tuple[te.Tensor, te.Tensor]:
     """Returns scale and zero point, both float32, of the whole tensor or of every row."""
     shape = x.shape[:-1] if rows else [1]
     zero = tirx.const(0.0, "float32")
@@ -155,7 +155,7 @@ def _lower_conv(rank: int) -> Any:
             x: te.Tensor, w: te.Tensor, scale: te.Tensor, last: te.Tensor, none: te.Tensor,
             *zero_point: te.Tensor,
         ) -> te.Tensor:  # fmt: skip
-            step, place = _parameters(x, last, rows=False)
+            step, place = _te_dynamic_params(x, last, rows=False)
             codes = _centred_codes(x, step, place, rows=False)
             data = padded_codes(codes, none, window.data.stored(pads), "int16")
             kernel = w
@@ -312,8 +312,8 @@ OPS = (
         "qnn.dynamic_dense",
         ("data", "weight", "kernel_zero_point", "kernel_scale"),
         (Attribute("rows", False, "every row of data has a scale and zero point of its own"),),
-        _infer,
-        _lower,
+        _infer_dynamic_dense,
+        _lower_dynamic_dense,
         "data[..., K] is quantized to uint8 by its extremes and 0; the exact integer product with "
         "weight[units, K] times both scales, float32",
     ),

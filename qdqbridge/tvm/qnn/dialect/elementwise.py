@@ -69,7 +69,7 @@ def result_dtype(context: CallContext, *operands: int) -> str:
     return dtype
 
 
-def _infer(context: CallContext) -> ResultType:
+def _infer_qnn_binary(context: CallContext) -> ResultType:
     operand_axis(context, 0, 2, 3, "lhs_axis")
     operand_axis(context, 1, 4, 5, "rhs_axis")
     context.expect_params(6, 7)
@@ -93,7 +93,7 @@ def operand(
     return fenced(real(code, entry(zero_point, own, axis), entry(scale, own, axis)), zero)
 
 
-def _lower(row: Operator) -> Any:
+def _lower_binary(row: Operator) -> Any:
     def lower(context: CallContext) -> Any:
         lhs_axis = operand_axis(context, 0, 2, 3, "lhs_axis")
         rhs_axis = operand_axis(context, 1, 4, 5, "rhs_axis")
@@ -113,7 +113,7 @@ def _lower(row: Operator) -> Any:
             def element(*i: Prim) -> Prim:
                 x = operand(a, i, sa, za, lhs_axis, zero)
                 y = operand(b, i, sb, zb, rhs_axis, zero)
-                compute = formula(row, _number, lambda value: fenced(value, zero))
+                compute = formula(row, _tir_float32, lambda value: fenced(value, zero))
                 return quantized(compute(x, y), sy[0], zy[0], out)
 
             shape = broadcast_shape(context, a.shape, b.shape)
@@ -125,7 +125,7 @@ def _lower(row: Operator) -> Any:
     return lower
 
 
-def _number(value: float) -> Prim:
+def _tir_float32(value: float) -> Prim:
     return tirx.const(value, "float32")
 
 
@@ -208,8 +208,8 @@ OPS = (
             f"qnn.{row.qnn}",
             EIGHT,
             ATTRIBUTES,
-            _infer,
-            _lower(row),
+            _infer_qnn_binary,
+            _lower_binary(row),
             f"quantize({row.qnn}) of dequantized operands, each step one float32 operation",
         )
         for row in OPERATORS
@@ -219,7 +219,7 @@ OPS = (
         "qnn.power",
         EIGHT,
         ATTRIBUTES,
-        _infer,
+        _infer_qnn_binary,
         _lower_power,
         "quantize(f32(f64(a) ** f64(b))), a table",
     ),

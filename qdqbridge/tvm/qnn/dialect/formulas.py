@@ -74,10 +74,10 @@ _ROUNDED = ("Add", "Div", "Mul", "Sub")
 
 
 def _steps_only(op: Operator) -> bool:
-    return bool(op.forms) and _known(op.forms[0].pattern)
+    return bool(op.forms) and _is_pattern_computable(op.forms[0].pattern)
 
 
-def _known(pattern: Pattern) -> bool:
+def _is_pattern_computable(pattern: Pattern) -> bool:
     if not isinstance(pattern, tuple):
         return not isinstance(pattern, str) or not pattern.startswith("#")
-    return pattern[0] in STEPS and all(_known(part) for part in pattern[1:])
+    return pattern[0] in STEPS and all(_is_pattern_computable(part) for part in pattern[1:])

@@ -83,7 +83,7 @@ def _format(context: CallContext) -> DType:
     return FORMATS[name]
 
 
-def _axis(context: CallContext) -> int:
+def _checked_scale_axis(context: CallContext) -> int:
     shape = context.shape(0)
     axis = context.axis(len(shape)) if shape else 0
     context.expect_vector(1, "float32", *(shape[axis : axis + 1] or [1]), what=f"axis {axis}")
@@ -93,7 +93,7 @@ def _axis(context: CallContext) -> int:
 def _infer_quantize(context: CallContext) -> ResultType:
     context.expect_dtype(0, *_FLOATS)
     _format(context)
-    _axis(context)
+    _checked_scale_axis(context)
     if context.attr("rounding") not in ROUNDINGS:
         context.fail(
             f"rounding is {context.attr('rounding')!r}", f"use one of {', '.join(ROUNDINGS)}"
@@ -104,7 +104,7 @@ def _infer_quantize(context: CallContext) -> ResultType:
 def _infer_dequantize(context: CallContext) -> ResultType:
     context.expect_dtype(0, "uint8")
     _format(context)
-    _axis(context)
+    _checked_scale_axis(context)
     return ResultType.of(context.shape(0), "float32")
 
 
@@ -157,7 +157,7 @@ def _exponent(value: Prim, rounding: str, *, saturate: bool) -> Prim:
 
 
 def _lower_quantize(context: CallContext) -> Any:
-    axis, dtype, rounding = _axis(context), _format(context), context.attr("rounding")
+    axis, dtype, rounding = _checked_scale_axis(context), _format(context), context.attr("rounding")
     saturate = bool(context.attr("saturate"))
     unsigned = dtype is DType.FLOAT8_E8M0
     known = None if unsigned else _Format.of(dtype)
@@ -178,7 +178,7 @@ def _lower_quantize(context: CallContext) -> Any:
 
 
 def _lower_dequantize(context: CallContext) -> Any:
-    axis, dtype = _axis(context), _format(context)
+    axis, dtype = _checked_scale_axis(context), _format(context)
     last = _int((1 << dtype.bits) - 1)
 
     def dequantize_minifloat(x: te.Tensor, scale: te.Tensor, table: te.Tensor) -> te.Tensor:

@@ -64,7 +64,7 @@ def _group(context: CallContext) -> NormalizedGroups:
     return channel_groups(groups)
 
 
-def _count(context: CallContext, rows: NormalizedGroups) -> int | None:
+def _norm_row_length(context: CallContext, rows: NormalizedGroups) -> int | None:
     """Returns the number of elements of a row; None where only the run knows it."""
     extents = context.shape(0)[rows.first :]
     if not all(isinstance(extent, int) for extent in extents):
@@ -72,7 +72,7 @@ def _count(context: CallContext, rows: NormalizedGroups) -> int | None:
     return int(np.prod(extents, dtype=np.int64)) // (rows.groups or 1)
 
 
-def _infer(decode: Callable[[CallContext], NormalizedGroups], least: int = 2) -> Any:
+def _norm_type_inference(decode: Callable[[CallContext], NormalizedGroups], least: int = 2) -> Any:
     def infer(context: CallContext) -> ResultType:
         shape, dtype = context.tensor(0)
         if len(shape) < least:
@@ -80,7 +80,7 @@ def _infer(decode: Callable[[CallContext], NormalizedGroups], least: int = 2) ->
         rows, out = decode(context), context.attr("out_dtype") or dtype
         if not is_code(dtype) or not is_code(out):
             context.fail(f"data is {dtype}, out_dtype {out}", "give 8- or 16-bit integers")
-        count = _count(context, rows)
+        count = _norm_row_length(context, rows)
         if count is not None and count > longest_row(dtype):
             context.fail(f"a row has {count} elements", "its squares overflow int64")
         for index in (1, 2):
@@ -137,10 +137,13 @@ def _row_functions(rows: NormalizedGroups, x: te.Tensor) -> tuple[list[Any], Any
     return lead or [1], taps, row_of if lead else lambda _: [0]
 
 
-def _lower(name: str, decode: Callable[[CallContext], NormalizedGroups]) -> Any:
+def _lower_norm(name: str, decode: Callable[[CallContext], NormalizedGroups]) -> Any:
     def lower(context: CallContext) -> Any:
         rows, out = decode(context), context.attr("out_dtype") or context.dtype(0)
-        count, largest = _count(context, rows), magnitude(context.dtype(0), context.vector(4))
+        count, largest = (
+            _norm_row_length(context, rows),
+            magnitude(context.dtype(0), context.vector(4)),
+        )
         most = longest_row(context.dtype(0)) if count is None else count
         kinds = accumulator_dtype(most, largest, 1), accumulator_dtype(most, largest, largest)
 
@@ -172,8 +175,10 @@ def _lower(name: str, decode: Callable[[CallContext], NormalizedGroups]) -> Any:
                 if mean is not None:
                     t = t - mean(*row_of(i))
                 t = t * inverse(*row_of(i))
-                scaled = fenced(t * _affine(gamma, i, sg, zg, rows, zero), zero)
-                return quantized(scaled + _affine(beta, i, sb, zb, rows, zero), sy[0], zy[0], out)
+                scaled = fenced(t * _load_gamma_or_beta(gamma, i, sg, zg, rows, zero), zero)
+                return quantized(
+                    scaled + _load_gamma_or_beta(beta, i, sb, zb, rows, zero), sy[0], zy[0], out
+                )
 
             return stage(x.shape, element, name=name)
 
@@ -257,7 +262,7 @@ def _statistics(
     return mean, stage(shape, inverse, name="inverse")
 
 
-def _affine(
+def _load_gamma_or_beta(
     vector: te.Tensor,
     i: Indices,
     scale: te.Tensor,
@@ -344,32 +349,32 @@ OPS = (
         "qnn.layer_norm",
         ELEVEN,
         (_AXIS, _EPSILON, OUT_DTYPE),
-        _infer(_layer, 1),
-        _lower("layer_norm", _layer),
+        _norm_type_inference(_layer, 1),
+        _lower_norm("layer_norm", _layer),
         _DOC,
     ),
     QnnOp(
         "qnn.rms_norm",
         ELEVEN,
         (_AXIS, _EPSILON, OUT_DTYPE),
-        _infer(_rms, 1),
-        _lower("rms_norm", _rms),
+        _norm_type_inference(_rms, 1),
+        _lower_norm("rms_norm", _rms),
         "as layer_norm, without subtracting the mean",
     ),
     QnnOp(
         "qnn.instance_norm",
         ELEVEN,
         (_EPSILON, OUT_DTYPE),
-        _infer(_instance),
-        _lower("instance_norm", _instance),
+        _norm_type_inference(_instance),
+        _lower_norm("instance_norm", _instance),
         _DOC,
     ),
     QnnOp(
         "qnn.group_norm",
         ELEVEN,
         (Attribute("num_groups", 1, "groups of channels"), _EPSILON, OUT_DTYPE),
-        _infer(_group),
-        _lower("group_norm", _group),
+        _norm_type_inference(_group),
+        _lower_norm("group_norm", _group),
         _DOC,
     ),
     QnnOp(

@@ -81,8 +81,8 @@ class QnnOp:
                 why=f"unknown attributes {unknown}, missing attributes {missing}",
                 fix=f"its attributes are {sorted(names)}",
             )
-        return {name: _plain(value) for name, value in values.items()}
+        return {name: _tuples_to_lists(value) for name, value in values.items()}
 
 
-def _plain(value: Any) -> Any:
-    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+def _tuples_to_lists(value: Any) -> Any:
+    return [_tuples_to_lists(item) for item in value] if isinstance(value, tuple | list) else value

@@ -62,7 +62,7 @@ def _sum_dtype(context: CallContext, count: int) -> str:
     return accumulator_dtype(count, magnitude(context.dtype(0), context.vector(2)), 1)
 
 
-def _window(context: CallContext, rank: int) -> Four:
+def _qnn_pool_window(context: CallContext, rank: int) -> Four:
     """Returns pool size, strides, dilation and the padding, begins first."""
     begin, end = padding(context, rank)
     size, strides, dilation = (
@@ -98,7 +98,7 @@ def _infer_pool(rank: int) -> Any:
     def infer(context: CallContext) -> ResultType:
         out, layout = _result_dtype(context), data_layout(context, "layout", rank)
         shape = layout.logical(context.expect_rank(0, rank + 2))
-        sizes = _counts(context, shape[2:], _window(context, rank))
+        sizes = _counts(context, shape[2:], _qnn_pool_window(context, rank))
         if any(isinstance(size, int) and size < 1 for size in sizes):
             context.fail(f"the window is larger than the padded input {shape[2:]}")
         return ResultType.of(layout.stored([*shape[:2], *sizes]), out)
@@ -150,7 +150,7 @@ def _population(
 
 def _lower_pool(rank: int) -> Any:
     def lower(context: CallContext) -> Any:
-        window, out = _window(context, rank), _result_dtype(context)
+        window, out = _qnn_pool_window(context, rank), _result_dtype(context)
         size, strides, dilation, _ = window
         layout = data_layout(context, "layout", rank)
         extents = layout.logical(context.shape(0))[2:]
@@ -159,7 +159,7 @@ def _lower_pool(rank: int) -> Any:
         uniform, dtype = multiplier.size == 1, _sum_dtype(context, int(np.prod(size)))
 
         def pool(x: te.Tensor, zx: te.Tensor, m: te.Tensor, zy: te.Tensor) -> te.Tensor:
-            shape = [_known(extent) for extent in layout.logical(x.shape)]
+            shape = [_int_or_symbolic(extent) for extent in layout.logical(x.shape)]
             sizes = _counts(context, shape[2:], window)
             ceil = bool(context.attr("ceil_mode"))
             reach = [(0, 0), (0, 0), *_reach(shape[2:], sizes, window, ceil=ceil)]
@@ -191,7 +191,7 @@ def _lower_pool(rank: int) -> Any:
     return lower
 
 
-def _known(extent: Any) -> Extent:
+def _int_or_symbolic(extent: Any) -> Extent:
     return extent.value if isinstance(extent, tirx.IntImm) else extent
 
 
@@ -201,7 +201,7 @@ def _reach(
     """Returns the padding, with its end moved as far as the last window reaches, or further."""
     size, strides, dilation, pads = window
     pairs: list[tuple[int, int]] = []
-    for i, extent in enumerate(_known(e) for e in extents):
+    for i, extent in enumerate(_int_or_symbolic(e) for e in extents):
         end = pads[i + len(size)]
         if isinstance(extent, int):
             reach = (sizes[i] - 1) * strides[i] + (size[i] - 1) * dilation[i] + 1
@@ -212,7 +212,7 @@ def _reach(
     return pairs
 
 
-def _axes(context: CallContext) -> tuple[int, ...]:
+def _qnn_reduce_axes(context: CallContext) -> tuple[int, ...]:
     """Returns the reduced axes, sorted; none given means all."""
     rank, value = len(context.shape(0)), context.attr("axis")
     axes = (value,) if isinstance(value, int) else tuple(value) or tuple(range(rank))
@@ -220,7 +220,7 @@ def _axes(context: CallContext) -> tuple[int, ...]:
 
 
 def _infer_reduce(context: CallContext) -> ResultType:
-    out, shape, axes = _result_dtype(context), context.shape(0), _axes(context)
+    out, shape, axes = _result_dtype(context), context.shape(0), _qnn_reduce_axes(context)
     keep = context.attr("keepdims")
     return ResultType.of(
         [1 if i in axes else e for i, e in enumerate(shape) if keep or i not in axes], out
@@ -229,7 +229,11 @@ def _infer_reduce(context: CallContext) -> ResultType:
 
 def _lower_reduce(*, mean: bool) -> Any:
     def lower(context: CallContext) -> Any:
-        axes, out, keep = _axes(context), _result_dtype(context), bool(context.attr("keepdims"))
+        axes, out, keep = (
+            _qnn_reduce_axes(context),
+            _result_dtype(context),
+            bool(context.attr("keepdims")),
+        )
         shape = context.shape(0)
         reduced = [shape[axis] for axis in axes]
         opened = not all(isinstance(extent, int) for extent in reduced)

@@ -35,7 +35,7 @@ def _decoded(context: CallContext, rank: int) -> tuple[ResizeAttrs, list[Extent]
 
     Symbolic extents count as 1 in the attributes.
     """
-    shape = _shape(context, rank)
+    shape = _channels_first_shape(context, rank)
     lead = len(shape) - rank if rank else 0
     size, factors = list(context.attr("size")), list(context.attr("scales"))
     if len(size) != len(shape) - lead or len(factors) not in (0, len(size)):
@@ -52,7 +52,7 @@ def _decoded(context: CallContext, rank: int) -> tuple[ResizeAttrs, list[Extent]
             full.append(wanted if wanted > 0 and not factors else 1)
             out.append(_opened(extent, wanted, factors[axis] if factors else 1.0))
     full[:lead] = [extent if isinstance(extent, int) else 1 for extent in shape[:lead]]
-    return _attributes(context, [1.0] * lead, factors, full), out
+    return _resize_attrs_of_call(context, [1.0] * lead, factors, full), out
 
 
 def _opened(extent: Extent, wanted: int, factor: float) -> Extent:
@@ -64,12 +64,12 @@ def _layout(context: CallContext, rank: int) -> AxisLayout:
     return data_layout(context, "layout", rank) if rank else straight(len(context.shape(0)))
 
 
-def _shape(context: CallContext, rank: int) -> list[Extent]:
+def _channels_first_shape(context: CallContext, rank: int) -> list[Extent]:
     """Returns the channels-first shape of the data."""
     return _layout(context, rank).logical(context.shape(0))
 
 
-def _attributes(
+def _resize_attrs_of_call(
     context: CallContext, ones: list[float], factors: list[float], sizes: list[int]
 ) -> ResizeAttrs:
     method = context.attr("method")
@@ -109,7 +109,7 @@ def _kind(context: CallContext) -> ResultType:
     return infer_codes(context)
 
 
-def _infer(rank: int) -> Any:
+def _resize_type_inference(rank: int) -> Any:
     def infer(context: CallContext) -> ResultType:
         type_ = _kind(context)
         if rank:
@@ -126,16 +126,20 @@ def _infer(rank: int) -> Any:
 
 def _numbers(context: CallContext, rank: int) -> tuple[int, ...]:
     """Returns the channels-first shape of the data with 1 for symbolic extents."""
-    return tuple(extent if isinstance(extent, int) else 1 for extent in _shape(context, rank))
+    return tuple(
+        extent if isinstance(extent, int) else 1 for extent in _channels_first_shape(context, rank)
+    )
 
 
-def _lower(rank: int) -> Any:
+def _lower_resize(rank: int) -> Any:
     def lower(context: CallContext) -> Any:
         attributes, out = _decoded(context, rank)
         layout, dtype = _layout(context, rank), context.attr("out_dtype") or context.dtype(0)
         lead, size = len(out) - len(context.attr("size")), list(context.attr("size"))
         factors = list(context.attr("scales")) or [1.0] * len(size)
-        opened = [a for a, e in enumerate(_shape(context, rank)) if not isinstance(e, int)]
+        opened = [
+            a for a, e in enumerate(_channels_first_shape(context, rank)) if not isinstance(e, int)
+        ]
         plan = InterpolationPlan(attributes, _numbers(context, rank), frozenset(opened))
         _check_open(context, plan, out, rank)
         steps, outside = plan.steps(), outside_masks(plan)
@@ -186,7 +190,7 @@ def _check_open(
     context: CallContext, plan: InterpolationPlan, out: Sequence[Extent], rank: int
 ) -> None:
     """Refuses open axes on which more than indices and weights depends."""
-    shape, lead = _shape(context, rank), len(out) - len(context.attr("size"))
+    shape, lead = _channels_first_shape(context, rank), len(out) - len(context.attr("size"))
     resized = [a for a in plan.opened if a >= lead and context.attr("size")[a - lead]]
     if plan.attributes.coordinate_transformation_mode == "tf_crop_and_resize" and resized:
         context.fail(f"it crops axes of the extents {shape}", "give it known extents")
@@ -223,8 +227,8 @@ OPS = (
                 Attribute("layout", f"NC{SPATIAL[rank]}", "channels first, or last (NHWC)"),
                 *_COMMON,
             ),
-            _infer(rank),
-            _lower(rank),
+            _resize_type_inference(rank),
+            _lower_resize(rank),
             _DOC,
         )
         for rank in (1, 2, 3)
@@ -233,8 +237,8 @@ OPS = (
         "qnn.resize",
         FIVE,
         (Attribute("size", REQUIRED, f"extents of all axes; {_SPECIAL}"), *_COMMON),
-        _infer(0),
-        _lower(0),
+        _resize_type_inference(0),
+        _lower_resize(0),
         _DOC,
     ),
 )

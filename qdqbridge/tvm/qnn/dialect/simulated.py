@@ -21,7 +21,7 @@ from qdqbridge.tvm.qnn.dialect.tir import tirx
 _CODE = 1
 
 
-def _infer(context: CallContext) -> ResultType:
+def _infer_simulated_quant(context: CallContext) -> ResultType:
     shape, dtype = context.tensor(0)
     if dtype != "float32":
         context.fail(f"data has dtype {dtype}", "give float32: codes are simulated by real numbers")
@@ -30,7 +30,7 @@ def _infer(context: CallContext) -> ResultType:
     return ResultType.of(shape, "float32")
 
 
-def _number(vector: te.Tensor, indices: Any, axis: int) -> Prim:
+def _channel_parameter(vector: te.Tensor, indices: Any, axis: int) -> Prim:
     return vector() if len(vector.shape) == 0 else entry(vector, indices, axis)
 
 
@@ -41,9 +41,9 @@ def _lower_quantize(context: CallContext) -> Any:
         x: te.Tensor, code: te.Tensor, scale: te.Tensor, zero_point: te.Tensor
     ) -> te.Tensor:
         def element(*i: Prim) -> Prim:
-            shift = _number(zero_point, i, axis).astype("float32")
-            value = tirx.nearbyint(x(*i) / _number(scale, i, axis)) + shift
-            return _saturated(value, x(*i), _number(code, i, axis))
+            shift = _channel_parameter(zero_point, i, axis).astype("float32")
+            value = tirx.nearbyint(x(*i) / _channel_parameter(scale, i, axis)) + shift
+            return _saturated(value, x(*i), _channel_parameter(code, i, axis))
 
         return stage(x.shape, element, name="simulated_quantize")
 
@@ -70,9 +70,9 @@ def _lower_dequantize(context: CallContext) -> Any:
         x: te.Tensor, code: te.Tensor, scale: te.Tensor, zero_point: te.Tensor, zero: te.Tensor
     ) -> te.Tensor:
         def element(*i: Prim) -> Prim:
-            shift = _number(zero_point, i, axis).astype("float32")
-            real = fenced((x(*i) - shift) * _number(scale, i, axis), zero)
-            disabled = _number(code, i, axis) == tirx.const(0, "int32")
+            shift = _channel_parameter(zero_point, i, axis).astype("float32")
+            real = fenced((x(*i) - shift) * _channel_parameter(scale, i, axis), zero)
+            disabled = _channel_parameter(code, i, axis) == tirx.const(0, "int32")
             return tirx.Select(disabled, x(*i), real)
 
         return stage(x.shape, element, name="simulated_dequantize")
@@ -89,7 +89,7 @@ OPS = (
         "qnn.simulated_quantize",
         ("data", "out_dtype", "output_scale", "output_zero_point"),
         (AXIS,),
-        _infer,
+        _infer_simulated_quant,
         _lower_quantize,
         "clip(rint(x / scale) + zero_point) in float32; out_dtype is an int32 tensor: "
         f"0 data itself, {_TYPES}",
@@ -98,7 +98,7 @@ OPS = (
         "qnn.simulated_dequantize",
         ("data", "in_dtype", "input_scale", "input_zero_point"),
         (AXIS,),
-        _infer,
+        _infer_simulated_quant,
         _lower_dequantize,
         "(q - zero_point) * scale in float32; in_dtype is an int32 tensor: "
         f"0 data itself, {_TYPES}",

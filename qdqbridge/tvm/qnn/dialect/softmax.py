@@ -43,7 +43,7 @@ def exponential(x: Prim, zero: te.Tensor) -> Prim:
     return tirx.Select(x < lowest, f32(0), y * power)
 
 
-def _axes(context: CallContext) -> tuple[int, ...]:
+def _softmax_axes(context: CallContext) -> tuple[int, ...]:
     """Returns the axes that are normalized together."""
     rank, value = len(context.shape(0)), context.attr("axis")
     axes = (value,) if isinstance(value, int) else tuple(value)
@@ -52,8 +52,8 @@ def _axes(context: CallContext) -> tuple[int, ...]:
     return tuple(sorted({context.normal_axis(axis, rank) for axis in axes}))
 
 
-def _infer(context: CallContext) -> ResultType:
-    _axes(context)
+def _infer_softmax(context: CallContext) -> ResultType:
+    _softmax_axes(context)
     type_ = infer_codes(context)
     return ResultType.of(context.shape(0), str(type_.dtype))
 
@@ -112,9 +112,9 @@ class _SoftmaxStages:
         return self.total(*self._row(i)).astype("float64") * unit
 
 
-def _lower(*, log: bool) -> Any:
+def _lower_softmax(*, log: bool) -> Any:
     def lower(context: CallContext) -> Any:
-        axes, out = _axes(context), context.attr("out_dtype") or context.dtype(0)
+        axes, out = _softmax_axes(context), context.attr("out_dtype") or context.dtype(0)
 
         def softmax(
             x: te.Tensor,
@@ -158,16 +158,16 @@ OPS = (
         "qnn.softmax",
         FIVE,
         _ATTRIBUTES,
-        _infer,
-        _lower(log=False),
+        _infer_softmax,
+        _lower_softmax(log=False),
         _DOC + "quantize(e / f32(S * 2**-40))",
     ),
     QnnOp(
         "qnn.log_softmax",
         FIVE,
         _ATTRIBUTES,
-        _infer,
-        _lower(log=True),
+        _infer_softmax,
+        _lower_softmax(log=True),
         _DOC + "quantize(d - f32(log(S * 2**-40)))",
     ),
 )

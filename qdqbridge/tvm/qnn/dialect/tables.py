@@ -14,7 +14,7 @@ from qdqbridge.tvm.qnn.dialect.arithmetic import Prim, kind_of
 from qdqbridge.tvm.qnn.dialect.tir import tirx
 
 
-def _params(scale: Any, zero_point: Any, dtype: str) -> QuantParams:
+def _scalar_qparams(scale: Any, zero_point: Any, dtype: str) -> QuantParams:
     return QuantParams(
         DType.of(np.dtype(dtype)),
         np.asarray(scale, np.float32).reshape(()),
@@ -24,13 +24,13 @@ def _params(scale: Any, zero_point: Any, dtype: str) -> QuantParams:
 
 def real_codes(dtype: str, scale: Any, zero_point: Any) -> NDArray[np.float32]:
     """Returns the float32 value of every code, in the order of its bit pattern."""
-    params = _params(scale, zero_point, dtype)
+    params = _scalar_qparams(scale, zero_point, dtype)
     return dequantize(codes(params), params)
 
 
 def quantize_table(values: NDArray[Any], scale: Any, zero_point: Any, dtype: str) -> NDArray[Any]:
     """Returns real values as codes of ``dtype``."""
-    return quantize(np.asarray(values, np.float32), _params(scale, zero_point, dtype))
+    return quantize(np.asarray(values, np.float32), _scalar_qparams(scale, zero_point, dtype))
 
 
 def index_of(code: Prim) -> Prim:

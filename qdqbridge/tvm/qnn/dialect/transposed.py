@@ -52,7 +52,7 @@ def _sizes(
     ]
 
 
-def _infer(rank: int) -> Any:
+def _conv_transpose_inference(rank: int) -> Any:
     def infer(context: CallContext) -> ResultType:
         window = decode_window(context, rank, transposed=True)
         extra = _extra(context, window)
@@ -72,7 +72,7 @@ def _infer(rank: int) -> Any:
     return infer
 
 
-def _lower(rank: int) -> Any:
+def _lower_conv_transpose(rank: int) -> Any:
     def lower(context: CallContext) -> Any:
         window = decode_window(context, rank, transposed=True)
         (source, per_group, *kernel), extra = (
@@ -163,8 +163,8 @@ OPS = tuple(
         f"qnn.conv{rank}d_transpose",
         SIX,
         window_attributes(rank, transposed=True),
-        _infer(rank),
-        _lower(rank),
+        _conv_transpose_inference(rank),
+        _lower_conv_transpose(rank),
         "exact integer sum of (x - zx)(w - zw), transposed",
     )
     for rank in (1, 2, 3)

@@ -47,7 +47,7 @@ class _Function:
     attributes: tuple[Attribute, ...] = ()
 
 
-def _function(row: Operator, name: str = "") -> _Function:
+def _unary_lookup_function(row: Operator, name: str = "") -> _Function:
     """Returns the function of a row; its attributes have ONNX's names and mostly its defaults."""
 
     def compute(context: CallContext, x: Array) -> Array:
@@ -72,18 +72,18 @@ def _rsqrt(context: CallContext, x: Array) -> Array:
         return np.float32(1) / np.sqrt(x)
 
 
-def _clip(context: CallContext, x: Array) -> Array:
+def _evaluate_clip(context: CallContext, x: Array) -> Array:
     (result,) = CLIP.compute(ClipAttrs(context.attr("a_min"), context.attr("a_max")), (x,))
     return result
 
 
 _HUGE = float(np.finfo(np.float32).max)
 FUNCTIONS = (
-    *(_function(row) for row in OPERATORS if row.qnn),
-    _function(RELU, "relu"),
+    *(_unary_lookup_function(row) for row in OPERATORS if row.qnn),
+    _unary_lookup_function(RELU, "relu"),
     _Function("rsqrt", _rsqrt),
     _Function(
-        "clip", _clip, (
+        "clip", _evaluate_clip, (
             Attribute("a_min", -_HUGE, "lower bound, a real number"),
             Attribute("a_max", _HUGE, "upper bound, a real number"),
         ),
@@ -91,7 +91,7 @@ FUNCTIONS = (
 )  # fmt: skip
 
 
-def _lower(function: _Function) -> Any:
+def _lower_unary_lookup(function: _Function) -> Any:
     def lower(context: CallContext) -> Any:
         dtype = context.dtype(0)
         out = context.attr("out_dtype") or dtype
@@ -138,7 +138,7 @@ OPS = (
             FIVE,
             (*function.attributes, OUT_DTYPE),
             infer_codes,
-            _lower(function),
+            _lower_unary_lookup(function),
             f"quantize({function.name}(dequantize(x))), a table over the codes",
         )
         for function in FUNCTIONS

@@ -14,7 +14,7 @@ from qdqbridge.tvm.qnn.dialect.tir import tirx
 _WIDTHS = (2, 4)
 
 
-def _infer(context: CallContext) -> ResultType:
+def _infer_unpack(context: CallContext) -> ResultType:
     context.expect_dtype(0, "uint8")
     shape, bits = context.shape(0), context.attr("bits")
     if not shape:
@@ -25,7 +25,7 @@ def _infer(context: CallContext) -> ResultType:
     return ResultType.of([*shape[:-1], shape[-1] * (8 // bits)], dtype)
 
 
-def _lower(context: CallContext) -> Any:
+def _lower_unpack_bits(context: CallContext) -> Any:
     bits, signed = context.attr("bits"), bool(context.attr("signed"))
     each = 8 // bits
 
@@ -53,8 +53,8 @@ OPS = (
             Attribute("bits", REQUIRED, "bits of a code, 2 or 4"),
             Attribute("signed", REQUIRED, "codes are two's complement, and the result is int8"),
         ),
-        _infer,
-        _lower,
+        _infer_unpack,
+        _lower_unpack_bits,
         "the codes in every byte of the last axis, the lowest bits first",
     ),
 )

@@ -32,19 +32,19 @@ def quantized_accumulation(emitter: FunctionEmitter, node: Node) -> Expr | None:
     if isinstance(node.attributes, ConvAttrs | ConvTransposeAttrs):
         return _convolution(emitter, node, node.attributes)
     if node.op is DENSE:
-        return _dense(emitter, node)
-    return _product(emitter, node)
+        return _accumulate_dense(emitter, node)
+    return _emit_dense(emitter, node)
 
 
-def _params(node: Node) -> tuple[QuantParams, QuantParams]:
+def _product_qparams(node: Node) -> tuple[QuantParams, QuantParams]:
     x, w = node.operand(0).quant, node.operand(1).quant
     assert x is not None and w is not None
     return x.params, w.params
 
 
-def _parameters(emitter: FunctionEmitter, node: Node) -> list[Expr]:
+def _emit_zero_points_scales(emitter: FunctionEmitter, node: Node) -> list[Expr]:
     """Returns zero points, then scales, of both operands."""
-    px, pw = _params(node)
+    px, pw = _product_qparams(node)
     return [
         emitter.zero_point(px),
         emitter.number(_kernel_zero_point(emitter, pw)),
@@ -60,7 +60,7 @@ def _kernel_zero_point(emitter: FunctionEmitter, params: QuantParams) -> NDArray
 
 
 def _accumulator(node: Node, products: int) -> str:
-    px, pw = _params(node)
+    px, pw = _product_qparams(node)
     bias = node.optional(2)
     largest = 0
     if bias is not None and bias.quant is not None and bias.constant is not None:
@@ -80,14 +80,18 @@ def _convolution(
     x = emitter.value(node.operand(0))
     if form.lifted:
         x = emitter.emit(emitter.op.expand_dims(x, [form.height]))
-    w = emitter.value(node.operand(1)) if form.kernel is None else _kernel(emitter, node, form)
+    w = (
+        emitter.value(node.operand(1))
+        if form.kernel is None
+        else _emit_conv_weight(emitter, node, form)
+    )
     attrs = {**form.attrs, "out_dtype": _accumulator(node, form.products)}
-    acc = emitter.qnn(form.name, [x, w, *_parameters(emitter, node)], attrs)
+    acc = emitter.qnn(form.name, [x, w, *_emit_zero_points_scales(emitter, node)], attrs)
     result = _finish(emitter, node, acc, axis=form.axis)
     return emitter.emit(emitter.op.squeeze(result, [form.height])) if form.lifted else result
 
 
-def _kernel(emitter: FunctionEmitter, node: Node, form: ConvolutionCall) -> Expr:
+def _emit_conv_weight(emitter: FunctionEmitter, node: Node, form: ConvolutionCall) -> Expr:
     """Returns the weight as ``form`` wants it laid out."""
     w = node.operand(1)
     assert form.kernel is not None
@@ -97,17 +101,17 @@ def _kernel(emitter: FunctionEmitter, node: Node, form: ConvolutionCall) -> Expr
     return emitter.emit(emitter.op.permute_dims(spread, list(form.kernel.axes)))
 
 
-def _dense(emitter: FunctionEmitter, node: Node) -> Expr:
+def _accumulate_dense(emitter: FunctionEmitter, node: Node) -> Expr:
     w = node.operand(1)
     stored = emitter.value(w) if w.constant is None else emitter.constant(w.constant, w.name)
     return _by_matrix(emitter, node, emitter.value(node.operand(0)), stored)
 
 
-def _product(emitter: FunctionEmitter, node: Node) -> Expr:
+def _emit_dense(emitter: FunctionEmitter, node: Node) -> Expr:
     """Gemm and MatMul: ``qnn.dense`` of a constant matrix, and of one with scales per channel."""
     attributes, w = node.attributes, node.operand(1)
     gemm = attributes if isinstance(attributes, GemmAttrs) else GemmAttrs()
-    one_scale = w.quant is None or _params(node)[1].per_tensor
+    one_scale = w.quant is None or _product_qparams(node)[1].per_tensor
     if w.rank != 2 or (w.constant is None and one_scale):
         return _batch_matmul(emitter, node, gemm)
     if w.constant is None:
@@ -141,14 +145,14 @@ def _by_matrix(
     flat = emitter.only_matrices and len(lead) != 1
     if flat:
         x = emitter.emit(emitter.op.reshape(x, (-1, inner)))
-    acc = emitter.qnn("dense", [x, stored, *_parameters(emitter, node)], attrs)
+    acc = emitter.qnn("dense", [x, stored, *_emit_zero_points_scales(emitter, node)], attrs)
     result = _finish(emitter, node, acc, axis=emitter.rank(acc) - 1, gemm=gemm)
     return emitter.emit(emitter.op.reshape(result, (*lead, units))) if flat else result
 
 
 def _batch_matmul(emitter: FunctionEmitter, node: Node, gemm: GemmAttrs) -> Expr:
     x, w = emitter.value(node.operand(0)), emitter.value(node.operand(1))
-    if node.operand(1).quant is not None and not _params(node)[1].per_tensor:
+    if node.operand(1).quant is not None and not _product_qparams(node)[1].per_tensor:
         raise unsupported(node, "qnn.batch_matmul takes one scale for its second operand")
     single = [emitter.rank(e) == 1 for e in (x, w)]  # vectors are matrices of one row
     x = emitter.emit(emitter.op.expand_dims(x, [0])) if single[0] else x
@@ -165,7 +169,7 @@ def _batch_matmul(emitter: FunctionEmitter, node: Node, gemm: GemmAttrs) -> Expr
     if emitter.only_matrices:
         x, w, lead = batches(emitter, x, w, gemm)
         attrs = {"out_dtype": attrs["out_dtype"]}
-    acc = emitter.qnn("batch_matmul", [x, w, *_parameters(emitter, node)], attrs)
+    acc = emitter.qnn("batch_matmul", [x, w, *_emit_zero_points_scales(emitter, node)], attrs)
     result = _finish(emitter, node, acc, axis=-1, gemm=gemm)
     if lead is not None and len(lead) != 1:
         result = emitter.emit(emitter.op.reshape(result, (*lead, *emitter.extents(acc)[-2:])))
@@ -185,7 +189,7 @@ def _finish(
     gemm: GemmAttrs | None = None,
 ) -> Expr:
     """Bias, then requantize into the result's type, or dequantize where it is float."""
-    scale = _scale(node, 1.0 if gemm is None else gemm.alpha)
+    scale = _accumulator_scale(node, 1.0 if gemm is None else gemm.alpha)
     bias, beta = node.optional(2), 1.0 if gemm is None else gemm.beta
     if bias is not None and beta == 1.0 and _in_units(bias, scale):
         assert bias.constant is not None
@@ -207,9 +211,9 @@ def _finish(
     return emitter.cast(real, tvm_dtype(node.output.type.dtype))
 
 
-def _scale(node: Node, alpha: float) -> NDArray[np.float32]:
+def _accumulator_scale(node: Node, alpha: float) -> NDArray[np.float32]:
     """Returns the scale of the accumulator, one number or one per channel."""
-    px, pw = _params(node)
+    px, pw = _product_qparams(node)
     left = px.scale.astype(np.float32)
     if alpha != 1.0:
         left = np.asarray(np.float32(alpha) * left, np.float32)

@@ -64,7 +64,7 @@ def convolution(
     rank, group = len(shape) - 2, attributes.group
     geometry = geometry_of(node)
     assert geometry is not None
-    attrs = _attributes(attributes, shape, geometry.channels(shape), lifted=lifted)
+    attrs = _emit_conv_attrs(attributes, shape, geometry.channels(shape), lifted=lifted)
     kernel = KernelLayout(shape, tuple(range(rank + 2))) if shape != given else None
     if last:
         depthwise = not transposed and geometry.depthwise(shape)
@@ -78,7 +78,7 @@ def convolution(
     )  # fmt: skip
 
 
-def _attributes(
+def _emit_conv_attrs(
     attributes: ConvAttrs | ConvTransposeAttrs,
     shape: tuple[int, ...],
     channels: int,

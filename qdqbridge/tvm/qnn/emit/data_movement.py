@@ -209,7 +209,9 @@ def _taken(emitter: FunctionEmitter, x: Expr, index: Expr, axis: int) -> Expr:
     return emitter.op.take(x, index, axis=axis, mode="clip")
 
 
-def _split(emitter: FunctionEmitter, node: Node, attributes: SplitAttrs, x: Expr) -> list[Expr]:
+def _emit_split(
+    emitter: FunctionEmitter, node: Node, attributes: SplitAttrs, x: Expr
+) -> list[Expr]:
     del node
     sizes = attributes.sizes
     if len(sizes) == 1:
@@ -219,7 +221,7 @@ def _split(emitter: FunctionEmitter, node: Node, attributes: SplitAttrs, x: Expr
     return [emitter.item(parts, i) for i in range(len(sizes))]
 
 
-def _pad(emitter: FunctionEmitter, node: Node, attributes: PadAttrs, x: Expr) -> Expr:
+def _emit_pad(emitter: FunctionEmitter, node: Node, attributes: PadAttrs, x: Expr) -> Expr:
     rank = len(attributes.pads) // 2
     given = list(zip(attributes.pads[:rank], attributes.pads[rank:], strict=True))
     given = [
@@ -331,20 +333,20 @@ def _max_pool(emitter: FunctionEmitter, node: Node, attributes: PoolAttrs, x: Ex
     return pool(emitter, node, x, window_pads(emitter, node, attributes, emitter.extents(x)))
 
 
-def _called(emitter: FunctionEmitter, node: Node, x: Expr) -> Expr:
+def _emit_host_operator(emitter: FunctionEmitter, node: Node, x: Expr) -> Expr:
     """The host's operator, which takes the operands and then the attributes by name."""
     others = [emitter.value(value) for value in node.inputs[1:] if value is not None]
     return emitter.function(node.op.tvm)(x, *others, **call_attributes(node.attributes))
 
 
-def _same(emitter: FunctionEmitter, node: Node, x: Expr) -> Expr:
+def _emit_identity(emitter: FunctionEmitter, node: Node, x: Expr) -> Expr:
     del emitter, node
     return x
 
 
 DATA_MOVEMENT: Mapping[Operator, Emit] = {
     **{row: reduction for row in OPERATORS if row.flow is Flow.MOVE and reduces(row)},
-    **dict.fromkeys(MOVED_ALIKE, _called),
+    **dict.fromkeys(MOVED_ALIKE, _emit_host_operator),
     **dict[Operator, Emit](
         (
             at(RESHAPE, _reshape),
@@ -354,8 +356,8 @@ DATA_MOVEMENT: Mapping[Operator, Emit] = {
             at(UNSQUEEZE, _unsqueeze),
             at(SLICE, _slice),
             at(GATHER, _gather),
-            at(SPLIT, _split),
-            at(PAD, _pad),
+            at(SPLIT, _emit_split),
+            at(PAD, _emit_pad),
             at(TILE, _tile),
             at(EXPAND, _expand),
             at(DEPTH_TO_SPACE, _depth_to_space),
@@ -363,5 +365,5 @@ DATA_MOVEMENT: Mapping[Operator, Emit] = {
             at(MAX_POOL, _max_pool),
         )
     ),
-    IDENTITY: _same,
+    IDENTITY: _emit_identity,
 }

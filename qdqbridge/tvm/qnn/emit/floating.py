@@ -86,11 +86,11 @@ def _factor(emitter: FunctionEmitter, x: Expr, value: float) -> Expr:
     return emitter.number(number)
 
 
-def _plain(name: str) -> Emit:
+def _emit_builtin_call(name: str) -> Emit:
     return lambda emitter, node, args: emitter.function(name)(*args)
 
 
-def _broadcast(emit: Emit, trailing: int = 0) -> Emit:
+def _emit_broadcast(emit: Emit, trailing: int = 0) -> Emit:
     """Returns ``emit`` for operands that broadcast on all but some last axes."""
     return lambda emitter, node, args: emit(emitter, node, emitter.aligned(args, trailing))
 
@@ -108,7 +108,7 @@ def _folded(name: str) -> Emit:
     return emit
 
 
-def _dense(emitter: FunctionEmitter, node: Node, args: list[Expr]) -> Expr:
+def _emit_float_dense(emitter: FunctionEmitter, node: Node, args: list[Expr]) -> Expr:
     del node
     product = emitter.op.matmul(args[0], emitter.emit(emitter.op.permute_dims(args[1])))
     return product if len(args) < 3 else emitter.op.add(emitter.emit(product), args[2])
@@ -190,7 +190,9 @@ def _softmax(emitter: FunctionEmitter, node: Node, args: list[Expr]) -> Expr:
     return emitter.op.reshape(emitter.emit(function(flat, -1)), shape)
 
 
-def _clip(emitter: FunctionEmitter, node: Node, attributes: ClipAttrs, args: list[Expr]) -> Expr:
+def _emit_float_clip(
+    emitter: FunctionEmitter, node: Node, attributes: ClipAttrs, args: list[Expr]
+) -> Expr:
     del node
     x = args[0]
     if attributes.low is not None:
@@ -215,12 +217,16 @@ def _thresholded(
     return emitter.op.where(above, x, emitter.emit(emitter.op.zeros_like(x)))
 
 
-def _concat(emitter: FunctionEmitter, node: Node, attributes: AxisAttrs, args: list[Expr]) -> Expr:
+def _emit_float_concat(
+    emitter: FunctionEmitter, node: Node, attributes: AxisAttrs, args: list[Expr]
+) -> Expr:
     del node
     return emitter.op.concat(emitter.joinable(args, attributes.axis), axis=attributes.axis)
 
 
-def _cast(emitter: FunctionEmitter, node: Node, attributes: CastAttrs, args: list[Expr]) -> Expr:
+def _emit_cast(
+    emitter: FunctionEmitter, node: Node, attributes: CastAttrs, args: list[Expr]
+) -> Expr:
     (x,), source = args, node.operand(0).type.dtype
     if node.operand(0).quant is None and source.is_small_float:
         x = emitter.dequantize(x, unit_params(source))
@@ -257,7 +263,9 @@ def _power(emitter: FunctionEmitter, node: Node, args: list[Expr]) -> Expr:
     return raised if wide == own else emitter.op.astype(emitter.emit(raised), own)
 
 
-def _shape(emitter: FunctionEmitter, node: Node, attributes: ShapeAttrs, args: list[Expr]) -> Expr:
+def _emit_shape_op(
+    emitter: FunctionEmitter, node: Node, attributes: ShapeAttrs, args: list[Expr]
+) -> Expr:
     del node
     whole = emitter.shape_vector(args[0])
     if attributes == ShapeAttrs():
@@ -273,7 +281,7 @@ _STEPS: dict[str, str] = {
 """TVM's operators that the forms of others are written with."""
 
 
-def _called(row: Operator) -> Emit:
+def _emit_tvm_operator(row: Operator) -> Emit:
     """TVM's own operator, which takes the operands and then the attributes."""
 
     def emit(emitter: FunctionEmitter, node: Node, args: list[Expr]) -> Expr:
@@ -282,7 +290,7 @@ def _called(row: Operator) -> Emit:
     return emit
 
 
-def _written(row: Operator) -> Emit:
+def _emit_by_form(row: Operator) -> Emit:
     """An operator that TVM has not, by the first of its forms."""
 
     def emit(emitter: FunctionEmitter, node: Node, args: list[Expr]) -> Expr:
@@ -344,9 +352,9 @@ def _step(
 
 def _elementwise(row: Operator) -> Emit:
     if row.tvm and row.arity == 1:
-        return _called(row)
-    emit = _folded(row.tvm) if row.tvm else _written(row)
-    return emit if row.arity == 1 else _broadcast(emit)
+        return _emit_tvm_operator(row)
+    emit = _folded(row.tvm) if row.tvm else _emit_by_form(row)
+    return emit if row.arity == 1 else _emit_broadcast(emit)
 
 
 def _of_row(row: Operator) -> Emit:
@@ -354,7 +362,7 @@ def _of_row(row: Operator) -> Emit:
     if row.body is not None and not row.tvm:
         return _body(row)
     record = ReduceAttrs if reduces(row) else row.attributes
-    return _elementwise(row) if row.arity else _FAMILIES.get(record) or _called(row)
+    return _elementwise(row) if row.arity else _FAMILIES.get(record) or _emit_tvm_operator(row)
 
 
 _FAMILIES: dict[type[Attributes], Emit] = {**FLOATING_WINDOWS, SoftmaxAttrs: _softmax}
@@ -364,11 +372,11 @@ FLOATING: Mapping[Operator, Emit] = {
         for row in OPERATORS
         if (row.tvm or row.forms or row.body) and row.flow is not Flow.MOVE
     },
-    DENSE: _dense,
-    MATMUL: _broadcast(_plain("matmul"), 2),
-    DIV: _broadcast(_divide),
-    POW: _broadcast(_power),
-    WHERE: _broadcast(_plain("where")),
+    DENSE: _emit_float_dense,
+    MATMUL: _emit_broadcast(_emit_builtin_call("matmul"), 2),
+    DIV: _emit_broadcast(_divide),
+    POW: _emit_broadcast(_power),
+    WHERE: _emit_broadcast(_emit_builtin_call("where")),
     **FLOATING_NORMS,
     **FLOATING_SIMULATED,
     **dict(
@@ -377,12 +385,12 @@ FLOATING: Mapping[Operator, Emit] = {
             at(DYNAMIC_CONV, _dynamic_conv),
             at(DYNAMIC_BLOCK_DENSE, _dynamic_block_dense),
             at(GEMM, _gemm),
-            at(CLIP, _clip),
+            at(CLIP, _emit_float_clip),
             at(GELU, _gelu),
             at(THRESHOLDED_RELU, _thresholded),
-            at(CONCAT, _concat),
-            at(CAST, _cast),
-            at(SHAPE, _shape),
+            at(CONCAT, _emit_float_concat),
+            at(CAST, _emit_cast),
+            at(SHAPE, _emit_shape_op),
         )
     ),
 }

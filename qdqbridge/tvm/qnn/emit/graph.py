@@ -126,7 +126,7 @@ def pairs(node: Node) -> Iterator[Pair]:
             yield _dim(node.operand(0), 1), _dim(value, 0)
     elif isinstance(attributes, NormAttrs):
         for value in node.inputs[1:]:
-            for axis in range(1, 1 + len(_shape(value))):
+            for axis in range(1, 1 + len(_shape_or_empty(value))):
                 extent = _dim(value, -axis)
                 if isinstance(extent, int) and extent > 1:
                     yield _dim(node.operand(0), -axis), extent
@@ -149,14 +149,14 @@ def _channels(value: Value) -> Pair:
     return value.type.shape[params.axis], int(params.scale.size)
 
 
-def _shape(value: Value | None) -> tuple[Dim, ...]:
+def _shape_or_empty(value: Value | None) -> tuple[Dim, ...]:
     shape: Shape = None if value is None else value.type.shape
     return shape or ()
 
 
 def _dim(value: Value | None, axis: int) -> Dim | None:
     """Returns an extent; None where it is not known that there is one."""
-    shape = _shape(value)
+    shape = _shape_or_empty(value)
     return shape[axis] if -len(shape) <= axis < len(shape) else None
 
 
@@ -175,12 +175,12 @@ def expanded(graph: Graph) -> Graph:
     copy = copied(graph)
     nodes: list[Node] = []
     for node in copy.graph.nodes:
-        nodes += _steps(node) if is_by_steps(node.op) else [node]
+        nodes += _decompose_node(node) if is_by_steps(node.op) else [node]
     copy.graph.nodes = nodes
     return copy.graph
 
 
-def _steps(node: Node) -> list[Node]:
+def _decompose_node(node: Node) -> list[Node]:
     """Returns the steps of a node in the place of it; the node where a type is not known."""
     assert node.op.body is not None
     shapes = tuple(
@@ -284,7 +284,7 @@ def emit_nodes(
     return problems
 
 
-def joined(problems: list[UnsupportedTargetError]) -> UnsupportedTargetError:
+def merge_errors(problems: list[UnsupportedTargetError]) -> UnsupportedTargetError:
     """Returns one error for all of them."""
     if len(problems) == 1:
         return problems[0]

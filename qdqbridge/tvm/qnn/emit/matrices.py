@@ -13,7 +13,7 @@ def batches(
     emitter: FunctionEmitter, x: Expr, w: Expr, gemm: GemmAttrs
 ) -> tuple[Expr, Expr, list[Any]]:
     """Returns operands (B, M, K) and (B, N, K), and the leading extents that B stands for."""
-    lead = _broadcast(emitter.extents(x)[:-2], emitter.extents(w)[:-2])
+    lead = _broadcast_extents(emitter.extents(x)[:-2], emitter.extents(w)[:-2])
     if gemm.trans_a:
         x = _swapped(emitter, x)
     if not gemm.trans_b:
@@ -21,7 +21,7 @@ def batches(
     return _stacked(emitter, x, lead), _stacked(emitter, w, lead), lead
 
 
-def _broadcast(a: list[Any], b: list[Any]) -> list[Any]:
+def _broadcast_extents(a: list[Any], b: list[Any]) -> list[Any]:
     rank = max(len(a), len(b))
     left, right = [1] * (rank - len(a)) + a, [1] * (rank - len(b)) + b
     return [y if x == 1 else x for x, y in zip(left, right, strict=True)]

@@ -35,7 +35,7 @@ def quantized_norm(name: str) -> Callable[[FunctionEmitter, Node], Expr | None]:
     """Returns what emits ``qnn.<name>(x, gamma, beta, sx, zx, sg, zg, sb, zb, sy, zy)``."""
 
     def emit(emitter: FunctionEmitter, node: Node) -> Expr | None:
-        gamma = _affine(emitter, node.operand(1))
+        gamma = _emit_gamma_or_beta(emitter, node.operand(1))
         given = node.optional(2)
         if gamma is None or not _is_codes(node.operand(0)):
             return None
@@ -44,7 +44,7 @@ def quantized_norm(name: str) -> Callable[[FunctionEmitter, Node], Expr | None]:
             extents = [extent if isinstance(extent, int) else 1 for extent in found]
             beta = _unscaled(emitter, emitter.number(np.zeros(extents, np.float32)))
         else:
-            beta = _affine(emitter, given)
+            beta = _emit_gamma_or_beta(emitter, given)
         return None if beta is None else _call(emitter, node, name, [gamma, beta])
 
     return emit
@@ -52,7 +52,7 @@ def quantized_norm(name: str) -> Callable[[FunctionEmitter, Node], Expr | None]:
 
 def quantized_batch_norm(emitter: FunctionEmitter, node: Node) -> Expr | None:
     """Emits ``qnn.batch_norm(x, gamma, beta, mean, var, sx, zx, sy, zy)``."""
-    statistics = [_real(node.operand(i)) for i in range(1, 5)]
+    statistics = [_norm_constant(node.operand(i)) for i in range(1, 5)]
     arrays = [emitter.number(array.astype(np.float32)) for array in statistics if array is not None]
     if len(arrays) < len(statistics) or not _is_codes(node.operand(0)):
         return None
@@ -91,13 +91,13 @@ def _is_codes(value: Value) -> bool:
     return quant is not None and quant.params.per_tensor and quant.params.storage_dtype in _CODES
 
 
-def _affine(emitter: FunctionEmitter, value: Value) -> _Typed | None:
+def _emit_gamma_or_beta(emitter: FunctionEmitter, value: Value) -> _Typed | None:
     """Returns gamma or beta with its parameters; a constant without such is folded to float32."""
     if value.quant is not None and value.quant.params.per_tensor:
         params = value.quant.params
         if params.storage_dtype in (*_CODES, DType.INT32):
             return emitter.value(value), emitter.scale(params), emitter.zero_point(params)
-    real = _real(value)
+    real = _norm_constant(value)
     if real is not None:
         return _unscaled(emitter, emitter.number(real.astype(np.float32)))
     return _unscaled(emitter, emitter.value(value)) if str(value.type.dtype) == "float32" else None
@@ -107,7 +107,7 @@ def _unscaled(emitter: FunctionEmitter, real: Expr) -> _Typed:
     return real, emitter.number(np.ones((), np.float32)), emitter.number(np.zeros((), np.int32))
 
 
-def _real(value: Value) -> NDArray[Any] | None:
+def _norm_constant(value: Value) -> NDArray[Any] | None:
     """Returns the real values of a constant."""
     if value.constant is None:
         return None

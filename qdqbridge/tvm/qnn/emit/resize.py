@@ -25,7 +25,7 @@ def emit_resize(emitter: FunctionEmitter, node: Node) -> Expr:
     if value.quant is None or result.quant is None:
         return _floating(emitter, node, attributes)
     axes = _resized(emitter, node, attributes, value.type.shape, result.type.shape)
-    attrs = _attributes(node, attributes, axes)
+    attrs = _emit_resize_attrs(node, attributes, axes)
     rank = len(axes) if axes else 0
     if rank:
         attrs["layout"] = emitter.layout(node, rank + 2)
@@ -75,7 +75,7 @@ def _sizes(node: Node, attributes: ResizeAttrs, axes: Sequence[int]) -> list[int
     return result
 
 
-def _attributes(node: Node, attributes: ResizeAttrs, axes: list[int]) -> dict[str, Any]:
+def _emit_resize_attrs(node: Node, attributes: ResizeAttrs, axes: list[int]) -> dict[str, Any]:
     rank = node.operand(0).rank or 0
     axes = axes or list(range(rank))
     attrs: dict[str, Any] = {
@@ -121,7 +121,7 @@ def _floating(emitter: FunctionEmitter, node: Node, attributes: ResizeAttrs) -> 
 
 def _opened(emitter: FunctionEmitter, node: Node, attributes: ResizeAttrs, value: Expr) -> Expr:
     """Emits ``qnn.resize`` of floats, whose weights are computed when it runs."""
-    attrs = {**_attributes(node, attributes, []), "out_dtype": "float32"}
+    attrs = {**_emit_resize_attrs(node, attributes, []), "out_dtype": "float32"}
     one, zero = emitter.number(np.ones((), np.float32)), emitter.number(np.zeros((), np.int32))
     dtype = emitter.dtype(value)
     if dtype == "float64":

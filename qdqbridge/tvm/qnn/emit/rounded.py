@@ -38,7 +38,7 @@ def quantized_result(emitter: FunctionEmitter, node: Node) -> Expr | None:
     return (_binary if node.op.arity == 2 else _unary)(emitter, node)
 
 
-def _result(node: Node) -> QuantParams:
+def _output_qparams(node: Node) -> QuantParams:
     assert node.output.quant is not None
     return node.output.quant.params
 
@@ -46,7 +46,7 @@ def _result(node: Node) -> QuantParams:
 def _typed(emitter: FunctionEmitter, value: Value) -> _Typed | None:
     """Returns an operand with its scale, zero point and axis; a float one has scale 1."""
     if value.quant is None:
-        plain = _plain(emitter, value)
+        plain = _lossless_float32(emitter, value)
         one, zero = np.ones((), np.float32), np.zeros((), np.int32)
         return None if plain is None else (plain, emitter.number(one), emitter.number(zero), -1)
     params = value.quant.params
@@ -56,7 +56,7 @@ def _typed(emitter: FunctionEmitter, value: Value) -> _Typed | None:
     return emitter.value(value), emitter.scale(params), emitter.zero_point(params), axis
 
 
-def _plain(emitter: FunctionEmitter, value: Value) -> Expr | None:
+def _lossless_float32(emitter: FunctionEmitter, value: Value) -> Expr | None:
     """Returns an operand as float32; None where that would change a value."""
     if str(value.type.dtype) == "float32":
         return emitter.value(value)
@@ -81,7 +81,11 @@ def _unary(emitter: FunctionEmitter, node: Node) -> Expr | None:
         if rank is None:
             return None
         attributes = reduction_of(node, emitter.spatial(node, rank))
-    attrs, spatial, params = call_attributes(attributes), spatial_axes(attributes), _result(node)
+    attrs, spatial, params = (
+        call_attributes(attributes),
+        spatial_axes(attributes),
+        _output_qparams(node),
+    )
     if spatial:
         attrs["layout"] = emitter.layout(node, spatial + 2)
     attrs["out_dtype"] = storage(params)
@@ -96,7 +100,7 @@ def _binary(emitter: FunctionEmitter, node: Node) -> Expr | None:
     left, right = _typed(emitter, node.operand(0)), _typed(emitter, node.operand(1))
     if left is None or right is None:
         return None
-    return _pair(emitter, name, left, right, _result(node))
+    return _pair(emitter, name, left, right, _output_qparams(node))
 
 
 def _pair(
@@ -111,7 +115,7 @@ def _pair(
 def _folded(emitter: FunctionEmitter, node: Node, name: str) -> Expr | None:
     """Min and Max of any number: pairs, each rounded; rounding is monotone and repeatable."""
     parts = [_typed(emitter, value) for value in node.inputs if value is not None]
-    typed, params = [part for part in parts if part is not None], _result(node)
+    typed, params = [part for part in parts if part is not None], _output_qparams(node)
     if len(typed) != len(node.inputs):
         return None
     if len(typed) == 1:
@@ -127,15 +131,17 @@ def _where(emitter: FunctionEmitter, node: Node) -> Expr | None:
     left, right = _typed(emitter, node.operand(1)), _typed(emitter, node.operand(2))
     if left is None or right is None:
         return None
-    params = _result(node)
+    params = _output_qparams(node)
     operands = emitter.aligned([emitter.value(node.operand(0)), left[0], right[0]])
     args = [*operands, *left[1:3], *right[1:3], *_outputs(emitter, params)]
     attrs = {"lhs_axis": left[3], "rhs_axis": right[3], "out_dtype": storage(params)}
     return emitter.clamp(emitter.qnn("where", args, attrs), params)
 
 
-def _concat(emitter: FunctionEmitter, node: Node, attributes: AxisAttrs) -> Expr | None:
-    params = _result(node)
+def _emit_quantized_concat(
+    emitter: FunctionEmitter, node: Node, attributes: AxisAttrs
+) -> Expr | None:
+    params = _output_qparams(node)
     values = [value for value in node.inputs if value is not None]
     typed = [v.quant.params for v in values if v.quant is not None and v.quant.params.per_tensor]
     whole = len(typed) == len(values)
@@ -155,7 +161,7 @@ def _concat(emitter: FunctionEmitter, node: Node, attributes: AxisAttrs) -> Expr
 
 
 def _composition(emitter: FunctionEmitter, node: Node, attributes: CompositionAttrs) -> Expr | None:
-    source, params = node.operand(0).quant, _result(node)
+    source, params = node.operand(0).quant, _output_qparams(node)
     if source is None:
         return None
     scalars = [v.constant.numpy() for v in node.inputs[1:] if v is not None and v.constant]
@@ -166,7 +172,9 @@ def _composition(emitter: FunctionEmitter, node: Node, attributes: CompositionAt
 
 _Quantized: TypeAlias = "Callable[[FunctionEmitter, Node], Expr | None]"
 _OTHERWISE: Mapping[Operator, _Quantized] = {
-    **dict[Operator, _Quantized]((at(COMPOSITION, _composition), at(CONCAT, _concat))),
+    **dict[Operator, _Quantized](
+        (at(COMPOSITION, _composition), at(CONCAT, _emit_quantized_concat))
+    ),
     WHERE: _where,
     **QUANTIZED_NORMS,
 }

@@ -30,7 +30,7 @@ def _simulate(
         return found
     factor = _along(emitter, scale, x, attributes.axis)
     for dtype, number in FLOAT_CODES.items():
-        rounded = _rounded(emitter, emitter.emit(emitter.op.divide(x, factor)), dtype)
+        rounded = _round_to_minifloat(emitter, emitter.emit(emitter.op.divide(x, factor)), dtype)
         stored = emitter.emit(emitter.op.multiply(rounded, factor))
         found = emitter.op.where(_is(emitter, code, number), stored, emitter.emit(found))
     return found
@@ -40,7 +40,7 @@ def _is(emitter: FunctionEmitter, code: Expr, number: int) -> Expr:
     return emitter.emit(emitter.op.equal(code, emitter.number(np.array(number, np.int32))))
 
 
-def _rounded(emitter: FunctionEmitter, x: Expr, dtype: DType) -> Expr:
+def _round_to_minifloat(emitter: FunctionEmitter, x: Expr, dtype: DType) -> Expr:
     """Returns the number nearest to each of ``x`` that a small float type has."""
     one = emitter.number(np.ones((), np.float32))
     stored = emitter.qnn("quantize_minifloat", [x, one], {"format": dtype.label})

@@ -253,7 +253,7 @@ def squeezed(reading: Reading, product: UnroundedProduct, call: Call) -> Unround
     return replace(product, x=x, w=w, result=call.result)
 
 
-def _bias(product: UnroundedProduct) -> Value | None:
+def _accumulator_bias(product: UnroundedProduct) -> Value | None:
     if product.bias is None:
         return None
     array: NDArray[Any] = product.bias
@@ -327,7 +327,7 @@ def _node(
     reading: Reading, product: UnroundedProduct, call: Call, type_of: Callable[[Shape], ValueType]
 ) -> Value:
     operands = [product.x, product.w]
-    bias = _bias(product)
+    bias = _accumulator_bias(product)
     operands += [] if bias is None else [bias]
     shape = call.result.shape
     if product.back is None:

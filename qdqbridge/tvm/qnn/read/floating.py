@@ -203,16 +203,16 @@ def leaky_relu(reading: Reading, call: Call) -> Value:
 
 def layer_norm(reading: Reading, call: Call) -> Value:
     """``nn.layer_norm(x, gamma, beta, axis, epsilon)``, normalized to the last axis."""
-    operands = _affine(reading, call)
+    operands = _norm_operands(reading, call)
     rank = operands[0].rank or 0
     axes = sorted(a % max(rank, 1) for a in call.ints("axis" if "axis" in call.attrs else "axes"))
     if axes != list(range(axes[0], rank)):
         raise reading.refused(f"it normalizes axes {axes} of {rank}")
-    attributes = NormAttrs(axes[0], _number(call, "epsilon"))
+    attributes = NormAttrs(axes[0], _float_attribute(call, "epsilon"))
     return made(reading, call, "LayerNormalization", attributes, operands)
 
 
-def _affine(reading: Reading, call: Call) -> list[Value]:
+def _norm_operands(reading: Reading, call: Call) -> list[Value]:
     """Returns the operands of a norm; a beta of zeros that the span does not name is left out."""
     operands = [reading.plain(entry) for entry in call.args]
     provenance = call.provenance
@@ -226,14 +226,14 @@ def _affine(reading: Reading, call: Call) -> list[Value]:
 def instance_norm(reading: Reading, call: Call) -> Value:
     """``nn.instance_norm(x, gamma, beta)`` with the channels on axis 1."""
     operands = [reading.plain(entry) for entry in call.args]
-    attributes = EpsilonAttrs(_number(call, "epsilon"))
+    attributes = EpsilonAttrs(_float_attribute(call, "epsilon"))
     return made(reading, call, "InstanceNormalization", attributes, operands)
 
 
 def group_norm(reading: Reading, call: Call) -> Value:
     """``nn.group_norm(x, gamma, beta, num_groups)`` with the channels on axis 1."""
     operands = [reading.plain(entry) for entry in call.args]
-    attributes = GroupNormAttrs(call.integer("num_groups"), _number(call, "epsilon"))
+    attributes = GroupNormAttrs(call.integer("num_groups"), _float_attribute(call, "epsilon"))
     return made(reading, call, "GroupNormalization", attributes, operands)
 
 
@@ -250,7 +250,7 @@ def batch_norm(reading: Reading, call: Call) -> list[Value]:
         raise reading.refused(f"its channels are on axis {axis} of {rank}")
     layout = "" if axis == 1 else "N" + "DHW"[5 - rank :] + "C"
     x, back = channels_first(reading, x, layout, rank - 2)
-    attributes = EpsilonAttrs(_number(call, "epsilon"))
+    attributes = EpsilonAttrs(_float_attribute(call, "epsilon"))
     operands = [x, gamma, beta, *statistics]
     value = _in_layout(reading, call, "BatchNormalization", attributes, operands, back)
     return [value, *reading.unread(call, "it also returns statistics")[1:]]
@@ -263,7 +263,7 @@ def _filled_like(reading: Reading, value: Value, number: float) -> Value:
     return reading.constant(np.full(extents, number, value.type.dtype.numpy))
 
 
-def _number(call: Call, name: str) -> float:
+def _float_attribute(call: Call, name: str) -> float:
     """Returns a float attribute: as its span writes it where that is the same in float32."""
     value = float(np.float32(call.attrs[name]))
     given = None if call.provenance is None else call.provenance.attributes

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Form, Operator
-from qdqbridge.core.graph.patterns import Pattern, PatternMatch, match, near, scalar
+from qdqbridge.core.graph.patterns import Pattern, PatternMatch, match_value_pattern, near, scalar
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.attributes import (
     AlphaAttrs,
@@ -62,7 +62,7 @@ def present(node: Node) -> list[Value]:
 # ---- activations and arithmetic ---------------------------------------------------------------
 
 
-def _clip(node: Node, call: Call) -> Fused | None:
+def _fuse_clip(node: Node, call: Call) -> Fused | None:
     """``Min(Max(x, low), high)``, of which either may be missing."""
     del call
     if len(node.inputs) != 2 or node.op not in (MIN, MAX):
@@ -175,7 +175,7 @@ def _by_forms(op: Operator, forms: Sequence[Form]) -> Find:
 
 ACTIVATIONS: Mapping[str, Find] = {
     **{op.name: _by_forms(op, outermost_forms(op)) for op in OPERATORS if op.forms},
-    "Clip": _clip,
+    "Clip": _fuse_clip,
     "ThresholdedRelu": _thresholded,
     "PRelu": _prelu,
     "Min": _several,
@@ -207,12 +207,12 @@ def _gemm(node: Node, call: Call) -> Fused | None:
     if given is None:
         return None
     if node.op is MATMUL and given.alpha == 1.0:
-        return _product(node, given)
+        return _fuse_transposed_gemm(node, given)
     if node.op is MUL:
         inner, alpha = node.operand(0).producer, scalar(node.operand(1))
         if inner is None or inner.op is not MATMUL or alpha is None:
             return None
-        return _product(inner, given) if near(alpha, given.alpha) else None
+        return _fuse_transposed_gemm(inner, given) if near(alpha, given.alpha) else None
     if node.op is ADD:
         inner, bias = node.operand(0).producer, scaled_bias(node.operand(1), given)
         if inner is None or bias is None or inner.op is not GEMM or len(inner.inputs) != 2:
@@ -239,11 +239,15 @@ def _whole_gemm(node: Node, given: GemmAttrs) -> Fused | None:
     inner = total.operand(0).producer if total is not None and total.op is CAST else total
     if inner is None or inner.op not in (MATMUL, GEMM) or len(inner.inputs) != 2:
         return None
-    product = _product(inner, given) if inner.op is MATMUL else Fused("Gemm", given, present(inner))
+    product = (
+        _fuse_transposed_gemm(inner, given)
+        if inner.op is MATMUL
+        else Fused("Gemm", given, present(inner))
+    )
     return None if product is None else replace(product, operands=[*product.operands, *added])
 
 
-def _product(node: Node, given: GemmAttrs) -> Fused | None:
+def _fuse_transposed_gemm(node: Node, given: GemmAttrs) -> Fused | None:
     a, b = node.operand(0), node.operand(1)
     a = _permuted(a) if given.trans_a else a
     b = _permuted(b) if given.trans_b else b
@@ -269,7 +273,7 @@ def linear(node: Node, call: Call) -> Fused | None:
     return Fused("Gemm", GemmAttrs(trans_b=True), [inner.operand(0), w, bias])
 
 
-def _dense(node: Node, call: Call) -> Fused | None:
+def _fuse_dense(node: Node, call: Call) -> Fused | None:
     """``matmul(x, transpose(w)) [+ bias]``."""
     if node.op is MATMUL:
         w = _permuted(node.operand(1))
@@ -284,14 +288,14 @@ def _biased(node: Node, name: str, call: Call) -> Fused | None:
         return None
     bias, rank = node.operand(1), len(call.result.shape or ())
     if name != "Dense":
-        vector = _vector(bias, rank)
+        vector = _bias_from_column(bias, rank)
         if vector is None:
             return None
         bias = vector
     return Fused(name, inner.attributes, [inner.operand(0), inner.operand(1), bias])
 
 
-def _vector(bias: Value, rank: int) -> Value | None:
+def _bias_from_column(bias: Value, rank: int) -> Value | None:
     """Returns the vector behind a column (C, 1, …) of ``rank`` - 1 axes."""
     node = bias.producer
     if node is not None and isinstance(node.attributes, ReshapeAttrs):
@@ -323,14 +327,14 @@ def _normalized(node: Node, call: Call) -> Fused | None:
     found = PatternMatch()
     square: Pattern = ("ReduceMean", ("Mul", "x", "x"))
     root: Pattern = ("Sqrt", ("Add", square, "#epsilon"))
-    if not match(node.output, ("Mul", ("Div", "x", root), "gamma"), found):
+    if not match_value_pattern(node.output, ("Mul", ("Div", "x", root), "gamma"), found):
         return None
     if not near(found.numbers["epsilon"], given.epsilon):
         return None
     x = found.values["x"]
     if provenance.op == "LayerNormalization":
         centred = PatternMatch()
-        if not match(x, ("Sub", "y", ("ReduceMean", "y")), centred):
+        if not match_value_pattern(x, ("Sub", "y", ("ReduceMean", "y")), centred):
             return None
         x = centred.values["y"]
     return Fused(provenance.op, given, [x, found.values["gamma"]])
@@ -350,7 +354,7 @@ def flat_softmax(node: Node, call: Call) -> Fused | None:
 
 PRODUCTS: Mapping[str, Find] = {
     "Gemm": _gemm,
-    "Dense": _dense,
+    "Dense": _fuse_dense,
     **{row.name: _conv(row.name) for row in CONVOLUTIONS},
     "LayerNormalization": _normalized,
     "RMSNormalization": _normalized,
@@ -373,7 +377,7 @@ def fused(reading: Reading, call: Call, value: Value) -> Value:
     elif provenance.op == node.op.name and provenance.op not in PARTIAL:
         return value
     else:
-        finds = ((STATED.get(stated.op), stated) for stated in _written(provenance))
+        finds = ((STATED.get(stated.op), stated) for stated in _candidate_provenances(provenance))
         wholes = (
             find(node, replace(call, provenance=one)) for find, one in finds if find is not None
         )
@@ -383,7 +387,7 @@ def fused(reading: Reading, call: Call, value: Value) -> Value:
     return reading.node(found.op, found.attributes, found.operands, tensor(call), call)
 
 
-def _written(provenance: Provenance) -> list[Provenance]:
+def _candidate_provenances(provenance: Provenance) -> list[Provenance]:
     """Returns what recorded calls may be: the operator itself, or a step that has forms."""
     if not isinstance(provenance.attributes, CompositionAttrs):
         return [provenance]

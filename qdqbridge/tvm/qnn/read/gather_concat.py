@@ -108,13 +108,15 @@ def take(reading: Reading, call: Call) -> Value:
     if axis is None:
         return reading.unread(call, "it takes from all axes at once")[0]
     attributes = AxisAttrs(int(axis) % max(data.rank or 0, 1))
-    index = _written(reading, call, data, index, attributes.axis)
-    index = _within(reading, call, data, index, attributes.axis)
+    index = _original_gather_indices(reading, call, data, index, attributes.axis)
+    index = _clip_or_wrap_indices(reading, call, data, index, attributes.axis)
     value = moved(reading, call, "Gather", attributes, index)
     return proven(reading, call, value) or value
 
 
-def _written(reading: Reading, call: Call, data: Value, index: Value, axis: int) -> Value:
+def _original_gather_indices(
+    reading: Reading, call: Call, data: Value, index: Value, axis: int
+) -> Value:
     """Returns the indices as the span writes them: negative ones, and another element type.
 
     At run time, ONNX itself does what ``where(i < 0, i + extent, i)`` does for Relax.
@@ -135,7 +137,9 @@ def _written(reading: Reading, call: Call, data: Value, index: Value, axis: int)
     return reading.constant(array, index.name)
 
 
-def _within(reading: Reading, call: Call, data: Value, index: Value, axis: int) -> Value:
+def _clip_or_wrap_indices(
+    reading: Reading, call: Call, data: Value, index: Value, axis: int
+) -> Value:
     """Returns indices in range where the call says that others are clipped or wrapped."""
     mode = str(call.get("mode") or "fast")
     if call.provenance is not None or mode not in ("clip", "wrap"):

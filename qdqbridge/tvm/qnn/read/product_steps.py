@@ -22,7 +22,7 @@ from qdqbridge.core.ops.products import moved_type, no_number
 from qdqbridge.core.ops.table import BY_NAME
 
 
-def joined(graph: Graph) -> None:
+def restore_operators_of_steps(graph: Graph) -> None:
     """Makes the operators of their steps again, in place, where the steps are still there."""
     found = [node for node in graph.nodes if node.origin.whole is not None]
     if not found:

@@ -10,7 +10,7 @@ import numpy as np
 
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Flow
-from qdqbridge.core.graph.patterns import PatternMatch, match, near
+from qdqbridge.core.graph.patterns import PatternMatch, match_value_pattern, near
 from qdqbridge.core.graph.types import QuantType, Shape, TensorType
 from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs, TransposeAttrs
 from qdqbridge.core.ops.conversion import QUANTIZE, REINTERPRET, REQUANTIZE
@@ -82,7 +82,9 @@ def scaled_bias(value: Value, given: GemmAttrs) -> Value | None:
     if given.beta == 1.0:
         return value
     found = PatternMatch()
-    if match(value, ("Mul", "c", "#beta"), found) and near(found.numbers["beta"], given.beta):
+    if match_value_pattern(value, ("Mul", "c", "#beta"), found) and near(
+        found.numbers["beta"], given.beta
+    ):
         return found.values["c"]
     return None
 
@@ -154,10 +156,12 @@ def _product_shape(a: Shape, b: Shape, gemm: GemmAttrs, *, dense: bool) -> Shape
         return a[:-1]
     if len(a) == 1:
         return (*b[:-2], *columns)
-    return (*_broadcast(a[:-2], b[:-2]), *rows, *columns)
+    return (*_broadcast_batch_dims(a[:-2], b[:-2]), *rows, *columns)
 
 
-def _broadcast(a: tuple[int | str, ...], b: tuple[int | str, ...]) -> tuple[int | str, ...]:
+def _broadcast_batch_dims(
+    a: tuple[int | str, ...], b: tuple[int | str, ...]
+) -> tuple[int | str, ...]:
     rank = max(len(a), len(b))
     left, right = (1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b
     return tuple(y if x == 1 else x for x, y in zip(left, right, strict=True))

@@ -22,7 +22,7 @@ from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.errors import QdqBridgeError, UnsupportedModelError
 from qdqbridge.tvm.qnn.origin import Provenance, folded_params, ranks_of
 from qdqbridge.tvm.qnn.read.call import Call, Entry, UnroundedProduct
-from qdqbridge.tvm.qnn.read.product_steps import joined
+from qdqbridge.tvm.qnn.read.product_steps import restore_operators_of_steps
 
 _LISTED = 8
 _UNREAD = "unread:"
@@ -211,7 +211,7 @@ class Reading:
         if left:
             raise self._left(left)
         propagate_parameters(graph, self.hints)
-        joined(graph)
+        restore_operators_of_steps(graph)
         return name_values(graph)
 
     def _left(self, nodes: Sequence[Node]) -> UnsupportedModelError:
@@ -281,25 +281,31 @@ def as_written(
     """Returns the operands of a node as its span writes them, where they are the same numbers."""
     if provenance is None or op.name != provenance.op or len(operands) != len(provenance.operands):
         return list(operands)
-    return [None if v is None else _written(v, i, provenance) for i, v in enumerate(operands)]
+    return [
+        None if v is None else _restore_operand(v, i, provenance) for i, v in enumerate(operands)
+    ]
 
 
-def _written(value: Value, index: int, provenance: Provenance) -> Value:
+def _restore_operand(value: Value, index: int, provenance: Provenance) -> Value:
     if value.quant is not None:
         return value
     if not provenance.operands[index]:
         dtype = provenance.plain.get(index)
-        return value if dtype is None or value.constant is None else _cast(value, dtype)
+        return (
+            value
+            if dtype is None or value.constant is None
+            else _cast_constant_exactly(value, dtype)
+        )
     node = value.producer
     if node is not None and node.op is DEQUANTIZE:
         source = node.operand(0)
         if source.constant is not None or not any(provenance.results):
             return source
     params = folded_params(provenance, index)
-    return value if params is None or value.constant is None else _stored(value, params)
+    return value if params is None or value.constant is None else _unfold_quantized(value, params)
 
 
-def _cast(value: Value, dtype: DType) -> Value:
+def _cast_constant_exactly(value: Value, dtype: DType) -> Value:
     """Returns a constant in another element type, if that holds its numbers exactly."""
     assert value.constant is not None
     if value.type.dtype is dtype:
@@ -312,7 +318,7 @@ def _cast(value: Value, dtype: DType) -> Value:
     return Value(TensorType(dtype, cast.shape), value.name, constant=Constant.of(cast))
 
 
-def _stored(value: Value, params: QuantParams) -> Value:
+def _unfold_quantized(value: Value, params: QuantParams) -> Value:
     """Returns a float constant as the quantized one that it was folded from."""
     assert value.constant is not None
     array = value.constant.numpy()

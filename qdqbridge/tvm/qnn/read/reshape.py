@@ -53,7 +53,7 @@ def reshape(reading: Reading, call: Call) -> Value:
         found = _depth_space(reading, call, provenance.op, grid)
         if found is not None:
             return found
-    attributes = ReshapeAttrs(_target(reading, data.type.shape, shape))
+    attributes = ReshapeAttrs(_onnx_reshape_target(reading, data.type.shape, shape))
     return fused(reading, call, moved(reading, call, "Reshape", attributes))
 
 
@@ -110,7 +110,7 @@ def _chosen(value: Value) -> Value:
     return node.operand(2) if node is not None and node.op is WHERE else value
 
 
-def _target(reading: Reading, before: Shape, after: Shape) -> tuple[int, ...]:
+def _onnx_reshape_target(reading: Reading, before: Shape, after: Shape) -> tuple[int, ...]:
     """Returns ONNX's form of a shape: 0 copies an unknown extent, one other is -1."""
     if after is None:
         raise reading.refused("the rank of its result is unknown")

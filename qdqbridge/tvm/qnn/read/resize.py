@@ -129,7 +129,7 @@ def _resize_attributes(reader: CallReader, x: Value, y: TensorType) -> ResizeAtt
         _METHODS[method],
         reader.text("coordinate_transformation_mode", "half_pixel"),
     )
-    before, sizes = _extents(reader, x, y)
+    before, sizes = _resize_extents(reader, x, y)
     whole = all(after % extent == 0 for after, extent in zip(sizes, before, strict=True))
     factors = tuple(float(after // extent) for after, extent in zip(sizes, before, strict=True))
     crop, nearest = coordinates == "tf_crop_and_resize", mode == "nearest"
@@ -147,7 +147,7 @@ def _resize_attributes(reader: CallReader, x: Value, y: TensorType) -> ResizeAtt
     return _as_stated(reader, attributes, before, sizes)
 
 
-def _extents(reader: CallReader, x: Value, y: TensorType) -> tuple[Ints, Ints]:
+def _resize_extents(reader: CallReader, x: Value, y: TensorType) -> tuple[Ints, Ints]:
     """Returns the extents before and after; one that is kept and known at run time only is 1."""
     pairs = tuple(zip(reader.shape(x), reader.shape(Value(y)), strict=True))
     kept = [a == b and isinstance(a, str) for a, b in pairs]

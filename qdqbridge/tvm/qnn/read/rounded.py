@@ -47,7 +47,7 @@ def unary(row: Operator) -> Row:
     def read(reading: Reading, call: Call) -> Value:
         (data,) = parameters.operands(reading, call, ONE)
         given = read_attributes(row.attributes, call.attrs, data.rank or 0)
-        return _result(reading, call, row.name, row.attributes(**given), [data], ONE)
+        return _quantized_result_node(reading, call, row.name, row.attributes(**given), [data], ONE)
 
     return read
 
@@ -64,7 +64,7 @@ def windowed(row: Operator, rank: int) -> Row:
     return read
 
 
-def _result(
+def _quantized_result_node(
     reading: Reading, call: Call, name: str, attributes: Attributes, operands: list[Value],
     signature: Signature,
 ) -> Value:  # fmt: skip
@@ -87,7 +87,7 @@ def binary(name: str, signature: Signature = TWO) -> Row:
         lead = [reading.plain(entry) for entry in call.args[: signature.operands[0].data]]
         a, b = parameters.operands(reading, call, signature)
         operands = _folded(call, name, a, b) or [*lead, a, b]
-        return _result(reading, call, name, NO_ATTRIBUTES, operands, signature)
+        return _quantized_result_node(reading, call, name, NO_ATTRIBUTES, operands, signature)
 
     return read
 
@@ -117,7 +117,7 @@ def concatenate(reading: Reading, call: Call) -> Value:
         single = Call(call.op, (entry, scale, zero), call.attrs, call.results, call.provenance)
         parts.append(parameters.operand(reading, single, ONE.operands[0], position=position))
     attributes = AxisAttrs(call.integer("axis") % max(parts[0].rank or 0, 1))
-    return _result(reading, call, "Concat", attributes, parts, ONE)
+    return _quantized_result_node(reading, call, "Concat", attributes, parts, ONE)
 
 
 # ---- averages, softmax, norms ------------------------------------------------------------------
@@ -138,7 +138,7 @@ def reduction(row: Operator, everywhere: Operator | None) -> Row:
     def read(reading: Reading, call: Call) -> Value:
         (data,) = parameters.operands(reading, call, ONE)
         chosen, attributes = reduced(call, data, row, everywhere)
-        return _result(reading, call, chosen.name, attributes, [data], ONE)
+        return _quantized_result_node(reading, call, chosen.name, attributes, [data], ONE)
 
     return read
 
@@ -182,7 +182,9 @@ def norm(row: Operator) -> Row:
         if not (absent and zero):
             operands.append(beta)
         given = read_attributes(row.attributes, call.attrs, data.rank or 0)
-        return _result(reading, call, row.name, row.attributes(**given), operands, NORM)
+        return _quantized_result_node(
+            reading, call, row.name, row.attributes(**given), operands, NORM
+        )
 
     return read
 
@@ -192,7 +194,9 @@ def batch_norm(reading: Reading, call: Call) -> Value:
     (data,) = parameters.operands(reading, call, BATCH_NORM)
     rest = [reading.value(entry) for entry in call.args[1:5]]
     attributes = EpsilonAttrs(float(call.attrs["epsilon"]))
-    return _result(reading, call, BATCH_NORMALIZATION.name, attributes, [data, *rest], BATCH_NORM)
+    return _quantized_result_node(
+        reading, call, BATCH_NORMALIZATION.name, attributes, [data, *rest], BATCH_NORM
+    )
 
 
 # ---- the rows ----------------------------------------------------------------------------------

@@ -20,12 +20,12 @@ def unpack(reading: Reading, call: Call) -> Value:
         raise reading.refused("its bytes are no constant")
     extents = tuple(int(extent) for extent in shape)
     data = source.map(
-        lambda array: _codes(array, bits, signed=signed), dtype=call.dtype, shape=extents
+        lambda array: _unpack_sub_byte(array, bits, signed=signed), dtype=call.dtype, shape=extents
     )
     return Value(tensor(call), call.name, constant=data.fleeting())
 
 
-def _codes(packed: NDArray[Any], bits: int, *, signed: bool) -> NDArray[Any]:
+def _unpack_sub_byte(packed: NDArray[Any], bits: int, *, signed: bool) -> NDArray[Any]:
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     codes = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
     codes = codes.reshape(*packed.shape[:-1], -1)

@@ -33,7 +33,7 @@ def broadcast_to(data: Any, shape: list[Any], *, implied: bool) -> ir.Call:
     return ir.Call(Op.get(NAME), [data, relax.ShapeExpr(shape)], attrs={"implied": implied})
 
 
-def _infer(call: ir.Call, builder: relax.BlockBuilder) -> relax.TensorType:
+def _infer_broadcast_to(call: ir.Call, builder: relax.BlockBuilder) -> relax.TensorType:
     del builder
     data, shape = call.args
     if not isinstance(data.ty, relax.TensorType) or not isinstance(shape, relax.ShapeExpr):
@@ -76,7 +76,7 @@ def register() -> None:
     handle.set_num_inputs(2)
     handle.add_argument("data", "Tensor", "a tensor")
     handle.add_argument("shape", "Shape", "its extents in the result")
-    handle.set_attr("FInferType", _infer)
+    handle.set_attr("FInferType", _infer_broadcast_to)
     handle.set_attr("FLegalize", _legalize)
     register_op_attr(NAME, "FPurity", True)
     tvm_ffi.register_error("GraphError", GraphError)

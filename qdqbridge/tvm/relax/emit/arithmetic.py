@@ -65,7 +65,7 @@ class Arithmetic:
         node = value.producer
         if node is None or value.quant is not None:
             return None
-        name, attributes = _name(node), node.attributes
+        name, attributes = _onnx_op_name(node), node.attributes
         if isinstance(attributes, ShapeAttrs):
             extents = self._extents(node.operand(0))
             return None if extents is None else extents[attributes.start : attributes.end]
@@ -93,14 +93,14 @@ class Arithmetic:
 
     def shape(self, node: Node) -> Elements | None:
         """Returns the extents of the result of a node whose operands give them at run time."""
-        find = _SHAPES.get(_name(node))
+        find = _SHAPES.get(_onnx_op_name(node))
         if find is None or len(node.outputs) != 1:
             return None
         own = self._extents(node.operand(0)) if node.operand(0).rank is not None else None
         given = [self.elements(value) for value in node.inputs[1:]]
-        if _name(node) == "ConstantOfShape":
+        if _onnx_op_name(node) == "ConstantOfShape":
             own, given = [], [self.elements(node.operand(0))]
-        elif _name(node) == "Range":
+        elif _onnx_op_name(node) == "Range":
             own, given = [], [self.elements(value) for value in node.inputs]
         if own is None:
             return None
@@ -108,7 +108,7 @@ class Arithmetic:
         return None if found is None else [simple(extent) for extent in found]
 
 
-def _name(node: Node) -> str:
+def _onnx_op_name(node: Node) -> str:
     """Returns the operator, of a carried node too."""
     attributes = node.attributes
     if isinstance(attributes, OpaqueAttrs):
@@ -142,17 +142,17 @@ def _moved(name: str, node: Node, parts: list[Elements]) -> Elements | None:
     if name in ("ReduceProd", "ReduceSum") and len(parts) == 1:
         return [simple(math.prod(parts[0]) if name == "ReduceProd" else sum(parts[0]))]
     if name == "Where" and len(parts) == 3:
-        rows = _rows(parts) or []
+        rows = _broadcast_elements(parts) or []
         decided = [a if c else b for c, a, b in rows if isinstance(c, int)]
         return decided if rows and len(decided) == len(rows) else None
     compute = _ARITHMETIC.get(name)
-    if compute is None or (rows := _rows(parts)) is None:
+    if compute is None or (rows := _broadcast_elements(parts)) is None:
         return None
     found = [compute(*row) if len(row) > 1 else row[0] for row in rows]
     return None if any(extent is None for extent in found) else [simple(e) for e in found]
 
 
-def _rows(parts: Sequence[Elements]) -> list[list[Extent]] | None:
+def _broadcast_elements(parts: Sequence[Elements]) -> list[list[Extent]] | None:
     """Returns the operands of every element; vectors of one element are repeated."""
     count = max(len(part) for part in parts)
     if any(len(part) not in (1, count) for part in parts):
@@ -178,7 +178,7 @@ def _divided(a: Extent, b: Extent) -> Extent | None:
     return None if isinstance(b, int) and b <= 0 else _expr(a) // _expr(b)
 
 
-def _same(a: Extent, b: Extent) -> int | None:
+def _fold_extent_equality(a: Extent, b: Extent) -> int | None:
     """1 or 0 where it is known whether two elements are the same; extents are not negative."""
     if isinstance(a, int) and isinstance(b, int):
         return int(a == b)
@@ -203,7 +203,7 @@ _ARITHMETIC: Mapping[str, Callable[..., Extent]] = {
     "Div": _divided,
     "Min": lambda a, b: _either(a, b, least=True),
     "Max": lambda a, b: _either(a, b, least=False),
-    "Equal": _same,
+    "Equal": _fold_extent_equality,
 }
 
 
@@ -223,24 +223,24 @@ def reshaped(own: Elements, target: Elements, *, allow_zero: bool) -> Elements |
     Factors that extents of both sides share cancel, also where they could be 0.
     """
     if not allow_zero:
-        if any(_number(e) == 0 and i >= len(own) for i, e in enumerate(target)):
+        if any(_constant_extent(e) == 0 and i >= len(own) for i, e in enumerate(target)):
             return None
-        target = [own[i] if _number(e) == 0 else e for i, e in enumerate(target)]
-    if sum(_number(e) == -1 for e in target) != 1:
+        target = [own[i] if _constant_extent(e) == 0 else e for i, e in enumerate(target)]
+    if sum(_constant_extent(e) == -1 for e in target) != 1:
         return list(target)
     above = [factor for extent in own for factor in _factors(extent)]
-    below = [f for extent in target if _number(extent) != -1 for f in _factors(extent)]
+    below = [f for extent in target if _constant_extent(extent) != -1 for f in _factors(extent)]
     for factor in list(below):
         match = next((i for i, f in enumerate(above) if equal(_expr(f), _expr(factor))), None)
         if match is not None:
             del above[match]
             below.remove(factor)
     rest, divisor = math.prod(above), math.prod(below)
-    left = rest if _number(divisor) == 1 else _divided(rest, divisor)
-    return None if left is None else [left if _number(e) == -1 else e for e in target]
+    left = rest if _constant_extent(divisor) == 1 else _divided(rest, divisor)
+    return None if left is None else [left if _constant_extent(e) == -1 else e for e in target]
 
 
-def _number(extent: Extent) -> int | None:
+def _constant_extent(extent: Extent) -> int | None:
     return extent if isinstance(extent, int) else None
 
 
@@ -265,7 +265,9 @@ def _expanded(node: Node, own: Elements, given: Sequence[Elements | None]) -> El
         return None
     rank = max(len(own), len(target))
     pairs = zip([1] * (rank - len(own)) + own, [1] * (rank - len(target)) + target, strict=True)
-    return [a if b == 1 else b if _number(b) is not None else chosen(a, b) for a, b in pairs]
+    return [
+        a if b == 1 else b if _constant_extent(b) is not None else chosen(a, b) for a, b in pairs
+    ]
 
 
 def _cut(node: Node, own: Elements, given: Sequence[Elements | None]) -> Elements | None:
@@ -276,14 +278,16 @@ def _cut(node: Node, own: Elements, given: Sequence[Elements | None]) -> Element
         return None
     axes = list(range(len(starts))) if axes is None and len(given) < 3 else axes
     steps = [1] * len(starts) if steps is None and len(given) < 4 else steps
-    if axes is None or steps is None or any(_number(step) != 1 for step in steps):
+    if axes is None or steps is None or any(_constant_extent(step) != 1 for step in steps):
         return None
     result = list(own)
     for start, end, axis in zip(starts, ends, axes, strict=True):
-        if _number(axis) is None:
+        if _constant_extent(axis) is None:
             return None
         first, last = _bound(start, own[axis]), _bound(end, own[axis])
-        result[axis] = last if _number(first) == 0 else _either(last - first, 0, least=False)
+        result[axis] = (
+            last if _constant_extent(first) == 0 else _either(last - first, 0, least=False)
+        )
     return result
 
 
@@ -313,10 +317,10 @@ def _filled(node: Node, own: Elements, given: Sequence[Elements | None]) -> Elem
 def _ranged(node: Node, own: Elements, given: Sequence[Elements | None]) -> Elements | None:
     del node, own
     numbers = [part[0] for part in given if part is not None and len(part) == 1]
-    if len(numbers) != 3 or _number(numbers[2]) != 1:
+    if len(numbers) != 3 or _constant_extent(numbers[2]) != 1:
         return None
     start, limit, _ = numbers
-    return [limit if _number(start) == 0 else _either(limit - start, 0, least=False)]
+    return [limit if _constant_extent(start) == 0 else _either(limit - start, 0, least=False)]
 
 
 def _resized(node: Node, own: Elements, given: Sequence[Elements | None]) -> Elements | None:

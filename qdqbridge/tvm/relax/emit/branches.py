@@ -39,7 +39,7 @@ def conditional_module(node: Node, emit_branch: EmitBranch) -> ir.IRModule:
     builder = relax.BlockBuilder()
     pairs = zip(modules, _BRANCHES, strict=True)
     branches = [added(builder, module, name) for module, name in pairs]
-    parameters: Any = _parameters(node)
+    parameters: Any = _branch_parameters(node)
     chosen, captured = parameters[0], parameters[1:]
     with builder.function("main", parameters):
         scalar: Any = relax.op.reshape(chosen, relax.ShapeExpr([])) if condition.rank else chosen
@@ -49,7 +49,7 @@ def conditional_module(node: Node, emit_branch: EmitBranch) -> ir.IRModule:
     return builder.finalize()
 
 
-def _parameters(node: Node) -> list[relax.Var]:
+def _branch_parameters(node: Node) -> list[relax.Var]:
     """Returns a parameter per operand that is not constant; a branch may want more of extents."""
     extents: dict[str, tirx.Var] = {}
     found: list[relax.Var] = []

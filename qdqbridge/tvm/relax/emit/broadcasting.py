@@ -41,7 +41,7 @@ def aligned(emitter: RelaxEmitter, exprs: Sequence[Expr], trailing: int = 0) -> 
         for extent in (common(column),)
     ]
     return [
-        _spread(emitter, expr, lead, shape[len(lead) :], columns, whole)
+        _broadcast_symbolic_axes(emitter, expr, lead, shape[len(lead) :], columns, whole)
         for expr, lead, shape in zip(exprs, leads, shapes, strict=True)
     ]
 
@@ -156,7 +156,7 @@ def _is(extent: Extent, number: int) -> bool:
     return isinstance(extent, int) and extent == number
 
 
-def _spread(
+def _broadcast_symbolic_axes(
     emitter: RelaxEmitter,
     expr: Expr,
     lead: Sequence[Extent],

@@ -31,15 +31,17 @@ def run_time_reshape(emitter: RelaxEmitter, node: Node, x: Expr, *, allow_zero: 
     Raises:
         UnsupportedTargetError: The rank of the result is not known.
     """
-    target, rank = _target(emitter, node)
+    target, rank = _shape_operand_and_rank(emitter, node)
     if not allow_zero:
         own = shape_vector(emitter, x, rank)
-        zero = emitter.emit(op.equal(target, _number(emitter, 0)))
+        zero = emitter.emit(op.equal(target, _int64_scalar(emitter, 0)))
         target = emitter.emit(op.where(zero, own, target))
-    left = emitter.emit(op.equal(target, _number(emitter, -1)))
-    stated = emitter.emit(op.prod(emitter.emit(op.where(left, _number(emitter, 1), target))))
+    left = emitter.emit(op.equal(target, _int64_scalar(emitter, -1)))
+    stated = emitter.emit(op.prod(emitter.emit(op.where(left, _int64_scalar(emitter, 1), target))))
     total = emitter.emit(op.prod(shape_vector(emitter, x)))
-    some = emitter.emit(op.maximum(stated, _number(emitter, 1)))  # a division by 0 ends the process
+    some = emitter.emit(
+        op.maximum(stated, _int64_scalar(emitter, 1))
+    )  # a division by 0 ends the process
     rest = emitter.emit(op.floor_divide(total, some))
     return _matched(emitter, node, emitter.emit(op.where(left, rest, target)))
 
@@ -50,7 +52,7 @@ def run_time_broadcast(emitter: RelaxEmitter, node: Node, x: Expr) -> list[Any]:
     Raises:
         UnsupportedTargetError: The rank of the result is not known.
     """
-    target, rank = _target(emitter, node)
+    target, rank = _shape_operand_and_rank(emitter, node)
     have = len(x.ty.shape.values)
     own = shape_vector(emitter, x)
     if have < rank:
@@ -59,15 +61,15 @@ def run_time_broadcast(emitter: RelaxEmitter, node: Node, x: Expr) -> list[Any]:
         target = emitter.emit(
             op.concat([emitter.number(np.ones(have - rank, np.int64)), target], axis=0)
         )
-    single = emitter.emit(op.equal(target, _number(emitter, 1)))
+    single = emitter.emit(op.equal(target, _int64_scalar(emitter, 1)))
     return _matched(emitter, node, emitter.emit(op.where(single, own, target)))
 
 
-def _number(emitter: RelaxEmitter, value: int) -> Expr:
+def _int64_scalar(emitter: RelaxEmitter, value: int) -> Expr:
     return emitter.number(np.asarray(value, np.int64))
 
 
-def _target(emitter: RelaxEmitter, node: Node) -> tuple[Expr, int]:
+def _shape_operand_and_rank(emitter: RelaxEmitter, node: Node) -> tuple[Expr, int]:
     """Returns operand 1 and the number of its elements."""
     target = emitter.value(node.operand(1))
     shape = target.ty.shape

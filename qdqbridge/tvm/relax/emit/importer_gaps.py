@@ -90,14 +90,14 @@ def _indexing(node: Node, attributes: OpaqueAttrs) -> str | None:
     extents = _indexed_extents(node)
     if not extents or 0 in extents:
         return "it reads and writes wherever indices of an open or empty extent say"
-    if not _within(node, attributes):
+    if not _scatter_shapes_fit(node, attributes):
         return (
             "it reads and writes behind the data, whose extents are not known to hold the indices"
         )
     return None
 
 
-def _within(node: Node, attributes: OpaqueAttrs) -> bool:
+def _scatter_shapes_fit(node: Node, attributes: OpaqueAttrs) -> bool:
     """True where the shapes of indices and updates are known to fit the data's, as ONNX demands."""
     data, indices, *updates = (node.operand(i).type.shape for i in range(len(node.inputs)))
     given = attributes.node.integers()

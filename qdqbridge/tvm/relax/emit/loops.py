@@ -203,7 +203,7 @@ class _Repetition:
     def _one(self) -> ir.GlobalVar:
         """One step: its number, what is carried, what is read."""
         emitter, carried, read = self._parameters()
-        number = _number("number")
+        number = _int64_var("number")
         with self.builder.function("one", [number, *carried, *read]):
             with self.builder.dataflow():
                 parts = self._parts(self._called_body(emitter, number, carried, read))
@@ -347,9 +347,9 @@ class _Repetition:
         else:
             count, asked = (self._scalar(emitter, index) for index in range(2))
         count = _int(_MOST) if count is None else count
-        known = _known(count)
+        known = _constant_int(count)
         some = emitter.emit(op.greater(count, _int(0))) if known is None else relax.const(known > 0)
-        unsure = [each for each in (some, asked) if each is not None and not _known(each)]
+        unsure = [each for each in (some, asked) if each is not None and not _constant_int(each)]
         if len(unsure) == 2:
             return count, emitter.emit(op.logical_and(*unsure))
         return count, unsure[0] if unsure else None
@@ -485,12 +485,12 @@ def _of_rank(type_: Any) -> relax.TensorType:
     return relax.TensorType(ndim=type_.ndim, dtype=str(type_.dtype))
 
 
-def _number(name: str) -> relax.Var:
+def _int64_var(name: str) -> relax.Var:
     return relax.Var(name, relax.TensorType([], "int64"))
 
 
 def _span() -> tuple[relax.Var, relax.Var]:
-    return _number("first"), _number("last")
+    return _int64_var("first"), _int64_var("last")
 
 
 def _ones(rank: int) -> Any:
@@ -499,7 +499,7 @@ def _ones(rank: int) -> Any:
     return relax.ShapeExpr(extents)
 
 
-def _known(expr: Expr) -> int | None:
+def _constant_int(expr: Expr) -> int | None:
     """Returns the value of a constant."""
     return int(expr.value.numpy()) if isinstance(expr, ir.GenericConst) else None
 

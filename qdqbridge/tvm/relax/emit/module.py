@@ -22,7 +22,7 @@ from qdqbridge.tvm.qnn.emit.graph import (
     check_known,
     emit_nodes,
     expanded,
-    joined,
+    merge_errors,
     unique_identifier,
 )
 from qdqbridge.tvm.qnn.emit.nodes import Form
@@ -134,7 +134,7 @@ class ModuleEmitter:
             params = [variable for variable, _ in self.lifted.values()]
             self.builder.emit_func_output(result, [*inputs, *params])
         if problems:
-            raise joined(problems) from problems[0].__cause__
+            raise merge_errors(problems) from problems[0].__cause__
         return self.builder.finalize()
 
     def _input(self, value: Value) -> relax.Var:

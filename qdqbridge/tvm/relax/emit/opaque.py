@@ -75,7 +75,7 @@ def emit_opaque(
         module = _composed(emitter, node, emit_graph)
         if module is None:
             raise unsupported(node, "TVM has no counterpart of it")
-        return _called(emitter, node, module)
+        return _call_opaque_function(emitter, node, module)
     if is_conditional(node):
         return emit_conditional(emitter, node, lambda branch: emit_graph(branch, None))
     if is_repeated(node):
@@ -88,7 +88,7 @@ def emit_opaque(
         try:
             module = way(emitter, node, emit_graph)
             if module is not None:
-                return _called(emitter, node, module)
+                return _call_opaque_function(emitter, node, module)
         except UnsupportedTargetError as error:
             reasons.append(error.why)
             cause = error
@@ -115,7 +115,7 @@ def emit_conditional(emitter: RelaxEmitter, node: Node, emit_branch: EmitBranch)
         module = conditional_module(alone, emit_branch)
     except QdqBridgeError as error:
         raise unsupported(node, f"{error.what}: {error.why}") from error
-    results = _called(emitter, node, module, _with_extents_of_the_run)
+    results = _call_opaque_function(emitter, node, module, _with_extents_of_the_run)
     for value, result in zip(whole.outputs, results, strict=True):
         if value.users and result.ty.ndim < 0:
             raise unsupported(node, f"its branches give '{value.name}' in different ranks")
@@ -157,7 +157,7 @@ def emit_repeated(emitter: RelaxEmitter, node: Node, emit_body: EmitBody) -> Seq
     reasons: dict[str, QdqBridgeError] = {}
     for way in (partial(written_out, _FEW), counted, partial(written_out, _MANY)):
         try:
-            return _called(emitter, node, way())
+            return _call_opaque_function(emitter, node, way())
         except UnknownSteps:
             continue
         except QdqBridgeError as error:
@@ -209,19 +209,19 @@ def _handed_over(emitter: RelaxEmitter, node: Node, *, shown: bool) -> Node:
     return Node(node.op, node.attributes, inputs, outputs, node.origin)
 
 
-def _called(
+def _call_opaque_function(
     emitter: RelaxEmitter, node: Node, module: ir.IRModule, typed: EmitTyped | None = None
 ) -> Sequence[Expr]:
     name = f"onnx_{node.op.name.rpartition('::')[2].lower()}"
     callee = added(emitter.builder, module, name)
     args = [emitter.value(v) for v in node.inputs if v is not None and v.constant is None]
     called = emitter.emit(relax.Call(callee, args))
-    results = _results(node, called)[: len(node.outputs)]
+    results = _unpack_call_results(node, called)[: len(node.outputs)]
     typed = typed or _typed
     return [typed(emitter, node, r, v) for r, v in zip(results, node.outputs, strict=True)]
 
 
-def _results(node: Node, called: Expr) -> list[Expr]:
+def _unpack_call_results(node: Node, called: Expr) -> list[Expr]:
     """Returns one expression per result.
 
     Raises:
@@ -389,7 +389,7 @@ def _alone(emitter: RelaxEmitter, node: Node) -> Graph:
         if value is None or value.constant is not None:
             inputs.append(value)
             continue
-        shape = tuple(_extents(emitter, node, emitter.value(value), names))
+        shape = tuple(_named_extents(emitter, node, emitter.value(value), names))
         inputs.append(Value(TensorType(value.type.dtype, shape), f"in_{index}"))
     outputs = [Value(value.type, f"out_{index}") for index, value in enumerate(node.outputs)]
     alone = Node(node.op, node.attributes, inputs, outputs, node.origin)
@@ -397,7 +397,7 @@ def _alone(emitter: RelaxEmitter, node: Node) -> Graph:
     return Graph(fed, outputs, [value.name for value in outputs], [alone])
 
 
-def _extents(
+def _named_extents(
     emitter: RelaxEmitter, node: Node, expr: Expr, names: dict[str, str]
 ) -> Iterator[int | str]:
     """Yields extents; each expression has one name of its own in the whole node."""

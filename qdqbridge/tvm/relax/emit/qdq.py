@@ -119,7 +119,9 @@ def between_conversions(emitter: FunctionEmitter, node: Node, foreign: Foreign) 
     else:
         reals = [_computed(emitter, node, part)]
     emitted = [emitter.emit(real) for real in reals]
-    return [_stored(emitter, node, v, e) for v, e in zip(node.outputs, emitted, strict=False)]
+    return [
+        _quantize_result(emitter, node, v, e) for v, e in zip(node.outputs, emitted, strict=False)
+    ]
 
 
 def in_codes(emitter: FunctionEmitter, node: Node, foreign: Foreign) -> Sequence[Expr]:
@@ -145,16 +147,16 @@ def _floating(
     return Node(operator, attributes, inputs, results, node.origin)
 
 
-def _stored(emitter: FunctionEmitter, node: Node, value: Value, expr: Expr) -> Expr:
+def _quantize_result(emitter: FunctionEmitter, node: Node, value: Value, expr: Expr) -> Expr:
     """Quantizes a float result where the value is quantized."""
     if value.quant is None:
         return expr
     params = value.quant.params
-    params = params.widened() if _within(node, params) else params
+    params = params.widened() if _clip_is_redundant(node, params) else params
     return emitter.quantize(emitter.cast(expr, "float32"), params)
 
 
-def _within(node: Node, params: QuantParams) -> bool:
+def _clip_is_redundant(node: Node, params: QuantParams) -> bool:
     """True where the operand's range already keeps the result in its own, so that none is said."""
     source = node.operand(0).quant
     if source is None or not (source.params.per_tensor and params.per_tensor):
@@ -175,14 +177,14 @@ def _computed(emitter: FunctionEmitter, node: Node, part: Node) -> Expr:
         raise unsupported(node, "there is no Relax counterpart")
     if node.op is DENSE:
         args = [emitter.value(part.operand(0)), _permuted(emitter, node.operand(1))]
-        product = emitter.emit(emitter.op.matmul(*_alike(emitter, args)))
+        product = emitter.emit(emitter.op.matmul(*_unify_float_dtypes(emitter, args)))
         bias = [emitter.value(value) for value in part.inputs[2:] if value is not None]
-        return emitter.op.add(*_alike(emitter, [product, *bias])) if bias else product
+        return emitter.op.add(*_unify_float_dtypes(emitter, [product, *bias])) if bias else product
     args = [emitter.value(value) for value in part.inputs if value is not None]
-    return FLOATING[node.op](emitter, part, _alike(emitter, args))
+    return FLOATING[node.op](emitter, part, _unify_float_dtypes(emitter, args))
 
 
-def _alike(emitter: FunctionEmitter, args: list[Expr]) -> list[Expr]:
+def _unify_float_dtypes(emitter: FunctionEmitter, args: list[Expr]) -> list[Expr]:
     """Returns operands whose floats have the type of the first one (a bias may be wider)."""
     floats = [emitter.dtype(arg) for arg in args if "float" in emitter.dtype(arg)]
     return [emitter.cast(arg, floats[0]) if "float" in emitter.dtype(arg) else arg for arg in args]
@@ -209,7 +211,7 @@ def _composed(emitter: FunctionEmitter, part: Node, attributes: CompositionAttrs
         one = _floating(emitter, part, step.op, step.attributes)
         if step.op not in FLOATING:
             raise unsupported(one, "there is no Relax counterpart")
-        args = _alike(emitter, [exprs[index] for index in step.operands])
+        args = _unify_float_dtypes(emitter, [exprs[index] for index in step.operands])
         exprs.append(emitter.emit(FLOATING[step.op](emitter, one, args)))
     return exprs[-1]
 
@@ -217,7 +219,7 @@ def _composed(emitter: FunctionEmitter, part: Node, attributes: CompositionAttrs
 def _resized(emitter: FunctionEmitter, part: Node, attributes: ResizeAttrs) -> Expr:
     """Emits ``R.image.resize2d`` where it is the same function, else weighted sums."""
     before, after = static_shape(part.operand(0).type.shape), static_shape(part.output.type.shape)
-    if before is None or after is None or not _plain(attributes, before, after):
+    if before is None or after is None or not _is_native_resize(attributes, before, after):
         return emit_resize(emitter, part)
     return emitter.op.image.resize2d(
         emitter.value(part.operand(0)),
@@ -229,7 +231,9 @@ def _resized(emitter: FunctionEmitter, part: Node, attributes: ResizeAttrs) -> E
     )
 
 
-def _plain(attributes: ResizeAttrs, before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+def _is_native_resize(
+    attributes: ResizeAttrs, before: tuple[int, ...], after: tuple[int, ...]
+) -> bool:
     """True where TVM's resize of an image computes the same; it knows sizes, not scales."""
     if len(before) != 4 or before[:2] != after[:2] or attributes.antialias:
         return False

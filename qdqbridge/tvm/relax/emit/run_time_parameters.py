@@ -46,13 +46,15 @@ def linear_module(node: Node, attributes: LinearAttrs) -> ir.IRModule:
     with builder.function("main", params):
         with builder.dataflow():
             quantizes = node.op is QUANTIZE_LINEAR
-            expr = (_quantized if quantizes else _dequantized)(emitter, node, attributes)
+            expr = (_emit_dynamic_quantize if quantizes else _dequantized)(
+                emitter, node, attributes
+            )
             result = builder.emit_output(emitter.emit(expr))
         builder.emit_func_output(result)
     return builder.finalize()
 
 
-def _quantized(emitter: RelaxEmitter, node: Node, attributes: LinearAttrs) -> Expr:
+def _emit_dynamic_quantize(emitter: RelaxEmitter, node: Node, attributes: LinearAttrs) -> Expr:
     x, scale, zero_point = _three(node)
     real = emitter.cast(emitter.value(x), _WIDE)
     divisor = _aligned(emitter, node, attributes, scale, _WIDE)

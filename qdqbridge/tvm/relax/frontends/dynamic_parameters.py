@@ -43,10 +43,10 @@ def parameters_of(node: Any) -> tuple[Any, Any] | None:
 def _chooser(value: Any) -> Any:
     """Returns the node that chose a scale or a zero point."""
     source = value.args[0] if getattr(value, "op", "") == "call_function" and value.args else None
-    return source if source is not None and _name(source) == _CHOOSE else None
+    return source if source is not None and _fx_target_name(source) == _CHOOSE else None
 
 
-def _name(node: Any) -> str:
+def _fx_target_name(node: Any) -> str:
     return str(getattr(getattr(node, "target", None), "__name__", ""))
 
 
@@ -80,7 +80,7 @@ def check(program: Any) -> None:
         if why:
             raise UnsupportedQuantization(
                 f"cannot read the quantization of '{node.name}'",
-                where=_name(node),
+                where=_fx_target_name(node),
                 why=why,
                 fix="use a quantizer that takes asymmetric scales of whole tensors in all of int8 "
                 "or uint8, or static ones (is_dynamic=False)",
@@ -88,7 +88,7 @@ def check(program: Any) -> None:
 
 
 def _reason(node: Any) -> str:
-    name = _name(node)
+    name = _fx_target_name(node)
     if name.partition(".")[0] not in _OTHERS:
         return ""
     if name != _CHOOSE:
@@ -100,7 +100,7 @@ def _reason(node: Any) -> str:
     real = str(source.meta["val"].dtype).removeprefix("torch.")
     if real != "float32":
         return f"its data are {real}, not float32"
-    readers = {_name(user) for part in node.users for user in part.users}
+    readers = {_fx_target_name(user) for part in node.users for user in part.users}
     others = sorted(readers.difference(_READERS))
     return f"{', '.join(others)} reads its scale or zero point" if others else ""
 
@@ -108,7 +108,7 @@ def _reason(node: Any) -> str:
 def notes(program: Any) -> Iterator[Note]:
     """Yields what PyTorch does otherwise: a smallest scale."""
     for node in program.graph.nodes:
-        if node.op == "call_function" and _name(node) == _CHOOSE:
+        if node.op == "call_function" and _fx_target_name(node) == _CHOOSE:
             least = float(node.args[3])
             yield Note(
                 "smallest-scale",

@@ -69,8 +69,8 @@ class _PlanEmitter(ModuleEmitter):
 
     def _call(self, kernel: Kernel) -> list[Expr]:
         operands = [self.emitter.value(value) for value in kernel.inputs]
-        constants = [_constant(array) for array in kernel.constants]
-        extents = _extents(kernel.inputs, operands)
+        constants = [_relax_const(array) for array in kernel.constants]
+        extents = _open_extents(kernel.inputs, operands)
         types = [self._type(value, extents) for value in kernel.outputs]
         args: Any = [*operands, *constants]
         call = relax.call_tir(self._function(kernel), args, types if len(types) > 1 else types[0])
@@ -98,7 +98,7 @@ class _PlanEmitter(ModuleEmitter):
         return self._functions[key]
 
 
-def _extents(values: Sequence[Value], operands: Sequence[Expr]) -> Mapping[str, Any]:
+def _open_extents(values: Sequence[Value], operands: Sequence[Expr]) -> Mapping[str, Any]:
     """Returns the open extents of operands by name, those of the first axes first."""
     found: dict[str, Any] = {}
     shapes = [
@@ -111,6 +111,6 @@ def _extents(values: Sequence[Value], operands: Sequence[Expr]) -> Mapping[str, 
     return found
 
 
-def _constant(array: Array) -> Any:
+def _relax_const(array: Array) -> Any:
     """Returns a constant; one that lies as TVM wants it is not copied."""
     return relax.const(to_tensor(np.ascontiguousarray(array), tvm.cpu()))

@@ -45,11 +45,11 @@ def full_view(value: Value) -> View | None:
     shape = value.type.shape
     if not shape or any_open(shape) is None:
         return None
-    strides = tuple(_product(shape[axis + 1 :]) for axis in range(len(shape)))
+    strides = tuple(_symbolic_stride(shape[axis + 1 :]) for axis in range(len(shape)))
     return View(value, shape, strides)
 
 
-def _product(extents: tuple[Dim, ...]) -> Stride:
+def _symbolic_stride(extents: tuple[Dim, ...]) -> Stride:
     known = math.prod(extent for extent in extents if isinstance(extent, int))
     names = sorted(extent for extent in extents if isinstance(extent, str))
     return (known, *names) if names else known

@@ -27,7 +27,7 @@ def attention(reading: Reading, call: Call) -> Value:
     queries = _permuted(reading, q, _HEADS_FIRST)
     keys = _permuted(reading, k, _KEYS)
     values = _permuted(reading, v, _HEADS_FIRST)
-    scores = _product(reading, queries, keys)
+    scores = _matmul_node(reading, queries, keys)
     scores = _scaled(reading, call, scores, q)
     if len(call.args) > 3:
         bias = reading.plain(call.args[3])
@@ -37,7 +37,7 @@ def attention(reading: Reading, call: Call) -> Value:
         least = reading.constant(np.asarray(-np.inf, scores.type.dtype.numpy))
         scores = reading.node("Where", NO_ATTRIBUTES, [mask, scores, least], scores.type)
     weights = reading.node("Softmax", SoftmaxAttrs((3,)), [scores], scores.type)
-    mixed = _product(reading, weights, values)
+    mixed = _matmul_node(reading, weights, values)
     return reading.node("Transpose", TransposeAttrs(_HEADS_FIRST), [mixed], tensor(call), call)
 
 
@@ -49,7 +49,7 @@ def _permuted(reading: Reading, value: Value, perm: tuple[int, ...]) -> Value:
     return reading.node("Transpose", TransposeAttrs(perm), [value], type_)
 
 
-def _product(reading: Reading, a: Value, b: Value) -> Value:
+def _matmul_node(reading: Reading, a: Value, b: Value) -> Value:
     rows, columns = a.type.shape or (), b.type.shape or ()
     shape: Shape = (*rows[:3], *columns[-1:])
     return reading.node("MatMul", NO_ATTRIBUTES, [a, b], TensorType(a.type.dtype, shape))

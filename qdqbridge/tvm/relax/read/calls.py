@@ -45,10 +45,10 @@ def results_of(type_: Any) -> list[Result]:
         return [result for field in fields for result in results_of(field)]
     if not isinstance(type_, relax.TensorType):
         return [Result("int64", None)]
-    return [Result(str(type_.dtype or "float32"), _shape(type_))]
+    return [Result(str(type_.dtype or "float32"), _relax_type_shape(type_))]
 
 
-def _shape(type_: Any) -> Shape:
+def _relax_type_shape(type_: Any) -> Shape:
     if type_.shape is None or not hasattr(type_.shape, "values"):
         return None
     return tuple(_dim(extent) for extent in type_.shape.values)

@@ -28,7 +28,7 @@ def filled(number: float) -> Row:
 
     def read(reading: Reading, call: Call) -> Value:
         single = np.asarray(number, call.dtype.numpy)
-        return _spread(reading, call, reading.constant(single))
+        return _expand_scalar(reading, call, reading.constant(single))
 
     return read
 
@@ -40,10 +40,10 @@ def full(reading: Reading, call: Call) -> Value:
     if found is not None and found.size == 1:
         single = found.reshape(()).astype(call.dtype.numpy)
         value = reading.constant(single)
-    return _spread(reading, call, value)
+    return _expand_scalar(reading, call, value)
 
 
-def _spread(reading: Reading, call: Call, value: Value) -> Value:
+def _expand_scalar(reading: Reading, call: Call, value: Value) -> Value:
     """Returns a value of one element as a tensor of the call's shape."""
     extents = static_shape(call.result.shape)
     if extents is None:

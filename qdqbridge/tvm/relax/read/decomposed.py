@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes
-from qdqbridge.core.graph.patterns import Pattern, PatternMatch, match
+from qdqbridge.core.graph.patterns import Pattern, PatternMatch, match_value_pattern
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.attributes import (
     AxesAttrs,
@@ -65,7 +65,7 @@ _INSTANCE: Pattern = (
 def _instance_norm(reading: Reading, node: Node) -> Found | None:
     """``(x - mean) / sqrt(variance(x) + eps) * gamma + beta`` over space."""
     found = PatternMatch()
-    if not match(node.output, _INSTANCE, found):
+    if not match_value_pattern(node.output, _INSTANCE, found):
         return None
     x, mean = found.values["x"], found.values["mean"].producer
     rank = x.rank or 0
@@ -75,7 +75,7 @@ def _instance_norm(reading: Reading, node: Node) -> Found | None:
         return None
     if mean.attributes not in (ReduceAttrs(axes), NO_ATTRIBUTES):
         return None
-    vectors = [_vector(found.values[name], rank) for name in ("gamma", "beta")]
+    vectors = [_channel_vector(found.values[name], rank) for name in ("gamma", "beta")]
     if any(vector is None for vector in vectors):
         return None
     operands = [x, *(vector for vector in vectors if vector is not None)]
@@ -86,7 +86,7 @@ def _batch_norm(reading: Reading, node: Node) -> Found | None:
     """``(x - mean) / sqrt(variance + eps) * gamma + beta``, as TVM decomposes it for inference."""
     del reading
     found = PatternMatch()
-    if not match(node.output, _INSTANCE, found):
+    if not match_value_pattern(node.output, _INSTANCE, found):
         return None
     x, rank = found.values["x"], node.output.rank or 0
     names = ("gamma", "beta", "mean", "variance")
@@ -115,7 +115,7 @@ def _group_norm(reading: Reading, node: Node) -> Found | None:
     """``group_norm(x, 1, 0) * gamma + beta``."""
     del reading
     found = PatternMatch()
-    if not match(node.output, _AFFINE, found):
+    if not match_value_pattern(node.output, _AFFINE, found):
         return None
     norm = found.values["norm"].producer
     if norm is None or norm.op is not GROUP_NORMALIZATION:
@@ -123,14 +123,16 @@ def _group_norm(reading: Reading, node: Node) -> Found | None:
     ones, zeros = norm.operand(1).constant, norm.operand(2).constant
     if ones is None or zeros is None or zeros.numpy().any() or (ones.numpy() != 1).any():
         return None
-    vectors = [_vector(found.values[name], node.output.rank or 0) for name in ("gamma", "beta")]
+    vectors = [
+        _channel_vector(found.values[name], node.output.rank or 0) for name in ("gamma", "beta")
+    ]
     if any(vector is None for vector in vectors):
         return None
     operands = [norm.operand(0), *(vector for vector in vectors if vector is not None)]
     return norm.op.name, norm.attributes, operands
 
 
-def _vector(value: Value, rank: int) -> Value | None:
+def _channel_vector(value: Value, rank: int) -> Value | None:
     """Returns the vector behind one element per channel of ``rank`` axes."""
     node, shape = value.producer, value.type.shape or ()
     if shape[1:] != (1,) * (rank - 2) or len(shape) != rank - 1:

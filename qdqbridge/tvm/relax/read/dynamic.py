@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Operator
-from qdqbridge.core.graph.patterns import Pattern, PatternMatch, match
+from qdqbridge.core.graph.patterns import Pattern, PatternMatch, match_value_pattern
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.attributes import (
     AxesAttrs,
@@ -70,7 +70,9 @@ def at_run_time(op: Operator, row: Row) -> Row:
 
 def _from_the_data(x: Entry, scale: Value, zero_point: Value) -> bool:
     found = PatternMatch({"x": x, "scale": scale} if isinstance(x, Value) else {})
-    if not match(scale, _SCALE, found) or not match(zero_point, _ZERO_POINT, found):
+    if not match_value_pattern(scale, _SCALE, found) or not match_value_pattern(
+        zero_point, _ZERO_POINT, found
+    ):
         return False
     rank = found.values["x"].rank
     clips = [n.attributes for n in found.nodes if isinstance(n.attributes, ClipAttrs)]
@@ -96,7 +98,7 @@ def matmul(row: Row) -> Row:
     """Returns ``row`` that reads products of differences in int32 as MatMulInteger."""
 
     def read(reading: Reading, call: Call) -> Entry | list[Value]:
-        sides = [_codes(entry, index) for index, entry in enumerate(call.args)]
+        sides = [_match_zero_point_subtract(entry, index) for index, entry in enumerate(call.args)]
         known = [side for side in sides if side is not None]
         if call.provenance is not None or call.dtype is not DType.INT32 or len(known) < 2:
             return row(reading, call)
@@ -106,7 +108,7 @@ def matmul(row: Row) -> Row:
     return read
 
 
-def _codes(entry: Entry, rank: int) -> tuple[Value, Value] | None:
+def _match_zero_point_subtract(entry: Entry, rank: int) -> tuple[Value, Value] | None:
     """Returns 8-bit codes and their zero point behind a difference of both in int32.
 
     Args:
@@ -115,7 +117,9 @@ def _codes(entry: Entry, rank: int) -> tuple[Value, Value] | None:
     """
     found = PatternMatch()
     patterns = (_DIFFERENCE, _OF_COLUMNS)[: 1 + rank]
-    if not isinstance(entry, Value) or not any(match(entry, p, found) for p in patterns):
+    if not isinstance(entry, Value) or not any(
+        match_value_pattern(entry, p, found) for p in patterns
+    ):
         return None
     codes, zero_point = found.values["codes"], found.values["zero_point"]
     casts = [n.attributes for n in found.nodes if isinstance(n.attributes, CastAttrs)]

@@ -93,13 +93,13 @@ def cumulated(reading: Reading, call: Call) -> Value:
     if call.get("axis") is None:
         raise reading.refused("it sums over the flattened tensor")
     if x.type.dtype is not call.dtype:
-        x = _cast(reading, x, call.dtype)
+        x = _insert_cast(reading, x, call.dtype)
     axis = reading.constant(np.asarray(call.integer("axis") % max(x.rank or 0, 1), np.int64))
     exclusive = int(bool(call.get("exclusive", False)))
     return standard(reading, "CumSum", [x, axis], [tensor(call)], call, exclusive=exclusive)[0]
 
 
-def _cast(reading: Reading, x: Value, dtype: DType) -> Value:
+def _insert_cast(reading: Reading, x: Value, dtype: DType) -> Value:
     return reading.node("Cast", CastAttrs(dtype), [x], TensorType(dtype, x.type.shape))
 
 
@@ -150,7 +150,7 @@ def largest(reading: Reading, call: Call) -> list[Value]:
 def _index(reading: Reading, index: Value, dtype: str) -> Value:
     wanted = DType.of(np.dtype(dtype))
     same = wanted is DType.INT64 or not wanted.is_integer
-    return index if same else _cast(reading, index, wanted)
+    return index if same else _insert_cast(reading, index, wanted)
 
 
 def along(op_type: str) -> Row:
@@ -170,7 +170,7 @@ def at_positions(op_type: str) -> Row:
     def read(reading: Reading, call: Call) -> Value:
         operands = [reading.plain(entry) for entry in call.args]
         if operands[1].type.dtype is not DType.INT64:
-            operands[1] = _cast(reading, operands[1], DType.INT64)
+            operands[1] = _insert_cast(reading, operands[1], DType.INT64)
         lead = int(call.get("batch_dims", 0) or 0)
         return _scattered(reading, call, op_type, operands, {"batch_dims": lead} if lead else {})
 
@@ -195,7 +195,7 @@ def _scattered(
 
 def _index_type(reading: Reading, value: Value) -> Value:
     wide = (DType.INT32, DType.INT64)
-    return value if value.type.dtype in wide else _cast(reading, value, DType.INT64)
+    return value if value.type.dtype in wide else _insert_cast(reading, value, DType.INT64)
 
 
 def triangle(*, upper: bool) -> Row:
@@ -213,7 +213,7 @@ def one_hot(reading: Reading, call: Call) -> Value:
     """``one_hot(indices, on_value, off_value, depth, axis)``."""
     index = reading.plain(call.args[0])
     if index.type.dtype is not DType.INT64:  # the one type that goes with depth in onnxruntime
-        index = _cast(reading, index, DType.INT64)
+        index = _insert_cast(reading, index, DType.INT64)
     numbers = [float(call.attrs["off_value"]), float(call.attrs["on_value"])]
     values = reading.constant(np.asarray(numbers, call.dtype.numpy))
     depth = reading.constant(np.asarray(call.integer("depth"), np.int64))

@@ -29,10 +29,10 @@ def _inside(body: Any) -> Iterator[Any]:
         seen.add(expr)
         if isinstance(expr, ir.Call):
             yield expr
-        stack += reversed(_parts(expr))
+        stack += reversed(_relax_subexprs(expr))
 
 
-def _parts(expr: Any) -> list[Any]:
+def _relax_subexprs(expr: Any) -> list[Any]:
     if isinstance(expr, relax.SeqExpr):
         bindings = [binding for block in expr.blocks for binding in block.bindings]
         return [*(binding.value for binding in bindings), expr.body]

@@ -34,10 +34,12 @@ def register() -> None:
     """Registers the operators; doing it again changes nothing."""
     if SCALE in Op.list_op_names():
         return
-    _register(SCALE, ("data",), _scalar("float32"), _scale)
+    _register(SCALE, ("data",), _scalar("float32"), _dynamic_uint8_scale)
     _register(ZERO_POINT, ("data", "scale"), _scalar("uint8"), _zero_point)
-    _register(QUANTIZE, ("data", "scale", "zero_point"), _codes_type, _codes)
-    _register(MATMUL, ("a", "b", "a_zero_point", "b_zero_point"), _product_type, _product)
+    _register(QUANTIZE, ("data", "scale", "zero_point"), _codes_type, _compute_dynamic_codes)
+    _register(
+        MATMUL, ("a", "b", "a_zero_point", "b_zero_point"), _product_type, _legalize_matmul_integer
+    )
 
 
 def _register(
@@ -73,23 +75,23 @@ def _codes_type(types: Sequence[Any], attrs: Any) -> Any:
     return tensor_type(types[0].shape, "uint8") if is_known(types[0]) else None
 
 
-def _scale(attrs: Any, args: Sequence[Any], types: Sequence[Any]) -> Any:
+def _dynamic_uint8_scale(attrs: Any, args: Sequence[Any], types: Sequence[Any]) -> Any:
     """``(max(x, 0) - min(x, 0)) / 255``, and 1 for zeros."""
     del attrs, types
     low = _lowest(args[0])
-    high = relay.maximum(relay.max(args[0]), _number(0))
-    span = relay.divide(relay.subtract(high, low), _number(_MOST))
-    return relay.where(relay.equal(low, high), _number(1), span)
+    high = relay.maximum(relay.max(args[0]), _relay_float32(0))
+    span = relay.divide(relay.subtract(high, low), _relay_float32(_MOST))
+    return relay.where(relay.equal(low, high), _relay_float32(1), span)
 
 
 def _zero_point(attrs: Any, args: Sequence[Any], types: Sequence[Any]) -> Any:
     """``round(-min(x, 0) / scale)``."""
     del attrs, types
-    offset = relay.subtract(_number(0), relay.divide(_lowest(args[0]), args[1]))
+    offset = relay.subtract(_relay_float32(0), relay.divide(_lowest(args[0]), args[1]))
     return relay.cast(rint(typed(relay.clip(offset, 0, _MOST))), "uint8")
 
 
-def _codes(attrs: Any, args: Sequence[Any], types: Sequence[Any]) -> Any:
+def _compute_dynamic_codes(attrs: Any, args: Sequence[Any], types: Sequence[Any]) -> Any:
     """``round(x / scale) + zero_point``, within 0 to 255."""
     del attrs, types
     codes = rint(typed(relay.divide(args[0], args[1])))
@@ -98,10 +100,10 @@ def _codes(attrs: Any, args: Sequence[Any], types: Sequence[Any]) -> Any:
 
 
 def _lowest(x: Any) -> Any:
-    return relay.minimum(relay.min(x), _number(0))
+    return relay.minimum(relay.min(x), _relay_float32(0))
 
 
-def _number(value: float) -> Any:
+def _relay_float32(value: float) -> Any:
     return relay.Constant(tvm.nd.array(np.asarray(value, np.float32)))
 
 
@@ -118,7 +120,7 @@ def _product_type(types: Sequence[Any], attrs: Any) -> Any:
     return relay.TensorType([*lead, *rows, *columns], "int32")
 
 
-def _product(attrs: Any, args: Sequence[Any], types: Sequence[Any]) -> Any:
+def _legalize_matmul_integer(attrs: Any, args: Sequence[Any], types: Sequence[Any]) -> Any:
     shape = [int(extent) for extent in _product_type(types, attrs).shape]
     a, b, za, zb = (typed(relay.cast(typed(arg), "int32")) for arg in args)
     if len(types[0].shape) == 1:
@@ -128,21 +130,21 @@ def _product(attrs: Any, args: Sequence[Any], types: Sequence[Any]) -> Any:
     if len(types[2].shape) == 1:  # one for each row
         za = relay.expand_dims(za, 1)
     a, b = typed(relay.subtract(a, za)), typed(relay.subtract(b, zb))
-    if len(_extents(a)) == 2 and len(_extents(b)) == 2:
+    if len(_static_shape(a)) == 2 and len(_static_shape(b)) == 2:
         product = relay.nn.dense(a, typed(relay.transpose(b)))
     else:
-        lead = list(np.broadcast_shapes(tuple(_extents(a)[:-2]), tuple(_extents(b)[:-2])))
+        lead = list(np.broadcast_shapes(tuple(_static_shape(a)[:-2]), tuple(_static_shape(b)[:-2])))
         product = relay.nn.batch_matmul(
             _stacked(a, lead), _stacked(b, lead), transpose_a=False, transpose_b=False
         )
     return relay.reshape(product, shape, allowzero=True)
 
 
-def _extents(x: Any) -> list[int]:
+def _static_shape(x: Any) -> list[int]:
     return [int(extent) for extent in typed(x).checked_type.shape]
 
 
 def _stacked(x: Any, lead: list[int]) -> Any:
-    rows, columns = _extents(x)[-2:]
+    rows, columns = _static_shape(x)[-2:]
     wide = typed(relay.broadcast_to(x, [*lead, rows, columns]))
     return typed(relay.reshape(wide, [math.prod(lead), rows, columns], allowzero=True))

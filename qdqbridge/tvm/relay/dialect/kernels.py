@@ -75,10 +75,10 @@ def call_kernel(
 
 def _compute(attrs: Any, inputs: Sequence[Any], out_type: Any) -> list[Any]:
     del out_type
-    return [_kernel(attrs).function(*inputs)]
+    return [_find_te_kernel(attrs).function(*inputs)]
 
 
-def _kernel(attrs: Any) -> TeKernel:
+def _find_te_kernel(attrs: Any) -> TeKernel:
     key = str(attrs["key"])
     if key not in _KERNELS:
         raise GraphError(
@@ -91,7 +91,7 @@ def _kernel(attrs: Any) -> TeKernel:
 
 def _schedule(attrs: Any, outs: Sequence[Any], target: Any) -> Any:
     del target
-    kernel = _kernel(attrs)
+    kernel = _find_te_kernel(attrs)
     schedule: Any = te.create_schedule([out.op for out in outs])
     for stage in schedule.stages:
         if stage.op.name in kernel.blocks:
@@ -115,9 +115,9 @@ def _strategy(attrs: Any, inputs: Any, out_type: Any, target: Any) -> OpStrategy
     return strategy
 
 
-def _infer(types: Sequence[Any], attrs: Any) -> relay.TensorType:
+def _infer_kernel_call(types: Sequence[Any], attrs: Any) -> relay.TensorType:
     del types
-    return _kernel(attrs).type_
+    return _find_te_kernel(attrs).type_
 
 
 def register_kernel() -> None:
@@ -130,7 +130,7 @@ def register_kernel() -> None:
     operator.add_argument("data", "Tuple", "operands")
     operator.set_attrs_type_key("DictAttrs")
     operator.set_support_level(11)
-    operator.add_type_rel("QnnKernel", _infer)
+    operator.add_type_rel("QnnKernel", _infer_kernel_call)
     generic = get_native_generic_func("qnn_kernel_strategy")
     generic.set_default(_strategy, allow_override=True)
     ir.register_op_attr(NAME, "FTVMStrategy", generic)

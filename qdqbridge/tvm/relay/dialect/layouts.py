@@ -57,7 +57,7 @@ def _stated(name: str, count: int) -> Callable[..., Any]:
     def infer(attrs: Any, new: Any, old: Any, types: Any) -> Any:
         del new, old, types
         layout = tvm.tir.layout(str(attrs[name]))
-        return InferCorrectLayoutOutput([layout, *_parameters(count - 1)], [layout], attrs)
+        return InferCorrectLayoutOutput([layout, *_param_layouts(count - 1)], [layout], attrs)
 
     return infer
 
@@ -68,11 +68,11 @@ def _follow(count: int) -> Callable[..., Any]:
     def infer(attrs: Any, new: Any, old: Any, types: Any) -> Any:
         layout = _chosen(new, old, 0)
         reduced = "keepdims" in names_of(attrs) and not attrs["keepdims"]
-        if reduced and _known(old[0]) and _scrambled(attrs, old[0], layout, types[0]):
+        if reduced and _is_defined_layout(old[0]) and _scrambled(attrs, old[0], layout, types[0]):
             layout = old[0]
         moved = _moved(attrs, old[0], layout, _FIRST)
         out = tvm.tir.layout("__undef__") if reduced else layout
-        return InferCorrectLayoutOutput([layout, *_parameters(count - 1)], [out], moved)
+        return InferCorrectLayoutOutput([layout, *_param_layouts(count - 1)], [out], moved)
 
     return infer
 
@@ -83,31 +83,33 @@ def _two_operands(count: int) -> Callable[..., Any]:
     def infer(attrs: Any, new: Any, old: Any, types: Any) -> Any:
         same_rank = len(types[0].shape) == len(types[1].shape)
         choices = [_chosen(new, old, i) for i in (0, 1)]
-        changed = [c for i, c in enumerate(choices) if _name(c) != _name(old[i])]
-        known = next((o for o in list(old)[:2] if _known(o)), None)
+        changed = [
+            c for i, c in enumerate(choices) if _layout_letters(c) != _layout_letters(old[i])
+        ]
+        known = next((o for o in list(old)[:2] if _is_defined_layout(o)), None)
         if not same_rank or not changed or known is None:
             layouts = [old[0], old[1]]
             out = old[0] if len(types[0].shape) >= len(types[1].shape) else old[1]
-            return InferCorrectLayoutOutput([*layouts, *_parameters(count - 2)], [out], attrs)
+            return InferCorrectLayoutOutput([*layouts, *_param_layouts(count - 2)], [out], attrs)
         layout = changed[0]
         moved = _moved(attrs, known, layout, AXES)
-        rest = _parameters(count - 2)
+        rest = _param_layouts(count - 2)
         return InferCorrectLayoutOutput([layout, layout, *rest], [layout], moved)
 
     return infer
 
 
-def _parameters(count: int) -> list[Any]:
+def _param_layouts(count: int) -> list[Any]:
     return [tvm.tir.layout("C")] * count
 
 
-def _name(layout: Any) -> str:
+def _layout_letters(layout: Any) -> str:
     """Returns the letters of a layout, empty where it is not known."""
     return "" if layout is None or layout.name == "__undef__" else str(layout.name)
 
 
-def _known(layout: Any) -> bool:
-    return bool(_name(layout))
+def _is_defined_layout(layout: Any) -> bool:
+    return bool(_layout_letters(layout))
 
 
 def _chosen(new: Any, old: Any, index: int) -> Any:
@@ -117,14 +119,14 @@ def _chosen(new: Any, old: Any, index: int) -> Any:
     """
     was = old[index]
     now = was if new is None else new[index]
-    if not (_known(now) and _known(was)) or now.name == was.name:
+    if not (_is_defined_layout(now) and _is_defined_layout(was)) or now.name == was.name:
         return was
     return now if sorted(now.name) == sorted(was.name) else was
 
 
 def _moved(attrs: Any, old: Any, new: Any, names: Sequence[str]) -> Any:
     """Returns attributes whose axes count those of the new layout."""
-    if _name(old) == _name(new):
+    if _layout_letters(old) == _layout_letters(new):
         return attrs
     values = values_of(attrs)
     for name in names:
@@ -132,14 +134,14 @@ def _moved(attrs: Any, old: Any, new: Any, names: Sequence[str]) -> Any:
             continue
         value = values[name]
         values[name] = (
-            _axis(int(value), old, new)
+            _axis_in_new_layout(int(value), old, new)
             if isinstance(value, int | tvm.tir.IntImm)
-            else [_axis(int(v), old, new) for v in value]
+            else [_axis_in_new_layout(int(v), old, new) for v in value]
         )
     return dict_attrs(values)
 
 
-def _axis(axis: int, old: Any, new: Any) -> int:
+def _axis_in_new_layout(axis: int, old: Any, new: Any) -> int:
     return new.name.index(old.name[axis])
 
 

@@ -126,7 +126,7 @@ def _pool(args: Sequence[Any], a: Attrs) -> Any:
     )
 
 
-def _broadcast(name: str) -> Native:
+def _native_qnn_binary(name: str) -> Native:
     make = getattr(_make, name)
     return Native(
         f"qnn.{name}",
@@ -146,7 +146,7 @@ def _ungrouped(attrs: Attrs, types: Sequence[Any]) -> bool:
     return attrs["groups"] == 1 or not types[5].shape
 
 
-def _rows(attrs: Attrs, types: Sequence[Any]) -> bool:
+def _accepts_native_softmax(attrs: Attrs, types: Sequence[Any]) -> bool:
     return isinstance(attrs["axis"], int) and _same_dtype(attrs, types)
 
 
@@ -202,14 +202,14 @@ NATIVE: tuple[Native, ...] = (
         _plain_matmul,
         _ACCUMULATED,
     ),
-    *(_broadcast(name) for name in ("add", "subtract", "mul")),
+    *(_native_qnn_binary(name) for name in ("add", "subtract", "mul")),
     Native("qnn.concatenate", lambda args, a: _make.concatenate(*args, a["axis"]), ()),
     Native("qnn.avg_pool2d", _pool, (_NARROW,), _same_dtype),
     Native(
         "qnn.softmax",
         lambda args, a: _make.softmax(args[0], a["axis"], *args[1:]),
         (_CODES,),
-        _rows,
+        _accepts_native_softmax,
         widened=True,
     ),
     Native(

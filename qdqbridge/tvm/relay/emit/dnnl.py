@@ -42,7 +42,7 @@ def add(emitter: FunctionEmitter, node: Node) -> Expr | None:
     where it limits nothing. A product that others read as well would be computed twice.
     """
     result, values = node.output.quant, [node.operand(0), node.operand(1)]
-    alone = [value for value in values if _product(value)]
+    alone = [value for value in values if _is_single_use_product(value)]
     if result is None or not alone:
         return None
     front = alone[0]
@@ -63,6 +63,6 @@ def add(emitter: FunctionEmitter, node: Node) -> Expr | None:
     return held if (low, high) == (params.qmin, params.qmax) else clip(emitter, held, params)
 
 
-def _product(value: Value) -> bool:
+def _is_single_use_product(value: Value) -> bool:
     node = value.producer
     return node is not None and node.op.flow is Flow.ACCUMULATE and len(value.users) == 1

@@ -40,7 +40,7 @@ def resized(
     axes = emitter.spatial(node, 4)
     size = [extent for axis in axes if isinstance(extent := after[axis], int)]
     others = [axis for axis in range(4) if axis not in axes]
-    if len(size) != 2 or any(_scale(attributes, axis) not in (None, 1.0) for axis in others):
+    if len(size) != 2 or any(_resize_scale(attributes, axis) not in (None, 1.0) for axis in others):
         return None
     lengths = [before[axis] for axis in axes]
     mode = _mode(attributes, axes, lengths, size)
@@ -53,7 +53,7 @@ def resized(
     return emitter.quantize(emitter.emit(relay.image.resize2d(real, tuple(size), **attrs)), result)
 
 
-def _scale(attributes: ResizeAttrs, axis: int) -> float | None:
+def _resize_scale(attributes: ResizeAttrs, axis: int) -> float | None:
     return None if attributes.scales is None else attributes.scales[axis]
 
 
@@ -65,12 +65,12 @@ def _mode(
     if attributes.mode == "nearest":
         for coordinates, nearest, rounding in _NEAREST:
             plain = ResizeAttrs("nearest", coordinates, nearest, None, None)
-            if _same(wanted, plain, lengths, size):
+            if _equal_resize_weights(wanted, plain, lengths, size):
                 return _attrs("nearest_neighbor", coordinates, rounding)
     elif attributes.mode == "linear":
         for coordinates, rounding in _LINEAR:
             plain = ResizeAttrs("linear", coordinates, "floor", None, None)
-            if _same(wanted, plain, lengths, size):
+            if _equal_resize_weights(wanted, plain, lengths, size):
                 return _attrs("linear", coordinates, rounding)
     return None
 
@@ -83,7 +83,7 @@ def _attrs(method: str, coordinates: str, rounding: str) -> dict[str, Any]:
     }
 
 
-def _same(
+def _equal_resize_weights(
     wanted: list[NDArray[Any]], plain: ResizeAttrs, lengths: list[int], size: list[int]
 ) -> bool:
     found = [axis_weights(plain, 0, n, m) for n, m in zip(lengths, size, strict=True)]

@@ -21,7 +21,7 @@ from qdqbridge.tvm.qnn.emit.graph import (
     check_known,
     emit_nodes,
     expanded,
-    joined,
+    merge_errors,
     unique_identifier,
 )
 from qdqbridge.tvm.qnn.origin import conversion, type_text
@@ -121,7 +121,7 @@ class _Module:
         inputs = [self._input(value) for value in self.graph.inputs]
         problems = emit_nodes(self.emitter, self.graph, self._bound, self._foreign, self._begin)
         if problems:
-            raise joined(problems) from problems[0].__cause__
+            raise merge_errors(problems) from problems[0].__cause__
         outputs = [self.emitter.value(value) for value in self.graph.outputs]
         result = outputs[0] if len(outputs) == 1 else relay.Tuple(outputs)
         params = [variable for variable, _ in self.lifted.values()]

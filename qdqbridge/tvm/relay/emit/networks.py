@@ -16,7 +16,7 @@ relay: Any = _relay
 _MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
 
 
-def _window(values: Sequence[int]) -> tuple[int, ...]:
+def _int_tuple(values: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(value) for value in values)
 
 
@@ -103,17 +103,17 @@ class Networks:
 
         def window(*args: Expr, **attrs: Any) -> Expr:
             if "conv" in name:
-                attrs |= _kernel(args[1], name, attrs)
-            return function(*args, **{k: _plain(v) for k, v in attrs.items()})
+                attrs |= _relay_conv_size_attrs(args[1], name, attrs)
+            return function(*args, **{k: _ints_if_sequence(v) for k, v in attrs.items()})
 
         return window
 
 
-def _plain(value: Any) -> Any:
-    return _window(value) if isinstance(value, tuple | list) else value
+def _ints_if_sequence(value: Any) -> Any:
+    return _int_tuple(value) if isinstance(value, tuple | list) else value
 
 
-def _kernel(weight: Expr, name: str, attrs: dict[str, Any]) -> dict[str, Any]:
+def _relay_conv_size_attrs(weight: Expr, name: str, attrs: dict[str, Any]) -> dict[str, Any]:
     """Returns kernel size and channels, which Relay wants to be told."""
     shape, layout = shape_of(weight), str(attrs.get("kernel_layout", ""))
     if layout:

@@ -143,7 +143,7 @@ def _resize(emitter: FunctionEmitter, node: Node, attributes: ResizeAttrs) -> Ex
     return None if found is None else resized(emitter, node, attributes, *found)
 
 
-def _concat(emitter: FunctionEmitter, node: Node, attributes: AxisAttrs) -> Expr | None:
+def _emit_tflite_concat(emitter: FunctionEmitter, node: Node, attributes: AxisAttrs) -> Expr | None:
     """``concatenate`` of operands of the result's mapping; others are requantized before."""
     result = node.output.quant
     assert result is not None
@@ -166,5 +166,5 @@ ROWS: dict[Operator, Row] = {
     ABS: island,
     SOFTMAX: island,
     HARD_SWISH: _hard_swish,
-    **dict((at(AVERAGE_POOL, _average_pool), at(RESIZE, _resize), at(CONCAT, _concat))),
+    **dict((at(AVERAGE_POOL, _average_pool), at(RESIZE, _resize), at(CONCAT, _emit_tflite_concat))),
 }

@@ -76,7 +76,7 @@ def calibrated(
         relay.transform.InferType(),
     ]
     required = ["QuantizeAnnotate", "QuantizeCalibrate"]
-    with _target():
+    with _default_host_target():
         with tvm.transform.PassContext(opt_level=opt_level):
             held = {name: tvm.nd.array(array) for name, array in arrays.items()}
             prepared = quantize.prerequisite_optimize(typed, held)
@@ -88,7 +88,7 @@ def calibrated(
 
 
 @contextmanager
-def _target() -> Generator[None, None, None]:
+def _default_host_target() -> Generator[None, None, None]:
     """Enters a target for this processor where the caller has entered none."""
     if tvm.target.Target.current(allow_none=True) is not None:
         yield

@@ -38,7 +38,7 @@ def _check_out_layout(call: Call, reader: CallReader) -> None:
         raise reader.refusal(f"its data has layout {own}, its result {stated}")
 
 
-def _pad(call: Call, reader: CallReader) -> Call:
+def _pad_value_to_attribute(call: Call, reader: CallReader) -> Call:
     """The pad value is Relay's second argument, here an attribute."""
     if len(call.args) < 2:
         return call
@@ -69,7 +69,7 @@ def _reduction(call: Call, reader: CallReader) -> Call:
     return replace(call, attrs={**call.attrs, "axis": axes, "exclude": False})
 
 
-def _clip(call: Call, reader: CallReader) -> Call:
+def _order_clip_bounds(call: Call, reader: CallReader) -> Call:
     """Where the bounds are swapped, every element becomes the first of them."""
     low, high = float(call.attrs["a_min"]), float(call.attrs["a_max"])
     del reader
@@ -77,8 +77,8 @@ def _clip(call: Call, reader: CallReader) -> Call:
 
 
 _CHANGES: Mapping[str, Callable[[Call, CallReader], Call]] = {
-    "nn.pad": _pad,
-    "clip": _clip,
+    "nn.pad": _pad_value_to_attribute,
+    "clip": _order_clip_bounds,
     **dict.fromkeys(("nn.layer_norm", "nn.instance_norm", "nn.group_norm", "nn.batch_norm"), _norm),
     **dict.fromkeys(("mean", "sum", "max", "min"), _reduction),
 }

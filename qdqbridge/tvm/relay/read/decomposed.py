@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
-from qdqbridge.core.graph.patterns import Pattern, PatternMatch, match
+from qdqbridge.core.graph.patterns import Pattern, PatternMatch, match_value_pattern
 from qdqbridge.core.ops.attributes import NormAttrs, ReduceAttrs
 from qdqbridge.core.ops.elementwise import SUB
 from qdqbridge.core.ops.pooling import GLOBAL_AVERAGE_POOL
@@ -38,7 +38,9 @@ def half_even(row: Row) -> Row:
     def read(reading: Reading, call: Call) -> Entry | list[Value]:
         found = PatternMatch()
         operands = [arg for arg in call.args if isinstance(arg, Value)]
-        if len(operands) == len(_ROUND) and all(map(match, operands, _ROUND, [found] * 3)):
+        if len(operands) == len(_ROUND) and all(
+            map(match_value_pattern, operands, _ROUND, [found] * 3)
+        ):
             return reading.node("Round", NO_ATTRIBUTES, [found.values["x"]], tensor(call), call)
         return row(reading, call)
 
@@ -53,11 +55,11 @@ def layer_norm(row: Row) -> Row:
         if call.provenance is not None or not isinstance(value, Value):
             return value
         found = PatternMatch()
-        if not match(value, _LAYER_NORM, found):
+        if not match_value_pattern(value, _LAYER_NORM, found):
             return value
         mean, x = found.values["mean"].producer, found.values["x"]
         centred = found.values["d"].producer
-        axis = _axis(mean, x)
+        axis = _mean_first_axis(mean, x)
         if axis is None or centred is None or centred.op is not SUB:
             return value
         if centred.operand(0) is not x or centred.operand(1).producer is not mean:
@@ -69,7 +71,7 @@ def layer_norm(row: Row) -> Row:
     return read
 
 
-def _axis(mean: Node | None, x: Value) -> int | None:
+def _mean_first_axis(mean: Node | None, x: Value) -> int | None:
     """Returns the first of the last axes over which a mean is taken, None for other axes."""
     if mean is None or mean.operand(0) is not x:
         return None

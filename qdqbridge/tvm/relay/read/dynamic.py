@@ -15,12 +15,12 @@ from qdqbridge.tvm.qnn.read.reader import CallReader, Read
 from qdqbridge.tvm.relay.dialect.dynamic import MATMUL, QUANTIZE, SCALE, ZERO_POINT
 
 
-def _result(index: int) -> Callable[[CallReader], Value]:
+def _dynamic_quantize_row(index: int) -> Callable[[CallReader], Value]:
     """Returns the row of a call that gives one of the results of ``DynamicQuantizeLinear``."""
 
     def row(reader: CallReader) -> Value:
         x = reader.real(0)
-        results = _results(reader, x)
+        results = _dynamic_quantize_results(reader, x)
         given = [reader.value(i) for i in range(1, len(reader.call.args))]
         if not all(a is b for a, b in zip(given, results[1:], strict=False)):
             raise reader.refusal("its scale or zero point is not that of its data")
@@ -29,7 +29,7 @@ def _result(index: int) -> Callable[[CallReader], Value]:
     return row
 
 
-def _results(reader: CallReader, x: Value) -> list[Value]:
+def _dynamic_quantize_results(reader: CallReader, x: Value) -> list[Value]:
     """Returns the results of the one node for all calls on ``x``."""
     provenance = reader.call.provenance
     memory, key = (
@@ -80,8 +80,8 @@ def _kept(value: Value | None, absent: bool) -> Value | None:
 
 
 ROWS: Mapping[str, Callable[[CallReader], Read]] = {
-    QUANTIZE: _result(0),
-    SCALE: _result(1),
-    ZERO_POINT: _result(2),
+    QUANTIZE: _dynamic_quantize_row(0),
+    SCALE: _dynamic_quantize_row(1),
+    ZERO_POINT: _dynamic_quantize_row(2),
     MATMUL: matmul_integer,
 }

@@ -10,7 +10,7 @@ from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.verify import verify
 from qdqbridge.core.ops.conversion import QUANTIZE
 from qdqbridge.errors import UnsupportedModelError
-from qdqbridge.tvm.qnn.read.product_steps import joined
+from qdqbridge.tvm.qnn.read.product_steps import restore_operators_of_steps
 from qdqbridge.tvm.qnn.read.transposes import cancel
 from qdqbridge.tvm.relay.read.module import read_module
 from qdqbridge.tvm.relay.read.simulated import NAME
@@ -73,6 +73,6 @@ def from_simulated(mod: Any, params: Mapping[str, Any] | None = None) -> Graph:
 def _raw(mod: Any, params: Mapping[str, Any] | None) -> Graph:
     graph, ranks = read_module(mod, params, ROWS)
     cancel(graph, ranks)
-    joined(graph)
+    restore_operators_of_steps(graph)
     verify(graph)
     return graph

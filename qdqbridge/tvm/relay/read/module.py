@@ -116,7 +116,9 @@ class _FunctionWalk:
             return
         match expr:
             case relay.Constant():
-                self.entries[expr] = self.reading.constant(expr.data.numpy(), _name(expr))
+                self.entries[expr] = self.reading.constant(
+                    expr.data.numpy(), _relay_span_name(expr)
+                )
             case relay.Tuple():
                 self.entries[expr] = [self.entries[field] for field in expr.fields]
             case relay.TupleGetItem():
@@ -132,7 +134,7 @@ class _FunctionWalk:
                 self.others[kind] = self.others.get(kind, 0) + 1
 
     def _call(self, call: Any) -> Entry:
-        name = _name(call)
+        name = _relay_span_name(call)
         provenance = _marked(provenance_of(name))
         args = tuple(self.entries[arg] for arg in call.args if arg in self.entries)
         if len(args) != len(call.args):
@@ -140,7 +142,7 @@ class _FunctionWalk:
         made = Call(
             call.op.name,
             args,
-            _attributes(call.attrs),
+            _relay_call_attrs(call.attrs),
             self._results(call.checked_type),
             provenance,
             provenance.name if provenance is not None else name or call.op.name,
@@ -183,7 +185,7 @@ def _marked(provenance: Provenance | None) -> Provenance | None:
     return replace(provenance, origin=replace(provenance.origin, variant=variant))
 
 
-def _name(expr: Any) -> str:
+def _relay_span_name(expr: Any) -> str:
     """Returns the name in a span, as the importers write it: ``node`` or ``tensor@@node``."""
     span = getattr(expr, "span", None)
     source = getattr(span, "source_name", None)
@@ -192,13 +194,13 @@ def _name(expr: Any) -> str:
     return str(source.name)
 
 
-def _attributes(attrs: Any) -> dict[str, Any]:
+def _relay_call_attrs(attrs: Any) -> dict[str, Any]:
     if attrs is None:
         return {}
-    return {str(key): _plain(attrs[str(key)]) for key in attrs.keys()}  # noqa: SIM118 (no mapping)
+    return {str(key): _python_attribute(attrs[str(key)]) for key in attrs.keys()}  # noqa: SIM118 (no mapping)
 
 
-def _plain(value: Any) -> Any:
+def _python_attribute(value: Any) -> Any:
     """Returns an attribute as Python numbers, strings and tuples; None where it is none of them."""
     match value:
         case tvm.tir.IntImm():
@@ -208,7 +210,7 @@ def _plain(value: Any) -> Any:
         case bool() | int() | float():
             return value
         case tvm.ir.Array() | tuple() | list():
-            return tuple(_plain(entry) for entry in value)
+            return tuple(_python_attribute(entry) for entry in value)
         case str() | tvm.runtime.String():
             return str(value)
         case _:

@@ -66,7 +66,7 @@ def simulated_quantize(reader: CallReader) -> Value:
     grid = _grid(reader)
     storage, data = grid.storage, reader.array(0)
     if data is not None and reader.integer("kind") == _WEIGHT:
-        return _constant(reader, grid, np.asarray(data, np.float32))
+        return _dequantized_constant(reader, grid, np.asarray(data, np.float32))
     if storage is None:
         reader.note(
             "simulated-bits",
@@ -87,7 +87,7 @@ def simulated_quantize(reader: CallReader) -> Value:
     )
 
 
-def _constant(reader: CallReader, grid: Grid, data: Floats) -> Value:
+def _dequantized_constant(reader: CallReader, grid: Grid, data: Floats) -> Value:
     """Returns the dequantized constant: a weight in 8 or 16 bits, a bias as int32 integers.
 
     A vector of channels is a bias; int32 is the type in which Q/DQ files hold one.

@@ -39,14 +39,14 @@ _TWO_STEPS = frozenset(("AveragePool", "Min", "Max"))
 _ROUNDS = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
 
 
-def _stored(entry: Entry) -> Value | None:
+def _per_tensor_codes(entry: Entry) -> Value | None:
     """Returns an argument where it is integers that are known to stand for real numbers."""
     if isinstance(entry, Value) and entry.quant is not None and entry.quant.params.per_tensor:
         return entry
     return None
 
 
-def _params(value: Value) -> QuantParams:
+def _qparams_of(value: Value) -> QuantParams:
     assert value.quant is not None
     return value.quant.params
 
@@ -86,10 +86,10 @@ def _retyped(reading: Reading, value: Value, params: QuantParams, call: Call) ->
 
 def cast(reading: Reading, call: Call) -> Entry:
     """``cast(q)`` to another integer type: the same real numbers, stored wider or narrower."""
-    data = _stored(call.args[0])
+    data = _per_tensor_codes(call.args[0])
     if data is None or not call.dtype.is_integer:
         return read.ROWS["cast"](reading, call)
-    params, dtype = _params(data), call.dtype
+    params, dtype = _qparams_of(data), call.dtype
     if dtype is params.storage_dtype:
         return data
     qmin, qmax = max(params.qmin, dtype.qmin), min(params.qmax, dtype.qmax)
@@ -109,9 +109,9 @@ def requantize(reading: Reading, call: Call) -> Entry:
         value = plain(reading, call)
         assert isinstance(value, Value)
         for clamp in reading.memory.get(("clamps", id(entry)), (entry, []))[1]:
-            value = reading.narrowed(value, clamp(_params(value)), call)
+            value = reading.narrowed(value, clamp(_qparams_of(value)), call)
         return value
-    data = _stored(entry)
+    data = _per_tensor_codes(entry)
     if data is None or not (_is_average(reading, data) or _same_node(reading, data, call)):
         return plain(reading, call)
     _check_sum(reading, data, call)
@@ -135,14 +135,14 @@ def between(row: Row, when: Callable[[Call], bool] = lambda call: True) -> Row:
     """
 
     def rounded(reading: Reading, call: Call) -> Entry:
-        data = _stored(call.args[0])
+        data = _per_tensor_codes(call.args[0])
         if data is None or not when(call):
             return row(reading, call)
-        _check_zero(reading, call, _params(data))
-        real = _real(reading, _narrow(reading, data, call))
+        _check_zero(reading, call, _qparams_of(data))
+        real = _dequantize_node(reading, _narrow(reading, data, call))
         floats = tuple(Result("float32", r.shape) for r in call.results)
         made = row(reading, replace(call, args=(real, *call.args[1:]), results=floats))
-        params = _summed(changed(_params(data), call.dtype), data, call)
+        params = _summed(changed(_qparams_of(data), call.dtype), data, call)
         type_ = QuantType(params, call.result.shape)
         value = reading.node(QUANTIZE, NO_ATTRIBUTES, [reading.value(made)], type_, call)
         reading.memory["average", value] = True
@@ -151,7 +151,7 @@ def between(row: Row, when: Callable[[Call], bool] = lambda call: True) -> Row:
     return rounded
 
 
-def _real(reading: Reading, value: Value) -> Value:
+def _dequantize_node(reading: Reading, value: Value) -> Value:
     type_ = TensorType(DType.FLOAT32, value.type.shape)
     return reading.node(DEQUANTIZE, NO_ATTRIBUTES, [value], type_)
 
@@ -176,8 +176,8 @@ def _narrow(reading: Reading, data: Value, call: Call) -> Value:
     source = node.operand(0)
     if source.quant is None or source.type.dtype is DType.INT32:
         return data
-    params = _params(source)
-    if changed(params, DType.INT32) != changed(_params(data), DType.INT32):
+    params = _qparams_of(source)
+    if changed(params, DType.INT32) != changed(_qparams_of(data), DType.INT32):
         notes: list[Note] = reading.memory.setdefault(("notes",), [])
         why = (
             "TVM rounds every element to the result's scale before it averages; the graph does not"
@@ -211,7 +211,7 @@ def _agrees(reading: Reading, value: Value, call: Call) -> bool:
     """True where a requantize says of its integers what they mean."""
     scale = parameters.array(reading, call.args[1], "scale")
     zero = parameters.array(reading, call.args[2], "zero point")
-    own = _params(value)
+    own = _qparams_of(value)
     return bool((scale == own.scale.astype(np.float32)).all() and (zero == own.zero_point).all())
 
 
@@ -221,17 +221,17 @@ def _check_sum(reading: Reading, value: Value, call: Call) -> None:
     if node is None or node.op is not REDUCE_SUM:
         return
     stated = parameters.array(reading, call.args[2], "zero point")
-    if int(stated) != int(_params(value).zero_point):
+    if int(stated) != int(_qparams_of(value).zero_point):
         raise reading.refused(
             f"it states zero point {int(stated)} for sums of integers whose zero point is "
-            f"{int(_params(value).zero_point)}"
+            f"{int(_qparams_of(value).zero_point)}"
         )
 
 
 # ---- clamps ------------------------------------------------------------------------------------
 
 
-def _within(low: float, high: float) -> Clamp:
+def _clamp_between(low: float, high: float) -> Clamp:
     def clamp(params: QuantParams) -> QuantParams:
         qmin = int(min(max(params.qmin, low), params.qmax))
         return params.with_range(qmin, int(max(min(params.qmax, high), qmin)))
@@ -244,10 +244,10 @@ def _clamped(reading: Reading, call: Call, clamp: Clamp) -> Entry | None:
     entry = call.args[0]
     if isinstance(entry, UnroundedProduct):
         return None
-    data = _stored(entry)
+    data = _per_tensor_codes(entry)
     if data is None:
         return None
-    params = clamp(_params(data))
+    params = clamp(_qparams_of(data))
     if data.type.dtype is DType.INT32 and _rounding(data) is not None:
         return _retyped(reading, data, params, call)
     return reading.narrowed(data, params, call)
@@ -258,14 +258,16 @@ def relu(reading: Reading, call: Call) -> Entry:
     entry = call.args[0]
     if isinstance(entry, UnroundedProduct):
         return _later(reading, entry)
-    return _clamped(reading, call, _within(0, float("inf"))) or read.ROWS["nn.relu"](reading, call)
+    return _clamped(reading, call, _clamp_between(0, float("inf"))) or read.ROWS["nn.relu"](
+        reading, call
+    )
 
 
 def _later(reading: Reading, product: UnroundedProduct) -> UnroundedProduct:
     """Returns a product that ``requantize`` clamps at the code of 0 after it has rounded."""
 
     def clamp(params: QuantParams) -> QuantParams:
-        return _within(int(params.zero_point), float("inf"))(params)
+        return _clamp_between(int(params.zero_point), float("inf"))(params)
 
     same = replace(product)
     _, clamps = reading.memory.get(("clamps", id(product)), (product, []))
@@ -275,10 +277,10 @@ def _later(reading: Reading, product: UnroundedProduct) -> UnroundedProduct:
 
 def clip(reading: Reading, call: Call) -> Entry:
     """``clip`` of the int32 codes that a rounding gives: the range that it saturates to."""
-    data = _stored(call.args[0])
+    data = _per_tensor_codes(call.args[0])
     if data is None or data.type.dtype is not DType.INT32:
         return read.ROWS["clip"](reading, call)
-    limits = _within(float(call.attrs["a_min"]), float(call.attrs["a_max"]))
+    limits = _clamp_between(float(call.attrs["a_min"]), float(call.attrs["a_max"]))
     return _clamped(reading, call, limits) or read.ROWS["clip"](reading, call)
 
 
@@ -288,13 +290,13 @@ def extreme(op: str) -> Row:
 
     def row(reading: Reading, call: Call) -> Entry:
         for first, second in (call.args, call.args[::-1]):
-            data = _stored(first)
+            data = _per_tensor_codes(first)
             bound = constant_of(second) if isinstance(second, Value) else None
             if data is None or bound is None or bound.size != 1:
                 continue
             code = float(bound.reshape(-1)[0])
             limits = (code, float("inf")) if op == "Max" else (-float("inf"), code)
-            clamped = _clamped(reading, replace(call, args=(first,)), _within(*limits))
+            clamped = _clamped(reading, replace(call, args=(first,)), _clamp_between(*limits))
             return clamped if clamped is not None else read.ROWS[name](reading, call)
         return _of_two(reading, call, op) or read.ROWS[name](reading, call)
 
@@ -303,10 +305,10 @@ def extreme(op: str) -> Row:
 
 def _of_two(reading: Reading, call: Call, op: str) -> Entry | None:
     """Returns the larger or smaller of two quantized tensors of one mapping."""
-    a, b = (_stored(entry) for entry in call.args)
-    if a is None or b is None or not _params(a).same_mapping(_params(b)):
+    a, b = (_per_tensor_codes(entry) for entry in call.args)
+    if a is None or b is None or not _qparams_of(a).same_mapping(_qparams_of(b)):
         return None
-    type_ = QuantType(_params(a).widened(), call.result.shape)
+    type_ = QuantType(_qparams_of(a).widened(), call.result.shape)
     return reading.node(op, NO_ATTRIBUTES, [a, b], type_, call)
 
 

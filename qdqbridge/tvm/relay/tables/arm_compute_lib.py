@@ -26,7 +26,7 @@ _LAYOUT = attribute("layout", "NHWC", what="the layout")
 _UNDILATED = attribute("dilation", (1, 1))
 
 
-def _table() -> Sequence[Any]:
+def _acl_pattern_table() -> Sequence[Any]:
     return arm_compute_lib.arm_compute_lib_pattern_table()
 
 
@@ -58,7 +58,7 @@ def _scalars(found: MatchedExpression) -> Iterator[str]:
 ARM_COMPUTE_LIB = Adapter(
     name="arm_compute_lib",
     variant="tflite",
-    table=_table,
+    table=_acl_pattern_table,
     rewrites=("per-tensor",),
     reasons={
         "qnn_conv2d": row(

@@ -51,7 +51,7 @@ def _shim() -> Generator[None, None, None]:
             delattr(cmsisnn, _EFFECTIVE_PADDING)
 
 
-def _table() -> Sequence[Any]:
+def _cmsis_nn_pattern_table() -> Sequence[Any]:
     return cmsisnn.pattern_table()
 
 
@@ -83,7 +83,7 @@ _BINARY = (operands("int8", "int16"), _zero_at_16_bits((3, 5, 7)))
 CMSIS_NN = Adapter(
     name="cmsis-nn",
     variant="tflite",
-    table=_table,
+    table=_cmsis_nn_pattern_table,
     rewrites=("int8", "softmax-1/256"),
     shim=_shim,
     guards={

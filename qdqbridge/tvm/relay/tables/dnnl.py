@@ -27,7 +27,7 @@ from qdqbridge.tvm.relay.tables.rules import (
 )
 
 
-def _table() -> Sequence[Any]:
+def _dnnl_pattern_table() -> Sequence[Any]:
     return dnnl.pattern_table()
 
 
@@ -93,7 +93,7 @@ def _also() -> Sequence[Any]:
 DNNL = Adapter(
     name="dnnl",
     variant="dnnl",
-    table=_table,
+    table=_dnnl_pattern_table,
     rewrites=("uint8",),
     prepare=_prepare,
     also=_also,

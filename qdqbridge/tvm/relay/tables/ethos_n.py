@@ -53,7 +53,7 @@ def _shim() -> Generator[None, None, None]:
         yield
 
 
-def _table() -> Sequence[Any]:
+def _ethos_n_pattern_table() -> Sequence[Any]:
     return _module().pattern_table()
 
 
@@ -64,7 +64,7 @@ _TABLE = (_CODES, batch)
 ETHOS_N = Adapter(
     name="ethos-n",
     variant="tflite",
-    table=_table,
+    table=_ethos_n_pattern_table,
     shim=_shim,
     guards={
         "qnn_conv2d": row("qnn.conv2d", *_PRODUCT, _LAYOUT),

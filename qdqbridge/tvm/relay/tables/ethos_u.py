@@ -34,7 +34,7 @@ _MAX_WINDOW = 4096
 _TWICE = 2
 
 
-def _table() -> Sequence[Any]:
+def _ethos_u_pattern_table() -> Sequence[Any]:
     if find_spec("ethosu") is None:  # its checks import it, and fail without words
         raise UnsupportedTargetError(
             "the table 'ethos-u' needs the package ethos-u-vela",
@@ -54,7 +54,7 @@ def _padding(*most: int) -> Rule:
     return rule
 
 
-def _window(found: MatchedExpression) -> Iterator[str]:
+def _refuse_large_kernel(found: MatchedExpression) -> Iterator[str]:
     layout, kernel = str(found.call.attrs.kernel_layout), shape(found.call.args[1])
     steps = [int(step) for step in found.call.attrs.dilation]
     axes = zip("HW", steps, strict=True)
@@ -79,7 +79,7 @@ def _pool_window(found: MatchedExpression) -> Iterator[str]:
         yield f"the padded window is {window[0]}x{window[1]}, at most 8x8 is taken"
 
 
-def _axes(*allowed: tuple[int, ...]) -> Rule:
+def _check_reduction_axes(*allowed: tuple[int, ...]) -> Rule:
     def rule(found: MatchedExpression) -> Iterator[str]:
         axes = tuple(sorted(int(axis) % len(shape(found.data)) for axis in found.call.attrs.axis))
         spatial = tuple(axis + 4 - len(shape(found.data)) for axis in axes)
@@ -96,7 +96,7 @@ def _mean_size(found: MatchedExpression) -> Iterator[str]:
         yield f"{prod(image)} values are averaged, at most {_MAX_WINDOW} are taken"
 
 
-def _broadcast(found: MatchedExpression) -> Iterator[str]:
+def _refuse_ethosu_broadcast(found: MatchedExpression) -> Iterator[str]:
     a, b = (shape(arg) for arg in found.call.args[:2])
     wide, narrow = (a, b) if len(a) >= len(b) else (b, a)
     straight = all(m == n or m != 1 for m, n in zip(wide[::-1], narrow[::-1], strict=False))
@@ -125,10 +125,10 @@ def _one_type(found: MatchedExpression) -> Iterator[str]:
 _STRIDES, _DILATION = extents("strides", 1, 3), extents("dilation", 1, 2)
 _CONVOLUTION = (
     _NARROW, weights("int8", "uint8"), batch, _STRIDES, _DILATION, _padding(31, 31, 32, 32),
-    _window, ungrouped,
+    _refuse_large_kernel, ungrouped,
 )  # fmt: skip
 _POOL = (_NARROW, _one_type, batch, _pool_strides, _pool_window, _LAYOUT)
-_BINARY = (operands("int8", "uint8", "int32"), _broadcast)
+_BINARY = (operands("int8", "uint8", "int32"), _refuse_ethosu_broadcast)
 _DATA_MOVEMENT = (_INT8, rank(1, 4))
 _SPATIAL = ((1,), (2,), (1, 2))
 
@@ -140,7 +140,7 @@ def _lookup(operator: str) -> RuleRow:
 ETHOS_U = Adapter(
     name="ethos-u",
     variant="tflite",
-    table=_table,
+    table=_ethos_u_pattern_table,
     rewrites=("int8",),
     reasons={
         "qnn_conv2d": row("qnn.conv2d", *_CONVOLUTION, not_depthwise),
@@ -160,8 +160,8 @@ ETHOS_U = Adapter(
         "add": row("qnn.add", *_BINARY),
         "sub": row("qnn.subtract", *_BINARY),
         "mul": row("qnn.mul", *_BINARY),
-        "min": row("minimum", operands("int8", "uint8"), _broadcast),
-        "max": row("maximum", operands("int8", "uint8"), _broadcast),
+        "min": row("minimum", operands("int8", "uint8"), _refuse_ethosu_broadcast),
+        "max": row("maximum", operands("int8", "uint8"), _refuse_ethosu_broadcast),
         "reshape": row("reshape", *_DATA_MOVEMENT),
         "strided_slice": row("strided_slice", *_DATA_MOVEMENT, extents("strides", 1, 1)),
         "expand_dims": row("expand_dims", *_DATA_MOVEMENT),
@@ -174,9 +174,9 @@ ETHOS_U = Adapter(
         "leaky_relu": _lookup("nn.leaky_relu"),
         "hard_swish": _lookup("qnn.quantize"),
         "softmax": row("nn.softmax", _INT8, rank(1, 4)),
-        "mean": row("mean", _NARROW, rank(2, 4), _axes(*_SPATIAL), _mean_size),
+        "mean": row("mean", _NARROW, rank(2, 4), _check_reduction_axes(*_SPATIAL), _mean_size),
         "sum": row("sum", types("int8", "uint8", "int16", "int32", result=("int8",)),
-                   rank(1, 4), _axes((3,))),
+                   rank(1, 4), _check_reduction_axes((3,))),
         "requantize": row("qnn.requantize", *_DATA_MOVEMENT),
         "resize2d": row("image.resize2d", _INT8, rank(4, 4), _twice),
         "pad2d": row("nn.pad", _NARROW, rank(4, 4), batch),

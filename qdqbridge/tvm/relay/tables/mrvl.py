@@ -14,7 +14,7 @@ from tvm.relay import dataflow_pattern as dfp
 
 from qdqbridge.tvm.relay.tables.adapter import Adapter
 from qdqbridge.tvm.relay.tables.rules import attribute, row
-from qdqbridge.tvm.relay.tables.vsi_npu import biased, joined, product, requantized
+from qdqbridge.tvm.relay.tables.vsi_npu import biased, concat_pattern, product, requantized
 
 _ONE = {"qnn.avg_pool2d": 5, "qnn.sigmoid": 5, "qnn.tanh": 5, "qnn.requantize": 5}
 
@@ -32,7 +32,7 @@ def _either_requantized(value: Any) -> Any:
     return requantized(value) | value
 
 
-def _table() -> Sequence[Any]:
+def _mrvl_pattern_table() -> Sequence[Any]:
     permuted = dfp.is_op("layout_transform")(dfp.wildcard())
     image = permuted | dfp.wildcard()
     quantize = dfp.is_op("qnn.quantize")(image, dfp.wildcard(), dfp.wildcard())
@@ -44,7 +44,7 @@ def _table() -> Sequence[Any]:
         ("qnn_add", _activated(_either_requantized(_call("qnn.add", 8)))),
         ("qnn_mul", _activated(_either_requantized(_call("qnn.mul", 8)))),
         ("qnn_global_avg_pool2d", requantized(mean)),
-        ("concatenate", _either_requantized(joined())),
+        ("concatenate", _either_requantized(concat_pattern())),
         ("qnn_quantize", dfp.is_op("layout_transform")(quantize) | quantize),
         ("qnn_dequantize", dfp.is_op("layout_transform")(dequantize) | dequantize),
         ("max_pool2d", _call("nn.max_pool2d", 1)),
@@ -57,6 +57,6 @@ def _table() -> Sequence[Any]:
 MRVL = Adapter(
     name="mrvl",
     variant="fq2i",
-    table=_table,
+    table=_mrvl_pattern_table,
     guards={"qnn_conv2d": row("qnn.conv2d", attribute("data_layout", "NHWC", what="the layout"))},
 )

@@ -42,7 +42,7 @@ class MatchedExpression:
 
     def inside(self, op: str) -> Any:
         """Returns the call of an operator between the result and ``call``; None if none is."""
-        return next((each for each in self.outer if _name(each) == op), None)
+        return next((each for each in self.outer if _relay_op_name(each) == op), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +71,16 @@ def row(operator: str | tuple[str, ...], *rules: Rule) -> RuleRow:
 def _found(expr: Any, operators: tuple[str, ...]) -> MatchedExpression | None:
     outer: list[Any] = []
     call = expr
-    while _name(call) not in operators:
+    while _relay_op_name(call) not in operators:
         outer.append(call)
         if not isinstance(call, relay.Call) or not call.args or len(outer) > _DEPTH:
             return None
         call = call.args[0]
     first = call.args[0] if call.args else None
-    before = first if _belongs(_name(first), _name(call)) else None
-    named = tuple(each for each in outer if _name(each))  # an operator may be in a region already
+    before = first if _belongs(_relay_op_name(first), _relay_op_name(call)) else None
+    named = tuple(
+        each for each in outer if _relay_op_name(each)
+    )  # an operator may be in a region already
     return MatchedExpression(expr, call, before, named)
 
 
@@ -91,7 +93,7 @@ def _belongs(first: str, operator: str) -> bool:
     )
 
 
-def _name(expr: Any) -> str:
+def _relay_op_name(expr: Any) -> str:
     is_operator = isinstance(expr, relay.Call) and isinstance(expr.op, ir.Op)
     return str(expr.op.name) if is_operator else ""
 
@@ -173,7 +175,7 @@ def attribute(key: str, *allowed: Any, what: str = "") -> Rule:
     """An attribute is one of these."""
 
     def rule(found: MatchedExpression) -> Iterator[str]:
-        actual = _plain(getattr(found.call.attrs, key))
+        actual = _rule_attr_value(getattr(found.call.attrs, key))
         if actual not in allowed:
             yield f"{what or key} is {_shown(actual)}, {_or(allowed)} is taken"
 
@@ -184,7 +186,7 @@ def extents(key: str, low: int, high: int) -> Rule:
     """All numbers of an attribute lie in a range."""
 
     def rule(found: MatchedExpression) -> Iterator[str]:
-        actual = _plain(getattr(found.call.attrs, key))
+        actual = _rule_attr_value(getattr(found.call.attrs, key))
         if any(not low <= value <= high for value in actual):
             yield f"{key} is {_shown(actual)}, {_range(low, high)} is taken"
 
@@ -239,9 +241,9 @@ def output(*pairs: tuple[str, float, int]) -> Rule:
     return rule
 
 
-def _plain(value: Any) -> Any:
+def _rule_attr_value(value: Any) -> Any:
     if isinstance(value, ir.Array):
-        return tuple(_plain(part) for part in value)
+        return tuple(_rule_attr_value(part) for part in value)
     if isinstance(value, str):
         return str(value)
     return bool(value) if isinstance(value, bool) else getattr(value, "value", value)

@@ -41,7 +41,7 @@ def requantized(total: Any) -> Any:
     return dfp.is_op("qnn.requantize")(total, *(dfp.is_constant() for _ in range(4)))
 
 
-def joined() -> Any:
+def concat_pattern() -> Any:
     """Returns a concatenation of either form."""
     parts = [dfp.is_tuple(None) for _ in range(4)]
     constants = [dfp.is_constant(), dfp.is_constant()]
@@ -53,24 +53,24 @@ def _float(op: str) -> Any:
     return dfp.is_op("qnn.quantize")(dfp.is_op(op)(real), dfp.is_constant(), dfp.is_constant())
 
 
-def _cast(value: Any) -> Any:
+def _cast_pattern(value: Any) -> Any:
     return dfp.is_op("cast")(value)
 
 
-def _table() -> Sequence[Any]:
-    wide = _cast(dfp.wildcard())
+def _vsi_npu_pattern_table() -> Sequence[Any]:
+    wide = _cast_pattern(dfp.wildcard())
     clip = dfp.is_op("clip")(dfp.wildcard())
     named = [
         ("qnn_conv2d", requantized(biased(product("qnn.conv2d")))),
         ("qnn_dense", requantized(biased(product("qnn.dense")))),
         ("qnn_conv2d_transpose", requantized(product("qnn.conv2d_transpose"))),
-        ("qnn_avg_pool2d", _cast(dfp.is_op("nn.avg_pool2d")(wide))),
-        ("qnn_adaptive_avg_pool2d", _cast(dfp.is_op("nn.adaptive_avg_pool2d")(wide))),
+        ("qnn_avg_pool2d", _cast_pattern(dfp.is_op("nn.avg_pool2d")(wide))),
+        ("qnn_adaptive_avg_pool2d", _cast_pattern(dfp.is_op("nn.adaptive_avg_pool2d")(wide))),
         ("qnn_mean", requantized(dfp.is_op("mean")(wide))),
         *((f"qnn_{op.removeprefix('nn.')}", _float(op))
           for op in ("nn.softmax", "sigmoid", "nn.leaky_relu", "tanh")),
         ("qnn_clip", requantized(clip) | clip),
-        ("concatenate", joined()),
+        ("concatenate", concat_pattern()),
         *((op, dfp.is_op(op)(*(dfp.wildcard() for _ in range(count))))
           for op, count in _ONE.items()),
     ]  # fmt: skip
@@ -82,7 +82,7 @@ _LAYOUT = attribute("data_layout", "NHWC", what="the layout")
 VSI_NPU = Adapter(
     name="vsi_npu",
     variant="tflite",
-    table=_table,
+    table=_vsi_npu_pattern_table,
     guards={
         "qnn_conv2d": row("qnn.conv2d", _LAYOUT),
         "qnn_conv2d_transpose": row("qnn.conv2d_transpose", _LAYOUT),

@@ -15,7 +15,7 @@ from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes
 from qdqbridge.core.graph.types import QuantType
 from qdqbridge.core.graph.verify import verify
 from qdqbridge.core.ops import attributes as at
-from qdqbridge.tvm.relax.executable import build
+from qdqbridge.tvm.relax.executable import compile_relax
 from tests.core.graph.graphs import apply, const
 from tests.tvm.dialect.contract import every_code
 from tests.tvm.relax.kernels.graph_maker import GraphMaker
@@ -313,7 +313,7 @@ def differences(seed: int, nodes: int, counts: Counter[str]) -> list[str]:
         for name, array in evaluate(graph, data)[0].items()
         if not np.array_equal(array, first[name], equal_nan=True)
     ]
-    executable = build(graph, target_of(cpu), threads=threads)
+    executable = compile_relax(graph, target_of(cpu), threads=threads)
     for batch, data in zip(batches, feeds, strict=True):
         meant, got = evaluate(graph, data)[0], executable.run(data)
         for name, array in meant.items():

@@ -25,7 +25,7 @@ def _direct(columns: int, rows: int, channels: int, inner: int, threads: int = 1
     """Returns the description of a convolution of 1 x 1, compiled for nobody."""
     rng = np.random.default_rng(0)
     cases = Cases(
-        lambda node, place: convolution.match(node, replace(place, threads=threads)), WITH_AMX
+        lambda node, place: convolution.match_conv(node, replace(place, threads=threads)), WITH_AMX
     )
     x = Operand(every_code(rng, "uint8", (1, inner, rows, columns)), params("uint8", 0.02, 3))
     w = Operand(every_code(rng, "int8", (channels, inner, 1, 1)), params("int8", 0.004), fixed=True)
@@ -71,7 +71,7 @@ def test_threads_share_rows_where_there_are_few_channels() -> None:
 
 def test_bits_of_tiles_that_overlap() -> None:
     """Results of every width, so that the last tiles of a row repeat pixels of those before."""
-    cases, rng = Cases(convolution.match), np.random.default_rng(1)
+    cases, rng = Cases(convolution.match_conv), np.random.default_rng(1)
     out = params("uint8", 0.3, 4)
     for columns in (4, 7, 14, 15, 17, 31, 33, 49, 65):
         for rows, channels in ((1, 40), (3, 16), (5, 64)):
@@ -84,7 +84,7 @@ def test_bits_of_tiles_that_overlap() -> None:
 
 
 def test_bits_of_open_numbers_of_rows() -> None:
-    cases, rng = Cases(dense.match, opened=True), np.random.default_rng(2)
+    cases, rng = Cases(dense.match_constant_matmul, opened=True), np.random.default_rng(2)
     out = params("uint8", 0.3, 4)
     for rows in (*range(1, 12), 15, 16, 31, 42, 43, 44, 47, 48, 49, 63, 86, 200):
         x = Operand(every_code(rng, "uint8", (rows, 3, 60)), params("uint8", 0.02, 9))

@@ -14,7 +14,7 @@ from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.graph.types import QuantType
 from qdqbridge.core.ops.attributes import ConvAttrs
 from qdqbridge.tvm.qnn.dialect.tir import tirx
-from qdqbridge.tvm.relax.executable import build
+from qdqbridge.tvm.relax.executable import compile_relax
 from qdqbridge.tvm.relax.kernels.codegen.cpu import AVX512_VNNI
 from qdqbridge.tvm.relax.kernels.codegen.script import T
 from qdqbridge.tvm.relax.kernels.plan import plan
@@ -89,7 +89,7 @@ def test_all_that_comes_next_is_asked_for(
         name: every_code(rng, "uint8", (1, depth, size, size))
         for name, depth in (("x", inner), ("o", channels))
     }
-    got = build(graph, TARGET, threads=1).run(feeds)["y"]
+    got = compile_relax(graph, TARGET, threads=1).run(feeds)["y"]
     np.testing.assert_array_equal(got, evaluate(graph, feeds)[0]["y"])
     kernels = plan(graph, AVX512_VNNI).kernels.values()
     found = next(k.description for k in kernels if k.name.endswith("_add"))

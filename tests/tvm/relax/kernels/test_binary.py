@@ -12,7 +12,12 @@ from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.elementwise import fitting
-from qdqbridge.tvm.relax.kernels.elementwise.binary import LINEAR, PRODUCT, BinaryKernel, match
+from qdqbridge.tvm.relax.kernels.elementwise.binary import (
+    LINEAR,
+    PRODUCT,
+    BinaryKernel,
+    match_binary,
+)
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 
@@ -44,7 +49,7 @@ def _operand(rng: np.random.Generator, dtype: str, shape: Any, *, fixed: bool = 
 @pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
 def test_every_operator_broadcasts(cpu: Cpu) -> None:
     rng = np.random.default_rng(1)
-    cases = Cases(match, cpu)
+    cases = Cases(match_binary, cpu)
     for i, op in enumerate(OPS):
         shapes = SHAPES[:3] if op == "PRelu" else SHAPES
         for a, b in shapes if cpu == HOST else shapes[i % 3 :: 3]:
@@ -56,7 +61,7 @@ def test_every_operator_broadcasts(cpu: Cpu) -> None:
 
 def test_floats_and_constants() -> None:
     rng = np.random.default_rng(2)
-    cases = Cases(match)
+    cases = Cases(match_binary)
     for op in ("Add", "Sub", "Mul", "Div"):
         for kinds, fixed in (
             (("uint8", "float32"), (0, 0)),
@@ -78,7 +83,7 @@ def test_floats_and_constants() -> None:
 
 def test_infinities_and_nan_saturate() -> None:
     values = np.asarray([[np.inf, -np.inf, np.nan, 3e38, -3e38, 1e-42, 0, -0.0]], np.float32)
-    cases = Cases(match)
+    cases = Cases(match_binary)
     for op in ("Add", "Mul", "Div"):
         for z in (0, 128, 255):
             codes = Operand(
@@ -90,7 +95,7 @@ def test_infinities_and_nan_saturate() -> None:
 
 def test_per_channel_constants_and_narrow_ranges() -> None:
     rng = np.random.default_rng(3)
-    cases = Cases(match)
+    cases = Cases(match_binary)
     wide = params("int8", rng.uniform(0.01, 0.1, 24), rng.integers(-9, 9, 24), axis=1)
     channels = Operand(every_code(rng, "int8", (1, 24, 1, 1)), wide, fixed=True)
     data = _operand(rng, "uint8", (2, 24, 3, 5))
@@ -106,7 +111,7 @@ def test_per_channel_constants_and_narrow_ranges() -> None:
 
 def test_long_rows_are_shared_between_threads() -> None:
     rng = np.random.default_rng(4)
-    cases = Cases(match, threads=2)
+    cases = Cases(match_binary, threads=2)
     for a, b in (
         ((1, 50_001), (1, 50_001)),
         ((3, 40_001), (1, 40_001)),
@@ -125,7 +130,7 @@ def test_long_rows_are_shared_between_threads() -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_open_batches(threads: int) -> None:
     rng = np.random.default_rng(7)
-    cases = Cases(match, threads=threads, opened=True)
+    cases = Cases(match_binary, threads=threads, opened=True)
     for a, b in (
         ((3, 5, 40), (3, 5, 40)),
         ((3, 7, 20), (1, 1, 20)),
@@ -151,7 +156,7 @@ def test_cheap_formulas_are_taken_where_they_are_exact() -> None:
                 params("uint8", float(rng.uniform(0.01, 0.1)), int(rng.integers(0, 256)))
                 for _ in range(3)
             )
-            cases = Cases(match)
+            cases = Cases(match_binary)
             operands = [Operand(every_code(rng, "uint8", (1, 9)), p) for p in (a, b)]
             kernel = cases.add(op, NO_ATTRIBUTES, operands, y)
             assert kernel is not None and isinstance(kernel.description, BinaryKernel)
@@ -171,7 +176,7 @@ def test_a_formula_that_differs_anywhere_is_refused() -> None:
 
 def test_what_is_refused() -> None:
     rng = np.random.default_rng(6)
-    cases = Cases(match)
+    cases = Cases(match_binary)
     wide = Operand(every_code(rng, "int32", (2, 9)), params("int32", 0.1))
     byte = _operand(rng, "uint8", (2, 9))
     channels = Operand(byte.array, params("uint8", [0.1, 0.2], [1, 2], axis=0))
@@ -188,7 +193,7 @@ def test_what_is_refused() -> None:
 
 def test_16_bits_and_numbers_without_axes() -> None:
     rng = np.random.default_rng(16)
-    cases = Cases(match)
+    cases = Cases(match_binary)
     for name in ("Add", "Mul", "Div", "Sub", "PRelu", "Max"):
         x = Operand(every_code(rng, "uint16", (3, 130)), params("uint16", 2e-4, 32768))
         single = Operand(np.asarray(40000, np.uint16), params("uint16", 1e-4, 7), fixed=True)

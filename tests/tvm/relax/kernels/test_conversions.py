@@ -8,7 +8,7 @@ import pytest
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.tvm.relax.kernels.codegen.codes import multiplies
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
-from qdqbridge.tvm.relax.kernels.elementwise.conversions import match
+from qdqbridge.tvm.relax.kernels.elementwise.conversions import match_conversion
 from tests.tvm.dialect.contract import Array, every_code, params
 from tests.tvm.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 
@@ -24,7 +24,7 @@ def _hard(rng: np.random.Generator, scale: np.float32, count: int) -> Array:
 @pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
 def test_quantize(cpu: Cpu) -> None:
     rng = np.random.default_rng(0)
-    cases = Cases(match, cpu)
+    cases = Cases(match_conversion, cpu)
     scales = [*rng.uniform(0.001, 2, 12), 0.1, 0.25, 1 / 255, 1e-20, 1e20]
     for i, scale in enumerate(scales if cpu == HOST else scales[::4]):
         kind = ("uint8", "int8")[i % 2]
@@ -38,7 +38,7 @@ def test_quantize(cpu: Cpu) -> None:
 @pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
 def test_dequantize(cpu: Cpu) -> None:
     rng = np.random.default_rng(1)
-    cases = Cases(match, cpu)
+    cases = Cases(match_conversion, cpu)
     for kind, z in (("uint8", 255), ("uint8", 0), ("int8", -128), ("int8", 7)):
         data = Operand(every_code(rng, kind, (2, 3, 67)), params(kind, 0.0371, z))
         cases.add("dequantize", NO_ATTRIBUTES, [data], None)
@@ -52,7 +52,7 @@ def test_open_batches() -> None:
             (Operand(_hard(rng, np.float32(0.1), 392).reshape(4, 100)), params("uint8", 0.1, 3)),
             (Operand(every_code(rng, "uint8", (4, 99)), params("uint8", 3, 3)), None),
         ):
-            cases = Cases(match, threads=threads, opened=True)
+            cases = Cases(match_conversion, threads=threads, opened=True)
             name = "dequantize" if result is None else "quantize"
             cases.add(name, NO_ATTRIBUTES, [operand], result)
             cases.check()

@@ -10,7 +10,7 @@ import pytest
 
 from qdqbridge.core.ops.attributes import ConvAttrs
 from qdqbridge.tvm.relax.kernels.codegen.cpu import AVX512_VNNI, Cpu
-from qdqbridge.tvm.relax.kernels.products.convolution import match, merge_groups
+from qdqbridge.tvm.relax.kernels.products.convolution import match_conv, merge_groups
 from qdqbridge.tvm.relax.kernels.tiles.geometry import Direct
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels import random_products
@@ -50,7 +50,7 @@ def _image(
 
 @pytest.mark.parametrize("cpu", DOT_CPUS, ids=lambda cpu: cpu.name)
 def test_shapes(cpu: Cpu) -> None:
-    cases, out = Cases(match, cpu), params("uint8", 0.2, 3)
+    cases, out = Cases(match_conv, cpu), params("uint8", 0.2, 3)
     for zero_point in (0, 1, 127, 255):
         cases.add("Conv", *_image((1, 8, 9, 9), 24, (3, 3), zero_point=zero_point,
                                   pads=(1, 1, 1, 1)), out, last=True)  # fmt: skip
@@ -61,7 +61,7 @@ def test_shapes(cpu: Cpu) -> None:
 
 @pytest.mark.parametrize("cpu", DOT_CPUS, ids=lambda cpu: cpu.name)
 def test_random(cpu: Cpu) -> None:
-    rng, cases = np.random.default_rng(11), Cases(match, cpu)
+    rng, cases = np.random.default_rng(11), Cases(match_conv, cpu)
     for _ in range(14 if cpu == HOST else 6):
         name, attributes, operands, out = random_products.convolution(rng)
         cases.add(name, attributes, operands, out, last=True)
@@ -71,7 +71,7 @@ def test_random(cpu: Cpu) -> None:
 def test_many_threads_share_rows_or_channels() -> None:
     for shape, channels, shares in [((1, 4, 40, 40), 16, (4, 1)), ((2, 8, 6, 30), 128, (1, 4))]:
         attrs, operands = _image(shape, channels, (3, 3), pads=(1, 1, 1, 1))
-        cases = Cases(lambda node, place: match(node, replace(place, threads=4)), AVX512_VNNI)
+        cases = Cases(lambda node, place: match_conv(node, replace(place, threads=4)), AVX512_VNNI)
         kernel = cases.add("Conv", attrs, operands, params("uint8", 0.2), last=True)
         assert kernel is not None and isinstance(kernel.description, tuple)
         (direct,) = kernel.description
@@ -82,7 +82,7 @@ def test_many_threads_share_rows_or_channels() -> None:
 
 
 def test_sums_beyond_16_bits_saturate_at_the_end_that_they_left() -> None:
-    cases, rng = Cases(match), np.random.default_rng(3)
+    cases, rng = Cases(match_conv), np.random.default_rng(3)
     for scale in (1e-3, 1e-5, 5e-6):
         for zero_point in (0, 1, 255):
             attrs, operands = _image((1, 64, 5, 5), 16, (3, 3), zero_point=int(rng.integers(256)))
@@ -91,7 +91,7 @@ def test_sums_beyond_16_bits_saturate_at_the_end_that_they_left() -> None:
 
 
 def test_one_description_serves_all_numbers() -> None:
-    cases = Cases(match)
+    cases = Cases(match_conv)
     for seed in range(3):
         attrs, operands = _image((1, 8, 6, 6), 16, (3, 3), zero_point=seed, seed=seed)
         cases.add("Conv", attrs, operands, params("uint8", 0.1 + seed, 3), last=True)
@@ -100,7 +100,7 @@ def test_one_description_serves_all_numbers() -> None:
 
 
 def test_what_has_no_kernel() -> None:
-    cases, out = Cases(match), params("uint8", 0.2)
+    cases, out = Cases(match_conv), params("uint8", 0.2)
     attrs, operands = _image((1, 8, 6, 6), 16, (3, 3))
     x, w = operands
     assert x is not None and w is not None

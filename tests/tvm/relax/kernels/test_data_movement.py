@@ -23,7 +23,7 @@ from qdqbridge.core.ops.attributes import (
 )
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
-from qdqbridge.tvm.relax.kernels.data_movement.nodes import match
+from qdqbridge.tvm.relax.kernels.data_movement.nodes import match_data_movement
 from qdqbridge.tvm.relax.kernels.kernel import KernelPlace
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand, target_of
@@ -38,7 +38,7 @@ def _data(rng: np.random.Generator, shape: Any, kind: str = "uint8", p: Any = X)
 @pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
 def test_transposes(cpu: Cpu) -> None:
     rng = np.random.default_rng(0)
-    cases = Cases(match, cpu, threads=1 + (cpu == HOST))
+    cases = Cases(match_data_movement, cpu, threads=1 + (cpu == HOST))
     for shape, perm in (
         ((1, 3, 30, 31), (0, 2, 3, 1)),
         ((2, 9, 10, 3), (0, 3, 1, 2)),
@@ -60,7 +60,7 @@ def test_transposes(cpu: Cpu) -> None:
 
 def test_slices_pads_and_repetitions() -> None:
     rng = np.random.default_rng(1)
-    cases = Cases(match)
+    cases = Cases(match_data_movement)
     data, big = _data(rng, (2, 9, 10, 70)), 1 << 40
     for attributes in (
         SliceAttrs((1, -50), (7, big), (1, 3), (1, 1)),
@@ -85,7 +85,7 @@ def test_slices_pads_and_repetitions() -> None:
 
 def test_space_and_depth() -> None:
     rng = np.random.default_rng(2)
-    cases = Cases(match)
+    cases = Cases(match_data_movement)
     for last in (False, True):
         for channels in (4, 12, 80):
             for mode in ("DCR", "CRD"):
@@ -99,7 +99,7 @@ def test_space_and_depth() -> None:
 @pytest.mark.parametrize("permutes", [True, False])
 def test_concat(permutes: bool) -> None:
     rng = np.random.default_rng(3)
-    cases = Cases(match, replace(HOST, permutes=permutes and HOST.permutes))
+    cases = Cases(match_data_movement, replace(HOST, permutes=permutes and HOST.permutes))
     other, narrow = params("uint8", 0.07, 250), params("uint8", 0.1, 3).with_range(50, 200)
     for axis in (0, 1, 3):
         operands = [_data(rng, (2, 3, 4, 30)), _data(rng, (2, 3, 4, 30), p=other)]
@@ -115,7 +115,7 @@ def test_split() -> None:
     shapes = [(2, 10, 3), (2, 59, 3), (2, 1, 3)]
     outputs = [Value(QuantType(X, shape), "y") for shape in shapes]
     node = Node(BY_NAME["Split"], SplitAttrs(1, (10, 59, 1)), [Value(type_, "x")], outputs)
-    kernel = match(node, KernelPlace(HOST, channels_last=False))
+    kernel = match_data_movement(node, KernelPlace(HOST, channels_last=False))
     assert kernel is not None
     function = kernel.build(kernel.description).with_attr("global_symbol", "split")
     library: Any = tvm.compile(tvm.IRModule({"split": function}), target=target_of(HOST))
@@ -128,7 +128,7 @@ def test_split() -> None:
 def test_open_batches() -> None:
     rng = np.random.default_rng(5)
     for threads in (1, 2):
-        cases = Cases(match, opened=True, threads=threads)
+        cases = Cases(match_data_movement, opened=True, threads=threads)
         data = _data(rng, (3, 5, 6, 9))
         cases.add("Transpose", TransposeAttrs((0, 2, 3, 1)), [data], X)
         cases.add("Slice", SliceAttrs((1,), (4,), (1,), (2,)), [data], X)
@@ -144,7 +144,7 @@ def test_open_batches() -> None:
 
 def test_what_is_refused() -> None:
     rng = np.random.default_rng(6)
-    cases = Cases(match)
+    cases = Cases(match_data_movement)
     wide = Operand(every_code(rng, "int32", (2, 3)), params("int32", 0.1))
     cases.add("Transpose", TransposeAttrs((1, 0)), [wide], wide.params, needed=False)
     cases.add("Pad", PadAttrs((0, 1, 0, 0), "edge"), [_data(rng, (2, 3))], X, needed=False)

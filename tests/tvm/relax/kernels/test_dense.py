@@ -7,7 +7,7 @@ import pytest
 
 from qdqbridge.core.ops.attributes import GemmAttrs
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
-from qdqbridge.tvm.relax.kernels.products.dense import match
+from qdqbridge.tvm.relax.kernels.products.dense import match_constant_matmul
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels import random_products
 from tests.tvm.relax.kernels.kernel_cases import DOT_CPUS, HOST, Cases, Operand
@@ -15,7 +15,7 @@ from tests.tvm.relax.kernels.kernel_cases import DOT_CPUS, HOST, Cases, Operand
 
 @pytest.mark.parametrize("cpu", DOT_CPUS, ids=lambda cpu: cpu.name)
 def test_random(cpu: Cpu) -> None:
-    rng, cases = np.random.default_rng(5), Cases(match, cpu)
+    rng, cases = np.random.default_rng(5), Cases(match_constant_matmul, cpu)
     for _ in range(16 if cpu == HOST else 6):
         name, attributes, operands, out = random_products.matrix(rng)
         cases.add(name, attributes, operands, out)
@@ -23,7 +23,7 @@ def test_random(cpu: Cpu) -> None:
 
 
 def test_four_bits_in_and_out() -> None:
-    rng, cases = np.random.default_rng(6), Cases(match)
+    rng, cases = np.random.default_rng(6), Cases(match_constant_matmul)
     x = random_products.uint4((5, 12), rng)
     w = random_products.weight(rng, (9, 12), None)
     assert x.params is not None
@@ -32,7 +32,7 @@ def test_four_bits_in_and_out() -> None:
 
 
 def test_what_has_no_kernel() -> None:
-    rng, cases, out = np.random.default_rng(7), Cases(match), params("uint8", 0.1)
+    rng, cases, out = np.random.default_rng(7), Cases(match_constant_matmul), params("uint8", 0.1)
     x = Operand(every_code(rng, "uint8", (6, 4)), params("uint8", 0.1, 9))
     w = Operand(every_code(rng, "int8", (5, 6)), params("int8", 0.1), fixed=True)
     cases.add("Gemm", GemmAttrs(trans_a=True, trans_b=True), [x, w], out, needed=False)

@@ -16,7 +16,7 @@ from qdqbridge.core.ops.attributes import ConvAttrs
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.kernel import KernelPlace
-from qdqbridge.tvm.relax.kernels.products.channelwise import extend, match
+from qdqbridge.tvm.relax.kernels.products.channelwise import extend, match_depthwise
 from tests.tvm.dialect.contract import contract, every_code, params
 from tests.tvm.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 
@@ -60,7 +60,7 @@ def _bias(rng: np.random.Generator, x: QuantParams, weight: Operand) -> Operand:
 @pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
 def test_windows(cpu: Cpu) -> None:
     rng = np.random.default_rng(0)
-    cases = Cases(match, cpu)
+    cases = Cases(match_depthwise, cpu)
     for i, (image, kernel, strides, dilations, pads) in enumerate(WINDOWS):
         if cpu == HOST or i % 3 == len(cpu.name) % 3:
             channels = CHANNELS[i]
@@ -77,7 +77,7 @@ def test_windows(cpu: Cpu) -> None:
 
 def test_unsigned_weights_and_sequences() -> None:
     rng = np.random.default_rng(1)
-    cases = Cases(match)
+    cases = Cases(match_depthwise)
     x, y = params("uint8", 0.05, 255), params("uint8", 0.3, 128)
     data = Operand(every_code(rng, "uint8", (1, 20, 6, 6)), x)
     weight = _weight(rng, 20, (3, 3), "uint8", 128, per_channel=False)
@@ -90,12 +90,12 @@ def test_unsigned_weights_and_sequences() -> None:
 
 def test_a_function_of_the_codes_is_computed_on_the_way_out() -> None:
     rng = np.random.default_rng(3)
-    cases = Cases(match)
+    cases = Cases(match_depthwise)
     x, y, z = params("uint8", 0.05, 3), params("uint8", 0.3, 128), params("uint8", 0.2, 9)
     data = Operand(every_code(rng, "uint8", (1, 70, 46, 46)), x)
     attributes = ConvAttrs((1, 1), (1, 1), (1, 1, 1, 1), 70)
     node, codes, _ = cases.node("Conv", attributes, [data, _weight(rng, 70, (3, 3))], y, last=True)
-    kernel = match(node, KernelPlace(HOST, channels_last=True))
+    kernel = match_depthwise(node, KernelPlace(HOST, channels_last=True))
     result = Value(QuantType(z, codes.shape), "z")
     swish = Node(BY_NAME["HardSwish"], NO_ATTRIBUTES, [node.output], [result])
     assert kernel is not None
@@ -114,7 +114,7 @@ def test_a_function_of_the_codes_is_computed_on_the_way_out() -> None:
 
 def test_what_is_refused() -> None:
     rng = np.random.default_rng(2)
-    cases = Cases(match)
+    cases = Cases(match_depthwise)
     x, y = params("uint8", 0.05, 3), params("uint8", 0.3, 128)
     data = Operand(every_code(rng, "uint8", (1, 20, 6, 6)), x)
     attributes = ConvAttrs((1, 1), (1, 1), (1, 1, 1, 1), 20)

@@ -15,7 +15,7 @@ from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.ops.attributes import ConvAttrs
 from qdqbridge.core.ops.dynamic import DynamicAttrs
-from qdqbridge.tvm.relax.executable import build
+from qdqbridge.tvm.relax.executable import compile_relax
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.plan import plan
 from tests.combinations import each_once
@@ -42,7 +42,7 @@ def product(
 
 def check(found: Graph, *batches: tuple[int, ...], cpu: Cpu = HOST, threads: int = 1) -> None:
     """Compares all that a graph gives with the interpreter, for data of some shapes."""
-    executable = build(found, target_of(cpu), threads=threads)
+    executable = compile_relax(found, target_of(cpu), threads=threads)
     for number, shape in enumerate(batches):
         rng = np.random.default_rng(number)
         x = rng.normal(rng.normal(), 1, shape).astype(np.float32)
@@ -127,7 +127,7 @@ def compiled(kernels: str) -> tuple[Any, Graph]:
     """One product, which every kind of data runs through."""
     x = plain("x", ("n", 97))
     found = graph([x], product(x, 20, 1, bias=False))
-    return build(found, kernels=kernels), found
+    return compile_relax(found, kernels=kernels), found
 
 
 @pytest.mark.parametrize("kernels", ["fast", "reference"])

@@ -13,7 +13,7 @@ from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.attributes import ClipAttrs, ConvAttrs, ConvTransposeAttrs, GemmAttrs
-from qdqbridge.tvm.relax.executable import build
+from qdqbridge.tvm.relax.executable import compile_relax
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.plan import plan
 from tests.core.graph.graphs import apply, const, plain, quant
@@ -48,7 +48,7 @@ def check(inputs: list[Value], outputs: list[Value], cpu: Cpu, batch: int = 2) -
         v.name: real(rng, *(n if isinstance(n, int) else batch for n in v.type.shape or ()))
         for v in inputs
     }
-    wanted, got = evaluate(graph, feeds)[0], build(graph, target_of(cpu)).run(feeds)
+    wanted, got = evaluate(graph, feeds)[0], compile_relax(graph, target_of(cpu)).run(feeds)
     for name in names:
         # A float32 sum of some hundred products of about 1 is off by some 1e-5.
         np.testing.assert_allclose(got[name], wanted[name], rtol=1e-5, atol=1e-4)

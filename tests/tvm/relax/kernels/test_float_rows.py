@@ -10,7 +10,7 @@ import pytest
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.ops.attributes import GeluAttrs, NormAttrs, SoftmaxAttrs
-from qdqbridge.tvm.relax.executable import build
+from qdqbridge.tvm.relax.executable import compile_relax
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.plan import plan
 from tests.combinations import first_with_all
@@ -39,7 +39,7 @@ def test_close_to_exact(cpu: Cpu, case: str, op: str) -> None:
     shape, given = SHAPES[case]
     found = network(op, shape)
     assert [k.name for k in plan(found, cpu).kernels.values()] == [f"float_{op.lower()}"]
-    executable, (name,) = build(found, target_of(cpu), threads=2), found.output_names
+    executable, (name,) = compile_relax(found, target_of(cpu), threads=2), found.output_names
     for each in given:
         x = np.random.default_rng(len(each)).normal(0, 3, each).astype(np.float32)
         exact = evaluate(found, {"x": x}, exact=True)[0][name]
@@ -56,7 +56,7 @@ def test_infinities_and_no_numbers() -> None:
     x[4, 5] = -1e9
     with np.errstate(invalid="ignore"):
         wanted = evaluate(found, {"x": x})[0][name]
-    got = build(found, target_of(HOST)).run({"x": x})[name]
+    got = compile_relax(found, target_of(HOST)).run({"x": x})[name]
     # quotients are products with a reciprocal
     np.testing.assert_allclose(got, wanted, rtol=2e-7, atol=0)
     assert got[4, 5] == 0
@@ -74,6 +74,6 @@ def test_layer_norms(cpu: Cpu, count: int) -> None:
     data = rng.normal(3, 2, (3, 7, count)).astype(np.float32)
     (name,) = found.output_names
     exact = evaluate(found, {"x": data}, exact=True)[0][name]
-    got = build(found, target_of(cpu)).run({"x": data})[name]
+    got = compile_relax(found, target_of(cpu)).run({"x": data})[name]
     # sums of up to 256 numbers of about 3 in float32, some lanes at a time
     np.testing.assert_allclose(got, exact, rtol=1e-5, atol=1e-5)

@@ -13,7 +13,7 @@ from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType
 from qdqbridge.core.ops.attributes import ConvAttrs, ResizeAttrs
-from qdqbridge.tvm.relax.executable import build
+from qdqbridge.tvm.relax.executable import compile_relax
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.epilogues import fused_operators
 from qdqbridge.tvm.relax.kernels.plan import plan
@@ -51,7 +51,7 @@ def check(outputs: list[Value], cpu: Cpu, inputs: list[Value]) -> list[str]:
         v.name: every_code(rng, v.type.dtype.label, tuple(int(n) for n in v.type.shape or ()))
         for v in inputs
     }
-    wanted, got = evaluate(graph, feeds)[0], build(graph, target_of(cpu)).run(feeds)
+    wanted, got = evaluate(graph, feeds)[0], compile_relax(graph, target_of(cpu)).run(feeds)
     for name in names:
         np.testing.assert_array_equal(got[name], wanted[name])
     return sorted(kernel.name for kernel in plan(graph, HOST).kernels.values())

@@ -10,7 +10,7 @@ import pytest
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.core.ops.attributes import AlphaAttrs, GeluAttrs, HardSigmoidAttrs
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
-from qdqbridge.tvm.relax.kernels.elementwise.lookup import match, table_of
+from qdqbridge.tvm.relax.kernels.elementwise.lookup import match_byte_lookup, table_of
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 
@@ -31,7 +31,7 @@ SHAPES = [(1, 3, 5, 7), (2, 64, 4), (1, 129), (1, 30_000), (1,)]
 @pytest.mark.parametrize("cpu", (*CPUS, replace(HOST, permutes=False)), ids=lambda cpu: cpu.name)
 def test_functions(cpu: Cpu) -> None:
     rng = np.random.default_rng(0)
-    cases = Cases(match, cpu)
+    cases = Cases(match_byte_lookup, cpu)
     for i, (name, attributes) in enumerate(FUNCTIONS):
         for kind, out in (("uint8", "uint8"), ("int8", "uint8"), ("int8", "int8")):
             x = params(kind, float(rng.uniform(0.01, 0.1)), int(rng.choice([0, 1, 127])))
@@ -43,7 +43,7 @@ def test_functions(cpu: Cpu) -> None:
 
 def test_constants_of_one_element_make_a_table() -> None:
     rng = np.random.default_rng(1)
-    cases = Cases(match)
+    cases = Cases(match_byte_lookup)
     x, y = params("uint8", 0.05, 255), params("int8", 0.1, -7)
     data = Operand(every_code(rng, "uint8", (2, 3, 50)), x)
     one = Operand(np.asarray([[[1.75]]], np.float32), None, fixed=True)
@@ -57,7 +57,7 @@ def test_constants_of_one_element_make_a_table() -> None:
 def test_open_batches() -> None:
     rng = np.random.default_rng(4)
     for threads in (1, 2):
-        cases = Cases(match, threads=threads, opened=True)
+        cases = Cases(match_byte_lookup, threads=threads, opened=True)
         x, y = params("uint8", 0.05, 255), params("uint8", 0.1, 3)
         for shape in ((3,), (2, 100), (3, 5, 7, 11)):
             cases.add("Tanh", NO_ATTRIBUTES, [Operand(every_code(rng, "uint8", shape), x)], y)
@@ -66,7 +66,7 @@ def test_open_batches() -> None:
 
 def test_what_is_no_function_of_one_operand() -> None:
     rng = np.random.default_rng(2)
-    cases = Cases(match)
+    cases = Cases(match_byte_lookup)
     x = params("uint8", 0.05, 3)
     data = Operand(every_code(rng, "uint8", (2, 3)), x)
     row = Operand(np.ones((1, 3), np.float32), None, fixed=True)
@@ -82,7 +82,7 @@ def test_what_is_no_function_of_one_operand() -> None:
 
 def test_one_value_read_twice_is_one_operand() -> None:
     rng = np.random.default_rng(3)
-    cases = Cases(match)
+    cases = Cases(match_byte_lookup)
     x, y = params("uint8", 0.05, 3), params("uint8", 0.7, 0)
     node, _, _ = cases.node(
         "Mul", NO_ATTRIBUTES, [Operand(every_code(rng, "uint8", (2, 3)), x)] * 2, y

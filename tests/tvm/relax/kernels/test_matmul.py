@@ -13,10 +13,10 @@ from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType, Shape
 from qdqbridge.core.ops.attributes import ReshapeAttrs, TransposeAttrs
-from qdqbridge.tvm.relax.executable import build
+from qdqbridge.tvm.relax.executable import compile_relax
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.plan import plan
-from qdqbridge.tvm.relax.kernels.products.matmul import match
+from qdqbridge.tvm.relax.kernels.products.matmul import match_matmul
 from tests.combinations import each_once
 from tests.core.graph.graphs import apply, plain, stored, typed
 from tests.core.graph.graphs import graph as small
@@ -29,7 +29,7 @@ HEADS, DEPTH, TOKENS = 3, 20, 18
 
 @pytest.mark.parametrize("cpu", DOT_CPUS, ids=lambda cpu: cpu.name)
 def test_random(cpu: Cpu) -> None:
-    rng, cases = np.random.default_rng(8), Cases(match, cpu)
+    rng, cases = np.random.default_rng(8), Cases(match_matmul, cpu)
     for _ in range(20 if cpu == HOST else 8):
         name, attributes, operands, out = random_products.activations(rng)
         cases.add(name, attributes, operands, out)
@@ -93,7 +93,7 @@ def test_transposes_are_read_and_written_through(batch: Any) -> None:
     ]  # fmt: skip
     (wanted,) = evaluate(graph, feeds)[0].values()
     for cpu in CPUS if batch == 2 else CPUS[:1]:
-        (got,) = build(graph, target_of(cpu)).run(feeds).values()
+        (got,) = compile_relax(graph, target_of(cpu)).run(feeds).values()
         np.testing.assert_array_equal(got, wanted)
 
 
@@ -102,7 +102,7 @@ def test_open_extents_have_the_kernels_and_codes_of_known_ones(cpu: Cpu, threads
     open_graph, _ = _attention("batch", "tokens")
     needed = plan(open_graph, HOST).needed
     assert sorted(node.op.name for node in needed) == ["MatMul", "Reshape", "Transpose"]
-    executable = build(open_graph, target_of(cpu), threads=threads)
+    executable = compile_relax(open_graph, target_of(cpu), threads=threads)
     # tiles of 14, 4 and 1 rows, of two blocks and parts of one, and steps of four that end inside
     for fed in ((1, 1), (3, 3), (2, 5), (2, TOKENS), (1, 33), (1, 64), (1, 75), (0, 4), (2, 0)):
         _, feeds = _attention("batch", "tokens", fed)
@@ -121,7 +121,7 @@ def test_some_extents_are_open(rows: Any, columns: Any) -> None:
     graph = Graph([a, b], [y], ["y"], [])
     Editor(graph).finish()
     assert len(plan(graph, HOST).kernels) == 1
-    executable, rng = build(graph), np.random.default_rng(4)
+    executable, rng = compile_relax(graph), np.random.default_rng(4)
     for high, k, wide in ((1, 1, 1), (5, 6, 3), (14, 4, 32), (31, 9, 50)):
         n, m = high if rows == "rows" else rows, wide if columns == "columns" else columns
         feeds = {"a": every_code(rng, "uint8", (n, k)), "b": every_code(rng, "int8", (k, m))}
@@ -135,7 +135,7 @@ def test_a_transpose_that_others_read_stays() -> None:
     graph.outputs.append(mixed)
     graph.output_names.append("mixed")
     assert {node.op.name for node in plan(graph, HOST).needed} >= {"Transpose", "MatMul"}
-    wanted, got = evaluate(graph, feeds)[0], build(graph).run(feeds)
+    wanted, got = evaluate(graph, feeds)[0], compile_relax(graph).run(feeds)
     for name, array in wanted.items():
         np.testing.assert_array_equal(got[name], array)
 
@@ -156,7 +156,7 @@ OPEN_FLOATS = _floats(("n", 3, "rows", "inner"), ("n", 3, "inner", "columns"))
 
 @pytest.mark.parametrize(("cpu", "threads"), each_once(DOT_CPUS, [2, 1]))
 def test_floats_of_any_extents_have_the_bits_of_fixed_ones(cpu: Cpu, threads: int) -> None:
-    executable = build(OPEN_FLOATS, target_of(cpu), threads=threads)
+    executable = compile_relax(OPEN_FLOATS, target_of(cpu), threads=threads)
     rng = np.random.default_rng(threads)
     for n, rows, inner, columns in FLOATS:
         a = rng.normal(0, 1, (n, 3, rows, inner)).astype(np.float32)
@@ -167,7 +167,7 @@ def test_floats_of_any_extents_have_the_bits_of_fixed_ones(cpu: Cpu, threads: in
         # sums of at most 65 products of normal numbers, rounded once per step
         assert np.abs(got - exact).max(initial=0) < 65 * 2.0**-24 * 65
         if min(n, rows, inner, columns) and inner % 2:
-            fixed = build(_floats(a.shape, b.shape), target_of(cpu), threads=1)
+            fixed = compile_relax(_floats(a.shape, b.shape), target_of(cpu), threads=1)
             assert np.array_equal(got, next(iter(fixed.run({"a": a, "b": b}).values())))
 
 

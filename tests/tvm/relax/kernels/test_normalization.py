@@ -8,7 +8,7 @@ import pytest
 from qdqbridge.core.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.families import kernel_of
-from qdqbridge.tvm.relax.kernels.rows.normalization import match
+from qdqbridge.tvm.relax.kernels.rows.normalization import match_quantized_norm
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 
@@ -20,7 +20,7 @@ def _fixed(rng: np.random.Generator, shape: tuple[int, ...]) -> Operand:
 @pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
 def test_rows(cpu: Cpu) -> None:
     rng = np.random.default_rng(0)
-    cases = Cases(match, cpu)
+    cases = Cases(match_quantized_norm, cpu)
     counts = (1, 3, 16, 31, 64, 100, 768) if cpu == HOST else (7, 130)
     for i, count in enumerate(counts):
         kind = ("uint8", "int8")[i % 2]
@@ -43,7 +43,7 @@ def test_factors_and_axes() -> None:
     gamma = Operand(every_code(rng, "int8", (4, 5)), params("int8", 0.01, 3), fixed=True)
     beta = Operand(rng.integers(-99, 99, (4, 5)).astype(np.int32), params("int32", 0.01), True)
     for opened, threads in ((False, 1), (True, 1), (True, 2)):
-        cases = Cases(match, opened=opened, threads=threads)
+        cases = Cases(match_quantized_norm, opened=opened, threads=threads)
         data = Operand(every_code(rng, "uint8", (3, 6, 4, 5)), x)
         cases.add("LayerNormalization", NormAttrs(2, 1e-3), [data, gamma, beta], y)
         cases.add("LayerNormalization", NormAttrs(2, 0.0), [data, _fixed(rng, (1,))], y)
@@ -51,7 +51,7 @@ def test_factors_and_axes() -> None:
 
 
 def test_constant_rows_without_epsilon_are_not_a_number() -> None:
-    cases = Cases(match)
+    cases = Cases(match_quantized_norm)
     data = Operand(np.full((2, 40), 77, np.uint8), params("uint8", 0.1, 5))
     for z in (0, 128, 255):
         factors, result = [Operand(np.ones(40, np.float32), None, True)] * 2, params("uint8", 1, z)
@@ -61,7 +61,7 @@ def test_constant_rows_without_epsilon_are_not_a_number() -> None:
 
 def test_what_is_refused() -> None:
     rng = np.random.default_rng(2)
-    cases = Cases(match)
+    cases = Cases(match_quantized_norm)
     x = params("uint8", 0.05, 3)
     data = Operand(every_code(rng, "uint8", (2, 6)), x)
     fed = Operand(np.ones(6, np.float32))
@@ -97,7 +97,7 @@ def test_channels_with_factors(cpu: Cpu) -> None:
 
 
 def test_sums_beyond_32_bits() -> None:
-    rng, cases = np.random.default_rng(4), Cases(match)
+    rng, cases = np.random.default_rng(4), Cases(match_quantized_norm)
     y, factors = params("uint8", 0.03, 128), [_fixed(rng, (1,))] * 2
     for kind, zero_point in (("uint8", 0), ("uint16", 65535)):
         x = params(kind, 0.05, zero_point)

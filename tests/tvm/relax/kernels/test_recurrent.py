@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from qdqbridge.tvm.relax.executable import build
+from qdqbridge.tvm.relax.executable import compile_relax
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.plan import plan
 from tests.combinations import first_with_all
@@ -88,7 +88,7 @@ def test_what_onnxruntime_computes(cpu: Cpu, kind: str) -> None:
         graph = canonical(model)
         names = [kernel.name for kernel in plan(graph, cpu).kernels.values()]
         assert len(names) == 2 and f"{kind.lower()}_steps" in names[1]
-        found = build(graph, target_of(cpu), threads=2).run(feeds)
+        found = compile_relax(graph, target_of(cpu), threads=2).run(feeds)
         for name, exact in zip(graph.output_names, wanted(model, feeds), strict=True):
             assert near(found[name], exact), (seed, name)
 
@@ -105,7 +105,7 @@ def test_clips_peepholes_and_other_functions(kind: str, functions: list[str]) ->
     graph = canonical(model)
     names = [kernel.name for kernel in plan(graph, HOST).kernels.values()]
     assert f"{kind.lower()}_steps" in names[-1]
-    found = build(graph, target_of(HOST), threads=1).run(feeds)
+    found = compile_relax(graph, target_of(HOST), threads=1).run(feeds)
     for name, exact in zip(graph.output_names, wanted(model, feeds), strict=True):
         assert near(found[name], exact), name
 
@@ -122,7 +122,7 @@ def test_threads_share_large_layers(kind: str, turns: int) -> None:
     b.output("y")
     model, x = b.model(), rng.normal(0, 1, (6, 3, 8)).astype(np.float32)
     graph, (exact,) = canonical(model), wanted(model, {"x": x})
-    one, two = (build(graph, target_of(HOST), threads=n).run({"x": x})["y"] for n in (1, 2))
+    one, two = (compile_relax(graph, target_of(HOST), threads=n).run({"x": x})["y"] for n in (1, 2))
     assert near(two, exact)
     np.testing.assert_array_equal(one, two)
 
@@ -170,7 +170,7 @@ def test_no_numbers_and_infinities_go_where_they_go(kind: str) -> None:
     model, weights = plainly(kind, 0.4)
     x = np.random.default_rng(1).normal(0, 1, (6, 2, 4)).astype(np.float32)
     x[3, 0, 1], x[2, 1, 2], x[4, 1, 0] = np.nan, 3e38, -np.inf
-    found = build(canonical(model), target_of(HOST)).run({"x": x})["y"]
+    found = compile_relax(canonical(model), target_of(HOST)).run({"x": x})["y"]
     with np.errstate(all="ignore"):
         exact = exactly(kind, weights, x)
     np.testing.assert_array_equal(np.isnan(found), np.isnan(exact))
@@ -182,7 +182,7 @@ def test_no_numbers_and_infinities_go_where_they_go(kind: str) -> None:
 def test_small_results_keep_their_digits(kind: str) -> None:
     model, weights = plainly(kind, 1e-3)
     x = np.random.default_rng(1).normal(0, 1e-2, (5, 2, 4)).astype(np.float32)
-    found = build(canonical(model), target_of(HOST)).run({"x": x})["y"]
+    found = compile_relax(canonical(model), target_of(HOST)).run({"x": x})["y"]
     exact = exactly(kind, weights, x)
     assert np.abs(exact).max() < 1e-4
     # some of float32's last bits of sums that cancel, of results of 1e-5
@@ -202,7 +202,9 @@ def test_dequantized_weights_are_weights() -> None:
     graph = canonical(model)
     names = [kernel.name for kernel in plan(graph, HOST).kernels.values()]
     assert "lstm_steps_20" in names
-    assert near(build(graph, target_of(HOST)).run({"x": x})["y"], wanted(model, {"x": x})[0])
+    assert near(
+        compile_relax(graph, target_of(HOST)).run({"x": x})["y"], wanted(model, {"x": x})[0]
+    )
 
 
 @pytest.mark.parametrize("functions", [["Sigmoid", "Elu", "Tanh"], ["Sigmoid", "Tanh", "Softplus"]])

@@ -12,7 +12,7 @@ from qdqbridge.core.ops.attributes import ConvAttrs, ResizeAttrs
 from qdqbridge.core.ops.resize import RESIZE
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace
-from qdqbridge.tvm.relax.kernels.products.repeated import match
+from qdqbridge.tvm.relax.kernels.products.repeated import match_resized_conv
 from tests.combinations import each_once
 from tests.tvm.dialect.contract import Array, contract
 from tests.tvm.relax.kernels import random_products as random
@@ -42,7 +42,7 @@ def _add(
     whole = [Operand(large, x.params), *operands[1:]]
     node, expected, _ = cases.node("Conv", conv, whole, out, last=True)
     Node(RESIZE, own, [resized.operand(0)], [node.operand(0)])
-    kernel = match(node, KernelPlace(cases.cpu, True, cases.threads))
+    kernel = match_resized_conv(node, KernelPlace(cases.cpu, True, cases.threads))
     if kernel is None:
         cases.refused += 1
         return None
@@ -78,7 +78,7 @@ CPUS = [cpu for cpu in DOT_CPUS if not cpu.amx]
 
 @pytest.mark.parametrize(("cpu", "threads"), each_once(CPUS, [2, 1]))
 def test_random(cpu: Cpu, threads: int) -> None:
-    rng, cases = np.random.default_rng(5 + threads), Cases(match, cpu, threads)
+    rng, cases = np.random.default_rng(5 + threads), Cases(match_resized_conv, cpu, threads)
     for _ in range(12 if cpu == HOST else 4):
         _random(rng, cases)
     assert cases.refused <= len(cases.cases)
@@ -86,7 +86,10 @@ def test_random(cpu: Cpu, threads: int) -> None:
 
 
 def test_open_batch() -> None:
-    rng, cases = np.random.default_rng(3), Cases(match, CPUS[0], threads=2, opened=True)
+    rng, cases = (
+        np.random.default_rng(3),
+        Cases(match_resized_conv, CPUS[0], threads=2, opened=True),
+    )
     for _ in range(4):
         _random(rng, cases)
     cases.check()
@@ -106,7 +109,7 @@ def test_open_batch() -> None:
 def test_what_has_no_such_kernel(
     resize: ResizeAttrs, channels: int, group: int, strides: tuple[int, int], pads: int, reason: str
 ) -> None:
-    rng, cases = np.random.default_rng(7), Cases(match, CPUS[0])
+    rng, cases = np.random.default_rng(7), Cases(match_resized_conv, CPUS[0])
     x = random.activation(rng, (1, channels, 6, 8))
     w = random.weight(rng, (16, channels // group, 3, 3), 0)
     out = random.result(rng, channels * 9)

@@ -7,7 +7,7 @@ import pytest
 
 from qdqbridge.core.ops.attributes import ResizeAttrs
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
-from qdqbridge.tvm.relax.kernels.windows.resampling import match
+from qdqbridge.tvm.relax.kernels.windows.resampling import match_resize
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 
@@ -24,7 +24,7 @@ def _resize(mode: str, coordinates: str, *factors: float) -> ResizeAttrs:
 @pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
 def test_modes(cpu: Cpu) -> None:
     rng = np.random.default_rng(0)
-    cases = Cases(match, cpu, threads=2)
+    cases = Cases(match_resize, cpu, threads=2)
     for i, coordinates in enumerate(COORDINATES if cpu == HOST else COORDINATES[:2]):
         kind = ("uint8", "int8")[i % 2]
         x = params(kind, 0.1, (3, 127, 0)[i % 3])
@@ -38,7 +38,7 @@ def test_modes(cpu: Cpu) -> None:
 
 def test_sizes_and_open_batches() -> None:
     rng = np.random.default_rng(1)
-    cases = Cases(match, opened=True)
+    cases = Cases(match_resize, opened=True)
     x = params("uint8", 0.1, 3)
     data = Operand(every_code(rng, "uint8", (2, 20, 6, 7)), x)
     for mode in ("nearest", "linear"):
@@ -49,7 +49,7 @@ def test_sizes_and_open_batches() -> None:
 
 def test_what_is_refused() -> None:
     rng = np.random.default_rng(2)
-    cases = Cases(match)
+    cases = Cases(match_resize)
     x, y = params("uint8", 0.1, 3), params("uint8", 0.2, 3)
     data = Operand(every_code(rng, "uint8", (2, 4, 6, 7)), x)
     cases.add(

@@ -7,7 +7,7 @@ import pytest
 
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
-from qdqbridge.tvm.relax.kernels.elementwise.selection import match
+from qdqbridge.tvm.relax.kernels.elementwise.selection import match_where
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels.kernel_cases import CPUS, Cases, Operand
 
@@ -16,7 +16,7 @@ from tests.tvm.relax.kernels.kernel_cases import CPUS, Cases, Operand
 def test_operands_of_every_kind(cpu: Cpu) -> None:
     rng = np.random.default_rng(0)
     for opened, out in ((False, "uint8"), (True, "int16")):
-        cases = Cases(match, cpu, threads=2, opened=opened)
+        cases = Cases(match_where, cpu, threads=2, opened=opened)
         y = params(out, 0.02, 7).with_range(-5 if out == "int16" else 3, 200)
         shape = (2, 3, 70)
         same = Operand(every_code(rng, out, shape), y.widened())
@@ -32,7 +32,7 @@ def test_operands_of_every_kind(cpu: Cpu) -> None:
 
 
 def test_what_is_refused() -> None:
-    rng, cases, y = np.random.default_rng(1), Cases(match), params("uint8", 0.1, 3)
+    rng, cases, y = np.random.default_rng(1), Cases(match_where), params("uint8", 0.1, 3)
     sides = [Operand(every_code(rng, "uint8", (5,)), y, fixed=True) for _ in range(2)]
     fixed = [Operand(rng.random(5) < 0.5, fixed=True), *sides]
     cases.add("Where", NO_ATTRIBUTES, fixed, y, needed=False)

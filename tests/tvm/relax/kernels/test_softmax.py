@@ -7,7 +7,7 @@ import pytest
 
 from qdqbridge.core.ops.attributes import SoftmaxAttrs
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
-from qdqbridge.tvm.relax.kernels.rows.softmax import match
+from qdqbridge.tvm.relax.kernels.rows.softmax import match_quantized_softmax
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 
@@ -15,7 +15,7 @@ from tests.tvm.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 @pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
 def test_rows(cpu: Cpu) -> None:
     rng = np.random.default_rng(0)
-    cases = Cases(match, cpu)
+    cases = Cases(match_quantized_softmax, cpu)
     counts = (1, 2, 7, 16, 33, 64, 128, 131, 300) if cpu == HOST else (5, 128, 67)
     for i, count in enumerate(counts):
         for name, out in (
@@ -36,7 +36,7 @@ def test_axes_and_layouts() -> None:
     rng = np.random.default_rng(1)
     x, y = params("uint8", 0.1, 255), params("uint8", 1 / 256, 0)
     for opened, threads in ((False, 1), (True, 1), (True, 2)):
-        cases = Cases(match, opened=opened, threads=threads)
+        cases = Cases(match_quantized_softmax, opened=opened, threads=threads)
         data = Operand(every_code(rng, "uint8", (3, 20, 4, 5)), x)
         cases.add("Softmax", SoftmaxAttrs((1,)), [data], y, last=True)
         cases.add("Softmax", SoftmaxAttrs((2, 3)), [data], y)

@@ -11,7 +11,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.ops.dynamic import BlockAttrs
-from qdqbridge.tvm.relax.executable import build
+from qdqbridge.tvm.relax.executable import compile_relax
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.plan import plan
 from qdqbridge.tvm.relax.kernels.weight_only import dots
@@ -67,7 +67,7 @@ def errors(found: Graph, x: np.ndarray, executable: Any = None) -> np.ndarray:
     """Returns how far results are from the exact ones, in parts of the largest summand."""
     (name,) = found.output_names
     exact = evaluate(found, {"x": x}, exact=True)[0][name]
-    got = (executable or build(found)).run({"x": x})[name]
+    got = (executable or compile_relax(found)).run({"x": x})[name]
     w = found.nodes[0].operand(1)
     assert w.quant is not None
     reach = 15 if w.quant.params.storage_dtype.bits == 4 else 255
@@ -96,7 +96,7 @@ def test_three_digits_are_a_float(kind: str, size: int) -> None:
 @pytest.mark.parametrize("cpu", BYTES, ids=lambda cpu: cpu.name)
 def test_one_kernel_for_any_number_of_rows(cpu: Cpu) -> None:
     found = network("uint4", 32)
-    executable = build(found, target_of(cpu))
+    executable = compile_relax(found, target_of(cpu))
     for rows in (1, 2, 3, 5, 6, 7, 8, 9, 12, 131, 132, 133, 150):
         x = np.random.default_rng(rows).normal(0, 1, (rows, INNER)).astype(np.float32)
         assert errors(found, x, executable).max() < 128 * 2.0**-24
@@ -110,13 +110,13 @@ def test_products_in_parts_have_every_bit(
 ) -> None:
     """Of many rows, what caches hold is gone through at a time; sums go on where they were."""
     found = network("uint4 each", 32, ("n", 256), rounded=rounded, units=300)
-    whole = build(found, threads=threads)
+    whole = compile_relax(found, threads=threads)
     monkeypatch.setattr(dots, "ROOM", room)
     monkeypatch.setattr(dots, "AMX_ROOM", room)
     monkeypatch.setattr(dots, "SPREAD", room // 16)
     monkeypatch.setattr(dots, "_PAIRS", 3)
     monkeypatch.setattr(dots, "_MANY_PAIRS", 3)
-    parts = build(found, threads=threads)
+    parts = compile_relax(found, threads=threads)
     for rows in (1, 8, 9, 130):
         x = np.random.default_rng(rows).normal(0, 1, (rows, 256)).astype(np.float32)
         wanted, got = (next(iter(e.run({"x": x}).values())) for e in (whole, parts))
@@ -133,8 +133,8 @@ def test_a_row_has_the_same_bits_among_any_others(kind: str, size: int, rounded:
     x = x.astype(np.float32)
     found = network(kind, size, ("n", 256), rounded=rounded, units=300)
     fixed = network(kind, size, (33, 256), rounded=rounded, units=300)
-    executable = build(found, threads=2)
-    (alone,) = build(network(kind, size, (1, 256), rounded=rounded, units=300)).run(
+    executable = compile_relax(found, threads=2)
+    (alone,) = compile_relax(network(kind, size, (1, 256), rounded=rounded, units=300)).run(
         {"x": x[:1]}
     ).values()  # fmt: skip
     (wanted,) = executable.run({"x": x}).values()
@@ -142,7 +142,7 @@ def test_a_row_has_the_same_bits_among_any_others(kind: str, size: int, rounded:
     for rows in (1, 2, 4, 15, 16, 17, 31, 32, 33, 127, 128, 129):
         (got,) = executable.run({"x": x[-rows:]}).values()
         np.testing.assert_array_equal(got, wanted[-rows:])
-    (got,) = build(fixed, threads=1).run({"x": x[:33]}).values()
+    (got,) = compile_relax(fixed, threads=1).run({"x": x[:33]}).values()
     np.testing.assert_array_equal(got, wanted[:33])
     if rounded:
         np.testing.assert_array_equal(wanted, evaluate(found, {"x": x})[0][found.output_names[0]])
@@ -159,7 +159,7 @@ HIGHEST, LOWEST = (126 << 16) + 127 * 257, (127 << 16) - 128 * 257
 def test_the_largest_sums_have_every_bit(kind: str, size: int) -> None:
     """Nothing overflows on the way: all codes and activations are as large as they can be."""
     found = network(kind, size, extreme=True)
-    executable = build(found)
+    executable = compile_relax(found)
     lower = [(digits + i) / (127 << 16) for digits in (HIGHEST, LOWEST) for i in (-1, 0, 1)]
     for low in (1.0, 1.0 - 2.0**-20, 127.0 / 128, -1.0, *lower, *(-each for each in lower)):
         x = np.full((18, INNER), low, np.float32)
@@ -175,8 +175,8 @@ def test_the_largest_sums_have_every_bit(kind: str, size: int) -> None:
 def test_threads_that_help_each_other_have_every_bit(rows: Any, rounded: bool) -> None:
     """Of few rows threads take pieces of each other's columns, and make digits of their own."""
     found = network("uint4 each", 32, (rows, INNER), rounded=rounded, units=1003)
-    alone = build(found, threads=1)
-    together = {threads: build(found, threads=threads) for threads in (2, 3)}
+    alone = compile_relax(found, threads=1)
+    together = {threads: compile_relax(found, threads=threads) for threads in (2, 3)}
     for count in (1, 2, 8, 9) if rows == "n" else (rows,):
         x = np.random.default_rng(count).normal(0, 1, (count, INNER)).astype(np.float32)
         wanted = next(iter(alone.run({"x": x}).values()))
@@ -194,7 +194,7 @@ def test_shapes_and_threads(shape: list[Any], threads: int) -> None:
     given = [e if isinstance(e, int) else {"a": 2, "b": 71}[e] for e in shape]
     x = np.random.default_rng(5).normal(0, 1, given).astype(np.float32)
     found = network("int4", 32, tuple(shape), bias=False)
-    assert errors(found, x, build(found, threads=threads)).max() < 128 * 2.0**-24
+    assert errors(found, x, compile_relax(found, threads=threads)).max() < 128 * 2.0**-24
 
 
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
@@ -204,7 +204,7 @@ def test_activations_in_blocks_are_the_interpreters(kind: str, size: int, kernel
     found = network(kind, size, rounded=True, bias=size != 32)
     planned = [k.name[:10] for k in plan(found, HOST).kernels.values()]
     assert planned == [f"dense_w{8 if '8' in kind else 4}a8"]
-    executable = build(found, kernels=kernels)
+    executable = compile_relax(found, kernels=kernels)
     for rows in (1, 2, 3, 9, 57) if kernels == "fast" else (1, 5):
         x = np.random.default_rng(rows).normal(0, 1, (rows, INNER)).astype(np.float32)
         same(found, x, executable)
@@ -214,7 +214,7 @@ def test_activations_in_blocks_are_the_interpreters(kind: str, size: int, kernel
 def test_activations_in_blocks_on_threads(cpu: Cpu, threads: int) -> None:
     found = network("uint4 each", 64, ("a", "b", INNER), rounded=True)
     x = np.random.default_rng(5).normal(0, 1, (2, 71, INNER)).astype(np.float32)
-    same(found, x, build(found, target_of(cpu), threads=threads))
+    same(found, x, compile_relax(found, target_of(cpu), threads=threads))
 
 
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
@@ -223,7 +223,7 @@ def test_blocks_of_zeros_tiny_and_no_numbers(kernels: str) -> None:
     x = np.ones((7, INNER), np.float32)
     x[0], x[1], x[2, 3], x[3, 70], x[4, :32] = 0, 1e-36, np.nan, np.inf, 1e-30
     x[5, ::2], x[6] = 3e38, -(2.0**-110)
-    same(found, x, build(found, kernels=kernels))
+    same(found, x, compile_relax(found, kernels=kernels))
 
 
 def same(found: Graph, x: np.ndarray, executable: Any) -> None:
@@ -236,7 +236,7 @@ def same(found: Graph, x: np.ndarray, executable: Any) -> None:
 @pytest.mark.parametrize(("kind", "block"), SIZED)
 def test_activations_of_any_size(kind: str, block: int) -> None:
     """What is between the scales and the digits leaves float32 neither way."""
-    executable = build(network(kind, block, (3, INNER), bias=False))
+    executable = compile_relax(network(kind, block, (3, INNER), bias=False))
     x = np.random.default_rng(1).uniform(0.5, 1, (3, INNER)).astype(np.float32)
     (wanted,) = executable.run({"x": x}).values()
     for size in (1e-32, 2.0**-109, 1e-31, 1e31, 1e33 if kind == "uint4" else 1e30):
@@ -251,7 +251,7 @@ def test_zeros_tiny_and_no_numbers() -> None:
     x[1] = 1e-36
     x[2, 3], x[3, 70], x[4] = np.nan, np.inf, 1
     (name,) = found.output_names
-    got = build(found).run({"x": x})[name]
+    got = compile_relax(found).run({"x": x})[name]
     assert not got[:2].any()  # below 2^-110 an activation counts as zero
     assert np.isnan(got[2:4]).all()
     np.testing.assert_allclose(got[4], evaluate(found, {"x": x[4:]})[0][name][0], rtol=1e-5)

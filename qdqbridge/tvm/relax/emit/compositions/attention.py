@@ -277,7 +277,7 @@ def _of_parts(
     return [result, context("concat", [context("expand_dims", x, 0) for x in (k, v)], axis=0)]
 
 
-def _quantized(context: CompositionContext) -> Sequence[Expr]:
+def _compose_qattention(context: CompositionContext) -> Sequence[Expr]:
     """QAttention: data and weights are integers, whose product is scaled; sums of int32.
 
     Source: onnxruntime docs/ContribOperators.md, attention_quant.cc.
@@ -416,5 +416,5 @@ MULTI_HEAD: Mapping[str, Composition] = dict((
     of_row(MULTI_HEAD_ATTENTION, _multi_head), of_row(MERGED_ATTENTION, _merged),
 ))  # fmt: skip
 """By the row's name."""
-QUANTIZED_ATTENTION: Mapping[str, Composition] = {"QAttention": _quantized}
+QUANTIZED_ATTENTION: Mapping[str, Composition] = {"QAttention": _compose_qattention}
 """By the operator's name in the domain com.microsoft."""

@@ -17,7 +17,7 @@ _LAST = 255
 """The last code of the type that dynamic quantization has."""
 
 
-def _cast(context: CompositionContext) -> Sequence[Expr]:
+def _cast_to_small_float(context: CompositionContext) -> Sequence[Expr]:
     target, source = context.result_dtype(), context.onnx.operand(0).type.dtype
     if not target.is_small_float or source is DType.STRING:
         raise NoRow("TVM's own operators have it")
@@ -58,6 +58,6 @@ def _dynamic_quantize(context: CompositionContext) -> Sequence[Expr]:
 
 
 CONVERSION: Mapping[str, Composition] = {
-    "Cast": _cast,
+    "Cast": _cast_to_small_float,
     "DynamicQuantizeLinear": _dynamic_quantize,
 }

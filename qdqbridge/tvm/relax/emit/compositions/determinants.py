@@ -24,7 +24,7 @@ def _det(context: CompositionContext) -> Sequence[Expr]:
     context.emitter.need_same(size, width)
     count = math.prod(batch)
     rows = context("reshape", x, [count, size, size])
-    function = _function(count, size, context.dtype(x))
+    function = _determinant_primfunc(count, size, context.dtype(x))
     variable = context.emitter.builder.add_func(function, "determinants")
     operands: Any = [rows]
     extent: Any = [count]
@@ -33,7 +33,7 @@ def _det(context: CompositionContext) -> Sequence[Expr]:
     return [context.cast(context("reshape", found, batch), kind)]
 
 
-def _function(count: Any, extent: Any, kind: str) -> Any:
+def _determinant_primfunc(count: Any, extent: Any, kind: str) -> Any:
     """Returns the PrimFunc ``(matrices, determinants)``."""
     matrices = count if isinstance(count, int) else tirx.Var("n", "int64")
     size = extent if isinstance(extent, int) else tirx.Var("k", "int64")

@@ -26,7 +26,7 @@ def _embedded(context: CompositionContext) -> Sequence[Expr]:
     return [*results, total][: len(context.node.outputs)]
 
 
-def _stored(context: CompositionContext) -> Sequence[Expr]:
+def _qembed_layer_norm(context: CompositionContext) -> Sequence[Expr]:
     """The same of tables and parameters of 8 bits, each with a scale and a zero point of its own.
 
     Source: onnxruntime docs/ContribOperators.md, qembed_layer_norm.cc.
@@ -102,6 +102,6 @@ def _shaped(context: CompositionContext, ids: Expr, like: Expr) -> Expr:
 
 EMBEDDINGS: Mapping[str, Composition] = {
     "EmbedLayerNormalization": _embedded,
-    "QEmbedLayerNormalization": _stored,
+    "QEmbedLayerNormalization": _qembed_layer_norm,
 }
 """By the operator's name in the domain com.microsoft."""

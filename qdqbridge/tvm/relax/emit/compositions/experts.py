@@ -46,7 +46,7 @@ def _stored_experts(context: CompositionContext, a: ExpertsAttrs) -> Sequence[Ex
 
     def layer(x: Expr, order: Expr, index: int) -> Expr:
         place, block = 3 * index - 1, a.rounded(context.extents(x)[-1])
-        x = _rounded(context, x, block) if block else x
+        x = _fake_quantize_blocks(context, x, block) if block else x
         given = [context.arg(place), wide(context, context.arg(place + 1))]
         if context.has(10 + index):
             given.append(context.arg(10 + index))
@@ -55,7 +55,7 @@ def _stored_experts(context: CompositionContext, a: ExpertsAttrs) -> Sequence[Ex
     return _mixed(context, a, layer, normalized=True)
 
 
-def _rounded(context: CompositionContext, x: Expr, block: int) -> Expr:
+def _fake_quantize_blocks(context: CompositionContext, x: Expr, block: int) -> Expr:
     """Returns what is left of data that are rounded to 8 bits, as many neighbours together."""
     shape = context.extents(x)
     parts = context("reshape", x, (*shape[:-1], shape[-1] // block, block))

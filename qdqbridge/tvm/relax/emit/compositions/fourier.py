@@ -31,13 +31,13 @@ _LARGEST = 1 << 22
 def _dft(context: CompositionContext) -> Sequence[Expr]:
     """Sums over an axis, each times a wave; ``dft_length`` cuts the axis, or adds zeros to it."""
     x = wide(context, context.arg(0))
-    extents, axis = context.extents(x), _axis(context)
+    extents, axis = context.extents(x), _dft_axis(context)
     parts = extents[-1]
     if parts not in (1, 2):
         raise NoRow("whether its signal is complex is known at run time only")
     inverse, onesided = context.onnx.flag("inverse"), context.onnx.flag("onesided")
     given = None if axis is None else extents[axis]
-    if axis is None or not isinstance(given, int) or not _known(context, 1):
+    if axis is None or not isinstance(given, int) or not _is_absent_or_constant(context, 1):
         along = context.integers(2) if axis is None else context.number([axis], "int64")
         count = context.integers(1) if context.has(1) else None
         made = dft_of_run_time(context, x, along, count, inverse=inverse, onesided=onesided)
@@ -75,7 +75,11 @@ def _stft(context: CompositionContext) -> Sequence[Expr]:
         raise NoRow("whether its signal is complex is known at run time only")
     window = wide(context, context.arg(2)) if context.has(2) else None
     spans = [given, *(context.extents(window) if window is not None else ())]
-    if step is None or not _known(context, 3) or not all(isinstance(n, int) for n in spans):
+    if (
+        step is None
+        or not _is_absent_or_constant(context, 3)
+        or not all(isinstance(n, int) for n in spans)
+    ):
         return [context.cast(_open_stft(context, x, window), context.dtype(context.arg(0)))]
     length = context.static(window)[0] if window is not None else _length(context, given, 3)
     count = (given - length) // step[0] + 1
@@ -119,12 +123,12 @@ def _summed(context: CompositionContext, x: Expr, waves: NDArray[Any]) -> Expr:
     return context("reshape", context("matmul", rows, matrix), [*others, results, count])
 
 
-def _known(context: CompositionContext, index: int) -> bool:
+def _is_absent_or_constant(context: CompositionContext, index: int) -> bool:
     """True where an operand is left out, or is a constant."""
     return not context.has(index) or context.constant_ints(index) is not None
 
 
-def _axis(context: CompositionContext) -> int | None:
+def _dft_axis(context: CompositionContext) -> int | None:
     """Returns the axis; None where only the run knows it."""
     rank = context.rank(context.arg(0))
     if context.onnx.opset < _AXIS_AS_OPERAND:

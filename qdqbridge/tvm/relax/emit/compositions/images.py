@@ -56,7 +56,7 @@ def _axis_by_axis(context: CompositionContext) -> Sequence[Expr]:
     if not smooth and all(context.onnx.operand(i).is_constant for i in given):
         raise NoRow("its sizes are known")
     x, kind = context.arg(0), context.dtype(context.arg(0))
-    axes = _axes(context, x, new=new)
+    axes = _resized_axes(context, x, new=new)
     mode = context.onnx.string("mode", "nearest")
     y = x if mode == "nearest" else context.cast(x, _REAL)
     for axis in axes:
@@ -79,13 +79,13 @@ def _cast_back(context: CompositionContext, y: Expr, kind: str) -> Expr:
     return context.cast(context("minimum", context("maximum", rounded, low), high), kind)
 
 
-def _axes(context: CompositionContext, x: Expr, *, new: bool) -> list[_ResizedAxis]:
+def _resized_axes(context: CompositionContext, x: Expr, *, new: bool) -> list[_ResizedAxis]:
     rank = context.rank(x)
     listed = context.onnx.ints("axes", ())
     chosen = [axis % rank for axis in listed] or list(range(rank))
     places = {axis: place for place, axis in enumerate(chosen)}
     lengths = context.cast(context.shape_vector(x), _REAL)
-    vector = _vector(context, lengths, chosen)
+    vector = _take_axis_lengths(context, lengths, chosen)
     sized = new and context.has(3)
     if sized:
         wanted = context.cast(context.integers(3), _REAL)
@@ -108,7 +108,7 @@ def _axes(context: CompositionContext, x: Expr, *, new: bool) -> list[_ResizedAx
     ]  # fmt: skip
 
 
-def _vector(context: CompositionContext, lengths: Expr, axes: list[int]) -> Expr:
+def _take_axis_lengths(context: CompositionContext, lengths: Expr, axes: list[int]) -> Expr:
     indices = context.number(np.asarray(axes), "int64")
     return context("take", lengths, indices, axis=0, mode="clip")
 

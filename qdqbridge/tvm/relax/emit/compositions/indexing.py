@@ -120,7 +120,7 @@ def _scatter_elements(context: CompositionContext) -> Sequence[Expr]:
     return [context("scatter_nd", data, rows, updates, reduction)]
 
 
-def _rows(context: CompositionContext, batch: int) -> tuple[Expr, Expr, list[Any]]:
+def _bound_index_rows(context: CompositionContext, batch: int) -> tuple[Expr, Expr, list[Any]]:
     """Returns data, bound indices whose rows name places, and the extents of what they name."""
     data, indices, extents, places = _open(context)
     deep = places[-1]
@@ -134,7 +134,7 @@ def _rows(context: CompositionContext, batch: int) -> tuple[Expr, Expr, list[Any
 
 def _gather_nd(context: CompositionContext) -> Sequence[Expr]:
     batch = context.onnx.int_("batch_dims", 0)
-    data, indices, shape = _rows(context, batch)
+    data, indices, shape = _bound_index_rows(context, batch)
     if 0 in shape:
         return [context("zeros", shape, context.dtype(data))]
     return [context("gather_nd", data, indices, batch)]
@@ -142,7 +142,7 @@ def _gather_nd(context: CompositionContext) -> Sequence[Expr]:
 
 def _scatter_nd(context: CompositionContext) -> Sequence[Expr]:
     reduction = _reduction(context)
-    data, indices, wanted = _rows(context, 0)
+    data, indices, wanted = _bound_index_rows(context, 0)
     updates = _fitting(context, context.arg(2), wanted)
     if 0 in wanted:
         return [data]

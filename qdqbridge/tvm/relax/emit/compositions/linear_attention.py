@@ -90,7 +90,7 @@ def _linear_attention(context: CompositionContext) -> Sequence[Expr]:
     if context.has(3):
         operands.append(_by_heads(context, wide(context, context.arg(3)), state))
     shapes = [(batch, length, recurrence.results, values), state]
-    made = _called(context, recurrence, operands, shapes)
+    made = _call_linear_attention(context, recurrence, operands, shapes)
     flat = context("reshape", made[0], (batch, length, recurrence.results * values))
     kept = context.dtype(context.arg(3)) if context.has(3) else context.dtype(context.arg(0))
     return [context.cast(flat, context.dtype(context.arg(0))), context.cast(made[1], kept)]
@@ -117,13 +117,13 @@ def _by_heads(context: CompositionContext, x: Expr, shape: tuple[Any, ...]) -> E
     return context("reshape", x, shape)
 
 
-def _called(
+def _call_linear_attention(
     context: CompositionContext, recurrence: _Recurrence, operands: Sequence[Expr],
     shapes: Sequence[tuple[Any, ...]],
 ) -> list[Expr]:  # fmt: skip
     """Emits a call of the loops; returns results by heads, and the state."""
     extents = [context.extents(x) for x in operands]
-    function = _function(recurrence, extents)
+    function = _linear_attention_primfunc(recurrence, extents)
     variable = context.emitter.builder.add_func(function, "linear_attention")
     open_shapes: Any = shapes
     types: Any = [relax.TensorType(shape, _REAL) for shape in open_shapes]
@@ -132,7 +132,7 @@ def _called(
     return [context.emitter.emit(context.emitter.item(both, index)) for index in range(2)]
 
 
-def _function(r: _Recurrence, extents: Sequence[Sequence[Any]]) -> Any:
+def _linear_attention_primfunc(r: _Recurrence, extents: Sequence[Sequence[Any]]) -> Any:
     """Returns the PrimFunc ``(q, k, v, decay?, beta?, past?, y, state)``, all by heads."""
     opened: dict[str, Any] = {}
 

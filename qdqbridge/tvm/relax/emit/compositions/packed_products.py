@@ -19,7 +19,7 @@ from qdqbridge.tvm.relax.emit.compositions.context import (
 _KIND = "float32"
 
 
-def _product(context: CompositionContext) -> Sequence[Expr]:
+def _compose_matmul_nbits(context: CompositionContext) -> Sequence[Expr]:
     """``y[m, n] = sum of x[m, k] * (code[n, k] - zero point) * scale + bias[n]``, in float32.
 
     Source: onnxruntime docs/ContribOperators.md.
@@ -61,5 +61,5 @@ def _product(context: CompositionContext) -> Sequence[Expr]:
     return [context.cast(made, context.dtype(context.arg(0)))]
 
 
-PACKED_PRODUCTS: Mapping[str, Composition] = {"MatMulNBits": _product}
+PACKED_PRODUCTS: Mapping[str, Composition] = {"MatMulNBits": _compose_matmul_nbits}
 """By the operator's name in the domain com.microsoft."""

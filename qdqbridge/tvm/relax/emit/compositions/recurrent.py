@@ -197,9 +197,9 @@ def _composed(context: CompositionContext, kind: _RecurrentKind) -> Sequence[Exp
     turns = DIRECTIONS[direction]
     if context.onnx.int_("layout", 0):
         raise NoRow("its batch comes first")
-    x = _real(context, 0)
+    x = _float32_operand(context, 0)
     length, batch, _ = context.extents(x)
-    weights = _real(context, 2)
+    weights = _float32_operand(context, 2)
     size = context.extents(weights)[2]
     if not isinstance(size, int):
         raise NoRow("the size of its state is open")
@@ -214,11 +214,11 @@ def _composed(context: CompositionContext, kind: _RecurrentKind) -> Sequence[Exp
         own.append("lengths")
     for index, state in zip((5, 6), kind.states, strict=False):
         if context.has(index):
-            operands.append(_real(context, index))
+            operands.append(_float32_operand(context, index))
             context.emitter.need_same(context.extents(operands[-1])[1], batch)
             own.append(state)
     if kind.step is _lstm_step and context.has(7):
-        operands.append(_real(context, 7))
+        operands.append(_float32_operand(context, 7))
         own.append("peepholes")
     functions = functions_of(context.onnx, kind.functions, len(turns))
     layer = _RecurrentLayer(
@@ -226,12 +226,12 @@ def _composed(context: CompositionContext, kind: _RecurrentKind) -> Sequence[Exp
         reset_first, coupled=bool(context.onnx.int_("input_forget", 0)),
     )  # fmt: skip
     shapes = [(length, len(turns), batch, size), *[(len(turns), batch, size)] * len(kind.states)]
-    made = _called(context, kind, layer, operands, shapes)
+    made = _call_recurrent_loops(context, kind, layer, operands, shapes)
     results = [context.cast(each, context.dtype(context.arg(0))) for each in made]
     return [each for index, each in enumerate(results) if context.asks(index)]
 
 
-def _real(context: CompositionContext, index: int) -> Expr:
+def _float32_operand(context: CompositionContext, index: int) -> Expr:
     """Returns an operand in float32.
 
     Raises:
@@ -257,7 +257,7 @@ def _sums(
     """Returns what all steps add of their input and of biases, (steps, batch, directions, k H)."""
     length, batch, width = context.extents(x)
     count = kind.gates * size
-    weights = _transposed(context, 1, _real(context, 1))
+    weights = _transposed(context, 1, _float32_operand(context, 1))
     if directions > 1:
         weights = context("permute_dims", weights, (1, 0, 2))
     sums = context("matmul", x, context("reshape", weights, (width, directions * count)))
@@ -275,7 +275,7 @@ def _sums(
 
 def _biases(context: CompositionContext, directions: int, count: int) -> list[Expr]:
     """Returns the biases of the input's and of the recurrent product, (directions, k H) each."""
-    both = context("reshape", _real(context, 3), (directions, 2 * count))
+    both = context("reshape", _float32_operand(context, 3), (directions, 2 * count))
     return [
         context("strided_slice", both, axes=[1], begin=[start], end=[start + count])
         for start in (0, count)
@@ -291,13 +291,15 @@ def _recurrent_bias(
     return context.number([[0.0] * count] * directions, _REAL)
 
 
-def _called(
+def _call_recurrent_loops(
     context: CompositionContext, kind: _RecurrentKind, layer: _RecurrentLayer,
     operands: Sequence[Expr],
     shapes: Sequence[tuple[Extent, ...]],
 ) -> list[Expr]:  # fmt: skip
     """Emits a call of the loops; returns the results of all steps, and what is carried last."""
-    function = _function(kind, layer, [(context.extents(x), context.dtype(x)) for x in operands])
+    function = _recurrent_primfunc(
+        kind, layer, [(context.extents(x), context.dtype(x)) for x in operands]
+    )
     variable = context.emitter.builder.add_func(function, "recurrent")
     open_shapes: Any = shapes
     types: Any = [relax.TensorType(shape, _REAL) for shape in open_shapes]
@@ -306,7 +308,7 @@ def _called(
     return [context.emitter.emit(context.emitter.item(both, index)) for index in range(len(shapes))]
 
 
-def _function(
+def _recurrent_primfunc(
     kind: _RecurrentKind, layer: _RecurrentLayer, operands: Sequence[tuple[Sequence[Extent], str]]
 ) -> Any:
     """Returns the PrimFunc ``(sums, weights, bias?, own..., y, state, cell?)``."""

@@ -109,12 +109,12 @@ def _by(name: str, before: str = "", after: str = "") -> _Over:
 
     def over(context: CompositionContext, axes: _RunTimeAxes, x: Expr) -> Expr:
         total = axes.reduced(context, context(before, x) if before else x, name)
-        return _function(context, after, total) if after else total
+        return _apply_float_function(context, after, total) if after else total
 
     return over
 
 
-def _function(context: CompositionContext, name: str, x: Expr) -> Expr:
+def _apply_float_function(context: CompositionContext, name: str, x: Expr) -> Expr:
     """Returns a function of floats, of integers too: that of float64, cut off."""
     kind = context.dtype(x)
     whole = x if "float" in kind else context.cast(x, "float64")
@@ -140,7 +140,7 @@ def _of_integers(context: CompositionContext, axes: Sequence[int]) -> Expr:
     along = [context.onnx.wrap(axis) for axis in axes] or None
     keepdims = context.onnx.flag("keepdims", default=True)
     total = context("sum", context(before, x) if before else x, along, keepdims=keepdims)
-    return context.cast(_function(context, after, total), context.dtype(x))
+    return context.cast(_apply_float_function(context, after, total), context.dtype(x))
 
 
 def _mean(context: CompositionContext, axes: _RunTimeAxes, x: Expr) -> Expr:

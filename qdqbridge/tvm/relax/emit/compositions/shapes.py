@@ -12,7 +12,7 @@ from qdqbridge.tvm.qnn.emit.emitter import Expr
 from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext
 
 
-def _split(context: CompositionContext) -> Sequence[Expr]:
+def _runtime_split(context: CompositionContext) -> Sequence[Expr]:
     if not context.has(1) or context.constant_ints(1) is not None:
         raise NoRow("its sizes are known")
     x, sizes = context.arg(0), context.integers(1)
@@ -148,7 +148,7 @@ def _accumulated(name: str, neutral: int) -> Composition:
     return emit
 
 
-def _pad(context: CompositionContext) -> Sequence[Expr]:
+def _compose_dynamic_pad(context: CompositionContext) -> Sequence[Expr]:
     """Each axis is a choice of indices; negative pads crop, and constants fill what is outside."""
     if context.onnx.opset < 11:
         raise NoRow("its pads are attributes")
@@ -221,7 +221,7 @@ SHAPES: Mapping[str, Composition] = {
     "Hardmax": _hardmax,
     "NonZero": _non_zero,
     "OneHot": _one_hot,
-    "Pad": _pad,
-    "Split": _split,
+    "Pad": _compose_dynamic_pad,
+    "Split": _runtime_split,
     "TopK": _top_k,
 }

@@ -41,16 +41,16 @@ def _suppression(context: CompositionContext) -> Sequence[Expr]:
     ]  # fmt: skip
     order = context("argsort", scores, axis=2, descending=True, dtype=_COUNT)
     most = images * classes * count
-    rows, found = _called(context, [boxes, scores, order, *limits], most)
+    rows, found = _call_nms_loops(context, [boxes, scores, order, *limits], most)
     (kept,) = context.bound(found, "kept")
     return [context("strided_slice", rows, axes=[0], begin=[0], end=[kept])]
 
 
-def _called(context: CompositionContext, operands: Sequence[Expr], most: Any) -> list[Expr]:
+def _call_nms_loops(context: CompositionContext, operands: Sequence[Expr], most: Any) -> list[Expr]:
     """Emits a call of the loops; returns all rows that there is room for, and how many count."""
     centred = context.onnx.flag("center_point_box")
     thresholded = context.has(4)
-    function = _function([context.extents(x) for x in operands[:3]], centred, thresholded)
+    function = _nms_primfunc([context.extents(x) for x in operands[:3]], centred, thresholded)
     variable = context.emitter.builder.add_func(function, "non_max_suppression")
     shapes: Any = ([most, _INDICES], [1])
     types = [relax.TensorType(shape, _COUNT) for shape in shapes]
@@ -59,7 +59,7 @@ def _called(context: CompositionContext, operands: Sequence[Expr], most: Any) ->
     return [context.emitter.emit(context.emitter.item(both, index)) for index in range(2)]
 
 
-def _function(extents: Sequence[Sequence[Any]], centred: bool, thresholded: bool) -> Any:
+def _nms_primfunc(extents: Sequence[Sequence[Any]], centred: bool, thresholded: bool) -> Any:
     """Returns the PrimFunc ``(boxes, scores, order, most, overlap, score, rows, found)``."""
     opened: dict[str, Any] = {}
 

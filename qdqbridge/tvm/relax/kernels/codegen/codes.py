@@ -88,11 +88,12 @@ def broadcasts(operands: Sequence[Value | None], result: Value) -> bool:
     """True where every extent of every operand is certainly that of the result, or 1."""
     shape = result.type.shape
     return shape is not None and all(
-        v is None or (v.type.shape is not None and _within(v.type.shape, shape)) for v in operands
+        v is None or (v.type.shape is not None and _broadcasts_to(v.type.shape, shape))
+        for v in operands
     )
 
 
-def _within(shape: tuple[Dim, ...], result: tuple[Dim, ...]) -> bool:
+def _broadcasts_to(shape: tuple[Dim, ...], result: tuple[Dim, ...]) -> bool:
     own = result[len(result) - len(shape) :]
     return all(a in (1, b) for a, b in zip(shape, own, strict=True))
 

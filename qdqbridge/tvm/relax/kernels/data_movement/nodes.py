@@ -29,7 +29,11 @@ from qdqbridge.core.ops.selection import PAD, SLICE, SPLIT
 from qdqbridge.core.ops.shapes import sliced
 from qdqbridge.tvm.relax.kernels.codegen.broadcasting import Open, strides_over
 from qdqbridge.tvm.relax.kernels.codegen.codes import CODES, bytes_of, extents, one_batch
-from qdqbridge.tvm.relax.kernels.data_movement.strided_copies import CopiedBox, Move, build
+from qdqbridge.tvm.relax.kernels.data_movement.strided_copies import (
+    CopiedBox,
+    Move,
+    build_strided_copies,
+)
 from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.tvm.relax.kernels.views import strides_of
 
@@ -70,7 +74,7 @@ class _Shapes:
         return self.results[0]
 
 
-def match(node: Node, place: KernelPlace) -> Kernel | None:
+def match_data_movement(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a node that lays out codes anew."""
     joins = node.op is CONCAT
     inputs = node.inputs if joins else node.inputs[:1]
@@ -93,7 +97,14 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     )  # fmt: skip
     fill = [] if box.fill is None else [np.asarray([box.fill], dtype)]
     constants = (*fill, *box.tables)
-    return Kernel(node.op.name.lower(), move, build, tuple(values), constants, tuple(node.outputs))
+    return Kernel(
+        node.op.name.lower(),
+        move,
+        build_strided_copies,
+        tuple(values),
+        constants,
+        tuple(node.outputs),
+    )
 
 
 def _transpose(node: Node, attributes: TransposeAttrs, shapes: _Shapes) -> _Box | None:
@@ -121,7 +132,7 @@ def _slice(node: Node, attributes: SliceAttrs, shapes: _Shapes) -> _Box | None:
     )
 
 
-def _split(node: Node, attributes: SplitAttrs, shapes: _Shapes) -> _Box | None:
+def _split_copy_boxes(node: Node, attributes: SplitAttrs, shapes: _Shapes) -> _Box | None:
     del node
     taken, parts, origin = strides_of(shapes.taken), list[CopiedBox](), 0
     for i, (shape, size) in enumerate(zip(shapes.results, attributes.sizes, strict=True)):
@@ -130,7 +141,7 @@ def _split(node: Node, attributes: SplitAttrs, shapes: _Shapes) -> _Box | None:
     return None if shapes.taken[attributes.axis] is None else _Box(parts)
 
 
-def _concat(node: Node, attributes: AxisAttrs, shapes: _Shapes) -> _Box | None:
+def _concat_boxes(node: Node, attributes: AxisAttrs, shapes: _Shapes) -> _Box | None:
     """Operands with other parameters than the result go through a table."""
     axis, result = attributes.axis, node.output.quant
     given, parts, tables, place = (
@@ -161,7 +172,7 @@ def _kept(source: QuantParams, result: QuantParams) -> bool:
     return source.same_mapping(result) and inside
 
 
-def _pad(node: Node, attributes: PadAttrs, shapes: _Shapes) -> _Box | None:
+def _pad_boxes(node: Node, attributes: PadAttrs, shapes: _Shapes) -> _Box | None:
     """Negative pads cut elements off."""
     quant = node.output.quant  # a clamp before it does not reach what is put around
     rank = len(shapes.taken)
@@ -216,8 +227,8 @@ def _part(axes: Sequence[tuple[int | None, int, int]]) -> CopiedBox:
 def _depth_to_space(node: Node, attributes: DepthSpaceAttrs, shapes: _Shapes) -> _Box | None:
     del node
     deep, wide = (
-        _named(shapes.taken, last=shapes.last),
-        _named(shapes.result_shape, last=shapes.last),
+        _image_extents_by_letter(shapes.taken, last=shapes.last),
+        _image_extents_by_letter(shapes.result_shape, last=shapes.last),
     )
     size, depth = attributes.block_size, wide["c"][0] or 1
     step = deep["c"][1]
@@ -233,8 +244,8 @@ def _depth_to_space(node: Node, attributes: DepthSpaceAttrs, shapes: _Shapes) ->
 def _space_to_depth(node: Node, attributes: DepthSpaceAttrs, shapes: _Shapes) -> _Box | None:
     del node
     wide, deep = (
-        _named(shapes.taken, last=shapes.last),
-        _named(shapes.result_shape, last=shapes.last),
+        _image_extents_by_letter(shapes.taken, last=shapes.last),
+        _image_extents_by_letter(shapes.result_shape, last=shapes.last),
     )
     size, channels = attributes.block_size, wide["c"][0] or 1
     first = channels * deep["c"][1]
@@ -245,16 +256,17 @@ def _space_to_depth(node: Node, attributes: DepthSpaceAttrs, shapes: _Shapes) ->
     ])])  # fmt: skip
 
 
-def _named(shape: Open, *, last: bool) -> dict[str, tuple[int | None, int]]:
+def _image_extents_by_letter(shape: Open, *, last: bool) -> dict[str, tuple[int | None, int]]:
     """Returns extent and stride of every axis of an image by its letter."""
     axes = zip(shape, strides_of(shape), strict=True)
     return dict(zip("nhwc" if last else "nchw", axes, strict=True))
 
 
 _BOXES: Mapping[Operator, Callable[[Node, _Shapes], _Box | None]] = dict((
-    typed(TRANSPOSE, _transpose), typed(SLICE, _slice), typed(SPLIT, _split),
-    typed(CONCAT, _concat), typed(PAD, _pad), typed(EXPAND, _expand), typed(TILE, _tile),
+    typed(TRANSPOSE, _transpose), typed(SLICE, _slice), typed(SPLIT, _split_copy_boxes),
+    typed(CONCAT, _concat_boxes), typed(PAD, _pad_boxes), typed(EXPAND, _expand), typed(TILE,
+        _tile),
     typed(DEPTH_TO_SPACE, _depth_to_space), typed(SPACE_TO_DEPTH, _space_to_depth),
 ))  # fmt: skip
 OPERATORS = tuple(row.name for row in _BOXES)
-"""Operators that :func:`match` knows."""
+"""Operators that :func:`match_data_movement` knows."""

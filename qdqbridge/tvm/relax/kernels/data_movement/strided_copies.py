@@ -78,7 +78,7 @@ class Move:
     tasks: int
 
 
-def build(move: Move) -> Any:
+def build_strided_copies(move: Move) -> Any:
     """Returns a PrimFunc of the operands, the code to fill with, the tables, and the results."""
 
     def body() -> None:

@@ -42,7 +42,7 @@ class AffineKernel:
     tasks: int
 
 
-def build(affine: AffineKernel) -> Any:
+def build_affine(affine: AffineKernel) -> Any:
     """Returns a PrimFunc of ``x, factor, summand``, :func:`~.codes.numbers` and the result."""
     column = (affine.shape[1], *(1 for _ in affine.shape[2:]))
     operands = [
@@ -65,11 +65,11 @@ def build(affine: AffineKernel) -> Any:
     return elementwise(operands, result, affine.form.lanes, affine.tasks, formula)
 
 
-def match(node: Node, place: KernelPlace) -> Kernel | None:
+def match_batch_norm(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a BatchNormalization with constant statistics, channels second."""
     source, result = words_of(node.operand(0)), words_of(node.output)
     shape, attributes = extents(node.output.type.shape), node.attributes
-    constants = [_real(node.operand(i)) for i in range(1, 5)]
+    constants = [_affine_constant(node.operand(i)) for i in range(1, 5)]
     if source is None or result is None or not isinstance(attributes, EpsilonAttrs):
         return None
     if shape is None or len(shape) < 2 or place.channels_last:
@@ -86,14 +86,14 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     return Kernel(
         "batch_norm",
         affine,
-        build,
+        build_affine,
         (node.operand(0),),
         (factor, summand, *numbers(result, source)),
         (node.output,),
     )
 
 
-def _real(value: Value) -> NDArray[Any] | None:
+def _affine_constant(value: Value) -> NDArray[Any] | None:
     """Returns the real values of a constant."""
     if value.constant is None:
         return None

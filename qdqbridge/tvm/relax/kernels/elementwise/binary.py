@@ -74,7 +74,7 @@ class BinaryKernel:
     tasks: int
 
 
-def build(binary: BinaryKernel) -> Any:
+def build_binary(binary: BinaryKernel) -> Any:
     """Returns a PrimFunc of both operands, ``floats``, ``integers`` and the result.
 
     ``floats`` and ``integers`` are those of a fit, or, with the operator's own formula,
@@ -103,7 +103,9 @@ def _linear(binary: BinaryKernel, target: TargetCodes, a: Prim, b: Prim, lanes: 
     return target.rounded(fused(floats(wide(a, lanes), lanes), first, inner), lanes)
 
 
-def _product(binary: BinaryKernel, target: TargetCodes, a: Prim, b: Prim, lanes: int) -> Prim:
+def _multiply_codes(
+    binary: BinaryKernel, target: TargetCodes, a: Prim, b: Prim, lanes: int
+) -> Prim:
     del binary
     centred = [
         floats(wide(code, lanes) - splat(load(target.integers, i, 1), lanes), lanes)
@@ -124,7 +126,7 @@ def _exact(binary: BinaryKernel, target: TargetCodes, a: Prim, b: Prim, lanes: i
     return target.quantized(value, lanes, bounded=binary.bounded)
 
 
-_FORMULAS = {LINEAR: _linear, PRODUCT: _product}
+_FORMULAS = {LINEAR: _linear, PRODUCT: _multiply_codes}
 _FITTED = {LINEAR: (0, 3), PRODUCT: (2, 1)}
 """How many zero points of operands, and how many factors, a formula that is fitted takes."""
 
@@ -145,7 +147,7 @@ class _Operand:
         return "float32" if self.params is None else storage(self.params)
 
 
-def match(node: Node, place: KernelPlace) -> Kernel | None:
+def match_binary(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of an operator of two operands into codes."""
     if not computable(node.op) or len(node.inputs) != 2:
         return None
@@ -169,7 +171,7 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     return Kernel(
         node.op.name.lower(),
         binary,
-        build,
+        build_binary,
         tuple(dynamic),
         (*constants, *told),
         (node.output,),

@@ -45,7 +45,7 @@ class ConversionKernel:
     tasks: int
 
 
-def build(conversion: ConversionKernel) -> Any:
+def build_conversion(conversion: ConversionKernel) -> Any:
     """Returns a PrimFunc of ``x``, numbers and the result.
 
     The numbers are :func:`~.codes.numbers`; of floats from codes, a scale and a zero point.
@@ -78,7 +78,7 @@ def build(conversion: ConversionKernel) -> Any:
     return elementwise(operands, result, conversion.lanes, conversion.tasks, formula)
 
 
-def match(node: Node, place: KernelPlace) -> Kernel | None:
+def match_conversion(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a conversion of codes of one scale, into such codes, or of float32."""
     x, y = node.operand(0), node.output
     source, result, shape = words_of(x), words_of(y), any_open(y.type.shape)
@@ -97,7 +97,7 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
         lanes, constants = form.lanes, numbers(result, *([] if source is None else [source]))
     dtype = _REAL if source is None else storage(source)
     conversion = ConversionKernel(shape, dtype, form, lanes, place.threads)
-    return Kernel(node.op.name, conversion, build, (x,), tuple(constants), (y,))
+    return Kernel(node.op.name, conversion, build_conversion, (x,), tuple(constants), (y,))
 
 
 def _is_real(value: Value) -> bool:

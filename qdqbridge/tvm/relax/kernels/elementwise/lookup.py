@@ -55,7 +55,7 @@ class Lookup:
     tasks: int
 
 
-def build(lookup: Lookup) -> Any:
+def build_lookup(lookup: Lookup) -> Any:
     """Returns a PrimFunc of ``x``, the table by bit pattern, and the result."""
 
     def body() -> None:
@@ -105,13 +105,13 @@ def permuted(table: Buffer, code: Prim, dtype: str) -> Prim:
 # ---- nodes ----------------------------------------------------------------------------------
 
 
-def match(node: Node, place: KernelPlace) -> Kernel | None:
+def match_byte_lookup(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a node that is a function of one value of 8-bit codes."""
     return _match(node, place, bytes_of)
 
 
 def match_wide(node: Node, place: KernelPlace) -> Kernel | None:
-    """As :func:`match`, of codes of 8 or 16 bits, with a table of as many as 65,536 entries."""
+    """As :func:`match_byte_lookup`, of 8 or 16 bits, with a table of as many as 65,536 entries."""
     return _match(node, place, words_of)
 
 
@@ -126,7 +126,7 @@ def _match(node: Node, place: KernelPlace, params_of: ParamsOf) -> Kernel | None
     dtypes = storage(params), str(entries.dtype)
     permutes = place.cpu.permutes and all(np.dtype(dtype).itemsize == 1 for dtype in dtypes)
     lookup = Lookup(shape, dtypes, permutes, place.threads)
-    return Kernel(node.op.name.lower(), lookup, build, (source,), (entries,), (node.output,))
+    return Kernel(node.op.name.lower(), lookup, build_lookup, (source,), (entries,), (node.output,))
 
 
 ParamsOf = Callable[[Value], QuantParams | None]
@@ -152,7 +152,9 @@ def table_of(node: Node, params_of: ParamsOf = bytes_of) -> tuple[Value, NDArray
     for value in node.inputs:
         if value is None or value is source:
             operands.append(None if value is None else codes(params))
-        elif value.constant is None or value.constant.size != 1 or not _plain(value):
+        elif (
+            value.constant is None or value.constant.size != 1 or not _is_float_or_per_tensor(value)
+        ):
             return None
         else:
             operands.append(value.constant.numpy().reshape(()))
@@ -160,6 +162,6 @@ def table_of(node: Node, params_of: ParamsOf = bytes_of) -> tuple[Value, NDArray
     return source, np.ascontiguousarray(entries)
 
 
-def _plain(value: Value) -> bool:
+def _is_float_or_per_tensor(value: Value) -> bool:
     """True for a constant that means the same with no axes."""
     return value.quant is None or value.quant.params.per_tensor

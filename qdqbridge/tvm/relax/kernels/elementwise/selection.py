@@ -57,7 +57,7 @@ class Where:
     tasks: int
 
 
-def build(where: Where) -> Any:
+def build_where(where: Where) -> Any:
     """Returns a PrimFunc of the operands that are not constant, the others, numbers, the result.
 
     The numbers are :func:`~.codes.numbers` of both operands to choose from.
@@ -114,7 +114,7 @@ class _Side:
     array: NDArray[Any] | None
 
 
-def match(node: Node, place: KernelPlace) -> Kernel | None:
+def match_where(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a Where into codes."""
     result, condition = words_of(node.output), node.operand(0)
     values = [node.operand(i) for i in range(3)]
@@ -141,7 +141,7 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     )  # fmt: skip
     constants = [np.ascontiguousarray(array) for array in arrays if array is not None]
     told = numbers(result, a.params, b.params)
-    return Kernel("where", where, build, tuple(dynamic), (*constants, *told), (node.output,))
+    return Kernel("where", where, build_where, tuple(dynamic), (*constants, *told), (node.output,))
 
 
 def _side(value: Value, result: QuantParams) -> _Side | None:

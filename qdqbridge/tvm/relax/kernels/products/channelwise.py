@@ -19,7 +19,7 @@ from qdqbridge.tvm.relax.kernels.epilogues.requantization import (
 )
 from qdqbridge.tvm.relax.kernels.kernel import Array, Kernel, KernelPlace
 from qdqbridge.tvm.relax.kernels.operands import along, centred_weight, codes_of, extents, image_of
-from qdqbridge.tvm.relax.kernels.products.depthwise import Depthwise, build
+from qdqbridge.tvm.relax.kernels.products.depthwise import Depthwise, build_depthwise
 from qdqbridge.tvm.relax.kernels.tiles.packing import padded, per_lane
 
 _RANKS = (3, 4)
@@ -27,7 +27,7 @@ _LEAST = 4
 """Channels from which lanes are filled well enough."""
 
 
-def match(node: Node, place: KernelPlace) -> Kernel | None:
+def match_depthwise(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a Conv of which every channel stands alone, with a constant weight."""
     attributes, x = node.attributes, codes_of(node.operand(0))
     if not isinstance(attributes, ConvAttrs) or x is None or not place.channels_last:
@@ -64,7 +64,9 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     work = 2 * (shape[0] or 1) * math.prod(d.result) * wide.size
     name = f"depthwise_{d.kernel[0]}x{d.kernel[1]}_s{d.strides[0]}_{channels}"
     name += f"_{d.result[0]}x{d.result[1]}"
-    return Kernel(name, d, build, (node.operand(0),), constants, (node.output,), work, extend)
+    return Kernel(
+        name, d, build_depthwise, (node.operand(0),), constants, (node.output,), work, extend
+    )
 
 
 def extend(kernel: Kernel, node: Node) -> Kernel | None:

@@ -31,13 +31,13 @@ _RANKS = (3, 4)
 Shape = tuple["int | None", ...]
 
 
-def match(node: Node, place: KernelPlace) -> Kernel | None:
+def match_conv(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a Conv of bytes, or of float32, whose weight is constant."""
     attributes, x = node.attributes, codes_of(node.operand(0))
     if not isinstance(attributes, ConvAttrs) or not place.channels_last:
         return None
     shape, result = extents(node.operand(0).type.shape), extents(node.output.type.shape)
-    weight = _weight(node, x)
+    weight = _conv_weight(node, x)
     if weight is None or shape is None or result is None or len(shape) not in _RANKS:
         return None
     if len(shape) == 3:
@@ -61,7 +61,7 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     return product(node, Operands(x, sum_scale(x, node.operand(1)), [weights]), describe)
 
 
-def _weight(node: Node, x: ActivationCodes | None) -> Array | None:
+def _conv_weight(node: Node, x: ActivationCodes | None) -> Array | None:
     """Returns the centred weight of codes, or that of floats."""
     if x is not None:
         return centred_weight(node)

@@ -33,7 +33,7 @@ _AT_ONCE_AMX = 128
 """The same of tiles of AMX, which are 32 rows high."""
 
 
-def match(node: Node, place: KernelPlace) -> Kernel | None:
+def match_constant_matmul(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a product of rows of bytes, or of float32, with a constant matrix."""
     x = codes_of(node.operand(0))
     weight = _matrix(node, x)

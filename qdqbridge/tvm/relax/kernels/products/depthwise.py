@@ -136,7 +136,7 @@ class Depthwise:
         return "uint8" if self.cpu.bytes_in else "int16"
 
 
-def build(description: Depthwise) -> Any:
+def build_depthwise(description: Depthwise) -> Any:
     """Returns the PrimFunc ``(x, weights, bias, multiplier, ends, [table,] y)``."""
     d = description
     batch = tirx.Var("n", "int64") if d.batch is None else d.batch

@@ -80,23 +80,25 @@ _REAL = CastAttrs(DType.FLOAT32)
 # ---- two nodes of one ---------------------------------------------------------------------------
 
 
-def _codes(attributes: NoAttributes, operands: Operands) -> tuple[Array, ...]:
+def _compute_dynamic_quantize(attributes: NoAttributes, operands: Operands) -> tuple[Array, ...]:
     del attributes
     (x,) = present(operands, 1)
     scale, zero_point = dynamic_parameters(x, rows=False)
     return dynamic_codes(x, scale, zero_point), scale.reshape(1), zero_point.reshape(1)
 
 
-def _product(attributes: NoAttributes, operands: Operands) -> tuple[Array, ...]:
+def _no_reference_compute(attributes: NoAttributes, operands: Operands) -> tuple[Array, ...]:
     raise AssertionError("it is made where it has a kernel")
 
 
 DYNAMIC_CODES = Row(
-    name="DynamicCodes", flow=Flow.FLOAT, attributes=NoAttributes, compute=_codes, data=(0,),
+    name="DynamicCodes", flow=Flow.FLOAT, attributes=NoAttributes,
+    compute=_compute_dynamic_quantize, data=(0,),
 )  # fmt: skip
 """``x -> codes, scale[1], zero_point[1]``."""
 DYNAMIC_PRODUCT = Row(
-    name="DynamicProduct", flow=Flow.FLOAT, attributes=NoAttributes, compute=_product, data=(),
+    name="DynamicProduct", flow=Flow.FLOAT, attributes=NoAttributes, compute=_no_reference_compute,
+    data=(),
 )  # fmt: skip
 """``codes, scale[1], zero_point[1], w, bias -> y``."""
 
@@ -168,10 +170,10 @@ def has_kernel(node: Node, place: KernelPlace) -> bool:
     bias = node.optional(2)
     if bias is not None and bias.constant is None:
         return False
-    return _weight(place.cpu, node.operand(1)) is not None
+    return _weight_and_sums(place.cpu, node.operand(1)) is not None
 
 
-def _weight(cpu: Cpu, w: Value) -> tuple[Array, Array] | None:
+def _weight_and_sums(cpu: Cpu, w: Value) -> tuple[Array, Array] | None:
     """Returns the centred weight (N, K) and its sums; None where a sum could leave int32."""
     if w.constant is None or w.quant is None:
         return None
@@ -335,7 +337,7 @@ def match_product(node: Node, place: KernelPlace) -> Kernel | None:
     if node.op is not DYNAMIC_PRODUCT:
         return None
     rows, w = rows_of(node), node.operand(3)
-    found = _weight(place.cpu, w)
+    found = _weight_and_sums(place.cpu, w)
     if rows is None or found is None or w.quant is None:
         return None
     centred, sums = found

@@ -18,7 +18,7 @@ from qdqbridge.tvm.relax.kernels.epilogues.requantization import requantization,
 from qdqbridge.tvm.relax.kernels.kernel import Array, Kernel, KernelPlace
 from qdqbridge.tvm.relax.kernels.operands import codes_of
 from qdqbridge.tvm.relax.kernels.products.float_products import is_real
-from qdqbridge.tvm.relax.kernels.tiles.batched import Batched, Matrices, build
+from qdqbridge.tvm.relax.kernels.tiles.batched import Batched, Matrices, build_batched_matmul
 from qdqbridge.tvm.relax.kernels.views import Stride, View, full_view, view_of
 
 _INNER = 1 << 13
@@ -27,19 +27,23 @@ _ANY = 1 << 31
 """Sums of an open number of products are those of the plain loops, int32."""
 
 
-def match(node: Node, place: KernelPlace) -> Kernel | None:
+def match_matmul(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a MatMul or Gemm (without a bias) of two activations, bytes or floats.
 
     Floats with an alpha other than 1 have none.
     """
     if node.optional(2) is not None or any(node.operand(i).is_constant for i in (0, 1)):
         return None
-    product = _product(node)
+    product = _match_matmul(node)
     if product is None:
         return None
     alpha = node.attributes.alpha if isinstance(node.attributes, GemmAttrs) else 1.0
     if all(is_real(value) for value in (node.operand(0), node.operand(1), node.output)):
-        return None if alpha != 1.0 else _kernel(node, place, product, (False, False), Plain(), ())
+        return (
+            None
+            if alpha != 1.0
+            else _matmul_kernel(node, place, product, (False, False), Plain(), ())
+        )
     x, w = (codes_of(node.operand(i)) for i in (0, 1))
     if x is None or w is None:
         return None
@@ -55,7 +59,7 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     numbers = (*found.ends, x.zero_point, centre, x.zero_point * centre)
     constants = (found.multiplier, np.asarray(numbers, np.int32))
     shifted = x.zero_point != 0, centre != 0
-    return _kernel(node, place, product, shifted, found.form, constants)
+    return _matmul_kernel(node, place, product, shifted, found.form, constants)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ class _Product:
     sizes: tuple[Dim, Dim, Dim]
 
 
-def _product(node: Node) -> _Product | None:
+def _match_matmul(node: Node) -> _Product | None:
     a, b, result = _matrices(node, 0), _matrices(node, 1), full_view(node.output)
     if a is None or b is None or result is None:
         return None
@@ -99,7 +103,7 @@ def _names(*products: Value | Stride) -> set[Dim]:
     return {e for part in parts if isinstance(part, tuple) for e in part if isinstance(e, str)}
 
 
-def _kernel(
+def _matmul_kernel(
     node: Node,
     place: KernelPlace,
     product: _Product,
@@ -124,7 +128,8 @@ def _kernel(
     kind = "float_matmul" if isinstance(form, Plain) else "matmul"
     sizes = "x".join("n" if isinstance(size, str) else str(size) for size in product.sizes)
     return Kernel(
-        f"{kind}_{sizes}", description, build, (product.a.value, product.b.value), constants,
+        f"{kind}_{sizes}", description, build_batched_matmul, (product.a.value, product.b.value),
+        constants,
         (node.output,), work, transposed,
     )  # fmt: skip
 

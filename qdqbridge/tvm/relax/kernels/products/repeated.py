@@ -33,7 +33,7 @@ _ROOM = 1 << 20
 """Bytes of sums of one block of channels: more than a second-level cache has are too many."""
 
 
-def match(node: Node, place: KernelPlace) -> Kernel | None:
+def match_resized_conv(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a Conv of bytes whose image was resized, which it then is not."""
     attributes, x = node.attributes, codes_of(node.operand(0))
     resize = node.operand(0).producer

@@ -79,16 +79,16 @@ def phases(kernel: int, stride: int, pad: int, extent: int) -> list[Phase] | Non
     return found
 
 
-def match(node: Node, place: KernelPlace) -> Kernel | None:
+def match_conv_transpose(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a ConvTranspose of bytes, or of float32, whose weight is constant."""
     attributes, x = node.attributes, codes_of(node.operand(0))
     if not isinstance(attributes, ConvTransposeAttrs) or not place.channels_last:
         return None
     shape, result = extents(node.operand(0).type.shape), extents(node.output.type.shape)
-    weight = _weight(node, attributes, x)
+    weight = _as_conv_weight(node, attributes, x)
     if weight is None or shape is None or result is None or len(shape) not in (3, 4):
         return None
-    axes = _axes(attributes, weight, image_of(result))
+    axes = _transposed_phases(attributes, weight, image_of(result))
     if axes is None:
         return None
     merged, groups = merge_groups(weight, attributes.group, place.cpu.lanes)
@@ -119,7 +119,9 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     return product(node, Operands(x, scale, weights), describe)
 
 
-def _weight(node: Node, attributes: ConvTransposeAttrs, x: ActivationCodes | None) -> Array | None:
+def _as_conv_weight(
+    node: Node, attributes: ConvTransposeAttrs, x: ActivationCodes | None
+) -> Array | None:
     """Returns the weight as one of a convolution, (channels, inputs of a group, rows, columns)."""
     if x is not None:
         weight = centred_weight(node)
@@ -146,7 +148,7 @@ def _finite(weight: Array | None) -> Array | None:
     return None if weight is None or not np.isfinite(weight).all() else weight
 
 
-def _axes(
+def _transposed_phases(
     attributes: ConvTransposeAttrs, weight: Array, result: tuple[int, int]
 ) -> tuple[list[Phase], list[Phase]] | None:
     """Returns the phases of rows and of columns."""

@@ -41,7 +41,7 @@ def match_dense(node: Node, place: KernelPlace) -> Kernel | None:
     batch = None if shape[0] is None and len(shape) > 1 else 1
     count = math.prod(extent for extent in shape[:-1] if extent is not None)
     grid = (1, count), (1, 1), (1, 1), (1, 1), (0, 0), (1, count)
-    return _product(node, place, weight[None, :, None], batch, grid)
+    return _uint16_product_kernel(node, place, weight[None, :, None], batch, grid)
 
 
 def match_convolution(node: Node, place: KernelPlace) -> Kernel | None:
@@ -66,14 +66,16 @@ def match_convolution(node: Node, place: KernelPlace) -> Kernel | None:
         window.begin,
         window.result,
     )
-    return _product(node, place, runs(merged, groups, attributes.dilations[-1]), shape[0], grid)
+    return _uint16_product_kernel(
+        node, place, runs(merged, groups, attributes.dilations[-1]), shape[0], grid
+    )
 
 
 Grid = tuple[Pair, Pair, Pair, Pair, Pair, Pair]
 """Image, kernel, strides, dilations, padding and result of a :class:`~.geometry.Direct`."""
 
 
-def _product(
+def _uint16_product_kernel(
     node: Node, place: KernelPlace, weight: Array, batch: int | None, grid: Grid
 ) -> Kernel | None:
     """Returns the kernel of a product with a weight of (groups, channels, runs, length)."""
@@ -83,7 +85,11 @@ def _product(
         return None
     groups, channels = weight.shape[0], weight.shape[0] * weight.shape[1]
     found = _finish(node, x, result, weight)
-    packed = pack(cpu, _paired(weight, cpu.lanes), 0, None) if _whole(weight, cpu.lanes) else None
+    packed = (
+        pack(cpu, _paired(weight, cpu.lanes), 0, None)
+        if _columns_fill_lanes(weight, cpu.lanes)
+        else None
+    )
     if found is None or packed is None or shape is None or outcome is None:
         return None
     form, factors, offsets = found
@@ -103,7 +109,7 @@ def _product(
     )  # fmt: skip
 
 
-def _whole(weight: Array, lanes: int) -> bool:
+def _columns_fill_lanes(weight: Array, lanes: int) -> bool:
     return weight.shape[1] % lanes == 0
 
 

@@ -233,13 +233,13 @@ def _relu(x: Prim, lanes: int, alpha: float, beta: float) -> Prim:
     return tirx.max(x, number(0.0, _REAL, lanes))
 
 
-def _affine(x: Prim, lanes: int, alpha: float, beta: float) -> Prim:
+def _affine_gate(x: Prim, lanes: int, alpha: float, beta: float) -> Prim:
     return number(alpha, _REAL, lanes) * x + number(beta, _REAL, lanes)
 
 
 def _hard_sigmoid(x: Prim, lanes: int, alpha: float, beta: float) -> Prim:
     low, high = (number(value, _REAL, lanes) for value in (0.0, 1.0))
-    return tirx.min(tirx.max(_affine(x, lanes, alpha, beta), low), high)
+    return tirx.min(tirx.max(_affine_gate(x, lanes, alpha, beta), low), high)
 
 
 def _leaky_relu(x: Prim, lanes: int, alpha: float, beta: float) -> Prim:
@@ -268,7 +268,7 @@ FUNCTIONS: Mapping[str, Callable[[Prim, int, float, float], Prim]] = {
     "sigmoid": _sigmoid,
     "tanh": _tanh,
     "relu": _relu,
-    "affine": _affine,
+    "affine": _affine_gate,
     "leakyrelu": _leaky_relu,
     "thresholdedrelu": _thresholded_relu,
     "scaledtanh": _scaled_tanh,

@@ -32,18 +32,19 @@ from qdqbridge.tvm.relax.kernels.recurrent.layers import (
     RecurrentKind,
     Stage,
 )
-from qdqbridge.tvm.relax.kernels.recurrent.steps import RecurrentLoops, build
+from qdqbridge.tvm.relax.kernels.recurrent.steps import RecurrentLoops, build_recurrent_steps
 
 _FIRST_STATES = (5, 6)
 _LENGTHS, _PEEPHOLES = 4, 7
 
 
-def _steps(attributes: RecurrentAttrs, operands: Operands) -> tuple[Array, ...]:
+def _compute_recurrent_steps(attributes: RecurrentAttrs, operands: Operands) -> tuple[Array, ...]:
     raise AssertionError("it is made where it has a kernel")
 
 
 RECURRENT_STEPS = Row(
-    name="RecurrentSteps", flow=Flow.FLOAT, attributes=RecurrentAttrs, compute=_steps, data=(),
+    name="RecurrentSteps", flow=Flow.FLOAT, attributes=RecurrentAttrs,
+    compute=_compute_recurrent_steps, data=(),
 )  # fmt: skip
 """``sums[steps, batch, columns], weights, inner bias, peepholes, lengths, states... -> results``;
 peepholes, lengths and states where the layer has them."""
@@ -59,17 +60,17 @@ def in_steps(node: Node, place: KernelPlace) -> list[Value] | None:
         node: The node.
         place: Where it is computed.
     """
-    attributes = _attributes(node)
+    attributes = _recurrent_attrs(node)
     x = node.operand(0) if attributes else None
     if attributes is None or x is None or x.rank != 3 or any_open(x.type.shape) is None:
         return None
-    weights, recurrent = (_real(node.operand(index)) for index in (1, 2))
+    weights, recurrent = (_float32_rnn_constant(node.operand(index)) for index in (1, 2))
     if weights is None or recurrent is None or x.type.shape is None:
         return None
     count = attributes.gates * attributes.size
     bias = np.zeros((len(attributes.turns), 2 * count), np.float32)
     if (given := node.optional(3)) is not None:
-        held = _real(given)
+        held = _float32_rnn_constant(given)
         if held is None:
             return None
         bias = held
@@ -92,7 +93,7 @@ def in_steps(node: Node, place: KernelPlace) -> list[Value] | None:
     steps: list[Value | None] = [product, constant(packed, None, f"{label}_r")]
     steps.append(constant(last.reshape(len(attributes.turns), -1), None, f"{label}_inner"))
     if attributes.peepholes:
-        peepholes = _real(node.operand(_PEEPHOLES))
+        peepholes = _float32_rnn_constant(node.operand(_PEEPHOLES))
         if peepholes is None:
             return None
         wide = _in_blocks(peepholes[..., None], attributes.size, lanes)
@@ -104,7 +105,7 @@ def in_steps(node: Node, place: KernelPlace) -> list[Value] | None:
     return found
 
 
-def _attributes(node: Node) -> RecurrentAttrs | None:
+def _recurrent_attrs(node: Node) -> RecurrentAttrs | None:
     """Returns what a layer's steps do, where they do the usual."""
     foreign = node.attributes
     if node.op.name not in KINDS or not isinstance(foreign, OpaqueAttrs):
@@ -149,7 +150,7 @@ def _functions(
     return first if alike and all(function.name in FUNCTIONS for function in first) else None
 
 
-def _real(value: Value) -> Array | None:
+def _float32_rnn_constant(value: Value) -> Array | None:
     """Returns a constant of float32, also one that is dequantized in the graph."""
     found = real_constant(value)
     return real_constant(stored_behind(value)) if found is None else found
@@ -192,7 +193,7 @@ def _in_blocks(weights: Array, size: int, lanes: int) -> Array:
     return wide.reshape(turns, -1, blocks, lanes, width)
 
 
-def match(node: Node, place: KernelPlace) -> Kernel | None:
+def match_recurrent(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of the steps of a layer."""
     attributes = node.attributes
     if not isinstance(attributes, RecurrentAttrs):
@@ -207,4 +208,6 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     constants: Any = tuple(each.numpy() for each in held if each is not None)
     states = tuple(value for value in node.inputs[first:] if value is not None)
     name = f"{attributes.kind.lower()}_steps_{attributes.size}"
-    return Kernel(name, description, build, (sums, *states), constants, tuple(node.outputs))
+    return Kernel(
+        name, description, build_recurrent_steps, (sums, *states), constants, tuple(node.outputs)
+    )

@@ -77,7 +77,7 @@ class RecurrentLoops:
         return max(1, min(_ROWS, (self.cpu.registers - 2) // (blocks * gates) - 1)), blocks
 
 
-def build(d: RecurrentLoops) -> Any:
+def build_recurrent_steps(d: RecurrentLoops) -> Any:
     """Returns the PrimFunc ``(sums, lengths, states, weights, inner, peepholes, results...)``."""
 
     def body() -> None:

@@ -47,7 +47,7 @@ class RealNorm:
     tasks: int
 
 
-def match(node: Node, place: KernelPlace) -> Kernel | None:
+def match_float_layer_norm(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a LayerNormalization of float32 over the last axis."""
     x, y, attributes = node.operand(0), node.output, node.attributes
     shape = leading(x.type.shape)
@@ -58,15 +58,17 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     if not (is_real(x) and is_real(y) and alike(x, y)):
         return None
     count = known_extent(shape[-1])
-    factors, offsets = _vector(node, 1, count, 1.0), _vector(node, 2, count, 0.0)
+    factors, offsets = _norm_row_param(node, 1, count, 1.0), _norm_row_param(node, 2, count, 0.0)
     if factors is None or offsets is None:
         return None
     epsilon = np.asarray([attributes.epsilon], np.float32)
     description = RealNorm(place.cpu, shape, place.threads)
-    return Kernel("float_layer_norm", description, build, (x,), (factors, offsets, epsilon), (y,))
+    return Kernel(
+        "float_layer_norm", description, build_float_norm, (x,), (factors, offsets, epsilon), (y,)
+    )
 
 
-def _vector(node: Node, index: int, count: int, default: float) -> Array | None:
+def _norm_row_param(node: Node, index: int, count: int, default: float) -> Array | None:
     """Returns an operand as one number per element of a row; None where it is no such constant."""
     value = node.optional(index)
     if value is None:
@@ -77,7 +79,7 @@ def _vector(node: Node, index: int, count: int, default: float) -> Array | None:
     return np.ascontiguousarray(array.reshape(-1), np.float32)
 
 
-def build(d: RealNorm) -> Any:
+def build_float_norm(d: RealNorm) -> Any:
     """Returns the PrimFunc ``(x, factors, offsets, epsilon, y)``."""
 
     def body() -> None:
@@ -94,12 +96,14 @@ def build(d: RealNorm) -> Any:
         with root():
             source, result = flat(x), flat(y)
             with turns(rows, parallel=shared) as row:
-                _row(d, (source, factors, offsets, epsilon, result), bound(row * count), count)
+                _normalize_float_row(
+                    d, (source, factors, offsets, epsilon, result), bound(row * count), count
+                )
 
     return prim_func(body)
 
 
-def _row(d: RealNorm, tensors: tuple[Buffer, ...], start: Prim, count: int) -> None:
+def _normalize_float_row(d: RealNorm, tensors: tuple[Buffer, ...], start: Prim, count: int) -> None:
     x, factors, offsets, epsilon, y = tensors
     lanes, zero = 2 * d.cpu.lanes, tirx.const(0.0, "float32")
     number_of = tirx.const(float(count), "float32")

@@ -71,9 +71,13 @@ def match_softmax(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a Softmax of float32 over the last axis."""
     attributes = SOFTMAX.of(node)
     rank = node.operand(0).rank
-    if attributes is None or rank is None or _axes(attributes, rank) != (rank - 1,):
+    if (
+        attributes is None
+        or rank is None
+        or _positive_softmax_axes(attributes, rank) != (rank - 1,)
+    ):
         return None
-    return _kernel(node, place, softmax=True)
+    return _float_rows_kernel(node, place, softmax=True)
 
 
 def match_gelu(node: Node, place: KernelPlace) -> Kernel | None:
@@ -81,14 +85,14 @@ def match_gelu(node: Node, place: KernelPlace) -> Kernel | None:
     attributes = node.attributes
     if not isinstance(attributes, GeluAttrs) or attributes.approximate != "none":
         return None
-    return _kernel(node, place, softmax=False)
+    return _float_rows_kernel(node, place, softmax=False)
 
 
-def _axes(attributes: SoftmaxAttrs, rank: int) -> tuple[int, ...]:
+def _positive_softmax_axes(attributes: SoftmaxAttrs, rank: int) -> tuple[int, ...]:
     return tuple(axis % rank for axis in attributes.axes)
 
 
-def _kernel(node: Node, place: KernelPlace, *, softmax: bool) -> Kernel | None:
+def _float_rows_kernel(node: Node, place: KernelPlace, *, softmax: bool) -> Kernel | None:
     x, y = node.operand(0), node.output
     shape = any_open(x.type.shape)
     if shape is None or not shape or x.is_constant:
@@ -97,10 +101,10 @@ def _kernel(node: Node, place: KernelPlace, *, softmax: bool) -> Kernel | None:
         return None
     description = RealRows(place.cpu, shape, softmax, place.threads)
     name = f"float_{node.op.name.lower()}"
-    return Kernel(name, description, build, (x,), (), (y,))
+    return Kernel(name, description, build_float_rows, (x,), (), (y,))
 
 
-def build(d: RealRows) -> Any:
+def build_float_rows(d: RealRows) -> Any:
     """Returns the PrimFunc ``(x, y)``."""
 
     def body() -> None:

@@ -83,7 +83,7 @@ class Normalize:
     tasks: int
 
 
-def build(normalize: Normalize) -> Any:
+def build_quantized_norm(normalize: Normalize) -> Any:
     """Returns a PrimFunc of ``x, gamma, beta, moments``, :func:`~.codes.numbers` and the result.
 
     ``gamma`` and ``beta`` (only with ``shifts``) are float32, of a row or of all channels.
@@ -205,7 +205,7 @@ class _NormalizedRow:
 # ---- nodes ----------------------------------------------------------------------------------
 
 
-def match(node: Node, place: KernelPlace) -> Kernel | None:
+def match_quantized_norm(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a normalization with constant factors; channels are second."""
     source, result = words_of(node.operand(0)), words_of(node.output)
     shape, form = any_open(node.output.type.shape), _form_of_rows(node)
@@ -214,8 +214,8 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     if form.channels and place.channels_last:
         return None
     sums = _sums_of(source, form.count, 4 * place.cpu.lanes)
-    gamma, given = _affine(node.operand(1), form.factors), node.optional(2)
-    beta = None if given is None else _affine(given, form.factors)
+    gamma, given = _constant_norm_factors(node.operand(1), form.factors), node.optional(2)
+    beta = None if given is None else _constant_norm_factors(given, form.factors)
     if gamma is None or sums is None or (given is not None and beta is None):
         return None
     normalize = Normalize(
@@ -230,7 +230,9 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
         *numbers(result, source),
     )  # fmt: skip
     name = f"{node.op.name.removesuffix('Normalization').lower()}_norm_{count}"
-    return Kernel(name, normalize, build, (node.operand(0),), constants, (node.output,))
+    return Kernel(
+        name, normalize, build_quantized_norm, (node.operand(0),), constants, (node.output,)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +281,7 @@ def _sums_of(source: QuantParams, count: int, lanes: int) -> tuple[str, str] | N
     return ("int32" if square * -(-count // lanes) < 1 << 31 else "int64"), "int64"
 
 
-def _affine(value: Value, inner: list[int]) -> NDArray[np.float32] | None:
+def _constant_norm_factors(value: Value, inner: list[int]) -> NDArray[np.float32] | None:
     """Returns constant factors as float32."""
     if value.constant is None or (value.rank or 0) > len(inner):
         return None

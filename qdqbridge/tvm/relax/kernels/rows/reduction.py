@@ -54,7 +54,7 @@ class Reduce:
     tasks: int
 
 
-def build(reduce: Reduce) -> Any:
+def build_reduction(reduce: Reduce) -> Any:
     """Returns a PrimFunc of ``x``, the constants of a sum, and the result.
 
     The constants of a sum are ``multiplier`` (float32) and the integers of

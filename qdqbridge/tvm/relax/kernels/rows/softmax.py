@@ -82,7 +82,7 @@ class SoftmaxKernel:
         return self.form.cpu.fuses
 
 
-def build(softmax: SoftmaxKernel) -> Any:
+def build_quantized_softmax(softmax: SoftmaxKernel) -> Any:
     """Returns a PrimFunc of ``x``, :func:`~.codes.numbers` and the result."""
 
     def body() -> None:
@@ -220,7 +220,7 @@ _BITS = 0x4330_0000_0000_0000
 # ---- nodes ----------------------------------------------------------------------------------
 
 
-def match(node: Node, place: KernelPlace) -> Kernel | None:
+def match_quantized_softmax(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a Softmax or LogSoftmax over the last axis as it is carried."""
     source, result = bytes_of(node.operand(0)), bytes_of(node.output)
     shape, attributes = any_open(node.output.type.shape), node.attributes
@@ -238,4 +238,6 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     constants = tuple(numbers(result, source))
     row = shape[last:]
     name = f"{node.op.name.lower()}_{'n' if None in row else math.prod(e or 1 for e in row)}"
-    return Kernel(name, softmax, build, (node.operand(0),), constants, (node.output,))
+    return Kernel(
+        name, softmax, build_quantized_softmax, (node.operand(0),), constants, (node.output,)
+    )

@@ -127,7 +127,7 @@ class Batched:
         return not (stored == self.elements.source and whole and self.a.column == 1)
 
 
-def build(description: Batched) -> Any:
+def build_batched_matmul(description: Batched) -> Any:
     """Returns the PrimFunc ``(a, b, multiplier, numbers, y)``; of floats ``(a, b, y)``."""
     d = description
 

@@ -20,7 +20,7 @@ from qdqbridge.tvm.relax.kernels.tiles.geometry import Direct
 from qdqbridge.tvm.relax.kernels.tiles.repeated_loops import RepeatedLoops
 
 
-def build(description: Direct) -> Any:
+def build_direct_conv(description: Direct) -> Any:
     """Returns the PrimFunc ``(x, weights, bias, multiplier, ends, y)``."""
     return build_parts((description,))
 

@@ -70,7 +70,7 @@ def pack(cpu: Cpu, weights: Array, zero_point: int, bias: Array | None) -> Packe
     largest = 255 * _magnitudes(weights) + np.abs(start)
     if largest.max(initial=0) >= 1 << 31:
         return None
-    parts = _parts(weights) if cpu.bytes_in else 1
+    parts = _int8_summand_count(weights) if cpu.bytes_in else 1
     blocks, count = -(-channels // cpu.lanes), steps(cpu, length)
     shape = groups, blocks, parts * runs, count, cpu.lanes, cpu.depth
     packed = lasting(shape, np.dtype(np.int8 if cpu.bytes_in else np.int16))
@@ -106,7 +106,7 @@ def per_lane(cpu: Cpu, vector: Array, groups: int) -> Array:
     return np.ascontiguousarray(padded(per_group, 1, cpu.lanes).reshape(-1))
 
 
-def _parts(weights: Array) -> int:
+def _int8_summand_count(weights: Array) -> int:
     """Returns of how many bytes the weights are the sum."""
     low, high = int(weights.min(initial=0)), int(weights.max(initial=0))
     return max(-(low // 128), -(-high // 127), 1)

@@ -21,7 +21,7 @@ from qdqbridge.tvm.relax.kernels.products.dense import rows_of
 from qdqbridge.tvm.relax.kernels.products.float_products import is_real, real_bias
 from qdqbridge.tvm.relax.kernels.tiles.packing import padded, per_lane
 from qdqbridge.tvm.relax.kernels.weight_only.dequantized import BlockedCodes, blocked_codes
-from qdqbridge.tvm.relax.kernels.weight_only.loops import build
+from qdqbridge.tvm.relax.kernels.weight_only.loops import build_codes_product
 from qdqbridge.tvm.relax.kernels.weight_only.product import NIBBLE, CodesProduct, half_unit
 from qdqbridge.tvm.relax.tensors import lasting
 
@@ -31,7 +31,7 @@ _BLOCKS = (16, 32, 64, 128, 256)
 """Activations that share a scale where they are one digit: sums stay within 24 bits."""
 
 
-def match(node: Node, place: KernelPlace) -> Kernel | None:
+def match_block_dense(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a product of float32 with a weight of 4 or 8 bits in blocks.
 
     Of a Dense, and of a DynamicBlockDense.
@@ -63,7 +63,8 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
         constants.append(_in_pairs(description, weight.zeros.astype(np.uint8)))
     constants.append(per_lane(place.cpu, bias, 1))
     return Kernel(
-        f"dense_w{weight.bits}a{8 if digits == 1 else 32}_{inner}x{units}", description, build,
+        f"dense_w{weight.bits}a{8 if digits == 1 else 32}_{inner}x{units}", description,
+        build_codes_product,
         (node.operand(0),), tuple(constants), (node.output,),
         2 * (1 if rows.open else rows.count) * inner * units,
     )  # fmt: skip

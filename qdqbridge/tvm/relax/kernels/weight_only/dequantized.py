@@ -89,7 +89,7 @@ class WeightOnly:
         return 8 // self.bits
 
 
-def build(description: WeightOnly) -> Any:
+def build_weight_only(description: WeightOnly) -> Any:
     """Returns the PrimFunc ``(x, weights, scales, zero_points, bias, y)``."""
     d = description
 
@@ -177,7 +177,7 @@ class _WeightOnly:
 # ---- nodes ----------------------------------------------------------------------------------
 
 
-def match(node: Node, place: KernelPlace) -> Kernel | None:
+def match_weight_only_dense(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a Dense of float32 with a quantized weight of 4 or 8 bits."""
     weight = blocked_codes(node.operand(1))
     shape, result = extents(node.operand(0).type.shape), extents(node.output.type.shape)
@@ -200,7 +200,7 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
         per_lane(cpu, bias, 1),
     )  # fmt: skip
     return Kernel(
-        f"dense_w{weight.bits}_{description.rows}x{inner}x{units}", description, build,
+        f"dense_w{weight.bits}_{description.rows}x{inner}x{units}", description, build_weight_only,
         (node.operand(0),), constants, (node.output,),
         2 * description.rows * (description.batch or 1) * inner * units,
     )  # fmt: skip

@@ -99,7 +99,7 @@ class RowDigits:
             held = d.place_of_digits(row, part, i)
             store(self.digits, held, digit.astype(typed("int8", lanes)), lanes)
         for i, begun in enumerate(d.begun_digits):
-            total = bound(joined([digits[digit] for digit in begun], lanes))
+            total = bound(integers_of_digits([digits[digit] for digit in begun], lanes))
             store(self.sums, place * len(d.begun_digits) + i, summed(total, lanes) * -centre, 1)
 
     def _digits(self, whole: Prim) -> list[Prim]:
@@ -114,7 +114,7 @@ class RowDigits:
         return [whole, *found]
 
 
-def joined(digits: Sequence[Prim], lanes: int) -> Prim:
+def integers_of_digits(digits: Sequence[Prim], lanes: int) -> Prim:
     """Returns the integers of some digits, the highest first."""
     total = digits[0]
     for digit in digits[1:]:

@@ -36,7 +36,7 @@ _PAIRS_OF_FEW = 32
 """Pairs of blocks of columns of such a piece, at most."""
 
 
-def build(description: CodesProduct) -> Any:
+def build_codes_product(description: CodesProduct) -> Any:
     """Returns the PrimFunc ``(x, codes and scales, [zero points], bias, y)``."""
     d = description
 

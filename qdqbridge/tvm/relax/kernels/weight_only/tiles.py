@@ -31,7 +31,7 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
 from qdqbridge.tvm.relax.kernels.codegen.loops import turns, when
 from qdqbridge.tvm.relax.kernels.codegen.script import T
 from qdqbridge.tvm.relax.kernels.epilogues.float_sums import PlainWriter
-from qdqbridge.tvm.relax.kernels.weight_only.digits import RowDigits, joined
+from qdqbridge.tvm.relax.kernels.weight_only.digits import RowDigits, integers_of_digits
 from qdqbridge.tvm.relax.kernels.weight_only.dots import Digits, Place, dots_of, pieces
 from qdqbridge.tvm.relax.kernels.weight_only.product import DIGIT, CodesProduct
 
@@ -467,6 +467,6 @@ class CodesTiles:
         up = number(float(1 << DIGIT), "float32", lanes)
         real: Prim = None
         for chain in self.d.joint_digits:
-            value = floats(joined([sums[digit] for digit in chain], lanes), lanes)
+            value = floats(integers_of_digits([sums[digit] for digit in chain], lanes), lanes)
             real = value if real is None else fused(real, up, value)
         return real

@@ -52,7 +52,7 @@ def match_window(node: Node, place: KernelPlace) -> Kernel | None:
         image_of(outcome), bool(averaged) and averaged[0].size == 1, place.threads,
     )  # fmt: skip
     name = f"{'max' if largest else 'average'}_pool_{pool.kernel[0]}x{pool.kernel[1]}"
-    return Kernel(name, pool, pooling.build, (node.operand(0),), averaged, (node.output,))
+    return Kernel(name, pool, pooling.build_pooling, (node.operand(0),), averaged, (node.output,))
 
 
 _KINDS = {"mean": SUM, "sum": SUM, "max": LARGEST, "min": SMALLEST}
@@ -80,7 +80,9 @@ def match_axes(node: Node, place: KernelPlace) -> Kernel | None:
         return None
     reduce = Reduce(kind, shape, outcome, _dtype(node), form, rows, count, inner, place.threads)
     name = node.op.name.lower()
-    return Kernel(name, reduce, reduction.build, (node.operand(0),), averaged, (node.output,))
+    return Kernel(
+        name, reduce, reduction.build_reduction, (node.operand(0),), averaged, (node.output,)
+    )
 
 
 def _form(node: Node, place: KernelPlace, *, moved: bool) -> CodesForm | None:

@@ -68,7 +68,7 @@ class PoolKernel:
     tasks: int
 
 
-def build(pool: PoolKernel) -> Any:
+def build_pooling(pool: PoolKernel) -> Any:
     """Returns a PrimFunc of ``x``, the constants of an average, and the result.
 
     The constants of an average are ``multipliers``, float32 of every window or of all, and

@@ -76,7 +76,7 @@ class Resample:
         return self.outcome[1] or 0, self.outcome[2] or 0
 
 
-def build(resample: Resample) -> Any:
+def build_resampling(resample: Resample) -> Any:
     """Returns a PrimFunc of ``x``, the tables of rows and columns, numbers, and the result.
 
     ``nearest``: ``rows`` and ``columns``, the pixel that each comes from (int32). ``linear``: for
@@ -178,7 +178,7 @@ class _Mix:
 # ---- nodes ----------------------------------------------------------------------------------
 
 
-def match(node: Node, place: KernelPlace) -> Kernel | None:
+def match_resize(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a Resize of images, nearest or linear, within their borders."""
     found = _images(node, place)
     if found is None:
@@ -201,7 +201,9 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
         attributes.mode == "linear", shape, outcome, storage(source), form, place.threads
     )
     name = f"resize_{attributes.mode}_{outcome[1]}x{outcome[2]}"
-    return Kernel(name, resample, build, (node.operand(0),), tuple(constants), (node.output,))
+    return Kernel(
+        name, resample, build_resampling, (node.operand(0),), tuple(constants), (node.output,)
+    )
 
 
 def nearest_pixels(node: Node, place: KernelPlace) -> tuple[Table, Table] | None:
