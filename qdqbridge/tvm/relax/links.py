@@ -148,7 +148,7 @@ class _Emitter(ModuleEmitter):
     def results(self, outputs: Sequence[Value]) -> list[Any]:
         self.variables = {
             value: expr
-            for value, expr in self.scope.exprs.items()
+            for value, expr in self.emitter.exprs.items()
             if isinstance(expr, relax.Var) and value.constant is None and value.name
         }
         return super().results(outputs)

@@ -42,7 +42,7 @@ class _ProfilingEmitter(ModuleEmitter):
         return [part for value, axis in self._watched for part in self._statistics(value, axis)]
 
     def _statistics(self, value: Value, axis: int | None) -> list[Expr]:
-        real = self.scope.cast(self.scope.value(value), "float32")
+        real = self.emitter.cast(self.emitter.value(value), "float32")
         rank = int(real.ty.ndim)
         channels = 1 if axis is None else real.ty.shape.values[axis]
         types = [_type((2, channels), "int32"), _type((len(FACTS),), "int64")]
