@@ -31,7 +31,7 @@ def test_a_float_model_becomes_a_quantized_file(tmp_path, capsys) -> None:
     graph = qb.load(out)
     assert told["digest"] == graph.digest and told["samples"] + len(told["left_out"]) == 360
     assert told["float"] == 1 and "/classifier/Gemm" in told["reasons"]
-    assert [step["step"] for step in told["repairs"]] == ["bias"]
+    assert [step["step"] for step in told["repairs"]] == ["pairs", "bias"]
     (low, high), data = told["inputs"]["input"], np.load(DATA)
     assert (low, high) == (data["x"].min(), data["x"].max())
     assert told["sqnr"] > 25 and told["top1"] > 0.95

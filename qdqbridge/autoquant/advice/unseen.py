@@ -12,7 +12,7 @@ import numpy as np
 
 from qdqbridge.autoquant.advice.few_samples import copies
 from qdqbridge.autoquant.profiling.collect import Data, NanError
-from qdqbridge.autoquant.profiling.samples import Samples, batch_samples
+from qdqbridge.autoquant.profiling.samples import Samples, batch_samples, cut_along_examples
 from qdqbridge.autoquant.profiling.streams import FileSamples
 from qdqbridge.autoquant.simulation.metrics import float_values
 from qdqbridge.core.graph.graph import Graph
@@ -43,11 +43,13 @@ def check_unseen(graph: Graph, samples: Samples) -> None:
     Raises:
         NanError: It names the output.
     """
-    for found in float_values(graph, graph.outputs, samples.batches(graph.inputs)):
-        for name, value in zip(graph.output_names, graph.outputs, strict=True):
-            array = found[value]
-            if array.dtype.kind == "f" and np.isnan(array).any():
-                raise NanError(name, int(np.isnan(array).sum()), "it is an output of the model")
+    with cut_along_examples(graph.inputs):
+        for found in float_values(graph, graph.outputs, samples.batches(graph.inputs)):
+            for name, value in zip(graph.output_names, graph.outputs, strict=True):
+                array = found[value]
+                if array.dtype.kind == "f" and np.isnan(array).any():
+                    count = int(np.isnan(array).sum())
+                    raise NanError(name, count, "it is an output of the model")
 
 
 def parted(data: Data, numbers: list[int]) -> tuple[Data, Samples]:
