@@ -13,7 +13,7 @@ from typing import TypeAlias
 from tests.places import ROOT
 
 UNARY = """
-ATAN = unary("Atan", _rounded(np.arctan), _ROUNDED.format("atan(x)"), magnitude=Magnitude.OPERAND)
+ATAN = unary("Atan", _compute_in_float64(np.arctan), _ROUNDED.format("atan(x)"), magnitude=Magnitude.OPERAND)
 
 OPERATORS = (*OPERATORS, ATAN)
 """
@@ -71,7 +71,7 @@ def _euclidean(a: ReduceAttrs) -> Pattern:
 REDUCE_L2 = function(
     "ReduceL2",
     _euclidean,
-    _check,
+    _check_reduce,
     attributes=ReduceAttrs,
     onnx=_onnx("ReduceL2", axes_operand=18),
     numerics="quantize(sqrt(sum(x * x))) in float32, x dequantized.",
@@ -259,21 +259,21 @@ END = ""
 Edits: TypeAlias = "Mapping[str, Mapping[str, str]]"
 """By file, what is written before a line of it; before :data:`END`, at its end."""
 ELEMENTWISE: Mapping[str, Edits] = {
-    "unary": {"ops/unary.py": {END: UNARY}},
-    "unary with attributes": {"ops/unary.py": {END: UNARY_WITH_ATTRIBUTES}},
-    "binary": {"ops/elementwise.py": {END: BINARY}},
+    "unary": {"core/ops/unary.py": {END: UNARY}},
+    "unary with attributes": {"core/ops/unary.py": {END: UNARY_WITH_ATTRIBUTES}},
+    "binary": {"core/ops/elementwise.py": {END: BINARY}},
 }
 """One row in one file each; no other file of the package changes."""
 OTHERS: Mapping[str, Edits] = {
-    "reduction": {"ops/reduction.py": {END: REDUCTION}},
-    "pool": {"ops/pooling.py": {END: POOL}},
-    "norm": {"ops/normalization.py": {END: NORM}},
-    "product": {"ops/convolution.py": {END: PRODUCT}},
-    "product with a bias": {"ops/convolution.py": {END: PIXELS}},
+    "reduction": {"core/ops/reduction.py": {END: REDUCTION}},
+    "pool": {"core/ops/pooling.py": {END: POOL}},
+    "norm": {"core/ops/normalization.py": {END: NORM}},
+    "product": {"core/ops/convolution.py": {END: PRODUCT}},
+    "product with a bias": {"core/ops/convolution.py": {END: PIXELS}},
     "data movement": {
-        "ops/selection.py": {END: MOVER},
-        "relay/emit/operators.py": {"    @staticmethod\n    def astype(": RELAY_EMISSION + "\n"},
-        "relay/read/data_movement.py": {
+        "core/ops/selection.py": {END: MOVER},
+        "tvm/relay/emit/operators.py": {"    @staticmethod\n    def astype(": RELAY_EMISSION + "\n"},
+        "tvm/relay/read/data_movement.py": {
             "from qdqbridge.core.layout": "from qdqbridge.core.ops.table import BY_NAME\n"
             "from qdqbridge.tvm.qnn.read.gather_concat import moved_alike\n",
             END: RELAY_READING,
