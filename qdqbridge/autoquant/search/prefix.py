@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.autoquant.hardware.scales import suited
 from qdqbridge.autoquant.planning.decide import Decision
 from qdqbridge.autoquant.planning.plan import QuantizationPlan, Weight
 from qdqbridge.autoquant.profiling.samples import Samples
@@ -24,7 +25,7 @@ from qdqbridge.core.graph.quantization import QuantParams
 
 Array = NDArray[Any]
 Chosen = Callable[[Sequence[Weight]], Mapping[Weight, QuantParams]]
-"""Returns parameters for some weights."""
+"""Returns parameters for some weights, as they are before a target's arithmetic raises scales."""
 
 
 class QuantizedPrefix:
@@ -76,7 +77,8 @@ class QuantizedPrefix:
         assert value.producer is not None
         last = self._order[value.producer]
         before = [n for n in self._originals if self._order[n] <= last]
-        decision.weights.update(self._weights([w for n in before for w in self._originals.pop(n)]))
+        few = self._weights([w for n in before for w in self._originals.pop(n)])
+        decision.weights.update(suited(plan, decision.values, few))
         nodes = self._nodes[self._done : end]
         made = dict.fromkeys(v for node in nodes for v in node.outputs)
         read = dict.fromkeys(v for node in nodes for v in node.inputs if v is not None)
