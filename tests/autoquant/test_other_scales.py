@@ -5,13 +5,12 @@ import pytest
 from onnx import TensorProto
 
 import qdqbridge as qb
-from qdqbridge.app.quantizing import quantization
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair import steps
 from qdqbridge.autoquant.repair.other_scales import MOST_LOST, SCALES, OtherScales
 from qdqbridge.autoquant.repair.steps import DEFAULT
 from qdqbridge.core.graph.interpreter import evaluate
-from tests.autoquant.float_models import quantize_plainly
+from tests.autoquant.float_models import quantize_model, quantize_plainly
 from tests.onnx_models import Builder, canonical
 from tests.places import MODELS
 
@@ -37,10 +36,10 @@ def drawn(seed, count):
 
 
 def quantized(graph, data, repair):
-    return quantization(
-        graph, {"x": data}, target="weight-only", weights="int4", repair=repair, tune=False,
-        warn=lambda told: None,
-    )  # fmt: skip
+    """All of the data are calibrated with: none is left out to tell how close others come."""
+    return quantize_model(
+        graph, {"x": data}, "weight-only", weights="int4", repair=repair, tune=False
+    )
 
 
 def sqnr(graph, other, x):
@@ -55,7 +54,7 @@ def test_repair_by_data_255_times_too_small_costs_little(repair):
     seen, unseen = drawn(9, 32), drawn(10, 200)
     plain, repaired = (quantized(graph, seen / 255, steps) for steps in ((), repair))
     assert sqnr(graph, repaired.graph, unseen) > sqnr(graph, plain.graph, unseen) - MOST_LOST
-    refused = [record for record in repaired.made.repairs if "it would lose" in record.told]
+    refused = [record for record in repaired.repairs if "it would lose" in record.told]
     assert refused and not any(record.applied for record in refused)
     assert all("on data 256 times as large" in record.told for record in refused)
 
@@ -65,11 +64,11 @@ def test_repair_by_the_right_data_stays_as_it_is(name, monkeypatch):
     graph = qb.load(MODELS / f"digits_{name}_float.onnx")
 
     def repaired():
-        made = quantization(
-            graph, {"input": IMAGES[:48]}, target="weight-only", weights="int4", block=32,
+        made = quantize_model(
+            graph, {"input": IMAGES[:48]}, "weight-only", weights="int4", block=32,
             repair=("round", "learn"), tune=False,
         )  # fmt: skip
-        assert all(record.applied for record in made.made.repairs)
+        assert all(record.applied for record in made.repairs)
         return made.graph.digest
 
     judged = repaired()
@@ -82,7 +81,7 @@ def learned(seed):
     graph = biased(seed)
     seen, unseen = drawn(seed + 9, 32), drawn(seed + 40, 200)
     plain, other = (quantized(graph, seen, repair) for repair in ((), ("learn",)))
-    (record,) = other.made.repairs
+    (record,) = other.repairs
     data = [unseen * factor for factor in (1, np.float32(1 / 256))]
     before, after = ([sqnr(graph, made.graph, x) for x in data] for made in (plain, other))
     return record, np.subtract(after, before)
