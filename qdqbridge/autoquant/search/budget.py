@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from qdqbridge.autoquant.planning.decide import apply
+from qdqbridge.autoquant.planning.decide import Decision, apply
 from qdqbridge.autoquant.planning.formats import Unstored
 from qdqbridge.autoquant.planning.targets import WEIGHTS
 from qdqbridge.autoquant.profiling.collect import observable
@@ -153,15 +153,9 @@ class _BudgetSearch:
         base = self._metrics({})
         steps = self._steps(base)
         start = next(i for i, changes in enumerate(steps) if not changes)
-        chosen = self._polished(steps[self._chosen(steps)])
+        chosen, decision, graph, real = self._proven(steps)
         shown = sorted({*np.linspace(0, len(steps) - 1, _POINTS).astype(int).tolist(), start})
         curve = [*(self._point(steps[index]) for index in shown), self._point(chosen)]
-        decision = self._variants.decision(chosen)
-        graph = apply(decision)
-        batches = self._simulation.batches
-        real = self._simulation.compared(outputs_of(graph, batches), self._simulation.reference)
-        if self._budget.goal is not None and not self._budget.goal.met(real):
-            raise self._unmet(real)
         return Fallback(
             graph,
             decision,
@@ -173,6 +167,32 @@ class _BudgetSearch:
             self._simulation.trials,
             pareto=tuple(sorted(set(curve), key=lambda point: point.size)),
         )
+
+    def _proven(self, steps: Sequence[Changes]) -> tuple[Changes, Decision, Graph, Metrics]:
+        """Returns the changes that suit the budget, and what the real graph with them reaches.
+
+        Trials are of the simulation, from which the real graph differs a little: where it just
+        misses a goal, closer steps are tried, unless they would be too large.
+
+        Raises:
+            InputDataError: None of them meets the goal.
+        """
+        first, goal, simulation = self._chosen(steps), self._budget.goal, self._simulation
+        closer = range(first, -1, -1) if self._budget.max_bytes is None else (first,)
+        told: Metrics | None = None
+        for index in closer:
+            polished = self._polished(steps[index])
+            plain = [] if polished == steps[index] or len(closer) == 1 else [steps[index]]
+            for changes in (polished, *plain):
+                decision = self._variants.decision(changes)
+                graph = apply(decision)
+                outputs = outputs_of(graph, simulation.batches)
+                real = simulation.compared(outputs, simulation.reference)
+                if goal is None or goal.met(real):
+                    return changes, decision, graph, real
+                told = real
+        assert told is not None
+        raise self._unmet(told)
 
     def _steps(self, base: Metrics) -> list[Changes]:
         """Returns what layers get, from all float to all of 4 bits, one layer after the other."""
