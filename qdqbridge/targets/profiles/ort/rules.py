@@ -109,7 +109,10 @@ def _result_rejection_reason(view: FileView, node: FileNode) -> Reason | None:
     if node.op in _DROPPED and propagates(view, node) and source(view, node.input(0)):
         return None
     found = target(view, result_of(view, node))
-    floating = node.op in _FLOAT_RESULT and bias_add(view, node) is None
+    add = bias_add(view, node)
+    # Made a Gemm with the bias behind it, a MatMul is a QGemm of a float result where that is stored.
+    stored = add is None or any(view.dequantized(n) and view.is_constant(n) for n in add.inputs)
+    floating = node.op in _FLOAT_RESULT and stored
     if found.encoding is not None or (found.floating and floating):
         return None
     return Reason(found.problem, (node.output,))
