@@ -27,6 +27,7 @@ from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.types import Dim, NestedType, Shape, TensorType
 from qdqbridge.core.graph.verify import verify
 from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
+from qdqbridge.onnx_io.control_flow.body_form import with_plain_bodies
 from qdqbridge.onnx_io.control_flow.subgraph_names import (
     CONTROL,
     bodies,
@@ -384,6 +385,7 @@ def with_bodies(
                 _move(body, record.version, opset)
         if attribute.name in protos:
             attribute.g.CopyFrom(protos[attribute.name])
+    proto = with_plain_bodies(proto, f"node '{node.name}'")  # as it is once a file has it
     operands = dict(zip(record.captures, node.inputs[own:], strict=True))
     captured = [operands[name] for name in captured_names(proto)]
     held = [value for value in captured if value is not None]
