@@ -217,9 +217,10 @@ def _gemm(node: Node, call: Call) -> Fused | None:
         inner, bias = node.operand(0).producer, scaled_bias(node.operand(1), given)
         if inner is None or bias is None or inner.op is not GEMM or len(inner.inputs) != 2:
             return None
-        if bias.type.dtype is not inner.operand(0).type.dtype:
-            return None  # of integers that are scaled in floats; a cast ends them
-        return Fused("Gemm", given, [inner.operand(0), inner.operand(1), bias])
+        x = inner.operand(0)
+        if x.quant is None and bias.type.dtype is not x.type.dtype:
+            return None  # of plain integers that are scaled in floats; a cast ends them
+        return Fused("Gemm", given, [x, inner.operand(1), bias])
     return _whole_gemm(node, given) if node.op is CAST and broken_factors(given) else None
 
 
