@@ -13,7 +13,9 @@ from typing import TypeAlias
 from tests.places import ROOT
 
 UNARY = """
-ATAN = unary("Atan", _compute_in_float64(np.arctan), _ROUNDED.format("atan(x)"), magnitude=Magnitude.OPERAND)
+ATAN = unary(
+    "Atan", _compute_in_float64(np.arctan), _ROUNDED.format("atan(x)"), magnitude=Magnitude.OPERAND
+)
 
 OPERATORS = (*OPERATORS, ATAN)
 """
@@ -272,7 +274,9 @@ OTHERS: Mapping[str, Edits] = {
     "product with a bias": {"core/ops/convolution.py": {END: PIXELS}},
     "data movement": {
         "core/ops/selection.py": {END: MOVER},
-        "tvm/relay/emit/operators.py": {"    @staticmethod\n    def astype(": RELAY_EMISSION + "\n"},
+        "tvm/relay/emit/operators.py": {
+            "    @staticmethod\n    def astype(": RELAY_EMISSION + "\n"
+        },
         "tvm/relay/read/data_movement.py": {
             "from qdqbridge.core.layout": "from qdqbridge.core.ops.table import BY_NAME\n"
             "from qdqbridge.tvm.qnn.read.gather_concat import moved_alike\n",

@@ -110,7 +110,8 @@ def _result_rejection_reason(view: FileView, node: FileNode) -> Reason | None:
         return None
     found = target(view, result_of(view, node))
     add = bias_add(view, node)
-    # Made a Gemm with the bias behind it, a MatMul is a QGemm of a float result where that is stored.
+    # A MatMul becomes a Gemm with the bias behind it, and a QGemm of a float result where that
+    # bias is stored.
     stored = add is None or any(view.dequantized(n) and view.is_constant(n) for n in add.inputs)
     floating = node.op in _FLOAT_RESULT and stored
     if found.encoding is not None or (found.floating and floating):
