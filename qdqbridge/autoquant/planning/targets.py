@@ -293,9 +293,14 @@ TENSORRT = Target(
     "tensorrt",
     SYMMETRIC_S8,
     PER_CHANNEL,
-    (OperatorRule("transposed", ("ConvTranspose",), weights=PER_TENSOR), *EVERYTHING),
+    (
+        OperatorRule("one-scale-concat", ("Concat",), shares=True),
+        OperatorRule("transposed", ("ConvTranspose",), weights=PER_TENSOR),
+        *EVERYTHING,
+    ),
     float_results=ACCUMULATORS,
     float_biases=True,
+    functions=False,
     residuals=False,
 )
 QNN = Target("qnn", "qnn", U8, PER_CHANNEL, PRESCRIBED, functions=False, wide=Wide.INTEGERS)
