@@ -49,6 +49,9 @@ def fill(target: NDArray[Any], source: NDArray[Any]) -> None:
     if source.dtype != target.dtype:
         target[...] = source.astype(target.dtype)
         return
+    if source.dtype.isbuiltin == 2:  # of ml_dtypes: NumPy does not stride over all of them
+        words = np.dtype(f"u{source.itemsize}")
+        source, target = source.view(words), target.view(words)
     matrices = _transposed_matrices(source)
     if matrices is None:
         target[...] = source

@@ -173,6 +173,9 @@ class FileView:
     known_feeds: dict[str, DequantizeFeed | None] = field(
         default_factory=dict[str, "DequantizeFeed | None"]
     )
+    known_origins: dict[str, FileEncoding | None] = field(
+        default_factory=dict[str, "FileEncoding | None"]
+    )
     known_readers: dict[str, int] = field(default_factory=dict[str, int])
 
     def __post_init__(self) -> None:

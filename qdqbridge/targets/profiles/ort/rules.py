@@ -377,11 +377,23 @@ def _one_scale(view: FileView, node: FileNode) -> bool:
 
 
 def _dequantized_before(view: FileView, tensor: str) -> FileEncoding | None:
-    """Returns the DQ before a tensor, past data movement of all kinds of scales."""
-    node = view.producer(tensor)
-    while node is not None and propagates(view, node):
-        node = view.producer(node.input(0))
-    return view.encoding(node) if node is not None and is_dequantize(node) else None
+    """Returns the DQ before a tensor, past data movement of all kinds of scales.
+
+    Each moved tensor is looked at once: a chain of movers asks for each of them.
+    """
+    known, passed = view.known_origins, list[str]()
+    while tensor not in known:
+        node = view.producer(tensor)
+        passed.append(tensor)
+        known[tensor] = None  # in a cycle there is no DQ
+        if node is None or not propagates(view, node):
+            dequantizes = node is not None and is_dequantize(node)
+            known[tensor] = view.encoding(node) if node is not None and dequantizes else None
+            break
+        tensor = node.input(0)
+    for name in passed:
+        known[name] = known[tensor]
+    return known[tensor]
 
 
 def _unregistered_domain(view: FileView, node: FileNode) -> Reason | None:
