@@ -159,7 +159,7 @@ def _words(hint: Any) -> str:
     words = {
         bool: "True or False", int: "a whole number", float: "a number", str: "a str",
         PathLike: "a path", Graph: "a graph", np.ndarray: "arrays", type(None): "None",
-        Callable: "a function",
+        Callable: "a function", Any: "anything",
     }  # fmt: skip
     return words.get(kind) or f"a {getattr(kind, '__name__', kind)}"
 

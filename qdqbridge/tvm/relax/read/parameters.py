@@ -24,7 +24,7 @@ def entry_name(module: Any) -> str:
     return names[0] if len(names) == 1 else ""
 
 
-def named_params(function: Any, name: str, params: object) -> dict[str, Any]:
+def named_params(function: Any, name: str, params: Arrays) -> dict[str, Any]:
     """Returns the parameters of a function by their names.
 
     Args:
@@ -34,15 +34,9 @@ def named_params(function: Any, name: str, params: object) -> dict[str, Any]:
             of arrays by function name, for the last parameters of each.
 
     Raises:
-        InputDataError: It is neither.
+        InputDataError: There are more arrays than parameters.
     """
-    if not isinstance(params, Mapping):
-        raise InputDataError(
-            "params are arrays by parameter name",
-            why=f"it is given {type(params).__name__}",
-            fix="give a dictionary, or what relax.frontend.detach_params returns",
-        )
-    own = dict(cast("Mapping[str, Any]", params))
+    own = dict(params)
     detached = own.get(name)
     names = [str(v.name) for v in function.params]
     if name not in names and isinstance(detached, Sequence):
