@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 from qdqbridge.core.graph import row_major
 from qdqbridge.core.graph.row_major import fill, parts
 
-_DTYPES = (np.int8, np.uint8, np.float16, np.int32, np.float64, np.bool_, ml_dtypes.float8_e4m3fn)
+_DTYPES = (
+    np.int8, np.uint8, np.float16, np.int32, np.float64, np.bool_, ml_dtypes.float8_e4m3fn,
+    ml_dtypes.float8_e5m2,
+)  # fmt: skip
 
 
 def drawn(seed: int) -> NDArray[Any]:
