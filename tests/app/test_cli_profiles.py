@@ -21,7 +21,7 @@ ATTENTION = str(MODELS / "digits_attention_u8s8_per_channel.onnx")
 def test_check_of_a_file_that_fuses(capsys):
     assert run(["export", CNN, "--check"]) == 0
     out, err = capsys.readouterr()
-    assert "pairs-fit" in out and "1 finding" in out  # of processors without VNNI alone
+    assert "pairs-fit" in out and "on some processors" in out
     assert err == ""
     assert run(["export", CNN, "--check", "--profile", "openvino"]) == 0
     rules = len(PROFILES["openvino"].rules)
