@@ -48,7 +48,7 @@ def test_interpreter_and_written_file(as_inputs: bool, part: int, tmp_path: Path
 def test_tvm(part: int) -> None:
     executable = pytest.importorskip("qdqbridge.tvm.relax.executable")
     for case, graph in cases(False, part):
-        found = executable.build(graph).run(case.inputs)
+        found = executable.compile_relax(graph).run(case.inputs)
         case.check(found)
         for name, array in evaluate(graph, case.inputs)[0].items():
             wide = found[name].astype(np.float64), array.astype(np.float64)
@@ -73,4 +73,4 @@ def test_through_relax_with_parameters_of_run_time(part: int) -> None:
 def test_tvm_with_parameters_of_run_time(name: str) -> None:
     executable = pytest.importorskip("qdqbridge.tvm.relax.executable")
     (case,) = (case for case in node_tests(as_inputs=True) if case.name == f"test_{name}")
-    case.check(executable.build(canonical(case.model)).run(case.inputs))
+    case.check(executable.compile_relax(canonical(case.model)).run(case.inputs))
