@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 import qdqbridge as qb
-from qdqbridge.core.canonical.rule import stored_behind
 from qdqbridge.core.graph.graph import Graph
+from qdqbridge.core.rewrite.rule import stored_behind
 from qdqbridge.tflite_io.schema import parsed
 from qdqbridge.tflite_io.writer import write
 

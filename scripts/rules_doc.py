@@ -14,9 +14,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from qdqbridge.core.canonical.rule import Rule
 from qdqbridge.core.canonical.rules import RULES, rules_with
 from qdqbridge.core.options import ReadingOptions
+from qdqbridge.core.rewrite.rule import Rule
 from scripts.generated_page import main
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,7 +11,9 @@ ROOMS = ("core", "onnx_io", "tflite_io", "targets", "tvm", "autoquant", "app")
 """From the ground up."""
 BELOW_ROOMS, ABOVE_ROOMS = ("control_characters", "errors"), ("__init__", "__main__")
 PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "core": (("options", "graph"), ("arguments", "ops"), ("canonical", "text", "layout")),
+    "core": (
+        ("options", "graph"), ("arguments", "ops"), ("rewrite", "text", "layout"), ("canonical",),
+    ),
     "targets": (("profiles", "comparison"), ("running", "engines")),
     "tvm": (("qnn",), ("relax", "relay"), ("byoc",)),
     "app": (

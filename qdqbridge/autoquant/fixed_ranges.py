@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.core.canonical.driver import canonicalize
+from qdqbridge.core.canonical.form import canonicalize
 from qdqbridge.core.graph.batches import Batch, batches
 from qdqbridge.core.graph.copying import copied
 from qdqbridge.core.graph.dtypes import DType

@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.planning.batch_norms import FOLDS, without_layout
 from qdqbridge.core.canonical import canonicalize
-from qdqbridge.core.canonical.driver import run
 from qdqbridge.core.canonical.fusions import FUSIONS
 from qdqbridge.core.canonical.order import order_operands
-from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, made_by, rule
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.copying import Copy, copied
 from qdqbridge.core.graph.dtypes import DType
@@ -39,6 +37,8 @@ from qdqbridge.core.ops.elementwise import ADD
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.core.ops.selection import SLICE, SPLIT
 from qdqbridge.core.options import ReadingOptions
+from qdqbridge.core.rewrite.driver import run
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, made_by, rule
 
 Array = NDArray[Any]
 _BIAS = 2

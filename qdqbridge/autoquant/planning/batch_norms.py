@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.core.canonical.channels import CHANNELS
 from qdqbridge.core.canonical.data_movement import moved_constant
-from qdqbridge.core.canonical.driver import run
 from qdqbridge.core.canonical.reshapes import moved_twice, reshape_nothing
-from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, RuleContext, rule
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.copying import copied
 from qdqbridge.core.graph.graph import Graph, Node, Value
@@ -30,6 +28,8 @@ from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.data_movement import TRANSPOSE
 from qdqbridge.core.ops.elementwise import ADD, DIV, MUL, SUB
 from qdqbridge.core.ops.matmul import DENSE, GEMM
+from qdqbridge.core.rewrite.driver import run
+from qdqbridge.core.rewrite.rule import Proposal, Replace, Rule, RuleContext, rule
 
 _IMAGE = 4
 _PRODUCTS = (CONV, CONV_TRANSPOSE, GEMM, DENSE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qdqbridge.core.canonical.casts import before_cast, stored_before_cast, taken_in
-from qdqbridge.core.canonical.rule import Proposal, Reject, Replace, RuleContext, rule
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.graph.quantization import QuantParams
@@ -16,6 +15,7 @@ from qdqbridge.core.ops.build import dequantized, retyped
 from qdqbridge.core.ops.conversion import QUANTIZE
 from qdqbridge.core.ops.elementwise import POW
 from qdqbridge.core.ops.table import PRODUCTS
+from qdqbridge.core.rewrite.rule import Proposal, Reject, Replace, RuleContext, rule
 
 _WEIGHT_BITS = 16
 

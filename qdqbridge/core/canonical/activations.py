@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, made_by, rule
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
@@ -13,6 +12,7 @@ from qdqbridge.core.ops.attributes import HardSigmoidAttrs
 from qdqbridge.core.ops.build import result
 from qdqbridge.core.ops.elementwise import DIV, MUL
 from qdqbridge.core.ops.unary import HARD_SIGMOID, HARD_SWISH, RECIPROCAL
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, made_by, rule
 
 
 @rule("division-of-one", DIV)

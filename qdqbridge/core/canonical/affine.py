@@ -16,14 +16,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.core.canonical.rule import (
-    Proposal,
-    Reject,
-    Replace,
-    RuleContext,
-    rule,
-    stored_behind,
-)
 from qdqbridge.core.canonical.weights import mirror
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
@@ -37,6 +29,14 @@ from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.elementwise import ADD, DIV, MUL, SUB
 from qdqbridge.core.ops.matmul import DENSE
 from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION
+from qdqbridge.core.rewrite.rule import (
+    Proposal,
+    Reject,
+    Replace,
+    RuleContext,
+    rule,
+    stored_behind,
+)
 
 Array: TypeAlias = NDArray[Any]
 AFFINE = (ADD, SUB, MUL, DIV, BATCH_NORMALIZATION)

@@ -17,14 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.canonical.linear import added_origin
-from qdqbridge.core.canonical.rule import (
-    Proposal,
-    Reject,
-    Replace,
-    RuleContext,
-    rule,
-    stored_behind,
-)
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Note, Value
@@ -36,6 +28,14 @@ from qdqbridge.core.ops.build import constant, result, retyped
 from qdqbridge.core.ops.elementwise import ADD
 from qdqbridge.core.ops.matmul import DENSE
 from qdqbridge.core.ops.table import PRODUCTS
+from qdqbridge.core.rewrite.rule import (
+    Proposal,
+    Reject,
+    Replace,
+    RuleContext,
+    rule,
+    stored_behind,
+)
 
 _WITH_BIAS = tuple(row.name for row in PRODUCTS if row.bias)
 _ULP = 2.0**-22

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, made_by, rule
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.types import static_shape
 from qdqbridge.core.ops.attributes import DepthSpaceAttrs, TransposeAttrs
 from qdqbridge.core.ops.build import result
 from qdqbridge.core.ops.data_movement import RESHAPE, TRANSPOSE
 from qdqbridge.core.ops.table import BY_NAME
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, made_by, rule
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from qdqbridge.core.canonical.rule import (
-    Proposal,
-    Replace,
-    RuleContext,
-    made_by,
-    rule,
-    stored_behind,
-)
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Note, Value
 from qdqbridge.core.graph.numerics import codes, dequantize
@@ -29,6 +21,14 @@ from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.build import dequantized, quantized, result
 from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.conversion import QUANTIZE
+from qdqbridge.core.rewrite.rule import (
+    Proposal,
+    Replace,
+    RuleContext,
+    made_by,
+    rule,
+    stored_behind,
+)
 
 _FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
 

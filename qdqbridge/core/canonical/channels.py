@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from qdqbridge.core.canonical.identities import BEFORE_ALL, ENDLESS
-from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, RuleContext, made_by, rule
 from qdqbridge.core.graph.attribute_codecs import permuted_attributes
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
@@ -34,6 +33,7 @@ from qdqbridge.core.ops.reduction import REDUCE_MAX, REDUCE_MEAN, REDUCE_MIN, RE
 from qdqbridge.core.ops.selection import GATHER, PAD, SLICE, SPLIT
 from qdqbridge.core.ops.shapes import sliced
 from qdqbridge.core.ops.softmax import LOG_SOFTMAX, SOFTMAX
+from qdqbridge.core.rewrite.rule import Proposal, Replace, Rule, RuleContext, made_by, rule
 
 _LAST = ((0, 2, 1), (0, 2, 3, 1), (0, 2, 3, 4, 1))
 

@@ -7,14 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from qdqbridge.core.canonical.rule import (
-    Proposal,
-    Reject,
-    Replace,
-    RuleContext,
-    rule,
-    stored_behind,
-)
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
@@ -26,6 +18,14 @@ from qdqbridge.core.ops.build import quantized, result, retyped
 from qdqbridge.core.ops.conversion import QUANTIZE, REQUANTIZE, is_finite
 from qdqbridge.core.ops.elementwise import MAX, MIN
 from qdqbridge.core.ops.unary import CLIP, RELU
+from qdqbridge.core.rewrite.rule import (
+    Proposal,
+    Reject,
+    Replace,
+    RuleContext,
+    rule,
+    stored_behind,
+)
 
 _ROUNDING = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
 

@@ -4,14 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from qdqbridge.core.canonical.rule import (
-    Proposal,
-    Reject,
-    Replace,
-    RuleContext,
-    rule,
-    stored_behind,
-)
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Flow, Operator
@@ -20,6 +12,14 @@ from qdqbridge.core.ops.build import result
 from qdqbridge.core.ops.composition import COMPOSITION, CompositionAttrs, Step
 from qdqbridge.core.ops.conversion import QUANTIZE
 from qdqbridge.core.ops.elementwise import CONCAT, WHERE
+from qdqbridge.core.rewrite.rule import (
+    Proposal,
+    Reject,
+    Replace,
+    RuleContext,
+    rule,
+    stored_behind,
+)
 
 _MOST = 64
 _NOT_ELEMENTWISE = (CONCAT, WHERE, COMPOSITION)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, rule, stored_behind
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
@@ -20,6 +19,7 @@ from qdqbridge.core.ops.shape_values import (
     computed_extents,
     shape_extents,
 )
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule, stored_behind
 
 _DEPTH = 32
 _LARGEST = 1 << 63

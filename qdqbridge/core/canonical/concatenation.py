@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from qdqbridge.core.canonical.clamps import intersection
-from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, rule, stored_behind
 from qdqbridge.core.canonical.storage import shifted_as
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.types import QuantType, TensorType
 from qdqbridge.core.ops.build import dequantized, quantized, requantized, result, retyped
 from qdqbridge.core.ops.conversion import QUANTIZE
 from qdqbridge.core.ops.elementwise import CONCAT, WHERE
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule, stored_behind
 
 
 @rule("dequantize-through-concat", CONCAT)

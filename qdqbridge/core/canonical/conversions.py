@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-from qdqbridge.core.canonical.rule import (
-    Proposal,
-    Replace,
-    RuleContext,
-    made_by,
-    rule,
-    stored_behind,
-)
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.quantization import QuantParams
@@ -17,6 +9,14 @@ from qdqbridge.core.graph.types import QuantType, TensorType
 from qdqbridge.core.ops.build import constant, evaluated, requantized, retyped
 from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.conversion import QUANTIZE, REINTERPRET, REQUANTIZE
+from qdqbridge.core.rewrite.rule import (
+    Proposal,
+    Replace,
+    RuleContext,
+    made_by,
+    rule,
+    stored_behind,
+)
 from qdqbridge.errors import UnsupportedModelError
 
 

@@ -8,15 +8,6 @@ from dataclasses import replace
 import numpy as np
 
 from qdqbridge.core.canonical.clamps import clamped_pad
-from qdqbridge.core.canonical.rule import (
-    Proposal,
-    Reject,
-    Replace,
-    RuleContext,
-    made_by,
-    rule,
-    stored_behind,
-)
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
@@ -40,6 +31,15 @@ from qdqbridge.core.ops.permutation import permuted_params
 from qdqbridge.core.ops.result_shapes import result_shape
 from qdqbridge.core.ops.selection import PAD
 from qdqbridge.core.ops.table import OPERATORS
+from qdqbridge.core.rewrite.rule import (
+    Proposal,
+    Reject,
+    Replace,
+    RuleContext,
+    made_by,
+    rule,
+    stored_behind,
+)
 
 DATA_MOVEMENT = tuple(
     row.name for row in OPERATORS if row.flow is Flow.MOVE or row is resize.RESIZE

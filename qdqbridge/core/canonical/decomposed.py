@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.core.canonical.rule import Proposal, Reject, Replace, RuleContext, made_by, rule
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Operator
@@ -21,6 +20,7 @@ from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.conversion import REINTERPRET
 from qdqbridge.core.ops.elementwise import ADD, DIV, MAX, MIN, MUL, SUB
 from qdqbridge.core.ops.unary import ROUND
+from qdqbridge.core.rewrite.rule import Proposal, Reject, Replace, RuleContext, made_by, rule
 
 _STORED = (
     DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT32,

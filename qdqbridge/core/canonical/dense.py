@@ -9,14 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.core.canonical.rule import (
-    Proposal,
-    Reject,
-    Replace,
-    RuleContext,
-    rule,
-    stored_behind,
-)
 from qdqbridge.core.canonical.weights import mirror
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node, Value
@@ -26,6 +18,14 @@ from qdqbridge.core.ops.attributes import GemmAttrs, TransposeAttrs
 from qdqbridge.core.ops.build import constant, result
 from qdqbridge.core.ops.data_movement import TRANSPOSE
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
+from qdqbridge.core.rewrite.rule import (
+    Proposal,
+    Reject,
+    Replace,
+    RuleContext,
+    rule,
+    stored_behind,
+)
 
 
 @rule("matmul-is-dense", MATMUL)

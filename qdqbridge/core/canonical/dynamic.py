@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.canonical.dense import transposed
-from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, made_by, rule
 from qdqbridge.core.canonical.weights import signed_constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
@@ -33,6 +32,7 @@ from qdqbridge.core.ops.matmul import DENSE, MATMUL
 from qdqbridge.core.ops.packed_products import packed_product
 from qdqbridge.core.ops.reduction import REDUCE_MIN
 from qdqbridge.core.ops.run_time_parameters import DEQUANTIZE_LINEAR
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, made_by, rule
 
 _QUANTIZE, _PRODUCT = "DynamicQuantizeLinear", "MatMulInteger"
 _CODES, _SCALE, _ZERO_POINT = range(3)

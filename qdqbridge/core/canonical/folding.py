@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from qdqbridge.core.canonical.decomposed import is_stored
-from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, rule
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.types import static_shape
@@ -15,6 +14,7 @@ from qdqbridge.core.ops.conversion import QUANTIZE
 from qdqbridge.core.ops.elementwise import DIV, MUL, SUB
 from qdqbridge.core.ops.folding import affordable
 from qdqbridge.core.ops.unary import ROUND
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
 
 _SMALL = 4096
 _GROWTH = 4

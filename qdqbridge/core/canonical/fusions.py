@@ -15,7 +15,6 @@ import numpy as np
 
 from qdqbridge.core.canonical.layer_norms import LAYER_NORMS
 from qdqbridge.core.canonical.norms import offset_into_norm, scale_into_norm
-from qdqbridge.core.canonical.rule import Proposal, Reject, Replace, Rule, RuleContext, rule
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Operator
@@ -28,6 +27,7 @@ from qdqbridge.core.ops.forms import ends, written
 from qdqbridge.core.ops.matmul import MATMUL
 from qdqbridge.core.ops.reduction import REDUCE_MAX
 from qdqbridge.core.ops.table import BY_NAME, OPERATORS
+from qdqbridge.core.rewrite.rule import Proposal, Reject, Replace, Rule, RuleContext, rule
 
 
 def fused_by(

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.canonical.computed_shapes import extents_of
-from qdqbridge.core.canonical.rule import Proposal, Reject, Replace, RuleContext, made_by, rule
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.types import Dim
@@ -18,6 +17,7 @@ from qdqbridge.core.ops.build import constant, result
 from qdqbridge.core.ops.data_movement import RESHAPE, UNSQUEEZE
 from qdqbridge.core.ops.elementwise import ADD, MUL, WHERE
 from qdqbridge.core.ops.selection import GATHER
+from qdqbridge.core.rewrite.rule import Proposal, Reject, Replace, RuleContext, made_by, rule
 
 
 @rule("negative-indices", GATHER)

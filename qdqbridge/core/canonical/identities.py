@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, made_by, rule
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.types import static_shape
 from qdqbridge.core.ops import resize
@@ -31,6 +30,7 @@ from qdqbridge.core.ops.pooling import MAX_POOL
 from qdqbridge.core.ops.resize import RESIZE
 from qdqbridge.core.ops.selection import PAD, SLICE, SPLIT
 from qdqbridge.core.ops.unary import NEG
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, made_by, rule
 
 
 @rule(

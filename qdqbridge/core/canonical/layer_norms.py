@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, made_by, rule
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
@@ -22,6 +21,7 @@ from qdqbridge.core.ops.elementwise import ADD, DIV, MUL, POW, SUB
 from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION
 from qdqbridge.core.ops.reduction import REDUCE_MEAN
 from qdqbridge.core.ops.unary import SQRT
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, made_by, rule
 
 _GAMMA, _BETA = 1, 2
 

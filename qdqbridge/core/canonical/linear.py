@@ -8,14 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qdqbridge.core.canonical.rule import (
-    Proposal,
-    Replace,
-    RuleContext,
-    made_by,
-    rule,
-    stored_behind,
-)
 from qdqbridge.core.graph.graph import Node, Origin, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.core.graph.types import TensorType
@@ -25,6 +17,14 @@ from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.data_movement import FLATTEN, RESHAPE
 from qdqbridge.core.ops.elementwise import ADD
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
+from qdqbridge.core.rewrite.rule import (
+    Proposal,
+    Replace,
+    RuleContext,
+    made_by,
+    rule,
+    stored_behind,
+)
 
 ROWS = GemmAttrs(trans_b=True)
 """The attributes of a float product whose weight has one row per unit."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, rule
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.types import TensorType, static_shape
 from qdqbridge.core.ops.build import constant, result
@@ -17,6 +16,7 @@ from qdqbridge.core.ops.normalization import (
     LAYER_NORMALIZATION,
     RMS_NORMALIZATION,
 )
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
 
 _NORMS = frozenset(
     (LAYER_NORMALIZATION, RMS_NORMALIZATION, INSTANCE_NORMALIZATION, GROUP_NORMALIZATION)

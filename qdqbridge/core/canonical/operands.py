@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from qdqbridge.core.canonical.order import commuting
-from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, rule
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.ops.build import requantized, result, retyped
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
 
 _EXTREMES = ("Min", "Max")
 

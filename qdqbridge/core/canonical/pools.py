@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, rule
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Operator
@@ -13,6 +12,7 @@ from qdqbridge.core.ops.attributes import PoolAttrs, ReduceAttrs
 from qdqbridge.core.ops.build import result
 from qdqbridge.core.ops.pooling import AVERAGE_POOL, GLOBAL_AVERAGE_POOL, GLOBAL_MAX_POOL
 from qdqbridge.core.ops.reduction import REDUCE_MAX, REDUCE_MEAN
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
 
 _GLOBAL: Mapping[Operator, Operator] = {
     REDUCE_MEAN: GLOBAL_AVERAGE_POOL,

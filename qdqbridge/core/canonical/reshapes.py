@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, made_by, rule
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Attributes
 from qdqbridge.core.graph.types import Dim, static_shape
@@ -20,6 +19,7 @@ from qdqbridge.core.ops.data_movement import (
     UNSQUEEZE,
 )
 from qdqbridge.core.ops.table import BY_NAME
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, made_by, rule
 
 _ROWS = AxisAttrs(1)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, rule
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.ops.attributes import ResizeAttrs
 from qdqbridge.core.ops.build import requantized, result
 from qdqbridge.core.ops.resize import RESIZE, moves
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
 
 _CENTRES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
 _ROUNDED = ("round_prefer_floor", "round_prefer_ceil")

@@ -47,8 +47,8 @@ from qdqbridge.core.canonical import (
 from qdqbridge.core.canonical import decomposed as decompositions
 from qdqbridge.core.canonical.channels import CHANNELS
 from qdqbridge.core.canonical.fusions import FUSIONS
-from qdqbridge.core.canonical.rule import Rule
 from qdqbridge.core.options import ReadingOptions
+from qdqbridge.core.rewrite.rule import Rule
 
 RULES: tuple[Rule, ...] = (
     computed_shapes.shape_of_stored,

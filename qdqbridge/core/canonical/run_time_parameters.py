@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, rule
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.types import static_shape
 from qdqbridge.core.ops.attributes import LinearAttrs
 from qdqbridge.core.ops.build import constant, retyped
 from qdqbridge.core.ops.run_time_parameters import DEQUANTIZE_LINEAR, QUANTIZE_LINEAR
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
 
 
 @rule("one-zero-point", QUANTIZE_LINEAR, DEQUANTIZE_LINEAR)

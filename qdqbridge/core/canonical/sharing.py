@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, rule
 from qdqbridge.core.canonical.storage import same_elements
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.ops import run_time_parameters
 from qdqbridge.core.ops.table import OPERATORS
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
 
 _MERGED = (Flow.CONVERT, Flow.REINTERPRET, Flow.MOVE)
 _MANY = 64

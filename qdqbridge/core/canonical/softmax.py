@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, rule
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.types import Dim
 from qdqbridge.core.ops.attributes import AxisAttrs, ReshapeAttrs, SoftmaxAttrs
 from qdqbridge.core.ops.build import result
 from qdqbridge.core.ops.data_movement import FLATTEN, RESHAPE
 from qdqbridge.core.ops.softmax import LOG_SOFTMAX, SOFTMAX
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
 
 
 @rule("softmax-of-a-matrix", SOFTMAX, LOG_SOFTMAX)

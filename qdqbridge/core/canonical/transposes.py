@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, RuleContext, rule
 from qdqbridge.core.graph.attribute_codecs import permuted_attributes
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Flow
@@ -20,6 +19,7 @@ from qdqbridge.core.ops.elementwise import CONCAT
 from qdqbridge.core.ops.permutation import permuted_operand, permuted_type
 from qdqbridge.core.ops.reduction import REDUCE_MAX, REDUCE_MIN
 from qdqbridge.core.ops.selection import PAD
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
 
 _MOST = 64
 _CONVERTED = (QUANTIZE, DEQUANTIZE, REQUANTIZE, CAST)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.core.canonical.rule import Proposal, Reject, Replace, RuleContext, rule
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
@@ -27,6 +26,7 @@ from qdqbridge.core.ops.normalization import (
     LAYER_NORMALIZATION,
 )
 from qdqbridge.core.ops.permutation import inverse, permuted_params
+from qdqbridge.core.rewrite.rule import Proposal, Reject, Replace, RuleContext, rule
 
 _COMPUTING = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
 NORMS = frozenset(

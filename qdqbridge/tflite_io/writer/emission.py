@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.core.canonical.rule import stored_behind
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
@@ -24,6 +23,7 @@ from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType, TensorType, ValueType
 from qdqbridge.core.ops.elementwise import DIV, POW
 from qdqbridge.core.ops.unary import EXP, RECIPROCAL
+from qdqbridge.core.rewrite.rule import stored_behind
 from qdqbridge.tflite_io.writer.flatbuffer import ModelRecord, OperatorRecord, TensorRecord
 from qdqbridge.tflite_io.writer.fused import CLAMPS, Activation, fusable
 from qdqbridge.tflite_io.writer.values import (

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, RuleContext, rule, stored_behind
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import NO_ORIGIN, Node, Value
@@ -31,6 +30,7 @@ from qdqbridge.core.ops.forms import OPERANDS, form_for
 from qdqbridge.core.ops.normalization import INSTANCE_NORMALIZATION
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.core.ops.unary import ELU, ERF
+from qdqbridge.core.rewrite.rule import Proposal, Replace, Rule, RuleContext, rule, stored_behind
 from qdqbridge.tflite_io.writer.rows import ROWS
 
 _TINY = 1e-20

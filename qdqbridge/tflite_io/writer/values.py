@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from qdqbridge.core.canonical.rule import stored_behind
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Flow
@@ -16,6 +15,7 @@ from qdqbridge.core.graph.types import Shape, static_shape
 from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.conversion import DEQUANTIZE
 from qdqbridge.core.ops.shape_operator import SHAPE
+from qdqbridge.core.rewrite.rule import stored_behind
 from qdqbridge.tflite_io.conversion import DTYPES
 from qdqbridge.tflite_io.writer.flatbuffer import TensorQuantization
 

@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from qdqbridge.core.canonical import canonicalize
-from qdqbridge.core.canonical.driver import run
-from qdqbridge.core.canonical.rule import Rule
 from qdqbridge.core.graph.atomic_write import placed
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.copying import copied
@@ -25,6 +23,8 @@ from qdqbridge.core.layout.permutation import channels_first, channels_last
 from qdqbridge.core.ops.attributes import TransposeAttrs
 from qdqbridge.core.ops.build import result
 from qdqbridge.core.ops.table import BY_NAME, OPERATORS
+from qdqbridge.core.rewrite.driver import run
+from qdqbridge.core.rewrite.rule import Rule
 from qdqbridge.errors import UnsupportedModelError, UnsupportedTargetError
 from qdqbridge.tflite_io.approximations import tabulated_reach
 from qdqbridge.tflite_io.open_extents import METADATA_NAME, encoded

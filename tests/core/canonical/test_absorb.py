@@ -331,6 +331,6 @@ def test_antialiased_resize_stays_float() -> None:
 
 
 def absorb_reasons(g: Graph) -> list[str]:
-    from qdqbridge.core.canonical.driver import run
+    from qdqbridge.core.rewrite.driver import run
 
     return [reject.reason for reject in run(g, [absorb.absorb_both_sides]).values()]

@@ -9,7 +9,7 @@ import pytest
 
 import qdqbridge as qb
 from qdqbridge.core.canonical import rules
-from qdqbridge.core.canonical.rule import Rule
+from qdqbridge.core.rewrite.rule import Rule
 from tests.onnx_io.digest_trips import loaded
 from tests.onnx_io.random_models import random_model
 from tests.places import ROOT

@@ -6,7 +6,7 @@ number; those that round once more say so in their notes, which ``export`` shows
 
 from __future__ import annotations
 
-from qdqbridge.core.canonical.rule import Rule
+from qdqbridge.core.rewrite.rule import Rule
 from qdqbridge.tflite_io.writer.demands import resizes, scales, weights, windows
 
 RULES: tuple[Rule, ...] = (

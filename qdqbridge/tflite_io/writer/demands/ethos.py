@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.canonical.bias import derived_params
-from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, RuleContext, rule, stored_behind
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Note, Value
@@ -27,6 +26,7 @@ from qdqbridge.core.ops.conversion import REQUANTIZE
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.matmul import DENSE
 from qdqbridge.core.ops.unary import RELU
+from qdqbridge.core.rewrite.rule import Proposal, Replace, Rule, RuleContext, rule, stored_behind
 from qdqbridge.tflite_io.writer.demands.weights import real_constant
 from qdqbridge.tflite_io.writer.rows.kernels import activation
 

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, RuleContext, rule
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
@@ -17,6 +16,7 @@ from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.attributes import AxisAttrs, ResizeAttrs
 from qdqbridge.core.ops.build import constant, result
 from qdqbridge.core.ops.table import BY_NAME
+from qdqbridge.core.rewrite.rule import Proposal, Replace, Rule, RuleContext, rule
 from qdqbridge.tflite_io.writer.rows.windows import resize_flags
 
 Number = TypeVar("Number", int, float)

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, RuleContext, rule
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Note, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
@@ -15,6 +14,7 @@ from qdqbridge.core.ops.build import (
 )
 from qdqbridge.core.ops.elementwise import WHERE
 from qdqbridge.core.ops.softmax import SOFTMAX
+from qdqbridge.core.rewrite.rule import Proposal, Replace, Rule, RuleContext, rule
 from qdqbridge.tflite_io.counterparts import COUNTERPARTS
 from qdqbridge.tflite_io.writer.rows.kernels import activation, prescribed
 from qdqbridge.tflite_io.writer.rows.windows import LOG_SOFTMAX_RESULTS, SOFTMAX_RESULTS

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.canonical.bias import derived_params
-from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, RuleContext, rule, stored_behind
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Note, Value
@@ -21,6 +20,7 @@ from qdqbridge.core.ops.build import (
     quantized,
     retyped,
 )
+from qdqbridge.core.rewrite.rule import Proposal, Replace, Rule, RuleContext, rule, stored_behind
 from qdqbridge.tflite_io.writer.rows.kernels import activation, product
 
 

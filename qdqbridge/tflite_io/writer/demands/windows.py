@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from qdqbridge.core.canonical.rule import Proposal, Replace, Rule, RuleContext, rule
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.types import QuantType, ValueType
@@ -27,6 +26,7 @@ from qdqbridge.core.ops.build import (
 from qdqbridge.core.ops.pooling import AVERAGE_POOL, MAX_POOL
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.core.ops.windows import span
+from qdqbridge.core.rewrite.rule import Proposal, Replace, Rule, RuleContext, rule
 from qdqbridge.tflite_io.writer.rows.padding import padding_of
 from qdqbridge.tflite_io.writer.rows.products import transposed_padding
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from qdqbridge.core.canonical.rule import stored_behind
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Array, Flow, Operands, Row
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.build import constant, result
 from qdqbridge.core.ops.matmul import DENSE
+from qdqbridge.core.rewrite.rule import stored_behind
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace

@@ -1,4 +1,4 @@
-"""The canonical form, and how rules are applied until none fires.
+"""How rules are applied to a graph until none fires.
 
 A worklist, and sweeps over all nodes until one is idle.
 """
@@ -8,53 +8,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from qdqbridge.core.canonical.diagnostics import diagnose
-from qdqbridge.core.canonical.order import order_operands, order_steps
-from qdqbridge.core.canonical.rule import Reject, Replace, Rule, RuleContext
-from qdqbridge.core.canonical.rules import rules_with
-from qdqbridge.core.canonical.storage import propagate_storage, share_dequantized
 from qdqbridge.core.graph.edit import Editor
 from qdqbridge.core.graph.graph import Graph, Node, Note, Value
 from qdqbridge.core.ops.folding import Budget
-from qdqbridge.core.ops.integers import leave_as_stored, propagate_parameters, release_interface
-from qdqbridge.core.options import BIT_FOR_BIT, ReadingOptions
-
-
-def canonicalize(
-    graph: Graph, options: ReadingOptions = BIT_FOR_BIT, *, channels_first: bool = False
-) -> Graph:
-    """Rewrites ``graph`` in place to the canonical form and returns it.
-
-    Applying it again changes nothing. Refusals that still stand are appended to ``graph.notes``,
-    and so is what the parameters say that somebody should know.
-
-    Args:
-        graph: Any graph.
-        options: What is rewritten beyond what keeps every bit.
-        channels_first: Carry transposes to channels-last down the graph until something undoes
-            them, as an image network of another layout wants it. Float sums change their order.
-    """
-    propagate_parameters(graph)
-    rules = rules_with(options, channels_first=channels_first)
-    refused = _settled(graph, rules)
-    if propagate_parameters(graph):  # once: rules may make plain again what it has typed
-        refused = _settled(graph, rules)
-    order_steps(graph.nodes)
-    order_operands(graph)
-    release_interface(graph)
-    graph.canonical = True
-    for note in (*notes_of(refused), *diagnose(graph)):
-        if note not in graph.notes:
-            graph.notes.append(note)
-    return graph
-
-
-def _settled(graph: Graph, rules: Sequence[Rule]) -> dict[tuple[str, Node], Reject]:
-    """Runs the rules, and again behind what looks at the whole graph, to their fixpoint."""
-    refused = run(graph, rules)
-    while leave_as_stored(graph) or propagate_storage(graph) or share_dequantized(graph):
-        refused = run(graph, rules)
-    return refused
+from qdqbridge.core.rewrite.rule import Reject, Replace, Rule, RuleContext
 
 
 def run(graph: Graph, rules: Sequence[Rule]) -> dict[tuple[str, Node], Reject]:
@@ -159,11 +116,3 @@ def _neighbours(node: Node) -> list[Node]:
     producers = [v.producer for v in node.inputs if v is not None and v.producer is not None]
     siblings = [reader for producer in producers for reader in _readers(producer)]
     return [*producers, node, *siblings]
-
-
-def notes_of(refused: dict[tuple[str, Node], Reject]) -> list[Note]:
-    """Returns refusals as notes, in the order of the graph's nodes."""
-    return [
-        Note(name, (reject.about or node).name, reject.reason, reject.culprits)
-        for (name, node), reject in refused.items()
-    ]
