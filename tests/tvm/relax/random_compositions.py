@@ -271,73 +271,10 @@ def _folded(rng: Random) -> Case:
     return Case("Col2Im", [_real(rng, shape), np.array(image), np.array(block)], attributes)
 
 
-def _deformed(rng: Random) -> Case:
-    """Samples that lie between pixels and beyond the border, groups of channels and of offsets."""
-    group, offsets = rng.choice((1, 2)), rng.choice((1, 2))
-    inner, results = rng.choice((2, 4)), group * rng.randint(1, 3)
-    kernel, strides, dilations = ([rng.randint(1, most) for _ in range(2)] for most in (3, 2, 2))
-    image = [rng.randint(6, 9) for _ in range(2)]
-    space = [
-        (n + 1 - (k - 1) * d - 1) // s + 1
-        for n, k, d, s in zip(image, kernel, dilations, strides, strict=True)
-    ]
-    taps = kernel[0] * kernel[1]
-    x, weight = _real(rng, (2, group * inner, *image)), _real(rng, (results, inner, *kernel))
-    moves = _real(rng, (2, 2 * offsets * taps, *space))
-    bias = _real(rng, (results,)) if rng.random() < 0.5 else None
-    mask = _real(rng, (2, offsets * taps, *space)) if rng.random() < 0.5 else None
-    attributes = {"group": group, "offset_group": offsets, "strides": strides,
-                  "dilations": dilations, "pads": [1, 0, 0, 1]}  # fmt: skip
-    return Case("DeformConv", [x, weight, moves, bias, mask], attributes)
-
-
-def _determinant(rng: Random) -> Case:
-    """Also of matrices of a lower rank, whose determinants are 0 within the last bits."""
-    size = rng.randint(1, 5)
-    x = _real(rng, (*_shape(rng, 0, 2, 3), size, size))
-    if rng.random() < 0.3:
-        x[..., 0, :] = 0
-    return Case("Det", [x], {})
-
-
-def _ngrams(rng: Random) -> Case:
-    """N-grams of one to three small numbers, at places of the result in any order."""
-    pools = [
-        sorted({tuple(rng.randint(0, 3) for _ in range(length)) for _ in range(rng.randint(1, 5))})
-        for length in (1, 2, 3)
-    ]
-    starts = [sum(i * len(pool) for i, pool in enumerate(pools[:n], 1)) for n in range(3)]
-    count = sum(map(len, pools))
-    places = rng.sample(range(count + 2), count)
-    attributes: dict[str, Any] = {
-        "mode": rng.choice(("TF", "IDF", "TFIDF")),
-        "pool_int64s": [number for pool in pools for gram in pool for number in gram],
-        "ngram_counts": starts,
-        "ngram_indexes": places,
-        "min_gram_length": rng.randint(1, 2),
-        "max_gram_length": rng.randint(2, 3),
-        "max_skip_count": rng.randint(0, 3),
-    }
-    if rng.random() < 0.5:
-        attributes["weights"] = [rng.random() for _ in range(max(places) + 1)]
-    x = abs(_whole(rng, _shape(rng, 1, 2, 9), rng.choice(("int32", "int64")), 3))
-    return Case("TfIdfVectorizer", [x], attributes)
-
-
-def _filters(rng: Random) -> Case:
-    """Filters of a bin and of many, of any band."""
-    rate = rng.choice((8000, 16000, 44100))
-    low = rng.choice((0.0, 20.0, 300.0))
-    sizes = [np.array(n, np.int64) for n in (rng.randint(1, 20), rng.randint(16, 512), rate)]
-    band = [np.array(f, np.float32) for f in (low, rng.uniform(low + 100, rate / 2))]
-    return Case("MelWeightMatrix", [*sizes, *band], {})
-
-
 MAKERS: tuple[Callable[[Random], Case], ...] = (
     _reduction, _reduction, _reduction, _norm, _running, _top, _one_hot, _pad, _split, _filled,
     _affine_grid, _suppression, _fourier, _eye, _infinite, _shift, _resize, _resize, _layer_norm,
-    _loss, _regions, _regions, _dynamic, _folded, _deformed, _determinant,
-    _ngrams, _filters,
+    _loss, _regions, _regions, _dynamic, _folded,
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("tvm")
 
 import qdqbridge as qb
 from qdqbridge.core.graph.graph import Graph
-from qdqbridge.errors import InputDataError
+from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.onnx_io.opaque.expansion import expanded
 from tests.onnx_models import Builder, canonical
 from tests.tvm.relax.random_compositions import MAKERS, PER_MODEL, cases, differing
@@ -141,13 +141,11 @@ def test_regions_of_open_count(mode: str, kernels: str) -> None:
 
 _WINDOWS = np.array([4, 4]), np.array([2, 2])
 _OPEN: dict[str, tuple[list[Any], dict[str, Any]]] = {
-    "Det": ([("n", "k", "k")], {}),
     "Col2Im": ([("n", "c", 9), *_WINDOWS], {}),
-    "DeformConv": ([("n", 4, "h", "w"), (3, 4, 2, 2), ("n", 8, "y", "x")], {}),
     "DFT": ([("n", 1, 2)], {"inverse": 1, "onesided": 1, "axis": 1}),
 }
 """By operator its operands, where symbols are of open extent, and its attributes."""
-_EXTENTS = {"n": 2, "k": 3, "c": 12, "h": 5, "w": 6, "y": 4, "x": 5}
+_EXTENTS = {"n": 2, "c": 12}
 
 
 @pytest.mark.parametrize("op_type", _OPEN)
@@ -404,3 +402,24 @@ def test_the_opset_of_a_file_is_that_of_every_step(tmp_path: Path) -> None:
     qb.save(bare, tmp_path / "chain.onnx")
     written = qb.load(tmp_path / "chain.onnx")
     assert (written.opset, written.digest) == (14, graph.digest)
+
+
+_REFUSED: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
+    "Det": ("", [(2, 3, 3)], {}),
+    "DeformConv": ("", [(1, 4, 5, 6), (3, 4, 2, 2), (1, 8, 4, 5)], {}),
+    "Binarizer": ("ai.onnx.ml", [(2, 3)], {"threshold": 1.0}),
+}
+"""By operator its domain, operands and attributes: what no quantized network has."""
+
+
+@pytest.mark.parametrize("op_type", _REFUSED)
+def test_what_no_quantized_network_has_is_computed_by_onnxruntime_only(op_type: str) -> None:
+    domain, shapes, attributes = _REFUSED[op_type]
+    b, rng = Builder(21), np.random.default_rng(0)
+    names = [b.input(f"x{index}", shape) for index, shape in enumerate(shapes)]
+    b.output(b.op(op_type, *names, domain=domain, **attributes), None)
+    graph = canonical(b.model())
+    given = {n: rng.normal(size=s).astype(np.float32) for n, s in zip(names, shapes, strict=True)}
+    assert len(qb.evaluate(graph, given)) == 1
+    with pytest.raises(UnsupportedTargetError, match=op_type):
+        qb.compile(graph)

@@ -17,15 +17,10 @@ from qdqbridge.tvm.relax.emit.compositions.caches import CACHES
 from qdqbridge.tvm.relax.emit.compositions.computed_sizes import COMPUTED_SIZES
 from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext, of_row
 from qdqbridge.tvm.relax.emit.compositions.conversion import CONVERSION
-from qdqbridge.tvm.relax.emit.compositions.counting import COUNTING
-from qdqbridge.tvm.relax.emit.compositions.deformable import DEFORMABLE
-from qdqbridge.tvm.relax.emit.compositions.determinants import DETERMINANTS
 from qdqbridge.tvm.relax.emit.compositions.dot_product_attention import attention
 from qdqbridge.tvm.relax.emit.compositions.elementwise import ELEMENTWISE
 from qdqbridge.tvm.relax.emit.compositions.embeddings import EMBEDDINGS
 from qdqbridge.tvm.relax.emit.compositions.experts import EXPERT_LOOPS
-from qdqbridge.tvm.relax.emit.compositions.features import FEATURES
-from qdqbridge.tvm.relax.emit.compositions.filter_banks import FILTER_BANKS
 from qdqbridge.tvm.relax.emit.compositions.folding import FOLDING
 from qdqbridge.tvm.relax.emit.compositions.fourier import FOURIER
 from qdqbridge.tvm.relax.emit.compositions.gates import GATES
@@ -37,7 +32,6 @@ from qdqbridge.tvm.relax.emit.compositions.images import IMAGES
 from qdqbridge.tvm.relax.emit.compositions.indexing import INDEXING
 from qdqbridge.tvm.relax.emit.compositions.linear_attention import LINEAR_ATTENTION
 from qdqbridge.tvm.relax.emit.compositions.normalization import NORMS
-from qdqbridge.tvm.relax.emit.compositions.optimizers import OPTIMIZERS
 from qdqbridge.tvm.relax.emit.compositions.packed_products import PACKED_PRODUCTS
 from qdqbridge.tvm.relax.emit.compositions.pooling import POOLING
 from qdqbridge.tvm.relax.emit.compositions.presence import PRESENCE
@@ -49,14 +43,13 @@ from qdqbridge.tvm.relax.emit.compositions.reversal import REVERSAL
 from qdqbridge.tvm.relax.emit.compositions.rotary_embedding import ROTARY, rotary_embedding
 from qdqbridge.tvm.relax.emit.compositions.shapes import SHAPES
 from qdqbridge.tvm.relax.emit.compositions.suppression import SUPPRESSION
-from qdqbridge.tvm.relax.emit.compositions.trees import TREES
 from qdqbridge.tvm.relax.emit.emitter import RelaxEmitter
 
 COMPOSITIONS: Mapping[str, Composition] = {
     **CONVERSION, **ELEMENTWISE, **IMAGES, **POOLING, **PRODUCTS, **REDUCTIONS, **REGIONS, **SHAPES,
     **COMPUTED_SIZES, **CACHES, **INDEXING, **LINEAR_ATTENTION, **RECURRENT, **REVERSAL,
-    **SUPPRESSION, **FOURIER, **NORMS, **FOLDING, **DEFORMABLE, **DETERMINANTS, **COUNTING,
-    **BROADCASTING, **PRESENCE, **FILTER_BANKS,
+    **SUPPRESSION, **FOURIER, **NORMS, **FOLDING,
+    **BROADCASTING, **PRESENCE,
 }  # fmt: skip
 """By the operator's name in ONNX's own domain."""
 OF_MICROSOFT: Mapping[str, Composition] = {
@@ -68,8 +61,6 @@ OF_MICROSOFT: Mapping[str, Composition] = {
 OF_DOMAINS: Mapping[str, Mapping[str, Composition]] = {
     "": COMPOSITIONS,
     "com.microsoft": OF_MICROSOFT,
-    "ai.onnx.ml": {**FEATURES, **TREES},
-    "ai.onnx.preview.training": OPTIMIZERS,
 }
 """Those without a row, by their domain."""
 OF_ROWS: Mapping[str, Composition] = {
