@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 from rich.progress import track
 
 import qdqbridge as qb
+from qdqbridge.autoquant.attribution.common_form import common_form, distance, without_arithmetic
 from qdqbridge.autoquant.attribution.correspondence import Correspondence, correspondence, fed
-from qdqbridge.autoquant.attribution.meeting import keeps_elements
 from qdqbridge.autoquant.attribution.node_errors import node_errors
+from qdqbridge.autoquant.attribution.pairing import keeps_elements
 from qdqbridge.autoquant.attribution.simulation import GraphRuns
-from qdqbridge.autoquant.attribution.skeleton import distance, skeleton, without_arithmetic
 from qdqbridge.core.graph.copying import copied
 from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Value
 from qdqbridge.core.graph.operator import Flow
@@ -45,7 +45,7 @@ _FAR = 0.9
 
 def twin(quantized: Graph) -> tuple[Graph, Mapping[Value, str]]:
     """Returns a graph without its roundings and names, and what became of which value."""
-    form = skeleton(quantized)
+    form = common_form(quantized)
     steps = copied(form.steps)
     names: dict[Value, str] = {}
     for number, value in enumerate(form.steps.values()):

@@ -52,7 +52,7 @@ class Sweep:
         try:
             graph = qb.load(path)
             row |= {"nodes": len(graph.nodes), "digest": graph.digest[:16]}
-            row["islands"] = sum(n.rule == "float-island" for n in qb.explain(graph))
+            row["islands"] = sum(n.rule == "float-region" for n in qb.explain(graph))
             inputs = _arrays(path.with_name("inputs.npz"), graph)
             row |= self._tvm(graph, inputs, path)
             if self.local:

@@ -57,7 +57,7 @@ def row_of(path: Path, kinds: tuple[Kernels, ...]) -> dict[str, Any]:
                 return row
             row["status"] = "written"
             row["operators"] = len(made.model.operators)
-            row["islands"] = sum(note.rule == "float-island" for note in made.notes)
+            row["islands"] = sum(note.rule == "float-region" for note in made.notes)
             row["requantized"] = len(made.notes) - row["islands"]
             row["bytes"], row["weights"] = out.stat().st_size, weights_of(made)
             row["digest_kept"] = int(qb.load(out).digest == made.digest)

@@ -25,13 +25,13 @@ class Family(Enum):
     BINARY = auto()
     """Two operands."""
     COMPARISON = auto()
-    """Two operands; the result is boolean. Carried as the file has it."""
+    """Two operands; the result is boolean. Kept as the file has it."""
     LOGICAL = auto()
-    """One or two booleans. Carried as the file has it."""
+    """One or two booleans. Kept as the file has it."""
     REDUCTION = auto()
     """The second operand lists axes."""
     INDEX = auto()
-    """Where along an axis an extreme lies. Carried as the file has it."""
+    """Where along an axis an extreme lies. Kept as the file has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Counterpart:
         onnx: ONNX's, and the graph's.
         family: How operands and options are said.
         options: The table of its options in TFLite's schema.
-        stored: On which stored integers LiteRT has a kernel; on others it is a float island.
+        stored: On which stored integers LiteRT has a kernel; on others it is a float region.
         same: That kernel wants one scale and zero point for operands and result.
         results: What that kernel prescribes for its result.
         also: Other names under which TFLite has it; they are read only.

@@ -114,7 +114,7 @@ def test_evaluate_returns_outputs_by_name(images):
 def test_explain_returns_the_graphs_notes():
     graph = qb.load(MODELS / "digits_cnn_u8s8_per_channel.onnx", canonical=False)
     notes = qb.explain(graph)
-    islands = [note for note in notes if note.rule == "float-island"]
+    islands = [note for note in notes if note.rule == "float-region"]
     assert {note.reason.partition(":")[0] for note in islands} >= {"Conv", "Add", "Gemm"}
 
 

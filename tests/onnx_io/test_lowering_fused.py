@@ -234,7 +234,7 @@ CARRIED = [
 @pytest.mark.parametrize(("domain", "op", "says"), CARRIED)
 def test_what_has_no_counterpart_is_carried_and_refused_only_where_it_is_run(domain, op, says):
     g = load(one_node(op, domain))
-    (note,) = (note for note in g.notes if note.rule == "carried-operator")
+    (note,) = (note for note in g.notes if note.rule == "opaque-operator")
     known = refusal(domain, op)
     assert known is not None and says in note.reason and known.fix in note.reason
     assert f"{domain}::{op}" in note.reason and note.culprits == (g.nodes[0].name,)

@@ -1,4 +1,4 @@
-"""Carried operators have one digest at every opset that says the same, and in every form of it.
+"""Opaque operators have one digest at every opset that says the same, and in every form of it.
 
 onnx's own converter says what a later opset says of a model: it knows nothing of digests.
 """

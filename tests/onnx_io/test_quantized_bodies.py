@@ -89,7 +89,7 @@ def test_quantization_inside_of_bodies_is_told(
     np.savez(data, start=np.array([[5, -7]], np.int8), xs=xs)
     graph = qb.load(path)
     notes = qb.explain(graph)
-    assert ("float-island", "last/body/sum") in {(note.rule, note.node) for note in notes}
+    assert ("float-region", "last/body/sum") in {(note.rule, note.node) for note in notes}
     assert "no-quantization" not in {note.rule for note in notes}
     assert command(["accumulators", str(path), "--data", str(data), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["products"]

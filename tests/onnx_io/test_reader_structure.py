@@ -1,4 +1,4 @@
-"""Files as producers write them: order, functions, branches, foreign nodes, external data."""
+"""Files as producers write them: order, functions, branches, opaque nodes, external data."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_a_dynamic_if_is_carried_with_what_it_captures() -> None:
     np.testing.assert_allclose(positive, np.minimum(np.exp(x), 155 * SCALE), atol=SCALE / 2)
 
 
-# ---- foreign nodes ----------------------------------------------------------------------------
+# ---- opaque nodes ----------------------------------------------------------------------------
 
 
 def test_loops_are_carried() -> None:

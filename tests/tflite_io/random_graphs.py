@@ -59,7 +59,7 @@ def differences(seed: int, folder: Path, counts: Counter[str], *, run: bool = Tr
     if again.digest != made.digest:
         found.append("another digest: " + "; ".join(map(str, diff(made.graph, again)))[:600])
     inputs = _fitting(graph, made, seed)
-    if all(note.rule == "float-island" for note in made.notes):
+    if all(note.rule == "float-region" for note in made.notes):
         found += _changed(graph, made.graph, inputs)
     return [*found, *(_run(made, inputs) if run else ())]
 

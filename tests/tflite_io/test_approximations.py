@@ -70,7 +70,7 @@ def test_floats_give_what_integer_kernels_are_too_rough_for(
 ) -> None:
     graph, data = softmax(kind, scale, row)
     made = converted(graph)
-    assert [note.rule for note in made.notes] == ["float-island"]
+    assert [note.rule for note in made.notes] == ["float-region"]
     (theirs,) = LiteRTEngine(made, kernels).run(data, graph.output_names).values()
     (ours,) = qb.evaluate(graph, data).values()
     off = np.abs(theirs.astype(int) - ours.astype(int))

@@ -126,7 +126,7 @@ def test_the_digest_is_that_of_the_onnx_twin() -> None:
     graph = qb.load(MODEL)
     same(graph, canonical(twin()))
     assert ops(graph).count("Transpose") == 1  # the layout shows at the input only
-    assert not [note for note in qb.explain(graph) if note.rule == "float-island"]
+    assert not [note for note in qb.explain(graph) if note.rule == "float-region"]
 
 
 def test_outputs_are_those_of_tflite() -> None:

@@ -39,7 +39,7 @@ Extents = Annotated[
     ),
 ]
 
-Foreign = Literal[
+JudgeName = Literal[
     "onnxruntime-optimized", "onnxruntime-avx2", "qnn-htp", "qnn-htp-v73", "openvino", "litert"
 ]
 """Engines of vendors: the names of ``qdqbridge.targets.engines.ENGINES``."""

@@ -31,8 +31,8 @@ from qdqbridge.app.cli.parameters import (
     Data,
     Extents,
     Force,
-    Foreign,
     Json,
+    JudgeName,
     MaybeOut,
     Model,
     Target,
@@ -62,10 +62,10 @@ BatchSize = Annotated[
     int | None, Parameter(help="Examples per run; by default the batch the model fixes, or all.")
 ]
 AnyEngine = Annotated[
-    Literal["tvm", "interpreter", "onnxruntime", Foreign], Parameter(help="What runs the model.")
+    Literal["tvm", "interpreter", "onnxruntime", JudgeName], Parameter(help="What runs the model.")
 ]
 CheckedEngine = Annotated[
-    Literal["tvm", "interpreter", Foreign] | None,
+    Literal["tvm", "interpreter", JudgeName] | None,
     Parameter(
         help="What is compared with the reference; by default tvm. With --local: the engine whose "
         "operands and results are checked node by node; by default the reference's."

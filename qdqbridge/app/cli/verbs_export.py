@@ -14,8 +14,8 @@ from qdqbridge.app.cli.arrays import read_inputs
 from qdqbridge.app.cli.parameters import (
     Extents,
     Force,
-    Foreign,
     Json,
+    JudgeName,
     MaybeOut,
     Model,
     Out,
@@ -99,7 +99,7 @@ def export(
     ] = None,
     check: Check = False,
     engine: Annotated[
-        Foreign | None, Parameter(help="With --check: also ask this engine what it takes.")
+        JudgeName | None, Parameter(help="With --check: also ask this engine what it takes.")
     ] = None,
     force: Force = False,
     reading: Reading = AS_IT_IS,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.app import hosting, judging, pipeline, viewing
 from qdqbridge.app.cli import arrays, output
-from qdqbridge.app.cli.parameters import Extents, Force, Foreign, Json, Model, extents_of
+from qdqbridge.app.cli.parameters import Extents, Force, Json, JudgeName, Model, extents_of
 from qdqbridge.app.cli.reading import AS_IT_IS, Reading
 from qdqbridge.app.viewer import (
     Document,
@@ -41,7 +41,7 @@ Data = Annotated[
 TableName = Annotated[
     str | None, Parameter(name="--table", help="Colour nodes by what a pattern table takes.")
 ]
-EngineName = Annotated[Foreign | None, Parameter(help="Colour nodes by what an engine takes.")]
+EngineName = Annotated[JudgeName | None, Parameter(help="Colour nodes by what an engine takes.")]
 Reference = Annotated[
     str | None,
     Parameter(

@@ -1,6 +1,6 @@
 """Which values of a float graph are quantized in another one, and how.
 
-Nodes correspond by :mod:`.meeting`. The quantized graph has conversions
+Nodes correspond by :mod:`.pairing`. The quantized graph has conversions
 that the float one has not, and has taken activations into the ranges of what they clamp; so a
 quantized result stands for the value behind the activations that only the float graph has.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.attribution.meeting import computes, keeps_elements, meet
+from qdqbridge.autoquant.attribution.pairing import computes, keeps_elements, paired_graphs
 from qdqbridge.autoquant.planning.units import CLAMPS
 from qdqbridge.core.graph.alignment import Alignment, main_operand
 from qdqbridge.core.graph.edit import link, rewire
@@ -101,7 +101,7 @@ def correspondence(reference: Graph, quantized: Graph) -> Correspondence:
         reference: The float graph.
         quantized: The quantized one.
     """
-    met = meet(reference, quantized)
+    met = paired_graphs(reference, quantized)
     found = Correspondence(met.reference, met.quantized, met.nodes)
     for index, value in enumerate(met.quantized.inputs):
         if index < len(met.reference.inputs):
@@ -140,7 +140,7 @@ def _follow(node: Node, found: Correspondence) -> None:
 
 
 def _bodies(partner: Node, node: Node, found: Correspondence) -> Iterator[Rounded]:
-    """Yields the results of a node that is carried as it is, and holds something else."""
+    """Yields the results of a node that is kept as it is, and holds something else."""
     pair = partner.attributes, node.attributes
     if not all(isinstance(each, OpaqueAttrs) for each in pair) or pair[0] == pair[1]:
         return

@@ -16,14 +16,14 @@ _CONVERSIONS = (Flow.CONVERT, Flow.REINTERPRET)
 
 
 def explanation(graph: Graph, bodies: Iterable[tuple[str, Graph]] = ()) -> list[Note]:
-    """Returns the notes and islands of a graph; one sentence where nothing is quantized.
+    """Returns the notes and float regions of a graph; one sentence where nothing is quantized.
 
     Args:
         graph: The graph.
         bodies: What the bodies of its nodes are, by their places.
     """
     inside = [(place, body) for place, body in bodies if _is_quantized_graph(body)]
-    own = [*graph.notes, *islands(graph)]
+    own = [*graph.notes, *float_region_notes(graph)]
     if not _is_quantized_graph(graph):
         own = [note for note in graph.notes if note.rule != _TAUTOLOGY]
         if not inside:
@@ -32,10 +32,10 @@ def explanation(graph: Graph, bodies: Iterable[tuple[str, Graph]] = ()) -> list[
 
 
 def _placed(place: str, body: Graph) -> list[Note]:
-    """Returns the notes and islands of a body, its nodes named with their place."""
+    """Returns the notes and float regions of a body, its nodes named with their place."""
     return [
         replace(note, node=note.node if note.node.startswith(place) else place + note.node)
-        for note in (*body.notes, *islands(body))
+        for note in (*body.notes, *float_region_notes(body))
     ]
 
 
@@ -46,7 +46,7 @@ def _is_quantized_graph(graph: Graph) -> bool:
     )
 
 
-def islands(graph: Graph) -> list[Note]:
+def float_region_notes(graph: Graph) -> list[Note]:
     """Returns one note per float operator that reads a dequantized value or feeds a quantize."""
     outputs = set(graph.outputs)
     notes: list[Note] = []
@@ -60,7 +60,7 @@ def islands(graph: Graph) -> list[Note]:
             continue
         known = reasons.get(node.name)
         reason = _reason(node, outputs) if known is None else known.reason
-        notes.append(Note("float-island", node.name, f"{node.op.name}: {reason}", (*reads, *feeds)))
+        notes.append(Note("float-region", node.name, f"{node.op.name}: {reason}", (*reads, *feeds)))
     return notes
 
 

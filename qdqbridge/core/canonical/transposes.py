@@ -1,4 +1,4 @@
-"""The rule for islands of another layout: transposes around them cancel."""
+"""The rule for regions of another layout: transposes around them cancel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST = 64
 _CONVERTED = (QUANTIZE, DEQUANTIZE, REQUANTIZE, CAST)
 
 
-@rule("island-of-a-layout", TRANSPOSE)
+@rule("region-of-a-layout", TRANSPOSE)
 def region_of_a_layout(node: Node, context: RuleContext) -> Proposal:
     """``Transpose(op(Transpose(x))) -> op(x)`` where the second undoes the first.
 
@@ -38,9 +38,9 @@ def region_of_a_layout(node: Node, context: RuleContext) -> Proposal:
     source = node.operand(0)
     if source.producer is None or source.producer.op is TRANSPOSE:
         return None
-    island = _FloatRegion(attributes.perm, context)
-    value = island.permuted(source)
-    if value is None or not island.cancelled:
+    region = _FloatRegion(attributes.perm, context)
+    value = region.permuted(source)
+    if value is None or not region.cancelled:
         return None
     value.name = value.name or node.output.name
     return Replace({node.output: value})
@@ -54,7 +54,7 @@ class _FloatRegion:
         perm: The permutation of the transpose.
         context: The surroundings.
         made: What stands for what.
-        cancelled: How many transposes into the island are undone.
+        cancelled: How many transposes into the region are undone.
     """
 
     perm: tuple[int, ...]
@@ -65,7 +65,7 @@ class _FloatRegion:
     def permuted(self, value: Value) -> Value | None:
         """Returns a value with its axes permuted, without a new transpose; None if there is none.
 
-        A value that is read outside of the island too would be computed twice, so it is refused.
+        A value that is read outside of the region too would be computed twice, so it is refused.
         """
         if value in self.made:
             return self.made[value]

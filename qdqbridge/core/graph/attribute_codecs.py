@@ -1,6 +1,6 @@
-"""Attributes as lenses: a field of a record says once how ONNX and TVM name and hold it.
+"""Attribute codecs: a field of a record says once how ONNX and TVM name and hold it.
 
-A field without a lens is held under its own name by everybody. What reads and writes attributes
+A field without a codec is held under its own name by everybody. What reads and writes attributes
 (ONNX codecs, emission, reading back) goes over the fields of the record, whatever operator it is::
 
     class PoolAttrs(Attributes):
@@ -61,8 +61,8 @@ class AttributeCodec:
 
 
 @cache
-def lenses(record: type[Attributes]) -> Mapping[str, AttributeCodec]:
-    """Returns the lens of every field of an attribute record, names filled in."""
+def attribute_codecs_of(record: type[Attributes]) -> Mapping[str, AttributeCodec]:
+    """Returns the codec of every field of an attribute record, names filled in."""
     hints = get_type_hints(record, include_extras=True)
     found: dict[str, AttributeCodec] = {}
     for each in fields(record):
@@ -78,7 +78,9 @@ def lenses(record: type[Attributes]) -> Mapping[str, AttributeCodec]:
 def spatial_axes(attributes: Attributes) -> int:
     """Returns how many spatial axes a record is about; 0 where it names none."""
     found = (
-        name for name, codec in lenses(type(attributes)).items() if codec.holds is Holds.SPATIAL
+        name
+        for name, codec in attribute_codecs_of(type(attributes)).items()
+        if codec.holds is Holds.SPATIAL
     )
     name = next(found, None)
     return 0 if name is None else len(getattr(attributes, name))
@@ -87,7 +89,7 @@ def spatial_axes(attributes: Attributes) -> int:
 def call_attributes(attributes: Attributes) -> dict[str, Any]:
     """Returns a record as the attributes of a call, under TVM's names."""
     found: dict[str, Any] = {}
-    for name, codec in lenses(type(attributes)).items():
+    for name, codec in attribute_codecs_of(type(attributes)).items():
         value = getattr(attributes, name)
         if isinstance(value, tuple):
             value = value[0] if codec.alone and len(value) == 1 else list(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
@@ -106,7 +108,9 @@ def read_attributes(
         rank: The rank of the first operand.
         spatial: How many of its axes are spatial.
     """
-    shown = {name: codec for name, codec in lenses(record).items() if codec.tvm in given}
+    shown = {
+        name: codec for name, codec in attribute_codecs_of(record).items() if codec.tvm in given
+    }
     return {
         name: _decode_attribute(codec, given[codec.tvm], rank, spatial)
         for name, codec in shown.items()
@@ -144,7 +148,7 @@ def permuted_attributes(attributes: Record, perm: Ints) -> Record:
     who normalizes over them cannot be moved through a transpose.
     """
     found: dict[str, Any] = {}
-    for name, codec in lenses(type(attributes)).items():
+    for name, codec in attribute_codecs_of(type(attributes)).items():
         value, move = getattr(attributes, name), _PERMUTED.get(codec.holds)
         if move is not None and value is not None:
             found[name] = move(value, perm)

@@ -130,7 +130,7 @@ def evaluate_node(
     if flow is Flow.MOVE and _moves(types, results):
         return node.op.compute(node.attributes, operands)
     dtype = np.float64 if exact else np.float32
-    wide = exact or flow is not Flow.FLOAT  # a carried operator takes its own element types
+    wide = exact or flow is not Flow.FLOAT  # an opaque operator takes its own element types
     plain = not exact and not any(isinstance(type_, QuantType) for type_ in results)
     reals = [
         _compute_operand(o, t, dtype, wide=wide, plain=plain)

@@ -252,7 +252,7 @@ def attributes_text(attributes: Attributes, *, complete: bool = False) -> str:
 
     Args:
         attributes: The record.
-        complete: Write the bytes of a carried node instead of their hash.
+        complete: Write the bytes of an opaque node instead of their hash.
     """
     names = [field.name for field in fields(attributes)]  # type: ignore[arg-type] # a dataclass
     if not names:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import cast
 
-from qdqbridge.core.graph.attribute_codecs import Holds, lenses
+from qdqbridge.core.graph.attribute_codecs import Holds, attribute_codecs_of
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import AnyAttributes, Flow, Operator, Row, typed
 from qdqbridge.core.graph.types import static_shape
@@ -63,7 +63,9 @@ class NodeConstraints:
 
 
 def _over_windows(row: Operator) -> bool:
-    window = any(codec.holds is Holds.SPATIAL for codec in lenses(row.attributes).values())
+    window = any(
+        codec.holds is Holds.SPATIAL for codec in attribute_codecs_of(row.attributes).values()
+    )
     return (window and row.body is None) or row in GLOBAL_POOLS or row is RESIZE
 
 

@@ -78,7 +78,7 @@ def folded(
 
     Raises:
         InvalidModelError: The constants do not fit together.
-        UnsupportedModelError: A carried operator is one that onnxruntime does not have.
+        UnsupportedModelError: An opaque operator is one that onnxruntime does not have.
     """
     if not affordable(node, operands, budget):
         return None

@@ -195,11 +195,11 @@ class _TextParser:
         attributes = read_attributes(self.types, self.opaque.attributes)
         problem = self.opaque.record_problem(attributes)
         if problem:
-            self.lexer.refuse("the carried node contradicts itself", problem, token)
+            self.lexer.refuse("the opaque node contradicts itself", problem, token)
         op = self.opaque.operator(attributes)
         if op.name != name:
             why = f"its attributes are those of {op.name}"
-            self.lexer.refuse("the carried node contradicts itself", why, token)
+            self.lexer.refuse("the opaque node contradicts itself", why, token)
         return op, attributes
 
     def check(self, node: Node, start: Token) -> None:

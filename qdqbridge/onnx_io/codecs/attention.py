@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
-from qdqbridge.core.graph.attribute_codecs import lenses
+from qdqbridge.core.graph.attribute_codecs import attribute_codecs_of
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.operator import Attributes, Operator
 from qdqbridge.core.ops.attention import MERGED_ATTENTION, MULTI_HEAD_ATTENTION
@@ -73,7 +73,7 @@ def _contrib(
         stated, asked = _stated(attributes), results if kept else least
         return Encoded(name or row.name, MICROSOFT, stated, list(operands), least=asked)
 
-    known = (*(codec.onnx for codec in lenses(row.attributes).values()), *more)
+    known = (*(codec.onnx for codec in attribute_codecs_of(row.attributes).values()), *more)
     return Codec(
         onnx_name=name or row.name, domain=MICROSOFT, row=row.name, read=read, write=write,
         known=known,
@@ -84,7 +84,7 @@ def _fields(node: NodeView, record: type[Attributes]) -> dict[str, Any]:
     """Returns the fields that a node states, by the record's names and kinds."""
     found: dict[str, Any] = {}
     defaults = {each.name: each.default for each in fields(record)}
-    for name, codec in lenses(record).items():
+    for name, codec in attribute_codecs_of(record).items():
         if not node.has(codec.onnx):
             if defaults[name] is MISSING:
                 raise node.fault(f"attribute '{codec.onnx}' is missing")
@@ -103,7 +103,7 @@ def _fields(node: NodeView, record: type[Attributes]) -> dict[str, Any]:
 
 def _stated(attributes: Attributes) -> dict[str, Any]:
     """Returns a record as a node states it: what is not the default."""
-    shown, stated = lenses(type(attributes)), dict[str, Any]()
+    shown, stated = attribute_codecs_of(type(attributes)), dict[str, Any]()
     for each in fields(attributes):
         value = getattr(attributes, each.name)
         if value != each.default:

@@ -1,10 +1,10 @@
-"""Codecs that follow from rows: each field of an attribute record is held as its lens says."""
+"""Codecs that follow from rows: each field of an attribute record is held as its codec says."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from qdqbridge.core.graph.attribute_codecs import AttributeCodec, Holds, Ints, lenses
+from qdqbridge.core.graph.attribute_codecs import AttributeCodec, Holds, Ints, attribute_codecs_of
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow, OnnxOp, Operator
 from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.onnx_io.codecs.codec import (
@@ -23,7 +23,7 @@ from qdqbridge.onnx_io.codecs.windows import kernel_of, window_of
 
 def codec(row: Operator, written: OnnxOp) -> Codec:
     """Returns the codec of an operator whose attributes are ONNX's own."""
-    shown = lenses(row.attributes)
+    shown = attribute_codecs_of(row.attributes)
     axes = next((name for name, codec in shown.items() if codec.holds is Holds.AXES), None)
     windowed = any(codec.holds is Holds.SPATIAL for codec in shown.values())
 

@@ -67,7 +67,7 @@ def decode(node: NodeView) -> Decoded | None:
     """
     result = _decode(node)
     if isinstance(result, NoRow):
-        log.debug("%s is carried as it is: %s", node.describe(), result)
+        log.debug("%s is kept as it is: %s", node.describe(), result)
         return None
     return result
 

@@ -107,7 +107,7 @@ def bodies_of(node: Node, place: str, normal: Callable[[Graph], Graph]) -> tuple
     found: list[Body] = []
     for attribute in sorted(node.record(OpaqueAttrs).node.proto().attribute, key=_attribute_name):
         if attribute.type == onnx.AttributeProto.GRAPH:
-            # a body that cannot be read by itself is carried as it is
+            # a body that cannot be read by itself is kept as it is
             with suppress(QdqBridgeError):
                 found.append(
                     _read_body_to_fixpoint(

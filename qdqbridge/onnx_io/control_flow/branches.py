@@ -237,7 +237,7 @@ class _OuterNames:
         models = [self._model(body, inputs, small, computing) for body in branches]
         try:
             texts = {text_of(model, large) for model in models}
-        except QdqBridgeError:  # a body that cannot be read by itself is carried as it is
+        except QdqBridgeError:  # a body that cannot be read by itself is kept as it is
             return None
         return _own(models[0].graph, data, made) if len(texts) == 1 else None
 

@@ -47,7 +47,7 @@ def conditional(then: Graph, other: Graph) -> tuple[Operator, OpaqueAttrs, list[
 
 
 def is_conditional(node: Node) -> bool:
-    """Returns whether a node is a carried If."""
+    """Returns whether a node is an opaque If."""
     attributes = node.attributes
     return isinstance(attributes, OpaqueAttrs) and (
         (attributes.domain, attributes.op_type) == ("", "If")
@@ -55,12 +55,12 @@ def is_conditional(node: Node) -> bool:
 
 
 def branches_of(node: Node) -> tuple[Graph, Graph]:
-    """Returns the branches of a carried If, for true and for false: see :func:`branch_of`."""
+    """Returns the branches of an opaque If, for true and for false: see :func:`branch_of`."""
     return branch_of(node, True), branch_of(node, False)
 
 
 def branch_of(node: Node, condition: bool) -> Graph:
-    """Returns a branch of a carried If as a raw graph.
+    """Returns a branch of an opaque If as a raw graph.
 
     Args:
         node: The If; its operands are the condition and what the branches capture.

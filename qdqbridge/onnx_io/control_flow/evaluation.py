@@ -31,7 +31,7 @@ def computed_by_bodies(node: Node, operands: Sequence[Array | None]) -> list[Arr
     """Returns the results of a node whose bodies quantize; None of others, and of no steps.
 
     Args:
-        node: A carried If, Loop or Scan.
+        node: An opaque If, Loop or Scan.
         operands: What it is given.
     """
     record = node.record(OpaqueAttrs)

@@ -36,7 +36,7 @@ class ControlSteps:
 
     @staticmethod
     def of(node: Node) -> ControlSteps:
-        """Returns how a carried If, Loop or Scan does it."""
+        """Returns how an opaque If, Loop or Scan does it."""
         record = node.record(OpaqueAttrs)
         own = len(node.inputs) - len(record.captures)
         if record.op_type != "Scan":

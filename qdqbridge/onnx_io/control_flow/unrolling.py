@@ -25,7 +25,7 @@ class UnknownSteps(Exception):
 
 
 def is_repeated(node: Node) -> bool:
-    """True for a carried Loop or Scan."""
+    """True for an opaque Loop or Scan."""
     attributes = node.attributes
     return isinstance(attributes, OpaqueAttrs) and (
         not attributes.domain and attributes.op_type in _FORMS
@@ -33,10 +33,10 @@ def is_repeated(node: Node) -> bool:
 
 
 def unrolled(node: Node, most: int) -> Graph:
-    """Returns a carried Loop or Scan as a raw graph of all of its steps.
+    """Returns an opaque Loop or Scan as a raw graph of all of its steps.
 
     Args:
-        node: The carried node.
+        node: The opaque node.
         most: How many nodes they may have together.
 
     Returns:

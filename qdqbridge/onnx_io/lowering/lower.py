@@ -2,7 +2,7 @@
 
 Done on the file, node by node in topological order, before shapes are inferred, so that everything
 behind it sees one idiom: a QLinearConv reads exactly as DQ -> Conv -> Q with the same parameters.
-A node whose encoding has no such meaning stays as it is, and is carried.
+A node whose encoding has no such meaning stays as it is: an opaque node.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def lower(model: onnx.ModelProto, folder: Path, file: str) -> Lowered:
 
 def _carried(node: onnx.NodeProto, error: UnsupportedQuantization) -> Note:
     name = node.name or node.output[0]
-    reason = f"{error.what} ({error.why}); it is carried as it is; to read it: {error.fix}"
-    return Note("carried-operator", name, reason, (name,))
+    reason = f"{error.what} ({error.why}); it is kept as it is; to read it: {error.fix}"
+    return Note("opaque-operator", name, reason, (name,))
 
 
 def _transpose(node: onnx.NodeProto, known: Known) -> None:

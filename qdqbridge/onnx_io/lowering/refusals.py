@@ -1,6 +1,6 @@
 """Encodings of quantization that have no counterpart: what they are, and what to do instead.
 
-Nodes of other domains than ONNX's own are carried as they are; what is said here stands in the note
+Nodes of other domains than ONNX's own are kept as they are; what is said here stands in the note
 about them, and in the error of whoever is asked to run one and cannot.
 """
 

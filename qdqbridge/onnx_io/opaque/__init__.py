@@ -1,1 +1,1 @@
-"""Operators without a row in the operator table: carried, computed, expanded."""
+"""Operators without a row in the operator table: kept, computed, expanded."""

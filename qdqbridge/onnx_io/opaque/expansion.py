@@ -1,4 +1,4 @@
-"""What ONNX's own function bodies say that a carried node stands for."""
+"""What ONNX's own function bodies say that an opaque node stands for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def expanded(node: Node) -> Graph | None:
     """Returns a node without a row as the raw graph of simpler nodes that ONNX defines it by.
 
     Args:
-        node: A carried node.
+        node: An opaque node.
 
     Returns:
         A graph whose inputs are the node's operands that are not constant, as ``in_0`` …, in their

@@ -1,6 +1,6 @@
-"""Nodes without a row in the operator table, carried unharmed.
+"""Opaque nodes: those without a row in the operator table, kept unharmed.
 
-A foreign node keeps its ``NodeProto`` with every name replaced by a stable one, so that the text
+An opaque node keeps its ``NodeProto`` with every name replaced by a stable one, so that the text
 form of a graph does not depend on the file's names. It is written back as it was read.
 """
 

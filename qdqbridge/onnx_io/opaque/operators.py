@@ -109,7 +109,7 @@ def opaque_node(
 
 @cache
 def opaque_operator(domain: str, op_type: str) -> Operator:
-    """Returns the one operator of all foreign nodes of a kind.
+    """Returns the one operator of all opaque nodes of a kind.
 
     Its name is ONNX's; a form of an operator that has a row gets the domain in front
     (``ai.onnx::Slice``), so that nobody takes it for the row.
@@ -378,7 +378,7 @@ def _model(
 
 
 def imported(attributes: OpaqueAttrs, node: NodeProto) -> list[onnx.OperatorSetIdProto]:
-    """Returns the opset of every domain that a carried node and its subgraphs need."""
+    """Returns the opset of every domain that an opaque node and its subgraphs need."""
     versions = {domain: 1 for domain in _domains(node)}
     versions[""] = BODY_OPSET
     versions[attributes.domain] = attributes.version

@@ -1,4 +1,4 @@
-"""What a carried node states though ONNX says that it holds anyway: it is left out.
+"""What an opaque node states though ONNX says that it holds anyway: it is left out.
 
 Runtimes and optimizers that save a file write every attribute; exporters write some.
 """

@@ -1,4 +1,4 @@
-"""How much a carried node takes to compute, told by ONNX's own inference from its operands."""
+"""How much an opaque node takes to compute, told by ONNX's own inference from its operands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The opset that a carried node is said to be of: the oldest that means the same.
+"""The opset that an opaque node is said to be of: the oldest that means the same.
 
 So the opset of its file leaves no trace in a digest, also where the file is saved with another one.
 """

@@ -1,7 +1,8 @@
 """The nodes of an ONNX file, one after another, as nodes of a raw graph.
 
 QuantizeLinear and DequantizeLinear become ``quantize`` and ``dequantize`` nodes between plain and
-quantized values. What has no row is carried, in the terms of a newer opset where it has some.
+quantized values. What has no row is an opaque node, in the terms of a newer opset where there
+are some.
 """
 
 from __future__ import annotations
@@ -282,7 +283,7 @@ class NodeReader:
     def _older(
         self, proto: onnx.NodeProto, operands: list[Value | None], view: NodeView
     ) -> tuple[onnx.NodeProto, list[Value | None]]:
-        """Returns a carried node as an older opset has it, where later ones only say it otherwise.
+        """Returns an opaque node as an older opset has it, where later ones only say it otherwise.
 
         These are reductions by constant axes, and GridSample.
         """
@@ -306,7 +307,7 @@ class NodeReader:
         return older, operands[:1]
 
     def _new_form(self, proto: onnx.NodeProto, opset: int) -> NewForm | None:
-        """Returns a carried node in the terms of a newer opset; None where it has none there."""
+        """Returns an opaque node in the terms of a newer opset; None where it has none there."""
 
         def shape(name: str) -> Shape:
             return self.values[name].type.shape
@@ -317,7 +318,7 @@ class NodeReader:
         try:
             return in_new_form(proto, opset, self._fresh, shape, element_type)
         except NoNewForm as reason:
-            log.debug("%s is carried as it is: %s", describe(proto), reason)
+            log.debug("%s is kept as it is: %s", describe(proto), reason)
             return None
 
     def _fresh(self, hint: str) -> str:
@@ -499,8 +500,8 @@ def _carried(domain: str, op_type: str, names: Sequence[str]) -> Note:
     known = refusal(domain, op_type)
     others = f", and so are {len(names) - 1} more" if len(names) > 1 else ""
     what = "ONNX does not define it" if known is None else f"{known.what}; to read it: {known.fix}"
-    reason = f"{domain}::{op_type} is carried as it is{others} ({what})"
-    return Note("carried-operator", names[0], reason, tuple(names[:_LISTED]))
+    reason = f"{domain}::{op_type} is kept as it is{others} ({what})"
+    return Note("opaque-operator", names[0], reason, tuple(names[:_LISTED]))
 
 
 def _variant(proto: onnx.NodeProto, attributes: object, opset: int) -> str:

@@ -42,8 +42,8 @@ _STANDARD = "export with standard ONNX operators, or convert the model to a newe
 def check_known(model: onnx.ModelProto, file: str) -> None:
     """Checks that every node's operator exists and has a valid number of operands.
 
-    What ONNX does not define is carried, whatever its domain; of what it does, nobody but the onnx
-    package says what is valid.
+    What ONNX does not define is an opaque node, whatever its domain; of what it does, nobody but
+    the onnx package says what is valid.
 
     Raises:
         UnsupportedModelError: ONNX's own domain has no such operators; lists all of them at once.

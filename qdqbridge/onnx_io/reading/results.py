@@ -69,9 +69,9 @@ _FOLDED = 4096
 """Elements of integers that are folded where a node reads them."""
 _LISTED = 5
 _COUNTED = ("Range", "ai.onnx::Slice")
-"""Carried operators whose extents follow from the numbers in their operands."""
+"""Opaque operators whose extents follow from the numbers in their operands."""
 _AXES = {"ai.onnx::Squeeze": -1, "ai.onnx::Unsqueeze": 1}
-"""Carried operators whose axes only the run knows: what each of them does to the rank."""
+"""Opaque operators whose axes only the run knows: what each of them does to the rank."""
 
 
 class Results:

@@ -44,7 +44,7 @@ def to_proto(
 
 
 def model_of(spec: GraphSpec, graph: Graph) -> ModelProto:
-    """Returns the model of a sheet in memory, with all its tensors.
+    """Returns the model of a spec in memory, with all its tensors.
 
     Args:
         spec: The rows.

@@ -1,4 +1,4 @@
-"""The sheet of a graph that is written with the nodes of its file."""
+"""The spec of a graph that is written with the nodes of its file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def form_as_read(graph: Graph) -> FileNodes | None:
 
 
 def spec_as_read(graph: Graph, form: FileNodes) -> GraphSpec:
-    """Returns the sheet of a file's own nodes; the interface is the graph's.
+    """Returns the spec of a file's own nodes; the interface is the graph's.
 
     Args:
         graph: A graph that nobody has changed since it was read.

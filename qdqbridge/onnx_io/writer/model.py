@@ -1,4 +1,4 @@
-"""From a sheet to a ModelProto: onnx-graphsurgeon holds the graph, the tensors are our own.
+"""From a spec to a ModelProto: onnx-graphsurgeon holds the graph, the tensors are our own.
 
 onnx-graphsurgeon 0.6 drops metadata and gets 4-bit and some 8-bit float tensors wrong, and a
 tensor that goes through it is copied three times; so it never sees one. Measured: 0.1 s for the
@@ -27,7 +27,7 @@ _PRODUCER = "qdqbridge"
 
 
 def model_without_tensors(spec: GraphSpec, name: str, metadata: Mapping[str, str]) -> ModelProto:
-    """Returns the model of a sheet without its initializers.
+    """Returns the model of a spec without its initializers.
 
     Args:
         spec: What to write.
@@ -68,7 +68,7 @@ def model_without_tensors(spec: GraphSpec, name: str, metadata: Mapping[str, str
 
 
 def _names_of_files(spec: GraphSpec) -> set[str]:
-    """Returns the names of a sheet's extents that files gave and that look like computed ones."""
+    """Returns the names of a spec's extents that files gave and that look like computed ones."""
     dims = {dim for type_ in spec.types.values() for dim in type_.shape or ()}
     return {str(name_in_files(dim)) for dim in dims if isinstance(dim, str) and dim[:1] == "\\"}
 

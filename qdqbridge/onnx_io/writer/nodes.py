@@ -74,7 +74,7 @@ _INTEGER_KERNELS = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE)
 
 
 class NodeWriter(RowWriter):
-    """Turns the nodes of one graph into rows of a sheet."""
+    """Turns the nodes of one graph into rows of a spec."""
 
     _moving_stored: Collection[Node] = ()
 

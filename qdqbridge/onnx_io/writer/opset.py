@@ -133,7 +133,7 @@ def check_opset(graph: Graph, opset: int, *, contrib: bool = False, packed: bool
 
 
 def untaken(spec: GraphSpec) -> str:
-    """Returns which operator of a sheet does not take an operand's element type; else nothing.
+    """Returns which operator of a spec does not take an operand's element type; else nothing.
 
     Operators grow by element types from opset to opset, which needs of attributes do not show.
     """

@@ -1,4 +1,4 @@
-"""Rows of a sheet, and what all of them need: names, initializers, operands as real numbers."""
+"""Rows of a spec, and what all of them need: names, initializers, operands as real numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Key = tuple[DType, DType, tuple[int, ...], bytes, bytes, str]
 
 
 class RowWriter:
-    """Adds rows to a sheet, and initializers and types as rows need them.
+    """Adds rows to a spec, and initializers and types as rows need them.
 
     Args:
         nodes: The nodes that are written.

@@ -36,7 +36,7 @@ def bare(node: FileNode) -> str:
     return _FUSED.get(op, op)
 
 
-def islands(view: FileView) -> list[FileNode]:
+def float_region_nodes(view: FileView) -> list[FileNode]:
     """Returns the nodes that compute in float between a DQ and a Q.
 
     These are the nodes with a dequantized activation before and a QuantizeLinear behind, nearby
@@ -58,7 +58,7 @@ def islands(view: FileView) -> list[FileNode]:
 def float_regions_of(view: FileView) -> frozenset[FileNode]:
     """Returns the same as a set, found once per file."""
     if view.known_regions is None:
-        view.known_regions = frozenset(islands(view))
+        view.known_regions = frozenset(float_region_nodes(view))
     return view.known_regions
 
 

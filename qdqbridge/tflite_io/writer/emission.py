@@ -1,7 +1,7 @@
 """One graph on its way into a TFLite file: its values as tensors, its nodes as operators.
 
 A node whose operands and result are quantized, and whose row says that TFLite has an integer kernel
-for them, becomes operators on stored integers. Every other node is a float island: operands are
+for them, becomes operators on stored integers. Every other node is a float region: operands are
 dequantized, the result is quantized again, which is what the graph means by it.
 """
 

@@ -313,7 +313,7 @@ def _islands(graph: Graph) -> list[Note]:
             reason = f"TFLite has no integer kernel for this {node.op.name}"
             if too_coarse(node):
                 reason = f"TFLite's integer kernel of {node.op.name} is too rough for its result"
-            found.append(Note("float-island", node.name, f"{reason}; it computes on floats"))
+            found.append(Note("float-region", node.name, f"{reason}; it computes on floats"))
     return found
 
 

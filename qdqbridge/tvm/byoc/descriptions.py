@@ -1,7 +1,7 @@
 """From a match to the record of what it computes.
 
 What stands where in a call is what the reader of graphs knows as well: the operands and parameters
-of its signature (:mod:`qdqbridge.tvm.qnn.signatures`), attributes by the lenses of the row's
+of its signature (:mod:`qdqbridge.tvm.qnn.signatures`), attributes by the codecs of the row's
 record.
 """
 

@@ -259,11 +259,11 @@ def _deserialize_whole(record: Mapping[str, Any] | None) -> Whole | None:
 # ---- what some operators need besides ----------------------------------------------------------
 
 _WRITTEN = 1 << 16
-"""Bytes of a constant of a foreign node that a span carries at most."""
+"""Bytes of a constant of an opaque node that a span carries at most."""
 
 
 def is_written(value: Value) -> bool:
-    """True of a constant of a foreign node that its span carries; others are handed over."""
+    """True of a constant of an opaque node that its span carries; others are handed over."""
     return value.constant is not None and value.constant.nbytes <= _WRITTEN
 
 
@@ -329,7 +329,7 @@ def function_of(
 
 @_decoding
 def constants_of(provenance: Provenance) -> dict[int, NDArray[Any]] | None:
-    """Returns the constant operands of a foreign node that its span carries; None without any."""
+    """Returns the constant operands of an opaque node that its span carries; None without any."""
     if "constants" not in provenance.more:
         return None
     return {int(i): _read_array(record) for i, record in provenance.more["constants"].items()}
@@ -424,7 +424,7 @@ def _json_attribute(value: Any) -> Any:
         }
     if isinstance(value, DType):
         return value.label
-    data = getattr(value, "data", None)  # the node of a foreign operator
+    data = getattr(value, "data", None)  # the node of an opaque operator
     return base64.b64encode(data).decode() if isinstance(data, bytes) else value
 
 

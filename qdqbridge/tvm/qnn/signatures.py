@@ -2,7 +2,7 @@
 
 Said once, for everybody who reads a call: a node of a graph is made of it
 (``qdqbridge.tvm.qnn.read``),
-and a record for a backend (``qdqbridge.tvm.byoc.descriptions``). Attributes are read by the lenses
+and a record for a backend (``qdqbridge.tvm.byoc.descriptions``). Attributes are read by the codecs
 of the row's record.
 """
 

@@ -193,7 +193,7 @@ def test_vendors_own_quantizers_are_carried_and_not_run(domain: str, op_type: st
     b = Builder()
     b.output(b.op(op_type, b.input("x", [2, 4]), domain=domain))
     g = canonical(b.model())
-    assert [op_type in note.reason for note in g.notes if note.rule == "carried-operator"] == [True]
+    assert [op_type in note.reason for note in g.notes if note.rule == "opaque-operator"] == [True]
     with pytest.raises(UnsupportedModelError) as caught:
         evaluate(g, {"x": np.ones((2, 4), np.float32)})
     assert op_type in str(caught.value)

@@ -224,7 +224,7 @@ def test_formats_of_one_runtime_s_own_are_carried_and_not_run(domain: str, op_ty
     b = Builder()
     b.output(b.op(op_type, b.input("x", [1, 3, 2, 2]), domain=domain))
     g = canonical(b.model())
-    assert [op_type in note.reason for note in g.notes if note.rule == "carried-operator"] == [True]
+    assert [op_type in note.reason for note in g.notes if note.rule == "opaque-operator"] == [True]
     with pytest.raises(UnsupportedModelError) as caught:
         evaluate(g, {"x": np.ones((1, 3, 2, 2), np.float32)})
     assert op_type in str(caught.value)

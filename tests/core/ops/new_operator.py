@@ -50,7 +50,7 @@ def through_everything(folder: Path, toy: Toy) -> None:
     graph = qb.load(path)
     node = next(n for n in graph.nodes if n.op.name == op)
     assert node.output.quant is not None, f"{op} stays float"
-    assert not [n for n in qb.explain(graph) if n.rule == "float-island"]
+    assert not [n for n in qb.explain(graph) if n.rule == "float-region"]
     wanted = outputs(path, feed)
     found = qb.evaluate(graph, feed)["y"]
     assert np.abs(found - wanted).max() <= 1.04 * toy.scale, f"{op} is not onnxruntime's"
@@ -125,7 +125,7 @@ def plain(folder: Path, toy: Toy, feed: dict[str, NDArray[Any]]) -> None:
     onnx.save(model(toy, quantized=False), path)
     graph = qb.load(path)
     quantized = qb.quantize(graph, feed)
-    assert not [n for n in qb.explain(quantized) if n.rule == "float-island"]
+    assert not [n for n in qb.explain(quantized) if n.rule == "float-region"]
     module, params = qb.to_relax(graph)
     assert qb.from_relax(module, params).digest == graph.digest
     close = qb.compile(graph).run(feed)["y"], qb.evaluate(graph, feed)["y"]

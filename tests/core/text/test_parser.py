@@ -288,7 +288,7 @@ def damaged(text: str, rng: random.Random) -> str:
 
 
 def sources() -> list[str]:
-    """Texts to damage: trained networks, all types, and carried nodes."""
+    """Texts to damage: trained networks, all types, and opaque nodes."""
     carried = [
         g for seed in range(60) if (g := _loaded_or_none(seed)) and "base64" in g.text("inline")
     ]

@@ -19,7 +19,7 @@ from qdqbridge.targets.profiles import Effect, Finding
 from qdqbridge.targets.profiles import check as findings_of
 from qdqbridge.targets.profiles.checker import view_of
 from qdqbridge.targets.profiles.export import export
-from qdqbridge.targets.profiles.float_regions import bare, islands
+from qdqbridge.targets.profiles.float_regions import bare, float_region_nodes
 from tests.onnx_io.writer_models import CNN, IMAGES, MATRICES, S8, U8, Net, X, Y, network
 from tests.places import MODELS
 from tests.targets.profiles import test_profiles
@@ -67,7 +67,7 @@ def assert_agrees(path: Path) -> bool:
     assert (model is None) == bool(refused), refused
     if model is None:
         return False
-    left = [bare(node) for node in islands(view_of(model, path.parent, path.name))]
+    left = [bare(node) for node in float_region_nodes(view_of(model, path.parent, path.name))]
     assert bool(left) == bool(found), (left, found)
     return not left
 
@@ -117,7 +117,7 @@ def test_only_operators_without_a_kernel_stay_float(tmp_path: Path) -> None:
     assert {finding.effect.value for finding in found} == {"no kernel"}
     model = optimized(path)
     assert model is not None
-    left = {bare(node) for node in islands(view_of(model, tmp_path, "m"))}
+    left = {bare(node) for node in float_region_nodes(view_of(model, tmp_path, "m"))}
     assert left == {finding.operator for finding in found}
 
 

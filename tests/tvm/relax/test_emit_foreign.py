@@ -60,7 +60,7 @@ def test_several_results() -> None:
 
 
 def test_between_quantized_neighbours() -> None:
-    """Dequantize, the foreign operator, quantize; the neighbours stay integer."""
+    """Dequantize, the opaque operator, quantize; the neighbours stay integer."""
     m = Model()
     b = m.builder
     x = m.operand(X(codes((2, 3, 4, 4), "uint8"), U8))

@@ -1,4 +1,4 @@
-"""Carried operators that TVM's importer would compute as something else are refused by name."""
+"""Opaque operators that TVM's importer would compute as something else are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MatMulInteger as carried node: onnxruntime, interpreter, TVM, Relax and back."""
+"""MatMulInteger as opaque node: onnxruntime, interpreter, TVM, Relax and back."""
 
 from __future__ import annotations
 

@@ -96,10 +96,10 @@ def _names(node: str, results: Sequence[str]) -> tuple[str, ...]:
 
 def _ort_node_placement(optimized: Path) -> list[Row]:
     from qdqbridge.targets.profiles.checker import optimized_view
-    from qdqbridge.targets.profiles.float_regions import islands
+    from qdqbridge.targets.profiles.float_regions import float_region_nodes
 
     view = optimized_view(optimized)
-    real = set(islands(view))
+    real = set(float_region_nodes(view))
     why = "it stayed in float between DequantizeLinear and QuantizeLinear"
     return [
         (node.name, node.op, "float" if node in real else "CPU", node not in real,

@@ -32,7 +32,7 @@ from qdqbridge.core.ops.normalization import (
 from qdqbridge.core.ops.products import is_by_steps, moved_type, no_number
 from qdqbridge.errors import GraphError, UnsupportedTargetError
 from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, reason, unsupported
-from qdqbridge.tvm.qnn.emit.nodes import KNOWN, Foreign, Form, in_integers
+from qdqbridge.tvm.qnn.emit.nodes import KNOWN, EmitOpaque, Form, in_integers
 from qdqbridge.tvm.qnn.emit.windows import need_fitting_windows
 
 LISTED = 8
@@ -246,7 +246,7 @@ def emit_nodes(
     emitter: FunctionEmitter,
     graph: Graph,
     bind: Bind,
-    foreign: Foreign,
+    emit_opaque: EmitOpaque,
     begin: Callable[[Node], None] | None = None,
     *,
     form: Form = in_integers,
@@ -257,7 +257,7 @@ def emit_nodes(
         emitter: Where to; its ``exprs`` hold the graph's inputs.
         graph: What.
         bind: Gives the expression of a result its place in the host's function.
-        foreign: Emits a node of an operator without a row.
+        emit_opaque: Emits a node of an operator without a row.
         begin: Is told of every node before it is emitted.
         form: Emits a node.
     """
@@ -271,7 +271,7 @@ def emit_nodes(
             begin(node)
         try:
             need_fitting_windows(emitter, node)
-            for value, expr in zip(node.outputs, form(emitter, node, foreign), strict=False):
+            for value, expr in zip(node.outputs, form(emitter, node, emit_opaque), strict=False):
                 exprs[value] = bind(value, expr)
         except UnsupportedTargetError as error:
             error.where = error.where or f"node '{node.name}'"

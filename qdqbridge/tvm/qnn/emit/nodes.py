@@ -20,8 +20,8 @@ from qdqbridge.tvm.qnn.emit.rounded import quantized_result
 
 KNOWN = DATA_MOVEMENT.keys() | FLOATING.keys() | CONVERSIONS.keys() | {RESIZE, COMPOSITION}
 """Operators that have an emission function."""
-Foreign = Callable[[Node], Sequence[Expr]]
-Form = Callable[[FunctionEmitter, Node, Foreign], Sequence[Expr]]
+EmitOpaque = Callable[[Node], Sequence[Expr]]
+Form = Callable[[FunctionEmitter, Node, EmitOpaque], Sequence[Expr]]
 """Emits one node: an expression for each of its results."""
 
 
@@ -37,10 +37,10 @@ def computes_minifloats(node: Node) -> bool:
     return any(v.quant is not None and v.type.dtype.is_small_float for v in values)
 
 
-def in_integers(emitter: FunctionEmitter, node: Node, foreign: Foreign) -> Sequence[Expr]:
+def in_integers(emitter: FunctionEmitter, node: Node, emit_opaque: EmitOpaque) -> Sequence[Expr]:
     """Emits a node in the QNN dialect, or as a float operator where that has no call for it."""
     if node.op.flow is Flow.FLOAT and node.op not in FLOATING:
-        return foreign(node)
+        return emit_opaque(node)
     own = emitter.variant.rows.get(node.op) if node.output.quant is not None else None
     written = None if own is None else own(emitter, node)
     if written is not None:

@@ -109,7 +109,7 @@ class Arithmetic:
 
 
 def _onnx_op_name(node: Node) -> str:
-    """Returns the operator, of a carried node too."""
+    """Returns the operator, of an opaque node too."""
     attributes = node.attributes
     if isinstance(attributes, OpaqueAttrs):
         return "" if attributes.domain else attributes.op_type

@@ -26,7 +26,7 @@ def conditional_module(node: Node, emit_branch: EmitBranch) -> ir.IRModule:
     Results whose extents are others in the other branch have no extents in its type.
 
     Args:
-        node: A carried If.
+        node: An opaque If.
         emit_branch: Emits a branch as a module.
 
     Raises:

@@ -22,7 +22,7 @@ _DROPOUT_MASK = 12
 
 
 def gap(node: Node) -> str | None:
-    """Returns why a carried node must not go through TVM's importer; None where it may."""
+    """Returns why an opaque node must not go through TVM's importer; None where it may."""
     attributes = node.attributes
     if not isinstance(attributes, OpaqueAttrs) or attributes.domain:
         return None

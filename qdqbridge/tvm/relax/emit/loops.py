@@ -47,7 +47,7 @@ def repeated_module(node: Node, emit_body: EmitBody) -> ir.IRModule:
     """Returns a module whose ``main`` takes what a Loop or Scan takes, constants left out.
 
     Args:
-        node: The carried node.
+        node: The opaque node.
         emit_body: Emits its body as a module.
 
     Raises:

@@ -77,7 +77,7 @@ class ModuleEmitter:
     Args:
         keep_params: As for :func:`emit`.
         variant: As for :func:`emit`.
-        foreign: Emits a node of an operator without a row.
+        emit_opaque: Emits a node of an operator without a row.
         checked: The module is run, and ends where an index is beyond what it is an index of.
     """
 
@@ -86,10 +86,10 @@ class ModuleEmitter:
         *,
         keep_params: bool = False,
         variant: str = "qnn",
-        foreign: EmitNode | None = None,
+        emit_opaque: EmitNode | None = None,
         checked: bool = False,
     ) -> None:
-        self.emit_node = foreign
+        self.emit_node = emit_opaque
         self.builder = relax.BlockBuilder()
         self.extents: dict[str, tirx.Var] = {}
         self.names: set[str] = set()
@@ -202,9 +202,9 @@ class ModuleEmitter:
         return None if shape is None else self.emitter.shape(shape)
 
 
-def emit_part(graph: Graph, foreign: EmitNode | None) -> ir.IRModule:
+def emit_part(graph: Graph, emit_opaque: EmitNode | None) -> ir.IRModule:
     """Returns the module of what a node without a row stands for."""
-    return ModuleEmitter(foreign=foreign).emit(graph)[0]
+    return ModuleEmitter(emit_opaque=emit_opaque).emit(graph)[0]
 
 
 def _array(constant: Constant) -> NDArray[Any]:

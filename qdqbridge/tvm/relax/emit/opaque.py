@@ -55,7 +55,7 @@ EmitTyped = Callable[[RelaxEmitter, Node, Expr, Value], Expr]
 def emit_opaque(
     emitter: RelaxEmitter, node: Node, emit_graph: EmitGraph, *, shown: bool = True
 ) -> Sequence[Expr]:
-    """Emits a carried-through node as a call of a function that computes it.
+    """Emits an opaque node as a call of a function that computes it.
 
     Args:
         emitter: Where to.
@@ -99,7 +99,7 @@ def emit_opaque(
 
 
 def emit_conditional(emitter: RelaxEmitter, node: Node, emit_branch: EmitBranch) -> Sequence[Expr]:
-    """Emits a carried If as a call of a function that chooses between two.
+    """Emits an opaque If as a call of a function that chooses between two.
 
     Args:
         emitter: Where to.
@@ -133,7 +133,7 @@ def _decided(emitter: RelaxEmitter, node: Node) -> Node:
 
 
 def emit_repeated(emitter: RelaxEmitter, node: Node, emit_body: EmitBody) -> Sequence[Expr]:
-    """Emits a carried Loop or Scan as a call of a function that makes its steps.
+    """Emits an opaque Loop or Scan as a call of a function that makes its steps.
 
     A few steps whose number is known stand one behind the other, others are counted as they run:
     compiling takes time by the square of what stands in one function.

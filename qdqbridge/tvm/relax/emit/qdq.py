@@ -28,7 +28,7 @@ from qdqbridge.tvm.qnn.emit.data_movement import DATA_MOVEMENT
 from qdqbridge.tvm.qnn.emit.dtypes import storage, tvm_dtype
 from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, unsupported
 from qdqbridge.tvm.qnn.emit.floating import FLOATING
-from qdqbridge.tvm.qnn.emit.nodes import Foreign, computes_minifloats, in_integers
+from qdqbridge.tvm.qnn.emit.nodes import EmitOpaque, computes_minifloats, in_integers
 from qdqbridge.tvm.qnn.emit.resize import emit_resize
 from qdqbridge.tvm.relax.emit.emitter import RelaxEmitter
 
@@ -95,7 +95,9 @@ class QdqEmitter(RelaxEmitter):
         return self.quantize(self.cast(self.real(value), "float32"), params)
 
 
-def between_conversions(emitter: FunctionEmitter, node: Node, foreign: Foreign) -> Sequence[Expr]:
+def between_conversions(
+    emitter: FunctionEmitter, node: Node, emit_opaque: EmitOpaque
+) -> Sequence[Expr]:
     """Emits a node as ``R.dequantize`` of its operands, one operator, ``R.quantize``.
 
     Returns:
@@ -105,7 +107,7 @@ def between_conversions(emitter: FunctionEmitter, node: Node, foreign: Foreign) 
         UnsupportedTargetError: There is no Relax counterpart.
     """
     if node.op.flow is Flow.FLOAT and node.op not in FLOATING:
-        return foreign(node)
+        return emit_opaque(node)
     if node.op in CONVERSIONS:
         return [CONVERSIONS[node.op](emitter, node)]
     part = _floating(emitter, node, node.op, node.attributes)
@@ -124,10 +126,10 @@ def between_conversions(emitter: FunctionEmitter, node: Node, foreign: Foreign) 
     ]
 
 
-def in_codes(emitter: FunctionEmitter, node: Node, foreign: Foreign) -> Sequence[Expr]:
+def in_codes(emitter: FunctionEmitter, node: Node, emit_opaque: EmitOpaque) -> Sequence[Expr]:
     """Emits a node in the QNN dialect; one that computes with 8- or 4-bit floats, on floats."""
     form = between_conversions if computes_minifloats(node) else in_integers
-    return form(emitter, node, foreign)
+    return form(emitter, node, emit_opaque)
 
 
 def _floating(

@@ -15,7 +15,7 @@ from qdqbridge.onnx_io.control_flow.unrolling import is_repeated
 from qdqbridge.tvm.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter
 from qdqbridge.tvm.qnn.emit.graph import agreed
-from qdqbridge.tvm.qnn.emit.nodes import Foreign
+from qdqbridge.tvm.qnn.emit.nodes import EmitOpaque
 from qdqbridge.tvm.relax.emit.module import ModuleEmitter, emit_part
 from qdqbridge.tvm.relax.emit.opaque import emit_conditional, emit_opaque, emit_repeated
 from qdqbridge.tvm.relax.emit.qdq import in_codes
@@ -46,11 +46,13 @@ class _PlanEmitter(ModuleEmitter):
         self.emitter.channels_last = made.converted.channels_last
         self.form = self._form
 
-    def _form(self, emitter: FunctionEmitter, node: Node, foreign: Foreign) -> Sequence[Expr]:
+    def _form(
+        self, emitter: FunctionEmitter, node: Node, emit_opaque: EmitOpaque
+    ) -> Sequence[Expr]:
         if node not in self._plan.needed:
             return [None] * len(node.outputs)
         kernel = self._plan.kernels.get(node)
-        return in_codes(emitter, node, foreign) if kernel is None else self._call(kernel)
+        return in_codes(emitter, node, emit_opaque) if kernel is None else self._call(kernel)
 
     def _foreign(self, node: Node) -> Sequence[Expr]:
         if is_conditional(node):

@@ -33,7 +33,7 @@ def bias_add(emitter: FunctionEmitter, acc: Expr, bias: NDArray[Any], axis: int)
     return emitter.emit(relay.nn.bias_add(acc, emitter.number(bias), axis))
 
 
-def island(emitter: FunctionEmitter, node: Node) -> Expr:
+def in_floats(emitter: FunctionEmitter, node: Node) -> Expr:
     """``dequantize -> float operator -> quantize``."""
     return emitter.emit(float_form(emitter, node))
 

@@ -23,7 +23,7 @@ from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter
 from qdqbridge.tvm.qnn.emit.table import at
 from qdqbridge.tvm.qnn.emit.variant import Row
 from qdqbridge.tvm.qnn.emit.windows import window_pads
-from qdqbridge.tvm.relay.emit.forms import island, params_of, rescaled
+from qdqbridge.tvm.relay.emit.forms import in_floats, params_of, rescaled
 from qdqbridge.tvm.relay.emit.images import resized
 
 relay: Any = _relay
@@ -160,11 +160,11 @@ ROWS: dict[Operator, Row] = {
     REDUCE_SUM: _sum,
     MIN: _extreme("minimum"),
     MAX: _extreme("maximum"),
-    SIGMOID: island,
-    TANH: island,
-    LEAKY_RELU: island,
-    ABS: island,
-    SOFTMAX: island,
+    SIGMOID: in_floats,
+    TANH: in_floats,
+    LEAKY_RELU: in_floats,
+    ABS: in_floats,
+    SOFTMAX: in_floats,
     HARD_SWISH: _hard_swish,
     **dict((at(AVERAGE_POOL, _average_pool), at(RESIZE, _resize), at(CONCAT, _emit_tflite_concat))),
 }

@@ -1,4 +1,4 @@
-"""Products of float32 on the register tile: islands of a quantized network, weights dequantized.
+"""Products of float32 on the register tile, in float regions: weights are dequantized.
 
 Sums are formed in float32, one fused multiply-add after the other; the last bits are not those of
 the plain legalization, which TVM and LLVM sum in another order.

@@ -107,10 +107,10 @@ def in_steps(node: Node, place: KernelPlace) -> list[Value] | None:
 
 def _recurrent_attrs(node: Node) -> RecurrentAttrs | None:
     """Returns what a layer's steps do, where they do the usual."""
-    foreign = node.attributes
-    if node.op.name not in KINDS or not isinstance(foreign, OpaqueAttrs):
+    opaque = node.attributes
+    if node.op.name not in KINDS or not isinstance(opaque, OpaqueAttrs):
         return None
-    view = NodeView(foreign.node.proto(), foreign.version, node.inputs)
+    view = NodeView(opaque.node.proto(), opaque.version, node.inputs)
     turns = DIRECTIONS.get(view.string("direction", "forward"))
     kind = KINDS[node.op.name]
     if view.domain or turns is None or not is_real(node.operand(0)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdqbridge.core.canonical import RULES, canonicalize, islands
+from qdqbridge.core.canonical import RULES, canonicalize, float_region_notes
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.quantization import QuantParams, per_tensor
@@ -67,7 +67,7 @@ def test_other_inputs_keep_their_type(case: str) -> None:
 
 
 def found(g: Graph) -> dict[str, str]:
-    return {note.node: note.reason for note in islands(canonicalize(g))}
+    return {note.node: note.reason for note in float_region_notes(canonicalize(g))}
 
 
 def conv(x: Value, w: Value, shape: tuple[int, ...] = (1, 2, 3, 3)) -> Value:

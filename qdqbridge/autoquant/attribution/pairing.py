@@ -1,8 +1,8 @@
 """A float original written in the operators of a quantized graph, node by node.
 
-Both graphs are brought to one form (:mod:`.skeleton`) and aligned there. Where one node of the form
-stands for several of the quantized graph - a norm in steps, each of them rounded - the original
-gets these steps as well, so that each rounding has a place in it.
+Both graphs are brought to one form (:mod:`.common_form`) and aligned there. Where one node of the
+form stands for several of the quantized graph - a norm in steps, each of them rounded - the
+original gets these steps as well, so that each rounding has a place in it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from qdqbridge.autoquant.attribution.skeleton import (
-    Skeleton,
+from qdqbridge.autoquant.attribution.common_form import (
+    CommonForm,
+    common_form,
     distance,
     in_place_of,
     is_conversion,
-    skeleton,
     unfolded,
     with_slices,
     without_arithmetic,
@@ -37,7 +37,7 @@ _PRODUCTS = frozenset((*PRODUCTS, *_MATRIX_PRODUCTS))
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class PairedGraphs:
     """Two graphs in the same operators.
 
     Attributes:
@@ -51,7 +51,7 @@ class Meeting:
     nodes: Alignment
 
 
-def meet(reference: Graph, quantized: Graph) -> Meeting:
+def paired_graphs(reference: Graph, quantized: Graph) -> PairedGraphs:
     """Brings a float original and a quantized graph together; neither is changed.
 
     Args:
@@ -71,12 +71,12 @@ def _splits(graph: Graph) -> int:
     return sum(node.op is SPLIT for node in graph.nodes)
 
 
-def _unmet(met: Meeting) -> list[Node]:
+def _unmet(met: PairedGraphs) -> list[Node]:
     return [n for n in met.quantized.nodes if computes(n) and n not in met.nodes.backward]
 
 
-def _met(reference: Graph, quantized: Graph) -> Meeting:
-    own, theirs = skeleton(reference), skeleton(quantized)
+def _met(reference: Graph, quantized: Graph) -> PairedGraphs:
+    own, theirs = common_form(reference), common_form(quantized)
     whole = _aligned(own, theirs)
     left = [
         [n for n in form.whole.nodes if n not in found and len(n.origin.nodes) > 1]
@@ -98,10 +98,10 @@ def _met(reference: Graph, quantized: Graph) -> Meeting:
             if any(theirs.values[value] in step.outputs for value in source.outputs):
                 pairs.pair(node, source)
     copy.graph.nodes = [part for node in copy.graph.nodes for part in steps.get(node, [node])]
-    return Meeting(copy.graph, theirs.source, pairs)
+    return PairedGraphs(copy.graph, theirs.source, pairs)
 
 
-def _aligned(own: Skeleton, theirs: Skeleton) -> Alignment:
+def _aligned(own: CommonForm, theirs: CommonForm) -> Alignment:
     found = align(own.whole, theirs.whole, kin=_kin, replaced=False, apart=_apart)
     found.apart = None
     _pair_clamps(found, own.whole, theirs.whole)

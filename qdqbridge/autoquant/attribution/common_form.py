@@ -52,7 +52,7 @@ At once a quantization's Div would be folded into the product before it.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Skeleton:
+class CommonForm:
     """The float form of a quantized graph.
 
     Attributes:
@@ -117,7 +117,7 @@ def split_is_slices(node: Node, context: RuleContext) -> Proposal:
     })  # fmt: skip
 
 
-def skeleton(graph: Graph) -> Skeleton:
+def common_form(graph: Graph) -> CommonForm:
     """Returns the float form of a graph that may be quantized; the graph is not changed.
 
     Args:
@@ -136,10 +136,10 @@ def skeleton(graph: Graph) -> Skeleton:
         node.origin = Origin((str(number),))
     whole = without_layout(whole, (*FOLDS, *FUSIONS, matrix_is_dense, dense_bias))
     order_operands(whole)
-    return Skeleton(graph, steps, made.values, made.stands, whole)
+    return CommonForm(graph, steps, made.values, made.stands, whole)
 
 
-def unfolded(form: Skeleton, nodes: Iterable[Node]) -> Skeleton:
+def unfolded(form: CommonForm, nodes: Iterable[Node]) -> CommonForm:
     """Returns a form in which some nodes are their steps again.
 
     Args:
