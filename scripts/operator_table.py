@@ -12,7 +12,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from qdqbridge.core.graph.operator import Flow, Operator, Pattern
+from qdqbridge.core.graph.operator import Flow, Operator
+from qdqbridge.core.graph.patterns import Pattern
 from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.onnx_io.codecs import BY_ROW
 from qdqbridge.onnx_io.codecs.codec import OLDEST

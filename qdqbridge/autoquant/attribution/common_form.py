@@ -27,6 +27,7 @@ from qdqbridge.core.graph.edit import link, unlink
 from qdqbridge.core.graph.graph import Graph, Node, Origin, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow
+from qdqbridge.core.graph.patterns import Part, PatternMatch
 from qdqbridge.core.graph.types import QuantType, TensorType, ValueType
 from qdqbridge.core.ops.attributes import GemmAttrs, SliceAttrs, SplitAttrs
 from qdqbridge.core.ops.build import result
@@ -38,7 +39,7 @@ from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.core.ops.selection import SLICE, SPLIT
 from qdqbridge.core.options import ReadingOptions
 from qdqbridge.core.rewrite.driver import run
-from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, made_by, rule
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, pattern_rule, rule
 
 Array = NDArray[Any]
 _BIAS = 2
@@ -267,24 +268,26 @@ def matrix_is_dense(node: Node, context: RuleContext) -> Proposal:
     return _skeleton_dense(node, [x, weight, *([] if bias is None else [bias])], node)
 
 
-@rule("dense-bias", ADD)
-def dense_bias(node: Node, context: RuleContext) -> Proposal:
+@pattern_rule(
+    "dense-bias",
+    (
+        "Add",
+        Part("product", ("Dense", "x", Part("w", constant=True)), sole=True),
+        Part("vector", constant=True),
+    ),
+)
+def dense_bias(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``Add(Dense(x, w), vector) -> Dense(x, w, vector)`` for a constant."""
-    for index in (0, 1):
-        source, added = node.operand(index), node.operand(1 - index)
-        product = made_by(source, DENSE)
-        if product is None or product.optional(_BIAS) is not None or added.constant is None:
-            continue
-        weight, shape = product.operand(1).constant, added.constant.shape
-        if weight is None or context.sole_reader(source) is not node:
-            continue
-        units = weight.shape[0]
-        if added.constant.size != units or not shape or shape[-1] != units:
-            continue
-        flat = added.constant.map(lambda array: array.reshape(-1), shape=(units,))
-        vector = Value(added.type.with_shape((units,)), added.name, constant=flat)
-        return _skeleton_dense(product, [*product.inputs[:_BIAS], vector], node)
-    return None
+    del context
+    added, weight = match["vector"], match["w"].constant
+    if added.constant is None or weight is None:
+        return None
+    units, shape = weight.shape[0], added.constant.shape
+    if added.constant.size != units or not shape or shape[-1] != units:
+        return None
+    flat = added.constant.map(lambda array: array.reshape(-1), shape=(units,))
+    vector = Value(added.type.with_shape((units,)), added.name, constant=flat)
+    return _skeleton_dense(match.node("product"), [match["x"], match["w"], vector], node)
 
 
 def _skeleton_dense(product: Node, operands: Sequence[Value | None], last: Node) -> Proposal:

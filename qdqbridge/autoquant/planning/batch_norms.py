@@ -20,19 +20,21 @@ from qdqbridge.core.canonical.reshapes import moved_twice, reshape_nothing
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.copying import copied
 from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.patterns import Part, PatternMatch
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.graph.weights import WeightGeometry, geometry_of
 from qdqbridge.core.ops.attributes import EpsilonAttrs, GemmAttrs
 from qdqbridge.core.ops.build import constant, retyped
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.data_movement import TRANSPOSE
-from qdqbridge.core.ops.elementwise import ADD, DIV, MUL, SUB
+from qdqbridge.core.ops.elementwise import ADD, DIV, MUL
 from qdqbridge.core.ops.matmul import DENSE, GEMM
 from qdqbridge.core.rewrite.driver import run
-from qdqbridge.core.rewrite.rule import Proposal, Replace, Rule, RuleContext, rule
+from qdqbridge.core.rewrite.rule import Proposal, Replace, Rule, RuleContext, pattern_rule
 
 _IMAGE = 4
-_PRODUCTS = (CONV, CONV_TRANSPOSE, GEMM, DENSE)
+_PRODUCTS = tuple(op.name for op in (CONV, CONV_TRANSPOSE, GEMM, DENSE))
+_PRODUCT = Part("product", (_PRODUCTS, "x", "w", "bias?"), sole=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,43 +45,42 @@ class ChannelAffine:
     offset: NDArray[np.float64]
 
 
-@rule("fold-batch-norm", "BatchNormalization")
-def fold_batch_norm(node: Node, context: RuleContext) -> Proposal:
+_STATISTICS = tuple(Part(name, constant=True) for name in ("gamma", "beta", "mean", "variance"))
+
+
+@pattern_rule("fold-batch-norm", ("BatchNormalization", _PRODUCT, *_STATISTICS))
+def fold_batch_norm(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``BatchNormalization(Conv(x, w, b)) -> Conv(x, w', b')`` for constant statistics."""
-    product = node.operand(0).producer
-    if product is None or product.op not in _PRODUCTS:
+    del context
+    return _folded_channels(node, match, _statistics(node))
+
+
+@pattern_rule(
+    "fold-channel-affine",
+    (
+        ("Mul", "Add", "Sub", "Div"),
+        _PRODUCT,
+        Part("other", constant=True),
+    ),
+)
+def fold_channel_affine(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
+    """``Add(Mul(Conv(x, w, b), scale), offset) -> Conv(x, w', b')`` for constants per channel."""
+    del context
+    product = match.node("product")
+    if product.output.quant is not None or node.output.type != product.output.type:
         return None
-    if context.sole_reader(node.operand(0)) is not node or not _is_plain(product):
-        return None
-    affine = _statistics(node)
-    if affine is None:
+    return _folded_channels(node, match, _per_channel(node, product, match["other"]))
+
+
+def _folded_channels(node: Node, match: PatternMatch, affine: ChannelAffine | None) -> Proposal:
+    product = match.node("product")
+    if affine is None or not _is_plain(product):
         return None
     value = scaled(product, affine, node.output.name)
-    if value is None:
+    if value is None or value.producer is None:
         return None
-    assert value.producer is not None
-    value.producer.origin = product.origin.joined(node.origin)
+    value.producer.origin = match.origin()
     return Replace({node.output: value})
-
-
-@rule("fold-channel-affine", MUL, ADD, SUB, DIV)
-def fold_channel_affine(node: Node, context: RuleContext) -> Proposal:
-    """``Add(Mul(Conv(x, w, b), scale), offset) -> Conv(x, w', b')`` for constants per channel."""
-    for index in (0, 1) if node.op in (MUL, ADD) else (0,):
-        source, other = node.operand(index), node.operand(1 - index)
-        product = source.producer
-        if product is None or product.op not in _PRODUCTS or source.quant is not None:
-            continue
-        if context.sole_reader(source) is not node or not _is_plain(product):
-            continue
-        affine = _per_channel(node, product, other)
-        if affine is None or node.output.type != source.type:
-            continue
-        value = scaled(product, affine, node.output.name)
-        if value is not None and value.producer is not None:
-            value.producer.origin = product.origin.joined(node.origin)
-            return Replace({node.output: value})
-    return None
 
 
 def _per_channel(node: Node, product: Node, other: Value) -> ChannelAffine | None:

@@ -7,40 +7,33 @@ import numpy as np
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
+from qdqbridge.core.graph.patterns import Part, PatternMatch
 from qdqbridge.core.graph.types import TensorType
-from qdqbridge.core.ops.attributes import HardSigmoidAttrs
-from qdqbridge.core.ops.build import result
-from qdqbridge.core.ops.elementwise import DIV, MUL
-from qdqbridge.core.ops.unary import HARD_SIGMOID, HARD_SWISH, RECIPROCAL
-from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, made_by, rule
+from qdqbridge.core.ops.unary import HARD_SWISH, RECIPROCAL
+from qdqbridge.core.rewrite.rule import Proposal, RuleContext, pattern_rule, replaced
 
 
-@rule("division-of-one", DIV)
-def division_of_one(node: Node, context: RuleContext) -> Proposal:
+@pattern_rule("division-of-one", ("Div", 1.0, "x"))
+def division_of_one(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``Div(1, x) -> Reciprocal(x)``."""
     del context
-    x = node.operand(1)
-    if number(node.operand(0)) != 1.0 or x.type != node.output.type or not _is_float(x):
+    x = match["x"]
+    if x.type != node.output.type or not _is_float(x):
         return None
-    output = node.output
-    value = result(RECIPROCAL, NO_ATTRIBUTES, [x], output.type, node.origin, output.name)
-    return Replace({output: value})
+    return replaced(node, RECIPROCAL, NO_ATTRIBUTES, [x])
 
 
-@rule("hard-swish-of-its-gate", MUL)
-def hard_swish_of_its_gate(node: Node, context: RuleContext) -> Proposal:
+_GATE = ("HardSigmoid", "x", {"alpha": float(np.float32(1 / 6)), "beta": 0.5})
+
+
+@pattern_rule("hard-swish-of-its-gate", ("Mul", "x", Part("gate", _GATE, sole=True)))
+def hard_swish_of_its_gate(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``Mul(x, HardSigmoid(x; 1/6, 1/2)) -> HardSwish(x)``, which ONNX defines so."""
-    for index in (0, 1):
-        gate, x = made_by(node.operand(index), HARD_SIGMOID), node.operand(1 - index)
-        if gate is None or gate.operand(0) is not x or context.sole_reader(gate.output) is not node:
-            continue
-        if x.type.dtype is not DType.FLOAT32 or x.type != node.output.type:
-            continue
-        if gate.attributes == HardSigmoidAttrs(float(np.float32(1 / 6)), 0.5):
-            output, origin = node.output, gate.origin.joined(node.origin)
-            value = result(HARD_SWISH, NO_ATTRIBUTES, [x], output.type, origin, output.name)
-            return Replace({output: value})
-    return None
+    del context
+    x = match["x"]
+    if x.type.dtype is not DType.FLOAT32 or x.type != node.output.type:
+        return None
+    return replaced(node, HARD_SWISH, NO_ATTRIBUTES, [x], match.origin())
 
 
 def number(value: Value | None) -> float | None:

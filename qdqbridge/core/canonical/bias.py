@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.core.canonical.linear import added_origin
+from qdqbridge.core.canonical.linear import with_added_bias
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Note, Value
 from qdqbridge.core.graph.numerics import dequantize
+from qdqbridge.core.graph.patterns import Part, PatternMatch
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.weights import geometry_of
 from qdqbridge.core.ops.accumulator import BIAS_MOVES
-from qdqbridge.core.ops.build import constant, result, retyped
-from qdqbridge.core.ops.elementwise import ADD
+from qdqbridge.core.ops.build import constant, retyped
 from qdqbridge.core.ops.matmul import DENSE
 from qdqbridge.core.ops.table import PRODUCTS
 from qdqbridge.core.rewrite.rule import (
@@ -33,6 +33,7 @@ from qdqbridge.core.rewrite.rule import (
     Reject,
     Replace,
     RuleContext,
+    pattern_rule,
     rule,
     stored_behind,
 )
@@ -182,38 +183,25 @@ class _Written:
         return bool((np.abs(ratio - 1) <= _ULP).all())
 
 
-@rule("bias-from-add", ADD)
-def bias_from_add(node: Node, context: RuleContext) -> Proposal:
+@pattern_rule(
+    "bias-from-add", ("Add", Part("product", (_WITH_BIAS, "x", "w"), sole=True), "addend")
+)
+def bias_from_add(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``Add(MatMul(x, w), const) -> MatMul(x, w, const)``: there is no rounding between them."""
-    for index in (0, 1):
-        source, other = node.operand(index), node.operand(1 - index)
-        op = source.producer
-        if op is None or not op.op.bias:
-            continue
-        if source.quant is not None or op.optional(2) is not None:
-            continue  # a quantized product is rounded already, and a second bias has no place
-        if context.sole_reader(source) is not node:
-            continue
-        if op.operand(1).quant is None or not (op.operand(0).quant or op.op is DENSE):
-            continue
-        vector = _addend_as_bias(op, other)
-        if vector is None and (stored_behind(other) or other).constant is None:
-            continue  # two activations: a residual, not a bias
-        if vector is None:
-            return Reject(
-                "an addend of an integer product is not a constant vector of its channels",
-                (other.name,),
-            )
-        value = result(
-            op.op,
-            op.attributes,
-            [*op.inputs[:2], vector],
-            node.output.type,
-            added_origin(op, node),
-            node.output.name,
-        )
-        return Replace({node.output: value})
-    return None
+    del context
+    product, w, addend = match.node("product"), match["w"], match["addend"]
+    if product.output.quant is not None:  # it is rounded already
+        return None
+    if w.quant is None or not (match["x"].quant or product.op is DENSE):
+        return None
+    vector = _addend_as_bias(product, addend)
+    if vector is not None:
+        return with_added_bias(product, node, vector)
+    if (stored_behind(addend) or addend).constant is None:
+        return None  # two activations: a residual, not a bias
+    return Reject(
+        "an addend of an integer product is not a constant vector of its channels", (addend.name,)
+    )
 
 
 def _addend_as_bias(op: Node, addend: Value) -> Value | None:

@@ -12,15 +12,23 @@ from numpy.typing import NDArray
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Operator
+from qdqbridge.core.graph.patterns import AnyOf, Part, PatternMatch
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType, TensorType
 from qdqbridge.core.ops.attributes import ClipAttrs
 from qdqbridge.core.ops.build import constant, dequantized, quantized, result
-from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.conversion import REINTERPRET
 from qdqbridge.core.ops.elementwise import ADD, DIV, MAX, MIN, MUL, SUB
 from qdqbridge.core.ops.unary import ROUND
-from qdqbridge.core.rewrite.rule import Proposal, Reject, Replace, RuleContext, made_by, rule
+from qdqbridge.core.rewrite.rule import (
+    Proposal,
+    Reject,
+    Replace,
+    RuleContext,
+    made_by,
+    pattern_rule,
+    rule,
+)
 
 _STORED = (
     DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT32,
@@ -30,28 +38,35 @@ _REAL = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
 _GRIDS = (DType.UINT8, DType.INT8, DType.UINT16, DType.INT16)
 
 
-@rule("cast-scale-is-dequantize", MUL)
-def cast_scale_is_dequantize(node: Node, context: RuleContext) -> Proposal:
+_INTEGERS = ("Cast", "q")
+
+
+@pattern_rule(
+    "cast-scale-is-dequantize",
+    (
+        "Mul",
+        AnyOf((("Sub", _INTEGERS, Part("zero", constant=True)), _INTEGERS)),
+        Part("scale", constant=True),
+    ),
+)
+def cast_scale_is_dequantize(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``Mul(Sub(Cast(q), z), s) -> dequantize(q)``: the same float operations.
 
     q are the integers of a constant or of a quantize; other integers may be no stored values.
     """
     del context
-    for offset, scale in _sides(node):
-        inner = made_by(offset, SUB)
-        cast = made_by(offset if inner is None else inner.operand(0), CAST)
-        stored = None if cast is None else cast.operand(0)
-        if stored is None or not (is_stored(stored) or _from_quantize(stored)):
-            continue
-        zero_point = None if inner is None else _float_constant(inner.operand(1))
-        if inner is not None and (zero_point is None or stored.type.dtype.bits > 16):
-            continue
-        params = _broadcast_qparams(stored.type.dtype, scale, zero_point, stored.type.shape or ())
-        if params is None or params.expressed_dtype is not node.output.type.dtype:
-            continue
-        source, dtype = _typed(stored, params), node.output.type.dtype
-        return Replace({node.output: dequantized(source, dtype, node.origin, node.output.name)})
-    return None
+    stored, scale, zero = match["q"], match["scale"], match.values.get("zero")
+    if not (is_stored(stored) or _from_quantize(stored)):
+        return None
+    zero_point = None if zero is None else _float_constant(zero)
+    if zero is not None and (zero_point is None or stored.type.dtype.bits > 16):
+        return None
+    params = _broadcast_qparams(stored.type.dtype, scale, zero_point, stored.type.shape or ())
+    dtype = node.output.type.dtype
+    if params is None or params.expressed_dtype is not dtype:
+        return None
+    source = _typed(stored, params)
+    return Replace({node.output: dequantized(source, dtype, node.origin, node.output.name)})
 
 
 def is_stored(value: Value) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,18 @@ from numpy.typing import NDArray
 from qdqbridge.core.canonical.dense import transposed
 from qdqbridge.core.canonical.weights import signed_constant
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.graph import Node, Value
-from qdqbridge.core.graph.operator import Attributes
-from qdqbridge.core.graph.patterns import PatternMatch, match_value_pattern
+from qdqbridge.core.graph.graph import Node, Origin, Value
+from qdqbridge.core.graph.patterns import (
+    AnyOf,
+    AnyPattern,
+    Part,
+    Pattern,
+    PatternMatch,
+)
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.ops.accumulator import centered
-from qdqbridge.core.ops.attributes import CastAttrs, ConvAttrs, ReduceAttrs
+from qdqbridge.core.ops.attributes import ConvAttrs
 from qdqbridge.core.ops.build import constant, result
-from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.convolution import CONV
 from qdqbridge.core.ops.dynamic import (
     DYNAMIC_BLOCK_DENSE,
@@ -27,80 +30,54 @@ from qdqbridge.core.ops.dynamic import (
     BlockAttrs,
     DynamicAttrs,
 )
-from qdqbridge.core.ops.elementwise import ADD, MUL, SUB
-from qdqbridge.core.ops.matmul import DENSE, MATMUL
+from qdqbridge.core.ops.matmul import MATMUL
 from qdqbridge.core.ops.packed_products import packed_product
-from qdqbridge.core.ops.reduction import REDUCE_MIN
 from qdqbridge.core.ops.run_time_parameters import DEQUANTIZE_LINEAR
-from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, made_by, rule
+from qdqbridge.core.rewrite.rule import (
+    Proposal,
+    Replace,
+    RuleContext,
+    pattern_rule,
+    replaced,
+    rule,
+)
 
-_QUANTIZE, _PRODUCT = "DynamicQuantizeLinear", "MatMulInteger"
-_CODES, _SCALE, _ZERO_POINT = range(3)
-"""Results of DynamicQuantizeLinear."""
+_QUANTIZE = "DynamicQuantizeLinear"
 _BYTE = 8
 """Bits of the codes that MatMulInteger and ConvInteger multiply."""
 
 
-@rule("dynamic-product", MUL)
-def dynamic_product(node: Node, context: RuleContext) -> Proposal:
+_CODES = Part("codes", (_QUANTIZE, "x"))
+_SCALES = ("Mul", Part("scale", constant=False), Part("scales", constant=True))
+
+
+def _scaled(sums: AnyPattern) -> Pattern:
+    """Returns the pattern of int32 sums that become floats of their scale."""
+    real = ("Cast", Part("sums", sums, sole=True), {"to": DType.FLOAT32})
+    return ("Mul", Part("real", real, sole=True), _SCALES)
+
+
+@pattern_rule("dynamic-product", _scaled(("MatMulInteger", _CODES, "w", "zero", "points?")))
+def dynamic_product(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``Cast(MatMulInteger(q, w)) * (s * sw) -> DynamicDense(x, w)``, q and s being those of x."""
-    for index in (0, 1):
-        cast, scales = made_by(node.operand(index), CAST), node.operand(1 - index)
-        if cast is None or cast.attributes != CastAttrs(DType.FLOAT32):
-            continue
-        product = made_by(cast.operand(0), _PRODUCT)
-        if product is None or context.sole_reader(cast.operand(0)) is not cast:
-            continue
-        if context.sole_reader(cast.output) is not node:
-            continue
-        source, weight = _source(product), _quantized_rhs(product, scales)
-        if (
-            source is None
-            or weight is None
-            or source.outputs[_SCALE] is not _dynamic_scale_factor(scales)
-        ):
-            continue
-        x, output = source.operand(0), node.output
-        if x.rank is None or x.rank < 2 or x.type.dtype is not DType.FLOAT32:
-            continue
-        origin = product.origin.joined(cast.origin).joined(node.origin)
-        operands, name = [x, weight], output.name
-        made = result(DYNAMIC_DENSE, DynamicAttrs(), operands, output.type, origin, name)
-        return Replace({output: made})
-    return None
-
-
-def _source(product: Node) -> Node | None:
-    """Returns the node that quantized the first operand of a product, with that zero point."""
-    codes, zero_point = product.operand(0), product.optional(2)
-    node = made_by(codes, _QUANTIZE)
-    if node is None or node.outputs[_CODES] is not codes or len(node.outputs) != 3:
+    del context
+    x = match["x"]
+    weight = _quantized_matrix(match["w"], match.values.get("points"), match["scales"])
+    if weight is None or not _is_of_one_quantize(match):
         return None
-    return node if zero_point is node.outputs[_ZERO_POINT] else None
-
-
-def _dynamic_scale_factor(scales: Value) -> Value | None:
-    """Returns the operand of a product of scales that is not constant."""
-    node = scales.producer
-    if node is None or node.op is not MUL:
+    if x.rank is None or x.rank < 2 or x.type.dtype is not DType.FLOAT32:
         return None
-    running = [value for value in node.inputs if value is not None and value.constant is None]
-    return running[0] if len(running) == 1 else None
+    origin = _origin_of_product(node, match, "sums")
+    return replaced(node, DYNAMIC_DENSE, DynamicAttrs(), [x, weight], origin)
 
 
-def _constant_scale_factor(scales: Value) -> Value | None:
-    """Returns the operand of a product of scales that is a constant."""
-    node = scales.producer
-    known = [] if node is None else [v for v in node.inputs if v is not None and v.is_constant]
-    return known[0] if len(known) == 1 else None
+def _is_of_one_quantize(match: PatternMatch) -> bool:
+    """True where codes, scale and zero point are the results of one DynamicQuantizeLinear."""
+    return match.node("codes").outputs == [match["codes"], match["scale"], match["zero"]]
 
 
-def _quantized_rhs(product: Node, scales: Value) -> Value | None:
-    """Returns the second operand of a product as a quantized constant (N, K); else None."""
-    known = _constant_scale_factor(scales)
-    return (
-        None if known is None else _quantized_matrix(product.operand(1), product.optional(3), known)
-    )
+def _origin_of_product(node: Node, match: PatternMatch, product: str) -> Origin:
+    return match.node(product).origin.joined(match.node("real").origin).joined(node.origin)
 
 
 def _quantized_matrix(w: Value, zero_point: Value | None, scales: Value) -> Value | None:
@@ -143,110 +120,72 @@ def _weight_qparams(
     return QuantParams(dtype, scale, zero, axis=axis)
 
 
-@rule("dynamic-convolution", MUL)
-def dynamic_convolution(node: Node, context: RuleContext) -> Proposal:
+_SHIFTED = ("Sub", ("Cast", _CODES), ("Cast", "zero"))
+_FLOAT_SUMS = ("Cast", Part("conv", ("Conv", _SHIFTED, "w"), sole=True))
+
+
+@pattern_rule(
+    "dynamic-convolution",
+    _scaled(AnyOf((("ConvInteger", _CODES, "w", "zero", "points?"), _FLOAT_SUMS))),
+)
+def dynamic_convolution(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``Cast(ConvInteger(q, w)) * (s * sw) -> DynamicConv(x, w)``, q and s being those of x.
 
     Also of ``Cast(Conv(Cast(q) - Cast(z), w))`` for its sum, which float32 holds where it is read.
     """
-    for index in (0, 1):
-        cast, scales = made_by(node.operand(index), CAST), node.operand(1 - index)
-        if cast is None or cast.attributes != CastAttrs(DType.FLOAT32):
-            continue
-        found = _integer_sums(cast, context) if context.sole_reader(cast.output) is node else None
-        if found is None or found.source.outputs[_SCALE] is not _dynamic_scale_factor(scales):
-            continue
-        x, output, weight = found.source.operand(0), node.output, found.scaled(scales)
-        if weight is None or x.type.dtype is not DType.FLOAT32:
-            continue
-        origin = found.node.origin.joined(cast.origin).joined(node.origin)
-        operands, name = [x, weight], output.name
-        made = result(DYNAMIC_CONV, found.attributes, operands, output.type, origin, name)
-        return Replace({output: made})
-    return None
+    del context
+    x, w, is_float = match["x"], match["w"], "conv" in match.values
+    if w.constant is None or x.type.dtype is not DType.FLOAT32 or not _is_of_one_quantize(match):
+        return None
+    conv = match.node("conv" if is_float else "sums")
+    points = _float_zero_points(w) if is_float else _integer_zero_point(w, match)
+    attributes = CONV.of(conv) if is_float else _conv_integer_attrs(conv)
+    weight = None if points is None else _scaled_weight(w, points, match["scales"])
+    if weight is None or attributes is None:
+        return None
+    origin = _origin_of_product(node, match, "conv" if is_float else "sums")
+    return replaced(node, DYNAMIC_CONV, attributes, [x, weight], origin)
 
 
-@dataclass(frozen=True, slots=True)
-class _IntegerSums:
-    """Exact sums of a convolution of codes that a DynamicQuantizeLinear makes.
+def _integer_zero_point(w: Value, match: PatternMatch) -> NDArray[np.int32] | None:
+    """Returns the zero point of a ConvInteger's weight, which has one."""
+    zero = match.values.get("points")
+    if w.quant is not None or (zero is not None and zero.constant is None):
+        return None
+    points = np.zeros(1, np.int32) if zero is None else _flat(zero)
+    return points if points.size == 1 else None
 
-    Attributes:
-        node: The convolution.
-        attributes: Its window.
-        source: What quantizes the activation.
-        w: The weight's codes.
-        zero: Its zero points, one or one per channel; a ConvInteger has one.
-    """
 
-    node: Node
-    attributes: ConvAttrs
-    source: Node
-    w: Value
-    zero: NDArray[np.int32]
-
-    def scaled(self, scales: Value) -> Value | None:
-        """Returns the weight with the scales of a Mul; None where they do not fit."""
-        data, known = self.w.constant, _constant_scale_factor(scales)
-        factor = None if known is None else known.constant
-        if data is None or factor is None or factor.dtype is not DType.FLOAT32:
-            return None
-        channels, rank = data.shape[0], len(data.shape)
-        column = (channels, *[1] * (rank - 2))
-        if factor.size != 1 and factor.shape not in (column, (1, *column)):
-            return None
-        scale: NDArray[Any] = factor.numpy().reshape(-1)
-        reach = np.abs(data.numpy().astype(np.int64) - self.zero.reshape(-1, *[1] * (rank - 1)))
-        largest = reach.reshape(channels, -1).sum(axis=1).max(initial=0)
-        usual = (
-            np.isfinite(scale).all() and (scale > 0).all() and (self.zero == self.zero[:1]).all()
-        )
-        if not usual or _REACH * largest >= _MOST:
-            return None
-        params = _weight_qparams(data.dtype, scale, self.zero[:1], axis=0)
-        return constant(*signed_constant(data, params), self.w.name)
+def _float_zero_points(w: Value) -> NDArray[np.int32] | None:
+    """Returns the zero points of a weight whose real values are integers."""
+    params = None if w.quant is None else w.quant.params
+    if params is None or params.blocked or params.axis not in (None, 0):
+        return None
+    integers = (params.scale == 1).all()
+    return params.zero_point.astype(np.int32).reshape(-1) if integers else None
 
 
 _REACH, _MOST = 255, 1 << 31
 """The largest code of an activation less its zero point; the end of int32."""
 
 
-def _integer_sums(cast: Node, context: RuleContext) -> _IntegerSums | None:
-    """Returns the convolution whose int32 sums a Cast reads."""
-    total = cast.operand(0)
-    if context.sole_reader(total) is not cast:
+def _scaled_weight(w: Value, zero: NDArray[np.int32], scales: Value) -> Value | None:
+    """Returns a convolution's weight with the scales of a Mul; None where they do not fit."""
+    data, factor = w.constant, scales.constant
+    if data is None or factor is None or factor.dtype is not DType.FLOAT32:
         return None
-    node = made_by(total, "ConvInteger")
-    if node is not None:
-        source, zero, w = _source(node), node.optional(3), node.operand(1)
-        attributes = _conv_integer_attrs(node)
-        if source is None or attributes is None or (zero is not None and zero.constant is None):
-            return None
-        points = np.zeros(1, np.int32) if zero is None else _flat(zero)
-        fits = w.constant is not None and w.quant is None and points.size == 1
-        return _IntegerSums(node, attributes, source, w, points) if fits else None
-    whole = made_by(total, CAST)
-    node = None if whole is None else made_by(whole.operand(0), CONV)
-    attributes = None if node is None else CONV.of(node)
-    if node is None or attributes is None or context.sole_reader(node.output) is not whole:
+    channels, rank = data.shape[0], len(data.shape)
+    column = (channels, *[1] * (rank - 2))
+    if factor.size != 1 and factor.shape not in (column, (1, *column)):
         return None
-    source, w = _shifted_source(node.operand(0)), node.operand(1)
-    if source is None or w.constant is None or w.quant is None or node.optional(2) is not None:
+    scale: NDArray[Any] = factor.numpy().reshape(-1)
+    reach = np.abs(data.numpy().astype(np.int64) - zero.reshape(-1, *[1] * (rank - 1)))
+    largest = reach.reshape(channels, -1).sum(axis=1).max(initial=0)
+    usual = np.isfinite(scale).all() and (scale > 0).all() and (zero == zero[:1]).all()
+    if not usual or _REACH * largest >= _MOST:
         return None
-    params = w.quant.params
-    if params.blocked or params.axis not in (None, 0) or not (params.scale == 1).all():
-        return None
-    return _IntegerSums(node, attributes, source, w, params.zero_point.astype(np.int32).reshape(-1))
-
-
-def _shifted_source(value: Value) -> Node | None:
-    """Returns the DynamicQuantizeLinear of ``Cast(codes) - Cast(zero point)``."""
-    shifted = made_by(value, SUB)
-    parts = [] if shifted is None else [made_by(shifted.operand(i), CAST) for i in (0, 1)]
-    read = [part.operand(0) for part in parts if part is not None]
-    node = made_by(read[0], _QUANTIZE) if len(read) == 2 else None
-    if node is None or len(node.outputs) != 3:
-        return None
-    return node if read == [node.outputs[_CODES], node.outputs[_ZERO_POINT]] else None
+    params = _weight_qparams(data.dtype, scale, zero[:1], axis=0)
+    return constant(*signed_constant(data, params), w.name)
 
 
 def _conv_integer_attrs(node: Node) -> ConvAttrs | None:
@@ -264,47 +203,46 @@ def _conv_integer_attrs(node: Node) -> ConvAttrs | None:
     return ConvAttrs(strides=strides, dilations=dilations, pads=pads, group=group)
 
 
-@rule("dynamic-activation", DENSE, CONV)
-def dynamic_activation(node: Node, context: RuleContext) -> Proposal:
+@pattern_rule(
+    "dynamic-activation",
+    (
+        ("Dense", "Conv"),
+        (DEQUANTIZE_LINEAR.name, _CODES, "scale", "zero"),
+        Part("w", constant=True),
+        Part("bias?", constant=True),
+    ),
+)
+def dynamic_activation(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``Dense(DequantizeLinear(q, s, z), w) -> DynamicDense(x, w)``, all three being those of x.
 
     Of a Conv a DynamicConv. Sums of floats become exact ones, so it is asked for.
     """
     del context
-    source, w, bias = _dequantized_source(node.operand(0)), node.operand(1), node.optional(2)
-    if source is None or w.constant is None or w.quant is None or node.output.quant is not None:
+    x, w, bias = match["x"], match["w"], match.values.get("bias")
+    if w.constant is None or w.quant is None or node.output.quant is not None:
         return None
-    x, params = source.operand(0), w.quant.params
+    if not _is_of_one_quantize(match):
+        return None
+    params = w.quant.params
     if x.type.dtype is not DType.FLOAT32 or node.output.type.dtype is not DType.FLOAT32:
         return None
     bytes_ = params.storage_dtype.is_integer and params.storage_dtype.bits == _BYTE
     if not bytes_ or params.blocked or params.axis not in (None, 0):
         return None
-    if bias is not None and (bias.constant is None or bias.quant is not None):
+    if bias is not None and bias.quant is not None:
         return None
     whole = np.abs(centered(w.constant.numpy(), params).astype(np.int64))
     if _REACH * int(whole.reshape(len(whole), -1).sum(axis=1).max(initial=0)) >= _MOST:
         return None
-    attributes: Attributes = DynamicAttrs()
+    operands = [x, *node.inputs[1:]]
+    origin = match.node("codes").origin.joined(node.origin)
     if node.op is CONV:
-        attributes = node.attributes
         if (params.zero_point != params.zero_point.flat[0]).any():  # a ConvInteger has one
             return None
-    elif x.rank is None or x.rank < 2:
+        return replaced(node, DYNAMIC_CONV, node.attributes, operands, origin)
+    if x.rank is None or x.rank < 2:
         return None
-    op, operands = (DYNAMIC_CONV if node.op is CONV else DYNAMIC_DENSE), [x, *node.inputs[1:]]
-    origin, output = source.origin.joined(node.origin), node.output
-    made = result(op, attributes, operands, output.type, origin, output.name)
-    return Replace({output: made})
-
-
-def _dequantized_source(value: Value) -> Node | None:
-    """Returns the DynamicQuantizeLinear whose codes a DequantizeLinear turns back to floats."""
-    back = made_by(value, DEQUANTIZE_LINEAR)
-    node = None if back is None else made_by(back.operand(0), _QUANTIZE)
-    if back is None or node is None or len(node.outputs) != 3:
-        return None
-    return node if back.inputs == node.outputs else None
+    return replaced(node, DYNAMIC_DENSE, DynamicAttrs(), operands, origin)
 
 
 @rule("block-product", MATMUL)
@@ -323,80 +261,64 @@ def block_product(node: Node, context: RuleContext) -> Proposal:
     return Replace({node.output: made})
 
 
-_LOW = ("Clip", ("ReduceMin", "x", "#axes", True), None, 0.0)
-_WIDTH = ("Sub", ("Clip", ("ReduceMax", "x", "#axes", True), 0.0, None), _LOW)
+_ALONG = {"axes": "#axes", "keepdims": True}
+_LOW = ("Clip", ("ReduceMin", "x", _ALONG), None, 0.0)
+_WIDTH = ("Sub", ("Clip", ("ReduceMax", "x", _ALONG), 0.0, None), _LOW)
 _ROW_SCALE = ("Where", ("Equal", _WIDTH, 0.0), 1.0, ("Div", _WIDTH, 255.0))
 _ROW_POINT = ("Round", ("Clip", ("Sub", 0.0, ("Div", _LOW, "scale")), 0.0, 255.0))
 _ROW_CODES = ("Clip", ("Add", ("Round", ("Div", "x", "scale")), "point"), 0.0, 255.0)
 _ROW_SUMS = (
     "Sub",
-    ("MatMulInteger", ("Cast", "codes", DType.UINT8), "w", 0.0, "points"),
-    ("Mul", ("Cast", "point", DType.INT32), "sums"),
+    ("MatMulInteger", ("Cast", _ROW_CODES, DType.UINT8), "w", 0.0, Part("points", constant=True)),
+    ("Mul", ("Cast", Part("point", _ROW_POINT), DType.INT32), Part("sums", constant=True)),
 )
-_ROW_PRODUCT = ("Mul", ("Cast", _ROW_SUMS, DType.FLOAT32), ("Mul", "scale", "scales"))
 
 
-@rule("dynamic-rows", MUL)
-def dynamic_rows(node: Node, context: RuleContext) -> Proposal:
+@pattern_rule(
+    "dynamic-rows",
+    ("Mul", ("Cast", _ROW_SUMS, DType.FLOAT32), ("Mul", Part("scale", _ROW_SCALE), "scales")),
+)
+def dynamic_rows(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """The steps that quantize each row of x by itself, multiply and scale -> ``DynamicDense``."""
     del context
-    found = PatternMatch()
-    parts = ("point", _ROW_POINT), ("codes", _ROW_CODES), ("scale", _ROW_SCALE)
-    if not match_value_pattern(node.output, _ROW_PRODUCT, found, either_order=True):
-        return None
-    if not all(
-        match_value_pattern(found.values[name], part, found, either_order=True)
-        for name, part in parts
-    ):
-        return None
-    x, w, sums = (found.values[name] for name in ("x", "w", "sums"))
-    reduced = {step.record(ReduceAttrs).axes for step in found.nodes if step.op is REDUCE_MIN}
+    x, sums = match["x"], match["sums"].constant
     if x.type.dtype is not DType.FLOAT32 or x.rank is None or x.rank < 2:
         return None
-    if reduced != {(x.rank - 1,)}:
+    if match.numbers["axes"] != (x.rank - 1,):
         return None
-    weight = _quantized_matrix(w, found.values["points"], found.values["scales"])
-    if weight is None or weight.constant is None or weight.quant is None or sums.constant is None:
+    weight = _quantized_matrix(match["w"], match["points"], match["scales"])
+    if weight is None or weight.constant is None or weight.quant is None or sums is None:
         return None
     columns = centered(weight.constant.numpy(), weight.quant.params).astype(np.int64).sum(axis=1)
-    if not np.array_equal(sums.constant.numpy().reshape(-1), columns):
+    if not np.array_equal(sums.numpy().reshape(-1), columns):
         return None
-    origin, output = node.origin, node.output
-    for step in found.nodes:
-        origin = step.origin.joined(origin)
-    attributes = DynamicAttrs(rows=True)
-    made = result(DYNAMIC_DENSE, attributes, [x, weight], output.type, origin, output.name)
-    return Replace({output: made})
+    return replaced(node, DYNAMIC_DENSE, DynamicAttrs(rows=True), [x, weight], match.origin())
 
 
-_BIASED = (DYNAMIC_DENSE, DYNAMIC_BLOCK_DENSE, DYNAMIC_CONV)
+_BIASED = tuple(op.name for op in (DYNAMIC_DENSE, DYNAMIC_BLOCK_DENSE, DYNAMIC_CONV))
 
 
-@rule("dynamic-bias", ADD)
-def dynamic_bias(node: Node, context: RuleContext) -> Proposal:
+@pattern_rule(
+    "dynamic-bias",
+    ("Add", Part("product", (_BIASED, "x", "w"), sole=True), Part("vector", constant=True)),
+)
+def dynamic_bias(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``Add(DynamicDense(x, w), vector) -> DynamicDense(x, w, vector)`` for a constant.
 
     Of a DynamicBlockDense, and of a DynamicConv and one number per channel too.
     """
-    for index in (0, 1):
-        source, other = node.operand(index), node.operand(1 - index)
-        product = next(filter(None, (made_by(source, op) for op in _BIASED)), None)
-        data = other.constant
-        if product is None or data is None or other.quant is not None:
-            continue
-        if product.optional(2) is not None or context.sole_reader(source) is not node:
-            continue
-        shape = product.operand(1).type.shape
-        units = None if shape is None else shape[0]
-        rank = source.rank or 0
-        spatial = [1] * (rank - 2) if product.op is DYNAMIC_CONV else []
-        behind = data.shape[-1 - len(spatial) :] == (units, *spatial)
-        fits = behind and data.size == units and len(data.shape) <= rank
-        if not fits or data.dtype is not node.output.type.dtype or not isinstance(units, int):
-            continue
-        flat = data.map(lambda array: array.reshape(-1), shape=(units,))
-        operands = [*product.inputs[:2], constant(flat, None, other.name)]
-        origin, output = product.origin.joined(node.origin), node.output
-        made = result(product.op, product.attributes, operands, output.type, origin, output.name)
-        return Replace({output: made})
-    return None
+    del context
+    product, vector = match.node("product"), match["vector"]
+    shape, data = match["w"].type.shape, vector.constant
+    units = None if shape is None else shape[0]
+    if data is None or vector.quant is not None or not isinstance(units, int):
+        return None
+    rank = product.output.rank or 0
+    spatial = [1] * (rank - 2) if product.op is DYNAMIC_CONV else []
+    behind = data.shape[-1 - len(spatial) :] == (units, *spatial)
+    fits = behind and data.size == units and len(data.shape) <= rank
+    if not fits or data.dtype is not node.output.type.dtype:
+        return None
+    flat = data.map(lambda array: array.reshape(-1), shape=(units,))
+    operands = [*product.inputs[:2], constant(flat, None, vector.name)]
+    return replaced(node, product.op, product.attributes, operands, match.origin())

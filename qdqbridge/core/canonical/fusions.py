@@ -13,21 +13,27 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qdqbridge.core.canonical.layer_norms import LAYER_NORMS
+from qdqbridge.core.canonical.layer_norms import layer_norm_of_steps
 from qdqbridge.core.canonical.norms import offset_into_norm, scale_into_norm
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Operator
-from qdqbridge.core.graph.patterns import Pattern, PatternMatch, match_value_pattern, near
+from qdqbridge.core.graph.patterns import Part, PatternMatch, near
 from qdqbridge.core.graph.types import TensorType
-from qdqbridge.core.ops.attributes import ReduceAttrs, SoftmaxAttrs
+from qdqbridge.core.ops.attributes import SoftmaxAttrs
 from qdqbridge.core.ops.build import constant, result
-from qdqbridge.core.ops.elementwise import DIV, MUL
+from qdqbridge.core.ops.elementwise import MUL
 from qdqbridge.core.ops.forms import ends, written
-from qdqbridge.core.ops.matmul import MATMUL
-from qdqbridge.core.ops.reduction import REDUCE_MAX
 from qdqbridge.core.ops.table import BY_NAME, OPERATORS
-from qdqbridge.core.rewrite.rule import Proposal, Reject, Replace, Rule, RuleContext, rule
+from qdqbridge.core.rewrite.rule import (
+    Proposal,
+    Reject,
+    Rule,
+    RuleContext,
+    pattern_rule,
+    replaced,
+    rule,
+)
 
 
 def fused_by(
@@ -50,9 +56,7 @@ def fused_by(
     origin = node.origin
     for step in steps:
         origin = step.origin.joined(origin)
-    output = node.output
-    value = result(BY_NAME[name], attributes, operands, output.type, origin, output.name)
-    return Replace({output: value})
+    return replaced(node, BY_NAME[name], attributes, operands, origin)
 
 
 # ---- activations -------------------------------------------------------------------------------
@@ -80,52 +84,39 @@ ACTIVATIONS: tuple[Rule, ...] = tuple(_fusion(op) for op in OPERATORS if op.arit
 
 # ---- attention ---------------------------------------------------------------------------------
 
-_SHARES: Pattern = ("Div", "e", ("ReduceSum", "e"))
-_CENTRED: Pattern = ("Exp", ("Sub", "x", ("ReduceMax", "x")))
+_ALONG = {"axes": "#axes", "keepdims": True}
+_EXPONENTIALS = ("Exp", ("Sub", "x", ("ReduceMax", "x", {"axes": "#largest", "keepdims": "#kept"})))
 
 
-@rule("softmax-of-steps", DIV)
-def softmax_of_steps(node: Node, context: RuleContext) -> Proposal:
+@pattern_rule("softmax-of-steps", ("Div", Part("e", _EXPONENTIALS), ("ReduceSum", "e", _ALONG)))
+def softmax_of_steps(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``e / ReduceSum(e)``, ``e = Exp(x - ReduceMax(x))`` ``-> Softmax(x)`` along one axis."""
-    found = PatternMatch()
-    if not match_value_pattern(node.output, _SHARES, found):
-        return None
-    total = node.operand(1).producer
-    if total is None or not match_value_pattern(found.values["e"], _CENTRED, found):
-        return None
-    largest = [step for step in found.nodes if step.op is REDUCE_MAX]
-    axes = total.attributes
-    if not isinstance(axes, ReduceAttrs) or not axes.keepdims or len(axes.axes) != 1:
+    axes = match.numbers["axes"]
+    if len(axes) != 1:
         return Reject("a quotient of exponentials and their sum is not a Softmax of one axis")
-    if any(step.attributes != axes for step in largest):
+    if (match.numbers["largest"], match.numbers["kept"]) != (axes, True):
         return Reject("the largest element is taken along other axes than the sum")
-    return fused_by(
-        node, context, found.nodes, "Softmax", SoftmaxAttrs(axes.axes), [found.values["x"]]
-    )
+    return fused_by(node, context, match.nodes, "Softmax", SoftmaxAttrs(axes), [match["x"]])
 
 
-@rule("scaled-scores", MATMUL)
-def scaled_scores(node: Node, context: RuleContext) -> Proposal:
-    """``MatMul(a * s, b * t) -> MatMul(a, b) * (s * t)``: attention scales its scores once."""
-    factors: list[float] = []
-    operands: list[Value] = []
-    for value in node.inputs:
-        found = PatternMatch()
-        scaled = match_value_pattern(value, ("Mul", "x", "#factor"), found, either_order=True)
-        if value is None or not scaled or context.sole_reader(value) is not node:
-            return None
-        factors.append(found.numbers["factor"])
-        operands.append(found.values["x"])
-    if any(not isinstance(v.type, TensorType) or v.is_constant for v in operands):
+@pattern_rule(
+    "scaled-scores",
+    (
+        "MatMul",
+        Part("left", ("Mul", Part("a", constant=False), "#a"), sole=True),
+        Part("right", ("Mul", Part("b", constant=False), "#b"), sole=True),
+    ),
+)
+def scaled_scores(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
+    """``MatMul(a * s, b * s) -> MatMul(a, b) * (s * s)``: attention scales its scores once."""
+    del context
+    operands, (s, t) = [match["a"], match["b"]], (match.numbers["a"], match.numbers["b"])
+    if any(not isinstance(v.type, TensorType) for v in operands) or not near(s, t):
         return None
-    if not near(factors[0], factors[1]):
-        return None
-    output = node.output
-    product = result(node.op, NO_ATTRIBUTES, operands, output.type, node.origin)
-    number = np.asarray(factors[0] * factors[1], output.type.dtype.numpy)
-    factor = constant(Constant.of(number), None, "")
-    value = result(MUL, NO_ATTRIBUTES, [product, factor], output.type, node.origin, output.name)
-    return Replace({output: value})
+    type_ = node.output.type
+    product = result(node.op, NO_ATTRIBUTES, operands, type_, node.origin)
+    factor = constant(Constant.of(np.asarray(s * t, type_.dtype.numpy)), None, "")
+    return replaced(node, MUL, NO_ATTRIBUTES, [product, factor])
 
 
 FUSIONS: tuple[Rule, ...] = (
@@ -134,6 +125,6 @@ FUSIONS: tuple[Rule, ...] = (
     scaled_scores,
     scale_into_norm,
     offset_into_norm,
-    *LAYER_NORMS,
+    layer_norm_of_steps,
 )
 """The rules, in the order in which they look at a node."""

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from qdqbridge.core.graph.graph import Node, Origin, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
+from qdqbridge.core.graph.patterns import Part, PatternMatch
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.attributes import GemmAttrs, ReshapeAttrs
 from qdqbridge.core.ops.build import constant, dequantized, result
-from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
-from qdqbridge.core.ops.data_movement import FLATTEN, RESHAPE
+from qdqbridge.core.ops.data_movement import RESHAPE
 from qdqbridge.core.ops.elementwise import ADD
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.core.rewrite.rule import (
@@ -22,6 +22,8 @@ from qdqbridge.core.rewrite.rule import (
     Replace,
     RuleContext,
     made_by,
+    pattern_rule,
+    replaced,
     rule,
     stored_behind,
 )
@@ -38,26 +40,21 @@ def added_origin(product: Node, add: Node) -> Origin:
     return replace(origin, variant=product.origin.variant, with_add=True)
 
 
-@rule("convolution-bias", ADD)
-def convolution_bias(node: Node, context: RuleContext) -> Proposal:
+@pattern_rule(
+    "convolution-bias",
+    ("Add", Part("product", (("Conv", "ConvTranspose"), "x", "w"), sole=True), "column"),
+)
+def convolution_bias(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``Add(Conv(x, w), column) -> Conv(x, w, vector)`` for a float result of Conv.
 
     Importers write a bias so: reshaped to one element per channel.
     """
-    for index in (0, 1):
-        source, other = node.operand(index), node.operand(1 - index)
-        conv = source.producer
-        if conv is None or conv.op not in (CONV, CONV_TRANSPOSE):
-            continue
-        if source.quant is not None or conv.optional(2) is not None:
-            continue
-        if context.sole_reader(source) is not node or _integer(conv):
-            continue
-        vector = _channel_addend(conv, other)
-        if vector is None:
-            continue
-        return _joined(conv, node, [*conv.inputs[:2], vector])
-    return None
+    del context
+    conv = match.node("product")
+    if conv.output.quant is not None or _integer(conv):
+        return None
+    vector = _channel_addend(conv, match["column"])
+    return None if vector is None else with_added_bias(conv, node, vector)
 
 
 def _integer(conv: Node) -> bool:
@@ -65,10 +62,10 @@ def _integer(conv: Node) -> bool:
     return conv.operand(0).quant is not None and conv.operand(1).quant is not None
 
 
-def _joined(product: Node, add: Node, operands: list[Value | None]) -> Replace:
-    output, origin = add.output, added_origin(product, add)
-    value = result(product.op, product.attributes, operands, output.type, origin, output.name)
-    return Replace({output: value})
+def with_added_bias(product: Node, add: Node, bias: Value) -> Replace:
+    """Proposes a product with the bias that an Add behind it adds."""
+    operands, origin = [*product.inputs[:2], bias], added_origin(product, add)
+    return replaced(add, product.op, product.attributes, operands, origin)
 
 
 def _channel_addend(conv: Node, addend: Value) -> Value | None:
@@ -108,78 +105,80 @@ def product_of_matrices(node: Node, context: RuleContext) -> Proposal:
         return None
     if isinstance(given, GemmAttrs) and given != GemmAttrs():
         return None
-    assert w.constant is not None
-    data = w.constant.transposed()
-    permuted = Value(TensorType(data.dtype, data.shape), w.name, constant=data)
-    operands, output = [a, permuted, *node.inputs[2:]], node.output
-    op, name = GEMM, node.output.name
-    return Replace({output: result(op, ROWS, operands, output.type, node.origin, name)})
+    return replaced(node, GEMM, ROWS, [a, _transposed_constant(w), *node.inputs[2:]])
 
 
 def _is_plain(w: Value) -> bool:
     return w.constant is not None and w.quant is None and w.type.dtype.is_float
 
 
-@rule("product-bias", ADD)
-def product_bias(node: Node, context: RuleContext) -> Proposal:
+@pattern_rule(
+    "product-bias",
+    (
+        "Add",
+        Part("product", ("Gemm", "x", Part("w", constant=True)), sole=True),
+        Part("vector", constant=True),
+    ),
+)
+def product_bias(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``Add(Gemm(a, w), vector) -> Gemm(a, w, vector)`` for a float product and a constant."""
-    for index in (0, 1):
-        source, other = node.operand(index), node.operand(1 - index)
-        product = made_by(source, GEMM)
-        if product is None or source.quant is not None or context.sole_reader(source) is not node:
-            continue
-        w = product.operand(1)
-        if product.optional(2) is not None or product.attributes != ROWS or not _is_plain(w):
-            continue
-        units = w.type.shape[0] if w.type.shape else None
-        data = other.constant
-        if data is None or not _is_plain(other) or data.shape not in ((units,), (1, units)):
-            continue
-        flat = data.map(lambda array: array.reshape(-1), shape=data.shape[-1:])
-        bias = constant(flat, None, other.name)
-        return _joined(product, node, [*product.inputs[:2], bias])
-    return None
+    del context
+    product, w, vector = match.node("product"), match["w"], match["vector"]
+    if product.output.quant is not None or product.attributes != ROWS:
+        return None
+    units, data = w.type.shape[0] if w.type.shape else None, vector.constant
+    if not (_is_plain(w) and _is_plain(vector)) or data is None:
+        return None
+    if data.shape not in ((units,), (1, units)):
+        return None
+    flat = data.map(lambda array: array.reshape(-1), shape=data.shape[-1:])
+    return with_added_bias(product, node, constant(flat, None, vector.name))
 
 
-@rule("product-of-rows", RESHAPE, FLATTEN)
-def product_of_rows(node: Node, context: RuleContext) -> Proposal:
+_ROWS_OF_ALL = Part("rows", (("Reshape", "Flatten"), "x"))
+_PRODUCT_OF_ROWS = (("Gemm", "Dense"), _ROWS_OF_ALL, Part("w", constant=True), "bias?")
+
+
+@pattern_rule(
+    "product-of-rows",
+    (("Reshape", "Flatten"), Part("product", _PRODUCT_OF_ROWS, sole=True)),
+)
+def product_of_rows(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``Reshape(Gemm(Reshape(x), w, bias)) -> Add(MatMul(x, transpose(w)), bias)``; so Dense(x, w).
 
     The Reshapes make rows of all but the last axis and undo that: optimizers write a product of
     more axes so.
     """
-    source = node.operand(0)
-    product = made_by(source, GEMM) or made_by(source, DENSE)
-    if product is None or context.sole_reader(source) is not node:
+    del context
+    product, x, w = match.node("product"), match["x"], match["w"]
+    source, bias, output = product.output, match.values.get("bias"), node.output
+    given, wanted = x.type.shape, output.type.shape
+    if w.type.shape is None or given is None or wanted is None or len(given) < 2:
         return None
-    rows = made_by(product.operand(0), RESHAPE) or made_by(product.operand(0), FLATTEN)
-    w, bias, output = product.operand(1), product.optional(2), node.output
-    if rows is None or w.type.shape is None or w.constant is None:
+    if given[-1] != w.type.shape[1] or (*given[:-1], w.type.shape[0]) != wanted:
         return None
-    x = rows.operand(0)
-    given, wanted, units = x.type.shape, output.type.shape, w.type.shape[0]
-    if given is None or wanted is None or len(given) < 2:
+    if source.rank != 2 or output.type != source.type.with_shape(wanted):
         return None
-    if given[-1] != w.type.shape[1] or (*given[:-1], units) != wanted or source.rank != 2:
+    if not _same_encoding(x, match["rows"]):
         return None
-    if output.type != source.type.with_shape(wanted) or not _same_encoding(x, product.operand(0)):
-        return None
-    origin = rows.origin.joined(product.origin).joined(node.origin)
+    origin = match.origin()
     if product.op is DENSE:
-        operands = [x, *product.inputs[1:]]
-        value = result(DENSE, product.attributes, operands, output.type, origin, output.name)
-        return Replace({output: value})
+        return replaced(node, DENSE, product.attributes, [x, *product.inputs[1:]], origin)
     if product.attributes != ROWS or not _is_plain(w) or x.quant is not None:
         return None
     if bias is not None and (bias.constant is None or bias.rank != 1):
         return None
+    matrix = _transposed_constant(w)
+    if bias is None:
+        return replaced(node, MATMUL, NO_ATTRIBUTES, [x, matrix], origin)
+    value = result(MATMUL, NO_ATTRIBUTES, [x, matrix], output.type, origin)
+    return replaced(node, ADD, NO_ATTRIBUTES, [value, bias], origin)
+
+
+def _transposed_constant(w: Value) -> Value:
+    assert w.constant is not None  # the caller says so
     data = w.constant.transposed()
-    permuted = Value(TensorType(data.dtype, data.shape), w.name, constant=data)
-    name = output.name if bias is None else ""
-    value = result(MATMUL, NO_ATTRIBUTES, [x, permuted], output.type, origin, name)
-    if bias is not None:
-        value = result(ADD, NO_ATTRIBUTES, [value, bias], output.type, origin, output.name)
-    return Replace({output: value})
+    return Value(TensorType(data.dtype, data.shape), w.name, constant=data)
 
 
 def _same_encoding(a: Value, b: Value) -> bool:

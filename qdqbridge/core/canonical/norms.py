@@ -3,100 +3,90 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.patterns import Part, PatternMatch
 from qdqbridge.core.graph.types import TensorType, static_shape
-from qdqbridge.core.ops.build import constant, result
-from qdqbridge.core.ops.elementwise import ADD, MUL
+from qdqbridge.core.ops.build import constant
 from qdqbridge.core.ops.normalization import (
     GROUP_NORMALIZATION,
     INSTANCE_NORMALIZATION,
     LAYER_NORMALIZATION,
     RMS_NORMALIZATION,
 )
-from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, pattern_rule, replaced
 
-_NORMS = frozenset(
-    (LAYER_NORMALIZATION, RMS_NORMALIZATION, INSTANCE_NORMALIZATION, GROUP_NORMALIZATION)
-)
-_ROWS = frozenset((LAYER_NORMALIZATION, RMS_NORMALIZATION))
-_GAMMA, _BETA = 1, 2
+_ROWS = (LAYER_NORMALIZATION, RMS_NORMALIZATION)
+_NORMS = tuple(op.name for op in (*_ROWS, INSTANCE_NORMALIZATION, GROUP_NORMALIZATION))
+_NORM = Part("norm", (_NORMS, "x", Part("gamma", constant=True), "beta?"), sole=True)
+_OTHER = Part("other", constant=True)
+_BETA = 2
 
 
-@rule("norm-without-offset", LAYER_NORMALIZATION)
-def norm_without_offset(node: Node, context: RuleContext) -> Proposal:
+@pattern_rule("norm-without-offset", ("LayerNormalization", "x", "gamma", "beta"))
+def norm_without_offset(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``LayerNormalization(x, gamma, 0) -> LayerNormalization(x, gamma)``."""
     del context
-    beta = node.optional(_BETA)
-    if beta is None or not _all(beta, 0):
+    if not _all(match["beta"], 0):
         return None
-    return Replace({node.output: _normalized(node, node.inputs[:_BETA], node)})
+    return replaced(node, node.op, node.attributes, node.inputs[:_BETA])
 
 
-@rule("scale-into-norm", MUL)
-def scale_into_norm(node: Node, context: RuleContext) -> Proposal:
-    """``Mul(norm(x, 1), gamma) -> norm(x, gamma)`` for a constant gamma."""
-    for norm, other in _sides(node, context):
-        beta = norm.optional(_BETA)
-        if not _all(norm.operand(_GAMMA), 1) or (beta is not None and not _all(beta, 0)):
-            continue
-        gamma = _as_operand(norm, other)
-        if gamma is not None:
-            operands = [norm.operand(0), gamma, *norm.inputs[_BETA:]]
-            return Replace({node.output: _normalized(norm, operands, node)})
-    return None
+@pattern_rule("scale-into-norm", ("Mul", _NORM, _OTHER))
+def scale_into_norm(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
+    """``Mul(norm(x, gamma), c) -> norm(x, gamma * c)`` for a constant c."""
+    del context
+    norm, factor = match.node("norm"), _of_its_axes(match)
+    if factor is None or not _has_no_offset(match):
+        return None
+    gamma = match["gamma"].constant
+    assert gamma is not None  # the pattern says so
+    scaled = constant(Constant.of(gamma.numpy() * factor), None, match["other"].name)
+    return _normalized(node, match, [norm.operand(0), scaled, *norm.inputs[_BETA:]])
 
 
-@rule("offset-into-norm", ADD)
-def offset_into_norm(node: Node, context: RuleContext) -> Proposal:
+@pattern_rule("offset-into-norm", ("Add", _NORM, _OTHER))
+def offset_into_norm(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``Add(norm(x, gamma, 0), beta) -> norm(x, gamma, beta)`` for a constant beta."""
-    for norm, other in _sides(node, context):
-        old = norm.optional(_BETA)
-        if norm.op is RMS_NORMALIZATION or (old is not None and not _all(old, 0)):
-            continue
-        beta = _as_operand(norm, other)
-        if beta is not None:
-            operands = [norm.operand(0), norm.operand(_GAMMA), beta]
-            return Replace({node.output: _normalized(norm, operands, node)})
-    return None
-
-
-def _normalized(norm: Node, operands: Sequence[Value | None], last: Node) -> Value:
-    origin = norm.origin if norm is last else norm.origin.joined(last.origin)
-    output = last.output
-    return result(norm.op, norm.attributes, operands, output.type, origin, output.name)
-
-
-def _sides(node: Node, context: RuleContext) -> list[tuple[Node, Value]]:
-    """Returns a float norm that only ``node`` reads, and what ``node`` does to it."""
-    found: list[tuple[Node, Value]] = []
-    for index in (0, 1):
-        value = node.operand(index)
-        norm = value.producer
-        if norm is None or norm.op not in _NORMS or value.quant is not None:
-            continue
-        if context.sole_reader(value) is node and value.type == node.output.type:
-            found.append((norm, node.operand(1 - index)))
-    return found
-
-
-def _as_operand(norm: Node, value: Value) -> Value | None:
-    """Returns a factor or offset as the norm's own operand; None where it is none."""
-    gamma, rank = norm.operand(_GAMMA), norm.output.rank
-    extents = static_shape(gamma.type.shape)
-    if value.constant is None or value.quant is not None or extents is None or rank is None:
+    del context
+    norm, offset = match.node("norm"), _of_its_axes(match)
+    if norm.op is RMS_NORMALIZATION or offset is None or not _has_no_offset(match):
         return None
-    if value.type.dtype is not gamma.type.dtype:
+    beta = constant(Constant.of(offset), None, match["other"].name)
+    return _normalized(node, match, [*norm.inputs[:_BETA], beta])
+
+
+def _normalized(node: Node, match: PatternMatch, operands: Sequence[Value | None]) -> Replace:
+    norm = match.node("norm")
+    return replaced(node, norm.op, norm.attributes, operands, match.origin())
+
+
+def _has_no_offset(match: PatternMatch) -> bool:
+    beta = match.values.get("beta")
+    return beta is None or _all(beta, 0)
+
+
+def _of_its_axes(match: PatternMatch) -> NDArray[Any] | None:
+    """Returns the other constant as one of the shape of gamma; None where it varies elsewhere."""
+    norm, gamma, other = match.node("norm"), match["gamma"], match["other"]
+    extents, rank, data = static_shape(gamma.type.shape), norm.output.rank, other.constant
+    if data is None or other.quant is not None or norm.output.quant is not None:
         return None
-    own = value.constant.shape
-    rows = norm.op in _ROWS
-    wanted = extents if rows else (*extents, *([1] * (rank - 2)))
-    if len(own) > rank or (1,) * (rank - len(own)) + own != (1,) * (rank - len(wanted)) + wanted:
+    if extents is None or rank is None or other.type.dtype is not gamma.type.dtype:
         return None
-    shaped = value.constant.map(lambda array: array.reshape(extents), shape=extents)
-    return constant(shaped, None, value.name)
+    own = data.shape
+    varying = extents if norm.op in _ROWS else (*extents, *([1] * (rank - 2)))
+    if len(own) > rank:
+        return None
+    own, wanted = ((1,) * (rank - len(shape)) + shape for shape in (own, varying))
+    if any(a not in (1, b) for a, b in zip(own, wanted, strict=True)):
+        return None
+    return np.broadcast_to(data.numpy().reshape(own), wanted).reshape(extents)
 
 
 def _all(value: Value, number: int) -> bool:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from qdqbridge.core.graph.graph import Node
+from qdqbridge.core.graph.patterns import Part, PatternMatch
 from qdqbridge.core.graph.types import Dim
 from qdqbridge.core.ops.attributes import AxisAttrs, ReshapeAttrs, SoftmaxAttrs
 from qdqbridge.core.ops.build import result
 from qdqbridge.core.ops.data_movement import FLATTEN, RESHAPE
 from qdqbridge.core.ops.softmax import LOG_SOFTMAX, SOFTMAX
-from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
+from qdqbridge.core.rewrite.rule import (
+    Proposal,
+    Replace,
+    RuleContext,
+    pattern_rule,
+    replaced,
+    rule,
+)
 
 
 @rule("softmax-of-a-matrix", SOFTMAX, LOG_SOFTMAX)
@@ -40,32 +48,30 @@ def softmax_of_a_matrix(node: Node, context: RuleContext) -> Proposal:
     return Replace({node.output: value})
 
 
-@rule("softmax-of-rows", RESHAPE)
-def softmax_of_rows(node: Node, context: RuleContext) -> Proposal:
+_ROWS = ("Reshape", "Flatten")
+
+
+@pattern_rule(
+    "softmax-of-rows",
+    ("Reshape", Part("soft", (("Softmax", "LogSoftmax"), (_ROWS, "x")), sole=True)),
+)
+def softmax_of_rows(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``Reshape(Softmax(Reshape(x), last axis)) -> Softmax(x, last axis)`` for the shape of x.
 
     Importers of opsets before 13 write a softmax so, also over one axis.
     """
-    soft = node.operand(0).producer
-    if soft is None or soft.op not in (SOFTMAX, LOG_SOFTMAX):
-        return None
+    del context
+    soft, x, shape = match.node("soft"), match["x"], node.output.type.shape
     rank = soft.output.rank
-    flat = soft.operand(0).producer
-    if rank is None or soft.attributes != SoftmaxAttrs((rank - 1,)) or flat is None:
+    if rank is None or soft.attributes != SoftmaxAttrs((rank - 1,)):
         return None
-    if flat.op not in (RESHAPE, FLATTEN) or context.sole_reader(soft.output) is not node:
-        return None
-    x, shape = flat.operand(0), node.output.type.shape
     if shape is None or len(shape) < 2 or x.type.shape != shape or x.quant is not None:
         return None
     if soft.output.type.shape is None or soft.output.type.shape[-1] != shape[-1]:
         return None
     if not isinstance(shape[-1], int) or node.output.quant is not None:
         return None
-    attributes, output = SoftmaxAttrs((len(shape) - 1,)), node.output
-    return Replace(
-        {output: result(soft.op, attributes, [x], output.type, soft.origin, output.name)}
-    )
+    return replaced(node, soft.op, SoftmaxAttrs((len(shape) - 1,)), [x], soft.origin)
 
 
 def _others(shape: tuple[Dim, ...], axes: tuple[int, ...]) -> list[Dim]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeAlia
 
 from numpy.typing import NDArray
 
+from qdqbridge.core.graph.patterns import Pattern
 from qdqbridge.core.graph.types import NestedType, Shape, ValueType
 from qdqbridge.core.graph.weights import WeightGeometry
 
@@ -107,15 +108,6 @@ class Magnitude(Enum):
     RESULT = "as large as the result"
     UNIT = "as large as 1"
     OPERAND = "as large as the operand"
-
-
-Pattern: TypeAlias = "tuple[Any, ...] | str | float"
-"""A chain of operators.
-
-``("Mul", a, b)`` is an operator of the table on its operands, and after these its attributes in
-their record's order, where it has any; ``"x"`` is any value, ``"#alpha"`` any number, and a number
-stands for itself.
-"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
-from qdqbridge.core.graph.operator import Attributes, Form, Operator, Pattern
-from qdqbridge.core.graph.patterns import PatternMatch, match_value_pattern, near
+from qdqbridge.core.graph.operator import Attributes, Form, Operator
+from qdqbridge.core.graph.patterns import Pattern, PatternMatch, match_value_pattern, near
 
 OPERANDS = ("", "x", "ab")
 """The letters of the operands in a form, by the operator's arity."""

@@ -1,17 +1,24 @@
-"""What a rule is: a name, the operators it looks at, and a function that proposes."""
+"""What a rule is: a name, the operators it looks at, and a function that proposes.
+
+A rule that looks for steps states them as a pattern (:func:`pattern_rule`); one that computes what
+it looks for walks by itself (:func:`rule`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import TypeAlias
 
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.edit import Editor
-from qdqbridge.core.graph.graph import Node, Note, Value
-from qdqbridge.core.graph.operator import Operator
+from qdqbridge.core.graph.graph import Node, Note, Origin, Value
+from qdqbridge.core.graph.operator import Attributes, Operator
+from qdqbridge.core.graph.patterns import AnyPattern, PatternMatch, anchors, matches, operand_makers
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import ValueType
+from qdqbridge.core.ops.build import result
 from qdqbridge.core.ops.conversion import DEQUANTIZE
 from qdqbridge.core.ops.folding import Budget
 
@@ -112,6 +119,57 @@ def rule(
         return Rule(name, apply, names or None)
 
     return make
+
+
+def pattern_rule(
+    name: str, pattern: AnyPattern
+) -> Callable[[Callable[[Node, PatternMatch, RuleContext], Proposal]], Rule]:
+    """Makes a :class:`Rule` of a pattern and the function that proposes for what is found.
+
+    The function is asked for each way in which the pattern fits, until it says something. Sums,
+    products and extremes match in either order.
+
+    Args:
+        name: Kebab-case.
+        pattern: An operator on its operands, or several (:mod:`qdqbridge.core.graph.patterns`).
+    """
+    makers = operand_makers(pattern)
+
+    def make(propose: Callable[[Node, PatternMatch, RuleContext], Proposal]) -> Rule:
+        @wraps(propose)
+        def apply(node: Node, context: RuleContext) -> Proposal:
+            if makers:  # most nodes are something else, and each is asked by many rules
+                read = {v.producer.op.name for v in node.inputs if v and v.producer}
+                if any(read.isdisjoint(names) for names in makers):
+                    return None
+            is_output = context.is_output
+            for match in matches(node.output, pattern, either_order=True, is_output=is_output):
+                proposal = propose(node, match, context)
+                if proposal is not None:
+                    return proposal
+            return None
+
+        return Rule(name, apply, anchors(pattern) or None)
+
+    return make
+
+
+def replaced(
+    node: Node, op: Operator, attributes: Attributes, operands: Sequence[Value | None],
+    origin: Origin | None = None,
+) -> Replace:  # fmt: skip
+    """Proposes one operator for ``node``: its result has the type and the name of that of ``node``.
+
+    Args:
+        node: What readers read today.
+        op: The operator.
+        attributes: Its attributes.
+        operands: Its operands.
+        origin: Where it comes from; by default that of ``node``.
+    """
+    output = node.output
+    origin = node.origin if origin is None else origin
+    return Replace({output: result(op, attributes, operands, output.type, origin, output.name)})
 
 
 def made_by(value: Value | None, op: Operator | str) -> Node | None:

@@ -11,7 +11,8 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import NO_ORIGIN, Node, Value
 from qdqbridge.core.graph.numerics import dequantize
-from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Operator, Pattern
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Operator
+from qdqbridge.core.graph.patterns import Pattern
 from qdqbridge.core.graph.types import Shape, TensorType, static_shape
 from qdqbridge.core.ops.attributes import (
     AlphaAttrs,

@@ -62,7 +62,7 @@ MEAN = binary(
 OPERATORS = (*OPERATORS, MEAN)
 """
 REDUCTION = """
-from qdqbridge.core.graph.operator import Pattern
+from qdqbridge.core.graph.patterns import Pattern
 from qdqbridge.core.ops.bodies import function
 
 
@@ -102,7 +102,8 @@ POOL = '''
 import math
 from dataclasses import dataclass
 
-from qdqbridge.core.graph.operator import Attributes, OnnxOp, Pattern
+from qdqbridge.core.graph.operator import Attributes, OnnxOp
+from qdqbridge.core.graph.patterns import Pattern
 from qdqbridge.core.ops.attributes import Dilations, Kernel, Pads, Strides
 from qdqbridge.core.ops.bodies import function
 
@@ -137,7 +138,8 @@ LP_POOL = function(
 OPERATORS = (*OPERATORS, LP_POOL)
 '''
 NORM = '''
-from qdqbridge.core.graph.operator import Attributes, Pattern
+from qdqbridge.core.graph.operator import Attributes
+from qdqbridge.core.graph.patterns import Pattern
 from qdqbridge.core.ops.attributes import Axis, ReduceAttrs
 from qdqbridge.core.ops.bodies import function
 
@@ -176,7 +178,8 @@ OPERATORS = (*OPERATORS, LP_NORM)
 PRODUCT = '''
 from dataclasses import dataclass
 
-from qdqbridge.core.graph.operator import Attributes, OnnxOp, Pattern
+from qdqbridge.core.graph.operator import Attributes, OnnxOp
+from qdqbridge.core.graph.patterns import Pattern
 from qdqbridge.core.ops.attributes import AxesAttrs, TransposeAttrs
 from qdqbridge.core.ops.products import product
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qdqbridge.core.graph.operator import Form, Operator, Pattern
+from qdqbridge.core.graph.operator import Form, Operator
+from qdqbridge.core.graph.patterns import Pattern
 from qdqbridge.core.ops.forms import OPERANDS, form_for, outermost_forms
 from qdqbridge.core.ops.table import BY_NAME, OPERATORS
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from qdqbridge.core.graph.operator import Operator, Pattern
+from qdqbridge.core.graph.operator import Operator
+from qdqbridge.core.graph.patterns import Pattern
 from qdqbridge.core.ops.forms import OPERANDS
 from qdqbridge.tvm.qnn.dialect.arithmetic import Prim
 from qdqbridge.tvm.qnn.dialect.tir import tirx

@@ -12,7 +12,8 @@ import numpy as np
 from qdqbridge.core.graph.attribute_codecs import call_attributes
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
-from qdqbridge.core.graph.operator import Attributes, Flow, Operator, Pattern
+from qdqbridge.core.graph.operator import Attributes, Flow, Operator
+from qdqbridge.core.graph.patterns import Pattern
 from qdqbridge.core.graph.quantization import QuantParams, per_tensor
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.attributes import (

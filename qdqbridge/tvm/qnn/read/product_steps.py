@@ -12,7 +12,8 @@ import numpy as np
 
 from qdqbridge.core.graph.edit import Editor
 from qdqbridge.core.graph.graph import Graph, Node, Value, Whole
-from qdqbridge.core.graph.operator import Array, Attributes, Flow, Operator, Pattern
+from qdqbridge.core.graph.operator import Array, Attributes, Flow, Operator
+from qdqbridge.core.graph.patterns import Pattern
 from qdqbridge.core.graph.types import QuantType, ValueType
 from qdqbridge.core.ops.bodies import LETTERS, folded, parts, trimmed
 from qdqbridge.core.ops.data_movement import TRANSPOSE
