@@ -129,6 +129,7 @@ def test_scales_of_input_channels(axis: int, shape: tuple[int, ...], tmp_path: P
         assert (kept, bool(told), bool(strong(written))) == (
             (True, False, False) if profile == "ort" else (False, True, True)
         )
+    assert [each.rule for each in check(written, "portable")] == ["unsaid-parameters"]
 
 
 def test_a_bias_of_another_scale(tmp_path: Path) -> None:

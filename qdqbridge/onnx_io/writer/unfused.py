@@ -143,6 +143,9 @@ def _unsaid(node: Node, operand: Value, stored: Value) -> bool:
         return True  # the kernel would wrap
     if node.op not in _FUSED or bits != _BYTE or params.per_tensor or not _reads(node, operand):
         return False
+    if params.blocked and second and node.op is not CONV:
+        # Only a MatMul whose result stays float is fused, into MatMulIntegerToFloat.
+        return node.op in (DENSE, MATMUL) and node.output.quant is None
     return params.blocked or not second or params.axis != _output_channel_axis(node, stored.rank)
 
 

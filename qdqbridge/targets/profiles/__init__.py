@@ -54,8 +54,8 @@ _ALL = (
     ),
     # Everybody else looks for the activation where training frameworks put it.
     ExportProfile(
-        "portable", "any reader of QDQ files", WriterOptions(Clamp.BEFORE), portable.RULES,
-        told=ort.ROUNDED_AND_FUSED,
+        "portable", "any reader of QDQ files", WriterOptions(Clamp.BEFORE), (*portable.RULES, *ort.FUSED_WRONGLY),
+        exported=(ort.ROUNDED_ACTIVATION,),
     ),
     ExportProfile(
         "tensorrt", "TensorRT", WriterOptions(Clamp.BEFORE, bias=Bias.FLOAT), tensorrt.RULES,
@@ -77,7 +77,7 @@ _ALL = (
     ExportProfile(
         "qoperator", "onnxruntime without graph optimizations",
         WriterOptions(Clamp.STORED, bias=Bias.INT32, operators=True, newest=ONNXRUNTIME_1_31),
-        qoperator.RULES, told=ort.ROUNDED_AND_FUSED,
+        (*qoperator.RULES, *ort.FUSED_WRONGLY), exported=(ort.ROUNDED_ACTIVATION,),
     ),
 )  # fmt: skip
 

@@ -20,11 +20,13 @@ from qdqbridge.targets.profiles.profile import ExportProfile
 
 _UNROUNDED = "float activations: only onnxruntime's MatMulNBits rounds them to 8 bits in blocks"
 
-_TOLD = {
+_COMPUTES = {
     "rounded-activation": "onnxruntime rounds activations to 8 bits in blocks, unless its "
     "optimizations are off; --profile ort writes what it computes as it is",
     "unsaid-parameters": "onnxruntime's optimizations fuse what has no place for these scales; "
     "--profile ort writes what it computes as it is",
+    "bias-units": "onnxruntime's Gemm adds an int32 bias in other units; --profile ort writes what it "
+    "computes as it is",
     "room-for-sums": "onnxruntime's kernels add in 32 bits, and wrap; --profile ort writes what it "
     "computes as it is",
 }
@@ -82,10 +84,11 @@ def run_otherwise(written: Path, profile: ExportProfile) -> list[ExportChange]:
         InvalidModelError: It breaks ONNX's rules.
     """
     found: dict[str, list[str]] = {}
-    for finding in findings_of(_view(written), profile.told) if profile.told else ():
+    rules = [*profile.exported, *(rule for rule in profile.rules if rule.name in _COMPUTES)]
+    for finding in findings_of(_view(written), rules) if profile.exported else ():
         found.setdefault(finding.rule, []).append(finding.node)
     return [
-        ExportChange(_of_nodes(nodes), "as written", _TOLD[rule], f"rule {rule} of --profile ort")
+        ExportChange(_of_nodes(nodes), "as written", _COMPUTES[rule], f"rule {rule} of --profile ort")
         for rule, nodes in found.items()
     ]
 

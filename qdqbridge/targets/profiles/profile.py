@@ -36,8 +36,8 @@ class ExportProfile:
             ``convolvable``, int8 activations with a zero point, or that a Concat makes for a Conv,
             become uint8 as well.
         rules: What a file must keep so that the runtime accepts and fuses it.
-        told: Rules of another runtime that may read such files as well: where it computes something
-            else, an export says so, and a check does not mind.
+        exported: Rules of onnxruntime, which may read such files as well: where it rounds once
+            more, an export says so, and a check does not mind.
         recentered: Turn uint8 with zero point 128 into int8 with zero point 0.
         unsigned: Which signed types become unsigned in a graph, zero points shifted.
         legalizations: What is put otherwise in a graph before it is written.
@@ -52,7 +52,7 @@ class ExportProfile:
     runtime: str
     writing: WriterOptions
     rules: tuple[TargetRule, ...] = ()
-    told: tuple[TargetRule, ...] = ()
+    exported: tuple[TargetRule, ...] = ()
     recentered: bool = False
     unsigned: Callable[[Graph], tuple[DType, ...]] | None = None
     legalizations: tuple[Legalization, ...] = ()

@@ -130,7 +130,8 @@ def _encodings(view: FileView, node: FileNode) -> Iterator[tuple[str, FileEncodi
             dtype = on_x86(found.encoding, 1) if alone else found.dtype
             yield name, found.encoding, dtype
     behind = target(view, result_of(view, node))
-    if behind.encoding is not None:
+    # Scales along an axis are not pushed past a Reshape: the Gemm's own result stays float.
+    if behind.encoding is not None and (behind.encoding.per_tensor or not reshaped):
         dtype = on_x86(behind.encoding, 1) if reshaped else behind.dtype
         yield result_of(view, node), behind.encoding, dtype
 
@@ -193,9 +194,11 @@ def _fused_unasked(view: FileView, node: FileNode) -> bool:
     if _result_rejection_reason(view, node) or _types(view, node) or _check_int32_bias(view, node):
         return False
     gemm = node.op == "Gemm" or bias_add(view, node) is not None
-    if gemm:  # QGemm is not given what is not per tensor, but for its second operand
-        found = list(_encodings(view, node))
-        return all(encoding.per_tensor for _, encoding, _ in (*found[:1], *found[2:]))
+    if gemm:  # QGemm is not given what is not per tensor, but for scales of its second operand
+        found = [encoding for _, encoding, _ in _encodings(view, node)]
+        return all(each.per_tensor for each in (*found[:1], *found[2:])) and not any(
+            each.block_size for each in found
+        )
     return node.op != "MatMul" or target(view, node.output).encoding is None
 
 
@@ -695,8 +698,13 @@ UNSAID_PARAMETERS = TargetRule(
     "use one scale per activation, and scales of weights along the results; or export, which "
     "keeps the operator in float",
 )  # fmt: skip
-ROUNDED_AND_FUSED = (ROUNDED_ACTIVATION, UNSAID_PARAMETERS, ROOM_FOR_SUMS)
-"""What is to be told of files of other profiles."""
+BIAS_UNITS = TargetRule(
+    "bias-units", "Conv, Gemm, MatMul + Add", _bias_units,
+    "onnxruntime qdq_selectors.cc; measured on 1.32", Effect.OTHER,
+    "give the bias scale x * scale w",
+)  # fmt: skip
+FUSED_WRONGLY = (UNSAID_PARAMETERS, ROOM_FOR_SUMS, BIAS_UNITS)
+"""What no file may hold that onnxruntime opens with its optimizations, whoever else reads it."""
 RULES: tuple[TargetRule, ...] = (
     TargetRule(
         "integer-kernel", "float compute between DQ and Q", _between(_check_integer_kernel),
@@ -771,11 +779,7 @@ RULES: tuple[TargetRule, ...] = (
         "onnxruntime weight_bias_quantization.cc; measured on 1.32", Effect.OTHER,
         "add the bias behind the operator, or run without graph optimizations",
     ),
-    TargetRule(
-        "bias-units", "Conv, Gemm, MatMul + Add", _bias_units,
-        "onnxruntime qdq_selectors.cc; measured on 1.32", Effect.OTHER,
-        "give the bias scale x * scale w",
-    ),
+    BIAS_UNITS,
     TargetRule(
         "clamped-float8", "Relu in front of Q", _clamped_float8("Relu"),
         "onnxruntime relu_quantizelinear.cc; measured on 1.32: up to 22 on outputs of 26",
