@@ -84,7 +84,7 @@ def run_otherwise(written: Path, profile: ExportProfile) -> list[ExportChange]:
         InvalidModelError: It breaks ONNX's rules.
     """
     found: dict[str, list[str]] = {}
-    rules = [*profile.exported, *(rule for rule in profile.rules if rule.name in _COMPUTES)]
+    rules = (*profile.exported, *(rule for rule in profile.rules if rule.name in _COMPUTES))
     for finding in findings_of(_view(written), rules) if profile.exported else ():
         found.setdefault(finding.rule, []).append(finding.node)
     return [
