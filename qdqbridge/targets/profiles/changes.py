@@ -88,7 +88,9 @@ def run_otherwise(written: Path, profile: ExportProfile) -> list[ExportChange]:
     for finding in findings_of(_view(written), rules) if profile.exported else ():
         found.setdefault(finding.rule, []).append(finding.node)
     return [
-        ExportChange(_of_nodes(nodes), "as written", _COMPUTES[rule], f"rule {rule} of --profile ort")
+        ExportChange(
+            _of_nodes(nodes), "as written", _COMPUTES[rule], f"rule {rule} of --profile ort"
+        )
         for rule, nodes in found.items()
     ]
 
