@@ -54,7 +54,8 @@ _ALL = (
     ),
     # Everybody else looks for the activation where training frameworks put it.
     ExportProfile(
-        "portable", "any reader of QDQ files", WriterOptions(Clamp.BEFORE), (*portable.RULES, *ort.FUSED_WRONGLY),
+        "portable", "any reader of QDQ files", WriterOptions(Clamp.BEFORE),
+        (*portable.RULES, *ort.FUSED_WRONGLY),
         exported=(ort.ROUNDED_ACTIVATION,),
     ),
     ExportProfile(

@@ -25,8 +25,8 @@ _COMPUTES = {
     "optimizations are off; --profile ort writes what it computes as it is",
     "unsaid-parameters": "onnxruntime's optimizations fuse what has no place for these scales; "
     "--profile ort writes what it computes as it is",
-    "bias-units": "onnxruntime's Gemm adds an int32 bias in other units; --profile ort writes what it "
-    "computes as it is",
+    "bias-units": "onnxruntime's Gemm adds an int32 bias in other units; --profile ort writes what "
+    "it computes as it is",
     "room-for-sums": "onnxruntime's kernels add in 32 bits, and wrap; --profile ort writes what it "
     "computes as it is",
 }
