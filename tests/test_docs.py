@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib
 import io
 import re
 from pathlib import Path
@@ -105,11 +105,7 @@ def test_the_rows_on_the_page_are_those_that_a_test_adds() -> None:
 
 def script(name: str) -> ModuleType:
     """Returns a script of ``scripts/`` as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module(f"scripts.{name}")
 
 
 @pytest.mark.parametrize("name", ["operator_table", "rules_doc"])

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import qdqbridge as qb
 from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.canonical.norms import scale_into_norm
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.options import ReadingOptions
+from qdqbridge.core.rewrite.driver import run as rewrite
 from tests.onnx_models import Builder, load, ops, run
 
 Steps = Callable[[Builder, str], str]
@@ -217,3 +220,42 @@ def test_rounded_steps_stay() -> None:
     b.output(b.qdq(b.op("Mul", x, gate_), 0.05, 20), None)
     written, whole = both(b)
     assert ops(whole) == ops(written)
+
+
+NORMS = {
+    "LayerNormalization": ("[2,3,4]", "[4]", "axis=2, epsilon=0.00001", "[2,1,4]"),
+    "RMSNormalization": ("[2,3,4]", "[4]", "axis=2, epsilon=0.00001", "[3,1]"),
+    "InstanceNormalization": ("[2,4,3]", "[4]", "epsilon=0.00001", "[3]"),
+    "GroupNormalization": ("[2,4,3]", "[4]", "num_groups=2, epsilon=0.00001", "[2,1,1]"),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("first", [True, False])
+def test_what_scales_a_norm_goes_into_it(name: str, first: bool) -> None:
+    shape, gamma, attributes, other = NORMS[name]
+    column = "[4]" if shape == "[2,3,4]" else "[4,1]"
+    beta = "" if name == "RMSNormalization" else f", const float32{gamma} [0 0 0 0]"
+
+    def scaled(factor: str) -> tuple[Graph, Graph]:
+        operands = f"{factor}, %n" if first else f"%n, {factor}"
+        text = (
+            f"qnn-raw 1\ninput %x: float32{shape}\n"
+            f"%n = {name}(%x, const float32{gamma} [1 2 3 4]{beta}) {{{attributes}}}:"
+            f" float32{shape}\n"
+            f"%y = Mul({operands}): float32{shape}\noutput %y\n"
+        )
+        before, after = qb.parse(text), qb.parse(text)
+        rewrite(after, [scale_into_norm])
+        return before, after
+
+    for factor in (f"const float32{column} [2 3 4 5]", "const float32[] 3"):
+        before, after = scaled(factor)
+        assert [node.op.name for node in after.nodes] == [name]
+        data = {"x": np.random.default_rng(0).normal(0, 1, (2, 3, 4)).astype(np.float32)}
+        data = {"x": data["x"].reshape(tuple(int(e) for e in shape[1:-1].split(",")))}
+        wanted, got = (qb.evaluate(graph, data)["y"] for graph in (before, after))
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    count = math.prod(int(extent) for extent in other[1:-1].split(","))
+    _, kept = scaled(f"const float32{other} [{' '.join(map(str, range(1, count + 1)))}]")
+    assert len(kept.nodes) == 2
