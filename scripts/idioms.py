@@ -50,6 +50,18 @@ onnxruntime as reference.
 To add a codec, see [adding an operator](../../docs/adding_an_operator.md#of-another-family).
 Tests: `./scripts/test onnx_io`.
 
+## Learned from onnx/ir-py and onnxscript
+
+- ir-py maps external tensors into memory and copies none of them; so does this room, and a file
+  of gigabytes opens in a second.
+- In ir-py nodes refer to values, not to names; here too, and the writer makes the names
+  (`writer/names.py`).
+- onnxscript states a rewrite as pattern, condition and replacement; so do the rules of `core`.
+- ir-py takes a part of the invalid models, to repair them. We refuse them with place and reason:
+  files come from strangers.
+- ir-py is ONNX in memory. A graph here is not: Q and DQ are gone, one operator is one row
+  whatever the opset.
+
 ## Idioms
 
 Every way in which a known producer writes quantization, and the tests that hold how it is read.
