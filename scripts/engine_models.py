@@ -34,7 +34,6 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,8 @@ import numpy as np
 from engine_patterns import Outcome, broken_rules, misjudged, show_misjudged
 
 import qdqbridge
-from qdqbridge.autoquant.hardware.arithmetic import PAIRS, is_paired, without_vnni
+from qdqbridge.app.judging import tell_of_onnxruntime
+from qdqbridge.autoquant.hardware.arithmetic import PAIRS, is_paired
 from qdqbridge.core.graph.copying import symbolic_extents, with_numbers
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.guard import most_elements
@@ -409,7 +409,7 @@ def foretold(engine: str, folder: Path, every: int, largest: int) -> None:
             graph = qdqbridge.load(path, decomposed="_decomposed" in path.name)
             graph = with_numbers(graph, dict.fromkeys(symbolic_extents(graph), 1))
             with _OneProcess(ENGINES[engine], path, graph, LIMITS) as opened:
-                opened.own = partial(without_vnni, saturating)
+                tell_of_onnxruntime(opened, path)
                 found = compare_locally(graph, opened, feedings(path, graph, 1)[0])
         except QdqBridgeError as error:
             counts["files not run"] += 1

@@ -6,7 +6,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from qdqbridge.core.arguments import checked, path_of
 from qdqbridge.core.graph.copying import with_numbers
-from qdqbridge.core.graph.graph import Graph
-from qdqbridge.errors import InputDataError
+from qdqbridge.core.graph.graph import Graph, Node
+from qdqbridge.errors import InputDataError, QdqBridgeError
 
 if TYPE_CHECKING:
     from qdqbridge.app.pipeline import Side
@@ -99,14 +99,49 @@ def opened(
 
 
 def _judge(name: str, path: Path, graph: Graph, limits: ProcessLimits | None) -> VendorEngine:
-    from qdqbridge.autoquant.hardware.arithmetic import without_vnni
-    from qdqbridge.onnx_io.runtime.byte_products import saturating_products
     from qdqbridge.targets.engines import open_engine
 
     engine = open_engine(name, path, graph, limits=limits)
-    if engine.kind.pairs_saturate():
-        engine.own = partial(without_vnni, saturating_products(path))
+    if engine.kind.package == "onnxruntime":
+        tell_of_onnxruntime(engine, path)
     return engine
+
+
+def tell_of_onnxruntime(engine: VendorEngine, path: Path) -> None:
+    """Lets comparisons know what onnxruntime makes of a file, and how it computes that.
+
+    Args:
+        engine: An onnxruntime that has the file.
+        path: The file.
+    """
+    from qdqbridge.autoquant.hardware.arithmetic import without_vnni
+    from qdqbridge.onnx_io.runtime.byte_products import saturating_products
+    from qdqbridge.onnx_io.runtime.optimized import optimized
+    from qdqbridge.targets.engines.softmax_table import softmax_by_table
+
+    saturating = saturating_products(path) if engine.kind.pairs_saturate() else frozenset[str]()
+
+    def own(
+        node: Node, operands: Sequence[NDArray[Any] | None]
+    ) -> tuple[str, Sequence[NDArray[Any]]] | None:
+        return without_vnni(saturating, node, operands) or softmax_by_table(node, operands)
+
+    @cache
+    def rewritten() -> Graph | None:
+        from qdqbridge.app.sources import load_model
+
+        model = optimized(engine.showing(), layouts=False)
+        if model is None:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            written = Path(folder) / "optimized.onnx"
+            written.write_bytes(model.SerializeToString())
+            try:
+                return load_model(written)
+            except QdqBridgeError:  # there are operators that only onnxruntime knows
+                return None
+
+    engine.own, engine.rewritten = own, rewritten
 
 
 @checked

@@ -330,7 +330,7 @@ def rounding_of(node: Node) -> Callable[[Array], Array] | None:
     """Returns what a product makes of its activation, as real numbers; None of other nodes."""
     dense, blocks = DYNAMIC_DENSE.of(node), DYNAMIC_BLOCK_DENSE.of(node)
     if blocks is not None:
-        return partial(_rounded_blocks, blocks.block_size)
+        return partial(rounded_blocks, blocks.block_size)
     if dense is None and node.op is not DYNAMIC_CONV:
         return None
     return partial(rounded, rows=dense is not None and dense.rows)
@@ -349,7 +349,13 @@ def rounded(x: Array, *, rows: bool) -> Array:
         return (codes - zero_point).astype(np.float32) * scale
 
 
-def _rounded_blocks(block_size: int, x: Array) -> Array:
+def rounded_blocks(block_size: int, x: Array) -> Array:
+    """Returns the real numbers that the codes of blocks stand for.
+
+    Args:
+        block_size: Elements of a block.
+        x: Floats.
+    """
     codes, step = block_codes(x.astype(np.float32), block_size)
     real = codes * step[..., None]
     return real.reshape(*x.shape[:-1], -1)[..., : x.shape[-1]].astype(x.dtype)

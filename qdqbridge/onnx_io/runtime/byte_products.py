@@ -10,7 +10,6 @@ nothing, and the model itself has to be changed (``keep_byte_products``).
 from __future__ import annotations
 
 import re
-import tempfile
 from collections import ChainMap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies
+from qdqbridge.onnx_io.runtime.optimized import optimized
 
 MARKS = re.compile(r"(_token_\d+|_nchwc|_nhwc)+$")
 """What onnxruntime appends to the names of nodes and tensors whose layout it changes."""
@@ -100,17 +100,9 @@ def saturating_products(path: Path) -> frozenset[str]:
     Args:
         path: The file. One that onnxruntime does not load has none.
     """
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    with tempfile.TemporaryDirectory() as folder:
-        options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
-        try:
-            ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        except Exception:  # whatever a runtime raises of a file: who runs it will tell
-            return frozenset()
-        model = onnx.load(options.optimized_model_filepath, load_external_data=False)
+    model = optimized(path)
+    if model is None:
+        return frozenset()
     types = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
     types |= {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     found: set[str] = set()

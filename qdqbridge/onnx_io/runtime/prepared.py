@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -13,6 +13,8 @@ from qdqbridge.onnx_io.reading.functions import inline_functions
 from qdqbridge.onnx_io.reading.model_file import read_model
 from qdqbridge.onnx_io.tensors import constant_from_proto, proto_from_constant
 
+_ROUNDING = ("DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "MatMulNBits")
+"""Operators that round floats while the model runs."""
 Shape = tuple[int | str | None, ...]
 
 
@@ -23,6 +25,8 @@ class PreparedModel:
         inputs: The names of its inputs.
         outputs: The names of its outputs.
         stored: The tensors of stored integers that may be shown: results of QuantizeLinear.
+        results: Those that operators of stored integers give.
+        rounded: Floats that operators round while the model runs: they need them whole.
     """
 
     def __init__(self, path: Path, shapes: Mapping[str, Shape]) -> None:
@@ -53,6 +57,11 @@ class PreparedModel:
             for node in graph.node
             if node.op_type == "QuantizeLinear" and node.output[0] not in shown
         ]
+        shown.update(self.stored)
+        made = [name for node in graph.node for name in node.output[:1] if _gives_stored(node)]
+        self.results = [name for name in made if name not in shown]
+        shown.update(self.results)
+        self.rounded = [name for name in dict.fromkeys(_rounded(graph)) if name not in shown]
 
     def showing(self, names: Sequence[str]) -> bytes:
         """Returns the file's bytes with tensors as further outputs.
@@ -72,6 +81,21 @@ class PreparedModel:
                 why="it takes more than 2 GB, which is what one ONNX message holds",
                 fix="give a part of it",
             ) from error
+
+
+def _gives_stored(node: onnx.NodeProto) -> bool:
+    return node.op_type.startswith("QLinear") or node.op_type == "QGemm"
+
+
+def _rounded(graph: onnx.GraphProto) -> Iterator[str]:
+    made_by = {name: node for node in graph.node for name in node.output}
+    for node in graph.node:
+        weight = made_by.get(node.input[1]) if len(node.input) > 1 else None
+        packed = weight is not None and weight.op_type == "DequantizeLinear"
+        if node.op_type in _ROUNDING or (packed and node.op_type in ("MatMul", "Gemm")):
+            before = made_by.get(node.input[0])
+            if before is not None and before.op_type != "DequantizeLinear":
+                yield node.input[0]
 
 
 def _fix(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> None:

@@ -48,6 +48,7 @@ from qdqbridge.core.ops.attributes import (
 )
 from qdqbridge.core.ops.bodies import results
 from qdqbridge.core.ops.composition import CompositionAttrs, step_results
+from qdqbridge.core.ops.dynamic import rounding_of
 from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION, groups_of
 from qdqbridge.core.ops.softmax import LOG_SOFTMAX
 
@@ -110,6 +111,11 @@ def exact(
                 return _rounding_bound(node, reals)
             case Flow.ELEMENTWISE | Flow.CONVERT | Flow.MOVE:
                 return _elementwise(node, reals)
+            case Flow.FLOAT if (rounding := rounding_of(node)) is not None:
+                x = operands[0]
+                assert x is not None
+                rounds = np.asarray(rounding(x.astype(np.float32)), np.float64)
+                return _accumulated(node, [rounds, *reals[1:]])
             case Flow.REINTERPRET | Flow.FLOAT:
                 return None
 

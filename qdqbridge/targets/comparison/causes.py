@@ -31,6 +31,9 @@ BIAS = "rounded bias"
 """The file's bias is float; the graph's is it in whole units of the accumulator."""
 HALF = "float16 arithmetic"
 """Operands or the result were rounded to float16 (or bfloat16) on the way, which we do not do."""
+REWRITTEN = "rewritten by the engine"
+"""It is what the model gives that the engine has made of this one: other operators, other numbers,
+or a fault."""
 UNEXPLAINED = "UNEXPLAINED"
 """None of these: a fault of one of the engines."""
 
@@ -47,11 +50,13 @@ class Blame:
         causes: Number of elements by cause.
         bound: Largest bound among the explained ones, in LSB (of floats: in real units).
         moved: How far the exact values had to be moved at most, in the same units.
+        left: Which of all elements have no cause.
     """
 
     causes: dict[str, int]
-    bound: float = 0.0
-    moved: float = 0.0
+    bound: float
+    moved: float
+    left: NDArray[np.bool_]
 
 
 def blame(
@@ -68,7 +73,7 @@ def blame(
     """
     total = int(np.count_nonzero(differs))
     if exact is None or exact.real.shape != ours.shape:
-        return Blame({UNEXPLAINED: total} if total else {})
+        return Blame({UNEXPLAINED: total} if total else {}, 0.0, 0.0, differs)
     picked = _picked(exact, differs)
     with np.errstate(all="ignore"):
         if isinstance(type_, QuantType):
@@ -86,7 +91,9 @@ def blame(
         left &= ~fits
     if left.any():
         causes[UNEXPLAINED] = int(np.count_nonzero(left))
-    return Blame(causes, widest, furthest)
+    unexplained = np.zeros(ours.shape, np.bool_)
+    unexplained[differs] = left
+    return Blame(causes, widest, furthest, unexplained)
 
 
 _Step = tuple[str, Array, Array]

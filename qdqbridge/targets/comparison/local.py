@@ -9,6 +9,7 @@ before them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -16,13 +17,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.batches import Batch, batches
+from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.interpreter import check_inputs, evaluate_node
+from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import Flow
-from qdqbridge.core.graph.types import NestedType
+from qdqbridge.core.graph.types import NestedType, TensorType
+from qdqbridge.core.ops.conversion import QUANTIZE
+from qdqbridge.core.ops.dynamic import rounded_blocks
 from qdqbridge.core.ops.elementwise import CONCAT
+from qdqbridge.core.ops.matmul import DENSE
+from qdqbridge.core.ops.packed_products import packed_product
+from qdqbridge.errors import QdqBridgeError
 from qdqbridge.targets.comparison.bounds import Exact, exact
-from qdqbridge.targets.comparison.causes import blame
+from qdqbridge.targets.comparison.causes import REWRITTEN, UNEXPLAINED, Blame, blame
 from qdqbridge.targets.comparison.compare import (
     Comparison,
     Progress,
@@ -67,9 +75,11 @@ def compare_locally(
         for name, value in seen.items()
         if name in known and same_meaning(value.type, reference.types.get(name))
     ]
+    given = [n for n in getattr(reference, "operands", ()) if n in seen and n not in names]
     made_by = producers(graph)
     explain: Explain = getattr(reference, "explained", _nothing)
     own: OwnArithmetic | None = getattr(reference, "own", None)
+    rewritten: Callable[[], Graph | None] | None = getattr(reference, "rewritten", None)
     outputs = set(graph.output_names) & set(reference.outputs)
     tallies = {
         seen[name]: Tally(name, made_by.get(name, ""), seen[name].type, name in outputs)
@@ -78,14 +88,83 @@ def compare_locally(
     mismatched: dict[Value, None] = {}
     for number, batch in enumerate(batches(graph.inputs, data, size), 1):
         inputs = dict(zip(graph.inputs, check_inputs(graph.inputs, batch.inputs), strict=True))
-        recorded = {seen[name]: a for name, a in reference.run(batch.inputs, names).items()}
+        found = reference.run(batch.inputs, [*names, *given])
+        recorded = {seen[name]: array for name, array in found.items()}
         told = None if witness is None else partial(witness, batch)
-        _BatchWalk(tallies, recorded, mismatched, explain, own, told).run(graph.nodes, inputs)
+        walk = _BatchWalk(tallies, recorded, mismatched, explain, own, told)
+        walk.run(graph.nodes, inputs)
+        made = rewritten() if walk.left and rewritten is not None else None
+        there = _left_of_rewritten(made, batch.inputs, found, explain, own) if made else {}
+        for value, mask in walk.left.items():
+            kept = mask & there.get(tallies[value].name, mask)
+            counts = {UNEXPLAINED: int(kept.sum()), REWRITTEN: int((mask & ~kept).sum())}
+            tallies[value].blame({cause: n for cause, n in counts.items() if n}, 0.0, 0.0)
         if progress is not None:
             progress(number, batch.count)
     unmatched = [n for n, v in seen.items() if v not in tallies or v in mismatched]
     used = [tally for value, tally in tallies.items() if value not in mismatched and tally.count]
     return Comparison("interpreter", reference.label, True, ordered(used), tuple(unmatched))
+
+
+def _left_of_rewritten(
+    graph: Graph,
+    inputs: Mapping[str, Array],
+    recorded: Mapping[str, Array],
+    explain: Explain,
+    own: OwnArithmetic | None,
+) -> dict[str, NDArray[np.bool_]]:
+    """Returns, by name, which elements the model does not explain either that an engine has made.
+
+    Args:
+        graph: That model.
+        inputs: What both are fed.
+        recorded: What the engine gave.
+        explain: Of the engine.
+        own: Of the engine.
+    """
+    seen = {name: value for name, value in visible(graph).items() if name in recorded}
+    tallies = {v: Tally(name, "", v.type, is_output=False) for name, v in seen.items()}
+    there, mismatched = {value: recorded[name] for name, value in seen.items()}, dict[Value, None]()
+    walk = _BatchWalk(tallies, there, mismatched, explain, own, read=_rounding_activations)
+    try:
+        fed = dict(zip(graph.inputs, check_inputs(graph.inputs, inputs), strict=True))
+        walk.run(graph.nodes, fed)
+    except QdqBridgeError:  # what an engine makes need not be what this one computes
+        return {}
+    return {
+        name: walk.left.get(value, np.zeros(recorded[name].shape, np.bool_))
+        for name, value in seen.items()
+        if value not in mismatched and tallies[value].count
+    }
+
+
+Read: TypeAlias = "Callable[[Node, Sequence[Array | None]], tuple[Node, Sequence[Array | None]]]"
+"""What an engine computes in place of a node and its stored operands."""
+
+
+def _as_it_is(node: Node, operands: Sequence[Array | None]) -> tuple[Node, Sequence[Array | None]]:
+    return node, operands
+
+
+def _rounding_activations(
+    node: Node, operands: Sequence[Array | None]
+) -> tuple[Node, Sequence[Array | None]]:
+    """A MatMulNBits that rounds activations does it also behind a DequantizeLinear.
+
+    There the canonical form has the product of what is stored.
+    """
+    said, x = packed_product(node.origin.variant), node.inputs[0] if node.inputs else None
+    weight = node.inputs[1].quant if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    stored = operands[0] if operands else None
+    if node.op is not DENSE or said is None or x is None or x.quant is None or weight is None:
+        return node, operands
+    if stored is None or not said.rounds(weight.params.storage_dtype.bits):
+        return node, operands
+    real = rounded_blocks(said.block_size, dequantize(stored, x.quant.params))
+    fresh = [None if v is None else Value(v.type, v.name, constant=v.constant) for v in node.inputs]
+    fresh[0] = Value(TensorType(DType.FLOAT32, x.type.shape))
+    result = Value(node.output.type, node.output.name)
+    return Node(DENSE, node.attributes, fresh, [result], node.origin), [real, *operands[1:]]
 
 
 Source = Callable[[], Exact | None]
@@ -109,6 +188,8 @@ def _exact(
     if node.op.flow is Flow.MOVE and sources and sources[0] is not None:
         behind = sources[0]()
         return None if behind is None else moved(node, behind, operands)
+    if node.op is QUANTIZE and sources[0] is not None:
+        return sources[0]()  # real numbers that nobody recorded are rounded here for the first time
     if node.op is CONCAT and any(sources):
         behind = [None if source is None else source() for source in sources]
         return concat_exact(node, behind, operands)
@@ -126,12 +207,15 @@ class _BatchWalk:
         explain: Explain,
         own: OwnArithmetic | None,
         told: Callable[[Value, Array, Array], None] | None = None,
+        read: Read = _as_it_is,
     ) -> None:
         self.told = told
         self.tallies, self.recorded, self.mismatched = tallies, recorded, mismatched
         self.explain, self.own = explain, own
         self.values: dict[Value, Array] = {}
         self.unrecorded: dict[Value, Source] = {}
+        self.left: dict[Value, NDArray[np.bool_]] = {}
+        self.read = read
 
     def run(self, nodes: Sequence[Node], inputs: Mapping[Value, Array]) -> None:
         self.values.update(inputs)
@@ -155,15 +239,16 @@ class _BatchWalk:
                     self.mismatched[value] = None
                 elif ours.dtype != object:
                     tally.add(ours, theirs)
-                    found = blame(ours, theirs, differing(ours, theirs), None, value.type)
-                    tally.blame(found.causes, found.bound, found.moved)
+                    differs = differing(ours, theirs)
+                    self._blame(value, blame(ours, theirs, differs, None, value.type))
 
-    def _node(self, node: Node) -> None:
-        operands = [None if value is None else self._stored(value) for value in node.inputs]
+    def _node(self, read: Node) -> None:
+        stored = [None if value is None else self._stored(value) for value in read.inputs]
+        node, operands = self.read(read, stored)
         results = evaluate_node(node, operands)
         told = None if self.own is None else self.own(node, operands)
         cause, expected = ("", ()) if told is None else told
-        for place, (value, ours) in enumerate(zip(node.outputs, results, strict=False)):
+        for place, (value, ours) in enumerate(zip(read.outputs, results, strict=False)):
             nested = isinstance(value.type, NestedType)
             theirs = None if nested else self.recorded.get(value)
             if theirs is not None and (theirs.dtype != ours.dtype or theirs.shape != ours.shape):
@@ -172,8 +257,8 @@ class _BatchWalk:
             meant = expected[place] if place < len(expected) else None
             self.values[value] = theirs if theirs is not None else ours if meant is None else meant
             if theirs is None:
-                self.unrecorded[value] = partial(_exact, node, operands, self._behind(node))
-            if theirs is not None and ours.dtype != object:
+                self.unrecorded[value] = partial(_exact, node, operands, self._behind(read))
+            if theirs is not None and ours.dtype != object and value in self.tallies:
                 if self.told is not None:
                     self.told(value, ours, theirs)
                 self._tally(node, value, operands, ours, theirs, (cause, meant))
@@ -183,7 +268,7 @@ class _BatchWalk:
         return [self._source(node, value) for value in node.inputs]
 
     def _source(self, node: Node, value: Value | None) -> Source | None:
-        if value is None or node.op.flow is Flow.MOVE:
+        if value is None or node.op.flow is Flow.MOVE or node.op is QUANTIZE:
             return None if value is None else self.unrecorded.get(value)
         own, result = value.quant, node.output.quant
         passed = own is not None and result is not None and own.params == result.params
@@ -206,7 +291,8 @@ class _BatchWalk:
         differs = differing(ours, theirs)
         if differs.any():
             known = None
-            own = self.explain(node, operands, theirs) if value is node.output else None
+            first = value.producer is not None and value is value.producer.output
+            own = self.explain(node, operands, theirs) if first else None
             if meant[1] is not None:
                 own = meant[0], ~differing(meant[1], theirs)
             if own is not None:
@@ -215,7 +301,17 @@ class _BatchWalk:
                 differs = differs & ~fits
                 if not differs.any():
                     return
-            if value is node.output:
+            if first:
                 known = _exact(node, operands, self._behind(node))
-            found = blame(ours, theirs, differs, known, value.type)
-            tally.blame(found.causes, found.bound, found.moved)
+                if known is not None and meant[1] is not None and value.quant is None:
+                    off = meant[1].astype(np.float64) - ours
+                    known = replace(known, real=known.real + off, as_written=None, halves=())
+                    ours = meant[1]
+            self._blame(value, blame(ours, theirs, differs, known, value.type))
+
+    def _blame(self, value: Value, found: Blame) -> None:
+        """Adds what was found of a value, but for the elements that have no cause yet."""
+        causes = {cause: n for cause, n in found.causes.items() if cause != UNEXPLAINED}
+        self.tallies[value].blame(causes, found.bound, found.moved)
+        if found.left.any():
+            self.left[value] = found.left

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -36,9 +36,12 @@ class VendorEngine:
         graph: The model as qdqbridge reads it, with the shapes that the engine gets.
         names: The tensors it can return.
         outputs: The names of the model's outputs.
+        operands: Floats that it can return beside these: what its operators round.
         types: Empty: what a tensor means is known to graphs only.
         own: What the engine's arithmetic gives for a node where that is not the contract's; None
             for engines of which nothing is known.
+        rewritten: Gives the model that the engine has made of this one, with all that it shows;
+            None for engines that do not tell.
     """
 
     def __init__(self, kind: EngineKind, path: Path, graph: Graph, limits: ProcessLimits) -> None:
@@ -59,9 +62,13 @@ class VendorEngine:
         self._path, self._limits = path, limits
         self.types: Mapping[str, ValueType] = {}
         self.own: OwnArithmetic | None = None
+        self.rewritten: Callable[[], Graph | None] | None = None
         self._source = _source(kind, path, graph)
         self.outputs: Sequence[str] = self._source.outputs
-        self.names: Sequence[str] = [*self.outputs, *(self._source.stored if kind.shows else ())]
+        ours = kind.package == "onnxruntime"
+        stored = (*self._source.stored, *(self._source.results if ours else ()))
+        self.names: Sequence[str] = [*self.outputs, *(stored if kind.shows else ())]
+        self.operands: Sequence[str] = self._source.rounded if ours else ()
         self._loaded: dict[tuple[str, ...], str] = {}
         self._placed: tuple[list[Placement], int] | None = None
         self._process = self._started()
@@ -80,6 +87,11 @@ class VendorEngine:
         found = self._process.ask("run the model", "run", key, self._ordered(inputs), asked)
         self._check(found, asked)
         return {name: found[name] for name in names}
+
+    def showing(self) -> bytes:
+        """Returns the model file with every tensor that it can return as an output."""
+        known = (*self.names, *self.operands)
+        return self._source.showing([name for name in known if name not in self.outputs])
 
     def taken(self) -> EngineVerdict:
         """Returns what the engine takes of the model, node by node.
@@ -201,7 +213,8 @@ class _OnnxSource:
         shapes = {value.name: value.type.shape or () for value in graph.inputs}
         self._model = PreparedModel(path, shapes)
         self.inputs, self.outputs = self._model.inputs, self._model.outputs
-        self.stored = self._model.stored
+        self.stored, self.results = self._model.stored, self._model.results
+        self.rounded = self._model.rounded
 
     def showing(self, shown: Sequence[str]) -> bytes:
         return self._model.showing(shown)
@@ -214,6 +227,8 @@ class _TfliteSource:
         self.inputs = [value.name for value in graph.inputs]
         self.outputs = list(graph.output_names)
         self.stored: Sequence[str] = ()
+        self.results: Sequence[str] = ()
+        self.rounded: Sequence[str] = ()
         self._data = path.read_bytes()
 
     def showing(self, shown: Sequence[str]) -> bytes:
