@@ -198,6 +198,30 @@ def evaluate(
     return interpret(graph, inputs, exact=exact)[0]
 
 
+def pair_cost(graph: Graph, data: Mapping[str, NDArray[Any]]) -> str:
+    """Returns what x86 without VNNI makes of a model's outputs, where onnxruntime's pairs saturate.
+
+    Args:
+        graph: A canonical quantized graph.
+        data: One array per input.
+
+    Raises:
+        InputDataError: The data does not fit.
+    """
+    from qdqbridge.autoquant.attribution.simulation import GraphRuns, decibels, noise
+    from qdqbridge.autoquant.hardware.arithmetic import outputs_in_pairs
+    from qdqbridge.core.graph.numerics import dequantize
+
+    found, runs = outputs_in_pairs(graph, data), GraphRuns(graph, data)
+    named = zip(graph.output_names, graph.outputs, strict=True)
+    held = [(found[name], value) for name, value in named if name in found]
+    real = [array if v.quant is None else dequantize(array, v.quant.params) for array, v in held]
+    loss = decibels(noise([runs.real(value) for _, value in held], real))
+    return (
+        f"on this data the outputs there have {loss:.1f} dB of signal to noise against the others"
+    )
+
+
 @checked
 def session(path: File) -> OnnxRuntimeSession:
     """Returns a model file in onnxruntime, graph optimizations disabled.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -110,6 +112,54 @@ def test_a_check_tells_of_pairs_and_fails_for_none(
     assert "on some processors" in capfd.readouterr().out
     assert run(["explain", str(tmp_path / "hundred.onnx")]) == 0
     assert "pairs of weights" in capfd.readouterr().err
+
+
+def test_a_check_with_data_says_what_pairs_cost(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, data = hundred(tmp_path)
+    np.savez(tmp_path / "data.npz", **data)
+    asked = ["export", str(path), "--check", "--profile", "ort", "--data"]
+    assert run([*asked, str(tmp_path / "data.npz"), "--json"]) == 0
+    told = re.findall(r"have ([-.0-9]+) dB", capfd.readouterr().out)
+    graph = qb.load(path)
+    exact, paired = qb.evaluate(graph, data), qb.evaluate(graph, data, pairs=True)
+    shares = [
+        np.square(paired[name] - exact[name]).sum() / np.square(exact[name]).sum()
+        for name in graph.output_names
+    ]
+    assert [float(each) for each in told] == [
+        pytest.approx(-10 * np.log10(np.mean(shares)), abs=0.06)
+    ]
+
+
+@pytest.mark.parametrize("large", [True, False])
+def test_blame_says_what_pairs_cost(
+    large: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    chance = np.random.default_rng(3)
+    weight = chance.normal(size=(64, 8)).astype(np.float32)
+    limit = 127 if large else 60
+    scale = float(np.abs(weight).max() / limit)
+    codes = np.rint(weight / scale).astype(np.int8)
+    floats, net = Net(21), Net(21)
+    onnx.save(floats.model([floats.op("MatMul", "x", floats.constant(weight))], [9, 64]),
+              tmp_path / "float.onnx")  # fmt: skip
+    product = net.op("MatMul", net.fake("x", 1 / 255, 0), net.dq(net.constant(codes), scale, 0, S8))
+    onnx.save(net.model([net.fake(product, 0.1, 128)], [9, 64]), tmp_path / "quantized.onnx")
+    x = chance.uniform(size=(9, 64)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x)
+    files = [str(tmp_path / f"{name}.onnx") for name in ("float", "quantized")]
+    asked = ["blame", *files, "--data", str(tmp_path / "data.npz")]
+    assert run([*asked, "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    paired = next(iter(qb.evaluate(qb.load(files[1]), {"x": x}, pairs=True).values()))
+    clean = x @ weight
+    wanted = 10 * np.log10(np.square(clean).sum() / np.square(paired - clean).sum())
+    assert found["paired_db"] == pytest.approx(wanted, abs=0.01)
+    assert (found["quantized_db"] - found["paired_db"] > 0.5) == large
+    assert run(asked) == 0
+    assert ("pairs of products saturate" in capfd.readouterr().out) == large
 
 
 @SUCH_A_PROCESSOR

@@ -43,6 +43,8 @@ Page = Annotated[
     Path | None,
     Parameter(name="--page", help="Write an .html page of the model, coloured by the damage."),
 ]
+_TOLD = 0.5
+"""What pairs that saturate may cost, in dB, without a word."""
 
 
 def blame(
@@ -121,6 +123,7 @@ def _json(found: Attribution) -> dict[str, Any]:
         "quantized_db": found.quantized_db,
         "simulated_db": found.simulated_db,
         "repaired_db": found.repaired_db,
+        "paired_db": found.paired_db,
         "aligned": found.aligned,
         "unknown": list(found.unknown),
         "engine": found.engine or None,
@@ -168,6 +171,12 @@ def _render_attribution(found: Attribution, rows: int) -> list[Any]:
         f"repaired as proposed, {_format_decibels(found.repaired_db)} dB",
         f"aligned: {found.aligned:.1%} of the quantized model's nodes",
     ]
+    if found.paired_db is not None and found.quantized_db - found.paired_db > _TOLD:
+        lines.append(
+            f"on x86 with AVX2 and without VNNI, where onnxruntime's pairs of products saturate: "
+            f"{_format_decibels(found.paired_db)} dB, not "
+            f"{_format_decibels(found.quantized_db)} (quantize with --avoid-pairs)"
+        )
     if found.left_out:
         places = _listed([str(place) for place in found.left_out])
         lines.append(

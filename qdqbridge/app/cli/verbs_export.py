@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -90,7 +91,7 @@ def export(
         Path | None,
         Parameter(
             help="An .npz file with examples, from which dynamically quantized activations get "
-            "fixed parameters."
+            "fixed parameters; with --check also what pairs that saturate cost."
         ),
     ] = None,
     opset: Annotated[
@@ -162,6 +163,8 @@ def export(
             _say_what_is_open(source, profile)
     looked_at = path or (model if as_it_is else source)
     findings = pipeline.check(looked_at, profile) if check else []
+    if data is not None and isinstance(source, Graph):
+        findings = _with_pair_cost(findings, source, data)
     verdict = None
     if engine is not None and isinstance(source, Graph):
         with (
@@ -178,6 +181,18 @@ def export(
         output.show(*(render_engines.verdict_parts(verdict) if verdict is not None else ()))
     broken = any(finding.effect.value not in render_checks.KEPT for finding in findings)
     return NOT_MET if broken or (verdict is not None and not verdict.takes_all) else DONE
+
+
+def _with_pair_cost(findings: Sequence[Finding], graph: Graph, data: Path) -> list[Finding]:
+    """Returns findings whose first one of pairs that saturate says what they all cost together."""
+    from qdqbridge.targets.profiles import Effect
+
+    told = next((each for each in findings if each.effect is Effect.PROCESSOR), None)
+    if told is None:
+        return list(findings)
+    cost = pipeline.pair_cost(graph, read_inputs(data, graph.inputs))
+    costly = replace(told, reason=f"{told.reason}; {cost}")
+    return [costly if each is told else each for each in findings]
 
 
 def _fixed(graph: Graph, data: Path | None) -> tuple[Graph, list[str]]:

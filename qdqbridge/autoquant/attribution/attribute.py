@@ -32,6 +32,7 @@ from qdqbridge.autoquant.attribution.simulation import (
     noise,
     ratio,
 )
+from qdqbridge.autoquant.hardware.arithmetic import outputs_in_pairs
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.errors import InputDataError, UnsupportedModelError
@@ -102,6 +103,8 @@ class Attribution:
         unseen: Values that the engine does not show.
         left_out: Places along axis 0 of samples that are left out: with NaN, or such that the
             float model makes no finite number of them.
+        paired_db: The outputs' signal to noise where onnxruntime adds products in pairs that
+            saturate, on x86 without VNNI; None with an engine, or where it has no such products.
         scaled: Tensors whose channels the quantized model has scaled, with the weights that take
             the factors back: the float model was given the same ones first.
     """
@@ -117,6 +120,7 @@ class Attribution:
     unseen: tuple[str, ...] = ()
     left_out: tuple[int, ...] = ()
     scaled: tuple[str, ...] = ()
+    paired_db: float | None = None
 
 
 def attribute(
@@ -184,10 +188,11 @@ def attribute(
         for index, (_, row, rounded) in enumerate(rows)
     ]
     runs = GraphRuns(found.quantized, fed(found.quantized, found, data))
+    paired = outputs_in_pairs(quantized, theirs) if share_ is None else {}
     off = {kernel.theirs: kernel.gap for kernel in kernels}
     return Attribution(
         tuple(tensors),
-        decibels(_measured(floats, quantized, theirs, share_)),
+        decibels(_measured(floats, quantized, theirs, {} if share_ is None else share_.outputs)),
         decibels(together),
         decibels(attempts.noise),
         share(found),
@@ -197,6 +202,7 @@ def attribute(
         () if share_ is None else share_.unseen,
         lost,
         () if scaled is None else scaled[1],
+        decibels(_measured(floats, quantized, theirs, paired)) if paired else None,
     )
 
 
@@ -432,18 +438,17 @@ def _gain(before: float, after: float) -> float:
 
 
 def _measured(
-    floats: GraphRuns, quantized: Graph, data: Mapping[str, Array], share_: KernelShare | None
+    floats: GraphRuns, quantized: Graph, data: Mapping[str, Array], ran: Mapping[str, Array]
 ) -> float:
-    """Returns the noise of the quantized model's own outputs, as its engine computes them."""
+    """Returns the noise of the quantized model's own outputs, as they were run where they were."""
     runs = GraphRuns(quantized, data)
     real = [runs.real(value) for value in quantized.outputs]
-    if share_ is not None:
-        given = zip(quantized.output_names, quantized.outputs, strict=True)
-        held = [(share_.outputs.get(name), value) for name, value in given]
-        real = [
-            old if new is None else (new if v.quant is None else dequantize(new, v.quant.params))
-            for (new, v), old in zip(held, real, strict=True)
-        ]
+    given = zip(quantized.output_names, quantized.outputs, strict=True)
+    held = [(ran.get(name), value) for name, value in given]
+    real = [
+        old if new is None else (new if v.quant is None else dequantize(new, v.quant.params))
+        for (new, v), old in zip(held, real, strict=True)
+    ]
     clean = [floats.stored(value) for value in floats.graph.outputs]
     for name, a, b in zip(quantized.output_names, clean, real, strict=True):
         if a.size != b.size:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.hardware.pairs import Order
 from qdqbridge.autoquant.hardware.pairs import lost as lost_in_pairs
 from qdqbridge.autoquant.hardware.products import Product, product_at, products
+from qdqbridge.core.graph.batches import batches, concat_batch_results
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.interpreter import check_inputs, computed
@@ -233,6 +234,26 @@ def without_vnni(
         return None
     results, count = in_pairs(node, operands)
     return (PAIRS, results) if count else None
+
+
+def outputs_in_pairs(graph: Graph, data: Mapping[str, Array]) -> dict[str, Array]:
+    """Returns the stored outputs where pairs saturate, by name; none of a model without such pairs.
+
+    Args:
+        graph: A canonical quantized graph.
+        data: One array per input, of any number of examples.
+
+    Raises:
+        InputDataError: The data does not fit.
+    """
+    if not any(is_paired(node) for node in graph.nodes):
+        return {}
+    pieces = list(batches(graph.inputs, data))
+    ran = [run(graph, piece.inputs, arithmetic_of(pairs=True)).outputs for piece in pieces]
+    return {
+        name: concat_batch_results([each[name] for each in ran], pieces, name)
+        for name in graph.output_names
+    }
 
 
 # ---- sums ------------------------------------------------------------------------------------
