@@ -176,3 +176,28 @@ def test_every_value_of_a_hundred_products_is_foretold(tmp_path: Path) -> None:
     touched = sum(bool(value.causes.get(PAIRS)) for value in found.values)
     paired = sum(is_paired(node) for node in graph.nodes)  # also those that the file has unsigned
     assert COUNT > paired > touched > COUNT // 4
+
+
+@SUCH_A_PROCESSOR
+def test_a_signed_second_activation_of_a_file_with_quantized_operators(tmp_path: Path) -> None:
+    net, chance, outputs = Net(21), np.random.default_rng(2), list[str]()
+    scales = [net.constant(np.array(value, np.float32)) for value in (0.01, 0.02, 0.4)]
+    for number in range(20):
+        dtype = S8 if number % 2 else U8  # the second one; the first is uint8 always
+        zeros = [net.constant(np.array(z, t)) for z, t in ((90, U8), (0, dtype), (128, U8))]
+        flip = net.op("Transpose", "x", perm=[1, 0])
+        cut = net.constant(np.array([int(chance.integers(20, 49))]))
+        terms = net.op("Slice", flip, net.constant(np.array([0])), cut)
+        side = net.op("Slice", "x", net.constant(np.array([0])), cut, net.constant(np.array([1])))
+        a = net.op("QuantizeLinear", side, scales[0], zeros[0])
+        b = net.op("QuantizeLinear", terms, scales[1], zeros[1])
+        made = net.op("QLinearMatMul", a, scales[0], zeros[0], b, scales[1], zeros[1],
+                      scales[2], zeros[2])  # fmt: skip
+        outputs.append(net.op("DequantizeLinear", made, scales[2], zeros[2]))
+    path = tmp_path / "activations.onnx"
+    onnx.save(net.model(outputs, [8, 48]), path)
+    data = {"x": chance.normal(scale=2, size=(8, 48)).astype(np.float32)}
+    with qb.open_engine("onnxruntime-avx2", path) as engine:
+        found = qb.compare(qb.load(path), engine, data, local=True)
+    assert found.unexplained == 0
+    assert sum(value.causes.get(PAIRS, 0) for value in found.values) > 50

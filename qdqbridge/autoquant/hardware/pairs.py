@@ -7,7 +7,10 @@ schedules). What they do, of onnxruntime 1.32 read in its source and proved valu
 
 * Activations go in as stored codes, 0 to 255; signed ones of a QDQ file are shifted by 128. Weights
   go in as stored, signed. Products of unsigned weights are exact, and those of signed activations
-  that a file has as an operator (QLinearConv, MatMulInteger), and ConvInteger.
+  that a file has as an operator (QLinearConv, MatMulInteger). ConvInteger multiplies weights by
+  windows of its data, taps before channels: only uint8 weights by int8 data saturate there.
+* MatMulNBits with ``accuracy_level`` 4 is exact: codes of 2, 4 and 8 bits at their ends give the
+  sums of a processor with VNNI, but for the order in which blocks are added.
 * Zero points are corrected outside, so that no code is centred before it is multiplied.
 * A convolution is a product of matrices whose inner axis runs over channels of a group first and
   over taps last (``channels-last``), in one flat row; blocks of four channels of its own kernel for

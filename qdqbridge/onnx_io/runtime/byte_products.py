@@ -103,14 +103,14 @@ def saturating_products(path: Path) -> frozenset[str]:
     model = optimized(path)
     if model is None:
         return frozenset()
-    types = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
-    types |= {tensor.name: tensor.data_type for tensor in model.graph.initializer}
-    found: set[str] = set()
+    scope, found = _ReadableTensors().inside(model.graph), set[str]()
+    types = scope.types
     for node in model.graph.node:
+        scope.see(node)
         if node.op_type == "DynamicQuantizeLinear":
             types[node.output[2]] = TensorProto.UINT8
         places = _FACTORS.get(node.op_type)
-        if places is None or node.op_type == "ConvInteger":  # whose kernel is exact
+        if places is None or node.op_type == "ConvInteger":  # exact, but for int8 by uint8
             continue
         names = [*node.input, *[""] * 12]
         zero = "" if places.other is None else names[places.other]
