@@ -1,11 +1,11 @@
-"""What ``scripts/test --changed`` runs, and what ``scripts/mutants.py`` makes of a line."""
+"""What ``scripts/test --changed`` runs, and what ``scripts/checks/mutants.py`` makes of a line."""
 
 from __future__ import annotations
 
 import ast
 
 from scripts.changed import reached
-from scripts.mutants import changed_source, places
+from scripts.checks.mutants import changed_source, places
 
 _LINES = """
 def clamped(x, low):

@@ -71,8 +71,8 @@ def test_what_pages_call_of_the_package_is_there(page: Path) -> None:
 
 def test_every_script_is_in_the_index_of_scripts() -> None:
     index = prose(SCRIPTS / "README.md")
-    for script in SCRIPTS.iterdir():
-        if script.is_file() and script.name != "README.md":
+    for script in SCRIPTS.rglob("*"):
+        if script.is_file() and script.suffix in ("", ".py", ".sh"):
             assert re.search(rf"`{re.escape(script.stem)}(\.\w+)?`", index), script.name
 
 
@@ -104,28 +104,32 @@ def test_the_rows_on_the_page_are_those_that_a_test_adds() -> None:
 
 
 def script(name: str) -> ModuleType:
-    """Returns a script of ``scripts/`` as a module."""
-    return importlib.import_module(f"scripts.{name}")
+    """Returns a script of ``scripts/generators/`` as a module."""
+    return importlib.import_module(f"scripts.generators.{name}")
 
 
 @pytest.mark.parametrize("name", ["operator_table", "rules_doc"])
 def test_a_generated_page_is_current(name: str) -> None:
     module = script(name)
-    assert module.PAGE.read_text("utf-8") == module.page(), f"run python scripts/{name}.py"
+    assert module.PAGE.read_text("utf-8") == module.page(), (
+        f"run python scripts/generators/{name}.py"
+    )
 
 
 def test_the_pages_of_engines_are_current() -> None:
     module = script("engine_pages")
     for runtime in module.RUNTIMES:
         text = runtime.page.read_text("utf-8")
-        assert text == module.page(runtime), "run python scripts/engine_pages.py"
+        assert text == module.page(runtime), "run python scripts/generators/engine_pages.py"
 
 
 @pytest.mark.relax
 def test_the_table_of_relax_operators_is_current() -> None:
     pytest.importorskip("tvm")
     module = script("support_table")
-    assert module.TABLE.read_text("utf-8") == module.page(), "run python scripts/support_table.py"
+    assert module.TABLE.read_text("utf-8") == module.page(), (
+        "run python scripts/generators/support_table.py"
+    )
 
 
 def test_the_page_of_the_interface_has_every_public_name() -> None:

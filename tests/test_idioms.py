@@ -11,7 +11,9 @@ from tests.places import ROOT
 
 @cache
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("idioms", ROOT / "scripts" / "idioms.py")
+    spec = importlib.util.spec_from_file_location(
+        "idioms", ROOT / "scripts" / "generators" / "idioms.py"
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -27,4 +29,6 @@ def test_every_idiom_is_held_by_a_test() -> None:
 
 def test_the_table_is_current() -> None:
     module = script()
-    assert module.TABLE.read_text("utf-8") == module.table(), "run python scripts/idioms.py"
+    assert module.TABLE.read_text("utf-8") == module.table(), (
+        "run python scripts/generators/idioms.py"
+    )

@@ -1,6 +1,6 @@
 """Rules on text: ``<room>/text_cases/<rule>.txt`` is what a rule takes, ``---``, what it gives.
 
-``scripts/rules_doc.py`` has the list of sets and shows these files in docs/rules.md.
+``scripts/generators/rules_doc.py`` has the list of sets and shows these files in docs/rules.md.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 import qdqbridge as qb
 from qdqbridge.core.rewrite.driver import run
 from qdqbridge.core.rewrite.rule import Rule
-from scripts.rules_doc import SETS, RuleSet
+from scripts.generators.rules_doc import SETS, RuleSet
 from tests.core.canonical.at_work import alone, data_for, outputs
 
 CASES = {

@@ -1,8 +1,8 @@
 """How LiteRT's kernels round a product's accumulator, bit for bit.
 
-Each formula is exact: ``scripts/litert_rounding.py`` runs LiteRT beside them and counts the results
-that differ, which are none for the kernels named here. So a difference between LiteRT and the
-numeric contract of a product is explained where one of them gives LiteRT's result.
+Each formula is exact: ``scripts/engines/litert_rounding.py`` runs LiteRT beside them and counts
+the results that differ, which are none for the kernels named here. So a difference between LiteRT
+and the numeric contract of a product is explained where one of them gives LiteRT's result.
 
 Sources: TFLite's ``kernels/internal/common.h`` (MultiplyByQuantizedMultiplier) and
 ``kernels/internal/quantization_util.cc`` (QuantizeMultiplier); XNNPACK's requantization in float32.

@@ -1,9 +1,10 @@
 """A sample of ONNX's node suite: what onnxruntime runs, reading, interpreter and saved file run.
 
-``scripts/node_suite.py --csv FILE --gaps tests/conformance/node_suite_gaps.csv`` runs all of it and
-writes the exceptions, of which there is one with onnx 1.23 and onnxruntime 1.32:
-``test_attention_4d_causal_fp16_expanded`` in the interpreter, where every float16 operator computes
-in float32 and rounds once, and two of 192 results are two float16 steps away, beyond ONNX's 1e-3.
+``scripts/checks/node_suite.py --csv FILE --gaps tests/conformance/node_suite_gaps.csv`` runs all
+of it and writes the exceptions, of which there is one with onnx 1.23 and onnxruntime 1.32:
+``test_attention_4d_causal_fp16_expanded`` in the interpreter, where every float16 operator
+computes in float32 and rounds once, and two of 192 results are two float16 steps away, beyond
+ONNX's 1e-3.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ PARTS = 6
 
 
 def _script() -> ModuleType:
-    path = ROOT / "scripts" / "node_suite.py"
+    path = ROOT / "scripts" / "checks" / "node_suite.py"
     spec = importlib.util.spec_from_file_location("node_suite", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -181,7 +181,7 @@ def test_a_short_run(seed: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["bytes", "structured"])
 def test_the_command(tmp_path: Path, kind: str) -> None:
     root = ROOT
-    script = str(root / "scripts" / "mutations.py")
+    script = str(root / "scripts" / "checks" / "mutations.py")
     command = [sys.executable, script, kind, "--count", "40", "-o", str(tmp_path / "f")]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,6 +1,6 @@
 """Random graphs of ONNX's operators, a few; and what many found, each as its smallest model.
 
-``scripts/sweep_operators`` runs thousands.
+``scripts/sweeps/sweep_operators`` runs thousands.
 """
 
 from __future__ import annotations

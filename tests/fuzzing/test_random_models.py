@@ -1,6 +1,6 @@
 """Random operators and random graphs end no process and raise only our errors.
 
-``scripts/mutations.py nodes`` and ``graphs`` run thousands in children.
+``scripts/checks/mutations.py nodes`` and ``graphs`` run thousands in children.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def test_where_it_once_moved(path: Path) -> None:
 
 @pytest.mark.parametrize("first", range(0, 60, 20))
 def test_random_models(first: int) -> None:
-    """``scripts/sweep_digests`` makes as many as one likes."""
+    """``scripts/sweeps/sweep_digests`` makes as many as one likes."""
     for seed in range(first, first + 20):
         graph = loaded(random_model(seed))
         assert saved(graph).text() == graph.text(), seed

@@ -20,7 +20,7 @@ def test_random_products(first: int) -> None:
 @pytest.mark.relax
 @pytest.mark.parametrize(("kernels", "first"), [("fast", 200), ("reference", 201)])
 def test_random_products_on_tvm(kernels: str, first: int) -> None:
-    """Every operator on either kind of kernels; ``scripts/sweep_seeds`` tries all on both."""
+    """Every operator on either kind of kernels; ``sweep_seeds`` tries all on both."""
     pytest.importorskip("tvm")
     seeds = range(first, 210, 2)
     products = [Product(seed) for seed in seeds]

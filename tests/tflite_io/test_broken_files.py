@@ -44,7 +44,7 @@ def test_files_cut_anywhere(tmp_path: Path) -> None:
 
 
 def test_damaged_files(tmp_path: Path) -> None:
-    """A quick run of what ``scripts/mutations.py tflite`` does."""
+    """A quick run of what ``scripts/checks/mutations.py tflite`` does."""
     valid = list(tflite_seeds([]))
     known = [sites(data, tmp_path) for data in valid]
     rng = Random(0)

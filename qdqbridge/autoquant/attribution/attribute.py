@@ -46,7 +46,7 @@ _WORTH = 0.3
 """Decibels that a repair must gain to be proposed."""
 _RELATED = 0.5
 """The share of nodes below which a model is another network: pairs of other networks have at most
-0.36, those of one network above 0.98 (``scripts/alignment.py``)."""
+0.36, those of one network above 0.98 (``scripts/checks/alignment.py``)."""
 _KIN = 0.2
 """The cosine of two weights below which they are no roundings of one another: those of 3 bits,
 retrained, have 0.96, those of other networks at most 0.08."""

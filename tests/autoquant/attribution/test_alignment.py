@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import qdqbridge as qb
 from qdqbridge.autoquant.attribution.correspondence import correspondence, share
-from scripts.alignment import twin, wrong_of_twin
+from scripts.checks.alignment import twin, wrong_of_twin
 from tests.places import MODELS
 
 QUANTIZED = sorted(MODELS.glob("*s8*.onnx"))

@@ -91,7 +91,7 @@ def quantized_cnn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_spoiled_tensor_is_named_with_its_cause_and_repaired(
     quantized_cnn: Path, tmp_path: Path, seed: int
 ) -> None:
-    """One of each kind of sabotage; scripts/blame_sabotage takes six networks."""
+    """One of each kind of sabotage; scripts/checks/blame_sabotage takes six networks."""
     data = {"input": images()}
     made = spoil(quantized_cnn, tmp_path / "spoiled.onnx", seed, data)
     unspoiled = qb.blame(CNN, quantized_cnn, data, repairs=0).quantized_db

@@ -135,7 +135,9 @@ def plain(folder: Path, toy: Toy, feed: dict[str, NDArray[Any]]) -> None:
 
 
 def script(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(
+        name, ROOT / "scripts" / "generators" / f"{name}.py"
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -14,12 +14,12 @@ from qdqbridge.core.graph.types import TensorType
 from qdqbridge.errors import InputDataError
 from tests.places import ROOT
 
-SCRIPTS = ROOT / "scripts"
+SCRIPTS = ROOT / "scripts" / "engines"
 
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """``scripts/engine_models.py``; what it imports is forgotten afterwards."""
+    """``scripts/engines/engine_models.py``; what it imports is forgotten afterwards."""
     monkeypatch.syspath_prepend(SCRIPTS)
     for name in ("pattern_models", "engine_patterns", "engine_models"):
         monkeypatch.delitem(sys.modules, name, raising=False)

@@ -25,8 +25,10 @@ KNOWN = {"qnn": (0, 0), "qnn-v73": (0, 0), "openvino": (0, 0)}
 
 @pytest.fixture(scope="module")
 def models() -> Iterator[ModuleType]:
-    """``scripts/pattern_models.py``, which makes the files of the tables."""
-    spec = spec_from_file_location("pattern_models", ROOT / "scripts" / "pattern_models.py")
+    """``scripts/engines/pattern_models.py``, which makes the files of the tables."""
+    spec = spec_from_file_location(
+        "pattern_models", ROOT / "scripts" / "engines" / "pattern_models.py"
+    )
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     sys.modules["pattern_models"] = module

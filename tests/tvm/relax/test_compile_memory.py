@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.places import ROOT
 
-SCRIPT = ROOT / "scripts" / "compile_memory.py"
+SCRIPT = ROOT / "scripts" / "benches" / "compile_memory.py"
 SIZE, LAYERS = 4096, 6
 
 

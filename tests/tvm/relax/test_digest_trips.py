@@ -31,7 +31,7 @@ def test_where_it_once_moved(path: Path, variant: str) -> None:
 
 @pytest.mark.parametrize("variant", HOSTED)
 def test_random_models(variant: str) -> None:
-    """``scripts/sweep_digests`` makes as many as one likes; some no host can compute."""
+    """``scripts/sweeps/sweep_digests`` makes as many as one likes; some no host can compute."""
     came_back = 0
     for seed in range(40):
         graph = loaded(random_model(seed))

@@ -1,4 +1,4 @@
-"""NaN and infinities on TVM are what the interpreter has; scripts/sweep_nonfinite runs many."""
+"""NaN and infinities on TVM are what the interpreter has; sweep_nonfinite runs many."""
 
 from __future__ import annotations
 

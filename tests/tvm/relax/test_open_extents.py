@@ -20,7 +20,7 @@ from tests.tvm.relax.targets import UNOPTIMIZED
 
 pytestmark = pytest.mark.relax
 QUICK = (*range(12), 13, 25, 37, 49, 61, 73, 85, 97, 32, 41, 42, 44, 110)
-"""Seeds of the quick subset; ``scripts/sweep_open.py`` runs as many as one likes."""
+"""Seeds of the quick subset; ``scripts/sweeps/sweep_open.py`` runs as many as one likes."""
 
 
 def problems(model: Case, kernels: str) -> list[str]:

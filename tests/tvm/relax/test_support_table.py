@@ -15,7 +15,7 @@ pytestmark = pytest.mark.relax
 
 
 def script() -> ModuleType:
-    place = ROOT / "scripts" / "support_table.py"
+    place = ROOT / "scripts" / "generators" / "support_table.py"
     spec = importlib.util.spec_from_file_location("support_table", place)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -25,7 +25,9 @@ def script() -> ModuleType:
 
 def test_the_table_is_current() -> None:
     module = script()
-    assert module.TABLE.read_text("utf-8") == module.page(), "run python scripts/support_table.py"
+    assert module.TABLE.read_text("utf-8") == module.page(), (
+        "run python scripts/generators/support_table.py"
+    )
 
 
 def test_rows_say_what_they_become() -> None:

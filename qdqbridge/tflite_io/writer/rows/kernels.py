@@ -1,6 +1,6 @@
 """On which stored integers TFLite has kernels.
 
-Source: the kernels of LiteRT 2.3, run with these types (``scripts/litert_rounding.py``).
+Source: the kernels of LiteRT 2.3, run with these types (``scripts/engines/litert_rounding.py``).
 """
 
 from __future__ import annotations

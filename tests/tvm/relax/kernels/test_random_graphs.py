@@ -1,4 +1,4 @@
-"""Random graphs through plan, fusions and shared buffers; scripts/sweep_graphs runs many."""
+"""Random graphs through plan, fusions and shared buffers; scripts/sweeps/sweep_graphs runs many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A few random nodes of every kind; ``scripts/sweep_kernels --of others`` runs thousands."""
+"""A few random nodes of every kind; ``scripts/sweeps/sweep_kernels --of others`` runs thousands."""
 
 from __future__ import annotations
 

@@ -1,0 +1,134 @@
+"""Writes docs/rules.md: every set of rules of the rewriter, with the text cases of its room.
+
+Run as ``python scripts/generators/rules_doc.py``; with ``--check`` it only says whether the page
+is current.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from qdqbridge.autoquant.attribution.common_form import (
+    dense_bias,
+    matrix_is_dense,
+    split_is_slices,
+)
+from qdqbridge.autoquant.planning import batch_norms
+from qdqbridge.core.canonical.rules import RULES, rules_with
+from qdqbridge.core.options import ReadingOptions
+from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.tflite_io.writer import demands, expansion
+from qdqbridge.tflite_io.writer.demands import ethos
+from scripts.generators.generated_page import main
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "rules.md"
+_ROLE = re.compile(r":\w+:`~?([\w.]+)`")
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSet:
+    """Rules that are applied together.
+
+    Attributes:
+        title: What the page calls them.
+        room: The room that has them; its tests hold their text cases.
+        rules: In the order in which they look at a node.
+        exact: Outputs keep every bit; else floats may be rounded once less, or codes once more.
+    """
+
+    title: str
+    room: str
+    rules: tuple[Rule, ...]
+    exact: bool = True
+
+    def case(self, rule: Rule) -> Path:
+        """Returns where the text case of a rule is, if it has one."""
+        return ROOT / "tests" / self.room / "text_cases" / f"{rule.name}.txt"
+
+
+def _of_option(field: str) -> RuleSet:
+    added = rules_with(ReadingOptions(**{field: True}))[: -len(RULES)]
+    return RuleSet(f"Reading with `{field}`", "core/canonical", added, exact=False)
+
+
+_COMMON_FORM = (split_is_slices, matrix_is_dense, dense_bias)
+
+SETS: tuple[RuleSet, ...] = (
+    RuleSet("Canonical form", "core/canonical", RULES),
+    *(_of_option(field.name) for field in dataclasses.fields(ReadingOptions)),
+    RuleSet(
+        "Reading with `channels_first`",
+        "core/canonical",
+        rules_with(ReadingOptions(), channels_first=True)[: -len(RULES)],
+    ),
+    RuleSet("TFLite: what it demands", "tflite_io", demands.RULES, exact=False),
+    RuleSet("TFLite: operators written out", "tflite_io", expansion.RULES, exact=False),
+    RuleSet("Ethos-U", "tflite_io", (*ethos.WEIGHTS, *ethos.RULES), exact=False),
+    RuleSet("Quantizing: batch norms folded", "autoquant", batch_norms.FOLDS, exact=False),
+    RuleSet("Comparing graphs: one form of floats", "autoquant", _COMMON_FORM, exact=False),
+)
+"""Every set, in the order of the page. A room that gets one adds its line here."""
+
+_INTRODUCTION = """\
+# Rules
+
+Every rule that the rewriter (`qdqbridge/core/rewrite/`) applies, by set, in the order in which
+rules look at a node. A rule of several sets is shown once. Made by
+`python scripts/generators/rules_doc.py` from the rules' docstrings and from
+`tests/<room>/text_cases/`, which are tests: a rule alone makes exactly the second text of the
+first. [Adding a rule](adding_a_rule.md) says how to write one.
+
+The texts are what `qdqbridge.parse` reads (behind a first line, `qnn-raw 1`): inputs, then one node
+per line with its operands, attributes and result type, then outputs.
+`quant<uint8, 0.03125, 128>[n,4]` is a tensor of n times 4 stored uint8 with scale 0.03125 and zero
+point 128; `range=128..255` says which codes occur; a constant is written where it is read.
+
+What rewrites without being a rule is listed in
+[the architecture](architecture.md#what-rewrites).
+"""
+
+
+def page() -> str:
+    """Returns the page as it should be."""
+    lines, shown = [_INTRODUCTION], set[str]()
+    for each in SETS:
+        lines += _section(each, shown)
+        shown |= {rule.name for rule in each.rules}
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _section(each: RuleSet, shown: set[str]) -> Iterator[str]:
+    yield from (f"## {each.title}", "", _about(each), "")
+    for rule in each.rules:
+        if rule.name in shown:
+            continue
+        yield from (f"### {rule.name}", "", _prose(rule), "")
+        case = each.case(rule)
+        if case.exists():
+            before, after = case.read_text("utf-8").split("\n---\n")
+            yield from ("```text", before.strip(), "```", "")
+            yield from ("becomes", "", "```text", after.strip(), "```", "")
+
+
+def _about(each: RuleSet) -> str:
+    if each.exact:
+        return "Outputs keep every bit."
+    return "Beyond what keeps every bit: floats may be rounded once less, or codes once more."
+
+
+def _prose(rule: Rule) -> str:
+    """Returns a rule's docstring in Markdown."""
+    return _ROLE.sub(r"`\1`", (inspect.getdoc(rule.apply) or "").replace("``", "`"))
+
+
+if __name__ == "__main__":
+    sys.exit(main(PAGE, page, __doc__))
