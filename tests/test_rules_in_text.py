@@ -42,6 +42,7 @@ def applied(graph: qb.Graph, each: RuleSet, rule: Rule) -> list[str]:
     before = outputs(graph, data)
     refused = run(graph, [rule])
     for wanted, got in zip(before, outputs(graph, data), strict=True):
+        # a code may round to its neighbour, and floats are added in another order
         step = 1 if wanted.dtype.kind in "iu" else 1e-5
         np.testing.assert_allclose(
             got.astype(np.float64), wanted.astype(np.float64), rtol=1e-5, atol=step

@@ -128,6 +128,7 @@ def test_a_check_with_data_says_what_pairs_cost(
         np.square(paired[name] - exact[name]).sum() / np.square(exact[name]).sum()
         for name in graph.output_names
     ]
+    # decibels are printed with one decimal
     assert [float(each) for each in told] == [
         pytest.approx(-10 * np.log10(np.mean(shares)), abs=0.06)
     ]
@@ -156,6 +157,7 @@ def test_blame_says_what_pairs_cost(
     paired = next(iter(qb.evaluate(qb.load(files[1]), {"x": x}, pairs=True).values()))
     clean = x @ weight
     wanted = 10 * np.log10(np.square(clean).sum() / np.square(paired - clean).sum())
+    # noise that is left of float32 sums which nearly cancel
     assert found["paired_db"] == pytest.approx(wanted, abs=0.01)
     assert (found["quantized_db"] - found["paired_db"] > 0.5) == large
     assert run(asked) == 0

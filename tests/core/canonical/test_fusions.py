@@ -255,6 +255,7 @@ def test_what_scales_a_norm_goes_into_it(name: str, first: bool) -> None:
         data = {"x": np.random.default_rng(0).normal(0, 1, (2, 3, 4)).astype(np.float32)}
         data = {"x": data["x"].reshape(tuple(int(e) for e in shape[1:-1].split(",")))}
         wanted, got = (qb.evaluate(graph, data)["y"] for graph in (before, after))
+        # float32 products in another order
         np.testing.assert_allclose(got, wanted, rtol=1e-6)
     count = math.prod(int(extent) for extent in other[1:-1].split(","))
     _, kept = scaled(f"const float32{other} [{' '.join(map(str, range(1, count + 1)))}]")
