@@ -38,6 +38,10 @@ class InvalidModelError(QdqBridgeError):
     """The file is ONNX but breaks ONNX's own rules."""
 
 
+class ScalesError(InvalidModelError):
+    """Scales or zero points that do not fit the shape of their tensor."""
+
+
 class UnsupportedModelError(QdqBridgeError):
     """The model is valid, and something in it has no counterpart here."""
 

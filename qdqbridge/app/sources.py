@@ -108,8 +108,9 @@ def inspect_model(
     source = _read_model_source(path_of(path), params, adapter, optional_inputs=optional_inputs)
     header, raw = source.header(), operators(source.graph)  # before the graph is rewritten
     graph = source.canonical(options)
-    inside = ((body.place, body.graph) for body in parts(graph))
-    return inspection(header, raw, graph, explanation(graph, inside))
+    inside = [(body.place, body.graph) for body in parts(graph)]
+    bodies = [body for _, body in inside]
+    return inspection(header, raw, graph, explanation(graph, inside), bodies)
 
 
 def is_module(path: Path) -> bool:
@@ -155,11 +156,13 @@ def read_file(
         verify(graph, str(file))
         found = lambda: Header(file.name, None, {"tflite": 3}, "", operators(graph))  # noqa: E731
         return ModelSource(file, graph, found, channels_last=True)
+    from qdqbridge.onnx_io.control_flow.bodies import verify_bodies
     from qdqbridge.onnx_io.reading.header import header
     from qdqbridge.onnx_io.reading.reader import read as read_onnx
 
     graph = read_onnx(file, canonicalize, adapter, optional_inputs=optional_inputs)
     verify(graph, str(file))
+    verify_bodies(graph)
     return ModelSource(file, graph, lambda: header(file))
 
 

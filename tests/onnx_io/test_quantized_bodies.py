@@ -13,8 +13,11 @@ from onnx import helper, numpy_helper
 
 import qdqbridge as qb
 from qdqbridge.app.cli.failures import run as command
+from qdqbridge.errors import ScalesError
+from qdqbridge.onnx_io.control_flow.bodies import parts
 from qdqbridge.tvm.byoc.model import partition_model
 from tests.onnx_io.quantized_bodies import FLOAT, INT8, case, info
+from tests.onnx_io.quantized_bodies import model as random_model
 
 SCALE, STEPS = np.float32(2**-4), 600
 
@@ -23,6 +26,48 @@ SCALE, STEPS = np.float32(2**-4), 600
 def test_random_bodies(first: int, tmp_path: Path) -> None:
     found = {seed: case(seed, tmp_path) for seed in range(first, first + 20)}
     assert {seed: problem for seed, problem in found.items() if problem} == {}
+
+
+def outermost(graph: onnx.GraphProto) -> list[onnx.GraphProto]:
+    """Returns the bodies of a graph that quantize, not those inside them."""
+    attributes = [a for node in graph.node for a in node.attribute]
+    bodies = [a.g for a in attributes if a.type == onnx.AttributeProto.GRAPH]
+    return [body for body in bodies if stored_in(body)]
+
+
+def stored_in(body: onnx.GraphProto) -> list[onnx.NodeProto]:
+    return [node for node in body.node if "uantizeLinear" in node.op_type]
+
+
+def test_scales_that_do_not_fit_are_seen_inside_bodies(tmp_path: Path) -> None:
+    refused = 0
+    for seed in range(100):
+        made, _ = random_model(seed)
+        bodies = outermost(made.graph)
+        body = bodies[seed % len(bodies)]
+        nodes = stored_in(body)
+        node = nodes[seed // 3 % len(nodes)]
+        tensors = {"unfit_s": np.ones(7, np.float32), "unfit_z": np.zeros(7, np.int8)}
+        body.initializer.extend(numpy_helper.from_array(a, n) for n, a in tensors.items())
+        node.input[1], node.input[2] = tensors
+        node.attribute.append(helper.make_attribute("axis", 1))
+        onnx.save(made, tmp_path / "m.onnx")
+        try:
+            graph = qb.load(tmp_path / "m.onnx")
+        except ScalesError:
+            refused += 1
+            continue
+        values = [v for body in parts(graph) for v in body.graph.values() if v.quant is not None]
+        unfit = [v for v in values if v.quant is not None and not v.quant.params.per_tensor]
+        assert unfit and all(v.type.shape is None for v in unfit)  # nothing to contradict
+    assert refused > 80
+
+
+def test_inspect_counts_what_bodies_quantize(tmp_path: Path, capsys: Any) -> None:
+    onnx.save(scan(), tmp_path / "m.onnx")
+    assert command(["inspect", str(tmp_path / "m.onnx"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sum(found["quantized_activations"].values()) > 0
 
 
 @pytest.mark.relax

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 
-from cyclopts import CycloptsError, MissingArgumentError
+from cyclopts import CycloptsError, MissingArgumentError, UnusedCliTokensError
 from rich.markup import escape
 
 from qdqbridge.app.cli.output import stderr, warn
@@ -101,6 +101,11 @@ def _refused(what: str, why: str, fix: str) -> int:
 
 def _usage(error: CycloptsError, arguments: Sequence[str]) -> int:
     message = " ".join(str(error).split())
+    if isinstance(error, MissingArgumentError):  # an unknown option may be what is missing
+        unknown = _unknown_options(error, arguments)
+        message = f"Unknown option: {', '.join(unknown)}. {message}" if unknown else message
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        message = f"more arguments than the command takes: {', '.join(error.unused_tokens)}"
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         given = {argument.partition("=")[0] for argument in arguments}
         if not given & set(
@@ -110,6 +115,16 @@ def _usage(error: CycloptsError, arguments: Sequence[str]) -> int:
     chain = [name for name in error.command_chain or () if name]
     show(QdqBridgeError(message, fix=f"see '{' '.join(['qdqbridge', *chain, '--help'])}'"))
     return USAGE
+
+
+def _unknown_options(error: CycloptsError, arguments: Sequence[str]) -> list[str]:
+    """Returns the options among the arguments that the command does not have."""
+    if error.app is None or "--" in arguments:
+        return []
+    taken = error.app.assemble_argument_collection()
+    known = {name for argument in taken for name in (*argument.names, *argument.negatives)}
+    given = (argument.partition("=")[0] for argument in arguments)
+    return [name for name in given if name.startswith("--") and name not in known]
 
 
 def _bug(error: Exception) -> int:

@@ -151,10 +151,12 @@ def merge(
     output_: Out,
     force: Force = False,
     json: Json = False,
-) -> None:
+) -> int:
     """Merge several profiles of one model into one, as if profiled together."""
+    from qdqbridge.app.cli.failures import DONE, usage
+
     if not profiles:
-        raise InputDataError("there is no profile to merge", fix="give at least one file")
+        return usage("there is no profile to merge: PROFILES is missing", fix="give at least one")
     path = output.free(output_, force=force, model=profiles[0], suffix=".json")
     shards = [profiling.load_profile(shard) for shard in profiles]
     if len({shard.data for shard in shards}) < len(shards):
@@ -162,6 +164,7 @@ def merge(
     found = profiling.merge_profiles(shards)
     profiling.save_profile(found, path)
     _show(found, path, as_json=json)
+    return DONE
 
 
 @app.command

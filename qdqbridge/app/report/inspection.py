@@ -33,9 +33,9 @@ class Inspection:
         header: What the file says about itself.
         raw: Number of nodes by operator, as read.
         canonical: Number of nodes by operator, in canonical form.
-        activations: Number of quantized results by storage and granularity.
-        constants: Number of quantized constants by storage and granularity.
-        floats: Number of results that are float in canonical form.
+        activations: Number of quantized results by storage and granularity, in bodies too.
+        constants: Number of quantized constants by storage and granularity, in bodies too.
+        floats: Number of results that are float in canonical form, in bodies too.
         inputs: The graph inputs.
         outputs: The graph outputs.
         digest: SHA-256 of the canonical text form.
@@ -55,7 +55,11 @@ class Inspection:
 
 
 def inspection(
-    header: Header, raw: Mapping[str, int], canonical: Graph, notes: Sequence[Note]
+    header: Header,
+    raw: Mapping[str, int],
+    canonical: Graph,
+    notes: Sequence[Note],
+    bodies: Sequence[Graph] = (),
 ) -> Inspection:
     """Returns the summary of a model.
 
@@ -64,8 +68,9 @@ def inspection(
         raw: Number of nodes by operator, as read.
         canonical: Its canonical form.
         notes: What ``explain`` says about it.
+        bodies: The graphs inside its If, Loop and Scan.
     """
-    values = list(canonical.values())
+    values = [value for graph in (canonical, *bodies) for value in graph.values()]
     results = [value for value in values if not value.is_constant]
     return Inspection(
         header=header,

@@ -10,7 +10,7 @@ from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType
-from qdqbridge.errors import GraphError, InvalidModelError
+from qdqbridge.errors import GraphError, InvalidModelError, ScalesError
 
 _LISTED = 8
 
@@ -63,7 +63,7 @@ def _check_scales(graph: Graph, where: str) -> None:
     """Refuses types whose scales do not fit their shape: nobody could compute or write them."""
     for value in graph.values():
         if value.quant is not None and (problem := value.quant.misfit()):
-            raise InvalidModelError(
+            raise ScalesError(
                 f"the scales of '{value.name}' do not fit its shape",
                 where=where,
                 why=problem,

@@ -12,7 +12,6 @@ captured constants are constants of the graph. Its outputs are the body's.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -26,7 +25,7 @@ from qdqbridge.core.graph.edit import link, name_values, unlink
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.types import Dim, NestedType, Shape, TensorType
 from qdqbridge.core.graph.verify import verify
-from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
+from qdqbridge.errors import QdqBridgeError, ScalesError, UnsupportedTargetError
 from qdqbridge.onnx_io.control_flow.body_form import with_plain_bodies
 from qdqbridge.onnx_io.control_flow.subgraph_names import (
     CONTROL,
@@ -89,7 +88,7 @@ def is_control(node: Node) -> bool:
 def quantizes_inside(node: NodeProto) -> bool:
     """True where something in the bodies of a node makes, takes or multiplies stored integers."""
     return any(
-        any(part in inner.op_type for part in ("Quantize", "QLinear", "QGemm", "Integer"))
+        any(part in inner.op_type for part in ("uantize", "QLinear", "QGemm", "Integer"))
         for inner in nodes_inside(node)
     )
 
@@ -107,14 +106,26 @@ def bodies_of(node: Node, place: str, normal: Callable[[Graph], Graph]) -> tuple
     found: list[Body] = []
     for attribute in sorted(node.record(OpaqueAttrs).node.proto().attribute, key=_attribute_name):
         if attribute.type == onnx.AttributeProto.GRAPH:
-            # a body that cannot be read by itself is kept as it is
-            with suppress(QdqBridgeError):
-                found.append(
-                    _read_body_to_fixpoint(
-                        node, attribute.name, f"{place}/{attribute.name}/", normal
-                    )
-                )
+            inside = f"{place}/{attribute.name}/"
+            try:
+                found.append(_read_body_to_fixpoint(node, attribute.name, inside, normal))
+            except ScalesError:  # nobody could compute it
+                raise
+            except QdqBridgeError:  # a body that cannot be read by itself is kept as it is
+                continue
     return tuple(found)
+
+
+def verify_bodies(graph: Graph) -> None:
+    """Checks the scales in the bodies of a graph that quantize, also those inside bodies.
+
+    Raises:
+        ScalesError: Some do not fit the shape of their tensor.
+    """
+    for node, place in _places(graph).items():
+        if quantizes_inside(node.record(OpaqueAttrs).node.proto()):
+            for body in bodies_of(node, place, canonicalize):
+                verify_bodies(body.graph)
 
 
 def bodies_in(graph: Graph) -> dict[Node, tuple[Body, ...]]:

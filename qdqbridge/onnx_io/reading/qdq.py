@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.quantization import QuantParams, sound_scales
 from qdqbridge.core.graph.types import Shape
-from qdqbridge.errors import InvalidModelError, UnsupportedQuantization
+from qdqbridge.errors import ScalesError, UnsupportedQuantization
 
 SCALE_DTYPES = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT8_E8M0)
 STORAGE_DTYPES = (
@@ -82,7 +82,7 @@ class Encoding:
         """Returns the checked parameters.
 
         Raises:
-            InvalidModelError: Shapes, dtypes or axis contradict each other.
+            ScalesError: Shapes, dtypes or axis contradict each other.
             UnsupportedQuantization: Scales that stand for no finite real numbers.
         """
         self._check_dtypes()
@@ -214,7 +214,7 @@ class Encoding:
                 fix="calibrate this tensor again, or replace the scale by a small positive number",
             )
 
-    def _invalid(self, why: str, fix: str) -> InvalidModelError:
-        return InvalidModelError(
+    def _invalid(self, why: str, fix: str) -> ScalesError:
+        return ScalesError(
             "cannot read the quantization parameters", where=self.where, why=why, fix=fix
         )

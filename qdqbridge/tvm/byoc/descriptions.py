@@ -277,7 +277,7 @@ def dynamic_dense(match: Match) -> DynamicDense:
 def batch_matmul(match: Match) -> BatchMatmul:
     """Describes qnn.batch_matmul."""
     shown = record_of(_root(match), GemmAttrs)
-    fields = accumulation(match, None)
+    fields = accumulation(match, -2 if shown.trans_b else -1)
     return BatchMatmul(**fields, transpose_a=shown.trans_a, transpose_b=shown.trans_b)
 
 

@@ -134,6 +134,12 @@ def test_dense_and_batch_matmul(xd: str, wd: str) -> None:
             args[1] = b
             attrs = {"transpose_a": ta, "transpose_b": tb, "out_dtype": wide}
             cases.add("qnn.batch_matmul", args, attrs, total, symbolic=len(xs) > 2)
+        columns = np.arange(ys[-1])
+        total = ((x.astype(np.int64) - 3) @ (y.astype(np.int64) - columns)).astype(wide)
+        args = _six(x, y, 3, columns.tolist(), ys[-1])
+        args[1] = y
+        attrs = {"transpose_b": False, "out_dtype": wide}
+        cases.add("qnn.batch_matmul", args, attrs, total)
     cases.check()
 
 

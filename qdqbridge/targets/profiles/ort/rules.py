@@ -532,7 +532,9 @@ def _float_bias(view: FileView, node: FileNode) -> Reason | None:
     if x_scale.size != 1 or step.size != 1 or units.size not in (1, real.size):
         return None
     bias, units = real.reshape(-1).astype(np.float64), units.reshape(-1)
-    moved = float(np.abs(bias - np.rint(bias / units) * units).max(initial=0.0) / step.reshape(()))
+    ends = np.iinfo(np.int32)
+    stored = np.clip(np.rint(bias / units), ends.min, ends.max)
+    moved = float(np.abs(bias - stored * units).max(initial=0.0) / step.reshape(()))
     if moved <= BIAS_MOVES:
         return None
     return Reason(f"the float bias '{name}' is rounded, which moves the result by {moved:.3g} LSB",

@@ -72,8 +72,8 @@ def _matrix(context: CallContext, index: int, name: str) -> list[Any]:
 
 def _infer_matmul(context: CallContext) -> ResultType:
     out = check_operands(context)
-    context.expect_params(5, 3)
     x, y = _matrix(context, 0, "transpose_a"), _matrix(context, 1, "transpose_b")
+    context.expect_params(5, 3, y[-2], what="columns")
     context.expect_equal(x[-1], y[-1], "the reduced axes")
     return ResultType.of([*broadcast_shape(context, x[:-2], y[:-2]), x[-2], y[-2]], out)
 
@@ -108,12 +108,15 @@ def _lower_matmul(context: CallContext) -> Any:
 def _centred_operand_rows(
     x: te.Tensor, zero_point: te.Tensor, name: str, *, swap: bool
 ) -> te.Tensor:
-    """Returns ``x - zero_point`` with the reduced axis last, so that rows are contiguous."""
+    """Returns ``x - zero_point`` with the reduced axis last, so that rows are contiguous.
+
+    Several zero points are those of the rows.
+    """
     shape = [*x.shape[:-2], x.shape[-1], x.shape[-2]] if swap else list(x.shape)
 
     def element(*i: Prim) -> Prim:
         where = (*i[:-2], i[-1], i[-2]) if swap else i
-        return centred(x(*where), zero_point[0], str(x.dtype))
+        return centred(x(*where), entry(zero_point, (i[-2],), 0), str(x.dtype))
 
     return stage(shape, element, name=name)
 

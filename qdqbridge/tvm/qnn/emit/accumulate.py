@@ -152,8 +152,8 @@ def _by_matrix(
 
 def _batch_matmul(emitter: FunctionEmitter, node: Node, gemm: GemmAttrs) -> Expr:
     x, w = emitter.value(node.operand(0)), emitter.value(node.operand(1))
-    if node.operand(1).quant is not None and not _product_qparams(node)[1].per_tensor:
-        raise unsupported(node, "qnn.batch_matmul takes one scale for its second operand")
+    if emitter.only_matrices and not _product_qparams(node)[1].per_tensor:
+        raise unsupported(node, "Relay's batch_matmul takes one scale for its second operand")
     single = [emitter.rank(e) == 1 for e in (x, w)]  # vectors are matrices of one row
     x = emitter.emit(emitter.op.expand_dims(x, [0])) if single[0] else x
     w = emitter.emit(emitter.op.expand_dims(w, [1])) if single[1] else w
@@ -170,7 +170,7 @@ def _batch_matmul(emitter: FunctionEmitter, node: Node, gemm: GemmAttrs) -> Expr
         x, w, lead = batches(emitter, x, w, gemm)
         attrs = {"out_dtype": attrs["out_dtype"]}
     acc = emitter.qnn("batch_matmul", [x, w, *_emit_zero_points_scales(emitter, node)], attrs)
-    result = _finish(emitter, node, acc, axis=-1, gemm=gemm)
+    result = _finish(emitter, node, acc, axis=emitter.rank(acc) - 1, gemm=gemm)
     if lead is not None and len(lead) != 1:
         result = emitter.emit(emitter.op.reshape(result, (*lead, *emitter.extents(acc)[-2:])))
     if any(single):

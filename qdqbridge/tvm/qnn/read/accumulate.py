@@ -116,10 +116,10 @@ def dynamic_block_dense(reading: Reading, call: Call) -> Value:
 
 def batch_matmul(reading: Reading, call: Call) -> UnroundedProduct:
     """``qnn.batch_matmul``, in which Relay's second operand lies transposed."""
-    x = _data(reading, call)
-    w = parameters.operand(reading, call, PRODUCT.operands[1])
     trans_a = bool(call.get("transpose_a", False))
     trans_b = bool(call.get("transpose_b", True))
+    x = _data(reading, call)
+    w = parameters.operand(reading, call, PRODUCT.operands[1], axis=-2 if trans_b else -1)
     provenance = call.provenance
     if (
         provenance is not None
