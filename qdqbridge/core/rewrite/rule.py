@@ -138,9 +138,8 @@ def pattern_rule(
     def make(propose: Callable[[Node, PatternMatch, RuleContext], Proposal]) -> Rule:
         @wraps(propose)
         def apply(node: Node, context: RuleContext) -> Proposal:
-            if makers:  # most nodes are something else, and each is asked by many rules
-                read = {v.producer.op.name for v in node.inputs if v and v.producer}
-                if any(read.isdisjoint(names) for names in makers):
+            for names in makers:  # most nodes are something else, and many rules look at each
+                if not _reads_from(node, names):
                     return None
             is_output = context.is_output
             for match in matches(node.output, pattern, either_order=True, is_output=is_output):
@@ -152,6 +151,14 @@ def pattern_rule(
         return Rule(name, apply, anchors(pattern) or None)
 
     return make
+
+
+def _reads_from(node: Node, names: frozenset[str]) -> bool:
+    for value in node.inputs:
+        producer = None if value is None else value.producer
+        if producer is not None and producer.op.name in names:
+            return True
+    return False
 
 
 def replaced(
