@@ -83,10 +83,6 @@ def differences(seed: int, folder: Path) -> list[str]:
         found.append(f"the export is not computed as the file says: {words}")
     if qb.load(written).digest != graph.digest:
         found.append(f"the digest moves: {words}")
-    qb.save(graph, written, profile="portable", overwrite=True)
-    if not right(optimized(written, fed), wanted, model):
-        told = check(written, "portable") or run_otherwise(written, profile_of("portable"))
-        found += [] if told else [f"nothing tells of the portable export: {words}"]
     return found
 
 
@@ -129,7 +125,6 @@ def test_scales_of_input_channels(axis: int, shape: tuple[int, ...], tmp_path: P
         written = tmp_path / f"{profile}.onnx"
         qb.save(graph, written, profile=profile)
         told = run_otherwise(written, profile_of(profile))
-        assert bool(told) == ("unsaid-parameters" in {f.rule for f in check(written, profile)})
         kept = right(optimized(written, fed), wanted, model)
         assert (kept, bool(told), bool(strong(written))) == (
             (True, False, False) if profile == "ort" else (False, True, True)

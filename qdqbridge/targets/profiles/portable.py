@@ -5,7 +5,6 @@ from __future__ import annotations
 from qdqbridge.onnx_io.reading.qdq import SINCE
 from qdqbridge.targets.profiles.file_view import FileNode, FileView
 from qdqbridge.targets.profiles.finding import Effect, Reason, TargetRule
-from qdqbridge.targets.profiles.ort.rules import ROOM_FOR_SUMS, UNSAID_PARAMETERS
 from qdqbridge.targets.profiles.shared_rules import (
     constant_positive_scale,
     encoding_of,
@@ -63,7 +62,4 @@ RULES: tuple[TargetRule, ...] = (
          Effect.REFUSED, "reshape scale and zero point to rank 0"),
     TargetRule("positive-axis", "Q and DQ", _refuse_negative_axis, _IDIOMS, Effect.REFUSED,
          "count the axis from the front"),
-    # onnxruntime reads such files too, and computes something else there
-    UNSAID_PARAMETERS,
-    ROOM_FOR_SUMS,
 )  # fmt: skip

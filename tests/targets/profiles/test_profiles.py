@@ -295,7 +295,6 @@ BROKEN: dict[str, tuple[str, str, Callable[[Net], str]]] = {
     ),
     "portable_scale": ("portable", "constant-positive-scale", computed_scale),
     "portable_opset": ("portable", "declared-opset", sixteen_bits),
-    "portable_full_bias": ("portable", "room-for-sums", full_bias),
     "tensorrt_type": ("tensorrt", "signed-8-bit", lambda n: n.fake("x", 0.1, 0, U8)),
     "tensorrt_zero_point": ("tensorrt", "zero-point-0", lambda n: n.fake("x", 0.1, 3, S8)),
     "tensorrt_bias": ("tensorrt", "float-bias", lambda n: with_bias(n, 1.0)),
@@ -522,7 +521,6 @@ def test_every_rule_has_a_test() -> None:
     tested = {(profile, rule) for profile, rule, _ in BROKEN.values()}
     tested |= {("openvino", "blocks-of-terms"), ("tensorrt", "blocks-of-4-bits")}
     tested |= {("qnn", "no-blocks"), ("ort", "registered-operator")}
-    tested |= {("portable", "unsaid-parameters")}  # in test_fused_groups
     missing = {(p.name, r.name) for p in PROFILES.values() for r in p.rules} - tested
     missing -= {(p, r.name) for p in ("portable", "qoperator") for r in FUSED_WRONGLY}
     # In test_profiles_ort*, test_fused_groups: against onnxruntime. Openvino's shared ones: above.
