@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qdqbridge.core.graph.graph import Node
-from qdqbridge.core.graph.types import static_shape
+from qdqbridge.core.graph.types import Dim
 from qdqbridge.core.ops.attributes import DepthSpaceAttrs, TransposeAttrs
 from qdqbridge.core.ops.build import result
 from qdqbridge.core.ops.data_movement import RESHAPE, TRANSPOSE
@@ -39,22 +39,27 @@ _FORMS = (
 
 @rule("blocks-of-depth", RESHAPE)
 def blocks_of_depth(node: Node, context: RuleContext) -> Proposal:
-    """``Reshape(Transpose(Reshape(x))) -> DepthToSpace(x)`` or ``SpaceToDepth(x)``."""
+    """``Reshape(Transpose(Reshape(x))) -> DepthToSpace(x)`` or ``SpaceToDepth(x)``.
+
+    One extent may be open beside the batch: a Reshape leaves no choice for one that is left.
+    """
     del context
     turn = made_by(node.operand(0), TRANSPOSE)
     split = None if turn is None else made_by(turn.operand(0), RESHAPE)
     if turn is None or split is None:
         return None
     x, middle, after = split.operand(0), split.output.type.shape, node.output.type.shape
-    image = static_shape(x.type.shape and x.type.shape[1:])
+    image = x.type.shape and x.type.shape[1:]
     if image is None or len(image) != 3 or middle is None or after is None or len(middle) != 6:
+        return None
+    if sum(isinstance(extent, str) for extent in image) > 1:
         return None
     for form in _FORMS:
         size = middle[form.sizes[0]]
         if turn.attributes != TransposeAttrs(form.perm) or not isinstance(size, int):
             continue
-        if middle[1:] == _block_split_shape(form, image, size) and after[1:] == _joined(
-            form, image, size
+        if _fits(middle[1:], _block_split_shape(form, image, size)) and _fits(
+            after[1:], _joined(form, image, size)
         ):
             attributes, output = DepthSpaceAttrs(size, form.mode), node.output
             origin = split.origin.joined(turn.origin).joined(node.origin)
@@ -63,16 +68,34 @@ def blocks_of_depth(node: Node, context: RuleContext) -> Proposal:
     return None
 
 
-def _block_split_shape(form: _BlockForm, image: tuple[int, ...], size: int) -> tuple[int, ...]:
-    c, h, w = image
-    if form.name == "SpaceToDepth":
-        return (c, h // size, size, w // size, size)
-    deep = (size, size, c // size**2) if form.mode == "DCR" else (c // size**2, size, size)
-    return (*deep, h, w)
+def _fits(shape: tuple[Dim, ...], wanted: tuple[int | None, ...]) -> bool:
+    """True where every extent is the wanted one, and the one that is not known is open."""
+    return len(shape) == len(wanted) and all(
+        isinstance(a, str) if b is None else a == b for a, b in zip(shape, wanted, strict=True)
+    )
 
 
-def _joined(form: _BlockForm, image: tuple[int, ...], size: int) -> tuple[int, ...]:
+def _times(extent: Dim, factor: int) -> int | None:
+    return extent * factor if isinstance(extent, int) else None
+
+
+def _over(extent: Dim, divisor: int) -> int | None:
+    return extent // divisor if isinstance(extent, int) else None
+
+
+def _block_split_shape(
+    form: _BlockForm, image: tuple[Dim, ...], size: int
+) -> tuple[int | None, ...]:
     c, h, w = image
     if form.name == "SpaceToDepth":
-        return (c * size**2, h // size, w // size)
-    return (c // size**2, h * size, w * size)
+        return (_times(c, 1), _over(h, size), size, _over(w, size), size)
+    depth, space = _over(c, size**2), (_times(h, 1), _times(w, 1))
+    deep = (size, size, depth) if form.mode == "DCR" else (depth, size, size)
+    return (*deep, *space)
+
+
+def _joined(form: _BlockForm, image: tuple[Dim, ...], size: int) -> tuple[int | None, ...]:
+    c, h, w = image
+    if form.name == "SpaceToDepth":
+        return (_times(c, size**2), _over(h, size), _over(w, size))
+    return (_over(c, size**2), _times(h, size), _times(w, size))

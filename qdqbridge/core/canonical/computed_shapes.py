@@ -10,6 +10,7 @@ from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.types import Dim
 from qdqbridge.core.ops.attributes import ExpandAttrs, ReshapeAttrs, ShapeAttrs
 from qdqbridge.core.ops.build import constant, result
+from qdqbridge.core.ops.conversion import REINTERPRET
 from qdqbridge.core.ops.data_movement import EXPAND, RESHAPE
 from qdqbridge.core.ops.shape_operator import SHAPE
 from qdqbridge.core.ops.shape_values import (
@@ -19,7 +20,14 @@ from qdqbridge.core.ops.shape_values import (
     computed_extents,
     shape_extents,
 )
-from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule, stored_behind
+from qdqbridge.core.rewrite.rule import (
+    Proposal,
+    Replace,
+    RuleContext,
+    made_by,
+    rule,
+    stored_behind,
+)
 
 _DEPTH = 32
 _LARGEST = 1 << 63
@@ -27,9 +35,10 @@ _LARGEST = 1 << 63
 
 @rule("shape-of-stored", SHAPE)
 def shape_of_stored(node: Node, context: RuleContext) -> Proposal:
-    """``Shape(dequantize(q)) -> Shape(q)``."""
+    """``Shape(dequantize(q)) -> Shape(q)``, and that of its bits as another type."""
     del context
-    stored = stored_behind(node.operand(0))
+    bits = made_by(node.operand(0), REINTERPRET)
+    stored = stored_behind(node.operand(0)) if bits is None else bits.operand(0)
     if stored is None:
         return None
     return Replace(

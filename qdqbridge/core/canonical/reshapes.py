@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
+from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Attributes
 from qdqbridge.core.graph.types import Dim, static_shape
-from qdqbridge.core.ops.attributes import AxesAttrs, AxisAttrs, ReshapeAttrs, TransposeAttrs
+from qdqbridge.core.ops.attributes import (
+    AxesAttrs,
+    AxisAttrs,
+    ReshapeAttrs,
+    SliceAttrs,
+    TransposeAttrs,
+)
 from qdqbridge.core.ops.build import result
 from qdqbridge.core.ops.data_movement import (
     EXPAND,
@@ -18,6 +27,7 @@ from qdqbridge.core.ops.data_movement import (
     TRANSPOSE,
     UNSQUEEZE,
 )
+from qdqbridge.core.ops.selection import SLICE
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, made_by, rule
 
@@ -44,6 +54,24 @@ def reshape_nothing(node: Node, context: RuleContext) -> Proposal:
     if not same or x.type.with_shape(target.shape) != target:
         return None
     return Replace({node.output: x})
+
+
+@rule("reshape-of-no-element", RESHAPE)
+def reshape_of_no_element(node: Node, context: RuleContext) -> Proposal:
+    """``Reshape(x, extents) -> const`` where an extent is 0 that x does not have at its place.
+
+    Hosts would copy the extent of x in the place of that 0, and no element is left to move.
+    """
+    del context
+    output, have = node.output, node.operand(0).type.shape
+    shape = static_shape(output.type.shape)
+    if shape is None or have is None:
+        return None
+    own = (*have, *[None] * len(shape))
+    if all(dim != 0 or other == 0 for dim, other in zip(shape, own, strict=False)):
+        return None
+    data = Constant.of(np.zeros(shape, output.type.dtype.numpy))
+    return Replace({output: Value(output.type, output.name, constant=data)})
 
 
 @rule("flatten-is-reshape", FLATTEN)
@@ -149,9 +177,9 @@ def _as_reshape(node: Node, name: str, attributes: Attributes) -> Replace:
 # ---- one after the other -----------------------------------------------------------------------
 
 
-@rule("moved-twice", RESHAPE, FLATTEN, TRANSPOSE, UNSQUEEZE, SQUEEZE)
+@rule("moved-twice", RESHAPE, FLATTEN, TRANSPOSE, UNSQUEEZE, SQUEEZE, SLICE)
 def moved_twice(node: Node, context: RuleContext) -> Proposal:
-    """``Transpose(Transpose(x)) -> Transpose(x)``; so Reshape, Squeeze and Unsqueeze."""
+    """``Transpose(Transpose(x)) -> Transpose(x)``; so Reshape, Squeeze, Unsqueeze, Slice."""
     del context
     inner = made_by(node.operand(0), node.op)
     if inner is None and node.op in (RESHAPE, FLATTEN):
@@ -184,10 +212,18 @@ def _composed(node: Node, inner: Node) -> Attributes | None:
     if isinstance(a, AxesAttrs) and isinstance(b, AxesAttrs):
         rank = inner.output.rank if node.op is UNSQUEEZE else inner.operand(0).rank
         return None if rank is None else _joined(node.op.name, a.axes, b.axes, rank)
+    if isinstance(a, SliceAttrs) and isinstance(b, SliceAttrs):
+        return _of_all_axes(a, b) if set(a.axes).isdisjoint(b.axes) else None
     if node.op in (RESHAPE, FLATTEN) and _is_static_reshape(inner) and _is_static_reshape(node):
         target = _reshape_between(inner.operand(0), node.output)
         return None if target is None else ReshapeAttrs(target)
     return None
+
+
+def _of_all_axes(a: SliceAttrs, b: SliceAttrs) -> SliceAttrs:
+    cuts = [cut for s in (a, b) for cut in zip(s.axes, s.starts, s.ends, s.steps, strict=True)]
+    axes, starts, ends, steps = zip(*sorted(cuts), strict=True)
+    return SliceAttrs(starts, ends, axes, steps)
 
 
 def _is_static_reshape(node: Node) -> bool:

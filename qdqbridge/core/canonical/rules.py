@@ -87,6 +87,7 @@ RULES: tuple[Rule, ...] = (
     identities.slice_to_the_end,
     identities.negated_twice,
     reshapes.reshape_nothing,
+    reshapes.reshape_of_no_element,
     blocks.blocks_of_depth,
     reshapes.moved_twice,
     transposes.region_of_a_layout,

@@ -8,7 +8,7 @@ from qdqbridge.core.canonical.storage import same_elements
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.ops import run_time_parameters
-from qdqbridge.core.ops.table import OPERATORS
+from qdqbridge.core.ops.table import BY_NAME, OPERATORS
 from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
 
 _MERGED = (Flow.CONVERT, Flow.REINTERPRET, Flow.MOVE)
@@ -17,15 +17,32 @@ _MANY = 64
 _FEW = 64
 
 
-_SHARED = (
-    *(row.name for row in OPERATORS if row.flow in _MERGED),
-    *(row.name for row in run_time_parameters.OPERATORS),
+_SHARED = frozenset(
+    (
+        *(row.name for row in OPERATORS if row.flow in _MERGED),
+        *(row.name for row in run_time_parameters.OPERATORS),
+    )
 )
 
 
-@rule("merge-equal", *_SHARED)
+_RANDOM = frozenset(
+    (
+        "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli",
+        "Multinomial", "Dropout", "If", "Loop", "Scan",
+    )
+)  # fmt: skip
+"""What gives other numbers each time, or may hold what does."""
+
+
+@rule("merge-equal")
 def merge_equal(node: Node, context: RuleContext) -> Proposal:
-    """``f(x), f(x) -> f(x)`` for conversions and data-movement operators (idioms A23, A24)."""
+    """``f(x), f(x) -> f(x)`` for conversions and data-movement operators (idioms A23, A24).
+
+    So for ONNX's operators without a row, but random ones: optimizers of files merge all of them.
+    """
+    name = node.op.name
+    if name not in _SHARED and (name in BY_NAME or name in _RANDOM or "::" in name):
+        return None
     if len(node.outputs) != 1 or not node.inputs:
         return None
     if any(value is not None and value.constant is not None for value in node.inputs[:1]):

@@ -25,6 +25,7 @@ from qdqbridge.core.graph.types import QuantType, TensorType
 from qdqbridge.core.ops.attributes import ClipAttrs, PadAttrs
 from qdqbridge.core.ops.conversion import REINTERPRET, REQUANTIZE
 from qdqbridge.core.ops.elementwise import CONCAT
+from qdqbridge.core.ops.shape_operator import SHAPE
 from qdqbridge.core.ops.unary import CLIP
 
 Hints: TypeAlias = "Mapping[Value, QuantParams | None]"
@@ -114,7 +115,7 @@ _UNTOLD = per_tensor(DType.INT8, 1.0)
 
 def _only_moved(value: Value, chosen: Mapping[Value, QuantParams]) -> bool:
     """True where nobody reads a value as plain numbers."""
-    return all(n.op is REINTERPRET or n.outputs[0] in chosen for n, _ in value.users)
+    return all(n.op in (REINTERPRET, SHAPE) or n.outputs[0] in chosen for n, _ in value.users)
 
 
 def _holds(value: Value, params: QuantParams) -> bool:

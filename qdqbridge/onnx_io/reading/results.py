@@ -216,6 +216,8 @@ class Results:
         elif op.name == "ConstantOfShape":
             numbers = self.numbers(operands[0])
             return None if numbers is None else tuple(numbers)
+        elif op.name.rpartition("::")[2] == "Flatten" and shapes[0] is None:
+            return (None, None)  # a matrix, of whatever rank the operand is
         elif op.name in _COUNTED:
             return self._counted_shape(op.name, shapes[0], operands)
         elif op.name in _AXES and len(shapes) > 1:

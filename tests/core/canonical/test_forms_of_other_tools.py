@@ -169,3 +169,51 @@ def test_what_is_exact_of_constants_is_a_constant(op_type: str, operands: Any, m
     y = b.op(op_type, *(b.init(np.asarray(each)) for each in operands), **more)
     b.outputs.append(onnx.ValueInfoProto(name=y))
     assert not canonical(b.model()).nodes
+
+
+# ---- what is cut twice, or computed twice ------------------------------------------------------
+
+
+def _axis(cut: tuple[int, int, int]) -> int:
+    return cut[2]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_slices_of_several_axes_are_one(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    shape, axes = (5, 6, 7, 8), rng.permutation(4)[: rng.integers(2, 5)]
+    cuts = [(int(rng.integers(0, 2)), int(rng.integers(3, 5)), int(a)) for a in axes]
+    apart, at_once = Builder(17), Builder(17)
+    x = apart.input("x", shape)
+    for start, end, axis in cuts:
+        x = apart.op("Slice", x, ints(apart, start), ints(apart, end), ints(apart, axis))
+    apart.output(x, None)
+    y = at_once.input("x", shape)
+    parts = (ints(at_once, *column) for column in zip(*sorted(cuts, key=_axis), strict=True))
+    at_once.output(at_once.op("Slice", y, *parts), None)
+    found, wanted = canonical(apart.model()), canonical(at_once.model())
+    assert ops(found) == ["Slice"]
+    assert found.digest == wanted.digest
+    given = {"x": floats(*shape)}
+    expected = given["x"]
+    for start, end, axis in cuts:
+        expected = expected.take(range(start, end), axis=axis)
+    np.testing.assert_array_equal(run(found, given)[0], expected)
+
+
+def test_slices_of_one_axis_stay_two() -> None:
+    b = Builder(17)
+    x = b.op("Slice", b.input("x", [9]), ints(b, 1), ints(b, 7), ints(b, 0))
+    b.output(b.op("Slice", x, ints(b, 1), ints(b, 3), ints(b, 0)), None)
+    assert ops(canonical(b.model())) == ["Slice", "Slice"]
+
+
+@pytest.mark.parametrize(("op_type", "count"), [("IsNaN", 1), ("Hardmax", 1), ("Bernoulli", 2)])
+def test_an_operator_without_a_row_is_there_once_unless_random(op_type: str, count: int) -> None:
+    b = Builder(17)
+    x = b.input("x", [2, 3])
+    for _ in range(2):
+        y = b.op("Cast", b.op(op_type, x), to=onnx.TensorProto.FLOAT)
+        b.output(b.op("Relu", y), [2, 3])
+    found = ops(canonical(b.model()))
+    assert sum(op_type in name for name in found) == count

@@ -87,3 +87,25 @@ def test_a_remainder_of_either_sign() -> None:
         given = {"x": x, "y": np.array(y, np.float32)}
         (found,), (wanted,) = executable.run(given).values(), qb.evaluate(graph, given).values()
         np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "int32"])
+@pytest.mark.parametrize("width", [5, "m"])
+def test_extents_of_an_equation(kind: str, width: int | str) -> None:
+    """An Einsum sums along an extent that is 1 in one operand as often as the other has it."""
+    b = Builder(21)
+    elem = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    x, y = b.input("x", [2, "k", "n"], elem), b.input("y", [width, 3], elem)
+    b.output(b.op("Einsum", x, y, equation="abc,cd->adb"), None, elem)
+    graph = canonical(b.model())
+    assert qb.from_relax(qb.to_relax(graph)[0]).digest == graph.digest
+    executable = qb.compile(graph)
+    for n, other in ((1, 5), (5, 5), (5, 1), (1, 1)):
+        if isinstance(width, int) and other != width:
+            continue
+        given = {"x": _given(kind, n, (2, 4, "n")), "y": _given(kind, other, ("m", 3))}
+        (found,) = executable.run(given).values()
+        wanted = sum(
+            given["x"][:, :, i % n, None] * given["y"][i % other] for i in range(max(n, other))
+        )
+        np.testing.assert_array_equal(found, np.swapaxes(wanted, 1, 2), str((n, other)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -293,3 +294,76 @@ def test_a_gemm_with_factors(dtype: type, variant: str) -> None:
         b.output(b.op("Gemm", *given, alpha=alpha, beta=beta, transA=turned), None, kind)
         graph = loaded(b.model())
         assert hosted(graph, variant).digest == graph.digest, (alpha, beta, turned, added)
+
+
+@pytest.mark.parametrize("variant", HOSTED)
+@pytest.mark.parametrize("given", ["const", "stored", "codes", "open"])
+def test_a_resize_of_everything(given: str, variant: str) -> None:
+    """Of constants, of integers that a quantize leaves, of inputs, and over open extents."""
+    ways = product(("nearest", "linear"), ("asymmetric", "half_pixel", "align_corners"))
+    for (mode, coordinates), kind in product(ways, (np.float32, np.uint8, np.int32)):
+        if given == "stored" and kind is not np.uint8:
+            continue
+        code = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+        for sizes in ([1, 2, 2, 3], [1, 2, 5, 6]):
+            b = Builder(18)
+            if given == "const":
+                x = b.init((np.arange(24).reshape(1, 2, 4, 3) % 7).astype(kind))
+            elif given == "stored":
+                x = b.op("QuantizeLinear", b.input("x", [1, 2, 4, 3]), *b.params(0.5, 3, np.uint8))
+            else:
+                x = b.input("x", ["n", "c", "h", "w"] if given == "open" else [1, 2, 4, 3], code)
+            y = b.op(
+                "Resize", x, "", "", b.init(np.array(sizes)),
+                mode=mode, coordinate_transformation_mode=coordinates,
+            )  # fmt: skip
+            b.output(y, None, code)
+            graph = loaded(b.model())
+            assert hosted(graph, variant).digest == graph.digest, (mode, coordinates, kind, sizes)
+
+
+def blocks_of_an_open_extent(b: Builder) -> str:
+    return b.op("SpaceToDepth", b.input("x", [1, "c", 2, 4]), blocksize=2)
+
+
+def shape_of_a_dequantized_input(b: Builder) -> str:
+    x = b.input("x", ["n", "n", 3], TensorProto.INT32)
+    return b.op("Shape", b.op("DequantizeLinear", x, b.init(np.float32(0.02))))
+
+
+def nothing_in_another_shape(b: Builder) -> str:
+    x = b.input("x", [1, 2, 0, 2])
+    return b.op("Reshape", x, b.init(np.array([1, 2, 0, 0])), allowzero=1)
+
+
+def pad_that_wraps_one(b: Builder) -> str:
+    return b.op("Pad", b.input("x", [1], TensorProto.UINT8), b.init(np.array([0, 2])), mode="wrap")
+
+
+def joined_constants(b: Builder) -> str:
+    stored = b.init(np.array([7, 10, 6, 6], np.uint8))
+    parts = [
+        b.init(np.array([0, 1, 0, 0], np.float32)),
+        b.op("DequantizeLinear", stored, b.init(np.float32(1)), b.init(np.uint8(7))),
+        b.init(np.array([0, 1, 0, -0.4], np.float32)),
+    ]
+    joined = b.op("Concat", *parts, axis=0)
+    return b.op("QuantizeLinear", joined, b.init(np.float32(1)), b.init(np.int8(6)))
+
+
+@pytest.mark.parametrize("variant", HOSTED)
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (blocks_of_an_open_extent, TensorProto.FLOAT),
+        (shape_of_a_dequantized_input, TensorProto.INT64),
+        (nothing_in_another_shape, TensorProto.FLOAT),
+        (pad_that_wraps_one, TensorProto.UINT8),
+        (joined_constants, TensorProto.INT8),
+    ],
+)
+def test_what_random_graphs_found(make: Callable[[Builder], str], code: int, variant: str) -> None:
+    b = Builder(21)
+    b.output(make(b), None, code)
+    graph = loaded(b.model())
+    assert hosted(graph, variant).text() == graph.text()

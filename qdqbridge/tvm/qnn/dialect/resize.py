@@ -26,6 +26,7 @@ from qdqbridge.tvm.qnn.dialect.op import REQUIRED, Attribute, QnnOp
 from qdqbridge.tvm.qnn.dialect.open_resize import scaled_extent
 from qdqbridge.tvm.qnn.dialect.tir import tirx
 from qdqbridge.tvm.qnn.dialect.unary import FIVE, OUT_DTYPE, infer_codes
+from qdqbridge.tvm.qnn.ranges import is_code
 
 METHODS = {"nearest_neighbor": "nearest", "linear": "linear", "cubic": "cubic"}
 
@@ -102,11 +103,18 @@ def _resize_attrs_of_call(
 
 
 def _kind(context: CallContext) -> ResultType:
-    """Returns the type of the result: codes, or floats of floats."""
+    """Returns the type of the result: codes, floats of floats, or what is copied."""
     shape, dtype = context.tensor(0)
-    if dtype == "float32" == (context.attr("out_dtype") or dtype):
+    if dtype == "float32" == (context.attr("out_dtype") or dtype) or _copies(context):
         return ResultType.of(shape, dtype)
     return infer_codes(context)
+
+
+def _copies(context: CallContext) -> bool:
+    """True where nearest takes elements that are neither codes nor floats, as they are."""
+    dtype = context.dtype(0)
+    same = dtype == (context.attr("out_dtype") or dtype) != "float32"
+    return same and context.attr("method") == "nearest_neighbor" and not is_code(dtype)
 
 
 def _resize_type_inference(rank: int) -> Any:
@@ -142,7 +150,7 @@ def _lower_resize(rank: int) -> Any:
         ]
         plan = InterpolationPlan(attributes, _numbers(context, rank), frozenset(opened))
         _check_open(context, plan, out, rank)
-        steps, outside = plan.steps(), outside_masks(plan)
+        steps, outside, copies = plan.steps(), outside_masks(plan), _copies(context)
 
         def resize(
             x: te.Tensor,
@@ -163,13 +171,16 @@ def _lower_resize(rank: int) -> Any:
             tables = tuple(plan.filled(tables, shape, sizes, zero))
 
             def values(where: Sequence[Prim]) -> Prim:
-                return real(x(*layout.stored(where)), zx[0], sx[0])
+                stored = x(*layout.stored(where))
+                return stored if copies else real(stored, zx[0], sx[0])
 
             value = interpolated(attributes.mode, steps, values, shape, sizes, tables, zero)
 
             def element(*stored: Prim) -> Prim:
                 i = layout.logical(stored)
                 result = value(i)
+                if copies:
+                    return result
                 if outside:
                     mask = [tables[t][i[axis]] != tirx.const(0, "int32") for axis, t in outside]
                     fill = tirx.const(float(np.float32(attributes.extrapolation_value)), "float32")

@@ -120,13 +120,14 @@ def _floating(emitter: FunctionEmitter, node: Node, attributes: ResizeAttrs) -> 
 
 
 def _opened(emitter: FunctionEmitter, node: Node, attributes: ResizeAttrs, value: Expr) -> Expr:
-    """Emits ``qnn.resize`` of floats, whose weights are computed when it runs."""
-    attrs = {**_emit_resize_attrs(node, attributes, []), "out_dtype": "float32"}
-    one, zero = emitter.number(np.ones((), np.float32)), emitter.number(np.zeros((), np.int32))
+    """Emits ``qnn.resize``, whose weights are computed when it runs: of floats, or of a copy."""
     dtype = emitter.dtype(value)
     if dtype == "float64":
         raise unsupported(node, "it resizes float64 along an axis of symbolic extent")
-    resized = emitter.qnn("resize", [emitter.cast(value, "float32"), one, zero, one, zero], attrs)
+    kind = dtype if moves(attributes) and "float" not in dtype else "float32"
+    attrs = {**_emit_resize_attrs(node, attributes, []), "out_dtype": kind}
+    one, zero = emitter.number(np.ones((), np.float32)), emitter.number(np.zeros((), np.int32))
+    resized = emitter.qnn("resize", [emitter.cast(value, kind), one, zero, one, zero], attrs)
     return emitter.cast(resized, dtype)
 
 

@@ -37,7 +37,8 @@ def in_layout(
         reader.result.shape if back is None else permuted_shape(reader.result.shape, inverse(back))
     )
     attributes = attributes_of(x, TensorType(reader.result.dtype, shape))
-    if not _moves(op, attributes):
+    provenance = reader.call.provenance
+    if not _moves(op, attributes) or (provenance and not any(provenance.operands)):
         x = reader.plain(x)
     type_: ValueType = reader.result if x.quant is None else x.quant.with_shape(reader.result.shape)
     return laid_out(

@@ -302,7 +302,9 @@ def _restore_operand(value: Value, index: int, provenance: Provenance) -> Value:
         if source.constant is not None or not any(provenance.results):
             return source
     params = folded_params(provenance, index)
-    return value if params is None or value.constant is None else _unfold_quantized(value, params)
+    if params is None or value.constant is None or not value.type.dtype.is_float:
+        return value
+    return _unfold_quantized(value, params)
 
 
 def _cast_constant_exactly(value: Value, dtype: DType) -> Value:

@@ -11,6 +11,7 @@ from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.types import QuantType, TensorType, ValueType
 from qdqbridge.core.layout.permutation import channels_first as first
 from qdqbridge.core.ops.attributes import ResizeAttrs
+from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.resize import moves
 from qdqbridge.tvm.qnn.origin import layout_of
 from qdqbridge.tvm.qnn.read import parameters
@@ -39,6 +40,8 @@ def quantized_resize(rank: int) -> Row:
     """Returns the row of ``qnn.resize<rank>d`` (0: of any axes), of open floats too."""
 
     def read(reading: Reading, call: Call) -> Value:
+        if call.provenance is not None and not any(call.provenance.operands):
+            return _plain_resize(reading, call)
         (data,) = parameters.operands(reading, call, ONE)
         data, back = channels_first(reading, data, str(call.get("layout") or ""), rank)
         attributes = _call_attributes(call, data, rank, back)
@@ -48,6 +51,16 @@ def quantized_resize(rank: int) -> Row:
         )  # fmt: skip
 
     return read
+
+
+def _plain_resize(reading: Reading, call: Call) -> Value:
+    """Returns the Resize of what is not quantized, of the value in front of a Cast of its own."""
+    data = reading.plain(call.args[0])
+    node = data.producer
+    if node is not None and node.op is CAST and reading.provenances.get(node) == call.provenance:
+        data = node.operand(0)
+    attributes = _call_attributes(call, data, 0, None)
+    return reading.node("Resize", attributes, [data], tensor(call), call)
 
 
 def _result_type(reading: Reading, call: Call, data: Value, attributes: ResizeAttrs) -> ValueType:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.onnx_io.codecs.windows import kernel_of, window_of
 from qdqbridge.tvm.qnn.emit.emitter import Expr
-from qdqbridge.tvm.relax.emit.broadcasting import spread
+from qdqbridge.tvm.relax.emit.broadcasting import Extent, common, known_to_agree, spread
 from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext
 
 _MOST_AXES = 3
@@ -36,9 +36,27 @@ def _conv_integer(context: CompositionContext) -> Sequence[Expr]:
 
 
 def _einsum(context: CompositionContext) -> Sequence[Expr]:
-    """Relax's operator, so that half floats are summed in float32; TVM's importer writes loops."""
+    """Relax's operator, so that half floats are summed in float32; TVM's importer writes loops.
+
+    It knows nothing of extents that are 1 at run time where another operand has more.
+    """
+    equation = context.onnx.string("equation", "")
     operands = [context.arg(index) for index in range(len(context.node.inputs))]
-    return [context("einsum", operands, context.onnx.string("equation", ""))]
+    terms = [term.replace(" ", "") for term in equation.partition("->")[0].split(",")]
+    columns: dict[str, list[Extent]] = {}
+    if "." not in equation and len(terms) == len(operands):
+        for term, operand in zip(terms, operands, strict=True):
+            for label, extent in zip(term, context.extents(operand), strict=True):
+                columns.setdefault(label, []).append(extent)
+    unsure = {label for label, column in columns.items() if not known_to_agree(column)}
+    for index, term in enumerate(terms):
+        if not unsure.isdisjoint(term):
+            shape = [
+                common(columns[label]) if label in unsure else extent
+                for label, extent in zip(term, context.extents(operands[index]), strict=True)
+            ]
+            operands[index] = context.emitter.emit(spread(context.emitter, operands[index], shape))
+    return [context("einsum", operands, equation)]
 
 
 def _shifted(context: CompositionContext, index: int, zero_index: int, *, axis: int) -> Expr:
