@@ -13,6 +13,7 @@ from qdqbridge.autoquant.advice.few_samples import different, untried, with_room
 from qdqbridge.autoquant.choosers import CHOOSERS, Chooser
 from qdqbridge.autoquant.hardware.arithmetic import CONTRACT, arithmetic_of
 from qdqbridge.autoquant.hardware.pair_room import PairRoom
+from qdqbridge.autoquant.hardware.pairs import Order
 from qdqbridge.autoquant.planning.decide import Decision, apply, decide
 from qdqbridge.autoquant.planning.format_names import in_blocks
 from qdqbridge.autoquant.planning.formats import Format, Unstored
@@ -45,12 +46,15 @@ from qdqbridge.autoquant.repair.steps import (
 )
 from qdqbridge.autoquant.repair.tried_choosers import is_closer, outdone, with_choosers_tried
 from qdqbridge.autoquant.search.tuning import spread_unlike
-from qdqbridge.autoquant.search.work_budget import WorkBudget
+from qdqbridge.autoquant.search.work_budget import WorkBudget, shares_of_operations
+from qdqbridge.autoquant.simulation import batches_of
+from qdqbridge.autoquant.simulation.metrics import float_values
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.ops.matmul import DENSE, GEMM
 from qdqbridge.errors import InputDataError, UnsupportedModelError, UnsupportedTargetError
 
 if TYPE_CHECKING:
@@ -374,13 +378,29 @@ def _plainly(
             break
         overrides = replace(overrides, floats={**nodes_around(unfit), **overrides.floats})
     if target.avoided_pairs is not None and target.arithmetic == CONTRACT:
-        planned.room = PairRoom(target.avoided_pairs, seen, profile.samples)
+        planned.room = _pair_room(target.avoided_pairs, planned, profile, samples)
     ends = (*graph.inputs, *graph.outputs)  # a target may need no range at all
     check_numbers({value: seen[value.name] for value in ends if value.name in seen})
     if not empty:
         check_plan(planned)
     decision = decide(planned, stats, target, samples)
     return Quantized(apply(decision), decision, profile, target, options)
+
+
+def _pair_room(
+    order: Order, plan: QuantizationPlan, profile: Profile, samples: Samples | None
+) -> PairRoom:
+    """Returns what keeps pairs from saturating; what ends in floats may be added in two parts."""
+    graph, shares = plan.graph, shares_of_operations(plan.graph, profile)
+    ends = {n.name for n in plan.rules if n.op in (GEMM, DENSE) and n.output not in plan.specs}
+
+    def look(values: Sequence[Value]) -> Iterable[Mapping[Value, NDArray[Any]]]:
+        assert samples is not None
+        return float_values(graph, values, batches_of(samples, graph))
+
+    sees = None if samples is None else look
+    free = {name: share for name, share in shares.items() if name in ends}
+    return PairRoom(order, profile.by_name(), profile.samples, graph, sees, free)
 
 
 def check_plan(plan: QuantizationPlan) -> None:

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 Tensor = torch.Tensor
 Loss = Callable[..., Tensor]
-LOUD, HIDDEN, FRAME, KEYWORDS = 32.0, 64, 64, 12
+LOUD, HIDDEN, FRAME, KEYWORDS, CLOSE = 32.0, 64, 64, 12, 0.25
 TRAINED, SEEN, FRESH = slice(0, 1200), slice(1200, 1264), slice(1264, 1392)
 PRIORS = ((8, (0.25, 0.35)), (4, (0.4, 0.6)))
 """The grids of the detector, and the sizes of boxes on each, as shares of the picture."""
@@ -67,12 +67,12 @@ class Folder:
     def write(
         self, name: str, net: nn.Module, seen: Sequence[Tensor], fresh: Sequence[Tensor],
         labels: Tensor | None = None, inputs: Sequence[str] = ("x",),
-        outputs: Sequence[str] = ("y",),
+        outputs: Sequence[str] = ("y",), opset: int = 17,
     ) -> None:  # fmt: skip
         """Writes a network of open batches, and samples."""
         file = self.path / f"{name}.onnx"
         torch.onnx.export(
-            net.eval(), tuple(each[:2] for each in seen), file, dynamo=False, opset_version=17,
+            net.eval(), tuple(each[:2] for each in seen), file, dynamo=False, opset_version=opset,
             input_names=list(inputs), output_names=list(outputs),
             dynamic_axes={key: {0: "n"} for key in (*inputs, *outputs)},
         )  # fmt: skip
@@ -374,9 +374,13 @@ def scenes(images: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
     return torch.tensor(noisy), torch.tensor(boxes / 32)
 
 
-def keywords(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Returns pictures of 49 frames and 10 cepstral coefficients, and which word each is of."""
+def keywords(count: int, seed: int, apart: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Returns pictures of 49 frames and 10 cepstral coefficients, and which word each is of.
+
+    Words that are less than 1 ``apart`` have as much in common.
+    """
     words = np.random.default_rng(0).normal(0, 1, (KEYWORDS, 6, 10, 2))
+    words = apart * words + (1 - apart) * words[:1]
     rng, t = np.random.default_rng(seed), np.arange(49)
     labels = rng.integers(0, KEYWORDS, count)
     begin, pace = rng.uniform(4, 16, (count, 1)), rng.uniform(3.5, 5.5, (count, 1))
@@ -495,11 +499,29 @@ def keyword_spotter(folder: Folder) -> None:
     folder.write("ds_cnn", net, (seen,), (fresh,), wanted)
 
 
+def close_keywords(folder: Folder) -> None:
+    """Tells twelve words that are nearly alike."""
+    net, (x, labels) = DsCnn(), keywords(6000, folder.drawn(1), CLOSE)
+    fit(net, x, (labels,), 12, functional.cross_entropy)
+    seen, (fresh, wanted) = keywords(64, folder.drawn(2), CLOSE)[0], keywords(
+        1024, folder.drawn(3), CLOSE
+    )  # fmt: skip
+    folder.write("ds_cnn_close", net, (seen,), (fresh,), wanted)
+
+
 def repvgg(folder: Folder) -> None:
     """Trained with branches, written without."""
     net, x = RepVgg(), folder.images
     fit(net, x[TRAINED], (folder.labels[TRAINED],), 10, functional.cross_entropy)
     folder.write("repvgg", net.deploy(), (x[SEEN],), (x[FRESH],), folder.labels[FRESH])
+
+
+def opset_12(folder: Folder) -> None:
+    """A plain network in the operators of 2020."""
+    net, x = RepVgg((1, 16, 32, 32)).deploy(), folder.images
+    fit(net, x[TRAINED], (folder.labels[TRAINED],), 12, functional.cross_entropy)
+    wanted = folder.labels[FRESH]
+    folder.write("opset_12", net, (x[SEEN],), (x[FRESH],), wanted, opset=12)
 
 
 NETWORKS: dict[str, Callable[[Folder], None]] = {
@@ -516,6 +538,8 @@ NETWORKS: dict[str, Callable[[Folder], None]] = {
     "regression": regression,
     "wavenet": wavenet,
     "ds_cnn": keyword_spotter,
+    "ds_cnn_close": close_keywords,
+    "opset_12": opset_12,
     "repvgg": repvgg,
     "efficientnet": lambda f: f.classifier("efficientnet", efficientnet(), 15),
     "lstm_denoiser": denoiser,

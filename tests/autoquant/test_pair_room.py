@@ -218,3 +218,78 @@ def test_what_does_not_saturate_is_not_looked_at() -> None:
     ):
         assert isinstance(params, QuantParams)
         assert room.raised(node, params, x) is params
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_no_pair_saturates_on_the_samples_that_were_looked_at(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    node = drawn_product(rng)
+    geometry, constant = geometry_of(node), node.operand(1).constant
+    assert geometry is not None and constant is not None
+    value, weight = node.operand(0), constant.numpy()
+    axis = 1 if geometry.image else (value.rank or 0) - 1
+    shape = [4 if isinstance(extent, str) else extent for extent in value.type.shape or ()]
+    array = normal(rng, *shape)
+    if rng.integers(2):
+        array = np.maximum(array, 0)
+    ends = float(array.min()), float(array.max())
+    span = (ends[1] - min(ends[0], 0)) / 255
+    x = per_tensor(DType.UINT8, span, int(np.rint(-min(ends[0], 0) / span)))
+    others = tuple(i for i in range(weight.ndim) if i != geometry.axis)
+    scale = (np.abs(weight).max(axis=others) / 127).astype(np.float32)
+    zeros = np.zeros(len(scale), np.int32)
+    params = QuantParams(DType.INT8, scale, zeros, axis=geometry.axis, qmin=-127, qmax=127)
+    rest = tuple(i for i in range(array.ndim) if i != axis)
+    extremes = ChannelExtremes(axis, array.min(axis=rest), array.max(axis=rest))
+    stats = {value.name: replace(TensorStats.of(array), channels=extremes)}
+    graph = Graph([value], [node.output], ["y"], [node])
+    apart = PairRoom("channels-last", stats, 4)
+    room = PairRoom("channels-last", stats, 4, graph, lambda values: [{values[0]: array}])
+    found, alone = room.raised(node, params, x), apart.raised(node, params, x)
+    least, own, most = (each.scale.astype(np.float64) for each in (params, found, alone))
+    assert (least <= own).all() and (own <= most).all()
+    stored = quantize(weight, found)
+    ends_of = room.limits(node, stored, found, x) or (stored, stored)
+    for integers in (stored, *ends_of, np.where(rng.integers(2, size=stored.shape), *ends_of)):
+        assert largest_pair(node, integers, quantize(array, x)) <= INT16.max
+
+
+def largest_pair(node: Node, stored: NDArray[Any], codes: NDArray[Any]) -> int:
+    """Returns the largest sum of a pair over every place of a window, borders left out."""
+    geometry, codes, stored = geometry_of(node), codes.astype(np.int64), stored.astype(np.int64)
+    assert geometry is not None
+    if not geometry.image:
+        columns = codes.reshape(-1, codes.shape[-1])[:, None]
+        rows = (stored.T if geometry.axis == 1 else stored)[None]
+    else:
+        size = stored.shape[2]
+        views = np.lib.stride_tricks.sliding_window_view(codes, (size, size), axis=(2, 3))
+        taken = np.moveaxis(views, 1, -1).reshape(-1, size * size, codes.shape[1])
+        group = np.arange(len(stored)) // (len(stored) // geometry.groups)
+        inside = stored.shape[1]
+        cut = [taken[:, :, g * inside : (g + 1) * inside].reshape(len(taken), -1) for g in group]
+        columns = np.stack(cut, axis=1)
+        rows = np.moveaxis(stored, 1, -1).reshape(1, len(stored), -1)
+    each = columns * rows
+    even = each.shape[2] // 2 * 2
+    return int(np.abs(each[:, :, :even:2] + each[:, :, 1:even:2]).max(initial=0))
+
+
+def test_a_small_product_whose_pairs_all_saturate_is_computed_in_two_parts() -> None:
+    rng = np.random.default_rng(5)
+    b = Net()
+    x = b.input("x", ["n", 64])
+    wide = b.op("Relu", b.op("Gemm", x, b.init(normal(rng, 64, 200) / 8)))
+    inside = b.op("Tanh", b.op("Gemm", wide, b.init(normal(rng, 200, 32))))
+    signs = rng.choice([-1.0, 1.0], (16, 4)).repeat(2, axis=0)
+    head = b.init((signs * rng.uniform(0.8, 1, (32, 4))).astype(np.float32))
+    b.output(b.op("Gemm", inside, head, b.init(normal(rng, 4))))
+    graph, data = b.done(), {"x": normal(rng, 64, 64)}
+    found = quantization(graph, data)
+    exact = quantization(graph, data, target=replace(ORT, avoided_pairs=None))
+    assert len(found.graph.nodes) == len(exact.graph.nodes) + 2
+    unseen = {"x": normal(rng, 64, 64)}
+    paired, without = (of_graph(found.graph, graph, unseen, pairs=p) for p in (True, False))
+    best = of_graph(exact.graph, graph, unseen, pairs=False)
+    assert min(paired, without) >= best - 1
+    assert of_graph(exact.graph, graph, unseen, pairs=True) < best - 5

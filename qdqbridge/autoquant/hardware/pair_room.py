@@ -2,33 +2,50 @@
 
 Some processors that an engine runs on add pairs of products in 16 bits
 (:mod:`qdqbridge.autoquant.hardware.pairs`), others exactly: onnxruntime on AVX2, and on VNNI. One
-file is for both. So a row of weights gets a larger scale where two neighbours saturate with the
-largest codes that were seen of their own channels, and only as large as these need: few channels
-reach the end of a range that all of them share.
+file is for both. So a row of weights gets a larger scale where two neighbours saturate with what
+was seen of their own two channels, and only as large as these need: few channels reach the end of a
+range that all of them share, and fewer at once.
+
+Where rows of a product need much larger scales, and it has few of the model's multiplications, it
+is computed in two parts instead, of which each has zeros for every other term: a byte times a byte
+never saturates beside a zero. Nothing is lost by that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.autoquant.hardware.pair_reach import (
+    PAIRED_PRODUCTS,
+    Look,
+    Place,
+    corners,
+    place_of,
+    reached,
+)
 from qdqbridge.autoquant.hardware.pairs import Order
 from qdqbridge.autoquant.profiling.stats import TensorStats
-from qdqbridge.core.graph.graph import Node
+from qdqbridge.core.graph.graph import Graph, Node
 from qdqbridge.core.graph.numerics import quantize
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.weights import geometry_of
 from qdqbridge.core.ops.convolution import CONV
-from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
 
 Real = NDArray[np.float64]
-_PRODUCTS = (CONV, GEMM, MATMUL, DENSE)
 _MOST = 32767.0
 """The largest sum of a pair."""
+_MIDDLE = 128
+_TOGETHER = 4.0
+"""How many times as much further pairs of other data may reach as single channels: so many of them
+are of few samples."""
+_MUCH, _FEW = 1.25, 0.01
+"""How many times as large scales are much larger, in the mean; which part of a model's operations
+may be done twice."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,21 +56,31 @@ class PairRoom:
         order: In which order pairs are added.
         stats: What was seen, by the operand's name; what is not known of may hold any code.
         samples: Of so many samples: other data may reach further, by one part in so many.
+        graph: The float graph.
+        look: Runs it, to see what pairs of channels hold at once; None where nobody can.
+        shares: Which part of the model's operations each product has that may be computed in two
+            parts, by name.
+        parted: The names of those that are.
     """
 
     order: Order
     stats: Mapping[str, TensorStats]
     samples: int
+    graph: Graph | None = None
+    look: Look | None = None
+    shares: Mapping[str, float] = field(default_factory=dict[str, float])
+    parted: set[str] = field(init=False)
+    _reached: dict[Place, Real] | None = field(init=False, repr=False)
     _raised: dict[tuple[str, int, int], tuple[QuantParams, ...]] = field(init=False, repr=False)
     _own: dict[int, tuple[QuantParams, QuantParams]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._raised, self._own = {}, {}
+        self._raised, self._own, self._reached, self.parted = {}, {}, None, set()
 
     @property
     def used(self) -> bool:
-        """True where a scale was raised."""
-        return bool(self._own)
+        """True where a scale was raised, or a product is computed in two parts."""
+        return bool(self._own or self.parted)
 
     def raised(self, node: Node, params: QuantParams, x: QuantParams) -> QuantParams:
         """Returns parameters of a product's weight with which no pair of what was seen saturates.
@@ -66,6 +93,8 @@ class PairRoom:
             x: Of its operand.
         """
         base = self._own.get(id(params), (params, params))[1]
+        if node.name in self.parted:
+            return base
         key = node.name, id(base), id(x)
         if key not in self._raised:
             found = self._suited(node, base, x)
@@ -86,7 +115,7 @@ class PairRoom:
             x: Of its operand.
         """
         rows = self._rows(node, params, x)
-        if rows is None:
+        if rows is None or node.name in self.parted:
             return None
         places = rows.places(np.arange(stored.size).reshape(stored.shape))
         own = stored.astype(np.float64).reshape(-1)
@@ -96,8 +125,7 @@ class PairRoom:
         largest = np.maximum(rows.high[:, :even], 1.0)
         for sign, limit, nearer in ((1.0, high, np.minimum), (-1.0, low, np.maximum)):
             sizes = np.maximum(sign * own[pairs], 0.0)
-            each = sizes * largest
-            left = np.maximum(_MOST - each[:, ::2] - each[:, 1::2], 0.0)
+            left = np.maximum(_MOST - rows.sums(sizes)[0], 0.0)
             left = np.repeat(left, 2, axis=1) / 2
             limit[pairs] = nearer(limit[pairs], sign * (sizes + np.floor(left / largest)))
         return low.reshape(stored.shape), high.reshape(stored.shape)
@@ -123,13 +151,16 @@ class PairRoom:
         factor = np.maximum(factor, 1.0).reshape(-1, scale.size).max(axis=0)
         if (factor == 1).all():
             return params
+        if np.mean(factor**2) > _MUCH**2 and self.shares.get(node.name, 1.0) <= _FEW:
+            self.parted.add(node.name)
+            return params
         found = np.asarray(scale * factor, np.float32).reshape(params.scale.shape)
         return replace(params, scale=found)
 
     def _rows(self, node: Node, params: QuantParams, x: QuantParams) -> _PairedRows | None:
         """Returns how the rows of a weight are paired; None where nothing of it can saturate."""
         geometry, weight = geometry_of(node), node.operand(1).constant
-        if geometry is None or weight is None or node.op not in _PRODUCTS or params.blocked:
+        if geometry is None or weight is None or node.op not in PAIRED_PRODUCTS or params.blocked:
             return None
         kinds = params.storage_dtype, x.storage_dtype
         if any(not k.is_integer or k.bits != 8 for k in kinds) or not kinds[0].is_signed:
@@ -148,9 +179,30 @@ class PairRoom:
             low, high = (np.full(wanted, end) for end in (low.min(), high.max()))
         along = np.repeat if self.order == "channels-first" else np.tile
         low, high = (along(each.reshape(groups, -1), (1, taps)) for each in (low, high))
+        polygon = [np.tile(each, taps) for each in self._corners(node, x, high)]
         if groups > 1:
             low, high = (np.repeat(each, count // groups, axis=0) for each in (low, high))
-        return _PairedRows(node, taps if along is np.tile else 1, low, high)
+            polygon = [np.repeat(each, count // groups, axis=1) for each in polygon]
+        return _PairedRows(node, taps if along is np.tile else 1, low, high, polygon)
+
+    def _corners(self, node: Node, x: QuantParams, high: Real) -> tuple[Real, ...]:
+        """Returns what the codes of pairs hold at once at most; nothing where nobody looked."""
+        place = place_of(node, self.order)
+        if place is None or self.graph is None or self.look is None:
+            return ()
+        if self._reached is None:
+            self._reached = reached(self.graph, self.look, self.order)
+        far = self._reached.get(place)
+        if far is None:
+            return ()
+        zero = float(x.zero_point) + (_MIDDLE if x.storage_dtype.is_signed else 0)
+        most = high[:, : far.shape[2] * 2].reshape(*far.shape[1:], 2)
+        return corners(far * (1 + _TOGETHER / max(self.samples, 1)), float(x.scale), zero, most)
+
+    @property
+    def _further(self) -> float:
+        """How many times as far other data may reach."""
+        return 1 + 1 / max(self.samples, 1)
 
     def _codes(self, node: Node, x: QuantParams) -> tuple[Real, Real]:
         """Returns the smallest and largest unsigned code, of each channel where that is known."""
@@ -163,8 +215,8 @@ class PairRoom:
         low, high = np.array([seen.minimum]), np.array([seen.maximum])
         if channels is not None and channels.axis == (1 if image else (value.rank or 0) - 1):
             low, high = channels.minimum, channels.maximum
-        reach = 1 + 1 / max(self.samples, 1)
-        low, high = (np.where(np.isfinite(end), end, 0.0) * reach for end in (low, high))
+        further = self._further
+        low, high = (np.where(np.isfinite(end), end, 0.0) * further for end in (low, high))
         ends = np.minimum(low, 0.0), np.maximum(high, 0.0)  # borders are zeros
         low, high = (quantize(e.astype(np.float32), x).astype(np.float64) + shift for e in ends)
         return low, high
@@ -179,12 +231,15 @@ class _PairedRows:
         taps: Taps that channels are regrouped by; 1 to leave terms where they are.
         low: Smallest unsigned codes, ``[channels, terms]``, or one row for all.
         high: The largest.
+        corners: What both codes of a pair hold at once at most, ``[corners, channels, pairs]``,
+            the first of them and the second; nothing where that is not known.
     """
 
     node: Node
     taps: int
     low: Real
     high: Real
+    corners: Sequence[Real] = ()
 
     @property
     def even(self) -> int:
@@ -207,4 +262,11 @@ class _PairedRows:
         rows, low, high = rows[:, :even], self.low[:, :even], self.high[:, :even]
         a, b = rows * low, rows * high
         up, down = np.maximum(a, b), -np.minimum(a, b)
-        return up[:, ::2] + up[:, 1::2], down[:, ::2] + down[:, 1::2]
+        up, down = (each[:, ::2] + each[:, 1::2] for each in (up, down))
+        if not self.corners:
+            return up, down
+        first, second = np.abs(rows[:, ::2]), np.abs(rows[:, 1::2])
+        most = np.zeros_like(up)
+        for x, y in zip(*self.corners, strict=True):
+            most = np.maximum(most, first * x + second * y)
+        return np.minimum(up, most), np.minimum(down, most)

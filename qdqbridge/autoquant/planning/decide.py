@@ -40,8 +40,11 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.edit import Editor, rewire
 from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Node, Value
 from qdqbridge.core.graph.numerics import quantize
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.ops.build import constant, dequantized, quantized
+from qdqbridge.core.graph.weights import geometry_of
+from qdqbridge.core.ops.build import constant, dequantized, quantized, result, retyped
+from qdqbridge.core.ops.elementwise import ADD
 from qdqbridge.errors import InputDataError
 from qdqbridge.onnx_io.control_flow.bodies import replace_bodies
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
@@ -243,6 +246,11 @@ def apply(decision: Decision) -> Graph:
     for value, params in decision.values.items():
         _round(editor, copy.values[value], params, unrounded)
     _read_unstored(editor, copy, decision)
+    parted = set[str]() if decision.plan.room is None else decision.plan.room.parted
+    for weight, params in decision.weights.items():
+        if weight.index == 1 and weight.node.name in parted and params.symmetric:
+            stored = stored_integers(weight, params, decision)
+            _part(editor, copy.nodes[weight.node], stored.numpy(), params)
     editor.finish()
     graph.canonical, graph.notes = False, []  # what stood in the way of integers stands no more
     return canonicalize(graph)
@@ -314,6 +322,23 @@ def _read_recurrent(node: Node, original: Node, decision: Decision) -> None:
 
 def _around_zero(params: QuantParams) -> bool:
     return params.storage_dtype is DType.INT8 and not params.zero_point.any()
+
+
+def _part(editor: Editor, node: Node, stored: NDArray[Any], params: QuantParams) -> None:
+    """Makes a product the sum of two, of every other term each (``PairRoom.parted``)."""
+    geometry, output = geometry_of(node), node.output
+    assert geometry is not None
+    terms = np.arange(stored.shape[1 - geometry.axis]) % 2
+    odd = np.expand_dims(terms, geometry.axis)
+    made: list[Value] = []
+    for kept, end in ((1 - odd, ""), (odd, "_odd")):
+        part = constant(stored * kept.astype(stored.dtype), params, node.operand(1).name + end)
+        real = dequantized(part, DType.FLOAT32, node.origin, part.name)
+        operands = [node.operand(0), real, *(() if end else node.inputs[2:])]
+        made.append(retyped(node, operands, output.type, f"{output.name}{end or '_even'}"))
+    total = result(ADD, NO_ATTRIBUTES, made, output.type, node.origin, output.name)
+    editor.replace_value(output, total)
+    editor.insert(total)
 
 
 def _round(

@@ -35,7 +35,7 @@ PARTS = 4
 GRAPH_STEPS = ("equalize", "smooth")
 """Those that scale channels of the float graph, so that it has to be looked at again."""
 DEFAULT = ORDER
-_RUNS = {"equalize": 9, "smooth": 12, "round": 3, "learn": 6, "bias": 3}
+RUNS = {"equalize": 9, "smooth": 12, "round": 3, "learn": 6, "bias": 3}
 """How often steps run the samples, about."""
 _Way = tuple[str, Mapping[str, Any]]
 """How a step is tried: what is told of it, and options."""
@@ -147,7 +147,7 @@ def repaired(
         if name == "bias" and any(r.step == "learn" and r.applied for r in records):
             records.append(StepRecord(name, False, "weights were learned with their biases"))
             continue
-        runs, tried = _RUNS[name] * len(samples), trials.tries
+        runs, tried = RUNS[name] * len(samples), trials.tries
         work.spend(start.decision.plan.graph, start.profile, runs)
         records.append(trials.attempt(name))
         held = max(0, trials.tries - tried - 1)

@@ -17,9 +17,8 @@ from qdqbridge.core.graph.numerics import dequantize
 
 PAIRS = "pairs"
 """The name of the step in records."""
-COST = 3.0
-"""What larger scales may cost before anything is repaired, in dB: about a third of it is left once
-weights are learned."""
+COST = 1.0
+"""What they may cost where nothing saturates, in dB."""
 _SAMPLES = 8
 
 

@@ -27,7 +27,7 @@ from qdqbridge.autoquant.profiling.profile import Profile
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions, quantized
 from qdqbridge.autoquant.repair.float_reference import FloatReference
-from qdqbridge.autoquant.repair.steps import GRAPH_STEPS, StepRecord
+from qdqbridge.autoquant.repair.steps import GRAPH_STEPS, RUNS, StepRecord
 from qdqbridge.autoquant.search.costly_layers import costly, left_float
 from qdqbridge.autoquant.search.pair_cost import of_pairs
 from qdqbridge.autoquant.search.sensitivity_variants import widened, wider
@@ -253,23 +253,32 @@ def chosen(
     if not made.decision.plan.rules:
         return options, ()  # all that can be quantized is in bodies, if anything
     profile, start, found = made.profile, judge.sqnr(made.graph), tuple[StepRecord, ...]()
+    lost = 0.0  # by avoiding pairs, which no operator that is left float makes up for
     room = made.decision.plan.room
     if room is not None and room.used and work.left:
         exact = replace(target, avoided_pairs=None)
         made = quantized(graph, seen, replace(unscaled, target=exact), profile=profile)
         before = judge.sqnr(made.graph)
-        found = (of_pairs(before, start),)
+        found, lost = (of_pairs(before, start),), max(before - start, 0.0)
+        if not found[0].applied and "learn" in options.repair:  # which makes up for much of it
+            learning = replace(unscaled, repair=("learn",))
+            each = (
+                quantized(graph, seen, replace(learning, target=t), profile=profile)
+                for t in (exact, target)
+            )
+            found = (of_pairs(*(judge.sqnr(one.graph) for one in each)),)
+            work.spend(made.decision.plan.graph, profile, 2 * RUNS["learn"] * len(seen))
         if not found[0].applied:
-            options, start = replace(options, target=exact), before
+            options, start, lost = replace(options, target=exact), before, 0.0
             unscaled = replace(options, tune=False, repair=())
-    if not more or start >= HEAD_GOOD:
+    if not more or start + lost >= HEAD_GOOD:
         return options, found  # channels need not be scaled to know
     plain = unscaled
     if any(step in GRAPH_STEPS for step in options.repair):
         plain = replace(unscaled, repair=[step for step in options.repair if step in GRAPH_STEPS])
         made = quantized(graph, seen, plain, profile=profile)
         start = judge.sqnr(made.graph)
-    if start >= HEAD_GOOD:
+    if start + lost >= HEAD_GOOD:
         return options, found
     trials = _PresetTrials(graph, seen, made, profile, plain, judge, work)
     options, tried = trials.chosen(options, start, unscaled)
