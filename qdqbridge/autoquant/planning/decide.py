@@ -328,10 +328,10 @@ def _part(editor: Editor, node: Node, stored: NDArray[Any], params: QuantParams)
     """Makes a product the sum of two, of every other term each (``PairRoom.parted``)."""
     geometry, output = geometry_of(node), node.output
     assert geometry is not None
-    terms = np.arange(stored.shape[1 - geometry.axis]) % 2
-    odd = np.expand_dims(terms, geometry.axis)
+    count = stored.shape[1 - geometry.axis]
+    odd = np.expand_dims(np.array([term % 2 for term in range(count)], np.int8), geometry.axis)
     made: list[Value] = []
-    for kept, end in ((1 - odd, ""), (odd, "_odd")):
+    for kept, end in ((np.int8(1) - odd, ""), (odd, "_odd")):
         part = constant(stored * kept.astype(stored.dtype), params, node.operand(1).name + end)
         real = dequantized(part, DType.FLOAT32, node.origin, part.name)
         operands = [node.operand(0), real, *(() if end else node.inputs[2:])]
