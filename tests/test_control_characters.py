@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 
 import qdqbridge as qb
 from qdqbridge.app.cli.failures import run
+from qdqbridge.app.viewer.model_explorer import model_explorer_text, node_data_texts
 from qdqbridge.control_characters import all_visible, visible
 from tests.places import MODELS
 
@@ -92,6 +93,13 @@ def test_pages(bad: str, tmp_path: Path) -> None:
     assert "\\u202e" in str(json.loads(data)) and "<img src=x" not in page
     (title,) = re.findall("<title>(.*?)</title>", page, re.DOTALL)
     assert not _SHOWN.findall(title)
+
+
+def test_files_for_model_explorer(bad: str) -> None:
+    document = qb.view(bad, QUANTIZED)
+    made = [model_explorer_text(document), *node_data_texts(document).values()]
+    assert not any(_SHOWN.findall(text) for each in made for text in _texts(json.loads(each)))
+    assert "\\u202e" in str(json.loads(made[0]))
 
 
 def test_errors_and_graphs_of_python(bad: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from qdqbridge.app.viewer.document import Document
 from qdqbridge.app.viewer.paint import HEATS, TONES, painted
+from qdqbridge.control_characters import all_visible
 
 
 def model_explorer_text(document: Document) -> str:
@@ -20,7 +21,7 @@ def model_explorer_text(document: Document) -> str:
         document: What is shown; each paint is an attribute of the nodes.
     """
     graphs = [_graph(graph) for graph in document.graphs]
-    return json.dumps({"label": document.title, "graphs": graphs}, allow_nan=False)
+    return _shown({"label": document.title, "graphs": graphs})
 
 
 def node_data_texts(document: Document) -> dict[str, str]:
@@ -33,7 +34,12 @@ def node_data_texts(document: Document) -> dict[str, str]:
     for graph in document.graphs:
         for paint in graph["paints"]:
             found.setdefault(paint["name"], {})[graph["name"]] = _node_data(paint)
-    return {name: json.dumps(data, allow_nan=False) for name, data in found.items()}
+    return {name: _shown(data) for name, data in found.items()}
+
+
+def _shown(value: dict[str, Any]) -> str:
+    """Returns the JSON text of what Model Explorer shows as it is: names by escapes too."""
+    return json.dumps(all_visible(value), allow_nan=False)
 
 
 def _node_data(paint: Mapping[str, Any]) -> dict[str, Any]:

@@ -295,6 +295,7 @@ BROKEN: dict[str, tuple[str, str, Callable[[Net], str]]] = {
     ),
     "portable_scale": ("portable", "constant-positive-scale", computed_scale),
     "portable_opset": ("portable", "declared-opset", sixteen_bits),
+    "qnn_full_bias": ("qnn", "room-for-sums", full_bias),
     "tensorrt_type": ("tensorrt", "signed-8-bit", lambda n: n.fake("x", 0.1, 0, U8)),
     "tensorrt_zero_point": ("tensorrt", "zero-point-0", lambda n: n.fake("x", 0.1, 3, S8)),
     "tensorrt_bias": ("tensorrt", "float-bias", lambda n: with_bias(n, 1.0)),

@@ -52,6 +52,7 @@ from qdqbridge.targets.profiles.shared_rules import (
     per_tensor_activations,
     storage,
     stored_tensor,
+    sums_leave_int32,
     weight_axis,
 )
 
@@ -505,6 +506,23 @@ _HEXAGON = "onnxruntime-qnn 2.7.0, host build of Hexagon: not taken, or up to 25
 
 _HOST = "onnxruntime-qnn 2.7.0, host build of Hexagon"
 
+_ROOM = "room-for-sums"
+
+
+def _refuse_full_sums(view: FileView, node: FileNode) -> Reason | None:
+    """Sums of 32 bits wrap; products of 16 bits are added otherwise."""
+    if node.op not in ("Conv", "Gemm", "MatMul"):
+        return None
+    x = view.dequantized(node.input(0))
+    if x is None or x.dtype is None or x.dtype.bits != 8:
+        return None
+    bias = "" if node.op == "MatMul" else node.input(2)
+    if not sums_leave_int32(view, node, bias):
+        return None
+    text = f"with the bias '{bias}' its" if bias else "its"
+    return Reason(f"{text} sums are more than 32 bits hold", (bias or node.input(1),))
+
+
 RULES: tuple[TargetRule, ...] = (
     TargetRule("fixed-shapes", "what reads the inputs", fixed_shapes, _DOCS, Effect.ELSEWHERE,
          "give numbers when exporting: --extent batch=1"),
@@ -529,6 +547,9 @@ RULES: tuple[TargetRule, ...] = (
         bias_granularity,
          f"{_HOST}: up to 255 LSB off", Effect.OTHER,
          "give the bias one scale where the weight has one, else one for each channel"),
+    TargetRule(_ROOM, "8-bit Conv, Gemm, MatMul", _refuse_full_sums,
+         f"{_HOST}: the sign turns round; with htp_arch 73 it does not", Effect.OTHER,
+         "scale the weights of that channel up, or quantize its bias again"),
     TargetRule("no-blocks", "DQ of weights", _no_blocks, "onnxruntime-qnn#650", Effect.FLOAT,
          "use per-channel scales"),
     TargetRule("whole-node-unit", "float compute between DQ and Q", _node_unit, _DOCS, Effect.FLOAT,
@@ -578,6 +599,6 @@ _OF_V73 = (
          "store them in 8 bits, or as int16 around 0 beside activations of uint16"),
 )  # fmt: skip
 RULES_OF_V73: tuple[TargetRule, ...] = tuple(
-    {own.name: own for own in _OF_V73}.get(rule.name, rule) for rule in RULES
+    {own.name: own for own in _OF_V73}.get(rule.name, rule) for rule in RULES if rule.name != _ROOM
 )
 """The same for v73 and later, which has other products of 16 bits."""
