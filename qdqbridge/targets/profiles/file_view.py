@@ -65,6 +65,16 @@ class FileNode:
     proto: onnx.NodeProto
 
     @property
+    def domain(self) -> str:
+        """The operator's domain, empty for ONNX's own."""
+        return self.op.rpartition("::")[0]
+
+    @property
+    def bare(self) -> str:
+        """The operator's name without its domain."""
+        return self.op.rpartition("::")[2]
+
+    @property
     def output(self) -> str:
         """The first result."""
         return self.outputs[0]
@@ -170,11 +180,8 @@ class FileView:
     known_products: bool | None = None
     known_float_regions: FloatRegions | None = None
     known_targets: dict[str, QuantizeTarget] = field(default_factory=dict[str, "QuantizeTarget"])
-    known_feeds: dict[str, DequantizeFeed | None] = field(
-        default_factory=dict[str, "DequantizeFeed | None"]
-    )
-    known_origins: dict[str, FileEncoding | None] = field(
-        default_factory=dict[str, "FileEncoding | None"]
+    known_feeds: tuple[dict[str, DequantizeFeed | None], dict[str, DequantizeFeed | None]] = field(
+        default_factory=lambda: ({}, {})
     )
     known_readers: dict[str, int] = field(default_factory=dict[str, int])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qdqbridge.targets.profiles.file_view import FileNode, FileView, is_dequantize, is_quantize
+from qdqbridge.targets.profiles.predicates import Predicate
 
 WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 COPIES = frozenset(
@@ -60,6 +61,10 @@ def float_regions_of(view: FileView) -> frozenset[FileNode]:
     if view.known_regions is None:
         view.known_regions = frozenset(float_region_nodes(view))
     return view.known_regions
+
+
+COMPUTED = Predicate(lambda view, node: node in float_regions_of(view))
+"""Floats that are computed between a DQ and a Q."""
 
 
 def _computes(view: FileView, node: FileNode) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from qdqbridge.onnx_io.reading.qdq import SINCE
 from qdqbridge.targets.profiles.file_view import FileNode, FileView
 from qdqbridge.targets.profiles.finding import Effect, Reason, TargetRule
+from qdqbridge.targets.profiles.predicates import OWN, Predicate, when
 from qdqbridge.targets.profiles.shared_rules import (
     constant_positive_scale,
     encoding_of,
@@ -12,24 +13,6 @@ from qdqbridge.targets.profiles.shared_rules import (
     onnx_domain,
     stored_tensor,
 )
-
-
-def _rank(view: FileView, node: FileNode) -> Reason | None:
-    found = encoding_of(view, node)
-    if found is None or not found.per_tensor:
-        return None
-    ranks = {view.rank(name) for name in node.inputs[1:3]}
-    if ranks <= {0, None}:
-        return None
-    tensor = stored_tensor(node)
-    return Reason(f"the one scale or zero point of '{tensor}' is not a scalar", (tensor,))
-
-
-def _refuse_negative_axis(view: FileView, node: FileNode) -> Reason | None:
-    found = encoding_of(view, node)
-    if found is None or found.axis >= 0:
-        return None
-    return Reason(f"axis is {found.axis}", (stored_tensor(node),))
 
 
 def _since(view: FileView, node: FileNode) -> Reason | None:
@@ -44,6 +27,7 @@ def _since(view: FileView, node: FileNode) -> Reason | None:
     return Reason(f"'{tensor}' is {form}, which came with opset {since}", (tensor,))
 
 
+_OF_RANK_0 = Predicate(lambda view, node: {view.rank(n) for n in node.inputs[1:3]} <= {0, None})
 _IDIOMS = "measured on the exports of ten producers"
 
 RULES: tuple[TargetRule, ...] = (
@@ -58,8 +42,11 @@ RULES: tuple[TargetRule, ...] = (
     TargetRule("explicit-zero-point", "Q and DQ", explicit_zero_point, "openvino#28562",
         Effect.REFUSED,
          "write the zero point"),
-    TargetRule("rank-0-parameters", "per-tensor Q and DQ", _rank, "apache/tvm#13545; " + _IDIOMS,
+    TargetRule("rank-0-parameters", "per-tensor Q and DQ", when(OWN.per_tensor & ~_OF_RANK_0,
+             "the one scale or zero point of '{own}' is not a scalar", "own"),
+             "apache/tvm#13545; " + _IDIOMS,
          Effect.REFUSED, "reshape scale and zero point to rank 0"),
-    TargetRule("positive-axis", "Q and DQ", _refuse_negative_axis, _IDIOMS, Effect.REFUSED,
+    TargetRule("positive-axis", "Q and DQ", when(OWN.has(lambda own: own.axis < 0),
+         "axis is {own.axis}", "own"), _IDIOMS, Effect.REFUSED,
          "count the axis from the front"),
 )  # fmt: skip

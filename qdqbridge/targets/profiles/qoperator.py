@@ -5,8 +5,9 @@ from __future__ import annotations
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.targets.profiles.file_view import FileNode, FileView
 from qdqbridge.targets.profiles.finding import Effect, Reason, TargetRule
-from qdqbridge.targets.profiles.float_regions import float_regions_of
-from qdqbridge.targets.profiles.ort.fusion import redundant
+from qdqbridge.targets.profiles.float_regions import COMPUTED, float_regions_of
+from qdqbridge.targets.profiles.ort.fusion import REDUNDANT
+from qdqbridge.targets.profiles.predicates import op, when
 
 OPERATORS = frozenset(
     {
@@ -35,18 +36,12 @@ def _form(view: FileView, node: FileNode) -> Reason | None:
     return Reason(f"it stands between DQ and Q; there is a QLinear form of {node.op}")
 
 
-def _none(view: FileView, node: FileNode) -> Reason | None:
-    if node not in float_regions_of(view) or node.op in OPERATORS:
-        return None
-    if node.op in ("Relu", "Clip") and redundant(view, node) is not None:
-        return None
-    return Reason(f"there is no exact QLinear form of {node.op}", (node.output,))
-
-
 RULES: tuple[TargetRule, ...] = (
     TargetRule("qlinear-form", "operators with a QLinear form", _form,
          "ONNX QLinearConv, QLinearMatMul; onnxruntime ContribOperators.md", Effect.FLOAT,
          "export with --profile qoperator"),
-    TargetRule("integer-kernel", "float compute between DQ and Q", _none,
+    TargetRule("integer-kernel", "float compute between DQ and Q",
+         when(COMPUTED & ~op(*OPERATORS) & ~(op("Relu", "Clip") & REDUNDANT),
+             "there is no exact QLinear form of {node.op}", "output"),
          "onnxruntime ContribOperators.md", Effect.NO_KERNEL, "accept one float operator"),
 )  # fmt: skip

@@ -18,6 +18,7 @@ from qdqbridge.targets.profiles.file_view import (
     is_quantize,
 )
 from qdqbridge.targets.profiles.finding import Check, Reason
+from qdqbridge.targets.profiles.predicates import OTHER_DOMAIN, OWN, PARAMETER, op, when
 
 Array = NDArray[Any]
 WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -76,39 +77,14 @@ def constant_positive_scale(view: FileView, node: FileNode) -> Reason | None:
     return Reason(f"the scale '{name}' holds {wide[~sound].reshape(-1)[0]:.6g}", (name,))
 
 
-def per_tensor_activations(view: FileView, node: FileNode) -> Reason | None:
-    """Checks that activations have one scale."""
-    found = encoding_of(view, node)
-    if found is None or is_parameter(view, node) or found.scale is None or found.per_tensor:
-        return None
-    tensor = stored_tensor(node)
-    return Reason(f"the activation '{tensor}' has {found.scale.size} scales", (tensor,))
-
-
-def onnx_domain(view: FileView, node: FileNode) -> Reason | None:
-    """Checks that Q and DQ are ONNX's own."""
-    if encoding_of(view, node) is None or "::" not in node.op:
-        return None
-    return Reason(f"{node.op} is not an operator of ONNX")
-
-
-def quantized_while_running(view: FileView, node: FileNode) -> Reason | None:
-    """Checks that no parameters and no products of these are computed at run time."""
-    del view
-    return Reason("it quantizes while the model runs") if node.op in RUNNING else None
-
-
+per_tensor_activations = when(
+    OWN.scales & ~PARAMETER, "the activation '{own}' has {own.scales} scales", "own"
+)
+onnx_domain = when(OWN.known & OTHER_DOMAIN, "{node.op} is not an operator of ONNX")
+explicit_zero_point = when(OWN.known & ~OWN.written, "the zero point of '{own}' is left out", "own")
 RUNNING = frozenset({"DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"})
 """Operators of dynamic quantization."""
-
-
-def explicit_zero_point(view: FileView, node: FileNode) -> Reason | None:
-    """Checks that the zero point is written."""
-    found = encoding_of(view, node)
-    if found is None or found.explicit:
-        return None
-    tensor = stored_tensor(node)
-    return Reason(f"the zero point of '{tensor}' is left out", (tensor,))
+quantized_while_running = when(op(*RUNNING), "it quantizes while the model runs")
 
 
 def weight_axis(axis_of: dict[str, int]) -> Check:

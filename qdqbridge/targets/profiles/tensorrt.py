@@ -16,16 +16,15 @@ from qdqbridge.targets.profiles.file_view import (
 )
 from qdqbridge.targets.profiles.finding import Effect, Reason, TargetRule
 from qdqbridge.targets.profiles.float_regions import COPIES, bare, float_regions_of
+from qdqbridge.targets.profiles.predicates import DEQUANTIZES, OWN, when
 from qdqbridge.targets.profiles.shared_rules import (
     WEIGHTED,
     both_or_none,
     constant_positive_scale,
-    encoding_of,
     onnx_domain,
     per_tensor_activations,
     quantized_while_running,
     storage,
-    stored_tensor,
     weight_axis,
 )
 
@@ -36,32 +35,6 @@ _BEHIND_WEIGHTED = frozenset({"Relu", "Clip", "BatchNormalization"})
 """What is fused with the weighted operator in front of it."""
 _COMMUTES = COPIES | {"MaxPool", "Relu"}
 """What DQ is moved behind, and Q in front of."""
-
-
-def _symmetric(view: FileView, node: FileNode) -> Reason | None:
-    found = encoding_of(view, node)
-    if found is None or found.symmetric:
-        return None
-    zero = "unknown" if found.zero_point is None else int(found.zero_point.reshape(-1)[0])
-    tensor = stored_tensor(node)
-    return Reason(f"the zero point of '{tensor}' ({found.dtype}) is {zero}, not 0", (tensor,))
-
-
-def _float_bias(view: FileView, node: FileNode) -> Reason | None:
-    if not is_dequantize(node):
-        return None
-    if view.encoding(node).dtype is not DType.INT32:
-        return None
-    tensor = node.input(0)
-    return Reason(f"'{tensor}' is int32; a bias must be a float constant", (tensor,))
-
-
-def _blocks(view: FileView, node: FileNode) -> Reason | None:
-    found = encoding_of(view, node)
-    if found is None or not found.block_size or found.dtype in _FOUR_BITS:
-        return None
-    tensor = stored_tensor(node)
-    return Reason(f"'{tensor}' ({found.dtype}) is quantized in blocks", (tensor,))
 
 
 def _residual(view: FileView, node: FileNode) -> Reason | None:
@@ -205,15 +178,24 @@ RULES: tuple[TargetRule, ...] = (
     TargetRule("signed-8-bit", "Q and DQ",
          storage(_ACTIVATIONS, (*_ACTIVATIONS, *_FOUR_BITS, DType.INT32)),
          _TYPES, Effect.REFUSED, "quantize activations symmetrically to int8"),
-    TargetRule("zero-point-0", "Q and DQ", _symmetric, _TYPES, Effect.REFUSED,
+    TargetRule("zero-point-0", "Q and DQ",
+         when(OWN.known & ~OWN.symmetric,
+              "the zero point of '{own}' ({own.dtype}) is {own.point}, not 0", "own"),
+         _TYPES, Effect.REFUSED,
          "quantize symmetrically"),
-    TargetRule("float-bias", "DQ", _float_bias, "onnx-tensorrt#850; microsoft/onnxruntime#14229",
+    TargetRule("float-bias", "DQ",
+         when(DEQUANTIZES & OWN.of(DType.INT32),
+              "'{own}' is int32; a bias must be a float constant", "own"),
+         "onnx-tensorrt#850; microsoft/onnxruntime#14229",
          Effect.REFUSED, "leave the bias in float"),
     TargetRule("constant-positive-scale", "Q and DQ", constant_positive_scale,
          "NVIDIA, Explicit Quantization", Effect.REFUSED, "write scales as initializers"),
     TargetRule("per-tensor-activations", "Q and DQ of activations", per_tensor_activations,
          "NVIDIA, Working with Quantized Types", Effect.REFUSED, "use one scale per activation"),
-    TargetRule("blocks-of-4-bits", "Q and DQ", _blocks, "NVIDIA, Working with Quantized Types",
+    TargetRule("blocks-of-4-bits", "Q and DQ",
+         when(OWN.blocks & ~OWN.of(*_FOUR_BITS), "'{own}' ({own.dtype}) is quantized in blocks",
+              "own"),
+         "NVIDIA, Working with Quantized Types",
          Effect.REFUSED, "use per-channel scales"),
     TargetRule("weight-axis", "per-channel weights", weight_axis({"Conv": 0, "ConvTranspose": 0}),
          "NVIDIA/TensorRT#2380, #1694, #1699", Effect.REFUSED,

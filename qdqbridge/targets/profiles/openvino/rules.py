@@ -17,13 +17,14 @@ from qdqbridge.targets.profiles.file_view import (
     is_quantize,
 )
 from qdqbridge.targets.profiles.finding import Check, Effect, Reason, TargetRule
-from qdqbridge.targets.profiles.float_regions import COPIES, float_regions_of
+from qdqbridge.targets.profiles.float_regions import COMPUTED, COPIES
 from qdqbridge.targets.profiles.openvino.reductions import (
     averaged_products,
     reduced_axes,
     reduced_products,
     rounded_extremes,
 )
+from qdqbridge.targets.profiles.predicates import OWN, PARAMETER, constant, domain, op, when, where
 from qdqbridge.targets.profiles.shared_rules import (
     WEIGHTED,
     active_ends,
@@ -50,14 +51,6 @@ _ENGINE = "OpenVINO 2026.4.1"
 _TRANSFORMATIONS = "OpenVINO, Low Precision Transformations"
 
 
-def _no_conversion_rule(view: FileView, node: FileNode) -> Reason | None:
-    del view
-    domain, _, name = node.op.rpartition("::")
-    if domain in _DOMAINS or (domain == "com.microsoft" and name in _CONTRIB):
-        return None
-    return Reason(f"there is no conversion rule for '{domain}.{name}'")
-
-
 _DOMAINS = (*ONNX_DOMAINS, "ai.onnx.ml", "org.openvinotoolkit")
 _CONTRIB = frozenset(
     {
@@ -72,28 +65,6 @@ _CONTRIB = frozenset(
     }
 )  # fmt: skip
 """What of onnxruntime's own operators it converts; all were tried."""
-
-
-def _unquantized(view: FileView, node: FileNode) -> Reason | None:
-    """A fused dynamic product is read as one of floats: its activation is not quantized."""
-    del view
-    if node.op != "com.microsoft::DynamicQuantizeMatMul":
-        return None
-    return Reason(f"'{node.input(0)}' is not quantized", (node.input(0),))
-
-
-def _constant_scale(view: FileView, node: FileNode) -> Reason | None:
-    found = encoding_of(view, node)
-    if found is None or view.is_constant(node.input(1)):
-        return None
-    return Reason(f"the scale '{node.input(1)}' is computed at run time", (node.input(1),))
-
-
-def _positive_scale(view: FileView, node: FileNode) -> Reason | None:
-    """Scales of weights may be negative; it computes them as they are."""
-    if not view.is_constant(node.input(1)) or is_parameter(view, node):
-        return None
-    return constant_positive_scale(view, node)
 
 
 def _blocks_of_results(view: FileView, node: FileNode) -> Reason | None:
@@ -217,11 +188,11 @@ def _signed_concat(view: FileView, node: FileNode) -> Reason | None:
 
 def _shifted_in_steps(view: FileView, tensor: str) -> str:
     """Returns the int8 numbers that Cast, Sub and Mul dequantize to a tensor; else ``""``."""
-    for op in ("Mul", "Sub", "Cast"):
+    for step in ("Mul", "Sub", "Cast"):
         made = view.producer(tensor)
-        if made is not None and made.op == op:
+        if made is not None and made.op == step:
             tensor = made.input(0)
-        elif op != "Sub":
+        elif step != "Sub":
             return ""
     return tensor if view.dtype(tensor) is DType.INT8 else ""
 
@@ -381,12 +352,6 @@ def _zero_of_both(x: FileEncoding, node: FileNode) -> tuple[str, tuple[str, ...]
     return f"'{name}' is the zero point of its operand and of its result", (name, node.output)
 
 
-def _float_kernel(view: FileView, node: FileNode) -> Reason | None:
-    if node.op not in FLOAT_KERNELS or node not in float_regions_of(view):
-        return None
-    return Reason(f"{node.op} has float kernels only")
-
-
 def _stored_constant(view: FileView, node: FileNode) -> Reason | None:
     """Constants that a Q makes are what its transformations of sums and products fail at.
 
@@ -422,17 +387,25 @@ def _computes_otherwise(rule: str, what: str, check: Check, measured: str, fix: 
 
 
 RULES: tuple[TargetRule, ...] = (
-    _refuses("known-operators", "every node", _no_conversion_rule,
+    _refuses("known-operators", "every node",
+        when(
+            ~domain(*_DOMAINS) & ~op(*(f"com.microsoft::{name}" for name in _CONTRIB)),
+            "there is no conversion rule for '{node.domain}.{node.bare}'"),
         "OpenVINO 2026.4.1, ONNX frontend",
         "write operators of ONNX: export does where it knows the meaning"),
-    _computes_otherwise("dynamic-activations", "DynamicQuantizeMatMul", _unquantized,
+    _computes_otherwise("dynamic-activations", "DynamicQuantizeMatMul",
+        when(op("com.microsoft::DynamicQuantizeMatMul"), "'{inputs[0]}' is not quantized",
+             "inputs[0]"),
         "up to 1.1 % of the largest result off; its reader makes a product of floats of it",
         "write DynamicQuantizeLinear and MatMulInteger, as export does: it computes these exactly"),
     _refuses("blocks-of-terms", "Gemm and MatMul of weights in blocks", _blocks_of_results,
         "OpenVINO 2026.4.1: ConvertFullyConnectedToFullyConnectedCompressed",
         "use blocks along the terms, or float weights"),
-    _runs_on_floats("constant-scale", "Q and DQ", _constant_scale, "write scales as initializers"),
-    _refuses("positive-scale", "Q and DQ of activations", _positive_scale,
+    _runs_on_floats("constant-scale", "Q and DQ",
+        when(OWN.known & ~constant(1), "the scale '{inputs[1]}' is computed at run time",
+             "inputs[1]"), "write scales as initializers"),
+    _refuses("positive-scale", "Q and DQ of activations",
+        where(constant(1) & ~PARAMETER, constant_positive_scale),
         "openvino ONNX frontend, quantize_linear.cpp",
         "use positive scales; those of weights may be negative"),
     _runs_on_floats("8-bit-activations", "Q and DQ",
@@ -483,7 +456,8 @@ RULES: tuple[TargetRule, ...] = (
         "up to 127 LSB wrong", "give operand and result a zero point each, equal as they may be"),
     _runs_on_floats("own-zero-point", "averages, Pad and Clip before pools and data movement",
         _own_zero, "give operand and result a zero point each, equal as they may be"),
-    TargetRule("float-kernels", "Softmax, LayerNormalization", _float_kernel,
+    TargetRule("float-kernels", "Softmax, LayerNormalization",
+        when(op(*FLOAT_KERNELS) & COMPUTED, "{node.op} has float kernels only"),
         "OpenVINO 2026.4.1, runtime model", Effect.NO_KERNEL, "nothing: it is the engine's"),
     _runs_on_floats("both-operands-quantized", "Conv, ConvTranspose, Gemm, MatMul", both_or_none,
         "quantize both operands", _TRANSFORMATIONS),

@@ -18,6 +18,7 @@ from qdqbridge.targets.profiles.file_view import (
     is_dequantize,
     is_quantize,
 )
+from qdqbridge.targets.profiles.predicates import Predicate
 from qdqbridge.targets.profiles.shared_rules import active_ends, clamp_bounds
 
 _PROPAGATES = {
@@ -79,7 +80,7 @@ class QuantizeTarget:
 
 def source(view: FileView, tensor: str) -> DequantizeSource | None:
     """Returns the DQ that feeds an operand, behind data movement where a DQ is pushed past them."""
-    found = _fed(view, tensor)
+    found = fed(view, tensor)
     if found is None:
         return None
     if found.pushed:
@@ -94,11 +95,17 @@ def source(view: FileView, tensor: str) -> DequantizeSource | None:
     )
 
 
-def _fed(view: FileView, tensor: str) -> DequantizeFeed | None:
-    """Returns the DQ behind a tensor; each moved tensor is looked at once."""
+def fed(view: FileView, tensor: str, *, any_scale: bool = False) -> DequantizeFeed | None:
+    """Returns the DQ behind a tensor; each moved tensor is looked at once.
+
+    Args:
+        view: The file.
+        tensor: The tensor.
+        any_scale: Past data movement whatever the scales are along, as where nothing is fused.
+    """
     passed: list[tuple[str, bool]] = []
-    known = view.known_feeds
-    while tensor not in known and (step := _lifted(view, tensor)) is not None:
+    known = view.known_feeds[any_scale]
+    while tensor not in known and (step := _lifted(view, tensor, any_scale)) is not None:
         known[tensor] = None  # in a cycle there is no DQ
         passed.append((tensor, step[1]))
         tensor = step[0]
@@ -113,16 +120,16 @@ def _fed(view: FileView, tensor: str) -> DequantizeFeed | None:
     return found
 
 
-def _lifted(view: FileView, tensor: str) -> tuple[str, bool] | None:
+def _lifted(view: FileView, tensor: str, any_scale: bool) -> tuple[str, bool] | None:
     """Returns what is moved to make a tensor, and whether a DQ is pushed past that."""
     node = view.producer(tensor)
     if node is None or is_dequantize(node):
         return None
-    if node.op == "Transpose" and view.is_constant(tensor):
+    if not any_scale and node.op == "Transpose" and view.is_constant(tensor):
         return node.input(0), False  # weights: the transpose optimizer swaps the two
     if not propagates(view, node):
         return None
-    below = view.dequantized(node.input(0))
+    below = None if any_scale else view.dequantized(node.input(0))
     return None if below is not None and not below.per_tensor else (node.input(0), True)
 
 
@@ -226,6 +233,9 @@ def redundant(view: FileView, node: FileNode) -> FileEncoding | None:
     behind = target(view, node.output).encoding
     active = None if behind is None else active_ends(view, node, behind)
     return behind if active == (False, False) else None
+
+
+REDUNDANT = Predicate(lambda view, node: redundant(view, node) is not None)
 
 
 def _before_clamp(view: FileView, node: FileNode, behind: QuantizeTarget) -> QuantizeTarget:

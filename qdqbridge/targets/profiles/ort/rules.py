@@ -19,17 +19,19 @@ from qdqbridge.targets.profiles.file_view import (
     is_quantize,
 )
 from qdqbridge.targets.profiles.finding import Check, Effect, Reason, TargetRule
-from qdqbridge.targets.profiles.float_regions import COPIES, float_regions_of
+from qdqbridge.targets.profiles.float_regions import COMPUTED, COPIES, float_regions_of
 from qdqbridge.targets.profiles.ort.fusion import (
+    REDUNDANT,
     bias_add,
+    fed,
     is_bias_add,
     on_x86,
     propagates,
-    redundant,
     result_of,
     source,
     target,
 )
+from qdqbridge.targets.profiles.predicates import domain, op, when, where
 from qdqbridge.targets.profiles.shared_rules import bias_ratio, sums_leave_int32
 
 _SELECTORS = "onnxruntime qdq_selectors.cc; measured on 1.31.1"
@@ -68,14 +70,6 @@ def _data(node: FileNode) -> Iterator[str]:
 
 def _has_kernel(view: FileView, node: FileNode) -> bool:
     return node.op in _KERNELS and not is_bias_add(view, node)
-
-
-def _check_integer_kernel(view: FileView, node: FileNode) -> Reason | None:
-    if node.op in _KERNELS:
-        return None
-    if node.op in _CLAMPS and redundant(view, node) is not None:
-        return None
-    return Reason(f"there is no integer {node.op} on the CPU", (node.output,))
 
 
 def _operands(view: FileView, node: FileNode) -> Reason | None:
@@ -361,7 +355,8 @@ def _wide_clash(view: FileView, node: FileNode) -> Reason | None:
     """No QuantizeLinear gives int32, and past data movement there is one for each DQ."""
     if not propagates(view, node) or node.op == "MaxPool":
         return None
-    found = _dequantized_before(view, node.input(0))
+    origin = fed(view, node.input(0), any_scale=True)
+    found = None if origin is None else origin.encoding
     if found is None or found.dtype is not DType.INT32:
         return None
     running = found.per_tensor and not view.is_constant(node.input(0))
@@ -377,34 +372,6 @@ def _wide_clash(view: FileView, node: FileNode) -> Reason | None:
 
 def _one_scale(view: FileView, node: FileNode) -> bool:
     return is_quantize(node) and view.encoding(node).per_tensor
-
-
-def _dequantized_before(view: FileView, tensor: str) -> FileEncoding | None:
-    """Returns the DQ before a tensor, past data movement of all kinds of scales.
-
-    Each moved tensor is looked at once: a chain of movers asks for each of them.
-    """
-    known, passed = view.known_origins, list[str]()
-    while tensor not in known:
-        node = view.producer(tensor)
-        passed.append(tensor)
-        known[tensor] = None  # in a cycle there is no DQ
-        if node is None or not propagates(view, node):
-            dequantizes = node is not None and is_dequantize(node)
-            known[tensor] = view.encoding(node) if node is not None and dequantizes else None
-            break
-        tensor = node.input(0)
-    for name in passed:
-        known[name] = known[tensor]
-    return known[tensor]
-
-
-def _unregistered_domain(view: FileView, node: FileNode) -> Reason | None:
-    del view
-    domain = node.op.rpartition("::")[0]
-    if domain in _DOMAINS:
-        return None
-    return Reason(f"the domain '{domain}' is not registered")
 
 
 def _scale_type(view: FileView, node: FileNode) -> Reason | None:
@@ -667,15 +634,10 @@ def _pairs(view: FileView, node: FileNode) -> Reason | None:
     return Reason(text, (w.encoding.node.input(0),))
 
 
-def _between(check: Check) -> Check:
-    """Restricts a check to float compute between Q and DQ."""
-    return lambda view, node: check(view, node) if node in float_regions_of(view) else None
-
-
 def _rule(
     name: str, applies_to: str, check: Callable[[FileView, FileNode], Reason | None], fix: str
 ) -> TargetRule:
-    return TargetRule(name, applies_to, _between(check), _SELECTORS, Effect.FLOAT, fix)
+    return TargetRule(name, applies_to, where(COMPUTED, check), _SELECTORS, Effect.FLOAT, fix)
 
 
 _WITHOUT_ZERO_POINT = "from opset 21 on, write output_dtype and no zero point"
@@ -709,7 +671,9 @@ FUSED_WRONGLY = (UNSAID_PARAMETERS, ROOM_FOR_SUMS, BIAS_UNITS)
 """What no file may hold that onnxruntime opens with its optimizations, whoever else reads it."""
 RULES: tuple[TargetRule, ...] = (
     TargetRule(
-        "integer-kernel", "float compute between DQ and Q", _between(_check_integer_kernel),
+        "integer-kernel", "float compute between DQ and Q",
+        when(COMPUTED & ~op(*_KERNELS) & ~(op(*_CLAMPS) & REDUNDANT),
+             "there is no integer {node.op} on the CPU", "output"),
         "onnxruntime qdq_selector_action_transformer.cc", Effect.NO_KERNEL,
         "leave the operator's neighbours in float, or accept one float operator",
     ),
@@ -727,7 +691,9 @@ RULES: tuple[TargetRule, ...] = (
     _rule("pair-can-be-dropped", "MaxPool, ReduceMax, ReduceMin, Resize", _drop,
           "give input and output one scale and an explicit zero point"),
     TargetRule(
-        "registered-operator", "every node", _unregistered_domain, "onnxruntime 1.31.1",
+        "registered-operator", "every node",
+        when(~domain(*_DOMAINS), "the domain '{node.domain}' is not registered"),
+        "onnxruntime 1.31.1",
         Effect.REFUSED,
         "export without custom operators",
     ),
@@ -736,12 +702,12 @@ RULES: tuple[TargetRule, ...] = (
         "write float32 scales and integers, or declare the opset that brought the type",
     ),
     TargetRule(
-        "no-dilations", "AveragePool", _between(_dilations),
+        "no-dilations", "AveragePool", where(COMPUTED, _dilations),
         "onnxruntime 1.31.1: 'Unrecognized attribute: dilations'", Effect.REFUSED,
         "leave the attribute out",
     ),
     TargetRule(
-        "counted-padding", "AveragePool", _between(_counted_beyond),
+        "counted-padding", "AveragePool", where(COMPUTED, _counted_beyond),
         "onnxruntime qlinear_pool.cc; measured on 1.32: up to 44 % of a result in a corner",
         Effect.OTHER, "leave out ceil_mode or count_include_pad, or run without optimizations",
     ),
@@ -758,7 +724,7 @@ RULES: tuple[TargetRule, ...] = (
         Effect.OTHER, "make scales and zero points initializers, or leave accuracy_level out",
     ),
     TargetRule(
-        "no-small-floats", "Conv, Gemm, MatMul", _between(_small_floats),
+        "no-small-floats", "Conv, Gemm, MatMul", where(COMPUTED, _small_floats),
         "onnxruntime up to 1.31: 'Type Error'", Effect.REFUSED, "quantize to integers",
     ),
     TargetRule(
@@ -772,7 +738,7 @@ RULES: tuple[TargetRule, ...] = (
         "dequantize behind the data movement, as an export does",
     ),
     TargetRule(
-        "rank-0-parameters", "Add, Mul, Concat, Where, unary operators", _between(_scalars),
+        "rank-0-parameters", "Add, Mul, Concat, Where, unary operators", where(COMPUTED, _scalars),
         "onnxruntime up to 1.31: 'Scale and Zero-point must be a scalar'", Effect.REFUSED,
         "reshape scale and zero point to rank 0",
     ),
