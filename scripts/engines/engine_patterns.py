@@ -6,7 +6,9 @@ as it is written and as the engine's export profile writes it, and adds a row fo
 COUNT --seed S`` runs patterns at random that are not in the table and prints where the profile's
 rules are wrong about them: "kept" of what the engine refuses or computes more than 2 LSB off, and
 alarms about what it takes and computes right. ``--judge`` says the same of the table, by the
-rules as they are now, and writes these into it. Run it in the environment of
+rules as they are now, and writes these into it. ``--facts`` runs every operator alone, of every
+type and of two to five axes, and writes ``hexagon.csv``, which the rules read. Run it in the
+environment of
 ``scripts/engines_env``.
 """
 
@@ -16,13 +18,14 @@ import argparse
 import csv
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from pattern_models import FIELDS, Pattern, data, drawn, model, patterns
+from pattern_models import FIELDS, Pattern, data, drawn, facts, model, patterns
 
 import qdqbridge
 from qdqbridge.app.pipeline import check
@@ -31,10 +34,16 @@ from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
 from qdqbridge.targets.engines import ENGINES, engine_kind
 from qdqbridge.targets.engines.process import EngineProcess, ProcessLimits
 from qdqbridge.targets.profiles import Effect
+from qdqbridge.targets.profiles.facts import COLUMNS as COLUMN_TYPES
+from qdqbridge.targets.profiles.facts import LEFT, REFUSED
 
 TABLES = Path(__file__).resolve().parents[2] / "tests" / "targets" / "engines"
 MORE = frozenset({"qnn-htp", "qnn-htp-v73"})
 """Engines whose tables have the further patterns."""
+FACTS_FILES = {
+    "qnn-htp": Path(qdqbridge.__file__).parent / "targets" / "profiles" / "hexagon.csv",
+}
+"""Where the package has what was measured of an engine's operators."""
 FLOATS = "whole-node-unit"
 LIMIT = 2
 """Steps that an engine may be off: it rounds in ways of its own."""
@@ -168,6 +177,41 @@ def complete(engine: str, wanted: Iterable[Pattern]) -> None:
     asked.process.close()
 
 
+def facts_of(asked: Asked) -> Iterator[tuple[str, ...]]:
+    """Yields the rows of an engine's table of facts: the most axes that are taken of each type."""
+    found: dict[str, dict[str, dict[int, str]]] = {}
+    with tempfile.TemporaryDirectory() as at:
+        file = Path(at) / "fact.onnx"
+        for pattern in facts():
+            made = model(pattern)
+            onnx.save(made, file)
+            of_type = found.setdefault(pattern.operator, {}).setdefault(pattern.dtype, {})
+            with suppress(QdqBridgeError):  # onnxruntime has no such form to compare with
+                own = asked.about(file, qdqbridge.load(file), data(made), "")
+                cell = LEFT if own.lsb else REFUSED
+                of_type[int(pattern.rank)] = pattern.rank if own.taken == "yes" else cell
+    for operator, types in sorted(found.items()):
+        yield operator, *(_cell(list(types[dtype].values())) for dtype in COLUMN_TYPES)
+
+
+def _cell(by_rank: list[str]) -> str:
+    """Returns the most axes; else that no file loads, or that some do and are left."""
+    axes = [cell for cell in by_rank if cell.isdigit()]
+    return max(axes) if axes else REFUSED if REFUSED in by_rank else LEFT
+
+
+def write_facts(engine: str) -> None:
+    """Writes an engine's table of facts, which the package has."""
+    asked = Asked(engine)
+    version, rows = asked.process.version, list(facts_of(asked))
+    asked.process.close()
+    with FACTS_FILES[engine].open("w", encoding="utf-8", newline="") as file:
+        file.write(f"# {version}\n# scripts/engines/engine_patterns.py {engine} --facts\n")
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(("operator", *COLUMN_TYPES))
+        table.writerows(rows)
+
+
 def misjudged(rows: Iterable[tuple[str, Outcome]]) -> tuple[list[str], list[str]]:
     """Returns of which files the rules say falsely that they are kept, and falsely that not."""
     kept, alarms = [], []
@@ -243,10 +287,13 @@ def main() -> None:
     parser.add_argument("--random", type=int, default=0, metavar="COUNT")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--judge", action="store_true")
+    parser.add_argument("--facts", action="store_true", help="write the package's table of facts")
     parser.add_argument("--show", type=int, default=40)
     given = parser.parse_args()
     more = given.engine in MORE
-    if given.random:
+    if given.facts:
+        write_facts(given.engine)
+    elif given.random:
         asked = Asked(given.engine)
         with tempfile.TemporaryDirectory() as at:
             chosen = drawn(given.seed, given.random, more=more)

@@ -48,9 +48,17 @@ FUNCTIONS = (
     "Sqrt", "ThresholdedRelu",
 )  # fmt: skip
 """Further operators of one operand."""
+FACTS = (
+    "Acos", "Acosh", "ArgMax", "Asin", "Asinh", "Atan", "Atanh", "BatchNormalization", "Cosh",
+    "CumSum", "Expand", "GlobalLpPool", "GlobalMaxPool", "GroupNormalization", "Hardmax", "LRN",
+    "Log", "LpNormalization", "LpPool", "MeanVarianceNormalization", "RMSNormalization", "ReduceL1",
+    "ReduceL2", "ReduceLogSum", "ReduceSumSquare", "Shrink", "Sinh", "Tan", "Tile", "TopK", "Trilu",
+    "Unsqueeze",
+)  # fmt: skip
+"""Operators of which only the facts are asked: see :func:`facts`."""
 OTHER = {"u8": "s8", "s8": "u8", "u16": "u8", "s16": "u16"}
 """What stands beside each type where a pattern has two."""
-SINCE = {"Gelu": 20, "Mish": 18, "HardSwish": 14, "LayerNormalization": 17}
+SINCE = {"RMSNormalization": 23, "Gelu": 20, "Mish": 18, "HardSwish": 14, "LayerNormalization": 17}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +150,23 @@ def further() -> Iterator[Pattern]:
             pattern = Pattern(operator, dtype, zero, *rest)
             if sensible(pattern):
                 yield pattern
+
+
+def facts() -> Iterator[Pattern]:
+    """Yields each operator alone between DQ and Q, of every type and of two to five axes."""
+    taken_apart = {"MatMulTwo", "Resize", "DepthToSpace", "Clip"}
+    for operator in (*UNARY, *BINARY, *FUNCTIONS, *FACTS):
+        image = operator in IMAGES or operator in FACT_IMAGES
+        for dtype, rank in product(TYPES, ("3", "4", "5") if image else ("2", "3", "4", "5")):
+            if operator not in taken_apart:
+                zero = "low" if operator in _POSITIVE else "middle"
+                opset = str(max(21, SINCE.get(operator, 0)))
+                yield Pattern(operator, dtype, zero, "-", "-", "none", "end", opset, rank)
+
+
+FACT_IMAGES = frozenset({"GlobalLpPool", "GlobalMaxPool", "GroupNormalization", "LpPool"})
+_POSITIVE = frozenset({"Sqrt", "Log", "Acosh", "ReduceLogSum"})
+"""Operators of numbers above 0."""
 
 
 def sensible(pattern: Pattern) -> bool:
@@ -241,6 +266,8 @@ class _Net:
         node = helper.make_node(op_type, inputs, [f"{name}_out"], name, domain=domain)
         found = attributes.items()
         node.attribute.extend(helper.make_attribute(key, value) for key, value in sorted(found))
+        if op_type == "TopK":
+            node.output.append(f"{name}_indices")
         self.nodes.append(node)
         return f"{name}_out"
 
@@ -328,6 +355,9 @@ def model(pattern: Pattern, seed: int = 0) -> onnx.ModelProto:
         inputs["y"] = other
         operands.append(net.real("y", net.scale))
     result, spread = _operator(net, pattern.operator, operands, shape)
+    if pattern.operator == "ArgMax":
+        net.types["result"] = np.dtype(np.int64)
+        return _whole(net, inputs, result)
     scale = net.scale if spread is None else spread * 6 / 255 * net.unit
     stored = _clamped(net, result, scale)
     stored = _behind(net, stored, scale)
@@ -474,7 +504,7 @@ def _unary(net: _Net, name: str, x: str, shape: tuple[int, ...]) -> tuple[str, f
             return net.add(name, [x, scale], axis=-1), 1.0
         case "MaxPool" | "AveragePool":
             return net.add(name, [x], kernel_shape=[2] * (rank - 2), strides=[2] * (rank - 2)), None
-        case "ReduceMean" | "ReduceMax" | "ReduceMin" | "ReduceSum" | "ReduceProd":
+        case _ if name.startswith("Reduce"):
             return _reduced(net, name, x, (-1,)), None
         case "Reshape":
             return net.add(name, [x, net.constant(np.array([shape[0], -1]), "shape")]), None
@@ -493,8 +523,46 @@ def _unary(net: _Net, name: str, x: str, shape: tuple[int, ...]) -> tuple[str, f
             return net.add(name, [x, net.constant(pads, "pads")]), None
         case "DepthToSpace":
             return net.add(name, [x], blocksize=2), None
+        case "GlobalLpPool" | "LpNormalization":
+            return net.add(name, [x], p=2), None
+        case _ if name in FACTS:
+            operands, given = _fact_parts(net, name, shape)
+            return net.add(name, [x, *operands], **given), None
         case _:
             return net.add(name, [x]), None
+
+
+def _fact_parts(
+    net: _Net, name: str, shape: tuple[int, ...]
+) -> tuple[list[str], dict[str, object]]:
+    """Returns the further operands, and the attributes, of one of ``FACTS``."""
+    channels = shape[1]
+    ones = np.ones(channels, np.float32)
+    match name:
+        case "BatchNormalization":
+            return [net.constant(ones, "norm") for _ in range(4)], {}
+        case "GroupNormalization":
+            return [net.constant(ones, "norm") for _ in range(2)], {"num_groups": 2}
+        case "RMSNormalization":
+            return [net.constant(np.ones(shape[-1], np.float32), "gain")], {}
+        case "CumSum":
+            return [net.constant(np.array(1), "axis")], {}
+        case "Expand":
+            return [net.constant(np.array((2, *shape[1:]) if shape[0] == 1 else shape), "to")], {}
+        case "Tile":
+            return [net.constant(np.array([1] * (len(shape) - 1) + [2]), "repeats")], {}
+        case "TopK":
+            return [net.constant(np.array([2]), "k")], {}
+        case "Unsqueeze":
+            return [net.constant(np.array([0]), "axes")], {}
+        case "LRN":
+            return [], {"size": 3}
+        case "LpPool":
+            return [], {"kernel_shape": [2] * (len(shape) - 2)}
+        case "ArgMax":
+            return [], {"axis": -1}
+        case _:
+            return [], {}
 
 
 def _reduced(net: _Net, name: str, x: str, axes: tuple[int, ...], keep: int = 1) -> str:

@@ -21,7 +21,8 @@ class EngineKind:
         label: Its name in reports: what computes, and that it is no device where it is none.
         package: What has to be importable.
         install: The pip line that brings it.
-        worker: The module that drives it.
+        worker: The module of :mod:`qdqbridge.targets.engines.workers` that drives it, or the whole
+            name of another.
         profile: The export profile in which a graph is written for it.
         suffix: Of the model files it reads.
         fixed: It takes fixed shapes only.
@@ -91,14 +92,14 @@ OWN = ("tvm", "interpreter", "onnxruntime")
 """What runs in this process: ours, and the reference."""
 
 
-def engine_kind(name: str) -> EngineKind:
-    """Returns the engine of that name; its package is there.
+def engine_kind(name: str | EngineKind) -> EngineKind:
+    """Returns the engine of that name, or the one that is given; its package is there.
 
     Raises:
         UnsupportedTargetError: There is no such engine, it is not installed, or it does not run on
             this machine.
     """
-    kind = ENGINES.get(name)
+    kind = name if isinstance(name, EngineKind) else ENGINES.get(name)
     if kind is None:
         raise UnsupportedTargetError(
             f"there is no engine '{name}'",
@@ -107,7 +108,7 @@ def engine_kind(name: str) -> EngineKind:
         )
     if find_spec(kind.package) is None:
         raise UnsupportedTargetError(
-            f"the engine '{name}' is not installed",
+            f"the engine '{kind.name}' is not installed",
             why=f"there is no package '{kind.package}'",
             fix=f"{kind.install}, or make an environment with all engines: scripts/engines_env",
         )

@@ -67,7 +67,7 @@ def main(name: str, requests: str, answers: str, memory: str) -> None:
     """Drives one engine.
 
     Args:
-        name: Its module of :mod:`qdqbridge.targets.engines.workers`.
+        name: Its module of :mod:`qdqbridge.targets.engines.workers`, or the whole name of another.
         requests: A file descriptor, in digits.
         answers: Another one.
         memory: How many bytes of addresses it may have.
@@ -78,7 +78,8 @@ def main(name: str, requests: str, answers: str, memory: str) -> None:
         os.set_inheritable(int(number), False)
     ends = (Connection(int(requests), writable=False), Connection(int(answers), readable=False))
     try:
-        worker = import_module(f"qdqbridge.targets.engines.workers.{name}").WORKER()
+        module = name if "." in name else f"qdqbridge.targets.engines.workers.{name}"
+        worker = import_module(module).WORKER()
     except Exception as error:  # whatever is wrong with an installation
         said = _failure(error)
         ends[0].recv()

@@ -265,12 +265,12 @@ def _refuse_open_shapes(kind: EngineKind, path: Path, graph: Graph) -> None:
 
 
 def open_engine(
-    name: str, path: Path, graph: Graph, *, limits: ProcessLimits | None = None
+    name: str | EngineKind, path: Path, graph: Graph, *, limits: ProcessLimits | None = None
 ) -> VendorEngine:
     """Opens a model file in an engine.
 
     Args:
-        name: A name of ``ENGINES``.
+        name: A name of ``ENGINES``, or a row of your own.
         path: The model file.
         graph: What it holds; open extents of its inputs may be numbers here.
         limits: What the engine's process may take.

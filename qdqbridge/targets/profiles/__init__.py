@@ -87,12 +87,14 @@ PROFILES: Mapping[str, ExportProfile] = MappingProxyType(
 )
 
 
-def profile_of(name: str) -> ExportProfile:
-    """Returns the profile of that name.
+def profile_of(name: str | ExportProfile) -> ExportProfile:
+    """Returns the profile of that name, or the one that is given.
 
     Raises:
         UnsupportedTargetError: There is none.
     """
+    if isinstance(name, ExportProfile):
+        return name
     if name not in PROFILES:
         raise UnsupportedTargetError(
             f"there is no export profile '{name}'",
@@ -102,13 +104,15 @@ def profile_of(name: str) -> ExportProfile:
     return PROFILES[name]
 
 
-def check(source: Graph | str | PathLike[str], profile: str = "ort") -> list[Finding]:
+def check(
+    source: Graph | str | PathLike[str], profile: str | ExportProfile = "ort"
+) -> list[Finding]:
     """Returns where and why a model would not run on integers on a runtime.
 
     Args:
         source: A model file, in whatever form; or a graph, which is checked as the file that the
             profile would write.
-        profile: The name of the profile.
+        profile: The profile, or its name.
 
     Returns:
         Nothing where the runtime accepts the file and every operator between DQ and Q runs on

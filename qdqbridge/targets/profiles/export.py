@@ -33,7 +33,7 @@ def export(
     graph: Graph,
     path: Path,
     *,
-    profile: str = "ort",
+    profile: str | ExportProfile = "ort",
     recenter: bool = False,
     overwrite: bool = True,
     opset: int | None = None,
@@ -49,7 +49,7 @@ def export(
     Args:
         graph: A canonical graph, or a raw one.
         path: The file.
-        profile: The runtime that it is for (see :mod:`qdqbridge.targets.profiles`).
+        profile: The runtime that it is for, or its name in :mod:`qdqbridge.targets.profiles`.
         recenter: Write int8 activations as uint8, which computes the same.
         overwrite: Replace files that are there.
         opset: The opset to write; by default the source's, or the newest that the profile's
@@ -106,7 +106,7 @@ def exported_proto(
     Raises:
         UnsupportedTargetError: The profile is not known, or ONNX cannot express the graph.
     """
-    chosen = profile_of(profile) if isinstance(profile, str) else profile
+    chosen = profile_of(profile)
     return model_of(_prepared_spec(graph, chosen, opset), graph)
 
 
