@@ -20,6 +20,7 @@ COLUMNS: Mapping[str, DType] = {
     "u8": DType.UINT8, "s8": DType.INT8, "u16": DType.UINT16, "s16": DType.INT16,
 }  # fmt: skip
 LEFT, REFUSED = "left", "refused"
+_IMAGE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class Fact:
         return max(int(cell) if cell.isdigit() else 0 for cell in self.cells.values())
 
     def takes(self, dtype: DType) -> bool:
-        """True where the type is taken of some number of axes."""
-        return self.cells[dtype].isdigit()
+        """True where the type is taken of images at least, which have four axes."""
+        return self.cells[dtype].isdigit() and int(self.cells[dtype]) >= _IMAGE
 
 
 class Facts:

@@ -177,6 +177,12 @@ FOLDED = Predicate(lambda view, node: view.is_constant(node.output))
 """What is computed of constants alone, so that no runtime runs it."""
 
 
+LEAVES = Predicate(
+    lambda view, node: any(
+        own.node.output in view.outputs for own in view.quantized(node.output)[:1]
+    )
+)
+"""What is stored as an output of the graph."""
 OTHER_DOMAIN = Predicate(lambda _, node: "::" in node.op)
 """An operator that is not ONNX's own."""
 

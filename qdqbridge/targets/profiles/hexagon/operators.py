@@ -6,86 +6,31 @@ Each was run between DequantizeLinear and QuantizeLinear, of four types and of t
 from __future__ import annotations
 
 from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.ops.table import BY_NAME
+from qdqbridge.targets.profiles.facts import Facts
 from qdqbridge.targets.profiles.file_view import FileNode, FileView, is_dequantize, is_quantize
 from qdqbridge.targets.profiles.finding import Effect, Reason, TargetRule
 from qdqbridge.targets.profiles.hexagon.bias import behind_bias
 from qdqbridge.targets.profiles.hexagon.clamps import nothing_left
+from qdqbridge.targets.profiles.predicates import FOLDED, LEAVES, X, Y, first, op, when, where
 
 _HOST = "onnxruntime-qnn 2.7.0, host build of Hexagon"
 
-_LEFT = frozenset(
-    {
-        "Acos", "Acosh", "Asinh", "Atanh", "Celu", "Cosh", "GlobalLpPool", "Hardmax",
-        "MeanVarianceNormalization", "ReduceL1", "ReduceLogSum", "ReduceProd",
-        "ReduceSumSquare", "Shrink", "Sinh", "Softsign", "Trilu",
-    }
+FACTS = Facts.shipped("hexagon")
+_APART = op(
+    "AveragePool", "GlobalAveragePool", "HardSwish", "LeakyRelu", "Mish", "Round", "Transpose"
 )  # fmt: skip
-"""Operators that are left to the CPU, whatever they are of."""
-_BROKEN = frozenset({"GroupNormalization", "RMSNormalization", "Selu", "ThresholdedRelu"})
-"""Operators of which a file does not load."""
-_SIGNED = {
-    DType.INT8: frozenset({"CumSum", "HardSigmoid", "LogSoftmax", "LRN", "Neg"}),
-    DType.UINT16: frozenset({"LRN"}),
-    DType.INT16: frozenset(
-        {
-            "Abs", "ArgMax", "Asin", "Atan", "Ceil", "Cos", "CumSum", "Exp", "Expand", "Floor",
-            "HardSigmoid", "Log", "LogSoftmax", "LRN", "Neg", "ReduceMin", "Sign", "Sin", "Tile",
-        }
-    ),
-}  # fmt: skip
-"""Operators that are not taken, or are wrong, of a type."""
-ROWS_ONLY = frozenset(
-    {
-        "Asin", "Atan", "Ceil", "Cos", "Elu", "Floor", "Gelu", "HardSwish", "Log", "Mish", "Neg",
-        "Sign", "Sin", "Softplus", "Sqrt", "Tan", "Tanh",
-    }
-)  # fmt: skip
-"""Operators on each element that are taken of up to four axes."""
-_UP_TO_FOUR = ROWS_ONLY | {
-    "ArgMax", "BatchNormalization", "GlobalMaxPool", "LayerNormalization", "LogSoftmax",
-    "LpNormalization", "LpPool", "MaxPool", "ReduceL2", "TopK", "Unsqueeze",
-}  # fmt: skip
+"""Operators that have rules of their own, because more than their type decides."""
 _MATRIX, MOST_AXES = 2, 4
-
-
-def _untaken(view: FileView, node: FileNode) -> Reason | None:
-    if node.op not in _LEFT or view.is_constant(node.output):
-        return None
-    return Reason(f"operators of type {node.op} are not taken", (node.output,))
-
-
-def _mish(view: FileView, node: FileNode) -> Reason | None:
-    """A Mish of an input, or as an output: it is taken in floats, the Q or DQ there is not."""
-    x, found = view.dequantized(node.input(0)), view.quantized(node.output)
-    if node.op != "Mish" or x is None or not found:
-        return None
-    if view.producer(x.node.input(0)) is None:
-        return Reason("it reads an input", (x.node.input(0),))
-    outside = found[0].node.output in view.outputs
-    return Reason("it makes an output", (found[0].node.output,)) if outside else None
-
-
-def _unloadable(view: FileView, node: FileNode) -> Reason | None:
-    if node.op not in _BROKEN or view.is_constant(node.output):
-        return None
-    return Reason(f"{node.op} is taken, and cannot be made", (node.output,))
-
-
-def _of_type(view: FileView, node: FileNode) -> Reason | None:
-    found = view.dequantized(node.input(0))
-    if found is None or found.dtype is None or node.op not in _SIGNED.get(found.dtype, ()):
-        return None
-    if node.op != "ArgMax" and not view.quantized(node.output):
-        return None
-    tensor = found.node.input(0)
-    return Reason(f"'{tensor}' is {found.dtype}", (tensor,))
-
-
-def _sums(view: FileView, node: FileNode) -> Reason | None:
-    """CumSum, which is taken of unsigned types, and keeps its running sum in the result's type."""
-    if node.op != "CumSum" or view.dequantized(node.input(0)) is None:
-        return None
-    return Reason("its running sum is kept within the ends of the result", (node.output,))
+_INSIDE = frozenset({"Mish"})
+"""Taken of up to four axes between other operators; alone, as the table has them, left."""
+_ELSEWHERE = frozenset({"LRN", "Round"})
+"""Operators whose axes other rules speak of."""
+_FEW = (FACTS.names(lambda fact: fact.most_axes == MOST_AXES) | _INSIDE) - _ELSEWHERE
+"""Operators that are taken of up to four axes."""
+ROWS_ONLY = frozenset(n for n in _FEW if n in BY_NAME and BY_NAME[n].flow is Flow.ELEMENTWISE)
+"""Those of them that compute on each element."""
 
 
 def _five_axes(view: FileView, node: FileNode) -> Reason | None:
@@ -97,7 +42,7 @@ def _five_axes(view: FileView, node: FileNode) -> Reason | None:
         return None
     x = view.dequantized(node.input(0))
     found = view.quantized(node.output) or behind_bias(view, node)
-    wrong = node.op.rpartition("::")[2] in _UP_TO_FOUR
+    wrong = node.op.rpartition("::")[2] in _FEW
     if x is not None and found:
         signed, one_type = x.dtype in (DType.INT8, DType.INT16), x.dtype is found[0].dtype
         direct = view.producer(x.node.input(0)) is None
@@ -188,20 +133,28 @@ def _converted_image(view: FileView, node: FileNode) -> Reason | None:
 
 
 OPERATOR_RULES: tuple[TargetRule, ...] = (
-    TargetRule("no-such-operator", "operators that the backend does not have", _untaken,
+    TargetRule("no-such-operator", "operators that the backend does not have",
+           when(FACTS.left & ~_APART & ~FOLDED, "operators of type {node.op} are not taken",
+                "output"),
            f"{_HOST}: 'Operators of type … are not supported by QNN EP'", Effect.ELSEWHERE,
            "write it in steps, or leave it to the CPU"),
-    TargetRule("inner-mish", "Mish of an input, or as an output", _mish,
+    TargetRule("inner-mish", "Mish of an input, or as an output",
+           where(op("Mish") & X.known & Y.known, first(
+               when(X.entering, "it reads an input", "x"),
+               when(LEAVES, "it makes an output", "y"))),
            f"{_HOST}: Q and DQ are left to the CPU", Effect.ELSEWHERE,
            "write x * Tanh(Softplus(x)), each quantized"),
     TargetRule("not-made", "GroupNormalization, RMSNormalization, Selu, ThresholdedRelu",
-        _unloadable,
+           when(FACTS.refused & ~FOLDED, "{node.op} is taken, and cannot be made", "output"),
            f"{_HOST}: 'Failed to finalize QNN graph', or 'inserted using the NHWC format'",
            Effect.REFUSED, "write it in steps"),
-    TargetRule("taken-of-type", "operators of int8, uint16 or int16", _of_type,
+    TargetRule("taken-of-type", "operators of int8, uint16 or int16",
+           when(FACTS.untaken & ~_APART & (op("ArgMax") | Y.known), "'{x}' is {x.dtype}", "x"),
            f"{_HOST}: 'fails the backend's validation, code 3110', or does not load",
            Effect.ELSEWHERE, "use unsigned types, zero points shifted by half the range"),
-    TargetRule("cumulative-sum", "CumSum", _sums, f"{_HOST}: up to 78 of 256 steps off",
+    TargetRule("cumulative-sum", "CumSum",
+           when(op("CumSum") & X.known, "its running sum is kept within the ends of the result",
+                "output"), f"{_HOST}: up to 78 of 256 steps off",
         Effect.OTHER,
            "leave it in floats, or multiply by a matrix of ones"),
     TargetRule("moved-encoding", "Gather, Pad, Transpose, Tile and others that move numbers",
