@@ -1,4 +1,4 @@
-"""What was measured of an engine's operators: a table that ``scripts/engines/engine_patterns.py`` writes.
+"""What was measured of an engine: a table that ``scripts/engines/engine_patterns.py`` writes.
 
 A row for each operator between DequantizeLinear and QuantizeLinear, and a column for each type:
 the most axes up to which it is taken; ``left`` where the engine leaves it to something slower, and
