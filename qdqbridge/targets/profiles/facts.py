@@ -8,7 +8,7 @@ the most axes up to which it is taken; ``left`` where the engine leaves it to so
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -56,7 +56,7 @@ class Facts:
         self.rows = rows
 
     @classmethod
-    def of(cls, lines: list[str]) -> Facts:
+    def of(cls, lines: Iterable[str]) -> Facts:
         """Returns the table that these lines are; those behind ``#`` say how it was made."""
         rows = csv.DictReader(line for line in lines if not line.startswith("#"))
         found = (

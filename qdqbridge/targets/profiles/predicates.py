@@ -213,6 +213,109 @@ def mode(name: str) -> Predicate:
     return attribute("mode", lambda value: value == name, "constant")
 
 
+def constant(self) -> Predicate:
+        """True where what is stored is a constant."""
+        find = self.find
+
+        def test(view: FileView, node: FileNode) -> bool:
+            own = find(view, node)
+            return own is not None and view.is_constant(own.node.input(0))
+
+        return Predicate(test)
+
+    @property
+    def entering(self) -> Predicate:
+        """True where no node makes what is stored."""
+        find = self.find
+
+        def test(view: FileView, node: FileNode) -> bool:
+            own = find(view, node)
+            return own is not None and view.producer(own.node.input(0)) is None
+
+        return Predicate(test)
+
+    def of(self, *dtypes: DType | None) -> Predicate:
+        """Returns a predicate: it is of one of these types."""
+        return self.has(lambda own: own.dtype in dtypes)
+
+    def zero_in(self, *points: int | str) -> Predicate:
+        """Returns a predicate: its one zero point is one of these; see ``MIN`` and ``MAX``."""
+
+        def test(own: FileEncoding) -> bool:
+            ends = {} if own.dtype is None else {MIN: own.dtype.qmin, MAX: own.dtype.qmax}
+            return own.zero() in [ends.get(p) if isinstance(p, str) else p for p in points]
+
+        return self.has(test)
+
+
+def operand(index: int, name: str) -> Stored:
+    """Returns what is dequantized to an operand."""
+    return Stored(name, lambda view, node: view.dequantized(node.input(index)))
+
+
+def _result(view: FileView, node: FileNode) -> FileEncoding | None:
+    found = view.quantized(node.output) if node.outputs else []
+    return found[0] if found else None
+
+
+def _converted(view: FileView, node: FileNode) -> FileEncoding | None:
+    """Returns the parameters of a Q or DQ node that runs."""
+    if is_dequantize(node) or (is_quantize(node) and not view.is_constant(node.input(0))):
+        return view.encoding(node)
+    return None
+
+
+X, W, BIAS = operand(0, "x"), operand(1, "w"), operand(2, "bias")
+Y = Stored("y", _result)
+"""The result, as the first QuantizeLinear behind it stores it."""
+OWN = Stored("own", _converted)
+"""The parameters of a node that is itself a Q or a DQ."""
+_NAMED = {side.name: side.find for side in (X, W, BIAS, Y, OWN)}
+
+QUANTIZES = Predicate(lambda _, node: is_quantize(node))
+DEQUANTIZES = Predicate(lambda _, node: is_dequantize(node))
+PARAMETER = DEQUANTIZES & Predicate(lambda view, node: view.is_constant(node.input(0)))
+"""The DQ of a constant."""
+FOLDED = Predicate(lambda view, node: view.is_constant(node.output))
+"""What is computed of constants alone, so that no runtime runs it."""
+
+
+LEAVES = Predicate(
+    lambda view, node: any(
+        own.node.output in view.outputs for own in view.quantized(node.output)[:1]
+    )
+)
+"""What is stored as an output of the graph."""
+OTHER_DOMAIN = Predicate(lambda _, node: "::" in node.op)
+"""An operator that is not ONNX's own."""
+
+
+def op(*names: str) -> Predicate:
+    """Returns a predicate: the node is one of these operators, its domain in front of the name."""
+    known = frozenset(names)
+    return Predicate(lambda _, node: node.op in known)
+
+
+def domain(*names: str) -> Predicate:
+    """Returns a predicate: the operator is of one of these domains, ``""`` is ONNX's own."""
+    return Predicate(lambda _, node: node.domain in names)
+
+
+def attribute(name: str, test: Callable[[Any], bool], default: object = None) -> Predicate:
+    """Returns a predicate over an attribute, texts decoded."""
+
+    def found(_: FileView, node: FileNode) -> bool:
+        value = node.attributes.get(name, default)
+        return test(value.decode() if isinstance(value, bytes) else value)
+
+    return Predicate(found)
+
+
+def mode(name: str) -> Predicate:
+    """Returns a predicate: the attribute ``mode`` is this, ``constant`` where it is left out."""
+    return attribute("mode", lambda value: value == name, "constant")
+
+
 def given(index: int) -> Predicate:
     """Returns a predicate: the operand is not left out."""
     return Predicate(lambda _, node: bool(node.input(index)))

@@ -81,7 +81,7 @@ WORKER = Worker
 def network(zero: int = 0) -> onnx.ModelProto:
     """Returns every operator of the table, of every type and of two to five axes, side by side."""
     nodes, ports, results, constants = [], [], [], []
-    scale = numpy_helper.from_array(np.float32(0.05), "scale")
+    scale = numpy_helper.from_array(np.array(0.05, np.float32), "scale")
     for dtype in COLUMNS.values():
         constants.append(numpy_helper.from_array(np.array(zero, dtype.numpy), f"zero_{dtype}"))
     for name, dtype, axes in product(FACTS.rows, COLUMNS.values(), (2, 3, 4, 5)):
@@ -118,7 +118,7 @@ def test_its_rules_say_what_its_engine_does(
     with open_engine(kind, file, graph) as engine:
         said = {row.node for row in engine.taken().left}
         feeds = {
-            v.name: np.ones(v.type.shape, np.int8).astype(v.type.dtype.numpy) for v in graph.inputs
+            v.name: np.ones([2] * (v.type.rank or 0), v.type.dtype.numpy) for v in graph.inputs
         }
         found = engine.run(feeds, engine.outputs)
     assert {finding.node for finding in check(file, PROFILE)} == said
