@@ -118,7 +118,7 @@ def test_its_rules_say_what_its_engine_does(
     with open_engine(kind, file, graph) as engine:
         said = {row.node for row in engine.taken().left}
         feeds = {
-            v.name: np.ones([2] * (v.type.rank or 0), v.type.dtype.numpy) for v in graph.inputs
+            v.name: np.ones([2] * len(v.type.shape or ()), v.type.dtype.numpy) for v in graph.inputs
         }
         found = engine.run(feeds, engine.outputs)
     assert {finding.node for finding in check(file, PROFILE)} == said
