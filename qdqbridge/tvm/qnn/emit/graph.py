@@ -167,7 +167,7 @@ def expanded(graph: Graph) -> Graph:
     """Returns a graph in which the steps of products that others stand for are nodes.
 
     Each says which operator it is a part of (``Origin.whole``), so that
-    :mod:`qdqbridge.tvm.qnn.read.product_steps` can make that of them again. The graph itself is
+    :mod:`qdqbridge.tvm.qnn.read.rules.steps` can make that of them again. The graph itself is
     returned where it has none; it is not changed.
     """
     if not any(is_by_steps(node.op) for node in graph.nodes):

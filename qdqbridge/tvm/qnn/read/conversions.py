@@ -20,6 +20,7 @@ from qdqbridge.tvm.qnn.read import accumulate, parameters
 from qdqbridge.tvm.qnn.read.blocks import quantized, quantized_small_floats
 from qdqbridge.tvm.qnn.read.call import Call, UnroundedProduct
 from qdqbridge.tvm.qnn.read.reading import Reading, tensor
+from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node
 from qdqbridge.tvm.qnn.signatures import DEQUANTIZE as DEQUANTIZE_CALL
 from qdqbridge.tvm.qnn.signatures import QUANTIZE as QUANTIZE_CALL
 from qdqbridge.tvm.qnn.signatures import REQUANTIZE as REQUANTIZE_CALL
@@ -43,7 +44,7 @@ def _sub_byte(
 ) -> tuple[Value, QuantParams]:
     """Returns what is quantized and how: into a span's sub-byte type where a clip keeps to it."""
     provenance, clip = call.provenance, data.producer
-    if provenance is None or clip is None or reading.provenances.get(clip) != provenance:
+    if provenance is None or clip is None or provenance_of_node(clip) != provenance:
         return data, params
     bounds, storage = (
         clip.attributes,

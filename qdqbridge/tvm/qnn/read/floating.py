@@ -21,6 +21,7 @@ from qdqbridge.core.ops.attributes import (
     SoftmaxAttrs,
 )
 from qdqbridge.core.ops.cast import CAST
+from qdqbridge.core.ops.conversion import DEQUANTIZE
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.permutation import Perm
 from qdqbridge.core.ops.table import BY_NAME, OPERATORS
@@ -28,21 +29,19 @@ from qdqbridge.core.ops.unary import LEAKY_RELU
 from qdqbridge.tvm.qnn.read import accumulate
 from qdqbridge.tvm.qnn.read.blocks import dequantized
 from qdqbridge.tvm.qnn.read.call import Call, Entry, UnroundedProduct
-from qdqbridge.tvm.qnn.read.fusions import fused
 from qdqbridge.tvm.qnn.read.layout import channels_first, laid_out, weight_first
 from qdqbridge.tvm.qnn.read.max_and_clip import pool_attributes
-from qdqbridge.tvm.qnn.read.proven import proven
 from qdqbridge.tvm.qnn.read.reading import Reading, Row, tensor
 from qdqbridge.tvm.qnn.read.rounded import reduced, reductions
+from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node
 
 
 def made(
     reading: Reading, call: Call, name: str, attributes: Attributes, operands: list[Value]
 ) -> Value:
-    """Adds a node on plain operands, or the operator that it completes (see ``fused``)."""
+    """Adds a node on plain operands, or the DQ of blocks that it completes."""
     value = reading.node(name, attributes, operands, tensor(call), call)
-    found = dequantized(reading, call, value) or proven(reading, call, value)
-    return found or fused(reading, call, value)
+    return dequantized(reading, call, value) or value
 
 
 def plain(name: str, attributes: Attributes = NO_ATTRIBUTES, count: int = 0) -> Row:
@@ -94,22 +93,17 @@ def _column(reading: Reading, bias: Value, trailing: int) -> Value:
 
 
 def cast(reading: Reading, call: Call) -> Entry:
-    """``cast(x, dtype)``; one that an operator of another float type ends with is part of it."""
+    """``cast(x, dtype)``; a DQ of another float type ends with one."""
     entry = call.args[0]
     if isinstance(entry, UnroundedProduct):
         return entry if call.dtype.is_integer else reading.unread(call)
     data = reading.value(entry)
     node, provenance = data.producer, call.provenance
-    if (
-        provenance is not None
-        and provenance.op != "Cast"
-        and node is not None
-        and node in reading.provenances
-    ):
-        ends = node.op.name in (provenance.op, "dequantize") and data.quant is None
-        if reading.provenances[node] == provenance and ends:
-            alone = len(node.outputs) == 1  # a part of a Split is quantized from its own type
-            return reading.retyped(data, tensor(call), call) if alone else data
+    if provenance is not None and provenance_of_node(node) == provenance and node is not None:
+        if len(node.outputs) > 1 and node.op.name == provenance.op and data.quant is None:
+            return data  # a part of a Split is quantized from its own type
+        if node.op is DEQUANTIZE:
+            return reading.retyped(data, tensor(call), call)
     if provenance is None and data.type.dtype is call.dtype:
         return data
     attributes = CastAttrs(call.dtype)
@@ -127,7 +121,7 @@ def _uncast(reading: Reading, call: Call, value: Value) -> Value:
     node = value.producer
     if node is None or node.op is not CAST or call.provenance is None:
         return value
-    return node.operand(0) if reading.provenances.get(node) == call.provenance else value
+    return node.operand(0) if provenance_of_node(node) == call.provenance else value
 
 
 def convolution(rank: int, *, transpose: bool) -> Row:
@@ -301,11 +295,6 @@ def filled(number: float) -> Row:
     return read
 
 
-def floor_divide(reading: Reading, call: Call) -> Value:
-    """``floor_divide(a, b)``: part of the quotient of integers."""
-    return fused(reading, call, reading.unread(call)[0])
-
-
 def _averages(row: Operator) -> str:
     return "" if row.flow is Flow.MOVE else row.tvm
 
@@ -323,7 +312,6 @@ FLOATING: dict[str, Row] = {
     "where": plain("Where", count=3),
     "matmul": plain("MatMul", count=2),
     "add": add,
-    "floor_divide": floor_divide,
     "nn.bias_add": bias_add,
     "cast": cast,
     "nn.leaky_relu": leaky_relu,

@@ -33,8 +33,8 @@ from qdqbridge.core.ops.table import MOVED_ALIKE
 from qdqbridge.tvm.qnn.origin import Provenance
 from qdqbridge.tvm.qnn.read.call import Call
 from qdqbridge.tvm.qnn.read.data_movement import hinted, moved, per_tensor, type_like
-from qdqbridge.tvm.qnn.read.proven import proven
 from qdqbridge.tvm.qnn.read.reading import Reading, Row, flat
+from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node
 from qdqbridge.tvm.qnn.slices import FAR, open_bounds
 
 
@@ -110,8 +110,7 @@ def take(reading: Reading, call: Call) -> Value:
     attributes = AxisAttrs(int(axis) % max(data.rank or 0, 1))
     index = _original_gather_indices(reading, call, data, index, attributes.axis)
     index = _clip_or_wrap_indices(reading, call, data, index, attributes.axis)
-    value = moved(reading, call, "Gather", attributes, index)
-    return proven(reading, call, value) or value
+    return moved(reading, call, "Gather", attributes, index)
 
 
 def _original_gather_indices(
@@ -266,7 +265,7 @@ def _joined_axis(call: Call, values: list[Value]) -> int:
 def _unconverted(reading: Reading, value: Value, provenance: Provenance) -> Value:
     """Returns what the recorded node's own conversions make ``value`` of."""
     node = value.producer
-    while node is not None and reading.provenances.get(node) == provenance:
+    while node is not None and provenance_of_node(node) == provenance:
         if node.op not in (QUANTIZE, REQUANTIZE, CAST):
             break
         value = node.operand(0)

@@ -13,7 +13,6 @@ from qdqbridge.core.ops.windows import extents
 from qdqbridge.tvm.qnn.origin import element
 from qdqbridge.tvm.qnn.read.call import Call
 from qdqbridge.tvm.qnn.read.data_movement import hinted, moved, per_tensor, type_like
-from qdqbridge.tvm.qnn.read.fusions import fused
 from qdqbridge.tvm.qnn.read.layout import channels_first, laid_out
 from qdqbridge.tvm.qnn.read.parameters import changed, holds
 from qdqbridge.tvm.qnn.read.reading import Reading, Row
@@ -86,8 +85,7 @@ def clip(reading: Reading, call: Call) -> Value:
     low, high = float(call.attrs["a_min"]), float(call.attrs["a_max"])
     if data.type.dtype.is_float:
         attributes = ClipAttrs(low, high)
-        value = reading.node("Clip", attributes, [data], type_like(data, call), call)
-        return fused(reading, call, value)
+        return reading.node("Clip", attributes, [data], type_like(data, call), call)
     if data.quant is None:
         return _clip_of_integers(reading, call, low, high)
     params = data.quant.params

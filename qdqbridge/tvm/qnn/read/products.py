@@ -10,7 +10,6 @@ import numpy as np
 
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Flow
-from qdqbridge.core.graph.patterns import PatternMatch, match_value_pattern, near
 from qdqbridge.core.graph.types import QuantType, Shape, TensorType
 from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs, TransposeAttrs
 from qdqbridge.core.ops.conversion import QUANTIZE, REINTERPRET, REQUANTIZE
@@ -22,6 +21,8 @@ from qdqbridge.tvm.qnn.origin import Provenance
 from qdqbridge.tvm.qnn.read.call import Call
 from qdqbridge.tvm.qnn.read.layout import transposed
 from qdqbridge.tvm.qnn.read.reading import Reading
+from qdqbridge.tvm.qnn.read.rules.products import scaled_bias
+from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node
 
 _STACKED = tuple(row.name for row in MATRIX_PRODUCTS)
 _IMAGES = tuple(row.name for row in CONVOLUTIONS)
@@ -37,7 +38,7 @@ def fused_product(reading: Reading, call: Call, value: Value) -> Value | None:
         value: What stands for the product so far.
     """
     provenance, last = call.provenance, value.producer
-    if provenance is None or last is None or reading.provenances.get(last) != provenance:
+    if provenance is None or last is None or provenance_of_node(last) != provenance:
         return None
     node, bias = _behind(reading, provenance, last)
     if node is None or node.op.flow is not Flow.ACCUMULATE:
@@ -64,7 +65,7 @@ def _behind(
 ) -> tuple[Node | None, Value | None]:
     """Returns the product behind what it moves and rounds, and a real bias that is added."""
     while node is not None and node.op.flow is not Flow.ACCUMULATE:
-        own = reading.provenances.get(node) == provenance
+        own = provenance_of_node(node) == provenance
         if node.op is ADD and own and isinstance(provenance.attributes, GemmAttrs):
             bias = scaled_bias(node.operand(1), provenance.attributes)
             inner = node.operand(0).producer
@@ -75,18 +76,6 @@ def _behind(
             return None, None
         node = node.operand(0).producer
     return node, None
-
-
-def scaled_bias(value: Value, given: GemmAttrs) -> Value | None:
-    """Returns what a Gemm's beta was multiplied with, None where it was not."""
-    if given.beta == 1.0:
-        return value
-    found = PatternMatch()
-    if match_value_pattern(value, ("Mul", "c", "#beta"), found) and near(
-        found.numbers["beta"], given.beta
-    ):
-        return found.values["c"]
-    return None
 
 
 def _later(provenance: Provenance, node: Node) -> bool:
@@ -176,7 +165,7 @@ def _unshaped(reading: Reading, value: Value, provenance: Provenance) -> tuple[V
         if node.op is REINTERPRET:
             current = node.operand(0)
             continue
-        own = reading.provenances.get(node)
+        own = provenance_of_node(node)
         if node.op.flow is not Flow.MOVE or (own is not None and own != provenance):
             break
         if isinstance(node.attributes, TransposeAttrs):

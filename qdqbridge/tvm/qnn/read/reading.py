@@ -12,20 +12,26 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.edit import Editor, name_values
 from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Node, Origin, Value
-from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow, NoAttributes, Operator
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType, Shape, TensorType, ValueType
-from qdqbridge.core.ops.conversion import DEQUANTIZE, REINTERPRET, REQUANTIZE
+from qdqbridge.core.ops.conversion import REINTERPRET, REQUANTIZE
 from qdqbridge.core.ops.integers import propagate_parameters
 from qdqbridge.core.ops.table import BY_NAME
+from qdqbridge.core.rewrite.driver import run
+from qdqbridge.core.rewrite.rule import Rule
 from qdqbridge.errors import QdqBridgeError, UnsupportedModelError
-from qdqbridge.tvm.qnn.origin import Provenance, folded_params, ranks_of
+from qdqbridge.tvm.qnn.origin import Provenance, ranks_of
 from qdqbridge.tvm.qnn.read.call import Call, Entry, UnroundedProduct
-from qdqbridge.tvm.qnn.read.product_steps import restore_operators_of_steps
+from qdqbridge.tvm.qnn.read.rules import FROM_TVM, WHOLE
+from qdqbridge.tvm.qnn.read.rules.recorded import (
+    UNREAD,
+    provenance_of_node,
+    recorded_origin,
+)
+from qdqbridge.tvm.qnn.read.written import as_written
 
 _LISTED = 8
-_UNREAD = "unread:"
 
 
 class Reading:
@@ -34,12 +40,14 @@ class Reading:
     Args:
         rows: What each operator becomes, by Relay's name.
         where: Names the module in messages.
+        rules: What completes operators of several calls.
     """
 
-    def __init__(self, rows: Mapping[str, Row], where: str = "") -> None:
-        self.rows, self.where = rows, where
+    def __init__(
+        self, rows: Mapping[str, Row], where: str = "", rules: Sequence[Rule] = FROM_TVM
+    ) -> None:
+        self.rows, self.where, self.rules = rows, where, rules
         self.nodes: list[Node] = []
-        self.provenances: dict[Node, Provenance] = {}
         self.whys: dict[Node, str] = {}
         self.hints: dict[Value, QuantParams | None] = {}
         self.ranks: dict[Value, int] = {}
@@ -138,12 +146,6 @@ class Reading:
         written = as_written(row, operands, provenance)
         node = Node(row, attributes, written, results, _origin(provenance, call))
         self.nodes.append(node)
-        if provenance is not None:
-            self.provenances[node] = provenance
-            for index, rank in ranks_of(provenance).items():
-                value = written[index] if index < len(written) else None
-                if value is not None and value.is_constant:
-                    self.ranks[value] = rank
         return results
 
     def unread(self, call: Call, why: str = "") -> list[Value]:
@@ -152,7 +154,7 @@ class Reading:
         It may still be part of something that has one; what is left of it at the end is refused.
         """
         op = Operator(
-            name=_UNREAD + call.op, flow=Flow.FLOAT, attributes=NoAttributes, compute=_never
+            name=UNREAD + call.op, flow=Flow.FLOAT, attributes=NoAttributes, compute=_never
         )
         operands = [entry for entry in flat(call.args) if isinstance(entry, Value)]
         types = [TensorType(DType.of(np.dtype(r.dtype)), r.shape) for r in call.results]
@@ -207,17 +209,30 @@ class Reading:
         results = [self.value(entry) for entry in flat(outputs)]
         graph = Graph(list(inputs), results, list(output_names), self.nodes, name=name)
         Editor(graph).finish()
-        left = [node for node in graph.nodes if node.op.name.startswith(_UNREAD)]
+        run(graph, self.rules)
+        left = [node for node in graph.nodes if node.op.name.startswith(UNREAD)]
         if left:
             raise self._left(left)
+        self._forget_spans(graph)
         propagate_parameters(graph, self.hints)
-        restore_operators_of_steps(graph)
+        run(graph, WHOLE)
         return name_values(graph)
+
+    def _forget_spans(self, graph: Graph) -> None:
+        for node in graph.nodes:
+            provenance = provenance_of_node(node)
+            if provenance is None:
+                continue
+            node.origin = provenance.origin
+            for index, rank in ranks_of(provenance).items():
+                value = node.optional(index)
+                if value is not None and value.is_constant:
+                    self.ranks[value] = rank
 
     def _left(self, nodes: Sequence[Node]) -> UnsupportedModelError:
         listed: dict[str, list[str]] = {}
         for node in nodes:
-            call = f"{node.op.name.removeprefix(_UNREAD)} '{node.name}'"
+            call = f"{node.op.name.removeprefix(UNREAD)} '{node.name}'"
             listed.setdefault(self.whys[node], []).append(call)
         return UnsupportedModelError(
             f"{len(nodes)} call(s) have no counterpart in a graph",
@@ -263,70 +278,10 @@ def tensor(call: Call, shape: Shape | None = None) -> TensorType:
 
 def _origin(provenance: Provenance | None, call: Call | None) -> Origin:
     if provenance is not None:
-        return provenance.origin
+        return recorded_origin(provenance)
     return NO_ORIGIN if call is None or not call.name else Origin((call.name,))
 
 
 def _never(attributes: Any, operands: Any) -> tuple[NDArray[Any], ...]:
     del attributes, operands
     raise UnsupportedModelError("a call has no counterpart in a graph")
-
-
-# ---- operands as the graph had them -----------------------------------------------------------
-
-
-def as_written(
-    op: Operator, operands: Sequence[Value | None], provenance: Provenance | None
-) -> list[Value | None]:
-    """Returns the operands of a node as its span writes them, where they are the same numbers."""
-    if provenance is None or op.name != provenance.op or len(operands) != len(provenance.operands):
-        return list(operands)
-    return [
-        None if v is None else _restore_operand(v, i, provenance) for i, v in enumerate(operands)
-    ]
-
-
-def _restore_operand(value: Value, index: int, provenance: Provenance) -> Value:
-    if value.quant is not None:
-        return value
-    if not provenance.operands[index]:
-        dtype = provenance.plain.get(index)
-        return (
-            value
-            if dtype is None or value.constant is None
-            else _cast_constant_exactly(value, dtype)
-        )
-    node = value.producer
-    if node is not None and node.op is DEQUANTIZE:
-        source = node.operand(0)
-        if source.constant is not None or not any(provenance.results):
-            return source
-    params = folded_params(provenance, index)
-    if params is None or value.constant is None or not value.type.dtype.is_float:
-        return value
-    return _unfold_quantized(value, params)
-
-
-def _cast_constant_exactly(value: Value, dtype: DType) -> Value:
-    """Returns a constant in another element type, if that holds its numbers exactly."""
-    assert value.constant is not None
-    if value.type.dtype is dtype:
-        return value
-    array = value.constant.numpy()
-    with np.errstate(all="ignore"):
-        cast = array.astype(dtype.numpy)
-        if not np.array_equal(cast.astype(array.dtype), array):
-            return value
-    return Value(TensorType(dtype, cast.shape), value.name, constant=Constant.of(cast))
-
-
-def _unfold_quantized(value: Value, params: QuantParams) -> Value:
-    """Returns a float constant as the quantized one that it was folded from."""
-    assert value.constant is not None
-    array = value.constant.numpy()
-    if params.blocked or (params.axis is not None and array.shape != params.scale.shape):
-        return value
-    stored = quantize(array.astype(np.float32), params)
-    if not np.array_equal(dequantize(stored, params).astype(array.dtype), array):
-        return value
-    return Value(QuantType(params, array.shape), value.name, constant=Constant.of(stored))

@@ -24,10 +24,10 @@ from qdqbridge.tvm.qnn.origin import layout_of
 from qdqbridge.tvm.qnn.read import accumulate
 from qdqbridge.tvm.qnn.read.call import Call, Entry, Result, UnroundedProduct
 from qdqbridge.tvm.qnn.read.data_movement import hinted, moved, type_like
-from qdqbridge.tvm.qnn.read.fusions import fused
 from qdqbridge.tvm.qnn.read.layout import transposed
 from qdqbridge.tvm.qnn.read.products import fused_product
 from qdqbridge.tvm.qnn.read.reading import Reading, Row
+from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node
 
 
 def reshape(reading: Reading, call: Call) -> Value:
@@ -54,7 +54,7 @@ def reshape(reading: Reading, call: Call) -> Value:
         if found is not None:
             return found
     attributes = ReshapeAttrs(_onnx_reshape_target(reading, data.type.shape, shape))
-    return fused(reading, call, moved(reading, call, "Reshape", attributes))
+    return moved(reading, call, "Reshape", attributes)
 
 
 def _flattened(given: AxisAttrs, before: Shape, after: Shape) -> bool:
@@ -92,11 +92,7 @@ def _run_time(reading: Reading, call: Call) -> Value:
     if expand is not None:
         target = _chosen(target)
         node = target.producer
-        if (
-            node is not None
-            and node.op is CONCAT
-            and reading.provenances.get(node) == call.provenance
-        ):
+        if node is not None and node.op is CONCAT and provenance_of_node(node) == call.provenance:
             target = node.operand(1)
         return moved(reading, call, "Expand", expand, target)
     if call.op == "reshape":

@@ -20,6 +20,7 @@ from qdqbridge.tvm.qnn.read.images import in_layout
 from qdqbridge.tvm.qnn.read.layout import channels_first, laid_out
 from qdqbridge.tvm.qnn.read.reader import CallReader, Ints, rows_of
 from qdqbridge.tvm.qnn.read.reading import Reading, Row, tensor
+from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node
 from qdqbridge.tvm.qnn.signatures import ONE
 from qdqbridge.tvm.qnn.weights import axis_weights
 
@@ -57,7 +58,7 @@ def _plain_resize(reading: Reading, call: Call) -> Value:
     """Returns the Resize of what is not quantized, of the value in front of a Cast of its own."""
     data = reading.plain(call.args[0])
     node = data.producer
-    if node is not None and node.op is CAST and reading.provenances.get(node) == call.provenance:
+    if node is not None and node.op is CAST and provenance_of_node(node) == call.provenance:
         data = node.operand(0)
     attributes = _call_attributes(call, data, 0, None)
     return reading.node("Resize", attributes, [data], tensor(call), call)

@@ -22,6 +22,7 @@ from qdqbridge.tvm.qnn.read.constants import constant_of
 from qdqbridge.tvm.qnn.read.floating import made, plain
 from qdqbridge.tvm.qnn.read.reading import tensor
 from qdqbridge.tvm.qnn.read.rounded import reduced_axes
+from qdqbridge.tvm.relax.read.decomposed import VARIANCE
 from qdqbridge.tvm.relax.read.standard import standard
 
 Compute = Callable[[Reading, Call], Value]
@@ -71,21 +72,17 @@ def outer(reading: Reading, call: Call) -> Value:
     return reading.node("Mul", NO_ATTRIBUTES, [standing, b], tensor(call), call)
 
 
-def floor_divided(row: Row) -> Row:
-    """Returns ``row`` of ``floor_divide`` that also knows what no span says."""
-
-    def read(reading: Reading, call: Call) -> Entry:
-        if call.provenance is not None:
-            return row(reading, call)
-        a, b = (reading.plain(entry) for entry in call.args)
-        if a.type.dtype.is_float:
-            quotient = reading.node("Div", NO_ATTRIBUTES, [a, b], tensor(call))
-            return combined(reading, "Floor", [quotient], quotient, call)
-        rest = standard(reading, "Mod", [a, b], [tensor(call)], fmod=0)[0]
-        whole = reading.node("Sub", NO_ATTRIBUTES, [a, rest], tensor(call))
-        return combined(reading, "Div", [whole, b], whole, call)
-
-    return read
+def floor_divided(reading: Reading, call: Call) -> Value:
+    """``floor_divide(a, b)``; one that a span names is part of a quotient of integers."""
+    if call.provenance is not None:
+        return reading.unread(call)[0]
+    a, b = (reading.plain(entry) for entry in call.args)
+    if a.type.dtype.is_float:
+        quotient = reading.node("Div", NO_ATTRIBUTES, [a, b], tensor(call))
+        return combined(reading, "Floor", [quotient], quotient, call)
+    rest = standard(reading, "Mod", [a, b], [tensor(call)], fmod=0)[0]
+    whole = reading.node("Sub", NO_ATTRIBUTES, [a, rest], tensor(call))
+    return combined(reading, "Div", [whole, b], whole, call)
 
 
 def floor_mod(row: Row) -> Row:
@@ -171,7 +168,8 @@ def variance(reading: Reading, call: Call) -> Value:
     centred = combined(reading, "Sub", [x, mean], x)
     squares = combined(reading, "Mul", [centred, centred], x)
     value = reading.node("ReduceMean", given, [squares], tensor(call), call)
-    reading.memory["variance", value] = (x, given)
+    if value.producer is not None:
+        value.producer.origin = replace(value.producer.origin, variant=VARIANCE)
     return value
 
 
@@ -209,7 +207,7 @@ def rows(shared: Mapping[str, Row]) -> dict[str, Row]:
         "trunc": truncated,
         "ewise_fma": fused,
         "outer": outer,
-        "floor_divide": floor_divided(shared["floor_divide"]),
+        "floor_divide": floor_divided,
         "floor_mod": floor_mod(shared["floor_mod"]),
         "maximum": bounded(shared["maximum"], shared["clip"], low=True),
         "minimum": bounded(shared["minimum"], shared["clip"], low=False),

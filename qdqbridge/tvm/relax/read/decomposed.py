@@ -2,16 +2,14 @@
 
 Only what nobody writes for anything else: a chain that a model may well contain itself stays what
 it is, and :mod:`qdqbridge.core.canonical.fusions` is there for who wants it whole. Element-wise
-operators are recognized by their forms, see :mod:`qdqbridge.tvm.qnn.read.fusions`.
+operators are recognized by their forms, see :mod:`qdqbridge.tvm.qnn.read.rules`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node, Value
-from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.core.graph.patterns import Pattern, PatternMatch, match_value_pattern
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.attributes import (
@@ -20,40 +18,18 @@ from qdqbridge.core.ops.attributes import (
     ReduceAttrs,
     ReshapeAttrs,
 )
-from qdqbridge.core.ops.normalization import GROUP_NORMALIZATION
-from qdqbridge.tvm.qnn.read import Call, Entry, Reading, Row
-from qdqbridge.tvm.qnn.read.reading import tensor
+from qdqbridge.core.ops.elementwise import ADD
+from qdqbridge.core.ops.normalization import (
+    BATCH_NORMALIZATION,
+    GROUP_NORMALIZATION,
+    INSTANCE_NORMALIZATION,
+)
+from qdqbridge.core.rewrite.rule import Replace, Rule, RuleContext, rule
+from qdqbridge.tvm.qnn.read.rules import FROM_TVM
+from qdqbridge.tvm.qnn.read.rules.recorded import completed, provenance_of_node
 
-Found = tuple[str, Attributes, Sequence[Value]]
-Find = Callable[[Reading, Node], "Found | None"]
-
-
-def completing(row: Row, *finds: Find, recorded: str = "") -> Row:
-    """Returns ``row`` whose result may complete an operator that one of ``finds`` knows.
-
-    Args:
-        row: The row of one operator.
-        finds: What may end with it.
-        recorded: The operator that a call's provenance may name; others are left alone.
-    """
-
-    def read(reading: Reading, call: Call) -> Entry | list[Value]:
-        value = row(reading, call)
-        if call.provenance is not None and call.provenance.op != recorded:
-            return value
-        if not isinstance(value, Value) or value.producer is None:
-            return value
-        for find in finds:
-            found = find(reading, value.producer)
-            if found is not None:
-                name, attributes, operands = found
-                return reading.node(name, attributes, list(operands), tensor(call), call)
-        return value
-
-    return read
-
-
-# ---- norms -------------------------------------------------------------------------------------
+VARIANCE = "variance"
+"""Form of a mean that one call of TVM's makes of differences from the mean."""
 
 _INSTANCE: Pattern = (
     "Add",
@@ -62,39 +38,54 @@ _INSTANCE: Pattern = (
 )
 
 
-def _instance_norm(reading: Reading, node: Node) -> Found | None:
-    """``(x - mean) / sqrt(variance(x) + eps) * gamma + beta`` over space."""
+@rule("instance-norm-of-frontend", ADD)
+def instance_norm_of_frontend(node: Node, context: RuleContext) -> Replace | None:
+    """``(x - mean) / Sqrt(variance(x) + eps) * gamma + beta -> InstanceNormalization``."""
+    del context
     found = PatternMatch()
-    if not match_value_pattern(node.output, _INSTANCE, found):
+    if provenance_of_node(node) or not match_value_pattern(node.output, _INSTANCE, found):
         return None
     x, mean = found.values["x"], found.values["mean"].producer
     rank = x.rank or 0
-    axes = tuple(range(2, rank))
-    known = reading.memory.get(("variance", found.values["variance"]))
-    if known != (x, ReduceAttrs(axes)) or mean is None or mean.operand(0) is not x:
+    over = ReduceAttrs(tuple(range(2, rank)))
+    if not _is_variance(found.values["variance"], x, over):
         return None
-    if mean.attributes not in (ReduceAttrs(axes), NO_ATTRIBUTES):
+    if mean is None or mean.operand(0) is not x or mean.attributes not in (over, NO_ATTRIBUTES):
         return None
     vectors = [_channel_vector(found.values[name], rank) for name in ("gamma", "beta")]
-    if any(vector is None for vector in vectors):
+    if None in vectors:
         return None
-    operands = [x, *(vector for vector in vectors if vector is not None)]
-    return "InstanceNormalization", EpsilonAttrs(found.numbers["epsilon"]), operands
+    attributes = EpsilonAttrs(found.numbers["epsilon"])
+    return completed(node, INSTANCE_NORMALIZATION, [x, *vectors], attributes)
 
 
-def _batch_norm(reading: Reading, node: Node) -> Found | None:
-    """``(x - mean) / sqrt(variance + eps) * gamma + beta``, as TVM decomposes it for inference."""
-    del reading
-    found = PatternMatch()
+def _is_variance(value: Value, x: Value, over: ReduceAttrs) -> bool:
+    """True for what one call of TVM's makes; a model's own steps stay what they are."""
+    made, found = value.producer, PatternMatch({"x": x})
+    if made is None or made.origin.variant != VARIANCE or made.attributes != over:
+        return False
+    steps = ("ReduceMean", ("Mul", ("Sub", "x", "mean"), ("Sub", "x", "mean")))
+    return match_value_pattern(value, steps, found)
+
+
+@rule("batch-norm-of-frontend", ADD)
+def batch_norm_of_frontend(node: Node, context: RuleContext) -> Replace | None:
+    """``(x - mean) / Sqrt(variance + eps) * gamma + beta -> BatchNormalization``.
+
+    TVM decomposes it so for inference.
+    """
+    del context
+    found, provenance = PatternMatch(), provenance_of_node(node)
+    if provenance is not None and provenance.op != BATCH_NORMALIZATION.name:
+        return None
     if not match_value_pattern(node.output, _INSTANCE, found):
         return None
-    x, rank = found.values["x"], node.output.rank or 0
     names = ("gamma", "beta", "mean", "variance")
-    vectors = [_per_channel(found.values[name], rank) for name in names]
-    if any(vector is None for vector in vectors):
+    vectors = [_per_channel(found.values[name], node.output.rank or 0) for name in names]
+    if None in vectors:
         return None
-    operands = [x, *(vector for vector in vectors if vector is not None)]
-    return "BatchNormalization", EpsilonAttrs(found.numbers["epsilon"]), operands
+    attributes = EpsilonAttrs(found.numbers["epsilon"])
+    return completed(node, BATCH_NORMALIZATION, [found.values["x"], *vectors], attributes)
 
 
 def _per_channel(value: Value, rank: int) -> Value | None:
@@ -111,11 +102,12 @@ def _per_channel(value: Value, rank: int) -> Value | None:
 _AFFINE: Pattern = ("Add", ("Mul", "norm", "gamma"), "beta")
 
 
-def _group_norm(reading: Reading, node: Node) -> Found | None:
-    """``group_norm(x, 1, 0) * gamma + beta``."""
-    del reading
+@rule("group-norm-of-frontend", ADD)
+def group_norm_of_frontend(node: Node, context: RuleContext) -> Replace | None:
+    """``GroupNormalization(x, 1, 0) * gamma + beta -> GroupNormalization(x, gamma, beta)``."""
+    del context
     found = PatternMatch()
-    if not match_value_pattern(node.output, _AFFINE, found):
+    if provenance_of_node(node) or not match_value_pattern(node.output, _AFFINE, found):
         return None
     norm = found.values["norm"].producer
     if norm is None or norm.op is not GROUP_NORMALIZATION:
@@ -123,13 +115,11 @@ def _group_norm(reading: Reading, node: Node) -> Found | None:
     ones, zeros = norm.operand(1).constant, norm.operand(2).constant
     if ones is None or zeros is None or zeros.numpy().any() or (ones.numpy() != 1).any():
         return None
-    vectors = [
-        _channel_vector(found.values[name], node.output.rank or 0) for name in ("gamma", "beta")
-    ]
-    if any(vector is None for vector in vectors):
+    rank = node.output.rank or 0
+    vectors = [_channel_vector(found.values[name], rank) for name in ("gamma", "beta")]
+    if None in vectors:
         return None
-    operands = [norm.operand(0), *(vector for vector in vectors if vector is not None)]
-    return norm.op.name, norm.attributes, operands
+    return completed(node, norm.op, [norm.operand(0), *vectors], norm.attributes)
 
 
 def _channel_vector(value: Value, rank: int) -> Value | None:
@@ -147,7 +137,10 @@ def _flat(value: Value, data: Constant) -> Value:
     return Value(TensorType(data.dtype, (data.size,)), value.name, constant=flat)
 
 
-def rows(shared: Mapping[str, Row]) -> dict[str, Row]:
-    """Returns the rows of ``shared`` that may end a chain, looking for those chains."""
-    add = completing(shared["add"], _instance_norm, _group_norm)
-    return {"add": completing(add, _batch_norm, recorded="BatchNormalization")}
+RULES: tuple[Rule, ...] = (
+    *FROM_TVM,
+    instance_norm_of_frontend,
+    group_norm_of_frontend,
+    batch_norm_of_frontend,
+)
+"""What completes operators of several calls in a Relax module."""

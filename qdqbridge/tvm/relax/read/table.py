@@ -11,7 +11,6 @@ from qdqbridge.tvm.relax.read import (
     arithmetic,
     attention,
     creation,
-    decomposed,
     dynamic,
     reshape_permute,
     standard,
@@ -31,7 +30,5 @@ _WITH_OWN: Mapping[str, Row] = {
     **reshape_permute.rows(_PLAIN),
 }
 
-ROWS: Mapping[str, Row] = MappingProxyType(
-    {**_WITH_OWN, **decomposed.rows(_WITH_OWN), **dynamic.rows(_WITH_OWN)}
-)
+ROWS: Mapping[str, Row] = MappingProxyType({**_WITH_OWN, **dynamic.rows(_WITH_OWN)})
 """One row per operator, by Relay's name where that has it, else by Relax's."""

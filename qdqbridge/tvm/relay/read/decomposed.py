@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from qdqbridge.core.graph.graph import Node, Value
-from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.core.graph.patterns import Pattern, PatternMatch, match_value_pattern
 from qdqbridge.core.ops.attributes import NormAttrs, ReduceAttrs
-from qdqbridge.core.ops.elementwise import SUB
+from qdqbridge.core.ops.elementwise import ADD, SUB, WHERE
+from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION
 from qdqbridge.core.ops.pooling import GLOBAL_AVERAGE_POOL
 from qdqbridge.core.ops.reduction import REDUCE_MEAN
-from qdqbridge.tvm.qnn.read.call import Call, Entry
-from qdqbridge.tvm.qnn.read.reading import Reading, Row, tensor
+from qdqbridge.core.rewrite.rule import Replace, Rule, RuleContext, rule
+from qdqbridge.tvm.qnn.read.rules import FROM_TVM
+from qdqbridge.tvm.qnn.read.rules.recorded import completed, provenance_of_node
 
 _ROOT: Pattern = ("Sqrt", ("Add", ("ReduceMean", ("Mul", "d", "d")), "#epsilon"))
 _CENTRED: Pattern = ("Sub", "x", "mean")
@@ -29,46 +30,36 @@ _TIE: Pattern = (
     ("unread:not_equal", _LOW, _EVEN),
 )
 _UP: Pattern = ("unread:logical_or", ("unread:greater", _REST, 0.5), _TIE)
-_ROUND: tuple[Pattern, ...] = (_UP, ("Add", _LOW, 1.0), _LOW)
+_ROUND: Pattern = ("Where", _UP, ("Add", _LOW, 1.0), _LOW)
 
 
-def half_even(row: Row) -> Row:
-    """Returns ``row`` that knows the choice between ``floor(x)`` and ``floor(x) + 1`` as Round."""
-
-    def read(reading: Reading, call: Call) -> Entry | list[Value]:
-        found = PatternMatch()
-        operands = [arg for arg in call.args if isinstance(arg, Value)]
-        if len(operands) == len(_ROUND) and all(
-            map(match_value_pattern, operands, _ROUND, [found] * 3)
-        ):
-            return reading.node("Round", NO_ATTRIBUTES, [found.values["x"]], tensor(call), call)
-        return row(reading, call)
-
-    return read
+@rule("half-to-even", WHERE)
+def half_to_even(node: Node, context: RuleContext) -> Replace | None:
+    """``Where(x - Floor(x) > 0.5 or …, Floor(x) + 1, Floor(x)) -> Round(x)``."""
+    del context
+    found = PatternMatch()
+    if not match_value_pattern(node.output, _ROUND, found):
+        return None
+    return completed(node, "Round", [found.values["x"]])
 
 
-def layer_norm(row: Row) -> Row:
-    """Returns ``row`` that knows ``(x - mean) * (1 / sqrt(variance + eps)) * gamma + beta``."""
-
-    def read(reading: Reading, call: Call) -> Entry:
-        value = row(reading, call)
-        if call.provenance is not None or not isinstance(value, Value):
-            return value
-        found = PatternMatch()
-        if not match_value_pattern(value, _LAYER_NORM, found):
-            return value
-        mean, x = found.values["mean"].producer, found.values["x"]
-        centred = found.values["d"].producer
-        axis = _mean_first_axis(mean, x)
-        if axis is None or centred is None or centred.op is not SUB:
-            return value
-        if centred.operand(0) is not x or centred.operand(1).producer is not mean:
-            return value
-        operands = [x, found.values["gamma"], found.values["beta"]]
-        attributes = NormAttrs(axis, found.numbers["epsilon"])
-        return reading.node("LayerNormalization", attributes, operands, tensor(call), call)
-
-    return read
+@rule("layer-norm-of-importer", ADD)
+def layer_norm_of_importer(node: Node, context: RuleContext) -> Replace | None:
+    """``(x - mean) * (1 / Sqrt(variance + eps)) * gamma + beta -> LayerNormalization``."""
+    del context
+    found = PatternMatch()
+    if provenance_of_node(node) or not match_value_pattern(node.output, _LAYER_NORM, found):
+        return None
+    mean, x = found.values["mean"].producer, found.values["x"]
+    centred = found.values["d"].producer
+    axis = _mean_first_axis(mean, x)
+    if axis is None or centred is None or centred.op is not SUB:
+        return None
+    if centred.operand(0) is not x or centred.operand(1).producer is not mean:
+        return None
+    operands = [x, found.values["gamma"], found.values["beta"]]
+    attributes = NormAttrs(axis, found.numbers["epsilon"])
+    return completed(node, LAYER_NORMALIZATION, operands, attributes)
 
 
 def _mean_first_axis(mean: Node | None, x: Value) -> int | None:
@@ -83,3 +74,7 @@ def _mean_first_axis(mean: Node | None, x: Value) -> int | None:
     axes = attributes.axes
     whole = bool(axes) and axes == tuple(range(axes[0], rank)) and attributes.keepdims
     return axes[0] if whole else None
+
+
+RULES: tuple[Rule, ...] = (half_to_even, *FROM_TVM, layer_norm_of_importer)
+"""What completes operators of several calls in a Relay module."""

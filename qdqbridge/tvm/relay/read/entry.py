@@ -9,8 +9,9 @@ from qdqbridge.core.canonical import canonicalize
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.verify import verify
 from qdqbridge.core.ops.conversion import QUANTIZE
+from qdqbridge.core.rewrite.driver import run
 from qdqbridge.errors import UnsupportedModelError
-from qdqbridge.tvm.qnn.read.product_steps import restore_operators_of_steps
+from qdqbridge.tvm.qnn.read.rules import WHOLE
 from qdqbridge.tvm.qnn.read.transposes import cancel
 from qdqbridge.tvm.relay.read.module import read_module
 from qdqbridge.tvm.relay.read.simulated import NAME
@@ -73,6 +74,6 @@ def from_simulated(mod: Any, params: Mapping[str, Any] | None = None) -> Graph:
 def _raw(mod: Any, params: Mapping[str, Any] | None) -> Graph:
     graph, ranks = read_module(mod, params, ROWS)
     cancel(graph, ranks)
-    restore_operators_of_steps(graph)
+    run(graph, WHOLE)
     verify(graph)
     return graph

@@ -19,6 +19,7 @@ from qdqbridge.tvm.qnn.read.layout import transposed
 from qdqbridge.tvm.qnn.read.reader import TO_LAST
 from qdqbridge.tvm.qnn.read.reading import Reading, Row, flat
 from qdqbridge.tvm.qnn.read.reshape import resolves
+from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node
 
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 _POOLS = ("GlobalAveragePool", "GlobalMaxPool")
@@ -51,7 +52,7 @@ def channels_last_bias(row: Row) -> Row:
             return row(reading, call)
         turn, bias = data.producer, reading.value(call.args[1])
         inner = None if turn is None or turn.op is not TRANSPOSE else turn.operand(0).producer
-        if turn is None or inner is None or reading.provenances.get(inner) != provenance:
+        if turn is None or inner is None or provenance_of_node(inner) != provenance:
             return row(reading, call)
         rank = len(call.result.shape or ())
         last = turn.attributes == TransposeAttrs(channels_last(rank))
@@ -75,7 +76,7 @@ def channels_last_cast(row: Row) -> Row:
             return row(reading, call)
         inner = turn.operand(0).producer if turn.op is TRANSPOSE else None
         last = turn.attributes == TransposeAttrs(channels_last(rank))
-        if inner is None or not last or reading.provenances.get(inner) != call.provenance:
+        if inner is None or not last or provenance_of_node(inner) != call.provenance:
             return row(reading, call)
         shape = permuted_shape(call.result.shape, channels_first(rank))
         results = (Result(call.result.dtype, shape),)

@@ -29,6 +29,7 @@ from qdqbridge.tvm.qnn.read.constants import constant_of
 from qdqbridge.tvm.qnn.read.parameters import changed, result
 from qdqbridge.tvm.qnn.read.reader import TO_FIRST, TO_LAST, WITHOUT_PROVENANCE
 from qdqbridge.tvm.qnn.read.reading import Reading, Row
+from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node
 from qdqbridge.tvm.qnn.signatures import REQUANTIZE as REQUANTIZE_CALL
 
 Clamp = Callable[[QuantParams], QuantParams]
@@ -165,7 +166,7 @@ def _same_node(reading: Reading, value: Value, call: Call) -> bool:
     provenance, node = call.provenance, value.producer
     if provenance is None or node is None or provenance.op not in _TWO_STEPS:
         return False
-    return reading.provenances.get(node) == provenance and _rounding(value) is not None
+    return provenance_of_node(node) == provenance and _rounding(value) is not None
 
 
 def _narrow(reading: Reading, data: Value, call: Call) -> Value:

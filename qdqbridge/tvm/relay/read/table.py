@@ -11,7 +11,6 @@ from qdqbridge.tvm.qnn.read.reader import CallReader, Read, rows_of
 from qdqbridge.tvm.qnn.read.reading import Row
 from qdqbridge.tvm.relay.read import (
     data_movement,
-    decomposed,
     dynamic,
     elementwise,
     provenance,
@@ -30,10 +29,7 @@ _OWN: Mapping[str, Callable[[CallReader], Read]] = {
 _PLAIN: Mapping[str, Row] = {**read.ROWS, **images.ROWS, **resize.HOST_RESIZE, **rows_of(_OWN)}
 _FLOAT: Mapping[str, Row] = {
     **_PLAIN,
-    "add": decomposed.layer_norm(
-        provenance.channels_last_bias(provenance.needless_bias(_PLAIN["add"]))
-    ),
-    "where": decomposed.half_even(_PLAIN["where"]),
+    "add": provenance.channels_last_bias(provenance.needless_bias(_PLAIN["add"])),
     "nn.bias_add": provenance.needless_bias(_PLAIN["nn.bias_add"]),
     **{name: provenance.channels_last_pool(_PLAIN[name]) for name in ("mean", "qnn.mean", "max")},
 }

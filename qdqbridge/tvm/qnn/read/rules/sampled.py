@@ -13,15 +13,19 @@ from numpy.typing import NDArray
 
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.interpreter import evaluate_node
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES
+from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.attributes import PadAttrs, PoolAttrs, ResizeAttrs
 from qdqbridge.core.ops.cast import CAST
-from qdqbridge.core.ops.conversion import DEQUANTIZE
+from qdqbridge.core.ops.conversion import DEQUANTIZE, REINTERPRET
 from qdqbridge.core.ops.elementwise import MAX, MIN
 from qdqbridge.core.ops.selection import GATHER
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.core.ops.unary import CLIP, RELU
-from qdqbridge.tvm.qnn.read.call import Call
-from qdqbridge.tvm.qnn.read.reading import Reading, as_written, tensor
+from qdqbridge.core.rewrite.rule import Replace, Rule, RuleContext, rule
+from qdqbridge.tvm.qnn.origin import Provenance
+from qdqbridge.tvm.qnn.read.rules.recorded import completed, provenance_of_node
+from qdqbridge.tvm.qnn.read.written import as_written
 
 _SAMPLE = 1 << 20
 _CLAMPS = (RELU, CLIP, MAX, MIN)
@@ -29,40 +33,51 @@ _ONE = 3
 """Extent with which an unknown one is tried."""
 
 
-def proven(reading: Reading, call: Call, value: Value) -> Value | None:
-    """Returns the operator that a span records, if the calls compute the same on a sample."""
-    provenance = call.provenance
+@rule("operator-of-sample")
+def operator_of_sample(node: Node, context: RuleContext) -> Replace | None:
+    """``Add(Mul(Gather(x), w0), Mul(Gather(x), w1)) -> Resize(x)``, and pools of averages.
+
+    The chain is the operator that its span records where both compute the same on a sample.
+    """
+    del context
+    provenance, shape = provenance_of_node(node), node.outputs[0].type.shape
     attributes = None if provenance is None else provenance.attributes
     if provenance is None or not isinstance(attributes, ResizeAttrs | PoolAttrs | PadAttrs):
         return None
-    if provenance.op == "MaxPool" or (isinstance(attributes, PadAttrs) and call.op != "take"):
+    if provenance.op in ("MaxPool", node.op.name) or len(node.outputs) != 1:
         return None
-    if value.producer is None or value.producer.op.name == provenance.op:
+    if isinstance(attributes, PadAttrs) and node.op is not GATHER:
         return None
     inside: list[Node] = []
-    read = source = _source(reading, call, value, inside)
-    if read is None or source is None or source.type.shape is None or call.result.shape is None:
+    read = source = _source_of_recorded(node.output, provenance, inside)
+    if not inside or read is None or source is None:
         return None
-    if any(node.op in _CLAMPS for node in inside):
+    if source.type.shape is None or shape is None:
+        return None
+    if any(step.op in _CLAMPS for step in inside):
         return None  # of its result, and so behind it: a sample need not reach the bounds
-    shape = tuple(d if isinstance(d, int) else _ONE for d in source.type.shape)
-    wanted = tuple(d if isinstance(d, int) else _ONE for d in call.result.shape)
-    if np.prod(shape) + np.prod(wanted) > _SAMPLE:
+    given = tuple(d if isinstance(d, int) else _ONE for d in source.type.shape)
+    wanted = tuple(d if isinstance(d, int) else _ONE for d in shape)
+    if np.prod(given) + np.prod(wanted) > _SAMPLE:
         return None
     (source,) = as_written(BY_NAME[provenance.op], [source], provenance)
     assert source is not None
-    kind = call.dtype if call.dtype.is_float else source.type.dtype  # integers are rounded later
-    sample = np.random.default_rng(0).normal(size=shape).astype(kind.numpy)
+    dtype = node.output.type.dtype
+    kind = dtype if dtype.is_float else source.type.dtype  # integers are rounded later
+    sample = np.random.default_rng(0).normal(size=given).astype(kind.numpy)
     (expected,) = BY_NAME[provenance.op].compute(attributes, (sample,))
     if expected.shape != wanted or not np.allclose(
         _run(inside, read, sample.astype(read.type.dtype.numpy)), expected, rtol=1e-2, atol=1e-3
     ):
         return None
-    # What the calls copy of a quantized value are its stored numbers.
-    return reading.node(provenance.op, attributes, [reading.plain(source)], tensor(call), call)
+    if source.quant is not None and node.output.quant is None:  # stored numbers are copied
+        plain = Value(TensorType(source.type.dtype, source.type.shape))
+        Node(REINTERPRET, NO_ATTRIBUTES, [source], [plain])
+        source = plain
+    return completed(node, provenance.op, [source], attributes)
 
 
-def _source(reading: Reading, call: Call, value: Value, inside: list[Node]) -> Value | None:
+def _source_of_recorded(value: Value, provenance: Provenance, inside: list[Node]) -> Value | None:
     """Returns the one value that the recorded node's calls read; lists them in their order."""
     done: set[Node] = set()
     sources: dict[Value, None] = {}
@@ -71,8 +86,7 @@ def _source(reading: Reading, call: Call, value: Value, inside: list[Node]) -> V
         node = current.producer
         if current.constant is not None or (node is not None and node in done):
             return
-        own = None if node is None else reading.provenances.get(node)
-        if node is None or own is None or own != call.provenance or node.op is DEQUANTIZE:
+        if node is None or node.op is DEQUANTIZE or provenance_of_node(node) != provenance:
             sources[current] = None
             return
         done.add(node)
@@ -97,3 +111,6 @@ def _run(nodes: list[Node], source: Value, sample: NDArray[Any]) -> NDArray[Any]
         ]  # fmt: skip
         values[node.output] = np.asarray(evaluate_node(node, operands)[0])
     return np.asarray(values[nodes[-1].output])
+
+
+RULES: tuple[Rule, ...] = (operator_of_sample,)

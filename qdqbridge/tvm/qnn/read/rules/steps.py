@@ -10,8 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from qdqbridge.core.graph.edit import Editor
-from qdqbridge.core.graph.graph import Graph, Node, Value, Whole
+from qdqbridge.core.graph.graph import Node, Value, Whole
 from qdqbridge.core.graph.operator import Array, Attributes, Flow, Operator
 from qdqbridge.core.graph.patterns import Pattern
 from qdqbridge.core.graph.types import QuantType, ValueType
@@ -21,28 +20,23 @@ from qdqbridge.core.ops.matmul import DENSE, MATMUL
 from qdqbridge.core.ops.permutation import permuted_constant
 from qdqbridge.core.ops.products import moved_type, no_number
 from qdqbridge.core.ops.table import BY_NAME
+from qdqbridge.core.rewrite.rule import Replace, Rule, RuleContext, rule
 
 
-def restore_operators_of_steps(graph: Graph) -> None:
-    """Makes the operators of their steps again, in place, where the steps are still there."""
-    found = [node for node in graph.nodes if node.origin.whole is not None]
-    if not found:
-        return
-    editor = Editor(graph)
-    for node in found:
-        whole = node.origin.whole
-        row = None if whole is None else BY_NAME.get(whole.op)
-        if whole is None or row is None or row.body is None or len(node.outputs) != 1:
-            continue
-        match = _BodyMatch(row, whole)
-        if not match.fits(node.output, row.body(whole.attributes)):
-            continue
-        result = Value(node.output.type, node.output.name)
-        origin = replace(node.origin, whole=None)
-        Node(row, whole.attributes, trimmed(match.operands), [result], origin)
-        editor.insert(result)
-        editor.replace_value(node.output, result)
-    editor.finish()
+@rule("operator-of-steps")
+def operator_of_steps(node: Node, context: RuleContext) -> Replace | None:
+    """``Conv(DepthToSpace(x), w) -> the operator whose steps say that they are its``."""
+    del context
+    whole = node.origin.whole
+    row = None if whole is None else BY_NAME.get(whole.op)
+    if whole is None or row is None or row.body is None or len(node.outputs) != 1:
+        return None
+    match = _BodyMatch(row, whole)
+    if not match.fits(node.output, row.body(whole.attributes)):
+        return None
+    result = Value(node.output.type, node.output.name)
+    Node(row, whole.attributes, trimmed(match.operands), [result], replace(node.origin, whole=None))
+    return Replace({node.output: result})
 
 
 class _BodyMatch:
@@ -154,3 +148,6 @@ def _swapped(value: Value) -> Value | None:
     node = value.producer
     turned = None if node is None else TRANSPOSE.of(node)
     return node.operand(0) if node is not None and turned and turned.perm == (1, 0) else None
+
+
+RULES: tuple[Rule, ...] = (operator_of_steps,)

@@ -1,0 +1,22 @@
+"""Rules that make a graph's operators of the calls that a host needs for them.
+
+A module is read one call after the other; what an emitter wrote as several calls, or a frontend
+has taken apart, becomes one operator here: the last call of a chain is looked at, and what stands
+behind it. Where spans say which operator a call belongs to, only that one is looked for; without
+spans, only chains that nobody writes for anything else. A host adds rules of its own.
+"""
+
+from __future__ import annotations
+
+from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.tvm.qnn.read.rules import activations, norms, products, sampled, steps
+
+FROM_TVM: tuple[Rule, ...] = (
+    *sampled.RULES,
+    *activations.RULES,
+    *products.RULES,
+    *norms.RULES,
+)
+"""The rules of both hosts, in the order in which they look at a node."""
+WHOLE: tuple[Rule, ...] = steps.RULES
+"""Those behind all others: operators of steps that are operators themselves."""

@@ -1,0 +1,227 @@
+"""Activations and arithmetic that a host is given as several calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.operator import Form, Operator
+from qdqbridge.core.graph.patterns import Pattern, near, scalar
+from qdqbridge.core.ops.attributes import AlphaAttrs, ClipAttrs
+from qdqbridge.core.ops.bodies import in_order, matched
+from qdqbridge.core.ops.cast import CAST
+from qdqbridge.core.ops.data_movement import EXPAND
+from qdqbridge.core.ops.elementwise import DIV, MAX, MIN, MUL, PRELU, WHERE
+from qdqbridge.core.ops.forms import outermost_forms, written
+from qdqbridge.core.ops.table import BY_NAME, OPERATORS
+from qdqbridge.core.ops.unary import ABS, CLIP, THRESHOLDED_RELU
+from qdqbridge.core.rewrite.rule import Replace, Rule, RuleContext, rule
+from qdqbridge.tvm.qnn.read.rules.recorded import (
+    UNREAD,
+    candidates,
+    completed,
+    made_by_unread,
+    present,
+    provenance_of_node,
+    says,
+    stated,
+)
+
+_FLOOR_DIVIDE = f"{UNREAD}floor_divide"
+
+
+@rule("clip-of-bounds", MIN, MAX)
+def clip_of_bounds(node: Node, context: RuleContext) -> Replace | None:
+    """``Min(Max(x, low), high) -> Clip(x)``, of which either may be missing."""
+    del context
+    if len(node.inputs) != 2 or not says(node, CLIP.name):
+        return None
+    bound, source = scalar(node.operand(1)), node.operand(0)
+    if bound is None:
+        return None
+    if node.op is MAX:
+        return completed(node, CLIP, [source], ClipAttrs(bound, None))
+    inner = source.producer
+    first = None if inner is None else inner.attributes
+    if inner is not None and isinstance(first, ClipAttrs) and first.high is None:
+        return completed(node, CLIP, [inner.operand(0)], ClipAttrs(first.low, bound))
+    return completed(node, CLIP, [source], ClipAttrs(None, bound))
+
+
+@rule("relu-of-threshold", WHERE)
+def relu_of_threshold(node: Node, context: RuleContext) -> Replace | None:
+    """``Where(x > alpha, x, 0) -> ThresholdedRelu(x)``."""
+    del context
+    given, test = stated(node, THRESHOLDED_RELU.name, AlphaAttrs), node.operand(0).producer
+    if test is None or given is None or test.op.name not in (f"{UNREAD}greater", "Greater"):
+        return None
+    x, other, zeros = test.operand(0), node.operand(1), node.operand(2)
+    bound = scalar(test.operand(1))
+    if other is not x or bound is None or not near(bound, given.alpha) or not _is_zero(zeros):
+        return None
+    return completed(node, THRESHOLDED_RELU, [x], given)
+
+
+def _is_zero(value: Value) -> bool:
+    """True for zeros, also of an extent that is known at run time only."""
+    made = value.producer
+    if made is not None and made.op is EXPAND:
+        value = made.operand(0)
+    zero = value.constant is not None and not value.constant.numpy().any()
+    return zero or made_by_unread(value, "zeros_like")
+
+
+@rule("prelu-of-choice", WHERE)
+def prelu_of_choice(node: Node, context: RuleContext) -> Replace | None:
+    """``Where(x < 0, x * slope, x) -> PRelu(x, slope)``."""
+    del context
+    if provenance_of_node(node) is not None and not says(node, PRELU.name):
+        return None
+    test, scaled, x = node.operand(0).producer, node.operand(1).producer, node.operand(2)
+    if test is None or scaled is None or scaled.op is not MUL:
+        return None
+    if test.op.name not in (f"{UNREAD}less", "Less"):
+        return None
+    if test.operand(0) is not x or scalar(test.operand(1)) != 0 or scaled.operand(0) is not x:
+        return None
+    return completed(node, PRELU, [x, scaled.operand(1)])
+
+
+@rule("extreme-of-several", MIN, MAX)
+def extreme_of_several(node: Node, context: RuleContext) -> Replace | None:
+    """``Min(Min(a, b), c) -> Min(a, b, c)``, and likewise for Max."""
+    del context
+    provenance, inner = provenance_of_node(node), node.operand(0).producer
+    if provenance is None or not says(node, node.op.name) or len(provenance.operands) < 3:
+        return None
+    if inner is None or inner.op is not node.op:
+        return None
+    if inner.output.name != provenance.name or len(node.inputs) != 2:
+        return None
+    return completed(node, node.op, [*present(inner), node.operand(1)])
+
+
+@rule("integer-quotient", WHERE, _FLOOR_DIVIDE)
+def integer_quotient(node: Node, context: RuleContext) -> Replace | None:
+    """``Where(a < 0 xor b < 0, -(abs(a) // abs(b)), abs(a) // abs(b)) -> Div(a, b)``."""
+    del context
+    if not says(node, DIV.name):
+        return None
+    if node.op.name == _FLOOR_DIVIDE:
+        unsigned = not node.operand(0).type.dtype.is_signed
+        return completed(node, DIV, present(node)) if unsigned else None
+    whole = node.operand(2).producer
+    if whole is None or whole.op.name != _FLOOR_DIVIDE:
+        return None
+    sides = [side.producer for side in present(whole)]
+    if any(side is None or side.op is not ABS for side in sides):
+        return None
+    return completed(node, DIV, [side.operand(0) for side in sides if side is not None])
+
+
+@rule("closing-cast", CAST)
+def closing_cast(node: Node, context: RuleContext) -> Replace | None:
+    """``Cast(Softmax(x)) -> Softmax(x)``: an operator of another float type ends with a Cast."""
+    del context
+    inner, provenance = node.operand(0).producer, provenance_of_node(node)
+    if inner is None or provenance is None or provenance_of_node(inner) != provenance:
+        return None
+    data = inner.outputs[0]
+    if inner.op is CAST or inner.op.name != provenance.op or len(inner.outputs) > 1:
+        return None
+    return completed(node, inner.op, inner.inputs, inner.attributes) if data.quant is None else None
+
+
+# ---- by the forms and bodies of rows -----------------------------------------------------------
+
+_COMPARISONS = {"Less": f"{UNREAD}less", "Greater": f"{UNREAD}greater"}
+"""Operators without a row: a host reads their calls as ONNX's own nodes, or not by themselves."""
+
+
+def _as_calls(pattern: Pattern) -> Pattern:
+    if not isinstance(pattern, tuple):
+        return pattern
+    name, *rest = pattern
+    return (_COMPARISONS.get(name, name), *map(_as_calls, rest))
+
+
+def _with_calls(forms: Sequence[Form]) -> tuple[Form, ...]:
+    called = [replace(form, pattern=_as_calls(form.pattern)) for form in forms]
+    return (*forms, *(form for form in called if form not in forms))
+
+
+_RECORDED: Mapping[str, tuple[Form, ...]] = {
+    op.name: _with_calls(outermost_forms(op))
+    for op in OPERATORS
+    if op.forms and op not in (PRELU, THRESHOLDED_RELU)
+}
+
+
+@rule("recorded-form")
+def recorded_form(node: Node, context: RuleContext) -> Replace | None:
+    """``x * (Clip(x + 3, 0, 6) / 6) -> HardSwish(x)``, and every other form of a row."""
+    del context
+    for one in candidates(node):
+        forms = _RECORDED.get(one.op)
+        if forms is None:
+            continue
+        found = written(BY_NAME[one.op], node.output, forms=forms, stated=one.attributes)
+        if found is not None:
+            return completed(node, found.op, found.operands, found.attributes)
+    return None
+
+
+@rule("recorded-body")
+def recorded_body(node: Node, context: RuleContext) -> Replace | None:
+    """``a * Sigmoid(a) * b -> SwiGLU(a, b)``: what an operator stands for, as its row says."""
+    del context
+    for one in candidates(node):
+        row, operands = BY_NAME.get(one.op), dict[str, Value]()
+        if row is None or row.body is None or not isinstance(one.attributes, row.attributes):
+            continue
+        if matched(node.output, row.body(one.attributes), operands):
+            return completed(node, row, in_order(operands), one.attributes)
+    return None
+
+
+def _unmistakable() -> dict[str, list[tuple[Operator, tuple[Form, ...]]]]:
+    found: dict[str, list[tuple[Operator, tuple[Form, ...]]]] = {}
+    for op in OPERATORS:
+        own: dict[str, list[Form]] = {}
+        for form in op.forms:
+            if form.unmistakable and isinstance(form.pattern, tuple):
+                own.setdefault(str(form.pattern[0]), []).append(form)
+        own.pop(WHERE.name, None)  # a choice without a span is PRelu or what it is
+        for end, forms in own.items():
+            found.setdefault(end, []).append((op, _with_calls(forms)))
+    return found
+
+
+_UNMISTAKABLE = _unmistakable()
+
+
+@rule("unmistakable-form", *_UNMISTAKABLE)
+def unmistakable_form(node: Node, context: RuleContext) -> Replace | None:
+    """``x * (Erf(x / sqrt(2)) + 1) * 0.5 -> Gelu(x)``: what nobody writes for anything else."""
+    del context
+    if provenance_of_node(node) is not None:
+        return None
+    for op, forms in _UNMISTAKABLE[node.op.name]:
+        found = written(op, node.output, forms=forms)
+        if found is not None:
+            return completed(node, found.op, found.operands, found.attributes)
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    clip_of_bounds,
+    relu_of_threshold,
+    prelu_of_choice,
+    extreme_of_several,
+    integer_quotient,
+    closing_cast,
+    recorded_form,
+    recorded_body,
+    unmistakable_form,
+)
