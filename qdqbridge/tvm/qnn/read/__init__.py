@@ -21,9 +21,9 @@ own for forms of its own (``nn.bias_add`` is one already).
   host writes with ``qnn.dequantize`` and floats is read like that and absorbed by the canonical
   rules.
 * Integers that only move get their parameters from who reads them (:mod:`.types`).
-* A call without a row stands for itself (:meth:`Reading.unread`). It may be part of a chain that
-  completes an operator (:mod:`.composed`); whatever is left of it in the end is refused, all at
-  once and by name.
+* A call without a row stands for itself (:meth:`Reading.unread`). What a host needs several calls
+  for is completed when all are read, by the rules of :mod:`.rules` on the rewriter; whatever is
+  left without a row in the end is refused, all at once and by name.
 * Channels-last calls are read as channels-first nodes between Transposes.
 * ``call.provenance`` (:func:`qdqbridge.tvm.qnn.origin.provenance_of` of the call's span) says how
 the

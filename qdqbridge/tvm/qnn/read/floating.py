@@ -93,7 +93,7 @@ def _column(reading: Reading, bias: Value, trailing: int) -> Value:
 
 
 def cast(reading: Reading, call: Call) -> Entry:
-    """``cast(x, dtype)``; a DQ of another float type ends with one."""
+    """``cast(x, dtype)``; a DQ or product of another float type ends with one."""
     entry = call.args[0]
     if isinstance(entry, UnroundedProduct):
         return entry if call.dtype.is_integer else reading.unread(call)
@@ -102,7 +102,10 @@ def cast(reading: Reading, call: Call) -> Entry:
     if provenance is not None and provenance_of_node(node) == provenance and node is not None:
         if len(node.outputs) > 1 and node.op.name == provenance.op and data.quant is None:
             return data  # a part of a Split is quantized from its own type
-        if node.op is DEQUANTIZE:
+        product = node.op.flow is Flow.ACCUMULATE and node.op.name == provenance.op
+        if node.op is DEQUANTIZE or (
+            product and data.quant is None
+        ):  # rows look for these behind what they read
             return reading.retyped(data, tensor(call), call)
     if provenance is None and data.type.dtype is call.dtype:
         return data

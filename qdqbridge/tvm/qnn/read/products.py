@@ -21,7 +21,7 @@ from qdqbridge.tvm.qnn.origin import Provenance
 from qdqbridge.tvm.qnn.read.call import Call
 from qdqbridge.tvm.qnn.read.layout import transposed
 from qdqbridge.tvm.qnn.read.reading import Reading
-from qdqbridge.tvm.qnn.read.rules.products import scaled_bias
+from qdqbridge.tvm.qnn.read.rules.products import bias_from_column, scaled_bias
 from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node
 
 _STACKED = tuple(row.name for row in MATRIX_PRODUCTS)
@@ -66,9 +66,8 @@ def _behind(
     """Returns the product behind what it moves and rounds, and a real bias that is added."""
     while node is not None and node.op.flow is not Flow.ACCUMULATE:
         own = provenance_of_node(node) == provenance
-        if node.op is ADD and own and isinstance(provenance.attributes, GemmAttrs):
-            bias = scaled_bias(node.operand(1), provenance.attributes)
-            inner = node.operand(0).producer
+        if node.op is ADD and own:
+            bias, inner = _own_bias(node, provenance), node.operand(0).producer
             complete = inner is None or bias is None or len(inner.inputs) != _UNBIASED
             return (None, None) if complete else (inner, bias)
         movement = own and node.op.flow is Flow.MOVE
@@ -76,6 +75,15 @@ def _behind(
             return None, None
         node = node.operand(0).producer
     return node, None
+
+
+def _own_bias(node: Node, provenance: Provenance) -> Value | None:
+    """Returns the bias that a product's own call adds, as the product takes it."""
+    if isinstance(provenance.attributes, GemmAttrs):
+        return scaled_bias(node.operand(1), provenance.attributes)
+    if provenance.op in _IMAGES:
+        return bias_from_column(node.operand(1), node.output.rank or 0)
+    return node.operand(1) if provenance.op == DENSE.name else None
 
 
 def _later(provenance: Provenance, node: Node) -> bool:

@@ -152,7 +152,7 @@ def product_with_bias(node: Node, context: RuleContext) -> Replace | None:
     convolves = inner.op in (CONV, CONV_TRANSPOSE)
     if not convolves or (provenance_of_node(node) is not None and not says(node, inner.op.name)):
         return None
-    vector = _bias_from_column(bias, node.output.rank or 0)
+    vector = bias_from_column(bias, node.output.rank or 0)
     return None if vector is None else _biased(node, inner, vector, inner.attributes)
 
 
@@ -160,7 +160,7 @@ def _biased(node: Node, inner: Node, bias: Value, attributes: Attributes) -> Rep
     return completed(node, inner.op, [inner.operand(0), inner.operand(1), bias], attributes)
 
 
-def _bias_from_column(bias: Value, rank: int) -> Value | None:
+def bias_from_column(bias: Value, rank: int) -> Value | None:
     """Returns the vector behind a column (C, 1, …) of ``rank`` - 1 axes."""
     node = bias.producer
     if node is not None and isinstance(node.attributes, ReshapeAttrs):
