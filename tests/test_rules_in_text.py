@@ -13,6 +13,8 @@ import pytest
 import qdqbridge as qb
 from qdqbridge.core.rewrite.driver import run
 from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.tvm.qnn.origin import provenance_of, written
+from qdqbridge.tvm.qnn.read.rules.recorded import recorded_origin
 from scripts.generators.rules_doc import SETS, RuleSet
 from tests.core.canonical.at_work import alone, data_for, outputs
 
@@ -30,6 +32,13 @@ def test_rule(path: Path) -> None:
     before, after = path.read_text("utf-8").split("\n---\n")
     graph, wanted = (qb.parse(f"qnn-raw 1\n{text}") for text in (before, after))
     assert graph.digest != wanted.digest
+    if each.spans:
+        run(graph, [rule])
+        assert graph.digest != wanted.digest
+        provenance = provenance_of(written(wanted.nodes[-1]))
+        assert provenance is not None
+        for node in graph.nodes:
+            node.origin = recorded_origin(provenance)
     assert applied(graph, each, rule) == []
     assert graph.text("inline") == wanted.text("inline")
 

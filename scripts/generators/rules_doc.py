@@ -27,6 +27,7 @@ from qdqbridge.core.options import ReadingOptions
 from qdqbridge.core.rewrite.rule import Rule
 from qdqbridge.tflite_io.writer import demands, expansion
 from qdqbridge.tflite_io.writer.demands import ethos
+from qdqbridge.tvm.qnn.read.rules import FROM_RELAX, FROM_RELAY, RECORDED, WHOLE
 from scripts.generators.generated_page import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,12 +44,14 @@ class RuleSet:
         room: The room that has them; its tests hold their text cases.
         rules: In the order in which they look at a node.
         exact: Outputs keep every bit; else floats may be rounded once less, or codes once more.
+        spans: They look for the operator that the spans of calls name.
     """
 
     title: str
     room: str
     rules: tuple[Rule, ...]
     exact: bool = True
+    spans: bool = False
 
     def case(self, rule: Rule) -> Path:
         """Returns where the text case of a rule is, if it has one."""
@@ -73,6 +76,10 @@ SETS: tuple[RuleSet, ...] = (
     RuleSet("TFLite: what it demands", "tflite_io", demands.RULES, exact=False),
     RuleSet("TFLite: operators written out", "tflite_io", expansion.RULES, exact=False),
     RuleSet("Ethos-U", "tflite_io", (*ethos.WEIGHTS, *ethos.RULES), exact=False),
+    RuleSet("Read from TVM, by spans", "tvm/qnn", RECORDED, exact=False, spans=True),
+    RuleSet("Read from Relax", "tvm/qnn", FROM_RELAX[len(RECORDED) :], exact=False),
+    RuleSet("Read from Relay", "tvm/qnn", FROM_RELAY[len(RECORDED) :], exact=False),
+    RuleSet("Read from TVM: products of steps", "tvm/qnn", WHOLE, exact=False),
     RuleSet("Quantizing: batch norms folded", "autoquant", batch_norms.FOLDS, exact=False),
     RuleSet("Comparing graphs: one form of floats", "autoquant", _COMMON_FORM, exact=False),
 )

@@ -23,7 +23,7 @@ from qdqbridge.core.rewrite.rule import Rule
 from qdqbridge.errors import QdqBridgeError, UnsupportedModelError
 from qdqbridge.tvm.qnn.origin import Provenance, ranks_of
 from qdqbridge.tvm.qnn.read.call import Call, Entry, UnroundedProduct
-from qdqbridge.tvm.qnn.read.rules import FROM_TVM, WHOLE
+from qdqbridge.tvm.qnn.read.rules import FROM_RELAX, WHOLE
 from qdqbridge.tvm.qnn.read.rules.recorded import (
     UNREAD,
     provenance_of_node,
@@ -44,7 +44,7 @@ class Reading:
     """
 
     def __init__(
-        self, rows: Mapping[str, Row], where: str = "", rules: Sequence[Rule] = FROM_TVM
+        self, rows: Mapping[str, Row], where: str = "", rules: Sequence[Rule] = FROM_RELAX
     ) -> None:
         self.rows, self.where, self.rules = rows, where, rules
         self.nodes: list[Node] = []

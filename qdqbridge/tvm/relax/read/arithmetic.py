@@ -22,7 +22,7 @@ from qdqbridge.tvm.qnn.read.constants import constant_of
 from qdqbridge.tvm.qnn.read.floating import made, plain
 from qdqbridge.tvm.qnn.read.reading import tensor
 from qdqbridge.tvm.qnn.read.rounded import reduced_axes
-from qdqbridge.tvm.relax.read.decomposed import VARIANCE
+from qdqbridge.tvm.qnn.read.rules.frontends import VARIANCE
 from qdqbridge.tvm.relax.read.standard import standard
 
 Compute = Callable[[Reading, Call], Value]

@@ -22,9 +22,9 @@ from qdqbridge.tvm.qnn.origin import (
 from qdqbridge.tvm.qnn.read import Call, Entry, Reading
 from qdqbridge.tvm.qnn.read.constants import constant_of
 from qdqbridge.tvm.qnn.read.reading import flat
+from qdqbridge.tvm.qnn.read.rules import FROM_RELAX
 from qdqbridge.tvm.relax.read.branches import chosen
 from qdqbridge.tvm.relax.read.calls import decoded, results_of
-from qdqbridge.tvm.relax.read.decomposed import RULES
 from qdqbridge.tvm.relax.read.generated import generated
 from qdqbridge.tvm.relax.read.module_errors import ReaderPlace, explained_errors
 from qdqbridge.tvm.relax.read.opaque import opaque_node
@@ -101,7 +101,7 @@ class FunctionReader:
     def __init__(self, module: ir.IRModule | None, where: str) -> None:
         self.module, self.where = module, where
         self.place = ReaderPlace(where)
-        self.reading = Reading(ROWS, where, RULES)
+        self.reading = Reading(ROWS, where, FROM_RELAX)
         self.entries: dict[Any, Entry] = {}
         self.constants: dict[Any, Value] = {}
         self.functions: dict[Any, relax.Function] = {}

@@ -17,9 +17,9 @@ from qdqbridge.tvm.qnn.origin import Provenance, layout_of, params_of, provenanc
 from qdqbridge.tvm.qnn.read.call import Call, Entry, Result
 from qdqbridge.tvm.qnn.read.reader import AS_WRITTEN, CONVERTED, CallReader
 from qdqbridge.tvm.qnn.read.reading import Reading, Row, flat
+from qdqbridge.tvm.qnn.read.rules import FROM_RELAY
 from qdqbridge.tvm.relay.arguments import arrays_of, module_of
 from qdqbridge.tvm.relay.read.calls import normalized
-from qdqbridge.tvm.relay.read.decomposed import RULES
 
 Array = NDArray[Any]
 
@@ -46,7 +46,7 @@ def read_module(
 class _FunctionWalk:
     def __init__(self, function: Any, params: Mapping[str, Array], rows: Mapping[str, Row]) -> None:
         self.function, self.params = function, params
-        self.reading = Reading(rows, "Relay module, function main", RULES)
+        self.reading = Reading(rows, "Relay module, function main", FROM_RELAY)
         self.entries: dict[Any, Entry] = {}
         self.dims: dict[str, int] = {}
         self.others: dict[str, int] = {}

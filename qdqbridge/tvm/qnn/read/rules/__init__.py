@@ -9,14 +9,28 @@ spans, only chains that nobody writes for anything else. A host adds rules of it
 from __future__ import annotations
 
 from qdqbridge.core.rewrite.rule import Rule
-from qdqbridge.tvm.qnn.read.rules import activations, norms, products, sampled, steps
+from qdqbridge.tvm.qnn.read.rules import activations, frontends, norms, products, sampled, steps
 
-FROM_TVM: tuple[Rule, ...] = (
+RECORDED: tuple[Rule, ...] = (
     *sampled.RULES,
     *activations.RULES,
     *products.RULES,
     *norms.RULES,
 )
-"""The rules of both hosts, in the order in which they look at a node."""
+"""What spans name."""
+FROM_RELAX: tuple[Rule, ...] = (
+    *RECORDED,
+    *activations.UNMISTAKABLE,
+    *products.UNMISTAKABLE,
+    *frontends.RELAX,
+)
+"""The rules of a Relax module, in the order in which they look at a node."""
+FROM_RELAY: tuple[Rule, ...] = (
+    *RECORDED,
+    *activations.UNMISTAKABLE,
+    *products.UNMISTAKABLE,
+    *frontends.RELAY,
+)
+"""Those of a Relay module."""
 WHOLE: tuple[Rule, ...] = steps.RULES
 """Those behind all others: operators of steps that are operators themselves."""

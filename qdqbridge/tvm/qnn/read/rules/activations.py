@@ -198,16 +198,16 @@ def _unmistakable() -> dict[str, list[tuple[Operator, tuple[Form, ...]]]]:
     return found
 
 
-_UNMISTAKABLE = _unmistakable()
+_ENDS = _unmistakable()
 
 
-@rule("unmistakable-form", *_UNMISTAKABLE)
+@rule("unmistakable-form", *_ENDS)
 def unmistakable_form(node: Node, context: RuleContext) -> Replace | None:
     """``x * (Erf(x / sqrt(2)) + 1) * 0.5 -> Gelu(x)``: what nobody writes for anything else."""
     del context
     if provenance_of_node(node) is not None:
         return None
-    for op, forms in _UNMISTAKABLE[node.op.name]:
+    for op, forms in _ENDS[node.op.name]:
         found = written(op, node.output, forms=forms)
         if found is not None:
             return completed(node, found.op, found.operands, found.attributes)
@@ -223,5 +223,5 @@ RULES: tuple[Rule, ...] = (
     closing_cast,
     recorded_form,
     recorded_body,
-    unmistakable_form,
 )
+UNMISTAKABLE: tuple[Rule, ...] = (unmistakable_form,)

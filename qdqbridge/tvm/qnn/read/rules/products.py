@@ -177,7 +177,7 @@ RULES: tuple[Rule, ...] = (
     gemm_of_scaled_product,
     gemm_of_sum,
     gemm_of_integers,
-    gemm_of_linear_layer,
     dense_of_product,
     product_with_bias,
 )
+UNMISTAKABLE: tuple[Rule, ...] = (gemm_of_linear_layer,)
