@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from qdqbridge.core.graph.operator import Operator
 from qdqbridge.core.ops.table import OPERATORS
+from qdqbridge.tvm.qnn.read.rules.frontends import RELAX
 from qdqbridge.tvm.relax.read.calls import _NAMES
 from qdqbridge.tvm.relax.read.table import ROWS
 from scripts.generators.generated_page import main
@@ -70,6 +71,9 @@ def _ended_by(name: str) -> Iterator[str]:
     for row in OPERATORS:
         if any(form.pattern[0] in steps for form in row.forms):
             yield row.name
+    for rule in RELAX:
+        if rule.ops is not None and rule.ops & steps:
+            yield from _named(rule.apply, set(), 1)
 
 
 def _named(part: Any, seen: set[int], depth: int) -> Iterator[str]:
