@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.interpreter import evaluate_node
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
-from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.graph.types import TensorType, ValueType
 from qdqbridge.core.ops.attributes import PadAttrs, PoolAttrs, ResizeAttrs
 from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.conversion import DEQUANTIZE, REINTERPRET
@@ -39,7 +39,6 @@ def operator_of_sample(node: Node, context: RuleContext) -> Replace | None:
 
     The chain is the operator that its span records where both compute the same on a sample.
     """
-    del context
     provenance, shape = provenance_of_node(node), node.outputs[0].type.shape
     attributes = None if provenance is None else provenance.attributes
     if provenance is None or not isinstance(attributes, ResizeAttrs | PoolAttrs | PadAttrs):
@@ -70,11 +69,23 @@ def operator_of_sample(node: Node, context: RuleContext) -> Replace | None:
         _run(inside, read, sample.astype(read.type.dtype.numpy)), expected, rtol=1e-2, atol=1e-3
     ):
         return None
-    if source.quant is not None and node.output.quant is None:  # stored numbers are copied
-        plain = Value(TensorType(source.type.dtype, source.type.shape))
-        Node(REINTERPRET, NO_ATTRIBUTES, [source], [plain])
-        source = plain
-    return completed(node, provenance.op, [source], attributes)
+    plain = _reinterpreted(source, TensorType(source.type.dtype, source.type.shape))
+    if node.output.quant is None:
+        return completed(node, provenance.op, [plain], attributes)
+    # What the calls copy of a quantized value are its stored numbers.
+    copied = Value(TensorType(dtype, node.output.type.shape))
+    Node(BY_NAME[provenance.op], attributes, [plain], [copied], node.origin)
+    if context.is_output(node.output) and not any(provenance.results):
+        return Replace({node.output: copied})
+    return Replace({node.output: _reinterpreted(copied, node.output.type)})
+
+
+def _reinterpreted(value: Value, type_: ValueType) -> Value:
+    if value.type == type_:
+        return value
+    result = Value(type_, value.name)
+    Node(REINTERPRET, NO_ATTRIBUTES, [value], [result])
+    return result
 
 
 def _source_of_recorded(value: Value, provenance: Provenance, inside: list[Node]) -> Value | None:
