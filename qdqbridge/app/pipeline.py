@@ -433,8 +433,8 @@ def export_costs(
     from qdqbridge.targets.profiles.changes import costs, run_otherwise
 
     chosen = export_profile(profile)
-    told = [] if written is None else run_otherwise(path_of(written), chosen)
-    return costs(graph, chosen) + told
+    otherwise = [] if written is None else run_otherwise(path_of(written), chosen)
+    return costs(graph, chosen) + otherwise
 
 
 @checked

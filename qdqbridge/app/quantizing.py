@@ -195,10 +195,10 @@ class Quantization:
         found = self.delivered()
         if found is None or self.samples is None:
             return []
-        told = [found.mixed()]
+        texts = [found.mixed()]
         if self.fallback is None and found.metrics.sqnr < BAD:
-            told.append(doubt(self.made, self.samples, found.metrics.sqnr))
-        return [text for text in told if text]
+            texts.append(doubt(self.made, self.samples, found.metrics.sqnr))
+        return [text for text in texts if text]
 
     def outputs(self) -> Metrics | None:
         """Returns how far the outputs are from the float model's; None without samples.
@@ -448,9 +448,9 @@ def quantization(
     steps = () if suited is None else (suited,)
     judged, in_order = (None if s is None else spread(s, _JUDGING) for s in (samples, every))
     if judged is not None and any(step.step == PAIRS and not step.applied for step in tried):
-        told = saturating(graph, made.graph, few or judged)
-        tried = tuple(replace(s, told=told) if s.step == PAIRS else s for s in tried)
-        (warn or _LOGGER.warning)(told)
+        message = saturating(graph, made.graph, few or judged)
+        tried = tuple(replace(s, outcome=message) if s.step == PAIRS else s for s in tried)
+        (warn or _LOGGER.warning)(message)
     made = replace(made, repairs=(*steps, *tried, *made.repairs), unseen=few)
     return Quantization(made, graph, judged, left_out=left_out, in_order=in_order)
 
@@ -477,9 +477,9 @@ def _parted(
         )
     numbers = [number for number in range(len(samples)) if number not in set(far)]
     samples = parted(samples, far)[0] if far else samples
-    told = uninformative(graph, samples) or misscaled(graph, samples)
-    if told:
-        warn(told)
+    message = uninformative(graph, samples) or misscaled(graph, samples)
+    if message:
+        warn(message)
     if asked is None or asked.sums_of != "any-input":
         return samples, None, []  # sums have to fit in all that is given
     left_out = unseen(samples)

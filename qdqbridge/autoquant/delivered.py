@@ -69,7 +69,7 @@ class Delivered:
 
     def mixed(self) -> str:
         """Returns a warning about parts of outputs that the whole hides, else nothing."""
-        told: list[str] = []
+        lines: list[str] = []
         for output in self.outputs:
             worst = min(output.parts, key=lambda part: part.sqnr_db, default=None)
             if worst is None or not worst.sqnr_db < min(GOOD, output.sqnr_db - BELOW):
@@ -77,13 +77,13 @@ class Delivered:
             each = ", ".join(
                 f"'{p.name}' ({p.low:.4g} to {p.high:.4g}) {p.sqnr_db:.1f} dB" for p in output.parts
             )
-            told.append(
+            lines.append(
                 f"output '{output.name}' joins tensors of different ranges: its "
                 f"{output.sqnr_db:.1f} dB are those of the larger ones, of {each}. Split the "
                 "model's output so that each has a range of its own (end the model before the "
                 "Concat), or leave the Concat float (--exclude)"
             )
-        return "; ".join(told)
+        return "; ".join(lines)
 
 
 def delivered(

@@ -86,16 +86,16 @@ def with_bodies_quantized(
     if samples is None or not any(body.integers for body in plain.inside):
         return plain
     judge = FloatReference(graph, samples)
-    before, best, told = judge.sqnr(made.graph), judge.sqnr(plain.graph), "as the target says"
+    before, best, message = judge.sqnr(made.graph), judge.sqnr(plain.graph), "as the target says"
     for name, target in _fewer(options.described()):
         if best >= _GOOD or before < best + GAIN:
             break
         other = with_these(made, _each(made, found, runs, replace(options, target=target)), options)
         sqnr = judge.sqnr(other.graph)
         if sqnr >= best + GAIN:
-            plain, best, told = other, sqnr, name
+            plain, best, message = other, sqnr, name
     count = f"{sum(b.integers for b in plain.inside)} of {sum(b.nodes for b in plain.inside)} nodes"
-    record = StepRecord(STEP, True, f"{count} in bodies quantized, {told}", before, best)
+    record = StepRecord(STEP, True, f"{count} in bodies quantized, {message}", before, best)
     return replace(plain, repairs=(*plain.repairs, record))
 
 
@@ -148,11 +148,11 @@ def _body(
         inner = quantized(graph, data, own, profile=profile, empty=True)
         inner = with_bodies_quantized(inner, data, options)
     except QdqBridgeError as error:
-        told = "; ".join(part for part in (error.what, error.why) if part)
-        return QuantizedBody(body, None, told if seen else _NEVER)
+        message = "; ".join(part for part in (error.what, error.why) if part)
+        return QuantizedBody(body, None, message if seen else _NEVER)
     if not inner.decision.plan.rules and not any(b.integers for b in inner.inside):
-        told = "; ".join(sorted(set(inner.decision.plan.floats.values())))
-        return QuantizedBody(body, None, told if seen or not graph.nodes else _NEVER)
+        message = "; ".join(sorted(set(inner.decision.plan.floats.values())))
+        return QuantizedBody(body, None, message if seen or not graph.nodes else _NEVER)
     return QuantizedBody(body, inner)
 
 

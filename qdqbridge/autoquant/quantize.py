@@ -305,8 +305,8 @@ def quantized(
     state, scaled = repaired(plain, few, again, steps[0], work, scales)
     tuning = None
     if tune:
-        told = _in_units(rounds.next(), len(samples))
-        state, tuning = with_choosers_tried(state, few, target, told, options.workers)
+        report = _in_units(rounds.next(), len(samples))
+        state, tuning = with_choosers_tried(state, few, target, report, options.workers)
         if any(step.applied for step in scaled):
             other = with_choosers_tried(plain, few, target, workers=options.workers)
             if is_closer(other[1], tuning):

@@ -240,14 +240,14 @@ class RepairRow:
     Attributes:
         step: Its name.
         applied: Whether it was kept.
-        told: What it did, or why it did nothing.
+        outcome: What it did, or why it did nothing.
         before_db: Output SQNR without it, in dB; None where nothing was tried.
         after_db: With it.
     """
 
     step: str
     applied: bool
-    told: str
+    outcome: str
     before_db: float | None = None
     after_db: float | None = None
 

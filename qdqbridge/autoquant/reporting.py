@@ -148,7 +148,7 @@ def record_of(
         fallback=() if fallback is None else _fallback(fallback),
         pareto=() if fallback is None else tuple(fallback.pareto),
         goal=goal,
-        repairs=tuple(RepairRow(r.step, r.applied, r.told, r.before, r.after) for r in repairs),
+        repairs=tuple(RepairRow(r.step, r.applied, r.outcome, r.before, r.after) for r in repairs),
         notes=tuple(notes),
     )
 

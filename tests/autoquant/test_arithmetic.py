@@ -186,7 +186,7 @@ def test_a_network_survives_sums_of_16_bits(sums_of: str) -> None:
     assert closeness(found, hardware) > closeness(plain, hardware) + 10
     step = found.made.repairs[0]
     assert step.before is not None and step.after is not None
-    assert step.step == "arithmetic" and f"{step.before - step.after:.2f} dB" in step.told
+    assert step.step == "arithmetic" and f"{step.before - step.after:.2f} dB" in step.outcome
 
 
 def test_sums_of_data_have_a_bit_to_spare() -> None:

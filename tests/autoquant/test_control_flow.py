@@ -257,4 +257,4 @@ def test_a_profile_alone_is_enough():
 def test_what_loses_too_much_gets_fewer_integers():
     made = quantization(canonical(scan_network()), {"x": digits(120)[0]})
     record = next(r for r in made.made.repairs if r.step == "bodies")
-    assert (record.after or 0.0) >= 30.0 or "as the target says" not in record.told
+    assert (record.after or 0.0) >= 30.0 or "as the target says" not in record.outcome

@@ -60,7 +60,7 @@ def test_the_product_that_costs_most_stays_float(tmp_path, normed):
     first = made.made.repairs[0]
     names = [node.name for node in qb.load(path).nodes if node.op.name == "MatMul"]
     assert first.step == STEP and first.applied
-    assert f"on integers, except {names[0]}" in first.told
+    assert f"on integers, except {names[0]}" in first.outcome
     left = {node.name for node in made.made.decision.plan.rules}
     assert names[0] not in left and len(left) >= len(names) // 2
     assert first.after is not None and first.before is not None
@@ -120,7 +120,7 @@ def tried(monkeypatch):
         trials = _PresetTrials(nothing, nothing, made, nothing, nothing, nothing, work)
         _, record = trials.chosen(QuantizeOptions(), 10.0, QuantizeOptions())
         assert record is not None
-        return record.told.partition(";")[0], record.after, len(asked)
+        return record.outcome.partition(";")[0], record.after, len(asked)
 
     return run
 

@@ -139,7 +139,7 @@ def test_fewer_operators_run_on_integers_where_all_are_bad(tmp_path):
     x, unseen = (rng.standard_normal((48, 8, 16)).astype(np.float32) for _ in range(2))
     made = quantization(path, {"x": x})
     first = made.made.repairs[0]
-    assert first.step == STEP and first.applied and "products" in first.told
+    assert first.step == STEP and first.applied and "products" in first.outcome
     assert first.before is not None and first.after is not None
     assert first.after > first.before + 3
     kinds = {node.op.name for node in made.made.decision.plan.rules}
@@ -179,7 +179,7 @@ def test_what_follows_the_last_products_stays_float_where_that_helps(tmp_path):
     x, unseen = (rng.standard_normal((64, 16)).astype(np.float32) for _ in range(2))
     made = quantization(path, {"x": x})
     first = made.made.repairs[0]
-    assert first.step == STEP and first.applied and "last products" in first.told
+    assert first.step == STEP and first.applied and "last products" in first.outcome
     kinds = {node.op.name for node in made.made.decision.plan.rules}
     assert "Relu" in kinds and not kinds & {"Mul", "Sub"}
     everything = qb.quantize(path, {"x": x}, repair=())
@@ -207,7 +207,7 @@ def test_sixteen_bits_come_before_float_where_the_engine_has_kernels_for_them(tm
     made = quantization(path, {"x": x}, target="qnn")
     first = made.made.repairs[0]
     assert first.step == STEP and first.applied
-    assert first.told == "16-bit activations of all but products"
+    assert first.outcome == "16-bit activations of all but products"
     assert not made.made.decision.plan.floats
     assert {"Add", "Softmax"} <= widths(made.graph)[16]
     assert "MatMul" in widths(made.graph)[8]  # what reads no more bits keeps the target's own
@@ -221,10 +221,10 @@ def test_sixteen_bits_are_told_where_the_engine_computes_them_in_floats(tmp_path
     x = even(1, 64, 8, 16)
     made = quantization(path, {"x": x})
     first = made.made.repairs[0]
-    told = first.told
+    told = first.outcome
     assert "--format '*=uint16'" in told and "no integer kernels" in told
     silent = quantization(path, {"x": x}, target=replace(ORT, wide=Wide.REFUSED))
-    assert silent.made.repairs[0].told == told.split(";")[0]
+    assert silent.made.repairs[0].outcome == told.split(";")[0]
     assert silent.graph.digest == made.graph.digest
     promised = float(told.split(" dB")[0].split()[-1])
     plain: dict[str, Any] = {"repair": (), "tune": False, "formats": {"*": wider(U8)}}
@@ -239,7 +239,7 @@ def test_what_follows_the_last_products_gets_sixteen_bits(tmp_path):
     x = even(1, 64, 16)
     made = quantization(path, {"x": x}, target="qnn")
     first = made.made.repairs[0]
-    assert first.applied and first.told == "16-bit activations of what follows the last products"
+    assert first.applied and first.outcome == "16-bit activations of what follows the last products"
     assert not made.made.decision.plan.floats
     assert {"Mul", "Sub"} <= widths(made.graph)[16]
     assert widths(made.graph)[8] >= {"Dense"}
@@ -251,7 +251,7 @@ def test_engines_that_take_no_sixteen_bits_get_none(tmp_path):
     for target in ("tensorrt", "tflite"):
         made = quantization(path, {"x": x}, target=target)
         first = made.made.repairs[0]
-        assert first.step == STEP and "16-bit" not in first.told
+        assert first.step == STEP and "16-bit" not in first.outcome
         assert set(widths(made.graph)) == {8}
 
 
@@ -263,8 +263,8 @@ def test_what_is_tried_hangs_on_work_and_not_on_time(monkeypatch):
     assert quantization(MLP, data).graph.digest == usual.graph.digest
     none = quantization(MLP, data, budget=0.0)
     late = "the budget was spent before; --budget gives more"
-    assert {step.told for step in none.made.repairs} == {late}
-    some = [step.told == late for step in quantization(MLP, data, budget=1e-4).made.repairs]
+    assert {step.outcome for step in none.made.repairs} == {late}
+    some = [step.outcome == late for step in quantization(MLP, data, budget=1e-4).made.repairs]
     assert some[-1] and not some[0]
     one, two = WorkBudget(1e9), WorkBudget(1e9)
     one.spend(usual.original, usual.made.profile, 10)
@@ -405,9 +405,9 @@ def test_one_sample_teaches_nothing() -> None:
     records = {step.step: step for step in made.made.repairs}
     for name in ("round", "learn", "bias"):
         assert not records[name].applied
-        assert records[name].told == "1 different sample is too few to judge by"
+        assert records[name].outcome == "1 different sample is too few to judge by"
     few = quantization(model, {"input": data[:4]}, weights="int4", repair=("learn", "bias"))
-    assert [s.told.startswith("4 different samples") for s in few.made.repairs] == [False, True]
+    assert [s.outcome.startswith("4 different samples") for s in few.made.repairs] == [False, True]
 
 
 @pytest.mark.parametrize("target", ["ort", "dynamic-rows"])
@@ -420,7 +420,7 @@ def test_one_sample_scales_no_channels_of_what_is_good(target, repeated):
     smooth = next(step for step in made.made.repairs if step.step == "smooth")
     assert smooth.before is not None and smooth.after is not None
     assert smooth.after > smooth.before + 1 and not smooth.applied
-    assert smooth.told.endswith("one sample cannot tell what it does to others")
+    assert smooth.outcome.endswith("one sample cannot tell what it does to others")
     plain = sqnr(model, qb.quantize(model, data, target=target, repair=()), unseen)
     assert sqnr(model, made.graph, unseen) >= plain - 0.5
 

@@ -212,7 +212,7 @@ class Step:
 def test_repair_steps_are_taken_over(made):
     record = record_of(made, ORT, None, repairs=[Step()], versions={})  # pyright: ignore[reportArgumentType]
     (row,) = record.repairs
-    assert (row.step, row.applied, row.told) == ("bias", True, "12 layers")
+    assert (row.step, row.applied, row.outcome) == ("bias", True, "12 layers")
     assert (row.before_db, row.after_db) == (30.0, 31.0)
 
 

@@ -54,9 +54,9 @@ def test_repair_by_data_255_times_too_small_costs_little(repair):
     seen, unseen = drawn(9, 32), drawn(10, 200)
     plain, repaired = (quantized(graph, seen / 255, steps) for steps in ((), repair))
     assert sqnr(graph, repaired.graph, unseen) > sqnr(graph, plain.graph, unseen) - MOST_LOST
-    refused = [record for record in repaired.repairs if "it would lose" in record.told]
+    refused = [record for record in repaired.repairs if "it would lose" in record.outcome]
     assert refused and not any(record.applied for record in refused)
-    assert all("on data 256 times as large" in record.told for record in refused)
+    assert all("on data 256 times as large" in record.outcome for record in refused)
 
 
 @pytest.mark.parametrize("name", ["cnn", "mlp"])
@@ -90,14 +90,14 @@ def learned(seed):
 def test_learning_is_tried_from_other_scales_too_where_it_loses_too_much():
     records, gains = zip(*map(learned, SEEDS), strict=True)
     for record in records:
-        assert record.applied and "from samples of other scales too" in record.told
+        assert record.applied and "from samples of other scales too" in record.outcome
     assert np.min(gains) > 0 and np.all(np.mean(gains, axis=0) > GAINED)
 
 
 def test_learning_is_tried_with_weights_held_harder_where_it_loses_too_much(monkeypatch):
     monkeypatch.setattr(steps, "_OTHERWISE", {"learn": steps._HELD})
     record, (gain, elsewhere) = learned(1)
-    assert record.applied and "held 100 times as hard" in record.told
+    assert record.applied and "held 100 times as hard" in record.outcome
     assert gain > 1 and elsewhere > -MOST_LOST
 
 

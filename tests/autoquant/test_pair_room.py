@@ -187,7 +187,7 @@ def test_where_avoiding_pairs_costs_much_both_figures_are_told(
     )
     assert paired < exact - 10
     told = caplog.messages[-1]
-    assert "without VNNI" in told and "--avoid-pairs" in told and told == step.told
+    assert "without VNNI" in told and "--avoid-pairs" in told and told == step.outcome
     avoided = quantization(graph, data, avoid_pairs=True)
     again = of_graph(avoided.graph, graph, data, pairs=True)
     assert again == of_graph(avoided.graph, graph, data, pairs=False) > paired + 10

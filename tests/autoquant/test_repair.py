@@ -111,7 +111,7 @@ def test_channels_are_not_scaled_where_samples_left_out_lose(seed):
         for r in ((), ("smooth",))
     )
     (record,) = scaled.repairs
-    assert not record.applied and "held-out samples" in record.told
+    assert not record.applied and "held-out samples" in record.outcome
     assert record.after is not None and record.before is not None
     assert record.after < record.before
     judge = FloatReference(graph, Samples.of(graph.inputs, {"x": x[64:]}), 512)
@@ -164,7 +164,7 @@ def test_channels_stay_as_they_are_where_other_choosers_do_better(apart, monkeyp
     assert found.tuning is not None
     assert found.tuning.after == 30 + (2 * apart if taken is plain else apart)
     assert record.applied == (taken is scaled)
-    assert ("other choosers do better without it" in record.told) == (taken is plain)
+    assert ("other choosers do better without it" in record.outcome) == (taken is plain)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_the_default_steps_help_on_other_samples(name, least):
     assert after > before + least
     for record in found.repairs:
         gained = record.after is not None and record.after >= (record.before or 0) + GAIN
-        assert record.applied == gained and record.told
+        assert record.applied == gained and record.outcome
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_steps_that_do_not_exist_and_parameters_of_the_user():
     name = graph.nodes[2].output.name
     fixed = {name: per_tensor(DType.UINT8, 0.05)}
     found = quantize_model(graph, DATA, fixed=fixed, repair=("equalize",))
-    assert not found.repairs[0].applied and "the user fixed" in found.repairs[0].told
+    assert not found.repairs[0].applied and "the user fixed" in found.repairs[0].outcome
 
 
 def test_what_cannot_be_tried_is_told(monkeypatch):
@@ -219,7 +219,7 @@ def test_what_cannot_be_tried_is_told(monkeypatch):
     monkeypatch.setitem(steps._CHANGES, "bias", broken)
     found = quantize_model(network("digits_mlp_float"), DATA, repair=("bias",))
     (record,) = found.repairs
-    assert not record.applied and record.told.endswith("tried: an operator that nobody can run")
+    assert not record.applied and record.outcome.endswith("tried: an operator that nobody can run")
 
 
 def test_infinite_outputs_do_not_decide():

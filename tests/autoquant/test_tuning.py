@@ -87,14 +87,16 @@ def test_where_nothing_helps_all_stays_as_it_is():
     state, samples = begun(graph, target, drawn(32))
     found, record = with_choosers_tried(state, samples, target)
     assert found is state and not record.applied
-    assert record.told == "of MinMax(margin=1.0), MinMax(margin=1.0) is the best everywhere"
+    assert record.outcome == "of MinMax(margin=1.0), MinMax(margin=1.0) is the best everywhere"
     assert record.before == record.after
 
 
 def test_few_samples_say_little():
     state, samples = begun(gate(), ORT, drawn(LEAST - 1))
     found, record = with_choosers_tried(state, samples, ORT)
-    assert found is state and record.told == f"{LEAST - 1} samples are too few to try choosers on"
+    assert (
+        found is state and record.outcome == f"{LEAST - 1} samples are too few to try choosers on"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,12 +187,12 @@ def _with_pair_cost(findings: Sequence[Finding], graph: Graph, data: Path) -> li
     """Returns findings whose first one of pairs that saturate says what they all cost together."""
     from qdqbridge.targets.profiles import Effect
 
-    told = next((each for each in findings if each.effect is Effect.PROCESSOR), None)
-    if told is None:
+    paired = next((each for each in findings if each.effect is Effect.PROCESSOR), None)
+    if paired is None:
         return list(findings)
     cost = pipeline.pair_cost(graph, read_inputs(data, graph.inputs))
-    costly = replace(told, reason=f"{told.reason}; {cost}")
-    return [costly if each is told else each for each in findings]
+    costly = replace(paired, reason=f"{paired.reason}; {cost}")
+    return [costly if each is paired else each for each in findings]
 
 
 def _fixed(graph: Graph, data: Path | None) -> tuple[Graph, list[str]]:

@@ -453,12 +453,12 @@ def _show(made: Quantization, path: Path, report: Path | None, *, as_json: bool)
                 table.add_row("", Text(f"{part.name}, a part of it: {part.sqnr_db:.2f} dB"))
     for step in facts["repairs"]:
         kept = "kept" if step["applied"] else "not kept"
-        table.add_row(step["step"], Text(f"{kept}: {step['told']}"))
+        table.add_row(step["step"], Text(f"{kept}: {step['outcome']}"))
     for point in facts["pareto"]:
-        told = f"{point['size']:,} bytes, {point['sqnr_db']:.2f} dB, {point['milliseconds']:.3f} ms"
+        line = f"{point['size']:,} bytes, {point['sqnr_db']:.2f} dB, {point['milliseconds']:.3f} ms"
         if point["slowest_milliseconds"] is not None:
-            told += f", {point['slowest_milliseconds']:.3f} ms the slowest node"
-        table.add_row("curve", Text(f"{point['name']}: {told}"))
+            line += f", {point['slowest_milliseconds']:.3f} ms the slowest node"
+        table.add_row("curve", Text(f"{point['name']}: {line}"))
     for row in facts["reverted"]:
         table.add_row("reverted", Text(f"{row['layer']}: {row['reason']}"))
     for row in _float_rows(facts["reasons"]):
@@ -519,7 +519,7 @@ def _facts(made: Quantization, path: Path, report: Path | None) -> dict[str, Any
         "shared": sum(isinstance(spec, Shared) for spec in specs),
         "reasons": reasons,
         "repairs": [
-            {"step": s.step, "applied": s.applied, "told": s.told, "before": s.before,
+            {"step": s.step, "applied": s.applied, "outcome": s.outcome, "before": s.before,
              "after": s.after}
             for s in steps
         ],

@@ -37,14 +37,14 @@ def misfits(graph: Graph, data: Mapping[str, NDArray[Any]]) -> list[str]:
             continue
         outside = float(np.mean((finite < low - scale) | (finite > high + scale)))
         filled = float(max(finite.max(), 0) - min(finite.min(), 0)) / (high - low)
-        told = f"input '{value.name}' is quantized for {low:.4g} to {high:.4g}"
+        stated = f"input '{value.name}' is quantized for {low:.4g} to {high:.4g}"
         advice = "the model seems to be calibrated with data of another scale"
         if outside > _OUTSIDE:
             found.append(
-                f"{told}, and {100 * outside:.0f} % of these numbers lie outside: {advice}"
+                f"{stated}, and {100 * outside:.0f} % of these numbers lie outside: {advice}"
             )
         elif filled < _FILLED:
-            found.append(f"{told}, of which these numbers fill {100 * filled:.2g} %: {advice}")
+            found.append(f"{stated}, of which these numbers fill {100 * filled:.2g} %: {advice}")
     return found
 
 

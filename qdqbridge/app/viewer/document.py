@@ -95,7 +95,7 @@ def document_of_two(
     aligned, differences = align(a, b).forward, diff(a, b)
     places = ({n: i for i, n in enumerate(a.nodes)}, {n: i for i, n in enumerate(b.nodes)})
     names = [{node.name: node for node in graph.nodes} for graph in (a, b)]
-    told: list[Mapping[str, Any]] = []
+    entries: list[Mapping[str, Any]] = []
     changed: tuple[dict[Node, str], dict[Node, str]] = ({}, {})
     for each in differences:
         nodes = [names[side].get(name) for side, name in enumerate((each.a, each.b))]
@@ -103,7 +103,7 @@ def document_of_two(
             if node is not None:
                 changed[side].setdefault(node, each.text)
         at = [-1 if n is None else places[side][n] for side, n in enumerate(nodes)]
-        told.append({"where": each.where, "text": each.text, "a": at[0], "b": at[1]})
+        entries.append({"where": each.where, "text": each.text, "a": at[0], "b": at[1]})
     backward = {theirs: mine for mine, theirs in aligned.items()}
     graphs: list[Mapping[str, Any]] = []
     sides = ((first, aligned, changed[0]), (second, backward, changed[1]))
@@ -119,7 +119,7 @@ def document_of_two(
         f"{first[1]} and {second[1]}",
         tuple(graphs),
         tuple((places[0][mine], places[1][theirs]) for mine, theirs in aligned.items()),
-        tuple(told),
+        tuple(entries),
         "difference",
     )
 

@@ -35,6 +35,6 @@ def with_metadata(graph: Graph, document: Document) -> Graph:
         rows |= {f"{PREFIX}note{i or ''}": note for i, note in enumerate(said["notes"])}
         other = copy.nodes[node]
         kept = tuple(row for row in other.origin.metadata if not row[0].startswith(PREFIX))
-        told = tuple((key, text) for key, text in rows.items() if text)
-        other.origin = replace(other.origin, metadata=kept + told)
+        stated = tuple((key, text) for key, text in rows.items() if text)
+        other.origin = replace(other.origin, metadata=kept + stated)
     return copy.graph

@@ -36,8 +36,8 @@ def page(document: Document) -> str:
     data = f'<script type="application/json" id="model">{_inert(document)}</script>'
     code = f"<script>{script}</script>"
     notice = f"<!--\nLibraries in the script below:\n\n{licences.replace('--', '- -')}-->"
-    told = "" if document.report is None else str(document.report)
-    content = Markup(f"{body.replace(_REPORT, told, 1)}{data}\n{notice}\n{code}")
+    shown = "" if document.report is None else str(document.report)
+    content = Markup(f"{body.replace(_REPORT, shown, 1)}{data}\n{notice}\n{code}")
     return f"<!DOCTYPE html>\n{tag('html', head, tag('body', content), lang='en')}\n"
 
 

@@ -27,16 +27,16 @@ def doubt(made: Quantized, samples: Samples, sqnr: float) -> str:
         samples: Some of these show which layers are to blame.
         sqnr: Of its outputs, in dB.
     """
-    told = f"the outputs reach only {sqnr:.1f} dB SQNR against the float model"
+    message = f"the outputs reach only {sqnr:.1f} dB SQNR against the float model"
     if sqnr == -math.inf:
-        told = "outputs are NaN or infinite, or not zero where the float model gives zeros alone"
+        message = "outputs are NaN or infinite, or not zero where the float model gives zeros alone"
     names = culprits(made, samples)
     if names:
-        told += f"; most of the error comes from {', '.join(names)}"
+        message += f"; most of the error comes from {', '.join(names)}"
     excluded = "".join(f" --exclude '{name}'" for name in names)
     return (
-        f"{told}. 'qdqbridge quantize … --min-sqnr {WANTED:g}' gives layers more bits until that "
-        f"is reached, with '--fallback float' leaves them float;{excluded or ' --exclude NAME'} "
+        f"{message}. 'qdqbridge quantize … --min-sqnr {WANTED:g}' gives layers more bits until "
+        f"that is reached, with '--fallback float' leaves them float;{excluded or ' --exclude NAME'} "
         "leaves these float right away"
     )
 

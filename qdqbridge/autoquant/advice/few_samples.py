@@ -125,8 +125,10 @@ def untried(repair: Sequence[str], target: Target, count: int) -> dict[str, str]
         count: How many different samples there are.
     """
     needs = {"bias": ENOUGH, "learn": 2 if target.weights.storage.bits < 8 else ENOUGH, "round": 2}
-    told = f"{count} different {'sample is' if count == 1 else 'samples are'} too few to judge by"
-    return {step: told for step in repair if count < needs.get(step, 0)}
+    message = (
+        f"{count} different {'sample is' if count == 1 else 'samples are'} too few to judge by"
+    )
+    return {step: message for step in repair if count < needs.get(step, 0)}
 
 
 BAD_ALONE, GAIN_ALONE = 25.0, 3.0

@@ -251,18 +251,18 @@ def _by_classes(graph: Graph, samples: Samples) -> str:
     used, lead = (max(getattr(a, k) for a in working.values()) for k in ("used", "lead"))
     if lost and used >= _MORE * given.used:
         factor = next(f for f, each in working.items() if each.used >= _NEAR * used)
-        told = f"uses {given.used:.1f} of {classes} classes (by the entropy of its answers)"
+        message = f"uses {given.used:.1f} of {classes} classes (by the entropy of its answers)"
         better = f"{found[factor].used:.1f}"
     elif lead >= max(_FIRMER * given.lead, _FIRM):
         factor = next(f for f, each in working.items() if each.lead >= _NEAR * lead)
-        told = f"prefers its first choice by {given.lead:.2g} standard deviations of an answer"
+        message = f"prefers its first choice by {given.lead:.2g} standard deviations of an answer"
         better = f"by {found[factor].lead:.2g}"
     else:
         return ""
     wanted = (
         f"about {factor:g} times as large" if factor > 1 else f"divided by {1 / factor:.0f} or so"
     )
-    return f"the float model {told}, and {better} if input {name!r} is {wanted}"
+    return f"the float model {message}, and {better} if input {name!r} is {wanted}"
 
 
 def _classes(graph: Graph) -> int:

@@ -305,16 +305,16 @@ def _kernel_rows(
     for each in kernels:
         assert share_ is not None
         alone = floats.noise(floats.outputs({}, {each.own: each.moved}))
-        told, node = share_.told[each.source], each.theirs.producer
-        whole = sum(told.causes.values())
-        shares = {f"{KERNEL}: {name}": count / whole for name, count in told.causes.items()}
+        difference, node = share_.differences[each.source], each.theirs.producer
+        whole = sum(difference.causes.values())
+        shares = {f"{KERNEL}: {name}": count / whole for name, count in difference.causes.items()}
         yield (
             alone,
             SuspectTensor(
                 name=each.own.name or each.theirs.name,
                 quantized_name=each.theirs.name,
                 kind=KERNEL,
-                node=told.node,
+                node=difference.node,
                 alone_db=decibels(alone),
                 added_db=decibels(ratio(floats.stored(each.own).reshape(-1), each.gap.reshape(-1))),
                 gain_db=0.0,

@@ -27,7 +27,7 @@ class KernelShare:
         engine: The engine, as reports name it.
         gaps: What each value is off by, in real numbers of all batches.
         steps: The same as they are stored: in integers of quantized values.
-        told: The differences of each value, and their causes.
+        differences: The differences of each value, and their causes.
         unseen: Values that the engine does not show; what is off there is counted behind them.
         outputs: The graph's outputs as the engine stores them, by name.
     """
@@ -35,7 +35,7 @@ class KernelShare:
     engine: str
     gaps: Mapping[Value, Array]
     steps: Mapping[Value, Array]
-    told: Mapping[Value, TensorDifference]
+    differences: Mapping[Value, TensorDifference]
     unseen: tuple[str, ...]
     outputs: Mapping[str, Array]
 

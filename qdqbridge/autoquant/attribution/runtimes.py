@@ -78,14 +78,14 @@ def _moved(runs: GraphRuns, value: Value, steps: Array) -> list[Array] | None:
 def _suspect_kernel(
     found: KernelShare, runs: GraphRuns, value: Value, alone: float
 ) -> SuspectTensor:
-    told = found.told[value]
-    whole = sum(told.causes.values())
-    shares = {f"{KERNEL}: {name}": count / whole for name, count in told.causes.items()}
+    difference = found.differences[value]
+    whole = sum(difference.causes.values())
+    shares = {f"{KERNEL}: {name}": count / whole for name, count in difference.causes.items()}
     return SuspectTensor(
-        name=told.name,
-        quantized_name=told.name,
+        name=difference.name,
+        quantized_name=difference.name,
         kind=KERNEL,
-        node=told.node,
+        node=difference.node,
         alone_db=decibels(alone),
         added_db=decibels(ratio(runs.real(value).reshape(-1), found.gaps[value].reshape(-1))),
         gain_db=0.0,

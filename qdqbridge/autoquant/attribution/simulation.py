@@ -258,10 +258,10 @@ def ratio(clean: Array, gap: Array) -> float:
     Elements that are no numbers without an error tell nothing; those that become none are lost.
     """
     wide = clean.astype(np.float64)
-    told = np.isfinite(wide)
+    usable = np.isfinite(wide)
     with np.errstate(over="ignore"):
-        signal = float(np.square(wide[told]).sum())
-        power = float(np.square(np.nan_to_num(gap[told], nan=np.inf)).sum())
+        signal = float(np.square(wide[usable]).sum())
+        power = float(np.square(np.nan_to_num(gap[usable], nan=np.inf)).sum())
     return power / signal if signal else float(power > 0)
 
 

@@ -212,8 +212,8 @@ class Target:
     def why_float(self, node: Node) -> str:
         """Returns why a node stays float that no rule quantizes."""
         deciding = next((rule for rule in self.rules if rule.matches(node)), None)
-        told = "" if deciding is None else deciding.reason
-        return told or f"target {self.name} leaves {node.op.name} in float"
+        reason = "" if deciding is None else deciding.reason
+        return reason or f"target {self.name} leaves {node.op.name} in float"
 
 
 def _op_names_by_flow(*flows: Flow) -> tuple[str, ...]:

@@ -57,14 +57,14 @@ class CorrectionPlace:
 def places(plan: QuantizationPlan) -> dict[Node, CorrectionPlace]:
     """Returns by node where the biases of products are whose operands are stored."""
     found: dict[Node, CorrectionPlace] = {}
-    told: set[Node] = set()
+    outcome: set[Node] = set()
     quantized = dict.fromkeys(node for node in plan.rules if node not in plan.unstored)
     for weight in plan.weights:
         product = product_of(weight) if isinstance(weight.spec, Derived) else None
         layer = None if product is None else layer_of(product)
         if layer is None or product not in quantized:
             continue
-        told.add(layer.node)
+        outcome.add(layer.node)
         constant = weight.value.constant
         idle = getattr(weight.node.attributes, "beta", 1.0) == 0
         if constant is not None and not idle and constant.size in (1, layer.outputs):
@@ -73,7 +73,7 @@ def places(plan: QuantizationPlan) -> dict[Node, CorrectionPlace]:
             )
     for node in quantized:
         layer = layer_of(node) if node.op in _WITHOUT_BIAS else None
-        if layer is not None and node not in told and node.optional(2) is None:
+        if layer is not None and node not in outcome and node.optional(2) is None:
             found[node] = CorrectionPlace((node, 2), layer.result_axis, layer.outputs)
     return found
 
@@ -143,8 +143,8 @@ def corrected(
     if not found.shifts:
         return decision, f"no mean of {len(found.places)} products is off"
     count = sum(int(np.count_nonzero(s)) for s in found.shifts.values())
-    told = f"{count} of {found.tried} channels of {len(found.places)} products shifted"
-    return shifted(decision, found), told
+    outcome = f"{count} of {found.tried} channels of {len(found.places)} products shifted"
+    return shifted(decision, found), outcome
 
 
 def shifted(decision: Decision, found: Correcting) -> Decision:

@@ -246,5 +246,5 @@ def equalized(graph: Graph, seen: Mapping[str, TensorStats]) -> tuple[Graph, str
     factor = np.exp(spread(scales))
     if spread(scales) < CONVERGED:
         return graph, f"channels of {len(scales)} products are equal already"
-    told = f"channels of {len(scales)} products divided by factors up to {factor:.3g}"
-    return rescaled(graph, scales), told
+    outcome = f"channels of {len(scales)} products divided by factors up to {factor:.3g}"
+    return rescaled(graph, scales), outcome

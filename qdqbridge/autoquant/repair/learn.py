@@ -122,5 +122,5 @@ def learned(
     integers = {**decision.integers, **found.integers}
     kept = {w: a for w, a in integers.items() if roomy[w] == weights[w]}
     result = replace(decision, weights=roomy, integers=kept)
-    told = f"{found.rows[0]} of {found.rows[1]} rows of weights learned"
-    return shifted(result, found.biases), told
+    outcome = f"{found.rows[0]} of {found.rows[1]} rows of weights learned"
+    return shifted(result, found.biases), outcome

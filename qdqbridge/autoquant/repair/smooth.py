@@ -100,8 +100,8 @@ def smoothed(
             exponents.append(f"{exponent:g}")
     if not scales:
         return graph, f"none of {len(found)} tensors is better off"
-    told = f"{len(scales)} of {len(found)} tensors, exponents {', '.join(exponents)}"
-    return rescaled(graph, scales), told
+    outcome = f"{len(scales)} of {len(found)} tensors, exponents {', '.join(exponents)}"
+    return rescaled(graph, scales), outcome
 
 
 def best(readers: Sequence[ProductReader], channels: int) -> tuple[float | None, Vector]:

@@ -63,7 +63,7 @@ class StepRecord:
     Attributes:
         step: Its name, one of :data:`ORDER`.
         applied: Whether it was kept.
-        told: What it did, or why it did nothing.
+        outcome: What it did, or why it did nothing.
         before: Output SQNR on calibration data without it, in dB (where it did not help on samples
             that were left out, on these); None where nothing was tried.
         after: With it.
@@ -71,7 +71,7 @@ class StepRecord:
 
     step: str
     applied: bool
-    told: str
+    outcome: str
     before: float | None = None
     after: float | None = None
 
@@ -201,18 +201,18 @@ class _Trials:
 
     def attempt(self, name: str) -> StepRecord:
         try:
-            found, told, before, after = (
+            found, outcome, before, after = (
                 self._scaled(name) if name in GRAPH_STEPS else self._changed(name)
             )
         except QdqBridgeError as error:  # what was quantized without it is still good
-            return StepRecord(name, applied=False, told=f"it could not be tried: {error.what}")
+            return StepRecord(name, applied=False, outcome=f"it could not be tried: {error.what}")
         if before is None or after is None:
-            return StepRecord(name, applied=False, told=told)
+            return StepRecord(name, applied=False, outcome=outcome)
         if found is None:
-            return StepRecord(name, False, told, before, after)
+            return StepRecord(name, False, outcome, before, after)
         self.state = found
         self._sqnr = self._before()[0].sqnr(found.graph)
-        return StepRecord(name, True, told, before, after)
+        return StepRecord(name, True, outcome, before, after)
 
     def _changed(self, name: str) -> _Attempt:
         """Tries a step that changes parameters, on samples that it has not looked at.
@@ -220,33 +220,33 @@ class _Trials:
         Where it loses too much on data of other scales it is tried otherwise: of what loses less,
         that is kept which gains most.
         """
-        found, told, before, after = self._gained(name, *_PLAINLY)
+        found, outcome, before, after = self._gained(name, *_PLAINLY)
         if found is None or not (lost := self._lost_elsewhere(found)):
-            return found, told, before, after
-        refused = f"{told}; {lost}"
+            return found, outcome, before, after
+        refused = f"{outcome}; {lost}"
         others = [self._gained(name, *way) for way in _OTHERWISE.get(name, ())]
         gained = [each for each in others if each[0] is not None]
-        for found, told, before, after in sorted(gained, key=_after, reverse=True):
+        for found, outcome, before, after in sorted(gained, key=_after, reverse=True):
             assert found is not None
             if not (lost := self._lost_elsewhere(found)):
-                return found, told, before, after
-            refused = f"{told}; {lost}"
+                return found, outcome, before, after
+            refused = f"{outcome}; {lost}"
         return None, refused, before, after
 
     def _gained(self, name: str, how: str, options: Mapping[str, Any]) -> _Attempt:
         """Tries a step in one way; nothing is found where the outputs come no closer."""
         self.tries += 1
-        found, told = self._tried(name, self._seen, options)
-        told += how
+        found, outcome = self._tried(name, self._seen, options)
+        outcome += how
         if found is None:
-            return None, told, None, None
+            return None, outcome, None, None
         judge, before = self._before()
         after = judge.sqnr(found.graph)
         if not _better(before, after):
-            return None, f"{told}; {_NO_CLOSER}", before, after
+            return None, f"{outcome}; {_NO_CLOSER}", before, after
         if self._seen is not self._samples:  # it helps: now with all data
             found = self._tried(name, self._samples, options)[0] or found
-        return found, told, before, after
+        return found, outcome, before, after
 
     def _lost_elsewhere(self, found: QuantizedState) -> str:
         """Returns what a change loses on data of other scales, nothing where that may be."""
@@ -258,23 +258,25 @@ class _Trials:
         A channel of a scaled tensor ends at what was seen of it alone, so that other samples leave
         it more easily than the range of the loudest channel.
         """
-        new, told = self._rewritten(name, self._seen)
+        new, outcome = self._rewritten(name, self._seen)
         if new is None:
-            return None, told, None, None
+            return None, outcome, None, None
         judge, before = self._before()
         found = self._again(new, None)
         after = judge.sqnr(found.graph)
         if not _better(before, after):
-            return None, f"{told}; {_NO_CLOSER}", before, after
+            return None, f"{outcome}; {_NO_CLOSER}", before, after
         if len(self._samples) < 2:
             kept = worth_trying(name, before, after)
             why = "" if kept else "; one sample cannot tell what it does to others"
-            return found if kept else None, told + why, before, after
+            return found if kept else None, outcome + why, before, after
         plain, scaled = left_out_sqnr(*self._left_out(name))
         if not scaled > plain:  # no number is no gain
-            return None, f"{told}; held-out samples come no closer on the whole", plain, scaled
+            return None, f"{outcome}; held-out samples come no closer on the whole", plain, scaled
         lost = self._lost_elsewhere(found)
-        return (None, f"{told}; {lost}", before, after) if lost else (found, told, before, after)
+        return (
+            (None, f"{outcome}; {lost}", before, after) if lost else (found, outcome, before, after)
+        )
 
     def _left_out(self, name: str) -> tuple[Array, Array]:
         """Returns errors of samples that are left out one part after the other, without and with.
@@ -306,10 +308,10 @@ class _Trials:
         decision = self.state.decision
         if options.get("alike") and self._scales is not None:
             samples = self._scales.among(samples)
-        result, told = _CHANGES[name](decision, samples, **options)
+        result, outcome = _CHANGES[name](decision, samples, **options)
         if result is decision:
-            return None, told
-        return QuantizedState(apply(result), result, self.state.profile), told
+            return None, outcome
+        return QuantizedState(apply(result), result, self.state.profile), outcome
 
     def _rewritten(self, name: str, samples: Samples) -> tuple[Graph | None, str]:
         """Returns the float graph with channels scaled by what samples show."""
@@ -317,10 +319,10 @@ class _Trials:
         if self._has_overrides():
             return None, "parameters that the user fixed would not fit scaled channels"
         graph = decision.plan.graph
-        new, told = (
+        new, outcome = (
             equalized(graph, seen) if name == "equalize" else smoothed(decision, samples, seen)
         )
-        return None if new is graph else new, told
+        return None if new is graph else new, outcome
 
     def _has_overrides(self) -> bool:
         specs = self.state.decision.plan.specs.values()

@@ -47,8 +47,8 @@ def with_choosers_tried(
     """
     samples = spread(data, _calibration_sample_count(data))
     if len(samples) < LEAST:
-        told = f"{len(samples)} samples are too few to try choosers on"
-        return state, StepRecord(CHOOSERS, applied=False, told=told)
+        outcome = f"{len(samples)} samples are too few to try choosers on"
+        return state, StepRecord(CHOOSERS, applied=False, outcome=outcome)
     plan, seen = state.decision.plan, state.profile.by_name()
     found = tuned(
         state.decision,
@@ -61,8 +61,8 @@ def with_choosers_tried(
         progress=progress,
     )
     if found.decision is state.decision or found.end <= found.start:
-        told = f"of {_listed(target)}, {target.chooser!r} is the best everywhere"
-        return state, StepRecord(CHOOSERS, False, told, found.start, found.end)
+        outcome = f"of {_listed(target)}, {target.chooser!r} is the best everywhere"
+        return state, StepRecord(CHOOSERS, False, outcome, found.start, found.end)
     record = StepRecord(CHOOSERS, True, _told(found), found.start, found.end)
     return QuantizedState(apply(found.decision), found.decision, state.profile), record
 
@@ -76,9 +76,9 @@ def is_closer(tried: StepRecord, other: StepRecord) -> bool:
 
 def outdone(steps: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
     """Returns what became of steps that helped until choosers were tried without them."""
-    told = "other choosers do better without it"
+    outcome = "other choosers do better without it"
     return tuple(
-        replace(step, applied=False, told=f"{step.told}; {told}") if step.applied else step
+        replace(step, applied=False, outcome=f"{step.outcome}; {outcome}") if step.applied else step
         for step in steps
     )
 

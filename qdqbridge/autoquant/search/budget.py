@@ -122,8 +122,8 @@ class _BudgetSearch:
         )
         decision = made.decision
         if budget.goal is not None:
-            met, told = budget.goal.met, str(budget.goal)
-            decision, _ = bodies_that_meet(decision, met, self._simulation, told)
+            met, goal = budget.goal.met, str(budget.goal)
+            decision, _ = bodies_that_meet(decision, met, self._simulation, goal)
         own = replace(overrides, floats={**decision.plan.floats, **overrides.floats})
         self._variants = Variants(decision, made.target, stats, own)
         self._budget, self._workers = budget, made.options.workers
@@ -179,7 +179,7 @@ class _BudgetSearch:
         """
         first, goal, simulation = self._chosen(steps), self._budget.goal, self._simulation
         closer = range(first, -1, -1) if self._budget.max_bytes is None else (first,)
-        told: Metrics | None = None
+        delivered: Metrics | None = None
         for index in closer:
             polished = self._polished(steps[index])
             plain = [] if polished == steps[index] or len(closer) == 1 else [steps[index]]
@@ -190,9 +190,9 @@ class _BudgetSearch:
                 real = simulation.compared(outputs, simulation.reference)
                 if goal is None or goal.met(real):
                     return changes, decision, graph, real
-                told = real
-        assert told is not None
-        raise self._unmet(told)
+                delivered = real
+        assert delivered is not None
+        raise self._unmet(delivered)
 
     def _steps(self, base: Metrics) -> list[Changes]:
         """Returns what layers get, from all float to all of 4 bits, one layer after the other."""

@@ -426,8 +426,8 @@ def meeting(
     if not goal.met(simulation.metrics(decision)) and layers_of(decision.plan):
         ranked = len(layers_of(decision.plan))
         ahead = trials(ranked, _LEVELS[fallback])
-        told = None if progress is None else _after(progress, 0, ahead)
-        ranking = sensitivity(variants, simulation, without=False, workers=workers, progress=told)
+        report = None if progress is None else _after(progress, 0, ahead)
+        ranking = sensitivity(variants, simulation, without=False, workers=workers, progress=report)
 
     def found(some: Variants) -> Fallback:
         return fall_back(

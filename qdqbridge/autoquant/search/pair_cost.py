@@ -29,8 +29,8 @@ def of_pairs(exact: float, avoided: float) -> StepRecord:
         exact: How close the outputs come with the smaller scales where nothing saturates, in dB.
         avoided: With those for which no pair saturates.
     """
-    told = "no pair of products that was seen saturates: the same on x86 with VNNI and without"
-    return StepRecord(PAIRS, avoided >= exact - COST, told, exact, avoided)
+    outcome = "no pair of products that was seen saturates: the same on x86 with VNNI and without"
+    return StepRecord(PAIRS, avoided >= exact - COST, outcome, exact, avoided)
 
 
 def saturating(original: Graph, quantized: Graph, samples: Samples) -> str:

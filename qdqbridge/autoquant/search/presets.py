@@ -75,13 +75,13 @@ class _Attempt:
 
     Attributes:
         preset: When it is tried, and what it has to gain.
-        told: What users are told of it.
+        description: What users are told of it.
         kept: The rules of what runs as the target says.
         target: What is quantized for.
     """
 
     preset: Preset
-    told: str
+    description: str
     kept: tuple[OperatorRule, ...]
     target: Target
 
@@ -121,8 +121,10 @@ def with_fewer(
         rules: Of what does.
         changed: What else is otherwise.
     """
-    told = f"the outputs are closer to the float model's with {name} on integers"
-    left = [replace(r, quantized=False, reason=told) if r.quantized else r for r in target.rules]
+    description = f"the outputs are closer to the float model's with {name} on integers"
+    left = [
+        replace(r, quantized=False, reason=description) if r.quantized else r for r in target.rules
+    ]
     return replace(target, rules=(*rules, *left), **changed)
 
 
@@ -215,13 +217,13 @@ def _attempts(target: Target) -> Iterator[_Attempt]:
     wide = target.wide is Wide.INTEGERS and widened(target) is not None
     for preset in (*PRESETS, _NONE) if wide else ():
         kept = preset.rules(target.rules)
-        told = f"16-bit activations of {preset.rest}"
-        yield _Attempt(preset, told, kept, with_wider(target, kept))
+        description = f"16-bit activations of {preset.rest}"
+        yield _Attempt(preset, description, kept, with_wider(target, kept))
     for preset in PRESETS:
         kept = preset.rules(target.rules)
         own = replace(preset, good=GOOD, gain=GAIN) if wide else preset
-        told = f"{preset.name} on integers"
-        yield _Attempt(own, told, kept, with_fewer(target, preset.name, kept))
+        description = f"{preset.name} on integers"
+        yield _Attempt(own, description, kept, with_fewer(target, preset.name, kept))
 
 
 def chosen(
@@ -336,16 +338,18 @@ class _PresetTrials:
         target, rules = options.described(), self.made.decision.plan.rules
         best, kept, found = start, "", target
         closest, nearest = start, _Attempt(_NONE, "", (), target)
-        told = "fewer integer operators would not help"
+        description = "fewer integer operators would not help"
         for attempt in _attempts(target):
             if best >= attempt.preset.good or not any(attempt.changes(node) for node in rules):
                 continue
             if not self.work.left:
-                told = "the budget was spent before all choices were tried; --budget gives more"
+                description = (
+                    "the budget was spent before all choices were tried; --budget gives more"
+                )
                 break
             sqnr = self.sqnr(attempt.target)
             if sqnr >= best + attempt.preset.gain:
-                best, kept, found = sqnr, attempt.told, attempt.target
+                best, kept, found = sqnr, attempt.description, attempt.target
             if found is attempt.target or (not kept and sqnr > closest):
                 closest, nearest = sqnr, attempt
         wide = -math.inf
@@ -355,14 +359,14 @@ class _PresetTrials:
             names = costly(self.quantized(nearest.target), spread(self.seen, _RUNS), self.work)
             own, left, sqnr = left_float(nearest.target, names, self._afforded, closest, wide)
             if left and sqnr >= start + GAIN:
-                best, found, kept = sqnr, own, f"{nearest.told}, except {', '.join(left)}"
+                best, found, kept = sqnr, own, f"{nearest.description}, except {', '.join(left)}"
         if start >= GOOD and not kept:
             return options, None
-        told = kept or told
-        told += f"; {_of_floats(target, wide)}" if wide > -math.inf and wide >= best else ""
+        description = kept or description
+        description += f"; {_of_floats(target, wide)}" if wide > -math.inf and wide >= best else ""
         if kept:
             options = replace(options, target=found)
-        return options, StepRecord(STEP, bool(kept), told, start, best)
+        return options, StepRecord(STEP, bool(kept), description, start, best)
 
 
 def _of_floats(target: Target, sqnr: float) -> str:

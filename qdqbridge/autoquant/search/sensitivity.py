@@ -83,7 +83,7 @@ def sensitivity(
     everyone = layers_of(variants.base.plan)
     total, done = len(chosen) * (2 if without else 1), 0
 
-    def told(metrics: Metrics) -> Metrics:
+    def counted(metrics: Metrics) -> Metrics:
         nonlocal done
         done += 1
         if progress is not None:
@@ -94,14 +94,16 @@ def sensitivity(
     simulation.cover([decision.plan for decision in singles.values()])
     everything = simulation.metrics(variants.base)
     alone = dict(
-        zip(singles, tried(simulation, singles.values(), None, workers, told), strict=True)
+        zip(singles, tried(simulation, singles.values(), None, workers, counted), strict=True)
     )
     others: Mapping[Layer, Metrics] = {}
     if without:
         rest = {layer: variants.decision({layer: _FLOAT}) for layer in chosen}
         simulation.cover([decision.plan for decision in rest.values()])
         others = dict(
-            zip(rest, tried(simulation, rest.values(), variants.base, workers, told), strict=True)
+            zip(
+                rest, tried(simulation, rest.values(), variants.base, workers, counted), strict=True
+            )
         )
     simulation.release()
     found = [Sensitivity(layer, alone[layer], others.get(layer)) for layer in chosen]
@@ -113,7 +115,7 @@ def tried(
     decisions: Iterable[Decision],
     near: Decision | None,
     workers: int | str | None,
-    told: Callable[[Metrics], Metrics],
+    counted: Callable[[Metrics], Metrics],
 ) -> Iterator[Metrics]:
     """Yields the metrics of decisions, in order.
 
@@ -122,16 +124,16 @@ def tried(
         decisions: What is tried.
         near: What most of them differ little from; None for the float model.
         workers: Who tries them; None for this process.
-        told: Called with each result.
+        counted: Called with each result.
     """
     if workers is None:
         simulation.hold(near)
         for decision in decisions:
-            yield told(simulation.metrics(decision))
+            yield counted(simulation.metrics(decision))
         return
     with TrialTeam([simulation], workers) as team:
         for outputs in team.outputs([(simulation, decision) for decision in decisions]):
-            yield told(simulation.compared(outputs, simulation.reference))
+            yield counted(simulation.compared(outputs, simulation.reference))
 
 
 def only(everyone: Collection[Layer], kept: Collection[Layer]) -> dict[Layer, LayerChange]:

@@ -124,12 +124,12 @@ def tuned(
         workers: A number of processes, or ``ray``, that try the choosers of a tensor side by side.
         progress: Called with the number of tensors done, and of all.
     """
-    told: Progress = progress or (lambda done, total: None)
+    report: Progress = progress or (lambda done, total: None)
     if workers is None:
-        return _Tuner(decision, stats, folds, chooser).run(candidates, weight_candidates, told)
+        return _Tuner(decision, stats, folds, chooser).run(candidates, weight_candidates, report)
     with TrialTeam([fold.simulation for fold in folds], workers) as team:
         tuner = _Tuner(decision, stats, folds, chooser, team)
-        return tuner.run(candidates, weight_candidates, told)
+        return tuner.run(candidates, weight_candidates, report)
 
 
 class _RangesOnce:

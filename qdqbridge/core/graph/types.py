@@ -95,10 +95,10 @@ class QuantType:
     def __str__(self) -> str:
         params = self.params
         if params.per_tensor:
-            told = f"scale={float(params.scale):.9g} zero_point={int(params.zero_point)}"
+            described = f"scale={float(params.scale):.9g} zero_point={int(params.zero_point)}"
         else:
-            told = f"{params.scale.size} scales axis={params.axis}"
-        return f"{self.dtype}{_shape_text(self.shape)} {told}"
+            described = f"{params.scale.size} scales axis={params.axis}"
+        return f"{self.dtype}{_shape_text(self.shape)} {described}"
 
 
 ValueType: TypeAlias = "TensorType | QuantType"

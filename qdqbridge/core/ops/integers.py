@@ -50,8 +50,8 @@ def propagate_parameters(graph: Graph, hints: Hints = MappingProxyType({})) -> b
                 wanted.setdefault(source, set()).add(target.params.widened())
         elif _carries(node) and not any(hints.get(v, _UNTOLD) is None for v in node.outputs):
             found = {p for v in node.outputs for p in wanted.get(v, ())}
-            told = [hints.get(v) for v in node.outputs]
-            found = found or {p.widened() for p in told if p is not None}
+            hinted = [hints.get(v) for v in node.outputs]
+            found = found or {p.widened() for p in hinted if p is not None}
             if len(found) != 1:
                 continue
             (params,) = found
@@ -61,8 +61,10 @@ def propagate_parameters(graph: Graph, hints: Hints = MappingProxyType({})) -> b
             for value in _carried(node):
                 wanted.setdefault(value, set()).add(params)
     for value in graph.inputs:
-        told = hints.get(value)
-        found = wanted.get(value) or ({told.widened()} if told is not None else set[QuantParams]())
+        hinted = hints.get(value)
+        found = wanted.get(value) or (
+            {hinted.widened()} if hinted is not None else set[QuantParams]()
+        )
         if len(found) == 1 and value.quant is None and _only_moved(value, chosen):
             (params,) = found
             if params.storage_dtype is value.type.dtype or _holds(value, params):

@@ -37,8 +37,10 @@ class PackedProduct:
         Args:
             bits: Bits of a code of the weight.
         """
-        told = self.accuracy_level == EIGHT_BITS and self.zero_points != "float" and not self.order
-        return told and (bits != _PAIRS or self.block_size in _BLOCKS_OF_PAIRS)
+        rounding = (
+            self.accuracy_level == EIGHT_BITS and self.zero_points != "float" and not self.order
+        )
+        return rounding and (bits != _PAIRS or self.block_size in _BLOCKS_OF_PAIRS)
 
     def text(self) -> str:
         """Returns the variant of a graph node."""

@@ -112,8 +112,8 @@ class _Walk:
         location = f"\0{secrets.token_hex(16)}"
         _APART[location] = data
         entry = StringStringEntryProto(key="location", value=location)
-        told = TensorProto(data_location=TensorProto.EXTERNAL, external_data=[entry])
-        return told.SerializeToString()
+        reference = TensorProto(data_location=TensorProto.EXTERNAL, external_data=[entry])
+        return reference.SerializeToString()
 
     def _length(self, kind: int) -> int:
         """Returns how many bytes a field of this wire type has from here on."""

@@ -90,8 +90,8 @@ def compare_locally(
         inputs = dict(zip(graph.inputs, check_inputs(graph.inputs, batch.inputs), strict=True))
         found = reference.run(batch.inputs, [*names, *given])
         recorded = {seen[name]: array for name, array in found.items()}
-        told = None if witness is None else partial(witness, batch)
-        walk = _BatchWalk(tallies, recorded, mismatched, explain, own, told)
+        observe = None if witness is None else partial(witness, batch)
+        walk = _BatchWalk(tallies, recorded, mismatched, explain, own, observe)
         walk.run(graph.nodes, inputs)
         made = rewritten() if walk.left and rewritten is not None else None
         there = _left_of_rewritten(made, batch.inputs, found, explain, own) if made else {}
@@ -206,10 +206,10 @@ class _BatchWalk:
         mismatched: dict[Value, None],
         explain: Explain,
         own: OwnArithmetic | None,
-        told: Callable[[Value, Array, Array], None] | None = None,
+        observe: Callable[[Value, Array, Array], None] | None = None,
         read: Read = _as_it_is,
     ) -> None:
-        self.told = told
+        self.observe = observe
         self.tallies, self.recorded, self.mismatched = tallies, recorded, mismatched
         self.explain, self.own = explain, own
         self.values: dict[Value, Array] = {}
@@ -246,8 +246,8 @@ class _BatchWalk:
         stored = [None if value is None else self._stored(value) for value in read.inputs]
         node, operands = self.read(read, stored)
         results = evaluate_node(node, operands)
-        told = None if self.own is None else self.own(node, operands)
-        cause, expected = ("", ()) if told is None else told
+        observe = None if self.own is None else self.own(node, operands)
+        cause, expected = ("", ()) if observe is None else observe
         for place, (value, ours) in enumerate(zip(read.outputs, results, strict=False)):
             nested = isinstance(value.type, NestedType)
             theirs = None if nested else self.recorded.get(value)
@@ -259,8 +259,8 @@ class _BatchWalk:
             if theirs is None:
                 self.unrecorded[value] = partial(_exact, node, operands, self._behind(read))
             if theirs is not None and ours.dtype != object and value in self.tallies:
-                if self.told is not None:
-                    self.told(value, ours, theirs)
+                if self.observe is not None:
+                    self.observe(value, ours, theirs)
                 self._tally(node, value, operands, ours, theirs, (cause, meant))
 
     def _behind(self, node: Node) -> list[Source | None]:

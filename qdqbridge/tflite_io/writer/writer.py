@@ -180,8 +180,8 @@ def _emitted(legal: Graph, *, alone: bool = False) -> TFLiteModel:
     except NoCounterpart as refusal:
         refused["output", str(refusal), refusal.fix] = [legal.name]
     _refuse(refused, legal.name)
-    told = {AROUND_ZERO, *ethos.NOTES, *(rule.name for rule in RULES)}
-    notes = [note for note in legal.notes if note.rule in told]
+    reported = {AROUND_ZERO, *ethos.NOTES, *(rule.name for rule in RULES)}
+    notes = [note for note in legal.notes if note.rule in reported]
     notes += [*_islands(carried_.graph), *_tables(carried_.graph)]
     tensors = _tensors(legal, carried_, emission)
     return TFLiteModel(legal, emission.model, tensors, tuple(notes))

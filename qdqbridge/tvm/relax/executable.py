@@ -161,9 +161,9 @@ class Executable:
             raise
         except Exception as error:  # TVM raises what it likes
             raise_interrupt(error)
-            for extent, told in _TOLD.items():
+            for extent, error_of in _TOLD.items():
                 if extent in str(error):
-                    raise told(error) from error
+                    raise error_of(error) from error
             if not symbolic_extents(self.graph):
                 raise _cannot_run(error) from error
             raise _unfit(error, arrays) from error

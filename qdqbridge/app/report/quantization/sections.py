@@ -262,7 +262,7 @@ def repairs(record: QuantizationRecord) -> Markup:
     if not record.repairs:
         return tag("p", "No repair step was tried.")
     rows: list[tuple[Content, ...]] = [
-        (r.step, "kept" if r.applied else "not kept", *_gain(r.before_db, r.after_db), r.told)
+        (r.step, "kept" if r.applied else "not kept", *_gain(r.before_db, r.after_db), r.outcome)
         for r in record.repairs
     ]
     headings = ("step", "outcome", "outputs before#", "after#", "gain#", "what it did")

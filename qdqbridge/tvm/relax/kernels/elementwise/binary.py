@@ -166,14 +166,14 @@ def match_binary(node: Node, place: KernelPlace) -> Kernel | None:
         form_of(result, place.cpu), _bounded(node, (a, b), result), place.threads,
     )  # fmt: skip
     constants = [array for array in (a.array, b.array) if array is not None]
-    told = numbers(result, a.params, b.params) if fit is None else _fitted(fit, result)
+    fitted = numbers(result, a.params, b.params) if fit is None else _fitted(fit, result)
     dynamic = [node.operand(i) for i in (0, 1) if not node.operand(i).is_constant]
     return Kernel(
         node.op.name.lower(),
         binary,
         build_binary,
         tuple(dynamic),
-        (*constants, *told),
+        (*constants, *fitted),
         (node.output,),
     )
 

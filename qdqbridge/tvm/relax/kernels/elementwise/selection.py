@@ -140,8 +140,10 @@ def match_where(node: Node, place: KernelPlace) -> Kernel | None:
         form_of(result, place.cpu), place.threads,
     )  # fmt: skip
     constants = [np.ascontiguousarray(array) for array in arrays if array is not None]
-    told = numbers(result, a.params, b.params)
-    return Kernel("where", where, build_where, tuple(dynamic), (*constants, *told), (node.output,))
+    fitted = numbers(result, a.params, b.params)
+    return Kernel(
+        "where", where, build_where, tuple(dynamic), (*constants, *fitted), (node.output,)
+    )
 
 
 def _side(value: Value, result: QuantParams) -> _Side | None:
