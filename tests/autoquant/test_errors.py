@@ -204,7 +204,7 @@ def test_what_stays_float_is_told():
 class Step:
     step: str = "bias"
     applied: bool = True
-    told: str = "12 layers"
+    outcome: str = "12 layers"
     before: float | None = 30.0
     after: float | None = 31.0
 

@@ -147,5 +147,5 @@ def by_number(
         words: What more there is to say of a node.
     """
     of, said = tuple(found.get(node) for node in graph.nodes), words or {}
-    words = tuple(said.get(node, "") for node in graph.nodes)
-    return Paint(name, title, of, words=words, unit=unit, higher=higher)
+    spoken = tuple(said.get(node, "") for node in graph.nodes)
+    return Paint(name, title, of, words=spoken, unit=unit, higher=higher)

@@ -36,8 +36,8 @@ def doubt(made: Quantized, samples: Samples, sqnr: float) -> str:
     excluded = "".join(f" --exclude '{name}'" for name in names)
     return (
         f"{message}. 'qdqbridge quantize … --min-sqnr {WANTED:g}' gives layers more bits until "
-        f"that is reached, with '--fallback float' leaves them float;{excluded or ' --exclude NAME'} "
-        "leaves these float right away"
+        f"that is reached, with '--fallback float' leaves them float;"
+        f"{excluded or ' --exclude NAME'} leaves these float right away"
     )
 
 
