@@ -67,9 +67,9 @@ def test_as_small_as_a_goal_leaves() -> None:
     shown = made().delivered()
     assert shown is not None
     best = max(shown.metrics, shown.everything, key=lambda metrics: metrics.nmse)
-    found = made().within(min_sqnr=best.sqnr - 8)
+    found = made().within(min_sqnr=best.sqnr - 10)
     outputs = found.outputs()
-    assert outputs is not None and outputs.sqnr >= best.sqnr - 8
+    assert outputs is not None and outputs.sqnr >= best.sqnr - 10
     assert narrow(found.graph) > 0
     assert size_of(found.graph) < size_of(made().graph)
     half_a_point = made().within(max_drop=0.005)
