@@ -7,6 +7,7 @@ from onnx import TensorProto, helper
 
 from qdqbridge.errors import (
     InvalidModelError,
+    ScalesError,
     UnsupportedQuantization,
 )
 from tests.onnx_io.bad_parts import (
@@ -24,27 +25,27 @@ from tests.onnx_io.bad_parts import (
 from tests.onnx_models import ints
 
 
-@case(InvalidModelError)
+@case(ScalesError)
 def scale_longer_than_the_axis(m: Model) -> None:
     put(initializer(m, "DequantizeLinear", 1, WEIGHT), np.ones(5, np.float32))
 
 
-@case(InvalidModelError)
+@case(ScalesError)
 def zero_point_longer_than_the_scale(m: Model) -> None:
     put(initializer(m, "DequantizeLinear", 2, WEIGHT), np.zeros(5, np.int8))
 
 
-@case(InvalidModelError)
+@case(ScalesError)
 def scale_of_rank_three(m: Model) -> None:
     put(initializer(m, "DequantizeLinear", 1, WEIGHT), np.ones((2, 2, 1), np.float32))
 
 
-@case(InvalidModelError)
+@case(ScalesError)
 def empty_scale(m: Model) -> None:
     put(initializer(m, "QuantizeLinear", 1), np.ones(0, np.float32))
 
 
-@case(InvalidModelError)
+@case(ScalesError)
 def zero_point_of_another_type(m: Model) -> None:
     put(initializer(m, "DequantizeLinear", 2, WEIGHT), np.zeros(4, np.uint8))
 
@@ -54,12 +55,12 @@ def zero_point_is_float(m: Model) -> None:
     put(initializer(m, "QuantizeLinear", 2), np.float32(0))
 
 
-@case(InvalidModelError)
+@case(ScalesError)
 def scale_is_float64(m: Model) -> None:
     put(initializer(m, "QuantizeLinear", 1), np.float64(1))
 
 
-@case(InvalidModelError)
+@case(ScalesError)
 def scale_is_int64(m: Model) -> None:
     put(initializer(m, "QuantizeLinear", 1), np.int64(1))
 
@@ -80,12 +81,12 @@ for _value in (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-42, 3e38):
 CASES["activation scale negative"] = (_scale(-0.5, 0), UnsupportedQuantization)
 
 
-@case(InvalidModelError)
+@case(ScalesError)
 def axis_out_of_range(m: Model) -> None:
     set_attribute(node(m, "DequantizeLinear", WEIGHT), "axis", 7)
 
 
-@case(InvalidModelError)
+@case(ScalesError)
 def negative_axis_out_of_range(m: Model) -> None:
     set_attribute(node(m, "DequantizeLinear", WEIGHT), "axis", -9)
 
@@ -105,13 +106,13 @@ def block_size_at_an_old_opset(m: Model) -> None:
     set_attribute(node(m, "DequantizeLinear", WEIGHT), "block_size", 2)
 
 
-@case(InvalidModelError)
+@case(ScalesError)
 def negative_block_size(m: Model) -> None:
     m.opset_import[0].version = 21
     set_attribute(node(m, "DequantizeLinear", WEIGHT), "block_size", -2)
 
 
-@case(InvalidModelError)
+@case(ScalesError)
 def blocks_that_do_not_divide(m: Model) -> None:
     m.opset_import[0].version = 21
     set_attribute(node(m, "DequantizeLinear", WEIGHT), "block_size", 2)

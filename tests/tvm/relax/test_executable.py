@@ -286,13 +286,6 @@ def test_an_interrupted_build_is_interrupted(monkeypatch) -> None:
         qb.compile(graph)
 
 
-def test_per_channel_operands_of_a_batched_product_are_refused(capfd) -> None:
-    m = Model()
-    w = X(codes((2, 8, 3), "int8"), params("int8", [0.1, 0.2, 0.3], [0] * 3, 2), fixed=True)
-    m.add("MatMul", [X(codes((2, 4, 8), "int8"), S8), w], S8)
-    assert "one scale" in refused(m, capfd).why
-
-
 def test_the_dialects_own_reason_is_told(capfd) -> None:
     m = Model()
     words, one = params("int16", 2**-8, 0), const(np.ones(1, np.float32))
