@@ -121,10 +121,8 @@ def with_fewer(
         rules: Of what does.
         changed: What else is otherwise.
     """
-    description = f"the outputs are closer to the float model's with {name} on integers"
-    left = [
-        replace(r, quantized=False, reason=description) if r.quantized else r for r in target.rules
-    ]
+    reason = f"the outputs are closer to the float model's with {name} on integers"
+    left = [replace(r, quantized=False, reason=reason) if r.quantized else r for r in target.rules]
     return replace(target, rules=(*rules, *left), **changed)
 
 
@@ -338,14 +336,12 @@ class _PresetTrials:
         target, rules = options.described(), self.made.decision.plan.rules
         best, kept, found = start, "", target
         closest, nearest = start, _Attempt(_NONE, "", (), target)
-        description = "fewer integer operators would not help"
+        outcome = "fewer integer operators would not help"
         for attempt in _attempts(target):
             if best >= attempt.preset.good or not any(attempt.changes(node) for node in rules):
                 continue
             if not self.work.left:
-                description = (
-                    "the budget was spent before all choices were tried; --budget gives more"
-                )
+                outcome = "the budget was spent before all choices were tried; --budget gives more"
                 break
             sqnr = self.sqnr(attempt.target)
             if sqnr >= best + attempt.preset.gain:
@@ -362,11 +358,11 @@ class _PresetTrials:
                 best, found, kept = sqnr, own, f"{nearest.description}, except {', '.join(left)}"
         if start >= GOOD and not kept:
             return options, None
-        description = kept or description
-        description += f"; {_of_floats(target, wide)}" if wide > -math.inf and wide >= best else ""
+        outcome = kept or outcome
+        outcome += f"; {_of_floats(target, wide)}" if wide > -math.inf and wide >= best else ""
         if kept:
             options = replace(options, target=found)
-        return options, StepRecord(STEP, bool(kept), description, start, best)
+        return options, StepRecord(STEP, bool(kept), outcome, start, best)
 
 
 def _of_floats(target: Target, sqnr: float) -> str:

@@ -88,7 +88,7 @@ def is_control(node: Node) -> bool:
 def quantizes_inside(node: NodeProto) -> bool:
     """True where something in the bodies of a node makes, takes or multiplies stored integers."""
     return any(
-        any(part in inner.op_type for part in ("uantize", "QLinear", "QGemm", "Integer"))
+        any(part in inner.op_type.lower() for part in ("quantize", "qlinear", "qgemm", "integer"))
         for inner in nodes_inside(node)
     )
 

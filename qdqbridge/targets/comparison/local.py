@@ -246,8 +246,8 @@ class _BatchWalk:
         stored = [None if value is None else self._stored(value) for value in read.inputs]
         node, operands = self.read(read, stored)
         results = evaluate_node(node, operands)
-        observe = None if self.own is None else self.own(node, operands)
-        cause, expected = ("", ()) if observe is None else observe
+        foretold = None if self.own is None else self.own(node, operands)
+        cause, expected = ("", ()) if foretold is None else foretold
         for place, (value, ours) in enumerate(zip(read.outputs, results, strict=False)):
             nested = isinstance(value.type, NestedType)
             theirs = None if nested else self.recorded.get(value)
