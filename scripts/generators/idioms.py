@@ -53,8 +53,7 @@ Tests: `./scripts/test onnx_io`.
 
 ## Learned from onnx/ir-py and onnxscript
 
-- ir-py maps external tensors into memory and copies none of them; so does this room, and a file
-  of gigabytes opens in a second.
+- ir-py maps external tensors into memory and copies none of them; so does this room.
 - In ir-py nodes refer to values, not to names; here too, and the writer makes the names
   (`writer/names.py`).
 - onnxscript states a rewrite as pattern, condition and replacement; so do the rules of `core`.

@@ -43,7 +43,7 @@ Page = Annotated[
     Path | None,
     Parameter(name="--page", help="Write an .html page of the model, coloured by the damage."),
 ]
-_TOLD = 0.5
+_LEAST_LOSS = 0.5
 """What pairs that saturate may cost, in dB, without a word."""
 
 
@@ -171,7 +171,7 @@ def _render_attribution(found: Attribution, rows: int) -> list[Any]:
         f"repaired as proposed, {_format_decibels(found.repaired_db)} dB",
         f"aligned: {found.aligned:.1%} of the quantized model's nodes",
     ]
-    if found.paired_db is not None and found.quantized_db - found.paired_db > _TOLD:
+    if found.paired_db is not None and found.quantized_db - found.paired_db > _LEAST_LOSS:
         lines.append(
             f"on x86 with AVX2 and without VNNI, where onnxruntime's pairs of products saturate: "
             f"{_format_decibels(found.paired_db)} dB, not "
