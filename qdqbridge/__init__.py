@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 
 from qdqbridge.app.hosting import compile, from_relax, load_executable, to_relax
 from qdqbridge.app.judging import blame, open_engine
-from qdqbridge.app.pipeline import compare, evaluate, explain, load, load_adapter, parse, save
+from qdqbridge.app.pipeline import (
+    compare,
+    evaluate,
+    explain,
+    load,
+    load_adapter,
+    parse,
+    save,
+    unquantize,
+    with_io,
+)
 from qdqbridge.app.profiling import load_profile, merge_profiles, profile, save_profile
 from qdqbridge.app.quantizing import quantize
 from qdqbridge.app.viewing import view
@@ -44,7 +54,9 @@ __all__ = [
     "save",
     "save_profile",
     "to_relax",
+    "unquantize",
     "view",
+    "with_io",
 ]
 
 

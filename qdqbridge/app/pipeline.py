@@ -8,6 +8,7 @@ Libraries are imported by the step that needs them, so ``import qdqbridge`` stay
 from __future__ import annotations
 
 import gc
+import json
 import tempfile
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -19,12 +20,13 @@ from qdqbridge.app.sources import is_onnx, is_tflite, read_file
 from qdqbridge.core.arguments import checked, need_side, path_of, renamed
 from qdqbridge.core.graph.graph import Graph, Note
 from qdqbridge.core.options import ReadingOptions
-from qdqbridge.errors import InputDataError
+from qdqbridge.errors import InputDataError, UnsupportedTargetError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from qdqbridge.autoquant.fixed_ranges import FixedRanges
+    from qdqbridge.core.canonical.interface import Interface
     from qdqbridge.core.graph.diff import GraphDifference
     from qdqbridge.onnx_io.runtime.session import OnnxRuntimeSession
     from qdqbridge.targets.comparison.compare import Comparison
@@ -243,6 +245,7 @@ def save(
     recenter: bool = False,
     overwrite: bool = False,
     opset: int | None = None,
+    io: Literal["float", "as-stored", "int8", "uint8"] | None = None,
 ) -> None:
     """Writes ``graph`` as a QDQ or TFLite model.
 
@@ -255,21 +258,97 @@ def save(
         overwrite: Replace an existing file.
         opset: The opset to write. By default the source's if the profile's runtime reads it,
             else the newest that it reads.
+        io: How inputs and outputs are stored, as for :func:`with_io`; by default as the graph has
+            them. Their parameters are written beside the file as well, to ``<name>.io.json``.
 
     Raises:
-        InputDataError: ``graph`` is not a graph, but a path for example.
-        OutputExistsError: The file exists and ``overwrite`` is not given.
+        InputDataError: ``graph`` is not a graph, but a path for example; or there is no such io.
+        OutputExistsError: A file exists and ``overwrite`` is not given.
         UnsupportedTargetError: The profile, or the opset (given, or any that its runtime reads),
             cannot express the graph; or the profile requires int8.
     """
-    if is_tflite(path_of(path)):
-        save_tflite(graph, path, overwrite=overwrite)
-        return
-    from qdqbridge.targets.profiles.export import export
+    with stored_as(graph, io, path_of(path), overwrite=overwrite) as own:
+        if is_tflite(path_of(path)):
+            save_tflite(own, path, overwrite=overwrite)
+            return
+        from qdqbridge.targets.profiles.export import export
 
-    export(
-        graph, path_of(path), profile=profile, recenter=recenter, overwrite=overwrite, opset=opset,
-    )  # fmt: skip
+        export(
+            own, path_of(path), profile=profile, recenter=recenter, overwrite=overwrite,
+            opset=opset,
+        )  # fmt: skip
+
+
+def interface_file(path: Path) -> Path:
+    """Returns where the parameters of a model's inputs and outputs are, beside its file."""
+    return path.with_suffix(".io.json")
+
+
+@contextmanager
+def stored_as(
+    graph: Graph, io: Interface | None, path: Path, *, overwrite: bool
+) -> Generator[Graph, None, None]:
+    """Gives a graph with other inputs and outputs, as :func:`with_io`; itself where io is None.
+
+    If what follows succeeds, their parameters are in a file beside ``path``.
+    """
+    from qdqbridge.core.canonical.interface import interface_record
+    from qdqbridge.core.graph.atomic_write import placed
+
+    if io is None:
+        yield graph
+        return
+    own = with_io(graph, io)
+    with placed(interface_file(path), overwrite=overwrite) as scratch:
+        scratch.write_text(json.dumps(interface_record(own), indent=2) + "\n", "utf-8")
+        yield own
+
+
+@checked
+def with_io(graph: Graph, io: Literal["float", "as-stored", "int8", "uint8"]) -> Graph:
+    """Returns a graph whose inputs and outputs are stored otherwise; its results mean the same.
+
+    Args:
+        graph: A canonical graph; it is not changed.
+        io: ``float``: real numbers; ``as-stored``: the integers that the graph computes with;
+            ``int8`` or ``uint8``: these, shifted by 128 where they have the other signedness.
+            What is not quantized stays as it is.
+
+    Raises:
+        InputDataError: ``graph`` is not a graph, or there is no such io.
+        UnsupportedTargetError: 8 bits are asked for, and an input or output has another width.
+    """
+    from qdqbridge.core.canonical.interface import with_interface
+
+    return with_interface(graph, io)
+
+
+@checked
+def unquantize(graph: Graph) -> Graph:
+    """Returns the float model of a quantized one: its operators on real numbers, nothing rounded.
+
+    Weights and biases are the numbers that their integers stand for. A result whose type begins
+    at 0 gets a Relu, unless it cannot be negative: files leave it out where the type implies it.
+
+    Args:
+        graph: A canonical graph; it is not changed.
+
+    Raises:
+        InputDataError: ``graph`` is not a graph.
+        UnsupportedTargetError: Operators look at stored integers as plain numbers, or bodies of
+            If, Loop or Scan are quantized.
+    """
+    from qdqbridge.core.canonical.unquantized import is_quantized, unquantized
+    from qdqbridge.onnx_io.control_flow.bodies import parts
+
+    inside = [part.place for part in parts(graph) if is_quantized(part.graph)]
+    if inside:
+        raise UnsupportedTargetError(
+            "the model has no float form",
+            where=inside[0],
+            why="operators in this body are quantized, and bodies are written as they are",
+        )
+    return unquantized(graph)
 
 
 @checked

@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from qdqbridge.app.pipeline import explain, load
+from qdqbridge.app.pipeline import explain, load, unquantize
 from qdqbridge.app.profiling import load_profile
 from qdqbridge.core.arguments import checked, path_of
 from qdqbridge.core.graph.atomic_write import write_text
@@ -301,7 +301,8 @@ def quantize(
     """Quantizes a float model with ranges from calibration data, keeping what helps its outputs.
 
     Args:
-        model: A canonical float graph, or the file of one.
+        model: A canonical float graph, or the file of one. A quantized one is quantized again, as
+            :func:`qdqbridge.unquantize` returns it.
         data: Samples: one array per input with examples along axis 0; an ``.npz`` file of such
             arrays, or a folder of such files; or the inputs of each run, as a sequence of mappings
             or, for a model without a batch axis, one file per run. None if only ``profile`` is
@@ -336,8 +337,8 @@ def quantize(
             done and the largest number there can be.
 
     Raises:
-        InputDataError: The data or the profile does not fit the model, the model is quantized
-            already or computes NaN, a name matches nothing, or the goal cannot be met.
+        InputDataError: The data or the profile does not fit the model, the model computes NaN,
+            a name matches nothing, or the goal cannot be met.
         UnsupportedModelError: Nothing in the model can be quantized.
         UnsupportedTargetError: There is no such target, chooser or type.
     """
@@ -410,7 +411,7 @@ def quantization(
 
     if data is None and profile is None:
         raise _no_data("without it only what a profile has seen can be quantized")
-    graph = load(model) if isinstance(model, (str, PathLike)) else model
+    graph = _as_float(load(model) if isinstance(model, (str, PathLike)) else model, warn)
     samples: Data | None = None
     if isinstance(data, (str, PathLike)):
         samples = open_samples(Path(data), graph.inputs, warn)
@@ -453,6 +454,19 @@ def quantization(
         (warn or _LOGGER.warning)(message)
     made = replace(made, repairs=(*steps, *tried, *made.repairs), unseen=few)
     return Quantization(made, graph, judged, left_out=left_out, in_order=in_order)
+
+
+def _as_float(graph: Graph, warn: Callable[[str], None] | None) -> Graph:
+    """Returns a float graph, or what a quantized one has been: it is quantized again."""
+    from qdqbridge.core.canonical.unquantized import is_quantized
+
+    if not is_quantized(graph):
+        return graph
+    (warn or _LOGGER.warning)(
+        "the model is quantized already: it is compared with its float form, whose weights are "
+        "those that its integers stand for; better give the float model that it was made from"
+    )
+    return unquantize(graph)
 
 
 def _parted(

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 import qdqbridge as qb
 from qdqbridge.app.cli import failures
 from qdqbridge.app.cli.failures import run
+from qdqbridge.onnx_io.runtime.session import OnnxRuntimeSession
 from tests.places import MODELS, ROOT
 
 MODEL = str(MODELS / "digits_cnn_u8s8_per_channel.onnx")
@@ -297,3 +298,51 @@ def test_a_reader_that_stops_reading_is_no_bug():
         process.stdout.close()
         assert b"bug" not in process.stderr.read()
         assert process.wait() == failures.NO_READER
+
+
+@pytest.mark.parametrize("suffix", ["onnx", "tflite"])
+def test_export_with_integer_inputs_and_outputs(tmp_path, capsys, data, suffix):
+    path = tmp_path / f"m.{suffix}"
+    assert run(["export", MODEL, "--io", "int8", "-o", str(path)]) == 0
+    assert "input 'input': int8, scale 0.0039" in capsys.readouterr().err
+    record = json.loads((tmp_path / "m.io.json").read_text())
+    found = {each["name"]: each for side in ("inputs", "outputs") for each in record[side]}
+    graph = qb.load(path)
+    assert str(graph.inputs[0].type.dtype) == str(graph.outputs[0].type.dtype) == "int8"
+    real = np.load(data)["input"].astype(np.float32)
+    own = found["input"]
+    codes = np.clip(np.rint(real / np.float32(own["scale"])) + own["zero_point"], -128, 127)
+    feed = {"input": codes.astype(np.int8)}
+    expected = qb.evaluate(qb.load(MODEL), {"input": real})["logits"]
+    results = [qb.evaluate(graph, feed)]
+    if suffix == "onnx":
+        results.append(OnnxRuntimeSession(path).run(feed, ["logits"]))
+        assert json.loads(graph.metadata["qdqbridge.interface"]) == record
+    for result in results:
+        (name,) = result
+        logits = (result[name].astype(np.float32) - found[name]["zero_point"]) * np.float32(
+            found[name]["scale"]
+        )
+        assert np.array_equal(logits, expected)
+
+
+def test_an_interface_file_is_not_overwritten(tmp_path, capsys):
+    (tmp_path / "m.io.json").write_text("mine")
+    assert run(["export", MODEL, "--io", "int8", "-o", str(tmp_path / "m.onnx")]) != 0
+    assert "m.io.json" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["m.io.json"]
+    assert (tmp_path / "m.io.json").read_text() == "mine"
+
+
+def test_the_float_model_is_written_and_quantized_again(tmp_path, capsys, data):
+    floats, again = tmp_path / "f.onnx", tmp_path / "again.onnx"
+    assert run(["export", MODEL, "--float", "-o", str(floats)]) == 0
+    assert {n.op_type for n in onnx.load(floats).graph.node}.isdisjoint(
+        {"QuantizeLinear", "DequantizeLinear"}
+    )
+    capsys.readouterr()
+    assert run(["quantize", MODEL, "--data", data, "--repair", "none", "-o", str(again)]) == 0
+    assert "quantized already" in capsys.readouterr().err
+    assert qb.load(again).digest != qb.load(MODEL).digest
+    assert run(["export", MODEL, "--float", "--io", "int8", "-o", str(tmp_path / "z.onnx")]) == 2
+    assert run(["export", MODEL, "--float", "--check"]) == 2

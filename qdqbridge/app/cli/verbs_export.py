@@ -40,6 +40,7 @@ from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 
 if TYPE_CHECKING:
+    from qdqbridge.core.canonical.interface import Interface
     from qdqbridge.targets.profiles import Finding
     from qdqbridge.targets.profiles.changes import ExportChange
 
@@ -77,6 +78,22 @@ def export(
         Parameter(
             negative=(),
             help="Write int8 activations as uint8, which runs faster on x86; results are equal.",
+        ),
+    ] = False,
+    io: Annotated[
+        Literal["float", "as-stored", "int8", "uint8"] | None,
+        Parameter(
+            help="How inputs and outputs are stored: as real numbers, as the integers that the "
+            "model computes with, or as these in 8 bits. Their parameters are printed and written "
+            "beside the file, to NAME.io.json."
+        ),
+    ] = None,
+    float_: Annotated[
+        bool,
+        Parameter(
+            name="--float",
+            negative=(),
+            help="Write the float model: weights as their integers stand for, nothing rounded.",
         ),
     ] = False,
     layout: Annotated[
@@ -120,26 +137,28 @@ def export(
     """
     from qdqbridge.app.cli.failures import DONE, NOT_MET, usage
 
+    tflite = profile in (TFLITE, ETHOS_U) or engine == LITERT
+    changing = {"--opset": opset, "--recenter": recenter, "--io": io, "--float": float_}
+    given = [name for name, value in changing.items() if value not in (None, False)]
     if engine is not None and not check:
         return usage("--engine names who checks the file: give --check as well")
-    tflite = profile in (TFLITE, ETHOS_U) or engine == LITERT
+    if output_ is None and (given or not check):
+        return usage(
+            f"{given[0]} changes what is written: give --output as well" if given
+            else "give --output to write the model, or --check to look at it"
+        )  # fmt: skip
+    if float_ and (io is not None or recenter):
+        return usage("a float model stores no integers: leave --io and --recenter out")
     if tflite or (output_ is not None and output_.suffix == f".{TFLITE}"):
         if opset is not None:
             return usage("--opset is for ONNX files")
         return _export_tflite(
-            model, output_, profile, recenter=recenter, layout=layout, extent=extent, data=data,
-            check=check, engine=engine, accelerator=accelerator, force=force, reading=reading,
-            json=json,
+            model, output_, profile, recenter=recenter, io=io, float_=float_, layout=layout,
+            extent=extent, data=data, check=check, engine=engine, accelerator=accelerator,
+            force=force, reading=reading, json=json,
         )  # fmt: skip
-    if opset is not None and output_ is None:
-        return usage("--opset changes what is written: give --output as well")
     if layout != "model":
         return usage("--layout is for TFLite files: give an --output that ends in .tflite")
-
-    if output_ is None and not check:
-        return usage("give --output to write the model, or --check to look at it")
-    if output_ is None and recenter:
-        return usage("--recenter changes what is written: give --output as well")
     path = None
     if output_ is not None:
         path = output.free(output_, force=force, model=model, data=reading.params, suffix=".onnx")
@@ -149,14 +168,16 @@ def export(
     source: Graph | Path = model
     fixed: list[str] = []
     if path is not None or engine is not None or not as_it_is:
-        source, fixed = _fixed(with_numbers(reading.read(model), extents_of(extent)), data)
+        read = with_numbers(reading.read(model), extents_of(extent))
+        source, fixed = _prepared(read, data, float_=float_)
     if path is not None and isinstance(source, Graph):
-        pipeline.save(source, path, profile, recenter=recenter, overwrite=force, opset=opset)
+        with pipeline.stored_as(source, io, path, overwrite=force) as source:
+            pipeline.save(source, path, profile, recenter=recenter, overwrite=force, opset=opset)
         changed = [] if file is None or not is_onnx(file) else pipeline.changes(file, path, profile)
-        changed += [_now_fixed(text) for text in fixed]
-        changed += pipeline.export_costs(source, profile, path)
+        changed += [*map(_now_fixed, fixed), *pipeline.export_costs(source, profile, path)]
         found = {"output": str(path), "profile": profile, "digest": source.digest}
-        found["changes"] = render_engines.changes_json(changed)
+        found |= {"changes": render_engines.changes_json(changed)}
+        found |= _interface(source, io, json=json)
         if not json:
             output.show_text(str(path))
             output.tell(*render_engines.changes_parts(changed))
@@ -183,6 +204,21 @@ def export(
     return NOT_MET if broken or (verdict is not None and not verdict.takes_all) else DONE
 
 
+def _interface(graph: Graph, io: Interface | None, *, json: bool) -> dict[str, Any]:
+    """Returns how inputs and outputs are stored, if that was asked for; shows it unless in JSON."""
+    if io is None:
+        return {}
+    from qdqbridge.core.canonical.interface import interface_record
+
+    record = interface_record(graph)
+    for what in () if json else ("inputs", "outputs"):
+        for each in record[what]:
+            scale, zero_point = each.get("scale"), each.get("zero_point")
+            numbers = "" if scale is None else f", scale {scale}, zero point {zero_point}"
+            output.say(f"{what[:-1]} '{each['name']}': {each['dtype']}{numbers}")
+    return {"interface": record}
+
+
 def _with_pair_cost(findings: Sequence[Finding], graph: Graph, data: Path) -> list[Finding]:
     """Returns findings whose first one of pairs that saturate says what they all cost together."""
     from qdqbridge.targets.profiles import Effect
@@ -195,8 +231,10 @@ def _with_pair_cost(findings: Sequence[Finding], graph: Graph, data: Path) -> li
     return [costly if each is paired else each for each in findings]
 
 
-def _fixed(graph: Graph, data: Path | None) -> tuple[Graph, list[str]]:
-    """Returns a graph with fixed parameters from data, if any is given, and what that costs."""
+def _prepared(graph: Graph, data: Path | None, *, float_: bool) -> tuple[Graph, list[str]]:
+    """Returns the float form of a graph, or fixed parameters from data, and what those cost."""
+    if float_:
+        return pipeline.unquantize(graph), []
     if data is None:
         return graph, []
     with output.status("computing ranges"):
@@ -226,6 +264,8 @@ def _export_tflite(
     profile: str,
     *,
     recenter: bool,
+    io: Interface | None,
+    float_: bool,
     layout: str,
     extent: Sequence[str],
     data: Path | None,
@@ -239,8 +279,6 @@ def _export_tflite(
     """Writes a TFLite file, and tells its digest and where it computes otherwise."""
     from qdqbridge.app.cli.failures import DONE, NOT_MET, usage
 
-    if path is None and not check:
-        return usage("give --output FILE.tflite to write the model")
     if recenter or profile not in (TFLITE, ETHOS_U, "ort"):
         return usage("a TFLite file takes no --recenter, and no profile of ONNX files")
     if engine not in (None, LITERT):
@@ -253,14 +291,17 @@ def _export_tflite(
     out = None
     if path is not None:
         out = output.free(path, force=force, model=model, data=reading.params, suffix=f".{TFLITE}")
-    graph, fixed = _fixed(with_numbers(reading.read(model), extents_of(extent)), data)
+    read = with_numbers(reading.read(model), extents_of(extent))
+    graph, fixed = _prepared(read, data, float_=float_)
     found: dict[str, Any] = {"profile": profile if profile == ETHOS_U else TFLITE}
     if out is not None:
-        made = pipeline.save_tflite(
-            graph, out, layout=layout, npu=profile == ETHOS_U, overwrite=force
-        )
+        with pipeline.stored_as(graph, io, out, overwrite=force) as graph:
+            made = pipeline.save_tflite(
+                graph, out, layout=layout, npu=profile == ETHOS_U, overwrite=force
+            )
         notes = [{"rule": n.rule, "node": n.node, "reason": n.reason} for n in made.notes]
         found |= {"output": str(out), "fixed": fixed, "digest": made.digest, "notes": notes}
+        found |= _interface(graph, io, json=json)
         if not json:
             output.show_text(str(out))
             output.say(f"digest {made.digest}")
