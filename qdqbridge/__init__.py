@@ -18,7 +18,6 @@ from qdqbridge.app.pipeline import (
     parse,
     save,
     unquantize,
-    with_io,
 )
 from qdqbridge.app.profiling import load_profile, merge_profiles, profile, save_profile
 from qdqbridge.app.quantizing import quantize
@@ -56,7 +55,6 @@ __all__ = [
     "to_relax",
     "unquantize",
     "view",
-    "with_io",
 ]
 
 
