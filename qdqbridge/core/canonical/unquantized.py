@@ -6,6 +6,8 @@ import math
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
+import numpy as np
+
 from qdqbridge.core.canonical.form import canonicalize
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.copying import copied
@@ -121,7 +123,7 @@ def _never_negative(node: Node, positive: Collection[Value]) -> bool:
     if node.op not in _KEEP_SIGN and node.op.flow not in (Flow.MOVE, Flow.AVERAGE):
         return False
     return all(
-        v in positive if v.constant is None else bool((v.constant.numpy() >= 0).all())
+        v in positive if v.constant is None else not np.less(v.constant.numpy(), 0).any()
         for _, v in node.data_operands()
     )
 

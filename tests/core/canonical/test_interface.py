@@ -49,7 +49,7 @@ def random_graph(seed: int) -> Graph:
                 type_=typed(("n", 3), chosen),
                 attributes=TransposeAttrs((1, 0)),
             )
-        result = apply("Add", stored, const(np.int8([1, -7, 100]), types[1]),
+        result = apply("Add", stored, const(np.array([1, -7, 100], np.int8), types[1]),
                        type_=typed(("n", 3), types[int(rng.integers(2))]))  # fmt: skip
         results.append(dq(result))
         if rng.random() < 0.3:
@@ -98,7 +98,7 @@ def test_integers_from_outside_are_cut_to_a_narrower_range() -> None:
     x = plain("x", (3,))
     narrow = per_tensor(DType.UINT8, 0.5, 0).with_range(0, 12)
     own = with_interface(canonicalize(graph([x], dq(q(x, narrow)))), "as-stored")
-    assert evaluate(own, {"x": np.uint8([3, 12, 200])})[0]["y0"].tolist() == [3, 12, 12]
+    assert evaluate(own, {"x": np.array([3, 12, 200], np.uint8)})[0]["y0"].tolist() == [3, 12, 12]
 
 
 def test_what_is_read_unquantized_stays() -> None:
@@ -120,7 +120,7 @@ def test_other_widths_are_refused_by_name() -> None:
 
 def test_the_record_says_what_a_program_needs() -> None:
     x, y = plain("x", ("n", 4)), plain("y", (2, 3))
-    rows = quant(DType.INT8, np.float32([0.5, 0.25]), np.int32([0, 0]), axis=0)
+    rows = quant(DType.INT8, np.array([0.5, 0.25], np.float32), np.array([0, 0], np.int32), axis=0)
     stored = q(x, U8)
     total = apply("Add", stored, stored, type_=typed(("n", 4), OUT))
     turned = apply(

@@ -21,7 +21,7 @@ POSITIVE = per_tensor(DType.UINT8, 0.25, 0)
 
 
 def added(x: Value, params: QuantParams, to: QuantParams) -> Value:
-    return apply("Add", q(x, params), const(np.int8([1, 2]), S8), type_=typed((3, 2), to))
+    return apply("Add", q(x, params), const(np.array([1, 2], np.int8), S8), type_=typed((3, 2), to))
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,10 @@ def test_an_input_that_is_cut_off_is_not() -> None:
 def test_constants_are_what_their_integers_stand_for() -> None:
     x = plain("x", (3, 2))
     found = unquantized(canonicalize(graph([x], dq(added(x, U8, S8)))))
-    feed = {"x": np.float32([[1, 2], [3, 4], [5, 6]])}
-    assert np.array_equal(evaluate(found, feed)[0]["y0"], feed["x"] + np.float32([1, 2]) / 64)
+    feed = {"x": np.array([[1, 2], [3, 4], [5, 6]], np.float32)}
+    assert np.array_equal(
+        evaluate(found, feed)[0]["y0"], feed["x"] + np.array([1, 2], np.float32) / 64
+    )
 
 
 def test_the_source_stays_as_it_is() -> None:
