@@ -83,6 +83,10 @@ def differences(seed: int, folder: Path) -> list[str]:
         found.append(f"the export is not computed as the file says: {words}")
     if qb.load(written).digest != graph.digest:
         found.append(f"the digest moves: {words}")
+    qb.save(graph, written, overwrite=True, profile="portable")
+    told = run_otherwise(written, profile_of("portable"))
+    if not right(optimized(written, fed), wanted, model) and not told:
+        found.append(f"the portable export is not computed as the file says: {words}")
     return found
 
 
@@ -97,6 +101,21 @@ def test_groups_of_every_kind(first: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", range(RELATIVES, 60 * len(KINDS), len(KINDS)))
 def test_more_groups_of_every_kind(first: int, tmp_path: Path) -> None:
     test_groups_of_every_kind(first, tmp_path)
+
+
+@pytest.mark.skipif(not LOADS_MORE, reason="what 1.32 fuses; up to 1.31 it refuses more")
+@pytest.mark.parametrize(
+    ("seed", "rule"), [(184, "weight-types"), (1300, "weight-types"), (402, "int8-past-movers")]
+)
+def test_a_portable_file_that_is_refused(seed: int, rule: str, tmp_path: Path) -> None:
+    """QLinearConv with a weight of 16 bits; an int8 pair in front of a Gemm made of a MatMul."""
+    model, fed, _ = group(seed)
+    onnx.save(model, tmp_path / "source.onnx")
+    qb.save(qb.load(tmp_path / "source.onnx"), tmp_path / "written.onnx", profile="portable")
+    assert optimized(tmp_path / "written.onnx", fed) is None
+    assert [f.rule for f in check(tmp_path / "written.onnx", "portable")] == [rule]
+    (told,) = run_otherwise(tmp_path / "written.onnx", profile_of("portable"))
+    assert rule in told.why and "refuses" in told.after
 
 
 def on_axis(axis: int, shape: tuple[int, ...]) -> onnx.ModelProto:

@@ -14,8 +14,9 @@ from qdqbridge.core.ops.dynamic import DYNAMIC_BLOCK_DENSE
 from qdqbridge.onnx_io.reading.model_file import read_model
 from qdqbridge.targets.profiles.checker import view_of
 from qdqbridge.targets.profiles.file_view import FileView, is_dequantize, is_quantize
-from qdqbridge.targets.profiles.finding import findings_of
+from qdqbridge.targets.profiles.finding import Effect, findings_of
 from qdqbridge.targets.profiles.legalization import legalized
+from qdqbridge.targets.profiles.ort.rules import FUSED_WRONGLY
 from qdqbridge.targets.profiles.profile import ExportProfile
 
 _UNROUNDED = "float activations: only onnxruntime's MatMulNBits rounds them to 8 bits in blocks"
@@ -31,6 +32,11 @@ _COMPUTES = {
     "computes as it is",
 }
 """What onnxruntime makes of files of other profiles, by its rule."""
+_MAKES_OF_IT = {
+    Effect.OTHER: "onnxruntime's optimizations make something else of it",
+    Effect.REFUSED: "onnxruntime's optimizations make something of it that onnxruntime refuses; "
+    "without them it runs",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +90,18 @@ def run_otherwise(written: Path, profile: ExportProfile) -> list[ExportChange]:
         InvalidModelError: It breaks ONNX's rules.
     """
     found: dict[str, list[str]] = {}
-    rules = (*profile.exported, *(rule for rule in profile.rules if rule.name in _COMPUTES))
+    rules = (*profile.exported, *(rule for rule in profile.rules if rule in FUSED_WRONGLY))
     for finding in findings_of(_view(written), rules) if profile.exported else ():
         found.setdefault(finding.rule, []).append(finding.node)
     return [
         ExportChange(
-            _of_nodes(nodes), "as written", _COMPUTES[rule], f"rule {rule} of --profile ort"
+            _of_nodes(found[rule.name]), "as written",
+            _COMPUTES.get(rule.name) or _MAKES_OF_IT[rule.effect],
+            f"rule {rule.name} of --profile ort",
         )
-        for rule, nodes in found.items()
-    ]
+        for rule in rules
+        if rule.name in found
+    ]  # fmt: skip
 
 
 def costs(graph: Graph, profile: ExportProfile) -> list[ExportChange]:

@@ -530,7 +530,7 @@ def test_every_rule_has_a_test() -> None:
         "int8-past-movers", "zero-points-written", "float-bias-kept", "two-roundings",
         "clamped-float8", "refused-float8", "counted-padding", "resized-in-place",
         "rounded-activation", "scales-of-run-time", "unsaid-parameters", "bias-units",
-        "int32-past-movers", "pairs-fit",
+        "int32-past-movers", "pairs-fit", "weight-types",
     }  # fmt: skip
     assert {profile for profile, _ in missing} <= {"ort", "qnn", "qnn-v73", "openvino"}
 

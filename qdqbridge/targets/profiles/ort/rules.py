@@ -137,15 +137,9 @@ def _types(view: FileView, node: FileNode) -> Reason | None:
     wide = [(name, dtype) for name, dtype in found if dtype not in _EIGHT]
     if wide:
         listed = ", ".join(f"'{name}' is {dtype}" for name, dtype in wide)
-        weight = node.op in _ACCUMULATES and wide == found[1:2]
-        refused = weight and wide[0][1].bits in _UNTAKEN_BITS and wide[0][1].is_integer
-        gemm = node.op == "Gemm" or bias_add(view, node) is not None
-        refused = refused and (gemm or target(view, node.output).encoding is not None)
-        refused = refused and not any(
-            check(view, node) for check in (_operands, _check_int32_bias, _zero_points)
-        )
-        return Reason(f"integer kernels take 8 bits: {listed}", tuple(name for name, _ in wide),
-                      effect=Effect.REFUSED if refused else None)  # fmt: skip
+        if _untaken_weight(view, node) is not None:
+            return None
+        return Reason(f"integer kernels take 8 bits: {listed}", tuple(name for name, _ in wide))
     activations = [pair for i, pair in enumerate(found) if i != 1 or node.op not in _ACCUMULATES]
     if len({dtype for _, dtype in activations}) > 1:
         listed = ", ".join(f"'{name}' {dtype}" for name, dtype in activations)
@@ -156,6 +150,25 @@ def _types(view: FileView, node: FileNode) -> Reason | None:
             "Q/DQ pair with one reader is turned into uint8", (found[0][0],),
         )  # fmt: skip
     return None
+
+
+def _untaken_weight(view: FileView, node: FileNode) -> Reason | None:
+    """A weight of 2, 16 or 32 bits that is handed to a kernel which has no place for the type."""
+    if not _has_kernel(view, node) or node.op not in _ACCUMULATES:
+        return None
+    found = [(name, dtype) for name, _, dtype in _encodings(view, node) if dtype is not None]
+    wide = [(name, dtype) for name, dtype in found if dtype not in _EIGHT]
+    if not wide or wide != found[1:2]:
+        return None
+    ((name, dtype),) = wide
+    gemm = node.op == "Gemm" or bias_add(view, node) is not None
+    if dtype.bits not in _UNTAKEN_BITS or not dtype.is_integer:
+        return None
+    if not gemm and target(view, node.output).encoding is None:
+        return None
+    if any(check(view, node) for check in (_operands, _check_int32_bias, _zero_points)):
+        return None
+    return Reason(f"'{name}' is {dtype}, and integer kernels take weights of 8 bits", (name,))
 
 
 def _refuse_quant_params(view: FileView, node: FileNode) -> Reason | None:
@@ -667,8 +680,6 @@ BIAS_UNITS = TargetRule(
     "onnxruntime qdq_selectors.cc; measured on 1.32", Effect.OTHER,
     "give the bias scale x * scale w",
 )  # fmt: skip
-FUSED_WRONGLY = (UNSAID_PARAMETERS, ROOM_FOR_SUMS, BIAS_UNITS)
-"""What no file may hold that onnxruntime opens with its optimizations, whoever else reads it."""
 RULES: tuple[TargetRule, ...] = (
     TargetRule(
         "integer-kernel", "float compute between DQ and Q",
@@ -683,6 +694,11 @@ RULES: tuple[TargetRule, ...] = (
           "quantize the result, once, for all of its readers"),
     _rule("element-types", "operators with an integer kernel", _types,
           "use one 8-bit type for activations, int8 weights"),
+    TargetRule(
+        "weight-types", "Conv, Gemm, MatMul", _untaken_weight,
+        "onnxruntime qdq_selectors.cc; measured on 1.32: 'Type Error'", Effect.REFUSED,
+        "store weights in 8 bits; or export, which keeps the operator in float",
+    ),
     _rule("constant-scalar-parameters", "operators with an integer kernel", _refuse_quant_params,
           "write scale and zero point as initializers"),
     _rule("bias-int32", "Conv, Gemm", _check_int32_bias,
@@ -770,3 +786,15 @@ RULES: tuple[TargetRule, ...] = (
         "quantize with --avoid-pairs; compare --engine onnxruntime-avx2 tells what is lost",
     ),
 )  # fmt: skip
+_UNOPTIMIZED = {
+    "known-types", "no-dilations", "no-small-floats", "rank-0-parameters", "registered-operator",
+    "resized-in-place", "scales-of-run-time",
+}  # fmt: skip
+FUSED_WRONGLY = tuple(
+    rule
+    for rule in RULES
+    if rule.effect in (Effect.REFUSED, Effect.OTHER)
+    and rule is not ROUNDED_ACTIVATION
+    and rule.name not in _UNOPTIMIZED
+)
+"""What no file may hold that onnxruntime opens with its optimizations, whoever else reads it."""
