@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.types import Dim
 from qdqbridge.core.ops.attributes import DepthSpaceAttrs, TransposeAttrs
 from qdqbridge.core.ops.build import result
 from qdqbridge.core.ops.data_movement import RESHAPE, TRANSPOSE
+from qdqbridge.core.ops.depth_space import STEPS
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, made_by, rule
-
-
-@dataclass(frozen=True, slots=True)
-class _BlockForm:
-    """One way to split axes, permute and join them.
-
-    Attributes:
-        name: The operator that it is.
-        mode: Its mode.
-        perm: The permutation of the six axes.
-        sizes: Which of the six axes are the block's, before the permutation.
-    """
-
-    name: str
-    mode: str
-    perm: tuple[int, ...]
-    sizes: tuple[int, int]
-
-
-_FORMS = (
-    _BlockForm("DepthToSpace", "DCR", (0, 3, 4, 1, 5, 2), (1, 2)),
-    _BlockForm("DepthToSpace", "CRD", (0, 1, 4, 2, 5, 3), (2, 3)),
-    _BlockForm("SpaceToDepth", "DCR", (0, 3, 5, 1, 2, 4), (3, 5)),
-)
 
 
 @rule("blocks-of-depth", RESHAPE)
@@ -54,17 +29,17 @@ def blocks_of_depth(node: Node, context: RuleContext) -> Proposal:
         return None
     if sum(isinstance(extent, str) for extent in image) > 1:
         return None
-    for form in _FORMS:
-        size = middle[form.sizes[0]]
-        if turn.attributes != TransposeAttrs(form.perm) or not isinstance(size, int):
+    known = tuple(extent if isinstance(extent, int) else None for extent in (0, *image))
+    for (name, mode), steps in STEPS.items():
+        size = middle["".join(steps.split).index("y")]
+        if turn.attributes != TransposeAttrs(steps.perm) or not isinstance(size, int) or not size:
             continue
-        if _fits(middle[1:], _block_split_shape(form, image, size)) and _fits(
-            after[1:], _joined(form, image, size)
-        ):
-            attributes, output = DepthSpaceAttrs(size, form.mode), node.output
+        wanted = steps.between(known, size), steps.result(known, size)
+        if _fits(middle[1:], wanted[0][1:]) and _fits(after[1:], wanted[1][1:]):
+            attributes, output = DepthSpaceAttrs(size, mode), node.output
             origin = split.origin.joined(turn.origin).joined(node.origin)
-            op = BY_NAME[form.name]
-            return Replace({output: result(op, attributes, [x], output.type, origin, output.name)})
+            made = result(BY_NAME[name], attributes, [x], output.type, origin, output.name)
+            return Replace({output: made})
     return None
 
 
@@ -73,29 +48,3 @@ def _fits(shape: tuple[Dim, ...], wanted: tuple[int | None, ...]) -> bool:
     return len(shape) == len(wanted) and all(
         isinstance(a, str) if b is None else a == b for a, b in zip(shape, wanted, strict=True)
     )
-
-
-def _times(extent: Dim, factor: int) -> int | None:
-    return extent * factor if isinstance(extent, int) else None
-
-
-def _over(extent: Dim, divisor: int) -> int | None:
-    return extent // divisor if isinstance(extent, int) else None
-
-
-def _block_split_shape(
-    form: _BlockForm, image: tuple[Dim, ...], size: int
-) -> tuple[int | None, ...]:
-    c, h, w = image
-    if form.name == "SpaceToDepth":
-        return (_times(c, 1), _over(h, size), size, _over(w, size), size)
-    depth, space = _over(c, size**2), (_times(h, 1), _times(w, 1))
-    deep = (size, size, depth) if form.mode == "DCR" else (depth, size, size)
-    return (*deep, *space)
-
-
-def _joined(form: _BlockForm, image: tuple[Dim, ...], size: int) -> tuple[int | None, ...]:
-    c, h, w = image
-    if form.name == "SpaceToDepth":
-        return (_times(c, size**2), _over(h, size), _over(w, size))
-    return (_over(c, size**2), _times(h, size), _times(w, size))

@@ -47,7 +47,7 @@ class AttributeCodec:
         onnx: ONNX's name; by default the field's.
         tvm: TVM's name, in the QNN dialect too; by default the field's.
         holds: What it is about.
-        alone: TVM is given a number, not a list, where there is one axis.
+        alone: Others are given a number, not a list, where there is one axis.
         words: TVM's words for those that it has others for.
         kind: The Python type of the field; found from its annotation.
     """

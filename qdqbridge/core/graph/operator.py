@@ -135,19 +135,29 @@ class OnnxOp:
         name: ONNX's name.
         domain: Its domain; those of other domains than ONNX's are only read.
         since: The opset that introduced it; 0 for those that every opset has.
-        defaults: ONNX's defaults of the fields of the operator's attribute record. Axes that are
-            left out are all of them; those of windows are 1 and 0.
-        axes_operand: The opset from which axes are the second operand; 0 where they are always an
-            attribute.
+        defaults: ONNX's defaults of the fields of the operator's attribute record; those of windows
+            are 1 and 0.
+        operands: Fields that ONNX has as operands behind the first one, in its order, and the
+            opset from which it has; before, they are attributes.
+        left_out: Those among ``operands`` that are left out where they are empty: all axes.
+        later: Fields that ONNX has from a later opset on, and that opset; 0 for those that it never
+            has. Before, they have their defaults.
+        fixed: Attributes that no field holds, because a row has them with one value only: that
+            value, and what to say of another.
         choices: What the strings among them may be.
+        read_only: It is another way to write an operator, which is only read.
     """
 
     name: str
     domain: str = ""
     since: int = 0
     defaults: Mapping[str, float | str] = field(default_factory=dict[str, "float | str"])
-    axes_operand: int = 0
+    operands: Mapping[str, int] = field(default_factory=dict[str, int])
+    left_out: tuple[str, ...] = ()
+    later: Mapping[str, int] = field(default_factory=dict[str, int])
+    fixed: Mapping[str, tuple[int, str]] = field(default_factory=dict[str, "tuple[int, str]"])
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
+    read_only: bool = False
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

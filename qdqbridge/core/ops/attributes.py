@@ -87,7 +87,7 @@ class AxisAttrs(Attributes):
 class SoftmaxAttrs(Attributes):
     """Softmax and LogSoftmax: the axes normalized together (several before opset 13)."""
 
-    axes: Annotated[Ints, AttributeCodec(tvm="axis", holds=Holds.AXES, alone=True)]
+    axes: Annotated[Ints, AttributeCodec(onnx="axis", tvm="axis", holds=Holds.AXES, alone=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class ReshapeAttrs(Attributes):
     """
 
     shape: Ints | None
-    allow_zero: bool = False
+    allow_zero: Annotated[bool, AttributeCodec(onnx="allowzero")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class SplitAttrs(Attributes):
     """Split: the extent of every part along the axis."""
 
     axis: Axis
-    sizes: Ints
+    sizes: Annotated[Ints, AttributeCodec(onnx="split")]
 
 
 @dataclass(frozen=True, slots=True)

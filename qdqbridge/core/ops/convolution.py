@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from qdqbridge.core.graph.graph import Node
-from qdqbridge.core.graph.operator import Array, Flow, Operands, Row, Types
+from qdqbridge.core.graph.operator import Array, Flow, OnnxOp, Operands, Row, Types
 from qdqbridge.core.graph.weights import WeightGeometry
 from qdqbridge.core.ops.accumulator import (
     Lost,
@@ -223,6 +223,7 @@ _NUMERICS = (
 
 CONV = Row(
     name="Conv",
+    onnx=(OnnxOp(name="Conv", defaults={"group": 1}),),
     flow=Flow.ACCUMULATE,
     attributes=ConvAttrs,
     compute=_conv,
@@ -239,6 +240,7 @@ CONV = Row(
 )
 CONV_TRANSPOSE = Row(
     name="ConvTranspose",
+    onnx=(OnnxOp(name="ConvTranspose", defaults={"group": 1}),),
     flow=Flow.ACCUMULATE,
     attributes=ConvTransposeAttrs,
     compute=_conv_transpose,

@@ -13,6 +13,7 @@ from qdqbridge.core.graph.operator import (
     AnyAttributes,
     Array,
     Attributes,
+    Compute,
     Flow,
     NoAttributes,
     OnnxOp,
@@ -28,6 +29,7 @@ from qdqbridge.core.ops.attributes import (
     TileAttrs,
     TransposeAttrs,
 )
+from qdqbridge.core.ops.depth_space import STEPS
 from qdqbridge.core.ops.shapes import axes_fit, differ, known
 from qdqbridge.core.ops.stored import moved, optional, present
 
@@ -135,23 +137,14 @@ def _identity(attributes: NoAttributes, operands: Operands) -> tuple[Array, ...]
     return present(operands, 1)
 
 
-def _depth_to_space(attributes: DepthSpaceAttrs, operands: Operands) -> tuple[Array, ...]:
-    (x,) = present(operands, 1)
-    n, c, h, w = x.shape
-    b = attributes.block_size
-    if attributes.mode == "DCR":
-        split = x.reshape(n, b, b, c // (b * b), h, w).transpose(0, 3, 4, 1, 5, 2)
-    else:
-        split = x.reshape(n, c // (b * b), b, b, h, w).transpose(0, 1, 4, 2, 5, 3)
-    return (split.reshape(n, c // (b * b), h * b, w * b),)
+def _blocks(name: str) -> Compute:
+    def compute(attributes: DepthSpaceAttrs, operands: Operands) -> tuple[Array, ...]:
+        (x,) = present(operands, 1)
+        steps, size = STEPS[name, attributes.mode], attributes.block_size
+        turned = x.reshape(steps.between(x.shape, size)).transpose(steps.perm)
+        return (turned.reshape(steps.result(x.shape, size)),)
 
-
-def _space_to_depth(attributes: DepthSpaceAttrs, operands: Operands) -> tuple[Array, ...]:
-    (x,) = present(operands, 1)
-    n, c, h, w = x.shape
-    b = attributes.block_size
-    split = x.reshape(n, c, h // b, b, w // b, b).transpose(0, 3, 5, 1, 2, 4)
-    return (split.reshape(n, c * b * b, h // b, w // b),)
+    return compute
 
 
 def _check_reshape(node: Node, attributes: ReshapeAttrs) -> Iterator[str]:
@@ -267,20 +260,52 @@ def _no_check(node: Node, _: Attributes) -> Iterator[str]:
     return iter(())
 
 
-RESHAPE = data_movement("Reshape", ReshapeAttrs, _reshape, _check_reshape)
-EXPAND = data_movement("Expand", ExpandAttrs, _expand, _check_expand)
-TRANSPOSE = data_movement("Transpose", TransposeAttrs, _transpose, _check_transpose)
-SQUEEZE = data_movement("Squeeze", AxesAttrs, _squeeze, _check_squeeze)
-UNSQUEEZE = data_movement("Unsqueeze", AxesAttrs, _unsqueeze, _check_unsqueeze)
-FLATTEN = data_movement("Flatten", AxisAttrs, _flatten, _check_flatten)
-TILE = data_movement("Tile", TileAttrs, _tile, _check_tile)
-IDENTITY = data_movement("Identity", NoAttributes, _identity, _no_check)
+RESHAPE = data_movement(
+    "Reshape", ReshapeAttrs, _reshape, _check_reshape,
+    onnx=(
+        OnnxOp(
+            name="Reshape", operands={"shape": 5}, defaults={"allow_zero": False},
+            later={"allow_zero": 14},
+        ),
+    ),
+)  # fmt: skip
+EXPAND = data_movement(
+    "Expand", ExpandAttrs, _expand, _check_expand,
+    onnx=(OnnxOp(name="Expand", operands={"shape": 8}),),
+)  # fmt: skip
+TRANSPOSE = data_movement(
+    "Transpose", TransposeAttrs, _transpose, _check_transpose, onnx=(OnnxOp(name="Transpose"),)
+)
+SQUEEZE = data_movement(
+    "Squeeze", AxesAttrs, _squeeze, _check_squeeze,
+    onnx=(OnnxOp(name="Squeeze", operands={"axes": 13}),),
+)  # fmt: skip
+UNSQUEEZE = data_movement(
+    "Unsqueeze", AxesAttrs, _unsqueeze, _check_unsqueeze,
+    onnx=(OnnxOp(name="Unsqueeze", operands={"axes": 13}),),
+)  # fmt: skip
+FLATTEN = data_movement(
+    "Flatten", AxisAttrs, _flatten, _check_flatten, onnx=(OnnxOp(name="Flatten"),)
+)
+TILE = data_movement(
+    "Tile", TileAttrs, _tile, _check_tile, onnx=(OnnxOp(name="Tile", operands={"repeats": 6}),)
+)
+IDENTITY = data_movement(
+    "Identity", NoAttributes, _identity, _no_check, onnx=(OnnxOp(name="Identity"),)
+)
 DEPTH_TO_SPACE = data_movement(
-    "DepthToSpace", DepthSpaceAttrs, _depth_to_space, _check_depth_to_space
-)
+    "DepthToSpace", DepthSpaceAttrs, _blocks("DepthToSpace"), _check_depth_to_space,
+    onnx=(OnnxOp(name="DepthToSpace", defaults={"mode": "DCR"}, later={"mode": 11}),),
+)  # fmt: skip
 SPACE_TO_DEPTH = data_movement(
-    "SpaceToDepth", DepthSpaceAttrs, _space_to_depth, _check_space_to_depth
-)
+    "SpaceToDepth", DepthSpaceAttrs, _blocks("SpaceToDepth"), _check_space_to_depth,
+    onnx=(
+        OnnxOp(
+            name="SpaceToDepth", defaults={"mode": "DCR"}, later={"mode": 28},
+            choices={"mode": ("DCR",)},
+        ),
+    ),
+)  # fmt: skip
 
 OPERATORS = (
     RESHAPE,

@@ -13,6 +13,7 @@ from qdqbridge.core.graph.operator import (
     Attributes,
     Flow,
     NoAttributes,
+    OnnxOp,
     Operands,
     Row,
     Types,
@@ -242,6 +243,11 @@ DENSE = Row(
 )
 GEMM = Row(
     name="Gemm",
+    onnx=(
+        OnnxOp(
+            name="Gemm", defaults={"alpha": 1.0, "beta": 1.0, "trans_a": False, "trans_b": False}
+        ),
+    ),
     flow=Flow.ACCUMULATE,
     attributes=GemmAttrs,
     compute=_gemm,
@@ -256,6 +262,7 @@ GEMM = Row(
 )
 MATMUL = Row(
     name="MatMul",
+    onnx=(OnnxOp(name="MatMul"),),
     flow=Flow.ACCUMULATE,
     attributes=NoAttributes,
     compute=_matmul,

@@ -232,8 +232,17 @@ _AGAINST = (
 )
 _CENTRED = _INTEGER.format(d="D = n*S2 - S1*S1", t="(f32(c) - f32(mean))") + _AGAINST
 
+_EPSILON = {"epsilon": 1e-5}
+_ALONG = {"axis": -1, **_EPSILON}
+_WIDE = {"stash_type": (1, "it does not compute in float32")}
+_INFERENCE = {
+    "training_mode": (0, "it is in training mode"),
+    "spatial": (1, "it normalizes every position on its own (spatial=0)"),
+}
+
 LAYER_NORMALIZATION = Row(
     name="LayerNormalization",
+    onnx=(OnnxOp(name="LayerNormalization", since=17, defaults=_ALONG, fixed=_WIDE),),
     flow=Flow.ROUND,
     attributes=NormAttrs,
     compute=_compute(_layer_groups),
@@ -245,6 +254,10 @@ LAYER_NORMALIZATION = Row(
 )
 RMS_NORMALIZATION = Row(
     name="RMSNormalization",
+    onnx=tuple(
+        OnnxOp(name=name, since=23, defaults=_ALONG, fixed=_WIDE, read_only=name[0] == "S")
+        for name in ("RMSNormalization", "SimplifiedLayerNormalization")
+    ),
     flow=Flow.ROUND,
     attributes=NormAttrs,
     compute=_compute(_rms_groups),
@@ -255,7 +268,7 @@ RMS_NORMALIZATION = Row(
 )
 INSTANCE_NORMALIZATION = Row(
     name="InstanceNormalization",
-    onnx=(OnnxOp(name="InstanceNormalization", defaults={"epsilon": 1e-5}),),
+    onnx=(OnnxOp(name="InstanceNormalization", defaults=_EPSILON),),
     flow=Flow.ROUND,
     attributes=EpsilonAttrs,
     compute=_compute(_instance_groups),
@@ -267,6 +280,7 @@ INSTANCE_NORMALIZATION = Row(
 )
 GROUP_NORMALIZATION = Row(
     name="GroupNormalization",
+    onnx=(OnnxOp(name="GroupNormalization", since=21, defaults=_EPSILON, fixed=_WIDE),),
     flow=Flow.ROUND,
     attributes=GroupNormAttrs,
     compute=_compute(_group_groups),
@@ -278,6 +292,7 @@ GROUP_NORMALIZATION = Row(
 )
 BATCH_NORMALIZATION = Row(
     name="BatchNormalization",
+    onnx=(OnnxOp(name="BatchNormalization", defaults=_EPSILON, fixed=_INFERENCE),),
     flow=Flow.ROUND,
     attributes=EpsilonAttrs,
     compute=_batch,

@@ -14,6 +14,7 @@ from qdqbridge.core.graph.operator import (
     Attributes,
     Flow,
     NoAttributes,
+    OnnxOp,
     Operands,
     Row,
     Types,
@@ -227,6 +228,13 @@ _FLOAT = (
 
 AVERAGE_POOL = Row(
     name="AveragePool",
+    onnx=(
+        OnnxOp(
+            name="AveragePool",
+            defaults={"dilations": 1, "count_include_pad": False},
+            later={"dilations": 19},
+        ),
+    ),
     flow=Flow.AVERAGE,
     attributes=PoolAttrs,
     compute=_average_pool,
@@ -239,6 +247,7 @@ AVERAGE_POOL = Row(
 )
 GLOBAL_AVERAGE_POOL = Row(
     name="GlobalAveragePool",
+    onnx=(OnnxOp(name="GlobalAveragePool"),),
     flow=Flow.AVERAGE,
     attributes=NoAttributes,
     compute=_global_average,
@@ -250,6 +259,11 @@ GLOBAL_AVERAGE_POOL = Row(
 )
 MAX_POOL = Row(
     name="MaxPool",
+    onnx=(
+        OnnxOp(
+            name="MaxPool", defaults={"count_include_pad": False}, later={"count_include_pad": 0}
+        ),
+    ),
     flow=Flow.MOVE,
     attributes=PoolAttrs,
     compute=_max_pool,
@@ -264,6 +278,7 @@ MAX_POOL = Row(
 )
 GLOBAL_MAX_POOL = Row(
     name="GlobalMaxPool",
+    onnx=(OnnxOp(name="GlobalMaxPool"),),
     flow=Flow.MOVE,
     attributes=NoAttributes,
     compute=_global_max,

@@ -133,7 +133,12 @@ _FLOAT = (
 
 
 def _onnx(name: str, axes_operand: int) -> tuple[OnnxOp, ...]:
-    return (OnnxOp(name=name, axes_operand=axes_operand, defaults={"keepdims": True}),)
+    return (
+        OnnxOp(
+            name=name, operands={"axes": axes_operand}, left_out=("axes",),
+            defaults={"keepdims": True},
+        ),
+    )  # fmt: skip
 
 
 REDUCE_MEAN = Row(

@@ -149,7 +149,12 @@ def _check_pad(node: Node, attributes: PadAttrs) -> Iterator[str]:
             yield f"reflected padding of axis {axis} is wider than its {left} elements allow"
 
 
-SLICE = data_movement("Slice", SliceAttrs, _slice, _check_slice)
+SLICE = data_movement(
+    "Slice", SliceAttrs, _slice, _check_slice,
+    onnx=(
+        OnnxOp(name="Slice", operands=dict.fromkeys(("starts", "ends", "axes", "steps"), 10)),
+    ),
+)  # fmt: skip
 GATHER = data_movement(
     "Gather",
     AxisAttrs,
@@ -158,7 +163,10 @@ GATHER = data_movement(
     "Moves stored values; indices stay. Exact.",
     onnx=(OnnxOp(name="Gather", defaults={"axis": 0}),),
 )
-SPLIT = data_movement("Split", SplitAttrs, _compute_split, _check_split)
+SPLIT = data_movement(
+    "Split", SplitAttrs, _compute_split, _check_split,
+    onnx=(OnnxOp(name="Split", operands={"sizes": 13}, defaults={"axis": 0}),),
+)  # fmt: skip
 PAD = Row(
     name="Pad",
     flow=Flow.MOVE,

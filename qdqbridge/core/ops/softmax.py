@@ -8,7 +8,7 @@ import numpy as np
 
 from qdqbridge.core.graph.exp32 import exp32
 from qdqbridge.core.graph.graph import Node
-from qdqbridge.core.graph.operator import Array, Flow, Operands, Row
+from qdqbridge.core.graph.operator import Array, Flow, OnnxOp, Operands, Row
 from qdqbridge.core.ops.attributes import SoftmaxAttrs
 from qdqbridge.core.ops.shapes import axes_fit
 from qdqbridge.core.ops.stored import present
@@ -62,6 +62,7 @@ _NUMERICS = (
 
 SOFTMAX = Row(
     name="Softmax",
+    onnx=(OnnxOp(name="Softmax", defaults={"axes": -1}),),
     flow=Flow.ROUND,
     attributes=SoftmaxAttrs,
     compute=_softmax,
@@ -78,6 +79,7 @@ SOFTMAX = Row(
 )
 LOG_SOFTMAX = Row(
     name="LogSoftmax",
+    onnx=(OnnxOp(name="LogSoftmax", defaults={"axes": -1}),),
     flow=Flow.ROUND,
     attributes=SoftmaxAttrs,
     compute=_log_softmax,

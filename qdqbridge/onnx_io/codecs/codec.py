@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes
+from qdqbridge.core.graph.operator import Attributes
 from qdqbridge.core.graph.types import QuantType
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.codecs.view import NodeView
@@ -133,16 +133,3 @@ def real_dtype(value: Value | None) -> DType:
     if isinstance(value.type, QuantType):
         return value.type.params.expressed_dtype
     return value.type.dtype
-
-
-def plain(name: str, introduced: int = OLDEST) -> Codec:
-    """Returns the codec of an operator without attributes, whose operands stay operands."""
-
-    def read(node: NodeView) -> Decoded:
-        return decoded(name, NO_ATTRIBUTES, node.operands)
-
-    def write(attributes: Attributes, operands: Operands, opset: int) -> Encoded:
-        del attributes, opset
-        return encoded(name, operands)
-
-    return Codec(onnx_name=name, row=name, read=read, write=write, introduced=introduced)

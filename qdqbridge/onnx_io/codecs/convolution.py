@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs
-from qdqbridge.onnx_io.codecs.codec import Codec, Decoded, Encoded, Operands, decoded, encoded
+from qdqbridge.onnx_io.codecs.codec import Decode, Decoded, decoded
 from qdqbridge.onnx_io.codecs.view import Ints, NodeView, NoRow
 from qdqbridge.onnx_io.codecs.windows import ResolvedWindow, open_kernel_of, split_pads, window_of
 
@@ -32,27 +34,6 @@ def _check_group(node: NodeView, group: int, *channels: object) -> None:
             why=f"group is {group}, the channels are {list(channels)}",
             fix="correct group",
         )
-
-
-def _kernel_shape_attr(operands: Operands) -> dict[str, list[int]]:
-    """Returns ``kernel_shape`` where the weight tells it (optional in ONNX, but customary)."""
-    weight = operands[1]
-    shape = None if weight is None else weight.type.shape
-    spatial = [] if shape is None else [d for d in shape[2:] if isinstance(d, int)]
-    return {"kernel_shape": spatial} if shape and len(spatial) == len(shape) - 2 else {}
-
-
-def _write_conv(attributes: ConvAttrs, operands: Operands, opset: int) -> Encoded:
-    del opset
-    return encoded(
-        "Conv",
-        operands,
-        group=attributes.group,
-        strides=list(attributes.strides),
-        dilations=list(attributes.dilations),
-        pads=list(attributes.pads),
-        **_kernel_shape_attr(operands),
-    )
 
 
 def _read_transpose(node: NodeView) -> Decoded:
@@ -100,26 +81,4 @@ def _pads_for(
     return split_pads(tuple(totals), upper=window.auto_pad == "SAME_UPPER"), tuple(extras)
 
 
-def _write_transpose(attributes: ConvTransposeAttrs, operands: Operands, opset: int) -> Encoded:
-    del opset
-    return encoded(
-        "ConvTranspose",
-        operands,
-        group=attributes.group,
-        strides=list(attributes.strides),
-        dilations=list(attributes.dilations),
-        pads=list(attributes.pads),
-        output_padding=list(attributes.output_padding),
-        **_kernel_shape_attr(operands),
-    )
-
-
-CODECS = (
-    Codec(onnx_name="Conv", row="Conv", read=_read_conv, write=_write_conv),
-    Codec(
-        onnx_name="ConvTranspose",
-        row="ConvTranspose",
-        read=_read_transpose,
-        write=_write_transpose,
-    ),
-)
+READ: Mapping[str, Decode] = {"Conv": _read_conv, "ConvTranspose": _read_transpose}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -10,15 +11,14 @@ from qdqbridge.core.graph.dtypes import DTypeKind
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.types import QuantType
 from qdqbridge.core.ops.attributes import (
-    DepthSpaceAttrs,
     PadAttrs,
     SliceAttrs,
     SplitAttrs,
-    TileAttrs,
 )
 from qdqbridge.onnx_io.codecs.codec import (
     OLDEST,
     Codec,
+    Decode,
     Decoded,
     Encoded,
     Operands,
@@ -49,12 +49,6 @@ def _read_slice(node: NodeView) -> Decoded:
     return decoded("Slice", SliceAttrs(starts, ends, axes, steps), node.operands[:1])
 
 
-def _write_slice(attributes: SliceAttrs, operands: Operands, opset: int) -> Encoded:
-    del opset
-    lists = (attributes.starts, attributes.ends, attributes.axes, attributes.steps)
-    return encoded("Slice", [operands[0], *(int64(entries) for entries in lists)])
-
-
 def _read_split(node: NodeView) -> Decoded:
     axis = node.wrap(node.int_("axis", 0))
     sizes = node.ints("split", None) if node.opset < 13 else node.constant_ints(1)
@@ -80,11 +74,6 @@ def _equal_parts(node: NodeView, axis: int, parts: int) -> Ints:
             fix="give the sizes of the parts",
         )
     return (*(size,) * (parts - 1), extent - size * (parts - 1))
-
-
-def _write_split(attributes: SplitAttrs, operands: Operands, opset: int) -> Encoded:
-    del opset
-    return encoded("Split", [operands[0], int64(attributes.sizes)], axis=attributes.axis)
 
 
 def _read_pad(node: NodeView) -> Decoded:
@@ -147,46 +136,5 @@ def _pad_needs(attributes: PadAttrs) -> int:
     return 19 if attributes.mode == "wrap" else OLDEST
 
 
-def _read_tile(node: NodeView) -> Decoded:
-    repeats = node.constant_ints(1) or ()
-    shape = node.shape(0)
-    if min(repeats, default=0) < 0 or (shape is not None and len(shape) != len(repeats)):
-        raise node.fault(
-            "repeats do not fit the input", why=f"repeats {repeats}, input shape {shape}"
-        )
-    return decoded("Tile", TileAttrs(repeats), node.operands[:1])
-
-
-def _write_tile(attributes: TileAttrs, operands: Operands, opset: int) -> Encoded:
-    del opset
-    return encoded("Tile", [operands[0], int64(attributes.repeats)])
-
-
-def _read_depth_space(node: NodeView) -> Decoded:
-    mode, size = node.string("mode", "DCR"), node.int_("blocksize", 0)
-    if mode not in ("DCR", "CRD") or size < 1:
-        raise node.fault(f"{node.op_type} has mode '{mode}' and blocksize {size}")
-    if node.op_type == "SpaceToDepth" and mode == "CRD":
-        raise NoRow("its mode is CRD")
-    return decoded(node.op_type, DepthSpaceAttrs(size, mode), node.operands)
-
-
-def _depth_space(name: str, mode_since: int) -> Codec:
-    def write(attributes: DepthSpaceAttrs, operands: Operands, opset: int) -> Encoded:
-        mode = {"mode": attributes.mode} if opset >= mode_since else {}
-        return encoded(name, operands, blocksize=attributes.block_size, **mode)
-
-    def needs(attributes: DepthSpaceAttrs) -> int:
-        return OLDEST if attributes.mode == "DCR" else mode_since
-
-    return Codec(onnx_name=name, row=name, read=_read_depth_space, write=write, needs=needs)
-
-
-CODECS = (
-    Codec(onnx_name="Slice", row="Slice", read=_read_slice, write=_write_slice),
-    Codec(onnx_name="Split", row="Split", read=_read_split, write=_write_split),
-    Codec(onnx_name="Pad", row="Pad", read=_read_pad, write=_write_pad, needs=_pad_needs),
-    Codec(onnx_name="Tile", row="Tile", read=_read_tile, write=_write_tile),
-    _depth_space("DepthToSpace", 11),
-    _depth_space("SpaceToDepth", 28),
-)
+READ: Mapping[str, Decode] = {"Slice": _read_slice, "Split": _read_split}
+CODECS = (Codec(onnx_name="Pad", row="Pad", read=_read_pad, write=_write_pad, needs=_pad_needs),)

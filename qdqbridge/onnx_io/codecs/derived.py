@@ -1,16 +1,26 @@
-"""Codecs that follow from rows: each field of an attribute record is held as its codec says."""
+"""Codecs that follow from rows: each field of an attribute record is held as its codec says.
+
+What a node means may have to be computed: older opsets said it otherwise, an operand may be known
+only at run time. Modules of this folder have functions for such operators, by ONNX's name in
+:data:`READ`. Writing is the same for all.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from qdqbridge.core.graph.attribute_codecs import AttributeCodec, Holds, Ints, attribute_codecs_of
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow, OnnxOp, Operator
 from qdqbridge.core.ops.table import OPERATORS
+from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.onnx_io.codecs import convolution, data_movement, shape
 from qdqbridge.onnx_io.codecs.codec import (
     OLDEST,
     Codec,
+    Decode,
     Decoded,
+    Encode,
     Encoded,
     Operands,
     decoded,
@@ -20,66 +30,80 @@ from qdqbridge.onnx_io.codecs.codec import (
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
 from qdqbridge.onnx_io.codecs.windows import kernel_of, window_of
 
+READ: Mapping[str, Decode] = {
+    **convolution.READ,
+    **data_movement.READ,
+    **shape.READ,
+}
+"""What reads operators whose nodes do not say the fields of their records."""
+
 
 def codec(row: Operator, written: OnnxOp) -> Codec:
     """Returns the codec of an operator whose attributes are ONNX's own."""
     shown = attribute_codecs_of(row.attributes)
-    axes = next((name for name, codec in shown.items() if codec.holds is Holds.AXES), None)
-    windowed = any(codec.holds is Holds.SPATIAL for codec in shown.values())
-
-    def read(node: NodeView) -> Decoded:
-        values: dict[str, Any] = _pool_window_fields(node) if windowed else {}
-        operands = node.operands
-        if axes is not None and written.axes_operand:
-            given = _attr_or_operand_axes(node, shown[axes], written.axes_operand)
-            if not given and node.flag("noop_with_empty_axes"):
-                return decoded("Identity", NO_ATTRIBUTES, operands[:1])
-            values[axes], operands = _resolved(node, given), operands[:1]
-            if row.flow is Flow.MOVE and any(node.extent(a) == 0 for a in values[axes]):
-                raise NoRow("it reduces nothing")
-        for name, codec in shown.items():
-            if name not in values:
-                values[name] = _attribute(node, written, name, codec)
-        known = {name: value for name, value in values.items() if name in shown}
-        return decoded(row.name, row.attributes(**known), operands)
-
-    def write(attributes: Attributes, operands: Operands, opset: int) -> Encoded:
-        given = {
-            codec.onnx: _as_onnx_attribute(getattr(attributes, name))
-            for name, codec in shown.items()
-        }
-        inputs = list(operands)
-        if axes is not None and written.axes_operand:
-            numbers = given.pop(shown[axes].onnx)
-            if numbers and opset >= written.axes_operand:
-                inputs = [operands[0], int64(numbers)]
-            elif numbers:  # none: a scalar, of which all axes are none
-                given = {shown[axes].onnx: numbers, **given}
-        return encoded(written.name, inputs, **given)
-
     return Codec(
         onnx_name=written.name,
         domain=written.domain,
         row=row.name,
-        read=read,
+        read=READ.get(written.name) or _reader(row, written),
         introduced=max(written.since, OLDEST),
-        write=None if written.domain else write,
-        known=tuple(codec.onnx for codec in shown.values()) if written.domain else (),
+        needs=lambda attributes: _needed_opset(written, attributes),
+        write=None if written.domain or written.read_only else _writer(row, written),
+        known=(*(codec.onnx for codec in shown.values()), *written.fixed),
     )
 
 
-def _as_onnx_attribute(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return list(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    return int(value) if isinstance(value, bool) else value
+# ---- reading -----------------------------------------------------------------------------------
+
+
+def _reader(row: Operator, written: OnnxOp) -> Decode:
+    shown = attribute_codecs_of(row.attributes)
+    windowed = any(codec.holds is Holds.SPATIAL for codec in shown.values())
+    older = _OLDER.get(written.name)
+
+    def read(node: NodeView) -> Decoded:
+        if node.results() > 1:
+            raise NoRow("it has more results than one")
+        for name, (wanted, reason) in written.fixed.items():
+            if node.int_(name, wanted) != wanted:
+                raise NoRow(reason)
+        values: dict[str, Any] = _pool_window_fields(node) if windowed else {}
+        values |= older(node) if older is not None else {}
+        operands = node.operands[:1] if written.operands else node.operands
+        for name, codec in shown.items():
+            if name not in values:
+                values[name] = _field(node, written, name, codec)
+        for name in written.left_out:
+            if not values[name] and node.flag("noop_with_empty_axes"):
+                return decoded("Identity", NO_ATTRIBUTES, operands)
+            values[name] = values[name] or tuple(range(node.rank()))
+            if row.flow is Flow.MOVE and any(node.extent(axis) == 0 for axis in values[name]):
+                raise NoRow("it reduces nothing")
+        attributes = row.attributes(**{name: values[name] for name in shown})
+        if row.known is not None:
+            attributes = row.known(attributes, node.shape(0))
+        return decoded(row.name, attributes, operands)
+
+    return read
+
+
+def _field(node: NodeView, written: OnnxOp, name: str, codec: AttributeCodec) -> Any:
+    if written.later.get(name) == 0:
+        return written.defaults[name]
+    if name in written.operands:
+        place = 1 + list(written.operands).index(name)
+        as_operand = node.opset >= written.operands[name]
+        given = node.constant_ints(place) if as_operand else node.ints(codec.onnx, ())
+        return tuple(sorted(node.wrap_all(given or ()))) if codec.holds is Holds.AXES else given
+    return _attribute(node, written, name, codec)
 
 
 def _attribute(node: NodeView, written: OnnxOp, name: str, codec: AttributeCodec) -> Any:
     default = written.defaults.get(name)
-    if codec.holds is Holds.AXES:
-        return _resolved(node, node.ints(codec.onnx, ()))
     if default is None and not node.has(codec.onnx):
         raise node.fault(f"attribute '{codec.onnx}' is missing")
+    if codec.holds is Holds.AXES and codec.alone:
+        return (node.wrap(node.int_(codec.onnx, int(default or 0))),)
     if codec.holds in (Holds.AXIS, Holds.LAST_AXES):
         return node.wrap(node.int_(codec.onnx, int(default or 0)))
     if codec.kind is bool:
@@ -94,23 +118,110 @@ def _attribute(node: NodeView, written: OnnxOp, name: str, codec: AttributeCodec
     return value
 
 
-def _attr_or_operand_axes(node: NodeView, codec: AttributeCodec, as_operand: int) -> Ints:
-    if node.opset >= as_operand:
-        return node.constant_ints(1) or ()
-    return node.ints(codec.onnx, ())
-
-
-def _resolved(node: NodeView, axes: Ints) -> Ints:
-    return tuple(sorted(node.wrap_all(axes))) if axes else tuple(range(node.rank()))
-
-
 def _pool_window_fields(node: NodeView) -> dict[str, Any]:
     """Returns the fields of a window, and whether a last one may reach beyond the padding."""
     window = window_of(node, kernel_of(node, None))
     return {
         "kernel_shape": window.kernel, "strides": window.strides, "dilations": window.dilations,
+        # SAME gives as many windows as fit exactly, so rounding up changes nothing.
         "pads": window.pads, "ceil_mode": node.flag("ceil_mode") and not window.same,
     }  # fmt: skip
+
+
+def _softmax_before_13(node: NodeView) -> dict[str, Ints]:
+    """Returns the axes of a Softmax: older ones flatten the operand to two axes at ``axis``."""
+    if node.opset >= 13:
+        return {}
+    first = node.wrap(node.int_("axis", 1), extra=0 if node.int_("axis", 1) < 0 else 1)
+    axes = range(first, node.rank())
+    longer = tuple(axis for axis in axes if node.extent(axis) != 1)
+    opened = sum(node.extent(axis) is None for axis in range(node.rank()))
+    if len(longer) > 1 and opened > 1:
+        raise NoRow("it runs over several axes of open extents")
+    return {"axes": longer or tuple(axes)[-1:]}
+
+
+def _group_norm_before_21(node: NodeView) -> dict[str, int]:
+    """Returns the groups of a norm: older ones have a scale for each group, not each channel."""
+    groups, channels = node.int_("num_groups", 0), node.extent(1)
+    if groups < 1 or (channels is not None and channels % groups):
+        raise node.fault(
+            "num_groups does not divide the channels",
+            why=f"{groups} groups, {channels} channels",
+        )
+    if node.opset < 21 and groups != channels:
+        raise NoRow("its scale is per group (before opset 21)")
+    return {"num_groups": groups}
+
+
+_OLDER: Mapping[str, Callable[[NodeView], Mapping[str, Any]]] = {
+    "GroupNormalization": _group_norm_before_21,
+    "LogSoftmax": _softmax_before_13,
+    "Softmax": _softmax_before_13,
+}
+"""Fields that older opsets said otherwise."""
+
+# ---- writing -----------------------------------------------------------------------------------
+
+
+def _needed_opset(written: OnnxOp, attributes: Attributes) -> int:
+    """Returns the opset that has every field whose value is not the one that older ones imply."""
+    return max(
+        (
+            opset
+            for name, opset in written.later.items()
+            if opset and not _is_default(getattr(attributes, name), written.defaults[name])
+        ),
+        default=OLDEST,
+    )
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return set(value) <= {default} if isinstance(value, tuple) else value == default  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _writer(row: Operator, written: OnnxOp) -> Encode:
+    shown = attribute_codecs_of(row.attributes)
+
+    def write(attributes: Attributes, operands: Operands, opset: int) -> Encoded:
+        given: dict[str, Any] = {}
+        inputs = list(operands[:1] if written.operands else operands)
+        for name, codec in shown.items():
+            value = getattr(attributes, name)
+            if name in written.left_out and not value:
+                continue
+            if opset >= written.operands.get(name, opset + 1):
+                inputs.append(operands[1] if value is None else int64(value))
+            elif opset >= (written.later.get(name, OLDEST) or opset + 1):
+                given[codec.onnx] = _as_onnx_attribute(written, codec, value)
+        if "strides" in shown and "kernel_shape" not in shown:
+            given |= _kernel_of_weight(operands)
+        return encoded(written.name, inputs, **given)
+
+    return write
+
+
+def _as_onnx_attribute(written: OnnxOp, codec: AttributeCodec, value: Any) -> Any:
+    if not isinstance(value, tuple):
+        return int(value) if isinstance(value, bool) else value
+    entries: Sequence[Any] = value  # pyright: ignore[reportUnknownVariableType]
+    if not codec.alone:
+        return list(entries)
+    if len(entries) != 1:
+        raise UnsupportedTargetError(
+            f"ONNX's {written.name} normalizes one axis from opset 13 on",
+            why=f"it runs over the axes {list(entries)} here",
+            fix="write Flatten or Reshape around it",
+        )
+    return entries[0]
+
+
+def _kernel_of_weight(operands: Operands) -> dict[str, list[int]]:
+    """Returns ``kernel_shape`` where the weight says it (optional in ONNX, but customary)."""
+    weight = operands[1]
+    shape = None if weight is None else weight.type.shape
+    spatial = [] if shape is None else [d for d in shape[2:] if isinstance(d, int)]
+    return {"kernel_shape": spatial} if shape and len(spatial) == len(shape) - 2 else {}
 
 
 CODECS = tuple(codec(row, written) for row in OPERATORS for written in row.onnx)

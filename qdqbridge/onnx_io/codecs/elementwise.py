@@ -19,7 +19,6 @@ from qdqbridge.onnx_io.codecs.codec import (
     Operands,
     decoded,
     encoded,
-    plain,
     real_dtype,
 )
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
@@ -96,7 +95,6 @@ def _read_dropout(node: NodeView) -> Decoded:
 
 
 CODECS = (
-    plain("Identity"),
     Codec(onnx_name="Clip", row="Clip", read=_read_clip, write=_write_clip),
     Codec(onnx_name="Dropout", row="Identity", read=_read_dropout),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from qdqbridge.core.ops.attributes import (
     AxesAttrs,
     AxisAttrs,
@@ -13,12 +15,12 @@ from qdqbridge.core.ops.attributes import (
 from qdqbridge.onnx_io.codecs.codec import (
     OLDEST,
     Codec,
+    Decode,
     Decoded,
     Encoded,
     Operands,
     decoded,
     encoded,
-    int64,
 )
 from qdqbridge.onnx_io.codecs.view import Ints, NodeView, NoRow
 
@@ -49,21 +51,9 @@ def _read_reshape(node: NodeView) -> Decoded:
     return decoded("Reshape", attributes, node.operands[:1])
 
 
-def _write_reshape(attributes: ReshapeAttrs, operands: Operands, opset: int) -> Encoded:
-    target = operands[1] if attributes.shape is None else int64(attributes.shape)
-    zero = {"allowzero": int(attributes.allow_zero)} if opset >= 14 else {}
-    return encoded("Reshape", [operands[0], target], **zero)
-
-
 def _read_expand(node: NodeView) -> Decoded:
     shape = _constant_shape_operand(node)
     return decoded("Expand", ExpandAttrs(shape), node.operands[: 2 if shape is None else 1])
-
-
-def _write_expand(attributes: ExpandAttrs, operands: Operands, opset: int) -> Encoded:
-    del opset
-    target = operands[1] if attributes.shape is None else int64(attributes.shape)
-    return encoded("Expand", [operands[0], target])
 
 
 def _read_transpose(node: NodeView) -> Decoded:
@@ -78,11 +68,6 @@ def _read_transpose(node: NodeView) -> Decoded:
             fix="correct perm",
         )
     return decoded("Transpose", TransposeAttrs(perm), node.operands)
-
-
-def _write_transpose(attributes: TransposeAttrs, operands: Operands, opset: int) -> Encoded:
-    del opset
-    return encoded("Transpose", operands, perm=list(attributes.perm))
 
 
 def _squeeze_axes(node: NodeView) -> Ints | None:
@@ -112,25 +97,11 @@ def _read_unsqueeze(node: NodeView) -> Decoded:
     return decoded("Unsqueeze", AxesAttrs(tuple(sorted(resolved))), node.operands[:1])
 
 
-def _squeeze(name: str) -> Codec:
-    def write(attributes: AxesAttrs, operands: Operands, opset: int) -> Encoded:
-        del opset
-        return encoded(name, [operands[0], int64(attributes.axes)])
-
-    read = _read_squeeze if name == "Squeeze" else _read_unsqueeze
-    return Codec(onnx_name=name, row=name, read=read, write=write)
-
-
 def _read_flatten(node: NodeView) -> Decoded:
     axis = node.int_("axis", 1)
     if axis < 0:
         return decoded("Flatten", AxisAttrs(node.wrap(axis)), node.operands)
     return decoded("Flatten", AxisAttrs(node.wrap(axis, extra=1)), node.operands)
-
-
-def _write_flatten(attributes: AxisAttrs, operands: Operands, opset: int) -> Encoded:
-    del opset
-    return encoded("Flatten", operands, axis=attributes.axis)
 
 
 def _read_shape(node: NodeView) -> Decoded:
@@ -144,17 +115,15 @@ def _write_shape(attributes: ShapeAttrs, operands: Operands, opset: int) -> Enco
     return encoded("Shape", operands, **{k: v for k, v in given.items() if v is not None})
 
 
+READ: Mapping[str, Decode] = {
+    "Expand": _read_expand,
+    "Flatten": _read_flatten,
+    "Reshape": _read_reshape,
+    "Squeeze": _read_squeeze,
+    "Transpose": _read_transpose,
+    "Unsqueeze": _read_unsqueeze,
+}
 CODECS = (
-    Codec(
-        onnx_name="Reshape",
-        row="Reshape",
-        read=_read_reshape,
-        write=_write_reshape,
-        needs=lambda attributes: 14 if attributes.allow_zero else OLDEST,
-    ),
-    Codec(onnx_name="Expand", row="Expand", read=_read_expand, write=_write_expand),
-    Codec(onnx_name="Transpose", row="Transpose", read=_read_transpose, write=_write_transpose),
-    Codec(onnx_name="Flatten", row="Flatten", read=_read_flatten, write=_write_flatten),
     Codec(
         onnx_name="Shape",
         row="Shape",
@@ -162,6 +131,4 @@ CODECS = (
         write=_write_shape,
         needs=lambda attributes: OLDEST if attributes == ShapeAttrs() else 15,
     ),
-    _squeeze("Squeeze"),
-    _squeeze("Unsqueeze"),
 )

@@ -9,19 +9,14 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.codecs import (
     attention,
     conversion,
-    convolution,
     data_movement,
     derived,
     elementwise,
     linear,
-    matrix,
-    norm,
-    pooling,
     resize,
     schema,
     sequence,
     shape,
-    softmax,
 )
 from qdqbridge.onnx_io.codecs.codec import OLDEST, Codec, Decoded, Encoded, Operands
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
@@ -29,13 +24,8 @@ from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
 log = logging.getLogger(__name__)
 
 CODECS: tuple[Codec, ...] = (
-    *convolution.CODECS,
-    *matrix.CODECS,
-    *pooling.CODECS,
     *derived.CODECS,
-    *softmax.CODECS,
     *elementwise.CODECS,
-    *norm.CODECS,
     *resize.CODECS,
     *shape.CODECS,
     *data_movement.CODECS,

@@ -28,6 +28,7 @@ from qdqbridge.core.ops.data_movement import (
     TRANSPOSE,
     UNSQUEEZE,
 )
+from qdqbridge.core.ops.depth_space import STEPS
 from qdqbridge.core.ops.elementwise import CONCAT
 from qdqbridge.core.ops.selection import GATHER, PAD, SLICE, SPLIT
 from qdqbridge.core.ops.shape_operator import SHAPE
@@ -229,7 +230,7 @@ def blocks(name: str, options: str, *, deeper: bool) -> Write[DepthSpaceAttrs]:
         e: Emission, node: Node, attributes: DepthSpaceAttrs, x: Sequence[int], y: Sequence[int]
     ) -> None:
         if e.type_of(x[0])[0] == "INT16":
-            _by_axes(e, node, attributes, x[0], y[0], deeper=deeper)
+            _by_axes(e, node, attributes, x[0], y[0])
             return
         if attributes.mode != "DCR" and not deeper:
             raise NoCounterpart(f"its mode is {attributes.mode}", "permute the channels before it")
@@ -246,27 +247,16 @@ def blocks(name: str, options: str, *, deeper: bool) -> Write[DepthSpaceAttrs]:
     return write
 
 
-def _by_axes(
-    e: Emission, node: Node, attributes: DepthSpaceAttrs, x: int, y: int, *, deeper: bool
-) -> None:
+def _by_axes(e: Emission, node: Node, attributes: DepthSpaceAttrs, x: int, y: int) -> None:
     """Moves 16-bit blocks, of which TFLite has no operator, by the axes of six."""
     last = e.channels_last(node)
     if last:
         x = e.transposed(x, [0, 3, 1, 2])
-    batch, depth, height, width = e.type_of(x)[1]
-    size = attributes.block_size
-    if deeper:
-        wide = (batch, depth, height // size, size, width // size, size)
-        perm, made = (0, 3, 5, 1, 2, 4), (batch, -1, height // size, width // size)
-    else:
-        rest = depth // (size * size)
-        first = attributes.mode == "DCR"
-        wide = (batch, *((size, size, rest) if first else (rest, size, size)), height, width)
-        perm = (0, 3, 4, 1, 5, 2) if first else (0, 1, 4, 2, 5, 3)
-        made = (batch, rest, height * size, width * size)
-    if -1 in (batch, height, width):
+    have, size = e.type_of(x)[1], attributes.block_size
+    if -1 in (have[0], *have[2:]):
         raise NoCounterpart("it moves 16-bit blocks of open extents", "fix them with --extent")
-    made = tuple(depth * size * size if extent < 0 else extent for extent in made)
+    steps = STEPS[node.op.name, attributes.mode]
+    wide, perm, made = steps.between(have, size), steps.perm, steps.result(have, size)
     spread = e.like(x, wide)
     e.add("RESHAPE", [x, e.constant(list(wide), "shape")], [spread], "ReshapeOptions")
     moved = e.transposed(spread, perm)

@@ -38,6 +38,7 @@ from qdqbridge.core.ops.data_movement import (
     TRANSPOSE,
     UNSQUEEZE,
 )
+from qdqbridge.core.ops.depth_space import STEPS
 from qdqbridge.core.ops.pooling import MAX_POOL
 from qdqbridge.core.ops.reduction import reduces
 from qdqbridge.core.ops.selection import GATHER, PAD, SLICE, SPLIT, within
@@ -283,50 +284,18 @@ def _expand(emitter: FunctionEmitter, node: Node, attributes: ExpandAttrs, x: Ex
     return emitter.broadcast(x, [o if w == 1 else w for o, w in zip(own, wanted, strict=True)])
 
 
-def _depth_to_space(
+def _emit_blocks(
     emitter: FunctionEmitter, node: Node, attributes: DepthSpaceAttrs, x: Expr
 ) -> Expr:
-    size, last = attributes.block_size, node in emitter.channels_last
-    n, h, w, c = _image(emitter, node, x)
-    depth = c // (size * size)
-    dcr = attributes.mode == "DCR"
-    blocks = (size, size, depth) if dcr else (depth, size, size)
-    axes = {"y": 1, "x": 2, "d": 3} if dcr else {"d": 1, "y": 2, "x": 3}  # after the batch
-    if last:
-        split = emitter.emit(emitter.op.reshape(x, (n, h, w, *blocks)))
-        order = [0, 1, axes["y"] + 2, 2, axes["x"] + 2, axes["d"] + 2]
-        permuted = emitter.emit(emitter.op.permute_dims(split, order))
-        return emitter.op.reshape(permuted, (n, h * size, w * size, depth))
-    split = emitter.emit(emitter.op.reshape(x, (n, *blocks, h, w)))
-    permuted = emitter.emit(
-        emitter.op.permute_dims(split, [0, axes["d"], 4, axes["y"], 5, axes["x"]])
+    steps, have, size = (
+        STEPS[node.op.name, attributes.mode],
+        emitter.extents(x),
+        attributes.block_size,
     )
-    return emitter.op.reshape(permuted, (n, depth, h * size, w * size))
-
-
-def _space_to_depth(
-    emitter: FunctionEmitter, node: Node, attributes: DepthSpaceAttrs, x: Expr
-) -> Expr:
-    size = attributes.block_size
-    n, h, w, c = _image(emitter, node, x)
-    rows, columns, deep = h // size, w // size, c * size * size
-    if node in emitter.channels_last:
-        split = emitter.emit(emitter.op.reshape(x, (n, rows, size, columns, size, c)))
-        permuted = emitter.emit(emitter.op.permute_dims(split, [0, 1, 3, 2, 4, 5]))
-        return emitter.op.reshape(permuted, (n, rows, columns, deep))
-    split = emitter.emit(emitter.op.reshape(x, (n, c, rows, size, columns, size)))
-    permuted = emitter.emit(emitter.op.permute_dims(split, [0, 3, 5, 1, 2, 4]))
-    return emitter.op.reshape(permuted, (n, deep, rows, columns))
-
-
-def _image(emitter: FunctionEmitter, node: Node, x: Expr) -> list[Any]:
-    """Returns batch, height, width and channels."""
-    have = emitter.extents(x)
-    return [
-        have[0],
-        *(have[axis] for axis in emitter.spatial(node, 4)),
-        have[emitter.channel(node, 4)],
-    ]
+    steps = steps.channels_last() if node in emitter.channels_last else steps
+    split = emitter.emit(emitter.op.reshape(x, steps.between(have, size)))
+    permuted = emitter.emit(emitter.op.permute_dims(split, list(steps.perm)))
+    return emitter.op.reshape(permuted, steps.result(have, size))
 
 
 def _max_pool(emitter: FunctionEmitter, node: Node, attributes: PoolAttrs, x: Expr) -> Expr:
@@ -360,8 +329,8 @@ DATA_MOVEMENT: Mapping[Operator, Emit] = {
             at(PAD, _emit_pad),
             at(TILE, _tile),
             at(EXPAND, _expand),
-            at(DEPTH_TO_SPACE, _depth_to_space),
-            at(SPACE_TO_DEPTH, _space_to_depth),
+            at(DEPTH_TO_SPACE, _emit_blocks),
+            at(SPACE_TO_DEPTH, _emit_blocks),
             at(MAX_POOL, _max_pool),
         )
     ),

@@ -18,6 +18,7 @@ from qdqbridge.core.ops.attributes import (
     ReshapeAttrs,
     TransposeAttrs,
 )
+from qdqbridge.core.ops.depth_space import STEPS
 from qdqbridge.core.ops.elementwise import CONCAT, WHERE
 from qdqbridge.core.ops.permutation import permuted_shape as permuted
 from qdqbridge.tvm.qnn.origin import layout_of
@@ -145,9 +146,12 @@ def _depth_space(
         return None
     data, shape = split.operand(0), call.result.shape
     last = call.provenance is not None and layout_of(call.provenance) is not None
-    wanted = _BLOCKS.get((name, attributes.mode, last))
-    blocks = _blocks(name, attributes, data.type.shape if name == "SpaceToDepth" else shape, last)
-    if turn.attributes.perm != wanted or blocks is None or split.output.type.shape != blocks:
+    steps, have = STEPS.get((name, attributes.mode)), static_shape(data.type.shape)
+    if steps is None or have is None or len(have) != 4:
+        return None
+    steps, size = steps.channels_last() if last else steps, attributes.block_size
+    wanted = steps.perm, steps.between(have, size), steps.result(have, size)
+    if (turn.attributes.perm, split.output.type.shape, shape) != wanted:
         return None
     if not last:
         value = reading.node(name, attributes, [data], type_like(data, call), call)
@@ -157,37 +161,6 @@ def _depth_space(
     value = reading.node(name, attributes, [first], type_like(first, inner), inner)
     turned = TransposeAttrs(channels_last(4))
     return reading.node("Transpose", turned, [value], type_like(data, call))
-
-
-_BLOCKS = {
-    ("DepthToSpace", "DCR", False): (0, 3, 4, 1, 5, 2),
-    ("DepthToSpace", "CRD", False): (0, 1, 4, 2, 5, 3),
-    ("SpaceToDepth", "DCR", False): (0, 3, 5, 1, 2, 4),
-    ("DepthToSpace", "DCR", True): (0, 1, 3, 2, 4, 5),
-    ("DepthToSpace", "CRD", True): (0, 1, 4, 2, 5, 3),
-    ("SpaceToDepth", "DCR", True): (0, 1, 3, 2, 4, 5),
-}
-"""Permutation between the two reshapes, by operator, mode, and whether it is channels-last."""
-
-
-def _blocks(name: str, attributes: DepthSpaceAttrs, wide: Shape, last: bool) -> Shape:
-    """Returns the six extents between the two reshapes.
-
-    Args:
-        name: The operator.
-        attributes: Its attributes.
-        wide: Shape of its image with the longer spatial axes.
-        last: The image is channels-last.
-    """
-    size = attributes.block_size
-    if wide is None or len(wide) != 4 or any(isinstance(extent, str) for extent in wide):
-        return None
-    n, c, h, w = (int(wide[i]) for i in ((0, 3, 1, 2) if last else (0, 1, 2, 3)))
-    rows, columns = h // size, w // size
-    if name == "SpaceToDepth":
-        return (n, rows, size, columns, size, c) if last else (n, c, rows, size, columns, size)
-    deep = (size, size, c) if attributes.mode == "DCR" else (c, size, size)
-    return (n, rows, columns, *deep) if last else (n, *deep, rows, columns)
 
 
 def transpose(reading: Reading, call: Call) -> Value:

@@ -24,6 +24,7 @@ from qdqbridge.core.ops.attributes import (
     TransposeAttrs,
 )
 from qdqbridge.core.ops.data_movement import DEPTH_TO_SPACE, EXPAND, SPACE_TO_DEPTH, TILE, TRANSPOSE
+from qdqbridge.core.ops.depth_space import STEPS
 from qdqbridge.core.ops.elementwise import CONCAT
 from qdqbridge.core.ops.selection import PAD, SLICE, SPLIT
 from qdqbridge.core.ops.shapes import sliced
@@ -224,49 +225,32 @@ def _part(axes: Sequence[tuple[int | None, int, int]]) -> CopiedBox:
     return CopiedBox(0, extents_, taken, given)
 
 
-def _depth_to_space(node: Node, attributes: DepthSpaceAttrs, shapes: _Shapes) -> _Box | None:
-    del node
-    deep, wide = (
-        _image_extents_by_letter(shapes.taken, last=shapes.last),
-        _image_extents_by_letter(shapes.result_shape, last=shapes.last),
-    )
-    size, depth = attributes.block_size, wide["c"][0] or 1
-    step = deep["c"][1]
-    first = depth * step if attributes.mode == "DCR" else step
-    each = step if attributes.mode == "DCR" else size * size * step
-    return _Box([_part([
-        (deep["n"][0], deep["n"][1], wide["n"][1]), (depth, each, wide["c"][1]),
-        (deep["h"][0], deep["h"][1], size * wide["h"][1]), (size, size * first, wide["h"][1]),
-        (deep["w"][0], deep["w"][1], size * wide["w"][1]), (size, first, wide["w"][1]),
-    ])])  # fmt: skip
+def _block_boxes(node: Node, attributes: DepthSpaceAttrs, shapes: _Shapes) -> _Box | None:
+    steps, size = STEPS[node.op.name, attributes.mode], attributes.block_size
+    steps = steps.channels_last() if shapes.last else steps
+    extents = steps.extents(shapes.taken, size)
+    taken = _strides_by_letter(steps.split, strides_of(shapes.taken), extents)
+    given = _strides_by_letter(steps.joined, strides_of(shapes.result_shape), extents)
+    return _Box([_part([(extents[each], taken[each], given[each]) for each in "ndhywx"])])
 
 
-def _space_to_depth(node: Node, attributes: DepthSpaceAttrs, shapes: _Shapes) -> _Box | None:
-    del node
-    wide, deep = (
-        _image_extents_by_letter(shapes.taken, last=shapes.last),
-        _image_extents_by_letter(shapes.result_shape, last=shapes.last),
-    )
-    size, channels = attributes.block_size, wide["c"][0] or 1
-    first = channels * deep["c"][1]
-    return _Box([_part([
-        (deep["n"][0], wide["n"][1], deep["n"][1]), (channels, wide["c"][1], deep["c"][1]),
-        (deep["h"][0], size * wide["h"][1], deep["h"][1]), (size, wide["h"][1], size * first),
-        (deep["w"][0], size * wide["w"][1], deep["w"][1]), (size, wide["w"][1], first),
-    ])])  # fmt: skip
-
-
-def _image_extents_by_letter(shape: Open, *, last: bool) -> dict[str, tuple[int | None, int]]:
-    """Returns extent and stride of every axis of an image by its letter."""
-    axes = zip(shape, strides_of(shape), strict=True)
-    return dict(zip("nhwc" if last else "nchw", axes, strict=True))
+def _strides_by_letter(
+    groups: Sequence[str], strides: Sequence[int], extents: Mapping[str, int | None]
+) -> dict[str, int]:
+    """Returns the stride of each axis that an axis of a tensor is split into."""
+    found: dict[str, int] = {}
+    for group, stride in zip(groups, strides, strict=True):
+        for letter in reversed(group):
+            found[letter] = stride
+            stride *= extents[letter] or 1
+    return found
 
 
 _BOXES: Mapping[Operator, Callable[[Node, _Shapes], _Box | None]] = dict((
     typed(TRANSPOSE, _transpose), typed(SLICE, _slice), typed(SPLIT, _split_copy_boxes),
     typed(CONCAT, _concat_boxes), typed(PAD, _pad_boxes), typed(EXPAND, _expand), typed(TILE,
         _tile),
-    typed(DEPTH_TO_SPACE, _depth_to_space), typed(SPACE_TO_DEPTH, _space_to_depth),
+    typed(DEPTH_TO_SPACE, _block_boxes), typed(SPACE_TO_DEPTH, _block_boxes),
 ))  # fmt: skip
 OPERATORS = tuple(row.name for row in _BOXES)
 """Operators that :func:`match_data_movement` knows."""
