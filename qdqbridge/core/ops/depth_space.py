@@ -1,7 +1,7 @@
 """DepthToSpace and SpaceToDepth as steps: axes split into six, permuted, and joined again.
 
-Letters name the six axes: ``n`` batch, ``d`` the channels beside a block, ``y`` and ``x`` the block,
-``h`` and ``w`` the image whose pixels are blocks.
+Letters name the six axes: ``n`` batch, ``d`` the channels beside a block, ``y`` and ``x`` the
+block, ``h`` and ``w`` the image whose pixels are blocks.
 """
 
 from __future__ import annotations

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqbridge.core.graph.attribute_codecs import read_attributes
+from qdqbridge.core.graph.attribute_codecs import Holds, attribute_codecs_of, read_attributes
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow, Operator
 from qdqbridge.core.graph.types import TensorType, static_shape
 from qdqbridge.core.ops.attributes import (
-    AlphaAttrs,
     CastAttrs,
     EpsilonAttrs,
     GeluAttrs,
-    GroupNormAttrs,
-    NormAttrs,
     ReshapeAttrs,
     ShapeAttrs,
-    SoftmaxAttrs,
 )
 from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.conversion import DEQUANTIZE
@@ -178,39 +174,38 @@ def reduction(row: Operator, everywhere: Operator | None) -> Row:
     return read
 
 
-def softmax(row: Operator) -> Row:
-    """Returns the row of ``nn.softmax`` and ``nn.log_softmax``."""
+def of_row(row: Operator) -> Row:
+    """Returns the row of an operator that TVM has too: its operands, and its attributes."""
 
     def read(reading: Reading, call: Call) -> Value:
-        data = reading.plain(call.args[0])
-        given = read_attributes(row.attributes, {"axis": -1, **call.attrs}, data.rank or 0)
-        return made(reading, call, row.name, row.attributes(**given), [data])
+        operands = _given_operands(reading, call)
+        rank = operands[0].rank or 0
+        shown = {"axis": -1, **call.attrs, **_first_axis(reading, call, row, rank)}
+        given = read_attributes(row.attributes, shown, rank)
+        given |= {name: _float_attribute(call, name) for name in given if name in _floats(row)}
+        return made(reading, call, row.name, row.attributes(**given), operands)
 
     return read
 
 
-def leaky_relu(reading: Reading, call: Call) -> Value:
-    """``nn.leaky_relu(x, alpha)``; the graph's alpha is a float32 number."""
-    alpha = AlphaAttrs(float(np.float32(call.attrs["alpha"])))
-    return made(reading, call, LEAKY_RELU.name, alpha, [reading.plain(call.args[0])])
+def _floats(row: Operator) -> list[str]:
+    shown = attribute_codecs_of(row.attributes)
+    return [name for name, codec in shown.items() if codec.kind is float]
 
 
-# ---- norms -------------------------------------------------------------------------------------
-
-
-def layer_norm(reading: Reading, call: Call) -> Value:
-    """``nn.layer_norm(x, gamma, beta, axis, epsilon)``, normalized to the last axis."""
-    operands = _norm_operands(reading, call)
-    rank = operands[0].rank or 0
+def _first_axis(reading: Reading, call: Call, row: Operator, rank: int) -> dict[str, int]:
+    """Returns the first axis of a row that works over the last ones; TVM lists them all."""
+    shown = attribute_codecs_of(row.attributes).values()
+    if all(codec.holds is not Holds.LAST_AXES for codec in shown):
+        return {}
     axes = sorted(a % max(rank, 1) for a in call.ints("axis" if "axis" in call.attrs else "axes"))
     if axes != list(range(axes[0], rank)):
         raise reading.refused(f"it normalizes axes {axes} of {rank}")
-    attributes = NormAttrs(axes[0], _float_attribute(call, "epsilon"))
-    return made(reading, call, "LayerNormalization", attributes, operands)
+    return {"axis": axes[0]}
 
 
-def _norm_operands(reading: Reading, call: Call) -> list[Value]:
-    """Returns the operands of a norm; a beta of zeros that the span does not name is left out."""
+def _given_operands(reading: Reading, call: Call) -> list[Value]:
+    """Returns the operands; a beta of zeros that the span does not name is left out."""
     operands = [reading.plain(entry) for entry in call.args]
     provenance = call.provenance
     if provenance is not None and len(provenance.operands) == 2 and len(operands) == 3:
@@ -218,20 +213,6 @@ def _norm_operands(reading: Reading, call: Call) -> list[Value]:
         if beta.constant is not None and not beta.constant.numpy().any():
             return operands[:2]
     return operands
-
-
-def instance_norm(reading: Reading, call: Call) -> Value:
-    """``nn.instance_norm(x, gamma, beta)`` with the channels on axis 1."""
-    operands = [reading.plain(entry) for entry in call.args]
-    attributes = EpsilonAttrs(_float_attribute(call, "epsilon"))
-    return made(reading, call, "InstanceNormalization", attributes, operands)
-
-
-def group_norm(reading: Reading, call: Call) -> Value:
-    """``nn.group_norm(x, gamma, beta, num_groups)`` with the channels on axis 1."""
-    operands = [reading.plain(entry) for entry in call.args]
-    attributes = GroupNormAttrs(call.integer("num_groups"), _float_attribute(call, "epsilon"))
-    return made(reading, call, "GroupNormalization", attributes, operands)
 
 
 def batch_norm(reading: Reading, call: Call) -> list[Value]:
@@ -309,7 +290,7 @@ def _gelu(approximate: str) -> Row:
 FLOATING: dict[str, Row] = {
     **{row.tvm: plain(row.name) for row in OPERATORS if row.tvm and row.arity and not row.fields},
     **{name: reduction(row, whole) for name, row, whole in reductions(_averages)},
-    **{row.tvm: softmax(row) for row in OPERATORS if row.attributes is SoftmaxAttrs},
+    **{row.tvm: of_row(row) for row in OPERATORS if row.tvm and row.flow is Flow.ROUND},
     "divide": plain("Div"),
     "power": power,
     "where": plain("Where", count=3),
@@ -317,12 +298,9 @@ FLOATING: dict[str, Row] = {
     "add": add,
     "nn.bias_add": bias_add,
     "cast": cast,
-    "nn.leaky_relu": leaky_relu,
+    "nn.leaky_relu": of_row(LEAKY_RELU),
     "nn.gelu": _gelu("none"),
     "nn.gelu_tanh": _gelu("tanh"),
-    "nn.layer_norm": layer_norm,
-    "nn.instance_norm": instance_norm,
-    "nn.group_norm": group_norm,
     "nn.batch_norm": batch_norm,
     "shape_of": shape_of,
     "shape_to_tensor": same,

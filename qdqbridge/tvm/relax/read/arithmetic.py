@@ -13,13 +13,13 @@ from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.attributes import (
     AlphaAttrs,
     AxesAttrs,
-    NormAttrs,
     ReduceAttrs,
     SeluAttrs,
 )
+from qdqbridge.core.ops.normalization import RMS_NORMALIZATION
 from qdqbridge.tvm.qnn.read import Call, Entry, Reading, Row
 from qdqbridge.tvm.qnn.read.constants import constant_of
-from qdqbridge.tvm.qnn.read.floating import made, plain
+from qdqbridge.tvm.qnn.read.floating import made, of_row, plain
 from qdqbridge.tvm.qnn.read.reading import tensor
 from qdqbridge.tvm.qnn.read.rounded import reduced_axes
 from qdqbridge.tvm.qnn.read.rules.frontends import VARIANCE
@@ -178,17 +178,6 @@ def deviation(reading: Reading, call: Call) -> Value:
     return combined(reading, "Sqrt", [inner := variance(reading, call)], inner, call)
 
 
-def rms_norm(reading: Reading, call: Call) -> Value:
-    """``nn.rms_norm(x, gamma, axes, epsilon)``, normalized to the last axes."""
-    operands = [reading.plain(entry) for entry in call.args]
-    rank = max(operands[0].rank or 0, 1)
-    axes = sorted(a % rank for a in call.ints("axis" if "axis" in call.attrs else "axes"))
-    if axes != list(range(axes[0], rank)):
-        raise reading.refused(f"it normalizes axes {axes} of {rank}")
-    attributes = NormAttrs(axes[0], float(np.float32(call.attrs["epsilon"])))
-    return made(reading, call, "RMSNormalization", attributes, operands)
-
-
 def dropout(reading: Reading, call: Call) -> Entry:
     """``nn.dropout(x)``: x in inference; the mask is true everywhere."""
     x = reading.plain(call.args[0])
@@ -215,7 +204,7 @@ def rows(shared: Mapping[str, Row]) -> dict[str, Row]:
         "nn.selu": _selu,
         "nn.softplus": softplus,
         "nn.prelu": prelu,
-        "nn.rms_norm": rms_norm,
+        "nn.rms_norm": of_row(RMS_NORMALIZATION),
         "nn.dropout": dropout,
         "variance": variance,
         "std": deviation,

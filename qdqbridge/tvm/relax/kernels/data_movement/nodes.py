@@ -239,10 +239,11 @@ def _strides_by_letter(
 ) -> dict[str, int]:
     """Returns the stride of each axis that an axis of a tensor is split into."""
     found: dict[str, int] = {}
-    for group, stride in zip(groups, strides, strict=True):
+    for group, last in zip(groups, strides, strict=True):
+        step = last
         for letter in reversed(group):
-            found[letter] = stride
-            stride *= extents[letter] or 1
+            found[letter] = step
+            step *= extents[letter] or 1
     return found
 
 
