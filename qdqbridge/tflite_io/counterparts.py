@@ -30,6 +30,10 @@ class Family(Enum):
     """One or two booleans. Kept as the file has it."""
     REDUCTION = auto()
     """The second operand lists axes."""
+    POOL = auto()
+    """Windows over an image whose channels are the last axis."""
+    SOFTMAX = auto()
+    """Along the last axis."""
     INDEX = auto()
     """Where along an axis an extreme lies. Kept as the file has it."""
 
@@ -117,6 +121,16 @@ COUNTERPARTS: tuple[Counterpart, ...] = (
     Counterpart("SUM", "ReduceSum", _R, "ReducerOptions", _BOTH),
     Counterpart("REDUCE_MAX", "ReduceMax", _R, "ReducerOptions", _BOTH, True),
     Counterpart("REDUCE_MIN", "ReduceMin", _R, "ReducerOptions", _BOTH, True),
+    Counterpart("AVERAGE_POOL_2D", "AveragePool", Family.POOL, "Pool2DOptions", _BOTH, True),
+    Counterpart("MAX_POOL_2D", "MaxPool", Family.POOL, "Pool2DOptions", _BOTH, True),
+    Counterpart(
+        "SOFTMAX", "Softmax", Family.SOFTMAX, "SoftmaxOptions", _BOTH,
+        results=(PrescribedResult(DType.INT8, 1 / 256, -128), _UNIT),
+    ),
+    Counterpart(
+        "LOG_SOFTMAX", "LogSoftmax", Family.SOFTMAX, "LogSoftmaxOptions", _BYTES,
+        results=(PrescribedResult(DType.INT8, 16 / 256, 127),),
+    ),
     Counterpart("ARG_MAX", "ArgMax", Family.INDEX, "ArgMaxOptions"),
     Counterpart("ARG_MIN", "ArgMin", Family.INDEX, "ArgMinOptions"),
 )  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.tflite_io.conversion import Row, SubgraphConversion, UnknownForm
-from qdqbridge.tflite_io.counterparts import Family, of_families
+from qdqbridge.tflite_io.counterparts import Counterpart, Family, of_families
 from qdqbridge.tflite_io.operators.products import (
     channels_first,
     channels_last,
@@ -19,7 +19,7 @@ from qdqbridge.tflite_io.operators.products import (
 from qdqbridge.tflite_io.schema import Op
 
 
-def pool(op_type: str, **attributes: Any) -> Row:
+def pool(op_type: str) -> Row:
     """Returns the row of a 2-D pool."""
 
     def convert(c: SubgraphConversion, op: Op) -> None:
@@ -27,7 +27,7 @@ def pool(op_type: str, **attributes: Any) -> Row:
         kernel, padding = _pool_filter_size(c, op), same_or_valid(op)
         result = c.to.node(
             op_type, [x], label=c.label(op), kernel_shape=kernel, auto_pad=padding,
-            strides=per_axis(op, "Stride", 4), **attributes,
+            strides=per_axis(op, "Stride", 4),
         )  # fmt: skip
         kind = int(op.option("FusedActivationFunction"))
         c.put(op, channels_last(c, c.activated(result, op, kind), 4))
@@ -90,17 +90,17 @@ def extreme_index(op_type: str) -> Row:
     return convert
 
 
-def softmax(c: SubgraphConversion, op: Op) -> None:
-    """SOFTMAX over the last axis, of ``beta · x``."""
-    x, beta = c.real(op.inputs[0]), float(op.option("Beta", 1.0))
-    if beta != 1.0:
-        x = c.to.node("Mul", [x, c.to.constant(np.float32(beta))], label=c.label(op))
-    c.put(op, c.to.node("Softmax", [x], label=c.label(op), axis=-1))
+def softmax(row: Counterpart) -> Row:
+    """Returns the row of a softmax over the last axis; SOFTMAX is one of ``beta · x``."""
 
+    def convert(c: SubgraphConversion, op: Op) -> None:
+        x = c.real(op.inputs[0])
+        beta = float(op.option("Beta", 1.0)) if row.options == "SoftmaxOptions" else 1.0
+        if beta != 1.0:
+            x = c.to.node("Mul", [x, c.to.constant(np.float32(beta))], label=c.label(op))
+        c.put(op, c.to.node(row.onnx, [x], label=c.label(op), axis=-1))
 
-def log_softmax(c: SubgraphConversion, op: Op) -> None:
-    """LOG_SOFTMAX over the last axis."""
-    c.put(op, c.to.node("LogSoftmax", [c.real(op.inputs[0])], label=c.label(op), axis=-1))
+    return convert
 
 
 _NORM_EPSILON = 1e-6
@@ -192,18 +192,16 @@ def cumulated(c: SubgraphConversion, op: Op) -> None:
 
 ROWS: Mapping[str, Row] = {
     **{row.tflite: extreme_index(row.onnx) for row in of_families(Family.INDEX)},
+    **{row.tflite: pool(row.onnx) for row in of_families(Family.POOL)},
     **{row.tflite: reduction(row.onnx) for row in of_families(Family.REDUCTION)},
-    "AVERAGE_POOL_2D": pool("AveragePool"),
+    **{row.tflite: softmax(row) for row in of_families(Family.SOFTMAX)},
     "CUMSUM": cumulated,
     "L2_NORMALIZATION": unit_length,
     "L2_POOL_2D": l2_pool,
     "LOCAL_RESPONSE_NORMALIZATION": local_response,
-    "LOG_SOFTMAX": log_softmax,
-    "MAX_POOL_2D": pool("MaxPool"),
     "REDUCE_ALL": logical_reduction("ReduceMin"),
     "REDUCE_ANY": logical_reduction("ReduceMax"),
     "REDUCE_PROD": reduction("ReduceProd"),
     "RESIZE_BILINEAR": resize("linear"),
     "RESIZE_NEAREST_NEIGHBOR": resize("nearest"),
-    "SOFTMAX": softmax,
 }

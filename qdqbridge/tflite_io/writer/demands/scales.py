@@ -17,16 +17,10 @@ from qdqbridge.core.ops.softmax import SOFTMAX
 from qdqbridge.core.rewrite.rule import Proposal, Replace, Rule, RuleContext, rule
 from qdqbridge.tflite_io.counterparts import COUNTERPARTS
 from qdqbridge.tflite_io.writer.rows.kernels import activation, prescribed
-from qdqbridge.tflite_io.writer.rows.windows import LOG_SOFTMAX_RESULTS, SOFTMAX_RESULTS
 
 KEPT = ("AveragePool", "Resize")
 """Operators whose results have the scale and zero point of their operand."""
-_FIXED = {
-    "Softmax": SOFTMAX_RESULTS,
-    "LogSoftmax": LOG_SOFTMAX_RESULTS,
-    **{row.onnx: prescribed(row) for row in COUNTERPARTS if row.results},
-}
-
+_FIXED = {row.onnx: prescribed(row) for row in COUNTERPARTS if row.results}
 
 _COARSEST = 2
 """How many of a result's steps the prescribed one may span: rounded twice, it is then at most 2

@@ -6,30 +6,25 @@ from collections.abc import Mapping, Sequence
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node
+from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.ops.attributes import PoolAttrs, ReduceAttrs, ResizeAttrs, SoftmaxAttrs
-from qdqbridge.core.ops.pooling import AVERAGE_POOL, MAX_POOL
 from qdqbridge.core.ops.resize import RESIZE
-from qdqbridge.core.ops.softmax import LOG_SOFTMAX, SOFTMAX
+from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.tflite_io.counterparts import Counterpart, Family, of_families
-from qdqbridge.tflite_io.writer.emission import Emission, Write, WriteRow, WriterRow, written
+from qdqbridge.tflite_io.writer.emission import Emission, Integers, WriteRow, WriterRow, written
 from qdqbridge.tflite_io.writer.rows import kernels
-from qdqbridge.tflite_io.writer.rows.kernels import per_tensor_params, stored
+from qdqbridge.tflite_io.writer.rows.kernels import stored
 from qdqbridge.tflite_io.writer.rows.padding import same_or_valid
 from qdqbridge.tflite_io.writer.values import NoCounterpart, extents
 
 _IMAGE = 4
-SOFTMAX_RESULTS = (
-    per_tensor_params(DType.INT8, 1 / 256, -128), per_tensor_params(DType.INT16, 1 / 32768, 0),
-)  # fmt: skip
-LOG_SOFTMAX_RESULTS = (per_tensor_params(DType.INT8, 16 / 256, 127),)
 
 
-def pool(name: str) -> Write[PoolAttrs]:
+def pool(row: Counterpart) -> WriteRow:
     """Returns the row of a 2-D pool."""
 
-    def write(
-        e: Emission, node: Node, attributes: PoolAttrs, x: Sequence[int], y: Sequence[int]
-    ) -> None:
+    def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+        attributes = node.record(PoolAttrs)
         if node.operand(0).rank != _IMAGE:
             raise NoCounterpart(f"its image has rank {node.operand(0).rank}", "use 2-D pools")
         if len(node.outputs) > 1:
@@ -39,7 +34,7 @@ def pool(name: str) -> Write[PoolAttrs]:
         if attributes.count_include_pad and any(attributes.pads):
             raise NoCounterpart("it counts padding")
         e.add(
-            name, x[:1], y, "Pool2DOptions", _version(e, x[0]),
+            row.tflite, x[:1], y, row.options, _version(e, x[0]),
             Padding=same_or_valid(node, attributes, attributes.kernel_shape),
             StrideH=attributes.strides[0], StrideW=attributes.strides[1],
             FilterHeight=attributes.kernel_shape[0], FilterWidth=attributes.kernel_shape[1],
@@ -83,13 +78,12 @@ def reduction(name: str) -> WriteRow:
     return write
 
 
-def softmax(name: str, options: str) -> Write[SoftmaxAttrs]:
+def softmax(row: Counterpart) -> WriteRow:
     """Returns the row of SOFTMAX and LOG_SOFTMAX, which go along the last axis."""
 
-    def write(
-        e: Emission, node: Node, attributes: SoftmaxAttrs, x: Sequence[int], y: Sequence[int]
-    ) -> None:
-        rank = node.operand(0).rank or 0
+    def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+        attributes, rank = node.record(SoftmaxAttrs), node.operand(0).rank or 0
+        name, options = row.tflite, row.options
         if len(attributes.axes) != 1:
             raise NoCounterpart(f"it normalizes over the axes {list(attributes.axes)} together")
         fields = {"Beta": 1.0} if options == "SoftmaxOptions" else {}
@@ -172,35 +166,24 @@ def _resizes(node: Node) -> bool:
     return stored(DType.INT8, DType.INT16, same=True)(node)
 
 
-def _pools_largest(node: Node) -> bool:
-    return kernels.moves(node)
+def _integers(row: Counterpart) -> Integers:
+    """Returns the rule of the kernel: one that picks values changes no parameter."""
+    picks = BY_NAME[row.onnx].flow is Flow.MOVE
+    return kernels.moves if picks else kernels.of_counterpart(row)
 
 
-def _reduction(row: Counterpart) -> WriterRow:
-    integers = kernels.moves if row.same else kernels.of_counterpart(row)
-    return WriterRow(reduction(row.tflite), integers, own=(1,))
+def _pool(row: Counterpart) -> WriterRow:
+    return WriterRow(pool(row), _integers(row), fused=BY_NAME[row.onnx].flow is not Flow.MOVE)
 
 
 ROWS: Mapping[str, WriterRow] = {
-    **{row.onnx: _reduction(row) for row in of_families(Family.REDUCTION)},
+    **{
+        row.onnx: WriterRow(reduction(row.tflite), _integers(row), own=(1,))
+        for row in of_families(Family.REDUCTION)
+    },
+    **{row.onnx: _pool(row) for row in of_families(Family.POOL)},
+    **{row.onnx: WriterRow(softmax(row), _integers(row)) for row in of_families(Family.SOFTMAX)},
     "GlobalAveragePool": WriterRow(over_space("MEAN"), stored(*kernels.ACTIVATIONS)),
-    "GlobalMaxPool": WriterRow(over_space("REDUCE_MAX"), _pools_largest),
-    **dict(
-        (
-            written(
-                AVERAGE_POOL,
-                pool("AVERAGE_POOL_2D"),
-                stored(*kernels.ACTIVATIONS, same=True),
-                fused=True,
-            ),
-            written(
-                LOG_SOFTMAX,
-                softmax("LOG_SOFTMAX", "LogSoftmaxOptions"),
-                kernels.fixed(*LOG_SOFTMAX_RESULTS),
-            ),
-            written(MAX_POOL, pool("MAX_POOL_2D"), _pools_largest),
-            written(RESIZE, resize, _resizes, own=(1, 2, 3)),
-            written(SOFTMAX, softmax("SOFTMAX", "SoftmaxOptions"), kernels.fixed(*SOFTMAX_RESULTS)),
-        )
-    ),
+    "GlobalMaxPool": WriterRow(over_space("REDUCE_MAX"), kernels.moves),
+    **dict((written(RESIZE, resize, _resizes, own=(1, 2, 3)),)),
 }
