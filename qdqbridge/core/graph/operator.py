@@ -145,6 +145,7 @@ class OnnxOp:
         fixed: Attributes that no field holds, because a row has them with one value only: that
             value, and what to say of another.
         choices: What the strings among them may be.
+        first: Fields that files state first; the others follow in the record's order.
         read_only: It is another way to write an operator, which is only read.
     """
 
@@ -157,6 +158,7 @@ class OnnxOp:
     later: Mapping[str, int] = field(default_factory=dict[str, int])
     fixed: Mapping[str, tuple[int, str]] = field(default_factory=dict[str, "tuple[int, str]"])
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
+    first: tuple[str, ...] = ()
     read_only: bool = False
 
 

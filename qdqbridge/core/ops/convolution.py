@@ -223,7 +223,7 @@ _NUMERICS = (
 
 CONV = Row(
     name="Conv",
-    onnx=(OnnxOp(name="Conv", defaults={"group": 1}),),
+    onnx=(OnnxOp(name="Conv", defaults={"group": 1}, first=("group",)),),
     flow=Flow.ACCUMULATE,
     attributes=ConvAttrs,
     compute=_conv,
@@ -240,7 +240,7 @@ CONV = Row(
 )
 CONV_TRANSPOSE = Row(
     name="ConvTranspose",
-    onnx=(OnnxOp(name="ConvTranspose", defaults={"group": 1}),),
+    onnx=(OnnxOp(name="ConvTranspose", defaults={"group": 1}, first=("group",)),),
     flow=Flow.ACCUMULATE,
     attributes=ConvTransposeAttrs,
     compute=_conv_transpose,
