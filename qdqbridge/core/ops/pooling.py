@@ -225,6 +225,7 @@ _FLOAT = (
     "where the scales are tenths or powers of two (many exact midpoints), in 0 of 140,000 with "
     "other scales; each is a midpoint within the error of its sum."
 )
+_FIRST = ("kernel_shape", "strides", "pads", "ceil_mode", "count_include_pad")
 
 AVERAGE_POOL = Row(
     name="AveragePool",
@@ -233,6 +234,7 @@ AVERAGE_POOL = Row(
             name="AveragePool",
             defaults={"dilations": 1, "count_include_pad": False},
             later={"dilations": 19},
+            first=_FIRST,
         ),
     ),
     flow=Flow.AVERAGE,
@@ -261,7 +263,10 @@ MAX_POOL = Row(
     name="MaxPool",
     onnx=(
         OnnxOp(
-            name="MaxPool", defaults={"count_include_pad": False}, later={"count_include_pad": 0}
+            name="MaxPool",
+            defaults={"count_include_pad": False},
+            later={"count_include_pad": 0},
+            first=_FIRST,
         ),
     ),
     flow=Flow.MOVE,

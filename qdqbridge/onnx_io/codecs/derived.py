@@ -182,12 +182,13 @@ def _is_default(value: Any, default: Any) -> bool:
 
 def _writer(row: Operator, written: OnnxOp) -> Encode:
     shown = attribute_codecs_of(row.attributes)
+    names = dict.fromkeys((*written.first, *shown))
 
     def write(attributes: Attributes, operands: Operands, opset: int) -> Encoded:
         given: dict[str, Any] = {}
         inputs = list(operands[:1] if written.operands else operands)
-        for name, codec in shown.items():
-            value = getattr(attributes, name)
+        for name in names:
+            codec, value = shown[name], getattr(attributes, name)
             if name in written.left_out and not value:
                 continue
             if opset >= written.operands.get(name, opset + 1):
