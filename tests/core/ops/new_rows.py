@@ -287,7 +287,7 @@ OTHERS: Mapping[str, Edits] = {
         },
     },
 }
-"""Three files each at most."""
+"""One row in one file each too; a name of Relay's own is said in Relay's room."""
 
 
 def with_new_rows(folder: Path) -> dict[str, str]:
