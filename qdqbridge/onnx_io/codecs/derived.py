@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from numpy.typing import NDArray
+
 from qdqbridge.core.graph.attribute_codecs import AttributeCodec, Holds, Ints, attribute_codecs_of
+from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow, OnnxOp, Operator
 from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.errors import UnsupportedTargetError
@@ -186,7 +189,9 @@ def _writer(row: Operator, written: OnnxOp) -> Encode:
 
     def write(attributes: Attributes, operands: Operands, opset: int) -> Encoded:
         given: dict[str, Any] = {}
-        inputs = list(operands[:1] if written.operands else operands)
+        inputs: list[Value | NDArray[Any] | None] = [
+            *(operands[:1] if written.operands else operands)
+        ]
         for name in names:
             codec, value = shown[name], getattr(attributes, name)
             if name in written.left_out and not value:
