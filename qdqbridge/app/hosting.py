@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from qdqbridge.tvm.byoc.model import Dialect, Partitioned
+    from qdqbridge.tvm.byoc.table import Table
     from qdqbridge.tvm.relax.executable import Executable
 
 File: TypeAlias = "str | PathLike[str]"
@@ -224,7 +225,7 @@ def export_relay(
 @checked
 def partition(
     graph: Graph,
-    table: str = "canonical",
+    table: str | Table = "canonical",
     *,
     dialect: Dialect = "relax",
     rewrite: bool = False,
@@ -234,13 +235,15 @@ def partition(
 
     Args:
         graph: A canonical graph.
-        table: The name of a table.
+        table: A table, the name of one, or ``FILE.py:NAME``: a variable of a Python file, which
+            is run.
         dialect: ``relax``, or ``relay`` in an environment with TVM up to 0.19.
         rewrite: Make the graph eligible first, by rewrites that are exact or say their error.
         extents: Numbers for symbolic extents, by name.
 
     Raises:
-        InputDataError: ``graph`` is not a graph, but a path for example.
+        InputDataError: ``graph`` is not a graph, but a path for example; or the file of a table
+            cannot be run, or has none of that name.
         UnsupportedTargetError: There is no such table or dialect here.
     """
     from qdqbridge.tvm.byoc.model import partition_model

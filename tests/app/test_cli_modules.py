@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ pytest.importorskip("tvm")
 import qdqbridge as qb
 from qdqbridge.app.cli.failures import DONE, MODEL, NOT_MET, run
 from qdqbridge.app.hosting import export_tvm
+from qdqbridge.tvm.byoc import canonical, partition
 
 pytestmark = pytest.mark.relax
 
@@ -102,3 +105,67 @@ def test_tflite_files_are_models_too(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert run(["inspect", str(model), "--json"]) == DONE
     assert json.loads(capsys.readouterr().out)["digest"] == qb.load(path).digest
     assert run(["inspect", str(CNN.with_suffix(".tflite"))]) == MODEL
+
+
+TABLE = """
+from qdqbridge.tvm.byoc import canonical
+
+TABLE = canonical("npu").only("conv2d", "dense")
+NUMBER = 3
+
+
+def made():
+    return TABLE
+"""
+
+
+@pytest.fixture
+def npu(tmp_path: Path) -> Path:
+    path = tmp_path / "npu.py"
+    path.write_text(TABLE)
+    return path
+
+
+def test_partition_of_several_models_with_a_table_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], npu: Path
+) -> None:
+    models = sorted(MODELS.glob("digits_*8*.onnx"))
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"no model")
+    names = [str(path) for path in (*models, broken)]
+    assert run(["partition", *names, "--table", f"{npu}:made", "--csv"]) == 3
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [*dict.fromkeys(row["model"] for row in rows)] == names
+    assert rows[-1]["kind"] == "error"
+    table = canonical("npu").only("conv2d", "dense")
+    for path in models:
+        own = [row for row in rows if row["model"] == str(path)]
+        _, coverage = partition(qb.to_relax(qb.load(path))[0], table)
+        assert {row["operators"] for row in own} == {str(coverage.operators)}
+        assert sum(int(row["count"]) for row in own) == len(coverage.left)
+        assert {row["left"] for row in own} == {str(len(coverage.left))}
+        assert all(row["reason"] for row in own)
+    assert run(["partition", *names[:-1], "--table", f"{npu}:TABLE"]) == 1
+    out = capsys.readouterr().out
+    assert "left outside, in all models" in out
+    assert "(in 3 of 3)" in out
+    assert run(["partition", *names[:-1], "--table", f"{npu}:TABLE", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [each["model"] for each in found["models"]] == names[:-1]
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        ("{npu}:NUMBER", "it is int"), ("{npu}:nothing", "it is not defined"),
+        ("{npu}x.py:TABLE", "FileNotFoundError"), ("{bad}:TABLE", "ZeroDivisionError"),
+    ],
+)  # fmt: skip
+def test_what_is_no_table_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], npu: Path, table: str, why: str
+) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_text("1 / 0")
+    model = str(MODELS / "digits_cnn_s8s8_per_tensor.onnx")
+    assert run(["partition", model, "--table", table.format(npu=npu, bad=bad)]) == 3
+    assert why in capsys.readouterr().err

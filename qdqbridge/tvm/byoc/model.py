@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
+from runpy import run_path
 from typing import Any, Literal, TypeAlias
 
 from qdqbridge.core.graph.copying import with_numbers
 from qdqbridge.core.graph.graph import Graph
-from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.tvm.byoc.constraints import Constraints
 from qdqbridge.tvm.byoc.coverage import Coverage
 from qdqbridge.tvm.byoc.limits import Limits
@@ -62,13 +64,15 @@ def partition_model(
 
     Args:
         graph: A canonical graph.
-        table: A table, or the name of one: of ``TABLES``, on Relay also of the shipped ones.
+        table: A table, or the name of one: of ``TABLES``, on Relay also of the shipped ones; or
+            ``FILE.py:NAME``, a variable of a Python file, which is run.
         dialect: ``relax``, or ``relay`` in an environment with TVM up to 0.19.
         rewrite: Make the graph eligible first, by legal rewrites.
         extents: Numbers for symbolic extents, by name; shipped tables want ``{"batch": 1}``.
 
     Raises:
-        InputDataError: ``extents`` are no positive numbers of the graph's inputs.
+        InputDataError: ``extents`` are no positive numbers of the graph's inputs; or the file of
+            a table cannot be run, or has none of that name.
         UnsupportedTargetError: There is no such table or dialect here, or TVM cannot express
             the graph.
     """
@@ -91,6 +95,9 @@ def partition_model(
 def _find_pattern_table(name: str, dialect: Dialect) -> tuple[Table, ShippedTable | None]:
     if name in TABLES:
         return TABLES[name](), None
+    file, separator, variable = name.rpartition(":")
+    if separator and file.endswith(".py"):
+        return _table_of_file(Path(file), variable), None
     shipped: Mapping[str, ShippedTable] = _shipped() if dialect == "relay" else {}
     if name not in shipped:
         known = [*TABLES, *shipped]
@@ -102,6 +109,28 @@ def _find_pattern_table(name: str, dialect: Dialect) -> tuple[Table, ShippedTabl
             else "use one of these; tables that TVM ships, such as ethos-u, need the dialect relay",
         )
     return Table(name, ()), shipped[name]
+
+
+def _table_of_file(file: Path, variable: str) -> Table:
+    """Runs a Python file of the user's and returns the table that it calls ``variable``."""
+    try:
+        found = run_path(str(file)).get(variable)
+        table = found() if callable(found) else found
+    except Exception as error:  # the user's code may raise anything
+        raise InputDataError(
+            f"the file of the table '{variable}' cannot be run",
+            where=str(file),
+            why=f"{type(error).__name__}: {error}",
+            fix="run it with Python alone first",
+        ) from error
+    if not isinstance(table, Table):
+        raise InputDataError(
+            f"'{variable}' is no pattern table",
+            where=str(file),
+            why=f"it is {'not defined' if found is None else type(table).__name__}",
+            fix="give a qdqbridge.tvm.byoc.Table, or a function without arguments that makes one",
+        )
+    return table
 
 
 def _need(dialect: Dialect) -> None:
