@@ -107,8 +107,8 @@ def _show(
     if json:
         records = [{"model": name, **_json(each, dialect)} for name, each in found.items()]
         records += [{"model": name, "error": error.what} for name, error in failed.items()]
-        single = len(records) == 1
-        output.show_json(_json(*found.values(), dialect) if single else {"models": records})
+        alone = len(records) == 1
+        output.show_json(records[0] if alone else {"models": records})
         return
     if csv:
         rows = [("model", "operators", "taken", "left", "operator", "kind", "count", "reason")]
