@@ -25,7 +25,7 @@ from qdqbridge.core.graph.operator import Operator
 from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.tvm.qnn.read.rules.frontends import RELAX
 from qdqbridge.tvm.relax.read.calls import _NAMES
-from qdqbridge.tvm.relax.read.table import ROWS
+from qdqbridge.tvm.relax.read.module import ROWS
 from scripts.generators.generated_page import main
 
 ROOT = Path(__file__).resolve().parents[2]

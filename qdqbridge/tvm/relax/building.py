@@ -18,7 +18,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from qdqbridge.tvm.relax.builder_turn import BUILDING
 from qdqbridge.tvm.relax.kernels.codegen.passes import pipeline
 from qdqbridge.tvm.relax.kernels.emit import WORK
-from qdqbridge.tvm.relax.thread_pool import cores
+from qdqbridge.tvm.relax.threads import cores
 
 _LEAST = 8
 """Kernels of a part: of fewer, what every library takes is more than what is won."""

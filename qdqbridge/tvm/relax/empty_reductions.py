@@ -13,7 +13,7 @@ import numpy as np
 from tvm import ir, relax, tirx
 from tvm.s_tir import Schedule
 
-from qdqbridge.tvm.relax.dialect.host import DATA_PARALLEL
+from qdqbridge.tvm.relax.dialect.registration import DATA_PARALLEL
 
 Legalize = Callable[[relax.BlockBuilder, ir.Call], "relax.Expr"]
 """Returns the call of a function of loops that it adds to the builder."""

@@ -24,14 +24,14 @@ from qdqbridge.tvm.qnn.emit.dtypes import from_tvm_array
 from qdqbridge.tvm.qnn.emit.emitter import reason
 from qdqbridge.tvm.qnn.emit.graph import agreed
 from qdqbridge.tvm.relax import saving
+from qdqbridge.tvm.relax.builder_turn import raise_interrupt
 from qdqbridge.tvm.relax.building import built
-from qdqbridge.tvm.relax.emit.compositions.presence import DROPPED
+from qdqbridge.tvm.relax.emit.compositions.elementwise import DROPPED
 from qdqbridge.tvm.relax.emit.compositions.rotary_embedding import ROTARY_ROWS
 from qdqbridge.tvm.relax.emit.index_bounds import INDEXED_EXTENT
 from qdqbridge.tvm.relax.emit.module import ModuleEmitter
 from qdqbridge.tvm.relax.files import without_lines
 from qdqbridge.tvm.relax.instructions import features_of, missing_features, need_features
-from qdqbridge.tvm.relax.interrupts import raise_interrupt
 from qdqbridge.tvm.relax.kernels.codegen.cpu import HOST, cpu_of, host_threads, target_of
 from qdqbridge.tvm.relax.kernels.emit import emit_plan
 from qdqbridge.tvm.relax.kernels.plan import plan

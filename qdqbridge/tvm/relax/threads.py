@@ -8,14 +8,138 @@ neither the environment nor the pools of other threads change.
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from threading import RLock
 from typing import Any
 from weakref import WeakSet
 
-from qdqbridge.tvm.relax.thread_pool import ThreadPool
+import tvm
+
+# ---- TVM's pool of threads, which leaves the cores to others where they want them ----------------
+# Every loop that threads share ends when the last of them is done. A thread that shares its core
+# with another process gets it back after some milliseconds, at each of these loops, and so a
+# network of 60 of them takes up to 70 times as long as one thread alone. No result depends on who
+# does which turn of a loop, so one thread then does them all, until the cores are free again.
+
+_ONE_CORE_EACH, _ALL_CORES = -2, -3  # modes of TVM's runtime.config_threadpool
+_LEAST = 1e-3
+"""Seconds; shorter calls are not judged, for the clock of processor time is too coarse."""
+
+_OWN = 0.85
+"""TVM's threads spin while they wait, so that all of them use this much of the cores' time."""
+
+_PAUSES = 0.1, 10.0
+"""Seconds until all threads are tried again: at first, and at most, whatever runs then."""
+
+_LOAD = Path("/proc/loadavg")
+
+
+class ThreadPool:
+    """The pool of the thread that this is made in.
+
+    Args:
+        count: Threads, more than one.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count, self._cores = count, cores()
+        self._wanted = min(count, len(self._cores))
+        self._pinned = count == len(self._cores)
+        self._pause, self._retreated = _PAUSES[0], -math.inf
+        self._share()
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Returns what ``function`` returns, which TVM runs with all threads, or with one."""
+        if self.alone:
+            self._try_again()
+        if self.alone:
+            return function(*args)
+        wall, own = time.perf_counter(), time.process_time()
+        result = function(*args)
+        self.judge(time.perf_counter() - wall, time.process_time() - own)
+        return result
+
+    def judge(self, wall: float, own: float) -> None:
+        """Lets one thread go on alone if others had the cores in a call of all.
+
+        Other threads of this process that compute meanwhile hide it.
+
+        Args:
+            wall: Seconds that the call took.
+            own: Seconds of processors' time that this process used in them.
+        """
+        if wall < _LEAST or own >= _OWN * self._wanted * wall:
+            return
+        others = running() - self.count  # all threads of the pool spin for a while behind a call
+        if others + self._wanted > (os.cpu_count() or 1):
+            self._retreat()
+
+    def _try_again(self) -> None:
+        """Takes all threads again when the cores are free, or have been asked for long enough."""
+        waited = time.monotonic() - self._retreated
+        if waited < self._pause:
+            return
+        if waited > _PAUSES[1] or running() - 1 + self._wanted <= (os.cpu_count() or 1):
+            self._share()
+
+    def _share(self) -> None:
+        """Sets up the pool for all threads.
+
+        Where every core gets one thread, each keeps its core: TVM pins its workers, and this
+        thread, which works too, takes the core that is left. With fewer threads than cores the
+        system places them, so that several executables do not share cores while others idle.
+        """
+        self.alone = False
+        self._configure(_ONE_CORE_EACH if self._pinned else _ALL_CORES, self.count)
+        self._stay(self._cores[:1])
+
+    def _retreat(self) -> None:
+        """Leaves all to one thread, which may go where it finds a core, for longer each time."""
+        now = time.monotonic()
+        again = now - self._retreated < 2 * _PAUSES[1]
+        self._pause = min(2 * self._pause, _PAUSES[1]) if again else _PAUSES[0]
+        self.alone, self._retreated = True, now
+        self._configure(_ALL_CORES, 1)
+        self._stay(self._cores)
+
+    def _configure(self, mode: int, count: int) -> None:
+        own = self._cores
+        # as many as there are threads: TVM takes no more threads than it is told cores
+        wanted = [str(own[i % len(own)]) for i in range(max(self.count, len(own)))]
+        tvm.get_global_func("runtime.config_threadpool")(mode, count, wanted)
+
+    def _stay(self, own: list[int]) -> None:
+        """Keeps this thread on some cores, where threads keep theirs."""
+        if self._pinned and hasattr(os, "sched_setaffinity"):
+            with suppress(OSError):  # they are not the process's any more
+                os.sched_setaffinity(0, own)
+
+
+def running() -> int:
+    """Returns how many threads of the machine run or want to; 0 where nobody says.
+
+    This one is among them. Linux says it, of a container's host where that has other cores.
+    """
+    try:
+        return int(_LOAD.read_text().split()[3].partition("/")[0])
+    except (OSError, ValueError, IndexError):  # no such file, or another form
+        return 0
+
+
+def cores() -> list[int]:
+    """Returns the processors that this thread may use, by number."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 class Caller:
@@ -58,6 +182,7 @@ class Caller:
 
 _CALLERS: WeakSet[Caller] = WeakSet()
 """What a fork waits for."""
+
 _FORKING = RLock()
 _held: list[Caller] = []
 

@@ -20,7 +20,7 @@ from qdqbridge.tvm.qnn.origin import provenance_of
 from qdqbridge.tvm.qnn.read import Call, Reading
 from qdqbridge.tvm.qnn.read.call import Result
 from qdqbridge.tvm.relax.dialect import tensor_type
-from qdqbridge.tvm.relax.read.table import ROWS
+from qdqbridge.tvm.relax.read.module import ROWS
 from tests.tvm.relax.read_cases import read_back, same
 from tests.tvm.relax.single_ops import Model, X, codes, params
 

@@ -28,7 +28,7 @@ from qdqbridge.errors import InputDataError, ModelFileError
 from qdqbridge.tvm.relax.dialect import tensor_type
 from qdqbridge.tvm.relax.files import write_module
 from qdqbridge.tvm.relax.saved import read_module
-from qdqbridge.tvm.relax.saved.structure import DEEPEST, checked
+from qdqbridge.tvm.relax.saved.reading import DEEPEST, checked
 from tests.onnx_models import Builder, canonical
 from tests.tvm.relax.read_cases import same
 

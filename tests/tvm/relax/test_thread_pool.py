@@ -17,10 +17,9 @@ import tvm
 from numpy.typing import NDArray
 
 import qdqbridge as qb
-from qdqbridge.tvm.relax import thread_pool
+from qdqbridge.tvm.relax import threads
 from qdqbridge.tvm.relax.executable import Executable
-from qdqbridge.tvm.relax.thread_pool import ThreadPool, cores, running
-from qdqbridge.tvm.relax.threads import Caller
+from qdqbridge.tvm.relax.threads import Caller, ThreadPool, cores, running
 from tests.tvm.relax.digits import MODEL
 from tests.tvm.relax.thread_loops import which_thread
 
@@ -32,7 +31,7 @@ FED = {"input": np.random.default_rng(0).normal(size=(3000, 1, 8, 8)).astype(np.
 def test_where_nobody_says_what_runs_all_threads_stay(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(thread_pool, "_LOAD", tmp_path / "loadavg")
+    monkeypatch.setattr(threads, "_LOAD", tmp_path / "loadavg")
     for told in (None, "", "0.1 0.2 0.3 many/90 1"):
         if told is not None:
             (tmp_path / "loadavg").write_text(told)
@@ -43,7 +42,7 @@ def test_where_nobody_says_what_runs_all_threads_stay(
 def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int], None]:
     """Says how many threads of the machine run; at first this one alone."""
     file = tmp_path / "loadavg"
-    monkeypatch.setattr(thread_pool, "_LOAD", file)
+    monkeypatch.setattr(threads, "_LOAD", file)
 
     def say(count: int) -> None:
         file.write_text(f"0.1 0.2 0.3 {count}/999 1")
@@ -60,25 +59,25 @@ PAUSES = 0.02, 0.2
 def test_one_thread_goes_on_alone_and_others_come_back(
     load: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thread_pool, "_PAUSES", PAUSES)
+    monkeypatch.setattr(threads, "_PAUSES", PAUSES)
     count = len(cores())
     caller, place = Caller(count), getattr(os, "sched_getaffinity", lambda _: None)
     shared = tvm.compile(which_thread(), tvm.target.Target("llvm"))
     told = tvm.runtime.tensor(np.zeros(2, np.int64))
 
-    def threads() -> tuple[int, Any]:
+    def taken() -> tuple[int, Any]:
         shared["which_thread"](told)
         return len(set(told.numpy().tolist())), place(0)
 
-    everywhere, at_first = place(0), caller.call(threads)
+    everywhere, at_first = place(0), caller.call(taken)
     assert at_first[0] == 2 and (everywhere is None or at_first[1] == set(cores()[:1]))
     assert caller.pool is not None
     load(10 * (os.cpu_count() or 1))
     caller.call(caller.pool.judge, 1.0, 0.5)
     time.sleep(PAUSES[0])
-    assert caller.call(threads) == (1, everywhere)  # others run still
+    assert caller.call(taken) == (1, everywhere)  # others run still
     load(1)
-    assert caller.call(threads) == at_first
+    assert caller.call(taken) == at_first
 
 
 @needs_cores
@@ -86,7 +85,7 @@ def test_who_is_told_of_others_for_long_tries_again(
     load: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A container is told what its host does."""
-    monkeypatch.setattr(thread_pool, "_PAUSES", PAUSES)
+    monkeypatch.setattr(threads, "_PAUSES", PAUSES)
     caller = Caller(2)
     caller.call(int)
     assert caller.pool is not None

@@ -10,8 +10,14 @@ from qdqbridge.tvm.qnn.dialect.minifloat import OPS as MINIFLOAT_OPS
 from qdqbridge.tvm.qnn.dialect.simulated import OPS as SIMULATED_OPS
 from qdqbridge.tvm.qnn.ranges import accumulator_dtype, magnitude
 from qdqbridge.tvm.relax.dialect import broadcast
-from qdqbridge.tvm.relax.dialect.host import RelaxHost, tensor_type
-from qdqbridge.tvm.relax.dialect.registration import call, lookup, lower_call, register
+from qdqbridge.tvm.relax.dialect.registration import (
+    RelaxHost,
+    call,
+    lookup,
+    lower_call,
+    register,
+    tensor_type,
+)
 
 register(QNN_OPS)
 register(MINIFLOAT_OPS)

@@ -16,7 +16,7 @@ from tvm.ir import _ffi_api as ir_api
 from qdqbridge.errors import GraphError
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.tir import tirx
-from qdqbridge.tvm.relax.dialect.host import tensor_type
+from qdqbridge.tvm.relax.dialect.registration import tensor_type
 
 NAME = "qnn.broadcast_to"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tvm import ir, relax, tirx
@@ -10,7 +10,71 @@ from tvm import ir, relax, tirx
 from qdqbridge.core.graph.types import Shape
 from qdqbridge.tvm.qnn.read import Result
 from qdqbridge.tvm.relax.bounds import written_bound
-from qdqbridge.tvm.relax.read.plain import Decoded, plain
+
+# ---- TVM's values as Python numbers, strings and tuples ------------------------------------------
+
+Decoded = tuple[str, list[Any], dict[str, Any]]
+"""Relay's operator, the tensor arguments, the attributes."""
+
+
+def plain(value: Any) -> Any:
+    """Returns a TVM value as Python numbers, strings and tuples; symbolic extents as they are."""
+    if isinstance(value, tirx.IntImm | tirx.FloatImm):
+        return value.value
+    if isinstance(value, bool | int | float | str) or value is None:
+        return value
+    if isinstance(value, relax.ShapeExpr):
+        return tuple(plain(item) for item in value.values)
+    if isinstance(value, relax.Tuple):
+        return tuple(plain(item) for item in value.fields)
+    if isinstance(value, ir.Array | tuple | list):
+        return tuple(plain(item) for item in value)
+    return value
+
+
+# ---- the calls of a module, found in time that grows with their number alone ---------------------
+
+
+def calls_of(module: ir.IRModule) -> Iterator[Any]:
+    """Yields the calls of a module's Relax functions, those inside of branches too.
+
+    TVM's visitors enter the type of a variable wherever it is read: a tuple of many fields takes
+    them time in the square of its length.
+    """
+    for function in module.functions.values():
+        if isinstance(function, relax.Function):
+            yield from _inside(function.body)
+
+
+def _inside(body: Any) -> Iterator[Any]:
+    seen: set[Any] = set()
+    stack = [body]
+    while stack:
+        expr = stack.pop()
+        if isinstance(expr, relax.Var | ir.GenericConst) or expr in seen:
+            continue
+        seen.add(expr)
+        if isinstance(expr, ir.Call):
+            yield expr
+        stack += reversed(_relax_subexprs(expr))
+
+
+def _relax_subexprs(expr: Any) -> list[Any]:
+    if isinstance(expr, relax.SeqExpr):
+        bindings = [binding for block in expr.blocks for binding in block.bindings]
+        return [*(binding.value for binding in bindings), expr.body]
+    if isinstance(expr, ir.Call):
+        return [expr.op, *expr.args]
+    if isinstance(expr, relax.If):
+        return [expr.cond, expr.true_branch, expr.false_branch]
+    if isinstance(expr, relax.Function):
+        return [expr.body]
+    if isinstance(expr, relax.Tuple):
+        return list(expr.fields)
+    return [expr.tuple_value] if isinstance(expr, relax.TupleGetItem) else []
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 def attributes(call: ir.Call) -> dict[str, Any]:
@@ -120,7 +184,6 @@ _SPECIAL: dict[str, Special] = {
     "ones": _dropping_first,
     "arange": _numbers("start", "end", "step"),
 }
-
 _NAMES = {
     "permute_dims": "transpose",
     "concat": "concatenate",

@@ -17,7 +17,7 @@ from tvm import relax, tirx, topi
 from tvm.relax.utils import gen_call_tir_inputs
 
 from qdqbridge.tvm.qnn.dialect.tir import analyzer
-from qdqbridge.tvm.relax.read.plain import Decoded, plain
+from qdqbridge.tvm.relax.read.calls import Decoded, plain
 
 _MOST = 600
 """How many sets of attributes are tried for one function."""

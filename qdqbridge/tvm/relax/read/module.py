@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from tvm import ir, relax, tirx
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
+from qdqbridge.tvm.qnn import read
 from qdqbridge.tvm.qnn.origin import (
     Provenance,
     is_function,
@@ -19,19 +21,38 @@ from qdqbridge.tvm.qnn.origin import (
     plain_dtype_of,
     provenance_of,
 )
-from qdqbridge.tvm.qnn.read import Call, Entry, Reading
+from qdqbridge.tvm.qnn.read import Call, Entry, Reading, Row, images, resize
 from qdqbridge.tvm.qnn.read.constants import constant_of
 from qdqbridge.tvm.qnn.read.reading import flat
 from qdqbridge.tvm.qnn.read.rules import FROM_RELAX
-from qdqbridge.tvm.relax.read.branches import chosen
-from qdqbridge.tvm.relax.read.calls import decoded, results_of
+from qdqbridge.tvm.relax.read import arithmetic, dynamic, reshape_permute, shape_values, standard
+from qdqbridge.tvm.relax.read.calls import decoded, plain, results_of
 from qdqbridge.tvm.relax.read.generated import generated
 from qdqbridge.tvm.relax.read.module_errors import ReaderPlace, explained_errors
-from qdqbridge.tvm.relax.read.opaque import opaque_node
+from qdqbridge.tvm.relax.read.opaque import chosen, opaque_node
 from qdqbridge.tvm.relax.read.parameters import Arrays, attached_params, fitting, named_params
-from qdqbridge.tvm.relax.read.plain import plain
 from qdqbridge.tvm.relax.read.shape_values import Extents
-from qdqbridge.tvm.relax.read.table import ROWS
+
+# ---- what each Relax operator becomes: the rows that hosts share, and those of Relax's own -------
+
+_PLAIN: Mapping[str, Row] = {
+    **standard.STANDARD,  # an operator that has a row of the table becomes that
+    **read.ROWS,
+    **images.ROWS,
+    **resize.HOST_RESIZE,
+    **arithmetic.ROWS,
+    **shape_values.ROWS,
+}
+_WITH_OWN: Mapping[str, Row] = {
+    **_PLAIN,
+    **arithmetic.rows(_PLAIN),
+    **reshape_permute.rows(_PLAIN),
+}
+ROWS: Mapping[str, Row] = MappingProxyType({**_WITH_OWN, **dynamic.rows(_WITH_OWN)})
+"""One row per operator, by Relay's name where that has it, else by Relax's."""
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 def from_relax(
@@ -92,6 +113,7 @@ _OPAQUE = "it calls a function outside of the module; read the module before it 
 _RECURSIVE = "the function calls itself, which no graph can say"
 _INLINED = 1 << 16
 """Calls of functions that are read: a module in which each calls the next one twice has 2^n."""
+
 _OPAQUE_CALLS = ("call_tir", "call_tir_inplace", "call_tir_with_grad", "vm.call_tir_dyn")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from qdqbridge.tvm.relax.saved.reading import SUFFIXES, read_module
-from qdqbridge.tvm.relax.saved.summary import summary
+from qdqbridge.tvm.relax.saved.reading import SUFFIXES, read_module, summary
 
 __all__ = ["SUFFIXES", "read_module", "summary"]

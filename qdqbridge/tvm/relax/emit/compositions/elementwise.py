@@ -2,17 +2,167 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from tvm import te
 
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.quantization import per_tensor
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.tir import tirx
 from qdqbridge.tvm.qnn.emit.emitter import Expr
-from qdqbridge.tvm.relax.emit.compositions.broadcasting import repeated
+from qdqbridge.tvm.qnn.emit.floating import unit_params
 from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext
+
+# --------------------------------------------------------------------------------------------------
+# Comparisons, logic and sums of operands of which only the run knows which extents are 1.
+#
+# TVM's own operators give such results no shape, and nothing can be built of them.
+
+
+def repeated(context: CompositionContext) -> list[Expr]:
+    """Returns the operands, repeated where that is not settled.
+
+    Raises:
+        NoRow: All of it is: TVM's own operators repeat them.
+    """
+    given = [context.arg(index) for index in range(len(context.node.inputs))]
+    fitting = context.emitter.aligned(given)
+    if all(map(operator.is_, given, fitting)):
+        raise NoRow("TVM knows how its operands broadcast")
+    return fitting
+
+
+def _by(name: str) -> Composition:
+    """Returns one of Relax's operators of two operands."""
+    return lambda context: [context(name, *repeated(context))]
+
+
+def _sum(context: CompositionContext) -> Sequence[Expr]:
+    total, *others = repeated(context)
+    for other in others:
+        total = context("add", total, other)
+    return [total]
+
+
+def _mean(context: CompositionContext) -> Sequence[Expr]:
+    (total,) = _sum(context)
+    return [context("divide", total, context.number(len(context.node.inputs), total))]
+
+
+BROADCASTING: Mapping[str, Composition] = {
+    "And": _by("logical_and"),
+    "BitwiseAnd": _by("bitwise_and"),
+    "BitwiseOr": _by("bitwise_or"),
+    "BitwiseXor": _by("bitwise_xor"),
+    "Equal": _by("equal"),
+    "Greater": _by("greater"),
+    "GreaterOrEqual": _by("greater_equal"),
+    "Less": _by("less"),
+    "LessOrEqual": _by("less_equal"),
+    "Mean": _mean,
+    "Or": _by("logical_or"),
+    "Sum": _sum,
+    "Xor": _by("logical_xor"),
+}
+"""By the operator's name in ONNX's own domain."""
+
+
+# ---- casts to 8- and 4-bit floats, and dynamic quantization --------------------------------------
+
+_LAST = 255
+"""The last code of the type that dynamic quantization has."""
+
+
+def _cast_to_small_float(context: CompositionContext) -> Sequence[Expr]:
+    target, source = context.result_dtype(), context.onnx.operand(0).type.dtype
+    if not target.is_small_float or source is DType.STRING:
+        raise NoRow("TVM's own operators have it")
+    x = context.arg(0)
+    if source.is_small_float:
+        x = context.emitter.dequantize(x, unit_params(source))
+    attrs = {
+        "axis": -1,
+        "format": target.label,
+        "saturate": context.onnx.flag("saturate", default=True) or target.is_finite,
+        "rounding": "nearest",
+    }
+    if target is DType.FLOAT8_E8M0:
+        attrs["rounding"] = context.onnx.string("round_mode", "up")
+    one = context.number(np.ones(()), "float32")
+    return [context.emitter.qnn("quantize_minifloat", [context.cast(x, "float32"), one], attrs)]
+
+
+def _dynamic_quantize(context: CompositionContext) -> Sequence[Expr]:
+    """``y, scale, zero point`` of the range of ``x`` and 0, as onnxruntime has them.
+
+    Numbers that are none do not count; of a range without extent the scale is 1 (ONNX leaves it
+    open), and a zero point that is not a number is the last one.
+    """
+    x = context.arg(0)
+    zero, one, last = (context.number(value, "float32") for value in (0, 1, _LAST))
+    numbers = context("where", context("equal", x, x), x, zero)
+    low = context("minimum", context("min", numbers), zero)
+    high = context("maximum", context("max", numbers), zero)
+    step = context("divide", context("subtract", high, low), last)
+    scale = context("where", context("equal", high, low), one, step)
+    place = context("subtract", zero, context("divide", low, scale))
+    clipped = context("minimum", context("maximum", place, zero), last)
+    shift = context("round", context("where", context("equal", place, place), clipped, last))
+    scaled = context("add", context("round", context("divide", x, scale)), shift)
+    y = context.emitter.quantize(scaled, per_tensor(DType.UINT8, 1.0))
+    return [y, scale, context.cast(shift, "uint8")]
+
+
+CONVERSION: Mapping[str, Composition] = {
+    "Cast": _cast_to_small_float,
+    "DynamicQuantizeLinear": _dynamic_quantize,
+}
+
+
+# ---- what depends on whether something is there: an optional tensor, and what Dropout drops ------
+
+DROPPED = "dropped_elements"
+"""What the extent is called that has to be 0; errors of a run name it."""
+
+_OPERAND = 12
+"""The opset since which the ratio and the mode of Dropout are operands."""
+
+
+def _has_element(context: CompositionContext) -> Sequence[Expr]:
+    return [context.number(context.has(0), "bool")]
+
+
+def _dropout(context: CompositionContext) -> Sequence[Expr]:
+    """All that it is given; where the run says that something is to be dropped, it ends.
+
+    Which elements these are ONNX leaves to chance.
+    """
+    if context.onnx.opset < _OPERAND or not context.has(2):
+        raise NoRow("TVM has it")
+    known = [context.onnx.operand(index).is_constant for index in (1, 2) if context.has(index)]
+    if all(known):
+        raise NoRow("what it drops is known")
+    ratio = (
+        context("reshape", context.arg(1), ()) if context.has(1) else context.number(0.5, "float32")
+    )
+    training = context.cast(context("reshape", context.arg(2), ()), "bool")
+    drops = context("logical_and", training, context("greater", ratio, context.number(0, ratio)))
+    (count,) = context.bound(context.cast(context("reshape", drops, (1,)), "int64"), DROPPED)
+    context.emitter.need_at_most(count, 0)
+    x = context.arg(0)
+    mask = context("broadcast_to", context.number(np.True_, "bool"), context.extents(x))
+    return [x, mask][: len(context.node.outputs)]
+
+
+PRESENCE: Mapping[str, Composition] = {"Dropout": _dropout, "OptionalHasElement": _has_element}
+"""By the operator's name in ONNX's own domain."""
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 def _is_inf(context: CompositionContext) -> Sequence[Expr]:

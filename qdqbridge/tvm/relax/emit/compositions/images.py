@@ -17,8 +17,8 @@ from qdqbridge.core.ops.attributes import ResizeAttrs
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.interpolation import open_resize
 from qdqbridge.tvm.qnn.emit.emitter import Expr
-from qdqbridge.tvm.relax.emit.compositions.computed_sizes import extents_of
 from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext
+from qdqbridge.tvm.relax.emit.compositions.shapes import extents_of
 
 _REAL = "float32"
 _COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners",

@@ -12,10 +12,89 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tvm import te
+
 from qdqbridge.onnx_io.codecs.view import NoRow
+from qdqbridge.tvm.qnn.dialect.kernel import stage
+from qdqbridge.tvm.qnn.dialect.tir import tirx
 from qdqbridge.tvm.qnn.emit.emitter import Expr
-from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext
+from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext, loops
 from qdqbridge.tvm.relax.emit.index_bounds import need_indices
+
+# --------------------------------------------------------------------------------------------------
+# TensorScatter: rows that are written into a cache, each sequence's at a place of its own.
+
+
+def _tensor_scatter(context: CompositionContext) -> Sequence[Expr]:
+    """``present[b, .., (w[b] + t) % n, ..] = update[b, .., t, ..]``, the rest as it was.
+
+    Source: ONNX TensorScatter-24.
+    """
+    mode = context.onnx.string("mode", "linear")
+    if mode not in ("linear", "circular"):
+        raise NoRow(f"its mode is '{mode}'")
+    past, update = context.arg(0), context.arg(1)
+    rank = context.rank(past)
+    axis = context.onnx.int_("axis", -2) % rank
+    if axis == 0:
+        raise NoRow("its axis is that of the batch")
+    first = [context.cast(context.arg(2), "int64")] if context.has(2) else []
+
+    def scattered(old: te.Tensor, new: te.Tensor, *starts: te.Tensor) -> te.Tensor:
+        extent, length = old.shape[axis], new.shape[axis]
+
+        def element(*i: Expr) -> Expr:
+            place = i[axis].astype("int64")
+            if starts:
+                place = place - starts[0](i[0])
+            if mode == "circular":
+                place = tirx.floormod(place, extent.astype("int64"))
+            inside = tirx.all(place >= 0, place < length.astype("int64"))
+            most = length.astype("int64") - 1
+            at = tirx.max(tirx.min(place, most), tirx.const(0, "int64"))
+            return tirx.if_then_else(inside, new(*i[:axis], at, *i[axis + 1 :]), old(*i))
+
+        return stage(old.shape, element, name="scattered")
+
+    return [loops(context, "tensor_scatter", scattered, past, update, *first)]
+
+
+CACHES: Mapping[str, Composition] = {"TensorScatter": _tensor_scatter}
+"""By the operator's name in ONNX's own domain."""
+
+
+# --------------------------------------------------------------------------------------------------
+# ReverseSequence: the first elements of every row, as many as it says, the other way round.
+
+
+def _reverse_sequence(context: CompositionContext) -> Sequence[Expr]:
+    """``y[t, b] = x[length[b] - 1 - t, b]`` below a row's length, else x; any extents may be open.
+
+    A length beyond the extent of time, which onnxruntime refuses, counts as that extent.
+    Source: ONNX ReverseSequence-10.
+    """
+    time, batch = context.onnx.int_("time_axis", 0), context.onnx.int_("batch_axis", 1)
+    if sorted((time, batch)) != [0, 1]:
+        raise NoRow(f"its axes are {time} and {batch}")
+
+    def reversed_rows(data: te.Tensor, lengths: te.Tensor) -> Any:
+        last = tirx.Cast("int64", data.shape[time])
+
+        def element(*at: Any) -> Any:
+            step, length = tirx.Cast("int64", at[time]), tirx.min(lengths(at[batch]), last)
+            place = tirx.if_then_else(step < length, length - 1 - step, step)
+            return data(*(place if axis == time else index for axis, index in enumerate(at)))
+
+        return te.compute(data.shape, element, name="reversed_rows")
+
+    lengths = context.cast(context.arg(1), "int64")
+    return [loops(context, "reverse_sequence", reversed_rows, context.arg(0), lengths)]
+
+
+REVERSAL: Mapping[str, Composition] = {"ReverseSequence": _reverse_sequence}
+
+
+# --------------------------------------------------------------------------------------------------
 
 _REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "min": "min", "max": "max"}
 """Relax's words for ONNX's."""

@@ -17,14 +17,112 @@ from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.tir import tirx
 from qdqbridge.tvm.qnn.emit.emitter import Expr
 from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext, wide
-from qdqbridge.tvm.relax.emit.compositions.recurrent_activations import Activation, activation
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
-from qdqbridge.tvm.relax.kernels.recurrent.functions import functions_of
+from qdqbridge.tvm.relax.kernels.recurrent.functions import CellFunction, functions_of
 from qdqbridge.tvm.relax.kernels.recurrent.layers import DIRECTIONS
+
+# ---- the functions that LSTM, GRU and RNN may be given, as loops compute them --------------------
+
+Activation = Callable[[Any], Any]
+"""Makes an expression of float32 of another."""
+
+
+def _float32_const(value: float) -> Any:
+    return tirx.const(value, _REAL)
+
+
+def _sigmoid(x: Any, alpha: float, beta: float) -> Any:
+    del alpha, beta
+    return _float32_const(1.0) / (_float32_const(1.0) + tirx.exp(_float32_const(0.0) - x))
+
+
+def _tanh(x: Any, alpha: float, beta: float) -> Any:
+    del alpha, beta
+    return tirx.tanh(x)
+
+
+def _relu(x: Any, alpha: float, beta: float) -> Any:
+    del alpha, beta
+    return tirx.max(x, _float32_const(0.0))
+
+
+def _affine_activation(x: Any, alpha: float, beta: float) -> Any:
+    return _float32_const(alpha) * x + _float32_const(beta)
+
+
+def _leaky_relu(x: Any, alpha: float, beta: float) -> Any:
+    del beta
+    return tirx.Select(x >= _float32_const(0.0), x, _float32_const(alpha) * x)
+
+
+def _thresholded_relu(x: Any, alpha: float, beta: float) -> Any:
+    del beta
+    return tirx.Select(x > _float32_const(alpha), x, _float32_const(0.0))
+
+
+def _scaled_tanh(x: Any, alpha: float, beta: float) -> Any:
+    return _float32_const(alpha) * tirx.tanh(_float32_const(beta) * x)
+
+
+def _hard_sigmoid(x: Any, alpha: float, beta: float) -> Any:
+    return tirx.min(
+        tirx.max(_affine_activation(x, alpha, beta), _float32_const(0.0)), _float32_const(1.0)
+    )
+
+
+def _elu(x: Any, alpha: float, beta: float) -> Any:
+    del beta
+    below = _float32_const(alpha) * (
+        tirx.exp(tirx.min(x, _float32_const(0.0))) - _float32_const(1.0)
+    )
+    return tirx.Select(x >= _float32_const(0.0), x, below)
+
+
+def _softsign(x: Any, alpha: float, beta: float) -> Any:
+    del alpha, beta
+    return x / (_float32_const(1.0) + tirx.abs(x))
+
+
+def _softplus(x: Any, alpha: float, beta: float) -> Any:
+    del alpha, beta
+    rest = tirx.exp(_float32_const(0.0) - tirx.abs(x))
+    return tirx.max(x, _float32_const(0.0)) + tirx.log(_float32_const(1.0) + rest)
+
+
+_FUNCTIONS: Mapping[str, Callable[[Any, float, float], Any]] = {
+    "sigmoid": _sigmoid,
+    "tanh": _tanh,
+    "relu": _relu,
+    "affine": _affine_activation,
+    "leakyrelu": _leaky_relu,
+    "thresholdedrelu": _thresholded_relu,
+    "scaledtanh": _scaled_tanh,
+    "hardsigmoid": _hard_sigmoid,
+    "elu": _elu,
+    "softsign": _softsign,
+    "softplus": _softplus,
+}
+
+
+def activation(function: CellFunction) -> Activation:
+    """Returns what computes a function of an expression."""
+    clip = function.clip
+
+    def compute(x: Any) -> Any:
+        within = (
+            tirx.max(tirx.min(x, _float32_const(clip)), _float32_const(-clip)) if clip > 0 else x
+        )
+        return _FUNCTIONS[function.name](within, function.alpha, function.beta)
+
+    return compute
+
+
+# --------------------------------------------------------------------------------------------------
 
 _REAL = "float32"
 _AT_ONCE = 8
 """Terms of a product that are added before a sum is stored."""
+
 Extent = Any
 At = Callable[[Any], Any]
 """An element of a gate's sum, by the place in the state."""
@@ -112,8 +210,6 @@ class _RecurrentStep:
 
 
 # ---- what a step does ---------------------------------------------------------------------------
-
-
 def _lstm_step(step: _RecurrentStep) -> None:
     """Gates i, o, f, c; functions of gates, of the new part, of the cell."""
     step.add_product("sums", 0, 4, lambda k: step.state("state", k))
@@ -183,8 +279,6 @@ _KINDS: Mapping[str, _RecurrentKind] = {
 
 
 # ---- the call -----------------------------------------------------------------------------------
-
-
 def _recurrent(name: str) -> Composition:
     """Returns the composition of one of the three operators."""
     return lambda context: _composed(context, _KINDS[name])

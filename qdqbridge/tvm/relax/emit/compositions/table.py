@@ -11,38 +11,38 @@ from qdqbridge.core.ops.rotary_embedding import ROTARY_EMBEDDING
 from qdqbridge.core.ops.sparse_attention import SPARSE_ATTENTION
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.tvm.qnn.emit.emitter import Expr
-from qdqbridge.tvm.relax.emit.compositions.attention import MULTI_HEAD, QUANTIZED_ATTENTION
-from qdqbridge.tvm.relax.emit.compositions.broadcasting import BROADCASTING
-from qdqbridge.tvm.relax.emit.compositions.caches import CACHES
-from qdqbridge.tvm.relax.emit.compositions.computed_sizes import COMPUTED_SIZES
+from qdqbridge.tvm.relax.emit.compositions.attention import (
+    MULTI_HEAD,
+    QUANTIZED_ATTENTION,
+    attention,
+)
 from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext, of_row
-from qdqbridge.tvm.relax.emit.compositions.conversion import CONVERSION
-from qdqbridge.tvm.relax.emit.compositions.dot_product_attention import attention
-from qdqbridge.tvm.relax.emit.compositions.elementwise import ELEMENTWISE
-from qdqbridge.tvm.relax.emit.compositions.embeddings import EMBEDDINGS
+from qdqbridge.tvm.relax.emit.compositions.elementwise import (
+    BROADCASTING,
+    CONVERSION,
+    ELEMENTWISE,
+    PRESENCE,
+)
 from qdqbridge.tvm.relax.emit.compositions.experts import EXPERT_LOOPS
-from qdqbridge.tvm.relax.emit.compositions.folding import FOLDING
 from qdqbridge.tvm.relax.emit.compositions.fourier import FOURIER
-from qdqbridge.tvm.relax.emit.compositions.gates import GATES
 from qdqbridge.tvm.relax.emit.compositions.group_query_attention import (
     group_query_attention,
     sparse_attention,
 )
 from qdqbridge.tvm.relax.emit.compositions.images import IMAGES
-from qdqbridge.tvm.relax.emit.compositions.indexing import INDEXING
-from qdqbridge.tvm.relax.emit.compositions.linear_attention import LINEAR_ATTENTION
-from qdqbridge.tvm.relax.emit.compositions.normalization import NORMS
-from qdqbridge.tvm.relax.emit.compositions.packed_products import PACKED_PRODUCTS
+from qdqbridge.tvm.relax.emit.compositions.indexing import CACHES, INDEXING, REVERSAL
+from qdqbridge.tvm.relax.emit.compositions.linear_attention import GATES, LINEAR_ATTENTION
 from qdqbridge.tvm.relax.emit.compositions.pooling import POOLING
-from qdqbridge.tvm.relax.emit.compositions.presence import PRESENCE
-from qdqbridge.tvm.relax.emit.compositions.products import PRODUCTS
+from qdqbridge.tvm.relax.emit.compositions.products import PACKED_PRODUCTS, PRODUCTS
 from qdqbridge.tvm.relax.emit.compositions.recurrent import RECURRENT
-from qdqbridge.tvm.relax.emit.compositions.reductions import REDUCTIONS
-from qdqbridge.tvm.relax.emit.compositions.regions import REGIONS
-from qdqbridge.tvm.relax.emit.compositions.reversal import REVERSAL
-from qdqbridge.tvm.relax.emit.compositions.rotary_embedding import ROTARY, rotary_embedding
-from qdqbridge.tvm.relax.emit.compositions.shapes import SHAPES
-from qdqbridge.tvm.relax.emit.compositions.suppression import SUPPRESSION
+from qdqbridge.tvm.relax.emit.compositions.reductions import NORMS, REDUCTIONS
+from qdqbridge.tvm.relax.emit.compositions.regions import FOLDING, REGIONS, SUPPRESSION
+from qdqbridge.tvm.relax.emit.compositions.rotary_embedding import (
+    EMBEDDINGS,
+    ROTARY,
+    rotary_embedding,
+)
+from qdqbridge.tvm.relax.emit.compositions.shapes import COMPUTED_SIZES, SHAPES
 from qdqbridge.tvm.relax.emit.emitter import RelaxEmitter
 
 COMPOSITIONS: Mapping[str, Composition] = {
