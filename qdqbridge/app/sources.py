@@ -188,9 +188,9 @@ def _read_module(file: Path, params: File | None) -> ModelSource:
     from qdqbridge.app.hosting import from_relax
     from qdqbridge.core.graph.archive import read_arrays
     from qdqbridge.tvm.relax.read import channels_last
-    from qdqbridge.tvm.relax.saved import read_module, reading
+    from qdqbridge.tvm.relax.saved import read_module, summary
 
     module = read_module(file)
     arrays = None if params is None else read_arrays(path_of(params))
     graph = from_relax(module, arrays, canonical=False)
-    return ModelSource(file, graph, lambda: reading(module, file.name), channels_last(module))
+    return ModelSource(file, graph, lambda: summary(module, file.name), channels_last(module))
