@@ -18,7 +18,7 @@ PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "tvm": (("qnn",), ("relax", "relay"), ("byoc",)),
     "app": (
         ("report",), ("viewer",), ("hosting",), ("sources",), ("pipeline",),
-        ("judging", "profiling", "viewing"), ("quantizing",), ("cli",),
+        ("judging", "profiling", "viewing"), ("quantizing",), ("fixing",), ("cli",),
     ),
 }  # fmt: skip
 """Parts of a room, from the ground up; parts of one row do not import each other."""

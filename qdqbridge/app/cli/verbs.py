@@ -22,6 +22,7 @@ from qdqbridge.app.cli import (
     verbs_blame,
     verbs_byoc,
     verbs_export,
+    verbs_fix,
     verbs_profile,
     verbs_quantize,
     verbs_statistics,
@@ -390,6 +391,7 @@ def _verdict(found: Comparison, max_lsb: int | None, *, explained: bool) -> int:
 
 
 app.command(verbs_export.export)
+app.command(verbs_fix.fix)
 app.command(verbs_export.diff)
 app.command(verbs_export.to_tvm)
 app.command(verbs_byoc.partition)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
+from onnx.external_data_helper import uses_external_data
 
 from qdqbridge.errors import InvalidModelError, ModelFileError
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
@@ -33,6 +34,16 @@ def read_model_apart(path: Path) -> tuple[onnx.ModelProto, list[Bytes]]:
         InvalidModelError: Its IR version or opset is one that ONNX does not have.
     """
     return _read_file_or_explain(path, read_apart)
+
+
+def has_files_beside(path: Path) -> bool:
+    """True where tensors of a model are in other files, which a copy of this one would not have.
+
+    Raises:
+        ModelFileError: The file is missing, empty, truncated or not ONNX.
+    """
+    model, _ = read_model_apart(path)
+    return any(map(uses_external_data, model.graph.initializer))
 
 
 def _read_file_or_explain(

@@ -1,0 +1,253 @@
+"""One model made right for one runtime: checked, rewritten, written, and compared on the engine."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.app import pipeline
+from qdqbridge.app.sources import is_onnx, load_model
+from qdqbridge.core.arguments import checked, path_of
+from qdqbridge.core.graph.atomic_write import placed
+from qdqbridge.core.graph.copying import symbolic_extents, with_numbers
+from qdqbridge.core.graph.graph import Graph, Value
+from qdqbridge.core.graph.types import Dim
+from qdqbridge.core.ops.conversion import QUANTIZE
+from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
+
+if TYPE_CHECKING:
+    from qdqbridge.targets.comparison.compare import Comparison
+    from qdqbridge.targets.engines.judge import EngineVerdict
+    from qdqbridge.targets.engines.kinds import EngineKind
+    from qdqbridge.targets.profiles import Finding
+    from qdqbridge.targets.profiles.changes import ExportChange
+
+File: TypeAlias = "str | PathLike[str]"
+TFLITE_TARGETS = ("tflite", "ethos-u")
+_SAMPLES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class FixedModel:
+    """What became of a model.
+
+    Attributes:
+        target: The runtime, by the name of its profile.
+        path: The file that was written.
+        as_it_was: The file that was read is kept byte for byte: it breaks no more rules of the
+            target than what would be written.
+        again: It was quantized again, since the target cannot say how it was quantized.
+        extents: The numbers that symbolic extents got.
+        before: Where the file that was read breaks rules of the target; None for other formats
+            than ONNX.
+        after: The same of the file that was written; None for TFLite, which an engine judges.
+        changes: What was written otherwise, and where it has other numbers.
+        meaning: The written file against the model that was read, both computed by the contract.
+        engine: The engine that the target runs on here; empty where there is none.
+        without_engine: Why the file was not run there.
+        verdict: What the engine takes.
+        there: The engine's results against the model that was read.
+        data: Which data was compared.
+    """
+
+    target: str
+    path: Path
+    as_it_was: bool
+    again: bool
+    extents: Mapping[str, int]
+    before: tuple[Finding, ...] | None
+    after: tuple[Finding, ...] | None
+    changes: tuple[ExportChange, ...]
+    meaning: Comparison
+    engine: str
+    without_engine: str
+    verdict: EngineVerdict | None
+    there: Comparison | None
+    data: str
+
+
+@checked
+def fix(
+    model: File,
+    target: str,
+    path: File,
+    data: Mapping[str, NDArray[Any]] | None = None,
+    *,
+    extents: Mapping[str, int] | None = None,
+    io: Literal["float", "as-stored", "int8", "uint8"] | None = None,
+    overwrite: bool = False,
+) -> FixedModel:
+    """Writes a model so that a runtime computes it right, and says what that changed and cost.
+
+    The model is read, open extents become numbers where the runtime needs them, and it is written
+    as the runtime's profile says. If that breaks no fewer rules than the file that was read has
+    broken, that file is kept as it is. The result is compared with the model that was read, by the
+    numeric contract and, if the runtime's engine is installed, on that engine.
+
+    Args:
+        model: The model's file, of any kind.
+        target: The name of a profile.
+        path: The file to write.
+        data: Inputs to compare with, one array per input; by default random numbers from the
+            range of each quantized input. With data, a model that the target cannot take as it is
+            quantized (TensorRT: uint8, other zero points than 0) is quantized again.
+        extents: Numbers for symbolic extents; 1 for those that are needed and not given.
+        io: How inputs and outputs are stored, as for :func:`qdqbridge.save`.
+        overwrite: Replace an existing file.
+
+    Raises:
+        UnsupportedTargetError: There is no such target, or it cannot run the model; the error
+            lists why.
+        QdqBridgeError: The file cannot be read, or the other one not be written.
+    """
+    from qdqbridge.onnx_io.reading.model_file import has_files_beside
+
+    source, written = path_of(model), path_of(path)
+    kind = _engine_of(target)
+    profile = None if target in TFLITE_TARGETS else pipeline.export_profile(target)
+    graph, numbers = _with_extents(
+        load_model(source), extents or {},
+        needed=profile is None or profile.fixed or (kind is not None and kind.fixed),
+    )  # fmt: skip
+    again = _quantized_again(graph, target, data)
+    own = again or graph
+    own = own if io is None else pipeline.with_io(own, io)
+    before = after = None
+    changes: list[ExportChange] = []
+    as_it_was = False
+    with pipeline.stored_as(own, io, written, overwrite=overwrite):
+        if profile is None:
+            pipeline.save_tflite(own, written, npu=target == "ethos-u", overwrite=overwrite)
+        else:
+            pipeline.save(own, written, target, overwrite=overwrite)
+            after = pipeline.check(written, target)
+            if is_onnx(source):
+                before = pipeline.check(source, target)
+                asked = bool(numbers) or io is not None or again is not None
+                as_it_was = not asked and len(_broken(before)) <= len(_broken(after))
+    if as_it_was and before is not None and not has_files_beside(source):
+        with placed(written) as scratch:
+            scratch.write_bytes(source.read_bytes())
+        after = before
+    elif profile is not None:
+        as_it_was = False
+        changes = [] if before is None else pipeline.changes(source, written, target)
+        changes += pipeline.export_costs(own, target, written)
+    fed = _examples(own) if data is None else dict(data)
+    reference = graph if io is None else pipeline.with_io(graph, io)
+    meaning = pipeline.compare(pipeline.load(written), reference, fed)
+    verdict, there, why = _on_engine(kind, written, reference, fed, target)
+    return FixedModel(
+        target=target,
+        path=written,
+        as_it_was=as_it_was,
+        again=again is not None,
+        extents=numbers,
+        before=None if before is None else tuple(before),
+        after=None if after is None else tuple(after),
+        changes=tuple(changes),
+        meaning=meaning,
+        engine="" if kind is None else kind.label,
+        without_engine=why,
+        verdict=verdict,
+        there=there,
+        data=f"{_SAMPLES} random samples" if data is None else "the given data",
+    )
+
+
+def _quantized_again(
+    graph: Graph, target: str, data: Mapping[str, NDArray[Any]] | None
+) -> Graph | None:
+    """Returns the graph quantized for a target that cannot say its parameters; None if it can."""
+    if target in TFLITE_TARGETS:
+        return None
+    from qdqbridge.app.quantizing import quantize
+    from qdqbridge.autoquant.planning.targets import TARGETS
+
+    name = next((name for name, row in TARGETS.items() if row.profile == target), None)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            pipeline.save(graph, Path(folder) / "model.onnx", target)
+    except UnsupportedTargetError as error:
+        if name is None:
+            raise
+        if data is None:
+            raise UnsupportedTargetError(
+                error.what, where=error.where, why=error.why,
+                fix=f"{error.fix}; or give data (--data), and it is quantized again for {target}",
+            ) from error  # fmt: skip
+        return quantize(pipeline.unquantize(graph), data, target=name)
+    return None
+
+
+def _broken(findings: list[Finding]) -> list[Finding]:
+    from qdqbridge.targets.profiles import Effect
+
+    return [each for each in findings if each.effect is not Effect.PROCESSOR]
+
+
+def _engine_of(target: str) -> EngineKind | None:
+    from qdqbridge.targets.engines.kinds import ENGINES
+
+    return next((kind for kind in ENGINES.values() if kind.profile == target), None)
+
+
+def _with_extents(
+    graph: Graph, given: Mapping[str, int], *, needed: bool
+) -> tuple[Graph, Mapping[str, int]]:
+    numbers = dict(given)
+    if needed:
+        numbers = {name: given.get(name, 1) for name in symbolic_extents(graph)} | numbers
+    return with_numbers(graph, numbers), numbers
+
+
+def _examples(graph: Graph) -> dict[str, NDArray[Any]]:
+    """Returns random numbers from the range of each quantized input, and zeros for the others."""
+    rng = np.random.default_rng(0)
+    return {value.name: _example(value, rng) for value in graph.inputs}
+
+
+def _example(value: Value, rng: np.random.Generator) -> NDArray[Any]:
+    first = _SAMPLES
+    shape = [
+        _extent(dim, first if axis == 0 else 1) for axis, dim in enumerate(value.type.shape or ())
+    ]
+    types = [value.quant, *(n.output.quant for n, _ in value.users if n.op is QUANTIZE)]
+    params = next((each.params for each in types if each is not None), None)
+    dtype = value.type.dtype.numpy
+    if params is None or not params.storage_dtype.is_integer:
+        fractions = rng.random(shape)
+        return fractions.astype(dtype) if value.type.dtype.is_float else np.zeros(shape, dtype)
+    codes = rng.integers(params.qmin, params.qmax + 1, shape)
+    if value.quant is not None:
+        return codes.astype(dtype)
+    scale, zero_point = float(params.scale.flat[0]), int(params.zero_point.flat[0])
+    return ((codes - zero_point) * scale).astype(dtype)
+
+
+def _extent(dim: Dim, otherwise: int) -> int:
+    return dim if isinstance(dim, int) else otherwise
+
+
+def _on_engine(
+    kind: EngineKind | None, path: Path, graph: Graph, data: Mapping[str, NDArray[Any]], target: str
+) -> tuple[EngineVerdict | None, Comparison | None, str]:
+    """Returns what the engine takes and computes, or why it was not asked."""
+    from qdqbridge.app.judging import opened
+
+    if kind is None:
+        return None, None, f"no engine runs files for {target} here: its rules are advice"
+    try:
+        with opened(kind.name, path, graph) as judge:
+            return judge.taken(), pipeline.compare(graph, judge, data), ""
+    except UnsupportedTargetError as error:
+        return None, None, f"{error.what}: {error.fix}" if error.fix else error.what
+    except QdqBridgeError as error:
+        return None, None, f"it does not run there: {error.what}"

@@ -1,0 +1,97 @@
+"""One model made right for one runtime: what is kept, what is changed, and what that costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import qdqbridge as qb
+from qdqbridge.app import pipeline
+from qdqbridge.app.cli.failures import DONE, MODEL, NOT_MET, run
+from qdqbridge.app.fixing import fix
+from qdqbridge.targets.profiles import Effect
+from tests.places import MODELS
+
+CNN = MODELS / "digits_cnn_u8s8_per_channel.onnx"
+SIGNED = MODELS / "digits_cnn_s8s8_per_tensor.onnx"
+
+
+@pytest.fixture(scope="module")
+def data() -> dict[str, NDArray[Any]]:
+    with np.load(MODELS / "digits_test.npz") as arrays:
+        return {"input": arrays["x"][:24].astype(np.float32)}
+
+
+def broken(findings: Any) -> int:
+    return sum(each.effect is not Effect.PROCESSOR for each in findings)
+
+
+@pytest.mark.parametrize("model", [CNN, SIGNED], ids=["u8s8", "s8s8"])
+@pytest.mark.parametrize("target", ["ort", "portable", "qnn", "openvino", "qoperator", "tflite"])
+def test_the_meaning_is_kept_and_fewer_rules_are_broken(
+    tmp_path: Path, target: str, model: Path
+) -> None:
+    path = tmp_path / ("m.tflite" if target == "tflite" else "m.onnx")
+    made = fix(model, target, path)
+    assert path.exists()
+    assert not made.again
+    worst = min(each.sqnr_db for each in made.meaning.outputs)
+    if target in ("ort", "portable", "qoperator"):
+        assert made.meaning.equal
+    assert worst > 25
+    if made.after is not None:
+        assert made.before is not None
+        assert broken(made.after) <= broken(made.before)
+        assert made.after == tuple(pipeline.check(path, target))
+
+
+def test_a_file_that_is_right_already_is_kept_byte_for_byte(tmp_path: Path) -> None:
+    made = fix(CNN, "portable", tmp_path / "m.onnx")
+    assert made.as_it_was
+    assert (tmp_path / "m.onnx").read_bytes() == CNN.read_bytes()
+    assert made.changes == ()
+
+
+def test_extents_are_given_where_the_runtime_needs_them(tmp_path: Path) -> None:
+    assert fix(CNN, "qnn", tmp_path / "a.onnx").extents == {"batch": 1}
+    assert fix(CNN, "qnn", tmp_path / "b.onnx", extents={"batch": 3}).extents == {"batch": 3}
+    assert fix(CNN, "ort", tmp_path / "c.onnx").extents == {}
+    assert qb.load(tmp_path / "b.onnx").inputs[0].type.shape == (3, 1, 8, 8)
+
+
+def test_what_the_runtime_cannot_say_is_quantized_again_with_data(
+    tmp_path: Path, data: dict[str, NDArray[Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, samples = tmp_path / "m.onnx", tmp_path / "d.npz"
+    assert run(["fix", str(CNN), "--for", "tensorrt", "-o", str(path)]) == MODEL
+    assert "give data (--data)" in capsys.readouterr().err
+    assert not path.exists()
+    np.savez(samples, **data)  # pyright: ignore[reportArgumentType]
+    command = ["fix", str(CNN), "--for", "tensorrt", "-o", str(path), "--data", str(samples)]
+    assert run([*command, "--json"]) == DONE
+    found = json.loads(capsys.readouterr().out)
+    assert found["again"] and found["after"] == [] and found["before"]
+    assert "advice" in found["without_engine"]
+    assert found["meaning"][0]["sqnr_db"] > 25
+    assert found["meaning"][0]["top1"] > 0.95
+
+
+def test_it_says_what_is_still_broken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = MODELS / "digits_attention_u8s8_per_channel.onnx"
+    assert run(["fix", str(model), "--for", "ort", "-o", str(tmp_path / "m.onnx")]) == NOT_MET
+    out = capsys.readouterr().out
+    assert "kept as it was" in out
+    assert "there is no integer Erf" in out
+    assert run(["fix", str(model), "--for", "nothing", "-o", str(tmp_path / "n.onnx")]) == MODEL
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_integer_inputs_on_the_way(tmp_path: Path) -> None:
+    made = fix(CNN, "ort", tmp_path / "m.onnx", io="int8")
+    assert made.meaning.equal and not made.as_it_was
+    assert (tmp_path / "m.io.json").exists()
