@@ -15,7 +15,8 @@ from tests.places import MODELS
 
 MODEL = str(MODELS / "digits_cnn_u8s8_per_channel.onnx")
 LONG = "n" * 300 + ".onnx"
-WRITTEN = {"view": "out.html", "to-tvm": "out.json", "quantize": "out.onnx"}
+WRITTEN = {"view": "out.html", "to-tvm": "out.json", "quantize": "out.onnx", "fix": "out.onnx"}
+NAMED = {"--data": "no.npz", "--for": "ort"}
 BESIDES = {
     "blame": ["--engine", "onnxruntime-optimized"],
     "export": ["--check"],
@@ -48,8 +49,8 @@ def _right(chain: tuple[str, ...], folder: Path, model: str) -> list[list[str]]:
         if argument.required and positional:
             found.append([model])
         elif argument.required:
-            value = "no.npz" if argument.name == "--data" else WRITTEN.get(chain[0], "out.json")
-            found.append([argument.name, str(folder / value)])
+            value = NAMED.get(argument.name) or str(folder / WRITTEN.get(chain[0], "out.json"))
+            found.append([argument.name, value])
     return found
 
 
