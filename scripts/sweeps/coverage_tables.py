@@ -24,8 +24,7 @@ from fq2i_route import channels_last, fq2i
 
 import qdqbridge as qb
 from qdqbridge.tvm.byoc.coverage import Coverage
-from qdqbridge.tvm.byoc.model import partition_model
-from qdqbridge.tvm.byoc.shipped import partition_shipped
+from qdqbridge.tvm.byoc.model import partition_model, partition_shipped
 from qdqbridge.tvm.relay.tables import TABLES
 
 ROUTES = ("ours", "rewritten", "fq2i", "fq2i_nhwc")

@@ -35,7 +35,7 @@ from qdqbridge.tvm.byoc.records import (
     Record,
     Resize,
 )
-from qdqbridge.tvm.byoc.tensor import Tensor
+from qdqbridge.tvm.byoc.terms import Tensor
 
 _FAMILIES = frozenset(
     found.family

@@ -46,8 +46,7 @@ from qdqbridge.tvm.byoc.records import (
     Softmax,
     Unary,
 )
-from qdqbridge.tvm.byoc.tensor import Tensor
-from qdqbridge.tvm.byoc.terms import Applied, FixedTerm, Group, Term
+from qdqbridge.tvm.byoc.terms import Applied, FixedTerm, Group, Tensor, Term
 from qdqbridge.tvm.qnn.signatures import (
     BATCH_NORM,
     CHOICE,

@@ -2,33 +2,105 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from runpy import run_path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from qdqbridge.core.graph.copying import with_numbers
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.tvm.byoc.constraints import Constraints
-from qdqbridge.tvm.byoc.coverage import Coverage
+from qdqbridge.tvm.byoc.coverage import Coverage, coverage, reasons_of
 from qdqbridge.tvm.byoc.limits import Limits
 from qdqbridge.tvm.byoc.partition import partition
 from qdqbridge.tvm.byoc.rewrites import Rewrite, named, prepare
-from qdqbridge.tvm.byoc.shipped import ShippedTable, partition_shipped
 from qdqbridge.tvm.byoc.table import Table
 from qdqbridge.tvm.byoc.tables import canonical
 
-Dialect: TypeAlias = Literal["relax", "relay"]
+# --------------------------------------------------------------------------------------------------
+# Tables that ship with TVM or a vendor, on Relay: the small interface that an adapter implements.
+#
+# An adapter (``qdqbridge.tvm.relay.tables``) says how the table wants a model written and hands
+# out its own patterns and checks; partitioning and words for what is left are here, the same for
+# all.
 
+
+class ShippedTable(Protocol):
+    """What ``qdqbridge.tvm.relay.tables.TABLES[name]`` must offer."""
+
+    @property
+    def name(self) -> str:
+        """The codegen's name, the prefix of its composites: ``cmsis-nn``."""
+        ...
+
+    @property
+    def variant(self) -> str:
+        """The variant of ``relay.emit`` that it matches: ``tflite``, ``dnnl``, ``fq2i``."""
+        ...
+
+    @property
+    def rewrites(self) -> tuple[str, ...]:
+        """What :func:`qdqbridge.tvm.byoc.prepare` may do for it, by name."""
+        ...
+
+    def shims(self) -> AbstractContextManager[object]:
+        """Returns a context in which its Python module imports and its checks run."""
+        ...
+
+    def patterns(self) -> Sequence[Any]:
+        """Returns (name, pattern) or (name, pattern, check), as ``MergeComposite`` takes them."""
+        ...
+
+    def others(self) -> Sequence[Any]:
+        """Returns entries of the same form for what is taken by other means; for words only."""
+        ...
+
+    def prepared(self, module: Any) -> Any:
+        """Returns the module after the table's own passes that need no codegen."""
+        ...
+
+    def why(self, entry: str, expr: Any) -> list[str]:
+        """Returns why the check of ``entry`` refuses an expression; nothing where unknown."""
+        ...
+
+
+def partition_shipped(
+    module: Any, table: ShippedTable, *, regions: bool = True
+) -> tuple[Any, Coverage]:
+    """As :func:`qdqbridge.tvm.byoc.partition`, by a shipped table's own patterns and checks.
+
+    Args:
+        module: A Relay module in the table's variant.
+        table: The adapter.
+        regions: Group neighbouring composites into regions.
+    """
+    from tvm import relay
+
+    from qdqbridge.tvm.byoc import relay_host
+    from qdqbridge.tvm.byoc.relay_patterns import explaining
+
+    with table.shims(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # TVM's tables of TVM's own functions
+        module = relay.transform.InferType()(table.prepared(module))
+        patterns = table.patterns()
+        divided = relay_host.divided(module, patterns, table.name, regions=regions)
+        explain = reasons_of(explaining(table.name, [*patterns, *table.others()], table.why))
+        return divided, coverage(table.name, relay_host.contents(divided), explain)
+
+
+# --------------------------------------------------------------------------------------------------
+
+Dialect: TypeAlias = Literal["relax", "relay"]
 _INT8 = Constraints(
     Limits(activations=("int8",), weights=("int8",), symmetric_weights=True),
     {"softmax": Limits(output_scale=1 / 256, output_zero_point=-128)},
 )
-
 TABLES: Mapping[str, Callable[[], Table]] = {
     "canonical": canonical,
     "int8": lambda: canonical("int8", constraints=_INT8),

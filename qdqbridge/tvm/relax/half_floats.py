@@ -14,7 +14,7 @@ import numpy as np
 from tvm import ir, relax, te, tirx
 from tvm.s_tir import Schedule
 
-from qdqbridge.tvm.qnn.dialect.kernel import stage
+from qdqbridge.tvm.qnn.dialect.arithmetic import stage
 from qdqbridge.tvm.relax.empty_reductions import product_of_nothing, set_first
 
 # ---- loops of products, summed in float32, that go along the columns, as vectors do --------------

@@ -10,8 +10,8 @@ import numpy as np
 from tvm import ir, relax, te, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from qdqbridge.tvm.qnn.dialect.broadcast import broadcast_indices
-from qdqbridge.tvm.qnn.dialect.kernel import stage
+from qdqbridge.tvm.qnn.dialect.arithmetic import stage
+from qdqbridge.tvm.qnn.dialect.elementwise import broadcast_indices
 from qdqbridge.tvm.relax.builder_turn import BUILDING
 from qdqbridge.tvm.relax.empty_reductions import is_empty
 from qdqbridge.tvm.relax.half_floats import HALF_FLOATS

@@ -16,8 +16,8 @@ from typing import Any
 
 from tvm import ir, relax, te, tirx, topi
 
-from qdqbridge.tvm.qnn.dialect.broadcast import broadcast_indices
-from qdqbridge.tvm.qnn.dialect.kernel import stage
+from qdqbridge.tvm.qnn.dialect.arithmetic import stage
+from qdqbridge.tvm.qnn.dialect.elementwise import broadcast_indices
 from qdqbridge.tvm.relax.empty_reductions import set_first
 
 Prim = Any

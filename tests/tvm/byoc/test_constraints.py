@@ -23,8 +23,7 @@ from qdqbridge.tvm.byoc.records import (
     Record,
     Resize,
 )
-from qdqbridge.tvm.byoc.tensor import Tensor
-from qdqbridge.tvm.byoc.terms import FixedTerm, Free
+from qdqbridge.tvm.byoc.terms import FixedTerm, Free, Tensor
 
 
 def value(

@@ -37,7 +37,7 @@ from qdqbridge.tvm.byoc.records import (
     Softmax,
     Unary,
 )
-from qdqbridge.tvm.byoc.tensor import Tensor
+from qdqbridge.tvm.byoc.terms import Tensor
 from tests.core.graph import graphs
 from tests.tvm.relax.single_ops import Model, X, codes, const, params
 

@@ -10,8 +10,7 @@ import pytest
 import qdqbridge as qb
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.tvm.byoc.coverage import Coverage
-from qdqbridge.tvm.byoc.model import partition_model
-from qdqbridge.tvm.byoc.shipped import partition_shipped
+from qdqbridge.tvm.byoc.model import partition_model, partition_shipped
 from qdqbridge.tvm.relay.emit import emit
 from qdqbridge.tvm.relay.tables import TABLES
 from tests.onnx_models import Builder, canonical

@@ -10,7 +10,7 @@ from qdqbridge.tvm.byoc.records import Record
 from qdqbridge.tvm.byoc.table import Entry
 from qdqbridge.tvm.byoc.tables.accumulations import FOUR
 from qdqbridge.tvm.byoc.tables.elementwise import one
-from qdqbridge.tvm.byoc.tensor import Tensor
+from qdqbridge.tvm.byoc.terms import Tensor
 
 _INTEGERS = frozenset(("int8", "uint8", "int16", "uint16"))
 

@@ -12,12 +12,39 @@ LLVM 17 and 22):
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import tvm
 from tvm import te
 
-from qdqbridge.tvm.qnn.dialect.tir import tirx
 from qdqbridge.tvm.qnn.ranges import limits
+
+# ---- stages of a TE compute ----------------------------------------------------------------------
+
+BLOCK = "accumulate"
+"""Name of the stage that a host takes for the reduction by default."""
+
+
+def stage(shape: Any, element: Callable[..., Any], name: str) -> te.Tensor:
+    """Returns the TE tensor of ``shape`` whose element at ``i…`` is ``element(*i)``."""
+    tensor: Any = te.compute(shape, element, name=name)
+    return tensor
+
+
+# ---- the names of TVM that moved between 0.16 (``tvm.tir``) and 0.27 (``tvm.tirx``) --------------
+
+_tvm: Any = tvm
+tirx: Any = _tvm.tirx if hasattr(_tvm, "tirx") else _tvm.tir
+"""TIR expressions."""
+
+
+def analyzer() -> Any:
+    """Returns a new arithmetic analyzer of symbolic extents."""
+    return _tvm.sym.Analyzer() if hasattr(_tvm, "sym") else _tvm.arith.Analyzer()
+
+
+# --------------------------------------------------------------------------------------------------
 
 Prim = Any
 """A TIR expression."""

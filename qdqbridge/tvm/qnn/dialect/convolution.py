@@ -13,16 +13,9 @@ from typing import Any
 
 from tvm import te
 
-from qdqbridge.tvm.qnn.dialect.accumulate import (
-    OUT_DTYPE,
-    SIX,
-    centred,
-    check_operands,
-    padded_codes,
-)
-from qdqbridge.tvm.qnn.dialect.arithmetic import Prim, entry
+from qdqbridge.tvm.qnn.dialect.arithmetic import BLOCK, Prim, entry, stage
 from qdqbridge.tvm.qnn.dialect.context import CallContext, Extent, ResultType
-from qdqbridge.tvm.qnn.dialect.kernel import BLOCK, stage
+from qdqbridge.tvm.qnn.dialect.dense import OUT_DTYPE, SIX, centred, check_operands, padded_codes
 from qdqbridge.tvm.qnn.dialect.layout import SPATIAL, AxisLayout, data_layout, kernel_layout
 from qdqbridge.tvm.qnn.dialect.op import Attribute, QnnOp
 

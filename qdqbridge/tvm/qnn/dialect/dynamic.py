@@ -10,8 +10,7 @@ from tvm import te
 
 from qdqbridge.core.ops.dynamic import LAST_OF_BLOCK, SMALLEST
 from qdqbridge.tvm.qnn.dialect import convolution
-from qdqbridge.tvm.qnn.dialect.accumulate import OUT_DTYPE, centred, padded_codes
-from qdqbridge.tvm.qnn.dialect.arithmetic import Prim, entry, fenced
+from qdqbridge.tvm.qnn.dialect.arithmetic import BLOCK, Prim, entry, fenced, stage, tirx
 from qdqbridge.tvm.qnn.dialect.context import CallContext, ResultType
 from qdqbridge.tvm.qnn.dialect.convolution import (
     ConvolutionWindow,
@@ -23,10 +22,14 @@ from qdqbridge.tvm.qnn.dialect.convolution import (
     window_attributes,
     window_of,
 )
-from qdqbridge.tvm.qnn.dialect.dense import centred_weight, expect_rows
-from qdqbridge.tvm.qnn.dialect.kernel import BLOCK, stage
+from qdqbridge.tvm.qnn.dialect.dense import (
+    OUT_DTYPE,
+    centred,
+    centred_weight,
+    expect_rows,
+    padded_codes,
+)
 from qdqbridge.tvm.qnn.dialect.op import Attribute, QnnOp
-from qdqbridge.tvm.qnn.dialect.tir import tirx
 from qdqbridge.tvm.qnn.ranges import is_code
 
 _LAST = 255

@@ -2,29 +2,153 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, TypeAlias
 
 import numpy as np
 from tvm import te
 
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Operator
+from qdqbridge.core.graph.patterns import Pattern
 from qdqbridge.core.ops.elementwise import OPERATORS, POW
+from qdqbridge.core.ops.forms import OPERANDS
 from qdqbridge.tvm.qnn.dialect.arithmetic import (
     Prim,
+    analyzer,
     entry,
     fenced,
     kind_of,
     quantized,
     real,
+    stage,
+    tirx,
 )
-from qdqbridge.tvm.qnn.dialect.broadcast import broadcast_indices, broadcast_shape
-from qdqbridge.tvm.qnn.dialect.context import CallContext, ResultType
-from qdqbridge.tvm.qnn.dialect.formulas import computable, formula
-from qdqbridge.tvm.qnn.dialect.kernel import stage
+from qdqbridge.tvm.qnn.dialect.context import CallContext, Extent, ResultType
 from qdqbridge.tvm.qnn.dialect.op import Attribute, QnnOp
-from qdqbridge.tvm.qnn.dialect.tables import index_of, quantize_table, real_codes
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.unary import index_of, quantize_table, real_codes
 from qdqbridge.tvm.qnn.ranges import is_code
+
+# --------------------------------------------------------------------------------------------------
+# Element-wise operators of two operands as TIR expressions, by the rows of the operator table.
+
+Number: TypeAlias = "Callable[[float], Prim]"
+"""Returns a float32 constant, of as many lanes as the operands have."""
+
+Guard: TypeAlias = "Callable[[Prim], Prim]"
+"""Keeps LLVM from fusing a step with what follows."""
+
+STEPS: Mapping[str, Callable[..., Prim]] = {
+    "Abs": tirx.abs,
+    "Add": lambda a, b: a + b,
+    "Ceil": tirx.ceil,
+    "Div": lambda a, b: a / b,
+    "Floor": tirx.floor,
+    "Greater": lambda a, b: a > b,
+    "Less": lambda a, b: a < b,
+    "Max": tirx.max,
+    "Min": tirx.min,
+    "Mul": lambda a, b: a * b,
+    "Neg": lambda a: -a,
+    "Sub": lambda a, b: a - b,
+    "Where": tirx.Select,
+}
+"""What TIR computes as one float32 operation, bit for bit as ONNX says."""
+
+
+def computable(op: Operator) -> bool:
+    """Returns whether an operator is a step, or written with nothing but steps."""
+    return op.arity == 2 and (op.name in STEPS or _steps_only(op))
+
+
+def formula(op: Operator, number: Number, guard: Guard) -> Callable[[Prim, Prim], Prim]:
+    """Returns an operator of two float32 operands.
+
+    Args:
+        op: The operator; :func:`computable` says which.
+        number: Makes the constants of its form.
+        guard: Goes around every step but the last.
+    """
+    if op.name in STEPS:
+        return STEPS[op.name]
+
+    def compute(a: Prim, b: Prim) -> Prim:
+        known = dict(zip(OPERANDS[2], (a, b), strict=True))
+        return _computed(op.forms[0].pattern, known, number, guard)
+
+    return compute
+
+
+def _computed(pattern: Pattern, known: Mapping[str, Prim], number: Number, guard: Guard) -> Prim:
+    if isinstance(pattern, str):
+        return known[pattern]
+    if not isinstance(pattern, tuple):
+        return number(float(pattern))
+    parts = [_computed(part, known, number, guard) for part in pattern[1:]]
+    parts = [
+        guard(part) if isinstance(inner, tuple) and inner[0] in _ROUNDED else part
+        for part, inner in zip(parts, pattern[1:], strict=True)
+    ]
+    return STEPS[pattern[0]](*parts)
+
+
+_ROUNDED = ("Add", "Div", "Mul", "Sub")
+"""Steps whose result LLVM could keep unrounded."""
+
+
+def _steps_only(op: Operator) -> bool:
+    return bool(op.forms) and _is_pattern_computable(op.forms[0].pattern)
+
+
+def _is_pattern_computable(pattern: Pattern) -> bool:
+    if not isinstance(pattern, tuple):
+        return not isinstance(pattern, str) or not pattern.startswith("#")
+    return pattern[0] in STEPS and all(_is_pattern_computable(part) for part in pattern[1:])
+
+
+# ---- numPy broadcasting of extents that may be symbolic ------------------------------------------
+
+
+def _one(extent: Extent) -> bool:
+    return _static_extent(extent) == 1
+
+
+def _static_extent(extent: Extent) -> int | None:
+    """Returns a known extent as an int, None where it is symbolic."""
+    value = extent.value if isinstance(extent, tirx.IntImm) else extent
+    return value if isinstance(value, int) else None
+
+
+def _equal(a: Extent, b: Extent) -> bool:
+    known = _static_extent(a), _static_extent(b)
+    if None not in known:
+        return known[0] == known[1]
+    return analyzer().can_prove_equal(a, b)
+
+
+def broadcast_shape(context: CallContext, *shapes: Sequence[Extent]) -> list[Extent]:
+    """Returns the common shape.
+
+    Raises:
+        GraphError: Two extents differ, or cannot be shown to be equal, and neither is 1.
+    """
+    result: list[Extent] = []
+    for extents in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
+        wide = [extent for extent in extents if not _one(extent)]
+        for extent in wide[1:]:
+            if not _equal(wide[0], extent):
+                context.fail(f"shapes {[list(shape) for shape in shapes]} do not broadcast")
+        result.append(wide[0] if wide else 1)
+    return result[::-1]
+
+
+def broadcast_indices(indices: Sequence[Prim], shape: Sequence[Any]) -> list[Prim]:
+    """Returns the indices of an operand of ``shape`` for an element of the broadcast result."""
+    own = list(indices)[len(indices) - len(shape) :]
+    return [0 if _one(extent) else index for index, extent in zip(own, shape, strict=True)]
+
+
+# --------------------------------------------------------------------------------------------------
 
 EIGHT = (
     "lhs",

@@ -21,11 +21,11 @@ from qdqbridge.core.ops.resize import RESIZE, coordinates, cubic_weights
 from qdqbridge.tvm.qnn.dialect.arithmetic import (
     Prim,
     fenced,
+    stage,
+    tirx,
 )
 from qdqbridge.tvm.qnn.dialect.context import Extent
-from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.open_resize import OpenAxis
-from qdqbridge.tvm.qnn.dialect.tir import tirx
 
 Table = NDArray[Any]
 

@@ -18,12 +18,10 @@ from numpy.typing import NDArray
 from tvm import te
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.tvm.qnn.dialect.arithmetic import Prim, entry
+from qdqbridge.tvm.qnn.dialect.arithmetic import Prim, entry, stage, tirx
 from qdqbridge.tvm.qnn.dialect.context import CallContext, ResultType
-from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.op import REQUIRED, Attribute, QnnOp
 from qdqbridge.tvm.qnn.dialect.quantize import AXIS
-from qdqbridge.tvm.qnn.dialect.tir import tirx
 
 FORMATS = {dtype.label: dtype for dtype in DType if dtype.is_small_float}
 ROUNDINGS = ("nearest", "up", "down")

@@ -19,12 +19,12 @@ from qdqbridge.tvm.qnn.dialect.arithmetic import (
     kind_of,
     quantized,
     real,
+    stage,
+    tirx,
 )
-from qdqbridge.tvm.qnn.dialect.broadcast import broadcast_indices
 from qdqbridge.tvm.qnn.dialect.context import CallContext, Extent, ResultType
-from qdqbridge.tvm.qnn.dialect.kernel import stage
+from qdqbridge.tvm.qnn.dialect.elementwise import broadcast_indices
 from qdqbridge.tvm.qnn.dialect.op import Attribute, QnnOp
-from qdqbridge.tvm.qnn.dialect.tir import tirx
 from qdqbridge.tvm.qnn.dialect.unary import OUT_DTYPE
 from qdqbridge.tvm.qnn.ranges import accumulator_dtype, is_code, longest_row, magnitude
 

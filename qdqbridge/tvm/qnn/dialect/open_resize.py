@@ -13,9 +13,7 @@ import numpy as np
 from tvm import te
 
 from qdqbridge.core.ops.attributes import ResizeAttrs
-from qdqbridge.tvm.qnn.dialect.arithmetic import Prim, fenced
-from qdqbridge.tvm.qnn.dialect.kernel import stage
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import Prim, fenced, stage, tirx
 
 
 def scaled_extent(extent: Prim, scale: float) -> Prim:

@@ -11,17 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import te
 
-from qdqbridge.tvm.qnn.dialect.accumulate import (
-    centred,
-    padded_codes,
-)
-from qdqbridge.tvm.qnn.dialect.arithmetic import Prim, saturated
+from qdqbridge.tvm.qnn.dialect.arithmetic import BLOCK, Prim, saturated, stage, tirx
 from qdqbridge.tvm.qnn.dialect.context import CallContext, Extent, ResultType
 from qdqbridge.tvm.qnn.dialect.convolution import padding, spread
-from qdqbridge.tvm.qnn.dialect.kernel import BLOCK, stage
+from qdqbridge.tvm.qnn.dialect.dense import centred, padded_codes
 from qdqbridge.tvm.qnn.dialect.layout import SPATIAL, data_layout
 from qdqbridge.tvm.qnn.dialect.op import REQUIRED, Attribute, QnnOp
-from qdqbridge.tvm.qnn.dialect.tir import tirx
 from qdqbridge.tvm.qnn.dialect.unary import FIVE
 from qdqbridge.tvm.qnn.ranges import accumulator_dtype, is_code, magnitude
 

@@ -17,11 +17,11 @@ from qdqbridge.tvm.qnn.dialect.arithmetic import (
     real,
     rounded,
     saturated,
+    stage,
+    tirx,
 )
 from qdqbridge.tvm.qnn.dialect.context import CallContext, ResultType
-from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.op import REQUIRED, Attribute, QnnOp
-from qdqbridge.tvm.qnn.dialect.tir import tirx
 from qdqbridge.tvm.qnn.ranges import is_code, is_integer, limits
 
 FLOATS = ("float32", "float16")

@@ -11,12 +11,10 @@ from typing import Any
 from tvm import te
 
 from qdqbridge.core.ops.simulated import CODES
-from qdqbridge.tvm.qnn.dialect.arithmetic import Prim, entry, fenced
+from qdqbridge.tvm.qnn.dialect.arithmetic import Prim, entry, fenced, stage, tirx
 from qdqbridge.tvm.qnn.dialect.context import CallContext, ResultType
-from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.op import QnnOp
 from qdqbridge.tvm.qnn.dialect.quantize import AXIS, channel_axis
-from qdqbridge.tvm.qnn.dialect.tir import tirx
 
 _CODE = 1
 

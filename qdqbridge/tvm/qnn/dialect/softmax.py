@@ -12,11 +12,11 @@ from qdqbridge.tvm.qnn.dialect.arithmetic import (
     fenced,
     quantized,
     real,
+    stage,
+    tirx,
 )
 from qdqbridge.tvm.qnn.dialect.context import CallContext, ResultType
-from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.op import Attribute, QnnOp
-from qdqbridge.tvm.qnn.dialect.tir import tirx
 from qdqbridge.tvm.qnn.dialect.unary import FIVE, OUT_DTYPE, infer_codes
 
 FRACTION = 2.0**40

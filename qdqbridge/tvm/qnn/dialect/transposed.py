@@ -12,8 +12,7 @@ from typing import Any
 
 from tvm import te
 
-from qdqbridge.tvm.qnn.dialect.accumulate import SIX, centred, narrow_dtype
-from qdqbridge.tvm.qnn.dialect.arithmetic import Prim, entry
+from qdqbridge.tvm.qnn.dialect.arithmetic import Prim, entry, stage, tirx
 from qdqbridge.tvm.qnn.dialect.context import CallContext, Extent, ResultType
 from qdqbridge.tvm.qnn.dialect.convolution import (
     ConvolutionWindow,
@@ -23,9 +22,8 @@ from qdqbridge.tvm.qnn.dialect.convolution import (
     operand_shapes,
     window_attributes,
 )
-from qdqbridge.tvm.qnn.dialect.kernel import stage
+from qdqbridge.tvm.qnn.dialect.dense import SIX, centred, narrow_dtype
 from qdqbridge.tvm.qnn.dialect.op import QnnOp
-from qdqbridge.tvm.qnn.dialect.tir import tirx
 
 
 def _extra(context: CallContext, window: ConvolutionWindow) -> tuple[int, ...]:

@@ -11,16 +11,50 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tvm import te
 
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.numerics import codes, dequantize, quantize
 from qdqbridge.core.graph.operator import Array, Operator
+from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.ops.attributes import ClipAttrs
 from qdqbridge.core.ops.unary import CLIP, LEAKY_RELU, OPERATORS, RELU
+from qdqbridge.tvm.qnn.dialect.arithmetic import Prim, kind_of, stage, tirx
 from qdqbridge.tvm.qnn.dialect.context import CallContext, ResultType
-from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.op import REQUIRED, Attribute, QnnOp
-from qdqbridge.tvm.qnn.dialect.tables import index_of, quantize_table, real_codes
 from qdqbridge.tvm.qnn.ranges import is_code
+
+# --------------------------------------------------------------------------------------------------
+# Tables over the codes of an 8- or 16-bit type, computed by NumPy when a call is legalized.
+
+
+def _scalar_qparams(scale: Any, zero_point: Any, dtype: str) -> QuantParams:
+    return QuantParams(
+        DType.of(np.dtype(dtype)),
+        np.asarray(scale, np.float32).reshape(()),
+        np.asarray(zero_point, np.int32).reshape(()),
+    )
+
+
+def real_codes(dtype: str, scale: Any, zero_point: Any) -> NDArray[np.float32]:
+    """Returns the float32 value of every code, in the order of its bit pattern."""
+    params = _scalar_qparams(scale, zero_point, dtype)
+    return dequantize(codes(params), params)
+
+
+def quantize_table(values: NDArray[Any], scale: Any, zero_point: Any, dtype: str) -> NDArray[Any]:
+    """Returns real values as codes of ``dtype``."""
+    return quantize(np.asarray(values, np.float32), _scalar_qparams(scale, zero_point, dtype))
+
+
+def index_of(code: Prim) -> Prim:
+    """Returns the bit pattern of an 8- or 16-bit code as an int32 index."""
+    unsigned = "uint8" if kind_of(code) in ("int8", "uint8") else "uint16"
+    return tirx.reinterpret(unsigned, code).astype("int32")
+
+
+# --------------------------------------------------------------------------------------------------
 
 FIVE = ("data", "input_scale", "input_zero_point", "output_scale", "output_zero_point")
 OUT_DTYPE = Attribute("out_dtype", "", "type of the result; empty takes the data's")

@@ -6,10 +6,9 @@ from typing import Any
 
 from tvm import te
 
+from qdqbridge.tvm.qnn.dialect.arithmetic import stage, tirx
 from qdqbridge.tvm.qnn.dialect.context import CallContext, ResultType
-from qdqbridge.tvm.qnn.dialect.kernel import stage
 from qdqbridge.tvm.qnn.dialect.op import REQUIRED, Attribute, QnnOp
-from qdqbridge.tvm.qnn.dialect.tir import tirx
 
 _WIDTHS = (2, 4)
 

@@ -48,7 +48,7 @@ from qdqbridge.core.ops.unary import CLIP
 from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, unsupported
 from qdqbridge.tvm.qnn.emit.table import at
 from qdqbridge.tvm.qnn.emit.windows import pool, reduction, window_pads
-from qdqbridge.tvm.qnn.slices import FAR, are_ordered, open_bounds
+from qdqbridge.tvm.qnn.ranges import FAR, are_ordered, open_bounds
 
 Emit = Callable[[FunctionEmitter, Node, Expr], Any]
 _BEYOND = {"reflect": 1, "wrap": 0}

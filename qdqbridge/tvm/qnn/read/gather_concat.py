@@ -31,11 +31,11 @@ from qdqbridge.core.ops.shape_operator import SHAPE
 from qdqbridge.core.ops.shapes import sliced
 from qdqbridge.core.ops.table import MOVED_ALIKE
 from qdqbridge.tvm.qnn.origin import Provenance
+from qdqbridge.tvm.qnn.ranges import FAR, open_bounds
 from qdqbridge.tvm.qnn.read.call import Call
 from qdqbridge.tvm.qnn.read.data_movement import hinted, moved, per_tensor, type_like
 from qdqbridge.tvm.qnn.read.reading import Reading, Row, flat
 from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node
-from qdqbridge.tvm.qnn.slices import FAR, open_bounds
 
 
 def strided_slice(reading: Reading, call: Call) -> Value:

@@ -2,27 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from qdqbridge.core.graph.attribute_codecs import permuted_attributes, read_attributes
 from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes
 from qdqbridge.core.graph.types import QuantType, TensorType, ValueType
 from qdqbridge.core.layout.permutation import channels_first as first
-from qdqbridge.core.ops.attributes import ResizeAttrs
+from qdqbridge.core.ops.attributes import AxisAttrs, DepthSpaceAttrs, ResizeAttrs
 from qdqbridge.core.ops.cast import CAST
+from qdqbridge.core.ops.permutation import inverse, permuted_shape
 from qdqbridge.core.ops.resize import moves
 from qdqbridge.tvm.qnn.origin import layout_of
 from qdqbridge.tvm.qnn.read import parameters
 from qdqbridge.tvm.qnn.read.call import Call
-from qdqbridge.tvm.qnn.read.images import in_layout
 from qdqbridge.tvm.qnn.read.layout import channels_first, laid_out
 from qdqbridge.tvm.qnn.read.reader import CallReader, Ints, rows_of
 from qdqbridge.tvm.qnn.read.reading import Reading, Row, tensor
 from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node
-from qdqbridge.tvm.qnn.signatures import ONE
+from qdqbridge.tvm.qnn.signatures import ONE, data_letters
 from qdqbridge.tvm.qnn.weights import axis_weights
+
+# ---- rows over images that hosts have beside what emission writes: global pools and blocks -------
+
+
+def in_layout(
+    reader: CallReader, op: str, attributes_of: Callable[[Value, TensorType], Attributes]
+) -> Value:
+    """Returns ``op`` of operand 0 with channels first, brought back into the call's layout.
+
+    Args:
+        reader: The call.
+        op: The row's name.
+        attributes_of: Makes the attributes from the operand and the type of the result, both with
+            channels first.
+    """
+    data, rank = reader.value(0), len(reader.result.shape or ())
+    layout = reader.text("layout") or (data_letters(rank - 2) if 3 <= rank <= 5 else "")
+    x, back = channels_first(reader.reading, data, layout, rank - 2)
+    shape = (
+        reader.result.shape if back is None else permuted_shape(reader.result.shape, inverse(back))
+    )
+    attributes = attributes_of(x, TensorType(reader.result.dtype, shape))
+    provenance = reader.call.provenance
+    if not _moves(op, attributes) or (provenance and not any(provenance.operands)):
+        x = reader.plain(x)
+    type_: ValueType = reader.result if x.quant is None else x.quant.with_shape(reader.result.shape)
+    return laid_out(
+        reader.reading, type_, back, lambda inner: reader.emit(op, [x], attributes, inner)
+    )
+
+
+def _moves(op: str, attributes: Attributes) -> bool:
+    if isinstance(attributes, ResizeAttrs):
+        return attributes.mode == "nearest"
+    return op in ("GlobalMaxPool", "DepthToSpace", "SpaceToDepth")
+
+
+def global_pool(op: str) -> Callable[[CallReader], Value]:
+    """Returns the row of ``nn.global_{max,avg}_pool2d`` and of adaptive pools to 1x1."""
+
+    def row(reader: CallReader) -> Value:
+        def attributes(x: Value, y: TensorType) -> Attributes:
+            del x
+            if any(extent != 1 for extent in (y.shape or ())[2:]):
+                raise reader.refusal("it pools to several elements, with windows of unequal size")
+            return NO_ATTRIBUTES
+
+        return in_layout(reader, op, attributes)
+
+    return row
+
+
+def blocks(op: str) -> Callable[[CallReader], Value]:
+    """Returns the row of ``nn.depth_to_space(x; block_size, mode)`` and its inverse."""
+
+    def row(reader: CallReader) -> Value:
+        mode = reader.text("mode", "DCR") if op == "DepthToSpace" else "DCR"
+        attributes = DepthSpaceAttrs(reader.integer("block_size"), mode)
+        return in_layout(reader, op, lambda x, y: attributes)
+
+    return row
+
+
+def batch_flatten(reader: CallReader) -> Value:
+    """``nn.batch_flatten(x)``."""
+    return reader.emit("Flatten", [reader.value(0)], AxisAttrs(1))
+
+
+ROWS: Mapping[str, Row] = rows_of({
+    **{f"nn.global_avg_pool{n}d": global_pool("GlobalAveragePool") for n in (1, 2, 3)},
+    **{f"nn.global_max_pool{n}d": global_pool("GlobalMaxPool") for n in (1, 2, 3)},
+    **{f"nn.adaptive_avg_pool{n}d": global_pool("GlobalAveragePool") for n in (1, 2, 3)},
+    **{f"nn.adaptive_max_pool{n}d": global_pool("GlobalMaxPool") for n in (1, 2, 3)},
+    "nn.depth_to_space": blocks("DepthToSpace"),
+    "nn.space_to_depth": blocks("SpaceToDepth"),
+    "nn.batch_flatten": batch_flatten,
+})  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------
 
 _METHODS = {"nearest_neighbor": "nearest", "linear": "linear", "cubic": "cubic"}
 _ROUNDING = {
@@ -35,8 +116,6 @@ _ROUNDING = {
 
 
 # ---- the dialect's ------------------------------------------------------------------------------
-
-
 def quantized_resize(rank: int) -> Row:
     """Returns the row of ``qnn.resize<rank>d`` (0: of any axes), of open floats too."""
 
@@ -127,8 +206,6 @@ def permuted(attributes: ResizeAttrs, rank: int) -> ResizeAttrs:
 
 
 # ---- the hosts' ---------------------------------------------------------------------------------
-
-
 def resize(reader: CallReader) -> Value:
     """``image.resize{1,2,3}d(x; size, method, coordinate_transformation_mode, …)``."""
     return in_layout(reader, "Resize", lambda x, y: _resize_attributes(reader, x, y))
@@ -214,6 +291,7 @@ RESIZE: Mapping[str, Row] = {
     **{f"qnn.resize{rank}d": quantized_resize(rank) for rank in (1, 2, 3)},
 }
 """The dialect's rows."""
+
 HOST_RESIZE: Mapping[str, Row] = rows_of({
     **{f"image.resize{rank}d": resize for rank in (1, 2, 3)},
     "nn.upsampling": upsampling,

@@ -31,11 +31,11 @@ from qdqbridge.tvm.qnn.read.conversions import (
     quantize,
     quantize_minifloat,
     requantize,
+    unpack,
 )
 from qdqbridge.tvm.qnn.read.layout import channels_first, laid_out
 from qdqbridge.tvm.qnn.read.reading import Reading, Row, flat
 from qdqbridge.tvm.qnn.read.resize import RESIZE
-from qdqbridge.tvm.qnn.read.unpack import unpack
 from qdqbridge.tvm.qnn.signatures import BATCH_NORM, CHOICE, NORM, ONE, TWO, Signature
 
 # ---- elementwise -------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ from tvm.ir import Op, register_op_attr
 from tvm.ir import _ffi_api as ir_api
 
 from qdqbridge.errors import GraphError
-from qdqbridge.tvm.qnn.dialect.kernel import stage
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import stage, tirx
 from qdqbridge.tvm.relax.dialect.registration import tensor_type
 
 NAME = "qnn.broadcast_to"

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm import te
 
-from qdqbridge.tvm.qnn.dialect.kernel import stage
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import stage, tirx
 from qdqbridge.tvm.qnn.emit.emitter import Expr
 
 if TYPE_CHECKING:

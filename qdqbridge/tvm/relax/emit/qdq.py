@@ -23,12 +23,11 @@ from qdqbridge.core.graph.types import TensorType, static_shape
 from qdqbridge.core.ops.attributes import ResizeAttrs
 from qdqbridge.core.ops.composition import CompositionAttrs
 from qdqbridge.core.ops.matmul import DENSE
-from qdqbridge.tvm.qnn.emit.conversions import CONVERSIONS
 from qdqbridge.tvm.qnn.emit.data_movement import DATA_MOVEMENT
 from qdqbridge.tvm.qnn.emit.dtypes import storage, tvm_dtype
 from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, unsupported
 from qdqbridge.tvm.qnn.emit.floating import FLOATING
-from qdqbridge.tvm.qnn.emit.nodes import EmitOpaque, computes_minifloats, in_integers
+from qdqbridge.tvm.qnn.emit.nodes import CONVERSIONS, EmitOpaque, computes_minifloats, in_integers
 from qdqbridge.tvm.qnn.emit.resize import emit_resize
 from qdqbridge.tvm.relax.emit.emitter import RelaxEmitter
 

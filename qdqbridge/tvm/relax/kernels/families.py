@@ -15,7 +15,7 @@ from qdqbridge.core.ops.reduction import reduces
 from qdqbridge.core.ops.resize import RESIZE
 from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.core.ops.unary import GELU
-from qdqbridge.tvm.qnn.dialect.formulas import computable
+from qdqbridge.tvm.qnn.dialect.elementwise import computable
 from qdqbridge.tvm.qnn.emit.nodes import computes_minifloats
 from qdqbridge.tvm.relax.kernels.data_movement import nodes as data_movement
 from qdqbridge.tvm.relax.kernels.elementwise import affine, binary, conversions, lookup, selection

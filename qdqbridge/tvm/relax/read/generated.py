@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import relax, tirx, topi
 from tvm.relax.utils import gen_call_tir_inputs
 
-from qdqbridge.tvm.qnn.dialect.tir import analyzer
+from qdqbridge.tvm.qnn.dialect.arithmetic import analyzer
 from qdqbridge.tvm.relax.read.calls import Decoded, plain
 
 _MOST = 600

@@ -21,7 +21,7 @@ from qdqbridge.tvm.qnn.origin import (
     plain_dtype_of,
     provenance_of,
 )
-from qdqbridge.tvm.qnn.read import Call, Entry, Reading, Row, images, resize
+from qdqbridge.tvm.qnn.read import Call, Entry, Reading, Row, resize
 from qdqbridge.tvm.qnn.read.constants import constant_of
 from qdqbridge.tvm.qnn.read.reading import flat
 from qdqbridge.tvm.qnn.read.rules import FROM_RELAX
@@ -38,7 +38,7 @@ from qdqbridge.tvm.relax.read.shape_values import Extents
 _PLAIN: Mapping[str, Row] = {
     **standard.STANDARD,  # an operator that has a row of the table becomes that
     **read.ROWS,
-    **images.ROWS,
+    **resize.ROWS,
     **resize.HOST_RESIZE,
     **arithmetic.ROWS,
     **shape_values.ROWS,

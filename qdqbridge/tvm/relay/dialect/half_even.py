@@ -11,10 +11,37 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import tvm
+from tvm import relay as _relay
 from tvm.ir import Op
 
+from qdqbridge.tvm.relay.dialect.host import typed
 from qdqbridge.tvm.relay.dialect.native import NATIVE
 from qdqbridge.tvm.relay.dialect.registration import CANONICALIZE, RECORDS, canonicalization
+
+# --------------------------------------------------------------------------------------------------
+# Rounding half to even in Relay's own operators; ``relay.round`` rounds halves away from zero.
+
+relay: Any = _relay
+
+
+def rint(x: Any) -> Any:
+    """Returns floats rounded to whole numbers, halves to even ones."""
+    low = typed(relay.floor(x))
+    rest = typed(relay.subtract(x, low))
+    even = relay.multiply(relay.floor(relay.multiply(low, _like(x, 0.5))), _like(x, 2))
+    tie = relay.logical_and(relay.equal(rest, _like(x, 0.5)), relay.not_equal(low, even))
+    up = relay.logical_or(relay.greater(rest, _like(x, 0.5)), tie)
+    return relay.where(up, relay.add(low, _like(x, 1)), low)
+
+
+def _like(x: Any, value: float) -> Any:
+    dtype = str(typed(x).checked_type.dtype)
+    return relay.Constant(tvm.nd.array(np.asarray(value, dtype)))
+
+
+# --------------------------------------------------------------------------------------------------
 
 LEGALIZE = "FTVMQnnLegalize"
 _ATTRIBUTES = (CANONICALIZE, LEGALIZE)
@@ -59,6 +86,7 @@ def _install(functions: Functions) -> None:
 
 _RELAYS = _current()
 """Relay's own functions, taken when this module is imported."""
+
 _OURS: Functions = {
     (row.name, key): canonicalization(RECORDS[row.name]) if key == CANONICALIZE else None
     for row in NATIVE

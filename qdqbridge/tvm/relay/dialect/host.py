@@ -14,7 +14,7 @@ from qdqbridge.tvm.relay.dialect.kernels import call_kernel
 
 
 class RelayHost:
-    """See ``qdqbridge.tvm.qnn.dialect.host.DialectHost``."""
+    """See ``qdqbridge.tvm.qnn.dialect.context.DialectHost``."""
 
     bind_hint = "relay.build_module.bind_params_by_name, then FoldConstant"
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from tvm import relay as _relay
 
+from qdqbridge.tvm.relay.dialect.half_even import rint
 from qdqbridge.tvm.relay.dialect.host import typed
-from qdqbridge.tvm.relay.dialect.rounding import rint
 from qdqbridge.tvm.relay.emit.expressions import Expr, shape_of
 from qdqbridge.tvm.relay.emit.networks import Networks
 

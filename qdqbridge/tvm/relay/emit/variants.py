@@ -37,7 +37,7 @@ from qdqbridge.core.ops.pooling import GLOBAL_AVERAGE_POOL
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.tvm.qnn.emit.norms import OVER_CHANNELS
 from qdqbridge.tvm.qnn.emit.variant import Variant
-from qdqbridge.tvm.relay.emit import dnnl, fq2i, tflite
+from qdqbridge.tvm.relay.emit import forms, tflite
 from qdqbridge.tvm.relay.emit.forms import bias_add
 
 
@@ -70,16 +70,16 @@ FORMS: Mapping[str, RelayVariant] = MappingProxyType(
         ),
         "dnnl": RelayVariant(
             Variant(
-                name="dnnl", scalar_zero_point=True, requantize=dnnl.requantize,
-                rows={ADD: dnnl.add},
+                name="dnnl", scalar_zero_point=True, requantize=forms.requantize,
+                rows={ADD: forms.add},
             ),
             "NHWC", OVER_CHANNELS,
         ),
         "fq2i": RelayVariant(
             Variant(
-                name="fq2i", bias=fq2i.bias, scalar_zero_point=True, clamp=fq2i.clamp,
-                kernel_layout=fq2i.kernel_layout,
-                rows={GLOBAL_AVERAGE_POOL: fq2i.global_average_pool},
+                name="fq2i", bias=forms.bias, scalar_zero_point=True, clamp=forms.clamp,
+                kernel_layout=forms.kernel_layout,
+                rows={GLOBAL_AVERAGE_POOL: forms.global_average_pool},
             ),
             "NHWC", OVER_CHANNELS,
         ),

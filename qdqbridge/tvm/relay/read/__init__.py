@@ -9,8 +9,7 @@ leaves after calibration, :mod:`.transposes` brings channels-last modules into t
 
 from __future__ import annotations
 
-from qdqbridge.tvm.relay.read.entry import from_relay, from_simulated
+from qdqbridge.tvm.relay.read.entry import ROWS, from_relay, from_simulated
 from qdqbridge.tvm.relay.read.export import export_quantized
-from qdqbridge.tvm.relay.read.table import ROWS
 
 __all__ = ["ROWS", "export_quantized", "from_relay", "from_simulated"]

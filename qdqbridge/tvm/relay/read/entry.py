@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from qdqbridge.core.canonical import canonicalize
@@ -11,11 +12,48 @@ from qdqbridge.core.graph.verify import verify
 from qdqbridge.core.ops.conversion import QUANTIZE
 from qdqbridge.core.rewrite.driver import run
 from qdqbridge.errors import UnsupportedModelError
+from qdqbridge.tvm.qnn import read
+from qdqbridge.tvm.qnn.read import resize
+from qdqbridge.tvm.qnn.read.reader import CallReader, Read, rows_of
+from qdqbridge.tvm.qnn.read.reading import Row
 from qdqbridge.tvm.qnn.read.rules import WHOLE
 from qdqbridge.tvm.qnn.read.transposes import cancel
+from qdqbridge.tvm.relay.read import (
+    data_movement,
+    dynamic,
+    elementwise,
+    provenance,
+    reductions,
+    simulated,
+    stored,
+)
 from qdqbridge.tvm.relay.read.module import read_module
 from qdqbridge.tvm.relay.read.simulated import NAME
-from qdqbridge.tvm.relay.read.table import ROWS
+
+# ---- what each Relay operator becomes: the rows that hosts share, and those of Relay's own -------
+
+_OWN: Mapping[str, Callable[[CallReader], Read]] = {
+    **dynamic.ROWS,
+    **elementwise.ROWS,
+    **data_movement.ROWS,
+    **reductions.ROWS,
+    simulated.NAME: simulated.simulated_quantize,
+}
+_PLAIN: Mapping[str, Row] = {**read.ROWS, **resize.ROWS, **resize.HOST_RESIZE, **rows_of(_OWN)}
+_FLOAT: Mapping[str, Row] = {
+    **_PLAIN,
+    "add": provenance.channels_last_bias(provenance.needless_bias(_PLAIN["add"])),
+    "nn.bias_add": provenance.needless_bias(_PLAIN["nn.bias_add"]),
+    **{name: provenance.channels_last_pool(_PLAIN[name]) for name in ("mean", "qnn.mean", "max")},
+}
+_STORED: Mapping[str, Row] = {**_FLOAT, **stored.rows(_FLOAT)}
+ROWS: Mapping[str, Row] = MappingProxyType(
+    {**_STORED, "cast": provenance.channels_last_cast(_STORED["cast"])}
+)
+"""One row per operator, by Relay's name."""
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 def from_relay(mod: Any, params: Mapping[str, Any] | None = None) -> Graph:
@@ -46,7 +84,7 @@ def from_simulated(mod: Any, params: Mapping[str, Any] | None = None) -> Graph:
     """Reads a module that ``relay.quantize`` has annotated and calibrated.
 
     That is the module before constants are folded, as
-    :func:`~qdqbridge.tvm.relay.read.calibrate.calibrated` returns it. The result of
+    :func:`~qdqbridge.tvm.relay.read.export.calibrated` returns it. The result of
     ``relay.quantize.quantize`` with ``do_simulation=True`` is read too, but its last pass has made
     float constants of the weights; they stay float.
 

@@ -26,7 +26,7 @@ def _unchanged(module: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A shipped table (see ``qdqbridge.tvm.byoc.shipped.ShippedTable``).
+    """A shipped table (see ``qdqbridge.tvm.byoc.model.ShippedTable``).
 
     Attributes:
         name: The code generator's name, the prefix of its composites.

@@ -13,7 +13,7 @@ from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.graph.types import QuantType
 from qdqbridge.core.ops.attributes import ConvAttrs
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.executable import compile_relax
 from qdqbridge.tvm.relax.kernels.codegen.cpu import AVX512_VNNI
 from qdqbridge.tvm.relax.kernels.codegen.script import T

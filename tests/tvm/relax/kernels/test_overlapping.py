@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tvm
 
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.lanes import Prim, load, store
 from qdqbridge.tvm.relax.kernels.codegen.loops import halves, overlapping, turns
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root

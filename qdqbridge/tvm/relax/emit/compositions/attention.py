@@ -21,8 +21,7 @@ from qdqbridge.core.ops.attention import (
 )
 from qdqbridge.core.ops.dot_product_attention import DOUBLE, AttentionAttrs
 from qdqbridge.onnx_io.codecs.view import NoRow
-from qdqbridge.tvm.qnn.dialect.kernel import stage
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import stage, tirx
 from qdqbridge.tvm.qnn.emit.emitter import Expr
 from qdqbridge.tvm.relax.emit.broadcasting import equal
 from qdqbridge.tvm.relax.emit.compositions.context import (

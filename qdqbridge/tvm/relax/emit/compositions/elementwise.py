@@ -11,8 +11,7 @@ from tvm import te
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.quantization import per_tensor
 from qdqbridge.onnx_io.codecs.view import NoRow
-from qdqbridge.tvm.qnn.dialect.kernel import stage
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import stage, tirx
 from qdqbridge.tvm.qnn.emit.emitter import Expr
 from qdqbridge.tvm.qnn.emit.floating import unit_params
 from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext

@@ -17,8 +17,7 @@ from qdqbridge.core.ops.experts import (
     STORED_EXPERTS,
     ExpertsAttrs,
 )
-from qdqbridge.tvm.qnn.dialect.kernel import stage
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import stage, tirx
 from qdqbridge.tvm.qnn.emit.emitter import Expr
 from qdqbridge.tvm.relax.emit.compositions.context import (
     Composition,

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from tvm import te
 
 from qdqbridge.onnx_io.codecs.view import NoRow
-from qdqbridge.tvm.qnn.dialect.kernel import stage
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import stage, tirx
 from qdqbridge.tvm.qnn.emit.emitter import Expr
 from qdqbridge.tvm.relax.emit.compositions.context import (
     Composition,

@@ -17,8 +17,7 @@ from tvm import te
 from qdqbridge.core.ops.group_query_attention import GroupQueryAttentionAttrs
 from qdqbridge.core.ops.sparse_attention import SparseAttentionAttrs, seen_blocks
 from qdqbridge.onnx_io.codecs.view import NoRow
-from qdqbridge.tvm.qnn.dialect.kernel import stage
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import stage, tirx
 from qdqbridge.tvm.qnn.emit.emitter import Expr
 from qdqbridge.tvm.relax.emit.compositions.attention import Lines, Sight, products, seen_softmax
 from qdqbridge.tvm.relax.emit.compositions.context import CompositionContext, loops, wide

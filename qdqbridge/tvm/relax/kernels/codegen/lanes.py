@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from qdqbridge.tvm.qnn.dialect.arithmetic import kind_of
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import kind_of, tirx
 from qdqbridge.tvm.qnn.ranges import limits
 from qdqbridge.tvm.relax.kernels.codegen.script import T
 

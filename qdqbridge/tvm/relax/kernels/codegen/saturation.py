@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.cpu import AVX2, AVX512_VNNI, AVX_VNNI, Cpu
 from qdqbridge.tvm.relax.kernels.codegen.lanes import Prim, intrinsic, splat, typed
 

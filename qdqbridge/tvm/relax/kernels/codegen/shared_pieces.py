@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.lanes import Buffer, Prim, bound, flat, load, opaque, store
 from qdqbridge.tvm.relax.kernels.codegen.loops import ceiling, choice, share, turns
 from qdqbridge.tvm.relax.kernels.codegen.script import T

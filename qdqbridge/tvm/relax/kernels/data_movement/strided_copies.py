@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.broadcasting import GRAIN, Open, batch_of, known
 from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     Buffer,

@@ -14,7 +14,7 @@ from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.ops.elementwise import DIV, MUL
 from qdqbridge.core.ops.table import BY_NAME
-from qdqbridge.tvm.qnn.dialect.formulas import computable, formula
+from qdqbridge.tvm.qnn.dialect.elementwise import computable, formula
 from qdqbridge.tvm.relax.kernels.codegen.broadcasting import Formula, Open, Operand, elementwise
 from qdqbridge.tvm.relax.kernels.codegen.codes import (
     BYTES,

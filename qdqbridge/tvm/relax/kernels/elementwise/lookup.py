@@ -14,7 +14,7 @@ from qdqbridge.core.graph.interpreter import evaluate_node
 from qdqbridge.core.graph.numerics import codes
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.broadcasting import Loops, Open, OpenExtents
 from qdqbridge.tvm.relax.kernels.codegen.codes import bytes_of, storage, words_of
 from qdqbridge.tvm.relax.kernels.codegen.lanes import (

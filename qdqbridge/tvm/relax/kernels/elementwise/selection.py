@@ -14,7 +14,7 @@ from qdqbridge.core.graph.numerics import quantize
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType
 from qdqbridge.core.ops.stored import converted
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.broadcasting import Formula, Open, Operand, elementwise
 from qdqbridge.tvm.relax.kernels.codegen.codes import (
     CodesForm,

@@ -38,7 +38,7 @@ from qdqbridge.core.ops.dynamic import (
 )
 from qdqbridge.core.ops.elementwise import ADD, MUL, SUB
 from qdqbridge.core.ops.stored import present
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.broadcasting import GRAIN
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.lanes import (

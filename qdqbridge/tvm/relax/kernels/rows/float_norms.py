@@ -10,7 +10,7 @@ import numpy as np
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.ops.attributes import NormAttrs
 from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.broadcasting import Open, worth_sharing
 from qdqbridge.tvm.relax.kernels.codegen.codes import alike
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu

@@ -15,7 +15,7 @@ from qdqbridge.core.graph import exp32
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.ops.attributes import GeluAttrs, SoftmaxAttrs
 from qdqbridge.core.ops.softmax import SOFTMAX
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.broadcasting import GRAIN, Open, worth_sharing
 from qdqbridge.tvm.relax.kernels.codegen.codes import alike
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu

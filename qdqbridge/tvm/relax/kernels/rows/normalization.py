@@ -18,7 +18,7 @@ from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
 from qdqbridge.core.ops.normalization import RMS_NORMALIZATION
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.broadcasting import Open, OpenExtents, worth_sharing
 from qdqbridge.tvm.relax.kernels.codegen.codes import (
     CodesForm,

@@ -14,8 +14,8 @@ from qdqbridge.core.graph import exp32
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.ops.attributes import SoftmaxAttrs
 from qdqbridge.core.ops.softmax import LOG_SOFTMAX
+from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.qnn.dialect.softmax import FRACTION
-from qdqbridge.tvm.qnn.dialect.tir import tirx
 from qdqbridge.tvm.relax.kernels.codegen.broadcasting import Open, OpenExtents, worth_sharing
 from qdqbridge.tvm.relax.kernels.codegen.codes import (
     CodesForm,

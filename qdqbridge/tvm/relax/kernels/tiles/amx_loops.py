@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
 
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.lanes import Buffer, Prim, bound
 from qdqbridge.tvm.relax.kernels.codegen.loops import ceiling, halves, turns
 from qdqbridge.tvm.relax.kernels.tiles.amx import ROWS, AmxShape, AmxTile, configure, release, room

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qdqbridge.core.graph.types import Dim
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     Buffer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.lanes import Buffer, Prim, flat
 from qdqbridge.tvm.relax.kernels.codegen.loops import total_of
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root

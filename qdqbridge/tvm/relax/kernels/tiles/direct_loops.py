@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.lanes import LINE, Buffer, Prim, ask, bound, load
 from qdqbridge.tvm.relax.kernels.codegen.loops import (
     ceiling,

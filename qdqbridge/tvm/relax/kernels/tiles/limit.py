@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tvm
 
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.lanes import load, number, store
 from qdqbridge.tvm.relax.kernels.codegen.loops import turns

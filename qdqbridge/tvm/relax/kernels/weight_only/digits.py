@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qdqbridge.core.ops.dynamic import LAST_OF_BLOCK, SMALLEST
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     LINE,
     Buffer,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     Buffer,
     Prim,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from qdqbridge.tvm.qnn.dialect.tir import tirx
+from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.broadcasting import Open, batch_of, known, worth_sharing
 from qdqbridge.tvm.relax.kernels.codegen.codes import CodesForm, TargetCodes
 from qdqbridge.tvm.relax.kernels.codegen.lanes import (
