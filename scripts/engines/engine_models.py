@@ -48,7 +48,7 @@ from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.guard import most_elements
 from qdqbridge.errors import InputDataError, QdqBridgeError
 from qdqbridge.onnx_io.runtime.byte_products import saturating_products
-from qdqbridge.targets.comparison.causes import UNEXPLAINED
+from qdqbridge.targets.comparison.causes import REWRITTEN, UNEXPLAINED
 from qdqbridge.targets.comparison.local import compare_locally
 from qdqbridge.targets.engines import ENGINES, ProcessLimits, VendorEngine
 from qdqbridge.targets.engines.process import EngineProcess
@@ -418,23 +418,25 @@ def foretold(engine: str, folder: Path, every: int, largest: int) -> None:
         nodes = {value.name: node for node in graph.nodes for value in node.outputs}
         counts["files"] += 1
         for value in found.values:
-            node = nodes.get(value.name)
+            node, left = nodes.get(value.name), value.causes.get(UNEXPLAINED, 0)
+            if left:
+                about = f"{left} of {value.count}, {dict(value.causes)}"
+                print(f"{path}: {value.name}: {node}: {about}", flush=True)
             if node is None or not is_paired(node):
-                counts["values of other operators, unexplained"] += value.causes.get(UNEXPLAINED, 0)
+                counts["values of other operators, unexplained"] += left
                 continue
             if node.operand(0).producer is not None and node.operand(0).name not in opened.names:
                 counts["operators whose operands the engine does not show"] += 1
                 continue
-            left = value.causes.get(UNEXPLAINED, 0)
             kind = "integers" if value.max_lsb is not None else "floats"
+            paired, rewritten = (value.causes.get(cause, 0) for cause in (PAIRS, REWRITTEN))
             counts[f"{node.op.name}, operators"] += 1
             counts[f"values, {kind}"] += value.count
-            counts[f"values that saturate, {kind}"] += value.causes.get(PAIRS, 0)
-            others = value.mismatches - value.causes.get(PAIRS, 0) - left
+            counts[f"values that saturate, {kind}"] += paired
+            counts[f"values rewritten by the engine, {kind}"] += rewritten
+            others = value.mismatches - paired - rewritten - left
             counts[f"values off by rounding, {kind}"] += others
             counts[f"values not foretold, {kind}"] += left
-            if left:
-                print(f"{path}: {node}: {left} of {value.count}, {dict(value.causes)}", flush=True)
     print("\n".join(f"{count:>10,} {what}" for what, count in sorted(counts.items())))
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from shutil import which
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 
 import qdqbridge as qb
@@ -18,9 +20,12 @@ from qdqbridge.app.pipeline import check
 from qdqbridge.autoquant.hardware.accumulators import accumulators
 from qdqbridge.autoquant.hardware.arithmetic import PAIRS, is_paired
 from qdqbridge.autoquant.hardware.pairs import lost
+from qdqbridge.core.ops.accumulator import simulated
 from qdqbridge.onnx_io.runtime.byte_products import saturates, saturating_products
 from qdqbridge.targets.engines.processors import QEMU
 from qdqbridge.targets.profiles import Effect
+from tests.autoquant.byte_operators import relatives
+from tests.exact_sessions import exact_session
 from tests.onnx_io.writer_models import S8, U8, Net
 
 SUCH_A_PROCESSOR = pytest.mark.skipif(
@@ -180,26 +185,42 @@ def test_every_value_of_a_hundred_products_is_foretold(tmp_path: Path) -> None:
     assert COUNT > paired > touched > COUNT // 4
 
 
+def test_sums_that_lose_nothing_are_those_of_onnxruntime(tmp_path: Path) -> None:
+    """What is put together for operators without a row is what their kernels compute."""
+    net = relatives(1, COUNT // 4, batches=(1, 2, 3))
+    path, data = net.write(tmp_path)
+    asked = 0
+
+    def nothing(codes: np.ndarray[Any, Any], weights: np.ndarray[Any, Any]) -> Any:
+        nonlocal asked
+        asked += 1
+        return np.zeros_like(np.matmul(codes.astype(np.int64), weights.astype(np.int64)))
+
+    with simulated(nothing):
+        found = qb.evaluate(qb.load(path), data)
+    assert asked > COUNT // 2
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    names = list(net.results)
+    for name, theirs in zip(names, exact_session(path, options).run(names, data), strict=True):
+        np.testing.assert_array_equal(found[name], np.asarray(theirs), f"{name}")
+
+
 @SUCH_A_PROCESSOR
-def test_a_signed_second_activation_of_a_file_with_quantized_operators(tmp_path: Path) -> None:
-    net, chance, outputs = Net(21), np.random.default_rng(2), list[str]()
-    scales = [net.constant(np.array(value, np.float32)) for value in (0.01, 0.02, 0.4)]
-    for number in range(20):
-        dtype = S8 if number % 2 else U8  # the second one; the first is uint8 always
-        zeros = [net.constant(np.array(z, t)) for z, t in ((90, U8), (0, dtype), (128, U8))]
-        flip = net.op("Transpose", "x", perm=[1, 0])
-        cut = net.constant(np.array([int(chance.integers(20, 49))]))
-        terms = net.op("Slice", flip, net.constant(np.array([0])), cut)
-        side = net.op("Slice", "x", net.constant(np.array([0])), cut, net.constant(np.array([1])))
-        a = net.op("QuantizeLinear", side, scales[0], zeros[0])
-        b = net.op("QuantizeLinear", terms, scales[1], zeros[1])
-        made = net.op("QLinearMatMul", a, scales[0], zeros[0], b, scales[1], zeros[1],
-                      scales[2], zeros[2])  # fmt: skip
-        outputs.append(net.op("DequantizeLinear", made, scales[2], zeros[2]))
-    path = tmp_path / "activations.onnx"
-    onnx.save(net.model(outputs, [8, 48]), path)
-    data = {"x": chance.normal(scale=2, size=(8, 48)).astype(np.float32)}
+def test_every_value_of_operators_on_bytes_is_foretold(tmp_path: Path) -> None:
+    """QAttention, DynamicQuantizeLSTM, ConvInteger, MatMulInteger and products of activations."""
+    net = relatives(2, COUNT // 4)
+    path, data = net.write(tmp_path)
+    graph = qb.load(path)
     with qb.open_engine("onnxruntime-avx2", path) as engine:
-        found = qb.compare(qb.load(path), engine, data, local=True)
+        found = qb.compare(graph, engine, data, local=True)
     assert found.unexplained == 0
-    assert sum(value.causes.get(PAIRS, 0) for value in found.values) > 50
+    told = {value.name: value.causes.get(PAIRS, 0) for value in found.outputs}
+    assert told.keys() == net.results.keys()
+    exact, paired = qb.evaluate(graph, data), qb.evaluate(graph, data, pairs=True)
+    touched: Counter[str] = Counter()
+    for name, op_type in net.results.items():
+        touched[op_type] += told[name] > 0
+        if op_type != "QLinearMatMul":  # as a QDQ file has it, which evaluate means
+            assert told[name] == np.count_nonzero(exact[name] != paired[name]), name
+    assert len(touched) == 5 and min(touched.values()) > COUNT // 20

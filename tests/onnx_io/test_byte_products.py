@@ -69,8 +69,7 @@ def all_results(made: onnx.ModelProto, fed: Mapping[str, np.ndarray]) -> list[np
 
 
 CASES: Sequence[tuple[str, bool]] = [
-    ("QLinearConv", True), ("QLinearMatMul", True),
-    ("ConvInteger", False), ("MatMulInteger", False),
+    ("QLinearConv", True), ("QLinearMatMul", True), ("MatMulInteger", False),
 ]  # fmt: skip
 
 
@@ -95,6 +94,37 @@ def test_no_sum_saturates(op: str, scaled: bool, zero: int | None, tmp_path: Pat
     assert [t.data_type for t in made.graph.initializer if t.name == "w"] == [TensorProto.INT8]
     assert {node.op_type for node in made.graph.node} == {"Constant", op}
     np.testing.assert_array_equal(results(made, x), wanted)
+
+
+def test_data_of_a_convolution_of_integers_and_not_its_weights() -> None:
+    """Its kernel multiplies weights by windows, so that uint8 weights by int8 data saturate."""
+    chance = np.random.default_rng(5)
+    moved = helper.make_node("MaxPool", ["x"], ["p"], kernel_shape=[2, 2], strides=[1, 1])
+    for signed, unsigned in (("x", "w"), ("w", "x")):
+        kinds = {signed: np.int8, unsigned: np.uint8}
+        arrays = {
+            name: chance.integers(np.iinfo(kind).max // 2, np.iinfo(kind).max, shape).astype(kind)
+            for (name, kind), shape in zip(
+                sorted(kinds.items()), ((8, 8, 3, 3), (1, 8, 5, 5)), strict=True
+            )
+        }
+        node = helper.make_node("ConvInteger", ["p", "w", "xz"], ["y"], pads=[1, 1, 1, 1])
+        element = helper.np_dtype_to_tensor_dtype(np.dtype(kinds["x"]))
+        graph = helper.make_graph(
+            [moved, node], "windows",
+            [helper.make_tensor_value_info("x", element, (1, 8, 5, 5))],
+            [helper.make_tensor_value_info("y", TensorProto.INT32, None)],
+            [
+                numpy_helper.from_array(arrays["w"], "w"),
+                numpy_helper.from_array(np.asarray(3, kinds["x"]), "xz"),
+            ],
+        )  # fmt: skip
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        before = made.SerializeToString(deterministic=True)
+        wanted = next(iter(qdqbridge.evaluate(canonical(made), {"x": arrays["x"]}).values()))
+        keep_byte_products(made.graph)
+        assert (made.SerializeToString(deterministic=True) == before) == (signed == "w")
+        np.testing.assert_array_equal(results(made, arrays["x"]), wanted)
 
 
 def test_weights_that_nodes_compute() -> None:

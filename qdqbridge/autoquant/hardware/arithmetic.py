@@ -28,6 +28,7 @@ from qdqbridge.core.ops.accumulator import simulated
 from qdqbridge.core.ops.dynamic import DYNAMIC_DENSE
 from qdqbridge.errors import InputDataError
 from qdqbridge.onnx_io.control_flow.bodies import is_control
+from qdqbridge.onnx_io.opaque.paired import multiplies_bytes
 from qdqbridge.tflite_io.rounding import fixed_point, in_float32, rounded_twice
 
 Array = NDArray[Any]
@@ -192,7 +193,8 @@ def is_paired(node: Node) -> bool:
     if node.op is DYNAMIC_DENSE:
         return node.operand(1).type.dtype is DType.INT8
     product = product_at(node)
-    return is_control(node) or (product is not None and product.paired)
+    inside = is_control(node) or multiplies_bytes(node)
+    return inside or (product is not None and product.paired)
 
 
 def in_pairs(node: Node, operands: Sequence[Array | None]) -> tuple[Sequence[Array], int]:

@@ -183,7 +183,8 @@ class Operator:
             result (but the sign of a zero that an extreme chooses): 0, 2 or :data:`EVERY_OPERAND`.
         check: Yields what is wrong with a node of this operator and its attributes, in words.
         inside: Computes a node by what is inside it, from its stored operands, where it has bodies
-            that quantize; None of other nodes, and None for operators without bodies.
+            that quantize, or products that lose something on simulated hardware; None of other
+            nodes, and None for operators of the table.
         steps: How much it takes to compute, where the table does not know (``ops/steps.py``):
             operators outside the table.
         numerics: The contract in words, with every known difference from onnxruntime.

@@ -48,6 +48,7 @@ _OLDEST_WRITTEN = 14
 a body would be of another opset than it is once a file of a later one has it."""
 PASSES = 4
 """How often a body is read until what it carries has the shapes that it gives."""
+_QUANTIZED = ("MatMulNBits", "QAttention", "QGemm", "QLinear", "QMoE", "QOrdered")
 _RESERVED = ("in_", "out_", "capture_", "t_")
 Written: TypeAlias = Callable[[Graph, int], ModelProto]
 """How a graph is written in an opset."""
@@ -85,12 +86,15 @@ def is_control(node: Node) -> bool:
     return attributes.op_type in CONTROL and newest
 
 
+def is_quantized(node: NodeProto) -> bool:
+    """True for an operator that makes, takes or multiplies stored integers."""
+    name = node.op_type
+    return "quant" in name.lower() or "Integer" in name or name.startswith(_QUANTIZED)
+
+
 def quantizes_inside(node: NodeProto) -> bool:
     """True where something in the bodies of a node makes, takes or multiplies stored integers."""
-    return any(
-        any(part in inner.op_type.lower() for part in ("quantize", "qlinear", "qgemm", "integer"))
-        for inner in nodes_inside(node)
-    )
+    return any(map(is_quantized, nodes_inside(node)))
 
 
 def bodies_of(node: Node, place: str, normal: Callable[[Graph], Graph]) -> tuple[Body, ...]:

@@ -46,6 +46,7 @@ from qdqbridge.onnx_io.opaque.nodes import (
     opaque_node_proto,
     record_problem,
 )
+from qdqbridge.onnx_io.opaque.paired import computed_with_losses
 from qdqbridge.onnx_io.opaque.steps import opaque_steps
 from qdqbridge.onnx_io.reading.declared import check_operand_types
 from qdqbridge.onnx_io.reading.structure import describe, whole_results
@@ -122,7 +123,7 @@ def opaque_operator(domain: str, op_type: str) -> Operator:
         compute=_compute,
         steps=_opaque_step_count,
         commuting=_COMMUTING.get(op_type, 0) if domain == "" else 0,
-        inside=_inside if plain and op_type in CONTROL else None,
+        inside=_inside if plain and op_type in CONTROL else _with_losses,
         numerics="What onnxruntime computes with optimizations disabled; of bodies that quantize, "
         "what their graphs mean; where it has no kernel, what ONNX's own reference computes.",
     )
@@ -142,6 +143,16 @@ def _inside(node: Node, operands: Operands) -> Sequence[NDArray[Any]] | None:
     from qdqbridge.onnx_io.control_flow.evaluation import computed_by_bodies
 
     return computed_by_bodies(node, operands)
+
+
+def _with_losses(node: Node, operands: Operands) -> Sequence[NDArray[Any]] | None:
+    """Computes products of bytes on simulated hardware."""
+
+    def run(proto: NodeProto, version: int, given: Sequence[NDArray[Any] | None]) -> Sequence[Any]:
+        proto.input.extend("" if each is None else f"in_{i}" for i, each in enumerate(given))
+        return _run(opaque_attributes(proto, version), given)
+
+    return computed_with_losses(node, operands, run)
 
 
 def _compute(attributes: OpaqueAttrs, operands: Operands) -> tuple[Any, ...]:

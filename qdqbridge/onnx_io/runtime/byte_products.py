@@ -35,27 +35,27 @@ _HALF = 1 << 7
 
 @dataclass(frozen=True, slots=True)
 class _Factors:
-    """Where an operator has its weights, and the zero points of both factors.
+    """Which operands an operator multiplies as signed bytes, and which as unsigned ones.
 
     Attributes:
-        weights: Indices of each weight and of its zero point.
-        other: Index of the zero point of the activation, which has its type; None if it has none.
+        signed: Indices of each operand that goes in as it is stored, and of its zero point.
+        unsigned: Those of the other one; None where the operator makes it, as uint8.
     """
 
-    weights: tuple[tuple[int, int], ...]
-    other: int | None
+    signed: tuple[tuple[int, int], ...]
+    unsigned: tuple[int, int] | None
 
 
 _FACTORS = {
-    "QLinearConv": _Factors(((3, 5),), 2),
-    "QLinearMatMul": _Factors(((3, 5),), 2),
-    "QGemm": _Factors(((3, 5),), 2),
-    "ConvInteger": _Factors(((1, 3),), 2),
-    "MatMulInteger": _Factors(((1, 3),), 2),
-    "MatMulIntegerToFloat": _Factors(((1, 5),), 4),
+    "QLinearConv": _Factors(((3, 5),), (0, 2)),
+    "QLinearMatMul": _Factors(((3, 5),), (0, 2)),
+    "QGemm": _Factors(((3, 5),), (0, 2)),
+    "ConvInteger": _Factors(((0, 2),), (1, 3)),  # it multiplies weights by windows
+    "MatMulInteger": _Factors(((1, 3),), (0, 2)),
+    "MatMulIntegerToFloat": _Factors(((1, 5),), (0, 4)),
     "DynamicQuantizeMatMul": _Factors(((1, 3),), None),
     "DynamicQuantizeLSTM": _Factors(((1, 9), (2, 11)), None),
-    "QAttention": _Factors(((1, 7),), 6),
+    "QAttention": _Factors(((1, 7),), (0, 6)),
 }
 
 _ZERO_OF_RESULT = {"QuantizeLinear": 2, "QLinearConv": 7, "QLinearMatMul": 7, "QGemm": 8}
@@ -63,8 +63,9 @@ _ZERO_OF_RESULT = {"QuantizeLinear": 2, "QLinearConv": 7, "QLinearMatMul": 7, "Q
 
 _MOVED = frozenset(
     {
-        "Concat", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Slice", "Split",
-        "Squeeze", "Transpose", "Unsqueeze",
+        "Clip", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "Max",
+        "MaxPool", "Min", "Pad", "Relu", "Reshape", "Resize", "Slice", "SpaceToDepth", "Split",
+        "Squeeze", "Tile", "Transpose", "Unsqueeze",
     }
 )  # fmt: skip
 
@@ -109,15 +110,15 @@ def saturating_products(path: Path) -> frozenset[str]:
         scope.see(node)
         if node.op_type == "DynamicQuantizeLinear":
             types[node.output[2]] = TensorProto.UINT8
-        places = _FACTORS.get(node.op_type)
-        if places is None or node.op_type == "ConvInteger":  # exact, but for int8 by uint8
+        factors = _FACTORS.get(node.op_type)
+        if factors is None:
             continue
         names = [*node.input, *[""] * 12]
-        zero = "" if places.other is None else names[places.other]
-        other = types.get(zero or names[0], TensorProto.UINT8)
-        signed = any(types.get(names[w]) == TensorProto.INT8 for w, _ in places.weights)
-        if signed and (other == TensorProto.UINT8 or places.other is None):
-            own = (node.name, *node.output, *(names[w] for w, _ in places.weights))
+        data, zero = ("", "") if factors.unsigned is None else (names[i] for i in factors.unsigned)
+        other = types.get(zero or data, TensorProto.UINT8)
+        signed = any(types.get(names[w]) == TensorProto.INT8 for w, _ in factors.signed)
+        if signed and other == TensorProto.UINT8:
+            own = (node.name, *node.output, *(names[w] for w, _ in factors.signed))
             found.update(MARKS.sub("", name) for name in own if name)
             found.add(MARKS.sub("", node.name).removesuffix(_WITH_BIAS))
     return frozenset(found - {""})
@@ -134,9 +135,9 @@ def keep_fused_products(options: Any) -> None:
 
 
 def keep_byte_products(graph: onnx.GraphProto) -> None:
-    """Makes weights of int8 ones of uint8, where the activation is not int8 itself.
+    """Makes factors of int8 ones of uint8, where the other factor is not int8 itself.
 
-    A weight and its zero point become larger by 128, which changes no product: constants of the
+    Codes and their zero point become larger by 128, which changes no product: constants of the
     file here, others while it runs (inputs, what nodes compute, constants that lie outside of it).
 
     Args:
@@ -196,9 +197,9 @@ def _keep(graph: onnx.GraphProto, outer: _ReadableTensors) -> None:
         for attribute in node.attribute:
             for body in bodies(attribute):
                 _keep(body, scope)
-        places = _FACTORS.get(node.op_type)
-        if places is not None:
-            nodes += _made_unsigned(node, places, scope)
+        factors = _FACTORS.get(node.op_type)
+        if factors is not None:
+            nodes += _made_unsigned(node, factors, scope)
         scope.see(node)
         nodes.append(node)
     del graph.node[:]
@@ -206,19 +207,19 @@ def _keep(graph: onnx.GraphProto, outer: _ReadableTensors) -> None:
 
 
 def _made_unsigned(
-    node: onnx.NodeProto, places: _Factors, scope: _ReadableTensors
+    node: onnx.NodeProto, factors: _Factors, scope: _ReadableTensors
 ) -> Iterator[onnx.NodeProto]:
-    """Gives a node other weights and zero points, if these are int8; yields what computes them."""
-    needed = 1 + max(zero for _, zero in places.weights)
+    """Gives a node other factors and zero points, if these are int8; yields what computes them."""
+    needed = 1 + max(zero for _, zero in factors.signed)
     names = [*node.input, *[""] * (needed - len(node.input))]
-    beside = [names[0], *([] if places.other is None else [names[places.other]])]
-    weights = [names[weight] for weight, _ in places.weights]
-    zeros = [names[zero] for _, zero in places.weights if names[zero]]
+    beside = [names[i] for i in factors.unsigned or () if i < len(names)]
+    signed = [names[data] for data, _ in factors.signed]
+    zeros = [names[zero] for _, zero in factors.signed if names[zero]]
     if any(scope.types.get(name) == TensorProto.INT8 for name in beside):
         return
-    if any(scope.types.get(name) != TensorProto.INT8 for name in weights + zeros):
+    if any(scope.types.get(name) != TensorProto.INT8 for name in signed + zeros):
         return
-    for pair in places.weights:
+    for pair in factors.signed:
         for index in pair:
             if not scope.unsigned.get(names[index]):
                 yield from _unsigned(names[index], scope)

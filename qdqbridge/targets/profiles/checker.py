@@ -11,6 +11,7 @@ import onnx
 
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import UnsupportedQuantization
+from qdqbridge.onnx_io.control_flow.bodies import is_quantized, quantizes_inside
 from qdqbridge.onnx_io.control_flow.branches import take_constant_branches
 from qdqbridge.onnx_io.inference.shapes import infer
 from qdqbridge.onnx_io.reading.functions import inline_functions
@@ -21,7 +22,6 @@ from qdqbridge.targets.profiles.file_view import FileView
 from qdqbridge.targets.profiles.finding import Effect, Finding, findings_of
 from qdqbridge.targets.profiles.profile import ExportProfile
 
-_STARTS = ("QLinear", "QGemm", "QAttention", "QMoE", "QOrdered", "MatMulNBits")
 _NO_QUANTIZATION = Finding(
     "no-quantization", Effect.FLOAT, "", "", "the file has no quantization",
     fix="quantize the model first, e.g. with onnxruntime.quantization",
@@ -84,7 +84,8 @@ def _checked(
     found = check_model(model, profile, folder=folder, file=file)
     found = [*_too_new(model, profile), *found]
     nodes = (*model.graph.node, *(node for body in model.functions for node in body.node))
-    return found if any(map(_is_quantized_operator, nodes)) else [_NO_QUANTIZATION, *found]
+    quantized = any(is_quantized(node) or quantizes_inside(node) for node in nodes)
+    return found if quantized else [_NO_QUANTIZATION, *found]
 
 
 def _too_new(model: onnx.ModelProto, profile: ExportProfile) -> Iterator[Finding]:
@@ -97,12 +98,3 @@ def _too_new(model: onnx.ModelProto, profile: ExportProfile) -> Iterator[Finding
             f"the file has opset {opset} and IR {model.ir_version}; {reads}",
             fix=f"export it, which writes opset {newest.opset} at most",
         )  # fmt: skip
-
-
-def _is_quantized_operator(node: onnx.NodeProto) -> bool:
-    """True for operators of quantized models, also within the bodies of an If or a Loop."""
-    name = node.op_type
-    if "quant" in name.lower() or "Integer" in name or name.startswith(_STARTS):
-        return True
-    bodies = [a.g for a in node.attribute] + [g for a in node.attribute for g in a.graphs]
-    return any(_is_quantized_operator(inner) for body in bodies for inner in body.node)
