@@ -114,7 +114,7 @@ def tell_of_onnxruntime(engine: VendorEngine, path: Path) -> None:
         engine: An onnxruntime that has the file.
         path: The file.
     """
-    from qdqbridge.autoquant.hardware.arithmetic import without_vnni
+    from qdqbridge.autoquant.hardware.arithmetic import beyond_int32, without_vnni
     from qdqbridge.onnx_io.runtime.byte_products import saturating_products
     from qdqbridge.onnx_io.runtime.optimized import optimized
     from qdqbridge.targets.engines.softmax_table import softmax_by_table
@@ -124,7 +124,8 @@ def tell_of_onnxruntime(engine: VendorEngine, path: Path) -> None:
     def own(
         node: Node, operands: Sequence[NDArray[Any] | None]
     ) -> tuple[str, Sequence[NDArray[Any]]] | None:
-        return without_vnni(saturating, node, operands) or softmax_by_table(node, operands)
+        found = without_vnni(saturating, node, operands) or softmax_by_table(node, operands)
+        return beyond_int32(node, operands, found) or found
 
     @cache
     def rewritten() -> Graph | None:

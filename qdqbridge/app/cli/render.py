@@ -157,6 +157,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "equal": comparison.equal,
         "max_lsb": comparison.max_lsb,
         "unexplained": comparison.unexplained if comparison.local else None,
+        "misread": comparison.misread if comparison.local else None,
         "summary": summary(comparison),
         "unmatched": list(comparison.unmatched),
         "values": [

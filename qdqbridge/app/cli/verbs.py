@@ -382,7 +382,7 @@ def _verdict(found: Comparison, max_lsb: int | None, *, explained: bool) -> int:
     """Returns the exit code; engines round in ways of their own, which only --max-lsb bounds."""
     from qdqbridge.app.cli.failures import DONE, NOT_MET
 
-    if not found.values or (explained and found.unexplained):
+    if not found.values or (explained and (found.unexplained or found.misread)):
         return NOT_MET
     if max_lsb is not None and found.max_lsb > max_lsb:
         output.say(f"--max-lsb {max_lsb} is exceeded: the largest difference is {found.max_lsb}")

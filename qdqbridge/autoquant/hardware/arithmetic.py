@@ -24,7 +24,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.interpreter import check_inputs, computed
 from qdqbridge.core.graph.types import QuantType
-from qdqbridge.core.ops.accumulator import simulated
+from qdqbridge.core.ops.accumulator import leaves_int32, simulated
 from qdqbridge.core.ops.dynamic import DYNAMIC_DENSE
 from qdqbridge.errors import InputDataError
 from qdqbridge.onnx_io.control_flow.bodies import is_control
@@ -236,6 +236,36 @@ def without_vnni(
         return None
     results, count = in_pairs(node, operands)
     return (PAIRS, results) if count else None
+
+
+WRAPPED = "sums beyond int32 wrap"
+"""A cause: onnxruntime adds in 32 bits, the contract in as many as it takes."""
+
+
+def beyond_int32(
+    node: Node, operands: Sequence[Array | None], foretold: tuple[str, Sequence[Array]] | None
+) -> tuple[str, Sequence[Array]] | None:
+    """Returns what onnxruntime gives where sums and biases leave int32; None where none does.
+
+    Args:
+        node: The node.
+        operands: What it is given, as it is stored.
+        foretold: What its own arithmetic gives elsewhere; None for the contract's.
+    """
+    product = product_at(node)
+    if product is None or not _is_rounded(node) or not leaves_int32(node):
+        return None
+    swapped = product.other is node.operand(0)
+    x, other = operands[int(swapped)], operands[int(not swapped)]
+    assert x is not None and other is not None
+    sums = product.accumulators(x, other)
+    low, high = CONTRACT.limits
+    leaves = (sums < low) | (sums > high)
+    if not leaves.any():
+        return None
+    wrapped = (sums - low) % (high - low + 1) + low
+    usual = computed(node, operands)[0] if foretold is None else foretold[1][0]
+    return WRAPPED, [np.where(leaves, _requantized(product, wrapped, CONTRACT.requantize), usual)]
 
 
 def outputs_in_pairs(graph: Graph, data: Mapping[str, Array]) -> dict[str, Array]:

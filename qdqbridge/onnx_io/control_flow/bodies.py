@@ -48,6 +48,7 @@ _OLDEST_WRITTEN = 14
 a body would be of another opset than it is once a file of a later one has it."""
 PASSES = 4
 """How often a body is read until what it carries has the shapes that it gives."""
+_PACKED = ("MatMulNBits", "QMoE")
 _QUANTIZED = ("MatMulNBits", "QAttention", "QGemm", "QLinear", "QMoE", "QOrdered")
 _RESERVED = ("in_", "out_", "capture_", "t_")
 Written: TypeAlias = Callable[[Graph, int], ModelProto]
@@ -93,8 +94,11 @@ def is_quantized(node: NodeProto) -> bool:
 
 
 def quantizes_inside(node: NodeProto) -> bool:
-    """True where something in the bodies of a node makes, takes or multiplies stored integers."""
-    return any(map(is_quantized, nodes_inside(node)))
+    """True where something in the bodies of a node makes, takes or multiplies stored integers.
+
+    Packed weights alone do not: onnxruntime's kernels round their activations in bodies as well.
+    """
+    return any(is_quantized(inner) and inner.op_type not in _PACKED for inner in nodes_inside(node))
 
 
 def bodies_of(node: Node, place: str, normal: Callable[[Graph], Graph]) -> tuple[Body, ...]:

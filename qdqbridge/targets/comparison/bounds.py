@@ -69,6 +69,7 @@ class Exact:
             rounding of it.
         halves: Intervals of the results of engines that compute in float16
             (:mod:`qdqbridge.targets.comparison.float16`); any of them may be the right one.
+        foretold: It is the result of an engine's own arithmetic, which is known.
     """
 
     real: Array
@@ -76,6 +77,7 @@ class Exact:
     accumulated: Array
     as_written: Array | None = None
     halves: tuple[tuple[Array, Array], ...] = ()
+    foretold: bool = False
 
 
 def growth(count: float) -> float:

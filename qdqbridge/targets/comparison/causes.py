@@ -12,10 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType, ValueType
 from qdqbridge.targets.comparison.bounds import UNIT, Exact
 from qdqbridge.targets.comparison.float16 import HALVES, smallest, unit
@@ -32,14 +34,44 @@ BIAS = "rounded bias"
 HALF = "float16 arithmetic"
 """Operands or the result were rounded to float16 (or bfloat16) on the way, which we do not do."""
 REWRITTEN = "rewritten by the engine"
-"""It is what the model gives that the engine has made of this one: other operators, other numbers,
-or a fault."""
+"""It is what the model gives that the engine has made of this one, by other operators or numbers;
+no element of the tensor is further off than :func:`two_steps`."""
+MISREAD = "misread by the engine"
+"""The same, and some are further off: the engine computes another model, which is its fault."""
 UNEXPLAINED = "UNEXPLAINED"
 """None of these: a fault of one of the engines."""
 
 
+_BYTE, _LAST = 8, 127
 CAP = 0.125
 """The furthest, in LSB, that an explanation may move a value."""
+
+
+def two_steps(stored: Array, type_: ValueType | None) -> Array:
+    """Returns two steps of 8 bits for each element, in its stored numbers.
+
+    Integers of up to 8 bits have steps of their own. Of other numbers a step is what one of 127 is
+    to the largest of a tensor, but not less than what the type itself rounds.
+
+    Args:
+        stored: The elements.
+        type_: Their type.
+    """
+    params = type_.params if isinstance(type_, QuantType) else None
+    dtype = DType.of(stored.dtype) if params is None else params.storage_dtype
+    if not dtype.is_float and dtype.bits <= _BYTE:
+        return np.asarray(2.0)
+    sizes = np.abs(stored.astype(np.float64) - _zero_point(params, stored))
+    largest = sizes.max(initial=0.0, where=np.isfinite(sizes))
+    rounds = float(ml_dtypes.finfo(stored.dtype).eps) if dtype.is_float else 0.0
+    return 2 * np.maximum(largest / _LAST, rounds * sizes)
+
+
+def _zero_point(params: QuantParams | None, stored: Array) -> NDArray[np.float64]:
+    if params is None:
+        return np.zeros(())
+    zero: Array = params.aligned(params.zero_point, stored.shape)
+    return zero.astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)

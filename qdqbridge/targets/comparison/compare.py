@@ -12,6 +12,7 @@ from qdqbridge.core.graph.batches import batches
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.interpreter import check_inputs
 from qdqbridge.core.graph.types import QuantType, ValueType
+from qdqbridge.targets.comparison.causes import MISREAD, UNEXPLAINED
 from qdqbridge.targets.comparison.difference import Tally, TensorDifference
 from qdqbridge.targets.comparison.engine import Engine, visible
 
@@ -65,7 +66,15 @@ class Comparison:
     @property
     def unexplained(self) -> int:
         """Differing elements without a known cause (local comparison)."""
-        return sum(value.causes.get("UNEXPLAINED", 0) for value in self.values)
+        return self._caused(UNEXPLAINED)
+
+    @property
+    def misread(self) -> int:
+        """Differing elements that are faults of the engine, which computes another model."""
+        return self._caused(MISREAD)
+
+    def _caused(self, cause: str) -> int:
+        return sum(value.causes.get(cause, 0) for value in self.values)
 
     def __str__(self) -> str:
         from qdqbridge.targets.comparison.tables import comparison_text

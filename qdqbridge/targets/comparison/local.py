@@ -30,7 +30,14 @@ from qdqbridge.core.ops.matmul import DENSE
 from qdqbridge.core.ops.packed_products import packed_product
 from qdqbridge.errors import QdqBridgeError
 from qdqbridge.targets.comparison.bounds import Exact, exact
-from qdqbridge.targets.comparison.causes import REWRITTEN, UNEXPLAINED, Blame, blame
+from qdqbridge.targets.comparison.causes import (
+    MISREAD,
+    REWRITTEN,
+    UNEXPLAINED,
+    Blame,
+    blame,
+    two_steps,
+)
 from qdqbridge.targets.comparison.compare import (
     Comparison,
     Progress,
@@ -95,9 +102,13 @@ def compare_locally(
         walk.run(graph.nodes, inputs)
         made = rewritten() if walk.left and rewritten is not None else None
         there = _left_of_rewritten(made, batch.inputs, found, explain, own) if made else {}
-        for value, mask in walk.left.items():
+        for value, (mask, ours) in walk.left.items():
             kept = mask & there.get(tallies[value].name, mask)
-            counts = {UNEXPLAINED: int(kept.sum()), REWRITTEN: int((mask & ~kept).sum())}
+            theirs = recorded[value]
+            apart = np.abs(ours.astype(np.float64) - theirs.astype(np.float64))
+            near = apart <= two_steps(theirs, value.type)
+            cause = REWRITTEN if near[mask & ~kept].all() else MISREAD
+            counts = {UNEXPLAINED: int(kept.sum()), cause: int((mask & ~kept).sum())}
             tallies[value].blame({cause: n for cause, n in counts.items() if n}, 0.0, 0.0)
         if progress is not None:
             progress(number, batch.count)
@@ -132,7 +143,9 @@ def _left_of_rewritten(
     except QdqBridgeError:  # what an engine makes need not be what this one computes
         return {}
     return {
-        name: walk.left.get(value, np.zeros(recorded[name].shape, np.bool_))
+        name: walk.left[value][0]
+        if value in walk.left
+        else np.zeros(recorded[name].shape, np.bool_)
         for name, value in seen.items()
         if value not in mismatched and tallies[value].count
     }
@@ -165,6 +178,12 @@ def _rounding_activations(
     fresh[0] = Value(TensorType(DType.FLOAT32, x.type.shape))
     result = Value(node.output.type, node.output.name)
     return Node(DENSE, node.attributes, fresh, [result], node.origin), [real, *operands[1:]]
+
+
+def _of_real_result(node: Node) -> Node:
+    """Returns a node as it is before its result is rounded."""
+    result = Value(TensorType(DType.FLOAT32, node.output.type.shape), node.output.name)
+    return Node(node.op, node.attributes, node.inputs, [result], node.origin)
 
 
 Source = Callable[[], Exact | None]
@@ -214,7 +233,7 @@ class _BatchWalk:
         self.explain, self.own = explain, own
         self.values: dict[Value, Array] = {}
         self.unrecorded: dict[Value, Source] = {}
-        self.left: dict[Value, NDArray[np.bool_]] = {}
+        self.left: dict[Value, tuple[NDArray[np.bool_], Array]] = {}
         self.read = read
 
     def run(self, nodes: Sequence[Node], inputs: Mapping[Value, Array]) -> None:
@@ -240,7 +259,7 @@ class _BatchWalk:
                 elif ours.dtype != object:
                     tally.add(ours, theirs)
                     differs = differing(ours, theirs)
-                    self._blame(value, blame(ours, theirs, differs, None, value.type))
+                    self._blame(value, blame(ours, theirs, differs, None, value.type), ours)
 
     def _node(self, read: Node) -> None:
         stored = [None if value is None else self._stored(value) for value in read.inputs]
@@ -257,7 +276,10 @@ class _BatchWalk:
             meant = expected[place] if place < len(expected) else None
             self.values[value] = theirs if theirs is not None else ours if meant is None else meant
             if theirs is None:
-                self.unrecorded[value] = partial(_exact, node, operands, self._behind(read))
+                behind = self._behind(read)
+                self.unrecorded[value] = partial(
+                    self._exact_as_foretold, node, operands, behind, meant
+                )
             if theirs is not None and ours.dtype != object and value in self.tallies:
                 if self.observe is not None:
                     self.observe(value, ours, theirs)
@@ -273,6 +295,24 @@ class _BatchWalk:
         own, result = value.quant, node.output.quant
         passed = own is not None and result is not None and own.params == result.params
         return self.unrecorded.get(value) if passed else None
+
+    def _exact_as_foretold(
+        self,
+        node: Node,
+        operands: Sequence[Array | None],
+        sources: Sequence[Source | None],
+        meant: Array | None,
+    ) -> Exact | None:
+        """Returns the exact results of a node, with what the engine's arithmetic adds to sums."""
+        known = _exact(node, operands, sources)
+        if known is None or meant is None or self.own is None:
+            return known
+        real = _of_real_result(node)
+        told = self.own(real, operands)
+        if told is None:
+            return known
+        off = told[1][0].astype(np.float64) - evaluate_node(real, operands)[0]
+        return replace(known, real=known.real + off, as_written=None, halves=(), foretold=True)
 
     def _stored(self, value: Value) -> Array:
         return self.values[value] if value.constant is None else value.constant.numpy()
@@ -302,16 +342,14 @@ class _BatchWalk:
                 if not differs.any():
                     return
             if first:
-                known = _exact(node, operands, self._behind(node))
-                if known is not None and meant[1] is not None and value.quant is None:
-                    off = meant[1].astype(np.float64) - ours
-                    known = replace(known, real=known.real + off, as_written=None, halves=())
+                known = self._exact_as_foretold(node, operands, self._behind(node), meant[1])
+                if known is not None and known.foretold and meant[1] is not None:
                     ours = meant[1]
-            self._blame(value, blame(ours, theirs, differs, known, value.type))
+            self._blame(value, blame(ours, theirs, differs, known, value.type), ours)
 
-    def _blame(self, value: Value, found: Blame) -> None:
+    def _blame(self, value: Value, found: Blame, ours: Array) -> None:
         """Adds what was found of a value, but for the elements that have no cause yet."""
         causes = {cause: n for cause, n in found.causes.items() if cause != UNEXPLAINED}
         self.tallies[value].blame(causes, found.bound, found.moved)
         if found.left.any():
-            self.left[value] = found.left
+            self.left[value] = found.left, ours

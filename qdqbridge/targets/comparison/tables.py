@@ -11,6 +11,7 @@ from rich.text import Text
 from qdqbridge.control_characters import visible
 from qdqbridge.core.graph.printer import params_text
 from qdqbridge.core.graph.types import QuantType, ValueType
+from qdqbridge.targets.comparison.causes import MISREAD, UNEXPLAINED
 from qdqbridge.targets.comparison.compare import Comparison
 from qdqbridge.targets.comparison.difference import TensorDifference
 
@@ -66,7 +67,7 @@ def _differences_table(comparison: Comparison, shown: list[TensorDifference]) ->
             Text(_share(value), style="" if value.equal else "yellow"),
             _largest(value),
             _decibels(value.sqnr_db),
-            Text(last, style="bold red" if "UNEXPLAINED" in last else ""),
+            Text(last, style="bold red" if UNEXPLAINED in last or MISREAD in last else ""),
         )
     return table
 
@@ -85,6 +86,7 @@ def summary(comparison: Comparison) -> str:
     text += f", {_share(worst)}, at most {_largest(worst)}"
     if comparison.local:
         text += f"; {comparison.unexplained} elements unexplained"
+        text += f", {comparison.misread} {MISREAD}" if comparison.misread else ""
     return text
 
 

@@ -11,8 +11,9 @@ import onnx
 
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import UnsupportedQuantization
-from qdqbridge.onnx_io.control_flow.bodies import is_quantized, quantizes_inside
+from qdqbridge.onnx_io.control_flow.bodies import is_quantized
 from qdqbridge.onnx_io.control_flow.branches import take_constant_branches
+from qdqbridge.onnx_io.control_flow.subgraph_names import nodes_inside
 from qdqbridge.onnx_io.inference.shapes import infer
 from qdqbridge.onnx_io.reading.functions import inline_functions
 from qdqbridge.onnx_io.reading.model_file import default_opset, read_model
@@ -84,7 +85,7 @@ def _checked(
     found = check_model(model, profile, folder=folder, file=file)
     found = [*_too_new(model, profile), *found]
     nodes = (*model.graph.node, *(node for body in model.functions for node in body.node))
-    quantized = any(is_quantized(node) or quantizes_inside(node) for node in nodes)
+    quantized = any(is_quantized(each) for node in nodes for each in (node, *nodes_inside(node)))
     return found if quantized else [_NO_QUANTIZATION, *found]
 
 
