@@ -7,9 +7,16 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from qdqbridge.core.arguments import checked, need_module, need_relay, need_tvm, path_of, renamed
+from qdqbridge.core.arguments import (
+    ReadingOptions,
+    checked,
+    need_module,
+    need_relay,
+    need_tvm,
+    path_of,
+    renamed,
+)
 from qdqbridge.core.graph.graph import Graph, Value
-from qdqbridge.core.options import ReadingOptions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from qdqbridge.app.sources import is_onnx, is_tflite, read_file
-from qdqbridge.core.arguments import checked, need_side, path_of, renamed
+from qdqbridge.core.arguments import ReadingOptions, checked, need_side, path_of, renamed
 from qdqbridge.core.graph.graph import Graph, Note
-from qdqbridge.core.options import ReadingOptions
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 
 if TYPE_CHECKING:

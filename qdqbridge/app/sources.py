@@ -8,10 +8,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from qdqbridge.core.arguments import need_tvm, path_of
-from qdqbridge.core.graph.graph import Graph
-from qdqbridge.core.graph.header import Header
-from qdqbridge.core.options import BIT_FOR_BIT, ReadingOptions
+from qdqbridge.core.arguments import BIT_FOR_BIT, ReadingOptions, need_tvm, path_of
+from qdqbridge.core.graph.graph import Graph, Header
 from qdqbridge.errors import InputDataError
 
 if TYPE_CHECKING:

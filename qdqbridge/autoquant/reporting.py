@@ -29,7 +29,7 @@ from qdqbridge.autoquant.record import (
 )
 from qdqbridge.autoquant.search.errors import LIMIT, Errors, errors, spread, weight_errors
 from qdqbridge.core.graph.graph import Graph, Value
-from qdqbridge.core.graph.identity import origin_of
+from qdqbridge.core.graph.printer import origin_of
 from qdqbridge.core.graph.quantization import QuantParams
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
-from qdqbridge.core.graph.as_read import AsRead
 from qdqbridge.core.graph.constant import Constant
-from qdqbridge.core.graph.graph import Graph, Value
+from qdqbridge.core.graph.graph import AsRead, Graph, Value
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.onnx_io.control_flow.subgraph_names import nodes_inside
 from qdqbridge.onnx_io.domains import plain_domain

@@ -20,7 +20,7 @@ from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.interpreter import evaluate_node
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.graph.types import TensorType, ValueType, static_shape
-from qdqbridge.core.layout.permutation import channels_first
+from qdqbridge.core.layout.constraints import channels_first
 from qdqbridge.core.ops.attributes import AlphaAttrs
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.reduction import REDUCE_SUM

@@ -45,7 +45,7 @@ from qdqbridge.app.judging import tell_of_onnxruntime
 from qdqbridge.autoquant.hardware.arithmetic import PAIRS, is_paired
 from qdqbridge.core.graph.copying import symbolic_extents, with_numbers
 from qdqbridge.core.graph.graph import Graph
-from qdqbridge.core.graph.guard import most_elements
+from qdqbridge.core.graph.interpreter import most_elements
 from qdqbridge.errors import InputDataError, QdqBridgeError
 from qdqbridge.onnx_io.runtime.byte_products import saturating_products
 from qdqbridge.targets.comparison.causes import REWRITTEN, UNEXPLAINED

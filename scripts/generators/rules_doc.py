@@ -22,8 +22,8 @@ from qdqbridge.autoquant.attribution.common_form import (
     split_is_slices,
 )
 from qdqbridge.autoquant.planning import batch_norms
+from qdqbridge.core.arguments import ReadingOptions
 from qdqbridge.core.canonical.rules import RULES, rules_with
-from qdqbridge.core.options import ReadingOptions
 from qdqbridge.core.rewrite.rule import Rule
 from qdqbridge.tflite_io.writer import demands, expansion
 from qdqbridge.tflite_io.writer.demands import ethos

@@ -20,8 +20,8 @@ from qdqbridge.autoquant.simulation.metrics import measured, outputs_of
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node
 from qdqbridge.core.graph.numerics import quantize
+from qdqbridge.core.graph.operator import geometry_of
 from qdqbridge.core.graph.quantization import QuantParams, per_tensor
-from qdqbridge.core.graph.weights import geometry_of
 from tests.targets.engines.target_networks import MODELS, Net
 
 IMAGES = np.load(MODELS / "digits_test.npz")["x"]

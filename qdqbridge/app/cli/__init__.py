@@ -11,7 +11,7 @@ def main() -> None:
     """Runs ``qdqbridge`` with the arguments of the process and exits with its code."""
     try:
         from qdqbridge.app.cli.failures import run
-        from qdqbridge.app.cli.streams import any_text, open_streams
+        from qdqbridge.app.cli.output import any_text, open_streams
 
         open_streams()
         any_text()

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from qdqbridge.app.cli.output import warn
-from qdqbridge.app.report.input_ranges import misfits
+from qdqbridge.app.report.inspection import misfits
 from qdqbridge.core.graph.archive import read_arrays
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.errors import InputDataError

@@ -15,8 +15,7 @@ from contextlib import suppress
 from cyclopts import CycloptsError, MissingArgumentError, UnusedCliTokensError
 from rich.markup import escape
 
-from qdqbridge.app.cli.output import stderr, warn
-from qdqbridge.app.cli.streams import silence
+from qdqbridge.app.cli.output import silence, stderr, warn
 from qdqbridge.core.graph.atomic_write import fix_of
 from qdqbridge.errors import QdqBridgeError
 

@@ -10,8 +10,8 @@ from cyclopts import Group, Parameter
 
 from qdqbridge.app.report.inspection import Inspection
 from qdqbridge.app.sources import inspect_model, is_module, load_model
+from qdqbridge.core.arguments import BIT_FOR_BIT, ReadingOptions
 from qdqbridge.core.graph.graph import Graph
-from qdqbridge.core.options import BIT_FOR_BIT, ReadingOptions
 
 
 @dataclass(frozen=True, slots=True)

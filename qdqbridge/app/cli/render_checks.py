@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -14,7 +15,176 @@ from rich.text import Text
 from qdqbridge.core.graph.diff import GraphDifference
 
 if TYPE_CHECKING:
+    from qdqbridge.targets.engines.judge import EngineVerdict, Placement
     from qdqbridge.targets.profiles import ExportProfile, Finding
+    from qdqbridge.targets.profiles.changes import ExportChange
+    from qdqbridge.tflite_io.vela import VelaOperator, VelaReport
+    from qdqbridge.tvm.relax.kernel_times import KernelTime
+
+
+# ---- what engines take, and what an export changed for one, as tables and as JSON ----------------
+
+_MOST_ENGINES = 20
+
+
+def verdict_json(verdict: EngineVerdict) -> dict[str, Any]:
+    """Returns what an engine takes as JSON."""
+    return {
+        "engine": verdict.engine,
+        "version": verdict.version,
+        "whole": verdict.takes_all,
+        "partitions": verdict.partitions,
+        "placements": [asdict(placement) for placement in verdict.placements],
+    }
+
+
+def verdict_parts(verdict: EngineVerdict) -> list[RenderableType]:
+    """Returns what an engine takes as a table of what it leaves, and a summary."""
+    places = Counter(placement.place for placement in verdict.placements)
+    listed = ", ".join(f"{number} {place}" for place, number in places.most_common())
+    pieces = "1 partition" if verdict.partitions == 1 else f"{verdict.partitions} partitions"
+    summary = Text(f"{verdict.engine} ({verdict.version}): {listed}; {pieces}")
+    left = [placement for placement in verdict.left if placement.why] or list(verdict.left)
+    if not left:
+        return [summary]
+    table = Table(title=f"{verdict.engine} leaves", title_justify="left")
+    for name in ("node", "operator", "runs", "why"):
+        table.add_column(name, overflow="fold")
+    for placement in left[:_MOST_ENGINES]:
+        table.add_row(*map(Text, _cells(placement)))
+    more = len(left) - _MOST_ENGINES
+    rest = [Text(f"… and {more} more (--json lists them)")] if more > 0 else []
+    return [table, *rest, summary]
+
+
+def _cells(placement: Placement) -> tuple[str, str, str, str]:
+    why = placement.why or "the engine does not say"
+    return placement.node, placement.operator, placement.place, why
+
+
+def changes_json(changes: Sequence[ExportChange]) -> list[dict[str, str]]:
+    """Returns what an export changed as JSON."""
+    return [asdict(change) for change in changes]
+
+
+def changes_parts(changes: Sequence[ExportChange]) -> list[RenderableType]:
+    """Returns what an export changed as a table."""
+    if not changes:
+        return [Text("nothing differs from the file that was read")]
+    table = Table(title="changed", title_justify="left")
+    for name in ("what", "before", "after", "why"):
+        table.add_column(name, overflow="fold")
+    for change in changes:
+        table.add_row(*map(Text, (change.what, change.before, change.after, change.why)))
+    return [table]
+
+
+# ---- times of kernels as a table for people and as JSON for programs -----------------------------
+
+
+def kernels_json(times: Sequence[KernelTime], limit: float) -> dict[str, Any]:
+    """Returns times as JSON; ``limit`` is in operations per second."""
+    return {
+        "limit_gops": limit / 1e9,
+        "kernels": [
+            {
+                "name": entry.name,
+                "calls": entry.calls,
+                "us": entry.seconds * 1e6,
+                "gops": None if entry.rate is None else entry.rate / 1e9,
+            }
+            for entry in times
+        ],
+    }
+
+
+def kernels_table(times: Sequence[KernelTime], limit: float) -> Table:
+    """Returns times as a table; ``limit`` is in operations per second."""
+    whole = sum(entry.seconds for entry in times)
+    table = Table(
+        title=f"kernels; the dot product reaches {limit / 1e9:.0f} GOP/s",
+        title_justify="left",
+        show_footer=True,
+    )
+    columns = (
+        ("kernel", "all"),
+        ("calls", str(sum(entry.calls for entry in times))),
+        ("µs", f"{whole * 1e6:.1f}"),
+        ("time", ""),
+        ("GOP/s", ""),
+        ("of the limit", ""),
+    )
+    for head, foot in columns:
+        table.add_column(head, foot, justify="left" if head == "kernel" else "right")
+    for entry in times:
+        rate = "" if entry.rate is None else f"{entry.rate / 1e9:.1f}"
+        share = "" if entry.rate is None else f"{entry.rate / limit:.0%}"
+        part = f"{entry.seconds / whole:.1%}" if whole else ""
+        table.add_row(
+            Text(entry.name), str(entry.calls), f"{entry.seconds * 1e6:.1f}", part, rate, share
+        )
+    return table
+
+
+# ---- what Vela says of a TFLite file, as a table for people and as JSON for programs -------------
+
+
+def report_json(report: VelaReport) -> dict[str, Any]:
+    """Returns a report as JSON."""
+    return {
+        "vela": report.version,
+        "accelerator": report.accelerator,
+        "macs": report.macs,
+        "macs_on_npu": round(report.share, 6),
+        "sram_bytes": report.sram,
+        "cycles": report.cycles,
+        "operators": [
+            {
+                "operator": operator.name,
+                "result": operator.result,
+                "target": "NPU" if operator.npu else "CPU",
+                "reason": operator.reason,
+                "macs": operator.macs,
+            }
+            for operator in report.operators
+        ],
+    }
+
+
+def report_parts(report: VelaReport) -> list[RenderableType]:
+    """Returns a report as a table and a summary; equal operators share a row."""
+    table = Table(title=f"Vela {report.version}, {report.accelerator}", title_justify="left")
+    table.add_column("count", justify="right")
+    table.add_column("operator", no_wrap=True)
+    table.add_column("target", no_wrap=True)
+    table.add_column("MACs", justify="right", no_wrap=True)
+    table.add_column("reason", overflow="fold", ratio=1)
+    rows = Counter(_vela_table_row(operator) for operator in report.operators)
+    for (name, npu, words), count in rows.items():
+        alike = [o for o in report.operators if _vela_table_row(o) == (name, npu, words)]
+        style = "" if npu else "yellow"
+        target = Text("NPU" if npu else "CPU", style)
+        table.add_row(str(count), name, target, _macs(alike), words)
+    return [table, Text(_summary(report))]
+
+
+def _vela_table_row(operator: VelaOperator) -> tuple[str, bool, str]:
+    return operator.name, operator.npu, operator.reason.replace(f"({operator.result})", "")
+
+
+def _macs(operators: Sequence[VelaOperator]) -> str:
+    total = sum(operator.macs for operator in operators)
+    return f"{total:,}" if total else ""
+
+
+def _summary(report: VelaReport) -> str:
+    return (
+        f"{report.share:.1%} of {report.macs:,} MACs on the NPU, {report.sram:,} bytes of SRAM, "
+        f"{report.cycles:,} cycles estimated"
+    )
+
+
+# --------------------------------------------------------------------------------------------------
 
 _STYLES = {
     "refused": "bold red",

@@ -18,7 +18,7 @@ from qdqbridge.app.cli import (
     arrays,
     output,
     render,
-    render_kernels,
+    render_checks,
     verbs_blame,
     verbs_byoc,
     verbs_export,
@@ -199,10 +199,10 @@ def run(
         write_arrays(path, whole)
         output.say(f"wrote {path}")
     if not json:
-        tables = [] if times is None else [render_kernels.kernels_table(*times)]
+        tables = [] if times is None else [render_checks.kernels_table(*times)]
         return output.show(render.arrays_table(whole), *tables)
     found = {"engine": engine, "batches": len(fed), "outputs": render.arrays_json(whole)}
-    own = {} if times is None else render_kernels.kernels_json(*times)
+    own = {} if times is None else render_checks.kernels_json(*times)
     output.show_json({**found, **own, "output": None if path is None else str(path)})
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from qdqbridge.app import pipeline
-from qdqbridge.app.cli import output, render_checks, render_engines, render_vela
+from qdqbridge.app.cli import output, render_checks
 from qdqbridge.app.cli.arrays import read_inputs
 from qdqbridge.app.cli.parameters import (
     Extents,
@@ -176,11 +176,11 @@ def export(
         changed = [] if file is None or not is_onnx(file) else pipeline.changes(file, path, profile)
         changed += [*map(_now_fixed, fixed), *pipeline.export_costs(source, profile, path)]
         found = {"output": str(path), "profile": profile, "digest": source.digest}
-        found |= {"changes": render_engines.changes_json(changed)}
+        found |= {"changes": render_checks.changes_json(changed)}
         found |= _interface(source, io, json=json)
         if not json:
             output.show_text(str(path))
-            output.tell(*render_engines.changes_parts(changed))
+            output.tell(*render_checks.changes_parts(changed))
             _say_what_is_open(source, profile)
     looked_at = path or (model if as_it_is else source)
     findings = pipeline.check(looked_at, profile) if check else []
@@ -194,12 +194,12 @@ def export(
         ):
             verdict = judge.taken()
     if json:
-        asked = {} if verdict is None else {"engine": render_engines.verdict_json(verdict)}
+        asked = {} if verdict is None else {"engine": render_checks.verdict_json(verdict)}
         own = _checked_json(profile, findings) if check else {}
         output.show_json({**found, **own, **asked})
     elif check:
         output.show(*render_checks.findings_parts(pipeline.export_profile(profile), findings))
-        output.show(*(render_engines.verdict_parts(verdict) if verdict is not None else ()))
+        output.show(*(render_checks.verdict_parts(verdict) if verdict is not None else ()))
     broken = any(finding.effect.value not in render_checks.KEPT for finding in findings)
     return NOT_MET if broken or (verdict is not None and not verdict.takes_all) else DONE
 
@@ -314,8 +314,8 @@ def _export_tflite(
         with output.status("asking Vela"):
             report = pipeline.vela(graph, accelerator, layout=layout)
         if not json:
-            output.show(*render_vela.report_parts(report))
-        found |= render_vela.report_json(report)
+            output.show(*render_checks.report_parts(report))
+        found |= render_checks.report_json(report)
     if engine is not None:
         with (
             output.status("asking the engine"),
@@ -323,8 +323,8 @@ def _export_tflite(
         ):
             verdict = judge.taken()
         if not json:
-            output.show(*render_engines.verdict_parts(verdict))
-        found["engine"] = render_engines.verdict_json(verdict)
+            output.show(*render_checks.verdict_parts(verdict))
+        found["engine"] = render_checks.verdict_json(verdict)
     if json:
         output.show_json(found)
     short = report is not None and report.share < LEAST_SHARE

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from qdqbridge.app import pipeline
-from qdqbridge.app.cli import output, render_checks, render_engines
+from qdqbridge.app.cli import output, render_checks
 from qdqbridge.app.cli.arrays import read_inputs
 from qdqbridge.app.cli.parameters import Extents, Force, Json, Model, Out, extents_of
 from qdqbridge.app.fixing import TFLITE_TARGETS
@@ -94,12 +94,12 @@ def _show(made: FixedModel) -> None:
     table.add_row("engine", Text(engine))
     output.show(table)
     if made.changes:
-        output.show(*render_engines.changes_parts(made.changes))
+        output.show(*render_checks.changes_parts(made.changes))
     if made.after:
         profile = pipeline.export_profile(made.target)
         output.show(*render_checks.findings_parts(profile, made.after))
     if made.verdict is not None:
-        output.show(*render_engines.verdict_parts(made.verdict))
+        output.show(*render_checks.verdict_parts(made.verdict))
 
 
 def _counted(findings: tuple[Finding, ...]) -> int:
@@ -144,11 +144,11 @@ def _json(made: FixedModel) -> dict[str, Any]:
         "extents": dict(made.extents),
         "before": listed(made.before),
         "after": listed(made.after),
-        "changes": render_engines.changes_json(made.changes),
+        "changes": render_checks.changes_json(made.changes),
         "data": made.data,
         "meaning": outputs(made.meaning),
         "engine": made.engine,
         "without_engine": made.without_engine,
         "there": outputs(made.there),
-        "verdict": None if made.verdict is None else render_engines.verdict_json(made.verdict),
+        "verdict": None if made.verdict is None else render_checks.verdict_json(made.verdict),
     }

@@ -3,31 +3,195 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.app.report.quantization.markup import Markup
-from qdqbridge.app.viewer.histograms import histogram
-from qdqbridge.app.viewer.paint import BAD, FAIR, GOOD, Paint, bits, by_class, quantization
-from qdqbridge.app.viewer.scopes import scope
+from qdqbridge.app.report.quantization.plots import Markup
+from qdqbridge.app.viewer.paint import BAD, FAIR, GOOD, Paint, bits, by_class, painted, quantization
 from qdqbridge.core.graph.alignment import align
-from qdqbridge.core.graph.diff import diff
-from qdqbridge.core.graph.difference import granularity
+from qdqbridge.core.graph.copying import copied
+from qdqbridge.core.graph.diff import diff, granularity
 from qdqbridge.core.graph.graph import Graph, Node, Note, Value
+from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.printer import attributes_text
 from qdqbridge.core.graph.types import QuantType
+
+# ---- histograms of what a value holds: of a constant, or of a run --------------------------------
+
+BINS = 48
+SAMPLED = 1 << 16
+"""Elements that are looked at: more of them move no bar that can be seen."""
+
+_ROWS = 48
+"""Indices of an axis that are looked at in any case."""
+
+
+def histogram(value: Value, stored: NDArray[Any], *, run: bool = False) -> dict[str, Any] | None:
+    """Returns the histogram of real numbers; None where there are none, or they are no numbers.
+
+    Args:
+        value: The value, whose type says what stored integers mean.
+        stored: Its elements, of which an even sample is taken where they are very many.
+        run: True where they come from a run, and not from the file.
+    """
+    if stored.dtype == np.object_ or stored.dtype.kind in "USb" or not stored.size:
+        return None
+    with np.errstate(all="ignore"):
+        real = _dequantized_sample(value, stored)
+        finite = real[np.isfinite(real)]
+    if not finite.size:
+        return None
+    counts, edges = np.histogram(finite, bins=BINS)
+    what = f"{stored.size} {'values of a run' if run else 'weights'}"
+    if real.size < stored.size:
+        what += f" ({real.size} of them looked at)"
+    if finite.size < real.size:
+        what += f", {real.size - finite.size} of them no finite number"
+    return {
+        "low": float(edges[0]), "high": float(edges[-1]), "counts": counts.tolist(),
+        "clip": _range(value), "what": what,
+    }  # fmt: skip
+
+
+def _dequantized_sample(value: Value, stored: NDArray[Any]) -> NDArray[np.float64]:
+    """Returns the real numbers of an even sample; what is not in it is not read."""
+    steps = _sampling_strides(stored)
+    part = stored[tuple(slice(None, None, step) for step in steps)]
+    if not isinstance(value.type, QuantType):
+        return part.astype(np.float64)
+    params = value.type.params
+    if params.axis is None or part.size == stored.size:
+        return dequantize(part, params).astype(np.float64)
+    axis = params.axis
+    block = params.block_size or 1
+    places = np.asarray(range(0, stored.shape[axis], steps[axis]), np.int64) // block
+    scale, zero = (
+        _along(numbers, places, axis, steps) for numbers in (params.scale, params.zero_point)
+    )
+    wide = part.astype(np.float64)
+    integer = params.storage_dtype.is_integer
+    return (wide - zero.astype(np.float64) if integer else wide) * scale.astype(np.float64)
+
+
+def _along(
+    numbers: NDArray[Any], places: NDArray[Any], axis: int, steps: tuple[int, ...]
+) -> NDArray[Any]:
+    """Returns scales or zero points as they lie against a sample."""
+    if numbers.ndim <= 1:
+        shape = [1] * len(steps)
+        shape[axis] = -1
+        return numbers[places].reshape(shape)
+    taken = numbers.take(places, axis=axis)
+    others = (slice(None) if i == axis else slice(None, None, s) for i, s in enumerate(steps))
+    return taken[tuple(others)]
+
+
+def _sampling_strides(stored: NDArray[Any]) -> tuple[int, ...]:
+    """Returns how far apart elements are looked at along each axis.
+
+    First along the axis whose elements lie furthest apart: a large array is read from a file, and
+    whole pages of it.
+    """
+    shape, left, steps = stored.shape, list(stored.shape), [1] * stored.ndim
+    while math.prod(left) > SAMPLED:
+        many = [axis for axis, extent in enumerate(left) if extent > _ROWS]
+        axis = max(many or range(len(left)), key=lambda axis: (
+            stored.strides[axis] if many else left[axis]))  # fmt: skip
+        steps[axis] *= 2
+        left[axis] = -(-shape[axis] // steps[axis])
+    return tuple(steps)
+
+
+def _range(value: Value) -> list[float] | None:
+    """Returns the least and the largest real number that can be stored, of one scale only."""
+    if not isinstance(value.type, QuantType) or not value.type.params.per_tensor:
+        return None
+    params = value.type.params
+    scale, zero = float(params.scale), float(params.zero_point)
+    return [(float(params.qmin) - zero) * scale, (float(params.qmax) - zero) * scale]
+
+
+# ---- the name scope of a node: the modules of the network that it was written in -----------------
+
+_EXPORTED = "namespace"
+"""The property in which PyTorch's exporter says the modules around a node."""
+
+_SEPARATORS = re.compile(r"/+")
+
+
+def scope(node: Node) -> tuple[str, ...]:
+    """Returns the scopes around a node, the outermost first.
+
+    They are those of PyTorch's ``namespace`` property (``b.0: nets.Block/…``) where a file has it,
+    else the parts of the node's name before the last ``/``, as most producers write it.
+
+    Args:
+        node: Any node.
+    """
+    exported = dict(node.origin.metadata).get(_EXPORTED)
+    if exported is not None:
+        names = [part.partition(":")[0].strip() for part in _SEPARATORS.split(exported)]
+    else:
+        names = _SEPARATORS.split(node.name)
+    return _relative([name for name in names[:-1] if name])
+
+
+def _relative(names: list[str]) -> tuple[str, ...]:
+    """Leaves out of each name what the one around it says: ``layer1/layer1.0`` is ``layer1/0``."""
+    return tuple(
+        name.removeprefix(f"{outer}.") if name != outer else name
+        for outer, name in zip(["", *names], names, strict=False)
+    )
+
+
+# ---- what a page says of nodes as ``metadata_props`` of an ONNX file, which Netron shows ---------
+# Netron lists a node's ``metadata_props`` under *Metadata* when the node is selected
+# (``onnx.Node`` in its ``source/onnx.js``); nothing else reads them, and they are no part of a
+# graph's text or digest.
+
+PREFIX = "qdqbridge."
+
+
+def with_metadata(graph: Graph, document: Document) -> Graph:
+    """Returns a copy whose nodes carry what a page of the graph says of them.
+
+    Args:
+        graph: The graph.
+        document: What is shown of it.
+    """
+    copy, shown = copied(graph), document.graphs[0]
+    values = shown["values"]
+    for index, (node, said) in enumerate(zip(graph.nodes, shown["nodes"], strict=True)):
+        rows = {f"{PREFIX}{paint['name']}": painted(paint, index) for paint in shown["paints"]}
+        for number, value in enumerate(said["outs"]):
+            keys = ("type", "shape", "scale", "zero", "range")
+            parts = [f"{key} {values[value][key]}" for key in keys if values[value].get(key)]
+            rows[f"{PREFIX}result{number or ''}"] = ", ".join(parts)
+        rows |= {f"{PREFIX}note{i or ''}": note for i, note in enumerate(said["notes"])}
+        other = copy.nodes[node]
+        kept = tuple(row for row in other.origin.metadata if not row[0].startswith(PREFIX))
+        stated = tuple((key, text) for key, text in rows.items() if text)
+        other.origin = replace(other.origin, metadata=kept + stated)
+    return copy.graph
+
+
+# --------------------------------------------------------------------------------------------------
 
 _STATES = {"the same": GOOD, "changed": FAIR, "only here": BAD}
 _LISTED = 8
 """Numbers of a scale or zero point per channel that are written out."""
+
 _HASHED = 1 << 27
 """Bytes of weights of which a digest is made for the page."""
+
 NO_DIGEST = "not made of weights of"
 """What a page says in place of the digest of a large graph."""
+
 _USERS = 64
 """Readers of one value that are listed."""
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.planning.batch_norms import FOLDS, without_layout
+from qdqbridge.core.arguments import ReadingOptions
 from qdqbridge.core.canonical import canonicalize
 from qdqbridge.core.canonical.fusions import FUSIONS
 from qdqbridge.core.canonical.order import order_operands
@@ -37,7 +38,6 @@ from qdqbridge.core.ops.dynamic import UNROUNDED
 from qdqbridge.core.ops.elementwise import ADD
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.core.ops.selection import SLICE, SPLIT
-from qdqbridge.core.options import ReadingOptions
 from qdqbridge.core.rewrite.driver import run
 from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, pattern_rule, rule
 

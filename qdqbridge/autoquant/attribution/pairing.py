@@ -24,7 +24,7 @@ from qdqbridge.autoquant.planning.units import CLAMPS
 from qdqbridge.core.graph.alignment import Alignment, align, main_operand
 from qdqbridge.core.graph.copying import copied
 from qdqbridge.core.graph.graph import Graph, Node, Value
-from qdqbridge.core.graph.weights import geometry_of
+from qdqbridge.core.graph.operator import geometry_of
 from qdqbridge.core.ops.data_movement import FLATTEN, RESHAPE, SQUEEZE, TRANSPOSE, UNSQUEEZE
 from qdqbridge.core.ops.dynamic import DYNAMIC_BLOCK_DENSE, DYNAMIC_DENSE
 from qdqbridge.core.ops.matmul import OPERATORS as MATRIX_PRODUCTS

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.hardware.pairs import Order
 from qdqbridge.core.graph.graph import Graph, Node, Value
-from qdqbridge.core.graph.weights import geometry_of
+from qdqbridge.core.graph.operator import geometry_of
 from qdqbridge.core.ops.convolution import CONV
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
 

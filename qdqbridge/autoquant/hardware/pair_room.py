@@ -32,8 +32,8 @@ from qdqbridge.autoquant.hardware.pairs import Order
 from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.core.graph.graph import Graph, Node
 from qdqbridge.core.graph.numerics import quantize
+from qdqbridge.core.graph.operator import geometry_of
 from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.weights import geometry_of
 from qdqbridge.core.ops.convolution import CONV
 
 Real = NDArray[np.float64]

@@ -20,9 +20,8 @@ from qdqbridge.autoquant.hardware.biases import product_of, stored_result, with_
 from qdqbridge.autoquant.hardware.pairs import FULL, saturating
 from qdqbridge.autoquant.planning.plan import Derived, Fixed, QuantizationPlan, Weight
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.graph.operator import Flow, geometry_of
 from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.weights import geometry_of
 
 Real = NDArray[np.float64]
 _MARGIN = 1 + 2.0**-20

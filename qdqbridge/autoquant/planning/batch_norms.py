@@ -20,9 +20,9 @@ from qdqbridge.core.canonical.reshapes import moved_twice, reshape_nothing
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.copying import copied
 from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.operator import WeightGeometry, geometry_of
 from qdqbridge.core.graph.patterns import Part, PatternMatch
 from qdqbridge.core.graph.types import TensorType
-from qdqbridge.core.graph.weights import WeightGeometry, geometry_of
 from qdqbridge.core.ops.attributes import EpsilonAttrs, GemmAttrs
 from qdqbridge.core.ops.build import constant, retyped
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE

@@ -40,9 +40,8 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.edit import Editor, rewire
 from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Node, Value
 from qdqbridge.core.graph.numerics import quantize
-from qdqbridge.core.graph.operator import NO_ATTRIBUTES
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, geometry_of
 from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.weights import geometry_of
 from qdqbridge.core.ops.build import constant, dequantized, quantized, result, retyped
 from qdqbridge.core.ops.elementwise import ADD
 from qdqbridge.errors import InputDataError

@@ -15,10 +15,9 @@ from qdqbridge.core.canonical.weights import coarsest, signed_constant
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.edit import Editor
 from qdqbridge.core.graph.graph import Node
-from qdqbridge.core.graph.operator import NO_ATTRIBUTES
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, geometry_of
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import Shape
-from qdqbridge.core.graph.weights import geometry_of
 from qdqbridge.core.ops.build import constant, result
 from qdqbridge.core.ops.convolution import CONV
 from qdqbridge.core.ops.dynamic import DYNAMIC_CONV, DYNAMIC_DENSE, DynamicAttrs

@@ -31,8 +31,8 @@ from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.core.canonical.fusions import FUSIONS
 from qdqbridge.core.graph.edit import name_values
 from qdqbridge.core.graph.graph import Graph, Value
-from qdqbridge.core.graph.identity import origin_of
 from qdqbridge.core.graph.interpreter import check_inputs
+from qdqbridge.core.graph.printer import origin_of
 from qdqbridge.errors import InputDataError
 
 _HUGE = math.ldexp(1.0, 100)

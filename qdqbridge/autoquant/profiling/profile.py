@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.profiling.histogram import SIDE, Histogram
 from qdqbridge.autoquant.profiling.stats import ChannelExtremes, SampleExtremes, TensorStats
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.graph.identity import tensor_id
+from qdqbridge.core.graph.printer import tensor_id
 from qdqbridge.errors import InputDataError
 
 SCHEMA = "qdqbridge-profile 1"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from qdqbridge.autoquant.profiling.collect import check_profile
 from qdqbridge.autoquant.profiling.profile import Profile, ProfileEntry
 from qdqbridge.core.graph.graph import Graph, Value
-from qdqbridge.core.graph.identity import tensor_id
+from qdqbridge.core.graph.printer import tensor_id
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 
 

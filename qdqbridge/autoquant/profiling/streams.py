@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.profiling.samples import RunSamples, Sample, Samples
 from qdqbridge.core.graph.archive import DAMAGES, NotRead, damage_of
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.graph.guard import most_bytes
-from qdqbridge.core.graph.interpreter import check_mapping
+from qdqbridge.core.graph.interpreter import check_mapping, most_bytes
 from qdqbridge.errors import InputDataError
 
 _LABELS = "labels"

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.operator import WeightGeometry, geometry_of
 from qdqbridge.core.graph.types import TensorType
-from qdqbridge.core.graph.weights import WeightGeometry, geometry_of
 from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs
 from qdqbridge.core.ops.matmul import GEMM
 from qdqbridge.core.ops.normalization import (

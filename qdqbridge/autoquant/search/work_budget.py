@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from qdqbridge.autoquant.planning.unstored import RECURRENT
 from qdqbridge.autoquant.profiling.profile import Profile
 from qdqbridge.core.graph.graph import Graph, Node
-from qdqbridge.core.graph.operator import Flow
-from qdqbridge.core.graph.weights import geometry_of
+from qdqbridge.core.graph.operator import Flow, geometry_of
 
 RATE = 2e10
 """Operations that a usual core does in a second, about."""

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 from qdqbridge.core.canonical.casts import before_cast, stored_before_cast, taken_in
 from qdqbridge.core.graph.graph import Node, Value
-from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.graph.operator import Flow, geometry_of
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import TensorType
-from qdqbridge.core.graph.weights import geometry_of
 from qdqbridge.core.ops.attributes import ResizeAttrs
 from qdqbridge.core.ops.build import dequantized, retyped
 from qdqbridge.core.ops.conversion import QUANTIZE

@@ -21,8 +21,8 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Note, Value
 from qdqbridge.core.graph.numerics import dequantize
+from qdqbridge.core.graph.operator import geometry_of
 from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.weights import geometry_of
 from qdqbridge.core.ops.attributes import EpsilonAttrs
 from qdqbridge.core.ops.build import constant, result
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE

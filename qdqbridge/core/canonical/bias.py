@@ -21,9 +21,9 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Note, Value
 from qdqbridge.core.graph.numerics import dequantize
+from qdqbridge.core.graph.operator import geometry_of
 from qdqbridge.core.graph.patterns import Part, PatternMatch
 from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.weights import geometry_of
 from qdqbridge.core.ops.accumulator import BIAS_MOVES
 from qdqbridge.core.ops.build import constant, retyped
 from qdqbridge.core.ops.matmul import DENSE

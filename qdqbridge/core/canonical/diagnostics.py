@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from qdqbridge.core.canonical.affine import chain_behind
 from qdqbridge.core.canonical.decomposed import is_fake_quantize
 from qdqbridge.core.graph.graph import Graph, Node, Note, Value
-from qdqbridge.core.graph.operator import Flow
-from qdqbridge.core.graph.weights import geometry_of
+from qdqbridge.core.graph.operator import Flow, geometry_of
 from qdqbridge.core.ops.softmax import SOFTMAX
 from qdqbridge.core.ops.unary import ABS, EXP, HARD_SIGMOID, SIGMOID, SOFTPLUS, SQRT
 from qdqbridge.core.rewrite.rule import stored_behind

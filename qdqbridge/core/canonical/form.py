@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from qdqbridge.core.arguments import BIT_FOR_BIT, ReadingOptions
 from qdqbridge.core.canonical.diagnostics import diagnose
 from qdqbridge.core.canonical.order import order_operands, order_steps
 from qdqbridge.core.canonical.rules import rules_with
 from qdqbridge.core.canonical.storage import propagate_storage, share_dequantized
 from qdqbridge.core.graph.graph import Graph, Node, Note
 from qdqbridge.core.ops.integers import leave_as_stored, propagate_parameters, release_interface
-from qdqbridge.core.options import BIT_FOR_BIT, ReadingOptions
 from qdqbridge.core.rewrite.driver import run
 from qdqbridge.core.rewrite.rule import Reject, Rule
 

@@ -13,8 +13,7 @@ from qdqbridge.core.graph.copying import copied
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.edit import Editor
 from qdqbridge.core.graph.graph import Graph, Value
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.signedness import shiftable, shifted_params
+from qdqbridge.core.graph.quantization import QuantParams, shiftable, shifted_params
 from qdqbridge.core.graph.types import QuantType, TensorType
 from qdqbridge.core.ops.build import dequantized, quantized, requantized
 from qdqbridge.core.ops.conversion import QUANTIZE

@@ -19,9 +19,8 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
-from qdqbridge.core.graph.edit import link, unlink
+from qdqbridge.core.graph.edit import execution_order, link, unlink
 from qdqbridge.core.graph.graph import Graph, Node, Value
-from qdqbridge.core.graph.order import execution_order
 from qdqbridge.core.graph.printer import attributes_text, elements, params_text
 from qdqbridge.core.graph.types import QuantType, ValueType
 from qdqbridge.core.ops.composition import CompositionAttrs, Step

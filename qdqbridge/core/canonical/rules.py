@@ -14,6 +14,7 @@ data movement to products with their bias, what is joined, and what is fused.
 
 from __future__ import annotations
 
+from qdqbridge.core.arguments import ReadingOptions
 from qdqbridge.core.canonical import (
     absorb,
     activations,
@@ -47,7 +48,6 @@ from qdqbridge.core.canonical import (
 from qdqbridge.core.canonical import decomposed as decompositions
 from qdqbridge.core.canonical.channels import CHANNELS
 from qdqbridge.core.canonical.fusions import FUSIONS
-from qdqbridge.core.options import ReadingOptions
 from qdqbridge.core.rewrite.rule import Rule
 
 RULES: tuple[Rule, ...] = (

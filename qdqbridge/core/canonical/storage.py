@@ -22,8 +22,12 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.edit import Editor, rewire
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import Flow
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.signedness import shiftable, shifted_constant, shifted_params
+from qdqbridge.core.graph.quantization import (
+    QuantParams,
+    shiftable,
+    shifted_constant,
+    shifted_params,
+)
 from qdqbridge.core.graph.types import QuantType
 from qdqbridge.core.ops.build import constant
 from qdqbridge.core.ops.conversion import DEQUANTIZE, REQUANTIZE

@@ -15,8 +15,12 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import Flow
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.signedness import shiftable, shifted_constant, shifted_params
+from qdqbridge.core.graph.quantization import (
+    QuantParams,
+    shiftable,
+    shifted_constant,
+    shifted_params,
+)
 from qdqbridge.core.ops.build import constant, retyped
 from qdqbridge.core.ops.conversion import DEQUANTIZE
 from qdqbridge.core.ops.normalization import (

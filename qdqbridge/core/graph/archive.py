@@ -15,7 +15,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.atomic_write import placed
-from qdqbridge.core.graph.guard import most_bytes
+from qdqbridge.core.graph.interpreter import most_bytes
 from qdqbridge.errors import InputDataError
 
 Array = NDArray[Any]

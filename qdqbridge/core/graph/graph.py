@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from qdqbridge.control_characters import visible
-from qdqbridge.core.graph.as_read import AsRead
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.operator import AnyAttributes, Attributes, Operator
@@ -19,6 +18,65 @@ from qdqbridge.errors import InputDataError
 if TYPE_CHECKING:
     from qdqbridge.core.graph.printer import Weights
 
+
+# ---- what the file of a graph says about itself, beside the graph --------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The header of a model file.
+
+    Attributes:
+        file: Name of the file.
+        ir_version: Version of ONNX's file format; None where it is another format.
+        opsets: Version of every operator domain, or of TVM for its modules.
+        producer: Name and version of the program that wrote it.
+        operators: Number of nodes by operator, the most frequent first.
+    """
+
+    file: str
+    ir_version: int | None
+    opsets: Mapping[str, int | str]
+    producer: str
+    operators: Mapping[str, int]
+
+
+# ---- the form in which a file has a graph, for as long as nobody changes the graph ---------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AsRead:
+    """What a file says, node by node, and the state of the graph that means the same.
+
+    Attributes:
+        form: The file's own nodes, as the writer of its format takes them.
+        state: All that the graph says; empty before it has its canonical form.
+    """
+
+    form: object
+    state: tuple[Any, ...] = ()
+
+    def of(self, graph: Graph) -> AsRead:
+        """Returns the same form, which stands for ``graph`` as it is now."""
+        return replace(self, state=_state(graph))
+
+    def stands_for(self, graph: Graph) -> bool:
+        """True while nothing of the graph has changed: no node, type, constant or name."""
+        return bool(self.state) and self.state == _state(graph)
+
+
+def _state(graph: Graph) -> tuple[Any, ...]:
+    """Returns all parts of a graph; nodes and values are what they are by identity."""
+    nodes = tuple(
+        (node, node.op, node.attributes, node.origin, tuple(node.inputs), tuple(node.outputs))
+        for node in graph.nodes
+    )
+    values = tuple((value, value.name, value.type, value.constant) for value in graph.values())
+    ends = (tuple(graph.inputs), tuple(graph.outputs), tuple(graph.output_names))
+    return (*ends, graph.opset, nodes, values)
+
+
+# --------------------------------------------------------------------------------------------------
 
 _REMEMBERED = 256
 """Nodes of the file that one node remembers; a chain of any length may become one node."""
@@ -205,7 +263,7 @@ class Graph:
         opset: The default-domain opset of the file it was read from; 0 if none.
         canonical: True once the canonical rules have run.
         notes: What the canonical rules refused or want said (see ``explain``).
-        as_read: How its file has it, where that decides bits (:mod:`qdqbridge.core.graph.as_read`).
+        as_read: How its file has it, where that decides bits (:mod:`qdqbridge.core.graph.graph`).
             Only writers look at it.
     """
 

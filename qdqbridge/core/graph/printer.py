@@ -30,12 +30,36 @@ from qdqbridge.core.graph.row_major import parts
 from qdqbridge.core.graph.types import NestedType, QuantType, Shape, ValueType
 from qdqbridge.errors import InputDataError
 
+# ---- ids of tensors that do not depend on how a file is stored or its nodes are numbered ---------
+
+
+def tensor_id(value: Value) -> str:
+    """Returns the stable id of a tensor.
+
+    It is made of the tensor's name, the operator that computes it and which result it is.
+    """
+    return id_of(value.name, *origin_of(value))
+
+
+def id_of(name: str, operator: str, index: int) -> str:
+    """Returns the id of the result ``index`` of an operator; a graph input has none, so ``""``."""
+    return hashlib.sha256(f"{name}\0{operator}\0{index}".encode()).hexdigest()[:16]
+
+
+def origin_of(value: Value) -> tuple[str, int]:
+    """Returns the operator that computes a value, and which of its results it is."""
+    if value.producer is None:
+        return "", 0
+    return value.producer.op.name, value.producer.outputs.index(value)
+
+
+# --------------------------------------------------------------------------------------------------
+
 VERSION = "qnn-canonical 4"
 RAW_VERSION = "qnn-raw 1"
 _SHORT, _SHORT_COMPLETE = 4, 16
 _PLAIN_NAME = re.compile(r"[^\W\d]\w*", re.ASCII)
 _PLAIN_OP = re.compile(r"[^\W\d][\w.:/-]*", re.ASCII)
-
 Weights: TypeAlias = "MutableMapping[str, NDArray[Any]] | Literal['inline'] | None"
 """Where long constants go: behind their hash, into a mapping by hash, or nowhere (the digest)."""
 

@@ -12,7 +12,6 @@ from qdqbridge.core.graph.attribute_codecs import Holds, attribute_codecs_of
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import AnyAttributes, Flow, Operator, Row, typed
 from qdqbridge.core.graph.types import static_shape
-from qdqbridge.core.layout.permutation import channels_first, channels_last, unmoved
 from qdqbridge.core.ops.attributes import (
     AxesAttrs,
     ExpandAttrs,
@@ -44,6 +43,27 @@ from qdqbridge.core.ops.resize import RESIZE
 from qdqbridge.core.ops.selection import GATHER, PAD, SLICE, SPLIT
 from qdqbridge.core.ops.table import OPERATORS
 
+# ---- the channels-last permutation, and which values do not notice it ----------------------------
+
+
+def channels_last(rank: int) -> tuple[int, ...]:
+    """Returns the permutation from (N, C, spatial…) to (N, spatial…, C)."""
+    return (0, *range(2, rank), 1)
+
+
+def channels_first(rank: int) -> tuple[int, ...]:
+    """Returns the inverse: axis ``a`` of (N, C, spatial…) is axis ``channels_first(r)[a]``."""
+    return (0, rank - 1, *range(1, rank - 1))
+
+
+def unmoved(value: Value) -> bool:
+    """True where both layouts hold the elements in one order, so that a reshape converts them."""
+    shape = value.type.shape
+    return shape is not None and (shape[1:2] == (1,) or all(extent == 1 for extent in shape[2:]))
+
+
+# --------------------------------------------------------------------------------------------------
+
 
 class LayoutConstraint(Enum):
     """What an operand or result asks of the layout in which its value is carried."""
@@ -71,6 +91,7 @@ def _over_windows(row: Operator) -> bool:
 
 WINDOWS = frozenset(row for row in OPERATORS if _over_windows(row))
 """Operators over windows: where channels-last is asked for, it is for them."""
+
 _CHANNELS = frozenset(
     (INSTANCE_NORMALIZATION, GROUP_NORMALIZATION, BATCH_NORMALIZATION, DEPTH_TO_SPACE,
      SPACE_TO_DEPTH)

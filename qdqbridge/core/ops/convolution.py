@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from qdqbridge.core.graph.graph import Node
-from qdqbridge.core.graph.operator import Array, Flow, OnnxOp, Operands, Row, Types
-from qdqbridge.core.graph.weights import WeightGeometry
+from qdqbridge.core.graph.operator import Array, Flow, OnnxOp, Operands, Row, Types, WeightGeometry
 from qdqbridge.core.ops.accumulator import (
     Lost,
     accumulation_dtype,

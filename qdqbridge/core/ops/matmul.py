@@ -17,10 +17,10 @@ from qdqbridge.core.graph.operator import (
     Operands,
     Row,
     Types,
+    WeightGeometry,
 )
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import ValueType
-from qdqbridge.core.graph.weights import WeightGeometry
 from qdqbridge.core.ops.accumulator import (
     accumulation_dtype,
     centered,

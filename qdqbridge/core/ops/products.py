@@ -31,10 +31,10 @@ from qdqbridge.core.graph.operator import (
     Pattern,
     Row,
     Types,
+    WeightGeometry,
 )
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType, Shape, TensorType, ValueType, static_shape
-from qdqbridge.core.graph.weights import WeightGeometry
 from qdqbridge.core.ops.attributes import AxesAttrs, TransposeAttrs
 from qdqbridge.core.ops.bodies import LETTERS, computed, folded, trimmed
 from qdqbridge.core.ops.permutation import permuted_params

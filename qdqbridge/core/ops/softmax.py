@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from qdqbridge.core.graph.exp32 import exp32
 from qdqbridge.core.graph.graph import Node
+from qdqbridge.core.graph.numerics import exp32
 from qdqbridge.core.graph.operator import Array, Flow, OnnxOp, Operands, Row
 from qdqbridge.core.ops.attributes import SoftmaxAttrs
 from qdqbridge.core.ops.shapes import axes_fit

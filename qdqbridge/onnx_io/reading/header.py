@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from qdqbridge.core.graph.header import Header
+from qdqbridge.core.graph.graph import Header
 from qdqbridge.onnx_io.reading.model_file import read_model
 
 

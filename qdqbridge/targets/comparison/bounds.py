@@ -34,9 +34,8 @@ from numpy.typing import NDArray
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.numerics import dequantize
-from qdqbridge.core.graph.operator import Flow, Magnitude
+from qdqbridge.core.graph.operator import Flow, Magnitude, geometry_of
 from qdqbridge.core.graph.types import QuantType
-from qdqbridge.core.graph.weights import geometry_of
 from qdqbridge.core.ops.attributes import (
     EpsilonAttrs,
     GemmAttrs,

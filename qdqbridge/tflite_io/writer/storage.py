@@ -18,8 +18,12 @@ from qdqbridge.core.graph.edit import Editor, rewire
 from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Node, Note, Origin, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.operator import Flow
-from qdqbridge.core.graph.quantization import QuantParams, sound_scales
-from qdqbridge.core.graph.signedness import shifted_constant, shifted_params
+from qdqbridge.core.graph.quantization import (
+    QuantParams,
+    shifted_constant,
+    shifted_params,
+    sound_scales,
+)
 from qdqbridge.core.graph.types import QuantType
 from qdqbridge.core.ops.attributes import PadAttrs
 from qdqbridge.core.ops.build import requantized

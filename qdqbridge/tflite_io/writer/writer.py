@@ -18,8 +18,7 @@ from qdqbridge.core.graph.edit import Editor, link, rewire
 from qdqbridge.core.graph.graph import Graph, Node, Note, Value
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.layout import ConvertedGraph, apply_layout, plan
-from qdqbridge.core.layout.constraints import WINDOWS
-from qdqbridge.core.layout.permutation import channels_first, channels_last
+from qdqbridge.core.layout.constraints import WINDOWS, channels_first, channels_last
 from qdqbridge.core.ops.attributes import TransposeAttrs
 from qdqbridge.core.ops.build import result
 from qdqbridge.core.ops.table import BY_NAME, OPERATORS

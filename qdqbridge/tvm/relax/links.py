@@ -17,7 +17,7 @@ from tvm import ir, relax
 from tvm.relax.expr_functor import mutator
 
 from qdqbridge.core.graph.graph import Graph, Value
-from qdqbridge.core.graph.identity import id_of, tensor_id
+from qdqbridge.core.graph.printer import id_of, tensor_id
 from qdqbridge.tvm.qnn.origin import provenance_of
 from qdqbridge.tvm.relax.emit.module import ModuleEmitter
 from qdqbridge.tvm.relax.traces import Trace, TraceStep

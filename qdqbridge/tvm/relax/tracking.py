@@ -9,7 +9,7 @@ import tvm
 from tvm import ir, relax
 
 from qdqbridge.core.graph.graph import Graph, Value
-from qdqbridge.core.graph.identity import tensor_id
+from qdqbridge.core.graph.printer import tensor_id
 from qdqbridge.tvm.relax.links import Links, emit_linked, links_of
 
 _T = relax.transform

@@ -10,7 +10,7 @@ import pytest
 
 import qdqbridge as qb
 from qdqbridge.app.cli.failures import run
-from qdqbridge.app.report.input_ranges import misfits
+from qdqbridge.app.report.inspection import misfits
 from tests.places import MODELS
 
 DATA = np.load(MODELS / "digits_test.npz")["x"]

@@ -20,8 +20,15 @@ from qdqbridge.app.report.quantization import (
     WeightError,
     quantization_article,
 )
-from qdqbridge.app.report.quantization.markup import clean, concat_markup, tag
-from qdqbridge.app.report.quantization.numbers import decibels, number, optional, percent
+from qdqbridge.app.report.quantization.plots import (
+    clean,
+    concat_markup,
+    decibels,
+    number,
+    optional,
+    percent,
+    tag,
+)
 
 VOID = {"meta", "br"}
 EVIL = "</title><script>alert('1')</script>&\"\x00\ud800 \u202e"

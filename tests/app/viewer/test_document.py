@@ -14,9 +14,8 @@ import pytest
 
 import qdqbridge as qb
 from qdqbridge.app.viewer import model_explorer_text, page
-from qdqbridge.app.viewer.histograms import BINS
+from qdqbridge.app.viewer.document import BINS, scope
 from qdqbridge.app.viewer.paint import HEATS, TONES
-from qdqbridge.app.viewer.scopes import scope
 from qdqbridge.app.viewing import coverage_paint, record
 from qdqbridge.core.graph.graph import Node, Origin
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES

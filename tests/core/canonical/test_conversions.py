@@ -8,8 +8,7 @@ import pytest
 from qdqbridge.core.canonical import canonicalize, conversions, folding, sharing
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
-from qdqbridge.core.graph.signedness import shifted_params
+from qdqbridge.core.graph.quantization import QuantParams, per_tensor, shifted_params
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.attributes import AxesAttrs, CastAttrs, ReshapeAttrs, TransposeAttrs
 from tests.core.canonical.at_work import alone, data_for, outputs, settled

@@ -11,10 +11,10 @@ from onnx import TensorProto
 
 from qdqbridge.app.pipeline import load as load_file
 from qdqbridge.app.sources import inspect_model
+from qdqbridge.core.arguments import ReadingOptions
 from qdqbridge.core.canonical import canonicalize
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.interpreter import evaluate
-from qdqbridge.core.options import ReadingOptions
 from qdqbridge.errors import UnsupportedModelError
 from tests.core.canonical.idiom_models import X, node_of, notes_of, settled
 from tests.onnx_models import Builder, canonical, ints, load, ops, run

@@ -9,8 +9,12 @@ import pytest
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Value
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
-from qdqbridge.core.graph.signedness import shifted_constant, shifted_params
+from qdqbridge.core.graph.quantization import (
+    QuantParams,
+    per_tensor,
+    shifted_constant,
+    shifted_params,
+)
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.attributes import AxisAttrs, CastAttrs, TransposeAttrs
 from tests.core.canonical.at_work import settled

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdqbridge.core.graph.edit import Editor, link, unlink
+from qdqbridge.core.graph.edit import Editor, execution_order, link, unlink
 from qdqbridge.core.graph.graph import Graph, Node, Origin, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
-from qdqbridge.core.graph.order import execution_order
 from qdqbridge.core.ops.conversion import QUANTIZE
 from qdqbridge.errors import InvalidModelError
 from tests.core.graph.graphs import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdqbridge.core.graph.exp32 import LOWEST, exp32
+from qdqbridge.core.graph.numerics import LOWEST, exp32
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from tvm import relax as installed_relax
 from tvm.relax.dpl import is_op, wildcard
 
 import qdqbridge as qb
-from qdqbridge.core.graph.identity import tensor_id
 from qdqbridge.core.graph.interpreter import evaluate
+from qdqbridge.core.graph.printer import tensor_id
 from qdqbridge.tvm.relax.links import Links, emit_linked, links_of
 from qdqbridge.tvm.relax.tracking import STAGES, Tracker, tracked
 from tests.places import MODELS, ROOT

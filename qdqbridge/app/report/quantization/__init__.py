@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqbridge.app.report.quantization.page import quantization_article
+from qdqbridge.app.report.quantization.sections import quantization_article
 from qdqbridge.autoquant.record import (
     AccumulatorRow,
     Culprit,

@@ -3,19 +3,162 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
+from typing import TypeAlias
 
-from qdqbridge.app.report.quantization.markup import Markup, concat_markup, tag
-from qdqbridge.app.report.quantization.numbers import decibels, number
 from qdqbridge.autoquant.record import LayerError, TensorReport
+from qdqbridge.control_characters import visible
+
+# ---- HTML and SVG that is escaped by construction: text is text unless it was made here ----------
+
+_UNPRINTABLE = re.compile("[\ud800-\udfff\ufffe\uffff]")
+_VOID = ("meta", "br")
+
+
+@dataclass(frozen=True, slots=True)
+class Markup:
+    """Finished HTML."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Content: TypeAlias = "Markup | str | int | None"
+
+
+def tag(
+    name: str, *content: Content | Iterable[Content], **attributes: str | float | None
+) -> Markup:
+    """Returns an element.
+
+    Args:
+        name: Its name.
+        content: What is in it; text is escaped, None is nothing.
+        attributes: Its attributes; ``class_`` is ``class``, ``aria_label`` is ``aria-label``, None
+            leaves one out.
+    """
+    found = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{clean(str(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    if name in _VOID:
+        return Markup(f"<{name}{found}>")
+    return Markup(f"<{name}{found}>{concat_markup(*content)}</{name}>")
+
+
+def concat_markup(*content: Content | Iterable[Content]) -> Markup:
+    """Returns several pieces in a row."""
+    parts: list[str] = []
+    for piece in content:
+        if isinstance(piece, Markup):
+            parts.append(piece.text)
+        elif isinstance(piece, (str, int)):
+            parts.append(clean(str(piece)))
+        elif piece is not None:
+            parts.append(concat_markup(*piece).text)
+    return Markup("".join(parts))
+
+
+def clean(text: str) -> str:
+    """Returns ``text`` escaped; what nobody can write so becomes a replacement character."""
+    return escape(_UNPRINTABLE.sub("\ufffd", visible(text)), quote=True)
+
+
+def name_of(text: str) -> Markup:
+    """Returns a name out of a file: in a fixed width, isolated from the text around it."""
+    return tag("code", text)
+
+
+def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[Content]]) -> Markup:
+    """Returns a table whose first column names the rows.
+
+    Args:
+        caption: What it shows.
+        headings: One for each column; those that end in ``#`` are of numbers.
+        rows: Their cells.
+    """
+    numbers = [heading.endswith("#") for heading in headings]
+    head = tag(
+        "tr",
+        [
+            tag("th", heading.rstrip("#"), scope="col", class_="n" if number else None)
+            for heading, number in zip(headings, numbers, strict=True)
+        ],
+    )
+    body = [_html_table_row(cells, numbers) for cells in rows]
+    inner = tag("table", tag("caption", caption), tag("thead", head), "\n", tag("tbody", body))
+    return tag("div", inner, class_="wide", tabindex="0", role="region", aria_label=caption)
+
+
+def _html_table_row(cells: Sequence[Content], numbers: Sequence[bool]) -> Markup:
+    first, *rest = cells
+    made = [tag("th", first, scope="row", class_="n" if numbers[0] else None)]
+    made += [
+        tag("td", cell, class_="n" if number else None)
+        for cell, number in zip(rest, numbers[1:], strict=True)
+    ]
+    return concat_markup(tag("tr", made), "\n")
+
+
+def details(summary: Content, *content: Content | Iterable[Content]) -> Markup:
+    """Returns something that is folded away until the reader opens it."""
+    return tag("details", tag("summary", summary), *content)
+
+
+# ---- numbers as a report writes them -------------------------------------------------------------
+
+
+def decibels(value: float | None) -> str:
+    """Returns an SQNR, e.g. ``41.3 dB``; ``exact`` where nothing differs."""
+    if value is None or math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "exact" if value > 0 else "no signal left"
+    return f"{value:.1f} dB"
+
+
+def exact_decibels(value: float) -> str:
+    """Returns an SQNR as every place tells it: ``41.28 dB``."""
+    return f"{value:.2f} dB" if math.isfinite(value) else decibels(value)
+
+
+def number(value: float) -> str:
+    """Returns a real number with four significant digits."""
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    return f"{value:.4g}"
+
+
+def percent(value: float | None) -> str:
+    """Returns a share."""
+    if value is None:
+        return "–"
+    return "under 0.01%" if 0 < value < 0.0001 else f"{value:.2%}"
+
+
+def optional(value: int | None) -> str:
+    """Returns a whole number, or a dash."""
+    return "–" if value is None else f"{value}"
+
+
+# --------------------------------------------------------------------------------------------------
 
 WIDTH, HEIGHT = 960, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 14, 36
 _MARKERS = 120
 """With more layers than this, points have no markers of their own."""
+
 _EQUAL = 110.0
 """From here on, in dB, float32 results of two engines differ: such a point is on the upper edge."""
+
 _BAR_WIDTH, _BAR_HEIGHT = 480, 96
 
 

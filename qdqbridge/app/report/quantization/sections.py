@@ -5,33 +5,56 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from qdqbridge.app.report.quantization.markup import (
+from qdqbridge.app.report.quantization.plots import (
     Content,
     Markup,
     concat_markup,
-    details,
-    name_of,
-    table,
-    tag,
-)
-from qdqbridge.app.report.quantization.numbers import (
     decibels,
+    details,
+    error_plot,
     exact_decibels,
+    histogram,
+    name_of,
     number,
     optional,
     percent,
+    table,
+    tag,
 )
-from qdqbridge.app.report.quantization.plots import error_plot, histogram
-from qdqbridge.autoquant.record import (
-    AccumulatorRow,
-    LayerError,
-    QuantizationRecord,
-    TensorReport,
-)
+from qdqbridge.autoquant.record import AccumulatorRow, LayerError, QuantizationRecord, TensorReport
+
+# --------------------------------------------------------------------------------------------------
+# The report on a quantization as a part of a page: no script, no picture or style of its own.
+
+
+def quantization_article(record: QuantizationRecord) -> Markup:
+    """Returns a report as one element of HTML, styled by the page that it is put into.
+
+    The same record gives the same text: no time, no host, no path that is not in the record.
+
+    Args:
+        record: What to show.
+    """
+    links = [concat_markup(tag("a", heading, href=f"#{id_}"), " ") for id_, heading, _ in SECTIONS]
+    parts = [_section(id_, heading, make(record)) for id_, heading, make in SECTIONS]
+    heading = tag("h1", name_of(record.model), f" quantized for {record.target}")
+    nav = tag("nav", links, aria_label="Sections")
+    return tag("article", heading, nav, summary(record), parts, id="report", aria_label="Report")
+
+
+def _section(id_: str, heading: str, content: Markup) -> Markup:
+    return concat_markup(
+        "\n", tag("section", tag("h2", heading, id=f"{id_}-h"), content, id=id_,
+        aria_labelledby=f"{id_}-h"),
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------
 
 Section = Callable[[QuantizationRecord], Markup]
 _SHOWN = 40
 """Rows of a table that is not folded away."""
+
 _WORST = 10
 _LAYERS = ("layer#", "tensor", "operator", "accumulated#", "alone#")
 

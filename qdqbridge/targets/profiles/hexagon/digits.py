@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.numerics import dequantize
-from qdqbridge.core.graph.operator import NO_ATTRIBUTES
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, WeightGeometry, geometry_of
 from qdqbridge.core.graph.quantization import QuantParams, per_tensor
 from qdqbridge.core.graph.types import QuantType
-from qdqbridge.core.graph.weights import WeightGeometry, geometry_of
 from qdqbridge.core.ops.build import constant, result, retyped
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.elementwise import ADD

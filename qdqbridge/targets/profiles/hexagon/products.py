@@ -13,10 +13,9 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.edit import Editor
 from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Node, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
-from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow, geometry_of
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType, TensorType
-from qdqbridge.core.graph.weights import geometry_of
 from qdqbridge.core.ops.attributes import PadAttrs
 from qdqbridge.core.ops.build import constant, dequantized, quantized, result, retyped
 from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE

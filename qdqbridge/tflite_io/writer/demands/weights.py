@@ -10,9 +10,9 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Note, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
+from qdqbridge.core.graph.operator import geometry_of
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import TensorType
-from qdqbridge.core.graph.weights import geometry_of
 from qdqbridge.core.ops.accumulator import centered
 from qdqbridge.core.ops.build import (
     constant,

@@ -6,7 +6,7 @@ from typing import Any
 
 from tvm import te
 
-from qdqbridge.core.graph import exp32
+from qdqbridge.core.graph import numerics
 from qdqbridge.tvm.qnn.dialect.arithmetic import (
     Prim,
     fenced,
@@ -29,13 +29,13 @@ def exponential(x: Prim, zero: te.Tensor) -> Prim:
     def f32(value: Any) -> Prim:
         return tirx.const(float(value), "float32")
 
-    lowest = f32(exp32.LOWEST)
-    clamped = tirx.min(tirx.max(x, lowest), f32(exp32.HIGHEST))
-    n = tirx.nearbyint(clamped * f32(exp32.LOG2E))
-    high = fenced(n * f32(exp32.LN2_HIGH), zero)
-    r = (clamped - high) - fenced(n * f32(exp32.LN2_LOW), zero)
-    p = f32(exp32.POLYNOMIAL[0])
-    for coefficient in exp32.POLYNOMIAL[1:]:
+    lowest = f32(numerics.LOWEST)
+    clamped = tirx.min(tirx.max(x, lowest), f32(numerics.HIGHEST))
+    n = tirx.nearbyint(clamped * f32(numerics.LOG2E))
+    high = fenced(n * f32(numerics.LN2_HIGH), zero)
+    r = (clamped - high) - fenced(n * f32(numerics.LN2_LOW), zero)
+    p = f32(numerics.POLYNOMIAL[0])
+    for coefficient in numerics.POLYNOMIAL[1:]:
         p = fenced(p * r, zero) + f32(coefficient)
     y = (fenced((p * r) * r, zero) + r) + f32(1)
     bits = (n.astype("int32") + tirx.const(127, "int32")) << tirx.const(23, "int32")

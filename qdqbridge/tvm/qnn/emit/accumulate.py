@@ -13,9 +13,9 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import dequantize
+from qdqbridge.core.graph.operator import geometry_of
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import static_shape
-from qdqbridge.core.graph.weights import geometry_of
 from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs
 from qdqbridge.core.ops.matmul import DENSE
 from qdqbridge.tvm.qnn.emit.dtypes import storage, tvm_dtype

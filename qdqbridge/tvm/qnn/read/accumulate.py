@@ -13,10 +13,9 @@ from qdqbridge.core.graph.attribute_codecs import read_attributes
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, weight_geometry
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType, Shape, TensorType, ValueType
-from qdqbridge.core.graph.weights import weight_geometry
 from qdqbridge.core.ops.attributes import (
     AxesAttrs,
     ConvAttrs,

@@ -8,7 +8,7 @@ from typing import Any
 
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.types import Shape, TensorType, static_shape
-from qdqbridge.core.layout.permutation import channels_first, channels_last
+from qdqbridge.core.layout.constraints import channels_first, channels_last
 from qdqbridge.core.ops import data_movement
 from qdqbridge.core.ops.attributes import (
     AxesAttrs,

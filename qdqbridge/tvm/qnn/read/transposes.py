@@ -21,10 +21,12 @@ from qdqbridge.core.layout.constraints import (
     WINDOWS,
     LayoutConstraint,
     broadcast_constant,
+    channels_first,
+    channels_last,
     constraints,
+    unmoved,
 )
-from qdqbridge.core.layout.cut import INFINITE, SINK, SOURCE, Network
-from qdqbridge.core.layout.permutation import channels_first, channels_last, unmoved
+from qdqbridge.core.layout.conversion import INFINITE, SINK, SOURCE, Network
 from qdqbridge.core.ops.attributes import ReduceAttrs, ReshapeAttrs, TransposeAttrs
 from qdqbridge.core.ops.data_movement import (
     DEPTH_TO_SPACE,

@@ -12,11 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import relax
 
-from qdqbridge.core.arguments import renamed
+from qdqbridge.core.arguments import ReadingOptions, renamed
 from qdqbridge.core.canonical import canonicalize
 from qdqbridge.core.graph.graph import Graph, Note
 from qdqbridge.core.graph.verify import verify
-from qdqbridge.core.options import ReadingOptions
 from qdqbridge.errors import (
     InputDataError,
     QdqBridgeError,

@@ -5,11 +5,10 @@ from __future__ import annotations
 import warnings
 from os import PathLike
 
-from qdqbridge.core.arguments import renamed
+from qdqbridge.core.arguments import ReadingOptions, renamed
 from qdqbridge.core.canonical import canonicalize
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.verify import verify
-from qdqbridge.core.options import ReadingOptions
 from qdqbridge.tflite_io.reader import read
 
 

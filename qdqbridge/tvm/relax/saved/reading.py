@@ -19,7 +19,7 @@ import tvm
 import tvm_ffi
 from tvm import ir
 
-from qdqbridge.core.graph.header import Header
+from qdqbridge.core.graph.graph import Header
 from qdqbridge.errors import ModelFileError
 from qdqbridge.tvm.relax.read.calls import calls_of
 from qdqbridge.tvm.relax.read.module_errors import ReaderPlace, explained_errors

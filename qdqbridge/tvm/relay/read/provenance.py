@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from qdqbridge.core.graph.graph import Origin, Value
 from qdqbridge.core.graph.types import ValueType
-from qdqbridge.core.layout.permutation import channels_first, channels_last
+from qdqbridge.core.layout.constraints import channels_first, channels_last
 from qdqbridge.core.ops.attributes import AxesAttrs, AxisAttrs, ReshapeAttrs, TransposeAttrs
 from qdqbridge.core.ops.data_movement import TRANSPOSE
 from qdqbridge.core.ops.permutation import permuted_shape

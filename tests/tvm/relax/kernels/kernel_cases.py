@@ -16,8 +16,8 @@ from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Attributes, Flow
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType, TensorType
-from qdqbridge.core.layout.permutation import channels_first
-from qdqbridge.core.layout.permutation import channels_last as to_last
+from qdqbridge.core.layout.constraints import channels_first
+from qdqbridge.core.layout.constraints import channels_last as to_last
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.tvm.relax.building import compiled
 from qdqbridge.tvm.relax.kernels.codegen.cpu import (

@@ -7,7 +7,7 @@ import pytest
 
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.layout.permutation import channels_last
+from qdqbridge.core.layout.constraints import channels_last
 from qdqbridge.core.ops.attributes import ConvAttrs, ResizeAttrs
 from qdqbridge.core.ops.resize import RESIZE
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu

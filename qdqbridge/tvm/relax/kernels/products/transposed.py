@@ -14,7 +14,7 @@ from itertools import product as pairs
 import numpy as np
 
 from qdqbridge.core.graph.graph import Node
-from qdqbridge.core.graph.weights import geometry_of
+from qdqbridge.core.graph.operator import geometry_of
 from qdqbridge.core.ops.attributes import ConvTransposeAttrs
 from qdqbridge.tvm.relax.kernels.epilogues.dequantized_sums import Scaled
 from qdqbridge.tvm.relax.kernels.epilogues.float_sums import Plain

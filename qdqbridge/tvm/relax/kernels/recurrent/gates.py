@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from qdqbridge.core.graph import exp32
+from qdqbridge.core.graph import numerics
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     Buffer,
@@ -222,7 +222,7 @@ def _powers(x: Prim, lanes: int) -> tuple[Prim, Prim]:
     Of what is not a number the first is none.
     """
     # of a comparison with what is not a number the second operand remains
-    clamped = bound(tirx.max(number(float(exp32.LOWEST), _REAL, lanes), x))
+    clamped = bound(tirx.max(number(float(numerics.LOWEST), _REAL, lanes), x))
     small, power = exponential_parts(clamped, lanes)
     power = bound(power)
     return bound(small * power), power

@@ -1,6 +1,6 @@
 """Softmax and Gelu of float32, of any extents, a vector at a time; TVM's own call libm for each.
 
-The exponential is that of :mod:`qdqbridge.core.graph.exp32`, the error function one times a
+The exponential is that of :mod:`qdqbridge.core.graph.numerics`, the error function one times a
 polynomial.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from qdqbridge.core.graph import exp32
+from qdqbridge.core.graph import numerics
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.ops.attributes import GeluAttrs, SoftmaxAttrs
 from qdqbridge.core.ops.softmax import SOFTMAX
@@ -152,7 +152,7 @@ def _softmax(d: RealRows, x: Buffer, y: Buffer, start: Prim, count: Prim) -> Non
     def power(at: Prim, size: int) -> None:
         difference = bound(load(x, start + at, size) - splat(largest, size))
         # of a comparison with what is not a number the second operand remains: it stays none
-        kept = bound(tirx.max(number(float(exp32.LOWEST), "float32", size), difference))
+        kept = bound(tirx.max(number(float(numerics.LOWEST), "float32", size), difference))
         found = exponential(difference, size) + (fence(kept) - kept)
         store(y, start + at, found, size)
         sums.update(size, lambda total: total + load(y, start + at, size))

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from qdqbridge.core.graph import exp32
+from qdqbridge.core.graph import numerics
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.ops.attributes import SoftmaxAttrs
 from qdqbridge.core.ops.softmax import LOG_SOFTMAX
@@ -181,7 +181,7 @@ class _SoftmaxRow:
 
 def exponential(x: Prim, lanes: int) -> Prim:
     """Returns ``graph.exp32.exp32`` of float32 numbers that are not positive."""
-    lowest = number(float(exp32.LOWEST), "float32", lanes)
+    lowest = number(float(numerics.LOWEST), "float32", lanes)
     small, power = exponential_parts(bound(tirx.max(x, lowest)), lanes)
     y = (small + number(1.0, "float32", lanes)) * power
     return tirx.Select(x < lowest, number(0.0, "float32", lanes), y)
@@ -193,12 +193,12 @@ def exponential_parts(x: Prim, lanes: int) -> tuple[Prim, Prim]:
     def f32(value: Any) -> Prim:
         return number(float(value), "float32", lanes)
 
-    whole = bound(nearest(x * f32(exp32.LOG2E), lanes))
+    whole = bound(nearest(x * f32(numerics.LOG2E), lanes))
     n = bound(floats(whole, lanes))
-    rest = x - fence(n * f32(exp32.LN2_HIGH))
-    r = bound(rest - fence(n * f32(exp32.LN2_LOW)))
-    p = f32(exp32.POLYNOMIAL[0])
-    for coefficient in exp32.POLYNOMIAL[1:]:
+    rest = x - fence(n * f32(numerics.LN2_HIGH))
+    r = bound(rest - fence(n * f32(numerics.LN2_LOW)))
+    p = f32(numerics.POLYNOMIAL[0])
+    for coefficient in numerics.POLYNOMIAL[1:]:
         p = fence(p * r) + f32(coefficient)
     bits = (whole + number(127, "int32", lanes)) << number(23, "int32", lanes)
     power = tirx.reinterpret(typed("float32", lanes), bits)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from qdqbridge.core.graph.attribute_codecs import permuted_attributes
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.numerics import codes, dequantize, quantize
-from qdqbridge.core.layout.permutation import channels_first
+from qdqbridge.core.layout.constraints import channels_first
 from qdqbridge.core.ops.attributes import ResizeAttrs
 from qdqbridge.core.ops.resize import interpolated_axes
 from qdqbridge.tvm.qnn.dialect.interpolation import linear_sides, nearest_indices
