@@ -17,6 +17,7 @@ from qdqbridge.autoquant.choosers import (
     RangeChooser,
 )
 from qdqbridge.autoquant.choosers.kl import divergences, threshold
+from qdqbridge.autoquant.choosers.mse import Moments
 from qdqbridge.autoquant.planning.constants import of_constant
 from qdqbridge.autoquant.planning.formats import Format
 from qdqbridge.autoquant.planning.targets import WEIGHTS
@@ -67,6 +68,30 @@ def test_min_max_clips_nothing(name, format):
         np.abs(dequantize(quantize(values, params), params) - values).max()
         <= float(params.scale) * 0.51
     )
+
+
+@pytest.mark.parametrize("saturation", [1.0, 3.0])
+@pytest.mark.parametrize("format", [U8, S8, S4, *F8], ids=str)
+@each_tensor
+def test_the_error_is_the_sum_over_all_cells(name, format, saturation):
+    stats = STATS[name]
+    moments = Moments(stats.histogram, stats.minimum, stats.maximum)
+    ends = np.linspace(0.1, 1.2, 12)
+    low, high = (ends * end for end in (min(stats.minimum, 0.0), max(stats.maximum, 0.0)))
+    if format.symmetric:
+        low, high = -ends * stats.magnitude, ends * stats.magnitude
+    scale, zero = (each.astype(np.float64) for each in format.scale(low, high))
+    codes = (format.grid - zero[:, None]) * scale[:, None]
+    beyond = scale[:, None] * (format.grid[-1] - format.grid[-2]) / 2
+    inner = (codes[:, 1:] + codes[:, :-1]) / 2
+    endless = np.full_like(beyond, np.inf)
+    outer = -endless, codes[:, :1] - beyond, inner, codes[:, -1:] + beyond, endless
+    mass, first, square = (np.diff(m, axis=1) for m in moments.below(np.concatenate(outer, 1)))
+    values = np.concatenate([codes[:, :1], codes, codes[:, -1:]], axis=1)
+    each = square - 2 * values * first + values**2 * mass
+    each[:, [0, -1]] *= saturation
+    got = moments.error(scale, zero, format, saturation)
+    np.testing.assert_allclose(got, each.sum(axis=1), rtol=1e-6)  # of differences in float64
 
 
 @each_format

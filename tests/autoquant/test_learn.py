@@ -13,7 +13,7 @@ from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair.gptq import rounded_rows, with_rounding
 from qdqbridge.autoquant.repair.layers import layer_of
 from qdqbridge.autoquant.repair.learn import learned
-from qdqbridge.autoquant.repair.learned_rows import DAMPING, descended, learned_rows
+from qdqbridge.autoquant.repair.learned_rows import DAMPING, descended, learned_rows, targets
 from qdqbridge.autoquant.repair.operand_moments import OperandMoments
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.interpreter import evaluate
@@ -51,7 +51,8 @@ def test_close_to_the_best_of_all_roundings(seed):
     weight, scale, x, rounded = problem(seed, 1, size)
     zero = np.zeros_like(weight)
     square, cross = rounded @ rounded.T, x @ rounded.T
-    ours, factor = learned_rows(weight, scale, zero, square, cross, -7, 7)
+    target, hessian = targets(weight, square, cross, 1.0)
+    ours, factor = learned_rows(target, scale, zero, hessian, -7, 7)
     assert factor == 1 and (np.abs(ours) <= 7).all()
     below = np.floor(weight / scale)
     best = min(
@@ -90,9 +91,8 @@ def test_errors_of_operands_are_made_up_for():
     for seed in range(10):
         weight, scale, x, rounded = problem(seed, 16, 24)
         zero, square = np.zeros_like(weight), rounded @ rounded.T
-        ours, factor = learned_rows(
-            weight, scale, zero, square, x @ rounded.T, -7, 7, (1.0, 0.9, 0.8)
-        )
+        target, hessian = targets(weight, square, x @ rounded.T, 1.0)
+        ours, factor = learned_rows(target, scale, zero, hessian, -7, 7, (1.0, 0.9, 0.8))
         theirs = rounded_rows(weight, scale, zero, square, -7, 7)
         both = [
             float(((weight @ x - q * s @ rounded) ** 2).sum())

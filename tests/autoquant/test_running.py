@@ -1,8 +1,13 @@
 import numpy as np
 import pytest
 
+from qdqbridge.autoquant.profiling import collect as collecting
 from qdqbridge.autoquant.profiling import running_stats as module
+from qdqbridge.autoquant.profiling.collect import Recording
 from qdqbridge.autoquant.profiling.running_stats import FastRunning, PlainRunning, running
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.types import TensorType
 
 pytestmark = pytest.mark.relax
 pytest.importorskip("tvm_ffi", reason="the compiled loops need TVM 0.27")
@@ -103,3 +108,18 @@ def test_without_tvm_it_is_numpy(monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     assert isinstance(running(None, histogram=True), PlainRunning)
     assert isinstance(running(None, histogram=True, fast=False), PlainRunning)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_loops_take_over_after_so_many_elements(seed, monkeypatch):
+    rng = np.random.default_rng(seed)
+    values = [Value(TensorType(DType.FLOAT32, (2, 7)), f"x{i}") for i in range(3)]
+    samples = [[[drawn(rng, (2, 7))] for _ in values] for _ in range(12)]
+    monkeypatch.setattr(collecting, "_WITHOUT_TVM", int(rng.integers(1, 600)))
+    ways = [Recording(values, lambda sample: sample, fast=fast) for fast in (None, True, False)]
+    for sample in samples:
+        for way in ways:
+            way.observe(sample)
+    both_ways, loops, plain = (list(way.taken()) for way in ways)
+    assert both_ways == loops == plain
+    assert all(stats.count == 0 for way in ways for stats in way.taken())

@@ -33,6 +33,7 @@ def test_any_split_order_and_merge_gives_the_same(seed):
     cuts = np.sort(rng.integers(0, len(parts) + 1, 3))
     shards = [shuffled[a:b] for a, b in zip([0, *cuts], [*cuts, len(parts)], strict=True)]
     assert merged([merged(shard) for shard in shards]) == whole
+    assert TensorStats.of_each([s[None] for s in samples], channel_axis=1) == whole
 
 
 def test_what_is_counted():

@@ -25,7 +25,7 @@ from qdqbridge.autoquant.profiling.profile import (
     profile_id,
     sample_hash,
 )
-from qdqbridge.autoquant.profiling.running_stats import Measured, running
+from qdqbridge.autoquant.profiling.running_stats import Measured, Running, running
 from qdqbridge.autoquant.profiling.samples import Sample, cut_along_examples
 from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.core.canonical.fusions import FUSIONS
@@ -38,6 +38,8 @@ from qdqbridge.errors import InputDataError
 _HUGE = math.ldexp(1.0, 100)
 """Magnitudes that stand for infinity, such as the lowest float32 in an attention mask."""
 _SHOWN = 5
+_WITHOUT_TVM = 1 << 27
+"""Elements that NumPy looks at while TVM would be loaded."""
 
 
 Progress = Callable[[int, int], None]
@@ -127,23 +129,35 @@ class Recording:
             run: Runs the model on one sample; returns what each tensor holds: one array, and for
                 tensors of bodies as many as the bodies run.
             histograms: Count values as well.
-            fast: Compiled loops, or NumPy; by default the loops where TVM is installed.
+            fast: Compiled loops, or NumPy; by default NumPy until so much was seen that loading
+                TVM pays, if it is installed. The statistics are the same.
         """
         self.values: Sequence[Value] = list(values)
-        self._run = run
-        self._running = [
-            running(channel_axis(value), histogram=histograms, fast=fast) for value in self.values
-        ]
+        self._run, self._histograms = run, histograms
+        self._left = _WITHOUT_TVM if fast is None else math.inf
+        self._before: Sequence[TensorStats] = [TensorStats() for _ in self.values]
+        self._running = self._empty(bool(fast))
+
+    def _empty(self, fast: bool | None) -> list[Running]:
+        histograms = self._histograms
+        return [running(channel_axis(v), histogram=histograms, fast=fast) for v in self.values]
 
     def observe(self, sample: Sample) -> None:
         """Looks at one sample."""
         for arrays, tensor in zip(self._run(sample), self._running, strict=True):
             for array in arrays:
                 tensor.add(array)
+                self._left -= array.size
+        if self._left < 0:
+            self._before, self._left = self.taken(), math.inf
+            self._running = self._empty(None)
 
     def taken(self) -> Sequence[TensorStats]:
         """Returns the statistics over what was seen since, and starts anew."""
-        return [tensor.taken() for tensor in self._running]
+        pairs = zip(self._before, self._running, strict=True)
+        found = [before.merged(tensor.taken()) for before, tensor in pairs]
+        self._before = [TensorStats() for _ in self.values]
+        return found
 
 
 class Computed:

@@ -24,6 +24,8 @@ _FULL = 1 << 30
 """Values after which int32 counters are emptied."""
 _MANY = 256
 """Samples after which their extremes are added up."""
+_TOGETHER = 1 << 15
+"""Elements of several samples that NumPy looks at together."""
 _NO_KEY = (np.int32(0x7FFFFFFF), np.int32(-0x80000000))
 
 
@@ -45,14 +47,28 @@ class PlainRunning:
     def __init__(self, channel_axis: int | None, *, histogram: bool) -> None:
         self._axis, self._histogram = channel_axis, histogram
         self._stats = TensorStats()
+        self._waiting: list[NDArray[Any]] = []
 
     def add(self, sample: NDArray[Any]) -> None:
-        """Adds the tensor of one sample."""
-        found = TensorStats.of(sample, channel_axis=self._axis, histogram=self._histogram)
-        self._stats = self._stats.merged(found)
+        """Adds the tensor of one sample; small ones are looked at several at once."""
+        waiting = self._waiting
+        if waiting and (waiting[0].shape != sample.shape or waiting[0].dtype != sample.dtype):
+            self._look()
+        # A caller may reuse its array; one that fills the batch alone is looked at before that.
+        self._waiting.append(sample if sample.size >= _TOGETHER else sample.copy())
+        if len(self._waiting) * sample.size >= _TOGETHER or len(self._waiting) == _MANY:
+            self._look()
+
+    def _look(self) -> None:
+        if self._waiting:
+            found = TensorStats.of_each(
+                self._waiting, channel_axis=self._axis, histogram=self._histogram
+            )
+            self._stats, self._waiting = self._stats.merged(found), []
 
     def taken(self) -> TensorStats:
         """Returns the statistics and starts anew."""
+        self._look()
         stats, self._stats = self._stats, TensorStats()
         return stats
 

@@ -6,7 +6,9 @@ merge into those of both, bit for bit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -169,6 +171,41 @@ class TensorStats:
             per_sample=_of_sample(low, high),
             channels=channels,
             histogram=counts,
+        )
+
+    @staticmethod
+    def of_each(
+        samples: Sequence[NDArray[Any]], *, channel_axis: int | None = None, histogram: bool = True
+    ) -> TensorStats:
+        """Returns the statistics of a tensor for several samples of one shape.
+
+        Args:
+            samples: As :meth:`of` takes one.
+            channel_axis: The axis whose extremes are kept per channel.
+            histogram: Count values as well.
+        """
+        values = np.stack(samples)
+        values = values if values.dtype == np.float64 else values.astype(np.float32, copy=False)
+        rows = values.reshape(len(values), -1)
+        low, high = rows.min(axis=1, initial=np.inf), rows.max(axis=1, initial=-np.inf)
+        if len(values) == 1 or not (np.isfinite(low) & np.isfinite(high)).all():
+            each = (
+                TensorStats.of(a, channel_axis=channel_axis, histogram=histogram) for a in samples
+            )
+            return reduce(TensorStats.merged, each)
+        channels = None
+        if channel_axis is not None and values.ndim - 1 > channel_axis:
+            found = ChannelExtremes.of(values, None, channel_axis + 1)
+            channels = replace(found, axis=channel_axis)
+        own = [_of_sample(a, b) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
+        return TensorStats(
+            count=values.size,
+            zeros=int(values.size - np.count_nonzero(values)),
+            minimum=float(low.min()) + 0.0,
+            maximum=float(high.max()) + 0.0,
+            per_sample=reduce(SampleExtremes.merged, own),
+            channels=channels,
+            histogram=Histogram.of(values) if histogram else Histogram.empty(),
         )
 
     def merged(self, other: TensorStats) -> TensorStats:

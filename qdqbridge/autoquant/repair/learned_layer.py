@@ -14,7 +14,7 @@ half that it has not seen, and none where the row is better as it was.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.repair.layers import ProductLayer
-from qdqbridge.autoquant.repair.learned_rows import learned_rows
+from qdqbridge.autoquant.repair.learned_rows import learned_rows, targets
 from qdqbridge.autoquant.repair.operand_moments import OperandMoments
 from qdqbridge.core.graph.quantization import QuantParams
 
@@ -34,21 +34,11 @@ RATIOS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)
 """What scales are multiplied with, to try."""
 
 
-@dataclass(frozen=True, slots=True)
-class LearningWay:
-    """How far samples are trusted.
-
-    Attributes:
-        hold: How many times as hard weights are held where they are.
-        makes_up: Whether weights make up for what the layers before have rounded; otherwise they
-            approach ``w x'``.
-    """
-
-    hold: float
-    makes_up: bool
-
-
-WAYS = tuple(LearningWay(hold, up) for hold in (1.0, 10.0, 100.0) for up in (True, False))
+HOLDS = (1.0, 10.0, 100.0)
+"""How many times as hard weights are held where they are. Each is two ways: weights make up for
+what the layers before have rounded, or they approach ``w x'``."""
+_ELEMENTS = 1 << 20
+"""Of what errors cost, side by side, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +105,13 @@ class LayerLearning:
         found, factors = start.copy(), np.ones(weight.shape[:2])
         every = _RealRows(weight, scale, zero, low, high)
         ways = self._ways(every, start, halves)
-        for index, way in enumerate(WAYS):
-            chosen = ways == index
-            if not chosen.any():
-                continue
-            groups, some = chosen.any(axis=1), chosen.any(axis=0)
-            block, taken = np.ix_(groups, some), chosen[np.ix_(groups, some)]
-            fitted = self._fitted(every.of(block), whole.of_groups(groups), way, ratios)
-            found[chosen], factors[chosen] = (each[taken] for each in fitted)
+        groups, some = (ways >= 0).any(axis=1), (ways >= 0).any(axis=0)
+        block = np.ix_(groups, some)
+        if groups.any():
+            fitted = self._fitted(every.of(block), whole.of_groups(groups), ratios)
+            for way, (stored, factor) in enumerate(fitted):
+                taken, chosen = ways[block] == way, ways == way
+                found[chosen], factors[chosen] = stored[taken], factor[taken]
         stored = layer.ungrid(found.reshape(layer.grid(layer.weight).shape)).astype(np.int64)
         if (factors != 1).any():
             scales = params.scale.astype(np.float64).reshape(-1) * factors.reshape(-1)
@@ -134,23 +123,37 @@ class LayerLearning:
     def _ways(
         self, rows: _RealRows, start: Matrix, halves: Sequence[OperandMoments]
     ) -> NDArray[np.int64]:
-        """Returns for every row the place of its way in :data:`WAYS`; -1 where none helps."""
+        """Returns for every row the number of its way; -1 where none helps."""
         if len(halves) == 1:
             return np.zeros(start.shape[:2], np.int64)
         as_it_was = sum(rows.loss(half, start) for half in halves)
-        lost = np.zeros((len(WAYS), *start.shape[:2]))
+        lost = np.zeros((2 * len(HOLDS), *start.shape[:2]))
         for seen, unseen in (halves, halves[::-1]):
-            for index, way in enumerate(WAYS):
-                stored, _ = self._fitted(rows, seen, way, RATIOS[:1])
+            for index, (stored, _) in enumerate(self._fitted(rows, seen, RATIOS[:1])):
                 lost[index] += rows.loss(unseen, stored)
         return np.where(lost.min(axis=0) < as_it_was, lost.argmin(axis=0), -1)
 
     def _fitted(
-        self, rows: _RealRows, moments: OperandMoments, way: LearningWay, ratios: Sequence[float]
-    ) -> tuple[Matrix, Matrix]:
-        square, cross = moments.square, moments.cross if way.makes_up else moments.square
-        ends, hold = (rows.low, rows.high), self.hold * way.hold
-        return learned_rows(rows.weight, rows.scale, rows.zero, square, cross, *ends, ratios, hold)
+        self, rows: _RealRows, moments: OperandMoments, ratios: Sequence[float]
+    ) -> Iterator[tuple[Matrix, Matrix]]:
+        """Yields integers and factors of scales, one way after the other.
+
+        Ways that hold weights as hard share what errors cost, and rows of several ways are rounded
+        side by side: a step for a column takes Python longer than NumPy.
+        """
+        count, together = rows.weight.shape[1], max(1, _ELEMENTS // max(moments.square.size, 1))
+        for first in range(0, len(HOLDS), together):
+            holds = self.hold * np.reshape(HOLDS[first : first + together], (-1, 1, 1, 1))
+            target, hessian = targets(rows.weight, moments.square, moments.cross, holds)
+            target = np.concatenate([target, np.broadcast_to(rows.weight, target.shape)], axis=2)
+            scale, zero, low, high = (
+                np.broadcast_to(np.concatenate([each, each], axis=1), target.shape)
+                for each in (rows.scale, rows.zero, rows.low, rows.high)
+            )
+            stored, factor = learned_rows(target, scale, zero, hessian, low, high, ratios)
+            for q, f in zip(stored, factor, strict=True):
+                yield q[:, :count], f[:, :count]
+                yield q[:, count:], f[:, count:]
 
     def _flat(self, array: Array) -> Matrix:
         grid = self.layer.grid(array)

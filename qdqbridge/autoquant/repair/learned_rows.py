@@ -20,39 +20,48 @@ DAMPING = 0.01
 _SWEEPS, _BLOCK = 4, 64
 
 
-def learned_rows(
-    weight: Matrix,
-    scale: Matrix,
-    zero_point: Matrix,
-    square: Matrix,
-    cross: Matrix,
-    low: Matrix | int,
-    high: Matrix | int,
-    ratios: Sequence[float] = (1.0,),
-    hold: float = 1.0,
+def targets(
+    weight: Matrix, square: Matrix, cross: Matrix, hold: Matrix | float
 ) -> tuple[Matrix, Matrix]:
-    """Returns stored integers for the rows of a matrix, and a factor of each row's scales.
-
-    There may be one matrix for each of several groups.
+    """Returns real numbers that rows shall come close to, and what errors cost, ``e H e^T``.
 
     Args:
         weight: ``[…, rows, columns]``.
-        scale: Of each element.
-        zero_point: Of each element.
         square: ``X' X'^T``, ``[…, columns, columns]``.
         cross: ``X X'^T``.
-        low: The smallest stored integer, of all or of each element.
-        high: The largest one.
-        ratios: Factors to try.
         hold: How many times as hard weights are held where they are.
     """
     mean = np.diagonal(square, axis1=-2, axis2=-1).mean(axis=-1)[..., None, None]
     damping = np.where(mean > 0, hold * DAMPING * mean, 1.0)
     hessian = square + damping * np.eye(square.shape[-1])
     wanted = np.swapaxes(weight @ cross + damping * weight, -1, -2)
-    target = np.asarray(np.swapaxes(np.linalg.solve(hessian, wanted), -1, -2), np.float64)
-    best = np.full(weight.shape[:-1], np.inf)
-    stored, factor = np.zeros_like(weight), np.ones(weight.shape[:-1])
+    return np.asarray(np.swapaxes(np.linalg.solve(hessian, wanted), -1, -2), np.float64), hessian
+
+
+def learned_rows(
+    target: Matrix,
+    scale: Matrix,
+    zero_point: Matrix,
+    hessian: Matrix,
+    low: Matrix | int,
+    high: Matrix | int,
+    ratios: Sequence[float] = (1.0,),
+) -> tuple[Matrix, Matrix]:
+    """Returns stored integers for the rows of a matrix, and a factor of each row's scales.
+
+    There may be one matrix for each of several groups.
+
+    Args:
+        target: ``[…, rows, columns]``, what is approached.
+        scale: Of each element.
+        zero_point: Of each element.
+        hessian: What errors cost, ``[…, columns, columns]``.
+        low: The smallest stored integer, of all or of each element.
+        high: The largest one.
+        ratios: Factors to try.
+    """
+    best = np.full(target.shape[:-1], np.inf)
+    stored, factor = np.zeros_like(target), np.ones(target.shape[:-1])
     for ratio in ratios:
         own = scale * ratio
         q = rounded_rows(target, own, zero_point, hessian, low, high)
@@ -99,9 +108,10 @@ def descended(
                 best = q[..., column] - rest[..., j] / curvature[..., column]
                 # np.clip takes longer
                 best = np.minimum(np.maximum(np.rint(best), least[..., column]), most[..., column])
-                change[..., j] = (best - q[..., column]) * scale[..., column]
-                q[..., column] = best
-                rest += change[..., j, None] * inner[..., j, None, :]
+                step = (best - q[..., column]) * scale[..., column]
+                q[..., column], change[..., j] = best, step
+                rows = step.nonzero()  # few, from the second sweep on
+                rest[rows] += step[rows][:, None] * inner[..., j, :][rows[:-1]]
             if change.any():
                 moved = True
                 gradient += change @ hessian[..., part, :]

@@ -21,7 +21,7 @@ from qdqbridge.autoquant.repair.gptq import with_rounding
 from qdqbridge.autoquant.repair.learn import learned
 from qdqbridge.autoquant.repair.other_scales import MIXED, OtherScales
 from qdqbridge.autoquant.repair.smooth import smoothed
-from qdqbridge.autoquant.search.tuning import taken
+from qdqbridge.autoquant.search.tuning import is_worse, taken
 from qdqbridge.autoquant.search.work_budget import WorkBudget
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError, QdqBridgeError
@@ -198,6 +198,8 @@ class _Trials:
             self._seen, self._unseen = (taken(samples, range(i, len(samples), 2)) for i in (0, 1))
         self._judge: FloatReference | None = None
         self._sqnr = 0.0
+        # By part that is left out: what judges it, and errors without what is tried.
+        self._plain: dict[int, tuple[FloatReference, Array]] = {}
 
     def attempt(self, name: str) -> StepRecord:
         try:
@@ -210,7 +212,7 @@ class _Trials:
             return StepRecord(name, applied=False, outcome=outcome)
         if found is None:
             return StepRecord(name, False, outcome, before, after)
-        self.state = found
+        self.state, self._plain = found, {}
         self._sqnr = self._before()[0].sqnr(found.graph)
         return StepRecord(name, True, outcome, before, after)
 
@@ -281,18 +283,23 @@ class _Trials:
     def _left_out(self, name: str) -> tuple[Array, Array]:
         """Returns errors of samples that are left out one part after the other, without and with.
 
-        Those of a part are shares of the power of its samples.
+        Those of a part are shares of the power of its samples. After parts that say it is worse, no
+        other is asked.
         """
-        graph, errors = self.state.decision.plan.graph, list[list[Array]]()
-        count = len(self._samples)
-        parts = min(PARTS, count)
+        graph, count = self.state.decision.plan.graph, len(self._samples)
+        parts, plain, scaled = min(PARTS, count), np.empty(0), np.empty(0)
         for k in range(parts):
             kept = taken(self._samples, [i for i in range(count) if i % parts != k])
-            judge = FloatReference(graph, taken(self._samples, range(k, count, parts)))
-            graphs = graph, self._rewritten(name, kept)[0] or graph
-            states = [self._again(each, kept) for each in graphs]
-            errors.append([judge.errors(state.graph) for state in states])
-        plain, scaled = (np.concatenate(each) for each in zip(*errors, strict=True))
+            if k not in self._plain:
+                judge = FloatReference(graph, taken(self._samples, range(k, count, parts)))
+                self._plain[k] = judge, judge.errors(self._again(graph, kept).graph)
+            judge, errors = self._plain[k]
+            new = self._rewritten(name, kept)[0]
+            plain = np.concatenate([plain, errors])
+            changed = errors if new is None else judge.errors(self._again(new, kept).graph)
+            scaled = np.concatenate([scaled, changed])
+            if is_worse(scaled, plain):
+                break
         return plain, scaled
 
     def _before(self) -> tuple[FloatReference, float]:
