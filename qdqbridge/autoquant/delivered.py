@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.profiling.masks import comparable
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.record import Output, OutputPart
+from qdqbridge.autoquant.repair.float_reference import decibels
+from qdqbridge.autoquant.search.tuning import errors_between
 from qdqbridge.autoquant.simulation import batches_of
 from qdqbridge.autoquant.simulation.metrics import (
     Metrics,
@@ -34,6 +36,12 @@ Array = NDArray[Any]
 GOOD, BELOW = 30.0, 10.0
 """A part of an output is told of that is further from the float model's than this, in dB, and this
 much further than the whole."""
+_MANY_SAMPLES = 64
+"""So many samples tell what others have, within a dB."""
+_LEAST_ERROR = 1e-3
+"""Samples without any error count as with this share of the mean."""
+_NORMAL = 1.96
+"""19 times in 20 were logarithms normal; their tails are longer, and 17 or 18 in 20 it is."""
 _PARTS = 64
 """Parts of an output, at most: more are no boxes and scores."""
 
@@ -49,6 +57,8 @@ class Delivered:
         everything: The metrics of all samples that were run.
         count: How many examples these are.
         outputs: Each output on the samples of ``metrics``, with its parts.
+        likely: Between which SQNRs other samples lie, nine times in ten, by how much those that
+            were left out differ; None where that is not known, or where they are many.
     """
 
     metrics: Metrics
@@ -57,10 +67,17 @@ class Delivered:
     everything: Metrics
     count: int
     outputs: tuple[Output, ...]
+    likely: tuple[float, float] | None = None
 
     @property
     def where(self) -> str:
-        """The samples of :attr:`metrics`, in words."""
+        """The samples of :attr:`metrics`, in words, and what others may have."""
+        if self.likely is None:
+            return self._which
+        return f"{self._which}; {self.likely[0]:.1f} to {self.likely[1]:.1f} dB is likely on others"
+
+    @property
+    def _which(self) -> str:
         if self.left_out:
             return f"{self.samples} left-out sample{'s' if self.samples > 1 else ''}"
         if self.samples == 1:
@@ -113,6 +130,7 @@ def delivered(
     judged = samples if unseen is None else unseen
     total = len(samples) * samples.step + (0 if unseen is None else len(unseen) * unseen.step)
     rows = zip(graph.output_names, tallies, strict=True)
+    errors = errors_between(wanted[: len(first)], found[: len(first)]) if first else np.empty(0)
     return Delivered(
         everything.unseen or everything,
         len(judged) * judged.step,
@@ -120,7 +138,28 @@ def delivered(
         everything,
         total,
         tuple(tally.output(name) for name, tally in rows),
+        likely_sqnr(errors),
     )
+
+
+def likely_sqnr(errors: NDArray[np.float64]) -> tuple[float, float] | None:
+    """Returns between which SQNRs other samples lie, by the errors of a few.
+
+    The mean error of a few samples is mostly that of one or two. Their logarithms are spread nearly
+    evenly, and say how far the mean of others may be (Cox's interval of a lognormal mean).
+
+    Args:
+        errors: Of each sample, as share of the mean power.
+    """
+    count, mean = len(errors), float(errors.mean()) if len(errors) else 0.0
+    if not 2 < count < _MANY_SAMPLES or not np.isfinite(mean) or mean <= 0:
+        return None
+    logarithms = np.log(np.maximum(errors, mean * _LEAST_ERROR))
+    variance, free = float(logarithms.var(ddof=1)), count - 1
+    sure = _NORMAL + (_NORMAL**3 + _NORMAL) / (4 * free)  # Student's, nearly
+    far = sure * math.sqrt(variance / count + variance**2 / (2 * free)) * 10 / math.log(10)
+    sqnr = decibels(mean)
+    return sqnr - far, sqnr + far
 
 
 @dataclass(slots=True)

@@ -5,22 +5,35 @@ may lie in the same folder) is quantized with the defaults by a fresh process th
 that its CPU seconds are those that a user waits there, whatever else the machine does. What it
 imports on the way is counted. ``--beside CHECKOUT`` measures another checkout in turn, and says
 whether both quantize to the same digest.
+
+``--processors`` makes the table of what is delivered: the networks of ``models/`` and of the
+folder, what ``quantize`` says of each, what its file gives in a default session of onnxruntime on
+other samples, on this processor and on x86 with AVX2 and without VNNI (under qemu-user, where this
+one has it), and CPU seconds and peak memory beside onnxruntime's ``quantize_static`` (MinMax).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import resource
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from bench_networks import ROOT, Case, cases_in
+import numpy as np
+from bench_networks import ROOT, Case, cases, cases_in, results
+from bench_quantize_tools import quantize_static
+
+OURS, STATIC = "ours", "quantize_static"
 
 
 @dataclass(frozen=True)
@@ -28,38 +41,73 @@ class Cost:
     """What one run took.
 
     Attributes:
-        seconds: Of CPU, from the call on.
+        seconds: Of CPU, from the start of the process on.
         megabytes: Peak memory of the process, in MiB.
         digest: Of the quantized graph.
+        told: What is said of the outputs.
     """
 
     seconds: float
     megabytes: float
-    digest: str
+    digest: str = ""
+    told: str = ""
 
     def least(self, other: Cost) -> Cost:
         """Returns the shorter of two runs; the rest of the machine only ever adds."""
         return self if self.seconds <= other.seconds else other
 
 
-def measured(case: Case) -> Cost:
+def measured(case: Case, tool: str, out: Path | None) -> Cost:
     """Quantizes a network in this process, on one core."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    logging.disable(logging.WARNING)
+    if tool == STATIC:
+        assert out is not None
+        quantize_static(case, out, "MinMax", ("QUInt8", "QInt8"), per_channel=True)
+        return _so_far()
     import qdqbridge
+    from qdqbridge.app.quantizing import quantization
 
-    start = time.process_time()
-    graph = qdqbridge.quantize(case.path, case.calibration)
-    seconds = time.process_time() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return Cost(seconds, peak, graph.digest)
+    made = quantization(case.path, case.calibration)
+    shown = made.delivered()
+    assert shown is not None
+    low, high = shown.likely or (shown.metrics.sqnr, shown.metrics.sqnr)
+    if out is not None:
+        qdqbridge.save(made.graph, out, overwrite=True)
+    told = f"{shown.metrics.sqnr:.1f} ({low:.0f} to {high:.0f})"
+    return replace(_so_far(), digest=made.graph.digest, told=told)
 
 
-def cost(case: Case, checkout: Path) -> Cost:
+def _so_far() -> Cost:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return Cost(used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+
+
+def cost(case: Case, checkout: Path, tool: str = OURS, out: Path | None = None) -> Cost:
     """Quantizes a network in a process of its own with the code of a checkout."""
-    command = [sys.executable, __file__, "--only", case.name, "--folder", str(case.path.parent)]
+    options = ["--tool", tool, *([] if out is None else ["--out", str(out)])]
+    return Cost(**_asked(case, options, checkout))
+
+
+def _asked(case: Case, options: Sequence[str], checkout: Path, start: Sequence[str] = ()) -> Any:
+    """Returns what this file says of a network, run by itself."""
+    command = [*start, sys.executable, __file__, "--only", case.name, *options]
+    if case.path.parent != ROOT / "models":
+        command += ["--folder", str(case.path.parent)]
     environment = {**os.environ, "PYTHONPATH": str(checkout.resolve())}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    return Cost(**json.loads(done.stdout.splitlines()[-1]))
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def delivered(case: Case, file: Path) -> float:
+    """Returns what a file gives in a default session of onnxruntime on other samples, in dB."""
+    wanted, found = (
+        results(path, case.measured, optimized=path == file) for path in (case.path, file)
+    )
+    shares = [
+        float(np.sum((y - z) ** 2) / np.sum(y**2)) for y, z in zip(wanted, found, strict=True)
+    ]
+    return float(-10 * np.log10(np.mean(shares)))
 
 
 def show(case: Case, found: Sequence[Cost]) -> None:
@@ -69,18 +117,63 @@ def show(case: Case, found: Sequence[Cost]) -> None:
     print(f"{case.name:<16}{row}" + ("" if same else "  other digests"), flush=True)
 
 
+def show_delivered(case: Case, rounds: int) -> None:
+    """Prints a row of the table of what is delivered."""
+    from qdqbridge.targets.engines.processors import start_without_vnni
+
+    with tempfile.TemporaryDirectory() as folder:
+        file, other = Path(folder) / "made.onnx", Path(folder) / "static.onnx"
+        runs = [
+            [cost(case, ROOT, tool, out) for _ in range(rounds)]
+            for tool, out in ((OURS, file), (STATIC, other))
+        ]
+        ours, static = (reduce(Cost.least, each) for each in runs)
+        here, there, theirs = (
+            _asked(case, ["--deliver", str(path)], ROOT, start)
+            for path, start in ((file, ()), (file, start_without_vnni("bench")), (other, ()))
+        )
+    print(
+        f"| {case.name} | {ours.told} | {here:.1f} | {there:.1f} | {theirs:.1f} | "
+        f"{ours.seconds:.1f} | {static.seconds:.1f} | {ours.megabytes:.0f} | "
+        f"{static.megabytes:.0f} |",
+        flush=True,
+    )
+
+
+def _cases(folder: Path | None, networks: Sequence[str]) -> Iterator[Case]:
+    return cases(networks, 0) if folder is None else cases_in(folder, networks)
+
+
 def main(given: Sequence[str]) -> int:
     """Measures networks of a folder, in turn."""
     parser = argparse.ArgumentParser(prog="bench cost", description=__doc__)
     parser.add_argument("networks", nargs="*", help="names; by default all there are")
-    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--processors", action="store_true", help="print what is delivered")
     parser.add_argument("--beside", type=Path, help="another checkout")
     parser.add_argument("--rounds", type=int, default=2, help="the shortest of so many runs counts")
     parser.add_argument("--only", help=argparse.SUPPRESS)
+    parser.add_argument("--tool", default=OURS, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--deliver", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args(given)
     if arguments.only is not None:
-        print(json.dumps(vars(measured(next(cases_in(arguments.folder, [arguments.only]))))))
+        case = next(_cases(arguments.folder, [arguments.only]))
+        if arguments.deliver is not None:
+            print(json.dumps(delivered(case, arguments.deliver)))
+        else:
+            print(json.dumps(vars(measured(case, arguments.tool, arguments.out))))
         return 0
+    if arguments.processors:
+        names = [path.stem for path in sorted((ROOT / "models").glob("digits_*_float.onnx"))]
+        own = cases([name for name in names if name in (arguments.networks or names)], 0)
+        others = cases_in(arguments.folder, arguments.networks) if arguments.folder else ()
+        print("| network | printed | here | without VNNI | theirs | s | theirs | MiB | theirs |")
+        for case in chain(own, others):
+            show_delivered(case, arguments.rounds)
+        return 0
+    if arguments.folder is None:
+        parser.error("--folder is needed without --processors")
     checkouts = [ROOT, *([arguments.beside] if arguments.beside else [])]
     for case in cases_in(arguments.folder, arguments.networks):
         found = [cost(case, checkout) for checkout in checkouts]

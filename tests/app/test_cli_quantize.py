@@ -58,6 +58,22 @@ def test_a_goal_is_met(tmp_path, capsys) -> None:
     assert f"{told['sqnr']:.2f} dB SQNR" in said and " to uint16: " not in said
 
 
+def test_the_verdict_comes_first_and_the_next_command_last(tmp_path, capsys) -> None:
+    out, data = tmp_path / "out.onnx", tmp_path / "data.npz"
+    np.savez(data, input=np.load(DATA)["x"][:24])
+    arguments = ("quantize", FLOAT, "--data", data, "-o", out, "--repair", "round", "--force")
+    assert call(*arguments) == 0
+    rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.strip()]
+    names = [row[0] for row in rows]
+    assert names.index("outputs") == 0 < names.index("size") < names.index("operators")
+    said = " ".join(" ".join(row) for row in rows)
+    assert f"size {out.stat().st_size:,} bytes" in said and f"{FLOAT.stat().st_size:,}" in said
+    assert "round: not kept (--verbose says why)" in said and "no weight has" not in said
+    assert said.index(" next qdqbridge blame ") > said.index(" digest ")
+    assert call(*arguments, "-v") == 0
+    assert "not kept: no weight has 4 bits or fewer" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -262,6 +263,14 @@ Budget = Annotated[
         "operations, so that results do not depend on the machine.",
     ),
 ]
+Verbose = Annotated[
+    bool,
+    Parameter(
+        name=("--verbose", "-v"),
+        negative=(),
+        help="Also say why steps that were tried are not kept.",
+    ),
+]
 Report = Annotated[Path | None, Parameter(help="Write an .html report of the quantization.")]
 
 
@@ -301,6 +310,7 @@ def quantize(
     extent: Extents = (),
     reading: Reading = AS_IT_IS,
     force: Force = False,
+    verbose: Verbose = False,
     json: Json = False,
 ) -> int | None:
     """Quantize a float model with ranges from calibration data, and keep what helps its outputs."""
@@ -361,7 +371,14 @@ def quantize(
     if report is not None:
         with output.progress("report") as progress:
             made.report(report, model=model.name, data=data.name if data else "", progress=progress)
-    _show(made, path, report, as_json=json)
+    facts = _facts(made, path, report, model)
+    if json:
+        output.show_json(facts)
+    else:
+        asked = ["qdqbridge", "blame", str(model), str(path), "--data", str(data)]
+        known = data is not None and path.suffix == ONNX
+        told = f"{shlex.join(asked)} says which layers lose what is lost" if known else ""
+        _show(made, facts, verbose=verbose, next_=told)
     for warning in made.doubts():
         output.warn(warning)
     return None
@@ -423,22 +440,9 @@ def _by_pattern(texts: Sequence[str], meaning: Callable[[str], T]) -> dict[str, 
     return found
 
 
-def _show(made: Quantization, path: Path, report: Path | None, *, as_json: bool) -> None:
-    facts = _facts(made, path, report)
-    if as_json:
-        output.show_json(facts)
-        return
+def _show(made: Quantization, facts: Mapping[str, Any], *, verbose: bool, next_: str) -> None:
+    """Prints how good it is, what became of the model, what was done, and what to do next."""
     table = Table(show_header=False, box=None)
-    for name in ("output", "digest", "samples"):
-        left_out = f", and {len(facts['left_out'])} left out" if facts["left_out"] else ""
-        more = left_out if name == "samples" else ""
-        table.add_row(name, Text(f"{facts[name]}{more}"))
-    table.add_row("operators", Text(f"{facts['integer']} quantized, {facts['float']} left float"))
-    for name, (low, high) in facts["inputs"].items():
-        table.add_row(
-            "input",
-            Text(f"{name}: {low:.4g} to {high:.4g} in these data; feed the same scale in use"),
-        )
     shown = made.delivered()
     if shown is not None:
         first = f"{_closeness(shown.metrics)} against the float model on {shown.where}"
@@ -451,18 +455,37 @@ def _show(made: Quantization, path: Path, report: Path | None, *, as_json: bool)
             table.add_row("output", Text(f"{each.name}: {each.sqnr_db:.2f} dB"))
             for part in each.parts:
                 table.add_row("", Text(f"{part.name}, a part of it: {part.sqnr_db:.2f} dB"))
+    size, before = facts["bytes"], facts["bytes_before"]
+    share = f", {size / before:.0%} of the model's {before:,}" if before else ""
+    table.add_row("size", Text(f"{size:,} bytes{share}"))
+    table.add_row("operators", Text(f"{facts['integer']} quantized, {facts['float']} left float"))
+    for row in _float_rows(facts["reasons"]):
+        table.add_row("float", Text(row))
+    for row in facts["reverted"]:
+        table.add_row("reverted", Text(f"{row['layer']}: {row['reason']}"))
+    for name, (low, high) in facts["inputs"].items():
+        table.add_row(
+            "input",
+            Text(f"{name}: {low:.4g} to {high:.4g} in these data; feed the same scale in use"),
+        )
     for step in facts["repairs"]:
-        kept = "kept" if step["applied"] else "not kept"
-        table.add_row(step["step"], Text(f"{kept}: {step['outcome']}"))
+        if step["applied"] or verbose:
+            kept = "kept" if step["applied"] else "not kept"
+            table.add_row(step["step"], Text(f"{kept}: {step['outcome']}"))
+    dropped = [step["step"] for step in facts["repairs"] if not step["applied"]]
+    if dropped and not verbose:
+        table.add_row("tried", Text(f"{', '.join(dropped)}: not kept (--verbose says why)"))
     for point in facts["pareto"]:
         line = f"{point['size']:,} bytes, {point['sqnr_db']:.2f} dB, {point['milliseconds']:.3f} ms"
         if point["slowest_milliseconds"] is not None:
             line += f", {point['slowest_milliseconds']:.3f} ms the slowest node"
         table.add_row("curve", Text(f"{point['name']}: {line}"))
-    for row in facts["reverted"]:
-        table.add_row("reverted", Text(f"{row['layer']}: {row['reason']}"))
-    for row in _float_rows(facts["reasons"]):
-        table.add_row("float", Text(row))
+    left_out = f", and {len(facts['left_out'])} left out" if facts["left_out"] else ""
+    table.add_row("samples", Text(f"{facts['samples']}{left_out}"))
+    for name in ("output", "digest"):
+        table.add_row(name, Text(facts[name]))
+    if next_:
+        table.add_row("next", Text(next_))
     output.show(table)
 
 
@@ -490,7 +513,7 @@ def _closeness(metrics: Metrics) -> str:
     return f"{metrics.sqnr:.2f} dB SQNR{classes}"
 
 
-def _facts(made: Quantization, path: Path, report: Path | None) -> dict[str, Any]:
+def _facts(made: Quantization, path: Path, report: Path | None, model: Path) -> dict[str, Any]:
     from qdqbridge.autoquant.planning.plan import Fixed, Shared
     from qdqbridge.autoquant.reporting import floats_inside
 
@@ -504,11 +527,14 @@ def _facts(made: Quantization, path: Path, report: Path | None) -> dict[str, Any
         "output": str(path),
         "report": None if report is None else str(report),
         "digest": made.graph.digest,
+        "bytes": path.stat().st_size,
+        "bytes_before": model.stat().st_size if model.is_file() else None,
         "samples": made.made.profile.samples,
         "inputs": _ranges(made),
         "sqnr": None if shown is None else shown.metrics.sqnr,
         "top1": None if shown is None else shown.metrics.top1,
         "judged_on": None if shown is None else shown.where,
+        "sqnr_likely": None if shown is None else shown.likely,
         "left_out": list(made.left_out),
         "sqnr_all": None if shown is None else shown.everything.sqnr,
         "top1_all": None if shown is None else shown.everything.top1,
