@@ -114,9 +114,13 @@ def test_without_tvm_it_is_numpy(monkeypatch):
 def test_loops_take_over_after_so_many_elements(seed, monkeypatch):
     rng = np.random.default_rng(seed)
     values = [Value(TensorType(DType.FLOAT32, (2, 7)), f"x{i}") for i in range(3)]
-    samples = [[[drawn(rng, (2, 7))] for _ in values] for _ in range(12)]
+    samples = [{value.name: drawn(rng, (2, 7)) for value in values} for _ in range(12)]
     monkeypatch.setattr(collecting, "_WITHOUT_TVM", int(rng.integers(1, 600)))
-    ways = [Recording(values, lambda sample: sample, fast=fast) for fast in (None, True, False)]
+
+    def run(sample):
+        return [[array] for array in sample.values()]
+
+    ways = [Recording(values, run, fast=fast) for fast in (None, True, False)]
     for sample in samples:
         for way in ways:
             way.observe(sample)

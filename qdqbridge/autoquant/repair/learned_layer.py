@@ -105,8 +105,8 @@ class LayerLearning:
         found, factors = start.copy(), np.ones(weight.shape[:2])
         every = _RealRows(weight, scale, zero, low, high)
         ways = self._ways(every, start, halves)
-        groups, some = (ways >= 0).any(axis=1), (ways >= 0).any(axis=0)
-        block = np.ix_(groups, some)
+        groups, some = (np.asarray((ways >= 0).any(axis=axis)) for axis in (1, 0))
+        block = np.ix_(np.flatnonzero(groups), np.flatnonzero(some))
         if groups.any():
             fitted = self._fitted(every.of(block), whole.of_groups(groups), ratios)
             for way, (stored, factor) in enumerate(fitted):
