@@ -12,7 +12,7 @@ ROOMS = ("core", "onnx_io", "tflite_io", "targets", "tvm", "autoquant", "app")
 BELOW_ROOMS, ABOVE_ROOMS = ("control_characters", "errors"), ("__init__", "__main__")
 PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "core": (
-        ("options", "graph"), ("arguments", "ops"), ("rewrite", "text", "layout"), ("canonical",),
+        ("graph",), ("arguments", "ops"), ("rewrite", "text", "layout"), ("canonical",),
     ),
     "targets": (("profiles", "comparison"), ("running", "engines")),
     "tvm": (("qnn",), ("relax", "relay"), ("byoc",)),
