@@ -132,7 +132,7 @@ def verify_bodies(graph: Graph) -> None:
     """
     for node, place in _places(graph).items():
         if quantizes_inside(node.record(OpaqueAttrs).node.proto()):
-            for body in bodies_of(node, place, canonicalize):
+            for body in bodies_of(node, place, lambda read: read):  # no rule is needed for that
                 verify_bodies(body.graph)
 
 

@@ -13,6 +13,8 @@ explanation, which is the safe side). The real result of a node may be off by
 * **normalizations**: first-order propagation of ``growth(K + 8)`` through mean, variance
   ``E[x*x] - E[x]**2`` and the affine map.
 * **linear and cubic resize**: ``u * (32 + 8 * largest extent) * max|x|``: coordinates are float32.
+* **sums of quantized operands**: ``8 * u * (|y| + sum (|x| + 2 |scale * zero point|))``: kernels
+  that make one number of all zero points (onnxruntime's QLinearAdd) add codes as they are stored.
 * **everything else**: ``8 * u * (|y| + m)``, where m is the largest intermediate result of usual
   implementations (1 for a sigmoid, |x| for a gelu; of a composition, of its own steps). Operands
   are the float32 values that every engine starts from, so that their rounding does not count.
@@ -48,6 +50,7 @@ from qdqbridge.core.ops.attributes import (
 from qdqbridge.core.ops.bodies import results
 from qdqbridge.core.ops.composition import CompositionAttrs, step_results
 from qdqbridge.core.ops.dynamic import rounding_of
+from qdqbridge.core.ops.elementwise import ADD, SUB
 from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION, groups_of
 from qdqbridge.core.ops.softmax import LOG_SOFTMAX
 
@@ -227,11 +230,24 @@ def _elementwise(node: Node, reals: list[Array | None]) -> Exact:
         size = size + 1.0
     elif node.op.magnitude is Magnitude.OPERAND and reals[0] is not None:
         size = size + np.abs(reals[0])
+    elif node.op in (ADD, SUB):
+        size = size + _of_codes(node, reals)
     elif isinstance(node.attributes, CompositionAttrs):
         steps = step_results(node.attributes, reals)
         size = size + np.max([np.broadcast_to(np.abs(s), size.shape) for s in steps], axis=0)
     bound = 8 * UNIT * size
     return Exact(real, bound, bound)
+
+
+def _of_codes(node: Node, reals: Sequence[Array | None]) -> Array | float:
+    """Returns how large the terms of a sum of quantized operands are before zero points go off."""
+    size: Array | float = 0.0
+    for value, real in zip(node.inputs, reals, strict=True):
+        if value is not None and value.quant is not None and real is not None:
+            params = value.quant.params
+            zero = np.abs(dequantize(np.zeros_like(real, params.storage_dtype.numpy), params))
+            size = size + np.abs(real) + 2 * zero
+    return size
 
 
 def _rounding_bound(node: Node, reals: list[Array | None]) -> Exact:

@@ -3,10 +3,13 @@
 import math
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import helper
 
+import qdqbridge
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
@@ -20,6 +23,7 @@ from qdqbridge.core.ops.composition import COMPOSITION, CompositionAttrs, Step
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.targets.comparison import bounds
 from qdqbridge.targets.comparison.causes import ACCUMULATION, BIAS, TIE, UNEXPLAINED, blame
+from tests.onnx_io.writer_models import Net
 
 X = per_tensor(DType.UINT8, 0.017, 131)
 W = per_tensor(DType.INT8, 0.0093)
@@ -189,3 +193,33 @@ def test_a_composition_may_be_off_by_what_its_steps_cancel():
         other = 1 + np.vectorize(math.erf)(real) * nearby
         assert (np.abs(other - known.real) <= known.accumulated).all()
     assert float(known.accumulated.max()) < 0.05 * float(params.scale)
+
+
+def test_sums_of_codes_whose_zero_points_are_one_number(tmp_path):
+    """onnxruntime's QLinearAdd: results near a boundary are off by what large codes round to."""
+    net, chance, outputs = Net(17), np.random.default_rng(8), []
+    for _ in range(100):
+        scale = float(chance.uniform(0.004, 0.02))
+        zeros = [int(zero) for zero in chance.choice([90, 117, 128, 160], 3)]
+        near = 2 * scale * (1 + float(chance.uniform(-1, 1)) * 2.0**-22)  # every other one is a tie
+        off = scale * (1 + float(chance.uniform(-1, 1)) * 2.0**-20)
+        other = net.constant(chance.integers(0, 256, shape_beside(chance)).astype(np.uint8))
+        pairs = [(net.q("x", scale, zeros[0]), scale), (other, off), ("", near)]
+        parts = []
+        for (name, size), zero in zip(pairs, zeros, strict=True):
+            params = net.constant(np.float32(size)), net.constant(np.uint8(zero))
+            parts += [*([name] if name else []), *params]
+        made = net.op("QLinearAdd", *parts, domain="com.microsoft")
+        outputs.append(net.op("DequantizeLinear", made, *parts[-2:]))
+    model = net.model(outputs, [4, 64])
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    onnx.save(model, path := tmp_path / "sums.onnx")
+    data = {"x": chance.normal(scale=0.5, size=(4, 64)).astype(np.float32)}
+    found = qdqbridge.compare(qdqbridge.load(path), path, data, local=True)
+    assert found.unexplained == 0
+    assert sum(value.causes.get(TIE, 0) for value in found.values) > 100
+
+
+def shape_beside(chance):
+    """Returns the shape of a second operand."""
+    return ((), (64,), (4, 64))[int(chance.integers(3))]
