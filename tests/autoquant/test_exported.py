@@ -47,7 +47,7 @@ def written(graph, path, target="ort"):
     profile = TARGETS[target].profile
     qb.save(graph, path, profile)
     found = qb.load(path)
-    put = legalized(graph, export_profile(profile).legalizations).graph
+    put = legalized(graph, export_profile(profile).legalizations)
     assert found.digest == canonicalize(put).digest
     return found
 

@@ -110,10 +110,12 @@ class Editor:
             pending.extend(v.producer for v in node.inputs if v is not None)
         return added
 
-    def replace_value(self, old: Value, new: Value) -> set[Node]:
-        """Makes every reader of ``old`` read ``new``; returns the readers."""
+    def replace_value(
+        self, old: Value, new: Value, users: Sequence[tuple[Node, int]] | None = None
+    ) -> set[Node]:
+        """Makes every reader of ``old``, or those given, read ``new``; returns the readers."""
         readers: set[Node] = set()
-        for node, index in list(old.users):
+        for node, index in list(old.users) if users is None else users:
             rewire(node, index, new)
             readers.add(node)
         if new.declared is None:

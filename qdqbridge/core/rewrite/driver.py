@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from qdqbridge.core.graph.edit import Editor
+from qdqbridge.core.graph.edit import Editor, rewire
 from qdqbridge.core.graph.graph import Graph, Node, Note, Value
 from qdqbridge.core.ops.folding import Budget
 from qdqbridge.core.rewrite.rule import Reject, Replace, Rule, RuleContext
@@ -78,16 +78,27 @@ class _Visits:
         self.notes.update(dict.fromkeys(proposal.notes))
         touched: dict[Node, None] = {node: None}
         for old, new in proposal.values.items():
-            for fresh in self.editor.insert(new):
-                touched.update(dict.fromkeys(_neighbours(fresh)))
-            touched.update(dict.fromkeys(self.editor.replace_value(old, new)))
+            readers = list(old.users)  # what is new may be computed from what it stands for
+            self._insert(new, touched)
+            touched.update(dict.fromkeys(self.editor.replace_value(old, new, readers)))
             if old.producer is not None:
                 touched[old.producer] = None
             if new.producer is not None:
                 touched[new.producer] = None
             if not new.name:
                 new.name = old.name
+        for (reader, index), new in proposal.operands.items():
+            old = reader.optional(index)
+            self._insert(new, touched)
+            rewire(reader, index, new)
+            touched[reader] = None
+            if old is not None and old.producer is not None:
+                touched[old.producer] = None
         self._enqueue(touched)
+
+    def _insert(self, value: Value, touched: dict[Node, None]) -> None:
+        for fresh in self.editor.insert(value):
+            touched.update(dict.fromkeys(_neighbours(fresh)))
 
     def _enqueue(self, nodes: Iterable[Node]) -> None:
         for node in nodes:

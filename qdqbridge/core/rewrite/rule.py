@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.edit import Editor
-from qdqbridge.core.graph.graph import Node, Note, Origin, Value
+from qdqbridge.core.graph.graph import Graph, Node, Note, Origin, Value
 from qdqbridge.core.graph.operator import Attributes, Operator
 from qdqbridge.core.graph.patterns import AnyPattern, PatternMatch, anchors, matches, operand_makers
 from qdqbridge.core.graph.quantization import QuantParams
@@ -22,20 +22,25 @@ from qdqbridge.core.ops.build import result
 from qdqbridge.core.ops.conversion import DEQUANTIZE
 from qdqbridge.core.ops.folding import Budget
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Replace:
     """Every reader of each key shall read its value instead.
 
-    New values come from nodes that the rule built; the driver links them.
+    New values come from nodes that the rule built; the driver links them. They may be computed
+    from what they stand for.
 
     Attributes:
         values: What to read in the place of what.
         notes: What somebody should know about it.
+        operands: What single operands shall be, after that: by node and index.
     """
 
-    values: dict[Value, Value]
+    values: dict[Value, Value] = field(default_factory=dict[Value, Value])
     notes: tuple[Note, ...] = ()
+    operands: dict[tuple[Node, int], Value] = field(default_factory=dict[tuple[Node, int], Value])
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,8 @@ class RuleContext:
         budget: What rules may compute of constants, all together.
         quantized: How each constant was quantized: by the type that it is given, the outcome.
         shared: The node that stands for all that compute the same, by what they compute.
+        facts: What was found out of the whole graph, by the function that does so.
+        values: What rules have made once for several readers.
     """
 
     editor: Editor
@@ -73,6 +80,22 @@ class RuleContext:
         default_factory=dict[tuple[Constant, ValueType], dict[QuantParams, Constant]]
     )
     shared: dict[Hashable, Node] = field(default_factory=dict[Hashable, Node])
+    facts: dict[Callable[[Graph], Any], Any] = field(
+        default_factory=dict[Callable[[Graph], Any], Any]
+    )
+    values: dict[Hashable, Value] = field(default_factory=dict[Hashable, Value])
+
+    def fact(self, of_graph: Callable[[Graph], T]) -> T:
+        """Returns what a function finds in the whole graph, as it was when it was first asked."""
+        if of_graph not in self.facts:
+            self.facts[of_graph] = of_graph(self.editor.graph)
+        return self.facts[of_graph]
+
+    def once(self, make: Callable[[Value], Value], value: Value) -> Value:
+        """Returns what a function makes of a value, the same each time."""
+        if (make, value) not in self.values:
+            self.values[make, value] = make(value)
+        return self.values[make, value]
 
     def is_output(self, value: Value) -> bool:
         """True where ``value`` leaves the graph."""
@@ -163,7 +186,7 @@ def _reads_from(node: Node, names: frozenset[str]) -> bool:
 
 def replaced(
     node: Node, op: Operator, attributes: Attributes, operands: Sequence[Value | None],
-    origin: Origin | None = None,
+    origin: Origin | None = None, notes: tuple[Note, ...] = (),
 ) -> Replace:  # fmt: skip
     """Proposes one operator for ``node``: its result has the type and the name of that of ``node``.
 
@@ -173,10 +196,12 @@ def replaced(
         attributes: Its attributes.
         operands: Its operands.
         origin: Where it comes from; by default that of ``node``.
+        notes: What somebody should know about it.
     """
     output = node.output
     origin = node.origin if origin is None else origin
-    return Replace({output: result(op, attributes, operands, output.type, origin, output.name)})
+    value = result(op, attributes, operands, output.type, origin, output.name)
+    return Replace({output: value}, notes)
 
 
 def made_by(value: Value | None, op: Operator | str) -> Node | None:

@@ -112,8 +112,8 @@ def costs(graph: Graph, profile: ExportProfile) -> list[ExportChange]:
         profile: The profile it is written in.
     """
     found: dict[tuple[str, str], list[str]] = {}
-    for rule, cost in legalized(graph, profile.legalizations).costs:
-        found.setdefault((rule, cost.text), []).append(cost.node)
+    for cost in legalized(graph, profile.legalizations).notes:
+        found.setdefault((cost.rule, cost.reason), []).append(cost.node)
     for node in () if profile.writing.packed else graph.nodes:
         if node.op is DYNAMIC_BLOCK_DENSE:
             found.setdefault(("packed-products", _UNROUNDED), []).append(node.name)

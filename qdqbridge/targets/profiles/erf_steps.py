@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.graph import Node, Note, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Operator
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.attributes import GeluAttrs
@@ -22,7 +22,7 @@ from qdqbridge.core.ops.build import constant, dequantized, quantized, result
 from qdqbridge.core.ops.composition import CompositionAttrs
 from qdqbridge.core.ops.elementwise import ADD, DIV, MUL, SUB
 from qdqbridge.core.ops.unary import ABS, ERF, EXP, GELU, NEG, RELU, TANH
-from qdqbridge.targets.profiles.legalization import Cost, put
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
 
 _SLOPE = 0.3275911
 _POLYNOMIAL = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
@@ -34,21 +34,22 @@ _OFF = "4e-7"
 """What the steps are off in float32 at most, for numbers from -8 to 8."""
 
 
-def erfs_in_steps(graph: Graph) -> Iterator[Cost]:
+@rule("erf-in-steps")
+def erfs_in_steps(node: Node, context: RuleContext) -> Proposal:
     """``Erf(x) -> x / |x| (1 - p(t) exp(-x x))``; the same for a Gelu that is not whole."""
-    for node in graph.nodes:
-        if not _concerned(node):
-            continue
-        dtype = next((v.type.dtype for v in _floats(node)), None)
-        steps = _Steps(node, dtype or DType.FLOAT32)
-        operands = [steps.real(value) for value in node.inputs]
-        value = steps.of(node.op, node.attributes, operands)
-        quant = node.output.quant
-        if quant is not None:
-            value = quantized(value, quant.params, node.origin, node.output.name)
-        put(graph, node, value)
-        rest = "" if steps.dtype is DType.FLOAT32 else f", rounded to {steps.dtype} in each step"
-        yield Cost(node.name, f"erf is written in steps: at most {_OFF} off{rest}")
+    del context
+    if not _concerned(node):
+        return None
+    dtype = next((v.type.dtype for v in _floats(node)), None)
+    steps = _Steps(node, dtype or DType.FLOAT32)
+    operands = [steps.real(value) for value in node.inputs]
+    value = steps.of(node.op, node.attributes, operands)
+    quant = node.output.quant
+    if quant is not None:
+        value = quantized(value, quant.params, node.origin, node.output.name)
+    rest = "" if steps.dtype is DType.FLOAT32 else f", rounded to {steps.dtype} in each step"
+    text = f"erf is written in steps: at most {_OFF} off{rest}"
+    return Replace({node.output: value}, (Note("no-erf", node.name, text),))
 
 
 def _concerned(node: Node) -> bool:

@@ -157,7 +157,7 @@ def _light(model: ModelProto, spec: GraphSpec) -> ModelProto:
 def _prepared_spec(graph: Graph, profile: ExportProfile, given: int | None = None) -> GraphSpec:
     graph = recentered(graph) if profile.recentered else graph
     graph = convolvable(graph) if profile.writing.convolvable else graph
-    graph = legalized(graph, profile.legalizations).graph if profile.legalizations else graph
+    graph = legalized(graph, profile.legalizations) if profile.legalizations else graph
     for dtype in () if profile.unsigned is None else profile.unsigned(graph):
         graph = unsigned(graph, dtype)
     options = profile.writing

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph
+from qdqbridge.core.rewrite.rule import Rule
 from qdqbridge.onnx_io.writer.options import WriterOptions
 from qdqbridge.targets.profiles.finding import TargetRule
-from qdqbridge.targets.profiles.legalization import Legalization
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class ExportProfile:
     exported: tuple[TargetRule, ...] = ()
     recentered: bool = False
     unsigned: Callable[[Graph], tuple[DType, ...]] | None = None
-    legalizations: tuple[Legalization, ...] = ()
+    legalizations: tuple[Rule, ...] = ()
     as_read: bool = False
     strict: bool = False
     fixed: bool = False

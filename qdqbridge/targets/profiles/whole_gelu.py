@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.graph import Node, Note, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.ops.attributes import GeluAttrs
@@ -17,7 +16,7 @@ from qdqbridge.core.ops.build import result
 from qdqbridge.core.ops.composition import CompositionAttrs
 from qdqbridge.core.ops.elementwise import ADD, DIV, MUL
 from qdqbridge.core.ops.unary import ERF, GELU
-from qdqbridge.targets.profiles.legalization import Cost, put
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
 
 _STEPS = 10
 """Operators that a Gelu is made of, conversions among them, and some to spare."""
@@ -25,25 +24,25 @@ _AT = np.linspace(-6, 6, 193)
 """Where a chain of operators is compared with Gelu."""
 _NEAR = 2e-3
 """How far apart they may be: constants are rounded to 8 bits in some files."""
+_WANTED = GELU.compute(GeluAttrs(), [_AT])[0]
 _PLAIN = frozenset((DIV, MUL, ADD, ERF))
 
 
-def whole_gelus(graph: Graph) -> Iterator[Cost]:
+@rule("gelu-in-whole")
+def whole_gelus(node: Node, context: RuleContext) -> Proposal:
     """``Mul(x, Add(Erf(Div(x, sqrt 2)), 1)) / 2 -> Gelu(x)``, in whatever order, rounded once."""
-    wanted = GELU.compute(GeluAttrs(), [_AT])[0]
-    for node in graph.nodes:
-        if not _has_erf(node):
-            continue
-        root = _root(node)
-        found = _find_gelu_result(root, wanted) if root.quant is not None else None
-        if found is None or found[0].quant is None:
-            continue  # the backend takes no Gelu of floats either
-        end, rounded = found
-        assert end.producer is not None
-        value = result(GELU, GeluAttrs(), [root], end.type, end.producer.origin, end.name)
-        put(graph, end.producer, value)
-        if rounded:
-            yield Cost(node.name, f"Gelu is rounded once, not {rounded + 1} times")
+    del context
+    if not _has_erf(node):
+        return None
+    root = _root(node)
+    found = _find_gelu_result(root, _WANTED) if root.quant is not None else None
+    if found is None or found[0].quant is None:
+        return None  # the backend takes no Gelu of floats either
+    end, rounded = found
+    assert end.producer is not None
+    value = result(GELU, GeluAttrs(), [root], end.type, end.producer.origin, end.name)
+    cost = Note("no-erf", node.name, f"Gelu is rounded once, not {rounded + 1} times")
+    return Replace({end: value}, (cost,) if rounded else ())
 
 
 def _has_erf(node: Node) -> bool:

@@ -8,20 +8,18 @@ result have one type (onnxruntime-qnn 2.7.0, host build).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.graph import Node, Note, Value
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.graph.quantization import QuantParams, per_tensor
 from qdqbridge.core.graph.types import QuantType
 from qdqbridge.core.ops.build import requantized, retyped
 from qdqbridge.core.ops.composition import CompositionAttrs
 from qdqbridge.core.ops.elementwise import WHERE
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
 from qdqbridge.targets.profiles.hexagon.clamps import kept
-from qdqbridge.targets.profiles.legalization import Cost, put, replace_operand
 
 _BYTE = 8
 _FINER = 1 << _BYTE
@@ -30,46 +28,47 @@ _MOVED = (Flow.MOVE, Flow.CONVERT, Flow.REINTERPRET)
 _ELEMENTS = (Flow.ELEMENTWISE, Flow.FLOAT)
 
 
-def wide_operands(graph: Graph) -> Iterator[Cost]:
+@rule("wide-before-floats")
+def wide_operands(node: Node, context: RuleContext) -> Proposal:
     """``Tanh(dequantize(x)) -> Tanh(dequantize(requantize(x)))``, 16 bits between: the same."""
-    known: dict[Value, Value] = {}
-    for node in graph.nodes:
-        if not (computes_in_floats(node) or _of_two_widths(node)):
+    if not (computes_in_floats(node) or _of_two_widths(node)):
+        return None
+    operands: dict[tuple[Node, int], Value] = {}
+    for index, value in enumerate(node.inputs):
+        made = None if value is None else value.producer
+        if value is None or made is None or value.constant is not None:
             continue
-        for index, value in enumerate(list(node.inputs)):
-            made = None if value is None else value.producer
-            if value is None or made is None or value.constant is not None:
-                continue
-            if value.quant is None:  # behind a dequantize, which others may read as well
-                if made.op.flow is Flow.CONVERT and _narrow(made.operand(0)):
-                    replace_operand(made, 0, _wide(made.operand(0), known))
-            elif _narrow(value):
-                stored = value if computes_in_floats(node) else kept(value)
-                replace_operand(node, index, _wide(stored, known))
-    yield from ()
+        if value.quant is None:  # behind a dequantize, which others may read as well
+            if made.op.flow is Flow.CONVERT and _narrow(made.operand(0)):
+                operands[made, 0] = context.once(_in_16_bits, made.operand(0))
+        elif _narrow(value):
+            stored = value if computes_in_floats(node) else kept(value)
+            operands[node, index] = context.once(_in_16_bits, stored)
+    return Replace(operands=operands) if operands else None
 
 
-def one_width(graph: Graph) -> Iterator[Cost]:
+@rule("one-width")
+def one_width(node: Node, context: RuleContext) -> Proposal:
     """``Conv(x, w)`` of 8 bits whose result has 16, and the other way round: 16 bits on both sides.
 
     Otherwise parameters that the backend takes only as part of a product are left to the CPU.
     """
-    for node in graph.nodes:
-        x, end = (node.operand(0), node.output) if node.inputs else (None, None)
-        if node.op.flow is not Flow.ACCUMULATE or x is None or end is None:
-            continue
-        if not (x.quant and end.quant and x.quant.params.per_tensor and _of_parameters(node)):
-            continue
-        narrow = [value for value in (x, end) if _bits(value) == _BYTE]
-        if len(narrow) != 1 or _bits(x) == _bits(end):
-            continue
-        if narrow[0] is x:
-            replace_operand(node, 0, _wide(x, {}))
-        else:
-            type_ = QuantType(_finer(end.quant.params), end.type.shape)
-            inside = retyped(node, node.inputs, type_, f"{end.name}_wide")
-            put(graph, node, requantized(inside, end.quant.params, node.origin, end.name))
-            yield Cost(node.name, "it is rounded to 1/256 of a step first")
+    del context
+    x, end = (node.operand(0), node.output) if node.inputs else (None, None)
+    if node.op.flow is not Flow.ACCUMULATE or x is None or end is None:
+        return None
+    if not (x.quant and end.quant and x.quant.params.per_tensor and _of_parameters(node)):
+        return None
+    narrow = [value for value in (x, end) if _bits(value) == _BYTE]
+    if len(narrow) != 1 or _bits(x) == _bits(end):
+        return None
+    if narrow[0] is x:
+        return Replace(operands={(node, 0): _in_16_bits(x)})
+    type_ = QuantType(_finer(end.quant.params), end.type.shape)
+    inside = retyped(node, node.inputs, type_, f"{end.name}_wide")
+    value = requantized(inside, end.quant.params, node.origin, end.name)
+    cost = Note("one-width", node.name, "it is rounded to 1/256 of a step first")
+    return Replace({end: value}, (cost,))
 
 
 def _of_parameters(node: Node) -> bool:
@@ -118,11 +117,9 @@ def _narrow(value: Value) -> bool:
     return single and params.storage_dtype in (DType.UINT8, DType.INT8)
 
 
-def _wide(value: Value, known: dict[Value, Value]) -> Value:
-    if value not in known:
-        assert value.quant is not None
-        known[value] = requantized(value, _finer(value.quant.params), name=f"{value.name}_wide")
-    return known[value]
+def _in_16_bits(value: Value) -> Value:
+    assert value.quant is not None
+    return requantized(value, _finer(value.quant.params), name=f"{value.name}_wide")
 
 
 def _finer(params: QuantParams) -> QuantParams:

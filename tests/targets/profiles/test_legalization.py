@@ -322,7 +322,7 @@ def test_the_rule_is_broken_as_spelled_and_kept_as_written(
         np.testing.assert_array_equal(theirs, ours)
     elif build in ROUNDED_TWICE:  # in the backend's own steps first, which is told
         assert np.abs(theirs.astype(int) - ours.astype(int)).max() <= 1
-        assert legalized(graph, LEGALIZATIONS).costs
+        assert legalized(graph, LEGALIZATIONS).notes
     elif build is norm:  # a bias of floats in int32: far below a step of the result
         assert np.abs(theirs.astype(int) - ours.astype(int)).max() == 0
     else:  # floats are summed in another order
@@ -343,12 +343,12 @@ def test_a_gelu_of_steps_is_whole_and_its_cost_is_told(tmp_path: Path) -> None:
     inputs, out = gelu(net)
     graph = qdqbridge.load(saved(net, inputs, out, tmp_path / "gelu.onnx", 17))
     found = legalized(graph, LEGALIZATIONS)
-    assert [node.op.name for node in found.graph.nodes] == ["Gelu"]
-    ((rule, cost),) = found.costs
-    assert (rule, cost.text) == ("no-erf", "Gelu is rounded once, not 4 times")
+    assert [node.op.name for node in found.nodes] == ["Gelu"]
+    (cost,) = found.notes
+    assert (cost.rule, cost.reason) == ("no-erf", "Gelu is rounded once, not 4 times")
     data = feeds(graph)
-    (ours,), (theirs,) = (qdqbridge.evaluate(g, data).values() for g in (graph, found.graph))
-    (real,) = qdqbridge.evaluate(found.graph, data, exact=True).values()
+    (ours,), (theirs,) = (qdqbridge.evaluate(g, data).values() for g in (graph, found))
+    (real,) = qdqbridge.evaluate(found, data, exact=True).values()
     assert np.abs(theirs.astype(int) - ours.astype(int)).max() <= 2
     np.testing.assert_array_equal(theirs, real)
 
@@ -361,12 +361,12 @@ def test_blocks_become_channels_and_the_loss_is_told(tmp_path: Path) -> None:
     out = net.q(net.op("MatMul", net.dq("x", 0.05, U8(120)), real), 0.2, U8(120))
     graph = qdqbridge.load(saved(net, {"x": (U8, [4, 32])}, out, tmp_path / "blocks.onnx"))
     found = legalized(graph, LEGALIZATIONS)
-    ((rule, cost),) = found.costs
-    assert rule == "no-blocks"
-    assert "blocks of 8, now int8 per channel" in cost.text
-    assert float(cost.text.split(":")[1].split()[0]) > 40  # dB
+    (cost,) = found.notes
+    assert cost.rule == "no-blocks"
+    assert "blocks of 8, now int8 per channel" in cost.reason
+    assert float(cost.reason.split(":")[1].split()[0]) > 40  # dB
     data = feeds(graph)
-    (ours,), (theirs,) = (qdqbridge.evaluate(g, data).values() for g in (graph, found.graph))
+    (ours,), (theirs,) = (qdqbridge.evaluate(g, data).values() for g in (graph, found))
     assert np.abs(theirs.astype(int) - ours.astype(int)).max() <= 1
     qdqbridge.save(graph, tmp_path / "written.onnx", "qnn")
     assert "no-blocks" not in {f.rule for f in check(tmp_path / "written.onnx", "qnn")}
@@ -389,7 +389,7 @@ def test_half_biases_are_integers_and_int4_convolutions_bytes(tmp_path: Path) ->
     rules = {"half-bias", "narrow-convolution"}
     assert rules <= {finding.rule for finding in check(source, "qnn")}
     graph = qdqbridge.load(source)
-    assert any(rule == "half-bias" for rule, _ in legalized(graph, LEGALIZATIONS).costs)
+    assert any(cost.rule == "half-bias" for cost in legalized(graph, LEGALIZATIONS).notes)
     qdqbridge.save(graph, tmp_path / "written.onnx", "qnn")
     assert not rules & {finding.rule for finding in check(tmp_path / "written.onnx", "qnn")}
     again, data = qdqbridge.load(tmp_path / "written.onnx"), feeds(graph)
@@ -534,7 +534,7 @@ def test_weights_of_16_bits_are_two_of_8(product: str, channels: bool, tmp_path:
     source = saved(net, given, out, tmp_path / "source.onnx")
     assert "wide-weights" in {finding.rule for finding in check(source, "qnn")}
     graph = qdqbridge.load(source)
-    assert any("two of 8" in cost.text for _, cost in legalized(graph, LEGALIZATIONS).costs)
+    assert any("two of 8" in cost.reason for cost in legalized(graph, LEGALIZATIONS).notes)
     qdqbridge.save(graph, tmp_path / "written.onnx", "qnn")
     found = {finding.rule for finding in check(tmp_path / "written.onnx", "qnn")}
     assert found == {"wide-arithmetic"}
@@ -595,8 +595,8 @@ def test_a_norm_of_16_bits_is_scaled_and_moved_behind_it(
     graph = qdqbridge.load(source)
     found = legalized(graph, LEGALIZATIONS)
     steps = ["LayerNormalization", "Mul", *(["Add"] if biased else [])]
-    assert [node.op.name for node in found.graph.nodes] == steps
-    assert any("rounded three times" in cost.text for _, cost in found.costs)
+    assert [node.op.name for node in found.nodes] == steps
+    assert any("rounded three times" in cost.reason for cost in found.notes)
     before = max(finding.steps for finding in check(source, "qnn"))
     qdqbridge.save(graph, tmp_path / "written.onnx", "qnn")
     assert max(finding.steps for finding in check(tmp_path / "written.onnx", "qnn")) < before / 8

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
-from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Attributes
 from qdqbridge.core.graph.types import static_shape
 from qdqbridge.core.ops.attributes import ReshapeAttrs
@@ -15,28 +14,27 @@ from qdqbridge.core.ops.data_movement import RESHAPE
 from qdqbridge.core.ops.matmul import DENSE, MATMUL
 from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION
 from qdqbridge.core.ops.table import BY_NAME
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
 from qdqbridge.targets.profiles.hexagon.operators import MOST_AXES, ROWS_ONLY
-from qdqbridge.targets.profiles.legalization import Cost, put
 
 _OF_ROWS = frozenset({DENSE, LAYER_NORMALIZATION, *(BY_NAME[n] for n in ROWS_ONLY if n in BY_NAME)})
 """Operators that do the same with every row."""
 
 
-def as_rows(graph: Graph) -> Iterator[Cost]:
+@rule("leading-axes-as-one", *_OF_ROWS, MATMUL)
+def as_rows(node: Node, context: RuleContext) -> Proposal:
     """``f(x) -> Reshape(f(Reshape(x)))`` of more than four axes: all leading ones as one."""
-    for node in graph.nodes:
-        kept = 1 if node.op in _OF_ROWS else 2 if node.op is MATMUL else 0
-        count = 2 if node.op is MATMUL else 1
-        shapes = [static_shape(v.type.shape) for v in (*node.inputs[:count], node.output) if v]
-        if not kept or not _equal_leading_axes(node, shapes, kept):
-            continue
-        name, whole = node.output.name, shapes[-1]
-        rows = [_in_rows(node.operand(index), kept) for index in range(count)]
-        type_ = node.output.type.with_shape(_merged(whole or (), kept))
-        operands = [*rows, *node.inputs[count:]]
-        made = result(node.op, _along_rows(node), operands, type_, node.origin, f"{name}_of_rows")
-        put(graph, node, _reshaped(made, whole or (), name))
-    yield from ()
+    del context
+    kept = count = 2 if node.op is MATMUL else 1
+    shapes = [static_shape(v.type.shape) for v in (*node.inputs[:count], node.output) if v]
+    if not _equal_leading_axes(node, shapes, kept):
+        return None
+    name, whole = node.output.name, shapes[-1] or ()
+    rows = [_in_rows(node.operand(index), kept) for index in range(count)]
+    type_ = node.output.type.with_shape(_merged(whole, kept))
+    operands = [*rows, *node.inputs[count:]]
+    made = result(node.op, _along_rows(node), operands, type_, node.origin, f"{name}_of_rows")
+    return Replace({node.output: _reshaped(made, whole, name)})
 
 
 def _equal_leading_axes(node: Node, shapes: list[tuple[int, ...] | None], kept: int) -> bool:

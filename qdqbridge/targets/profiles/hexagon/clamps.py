@@ -8,17 +8,17 @@ out again (onnxruntime-qnn 2.7.0, host build). A Max in between that changes not
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.ops.build import constant, result
 from qdqbridge.core.ops.conversion import REQUANTIZE
 from qdqbridge.core.ops.elementwise import CONCAT, MAX
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
 from qdqbridge.targets.profiles.file_view import (
     FileEncoding,
     FileNode,
@@ -28,7 +28,6 @@ from qdqbridge.targets.profiles.file_view import (
 )
 from qdqbridge.targets.profiles.finding import Reason
 from qdqbridge.targets.profiles.float_regions import COPIES
-from qdqbridge.targets.profiles.legalization import Cost, replace_operand
 from qdqbridge.targets.profiles.shared_rules import WEIGHTED
 
 _HALF = 0.5
@@ -36,21 +35,19 @@ _KEEPERS = frozenset({"Max", "Min", "Relu", "Clip", "MaxPool"})
 """Operators whose result stays clamped where it has the encoding of the operand."""
 
 
-def kept_clamps(graph: Graph) -> Iterator[Cost]:
+@rule("clamp-kept", CONCAT, REQUANTIZE)
+def kept_clamps(node: Node, context: RuleContext) -> Proposal:
     """``Concat(x, y) -> Concat(Max(x, lowest), y)`` where the result is wider than ``x``."""
-    known: dict[Value, Value] = {}
-    for node in graph.nodes:
-        target = node.output.quant if node.op in (CONCAT, REQUANTIZE) else None
-        if target is None or not target.params.per_tensor:
+    target = node.output.quant
+    if target is None or not target.params.per_tensor:
+        return None
+    operands: dict[tuple[Node, int], Value] = {}
+    for index, value in enumerate(node.inputs):
+        if value is None or value.quant is None or not value.quant.params.per_tensor:
             continue
-        for index, value in enumerate(list(node.inputs)):
-            if value is None or value.quant is None or not value.quant.params.per_tensor:
-                continue
-            if _is_made(value, node) and _outside(value.quant.params, target.params):
-                if value not in known:
-                    known[value] = kept(value)
-                replace_operand(node, index, known[value])
-    yield from ()
+        if _is_made(value, node) and _outside(value.quant.params, target.params):
+            operands[node, index] = context.once(kept, value)
+    return Replace(operands=operands) if operands else None
 
 
 def _is_made(value: Value, reader: Node) -> bool:

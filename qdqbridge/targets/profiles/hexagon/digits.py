@@ -6,14 +6,13 @@ sum are the product, which every Hexagon takes and v73 computes within a few ste
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.graph import Node, Note, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, WeightGeometry, geometry_of
 from qdqbridge.core.graph.quantization import QuantParams, per_tensor
@@ -22,8 +21,8 @@ from qdqbridge.core.ops.build import constant, result, retyped
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.elementwise import ADD
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
 from qdqbridge.targets.profiles.hexagon.products import as_floats
-from qdqbridge.targets.profiles.legalization import Cost, put
 
 Array = NDArray[Any]
 _WIDE = (DType.UINT16, DType.INT16)
@@ -32,23 +31,22 @@ _BASE, _LOW, _HIGH = 257, -128, 127
 _STEPS, _MIDDLE = (1 << 16) - 1, 1 << 15
 
 
-def weights_in_digits(graph: Graph) -> Iterator[Cost]:
+@rule("weights-in-digits", CONV, CONV_TRANSPOSE, DENSE, GEMM, MATMUL)
+def weights_in_digits(node: Node, context: RuleContext) -> Proposal:
     """``Conv(x, w) -> Add(Conv(x, high), Conv(x, low))``: int16 weights as two of int8."""
-    for node in graph.nodes:
-        if node.op not in (CONV, CONV_TRANSPOSE, DENSE, GEMM, MATMUL):
-            continue
-        x, weight, quant = node.operand(0), node.operand(1), node.output.quant
-        if not (_is_wide(x) and quant is not None and _is_wide(weight) and weight.constant):
-            continue
-        params, geometry = weight.quant.params if weight.quant else None, geometry_of(node)
-        if params is None or params.blocked or geometry is None or x.is_constant:
-            continue
-        along = params.axis is None or params.axis == geometry.axis
-        if not along or quant.params.storage_dtype not in _WIDE or not quant.params.per_tensor:
-            continue
-        digits = _digits(weight.constant.numpy().astype(np.int64) - _zeros(params, weight))
-        put(graph, node, _sum_of_two(node, digits, params, geometry))
-        yield Cost(node.name, _TOLD)
+    del context
+    x, weight, quant = node.operand(0), node.operand(1), node.output.quant
+    if not (_is_wide(x) and quant is not None and _is_wide(weight) and weight.constant):
+        return None
+    params, geometry = weight.quant.params if weight.quant else None, geometry_of(node)
+    if params is None or params.blocked or geometry is None or x.is_constant:
+        return None
+    along = params.axis is None or params.axis == geometry.axis
+    if not along or quant.params.storage_dtype not in _WIDE or not quant.params.per_tensor:
+        return None
+    digits = _digits(weight.constant.numpy().astype(np.int64) - _zeros(params, weight))
+    value = _sum_of_two(node, digits, params, geometry)
+    return Replace({node.output: value}, (Note("wide-weights", node.name, _TOLD),))
 
 
 _TOLD = "its weights of 16 bits are two of 8, whose products are added; a weight of 32767 is 32766"

@@ -11,18 +11,17 @@ stored are 256, and others.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.ops.elementwise import ADD, SUB
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
 from qdqbridge.targets.profiles.file_view import FileEncoding, FileNode, FileView, is_quantize
 from qdqbridge.targets.profiles.finding import Reason
 from qdqbridge.targets.profiles.hexagon.bias import biased
 from qdqbridge.targets.profiles.hexagon.clamps import kept
 from qdqbridge.targets.profiles.hexagon.wide import is_average, largest, largest_scale, terms
-from qdqbridge.targets.profiles.legalization import Cost, replace_operand
 
 _NEAR = 16
 """How many steps a zero point may be from the middle to be moved there."""
@@ -34,22 +33,16 @@ _ROUNDED, _STEPS = 1, 2
 """What a rounding is off, and how many steps are not worth a word."""
 
 
-def kept_factors(graph: Graph) -> Iterator[Cost]:
+@rule("factor-kept", MATMUL)
+def kept_factors(node: Node, context: RuleContext) -> Proposal:
     """``MatMul(x, Add(a, b)) -> MatMul(x, Max(Add(a, b), lowest))``, also behind a Transpose."""
-    known: dict[Value, Value] = {}
-    for node in graph.nodes:
-        if node.op is not MATMUL:
-            continue
-        reader, index = node, 1
-        while (made := reader.operand(index).producer) is not None and made.op.name in _TURNS:
-            reader, index = made, 0
-        value = reader.operand(index)
-        if value.is_constant or not _is_moved(value):
-            continue
-        if value not in known:
-            known[value] = kept(value)
-        replace_operand(reader, index, known[value])
-    yield from ()
+    reader, index = node, 1
+    while (made := reader.operand(index).producer) is not None and made.op.name in _TURNS:
+        reader, index = made, 0
+    value = reader.operand(index)
+    if value.is_constant or not _is_moved(value):
+        return None
+    return Replace(operands={(reader, index): context.once(kept, value)})
 
 
 def _is_moved(value: Value) -> bool:

@@ -6,18 +6,25 @@ legalization keeps a rule of :mod:`.qnn`, whose page has the figures.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.graph import Graph, Node, Note, Value
 from qdqbridge.core.graph.numerics import quantize
-from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Operator
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES
+from qdqbridge.core.graph.patterns import AnyOf, Part, PatternMatch
 from qdqbridge.core.graph.quantization import QuantParams, per_tensor
 from qdqbridge.core.ops.build import constant, quantized, requantized, result
-from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE
-from qdqbridge.core.ops.elementwise import ADD, CONCAT, DIV, MUL, POW, SUB, WHERE
+from qdqbridge.core.ops.conversion import DEQUANTIZE
+from qdqbridge.core.ops.elementwise import ADD, CONCAT, DIV, MUL, WHERE
+from qdqbridge.core.rewrite.rule import (
+    Proposal,
+    Replace,
+    RuleContext,
+    pattern_rule,
+    replaced,
+    rule,
+)
 from qdqbridge.targets.profiles.erf_steps import erfs_in_steps
 from qdqbridge.targets.profiles.hexagon.axes import as_rows
 from qdqbridge.targets.profiles.hexagon.clamps import kept_clamps
@@ -43,73 +50,78 @@ from qdqbridge.targets.profiles.hexagon.types import (
     early_conversions,
 )
 from qdqbridge.targets.profiles.hexagon.wide_norms import wide_norms
-from qdqbridge.targets.profiles.legalization import (
-    Cost,
-    Legalization,
-    enters,
-    is_attention_score,
-    put,
-    replace_operand,
-)
+from qdqbridge.targets.profiles.legalization import enters, is_attention_score
 from qdqbridge.targets.profiles.result_encodings import result_encodings
 from qdqbridge.targets.profiles.whole_gelu import whole_gelus
 from qdqbridge.targets.profiles.wide_operands import one_width, wide_operands
 
 
-def one_channel_inputs(graph: Graph) -> Iterator[Cost]:
+@rule("one-channel-as-the-result", CONCAT)
+def one_channel_inputs(node: Node, context: RuleContext) -> Proposal:
     """``Concat(x, y) -> Concat(requantize(x), y)``: an input of one channel as the result is."""
-    for node in graph.nodes:
-        target = node.output.quant if node.op is CONCAT else None
-        if target is None or not target.params.per_tensor:
+    del context
+    target = node.output.quant
+    if target is None or not target.params.per_tensor:
+        return None
+    operands: dict[tuple[Node, int], Value] = {}
+    for index, value in enumerate(node.inputs):
+        if value is None or value.quant is None or not enters(value):
             continue
-        for index, value in enumerate(list(node.inputs)):
-            if value is None or value.quant is None or not enters(value):
-                continue
-            alone = (value.type.shape or ())[1:2] == (1,)
-            if alone and not value.quant.params.same_mapping(target.params):
-                name = f"{value.name}_for_{node.output.name}"
-                converted = requantized(value, target.params.widened(), name=name)
-                replace_operand(node, index, converted)
-    yield from ()
+        alone = (value.type.shape or ())[1:2] == (1,)
+        if alone and not value.quant.params.same_mapping(target.params):
+            name = f"{value.name}_for_{node.output.name}"
+            operands[node, index] = requantized(value, target.params.widened(), name=name)
+    return Replace(operands=operands) if operands else None
 
 
-def divisors(graph: Graph) -> Iterator[Cost]:
+@rule("divisor-as-a-one", DIV)
+def divisors(node: Node, context: RuleContext) -> Proposal:
     """``Div(x, c) -> Div(x, 1 * c)``: a float divisor as the integer 1 in units of itself.
 
     Where there is no integer around it is ``Mul(x, 1 / c)``: the backend cannot finalize a Div, Sub
     or Exp of floats in front of a product, if no product stands before.
     """
-    for node in graph.nodes:
-        divisor = node.operand(1) if node.op is DIV else None
-        if divisor is None or divisor.constant is None or divisor.constant.size != 1:
-            continue
-        if not _plain_floats(divisor):
-            continue
-        array, source = divisor.constant.numpy(), node.operand(0).quant
-        number = float(np.asarray(array, np.float64).item())
-        if not 0 < number < np.inf:
-            continue
-        exact = array.dtype == np.float32 and source is not None and node.output.quant is not None
-        if exact and source is not None:
-            wide = source.params.storage_dtype.bits > _BYTE
-            dtype = DType.UINT16 if wide else DType.UINT8
-            one = np.ones(array.shape, dtype.numpy)
-            params = per_tensor(dtype, np.float32(number))
-            replace_operand(node, 1, constant(one, params, divisor.name))
-        elif node.output.quant is None or is_attention_score(node):
-            factor = np.asarray(1 / np.asarray(array, np.float64)).astype(array.dtype)
-            value = constant(factor, None, f"{divisor.name}_reciprocal")
-            put(graph, node, retyped_as(node, MUL, [node.operand(0), value]))
-            if np.frexp(number)[0] != 0.5:
-                yield Cost(node.name, f"x / {number:g} is x * {factor.item():g}")
+    del context
+    divisor, source, quant = node.operand(1), node.operand(0).quant, node.output.quant
+    if divisor.constant is None or divisor.constant.size != 1 or not _plain_floats(divisor):
+        return None
+    array = divisor.constant.numpy()
+    number = float(np.asarray(array, np.float64).item())
+    if not 0 < number < np.inf:
+        return None
+    if array.dtype == np.float32 and source is not None and quant is not None:
+        wide = source.params.storage_dtype.bits > _BYTE
+        dtype = DType.UINT16 if wide else DType.UINT8
+        one = np.ones(array.shape, dtype.numpy)
+        params = per_tensor(dtype, np.float32(number))
+        return Replace(operands={(node, 1): constant(one, params, divisor.name)})
+    if quant is not None and not is_attention_score(node):
+        return None
+    factor = np.asarray(1 / np.asarray(array, np.float64)).astype(array.dtype)
+    value = constant(factor, None, f"{divisor.name}_reciprocal")
+    text = f"x / {number:g} is x * {factor.item():g}"
+    costs = () if np.frexp(number)[0] == _POWER else (Note("quantized-divisor", node.name, text),)
+    return replaced(node, MUL, NO_ATTRIBUTES, [node.operand(0), value], notes=costs)
 
 
-_BYTE = 8
+_BYTE, _POWER = 8, 0.5
 
 
-def constants_apart(graph: Graph) -> Iterator[Cost]:
+@rule("constant-of-its-own")
+def constants_apart(node: Node, context: RuleContext) -> Proposal:
     """Constants that share their data, with other parameters, get data of their own."""
-    known: dict[tuple[object, ...], QuantParams] = {}
+    shared, copies = context.fact(_constants_of_shared_data), dict[Value, Value]()
+    for value in node.inputs:
+        if value is not None and value in shared and value.constant is not None:
+            data = value.constant.map(np.copy)
+            copies[value] = Value(value.type, value.name, constant=data)
+            copies[value].written = value.written
+    return Replace(copies) if copies else None
+
+
+def _constants_of_shared_data(graph: Graph) -> set[Value]:
+    """Returns the constants whose data an earlier one has, with other parameters."""
+    known, found = dict[tuple[object, ...], QuantParams](), set[Value]()
     for value in graph.values():
         if value.constant is None or value.quant is None:
             continue
@@ -117,68 +129,61 @@ def constants_apart(graph: Graph) -> Iterator[Cost]:
         place = (array.__array_interface__["data"][0], array.strides, array.shape, array.dtype)
         first = known.setdefault(place, params)
         if first is not params and not first.same_mapping(params):
-            value.constant = value.constant.map(np.copy)
-    yield from ()
+            found.add(value)
+    return found
 
 
-def squares(graph: Graph) -> Iterator[Cost]:
+@pattern_rule("square-of-floats", ("Pow", "x", Part("exponent", constant=True)))
+def squares(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``Pow(x, 2) -> Mul(x, x)`` of floats."""
-    for node in graph.nodes:
-        if node.op is not POW or node.output.quant is not None or node.operand(0).quant is not None:
-            continue
-        exponent = node.operand(1)
-        known = exponent.constant is not None and exponent.quant is None
-        if known and exponent.constant is not None and (exponent.constant.numpy() == 2).all():
-            base = node.operand(0)
-            if base.type.shape == node.output.type.shape:
-                put(graph, node, retyped_as(node, MUL, [base, base]))
-    yield from ()
+    del context
+    x, exponent = match["x"], match["exponent"]
+    if any(value.quant is not None for value in (x, exponent, node.output)):
+        return None
+    assert exponent.constant is not None
+    if x.type.shape != node.output.type.shape or (exponent.constant.numpy() != _SQUARE).any():
+        return None
+    return replaced(node, MUL, NO_ATTRIBUTES, [x, x])
 
 
-def differences(graph: Graph) -> Iterator[Cost]:
+_SQUARE = 2
+
+
+@pattern_rule("difference-of-floats", ("Sub", "x", "y"))
+def differences(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``Sub(x, y) -> Add(x, -y)`` of floats: the same numbers."""
-    for node in graph.nodes:
-        if node.op is not SUB or node.output.quant is not None:
-            continue
-        x, y = node.operand(0), node.operand(1)
-        if x.quant is not None or y.quant is not None or not y.type.dtype.is_float:
-            continue
-        if y.constant is not None:
-            negative = constant(np.negative(y.constant.numpy()), None, f"{y.name}_negative")
-        else:
-            minus = constant(np.asarray(-1, y.type.dtype.numpy), None, f"{y.name}_minus")
-            negative = result(MUL, NO_ATTRIBUTES, [y, minus], y.type, node.origin)
-        put(graph, node, retyped_as(node, ADD, [x, negative]))
-    yield from ()
+    del context
+    x, y = match["x"], match["y"]
+    if any(value.quant is not None for value in (x, y, node.output)) or not y.type.dtype.is_float:
+        return None
+    if y.constant is not None:
+        negative = constant(np.negative(y.constant.numpy()), None, f"{y.name}_negative")
+    else:
+        minus = constant(np.asarray(-1, y.type.dtype.numpy), None, f"{y.name}_minus")
+        negative = result(MUL, NO_ATTRIBUTES, [y, minus], y.type, node.origin)
+    return replaced(node, ADD, NO_ATTRIBUTES, [x, negative])
 
 
-def retyped_as(node: Node, op: Operator, operands: list[Value]) -> Value:
-    """Returns the result of another operator in the place of a node's."""
-    return result(op, NO_ATTRIBUTES, operands, node.output.type, node.origin, node.output.name)
-
-
-def stored_choices(graph: Graph) -> Iterator[Cost]:
+@pattern_rule(
+    "choice-of-stored",
+    AnyOf((
+        ("Where", "mask", "x", "y"),
+        ("quantize", Part("chosen", ("Where", "mask", "x", "y"), sole=True)),
+    )),
+)  # fmt: skip
+def stored_choices(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``quantize(Where(m, x, y)) -> Where(m, quantize(x), quantize(y))``: the same numbers."""
-    for node in graph.nodes:
-        made = node if node.op is WHERE else _made_for(node)
-        target = node.output.quant
-        if made is None or made.op is not WHERE or target is None or not target.params.per_tensor:
-            continue
-        if made.operand(0).quant is not None or target.params.expressed_dtype is not DType.FLOAT32:
-            continue
-        name = node.output.name
-        sides = [_encode_operand(made.operand(index), target.params, name) for index in (1, 2)]
-        if made is not node or sides != [made.operand(1), made.operand(2)]:
-            operands = [made.operand(0), *sides]
-            type_, origin = node.output.type, made.origin
-            put(graph, node, result(WHERE, NO_ATTRIBUTES, operands, type_, origin, name))
-    yield from ()
-
-
-def _made_for(node: Node) -> Node | None:
-    """Returns what makes the operand of a ``quantize``, and of nothing else."""
-    source = node.operand(0) if node.op is QUANTIZE else None
-    return source.producer if source is not None and len(source.users) == 1 else None
+    del context
+    mask, quant, made = match["mask"], node.output.quant, match.nodes[-1]
+    if quant is None or not quant.params.per_tensor or mask.quant is not None:
+        return None
+    if quant.params.expressed_dtype is not DType.FLOAT32:
+        return None
+    given = [match["x"], match["y"]]
+    sides = [_encode_operand(value, quant.params, node.output.name) for value in given]
+    if made is node and sides == given:
+        return None
+    return replaced(node, WHERE, NO_ATTRIBUTES, [mask, *sides], made.origin)
 
 
 def _encode_operand(value: Value, params: QuantParams, name: str) -> Value:
@@ -198,33 +203,25 @@ def _encode_operand(value: Value, params: QuantParams, name: str) -> Value:
     return constant(quantize(array, params), params, f"{value.name}_for_{name}")
 
 
-def masks_of_numbers(graph: Graph) -> Iterator[Cost]:
+@pattern_rule("choice-as-product", ("Where", Part("mask", constant=True), "x", "y"))
+def masks_of_numbers(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``Where(mask, x, c) -> x * mask + where(mask, 0, c)`` of floats, both constants: the same."""
-    for node in graph.nodes:
-        if node.op is not WHERE or node.output.quant is not None:
-            continue
-        if node.output.type.dtype is not DType.FLOAT32:
-            continue
-        mask = node.operand(0).constant
-        known = [index for index in (1, 2) if _plain_floats(node.operand(index))]
-        if mask is None or len(known) != 1:
-            continue
-        other, index = node.operand(known[0]), 3 - known[0]
-        assert other.constant is not None
-        number = other.constant.numpy()
-        zeros = np.zeros((), number.dtype)
-        keeps = mask.numpy() == (index == 1)
-        rest = np.where(keeps, zeros, number)
-        if not np.isfinite(rest).all():
-            continue
-        name = node.output.name
-        factor = constant(keeps.astype(number.dtype), None, f"{name}_mask")
-        offset = constant(rest, None, f"{name}_masked")
-        type_, origin = node.output.type, node.origin
-        kept = result(MUL, NO_ATTRIBUTES, [node.operand(index), factor], type_, origin)
-        value = result(ADD, NO_ATTRIBUTES, [kept, offset], type_, origin, name)
-        put(graph, node, value)
-    yield from ()
+    del context
+    mask, sides, output = match["mask"].constant, [match["x"], match["y"]], node.output
+    known = [index for index, value in enumerate(sides) if _plain_floats(value)]
+    if output.type.dtype is not DType.FLOAT32 or output.quant is not None or len(known) != 1:
+        return None
+    other, real = sides[known[0]].constant, sides[1 - known[0]]
+    assert mask is not None and other is not None
+    number = other.numpy()
+    keeps = mask.numpy() == (known[0] == 1)
+    rest = np.where(keeps, np.zeros((), number.dtype), number)
+    if not np.isfinite(rest).all():
+        return None
+    factor = constant(keeps.astype(number.dtype), None, f"{output.name}_mask")
+    offset = constant(rest, None, f"{output.name}_masked")
+    kept = result(MUL, NO_ATTRIBUTES, [real, factor], output.type, node.origin)
+    return replaced(node, ADD, NO_ATTRIBUTES, [kept, offset])
 
 
 def _plain_floats(value: Value) -> bool:
@@ -232,35 +229,35 @@ def _plain_floats(value: Value) -> bool:
 
 
 LEGALIZATIONS = (
-    Legalization("no-erf", whole_gelus),
-    Legalization("no-erf", erfs_in_steps),
-    Legalization("fixed-encodings", result_encodings),
-    Legalization("no-float-where", stored_choices),
-    Legalization("no-float-where", masks_of_numbers),
-    Legalization("quantized-divisor", divisors),
-    Legalization("float-quotient", squares),
-    Legalization("float-quotient", differences),
-    Legalization("one-channel", one_channel_inputs),
-    Legalization("one-encoding", constants_apart),
-    Legalization("no-blocks", channels_of_blocks),
-    Legalization("narrow-convolution", whole_bytes),
-    Legalization("half-bias", half_biases),
-    Legalization("wide-weights", weights_in_digits),
-    Legalization("wide-arithmetic", stretched_weights),
-    Legalization("wide-arithmetic", wide_products),
-    Legalization("float-products", float_products),
-    Legalization("norm-parameters", norms_of_one_scale),
-    Legalization("wide-arithmetic", wide_norms),
-    Legalization("wide-arithmetic", exact_norms),
-    Legalization("instance-norm-parameters", quantized_norms),
-    Legalization("instance-norm-parameters", norms_of_channels),
-    Legalization("up-to-four-axes", as_rows),
-    Legalization("early-conversion", early_conversions),
-    Legalization("one-width", one_width),
-    Legalization("wide-before-floats", wide_operands),
-    Legalization("lost-clamp", kept_clamps),
-    Legalization("moved-factor", kept_factors),
-    Legalization("unsigned", converted_interfaces),
-    Legalization("converted-image", converted_rows),
+    whole_gelus,
+    erfs_in_steps,
+    result_encodings,
+    stored_choices,
+    masks_of_numbers,
+    divisors,
+    squares,
+    differences,
+    one_channel_inputs,
+    constants_apart,
+    channels_of_blocks,
+    whole_bytes,
+    half_biases,
+    weights_in_digits,
+    stretched_weights,
+    wide_products,
+    float_products,
+    norms_of_one_scale,
+    wide_norms,
+    exact_norms,
+    quantized_norms,
+    norms_of_channels,
+    as_rows,
+    early_conversions,
+    one_width,
+    wide_operands,
+    kept_clamps,
+    kept_factors,
+    converted_interfaces,
+    converted_rows,
 )
 """In the order in which they are applied."""

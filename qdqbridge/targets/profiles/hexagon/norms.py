@@ -3,93 +3,93 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.graph import Node, Note, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Operator
-from qdqbridge.core.graph.quantization import per_tensor
-from qdqbridge.core.graph.types import Shape, TensorType
+from qdqbridge.core.graph.quantization import QuantParams, per_tensor
+from qdqbridge.core.graph.types import Shape, TensorType, static_shape
 from qdqbridge.core.ops.attributes import NormAttrs, ReshapeAttrs
 from qdqbridge.core.ops.build import constant, dequantized, result
 from qdqbridge.core.ops.data_movement import RESHAPE
 from qdqbridge.core.ops.elementwise import ADD, MUL
 from qdqbridge.core.ops.normalization import INSTANCE_NORMALIZATION, LAYER_NORMALIZATION
-from qdqbridge.targets.profiles.legalization import (
-    Cost,
-    put,
-    replace_operand,
-)
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
 
-_EIGHT = 8
+_EIGHT, _POWER = 8, 0.5
 _FINE, _HALF_FINE = 30, 14
 """Bits that the largest number of an int32 bias has."""
 
 
-def quantized_norms(graph: Graph) -> Iterator[Cost]:
+@rule("instance-norm-in-integers", INSTANCE_NORMALIZATION)
+def quantized_norms(node: Node, context: RuleContext) -> Proposal:
     """``InstanceNormalization(x, g, b)``: the scale in 8 bits, the bias in 32."""
-    for node in graph.nodes:
-        quantized = node.output.quant is not None and node.operand(0).quant is not None
-        if node.op is not INSTANCE_NORMALIZATION or not quantized:
-            continue
-        gain, bias = node.operand(1), node.operand(2)
-        if gain.constant is not None and _needs_eight_bits(gain):
-            rounded, off = _in_eight_bits(gain)
-            replace_operand(node, 1, rounded)
-            if off:
-                text = f"its scale is rounded to 8 bits: {off:.2g} of its largest entry"
-                yield Cost(node.name, text)
-        half = node.operand(0).quant
-        half_floats = half is not None and half.params.expressed_dtype is DType.FLOAT16
-        if bias.constant is not None and (half_floats or not _is_int32(bias)):
-            replace_operand(node, 2, _in_many_bits(bias, half_floats=half_floats))
-            if half_floats:
-                yield Cost(node.name, f"its bias is rounded to 1 / {1 << _HALF_FINE} of its range")
+    del context
+    x = node.operand(0).quant
+    if node.output.quant is None or x is None:
+        return None
+    gain, bias = node.operand(1), node.operand(2)
+    operands, costs = dict[tuple[Node, int], Value](), list[str]()
+    if gain.constant is not None and _needs_eight_bits(gain):
+        operands[node, 1], off = _in_eight_bits(gain)
+        costs += [f"its scale is rounded to 8 bits: {off:.2g} of its largest entry"] if off else []
+    half = x.params.expressed_dtype is DType.FLOAT16
+    if bias.constant is not None and not _is_int32(bias, half_floats=half):
+        operands[node, 2] = _in_many_bits(bias, half_floats=half)
+        costs += [f"its bias is rounded to 1 / {1 << _HALF_FINE} of its range"] if half else []
+    notes = tuple(Note("instance-norm-parameters", node.name, text) for text in costs)
+    return Replace(notes=notes, operands=operands) if operands else None
 
 
-def norms_of_one_scale(graph: Graph) -> Iterator[Cost]:
+@rule("norm-of-one-scale", LAYER_NORMALIZATION)
+def norms_of_one_scale(node: Node, context: RuleContext) -> Proposal:
     """``LayerNormalization(x, g, b)``: parameters with a scale for each channel as floats."""
-    for node in graph.nodes:
-        if node.op is not LAYER_NORMALIZATION:
+    del context
+    operands: dict[tuple[Node, int], Value] = {}
+    for index in (1, 2):
+        value = node.optional(index)
+        params = None if value is None or value.quant is None else value.quant.params
+        if value is None or params is None or params.per_tensor or value.constant is None:
             continue
-        for index in (1, 2):
-            value = node.optional(index)
-            params = None if value is None or value.quant is None else value.quant.params
-            if value is None or params is None or params.per_tensor or value.constant is None:
-                continue
-            array = value.constant.numpy()
-            real = dequantize(array, params).astype(params.expressed_dtype.numpy)
-            replace_operand(node, index, constant(real, None, value.name))
-    yield from ()
+        array = value.constant.numpy()
+        real = dequantize(array, params).astype(params.expressed_dtype.numpy)
+        operands[node, index] = constant(real, None, value.name)
+    return Replace(operands=operands) if operands else None
 
 
-def exact_norms(graph: Graph) -> Iterator[Cost]:
+@rule("norm-of-uint8-scale", LAYER_NORMALIZATION)
+def exact_norms(node: Node, context: RuleContext) -> Proposal:
     """``LayerNormalization(x, g, b)`` of 16 bits: the scale in uint8, the bias in int32 or none.
 
     So it is exact; with parameters of other types some 10 of 65,536 steps off.
     """
-    for node in graph.nodes:
-        x, end = (node.operand(0).quant, node.output.quant) if node.inputs else (None, None)
-        if node.op is not LAYER_NORMALIZATION or x is None or end is None:
-            continue
-        gain, bias = node.optional(1), node.optional(2)
-        wide = (DType.UINT16, DType.INT16)
-        if x.params.storage_dtype not in wide or end.params.storage_dtype not in wide:
-            continue
-        if gain is None or gain.constant is None or (bias is not None and bias.constant is None):
-            continue
-        unsigned = as_uint8(gain)
-        if unsigned is None or unsigned.quant is None:
-            continue
-        replace_operand(node, 1, unsigned)
-        if bias is not None:
-            scale = float(x.params.scale.reshape(-1)[0]) * float(unsigned.quant.params.scale)
-            replace_operand(node, 2, _in_units(bias, np.float32(scale)))
-            yield Cost(node.name, "its bias is rounded to int32, in units of scale x * scale g")
+    del context
+    x, end = node.operand(0).quant, node.output.quant
+    gain, bias = node.optional(1), node.optional(2)
+    wide = (DType.UINT16, DType.INT16)
+    if x is None or end is None or gain is None or gain.constant is None:
+        return None
+    if x.params.storage_dtype not in wide or end.params.storage_dtype not in wide:
+        return None
+    unsigned = as_uint8(gain)
+    if unsigned is None or unsigned.quant is None or (bias is not None and bias.constant is None):
+        return None
+    operands = {(node, 1): unsigned}
+    if bias is None:
+        return None if unsigned is gain else Replace(operands=operands)
+    units = per_tensor(
+        DType.INT32,
+        np.float32(float(x.params.scale.reshape(-1)[0]) * float(unsigned.quant.params.scale)),
+    )
+    if unsigned is gain and bias.quant is not None and bias.quant.params.same_mapping(units):
+        return None
+    operands[node, 2] = _in_units(bias, units)
+    text = "its bias is rounded to int32, in units of scale x * scale g"
+    return Replace(notes=(Note("wide-arithmetic", node.name, text),), operands=operands)
 
 
 def as_uint8(gain: Value) -> Value | None:
@@ -112,28 +112,27 @@ def as_uint8(gain: Value) -> Value | None:
 _HALF_BYTE = 128
 
 
-def _in_units(bias: Value, scale: np.float32) -> Value:
-    """Returns a constant as int32 of a scale."""
+def _in_units(bias: Value, params: QuantParams) -> Value:
+    """Returns a constant in other parameters."""
     assert bias.constant is not None
     array = bias.constant.numpy()
     real = array if bias.quant is None else dequantize(array, bias.quant.params)
-    params = per_tensor(DType.INT32, scale)
     return constant(quantize(real.astype(np.float32), params), params, bias.name)
 
 
-def norms_of_channels(graph: Graph) -> Iterator[Cost]:
+@rule("instance-norm-of-rows", INSTANCE_NORMALIZATION)
+def norms_of_channels(node: Node, context: RuleContext) -> Proposal:
     """``InstanceNormalization(x, g, b)`` of floats ``-> LayerNormalization(rows of x) * g + b``."""
-    for node in graph.nodes:
-        attributes = INSTANCE_NORMALIZATION.of(node)
-        if attributes is None or (node.operand(0).quant and node.output.quant):
-            continue
-        shape, gain, bias = node.output.type.shape, node.operand(1), node.operand(2)
-        fixed = shape is not None and all(isinstance(dim, int) for dim in shape)
-        if not fixed or shape is None or gain.constant is None or bias.constant is None:
-            continue
-        dims = tuple(dim for dim in shape if isinstance(dim, int))
-        put(graph, node, _in_steps(node, attributes.epsilon, dims))
-        yield Cost(node.name, "written as LayerNormalization, Mul and Add: rounded in other places")
+    del context
+    attributes = INSTANCE_NORMALIZATION.of(node)
+    if attributes is None or (node.operand(0).quant and node.output.quant):
+        return None
+    dims, gain, bias = static_shape(node.output.type.shape), node.operand(1), node.operand(2)
+    if dims is None or gain.constant is None or bias.constant is None:
+        return None
+    text = "written as LayerNormalization, Mul and Add: rounded in other places"
+    value = _in_steps(node, attributes.epsilon, dims)
+    return Replace({node.output: value}, (Note("instance-norm-parameters", node.name, text),))
 
 
 def _in_steps(node: Node, epsilon: float, shape: tuple[int, ...]) -> Value:
@@ -168,9 +167,13 @@ def _needs_eight_bits(value: Value) -> bool:
     return params is None or params.storage_dtype.bits != _EIGHT or not params.per_tensor
 
 
-def _is_int32(value: Value) -> bool:
+def _is_int32(value: Value, *, half_floats: bool) -> bool:
+    """True for int32 with one scale, of half floats a power of 2."""
     params = None if value.quant is None else value.quant.params
-    return params is not None and params.storage_dtype is DType.INT32 and params.per_tensor
+    if params is None or params.storage_dtype is not DType.INT32 or not params.per_tensor:
+        return False
+    exact = params.expressed_dtype is DType.FLOAT16 and np.frexp(params.scale.item())[0] == _POWER
+    return exact or not half_floats
 
 
 def _in_eight_bits(value: Value) -> tuple[Value, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.edit import Editor
-from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Node, Value
+from qdqbridge.core.graph.graph import NO_ORIGIN, Node, Note, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow, geometry_of
 from qdqbridge.core.graph.quantization import QuantParams
@@ -24,45 +22,41 @@ from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION
 from qdqbridge.core.ops.selection import PAD
 from qdqbridge.core.ops.table import BY_NAME
-from qdqbridge.targets.profiles.legalization import (
-    Cost,
-    put,
-    replace_operand,
-)
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, replaced, rule
 
 
-def float_products(graph: Graph) -> Iterator[Cost]:
+@rule("product-in-floats")
+def float_products(node: Node, context: RuleContext) -> Proposal:
     """``Conv(x, w) -> Conv(Pad(x), dequantize(w))`` where operand or result is float.
 
     The backend then computes in floats: it takes no weights per channel, and pads a dequantized
     operand with other numbers than 0.
     """
-    for node in graph.nodes:
-        if node.op is DEQUANTIZE and _only_with_integers(node, node.operand(0)):
-            Editor(graph).replace_value(
-                node.output, as_floats(node.operand(0), node.output.type.dtype)
-            )
-        if node.op.flow is not Flow.ACCUMULATE:
-            continue
-        x = node.operand(0)
-        if node.output.quant is not None and x.quant is not None:
-            continue
-        for index, value in enumerate(node.inputs):
-            if index and value is not None and _only_with_integers(node, value):
-                replace_operand(node, index, as_floats(value, _float_type(node)))
-        conv = CONV.of(node)
-        if x.quant is None:
-            if _quantized_on_the_way(node):
-                replace_operand(node, 0, _negated_twice(x))
-            continue
-        if conv is not None and any(conv.pads) and x.rank is not None:
-            x = _padded(x, conv.pads)
-            replace_operand(node, 0, x)
-            node.attributes = replace(conv, pads=(0,) * len(conv.pads))
-        if CONV_TRANSPOSE.of(node) is not None or _quantized_on_the_way(node):
-            real = dequantized(x, _float_type(node), name=f"{x.name}_real")
-            replace_operand(node, 0, _negated_twice(real))
-    yield from ()
+    del context
+    if node.op is DEQUANTIZE and _only_with_integers(node, node.operand(0)):
+        return Replace({node.output: as_floats(node.operand(0), node.output.type.dtype)})
+    if node.op.flow is not Flow.ACCUMULATE:
+        return None
+    x = node.operand(0)
+    if node.output.quant is not None and x.quant is not None:
+        return None
+    operands = [
+        as_floats(value, _float_type(node))
+        if index and value is not None and _only_with_integers(node, value)
+        else value
+        for index, value in enumerate(node.inputs)
+    ]
+    conv, attributes = CONV.of(node), node.attributes
+    if x.quant is not None and conv is not None and any(conv.pads) and x.rank is not None:
+        operands[0] = x = _padded(x, conv.pads)
+        attributes = replace(conv, pads=(0,) * len(conv.pads))
+    if _quantized_on_the_way(node) or (x.quant is not None and CONV_TRANSPOSE.of(node) is not None):
+        stored = x.quant is not None
+        real = dequantized(x, _float_type(node), name=f"{x.name}_real") if stored else x
+        operands[0] = _negated_twice(real)
+    if operands == node.inputs:
+        return None
+    return replaced(node, node.op, attributes, operands)
 
 
 def _only_with_integers(node: Node, value: Value) -> bool:
@@ -127,29 +121,30 @@ def _negated_twice(real: Value) -> Value:
     return real
 
 
-def wide_products(graph: Graph) -> Iterator[Cost]:
+@rule("wide-product-in-floats", CONV, CONV_TRANSPOSE, DENSE, GEMM, MATMUL)
+def wide_products(node: Node, context: RuleContext) -> Proposal:
     """``Conv(x, w) -> quantize(Conv(dequantize(x), w))`` of 16 bits, where little is kept of a sum.
 
     Of two activations, and of weights whose zero point is not the middle of their type, the backend
     keeps 7 bits of a typical sum; of floats it keeps all.
     """
-    for node in graph.nodes:
-        quant = node.output.quant
-        if quant is None or not _keeps_little(node):
-            continue
-        dtype, name = quant.params.expressed_dtype, node.output.name
-        real = _negated_twice(dequantized(node.operand(0), dtype, name=f"{name}_operand"))
-        operands: list[Value | None] = [real]
-        for value in node.inputs[1:]:
-            constant_operand = value is not None and value.is_constant and value.quant is not None
-            operands.append(as_floats(value, dtype) if value and constant_operand else value)
-        weight = operands[1]
-        if weight is not None and weight.quant is not None:
-            operands[1] = _negated_twice(dequantized(weight, dtype, name=f"{name}_weight"))
-        type_ = TensorType(dtype, node.output.type.shape)
-        inside = retyped(node, operands, type_, f"{name}_real")
-        put(graph, node, quantized(inside, quant.params, node.origin, name))
-        yield Cost(node.name, _IN_FLOATS)
+    del context
+    quant = node.output.quant
+    if quant is None or not _keeps_little(node):
+        return None
+    dtype, name = quant.params.expressed_dtype, node.output.name
+    real = _negated_twice(dequantized(node.operand(0), dtype, name=f"{name}_operand"))
+    operands: list[Value | None] = [real]
+    for value in node.inputs[1:]:
+        constant_operand = value is not None and value.is_constant and value.quant is not None
+        operands.append(as_floats(value, dtype) if value and constant_operand else value)
+    weight = operands[1]
+    if weight is not None and weight.quant is not None:
+        operands[1] = _negated_twice(dequantized(weight, dtype, name=f"{name}_weight"))
+    type_ = TensorType(dtype, node.output.type.shape)
+    inside = retyped(node, operands, type_, f"{name}_real")
+    value = quantized(inside, quant.params, node.origin, name)
+    return Replace({node.output: value}, (Note("wide-arithmetic", node.name, _IN_FLOATS),))
 
 
 _IN_FLOATS = (
@@ -163,8 +158,6 @@ _OPERAND_AND_RESULT = 2
 
 def _keeps_little(node: Node) -> bool:
     """True for a product of 16 bits whose weights are no integers around zero."""
-    if node.op not in (CONV, CONV_TRANSPOSE, DENSE, GEMM, MATMUL):
-        return False
     x, weight = node.operand(0), node.operand(1)
     sides = [v.quant.params for v in (x, node.output) if v.quant is not None]
     wide = [p for p in sides if p.per_tensor and p.storage_dtype in (DType.UINT16, DType.INT16)]
@@ -179,38 +172,37 @@ def _keeps_little(node: Node) -> bool:
     return weight.is_constant and bool((params.zero_point != middle).any())
 
 
-def channels_of_blocks(graph: Graph) -> Iterator[Cost]:
+@rule("blocks-as-channels")
+def channels_of_blocks(node: Node, context: RuleContext) -> Proposal:
     """Weights in blocks, along terms, or with zero points of their own, as int8 per channel.
 
     Between stored operands and a stored result, where the product is one of integers then.
     """
-    for node in graph.nodes:
-        if node.op.flow is not Flow.ACCUMULATE:
-            continue
-        x, weight, end = (*map(_stored_behind, node.inputs[:2]), _stored_end(node))
-        if weight is None or weight.constant is None or weight.quant is None or end is None:
-            continue
-        params, geometry = weight.quant.params, geometry_of(node)
-        if geometry is None or x is None or x.quant is None or x.is_constant:
-            continue
-        along_terms = params.axis != geometry.axis
-        if params.per_tensor or not (params.blocked or along_terms or _lopsided(params)):
-            continue
-        real = dequantize(weight.constant.numpy(), params).astype(np.float64)
-        stored, own = _per_channel(real, geometry.axis)
-        noise = float(((dequantize(stored, own) - real) ** 2).sum())
-        operands = [x, constant(stored, own, weight.name), *node.inputs[2:]]
-        bias = node.optional(2)
-        if bias is not None and bias.constant is not None and bias.quant is not None:
-            operands[2] = as_floats(bias, DType.FLOAT32)
-        value = result(node.op, node.attributes, operands, end.type, node.origin, end.name)
-        assert end.producer is not None
-        put(graph, end.producer, value)
-        lost = "exact" if not noise else f"{10 * np.log10((real**2).sum() / noise):.1f} dB"
-        other = "scales along its terms" if along_terms else "other zero points"
-        kind = f"blocks of {params.block_size}" if params.blocked else other
-        text = f"its weight had {kind}, now int8 per channel: {lost} signal to noise"
-        yield Cost(node.name, text)
+    del context
+    if node.op.flow is not Flow.ACCUMULATE:
+        return None
+    x, weight, end = (*map(_stored_behind, node.inputs[:2]), _stored_end(node))
+    if weight is None or weight.constant is None or weight.quant is None or end is None:
+        return None
+    params, geometry = weight.quant.params, geometry_of(node)
+    if geometry is None or x is None or x.quant is None or x.is_constant:
+        return None
+    along_terms = params.axis != geometry.axis
+    if params.per_tensor or not (params.blocked or along_terms or _lopsided(params)):
+        return None
+    real = dequantize(weight.constant.numpy(), params).astype(np.float64)
+    stored, own = _per_channel(real, geometry.axis)
+    noise = float(((dequantize(stored, own) - real) ** 2).sum())
+    operands = [x, constant(stored, own, weight.name), *node.inputs[2:]]
+    bias = node.optional(2)
+    if bias is not None and bias.constant is not None and bias.quant is not None:
+        operands[2] = as_floats(bias, DType.FLOAT32)
+    value = result(node.op, node.attributes, operands, end.type, node.origin, end.name)
+    lost = "exact" if not noise else f"{10 * np.log10((real**2).sum() / noise):.1f} dB"
+    other = "scales along its terms" if along_terms else "other zero points"
+    kind = f"blocks of {params.block_size}" if params.blocked else other
+    text = f"its weight had {kind}, now int8 per channel: {lost} signal to noise"
+    return Replace({end: value}, (Note("no-blocks", node.name, text),))
 
 
 def _stored_behind(value: Value | None) -> Value | None:
@@ -241,38 +233,39 @@ def _lopsided(params: QuantParams) -> bool:
     return bool((params.zero_point != 0).any()) or not params.storage_dtype.is_signed
 
 
-def half_biases(graph: Graph) -> Iterator[Cost]:
+@rule("half-bias-in-int32", CONV, CONV_TRANSPOSE, DENSE, GEMM)
+def half_biases(node: Node, context: RuleContext) -> Proposal:
     """``Conv(x, w, b)`` of half floats: the bias in int32, in units of scale x * scale w.
 
     Written as half floats, which it is otherwise, it makes the provider give up the whole file.
     """
-    for node in graph.nodes:
-        bias = node.optional(2) if node.op in (CONV, CONV_TRANSPOSE, DENSE, GEMM) else None
-        sides = [v.quant.params for v in (*node.inputs[:2], node.output) if v and v.quant]
-        if bias is None or bias.constant is None or len(sides) < _WHOLE:
-            continue
-        own = DType.FLOAT32 if bias.quant is None else bias.quant.params.expressed_dtype
-        own = bias.type.dtype if bias.quant is None else own
-        if sides[0].expressed_dtype is not DType.FLOAT16 or (bias.quant and own is DType.FLOAT16):
-            continue
-        wanted = (sides[0].scale.astype(np.float32) * sides[1].scale.astype(np.float32)).reshape(-1)
-        scale = wanted.astype(np.float16)
-        if (np.abs(scale.astype(np.float32) - wanted) > wanted / _BIAS_NEAR).any():
-            continue  # too small for half floats: the backend takes scale x * scale w in any case
-        array = bias.constant.numpy()
-        array = array if bias.quant is None else dequantize(array, bias.quant.params)
-        real, single = array.astype(np.float64), scale.size == 1
-        stored = np.rint(real / scale.astype(np.float64)).astype(np.int32)
-        params = QuantParams(
-            DType.INT32,
-            scale.reshape(()) if single else scale,
-            np.zeros(() if single else scale.shape, np.int32),
-            axis=None if single else 0,
-            expressed_dtype=DType.FLOAT16,
-        )
-        off = float((np.abs(stored * scale.astype(np.float64) - real) / wanted).max(initial=0))
-        replace_operand(node, 2, constant(stored, params, bias.name))
-        yield Cost(node.name, f"its bias is rounded to int32: {off:.2g} of scale x * scale w off")
+    del context
+    bias = node.optional(2)
+    sides = [v.quant.params for v in (*node.inputs[:2], node.output) if v and v.quant]
+    if bias is None or bias.constant is None or len(sides) < _WHOLE:
+        return None
+    own = None if bias.quant is None else bias.quant.params.expressed_dtype
+    if sides[0].expressed_dtype is not DType.FLOAT16 or own is DType.FLOAT16:
+        return None
+    wanted = (sides[0].scale.astype(np.float32) * sides[1].scale.astype(np.float32)).reshape(-1)
+    scale = wanted.astype(np.float16)
+    if (np.abs(scale.astype(np.float32) - wanted) > wanted / _BIAS_NEAR).any():
+        return None  # too small for half floats: the backend takes scale x * scale w in any case
+    array = bias.constant.numpy()
+    array = array if bias.quant is None else dequantize(array, bias.quant.params)
+    real, single = array.astype(np.float64), scale.size == 1
+    stored = np.rint(real / scale.astype(np.float64)).astype(np.int32)
+    params = QuantParams(
+        DType.INT32,
+        scale.reshape(()) if single else scale,
+        np.zeros(() if single else scale.shape, np.int32),
+        axis=None if single else 0,
+        expressed_dtype=DType.FLOAT16,
+    )
+    off = float((np.abs(stored * scale.astype(np.float64) - real) / wanted).max(initial=0))
+    text = f"its bias is rounded to int32: {off:.2g} of scale x * scale w off"
+    operands = {(node, 2): constant(stored, params, bias.name)}
+    return Replace(notes=(Note("half-bias", node.name, text),), operands=operands)
 
 
 _WHOLE = 3
@@ -281,17 +274,16 @@ _BIAS_NEAR = 100
 """How near the product of two scales is in half floats: 1 in 100, as rule bias-int32 wants it."""
 
 
-def whole_bytes(graph: Graph) -> Iterator[Cost]:
+@rule("int4-in-bytes", CONV, CONV_TRANSPOSE)
+def whole_bytes(node: Node, context: RuleContext) -> Proposal:
     """Weights of int4 with one scale as int8: the same integers, for convolutions."""
-    for node in graph.nodes:
-        weight = node.optional(1) if node.op in (CONV, CONV_TRANSPOSE) else None
-        if weight is None or weight.constant is None or weight.quant is None:
-            continue
-        params = weight.quant.params
-        if params.per_tensor and params.storage_dtype is DType.INT4 and params.symmetric:
-            own = replace(params, storage_dtype=DType.INT8)
-            data = weight.constant.map(
-                lambda array: array.astype(DType.INT8.numpy), dtype=DType.INT8
-            )
-            replace_operand(node, 1, constant(data, own, weight.name))
-    yield from ()
+    del context
+    weight = node.operand(1)
+    params = None if weight.constant is None or weight.quant is None else weight.quant.params
+    if params is None or weight.constant is None or params.storage_dtype is not DType.INT4:
+        return None
+    if not (params.per_tensor and params.symmetric):
+        return None
+    own = replace(params, storage_dtype=DType.INT8)
+    data = weight.constant.map(lambda array: array.astype(DType.INT8.numpy), dtype=DType.INT8)
+    return Replace(operands={(node, 1): constant(data, own, weight.name)})

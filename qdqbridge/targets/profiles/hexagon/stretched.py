@@ -6,7 +6,6 @@ of 4 bits, and one of 8 whose numbers are small, has the same real numbers in a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.ops.build import constant
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
-from qdqbridge.targets.profiles.legalization import Cost, replace_operand
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
 
 Array = NDArray[Any]
 _WIDE = (DType.UINT16, DType.INT16)
@@ -27,31 +26,28 @@ _NARROW = (DType.INT4, DType.UINT4, DType.INT8, DType.UINT8)
 _TOP, _TOP_OF_BIAS = 127, (1 << 31) - 1
 
 
-def stretched_weights(graph: Graph) -> Iterator[Cost]:
+@rule("weights-that-fill-8-bits", CONV, CONV_TRANSPOSE, DENSE, GEMM, MATMUL)
+def stretched_weights(node: Node, context: RuleContext) -> Proposal:
     """``Conv(x, w in int4) -> Conv(x, 16 * w in int8, scale / 16)``: the same real numbers."""
-    for node in graph.nodes:
-        if node.op not in (CONV, CONV_TRANSPOSE, DENSE, GEMM, MATMUL):
-            continue
-        weight, bias = node.operand(1), node.optional(2)
-        if weight.constant is None or weight.quant is None or not _of_16_bits(node):
-            continue
-        params = weight.quant.params
-        if params.storage_dtype not in _NARROW or params.blocked or not _around_zero(params):
-            continue
-        middle = int(params.zero_point.reshape(-1)[0]) if params.zero_point.size else 0
-        codes = weight.constant.numpy().astype(np.int32) - middle
-        powers = _powers(codes, params)
-        if not powers.any():
-            continue
-        own = _finer(params, powers, DType.INT8)
-        finer = _finer_bias(bias, powers)
-        if own is None or (bias is not None and finer is None):
-            continue
-        data = (codes << _along(powers, params.axis, codes.ndim)).astype(np.int8)
-        replace_operand(node, 1, constant(data, own, weight.name))
-        if finer is not None:
-            replace_operand(node, 2, finer)
-    yield from ()
+    del context
+    weight, bias = node.operand(1), node.optional(2)
+    if weight.constant is None or weight.quant is None or not _of_16_bits(node):
+        return None
+    params = weight.quant.params
+    if params.storage_dtype not in _NARROW or params.blocked or not _around_zero(params):
+        return None
+    middle = int(params.zero_point.reshape(-1)[0]) if params.zero_point.size else 0
+    codes = weight.constant.numpy().astype(np.int32) - middle
+    powers = _powers(codes, params)
+    if not powers.any():
+        return None
+    own = _finer(params, powers, DType.INT8)
+    finer = _finer_bias(bias, powers)
+    if own is None or (bias is not None and finer is None):
+        return None
+    data = (codes << _along(powers, params.axis, codes.ndim)).astype(np.int8)
+    operands = {(node, 1): constant(data, own, weight.name)}
+    return Replace(operands=operands if finer is None else operands | {(node, 2): finer})
 
 
 def _of_16_bits(node: Node) -> bool:

@@ -6,26 +6,21 @@ A unit of the backend has one type; most of its operators take int8, few take in
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.edit import Editor
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import Flow
-from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.graph.types import QuantType, static_shape
 from qdqbridge.core.ops.attributes import ReshapeAttrs
 from qdqbridge.core.ops.build import requantized, result
 from qdqbridge.core.ops.conversion import DEQUANTIZE, REQUANTIZE
 from qdqbridge.core.ops.data_movement import FLATTEN, RESHAPE, SQUEEZE, TRANSPOSE
 from qdqbridge.core.ops.elementwise import CONCAT, DIV
 from qdqbridge.core.ops.selection import PAD
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, replaced, rule
 from qdqbridge.targets.profiles.hexagon.operators import IMAGES, MOST_AXES
-from qdqbridge.targets.profiles.legalization import (
-    Cost,
-    enters,
-    put,
-    replace_operand,
-)
+from qdqbridge.targets.profiles.legalization import enters
 
 _BYTE = 8
 _MATRIX, _IMAGE = 2, 4
@@ -46,56 +41,69 @@ def unsigned_types(graph: Graph) -> tuple[DType, ...]:
     return (*wide, DType.INT8) if mixed or any(map(_wants_uint8, graph.nodes)) else wide
 
 
-def converted_interfaces(graph: Graph) -> Iterator[Cost]:
-    """Puts a conversion behind signed inputs and before signed outputs, which keep their type."""
-    for dtype in unsigned_types(graph):
-        _unsigned_inside(graph, dtype)
-    yield from ()
+@rule("interface-converted")
+def converted_interfaces(node: Node, context: RuleContext) -> Proposal:
+    """``f(x) -> requantize(f(requantize(x)))`` of signed inputs and outputs, which keep their type.
+
+    Inside, what is signed becomes unsigned.
+    """
+    signed = context.fact(unsigned_types)
+    operands: dict[tuple[Node, int], Value] = {}
+    for value in node.inputs:
+        if value is None or value.producer is not None or value.constant is not None:
+            continue
+        if _becomes_unsigned(value, signed):
+            reads = [user for user, _ in value.users]
+            if not all(_converts(user) and not _moves_wrongly(user) for user in reads):
+                operands |= dict.fromkeys(value.users, context.once(_converted, value))
+    ends = [value for value in node.outputs if context.is_output(value)]
+    values: dict[Value, Value] = {}
+    for value in () if _converts(node) else ends:
+        if _becomes_unsigned(value, signed):
+            values[value] = _converted(value)
+            operands |= dict.fromkeys(value.users, value)  # inside it is read as it was
+    return Replace(values, operands=operands) if values or operands else None
 
 
-def early_conversions(graph: Graph) -> Iterator[Cost]:
+@rule("conversion-moved-up", REQUANTIZE)
+def early_conversions(node: Node, context: RuleContext) -> Proposal:
     """``requantize(Reshape(Transpose(x))) -> Reshape(requantize(Transpose(x)))``: the same numbers.
 
     In front of a product the backend takes the rows in another order otherwise.
     """
-    for node in graph.nodes:
-        moved = node.operand(0).producer if node.op is REQUANTIZE else None
-        if moved is None or moved.op is not RESHAPE or len(moved.output.users) > 1:
-            continue
-        source, quant = moved.operand(0), node.output.quant
-        made = source.producer
-        if made is None or made.op is not TRANSPOSE or quant is None:
-            continue
-        if not any(user.op.flow is Flow.ACCUMULATE for user, _ in node.output.users):
-            continue
-        early = requantized(source, quant.params, node.origin, f"{source.name}_converted")
-        type_ = QuantType(quant.params, node.output.type.shape)
-        name, origin = node.output.name, moved.origin
-        put(graph, node, result(RESHAPE, moved.attributes, [early], type_, origin, name))
-    yield from ()
+    del context
+    moved = node.operand(0).producer
+    if moved is None or moved.op is not RESHAPE or len(moved.output.users) > 1:
+        return None
+    source, quant = moved.operand(0), node.output.quant
+    made = source.producer
+    if made is None or made.op is not TRANSPOSE or quant is None:
+        return None
+    if not any(user.op.flow is Flow.ACCUMULATE for user, _ in node.output.users):
+        return None
+    early = requantized(source, quant.params, node.origin, f"{source.name}_converted")
+    return replaced(node, RESHAPE, moved.attributes, [early], moved.origin)
 
 
-def converted_rows(graph: Graph) -> Iterator[Cost]:
+@rule("converted-image-as-rows", REQUANTIZE)
+def converted_rows(node: Node, context: RuleContext) -> Proposal:
     """Images that are converted where they leave the graph, as rows meanwhile.
 
     Otherwise the provider moves its change of layout behind the conversion, and leaves it there.
     """
-    for value in dict.fromkeys(graph.outputs):
-        node = value.producer
-        source = node.operand(0) if node is not None and node.op is REQUANTIZE else None
-        made, shape = (None, None) if source is None else (source.producer, value.type.shape)
-        dims = tuple(dim for dim in shape or () if isinstance(dim, int))
-        whole = shape is not None and _MATRIX < len(dims) == len(shape) <= _IMAGE
-        if node is None or source is None or made is None or value.quant is None or not whole:
-            continue
-        while made is not None and made.op.flow in (Flow.ELEMENTWISE, Flow.CONVERT):
-            made = made.operand(0).producer
-        if made is None or made.op.name not in IMAGES:
-            continue
-        rows = _reshaped(source, (dims[0], math.prod(dims[1:])), f"{value.name}_rows")
-        stored = requantized(rows, value.quant.params, node.origin, f"{value.name}_converted")
-        put(graph, node, _reshaped(stored, dims, value.name))
-    yield from ()
+    value, source = node.output, node.operand(0)
+    made, dims = source.producer, static_shape(value.type.shape)
+    if not context.is_output(value) or value.quant is None or dims is None:
+        return None
+    if not _MATRIX < len(dims) <= _IMAGE:
+        return None
+    while made is not None and made.op.flow in (Flow.ELEMENTWISE, Flow.CONVERT):
+        made = made.operand(0).producer
+    if made is None or made.op.name not in IMAGES:
+        return None
+    rows = _reshaped(source, (dims[0], math.prod(dims[1:])), f"{value.name}_rows")
+    stored = requantized(rows, value.quant.params, node.origin, f"{value.name}_converted")
+    return Replace({value: _reshaped(stored, dims, value.name)})
 
 
 def _wants_uint16(node: Node) -> bool:
@@ -131,29 +139,8 @@ def _of_two_scales(node: Node) -> bool:
     return any(not side.same_mapping(sides[0]) for side in sides)
 
 
-def _unsigned_inside(graph: Graph, dtype: DType) -> None:
-    """Puts a conversion behind inputs and before outputs of a type."""
-    editor = Editor(graph)
-    for value in graph.inputs:
-        reads = [node for node, _ in value.users]
-        if _is_stored_as(value, dtype) and not all(
-            _converts(n) and not _moves_wrongly(n) for n in reads
-        ):
-            reading, inside = list(value.users), _converted(value)
-            for node, index in reading:
-                replace_operand(node, index, inside)
-    for value in dict.fromkeys(graph.outputs):
-        made = value.producer
-        if _is_stored_as(value, dtype) and made is not None and not _converts(made):
-            outside = _converted(value)
-            editor.insert(outside)
-            for slot, other in enumerate(graph.outputs):
-                if other is value:
-                    graph.outputs[slot] = outside
-
-
-def _is_stored_as(value: Value, dtype: DType) -> bool:
-    return value.quant is not None and value.quant.params.storage_dtype is dtype
+def _becomes_unsigned(value: Value, signed: Collection[DType]) -> bool:
+    return value.quant is not None and value.quant.params.storage_dtype in signed
 
 
 def _computes(node: Node) -> bool:
@@ -161,7 +148,18 @@ def _computes(node: Node) -> bool:
 
 
 def _converts(node: Node) -> bool:
+    """True for a conversion, and for a Reshape beside one that changes nothing: made here."""
+    if node.op is RESHAPE:
+        beside = [node.operand(0).producer, *(user for user, _ in node.output.users)]
+        return any(other is not None and _changes_nothing(other) for other in beside)
     return node.op.flow is Flow.CONVERT
+
+
+def _changes_nothing(node: Node) -> bool:
+    source, own = (node.operand(0).quant, node.output.quant) if node.inputs else (None, None)
+    if node.op is not REQUANTIZE or source is None or own is None:
+        return False
+    return source.params.same_mapping(own.params)
 
 
 def _converted(value: Value) -> Value:

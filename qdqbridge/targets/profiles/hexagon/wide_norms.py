@@ -7,14 +7,13 @@ so are Mul and Add of 16 bits, within a step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.graph import Node, Note, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.core.graph.quantization import QuantParams, per_tensor
@@ -22,30 +21,32 @@ from qdqbridge.core.graph.types import QuantType
 from qdqbridge.core.ops.build import constant, result
 from qdqbridge.core.ops.elementwise import ADD, MUL
 from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
 from qdqbridge.targets.profiles.hexagon.norms import as_uint8
-from qdqbridge.targets.profiles.legalization import Cost, put
 
 Array = NDArray[Any]
 _WIDE = (DType.UINT16, DType.INT16)
 _MIDDLE = 1 << 15
 
 
-def wide_norms(graph: Graph) -> Iterator[Cost]:
+@rule("norm-scaled-behind", LAYER_NORMALIZATION)
+def wide_norms(node: Node, context: RuleContext) -> Proposal:
     """``LayerNormalization(x, g, b) -> Add(Mul(LayerNormalization(x, 1), g), b)`` of 16 bits."""
-    for node in graph.nodes:
-        attributes, shape = LAYER_NORMALIZATION.of(node), node.output.type.shape or ()
-        sides = [value.quant for value in (*node.inputs[:1], node.output) if value is not None]
-        if attributes is None or not all(q and q.params.storage_dtype in _WIDE for q in sides):
-            continue
-        gain, bias, extent = node.optional(1), node.optional(2), shape[-1] if shape else None
-        along = attributes.axis in (-1, len(shape) - 1) and isinstance(extent, int)
-        if gain is None or gain.constant is None or as_uint8(gain) is not None or not along:
-            continue
-        if bias is not None and bias.constant is None:
-            continue
-        assert isinstance(extent, int)
-        put(graph, node, _apart(node, gain, bias, extent))
-        yield Cost(node.name, "it is scaled and moved behind it, and rounded three times")
+    del context
+    attributes, shape = LAYER_NORMALIZATION.of(node), node.output.type.shape or ()
+    sides = [value.quant for value in (*node.inputs[:1], node.output) if value is not None]
+    if attributes is None or not all(q and q.params.storage_dtype in _WIDE for q in sides):
+        return None
+    gain, bias, extent = node.optional(1), node.optional(2), shape[-1] if shape else None
+    along = attributes.axis in (-1, len(shape) - 1) and isinstance(extent, int)
+    if gain is None or gain.constant is None or as_uint8(gain) is not None or not along:
+        return None
+    if bias is not None and bias.constant is None:
+        return None
+    assert isinstance(extent, int)
+    text = "it is scaled and moved behind it, and rounded three times"
+    value = _apart(node, gain, bias, extent)
+    return Replace({node.output: value}, (Note("wide-arithmetic", node.name, text),))
 
 
 def _apart(node: Node, gain: Value, bias: Value | None, extent: int) -> Value:

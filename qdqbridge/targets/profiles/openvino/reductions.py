@@ -8,19 +8,20 @@ MatMul's zero point and scales per channel, moved behind a mean or a sum, keep t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import ml_dtypes
 import numpy as np
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.graph import Graph, Node, Value
+from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.core.ops.build import constant, result
 from qdqbridge.core.ops.elementwise import MAX
 from qdqbridge.core.ops.matmul import DENSE, MATMUL
 from qdqbridge.core.ops.reduction import REDUCE_MAX, REDUCE_MEAN, REDUCE_MIN, REDUCE_SUM
 from qdqbridge.core.ops.unary import RELU
+from qdqbridge.core.rewrite.rule import Proposal, RuleContext, replaced, rule
 from qdqbridge.targets.profiles.file_view import (
     FileEncoding,
     FileNode,
@@ -30,7 +31,6 @@ from qdqbridge.targets.profiles.file_view import (
 )
 from qdqbridge.targets.profiles.finding import Reason
 from qdqbridge.targets.profiles.float_regions import COPIES, WEIGHTED
-from qdqbridge.targets.profiles.legalization import Cost, put
 from qdqbridge.targets.profiles.shared_rules import is_parameter
 
 _EXTREMES = ("ReduceMax", "ReduceMin")
@@ -218,18 +218,18 @@ def reduced_axes(view: FileView, node: FileNode) -> Reason | None:
 _UNREAD = ("ReduceL1", "ReduceLogSum", "ReduceLogSumExp")
 
 
-def guarded_reductions(graph: Graph) -> Iterator[Cost]:
+@rule("reduction-guarded", REDUCE_MAX, REDUCE_MIN, REDUCE_MEAN, REDUCE_SUM)
+def guarded_reductions(node: Node, context: RuleContext) -> Proposal:
     """Puts a Max that changes nothing behind reductions of floats that would be rounded inside."""
-    rounded = _floats_quantized_later(graph)
-    for node in list(graph.nodes):
-        value = node.output
-        if value not in rounded or value.quant is not None or not _rounds_wrongly(node):
-            continue
-        dtype = value.type.dtype
-        lowest = constant(np.array(ml_dtypes.finfo(dtype.numpy).min, dtype.numpy), None, "lowest")
-        reduced = result(node.op, node.attributes, node.inputs, value.type, node.origin)
-        put(graph, node, result(MAX, NO_ATTRIBUTES, [reduced, lowest], value.type, name=value.name))
-    yield from ()
+    value = node.output
+    if value not in context.fact(_floats_quantized_later) or value.quant is not None:
+        return None
+    if not _rounds_wrongly(node):
+        return None
+    dtype = value.type.dtype
+    lowest = constant(np.array(ml_dtypes.finfo(dtype.numpy).min, dtype.numpy), None, "lowest")
+    reduced = result(node.op, node.attributes, node.inputs, value.type, node.origin)
+    return replaced(node, MAX, NO_ATTRIBUTES, [reduced, lowest], NO_ORIGIN)
 
 
 def _rounds_wrongly(node: Node) -> bool:
