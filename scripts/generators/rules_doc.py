@@ -25,6 +25,8 @@ from qdqbridge.autoquant.planning import batch_norms
 from qdqbridge.core.arguments import ReadingOptions
 from qdqbridge.core.canonical.rules import RULES, rules_with
 from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.targets.profiles.hexagon import legalizations as hexagon
+from qdqbridge.targets.profiles.openvino import legalizations as openvino
 from qdqbridge.tflite_io.writer import demands, expansion
 from qdqbridge.tflite_io.writer.demands import ethos
 from qdqbridge.tvm.qnn.read.rules import FROM_RELAX, FROM_RELAY, RECORDED, WHOLE
@@ -76,6 +78,8 @@ SETS: tuple[RuleSet, ...] = (
     RuleSet("TFLite: what it demands", "tflite_io", demands.RULES, exact=False),
     RuleSet("TFLite: operators written out", "tflite_io", expansion.RULES, exact=False),
     RuleSet("Ethos-U", "tflite_io", (*ethos.WEIGHTS, *ethos.RULES), exact=False),
+    RuleSet("Written for Hexagon", "targets", hexagon.LEGALIZATIONS, exact=False),
+    RuleSet("Written for OpenVINO", "targets", openvino.LEGALIZATIONS, exact=False),
     RuleSet("Read from TVM, by spans", "tvm/qnn", RECORDED, exact=False, spans=True),
     RuleSet("Read from Relax", "tvm/qnn", FROM_RELAX[len(RECORDED) :], exact=False),
     RuleSet("Read from Relay", "tvm/qnn", FROM_RELAY[len(RECORDED) :], exact=False),

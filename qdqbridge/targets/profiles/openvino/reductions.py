@@ -16,6 +16,7 @@ import numpy as np
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
+from qdqbridge.core.graph.patterns import PatternMatch, match_value_pattern
 from qdqbridge.core.ops.build import constant, result
 from qdqbridge.core.ops.elementwise import MAX
 from qdqbridge.core.ops.matmul import DENSE, MATMUL
@@ -224,10 +225,12 @@ def guarded_reductions(node: Node, context: RuleContext) -> Proposal:
     value = node.output
     if value not in context.fact(_floats_quantized_later) or value.quant is not None:
         return None
-    if not _rounds_wrongly(node):
+    number = np.array(ml_dtypes.finfo(value.type.dtype.numpy).min, value.type.dtype.numpy)
+    guard = ("Max", "x", float(number))
+    guarded = [match_value_pattern(user.output, guard, PatternMatch()) for user, _ in value.users]
+    if any(guarded) or not _rounds_wrongly(node):
         return None
-    dtype = value.type.dtype
-    lowest = constant(np.array(ml_dtypes.finfo(dtype.numpy).min, dtype.numpy), None, "lowest")
+    lowest = constant(number, None, "lowest")
     reduced = result(node.op, node.attributes, node.inputs, value.type, node.origin)
     return replaced(node, MAX, NO_ATTRIBUTES, [reduced, lowest], NO_ORIGIN)
 
