@@ -12,8 +12,6 @@ import qdqbridge
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.errors import UnsupportedModelError, UnsupportedQuantization
 from qdqbridge.onnx_io.lowering import LOWERINGS, refusal
-from qdqbridge.onnx_io.writer.bias_gelus import bias_gelus
-from qdqbridge.onnx_io.writer.skip_norms import skip_norms
 from tests.onnx_io.lowering_cases import MS, Case, ort_run
 from tests.onnx_models import Builder, canonical, check_carried, load, run
 
@@ -89,19 +87,6 @@ def test_fused_gemm(activation):
     inputs = [case.float("x", [3, 4], 1), weights(case, [5, 4], 2), weights(case, [5], 3)]
     at: dict[str, Any] = {"transB": 1, "alpha": 0.5, "activation": activation}
     check(case, case.builder.op("FusedGemm", *inputs, domain=MS, **at))
-
-
-@pytest.mark.parametrize("op", ["SkipSimplifiedLayerNormalization", "BiasGelu"])
-def test_what_is_fused_is_not_restored_across_parts(op):
-    """A part of a graph that has no sum does not write the operator whose first step this is."""
-    case = Case(Builder(17))
-    x = case.float("x", [2, 3, 4], 1)
-    operands = [case.float("s", [2, 3, 4], 2)] if op.startswith("Skip") else []
-    y = case.builder.op(op, x, *operands, weights(case, [4], 1), domain=MS)
-    graph = canonical(case.model(y))
-    *sums, last = graph.nodes
-    assert not {**skip_norms([last], set()), **bias_gelus([last], set())}
-    assert {*skip_norms(graph.nodes, set()), *bias_gelus(graph.nodes, set())} == {*sums, last}
 
 
 @pytest.mark.idiom("K8")

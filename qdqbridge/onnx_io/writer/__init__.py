@@ -11,6 +11,7 @@ from onnx import ModelProto
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.tensors import proto_from_constant
+from qdqbridge.onnx_io.writer.fused import as_the_file_had
 from qdqbridge.onnx_io.writer.model import model_without_tensors
 from qdqbridge.onnx_io.writer.names import TensorNames
 from qdqbridge.onnx_io.writer.nodes import NodeWriter
@@ -68,6 +69,7 @@ def spec_of(graph: Graph, options: WriterOptions, opset: int | None = None) -> G
         UnsupportedTargetError: ONNX cannot express the graph, or not in that opset.
     """
     contrib, packed, newest = options.contrib, options.packed, options.newest
+    graph = as_the_file_had(graph) if packed else graph
     if opset is not None:
         given = check_opset(graph, opset, contrib=contrib, packed=packed)
         spec = filled(graph, options, given)

@@ -23,7 +23,6 @@ from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs, opaque_node_proto
 from qdqbridge.onnx_io.reading.operator_versions import moved
 from qdqbridge.onnx_io.runtime.operators import runtime_operator
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
-from qdqbridge.onnx_io.writer.bias_gelus import bias_gelu_row, bias_gelus
 from qdqbridge.onnx_io.writer.clamps import (
     clamp_extremes,
     clamp_real,
@@ -38,7 +37,6 @@ from qdqbridge.onnx_io.writer.names import real_name, stem
 from qdqbridge.onnx_io.writer.opset import TYPE_TOLD
 from qdqbridge.onnx_io.writer.options import Clamp
 from qdqbridge.onnx_io.writer.packed import is_packed_matmul, unread_orders
-from qdqbridge.onnx_io.writer.packed_gathers import gather_row, packed_gathers, unread
 from qdqbridge.onnx_io.writer.qlinear import qlinear_row
 from qdqbridge.onnx_io.writer.rows import (
     RowWriter,
@@ -48,7 +46,6 @@ from qdqbridge.onnx_io.writer.rows import (
     real_dtype,
 )
 from qdqbridge.onnx_io.writer.simulated import simulated_row
-from qdqbridge.onnx_io.writer.skip_norms import skip_norm_row, skip_norms
 from qdqbridge.onnx_io.writer.spec import NodeRow, output_type, plain_type
 from qdqbridge.onnx_io.writer.unfused import (
     hidden,
@@ -80,24 +77,10 @@ class NodeWriter(RowWriter):
 
     def write(self, nodes: Sequence[Node], outputs: Collection[Value]) -> None:
         """Adds the rows of all nodes of a graph with these outputs."""
-        merged = skip_norms(nodes, set(outputs)) if self.options.packed else {}
-        biased = bias_gelus(nodes, set(outputs)) if self.options.packed else {}
-        gathers = packed_gathers(nodes) if self.options.packed else {}
-        unwritten = unread(gathers, set(outputs))
         self._moving_stored = _moving_stored(nodes, set(outputs))
-        if self.options.packed:
-            unwritten |= unread_orders(nodes, set(outputs))
+        unwritten = unread_orders(nodes, set(outputs)) if self.options.packed else set[Node]()
         for node in nodes:
-            norm, gelu = merged.get(node), biased.get(node)
-            if node in gathers:
-                gather_row(self, node, gathers[node])
-            elif norm is not None:
-                if node is norm.place:
-                    skip_norm_row(self, norm)
-            elif gelu is not None:
-                if node is gelu.gelu:
-                    bias_gelu_row(self, gelu)
-            elif node not in unwritten:
+            if node not in unwritten:
                 self.node(node)
 
     def node(self, node: Node) -> None:

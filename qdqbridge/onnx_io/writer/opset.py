@@ -27,7 +27,6 @@ from qdqbridge.onnx_io.reading.structure import subgraphs
 from qdqbridge.onnx_io.runtime.operators import runtime_operator
 from qdqbridge.onnx_io.tensors import onnx_name
 from qdqbridge.onnx_io.writer.packed import packed_weights
-from qdqbridge.onnx_io.writer.packed_gathers import packed_tables
 from qdqbridge.onnx_io.writer.spec import GraphSpec
 
 OLDEST = 13
@@ -225,7 +224,7 @@ def _needs(graph: Graph, *, contrib: bool, packed: bool) -> list[Need]:
     own, held = set[Node](), set[Value]()
     if packed:
         own = {node for node in graph.nodes if runtime_operator(node)}
-        held = packed_weights(graph.values()) | packed_tables(graph.nodes, graph.outputs)
+        held = packed_weights(graph.values())
     needs = list[Need]()
     for value in graph.values():
         if isinstance(value.type, QuantType) and value not in held:

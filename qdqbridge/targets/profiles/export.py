@@ -14,6 +14,7 @@ from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 from qdqbridge.onnx_io.writer import filled, model_of, spec_of
 from qdqbridge.onnx_io.writer.as_read import form_as_read, spec_as_read
 from qdqbridge.onnx_io.writer.files import write_files
+from qdqbridge.onnx_io.writer.fused import as_the_file_had
 from qdqbridge.onnx_io.writer.model import model_without_tensors
 from qdqbridge.onnx_io.writer.opset import choose_opset
 from qdqbridge.onnx_io.writer.spec import GraphSpec
@@ -161,6 +162,7 @@ def _prepared_spec(graph: Graph, profile: ExportProfile, given: int | None = Non
     for dtype in () if profile.unsigned is None else profile.unsigned(graph):
         graph = unsigned(graph, dtype)
     options = profile.writing
+    graph = as_the_file_had(graph) if options.packed else graph
     spec = spec_of(graph, options, given)
     if given is not None or profile.older is None or spec.imports[""] <= profile.older.newest:
         return spec
