@@ -65,4 +65,6 @@ def applied(graph: qb.Graph, each: RuleSet, rule: Rule) -> list[str]:
 def test_every_case_is_of_a_rule() -> None:
     files = set(Path(__file__).parent.rglob("text_cases/*.txt"))
     assert files == CASES.keys()
-    assert {each.room for each, _ in CASES.values()} == {each.room for each in SETS}
+    assert {each.room for each, _ in CASES.values()} == {
+        each.room for each in SETS if not each.variants
+    }

@@ -25,6 +25,7 @@ from qdqbridge.autoquant.planning import batch_norms
 from qdqbridge.core.arguments import ReadingOptions
 from qdqbridge.core.canonical.rules import RULES, rules_with
 from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.onnx_io.writer import fused
 from qdqbridge.targets.profiles.hexagon import legalizations as hexagon
 from qdqbridge.targets.profiles.openvino import legalizations as openvino
 from qdqbridge.tflite_io.writer import demands, expansion
@@ -47,6 +48,7 @@ class RuleSet:
         rules: In the order in which they look at a node.
         exact: Outputs keep every bit; else floats may be rounded once less, or codes once more.
         spans: They look for the operator that the spans of calls name.
+        variants: They look for what the file had, which no text says.
     """
 
     title: str
@@ -54,6 +56,7 @@ class RuleSet:
     rules: tuple[Rule, ...]
     exact: bool = True
     spans: bool = False
+    variants: bool = False
 
     def case(self, rule: Rule) -> Path:
         """Returns where the text case of a rule is, if it has one."""
@@ -78,6 +81,7 @@ SETS: tuple[RuleSet, ...] = (
     RuleSet("TFLite: what it demands", "tflite_io", demands.RULES, exact=False),
     RuleSet("TFLite: operators written out", "tflite_io", expansion.RULES, exact=False),
     RuleSet("Ethos-U", "tflite_io", (*ethos.WEIGHTS, *ethos.RULES), exact=False),
+    RuleSet("Written for onnxruntime", "onnx_io", fused.FUSED, variants=True),
     RuleSet("Written for Hexagon", "targets", hexagon.LEGALIZATIONS, exact=False),
     RuleSet("Written for OpenVINO", "targets", openvino.LEGALIZATIONS, exact=False),
     RuleSet("Read from TVM, by spans", "tvm/qnn", RECORDED, exact=False, spans=True),
