@@ -30,6 +30,7 @@ from qdqbridge.targets.profiles.hexagon import legalizations as hexagon
 from qdqbridge.targets.profiles.openvino import legalizations as openvino
 from qdqbridge.tflite_io.writer import demands, expansion
 from qdqbridge.tflite_io.writer.demands import ethos
+from qdqbridge.tvm.byoc.rewrites import NAMED, named, rules_for
 from qdqbridge.tvm.qnn.read.rules import FROM_RELAX, FROM_RELAY, RECORDED, WHOLE
 from scripts.generators.generated_page import main
 
@@ -84,6 +85,7 @@ SETS: tuple[RuleSet, ...] = (
     RuleSet("Written for onnxruntime", "onnx_io", fused.FUSED, variants=True),
     RuleSet("Written for Hexagon", "targets", hexagon.LEGALIZATIONS, exact=False),
     RuleSet("Written for OpenVINO", "targets", openvino.LEGALIZATIONS, exact=False),
+    RuleSet("Prepared for a backend of TVM", "tvm/byoc", rules_for(named(NAMED)), exact=False),
     RuleSet("Read from TVM, by spans", "tvm/qnn", RECORDED, exact=False, spans=True),
     RuleSet("Read from Relax", "tvm/qnn", FROM_RELAX[len(RECORDED) :], exact=False),
     RuleSet("Read from Relay", "tvm/qnn", FROM_RELAY[len(RECORDED) :], exact=False),

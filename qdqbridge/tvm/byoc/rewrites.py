@@ -15,7 +15,7 @@ done; every rewrite says whether it is exact, or how far results can move::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.arguments import need_graph
-from qdqbridge.core.graph.copying import recentered
+from qdqbridge.core.graph.copying import copied, recentered
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.edit import Editor
-from qdqbridge.core.graph.graph import Graph, Node, Value
-from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow, Operator
+from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Node, Note, Value
+from qdqbridge.core.graph.operator import Attributes, Flow, Operator
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType
 from qdqbridge.core.ops.attributes import (
@@ -41,12 +40,16 @@ from qdqbridge.core.ops.attributes import (
     ResizeAttrs,
     SoftmaxAttrs,
 )
+from qdqbridge.core.ops.build import requantized, retyped
 from qdqbridge.core.ops.conversion import REQUANTIZE
 from qdqbridge.core.ops.elementwise import WHERE
 from qdqbridge.core.ops.matmul import OPERATORS as MATRIX_PRODUCTS
 from qdqbridge.core.ops.reduction import reduces
 from qdqbridge.core.ops.softmax import SOFTMAX
 from qdqbridge.core.ops.table import OPERATORS, PRODUCTS
+from qdqbridge.core.rewrite.driver import run
+from qdqbridge.core.rewrite.interface import converted_interface
+from qdqbridge.core.rewrite.rule import Proposal, Reject, Replace, Rule, RuleContext, rule
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.tvm.byoc.constraints import Constraints
 from qdqbridge.tvm.byoc.limits import Limits
@@ -85,22 +88,31 @@ EXACT = "exact"
 
 
 @dataclass(frozen=True, slots=True)
-class Rewrite:
-    """One rewrite, done or refused.
+class Rewrite(Note):
+    """One rewrite, done or refused: a note of the rule that does it.
 
     Attributes:
-        name: Which rewrite.
-        where: The node, or what it was done to.
         done: False where it is refused.
         exactness: ``exact``, or the most that a result can move.
-        detail: What became what, or why it is refused.
     """
 
-    name: str
-    where: str
-    done: bool
-    exactness: str
-    detail: str
+    done: bool = True
+    exactness: str = EXACT
+
+    @property
+    def name(self) -> str:
+        """Which rewrite."""
+        return self.rule
+
+    @property
+    def where(self) -> str:
+        """The node, or what it was done to."""
+        return self.node
+
+    @property
+    def detail(self) -> str:
+        """What became what, or why it is refused."""
+        return self.reason
 
 
 def prepare(graph: Graph, table: Table | Constraints) -> tuple[Graph, list[Rewrite]]:
@@ -121,12 +133,23 @@ def prepare(graph: Graph, table: Table | Constraints) -> tuple[Graph, list[Rewri
             fix="give byoc.canonical(constraints=...), or Constraints",
         )
     constraints = table if isinstance(table, Constraints) else table.constraints
-    rewrites: list[Rewrite] = []
-    copy = recentered(graph, only=_nothing)
-    for rule in (_eight_bit_type, _softmax_scale, _split_clamps, _scales_per_channel):
-        copy, done = rule(copy, constraints)
-        rewrites += done
-    return copy, rewrites
+    own, done = _eight_bit_type(graph, constraints)
+    notes = own.notes
+    for each in rules_for(constraints):
+        own.notes = []
+        refused = run(own, (each,))
+        done += [note for note in own.notes if isinstance(note, Rewrite)]
+        done += [
+            Rewrite(each.name.replace("-", " "), node.name, reject.reason, (), False, "not exact")
+            for (_, node), reject in refused.items()
+        ]
+    own.notes = notes
+    return own, done
+
+
+def rules_for(constraints: Constraints) -> tuple[Rule, ...]:
+    """Returns the rules by which a graph fits constraints better, in their order."""
+    return (_softmax_scale(constraints), _split_clamps(constraints), _one_scale(constraints))
 
 
 def named(names: Iterable[str]) -> Constraints:
@@ -146,18 +169,11 @@ def named(names: Iterable[str]) -> Constraints:
     return Constraints(everywhere, families)
 
 
-def _nothing(value: Value) -> bool:
-    del value
-    return False
-
-
-Result = tuple[Graph, list[Rewrite]]
-
-
 # ---- 8-bit type ------------------------------------------------------------------------------
 
 
-def _eight_bit_type(graph: Graph, constraints: Constraints) -> Result:
+def _eight_bit_type(graph: Graph, constraints: Constraints) -> tuple[Graph, list[Rewrite]]:
+    graph = copied(graph).graph
     allowed = set(constraints.everywhere.activations or ())
     if len(allowed & {"int8", "uint8"}) != 1:
         return graph, []
@@ -165,20 +181,21 @@ def _eight_bit_type(graph: Graph, constraints: Constraints) -> Result:
     computed = [v for v in graph.values() if v.constant is None and _is(v, source)]
     if not computed:
         return graph, []
-    ends = _open_ends(graph, source)
+    ends = _ends(graph, source)
+    run(graph, (_open_ends(source),))
     allowed_weights = constraints.everywhere.weights
     free = allowed_weights is None or str(source) in allowed_weights
     changed = recentered(graph, source, lambda v: not (free and _is_weight(v)))
     left = sum(v.constant is None and _is(v, source) for v in changed.values()) - len(ends)
     target = "int8" if source is DType.UINT8 else "uint8"
     detail = f"{len(computed) - max(left, 0)} values from {source} to {target}, zero points by 128"
-    done = [Rewrite("8-bit type", "activations", True, EXACT, detail)]
+    done = [Rewrite("8-bit type", "activations", detail)]
     if ends:
         detail = f"{', '.join(ends)} keep {source}: a requantize stands at the border"
-        done.append(Rewrite("8-bit type", "interface", True, EXACT, detail))
+        done.append(Rewrite("8-bit type", "interface", detail))
     if left > 0:
         detail = f"{left} values keep {source}: something looks at their bits"
-        done.append(Rewrite("8-bit type", "the rest", False, EXACT, detail))
+        done.append(Rewrite("8-bit type", "the rest", detail, done=False))
     return changed, done
 
 
@@ -190,58 +207,53 @@ def _is_weight(value: Value) -> bool:
     return value.constant is not None and any(n.op in PRODUCTS for n, _ in value.users)
 
 
-def _open_ends(graph: Graph, source: DType) -> list[str]:
-    """Puts a requantize behind inputs and before outputs of ``source``; returns their names."""
-    editor, names = Editor(graph), list[str]()
-    for value in graph.inputs:
-        if _is(value, source) and value.users:
-            inner = Value(value.type, value.name)
-            editor.replace_value(value, inner)
-            editor.insert(_requantized(value, inner))
-            names.append(value.name)
-    for slot, value in enumerate(graph.outputs):
-        if _is(value, source) and value.producer is not None:
-            outer = Value(value.type, graph.output_names[slot])
-            editor.insert(_requantized(value, outer))
-            graph.outputs[slot] = outer
-            names.append(graph.output_names[slot])
-    editor.finish()
-    return names
+def _ends(graph: Graph, source: DType) -> list[str]:
+    """Returns the names of inputs that are read and of computed outputs of a type."""
+    inputs = [v.name for v in graph.inputs if _is(v, source) and v.users]
+    outputs = zip(graph.output_names, graph.outputs, strict=True)
+    return [*inputs, *(name for name, v in outputs if _is(v, source) and v.producer is not None)]
 
 
-def _requantized(source: Value, result: Value) -> Value:
-    """Makes ``result`` the requantized ``source``; returns it."""
-    producer = source.producer
-    if producer is None:
-        Node(REQUANTIZE, NO_ATTRIBUTES, [source], [result])
-    else:
-        Node(REQUANTIZE, NO_ATTRIBUTES, [source], [result], producer.origin)
-    return result
+def _open_ends(source: DType) -> Rule:
+    @rule("interface-kept")
+    def rewrite(node: Node, context: RuleContext) -> Proposal:
+        """``f(x) -> requantize(f(requantize(x)))`` where inputs and outputs have a type."""
+        return converted_interface(node, context, lambda value: _is(value, source), _once_more)
+
+    return rewrite
+
+
+def _once_more(value: Value) -> Value:
+    assert value.quant is not None
+    origin = NO_ORIGIN if value.producer is None else value.producer.origin
+    return requantized(value, value.quant.params, origin, value.name)
 
 
 # ---- softmax scale ---------------------------------------------------------------------------
 
 
-def _softmax_scale(graph: Graph, constraints: Constraints) -> Result:
-    limits, done = constraints.of("softmax"), list[Rewrite]()
-    if limits.output_scale is None:
-        return graph, done
-    editor = Editor(graph)
-    for node in [n for n in graph.nodes if n.op is SOFTMAX]:
+def _softmax_scale(constraints: Constraints) -> Rule:
+    limits = constraints.of("softmax")
+
+    @rule("softmax-scale", SOFTMAX)
+    def rewrite(node: Node, context: RuleContext) -> Proposal:
+        """``Softmax(x) -> requantize(Softmax(x) in the scale that the backend has built in)``."""
+        del context
         params = None if node.output.quant is None else node.output.quant.params
-        wanted = None if params is None else _wanted(params, limits)
-        if params is None or wanted is None or wanted.same_mapping(params):
-            continue
-        error = _largest_move(params, wanted)
-        _behind(editor, node, wanted)
+        if params is None or limits.output_scale is None:
+            return None
+        wanted = _wanted(params, limits)
+        if wanted is None or wanted.same_mapping(params):
+            return None
         detail = (
             f"scale {params.scale} became {wanted.scale}, a requantize back stands behind it; "
             "results are rounded twice"
         )
-        exactness = f"at most {error} LSB of {params.scale}"
-        done.append(Rewrite("softmax scale", node.name, True, exactness, detail))
-    editor.finish()
-    return graph, done
+        exactness = f"at most {_largest_move(params, wanted)} LSB of {params.scale}"
+        done = Rewrite("softmax scale", node.name, detail, exactness=exactness)
+        return Replace({node.output: _behind(node, wanted)}, (done,))
+
+    return rewrite
 
 
 def _wanted(params: QuantParams, limits: Limits) -> QuantParams | None:
@@ -272,51 +284,49 @@ def _code(real: NDArray[Any], params: QuantParams) -> NDArray[np.int64]:
     return np.clip(code, params.qmin, params.qmax).astype(np.int64)
 
 
-def _behind(editor: Editor, node: Node, params: QuantParams) -> None:
-    """Gives a node's result other parameters, and puts a requantize to its own behind it."""
+def _behind(node: Node, params: QuantParams) -> Value:
+    """Returns a node's result in other parameters, and requantized to its own behind it."""
     value = node.output
     assert value.quant is not None
-    outer = Value(value.type, value.name)
-    editor.replace_value(value, outer)
-    value.type = QuantType(params, value.quant.shape)
-    editor.insert(_requantized(value, outer))
+    inside = retyped(node, node.inputs, QuantType(params, value.quant.shape), value.name)
+    return requantized(inside, value.quant.params, node.origin, value.name)
 
 
 # ---- clamps and scales -----------------------------------------------------------------------
 
 
-def _split_clamps(graph: Graph, constraints: Constraints) -> Result:
-    done: list[Rewrite] = []
-    editor = Editor(graph)
-    for node, params in list(_rounding_nodes(graph)):
-        family = FAMILIES.get(node.op.name, "unary")
+def _split_clamps(constraints: Constraints) -> Rule:
+    @rule("split-clamp")
+    def rewrite(node: Node, context: RuleContext) -> Proposal:
+        """``f(x)`` in a narrower range ``-> requantize(f(x))``, which clamps; movements keep it."""
+        del context
+        quant = node.output.quant if len(node.outputs) == 1 else None
+        if quant is None or node.op.flow is Flow.MOVE or node.op is REQUANTIZE:
+            return None
+        params, family = quant.params, FAMILIES.get(node.op.name, "unary")
         if constraints.of(family).clamp is not False or params.full_range:
-            continue
-        if not params.round_trips or node.op is REQUANTIZE:
-            continue
-        _behind(editor, node, params.widened())
+            return None
+        if not params.round_trips:
+            return None
         detail = f"the range {params.qmin}..{params.qmax} became an operator of its own"
-        done.append(Rewrite("split clamp", node.name, True, EXACT, detail))
-    editor.finish()
-    return graph, done
+        done = Rewrite("split clamp", node.name, detail)
+        return Replace({node.output: _behind(node, params.widened())}, (done,))
+
+    return rewrite
 
 
-def _rounding_nodes(graph: Graph) -> Iterator[tuple[Node, QuantParams]]:
-    """Yields the nodes that round their result; data movement only hands a range on."""
-    for node in graph.nodes:
-        if node.outputs and node.output.quant is not None and node.op.flow is not Flow.MOVE:
-            yield node, node.output.quant.params
-
-
-def _scales_per_channel(graph: Graph, constraints: Constraints) -> Result:
-    done: list[Rewrite] = []
-    for node in graph.nodes:
+def _one_scale(constraints: Constraints) -> Rule:
+    @rule("scales-per-channel")
+    def rewrite(node: Node, context: RuleContext) -> Proposal:
+        """Refused: one scale for all channels would round the weights again."""
+        del context
         family = FAMILIES.get(node.op.name, "")
-        weight = node.optional(1)
-        if family not in ("convolution", "dense") or weight is None or weight.quant is None:
-            continue
-        if constraints.of(family).per_tensor and not weight.quant.params.per_tensor:
-            scales = weight.quant.params.scale.size
-            detail = f"one scale instead of {scales} would round the weights again: quantize anew"
-            done.append(Rewrite("scales per channel", node.name, False, "not exact", detail))
-    return graph, done
+        weight = node.optional(1) if family in ("convolution", "dense") else None
+        if weight is None or weight.quant is None or weight.quant.params.per_tensor:
+            return None
+        if not constraints.of(family).per_tensor:
+            return None
+        scales = weight.quant.params.scale.size
+        return Reject(f"one scale instead of {scales} would round the weights again: quantize anew")
+
+    return rewrite

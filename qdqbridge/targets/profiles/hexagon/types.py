@@ -6,7 +6,6 @@ A unit of the backend has one type; most of its operators take int8, few take in
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
@@ -18,6 +17,7 @@ from qdqbridge.core.ops.conversion import DEQUANTIZE, REQUANTIZE
 from qdqbridge.core.ops.data_movement import FLATTEN, RESHAPE, SQUEEZE, TRANSPOSE
 from qdqbridge.core.ops.elementwise import CONCAT, DIV
 from qdqbridge.core.ops.selection import PAD
+from qdqbridge.core.rewrite.interface import converted_interface
 from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, replaced, rule
 from qdqbridge.targets.profiles.hexagon.operators import IMAGES, MOST_AXES
 from qdqbridge.targets.profiles.legalization import enters
@@ -48,21 +48,18 @@ def converted_interfaces(node: Node, context: RuleContext) -> Proposal:
     Inside, what is signed becomes unsigned.
     """
     signed = context.fact(unsigned_types)
-    operands: dict[tuple[Node, int], Value] = {}
-    for value in node.inputs:
-        if value is None or value.producer is not None or value.constant is not None:
-            continue
-        if _becomes_unsigned(value, signed):
-            reads = [user for user, _ in value.users]
-            if not all(_converts(user) and not _moves_wrongly(user) for user in reads):
-                operands |= dict.fromkeys(value.users, context.once(_converted, value))
-    ends = [value for value in node.outputs if context.is_output(value)]
-    values: dict[Value, Value] = {}
-    for value in () if _converts(node) else ends:
-        if _becomes_unsigned(value, signed):
-            values[value] = _converted(value)
-            operands |= dict.fromkeys(value.users, value)  # inside it is read as it was
-    return Replace(values, operands=operands) if values or operands else None
+
+    def wanted(value: Value) -> bool:
+        if value.quant is None or value.quant.params.storage_dtype not in signed:
+            return False
+        beside = [value.producer] if value.producer is not None else [n for n, _ in value.users]
+        return not all(map(_is_conversion, beside))
+
+    return converted_interface(node, context, wanted, _converted)
+
+
+def _is_conversion(node: Node) -> bool:
+    return _converts(node) and not _moves_wrongly(node)
 
 
 @rule("conversion-moved-up", REQUANTIZE)
@@ -139,27 +136,12 @@ def _of_two_scales(node: Node) -> bool:
     return any(not side.same_mapping(sides[0]) for side in sides)
 
 
-def _becomes_unsigned(value: Value, signed: Collection[DType]) -> bool:
-    return value.quant is not None and value.quant.params.storage_dtype in signed
-
-
 def _computes(node: Node) -> bool:
     return node.op.name not in _PLAIN and not _converts(node)
 
 
 def _converts(node: Node) -> bool:
-    """True for a conversion, and for a Reshape beside one that changes nothing: made here."""
-    if node.op is RESHAPE:
-        beside = [node.operand(0).producer, *(user for user, _ in node.output.users)]
-        return any(other is not None and _changes_nothing(other) for other in beside)
     return node.op.flow is Flow.CONVERT
-
-
-def _changes_nothing(node: Node) -> bool:
-    source, own = (node.operand(0).quant, node.output.quant) if node.inputs else (None, None)
-    if node.op is not REQUANTIZE or source is None or own is None:
-        return False
-    return source.params.same_mapping(own.params)
 
 
 def _converted(value: Value) -> Value:
