@@ -32,6 +32,7 @@ from qdqbridge.tflite_io.writer import demands, expansion
 from qdqbridge.tflite_io.writer.demands import ethos
 from qdqbridge.tvm.byoc.rewrites import NAMED, named, rules_for
 from qdqbridge.tvm.qnn.read.rules import FROM_RELAX, FROM_RELAY, RECORDED, WHOLE
+from qdqbridge.tvm.qnn.read.transposes import BEFORE_THE_CUT, BEHIND_THE_CUT
 from scripts.generators.generated_page import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,6 +91,9 @@ SETS: tuple[RuleSet, ...] = (
     RuleSet("Read from Relax", "tvm/qnn", FROM_RELAX[len(RECORDED) :], exact=False),
     RuleSet("Read from Relay", "tvm/qnn", FROM_RELAY[len(RECORDED) :], exact=False),
     RuleSet("Read from TVM: products of steps", "tvm/qnn", WHOLE, exact=False),
+    RuleSet(
+        "Read from TVM: around layouts", "tvm/qnn", (*BEFORE_THE_CUT, *BEHIND_THE_CUT), exact=True
+    ),
     RuleSet("Quantizing: batch norms folded", "autoquant", batch_norms.FOLDS, exact=False),
     RuleSet("Comparing graphs: one form of floats", "autoquant", _COMMON_FORM, exact=False),
 )

@@ -46,6 +46,8 @@ from qdqbridge.core.ops.permutation import permuted_constant, permuted_shape, pe
 from qdqbridge.core.ops.pooling import GLOBAL_AVERAGE_POOL
 from qdqbridge.core.ops.reduction import REDUCE_MEAN
 from qdqbridge.core.ops.resize import RESIZE
+from qdqbridge.core.rewrite.driver import run
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, replaced, rule
 from qdqbridge.tvm.qnn.read.reader import (
     AS_WRITTEN,
     CONVERTED,
@@ -84,9 +86,9 @@ def cancel(graph: Graph, ranks: Mapping[Value, int] = MappingProxyType({})) -> N
         for node in graph.nodes:
             if node.origin.variant == WITHOUT_PROVENANCE:
                 node.origin = NO_ORIGIN
-        _reshapes_as_transposes(graph)
+        run(graph, BEFORE_THE_CUT)
         _Cancelling(graph, ranks).run()
-        _unmoved_before_reshape(graph)
+        run(graph, BEHIND_THE_CUT)
     for node in graph.nodes:
         if node.origin.variant in (WITHOUT_PROVENANCE, CONVERTED, AS_WRITTEN, TO_FIRST, TO_LAST):
             node.origin = replace(node.origin, variant="")
@@ -122,21 +124,22 @@ def _starts_last(node: Node) -> bool:
     return node.origin.variant == TO_LAST or (before is not None and before.op in WINDOWS)
 
 
-def _reshapes_as_transposes(graph: Graph) -> None:
-    """Where no element moves, an emitter writes a reshape in the place of a transpose."""
-    for node in graph.nodes:
-        before, after = node.operand(0) if node.inputs else None, node.output
-        if node.op is not RESHAPE or not _nobodys(node) or before is None:
-            continue
-        rank = before.rank
-        if rank not in _RANKS or after.rank != rank or before.type.shape == after.type.shape:
-            continue
-        ways = ((channels_last, before), (channels_first, after))
-        for turn, channels in ways[::-1] if node.origin.variant == TO_FIRST else ways:
-            wanted = permuted_shape(before.type.shape, turn(rank))
-            if wanted == after.type.shape and unmoved(channels):
-                node.op, node.attributes = TRANSPOSE, TransposeAttrs(turn(rank))
-                break
+@rule("reshape-as-transpose", RESHAPE)
+def reshape_as_transpose(node: Node, context: RuleContext) -> Proposal:
+    """``Reshape(x) -> Transpose(x)`` where no element moves: emitters write either."""
+    del context
+    before, after = node.operand(0), node.output
+    rank = before.rank
+    if not _nobodys(node) or rank not in _RANKS or after.rank != rank:
+        return None
+    if before.type.shape == after.type.shape:
+        return None
+    ways = ((channels_last, before), (channels_first, after))
+    for turn, channels in ways[::-1] if node.origin.variant == TO_FIRST else ways:
+        wanted = permuted_shape(before.type.shape, turn(rank))
+        if wanted == after.type.shape and unmoved(channels):
+            return replaced(node, TRANSPOSE, TransposeAttrs(turn(rank)), [before])
+    return None
 
 
 # ---- which nodes can have either layout --------------------------------------------------------
@@ -392,24 +395,18 @@ def _first(value: Value, rank: int, axes: int) -> Value:
     return Value(permuted.type.with_shape(shape), value.name, constant=narrow)
 
 
-def _unmoved_before_reshape(graph: Graph) -> None:
+@rule("reshape-of-what-stays", RESHAPE, FLATTEN)
+def reshape_of_unmoved(node: Node, context: RuleContext) -> Proposal:
     """``Reshape(Transpose(x)) -> Reshape(x)`` where the transpose moves no element."""
-    for node in graph.nodes:
-        if node.op not in (RESHAPE, FLATTEN) or not node.inputs:
-            continue
-        turn = node.operand(0).producer
-        if turn is None or _layout_move(turn) is None:
-            continue
-        first = (
-            turn.operand(0)
-            if _layout_move(turn) == (ChannelLayout.FIRST, ChannelLayout.LAST)
-            else turn.output
-        )
-        if unmoved(first) and _same_target(node):
-            unlink(node)
-            node.inputs[0] = turn.operand(0)
-            link(node)
-    Editor(graph).finish()
+    del context
+    turn = node.operand(0).producer
+    move = None if turn is None else _layout_move(turn)
+    if turn is None or move is None:
+        return None
+    first = turn.operand(0) if move[0] is ChannelLayout.FIRST else turn.output
+    if not unmoved(first) or not _same_target(node):
+        return None
+    return Replace(operands={(node, 0): turn.operand(0)})
 
 
 def _same_target(node: Node) -> bool:
@@ -418,3 +415,6 @@ def _same_target(node: Node) -> bool:
     if isinstance(attributes, ReshapeAttrs):
         return attributes.shape is not None and 0 not in attributes.shape[1:]
     return node.attributes == type(node.attributes)(1)  # type: ignore[call-arg]
+
+
+BEFORE_THE_CUT, BEHIND_THE_CUT = (reshape_as_transpose,), (reshape_of_unmoved,)

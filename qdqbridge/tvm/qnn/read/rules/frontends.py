@@ -9,7 +9,7 @@ from __future__ import annotations
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
-from qdqbridge.core.graph.patterns import Pattern, PatternMatch, match_value_pattern
+from qdqbridge.core.graph.patterns import Part, Pattern, PatternMatch, match_value_pattern
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.attributes import (
     AxesAttrs,
@@ -18,7 +18,6 @@ from qdqbridge.core.ops.attributes import (
     ReduceAttrs,
     ReshapeAttrs,
 )
-from qdqbridge.core.ops.elementwise import ADD, SUB, WHERE
 from qdqbridge.core.ops.normalization import (
     BATCH_NORMALIZATION,
     GROUP_NORMALIZATION,
@@ -27,7 +26,7 @@ from qdqbridge.core.ops.normalization import (
 )
 from qdqbridge.core.ops.pooling import GLOBAL_AVERAGE_POOL
 from qdqbridge.core.ops.reduction import REDUCE_MEAN
-from qdqbridge.core.rewrite.rule import Replace, Rule, RuleContext, rule
+from qdqbridge.core.rewrite.rule import Replace, Rule, RuleContext, pattern_rule
 from qdqbridge.tvm.qnn.read.rules.recorded import completed, provenance_of_node
 
 # ---- Relax -------------------------------------------------------------------------------------
@@ -42,24 +41,25 @@ _INSTANCE: Pattern = (
 )
 
 
-@rule("instance-norm-of-frontend", ADD)
-def instance_norm_of_frontend(node: Node, context: RuleContext) -> Replace | None:
+@pattern_rule("instance-norm-of-frontend", _INSTANCE)
+def instance_norm_of_frontend(
+    node: Node, match: PatternMatch, context: RuleContext
+) -> Replace | None:
     """``(x - mean) / Sqrt(variance(x) + eps) * gamma + beta -> InstanceNormalization``."""
     del context
-    found = PatternMatch()
-    if provenance_of_node(node) or not match_value_pattern(node.output, _INSTANCE, found):
+    if provenance_of_node(node):
         return None
-    x, mean = found.values["x"], found.values["mean"].producer
+    x, mean = match["x"], match["mean"].producer
     rank = x.rank or 0
     over = ReduceAttrs(tuple(range(2, rank)))
-    if not _is_variance(found.values["variance"], x, over):
+    if not _is_variance(match["variance"], x, over):
         return None
     if mean is None or mean.operand(0) is not x or mean.attributes not in (over, NO_ATTRIBUTES):
         return None
-    vectors = [_channel_vector(found.values[name], rank) for name in ("gamma", "beta")]
+    vectors = [_channel_vector(match[name], rank) for name in ("gamma", "beta")]
     if None in vectors:
         return None
-    attributes = EpsilonAttrs(found.numbers["epsilon"])
+    attributes = EpsilonAttrs(match.numbers["epsilon"])
     return completed(node, INSTANCE_NORMALIZATION, [x, *vectors], attributes)
 
 
@@ -72,24 +72,22 @@ def _is_variance(value: Value, x: Value, over: ReduceAttrs) -> bool:
     return match_value_pattern(value, steps, found)
 
 
-@rule("batch-norm-of-frontend", ADD)
-def batch_norm_of_frontend(node: Node, context: RuleContext) -> Replace | None:
+@pattern_rule("batch-norm-of-frontend", _INSTANCE)
+def batch_norm_of_frontend(node: Node, match: PatternMatch, context: RuleContext) -> Replace | None:
     """``(x - mean) / Sqrt(variance + eps) * gamma + beta -> BatchNormalization``.
 
     TVM decomposes it so for inference.
     """
     del context
-    found, provenance = PatternMatch(), provenance_of_node(node)
+    provenance = provenance_of_node(node)
     if provenance is not None and provenance.op != BATCH_NORMALIZATION.name:
         return None
-    if not match_value_pattern(node.output, _INSTANCE, found):
-        return None
     names = ("gamma", "beta", "mean", "variance")
-    vectors = [_per_channel(found.values[name], node.output.rank or 0) for name in names]
+    vectors = [_per_channel(match[name], node.output.rank or 0) for name in names]
     if None in vectors:
         return None
-    attributes = EpsilonAttrs(found.numbers["epsilon"])
-    return completed(node, BATCH_NORMALIZATION, [found.values["x"], *vectors], attributes)
+    attributes = EpsilonAttrs(match.numbers["epsilon"])
+    return completed(node, BATCH_NORMALIZATION, [match["x"], *vectors], attributes)
 
 
 def _per_channel(value: Value, rank: int) -> Value | None:
@@ -103,27 +101,27 @@ def _per_channel(value: Value, rank: int) -> Value | None:
     return _flat(value, value.constant)
 
 
-_AFFINE: Pattern = ("Add", ("Mul", "norm", "gamma"), "beta")
+_AFFINE = (
+    "Add",
+    ("Mul", Part("norm", ("GroupNormalization", "x", "ones", "zeros")), "gamma"),
+    "beta",
+)
 
 
-@rule("group-norm-of-frontend", ADD)
-def group_norm_of_frontend(node: Node, context: RuleContext) -> Replace | None:
+@pattern_rule("group-norm-of-frontend", _AFFINE)
+def group_norm_of_frontend(node: Node, match: PatternMatch, context: RuleContext) -> Replace | None:
     """``GroupNormalization(x, 1, 0) * gamma + beta -> GroupNormalization(x, gamma, beta)``."""
     del context
-    found = PatternMatch()
-    if provenance_of_node(node) or not match_value_pattern(node.output, _AFFINE, found):
+    ones, zeros = match["ones"].constant, match["zeros"].constant
+    if provenance_of_node(node) or ones is None or zeros is None:
         return None
-    norm = found.values["norm"].producer
-    if norm is None or norm.op is not GROUP_NORMALIZATION:
+    if zeros.numpy().any() or (ones.numpy() != 1).any():
         return None
-    ones, zeros = norm.operand(1).constant, norm.operand(2).constant
-    if ones is None or zeros is None or zeros.numpy().any() or (ones.numpy() != 1).any():
-        return None
-    rank = node.output.rank or 0
-    vectors = [_channel_vector(found.values[name], rank) for name in ("gamma", "beta")]
+    vectors = [_channel_vector(match[name], node.output.rank or 0) for name in ("gamma", "beta")]
     if None in vectors:
         return None
-    return completed(node, norm.op, [norm.operand(0), *vectors], norm.attributes)
+    attributes = match.node("norm").attributes
+    return completed(node, GROUP_NORMALIZATION, [match["x"], *vectors], attributes)
 
 
 def _channel_vector(value: Value, rank: int) -> Value | None:
@@ -143,8 +141,9 @@ def _flat(value: Value, data: Constant) -> Value:
 
 # ---- Relay -------------------------------------------------------------------------------------
 
-_ROOT: Pattern = ("Sqrt", ("Add", ("ReduceMean", ("Mul", "d", "d")), "#epsilon"))
 _CENTRED: Pattern = ("Sub", "x", "mean")
+_SQUARES: Pattern = ("ReduceMean", ("Mul", _CENTRED, _CENTRED))
+_ROOT: Pattern = ("Sqrt", ("Add", _SQUARES, "#epsilon"))
 _LAYER_NORM: Pattern = (
     "Add",
     ("Mul", ("Mul", _CENTRED, ("Div", 1.0, _ROOT)), "gamma"),
@@ -163,32 +162,22 @@ _UP: Pattern = ("unread:logical_or", ("unread:greater", _REST, 0.5), _TIE)
 _ROUND: Pattern = ("Where", _UP, ("Add", _LOW, 1.0), _LOW)
 
 
-@rule("half-to-even", WHERE)
-def half_to_even(node: Node, context: RuleContext) -> Replace | None:
+@pattern_rule("half-to-even", _ROUND)
+def half_to_even(node: Node, match: PatternMatch, context: RuleContext) -> Replace | None:
     """``Where(x - Floor(x) > 0.5 or …, Floor(x) + 1, Floor(x)) -> Round(x)``."""
     del context
-    found = PatternMatch()
-    if not match_value_pattern(node.output, _ROUND, found):
-        return None
-    return completed(node, "Round", [found.values["x"]])
+    return completed(node, "Round", [match["x"]])
 
 
-@rule("layer-norm-of-importer", ADD)
-def layer_norm_of_importer(node: Node, context: RuleContext) -> Replace | None:
+@pattern_rule("layer-norm-of-importer", _LAYER_NORM)
+def layer_norm_of_importer(node: Node, match: PatternMatch, context: RuleContext) -> Replace | None:
     """``(x - mean) * (1 / Sqrt(variance + eps)) * gamma + beta -> LayerNormalization``."""
     del context
-    found = PatternMatch()
-    if provenance_of_node(node) or not match_value_pattern(node.output, _LAYER_NORM, found):
+    x, axis = match["x"], _mean_first_axis(match["mean"].producer, match["x"])
+    if provenance_of_node(node) or axis is None:
         return None
-    mean, x = found.values["mean"].producer, found.values["x"]
-    centred = found.values["d"].producer
-    axis = _mean_first_axis(mean, x)
-    if axis is None or centred is None or centred.op is not SUB:
-        return None
-    if centred.operand(0) is not x or centred.operand(1).producer is not mean:
-        return None
-    operands = [x, found.values["gamma"], found.values["beta"]]
-    attributes = NormAttrs(axis, found.numbers["epsilon"])
+    operands = [x, match["gamma"], match["beta"]]
+    attributes = NormAttrs(axis, match.numbers["epsilon"])
     return completed(node, LAYER_NORMALIZATION, operands, attributes)
 
 

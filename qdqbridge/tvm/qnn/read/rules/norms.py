@@ -6,10 +6,10 @@ from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.patterns import Pattern, PatternMatch, match_value_pattern, near
 from qdqbridge.core.ops.attributes import NormAttrs, SoftmaxAttrs
 from qdqbridge.core.ops.data_movement import RESHAPE
-from qdqbridge.core.ops.elementwise import ADD, MUL
+from qdqbridge.core.ops.elementwise import ADD
 from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION, RMS_NORMALIZATION
 from qdqbridge.core.ops.softmax import OPERATORS as SOFTMAXES
-from qdqbridge.core.rewrite.rule import Replace, Rule, RuleContext, rule
+from qdqbridge.core.rewrite.rule import Replace, Rule, RuleContext, pattern_rule, rule
 from qdqbridge.tvm.qnn.read.rules.recorded import completed, present, stated
 
 _NORMS = (LAYER_NORMALIZATION, RMS_NORMALIZATION)
@@ -27,28 +27,23 @@ def norm_with_offset(node: Node, context: RuleContext) -> Replace | None:
     return given and completed(node, inner.op, [*present(inner), node.operand(1)], given)
 
 
-@rule("norm-of-steps", MUL)
-def norm_of_steps(node: Node, context: RuleContext) -> Replace | None:
+@pattern_rule("norm-of-steps", ("Mul", ("Div", "x", _ROOT), "gamma"))
+def norm_of_steps(node: Node, match: PatternMatch, context: RuleContext) -> Replace | None:
     """``x / Sqrt(ReduceMean(x * x) + epsilon) * gamma -> RMSNormalization(x, gamma)``.
 
     Where x is ``y - ReduceMean(y)``, it may be a layer norm of y.
     """
     del context
     for op in _NORMS:
-        given, found = stated(node, op.name, NormAttrs), PatternMatch()
-        if given is None:
+        given, x = stated(node, op.name, NormAttrs), match["x"]
+        if given is None or not near(match.numbers["epsilon"], given.epsilon):
             continue
-        if not match_value_pattern(node.output, ("Mul", ("Div", "x", _ROOT), "gamma"), found):
-            return None
-        if not near(found.numbers["epsilon"], given.epsilon):
-            return None
-        x = found.values["x"]
         if op is LAYER_NORMALIZATION:
             centred = PatternMatch()
             if not match_value_pattern(x, ("Sub", "y", ("ReduceMean", "y")), centred):
-                return None
+                continue
             x = centred.values["y"]
-        return completed(node, op, [x, found.values["gamma"]], given)
+        return completed(node, op, [x, match["gamma"]], given)
     return None
 
 
