@@ -73,7 +73,7 @@ def _ended_by(name: str) -> Iterator[str]:
             yield row.name
     for rule in RELAX:
         if rule.ops is not None and rule.ops & steps:
-            yield from _named(rule.apply, set(), 1)
+            yield from _named(inspect.unwrap(rule.apply), set(), 1)
 
 
 def _named(part: Any, seen: set[int], depth: int) -> Iterator[str]:
