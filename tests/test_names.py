@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.app.cli.failures import run
 from tests.places import MODELS
 from tests.syntax import FILES, PACKAGE, tree
 
@@ -87,14 +86,6 @@ def test_old_keywords_of_hosts_work_and_warn():
     with pytest.warns(DeprecationWarning, match="reroll"):
         again = qb.from_relax(module, **OLD_FUSE)
     assert again.digest == qb.load(MODEL, fuse=True).digest
-
-
-def test_old_options_work_and_say_so(capsys: pytest.CaptureFixture[str]):
-    assert run(["explain", "--reroll", str(MODEL)]) == 0
-    old = capsys.readouterr()
-    assert "--reroll is --fuse now" in old.err
-    assert run(["explain", "--fuse", str(MODEL)]) == 0
-    assert capsys.readouterr().out == old.out
 
 
 def test_old_names_of_patterns_work_and_warn():

@@ -15,7 +15,7 @@ from contextlib import suppress
 from cyclopts import CycloptsError, MissingArgumentError, UnusedCliTokensError
 from rich.markup import escape
 
-from qdqbridge.app.cli.output import silence, stderr, warn
+from qdqbridge.app.cli.output import silence, stderr
 from qdqbridge.core.graph.atomic_write import fix_of
 from qdqbridge.errors import QdqBridgeError
 
@@ -39,7 +39,7 @@ def _run(arguments: Sequence[str]) -> int:
         from qdqbridge.app.cli.verbs import app
 
         result = app(
-            _by_new_names(arguments),
+            arguments,
             exit_on_error=False,
             print_error=False,
             result_action="return_value",
@@ -65,21 +65,6 @@ def _run(arguments: Sequence[str]) -> int:
     except Exception as error:  # whatever is left is our fault, and said so
         return _bug(error)
     return result if isinstance(result, int) else DONE
-
-
-_RENAMED = {"--reroll": "--fuse", "--spelling": "--variant"}
-"""Options that have other names since 0.1, for one release."""
-
-
-def _by_new_names(arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments with options by their new names; says so on stderr."""
-    result = list(arguments)
-    for index, argument in enumerate(result):
-        option, equals, value = argument.partition("=")
-        if option in _RENAMED:
-            warn(f"{option} is {_RENAMED[option]} now")
-            result[index] = f"{_RENAMED[option]}{equals}{value}"
-    return result
 
 
 def show(error: QdqBridgeError) -> None:
