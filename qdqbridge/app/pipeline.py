@@ -109,7 +109,7 @@ def load_adapter(path: File) -> dict[str, NDArray[Any]]:
         ModelFileError: It cannot be read, or is no such file.
         InputDataError: ``path`` is not a path.
     """
-    from qdqbridge.onnx_io.adapters import read_adapter
+    from qdqbridge.onnx_io.external_data import read_adapter
 
     return read_adapter(path_of(path))
 

@@ -21,7 +21,7 @@ from onnx import TensorProto
 
 import qdqbridge as qb
 from qdqbridge.core.ops.dynamic import DYNAMIC_BLOCK_DENSE
-from qdqbridge.onnx_io.lowering.bits import packed
+from qdqbridge.onnx_io.lowering.context import packed
 from tests.onnx_models import Array, Builder, canonical
 
 MS = "com.microsoft"

@@ -12,7 +12,7 @@ import qdqbridge as qb
 from qdqbridge.autoquant.simulation.engines import ENGINES, Run
 from qdqbridge.core.graph.graph import Graph, Node
 from qdqbridge.errors import InvalidModelError
-from qdqbridge.onnx_io.lowering.bits import packed, unpacked
+from qdqbridge.onnx_io.lowering.context import packed, unpacked
 from tests.onnx_io.lowering_cases import MS, Case, int4_bytes, ort_run, params_of
 from tests.onnx_models import Builder, canonical, check_carried, load, ops, run
 

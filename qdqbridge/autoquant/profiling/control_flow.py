@@ -19,7 +19,7 @@ from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.control_flow.bodies import Body, bodies_in, is_control
-from qdqbridge.onnx_io.control_flow.steps import Array, ControlSteps
+from qdqbridge.onnx_io.control_flow.conditional import Array, ControlSteps
 from qdqbridge.targets.running import Execution, Recipe
 
 Visit: TypeAlias = "Callable[[str, Sample], None]"

@@ -22,13 +22,22 @@ from qdqbridge.core.ops.attributes import (
     SplitAttrs,
     TransposeAttrs,
 )
-from qdqbridge.core.ops.build import constant, dequantized, quantized, requantized, result
+from qdqbridge.core.ops.build import (
+    constant,
+    dequantized,
+    inverse,
+    permuted_operand,
+    permuted_params,
+    permuted_type,
+    quantized,
+    requantized,
+    result,
+)
 from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.composition import COMPOSITION
 from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
 from qdqbridge.core.ops.data_movement import FLATTEN, RESHAPE, TILE, TRANSPOSE
 from qdqbridge.core.ops.elementwise import CONCAT
-from qdqbridge.core.ops.permutation import inverse, permuted_operand, permuted_params, permuted_type
 from qdqbridge.core.ops.reduction import REDUCE_MAX, REDUCE_MEAN, REDUCE_MIN, REDUCE_SUM
 from qdqbridge.core.ops.selection import GATHER, PAD, SLICE, SPLIT
 from qdqbridge.core.ops.shapes import sliced

@@ -20,6 +20,7 @@ from qdqbridge.core.ops.build import (
     constant,
     dequantized,
     evaluated,
+    permuted_params,
     quantized,
     requantized,
     result,
@@ -27,7 +28,6 @@ from qdqbridge.core.ops.build import (
 from qdqbridge.core.ops.conversion import QUANTIZE, REINTERPRET, REQUANTIZE
 from qdqbridge.core.ops.data_movement import FLATTEN, RESHAPE, SQUEEZE, UNSQUEEZE
 from qdqbridge.core.ops.folding import proportionate
-from qdqbridge.core.ops.permutation import permuted_params
 from qdqbridge.core.ops.result_shapes import result_shape
 from qdqbridge.core.ops.selection import PAD
 from qdqbridge.core.ops.table import OPERATORS

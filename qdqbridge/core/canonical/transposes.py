@@ -12,11 +12,11 @@ from qdqbridge.core.ops.attributes import (
     SoftmaxAttrs,
     TransposeAttrs,
 )
+from qdqbridge.core.ops.build import permuted_operand, permuted_type
 from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
 from qdqbridge.core.ops.data_movement import TRANSPOSE
 from qdqbridge.core.ops.elementwise import CONCAT
-from qdqbridge.core.ops.permutation import permuted_operand, permuted_type
 from qdqbridge.core.ops.reduction import REDUCE_MAX, REDUCE_MIN
 from qdqbridge.core.ops.selection import PAD
 from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule

@@ -21,7 +21,7 @@ from qdqbridge.core.graph.quantization import (
     shifted_constant,
     shifted_params,
 )
-from qdqbridge.core.ops.build import constant, retyped
+from qdqbridge.core.ops.build import constant, inverse, permuted_params, retyped
 from qdqbridge.core.ops.conversion import DEQUANTIZE
 from qdqbridge.core.ops.normalization import (
     BATCH_NORMALIZATION,
@@ -29,7 +29,6 @@ from qdqbridge.core.ops.normalization import (
     INSTANCE_NORMALIZATION,
     LAYER_NORMALIZATION,
 )
-from qdqbridge.core.ops.permutation import inverse, permuted_params
 from qdqbridge.core.rewrite.rule import Proposal, Reject, Replace, RuleContext, rule
 
 _COMPUTING = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)

@@ -25,9 +25,9 @@ from qdqbridge.core.layout.constraints import (
     unmoved,
 )
 from qdqbridge.core.ops.attributes import ReshapeAttrs, TransposeAttrs
+from qdqbridge.core.ops.build import permuted_constant, permuted_type, widened
 from qdqbridge.core.ops.data_movement import FLATTEN, RESHAPE, TRANSPOSE, UNSQUEEZE
 from qdqbridge.core.ops.elementwise import CONCAT
-from qdqbridge.core.ops.permutation import permuted_constant, permuted_type, widened
 
 # ---- the minimum cut of a network by Dinic's algorithm (Soviet Math. Dokl. 11, 1970) -------------
 

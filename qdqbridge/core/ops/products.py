@@ -37,7 +37,7 @@ from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType, Shape, TensorType, ValueType, static_shape
 from qdqbridge.core.ops.attributes import AxesAttrs, TransposeAttrs
 from qdqbridge.core.ops.bodies import LETTERS, computed, folded, trimmed
-from qdqbridge.core.ops.permutation import permuted_params
+from qdqbridge.core.ops.build import permuted_params
 from qdqbridge.core.ops.result_shapes import result_shape
 from qdqbridge.errors import GraphError
 

@@ -8,12 +8,91 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import AttributeProto, helper, numpy_helper
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from qdqbridge.errors import UnsupportedQuantization
 from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.lowering.known import Known
 from qdqbridge.onnx_io.reading.model_file import default_opset
+
+# --------------------------------------------------------------------------------------------------
+# Codes of 2, 4 or 8 bits in bytes, the first one in the lowest bits, as ONNX packs them too.
+
+UNSIGNED = {2: TensorProto.UINT2, 4: TensorProto.UINT4, 8: TensorProto.UINT8}
+"""ONNX's unsigned element type of a width."""
+
+
+def unpacked(data: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
+    """Returns the first ``count`` codes of every row of bytes (the last axis)."""
+    per_byte = 8 // bits
+    shifts = np.arange(per_byte, dtype=np.uint8) * np.uint8(bits)
+    codes = (data[..., None] >> shifts) & np.uint8((1 << bits) - 1)
+    return codes.reshape(*data.shape[:-1], -1)[..., :count]
+
+
+def packed(codes: NDArray[Any], bits: int) -> bytes:
+    """Returns the bytes of codes in row-major order."""
+    per_byte = 8 // bits
+    flat = codes.reshape(-1).astype(np.uint8)
+    rows = np.pad(flat, (0, -flat.size % per_byte)).reshape(-1, per_byte)
+    shifts = np.arange(per_byte, dtype=np.uint8) * np.uint8(bits)
+    return np.bitwise_or.reduce(rows << shifts, axis=1).astype(np.uint8).tobytes()
+
+
+def tensor_of(codes: NDArray[Any], bits: int, name: str) -> onnx.TensorProto:
+    """Returns a constant of unsigned codes."""
+    tensor = TensorProto(name=name, data_type=UNSIGNED[bits], dims=codes.shape)
+    tensor.raw_data = packed(codes, bits)
+    return tensor
+
+
+# ---- channels-last nodes, as channels-first ones between transpositions that cancel --------------
+# onnxruntime's NHWC transformer gives QLinearConv, QLinearAveragePool, QLinearGlobalAveragePool
+# and MaxPool the layout (N, spatial…, C), and leaves elementwise operators between them as they
+# are.
+
+_USUAL_RANK = 4
+Perm = tuple[int, ...]
+
+
+def to_first(rank: int) -> Perm:
+    """Returns the permutation (N, spatial…, C) -> (N, C, spatial…)."""
+    return (0, rank - 1, *range(1, rank - 1))
+
+
+def to_last(rank: int) -> Perm:
+    """Returns the permutation (N, C, spatial…) -> (N, spatial…, C)."""
+    return (0, *range(2, rank), 1)
+
+
+def transposed(context: LoweringContext, name: str, perm: Perm, result: str = "") -> str:
+    """Returns ``Transpose(name)``, or its source where the two cancel and no name is asked for."""
+    layouts = context.known.layouts
+    source, inner = layouts.get(name, ("", ()))
+    order = [*range(len(inner))]  # the file's perm may be no permutation
+    if source and not result and sorted(perm) == order and [inner[i] for i in perm] == order:
+        return source
+    made = context.op("Transpose", [name], result, perm=list(perm))
+    layouts[made] = (name, perm)
+    return made
+
+
+def usual_rank(context: LoweringContext, name: str) -> int:
+    """Returns the rank of a tensor, 4 where nothing tells it."""
+    return context.known.rank(name) or _USUAL_RANK
+
+
+def common_source(context: LoweringContext, names: Sequence[str]) -> tuple[list[str], Perm | None]:
+    """Returns what ``names`` are transpositions of, where all are the same one."""
+    layouts = context.known.layouts
+    perms = {layouts[name][1] if name in layouts else None for name in names}
+    perm = next(iter(perms))
+    if len(perms) != 1 or perm is None:
+        return list(names), None
+    return [layouts[name][0] for name in names], perm
+
+
+# --------------------------------------------------------------------------------------------------
 
 MICROSOFT = "com.microsoft"
 """The domain in which QuantizeLinear and DequantizeLinear exist alike under every opset."""

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from qdqbridge.onnx_io.lowering.activation import activated
-from qdqbridge.onnx_io.lowering.context import LoweringContext
+from qdqbridge.onnx_io.lowering.context import (
+    LoweringContext,
+    to_first,
+    to_last,
+    transposed,
+    usual_rank,
+)
 from qdqbridge.onnx_io.lowering.integer_products import (
     along_channels,
     conv_sum,
     of_run_time,
     rounded,
 )
-from qdqbridge.onnx_io.lowering.layout import to_first, to_last, transposed, usual_rank
+from qdqbridge.onnx_io.lowering.normalization import activated
 from qdqbridge.onnx_io.tensors import dtype_of
 
 

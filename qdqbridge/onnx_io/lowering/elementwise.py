@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from qdqbridge.onnx_io.lowering.context import LoweringContext
-from qdqbridge.onnx_io.lowering.layout import Perm, common_source, transposed
+from qdqbridge.onnx_io.lowering.context import LoweringContext, Perm, common_source, transposed
 
 Lower = Callable[[LoweringContext], None]
 

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from qdqbridge.onnx_io.lowering.context import LoweringContext
-from qdqbridge.onnx_io.lowering.layout import usual_rank
+from qdqbridge.onnx_io.lowering.context import LoweringContext, usual_rank
 
 _BYTES = (TensorProto.INT8, TensorProto.UINT8)
 _ROUND = 11

@@ -16,9 +16,8 @@ import onnx
 from qdqbridge.core.graph.graph import Note
 from qdqbridge.errors import UnsupportedQuantization
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
-from qdqbridge.onnx_io.lowering.context import MICROSOFT, LoweringContext
+from qdqbridge.onnx_io.lowering.context import MICROSOFT, LoweringContext, transposed
 from qdqbridge.onnx_io.lowering.known import Known
-from qdqbridge.onnx_io.lowering.layout import transposed
 from qdqbridge.onnx_io.lowering.table import lowering_of
 from qdqbridge.onnx_io.reading.model_file import default_opset
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from qdqbridge.onnx_io.lowering.activation import activated
 from qdqbridge.onnx_io.lowering.context import LoweringContext
 from qdqbridge.onnx_io.lowering.integer_products import (
     along_rows,
@@ -13,6 +12,7 @@ from qdqbridge.onnx_io.lowering.integer_products import (
     of_run_time,
     rounded,
 )
+from qdqbridge.onnx_io.lowering.normalization import activated
 
 
 def qlinear_matmul(context: LoweringContext) -> None:

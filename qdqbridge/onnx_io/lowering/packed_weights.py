@@ -10,8 +10,7 @@ from onnx import TensorProto
 
 from qdqbridge.core.graph.types import static_shape
 from qdqbridge.core.ops.packed_products import OWN_ORDER, PERMUTED, PackedGather, PackedProduct
-from qdqbridge.onnx_io.lowering.bits import UNSIGNED, tensor_of, unpacked
-from qdqbridge.onnx_io.lowering.context import LoweringContext
+from qdqbridge.onnx_io.lowering.context import UNSIGNED, LoweringContext, tensor_of, unpacked
 from qdqbridge.onnx_io.lowering.run_time_weights import Blocks, unpacked_weight
 
 _ATTRIBUTES = frozenset(("N", "K", "bits", "block_size", "accuracy_level", "weight_prepacked"))

@@ -6,8 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from qdqbridge.core.ops.windows import reaching
-from qdqbridge.onnx_io.lowering.context import LoweringContext
-from qdqbridge.onnx_io.lowering.layout import to_first, to_last, transposed, usual_rank
+from qdqbridge.onnx_io.lowering.context import (
+    LoweringContext,
+    to_first,
+    to_last,
+    transposed,
+    usual_rank,
+)
 
 
 def _average(

@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import TensorProto
 
-from qdqbridge.onnx_io.lowering.activation import clipped
-from qdqbridge.onnx_io.lowering.context import LoweringContext
+from qdqbridge.onnx_io.lowering.context import MICROSOFT, LoweringContext
+from qdqbridge.onnx_io.lowering.normalization import clipped
+
+# ---- AMD Quark's ExtendedQuantizeLinear and ExtendedDequantizeLinear (Vitis* before) -------------
+
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+def extended(op_type: str) -> Callable[[LoweringContext], None]:
+    """Returns the lowering to QuantizeLinear or DequantizeLinear."""
+
+    def lower(context: LoweringContext) -> None:
+        """The same node under its usual name; storage types are checked where it is read.
+
+        Source: AMD Quark, quark/onnx/operators/custom_ops.
+        """
+        axis = context.int_("axis", 1)
+        kind = context.known.element_type(context.input(2)) if context.input(2) else 0
+        if kind in _FLOATS:
+            raise context.refusal(
+                f"storage in {TensorProto.DataType.Name(kind).lower()}",
+                f"its zero point '{context.input(2)}' is of that type",
+                "export with integers, or with 8-bit floats",
+            )
+        inputs = list(context.proto.input)
+        context.op(op_type, inputs, context.proto.output[0], domain=MICROSOFT, axis=axis)
+
+    return lower
+
+
+# --------------------------------------------------------------------------------------------------
 
 _ROUNDINGS = ("ROUND", "HALF_EVEN")
 _MOST_BITS = 32
@@ -92,8 +123,6 @@ def trunc(context: LoweringContext) -> None:
 
 
 # ---- what the inputs say ----------------------------------------------------------------------
-
-
 def _check_rounding(context: LoweringContext, default: str) -> None:
     mode = context.string("rounding_mode", default).upper()
     if mode not in _ROUNDINGS:
@@ -167,8 +196,6 @@ def _squeezed(context: LoweringContext, scale: NDArray[Any]) -> tuple[NDArray[An
 
 
 # ---- what is made -----------------------------------------------------------------------------
-
-
 def _emit_qonnx_quantize(
     context: LoweringContext,
     scale: NDArray[Any],

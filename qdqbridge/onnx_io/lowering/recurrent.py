@@ -8,14 +8,102 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+from numpy.typing import NDArray
 from onnx import NodeProto
 
-from qdqbridge.onnx_io.lowering.context import LoweringContext
-from qdqbridge.onnx_io.lowering.layout import Perm, transposed
+from qdqbridge.onnx_io.lowering.context import LoweringContext, Perm, transposed
+
+# ---- com.microsoft's RelativePositionBias, the bias of T5's attentions, as ONNX's Gathers --------
+
+_MOST = 4096
+"""The longest distance, and the most buckets, of which a table is made."""
+
+
+def relative_position_bias(context: LoweringContext) -> None:
+    """A number per head and distance of two tokens, distances in buckets that grow with them.
+
+    onnxruntime has a kernel for CUDA only. It takes logarithms of float32 at run time; the buckets
+    here are those of exact arithmetic, in a table. The bias is stored by heads, against its shape.
+    Source: onnxruntime docs/ContribOperators.md, contrib_ops/cuda/bert/relative_attn_bias_impl.cu,
+    test/contrib_ops/relative_attention_bias_test.cc.
+    """
+    shape, reach = context.known.shape(context.input(0)), context.int_("max_distance", 0)
+    extents = () if shape is None else tuple(n for n in shape if isinstance(n, int))
+    if shape is None or len(shape) != 2 or len(extents) != 2:
+        raise context.refusal(
+            "the extents of its bias are unknown",
+            f"input 0 ('{context.input(0)}') has the shape {shape}",
+            "make it an initializer",
+        )
+    both, (buckets, heads) = context.flag("is_bidirectional"), extents
+    side = buckets // 2 if both else buckets
+    if not 0 < side // 2 < reach <= _MOST or side > _MOST:
+        raise context.refusal(
+            f"no table is made of {buckets} buckets up to distance {reach}",
+            f"half of one side's have to be less than the distance, and both at most {_MOST}",
+            "leave it to onnxruntime",
+        )
+    queries, keys = (_places(context, index) for index in (1, 2))
+    column = context.op("Reshape", [queries, context.enter(np.array([-1, 1]), "column")])
+    low, high = (context.enter(np.int64(n), "end") for n in (-reach, reach if both else 0))
+    away = context.op("Sub", [keys, column])
+    away = context.op("Min", [context.op("Max", [away, low]), high])
+    index = context.op("Sub", [away, low])
+    table = context.enter(_buckets(side, reach, both=both), "buckets")
+    by_heads = context.enter(np.array([1, heads, buckets]), "heads")
+    bias = context.op("Reshape", [context.input(0), by_heads])
+    context.op(
+        "Gather", [bias, context.op("Gather", [table, index])], context.proto.output[0], axis=2
+    )
+
+
+def _places(context: LoweringContext, index: int) -> str:
+    """Returns the tensor of all positions below a length."""
+    length = context.op(
+        "Reshape", [context.input(index), context.enter(np.zeros(0, np.int64), "scalar")]
+    )
+    zero, one = (context.enter(np.int64(n), "step") for n in (0, 1))
+    return context.op("Range", [zero, length, one])
+
+
+def _buckets(side: int, reach: int, *, both: bool) -> NDArray[np.int64]:
+    """Returns the bucket of every position of a key relative to its query, from -reach on.
+
+    Args:
+        side: How many buckets the keys on one side of a query have.
+        reach: The distance from which on all are in the last of them.
+        both: Keys behind a query have buckets of their own; otherwise that of distance 0.
+    """
+    starts = [*range(1, side // 2 + 1), *_starts(side, reach)]
+    before = np.searchsorted(starts, np.arange(reach + 1), side="right")
+    behind = before[1:] + side if both else before[:0]
+    return np.concatenate([before[::-1], behind]).astype(np.int64)
+
+
+def _starts(side: int, reach: int) -> list[int]:
+    """Returns the least distance of each bucket that has several.
+
+    Of ``exact = side // 2`` and ``wide = side - exact``, distance d is in bucket ``exact +
+    floor(log(d / exact) / log(reach / exact) * wide)``, but none beyond the last.
+    """
+    exact = side // 2
+    wide, starts = side - exact, list[int]()
+    for step in range(1, wide):
+        needed = reach**step * exact ** (wide - step)
+        start = max(exact, int(exact * (reach / exact) ** (step / wide)) - 1)
+        while start**wide < needed:
+            start += 1
+        starts.append(start)
+    return starts
+
+
+# --------------------------------------------------------------------------------------------------
 
 _BATCH_SECOND: Perm = (1, 0, 2)
 _OPERANDS = (0, 5, 6)
 """The input, and what is carried at first."""
+
 _RESULTS: Mapping[int, Perm] = {0: (2, 0, 1, 3), 1: _BATCH_SECOND, 2: _BATCH_SECOND}
 """From (steps, directions, batch, size) and (directions, batch, size) on."""
 

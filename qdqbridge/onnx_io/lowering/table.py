@@ -17,9 +17,7 @@ from qdqbridge.onnx_io.lowering import (
     packed_weights,
     pooling,
     qonnx,
-    quark,
     recurrent,
-    relative_positions,
 )
 from qdqbridge.onnx_io.lowering.context import MICROSOFT, LoweringContext
 
@@ -95,12 +93,12 @@ LOWERINGS: tuple[Lowering, ...] = (
     _microsoft("SkipSimplifiedLayerNormalization", 3, 4, normalization.skip_norm(centred=False)),
     _microsoft("BiasGelu", 2, 2, normalization.bias_gelu),
     _microsoft("FastGelu", 1, 2, normalization.fast_gelu),
-    _microsoft("RelativePositionBias", 3, 3, relative_positions.relative_position_bias),
+    _microsoft("RelativePositionBias", 3, 3, recurrent.relative_position_bias),
     *(Lowering(domain, "Quant", 4, 4, qonnx.quant) for domain in _QONNX_DOMAINS),
     *(Lowering(domain, "IntQuant", 4, 4, qonnx.quant) for domain in _QONNX_DOMAINS),
     *(Lowering(domain, "BipolarQuant", 2, 2, qonnx.bipolar_quant) for domain in _QONNX_DOMAINS),
     *(Lowering(domain, "Trunc", 5, 7, qonnx.trunc) for domain in _QONNX_DOMAINS),
-    *(Lowering(domain, name, 2, 3, quark.extended(plain)) for domain, name, plain in _QUARK),
+    *(Lowering(domain, name, 2, 3, qonnx.extended(plain)) for domain, name, plain in _QUARK),
 )
 
 _BY_NAME: Mapping[tuple[str, str], Lowering] = MappingProxyType(

@@ -140,7 +140,7 @@ OPAQUE_NODES = OpaqueNodes(
 
 def _inside(node: Node, operands: Operands) -> Sequence[NDArray[Any]] | None:
     """Computes bodies that quantize; reading them needs the operators that this module makes."""
-    from qdqbridge.onnx_io.control_flow.evaluation import computed_by_bodies
+    from qdqbridge.onnx_io.control_flow.conditional import computed_by_bodies
 
     return computed_by_bodies(node, operands)
 

@@ -18,9 +18,9 @@ from qdqbridge.core.graph.graph import Graph, Note, Value
 from qdqbridge.core.graph.types import Dim, Shape, TensorType
 from qdqbridge.core.ops.folding import Budget
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
-from qdqbridge.onnx_io.adapters import adapt, read_adapter
 from qdqbridge.onnx_io.codecs import OLDEST_READ
 from qdqbridge.onnx_io.control_flow.branches import take_branches
+from qdqbridge.onnx_io.external_data import adapt, read_adapter
 from qdqbridge.onnx_io.file_nodes import KeptFile, kept_file
 from qdqbridge.onnx_io.inference.node_types import nested_type
 from qdqbridge.onnx_io.inference.shapes import declared_types, shape_of

@@ -24,8 +24,7 @@ from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION
 from qdqbridge.core.ops.packed_products import PackedGather, packed_gather
 from qdqbridge.core.rewrite.driver import run
 from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, pattern_rule
-from qdqbridge.onnx_io.lowering.bits import packed
-from qdqbridge.onnx_io.lowering.context import MICROSOFT
+from qdqbridge.onnx_io.lowering.context import MICROSOFT, packed
 from qdqbridge.onnx_io.lowering.normalization import BIAS_GELU, DATA, SKIP, WITH_BIAS
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs, opaque_attributes
 from qdqbridge.onnx_io.opaque.operators import opaque_operator

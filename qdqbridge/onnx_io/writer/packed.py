@@ -12,6 +12,7 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.ops.build import permuted_constant
 from qdqbridge.core.ops.dynamic import DYNAMIC_BLOCK_DENSE
 from qdqbridge.core.ops.matmul import DENSE, MATMUL
 from qdqbridge.core.ops.packed_products import (
@@ -21,10 +22,8 @@ from qdqbridge.core.ops.packed_products import (
     PackedProduct,
     packed_product,
 )
-from qdqbridge.core.ops.permutation import permuted_constant
 from qdqbridge.core.ops.selection import GATHER
-from qdqbridge.onnx_io.lowering.bits import UNSIGNED, packed
-from qdqbridge.onnx_io.lowering.context import MICROSOFT
+from qdqbridge.onnx_io.lowering.context import MICROSOFT, UNSIGNED, packed
 from qdqbridge.onnx_io.tensors import raw_bytes
 from qdqbridge.onnx_io.writer.names import stem
 from qdqbridge.onnx_io.writer.rows import RowWriter, real_dtype

@@ -16,9 +16,9 @@ from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes
 from qdqbridge.core.graph.types import QuantType, TensorType
 from qdqbridge.core.ops.attributes import GemmAttrs, ReduceAttrs, ReshapeAttrs
+from qdqbridge.core.ops.build import permuted_params, permuted_shape
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.matmul import GEMM
-from qdqbridge.core.ops.permutation import permuted_params, permuted_shape
 from qdqbridge.onnx_io.writer.packed import packed_row
 from qdqbridge.onnx_io.writer.rows import RowWriter, is_quantized, real_dtype
 from qdqbridge.onnx_io.writer.unfused import unfused, unfused_operand

@@ -25,7 +25,7 @@ from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType
-from qdqbridge.core.ops.permutation import permuted_constant
+from qdqbridge.core.ops.build import permuted_constant
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.targets.comparison.bounds import exact
 from qdqbridge.tvm.byoc import canonical, partition

@@ -29,7 +29,7 @@ from qdqbridge.core.ops.attributes import (
     SplitAttrs,
     TileAttrs,
 )
-from qdqbridge.core.ops.permutation import inverse, permuted_constant, permuted_operand, widened
+from qdqbridge.core.ops.build import inverse, permuted_constant, permuted_operand, widened
 from qdqbridge.core.ops.table import BY_NAME
 from tests.onnx_models import Builder, ints, load, ops, run
 

@@ -16,10 +16,10 @@ from qdqbridge.core.ops.attributes import (
     ReshapeAttrs,
     ShapeAttrs,
 )
+from qdqbridge.core.ops.build import Perm
 from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.conversion import DEQUANTIZE
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
-from qdqbridge.core.ops.permutation import Perm
 from qdqbridge.core.ops.table import BY_NAME, OPERATORS
 from qdqbridge.core.ops.unary import LEAKY_RELU
 from qdqbridge.tvm.qnn.read import accumulate

@@ -8,8 +8,8 @@ from dataclasses import replace
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.types import ValueType
 from qdqbridge.core.ops.attributes import TransposeAttrs
+from qdqbridge.core.ops.build import Perm, inverse, permuted_constant, permuted_type
 from qdqbridge.core.ops.conversion import REINTERPRET
-from qdqbridge.core.ops.permutation import Perm, inverse, permuted_constant, permuted_type
 from qdqbridge.tvm.qnn.read.call import Call
 from qdqbridge.tvm.qnn.read.reading import Reading
 from qdqbridge.tvm.qnn.signatures import data_letters, kernel_letters

@@ -14,7 +14,7 @@ from qdqbridge.core.graph.graph import Note, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow
 from qdqbridge.core.graph.types import QuantType, Shape, TensorType, ValueType, static_shape
 from qdqbridge.core.ops.attributes import AxesAttrs, ReshapeAttrs, TransposeAttrs
-from qdqbridge.core.ops.permutation import permuted_type
+from qdqbridge.core.ops.build import permuted_type
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.tvm.qnn import read

@@ -18,9 +18,9 @@ from qdqbridge.core.ops.attributes import (
     ReshapeAttrs,
     TransposeAttrs,
 )
+from qdqbridge.core.ops.build import permuted_shape as permuted
 from qdqbridge.core.ops.depth_space import STEPS
 from qdqbridge.core.ops.elementwise import CONCAT, WHERE
-from qdqbridge.core.ops.permutation import permuted_shape as permuted
 from qdqbridge.tvm.qnn.origin import layout_of
 from qdqbridge.tvm.qnn.read import accumulate
 from qdqbridge.tvm.qnn.read.call import Call, Entry, Result, UnroundedProduct

@@ -12,8 +12,8 @@ from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes
 from qdqbridge.core.graph.types import QuantType, TensorType, ValueType
 from qdqbridge.core.layout.constraints import channels_first as first
 from qdqbridge.core.ops.attributes import AxisAttrs, DepthSpaceAttrs, ResizeAttrs
+from qdqbridge.core.ops.build import inverse, permuted_shape
 from qdqbridge.core.ops.cast import CAST
-from qdqbridge.core.ops.permutation import inverse, permuted_shape
 from qdqbridge.core.ops.resize import moves
 from qdqbridge.tvm.qnn.origin import layout_of
 from qdqbridge.tvm.qnn.read import parameters

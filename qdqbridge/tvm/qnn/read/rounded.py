@@ -16,9 +16,9 @@ from qdqbridge.core.ops.attributes import (
     ReduceAttrs,
     SoftmaxAttrs,
 )
+from qdqbridge.core.ops.build import Perm
 from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION
 from qdqbridge.core.ops.normalization import OPERATORS as NORMS
-from qdqbridge.core.ops.permutation import Perm
 from qdqbridge.core.ops.pooling import GLOBAL_POOLS
 from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.tvm.qnn.origin import is_swapped

@@ -28,6 +28,7 @@ from qdqbridge.core.layout.constraints import (
 )
 from qdqbridge.core.layout.conversion import INFINITE, SINK, SOURCE, Network
 from qdqbridge.core.ops.attributes import ReduceAttrs, ReshapeAttrs, TransposeAttrs
+from qdqbridge.core.ops.build import permuted_constant, permuted_shape, permuted_type, widened
 from qdqbridge.core.ops.data_movement import (
     DEPTH_TO_SPACE,
     FLATTEN,
@@ -42,7 +43,6 @@ from qdqbridge.core.ops.normalization import (
     GROUP_NORMALIZATION,
     INSTANCE_NORMALIZATION,
 )
-from qdqbridge.core.ops.permutation import permuted_constant, permuted_shape, permuted_type, widened
 from qdqbridge.core.ops.pooling import GLOBAL_AVERAGE_POOL
 from qdqbridge.core.ops.reduction import REDUCE_MEAN
 from qdqbridge.core.ops.resize import RESIZE

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.ops.permutation import permuted_shape
+from qdqbridge.core.ops.build import permuted_shape
 from qdqbridge.tvm.qnn import read
 from qdqbridge.tvm.qnn.read.call import Result
 from qdqbridge.tvm.qnn.read.reader import CallReader, Read

@@ -9,8 +9,8 @@ from qdqbridge.core.graph.graph import Origin, Value
 from qdqbridge.core.graph.types import ValueType
 from qdqbridge.core.layout.constraints import channels_first, channels_last
 from qdqbridge.core.ops.attributes import AxesAttrs, AxisAttrs, ReshapeAttrs, TransposeAttrs
+from qdqbridge.core.ops.build import permuted_shape
 from qdqbridge.core.ops.data_movement import TRANSPOSE
-from qdqbridge.core.ops.permutation import permuted_shape
 from qdqbridge.tvm.qnn.origin import layout_of
 from qdqbridge.tvm.qnn.read.call import Call, Entry, Result, UnroundedProduct
 from qdqbridge.tvm.qnn.read.constants import constant_of
