@@ -46,9 +46,13 @@ ROUNDED = frozenset({
 _EPSILON = {"float32": 2.0**-21, "float16": 2.0**-9, "float64": 2.0**-48}
 _OPTIMIZED = 0.2
 """Of the graphs, what LLVM optimizes."""
-_TRIES, _MARGIN = 8, 4.0
-_BESIDE_ZERO = frozenset({"LogSoftmax", "ReduceLogSumExp", "ReduceLogSum", "Softplus", "Log"})
-"""Operators whose result is as exact as a logarithm around 1 is: as 1, not as the result."""
+_TRIES, _MORE, _MARGIN = 8, 64, 4.0
+_BESIDE_ZERO = frozenset(
+    {"LogSoftmax", "ReduceLogSumExp", "ReduceLogSum", "Softplus", "Log", "Gelu"}
+)
+"""Operators whose result is as exact as a logarithm around 1 is: as 1, not as the result. So is
+1 + erf."""
+_PRODUCTS = ("Conv", "ConvTranspose", "Gemm")
 _LARGE = {"float32": 1e15, "float16": 100.0, "float64": 1e100}
 """Numbers whose products may overflow in one order of additions, and not in another."""
 
@@ -127,6 +131,8 @@ class Run:
         onnx.save(case.model, self.file)
         self.graph: Any = None
         self.executable: Any = None
+        self.doubtful = False
+        """onnxruntime computes another result of the whole model than of its nodes."""
 
     def stage(self, name: str) -> Outcome:
         """Returns what becomes of the case in a stage."""
@@ -164,8 +170,10 @@ class Run:
             return
         if found.shape == wanted.shape:
             differ = ~_same(found, wanted)
-            allowed = moved(self.case, index, name, wanted)
-            if allowed is not None:
+            for tries in (_TRIES, _MORE):  # whatever lies beside a tie moves one way or the other
+                allowed = moved(self.case, index, name, wanted, tries)
+                if allowed is None:
+                    break
                 with np.errstate(all="ignore"):
                     away = np.abs(_wide(found) - _wide(wanted))
                     differ &= ~(away <= _MARGIN * allowed) & ~np.isinf(allowed)
@@ -182,7 +190,11 @@ class Run:
             raise Wrong(f"set {index}: {name} has shape {found.shape} instead of {wanted.shape}")
 
     def _whole(self) -> None:
-        self._each(_by_name(self.case.model))
+        try:
+            self._each(_by_name(self.case.model))
+        except Wrong as error:
+            self.doubtful = True
+            raise NoJudge(f"the judge contradicts itself: {error}") from error
 
     def _load(self) -> None:
         self.graph = qb.load(self.file)
@@ -209,7 +221,8 @@ class Run:
     def _saved(self) -> None:
         graph, saved = self._loaded(), self.folder / "saved.onnx"
         qb.save(graph, saved, overwrite=True)
-        self._each(_by_name(onnx.load(saved)))
+        if not self.doubtful:
+            self._each(_by_name(onnx.load(saved)))
         if qb.load(saved).digest != graph.digest:
             raise Wrong("the saved file has another digest")
 
@@ -243,7 +256,7 @@ def _same(found: Array, wanted: Array) -> Array:
     return same
 
 
-def moved(case: Case, index: int, name: str, wanted: Array) -> Array | None:
+def moved(case: Case, index: int, name: str, wanted: Array, tries: int = _TRIES) -> Array | None:
     """Returns how far random last bits move an output, by element; None where none are before it.
 
     Infinite where it becomes a number, or none, or has another shape.
@@ -259,7 +272,7 @@ def moved(case: Case, index: int, name: str, wanted: Array) -> Array | None:
     with np.errstate(all="ignore"):
         widest = np.abs(np.spacing(wanted)) if wanted.dtype.kind == "f" else np.zeros(wanted.shape)
     widest = np.where(np.isfinite(widest), widest, 0).astype(np.float64)
-    for number in range(_TRIES):
+    for number in range(tries):
         noisy, count = _noisy(case.model, case.values[index], name, np.random.default_rng(number))
         if not count:
             return None
@@ -302,6 +315,7 @@ def _noisy(
     def real(of: str) -> bool:
         return bool(of) and of in arrays and arrays[of].dtype.name in _EPSILON
 
+    makers = {result: node for node in model.graph.node for result in node.output}
     for node in model.graph.node:
         copy = NodeProto()
         copy.CopyFrom(node)
@@ -310,7 +324,15 @@ def _noisy(
             nodes.append(copy)
             continue
         for i, operand in enumerate(node.input):
-            if real(operand) and not (node.op_type in ("Resize", "Upsample") and i):
+            if i == 2 and (unit := _bias_unit(node, makers, arrays)):
+                made, key = f"{operand}/{count}", f"noise_{count}"
+                around = rng.choice([-0.5, 0.5], arrays[operand].shape) * unit
+                around = around.astype(arrays[operand].dtype)
+                noisy.graph.initializer.append(numpy_helper.from_array(around, key))
+                nodes.append(helper.make_node("Add", [operand, key], [made]))
+                copy.input[i] = made
+                count += 1
+            elif real(operand) and not (node.op_type in ("Resize", "Upsample") and i):
                 made = f"{operand}/{count}"
                 nodes.append(helper.make_node("Mul", [operand, factor(operand)], [made]))
                 copy.input[i] = made
@@ -330,6 +352,17 @@ def _noisy(
     del noisy.graph.output[:]
     noisy.graph.output.extend(outputs)
     return noisy, count
+
+
+def _bias_unit(
+    node: NodeProto, makers: Mapping[str, NodeProto], arrays: Mapping[str, Array]
+) -> float:
+    """Returns the unit to whole numbers of which the canonical form rounds a float bias; or 0."""
+    both = [makers.get(name) for name in node.input[:2]]
+    dequantized = [m for m in both if m is not None and m.op_type == "DequantizeLinear"]
+    if node.op_type not in _PRODUCTS or len(dequantized) != 2 or node.input[2] not in arrays:
+        return 0.0
+    return float(np.prod([float(arrays[m.input[1]].max()) for m in dequantized]))
 
 
 def _one(model: onnx.ModelProto, array: Array) -> str:

@@ -24,9 +24,14 @@ def undefined(op_type: str, operands: Operands, attributes: Mapping[str, Any]) -
 
 
 def aborts(op_type: str, operands: Operands, attributes: Mapping[str, Any]) -> bool:
-    """Returns whether a node ends onnxruntime's process: Unique, of slices without elements."""
+    """Returns whether a node ends onnxruntime's process.
+
+    Unique of slices without elements, and a ConvTranspose of an image without any.
+    """
     x = operands[0] if operands else None
-    return op_type == "Unique" and "axis" in attributes and x is not None and not x.size
+    if x is None or x.size:
+        return False
+    return op_type == "ConvTranspose" or (op_type == "Unique" and "axis" in attributes)
 
 
 def _given(operands: Operands, index: int) -> Array:
@@ -172,10 +177,36 @@ def _no_terms(operands: Operands, attributes: Mapping[str, Any]) -> bool:
 
 
 def _power(operands: Operands, attributes: Mapping[str, Any]) -> bool:
-    """Negative powers of the integer 0."""
+    """Negative powers of the integer 0, and powers that leave the type or float64."""
     del attributes
-    x, exponent = _given(operands, 0), _given(operands, 1)
-    return x.dtype.kind in "iu" and bool(np.any((x == 0) & (exponent < 0)))
+    x, exponent = np.broadcast_arrays(_given(operands, 0), _given(operands, 1))
+    if x.dtype.kind not in "iu" or not x.size:
+        return False
+    with np.errstate(all="ignore"):
+        power = np.abs(x.astype(np.float64)) ** exponent.astype(np.float64)
+    most = min(float(np.iinfo(x.dtype).max), 2.0**53)
+    return bool(np.any((x == 0) & (exponent < 0)) or np.any(~(power <= most)))
+
+
+def _choice(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """ONNX lets a condition be shorter than what it chooses from, and says nothing of a longer."""
+    x, axis = _given(operands, 0), attributes.get("axis")
+    return _given(operands, 1).size > (x.size if axis is None else x.shape[axis])
+
+
+def _unbounded(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """Infinities that an absent bound cuts in ONNX's text, and leaves in its reference."""
+    x, names = _given(operands, 0), ("min", "max")
+    given = [len(operands) > i and operands[i] is not None for i in (1, 2)]
+    given = [g or name in attributes for g, name in zip(given, names, strict=True)]
+    if x.dtype.kind != "f" or all(given):
+        return False
+    return bool(np.isinf(x).any())
+
+
+def _error_function(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """Of integers: ONNX does not say how a fraction becomes one."""
+    return _float64(operands, attributes) or _given(operands, 0).dtype.kind in "iu"
 
 
 def _interpolated(operands: Operands, attributes: Mapping[str, Any]) -> bool:
@@ -192,7 +223,7 @@ _ROWS: Mapping[str, Callable[[Operands, Mapping[str, Any]], bool]] = {
     "Pow": _power, "Div": _quotient, "Mod": _quotient, "BitShift": _shift, "ReduceMean": _mean,
     "Concat": _joined, "Slice": _sliced, "Squeeze": _squeezed, "NonZero": _scalar,
     **dict.fromkeys(("Gemm", "Einsum", "ReduceSum", "ReduceProd", "ReduceSumSquare"), _wraps),
-    **dict.fromkeys(("Erf", "HardSwish"), _float64),
+    "Erf": _error_function, "HardSwish": _float64, "Compress": _choice, "Clip": _unbounded,
     **dict.fromkeys(("Resize", "Upsample"), _interpolated),
     "InstanceNormalization": _single, "PRelu": _slope, "LpPool": _window, "OneHot": _broken_index,
     "AveragePool": _average, "Hardmax": _reference_hardmax,

@@ -25,6 +25,7 @@ from qdqbridge.onnx_io.inference.attention_extents import attention_extents, kep
 from qdqbridge.onnx_io.inference.dropped_windows import without_dropped_windows
 from qdqbridge.onnx_io.inference.guarded import guarded_inference
 from qdqbridge.onnx_io.inference.inferable_bodies import with_known_bodies
+from qdqbridge.onnx_io.inference.loops import loop_results
 from qdqbridge.onnx_io.inference.runtime_types import runtime_types
 from qdqbridge.onnx_io.reading.structure import subgraphs, whole_results
 from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx
@@ -101,7 +102,11 @@ class NodeTypes:
         if proto.op_type in _CONVERSIONS or (contrib and proto.op_type in _SHAPED_AS_INPUT):
             return [_shaped_as_input(proto, operands)]
         if any(True for _ in subgraphs(proto)):
-            found = self._alone(_without_declared(proto), operands, data, captured)
+            whole = _without_declared(proto)
+            found = self._alone(whole, operands, data, captured)
+            if proto.op_type == "Loop" and not contrib:
+                known = map(_told, self._looped(whole, operands, data, captured))
+                found = [b if b.shape else a for a, b in zip(found, known, strict=False)]
             return found[: len(proto.output)]
         key = _key(proto, operands, data)
         if key not in self._known:
@@ -169,6 +174,35 @@ class NodeTypes:
             log.debug("%s: inference stopped: %s", proto.op_type, error)
             known = {}
         return [_told(known.get(name)) for name in proto.output]
+
+    def _looped(
+        self,
+        proto: NodeProto,
+        operands: Sequence[TypeProto | None],
+        data: Mapping[int, NDArray[Any]],
+        captured: Mapping[str, TypeProto],
+    ) -> list[TypeProto]:
+        """Infers what a Loop's body makes, as a model of its own."""
+        known_to_onnx, more = with_known_bodies(proto)
+        (body,) = subgraphs(known_to_onnx)
+        outside = [onnx.ValueInfoProto(name=name, type=type_) for name, type_ in captured.items()]
+
+        def infer(inputs: Sequence[TypeProto]) -> Sequence[TypeProto]:
+            graph = onnx.GraphProto()
+            graph.CopyFrom(body)
+            for value, type_ in zip(graph.input, inputs, strict=True):
+                value.type.CopyFrom(type_)
+            graph.input.extend([*more, *outside])
+            model = onnx.ModelProto(
+                ir_version=self.ir_version, graph=graph, opset_import=self.imports
+            )
+            try:
+                return [value.type for value in guarded_inference(model).graph.output]
+            except _FAILURES as error:
+                log.debug("body of a Loop: inference stopped: %s", error)
+                return [TypeProto() for _ in body.output]
+
+        return loop_results(body, operands, data, infer)
 
 
 def tensor_type(element: int, shape: Sequence[Dim | None] | None) -> TypeProto:

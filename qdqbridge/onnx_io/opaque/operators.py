@@ -6,7 +6,9 @@ Where onnxruntime has no kernel ONNX's own reference computes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, TypeAlias, TypeGuard, cast
 
@@ -29,6 +31,7 @@ from qdqbridge.core.graph.types import NestedType, TensorType
 from qdqbridge.core.text.parser import OpaqueNodes
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.onnx_io.codecs import BY_ROW
+from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.control_flow.subgraph_names import (
     CONTROL,
     bodies,
@@ -49,6 +52,7 @@ from qdqbridge.onnx_io.opaque.nodes import (
 from qdqbridge.onnx_io.opaque.paired import computed_with_losses
 from qdqbridge.onnx_io.opaque.steps import opaque_steps
 from qdqbridge.onnx_io.reading.declared import check_operand_types
+from qdqbridge.onnx_io.reading.operator_versions import carries_over
 from qdqbridge.onnx_io.reading.structure import describe, whole_results
 from qdqbridge.onnx_io.runtime.byte_products import (
     keep_byte_products,
@@ -158,6 +162,7 @@ def _with_losses(node: Node, operands: Operands) -> Sequence[NDArray[Any]] | Non
 def _compute(attributes: OpaqueAttrs, operands: Operands) -> tuple[Any, ...]:
     """Runs the node in onnxruntime, and in ONNX's own reference where that has no kernel.
 
+    onnxruntime may have one of a later version, which means the same and takes more types.
     What the reference does not have either runs in float32 where it is asked for float64 or
     float16, and is rounded once.
     """
@@ -172,6 +177,9 @@ def _compute(attributes: OpaqueAttrs, operands: Operands) -> tuple[Any, ...]:
     try:
         return _run(attributes, given)
     except UnsupportedModelError as error:
+        for later in _later_versions(attributes):
+            with suppress(UnsupportedModelError):
+                return _run(later, given)
         found = _referred(attributes, given)
         if found is not None:
             return found
@@ -180,6 +188,18 @@ def _compute(attributes: OpaqueAttrs, operands: Operands) -> tuple[Any, ...]:
             raise error
     results = _run(attributes, [_as(own, np.float32, each) for each in given])
     return tuple(_as(np.float32, own, result) for result in results)
+
+
+def _later_versions(attributes: OpaqueAttrs) -> Iterator[OpaqueAttrs]:
+    """Yields a node as later versions of its operator have it that mean the same."""
+    own = attributes.version
+    for version in (
+        range(own + 1, onnx.defs.onnx_opset_version() + 1) if not attributes.domain else ()
+    ):
+        schema = schema_of(attributes.op_type, "", version)
+        new = schema is not None and schema.since_version == version
+        if new and carries_over(attributes.op_type, own, version):
+            yield replace(attributes, version=version)
 
 
 def _unique_of_nothing(

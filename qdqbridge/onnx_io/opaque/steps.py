@@ -58,7 +58,8 @@ def opaque_steps(
     if domain == "" and proto.op_type in _CHOOSING:
         ranks = sum(len(operand.shape) for operand in operands if operand is not None)
         return _SESSION + read * (4 + ranks)
-    made = _made_one_hot(operands) if proto.op_type == "OneHot" else None
+    counted = _COUNTED.get(proto.op_type) if domain == "" else None
+    made = None if counted is None else counted(operands)
     if made is None:
         made = _made(proto, domain, version, operands)
     if made is None:
@@ -72,6 +73,20 @@ def _made_one_hot(operands: Sequence[Constant | None]) -> int | None:
     if indices is None or depth is None or depth.size != 1:
         return None
     return indices.size * max(int(depth.numpy().reshape(-1)[0]), 0)
+
+
+def _made_range(operands: Sequence[Constant | None]) -> int | None:
+    """Returns how many numbers a Range makes; of 16 bits inference does not tell."""
+    if len(operands) != 3 or any(o is None or o.size != 1 for o in operands):
+        return None
+    start, limit, step = (float(o.numpy().reshape(-1)[0]) for o in operands if o is not None)
+    if not (math.isfinite(start) and math.isfinite(limit) and math.isfinite(step)) or not step:
+        return None
+    return max(math.ceil((limit - start) / step), 0)
+
+
+_COUNTED = {"OneHot": _made_one_hot, "Range": _made_range}
+"""Operators of which constants say more than ONNX's inference reads."""
 
 
 def _made(

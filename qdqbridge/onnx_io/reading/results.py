@@ -315,7 +315,7 @@ class Results:
         Returns:
             The constants to read in the place of its results, where extents determine these.
         """
-        found: dict[Value, Value] = {}
+        found = self._counted(node)
         for value, extents in zip(node.outputs, self._computed(node), strict=False):
             shape = value.type.shape
             if extents is None or shape is None or len(shape) > 1:
@@ -330,6 +330,21 @@ class Results:
             found[value] = Value(
                 TensorType(value.type.dtype, constant.shape), value.name, constant=constant
             )
+        return found
+
+    def _counted(self, node: Node) -> dict[Value, Value]:
+        """Returns results whose extents only the numbers of constants say, as constants."""
+        found: dict[Value, Value] = {}
+        if not isinstance(node.attributes, OpaqueAttrs) or node.attributes.domain:
+            return found
+        for value in node.outputs:
+            nested = isinstance(value.type, NestedType)
+            if nested or static_shape(value.type.shape) is not None or value.type.dtype.is_float:
+                continue
+            constant = self._constant(value)
+            if constant is not None and constant.size <= _FOLDED:
+                type_ = TensorType(value.type.dtype, constant.shape)
+                found[value] = Value(type_, value.name, constant=constant)
         return found
 
     def _computed(self, node: Node) -> list[Extents | None]:

@@ -293,9 +293,9 @@ def _emit_blocks(
         attributes.block_size,
     )
     steps = steps.channels_last() if node in emitter.channels_last else steps
-    split = emitter.emit(emitter.op.reshape(x, steps.between(have, size)))
+    split = emitter.emit(emitter.reshape(x, steps.between(have, size)))
     permuted = emitter.emit(emitter.op.permute_dims(split, list(steps.perm)))
-    return emitter.op.reshape(permuted, steps.result(have, size))
+    return emitter.reshape(permuted, steps.result(have, size))
 
 
 def _max_pool(emitter: FunctionEmitter, node: Node, attributes: PoolAttrs, x: Expr) -> Expr:

@@ -105,6 +105,10 @@ class FunctionEmitter(ABC):
         del extents
         return target
 
+    def reshape(self, expr: Expr, extents: Sequence[Any]) -> Expr:
+        """Returns data in a shape of which every extent is known, 0 as well."""
+        return self.op.reshape(expr, extents)
+
     def larger_bound(self, extent: Any, bound: int, other: int) -> Any:
         """Returns a bound of a slice, or another one that is further from the first element."""
         del extent, other  # a host of known extents compares numbers

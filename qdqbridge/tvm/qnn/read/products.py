@@ -110,7 +110,8 @@ def _matrices(
         return None
     if turned_right != ((dense or gemm.trans_b) and not stated):
         return None
-    for a, b in ((left, right), (left, vector(right)), (vector(left), right)):
+    pairs = ((left, right), (left, vector(right)), (vector(left), right))
+    for a, b in (*pairs, (vector(left), vector(right))):
         if a is None or b is None:
             continue
         if _product_shape(a.type.shape, b.type.shape, gemm, dense=dense) == shape:

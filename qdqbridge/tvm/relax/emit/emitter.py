@@ -159,6 +159,10 @@ class RelaxEmitter(FunctionEmitter):
         found = reshaped(list(extents), target, allow_zero=True)
         return target if found is None else [simple(extent) for extent in found]
 
+    def reshape(self, expr: Expr, extents: Sequence[Any]) -> Expr:
+        """Returns data in a shape; ``relax.op.reshape`` takes 0 for the extent that is there."""
+        return relax.Call(tvm.ir.Op.get("relax.reshape"), [expr, relax.ShapeExpr(list(extents))])
+
     def need_same(self, extent: Any, wanted: Any) -> None:
         """Ends a run with an error where two extents differ.
 

@@ -174,6 +174,13 @@ def _squeeze(node: Node, attributes: OpaqueAttrs) -> str | None:
     return "without axes the run tells which extents are 1, and how many are left"
 
 
+def _conv_transpose(node: Node, attributes: OpaqueAttrs) -> str | None:
+    del node
+    if any(each.name == "output_shape" for each in attributes.node.proto().attribute):
+        return "it leaves out the extents that the result shall have"
+    return None
+
+
 def _unique(node: Node, attributes: OpaqueAttrs) -> str | None:
     stored = attributes.node.proto()
     inverse = stored.output[2:3]
@@ -198,6 +205,7 @@ def _suppression(node: Node, attributes: OpaqueAttrs) -> str | None:
 
 
 _GAPS: Mapping[str, Callable[[Node, OpaqueAttrs], str | None]] = {
+    "ConvTranspose": _conv_transpose,
     "Dropout": _dropout,
     "IsInf": _is_inf,
     "LayerNormalization": _layer_normalization,
