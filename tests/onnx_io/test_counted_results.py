@@ -74,7 +74,7 @@ def loop(seed: int) -> tuple[onnx.ModelProto, list[str]]:
     extents = (chance.choice((2, 3, "n")), chance.choice((2, 3)))
     results = [f"y{i}" for i in range(len(made) - 1)]
     node = helper.make_node("Loop", ["times", "yes", *states], results, body=body)
-    inputs = {state: (FLOAT, extents) for state in states}
+    inputs: dict[str, tuple[int, tuple[Any, ...]]] = {state: (FLOAT, extents) for state in states}
     constants: dict[str, Any] = {"yes": np.array(chance.random() < 0.9)}
     if chance.random() < 0.6:
         constants["times"] = np.array(chance.choice((0, 1, 2, 3)))
@@ -220,8 +220,8 @@ def test_a_later_version_runs_where_the_oldest_does_not() -> None:
 def test_a_product_of_two_constant_vectors() -> None:
     q = helper.make_node("DequantizeLinear", ["a", "s"], ["x"])
     w = helper.make_node("DequantizeLinear", ["b", "s"], ["w"])
-    constants = {
-        "a": np.array([10, 3], np.int8), "b": np.array([2, -4], np.int8), "s": np.float32(0.5)
+    constants: dict[str, NDArray[Any]] = {
+        "a": np.array([10, 3], np.int8), "b": np.array([2, -4], np.int8), "s": np.array(0.5, np.float32)
     }  # fmt: skip
     graph = loaded(
         model([q, w, helper.make_node("MatMul", ["x", "w"], ["y"])], {}, ["y"], constants)
