@@ -221,8 +221,10 @@ def test_a_product_of_two_constant_vectors() -> None:
     q = helper.make_node("DequantizeLinear", ["a", "s"], ["x"])
     w = helper.make_node("DequantizeLinear", ["b", "s"], ["w"])
     constants: dict[str, NDArray[Any]] = {
-        "a": np.array([10, 3], np.int8), "b": np.array([2, -4], np.int8), "s": np.array(0.5, np.float32)
-    }  # fmt: skip
+        "a": np.array([10, 3], np.int8),
+        "b": np.array([2, -4], np.int8),
+        "s": np.array(0.5, np.float32),
+    }
     graph = loaded(
         model([q, w, helper.make_node("MatMul", ["x", "w"], ["y"])], {}, ["y"], constants)
     )
