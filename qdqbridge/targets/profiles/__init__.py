@@ -21,7 +21,6 @@ from qdqbridge.targets.profiles.checker import check_source
 from qdqbridge.targets.profiles.finding import Effect, Finding, Reason, TargetRule
 from qdqbridge.targets.profiles.hexagon import legalizations as hexagon
 from qdqbridge.targets.profiles.hexagon import rules as qnn
-from qdqbridge.targets.profiles.hexagon import types as hexagon_types
 from qdqbridge.targets.profiles.openvino import legalizations as openvino_forms
 from qdqbridge.targets.profiles.openvino import rules as openvino
 from qdqbridge.targets.profiles.ort import rules as ort
@@ -44,7 +43,7 @@ __all__ = [
 _QNN = ExportProfile(
     "qnn", "onnxruntime with QNN",
     WriterOptions(Clamp.BEHIND, bias=Bias.INT32, contrib=True, newest=ONNXRUNTIME_1_31),
-    qnn.RULES, unsigned=hexagon_types.unsigned_types, legalizations=hexagon.LEGALIZATIONS,
+    qnn.RULES, unsigned=hexagon.unsigned_types, legalizations=hexagon.LEGALIZATIONS,
     strict=True, fixed=True,
 )  # fmt: skip
 _ALL = (

@@ -6,17 +6,28 @@ legalization keeps a rule of :mod:`.qnn`, whose page has the figures.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Note, Value
 from qdqbridge.core.graph.numerics import quantize
-from qdqbridge.core.graph.operator import NO_ATTRIBUTES
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow
 from qdqbridge.core.graph.patterns import AnyOf, Part, PatternMatch
 from qdqbridge.core.graph.quantization import QuantParams, per_tensor
+from qdqbridge.core.graph.types import static_shape
+from qdqbridge.core.ops.attributes import ReshapeAttrs
 from qdqbridge.core.ops.build import constant, quantized, requantized, result
-from qdqbridge.core.ops.conversion import DEQUANTIZE
+from qdqbridge.core.ops.conversion import DEQUANTIZE, REQUANTIZE
+from qdqbridge.core.ops.data_movement import FLATTEN, RESHAPE, SQUEEZE, TRANSPOSE
 from qdqbridge.core.ops.elementwise import ADD, CONCAT, DIV, MUL, WHERE
+from qdqbridge.core.ops.matmul import DENSE, MATMUL
+from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION
+from qdqbridge.core.ops.selection import PAD
+from qdqbridge.core.ops.table import BY_NAME
+from qdqbridge.core.rewrite.interface import converted_interface
 from qdqbridge.core.rewrite.rule import (
     Proposal,
     Replace,
@@ -26,30 +37,25 @@ from qdqbridge.core.rewrite.rule import (
     rule,
 )
 from qdqbridge.targets.profiles.erf_steps import erfs_in_steps
-from qdqbridge.targets.profiles.hexagon.axes import as_rows
 from qdqbridge.targets.profiles.hexagon.clamps import kept_clamps
-from qdqbridge.targets.profiles.hexagon.digits import weights_in_digits
 from qdqbridge.targets.profiles.hexagon.factors import kept_factors
 from qdqbridge.targets.profiles.hexagon.norms import (
     exact_norms,
     norms_of_channels,
     norms_of_one_scale,
     quantized_norms,
+    wide_norms,
 )
+from qdqbridge.targets.profiles.hexagon.operators import IMAGES, MOST_AXES, ROWS_ONLY
 from qdqbridge.targets.profiles.hexagon.products import (
     channels_of_blocks,
     float_products,
     half_biases,
+    stretched_weights,
+    weights_in_digits,
     whole_bytes,
     wide_products,
 )
-from qdqbridge.targets.profiles.hexagon.stretched import stretched_weights
-from qdqbridge.targets.profiles.hexagon.types import (
-    converted_interfaces,
-    converted_rows,
-    early_conversions,
-)
-from qdqbridge.targets.profiles.hexagon.wide_norms import wide_norms
 from qdqbridge.targets.profiles.legalization import enters, is_attention_score
 from qdqbridge.targets.profiles.result_encodings import result_encodings
 from qdqbridge.targets.profiles.whole_gelu import whole_gelus
@@ -226,6 +232,209 @@ def masks_of_numbers(node: Node, match: PatternMatch, context: RuleContext) -> P
 
 def _plain_floats(value: Value) -> bool:
     return value.constant is not None and value.quant is None and value.type.dtype.is_float
+
+
+# ---- more than four axes -------------------------------------------------------------------------
+#
+# Operators of more than four axes, which Hexagon takes of fewer: they see rows meanwhile.
+
+_OF_ROWS = frozenset({DENSE, LAYER_NORMALIZATION, *(BY_NAME[n] for n in ROWS_ONLY if n in BY_NAME)})
+"""Operators that do the same with every row."""
+
+
+@rule("leading-axes-as-one", *_OF_ROWS, MATMUL)
+def as_rows(node: Node, context: RuleContext) -> Proposal:
+    """``f(x) -> Reshape(f(Reshape(x)))`` of more than four axes: all leading ones as one."""
+    del context
+    kept = count = 2 if node.op is MATMUL else 1
+    shapes = [static_shape(v.type.shape) for v in (*node.inputs[:count], node.output) if v]
+    if not _equal_leading_axes(node, shapes, kept):
+        return None
+    name, whole = node.output.name, shapes[-1] or ()
+    rows = [_in_rows(node.operand(index), kept) for index in range(count)]
+    type_ = node.output.type.with_shape(_merged(whole, kept))
+    operands = [*rows, *node.inputs[count:]]
+    made = result(node.op, _along_rows(node), operands, type_, node.origin, f"{name}_of_rows")
+    return Replace({node.output: _reshaped(made, whole, name)})
+
+
+def _equal_leading_axes(node: Node, shapes: list[tuple[int, ...] | None], kept: int) -> bool:
+    """True where everything has the same leading axes, and too many."""
+    norm, last = LAYER_NORMALIZATION.of(node), shapes[-1]
+    whole = node.operand(0).quant is not None and node.output.quant is not None
+    if node.op in (DENSE, MATMUL) and not whole:
+        return False  # products of floats are taken
+    if last is None or len(last) <= MOST_AXES or (norm and norm.axis != len(last) - 1):
+        return False
+    return all(shape is not None and shape[:-kept] == last[:-kept] for shape in shapes)
+
+
+def _along_rows(node: Node) -> Attributes:
+    norm = LAYER_NORMALIZATION.of(node)
+    return node.attributes if norm is None else replace(norm, axis=1)
+
+
+def _merged(shape: tuple[int, ...], kept: int) -> tuple[int, ...]:
+    return (math.prod(shape[:-kept]), *shape[-kept:])
+
+
+def _in_rows(value: Value, kept: int) -> Value:
+    """Returns a value with its leading axes as one, without a way back and forth."""
+    shape = _merged(static_shape(value.type.shape) or (), kept)
+    made = value.producer
+    source = made.operand(0) if made is not None and made.op is RESHAPE else None
+    if source is not None and source.type == value.type.with_shape(shape):
+        return source
+    return _reshaped(value, shape, f"{value.name}_rows")
+
+
+def _reshaped(value: Value, shape: tuple[int, ...], name: str) -> Value:
+    return result(RESHAPE, ReshapeAttrs(shape), [value], value.type.with_shape(shape), name=name)
+
+
+# ---- signed types --------------------------------------------------------------------------------
+#
+# Which signed types become unsigned for Hexagon, and what stands at the interface then.
+#
+# A unit of the backend has one type; most of its operators take int8, few take int16.
+
+_MATRIX, _IMAGE = 2, 4
+"""The ranks up to which there is no layout to change, and up to which there is one."""
+_PLAIN = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Split"})
+"""Data-movement operators that are taken of any type."""
+
+
+def unsigned_types(graph: Graph) -> tuple[DType, ...]:
+    """Returns the signed types that become unsigned.
+
+    int8 does where an operator wants that, and where there is uint8 as well; int16 where anything
+    is computed of it.
+    """
+    stored = {v.quant.params.storage_dtype for v in graph.values() if v.quant and not v.is_constant}
+    wide = (DType.INT16,) if DType.INT16 in stored and any(map(_wants_uint16, graph.nodes)) else ()
+    mixed = {DType.INT8, DType.UINT8} <= stored
+    return (*wide, DType.INT8) if mixed or any(map(_wants_uint8, graph.nodes)) else wide
+
+
+@rule("interface-converted")
+def converted_interfaces(node: Node, context: RuleContext) -> Proposal:
+    """``f(x) -> requantize(f(requantize(x)))`` of signed inputs and outputs, which keep their type.
+
+    Inside, what is signed becomes unsigned.
+    """
+    signed = context.fact(unsigned_types)
+
+    def wanted(value: Value) -> bool:
+        if value.quant is None or value.quant.params.storage_dtype not in signed:
+            return False
+        beside = [value.producer] if value.producer is not None else [n for n, _ in value.users]
+        return not all(map(_is_conversion, beside))
+
+    return converted_interface(node, context, wanted, _converted)
+
+
+def _is_conversion(node: Node) -> bool:
+    return _converts(node) and not _moves_wrongly(node)
+
+
+@rule("conversion-moved-up", REQUANTIZE)
+def early_conversions(node: Node, context: RuleContext) -> Proposal:
+    """``requantize(Reshape(Transpose(x))) -> Reshape(requantize(Transpose(x)))``: the same numbers.
+
+    In front of a product the backend takes the rows in another order otherwise.
+    """
+    del context
+    moved = node.operand(0).producer
+    if moved is None or moved.op is not RESHAPE or len(moved.output.users) > 1:
+        return None
+    source, quant = moved.operand(0), node.output.quant
+    made = source.producer
+    if made is None or made.op is not TRANSPOSE or quant is None:
+        return None
+    if not any(user.op.flow is Flow.ACCUMULATE for user, _ in node.output.users):
+        return None
+    early = requantized(source, quant.params, node.origin, f"{source.name}_converted")
+    return replaced(node, RESHAPE, moved.attributes, [early], moved.origin)
+
+
+@rule("converted-image-as-rows", REQUANTIZE)
+def converted_rows(node: Node, context: RuleContext) -> Proposal:
+    """Images that are converted where they leave the graph, as rows meanwhile.
+
+    Otherwise the provider moves its change of layout behind the conversion, and leaves it there.
+    """
+    value, source = node.output, node.operand(0)
+    made, dims = source.producer, static_shape(value.type.shape)
+    if not context.is_output(value) or value.quant is None or dims is None:
+        return None
+    if not _MATRIX < len(dims) <= _IMAGE:
+        return None
+    while made is not None and made.op.flow in (Flow.ELEMENTWISE, Flow.CONVERT):
+        made = made.operand(0).producer
+    if made is None or made.op.name not in IMAGES:
+        return None
+    rows = _reshaped(source, (dims[0], math.prod(dims[1:])), f"{value.name}_rows")
+    stored = requantized(rows, value.quant.params, node.origin, f"{value.name}_converted")
+    return Replace({value: _reshaped(stored, dims, value.name)})
+
+
+def _wants_uint16(node: Node) -> bool:
+    return _computes(node) or _moves_wrongly(node)
+
+
+def _wants_uint8(node: Node) -> bool:
+    x = node.operand(0).quant if node.inputs and node.inputs[0] is not None else None
+    if x is None or x.params.storage_dtype is not DType.INT8:
+        return False
+    if node.op is PAD:
+        return int(x.params.zero_point.reshape(-1)[0]) not in (0, DType.INT8.qmax)
+    divides = node.op is DIV and node.operand(1).is_constant
+    return divides or _moves_wrongly(node) or node.op.name in _UNSIGNED
+
+
+_UNSIGNED = frozenset({"HardSigmoid", "InstanceNormalization", "LeakyRelu", "LogSoftmax", "Neg"})
+"""Operators that are taken of uint8, and not of int8."""
+
+
+def _moves_wrongly(node: Node) -> bool:
+    """True for movements of signed integers that more than four axes make wrong."""
+    if len(node.operand(0).type.shape or ()) <= MOST_AXES:
+        return False
+    moved = node.op in (RESHAPE, FLATTEN, SQUEEZE) and enters(node.operand(0))
+    if node.op is DEQUANTIZE and enters(node.operand(0)):
+        moved = any(user.op in (RESHAPE, FLATTEN, SQUEEZE) for user, _ in node.output.users)
+    return moved or (node.op is CONCAT and _of_two_scales(node))
+
+
+def _of_two_scales(node: Node) -> bool:
+    sides = [value.quant.params for value in node.inputs if value is not None and value.quant]
+    return any(not side.same_mapping(sides[0]) for side in sides)
+
+
+def _computes(node: Node) -> bool:
+    return node.op.name not in _PLAIN and not _converts(node)
+
+
+def _converts(node: Node) -> bool:
+    return node.op.flow is Flow.CONVERT
+
+
+def _converted(value: Value) -> Value:
+    """Returns a value with the same parameters once more, which the writer makes unsigned.
+
+    What is made within narrower ends stays within them, so that it is clamped once.
+    Images of 16 bits are rows meanwhile: the provider moves its changes of layout through
+    conversions otherwise, to where a Transpose of int16 is left alone, which is not taken.
+    """
+    assert value.quant is not None
+    shape, name = value.type.shape, f"{value.name}_converted"
+    params = value.quant.params if value.producer is None else value.quant.params.widened()
+    dims = tuple(dim for dim in shape or () if isinstance(dim, int))
+    plain = params.storage_dtype.bits <= _BYTE or shape is None or len(dims) < len(shape)
+    if plain or len(dims) <= _MATRIX or len(dims) > _IMAGE:
+        return requantized(value, params, name=name)
+    rows = _reshaped(value, (dims[0], math.prod(dims[1:])), f"{value.name}_rows")
+    return _reshaped(requantized(rows, params, name=f"{name}_rows"), dims, name)
 
 
 LEGALIZATIONS = (
