@@ -267,7 +267,7 @@ class Operator:
         inside: Computes a node by what is inside it, from its stored operands, where it has bodies
             that quantize, or products that lose something on simulated hardware; None of other
             nodes, and None for operators of the table.
-        steps: How much it takes to compute, where the table does not know (``ops/steps.py``):
+        steps: How much it takes to compute, where the table does not know (``ops/folding.py``):
             operators outside the table.
         numerics: The contract in words, with every known difference from onnxruntime.
         arity: The number of operands of an element-wise operator (2: or more, folded from left to

@@ -56,7 +56,7 @@ def _check_softmax(node: Node, attributes: SoftmaxAttrs) -> Iterator[str]:
 
 
 _NUMERICS = (
-    "d = x - max(x) in float32; e = exp32(d) (graph/exp32.py); S = sum of rint(f64(e) * 2**40) "
+    "d = x - max(x) in float32; e = exp32(d) (graph/numerics.py); S = sum of rint(f64(e) * 2**40) "
     "as int64; {}. "
 )
 
