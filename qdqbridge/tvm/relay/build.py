@@ -16,7 +16,7 @@ from tvm.relay.build_module import bind_params_by_name
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.tvm.relay.arguments import arrays_of, checked, last_line, module_of
 from qdqbridge.tvm.relay.dialect import half_even
-from qdqbridge.tvm.relay.dialect.registration import names_of
+from qdqbridge.tvm.relay.dialect.attributes import names_of
 
 _CONFIG = {"relay.FuseOps.max_depth": 1}
 """One kernel per operator: LLVM contracts ``a * b + c`` of float operators that share one."""

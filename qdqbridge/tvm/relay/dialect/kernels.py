@@ -18,7 +18,7 @@ from tvm.relay.op.op import OpStrategy
 from tvm.target import get_native_generic_func
 
 from qdqbridge.errors import GraphError
-from qdqbridge.tvm.relay.dialect.registration import dict_attrs
+from qdqbridge.tvm.relay.dialect.attributes import dict_attrs
 
 NAME = "qnn.kernel"
 OPAQUE = 8

@@ -16,7 +16,7 @@ from tvm.relay.op.op import register_convert_op_layout, register_infer_correct_l
 from tvm.relay.transform.infer_layout_utils import InferCorrectLayoutOutput
 
 from qdqbridge.tvm.qnn.dialect.op import QnnOp
-from qdqbridge.tvm.relay.dialect.registration import dict_attrs, names_of, values_of
+from qdqbridge.tvm.relay.dialect.attributes import dict_attrs, names_of, values_of
 
 AXES = ("axis", "lhs_axis", "rhs_axis")
 """Attributes that count axes of the data."""

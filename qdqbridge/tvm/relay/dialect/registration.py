@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import tvm
-from tvm import relay, tir
+from tvm import relay
 from tvm.ir import Op
 from tvm.ir import _ffi_api as ir_api
 
@@ -15,42 +14,11 @@ from qdqbridge.errors import GraphError
 from qdqbridge.tvm.qnn.dialect import QNN_OPS
 from qdqbridge.tvm.qnn.dialect.context import CallContext
 from qdqbridge.tvm.qnn.dialect.op import QnnOp
+from qdqbridge.tvm.relay.dialect.attributes import dict_attrs, names_of
 from qdqbridge.tvm.relay.dialect.host import RelayHost, is_known, tensor_type, typed
 from qdqbridge.tvm.relay.dialect.kernels import register_kernel
 from qdqbridge.tvm.relay.dialect.layouts import register_layouts
 from qdqbridge.tvm.relay.dialect.native import NATIVE, Native
-
-# ---- attributes of calls as ``DictAttrs``, without loss ------------------------------------------
-
-
-def dict_attrs(attrs: Mapping[str, Any]) -> Any:
-    """Returns plain Python values as TVM's ``DictAttrs``; floats keep all their digits."""
-    return tvm.ir.make_node("DictAttrs", **{name: _node(value) for name, value in attrs.items()})
-
-
-def names_of(attrs: Any) -> frozenset[str]:
-    """Returns the names of attributes; a call or function may have no record of them at all."""
-    return frozenset() if attrs is None else frozenset(str(name) for name in attrs.keys())  # noqa: SIM118
-
-
-def values_of(attrs: Any) -> dict[str, Any]:
-    """Returns TVM's values of attributes by name."""
-    return {name: attrs[name] for name in sorted(names_of(attrs))}
-
-
-def _node(value: Any) -> Any:
-    if isinstance(value, bool):
-        return tir.IntImm("bool", value)
-    if isinstance(value, int):
-        return tir.IntImm("int32" if -(1 << 31) <= value < 1 << 31 else "int64", value)
-    if isinstance(value, float):
-        return tir.FloatImm("float64", value)
-    if isinstance(value, tuple | list):
-        return tvm.runtime.convert([_node(item) for item in value])
-    return value
-
-
-# --------------------------------------------------------------------------------------------------
 
 CANONICALIZE = "FTVMQnnCanonicalize"
 _LEVEL = 11
