@@ -17,6 +17,7 @@ from qdqbridge.app.pipeline import (
     load_adapter,
     parse,
     save,
+    save_encodings,
     unquantize,
 )
 from qdqbridge.app.profiling import load_profile, merge_profiles, profile, save_profile
@@ -51,6 +52,7 @@ __all__ = [
     "profile",
     "quantize",
     "save",
+    "save_encodings",
     "save_profile",
     "to_relax",
     "unquantize",

@@ -55,6 +55,7 @@ def load(
     fuse: bool = False,
     adapter: File | None = None,
     optional_inputs: bool = False,
+    encodings: File | None = None,
 ) -> Graph:
     """Reads an ONNX or TFLite model.
 
@@ -76,15 +77,20 @@ def load(
             fed to a model that keeps these inputs.
         optional_inputs: Keep inputs that have initializers as inputs, which every run is then
             given (an adapter, or arrays of rank 0 for none); by default they are constants.
+        encodings: A file that says how tensors of a float model are quantized: encodings of AIMET
+            and QAIRT (0.6.1, 1.0.0, 2.0.0), onnxruntime's TensorQuantOverrides or calibration
+            table as JSON, or TensorRT's calibration cache. Calibration files name no weights:
+            those of products become int8 per channel, the largest 127.
 
     Raises:
         ModelFileError: A file cannot be read.
         InvalidModelError: The model breaks ONNX's rules.
         UnsupportedModelError: Something in it is not supported; the error lists all of it.
-        InputDataError: ``path`` is not a path, or the adapter belongs to another model.
+        InputDataError: ``path`` is not a path, or the adapter or the encodings do not fit the
+            model.
     """
-    own = None if adapter is None else path_of(adapter)
-    source = read_file(path_of(path), own, optional_inputs=optional_inputs)
+    own, beside = (None if each is None else path_of(each) for each in (adapter, encodings))
+    source = read_file(path_of(path), own, optional_inputs=optional_inputs, encodings=beside)
     if not canonical:
         return source.graph
     graph = source.canonical(ReadingOptions(decomposed, fold_affine, fuse))
@@ -337,7 +343,15 @@ def unquantize(graph: Graph) -> Graph:
         UnsupportedTargetError: Operators look at stored integers as plain numbers, or bodies of
             If, Loop or Scan are quantized.
     """
-    from qdqbridge.core.canonical.unquantized import is_quantized, unquantized
+    from qdqbridge.core.canonical.unquantized import unquantized
+
+    _need_float_form(graph)
+    return unquantized(graph)
+
+
+def _need_float_form(graph: Graph) -> None:
+    """Raises where bodies are quantized."""
+    from qdqbridge.core.canonical.unquantized import is_quantized
     from qdqbridge.onnx_io.control_flow.bodies import parts
 
     inside = [part.place for part in parts(graph) if is_quantized(part.graph)]
@@ -347,7 +361,56 @@ def unquantize(graph: Graph) -> Graph:
             where=inside[0],
             why="operators in this body are quantized, and bodies are written as they are",
         )
-    return unquantized(graph)
+
+
+@checked
+def save_encodings(
+    graph: Graph,
+    path: File,
+    encodings: File,
+    *,
+    format: str = "aimet-2.0.0",
+    opset: int | None = None,
+    overwrite: bool = False,
+) -> tuple[str, ...]:
+    """Writes a quantized graph as a float model, and a file that says how it is quantized.
+
+    ``load(path, encodings=encodings)`` reads both again.
+
+    Args:
+        graph: A canonical graph.
+        path: The ``.onnx`` file to write: the model that :func:`unquantize` describes.
+        encodings: The file of encodings to write, by the names of the float model.
+        format: ``aimet-0.6.1``, ``aimet-1.0.0``, ``aimet-2.0.0``, ``ort-overrides`` or
+            ``tensorrt``.
+        opset: The opset to write; by default the source's.
+        overwrite: Replace existing files.
+
+    Returns:
+        In what the two files say another graph than the given one; nothing if in nothing.
+
+    Raises:
+        InputDataError: ``graph`` is not a graph.
+        OutputExistsError: A file exists and ``overwrite`` is not given.
+        UnsupportedTargetError: The graph has no float form, or the format cannot say how tensors
+            are quantized; all of them are listed.
+    """
+    from qdqbridge.core.graph.diff import diff as differences
+    from qdqbridge.targets.encodings.writing import write_encodings
+
+    _need_float_form(graph)
+    ends = (*graph.inputs, *graph.outputs)
+    own = with_io(graph, "float") if any(v.quant is not None for v in ends) else graph
+    otherwise = write_encodings(
+        own, path_of(path), path_of(encodings), format, opset=opset, overwrite=overwrite
+    )
+    again = load(path, encodings=encodings)
+    if again.digest == graph.digest:
+        return ()
+    return (
+        *(f"'{name}' has other parameters for some readers, too" for name in otherwise),
+        *(str(each) for each in differences(graph, again)),
+    )
 
 
 @checked

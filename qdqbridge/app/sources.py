@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -61,6 +61,7 @@ def load_model(
     options: ReadingOptions = BIT_FOR_BIT,
     adapter: File | None = None,
     optional_inputs: bool = False,
+    encodings: File | None = None,
 ) -> Graph:
     """Reads an ONNX model, a TFLite file, or a Relax module in a file: ``.json`` or ``.py``.
 
@@ -74,15 +75,18 @@ def load_model(
         options: What is rewritten beyond what keeps every bit.
         adapter: As for :func:`qdqbridge.load`.
         optional_inputs: As for :func:`qdqbridge.load`.
+        encodings: As for :func:`qdqbridge.load`.
 
     Raises:
         ModelFileError: The file cannot be read, or holds something else.
         InvalidModelError: Its parts do not fit each other.
         UnsupportedModelError: Something in it is not supported; the error lists all of it.
         InputDataError: ``params`` cannot be read, the model is no module and needs none, or the
-            adapter is another model's.
+            adapter or the encodings are another model's.
     """
-    source = _read_model_source(path_of(path), params, adapter, optional_inputs=optional_inputs)
+    source = _read_model_source(
+        path_of(path), params, adapter, optional_inputs=optional_inputs, encodings=encodings
+    )
     return source.canonical(options) if canonical else source.graph
 
 
@@ -93,6 +97,7 @@ def inspect_model(
     options: ReadingOptions = BIT_FOR_BIT,
     adapter: File | None = None,
     optional_inputs: bool = False,
+    encodings: File | None = None,
 ) -> Inspection:
     """Returns what a model file holds: operators, quantization, interface, digest, notes.
 
@@ -103,7 +108,9 @@ def inspect_model(
     from qdqbridge.core.canonical import explanation
     from qdqbridge.onnx_io.control_flow.bodies import parts
 
-    source = _read_model_source(path_of(path), params, adapter, optional_inputs=optional_inputs)
+    source = _read_model_source(
+        path_of(path), params, adapter, optional_inputs=optional_inputs, encodings=encodings
+    )
     header, raw = source.header(), operators(source.graph)  # before the graph is rewritten
     graph = source.canonical(options)
     inside = [(body.place, body.graph) for body in parts(graph)]
@@ -127,7 +134,11 @@ def is_onnx(path: Path) -> bool:
 
 
 def read_file(
-    file: Path, adapter: Path | None = None, *, optional_inputs: bool = False
+    file: Path,
+    adapter: Path | None = None,
+    *,
+    optional_inputs: bool = False,
+    encodings: Path | None = None,
 ) -> ModelSource:
     """Reads a TFLite file, or what is taken as ONNX, with the arrays of an adapter as constants.
 
@@ -135,6 +146,7 @@ def read_file(
         file: The file.
         adapter: The adapter's file.
         optional_inputs: Inputs of an ONNX model that have initializers stay inputs.
+        encodings: A file that says how tensors are quantized.
 
     Raises:
         QdqBridgeError: As :func:`qdqbridge.load`.
@@ -151,6 +163,8 @@ def read_file(
         from qdqbridge.tflite_io.reader import read
 
         graph = read(file, canonicalize)
+        if encodings is not None:
+            _encode(graph, file, encodings)
         verify(graph, str(file))
         found = lambda: Header(file.name, None, {"tflite": 3}, "", operators(graph))  # noqa: E731
         return ModelSource(file, graph, found, channels_last=True)
@@ -159,26 +173,52 @@ def read_file(
     from qdqbridge.onnx_io.reading.reader import read as read_onnx
 
     graph = read_onnx(file, canonicalize, adapter, optional_inputs=optional_inputs)
+    if encodings is not None:
+        _encode(graph, file, encodings)
     verify(graph, str(file))
     verify_bodies(graph)
     return ModelSource(file, graph, lambda: header(file))
 
 
+def _encode(graph: Graph, file: Path, encodings: Path) -> None:
+    """Puts a file of encodings into a graph."""
+    from qdqbridge.targets.encodings import read_encodings
+    from qdqbridge.targets.encodings.application import apply
+
+    def in_file() -> Collection[str]:
+        if not is_onnx(file):
+            return ()
+        from qdqbridge.onnx_io.reading.model_file import read_model_apart
+        from qdqbridge.onnx_io.reading.structure import tensor_names
+
+        return tensor_names(read_model_apart(file)[0].graph)
+
+    apply(graph, read_encodings(encodings), in_file)
+
+
 def _read_model_source(
-    file: Path, params: File | None, adapter: File | None, *, optional_inputs: bool
+    file: Path,
+    params: File | None,
+    adapter: File | None,
+    *,
+    optional_inputs: bool,
+    encodings: File | None,
 ) -> ModelSource:
     if is_module(file):
-        if adapter is not None:
-            raise InputDataError(
-                "Relax modules have no adapters", where=str(adapter), fix="leave adapter out"
-            )
+        for name, given in (("adapter", adapter), ("encodings", encodings)):
+            if given is not None:
+                raise InputDataError(
+                    f"Relax modules have no {name.removesuffix('s')}s",
+                    where=str(given),
+                    fix=f"leave {name} out",
+                )
         return _read_module(file, params)
     if params is not None:
         raise InputDataError(
             "the model holds its parameters itself", where=str(file), fix="leave --params out"
         )
-    own = None if adapter is None else path_of(adapter)
-    return read_file(file, own, optional_inputs=optional_inputs)
+    own, beside = (None if each is None else path_of(each) for each in (adapter, encodings))
+    return read_file(file, own, optional_inputs=optional_inputs, encodings=beside)
 
 
 def _read_module(file: Path, params: File | None) -> ModelSource:

@@ -22,11 +22,14 @@ class Sources(ReadingOptions):
         params: An .npz file with the parameters of a Relax module.
         adapter: An .onnx_adapter file, whose arrays are constants of the ONNX model.
         optional_inputs: Inputs of an ONNX model that have initializers stay inputs.
+        encodings: A file of encodings or a calibration cache, which quantizes a float model: of
+            AIMET or QAIRT, of onnxruntime (TensorQuantOverrides, calibration table), of TensorRT.
     """
 
     params: Path | None = None
     adapter: Path | None = None
     optional_inputs: bool = False
+    encodings: Path | None = None
 
     def read(self, model: Path) -> Graph:
         """Returns a model in canonical form; ``params`` are for modules that want them."""
@@ -43,11 +46,13 @@ class Sources(ReadingOptions):
             options=self,
             adapter=self.adapter,
             optional_inputs=self.optional_inputs,
+            encodings=self.encodings,
         )
 
     def file(self, model: Path) -> Path | None:
-        """Returns the file that holds what is read; none does with other inputs than its own."""
-        return model if self.adapter is None and not self.optional_inputs else None
+        """Returns the file that holds what is read; none does with what is beside it."""
+        beside = self.adapter is not None or self.encodings is not None
+        return None if beside or self.optional_inputs else model
 
     def inspect(self, model: Path) -> Inspection:
         """Returns what a model holds."""
@@ -57,6 +62,7 @@ class Sources(ReadingOptions):
             options=self,
             adapter=self.adapter,
             optional_inputs=self.optional_inputs,
+            encodings=self.encodings,
         )
 
 

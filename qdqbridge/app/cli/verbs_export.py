@@ -96,6 +96,14 @@ def export(
             help="Write the float model: weights as their integers stand for, nothing rounded.",
         ),
     ] = False,
+    encodings_to: Annotated[
+        Path | None,
+        Parameter(help="Write the float model, and how it is quantized to this file beside it."),
+    ] = None,
+    encodings_format: Annotated[
+        Literal["aimet-0.6.1", "aimet-1.0.0", "aimet-2.0.0", "ort-overrides", "tensorrt"],
+        Parameter(help="The format of that file."),
+    ] = "aimet-2.0.0",
     layout: Annotated[
         Literal["model", "nhwc"],
         Parameter(help="Layout of the inputs and outputs of a TFLite file: the model's, or NHWC."),
@@ -138,17 +146,19 @@ def export(
     from qdqbridge.app.cli.failures import DONE, NOT_MET, usage
 
     tflite = profile in (TFLITE, ETHOS_U) or engine == LITERT
-    changing = {"--opset": opset, "--recenter": recenter, "--io": io, "--float": float_}
+    changing = {
+        "--opset": opset, "--recenter": recenter, "--io": io, "--float": float_,
+        "--encodings-to": encodings_to,
+    }  # fmt: skip
     given = [name for name, value in changing.items() if value not in (None, False)]
-    if engine is not None and not check:
-        return usage("--engine names who checks the file: give --check as well")
-    if output_ is None and (given or not check):
-        return usage(
-            f"{given[0]} changes what is written: give --output as well" if given
-            else "give --output to write the model, or --check to look at it"
+    wrong = _wrong_usage(output_, given, engine, check=check)
+    if wrong:
+        return usage(wrong)
+    if output_ is not None and encodings_to is not None:
+        return _export_encodings(
+            model, output_, encodings_to, encodings_format, extent=extent, data=data, opset=opset,
+            force=force, reading=reading, json=json,
         )  # fmt: skip
-    if float_ and (io is not None or recenter):
-        return usage("a float model stores no integers: leave --io and --recenter out")
     if tflite or (output_ is not None and output_.suffix == f".{TFLITE}"):
         if opset is not None:
             return usage("--opset is for ONNX files")
@@ -202,6 +212,67 @@ def export(
         output.show(*(render_checks.verdict_parts(verdict) if verdict is not None else ()))
     broken = any(finding.effect.value not in render_checks.KEPT for finding in findings)
     return NOT_MET if broken or (verdict is not None and not verdict.takes_all) else DONE
+
+
+def _wrong_usage(
+    path: Path | None, given: Sequence[str], engine: str | None, *, check: bool
+) -> str:
+    """Returns what is wrong with options that were given together; nothing if all is right.
+
+    Args:
+        path: The file to write.
+        given: Options that change what is written.
+        engine: Who checks the file.
+        check: Whether it is checked.
+    """
+    if engine is not None and not check:
+        return "--engine names who checks the file: give --check as well"
+    if path is None and given:
+        return f"{given[0]} changes what is written: give --output as well"
+    if path is None and not check:
+        return "give --output to write the model, or --check to look at it"
+    if "--float" in given and {"--io", "--recenter"} & set(given):
+        return "a float model stores no integers: leave --io and --recenter out"
+    if "--encodings-to" in given and (check or {"--io", "--recenter", "--float"} & set(given)):
+        return "--encodings-to writes a float model: leave --check, --io, --recenter, --float out"
+    return ""
+
+
+def _export_encodings(
+    model: Path,
+    path: Path,
+    encodings: Path,
+    chosen: str,
+    *,
+    extent: Sequence[str],
+    data: Path | None,
+    opset: int | None,
+    force: bool,
+    reading: Reading,
+    json: bool,
+) -> int:
+    """Writes a float model and a file of encodings, and tells what the two do not say."""
+    from qdqbridge.app.cli.failures import DONE
+
+    out = output.free(path, force=force, model=model, data=reading.params, suffix=".onnx")
+    beside = output.free(encodings, force=force, model=model, data=path)
+    read = with_numbers(reading.read(model), extents_of(extent))
+    graph, _ = _prepared(read, data, float_=False)
+    otherwise = pipeline.save_encodings(
+        graph, out, beside, format=chosen, opset=opset, overwrite=force
+    )
+    if json:
+        output.show_json(
+            {
+                "output": str(out), "encodings": str(beside), "format": chosen,
+                "digest": graph.digest, "otherwise": list(otherwise),
+            }
+        )  # fmt: skip
+        return DONE
+    output.show_text(f"{out}\n{beside}")
+    for text in otherwise:
+        output.say(f"read back, it is not the same: {text}")
+    return DONE
 
 
 def _interface(graph: Graph, io: Interface | None, *, json: bool) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -26,6 +27,7 @@ from qdqbridge.core.ops.dynamic import DYNAMIC_BLOCK_DENSE, DYNAMIC_CONV, DYNAMI
 from qdqbridge.core.ops.elementwise import ADD, CONCAT, MUL
 from qdqbridge.core.ops.matmul import DENSE
 from qdqbridge.core.ops.pooling import MAX_POOL
+from qdqbridge.core.ops.shape_operator import SHAPE
 from qdqbridge.core.ops.softmax import SOFTMAX
 from qdqbridge.core.ops.unary import CLIP, RELU, SIGMOID
 from qdqbridge.errors import UnsupportedTargetError
@@ -46,7 +48,34 @@ def is_quantized(graph: Graph) -> bool:
     return stored or any(node.op in _OF_FLOATS for node in graph.nodes)
 
 
+@dataclass(frozen=True, slots=True)
+class FloatForm:
+    """A quantized graph as operators on real numbers, beside what they were stored as.
+
+    Attributes:
+        graph: The float graph, not canonical: each value is one of the quantized graph's.
+        stored: What values were stored as.
+        otherwise: Names of values that some readers had in other parameters, or as real numbers.
+    """
+
+    graph: Graph
+    stored: Mapping[Value, QuantParams]
+    otherwise: tuple[str, ...]
+
+
 def unquantized(graph: Graph) -> Graph:
+    """Returns the float graph of a quantized one, canonical; see :func:`float_form`.
+
+    Args:
+        graph: A canonical graph; it is not changed.
+
+    Raises:
+        UnsupportedTargetError: An operator looks at stored integers as plain numbers.
+    """
+    return canonicalize(float_form(graph).graph)
+
+
+def float_form(graph: Graph) -> FloatForm:
     """Returns the float graph of a quantized one: its operators on real numbers, nothing rounded.
 
     Constants are their dequantized numbers. A result whose type begins at 0 gets the Relu that the
@@ -77,14 +106,21 @@ def unquantized(graph: Graph) -> Graph:
             value.constant, value.written = Constant.of(real), None
     editor = Editor(own)
     positive: set[Value] = set()
+    stored = {value: params for value, params in ranges.items() if value.producer is None}
+    otherwise: dict[str, None] = {}
     for node in list(own.nodes):
         _of_floats(node)
         if node.op in _CONVERSIONS:
             given = node.operand(0)
             asked = ranges.get(node.output)
-            if given.producer is None and asked is not None and asked.full_range:
-                asked = None  # what an input is cut off to is its calibration
-            new = _clamped(_as_type(node), asked, positive)
+            full = given.producer is None and asked is not None and asked.full_range
+            # what an input is cut off to is its calibration
+            new = _clamped(_as_type(node), None if full else asked, positive)
+            if asked is not None:
+                alone = new is not given or not _read_otherwise(node, editor)
+                if not alone or stored.setdefault(new, asked) != asked:
+                    otherwise[new.name] = None
+                stored.setdefault(new, asked)
             editor.replace_value(node.output, new)
             editor.insert(new)
             continue
@@ -92,11 +128,21 @@ def unquantized(graph: Graph) -> Graph:
             if _never_negative(node, positive):
                 positive.add(value)
             new = _clamped(value, ranges.get(value), positive)
+            if value in ranges:
+                stored[new] = ranges[value]
             if new is not value:
                 editor.replace_value(value, new)
                 editor.insert(new)
     editor.finish()
-    return canonicalize(own)
+    return FloatForm(own, stored, tuple(otherwise))
+
+
+def _read_otherwise(node: Node, editor: Editor) -> bool:
+    """True where something but a quantize reads the real numbers that ``node`` quantizes."""
+    given = node.operand(0)
+    readers = (reader for reader, _ in given.users)
+    others = any(reader.op not in (*_CONVERSIONS, SHAPE) for reader in readers)
+    return node.op is QUANTIZE and (others or editor.is_output(given))
 
 
 def _of_floats(node: Node) -> None:

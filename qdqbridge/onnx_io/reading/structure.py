@@ -260,3 +260,11 @@ def _undefined(name: str, node: onnx.NodeProto, file: str) -> InvalidModelError:
         why="it is neither a graph input, an initializer nor a node's result",
         fix="export the model again; an initializer or a node was lost",
     )
+
+
+def tensor_names(graph: onnx.GraphProto) -> set[str]:
+    """Returns the names of all tensors of a file, inside subgraphs too, read or not."""
+    nodes = list(all_nodes(graph.node))
+    graphs = [graph, *(inner for node in nodes for inner in subgraphs(node))]
+    ends = {t.name for each in graphs for t in (*each.input, *each.initializer)}
+    return ends.union(*(node.output for node in nodes))

@@ -1,0 +1,183 @@
+"""Encodings put into a float graph: a quantize and a dequantize behind each tensor they name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+import numpy as np
+
+from qdqbridge.core.canonical.bias import derived_params
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.edit import Editor
+from qdqbridge.core.graph.graph import Graph, Node, Note, Value
+from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.weights import geometry_of
+from qdqbridge.core.ops.build import dequantized, quantized
+from qdqbridge.core.ops.table import PRODUCTS
+from qdqbridge.errors import InputDataError
+from qdqbridge.targets.encodings import Encodings, listed
+from qdqbridge.targets.encodings.encoding import Encoding, Unfit
+
+_RULE = "encodings"
+_LARGEST = 127
+"""The stored integer that the largest weight of a channel becomes, in TensorRT and onnxruntime."""
+
+
+def apply(graph: Graph, encodings: Encodings, in_file: Callable[[], Collection[str]]) -> None:
+    """Quantizes what encodings name, in place: the canonical rules make integer operators of it.
+
+    Biases need no encoding: they get the units of their product (``derived-bias``).
+
+    Args:
+        graph: A raw float graph, whose values have the names of the file.
+        encodings: What a file says.
+        in_file: Returns the names that the file of the model has, of which reading drops some.
+
+    Raises:
+        InputDataError: Tensors that the model does not have, parameters that do not fit their
+            tensors, or that have no meaning here; all of them are listed.
+    """
+    named = values_by_name(graph)
+    unfit, chosen, gone = dict(encodings.unfit), dict[Value, QuantParams](), list[str]()
+    known: Collection[str] | None = None
+    for name, encoding in encodings.found.items():
+        value = named.get(name)
+        if value is None:
+            known = in_file() if known is None else known
+            if name in known:
+                gone.append(name)
+            else:
+                unfit[name] = "the model has no such tensor"
+            continue
+        try:
+            params = _params(value, encoding)
+        except Unfit as error:
+            unfit[name] = str(error)
+            continue
+        if chosen.setdefault(value, params) != params:
+            unfit[name] = f"it is the same tensor as '{value.name}', with other parameters"
+    if unfit:
+        raise InputDataError(
+            f"the encodings do not fit the model ({len(unfit)} of "
+            f"{len(encodings.found) + len(encodings.unfit)} tensors)",
+            where=encodings.file,
+            why=listed(unfit),
+            fix="give the float model that they were made for, and correct or remove these",
+        )
+    if gone:
+        few = tuple(gone[:20])
+        graph.notes.append(
+            Note(_RULE, "", f"nothing computes with {len(gone)} of their tensors", few)
+        )
+    if not encodings.format.weights:
+        chosen.update(_weights(graph, chosen))
+    for value in _biases_in_units(graph, chosen):
+        del chosen[value]
+    editor = Editor(graph)
+    for value, params in chosen.items():
+        new = dequantized(quantized(value, params), value.type.dtype)
+        editor.replace_value(value, new)
+        editor.insert(new)
+    editor.finish()
+    graph.as_read = None
+
+
+def result_axis(value: Value) -> int | None:
+    """Returns the axis of a weight that numbers the results of all products that read it."""
+    axes: set[int | None] = set()
+    for node, index in value.users:
+        geometry = geometry_of(node) if index == 1 else None
+        axes.add(None if geometry is None else geometry.axis)
+    return axes.pop() if len(axes) == 1 else 0 if value.rank == 1 else None
+
+
+def _biases_in_units(graph: Graph, chosen: Mapping[Value, QuantParams]) -> set[Value]:
+    """Returns int32 biases in the units of their product: these follow, exactly, from the floats.
+
+    A QuantizeLinear divides in float32, which has fewer bits than int32.
+    """
+    found: set[Value] = set()
+    for node in graph.nodes:
+        bias = node.optional(2)
+        if bias is None or node.op not in PRODUCTS or bias not in chosen:
+            continue
+        x, w, own = (chosen.get(node.operand(i)) for i in range(3))
+        if x is not None and w is not None and own is not None and own.storage_dtype is DType.INT32:
+            units = derived_params(node, x, w).scale
+            if own.symmetric and units.shape == own.scale.shape and np.allclose(units, own.scale):
+                found.add(bias)
+    return found
+
+
+def values_by_name(graph: Graph) -> Mapping[str, Value]:
+    """Returns values by the names that the file has for them."""
+    found: dict[str, Value] = {}
+    for value in graph.values():
+        found.setdefault(value.name, value)
+    for name, value in zip(graph.output_names, graph.outputs, strict=True):
+        found.setdefault(name, value)
+    return found
+
+
+def _params(value: Value, encoding: Encoding) -> QuantParams:
+    """Returns the parameters of a value, whose shape they fit."""
+    dtype, shape, scale, axis = value.type.dtype, value.type.shape, encoding.scale, encoding.axis
+    if value.quant is not None:
+        raise Unfit("it is quantized already")
+    if not dtype.is_float or dtype.is_small_float:
+        raise Unfit(f"its elements are {dtype}")
+    if scale.ndim and axis is None:
+        axis = result_axis(value)
+        if axis is None:
+            raise Unfit("it has several scales, and no product says along which axis")
+    if axis is not None:
+        if shape is None:
+            raise Unfit("it has several scales, and its rank is not known")
+        if not -len(shape) <= axis < len(shape):
+            raise Unfit(f"it has no axis {axis}, its shape is {shape}")
+        axis %= len(shape)
+        wanted = tuple(
+            extent if encoding.block_size is None or i != axis or isinstance(extent, str)
+            else -(-extent // encoding.block_size)
+            for i, extent in enumerate(shape)
+        )  # fmt: skip
+        wanted = wanted if encoding.block_size is not None else (shape[axis],)
+        if scale.shape != wanted:
+            raise Unfit(f"its scales have shape {scale.shape}, its shape asks for {wanted}")
+    own = scale.astype(dtype.numpy)
+    if not ((own > 0) & np.isfinite(own.astype(np.float32))).all():
+        raise Unfit(f"its scale is no positive {dtype}")
+    return QuantParams(
+        encoding.dtype, own, encoding.zero_point, axis=axis, block_size=encoding.block_size,
+        expressed_dtype=dtype,
+    )  # fmt: skip
+
+
+def _weights(graph: Graph, chosen: Collection[Value]) -> dict[Value, QuantParams]:
+    """Returns int8 parameters, per channel, of the weights of products on encoded tensors."""
+    found: dict[Value, QuantParams] = {}
+    for node in graph.nodes:
+        value = node.inputs[1] if node.op.weight is not None and len(node.inputs) > 1 else None
+        if value is None or value.constant is None or not value.type.dtype.is_float:
+            continue
+        if node.inputs[0] in chosen and value not in chosen and value not in found:
+            params = _of_weight(node, value)
+            if params is not None:
+                found[value] = params
+    if found:
+        names = tuple(value.name for value in found)[:20]
+        reason = "the encodings name no weights: int8 per channel, the largest becomes 127"
+        graph.notes.append(Note(_RULE, "", f"{reason}, in {len(found)} of them", names))
+    return found
+
+
+def _of_weight(node: Node, value: Value) -> QuantParams | None:
+    axis, rank = result_axis(value), value.rank
+    if axis is None or rank is None or value.constant is None or geometry_of(node) is None:
+        return None
+    others = tuple(i for i in range(rank) if i != axis)
+    largest = np.abs(value.constant.numpy().astype(np.float32)).max(axis=others, initial=0.0)
+    scale = np.where(largest > 0, largest / np.float32(_LARGEST), np.float32(1))
+    scale = scale.astype(value.type.dtype.numpy)
+    zero_point = np.zeros(scale.shape, np.int32)
+    return QuantParams(DType.INT8, scale, zero_point, axis=axis, expressed_dtype=value.type.dtype)

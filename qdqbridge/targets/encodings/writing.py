@@ -1,0 +1,106 @@
+"""A quantized graph as a float model, and a file of encodings that names its tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.canonical.unquantized import FloatForm, float_form
+from qdqbridge.core.graph.atomic_write import placed
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Graph, Value
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.ops.permutation import permuted_params
+from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.onnx_io.reading.reader import read
+from qdqbridge.onnx_io.writer import spec_of
+from qdqbridge.onnx_io.writer.files import write_files
+from qdqbridge.onnx_io.writer.model import model_without_tensors
+from qdqbridge.onnx_io.writer.names import TensorNames
+from qdqbridge.onnx_io.writer.options import ONNXRUNTIME
+from qdqbridge.targets.encodings import EncodingsFormat, encodings_format, listed
+from qdqbridge.targets.encodings.application import result_axis, values_by_name
+from qdqbridge.targets.encodings.encoding import Encoding
+
+
+def write_encodings(
+    graph: Graph, model: Path, path: Path, format_name: str, *, opset: int | None, overwrite: bool
+) -> tuple[str, ...]:
+    """Writes the float model of a graph, and what its tensors were stored as.
+
+    Args:
+        graph: A canonical graph with float inputs and outputs.
+        model: The ONNX file to write.
+        path: The file of encodings to write.
+        format_name: The format of it.
+        opset: The opset to write; by default the source's.
+        overwrite: Replace files that are there.
+
+    Returns:
+        Names of tensors that are read in other parameters, too, which no such file says.
+
+    Raises:
+        UnsupportedTargetError: The graph has no float form, or the format cannot say how tensors
+            are quantized; all of them are listed.
+        OutputExistsError: A file is there and must not be replaced.
+    """
+    chosen, form = encodings_format(format_name), float_form(graph)
+    _check(_encodings(form, form.graph, chosen), chosen, graph.name)
+    spec = spec_of(form.graph, ONNXRUNTIME, opset)
+    proto = model_without_tensors(spec, form.graph.name, form.graph.metadata)
+    with placed(path, overwrite=overwrite) as scratch:
+        write_files(proto, spec.constants, model, overwrite=overwrite)
+        again = read(model, canonicalize)
+        scratch.write_text(chosen.written(_encodings(form, again, chosen)), "utf-8")
+    return form.otherwise
+
+
+def _encodings(form: FloatForm, written: Graph, chosen: EncodingsFormat) -> list[Encoding]:
+    """Returns the encodings of all but biases, whose units follow from those of their products.
+
+    Args:
+        form: The float form.
+        written: The float model as a reader finds it: some weights lie transposed there.
+        chosen: The format.
+    """
+    names, found = TensorNames(form.graph), list[Encoding]()
+    alive, there = set(form.graph.values()), values_by_name(written)
+    for value, params in form.stored.items():
+        if value not in alive or (value.is_constant and params.storage_dtype is DType.INT32):
+            continue
+        if not chosen.moved and _only_moved(form, value):
+            continue
+        name = names.of(value)
+        axis = result_axis(value) if value.is_constant else None
+        along = axis is not None and axis == params.axis
+        turned = axis is not None and name in there and result_axis(there[name]) != axis
+        own = permuted_params(params, (1, 0)) if turned and not params.per_tensor else params
+        found.append(
+            Encoding(
+                name, own.storage_dtype, own.scale.astype(np.float32), own.zero_point, own.axis,
+                own.block_size, value.is_constant, along,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _only_moved(form: FloatForm, value: Value) -> bool:
+    """Returns whether a value is elements of another one that is stored alike."""
+    maker = value.producer
+    if maker is None or maker.op.flow is not Flow.MOVE:
+        return False
+    return all(form.stored.get(v) == form.stored[value] for _, v in maker.data_operands())
+
+
+def _check(encodings: list[Encoding], chosen: EncodingsFormat, name: str) -> None:
+    """Raises the complete list of what a format cannot say."""
+    unsaid = {each.name: reason for each in encodings if (reason := chosen.unsaid(each))}
+    if unsaid:
+        raise UnsupportedTargetError(
+            f"{chosen.name} cannot say how {len(unsaid)} tensors are quantized",
+            where=name,
+            why=listed(unsaid),
+            fix="write another format, or quantize the model otherwise",
+        )
