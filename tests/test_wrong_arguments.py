@@ -76,6 +76,10 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> dict[Callable[..., Any], 
     return {
         qb.load: {"path": other}, qb.load_adapter: {"path": model},
         qb.save: {"graph": graph, "path": f"{out}.onnx", "overwrite": True},
+        qb.save_encodings: {
+            "graph": graph, "path": f"{out}.onnx", "encodings": f"{out}.encodings",
+            "overwrite": True,
+        },
         qb.parse: {"text": graph.text("inline")}, qb.explain: {"graph": graph},
         qb.unquantize: {"graph": graph},
         qb.view: {"model": graph, "path": f"{out}.html"},

@@ -390,7 +390,7 @@ def save_encodings(
         In what the two files say another graph than the given one; nothing if in nothing.
 
     Raises:
-        InputDataError: ``graph`` is not a graph.
+        InputDataError: ``graph`` is not a graph, or both files have one name.
         OutputExistsError: A file exists and ``overwrite`` is not given.
         UnsupportedTargetError: The graph has no float form, or the format cannot say how tensors
             are quantized; all of them are listed.
@@ -398,6 +398,12 @@ def save_encodings(
     from qdqbridge.core.graph.diff import diff as differences
     from qdqbridge.targets.encodings.writing import write_encodings
 
+    if not is_onnx(path_of(path)) or path_of(path) == path_of(encodings):
+        raise InputDataError(
+            "the float model is an ONNX file beside the encodings",
+            why=f"the model would be '{path}', the encodings '{encodings}'",
+            fix="give two names, for example out.onnx and out.json",
+        )
     _need_float_form(graph)
     ends = (*graph.inputs, *graph.outputs)
     own = with_io(graph, "float") if any(v.quant is not None for v in ends) else graph

@@ -335,6 +335,26 @@ def test_an_interface_file_is_not_overwritten(tmp_path, capsys):
     assert (tmp_path / "m.io.json").read_text() == "mine"
 
 
+def test_encodings_are_written_and_read_by_every_verb(tmp_path, capsys):
+    floats, file = str(tmp_path / "f.onnx"), str(tmp_path / "e.json")
+    write = ["export", MODEL, "-o", floats, "--encodings-to", file]
+    assert run([*write, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["digest"], found["otherwise"]) == (qb.load(MODEL).digest, [])
+    assert run(["inspect", floats, "--encodings", file, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["digest"] == found["digest"]
+    again = tmp_path / "again.onnx"
+    assert run(["export", floats, "--encodings", file, "-o", str(again)]) == 0
+    assert qb.load(again).digest == found["digest"]
+    capsys.readouterr()
+    assert run([*write, "--force", "--encodings-format", "tensorrt"]) == 3
+    assert "zero point 0 only" in capsys.readouterr().err
+    for more in (["--io", "int8"], ["--float"], ["--check"], ["--recenter"]):
+        assert run([*write, *more]) == 2
+    assert run(["export", MODEL, "--encodings-to", file]) == 2
+    assert run(["export", MODEL, "-o", floats, "--encodings-to", floats, "--force"]) == 3
+
+
 def test_the_float_model_is_written_and_quantized_again(tmp_path, capsys, data):
     floats, again = tmp_path / "f.onnx", tmp_path / "again.onnx"
     assert run(["export", MODEL, "--float", "-o", str(floats)]) == 0

@@ -55,12 +55,12 @@ class FloatForm:
     Attributes:
         graph: The float graph, not canonical: each value is one of the quantized graph's.
         stored: What values were stored as.
-        otherwise: Names of values that some readers had in other parameters, or as real numbers.
+        otherwise: Values that some readers had in other parameters, or as real numbers.
     """
 
     graph: Graph
     stored: Mapping[Value, QuantParams]
-    otherwise: tuple[str, ...]
+    otherwise: tuple[Value, ...]
 
 
 def unquantized(graph: Graph) -> Graph:
@@ -107,7 +107,7 @@ def float_form(graph: Graph) -> FloatForm:
     editor = Editor(own)
     positive: set[Value] = set()
     stored = {value: params for value, params in ranges.items() if value.producer is None}
-    otherwise: dict[str, None] = {}
+    otherwise: dict[Value, None] = {}
     for node in list(own.nodes):
         _of_floats(node)
         if node.op in _CONVERSIONS:
@@ -119,7 +119,7 @@ def float_form(graph: Graph) -> FloatForm:
             if asked is not None:
                 alone = new is not given or not _read_otherwise(node, editor)
                 if not alone or stored.setdefault(new, asked) != asked:
-                    otherwise[new.name] = None
+                    otherwise[new] = None
                 stored.setdefault(new, asked)
             editor.replace_value(node.output, new)
             editor.insert(new)

@@ -14,7 +14,7 @@ from typing import Any
 
 from qdqbridge.errors import InputDataError, ModelFileError, UnsupportedTargetError
 from qdqbridge.targets.encodings import aimet, onnxruntime, tensorrt
-from qdqbridge.targets.encodings.encoding import Encoding, Unfit
+from qdqbridge.targets.encodings.encoding import TensorEncoding, Unfit
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class EncodingsFormat:
         entries: What a file has for each tensor, by name.
         encoding: What an entry says; None if it says that the tensor is not quantized.
         weights: Whether it says how constants are quantized; else its runtime has one way.
-        moved: Whether it names results that are only moved elements of what it names.
+        all_tensors: Whether it names biases, too, and results that are only moved elements.
         unsaid: Why it cannot say an encoding; empty if it can.
         written: The text of a file; empty where the format is only read.
     """
@@ -35,11 +35,11 @@ class EncodingsFormat:
     name: str
     recognised: Callable[[str, Any], bool]
     entries: Callable[[Any], Iterator[tuple[str, Any]]]
-    encoding: Callable[[str, Any], Encoding | None]
+    encoding: Callable[[str, Any], TensorEncoding | None]
     weights: bool = True
-    moved: bool = True
-    unsaid: Callable[[Encoding], str] = lambda _: ""
-    written: Callable[[Sequence[Encoding]], str] = lambda _: ""
+    all_tensors: bool = True
+    unsaid: Callable[[TensorEncoding], str] = lambda _: ""
+    written: Callable[[Sequence[TensorEncoding]], str] = lambda _: ""
 
 
 def _version(*majors: str) -> Callable[[str, Any], bool]:
@@ -49,11 +49,11 @@ def _version(*majors: str) -> Callable[[str, Any], bool]:
 FORMATS = (
     EncodingsFormat(
         "aimet-0.6.1", _version("0"), aimet.named_lists, aimet.of_list,
-        moved=False, unsaid=aimet.counted_from_zero, written=aimet.written_lists,
+        all_tensors=False, unsaid=aimet.counted_from_zero, written=aimet.written_lists,
     ),
     EncodingsFormat(
         "aimet-1.0.0", _version("1"), aimet.named_entries, aimet.of_bits,
-        moved=False, unsaid=aimet.counted_from_zero, written=aimet.written_bits,
+        all_tensors=False, unsaid=aimet.counted_from_zero, written=aimet.written_bits,
     ),
     EncodingsFormat(
         "aimet-2.0.0", _version("2"), aimet.named_entries, aimet.of_types,
@@ -61,7 +61,7 @@ FORMATS = (
     ),
     EncodingsFormat(
         "ort-overrides", lambda _, record: onnxruntime.is_overrides(record),
-        lambda record: iter(record.items()), onnxruntime.of_overrides,
+        lambda record: iter(record.items()), onnxruntime.of_overrides, all_tensors=False,
         unsaid=onnxruntime.overrides_can_say, written=onnxruntime.written_overrides,
     ),
     EncodingsFormat(
@@ -91,7 +91,7 @@ class Encodings:
 
     file: str
     format: EncodingsFormat
-    found: Mapping[str, Encoding]
+    found: Mapping[str, TensorEncoding]
     unfit: Mapping[str, str]
 
 
@@ -121,7 +121,7 @@ def read_encodings(path: Path) -> Encodings:
     chosen = next((each for each in FORMATS if each.recognised(text, record)), None)
     if chosen is None:
         raise _unknown(path, reason, record)
-    found: dict[str, Encoding] = {}
+    found: dict[str, TensorEncoding] = {}
     unfit: dict[str, str] = {}
     seen: set[str] = set()
     try:

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.targets.encodings.encoding import Encoding, Unfit, checked_encoding
+from qdqbridge.targets.encodings.encoding import TensorEncoding, Unfit, checked_encoding
 
 _INTEGERS: Mapping[tuple[bool, int], DType] = MappingProxyType(
-    {(d.is_signed, d.bits): d for d in DType if d.is_integer and d.bits <= 32}
+    {(d.is_signed, d.bits): d for d in DType if d.is_integer and (d.bits <= 16 or d is DType.INT32)}
 )
 _TYPES: Mapping[str, DType] = MappingProxyType(
     {
@@ -54,7 +54,7 @@ def named_entries(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield str(entry["name"]), entry
 
 
-def of_list(name: str, entries: Any) -> Encoding | None:
+def of_list(name: str, entries: Any) -> TensorEncoding | None:
     """Returns what a file of a version below 1 says of a tensor; None: it is not quantized."""
     first = entries[0]
     if first.get("dtype", "int") != "int":
@@ -68,7 +68,7 @@ def of_list(name: str, entries: Any) -> Encoding | None:
     return _counted_from_zero(name, signed, first["bitwidth"], scales, offsets)
 
 
-def of_bits(name: str, entry: Any) -> Encoding | None:
+def of_bits(name: str, entry: Any) -> TensorEncoding | None:
     """Returns what a file of version 1 says of a tensor; None: it is not quantized."""
     if entry["dtype"] != "INT":
         return None
@@ -79,7 +79,9 @@ def of_bits(name: str, entry: Any) -> Encoding | None:
     return _counted_from_zero(name, entry["is_sym"], entry["bw"], entry["scale"], entry["offset"])
 
 
-def _counted_from_zero(name: str, signed: bool, bits: Any, scale: Any, offset: Any) -> Encoding:
+def _counted_from_zero(
+    name: str, signed: bool, bits: Any, scale: Any, offset: Any
+) -> TensorEncoding:
     dtype = _INTEGERS.get((signed, bits))
     if dtype is None:
         raise Unfit(f"there is no integer type of {bits} bits")
@@ -87,7 +89,7 @@ def _counted_from_zero(name: str, signed: bool, bits: Any, scale: Any, offset: A
     return checked_encoding(name, dtype, scale, zero_point)
 
 
-def of_types(name: str, entry: Any) -> Encoding:
+def of_types(name: str, entry: Any) -> TensorEncoding:
     """Returns what a file of version 2 says of a tensor."""
     if "per_block_int_scale" in entry or isinstance(entry["y_scale"], dict):
         raise Unfit("its scales are quantized themselves (LPBQ)")
@@ -100,7 +102,7 @@ def of_types(name: str, entry: Any) -> Encoding:
     )  # fmt: skip
 
 
-def written_lists(encodings: Sequence[Encoding]) -> str:
+def written_lists(encodings: Sequence[TensorEncoding]) -> str:
     """Returns a file of version 0.6.1."""
     parts: dict[str, dict[str, Any]] = {part: {} for part in _PARTS}
     for encoding in encodings:
@@ -115,7 +117,7 @@ def written_lists(encodings: Sequence[Encoding]) -> str:
     return _file("0.6.1", parts)
 
 
-def written_bits(encodings: Sequence[Encoding]) -> str:
+def written_bits(encodings: Sequence[TensorEncoding]) -> str:
     """Returns a file of version 1.0.0."""
     parts: dict[str, list[Any]] = {part: [] for part in _PARTS}
     for encoding in encodings:
@@ -130,7 +132,7 @@ def written_bits(encodings: Sequence[Encoding]) -> str:
     return _file("1.0.0", parts)
 
 
-def written_types(encodings: Sequence[Encoding]) -> str:
+def written_types(encodings: Sequence[TensorEncoding]) -> str:
     """Returns a file of version 2.0.0."""
     found: list[Any] = []
     for encoding in encodings:
@@ -149,12 +151,12 @@ def written_types(encodings: Sequence[Encoding]) -> str:
     return _file("2.0.0", {"encodings": found})
 
 
-def of_any_type(encoding: Encoding) -> str:
+def of_any_type(encoding: TensorEncoding) -> str:
     """Returns why version 2 cannot say an encoding; nothing if it can."""
     return "" if encoding.dtype in _NAMES else f"there is no type {encoding.dtype}"
 
 
-def counted_from_zero(encoding: Encoding) -> str:
+def counted_from_zero(encoding: TensorEncoding) -> str:
     """Returns why versions below 2 cannot say an encoding; nothing if they can."""
     if encoding.block_size is not None or not (encoding.per_tensor or encoding.along_results):
         return "its scales do not lie along the results of a product"
@@ -163,7 +165,7 @@ def counted_from_zero(encoding: Encoding) -> str:
     return ""
 
 
-def _from_zero(encoding: Encoding) -> tuple[int, bool, list[float], list[int]]:
+def _from_zero(encoding: TensorEncoding) -> tuple[int, bool, list[float], list[int]]:
     """Returns bits, whether the tensor is symmetric, scales and offsets.
 
     What is signed and not symmetric becomes unsigned: the same numbers.

@@ -6,17 +6,16 @@ from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
-from qdqbridge.core.canonical.bias import derived_params
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.edit import Editor
 from qdqbridge.core.graph.graph import Graph, Node, Note, Value
+from qdqbridge.core.graph.numerics import quantize
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.weights import geometry_of
-from qdqbridge.core.ops.build import dequantized, quantized
-from qdqbridge.core.ops.table import PRODUCTS
+from qdqbridge.core.ops.build import constant, dequantized, quantized
 from qdqbridge.errors import InputDataError
 from qdqbridge.targets.encodings import Encodings, listed
-from qdqbridge.targets.encodings.encoding import Encoding, Unfit
+from qdqbridge.targets.encodings.encoding import TensorEncoding, Unfit
 
 _RULE = "encodings"
 _LARGEST = 127
@@ -26,7 +25,7 @@ _LARGEST = 127
 def apply(graph: Graph, encodings: Encodings, in_file: Callable[[], Collection[str]]) -> None:
     """Quantizes what encodings name, in place: the canonical rules make integer operators of it.
 
-    Biases need no encoding: they get the units of their product (``derived-bias``).
+    Biases need no encoding: with a quantized result they get the units of their product.
 
     Args:
         graph: A raw float graph, whose values have the names of the file.
@@ -71,11 +70,9 @@ def apply(graph: Graph, encodings: Encodings, in_file: Callable[[], Collection[s
         )
     if not encodings.format.weights:
         chosen.update(_weights(graph, chosen))
-    for value in _biases_in_units(graph, chosen):
-        del chosen[value]
     editor = Editor(graph)
     for value, params in chosen.items():
-        new = dequantized(quantized(value, params), value.type.dtype)
+        new = dequantized(_stored(value, params), value.type.dtype)
         editor.replace_value(value, new)
         editor.insert(new)
     editor.finish()
@@ -91,22 +88,16 @@ def result_axis(value: Value) -> int | None:
     return axes.pop() if len(axes) == 1 else 0 if value.rank == 1 else None
 
 
-def _biases_in_units(graph: Graph, chosen: Mapping[Value, QuantParams]) -> set[Value]:
-    """Returns int32 biases in the units of their product: these follow, exactly, from the floats.
+def _stored(value: Value, params: QuantParams) -> Value:
+    """Returns a value quantized.
 
-    A QuantizeLinear divides in float32, which has fewer bits than int32.
+    int32 constants are biases: a QuantizeLinear divides in float32, which has fewer bits, so they
+    are divided here.
     """
-    found: set[Value] = set()
-    for node in graph.nodes:
-        bias = node.optional(2)
-        if bias is None or node.op not in PRODUCTS or bias not in chosen:
-            continue
-        x, w, own = (chosen.get(node.operand(i)) for i in range(3))
-        if x is not None and w is not None and own is not None and own.storage_dtype is DType.INT32:
-            units = derived_params(node, x, w).scale
-            if own.symmetric and units.shape == own.scale.shape and np.allclose(units, own.scale):
-                found.add(bias)
-    return found
+    if value.constant is None or params.storage_dtype is not DType.INT32:
+        return quantized(value, params)
+    integers = quantize(value.constant.numpy().astype(np.float64), params)
+    return constant(integers, params, value.name)
 
 
 def values_by_name(graph: Graph) -> Mapping[str, Value]:
@@ -119,13 +110,15 @@ def values_by_name(graph: Graph) -> Mapping[str, Value]:
     return found
 
 
-def _params(value: Value, encoding: Encoding) -> QuantParams:
+def _params(value: Value, encoding: TensorEncoding) -> QuantParams:
     """Returns the parameters of a value, whose shape they fit."""
     dtype, shape, scale, axis = value.type.dtype, value.type.shape, encoding.scale, encoding.axis
     if value.quant is not None:
         raise Unfit("it is quantized already")
     if not dtype.is_float or dtype.is_small_float:
         raise Unfit(f"its elements are {dtype}")
+    if encoding.dtype is DType.INT32 and value.constant is None:
+        raise Unfit("it would be int32, which only constants are")
     if scale.ndim and axis is None:
         axis = result_axis(value)
         if axis is None:

@@ -16,7 +16,7 @@ class Unfit(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Encoding:
+class TensorEncoding:
     """The parameters of one tensor: ``real = (stored - zero_point) * scale``.
 
     Attributes:
@@ -54,7 +54,7 @@ def checked_encoding(
     *,
     axis: int | None = None,
     block_size: int | None = None,
-) -> Encoding:
+) -> TensorEncoding:
     """Returns an encoding of the numbers in a file.
 
     Args:
@@ -71,27 +71,31 @@ def checked_encoding(
     scales, offsets = _numbers(scale, "scale"), _numbers(zero_point, "zero point")
     with np.errstate(over="ignore"):
         rounded = scales.astype(np.float32)
-    wrong = scales[~((rounded > 0) & np.isfinite(rounded))]
-    if wrong.size:
-        raise Unfit(f"its scale is {wrong[0]:g}, which is no positive float32")
     if not scales.size:
         raise Unfit("it has no scale")
+    if not (rounded.min() > 0 and rounded.max() < np.inf):
+        wrong = scales[~((rounded > 0) & (rounded < np.inf))]
+        raise Unfit(f"its scale is {wrong[0]:g}, which is no positive float32")
     low, high = (dtype.qmin, dtype.qmax) if dtype.is_integer else (0, 0)
-    wrong = offsets[(offsets != np.rint(offsets)) | ~((offsets >= low) & (offsets <= high))]
-    if wrong.size:
+    whole = offsets == np.rint(offsets)
+    if not (whole.all() and offsets.min(initial=low) >= low and offsets.max(initial=high) <= high):
+        wrong = offsets[~(whole & (offsets >= low) & (offsets <= high))]
         raise Unfit(f"its zero point is {wrong[0]:g}, which {dtype} does not hold")
-    if offsets.size == 1:
+    if offsets.size == 1 != scales.size:
         offsets = np.broadcast_to(offsets.reshape(()), scales.shape)
-    if offsets.shape != scales.shape:
+    if offsets.size != scales.size:
         raise Unfit(f"it has scales of shape {scales.shape} and zero points of {offsets.shape}")
+    offsets = offsets.reshape(scales.shape)
     if axis is None and scales.size == 1:
         rounded, offsets = rounded.reshape(()), offsets.reshape(())
     if axis is not None and not rounded.ndim:
         axis = None
-    return Encoding(name, dtype, rounded, offsets.astype(np.int32), axis, block_size)
+    return TensorEncoding(name, dtype, rounded, offsets.astype(np.int32), axis, block_size)
 
 
-def of_range(name: str, low: float, high: float, dtype: DType, *, symmetric: bool) -> Encoding:
+def of_range(
+    name: str, low: float, high: float, dtype: DType, *, symmetric: bool
+) -> TensorEncoding:
     """Returns the encoding that onnxruntime's ``compute_scale_zp`` makes of a float32 range.
 
     Raises:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.targets.encodings.encoding import Encoding, Unfit, checked_encoding, of_range
+from qdqbridge.targets.encodings.encoding import TensorEncoding, Unfit, checked_encoding, of_range
 
 _TYPES: Mapping[str, DType] = MappingProxyType(
     {
@@ -32,7 +32,7 @@ _OPTIONS = {"quant_type", "scale", "zero_point", "rmin", "rmax", "symmetric", "a
 
 def is_overrides(record: Any) -> bool:
     """Returns whether a file is TensorQuantOverrides: lists of options by tensor."""
-    if not isinstance(record, dict) or not record:
+    if not isinstance(record, dict):
         return False
     lists = [each for each in record.values() if isinstance(each, list)]
     return len(lists) == len(record) and all(
@@ -40,7 +40,7 @@ def is_overrides(record: Any) -> bool:
     )
 
 
-def of_overrides(name: str, entries: Any) -> Encoding:
+def of_overrides(name: str, entries: Any) -> TensorEncoding:
     """Returns what overrides say of a tensor."""
     first, axis = entries[0], entries[0].get("axis")
     if "convert" in first:
@@ -65,7 +65,7 @@ def of_overrides(name: str, entries: Any) -> Encoding:
     return checked_encoding(name, dtype, scale, zero, axis=axis)
 
 
-def overrides_can_say(encoding: Encoding) -> str:
+def overrides_can_say(encoding: TensorEncoding) -> str:
     """Returns why overrides cannot say an encoding; nothing if they can."""
     if encoding.block_size is not None:
         return "it is quantized in blocks"
@@ -74,7 +74,7 @@ def overrides_can_say(encoding: Encoding) -> str:
     return "" if encoding.dtype in _NAMES else f"there is no quant_type of {encoding.dtype}"
 
 
-def written_overrides(encodings: Sequence[Encoding]) -> str:
+def written_overrides(encodings: Sequence[TensorEncoding]) -> str:
     """Returns a file of overrides."""
     found: dict[str, Any] = {}
     for encoding in encodings:
@@ -101,7 +101,7 @@ def ranges_in(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield from (record["data"] if record.get("CLS") == "TensorsData" else record).items()
 
 
-def of_ranges(name: str, entry: Any) -> Encoding:
+def of_ranges(name: str, entry: Any) -> TensorEncoding:
     """Returns what ``quantize_static`` makes of a range by default."""
     low, high = (_only(entry[key]) for key in ("lowest", "highest"))
     return of_range(name, low, high, DType.INT8, symmetric=False)

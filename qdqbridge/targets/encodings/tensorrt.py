@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.targets.encodings.encoding import Encoding, Unfit, checked_encoding
+from qdqbridge.targets.encodings.encoding import TensorEncoding, Unfit, checked_encoding
 
 _FIRST = "TRT-8601-EntropyCalibration2"
 """The first line: version and calibrator. TensorRT ignores a cache of another calibrator."""
@@ -28,7 +28,7 @@ def lines_of(text: str) -> Iterator[tuple[str, str]]:
             yield name or line, bits.strip()
 
 
-def of_bits(name: str, bits: str) -> Encoding | None:
+def of_bits(name: str, bits: str) -> TensorEncoding | None:
     """Returns what a cache says of a tensor: int8, zero point 0; None for TensorRT's own."""
     if name.startswith(_INTERNAL):
         return None
@@ -37,7 +37,7 @@ def of_bits(name: str, bits: str) -> Encoding | None:
     return checked_encoding(name, DType.INT8, struct.unpack(">f", bytes.fromhex(bits))[0])
 
 
-def cache_can_say(encoding: Encoding) -> str:
+def cache_can_say(encoding: TensorEncoding) -> str:
     """Returns why a cache cannot say an encoding; nothing if it can, or leaves it out."""
     if encoding.constant:
         return ""
@@ -46,7 +46,7 @@ def cache_can_say(encoding: Encoding) -> str:
     return ""
 
 
-def written_cache(encodings: Sequence[Encoding]) -> str:
+def written_cache(encodings: Sequence[TensorEncoding]) -> str:
     """Returns a cache; TensorRT quantizes constants itself, so they are left out."""
     activations = (each for each in encodings if not each.constant)
     lines = (f"{e.name}: {struct.pack('>f', float(e.scale)).hex()}" for e in activations)

@@ -22,7 +22,7 @@ from qdqbridge.onnx_io.writer.names import TensorNames
 from qdqbridge.onnx_io.writer.options import ONNXRUNTIME
 from qdqbridge.targets.encodings import EncodingsFormat, encodings_format, listed
 from qdqbridge.targets.encodings.application import result_axis, values_by_name
-from qdqbridge.targets.encodings.encoding import Encoding
+from qdqbridge.targets.encodings.encoding import TensorEncoding
 
 
 def write_encodings(
@@ -54,31 +54,37 @@ def write_encodings(
         write_files(proto, spec.constants, model, overwrite=overwrite)
         again = read(model, canonicalize)
         scratch.write_text(chosen.written(_encodings(form, again, chosen)), "utf-8")
-    return form.otherwise
+    names = TensorNames(form.graph)
+    return tuple(names.of(value) for value in form.otherwise)
 
 
-def _encodings(form: FloatForm, written: Graph, chosen: EncodingsFormat) -> list[Encoding]:
-    """Returns the encodings of all but biases, whose units follow from those of their products.
+def _encodings(form: FloatForm, written: Graph, chosen: EncodingsFormat) -> list[TensorEncoding]:
+    """Returns the encodings of a float form.
+
+    A format that does not name all tensors has no biases, whose units follow from those of their
+    products, and no results of moves.
 
     Args:
         form: The float form.
         written: The float model as a reader finds it: some weights lie transposed there.
         chosen: The format.
     """
-    names, found = TensorNames(form.graph), list[Encoding]()
+    names, found = TensorNames(form.graph), list[TensorEncoding]()
     alive, there = set(form.graph.values()), values_by_name(written)
     for value, params in form.stored.items():
-        if value not in alive or (value.is_constant and params.storage_dtype is DType.INT32):
+        bias = value.is_constant and params.storage_dtype is DType.INT32
+        follows = bias or _only_moved(form, value)
+        if value not in alive or (follows and not chosen.all_tensors):
             continue
-        if not chosen.moved and _only_moved(form, value):
-            continue
+        if bias and value.type.dtype is not DType.FLOAT32:
+            continue  # its scale, a product of two, has no place in float16
         name = names.of(value)
         axis = result_axis(value) if value.is_constant else None
         along = axis is not None and axis == params.axis
         turned = axis is not None and name in there and result_axis(there[name]) != axis
         own = permuted_params(params, (1, 0)) if turned and not params.per_tensor else params
         found.append(
-            Encoding(
+            TensorEncoding(
                 name, own.storage_dtype, own.scale.astype(np.float32), own.zero_point, own.axis,
                 own.block_size, value.is_constant, along,
             )
@@ -94,9 +100,10 @@ def _only_moved(form: FloatForm, value: Value) -> bool:
     return all(form.stored.get(v) == form.stored[value] for _, v in maker.data_operands())
 
 
-def _check(encodings: list[Encoding], chosen: EncodingsFormat, name: str) -> None:
+def _check(encodings: list[TensorEncoding], chosen: EncodingsFormat, name: str) -> None:
     """Raises the complete list of what a format cannot say."""
     unsaid = {each.name: reason for each in encodings if (reason := chosen.unsaid(each))}
+    unsaid |= {e.name: "a scale of it is negative" for e in encodings if (e.scale < 0).any()}
     if unsaid:
         raise UnsupportedTargetError(
             f"{chosen.name} cannot say how {len(unsaid)} tensors are quantized",
