@@ -10,8 +10,8 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.edit import Editor
 from qdqbridge.core.graph.graph import Graph, Node, Note, Value
 from qdqbridge.core.graph.numerics import quantize
+from qdqbridge.core.graph.operator import geometry_of
 from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.weights import geometry_of
 from qdqbridge.core.ops.build import constant, dequantized, quantized
 from qdqbridge.errors import InputDataError
 from qdqbridge.targets.encodings import Encodings, listed

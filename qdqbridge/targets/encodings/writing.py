@@ -12,7 +12,7 @@ from qdqbridge.core.graph.atomic_write import placed
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.operator import Flow
-from qdqbridge.core.ops.permutation import permuted_params
+from qdqbridge.core.ops.build import permuted_params
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.onnx_io.writer import spec_of
