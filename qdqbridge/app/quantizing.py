@@ -449,7 +449,7 @@ def quantization(
     steps = () if suited is None else (suited,)
     judged, in_order = (None if s is None else spread(s, _JUDGING) for s in (samples, every))
     if judged is not None and any(step.step == PAIRS and not step.applied for step in tried):
-        message = saturating(graph, made.graph, few or judged)
+        message = saturating(graph, made.graph, few or judged, asked.avoids_pairs_by)
         tried = tuple(replace(s, outcome=message) if s.step == PAIRS else s for s in tried)
         (warn or _LOGGER.warning)(message)
     made = replace(made, repairs=(*steps, *tried, *made.repairs), unseen=few)

@@ -54,7 +54,7 @@ from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import TensorType
-from qdqbridge.core.ops.matmul import DENSE, GEMM
+from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.errors import InputDataError, UnsupportedModelError, UnsupportedTargetError
 
 if TYPE_CHECKING:
@@ -151,6 +151,12 @@ class QuantizeOptions:
         found = self._on_hardware(target)
         _check_sums(found, self.formats.values())
         return found
+
+    @property
+    def avoids_pairs_by(self) -> str:
+        """What else makes files without pairs that saturate, on the command line."""
+        stored = isinstance(self.described().activations, Format)
+        return "--avoid-pairs" if stored else "stored activations (--target ort)"
 
     def _on_hardware(self, target: Target) -> Target:
         """Returns ``target`` with the arithmetic that the user says."""
@@ -392,6 +398,12 @@ def _pair_room(
 ) -> PairRoom:
     """Returns what keeps pairs from saturating; what ends in floats may be added in two parts."""
     graph, shares = plan.graph, shares_of_operations(plan.graph, profile)
+    # ConvInteger's products of unsigned data by signed weights do not saturate.
+    running = frozenset(
+        n.name
+        for n, read in plan.unstored.items()
+        if read is not Unstored.FLOAT and n.op in (GEMM, DENSE, MATMUL)
+    )
     ends = {n.name for n in plan.rules if n.op in (GEMM, DENSE) and n.output not in plan.specs}
 
     def look(values: Sequence[Value]) -> Iterable[Mapping[Value, NDArray[Any]]]:
@@ -399,8 +411,8 @@ def _pair_room(
         return float_values(graph, values, batches_of(samples, graph))
 
     sees = None if samples is None else look
-    free = {name: share for name, share in shares.items() if name in ends}
-    return PairRoom(order, profile.by_name(), profile.samples, graph, sees, free)
+    free = {name: share for name, share in shares.items() if name in ends - running}
+    return PairRoom(order, profile.by_name(), profile.samples, graph, sees, free, running)
 
 
 def check_plan(plan: QuantizationPlan) -> None:

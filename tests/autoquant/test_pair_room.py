@@ -107,20 +107,26 @@ def test_no_pair_of_what_was_seen_saturates(seed: int) -> None:
         TensorStats.of(np.array([low.min(), high.max()])),
         channels=ChannelExtremes(axis, low, high),
     )
-    room = PairRoom("channels-last", {value.name: stats}, samples=1 << 20)
-    found = room.raised(node, params, x)
-    codes = [quantize(each, x).astype(np.int64) + 128 * signed for each in (low, high)]
-    codes[0] = np.minimum(codes[0], int(x.zero_point) + 128 * signed)
-    codes[1] = np.maximum(codes[1], int(x.zero_point) + 128 * signed)
+    stores_x = bool(rng.random() < 0.6)
+    running = frozenset() if stores_x else frozenset([node.name])
+    room = PairRoom("channels-last", {value.name: stats}, samples=1 << 20, running=running)
+    reads = x if stores_x else None  # quantized while the model runs: any codes
+    found = room.raised(node, params, reads)
+    codes = [np.zeros(count, np.int64), np.full(count, 255)]
+    if stores_x:
+        codes = [quantize(each, x).astype(np.int64) + 128 * signed for each in (low, high)]
+        codes[0] = np.minimum(codes[0], int(x.zero_point) + 128 * signed)
+        codes[1] = np.maximum(codes[1], int(x.zero_point) + 128 * signed)
+    assert stores_x or PairRoom("channels-last", {}, samples=1).raised(node, params, None) is params
 
     before, stored = quantize(weight, params), quantize(weight, found)
     assert not overflows(node, stored, *codes)
     assert (found is not params) == overflows(node, before, *codes)
     factor = found.scale.astype(np.float64) / params.scale.astype(np.float64)
     assert (factor >= 1).all() and (factor <= 2.02).all()
-    assert room.raised(node, found, x) is found  # what was raised is not raised again
+    assert room.raised(node, found, reads) is found  # what was raised is not raised again
 
-    limits = room.limits(node, stored, found, x)
+    limits = room.limits(node, stored, found, reads)
     assert limits is not None
     assert (limits[0] <= stored).all() and (stored <= limits[1]).all()
     for end in limits:
@@ -148,12 +154,21 @@ def made(name: str, target: str) -> Quantization:
     return quantization(MODELS / f"digits_{name}_float.onnx", DATA, target=chosen, **wanted)
 
 
-@pytest.mark.parametrize(("name", "target"), [("cnn", "ort"), ("mlp", "ort-s8")])
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [("cnn", "ort"), ("mlp", "ort-s8"), ("mlp", "dynamic")],
+)
 def test_one_file_is_as_good_where_pairs_saturate(name: str, target: str) -> None:
     found = made(name, target)
     exact = decibels(found, pairs=False)
     assert decibels(found, pairs=True) >= exact - 1
     assert exact >= decibels(made(name, f"{target} exact"), pairs=False) - 1
+
+
+def test_no_pair_saturates_of_rows_that_are_quantized_while_the_model_runs() -> None:
+    found, exact = made("mlp", "dynamic-rows"), made("mlp", "dynamic-rows exact")
+    assert decibels(found, pairs=True) == decibels(found, pairs=False)
+    assert decibels(found, pairs=True) > decibels(exact, pairs=True) + 20
 
 
 def test_a_network_that_was_not_told_of_pairs_loses_by_them() -> None:

@@ -60,6 +60,8 @@ class PairRoom:
         look: Runs it, to see what pairs of channels hold at once; None where nobody can.
         shares: Which part of the model's operations each product has that may be computed in two
             parts, by name.
+        running: The names of products whose operand is quantized while the model runs, by its own
+            extremes: any two neighbours may hold the ends of uint8 there.
         parted: The names of those that are.
     """
 
@@ -69,9 +71,12 @@ class PairRoom:
     graph: Graph | None = None
     look: Look | None = None
     shares: Mapping[str, float] = field(default_factory=dict[str, float])
+    running: frozenset[str] = frozenset()
     parted: set[str] = field(init=False)
     _reached: dict[Place, Real] | None = field(init=False, repr=False)
-    _raised: dict[tuple[str, int, int], tuple[QuantParams, ...]] = field(init=False, repr=False)
+    _raised: dict[tuple[str, int, int], tuple[QuantParams, QuantParams | None, QuantParams]] = (
+        field(init=False, repr=False)
+    )
     _own: dict[int, tuple[QuantParams, QuantParams]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -82,7 +87,7 @@ class PairRoom:
         """True where a scale was raised, or a product is computed in two parts."""
         return bool(self._own or self.parted)
 
-    def raised(self, node: Node, params: QuantParams, x: QuantParams) -> QuantParams:
+    def raised(self, node: Node, params: QuantParams, x: QuantParams | None) -> QuantParams:
         """Returns parameters of a product's weight with which no pair of what was seen saturates.
 
         Scales that were raised for other parameters of the operand are forgotten.
@@ -90,8 +95,10 @@ class PairRoom:
         Args:
             node: The product.
             params: Of its weight.
-            x: Of its operand.
+            x: Of its operand; None where that is quantized while the model runs, or not at all.
         """
+        if x is None and node.name not in self.running:
+            return params
         base = self._own.get(id(params), (params, params))[1]
         if node.name in self.parted:
             return base
@@ -104,7 +111,7 @@ class PairRoom:
         return self._raised[key][2]
 
     def limits(
-        self, node: Node, stored: NDArray[Any], params: QuantParams, x: QuantParams
+        self, node: Node, stored: NDArray[Any], params: QuantParams, x: QuantParams | None
     ) -> tuple[Real, Real] | None:
         """Returns how small and how large each integer may become: each of a pair by half the room.
 
@@ -112,7 +119,7 @@ class PairRoom:
             node: The product.
             stored: Its weight as it is stored, a pair of which saturates nowhere.
             params: Of its weight.
-            x: Of its operand.
+            x: Of its operand, as for :meth:`raised`.
         """
         rows = self._rows(node, params, x)
         if rows is None or node.name in self.parted:
@@ -130,7 +137,7 @@ class PairRoom:
             limit[pairs] = nearer(limit[pairs], sign * (sizes + np.floor(left / largest)))
         return low.reshape(stored.shape), high.reshape(stored.shape)
 
-    def _suited(self, node: Node, params: QuantParams, x: QuantParams) -> QuantParams:
+    def _suited(self, node: Node, params: QuantParams, x: QuantParams | None) -> QuantParams:
         rows = self._rows(node, params, x)
         if rows is None:
             return params
@@ -157,16 +164,18 @@ class PairRoom:
         found = np.asarray(scale * factor, np.float32).reshape(params.scale.shape)
         return replace(params, scale=found)
 
-    def _rows(self, node: Node, params: QuantParams, x: QuantParams) -> _PairedRows | None:
+    def _rows(self, node: Node, params: QuantParams, x: QuantParams | None) -> _PairedRows | None:
         """Returns how the rows of a weight are paired; None where nothing of it can saturate."""
         geometry, weight = geometry_of(node), node.operand(1).constant
         if geometry is None or weight is None or node.op not in PAIRED_PRODUCTS or params.blocked:
             return None
-        kinds = params.storage_dtype, x.storage_dtype
+        if x is None and node.name not in self.running:
+            return None
+        kinds = (params.storage_dtype, *(() if x is None else (x.storage_dtype,)))
         if any(not k.is_integer or k.bits != 8 for k in kinds) or not kinds[0].is_signed:
             return None
         shape = weight.shape
-        if not params.symmetric or not x.per_tensor or geometry.alone(shape):
+        if not params.symmetric or not (x is None or x.per_tensor) or geometry.alone(shape):
             return None
         if not (geometry.image or len(shape) == 2):
             return None
@@ -185,10 +194,10 @@ class PairRoom:
             polygon = [np.repeat(each, count // groups, axis=1) for each in polygon]
         return _PairedRows(node, taps if along is np.tile else 1, low, high, polygon)
 
-    def _corners(self, node: Node, x: QuantParams, high: Real) -> tuple[Real, ...]:
+    def _corners(self, node: Node, x: QuantParams | None, high: Real) -> tuple[Real, ...]:
         """Returns what the codes of pairs hold at once at most; nothing where nobody looked."""
         place = place_of(node, self.order)
-        if place is None or self.graph is None or self.look is None:
+        if x is None or place is None or self.graph is None or self.look is None:
             return ()
         if self._reached is None:
             self._reached = reached(self.graph, self.look, self.order)
@@ -204,8 +213,10 @@ class PairRoom:
         """How many times as far other data may reach."""
         return 1 + 1 / max(self.samples, 1)
 
-    def _codes(self, node: Node, x: QuantParams) -> tuple[Real, Real]:
+    def _codes(self, node: Node, x: QuantParams | None) -> tuple[Real, Real]:
         """Returns the smallest and largest unsigned code, of each channel where that is known."""
+        if x is None:
+            return np.zeros(1), np.full(1, 255.0)
         value, shift = node.operand(0), 128.0 if x.storage_dtype.is_signed else 0.0
         seen = self.stats.get(value.name)
         if seen is None or seen.minimum > seen.maximum:

@@ -45,8 +45,8 @@ def suited(
     result = with_room_for_biases(plan, values, weights)
     if plan.room is not None:
         for weight, params in result.items():
-            x = values.get(weight.node.operand(0)) if weight.index == 1 else None
-            if x is not None and not isinstance(weight.spec, Fixed):
+            if weight.index == 1 and not isinstance(weight.spec, Fixed):
+                x = None if weight.node in plan.unstored else values.get(weight.node.operand(0))
                 result[weight] = plan.room.raised(weight.node, params, x)
     arithmetic = plan.arithmetic
     biases = {product_of(w): plan.bias(w) for w in plan.weights if isinstance(w.spec, Derived)}

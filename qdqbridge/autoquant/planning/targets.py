@@ -377,8 +377,10 @@ LSTM_DYNAMIC = OperatorRule("lstm", ("LSTM",), is_lstm, operands=Unstored.DYNAMI
 have no such kernel."""
 _DYNAMICALLY = (LSTM_DYNAMIC, *PRODUCTS)
 WEIGHT_ONLY = Target("weight-only", "ort", Unstored.FLOAT, PER_CHANNEL, PRODUCTS)
-DYNAMIC = Target("dynamic", "ort", Unstored.DYNAMIC, PER_CHANNEL, _DYNAMICALLY)
-DYNAMIC_ROWS = Target("dynamic-rows", "ort", Unstored.DYNAMIC_ROWS, PER_CHANNEL, _DYNAMICALLY)
+DYNAMIC = Target(
+    "dynamic", "ort", Unstored.DYNAMIC, PER_CHANNEL, _DYNAMICALLY, avoided_pairs="channels-last"
+)
+DYNAMIC_ROWS = replace(DYNAMIC, name="dynamic-rows", activations=Unstored.DYNAMIC_ROWS)
 _ALL = (
     ORT, ORT_S8, TENSORRT, QNN, A16W8, OPENVINO, TFLITE, POWER_OF_TWO, WEIGHT_ONLY, DYNAMIC,
     DYNAMIC_ROWS, FLOAT8,

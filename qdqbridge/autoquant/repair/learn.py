@@ -65,18 +65,20 @@ class Learning:
             return None
         if not all(np.isfinite(a).all() for a in (*real, *operands)):
             return None
-        room, x = self.decision.plan.room, self.decision.values.get(weight.node.operand(0))
+        plan, node = self.decision.plan, weight.node
+        room, x = plan.room, self.decision.values.get(node.operand(0))
+        x = None if node in plan.unstored else x
         start = stored_integers(weight, params, self.decision).numpy()
-        node = self._bias_of(weight.node)
+        adds = self._bias_of(node)
         halves = [
             OperandMoments.of(
                 layer, real[i::2], operands[i::2],
-                centred=node in self.biases.places, alike=self.alike,
+                centred=adds in self.biases.places, alike=self.alike,
             )
             for i in (0, 1)
             if real[i::2]
         ]  # fmt: skip
-        limits = None if room is None or x is None else room.limits(weight.node, start, params, x)
+        limits = None if room is None else room.limits(node, start, params, x)
         learning = LayerLearning(layer, params, start, self.hold, limits)
         integers, learned_params, rows = learning.rows(halves)
         self.rows = [a + b for a, b in zip(self.rows, rows, strict=True)]

@@ -33,13 +33,16 @@ def of_pairs(exact: float, avoided: float) -> StepRecord:
     return StepRecord(PAIRS, avoided >= exact - COST, outcome, exact, avoided)
 
 
-def saturating(original: Graph, quantized: Graph, samples: Samples) -> str:
+def saturating(
+    original: Graph, quantized: Graph, samples: Samples, remedy: str = "--avoid-pairs"
+) -> str:
     """Returns what a file gives whose pairs saturate, on which processors, and what mends it.
 
     Args:
         original: The float graph.
         quantized: What was made of it.
         samples: Some of them are run.
+        remedy: The option that avoids it.
     """
     pieces = spread(samples, _SAMPLES).batches(original.inputs)
     wanted, exact = list(outputs_of(original, pieces)), outputs_of(quantized, pieces)
@@ -57,5 +60,5 @@ def saturating(original: Graph, quantized: Graph, samples: Samples) -> str:
     return (
         f"{best:.2f} dB on x86 with VNNI and on Arm; {worst:.2f} dB on x86 without VNNI (AVX2), "
         "where pairs of products saturate. Scales that avoid it cost too much where nothing "
-        "saturates; for processors without VNNI quantize with --avoid-pairs"
+        f"saturates; for processors without VNNI quantize with {remedy}"
     )
