@@ -116,7 +116,8 @@ def compile(
 
     Args:
         graph: A canonical graph.
-        target: ``host``, this machine's CPU, or a TVM target such as ``llvm`` (any CPU of this
+        target: ``host``, this machine's CPU; another machine and its CPU by LLVM's names, such as
+            ``aarch64-linux-gnu/neoverse-n1``; or a TVM target such as ``llvm`` (any CPU of this
             architecture) or ``{"kind": "llvm", "mcpu": "haswell"}``, as a dictionary or JSON. Code
             that this CPU cannot run can still be saved.
         kernels: ``fast``, kernels for the target's instructions, or ``reference``, generic loops;
@@ -166,9 +167,46 @@ def load_executable(path: File) -> Executable:
 
 
 @checked
+def processors() -> list[dict[str, Any]]:
+    """Returns the classes of processors that have kernels, the best ones first.
+
+    Each has a ``name``, ``about`` (its processors and dot product), ``architecture``, LLVM's
+    ``features``, and ``host``: True for the one of this machine.
+    """
+    need_tvm()
+    from qdqbridge.tvm.relax.kernels.codegen.cpu import cpu_of, host_target
+    from qdqbridge.tvm.relax.kernels.codegen.processors import PROCESSORS
+
+    host = cpu_of(host_target())
+    return [
+        {
+            "name": cpu.name, "about": cpu.about, "architecture": cpu.architecture,
+            "features": list(cpu.features), "host": cpu == host,
+        }
+        for cpu in PROCESSORS
+    ]  # fmt: skip
+
+
+@checked
+def library_needs(path: File) -> dict[str, list[str]]:
+    """Returns which features a saved library needs, and those that this CPU is ``missing``.
+
+    Raises:
+        ModelFileError: The file cannot be read, is not such a library, or is damaged.
+    """
+    need_tvm()
+    from qdqbridge.tvm.relax.instructions import missing_features
+    from qdqbridge.tvm.relax.saving import features_in
+
+    features = features_in(path_of(path))
+    return {"features": features, "missing": missing_features(features)}
+
+
+@checked
 def export_tvm(
-    graph: Graph, path: File, target: str = "host", *, params: File | None = None
-) -> int:
+    graph: Graph, path: File, target: str = "host", *, params: File | None = None,
+    cc: str | None = None,
+) -> int:  # fmt: skip
     """Writes ``graph`` for TVM, replacing existing files.
 
     Args:
@@ -178,16 +216,18 @@ def export_tvm(
         target: The TVM target of a ``.so``.
         params: An ``.npz`` file for the constants of a module that take 64 KiB or more; not
             written where there are none.
+        cc: The compiler that links a ``.so``; see ``Executable.save``.
 
     Returns:
         The number of constants in ``params``.
 
     Raises:
+        OutputFileError: The file cannot be written, or linked for the target.
         UnsupportedTargetError: TVM is not installed, or cannot express the graph.
     """
     file = Path(path)
     if file.suffix == ".so":
-        compile(graph, target).save(file)
+        compile(graph, target).save(file, cc)
         return 0
     module, arrays = to_relax(graph, keep_params=params is not None)
     from qdqbridge.tvm.relax.files import write_module

@@ -21,7 +21,13 @@ Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print machine
 Force = Annotated[bool, Parameter(negative=(), help="Overwrite existing files.")]
 Out = Annotated[Path, Parameter(name=("--output", "-o"), help="The file to write.")]
 MaybeOut = Annotated[Path | None, Parameter(name=("--output", "-o"), help="A file to write to.")]
-Target = Annotated[str, Parameter(help="The TVM target; 'host' is this machine's CPU.")]
+Target = Annotated[
+    str,
+    Parameter(
+        help="The TVM target, or a machine and its CPU such as aarch64-linux-gnu/neoverse-n1; "
+        "'host' is this machine's CPU."
+    ),
+]
 Threads = Annotated[
     int | None,
     Parameter(help="Worker threads; by default TVM_NUM_THREADS, or half of the machine's."),

@@ -23,6 +23,7 @@ from qdqbridge.app.cli import (
     verbs_byoc,
     verbs_export,
     verbs_fix,
+    verbs_processors,
     verbs_profile,
     verbs_quantize,
     verbs_statistics,
@@ -400,3 +401,4 @@ app.command(verbs_statistics.accumulators)
 app.command(verbs_profile.app)
 app.command(verbs_view.view)
 app.command(verbs_blame.blame)
+app.command(verbs_processors.processors)

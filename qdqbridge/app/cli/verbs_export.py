@@ -438,6 +438,10 @@ def to_tvm(
         Parameter(help="Put constants of 64 KiB or more into this .npz file (.json and .py only)."),
     ] = None,
     target: Target = "host",
+    cc: Annotated[
+        str | None,
+        Parameter(help="The compiler that links a .so for another machine, if not one is found."),
+    ] = None,
     variant: Variant = "canonical",
     extent: Extents = (),
     force: Force = False,
@@ -455,7 +459,13 @@ def to_tvm(
     check_extents(path, graph, extent)
     with output.status("compiling"):
         number = write_for_tvm(
-            graph, path, target=target, params=constants, variant=variant, extents=extent
+            graph,
+            path,
+            target=target,
+            params=constants,
+            variant=variant,
+            extents=extent,
+            cc=cc,
         )
     if constants is not None and not number:
         output.say(f"no constant reaches 64 KiB, so {constants} was not written")

@@ -59,6 +59,7 @@ def write_for_tvm(
     params: Path | None = None,
     variant: str = "canonical",
     extents: Sequence[str] = (),
+    cc: str | None = None,
 ) -> int:
     """Writes a graph for TVM, replacing a file; returns the number of constants in ``params``.
 
@@ -67,6 +68,6 @@ def write_for_tvm(
     """
     whole = with_numbers(graph, extents_of(extents))
     if path.suffix != RELAY:
-        return hosting.export_tvm(whole, path, target, params=params)
+        return hosting.export_tvm(whole, path, target, params=params, cc=cc)
     hosting.export_relay(whole, path, variant=variant)
     return 0

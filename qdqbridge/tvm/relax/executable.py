@@ -35,6 +35,7 @@ from qdqbridge.tvm.relax.instructions import features_of, missing_features, need
 from qdqbridge.tvm.relax.kernels.codegen.cpu import HOST, cpu_of, host_threads, target_of
 from qdqbridge.tvm.relax.kernels.emit import emit_plan
 from qdqbridge.tvm.relax.kernels.plan import plan
+from qdqbridge.tvm.relax.linking import Compiler, link_command
 from qdqbridge.tvm.relax.lowering import lowered
 from qdqbridge.tvm.relax.tensors import PLAIN, aligned, to_array, to_tensor
 from qdqbridge.tvm.relax.threads import Caller
@@ -97,19 +98,22 @@ class Executable:
         """The model's output names, in order."""
         return list(self.graph.output_names)
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: str | PathLike[str], cc: Compiler | None = None) -> None:
         """Writes it as a library that :func:`qdqbridge.load_executable` loads, with its interface.
 
         One that was loaded is copied.
 
         Args:
             path: The file, which ends in ``.so``; an existing one is replaced.
+            cc: The compiler that links it, a command. By default that of this machine; for another
+                architecture ``TRIPLE-gcc``, ``clang`` or the package ``ziglang``.
 
         Raises:
-            InputDataError: The name does not end so, or it was not compiled for one target.
+            InputDataError: The name does not end so, it was not compiled for one target, or ``cc``
+                is no command.
             ModelFileError: What it was loaded from is not there any more, or damaged.
-            OutputFileError: The operating system or the linker refuses, as it does for another
-                architecture.
+            OutputFileError: The operating system or the linker refuses, or there is none for the
+                target's architecture.
         """
         if self.source is not None:
             saving.copy(self.source, path_of(path))
@@ -123,7 +127,10 @@ class Executable:
         held = {id(v.constant): v.constant.nbytes for v in self.graph.values() if v.constant}
         code = len(self.graph.nodes) << 16  # rather more than less
         interface = saving.interface_of(self.graph, self.target, self.threads)
-        saving.write(self.library, path_of(path), sum(held.values()) + code, interface)
+        file = path_of(path)
+        saving.need_suffix(file)
+        command = link_command(self.target, cc, file)
+        saving.write(self.library, file, sum(held.values()) + code, interface, command)
 
     def buffers(self) -> dict[str, NDArray[Any]]:
         """Returns an array for each input of known extents, to fill in and run without a copy."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from tvm import ir
 
 from qdqbridge.core.graph.atomic_write import write_text
 from qdqbridge.errors import OutputFileError
+from qdqbridge.tvm.relax.linking import shared
 
 
 def write_module(module: ir.IRModule, path: Path) -> None:
@@ -37,7 +38,9 @@ def write_module(module: ir.IRModule, path: Path) -> None:
     write_text(path, text)
 
 
-def write_library(library: Any, scratch: Path, nbytes: int, path: Path) -> None:
+def write_library(
+    library: Any, scratch: Path, nbytes: int, path: Path, command: Sequence[str] | None = None
+) -> None:
     """Writes compiled code, without the warning that TVM prints for each of its constants.
 
     Args:
@@ -45,6 +48,7 @@ def write_library(library: Any, scratch: Path, nbytes: int, path: Path) -> None:
         scratch: Where to; the linker's files lie in a folder beside it meanwhile.
         nbytes: About what constants and code take in it.
         path: The file that it becomes, which errors name.
+        command: What links it; None for the compiler of this machine.
 
     Raises:
         OutputFileError: The linker refuses.
@@ -56,14 +60,15 @@ def write_library(library: Any, scratch: Path, nbytes: int, path: Path) -> None:
         _reserve(Path(folder) / "reserved", _COPIES * nbytes + _LEAST)
         try:
             with without_lines(b"Warning: Scope Saving"):
-                library.export_library(str(scratch), workspace_dir=folder)
+                how = None if command is None else shared(command)
+                library.export_library(str(scratch), workspace_dir=folder, fcompile=how)
         except RuntimeError as error:  # the linker's words, behind those of TVM
             raise OutputFileError(
                 "cannot link the library",
                 where=str(path),
                 why=_last_line(error),
                 fix="check that a C compiler works, and the free space, also for temporary files; "
-                "code for another architecture takes its compiler: save it there",
+                "code for another machine takes its compiler (cc)",
             ) from error
 
 

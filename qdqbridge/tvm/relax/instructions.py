@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tvm.target import codegen
-
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.tvm.relax.kernels.codegen.cpu import host_target
+from qdqbridge.tvm.relax.arm_capabilities import WRITTEN
+from qdqbridge.tvm.relax.kernels.codegen.cpu import (
+    architecture_of,
+    cpu_features,
+    host_architecture,
+    host_target,
+)
 
+_ARCHITECTURES = frozenset({"aarch64", "x86_64"})
 _HABITS = frozenset({"branchfusion", "ermsb", "fsrm", "macrofusion", "nopl", "vzeroupper"})
 """How LLVM likes to write code for a CPU; every CPU runs it."""
 _NEVER_WRITTEN = frozenset(
@@ -57,16 +62,19 @@ _NEVER_WRITTEN = frozenset(
 
 
 def features_of(target: Any) -> list[str]:
-    """Returns LLVM's names of the instruction sets that code for a target may hold.
+    """Returns LLVM's names of the architecture and instruction sets of code for a target.
 
-    Names with hyphens are LLVM's habits, but for those of AMX.
+    Names with hyphens are LLVM's habits, but for those of AMX. What else LLVM knows of a model of
+    Arm are instructions of operating systems, and versions of the architecture.
 
     Args:
         target: A TVM target of kind ``llvm``.
     """
-    names = map(str, codegen.llvm_get_cpu_features(target))
+    names, architecture = cpu_features(target), architecture_of(target)
+    if architecture == "aarch64":
+        return sorted({architecture, *(names & WRITTEN)})
     written = {name for name in names if "-" not in name or name.startswith("amx-")}
-    return sorted(written - _HABITS - _NEVER_WRITTEN)
+    return sorted({architecture, *written} - _HABITS - _NEVER_WRITTEN)
 
 
 def missing_features(features: Iterable[str]) -> list[str]:
@@ -85,10 +93,13 @@ def need_features(features: Iterable[str], where: str = "") -> None:
         UnsupportedTargetError: It has not all of them.
     """
     missing = missing_features(features)
+    machines = sorted(_ARCHITECTURES & set(missing))
     if missing:
         raise UnsupportedTargetError(
             "this CPU cannot run the library" if where else "this CPU cannot run the executable",
             where=where,
-            why=f"it has no {', '.join(missing[:6])}",
+            why=f"it is {host_architecture()}, and the code is for {machines[0]}"
+            if machines
+            else f"it has no {', '.join(missing[:6])}",
             fix="compile the model for the target 'host', or run it where it was compiled for",
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,10 @@ _END = _LENGTH + _DIGEST + len(_MARK)
 _DTYPES = {dtype.label: dtype for dtype in DType}
 
 
-def write(library: Any, path: Path, nbytes: int, interface: dict[str, Any]) -> None:
+def write(
+    library: Any, path: Path, nbytes: int, interface: dict[str, Any],
+    command: Sequence[str] | None = None,
+) -> None:  # fmt: skip
     """Writes a library and what :func:`read` is to find, replacing an existing file.
 
     Args:
@@ -38,15 +42,16 @@ def write(library: Any, path: Path, nbytes: int, interface: dict[str, Any]) -> N
         path: The file; it ends in ``.so``.
         nbytes: About what constants and code take in it.
         interface: Of :func:`interface_of`.
+        command: What links it; None for the compiler of this machine.
 
     Raises:
         InputDataError: The name does not end so.
         OutputFileError: The operating system or the linker refuses.
     """
-    _need_suffix(path)
+    need_suffix(path)
     text = json.dumps(interface).encode()
     with placed(path) as scratch:
-        write_library(library, scratch, nbytes, path)
+        write_library(library, scratch, nbytes, path, command)
         with scratch.open("ab") as stream:
             stream.write(text + len(text).to_bytes(_LENGTH, "little"))
         digest = _digest(scratch, scratch.stat().st_size)
@@ -66,7 +71,7 @@ def copy(source: Path, path: Path) -> None:
         ModelFileError: ``source`` is not there any more, or damaged.
         OutputFileError: The operating system refuses.
     """
-    _need_suffix(path)
+    need_suffix(path)
     try:
         _checked(source)
     except OSError as error:
@@ -75,7 +80,12 @@ def copy(source: Path, path: Path) -> None:
         shutil.copyfile(source, scratch)
 
 
-def _need_suffix(path: Path) -> None:
+def need_suffix(path: Path) -> None:
+    """Refuses a name that does not end in ``.so``.
+
+    Raises:
+        InputDataError: It does not.
+    """
     if path.suffix != SUFFIX:
         raise InputDataError(
             "cannot save the executable",
@@ -92,10 +102,7 @@ def read(path: Path) -> tuple[Graph, Any, int]:
         ModelFileError: The file cannot be read, is not such a library, or is damaged.
         UnsupportedTargetError: This CPU has not the instructions that it was compiled for.
     """
-    try:
-        found = _checked(path)
-    except OSError as error:
-        raise _unreadable(path, error.strerror or str(error)) from error
+    found = _interface(path)
     need_features(found["features"], str(path))
     inputs, outputs = ([_value(entry) for entry in found[end]] for end in ("inputs", "outputs"))
     graph = Graph(inputs, outputs, [value.name for value in outputs], [], found["name"])
@@ -105,6 +112,22 @@ def read(path: Path) -> tuple[Graph, Any, int]:
     except Exception as error:  # whatever TVM or the loader raises
         raise _unreadable(path, str(error).strip().splitlines()[-1]) from error
     return graph, library, int(found["threads"])
+
+
+def features_in(path: Path) -> list[str]:
+    """Returns which instruction sets a library needs; see :func:`~.instructions.features_of`.
+
+    Raises:
+        ModelFileError: The file cannot be read, is not such a library, or is damaged.
+    """
+    return list(_interface(path)["features"])
+
+
+def _interface(path: Path) -> dict[str, Any]:
+    try:
+        return _checked(path)
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from error
 
 
 def interface_of(graph: Graph, target: Any, threads: int) -> dict[str, Any]:

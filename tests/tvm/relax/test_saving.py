@@ -20,7 +20,7 @@ from qdqbridge.errors import (
     OutputFileError,
     UnsupportedTargetError,
 )
-from qdqbridge.tvm.relax import instructions
+from qdqbridge.tvm.relax import instructions, linking
 from qdqbridge.tvm.relax.kernel_times import kernel_times
 from tests.tvm.relax.digits import MODEL, digits
 
@@ -90,16 +90,25 @@ def test_a_cpu_without_the_instructions(saved: Any, monkeypatch: pytest.MonkeyPa
             qb.load_executable(saved[1])
 
 
-def test_code_for_another_architecture_is_compiled_and_not_run(tmp_path: Path) -> None:
+def test_code_for_another_architecture_is_compiled_and_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     executable = qb.compile(qb.load(MODEL), {"kind": "llvm", "mtriple": _OTHER})
     data = {executable.input_names[0]: np.zeros((1, 1, 8, 8), np.float32)}
     for run in (executable.run, partial(kernel_times, executable)):
         with pytest.raises(UnsupportedTargetError, match="cannot run the executable"):
             run(data)
-    with pytest.raises(OutputFileError, match="cannot link") as caught:
-        executable.save(tmp_path / "other.so")
-    assert caught.value.where == str(tmp_path / "other.so")
-    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(linking, "_candidates", lambda triple: [None])
+    for cc, why in (
+        (None, "no compiler for"),
+        ("no-such-cc -O2", "no command"),
+        ("false", "ended with 1"),
+    ):
+        with pytest.raises(OutputFileError, match="cannot link") as caught:
+            executable.save(tmp_path / "other.so", cc)
+        assert caught.value.where == str(tmp_path / "other.so")
+        assert why in str(caught.value) and "cc" in caught.value.fix
+        assert not list(tmp_path.iterdir())
 
 
 def test_habits_and_systems_instructions_do_not_matter() -> None:

@@ -19,34 +19,53 @@ from qdqbridge.core.graph.types import QuantType, TensorType
 from qdqbridge.core.layout.constraints import channels_first
 from qdqbridge.core.layout.constraints import channels_last as to_last
 from qdqbridge.core.ops.table import BY_NAME
+from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.building import compiled
-from qdqbridge.tvm.relax.kernels.codegen.cpu import (
+from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu, cpu_features, cpu_of, host_target
+from qdqbridge.tvm.relax.kernels.codegen.processors import (
     AVX2,
     AVX512_VNNI,
     AVX_VNNI,
     GENERIC,
-    Cpu,
-    cpu_features,
-    cpu_of,
-    host_target,
+    NEON_DOT,
 )
 from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelMatch, KernelPlace
 from tests.tvm.dialect.contract import Array, contract
 
+
+def _bytes_summed(sums: Any, activations: Any, weights: Any) -> Any:
+    """What ``sdot`` does, of plain vectors."""
+    codes = tirx.reinterpret("int8x16", activations)
+    for first in range(4):
+        chosen = list(range(first, 16, 4))
+        left, right = (tirx.Shuffle([vector], chosen) for vector in (codes, weights))
+        sums = sums + left.astype("int32x4") * right.astype("int32x4")
+    return sums
+
+
+_ANYWHERE: dict[str, Any] = {
+    "fuses": False, "packing": None, "lookup": None, "barrier": AVX2.barrier,
+}  # fmt: skip
+LIKE_DOT = replace(
+    NEON_DOT, name="like neon_dot", dot=replace(NEON_DOT.dot, added=_bytes_summed), **_ANYWHERE
+)
+"""Arm's dot product, of instructions that every CPU has: all else kernels do as they do there, and
+as they do on a CPU of plain vectors."""
 _LEAST: dict[Cpu, dict[str, Any]] = {
     AVX512_VNNI: {"mcpu": "cascadelake"},
     AVX_VNNI: {"mcpu": "haswell", "mattr": ["+avxvnni"]},
     AVX2: {"mcpu": "haswell"},
     GENERIC: {"mcpu": "x86-64"},
+    LIKE_DOT: {"mcpu": "x86-64"},
 }
 _ABLE = {
-    AVX512_VNNI: (AVX512_VNNI, AVX2, GENERIC),
-    AVX_VNNI: (AVX_VNNI, AVX2, GENERIC),
-    AVX2: (AVX2, GENERIC),
+    AVX512_VNNI: (AVX512_VNNI, AVX2),
+    AVX_VNNI: (AVX_VNNI, AVX2),
+    AVX2: (AVX2,),
     GENERIC: (GENERIC,),
 }
 HOST = cpu_of(host_target())
-CPUS = (HOST, *_ABLE[HOST][1:])
+CPUS = (HOST, *_ABLE[HOST][1:], LIKE_DOT)
 """The classes of CPUs whose code runs here; the first one is the host's."""
 DOT_CPUS = (
     *CPUS,

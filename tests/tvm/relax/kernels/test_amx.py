@@ -11,7 +11,8 @@ import pytest
 
 from qdqbridge.core.ops.attributes import ConvAttrs, GemmAttrs
 from qdqbridge.tvm.relax.amx_permission import amx_of_this_machine
-from qdqbridge.tvm.relax.kernels.codegen.cpu import AVX512_VNNI, host_target
+from qdqbridge.tvm.relax.kernels.codegen.cpu import host_target
+from qdqbridge.tvm.relax.kernels.codegen.processors import AVX512_VNNI
 from qdqbridge.tvm.relax.kernels.products import convolution, dense
 from qdqbridge.tvm.relax.kernels.tiles.amx import LANES, ROWS, STEPS, AmxShape, steps_at_once
 from qdqbridge.tvm.relax.kernels.tiles.geometry import Direct

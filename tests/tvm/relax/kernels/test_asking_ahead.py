@@ -15,7 +15,7 @@ from qdqbridge.core.graph.types import QuantType
 from qdqbridge.core.ops.attributes import ConvAttrs
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.executable import compile_relax
-from qdqbridge.tvm.relax.kernels.codegen.cpu import AVX512_VNNI
+from qdqbridge.tvm.relax.kernels.codegen.processors import AVX512_VNNI
 from qdqbridge.tvm.relax.kernels.codegen.script import T
 from qdqbridge.tvm.relax.kernels.plan import plan
 from qdqbridge.tvm.relax.kernels.tiles import direct_loops

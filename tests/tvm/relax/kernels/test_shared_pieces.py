@@ -15,7 +15,7 @@ from qdqbridge.tvm.relax.kernels.codegen.shared_pieces import SharedPieces
 from qdqbridge.tvm.relax.threads import Caller
 from tests.tvm.relax.kernels.kernel_cases import HOST, target_of
 
-pytestmark = pytest.mark.skipif(not HOST.multiplies_bytes, reason="kernels of other CPUs use none")
+pytestmark = pytest.mark.skipif(HOST.barrier is None, reason="kernels of other CPUs use none")
 
 
 def counting(tasks: int, extent: int, size: int) -> Any:
@@ -24,7 +24,7 @@ def counting(tasks: int, extent: int, size: int) -> Any:
     def body() -> None:
         x = T.arg("x", T.buffer((tasks * extent,), "int32"))
         with root():
-            pieces = SharedPieces(tasks, extent)
+            pieces = SharedPieces(HOST, tasks, extent)
             with turns(2):
                 pieces.begin()
                 with (

@@ -19,7 +19,7 @@ from tests.combinations import each_once
 from tests.core.graph.graphs import apply, const, graph, plain, quant, typed
 from tests.tvm.relax.kernels.kernel_cases import DOT_CPUS, HOST, target_of
 
-BYTES = [cpu for cpu in DOT_CPUS if cpu.multiplies_bytes]
+BYTES = [cpu for cpu in DOT_CPUS if cpu.dot.code_bits == 8]
 pytestmark = pytest.mark.skipif(not BYTES, reason="this CPU does not multiply bytes")
 UNITS, INNER = 53, 128
 KINDS = {

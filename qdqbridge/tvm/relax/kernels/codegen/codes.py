@@ -29,7 +29,6 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     splat,
     wide,
 )
-from qdqbridge.tvm.relax.kernels.codegen.saturation import packing_of
 from qdqbridge.tvm.relax.kernels.codegen.script import T
 from qdqbridge.tvm.relax.kernels.operands import any_open
 from qdqbridge.tvm.relax.kernels.operands import extents as open_extents
@@ -190,7 +189,7 @@ class TargetCodes:
     def rounded(self, value: Prim, lanes: int) -> Prim:
         """Returns the codes of float32 quotients that lie within int32."""
         form, whole = self.form, bound(nearest(value, lanes))
-        packing = packing_of(form.cpu)
+        packing = form.cpu.packing
         zero_point = load(self.integers, self.zero, 1)
         if packing is None or lanes != form.lanes or form.dtype not in packing.codes:
             whole = whole + splat(zero_point, lanes) if form.shifted else whole

@@ -1,9 +1,10 @@
-"""CPUs as targets, and what kernels need to know of one: its vector registers and dot product."""
+"""CPUs as targets, and which of the described processors they are."""
 
 from __future__ import annotations
 
+import platform
+import re
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -13,64 +14,10 @@ from tvm.target import codegen
 
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.tvm.relax.amx_permission import amx_of_this_machine
+from qdqbridge.tvm.relax.arm_capabilities import WRITTEN, arm_capabilities
+from qdqbridge.tvm.relax.kernels.codegen.processors import PROCESSORS, Cpu
 
 HOST = "host"
-
-
-@dataclass(frozen=True, slots=True)
-class Cpu:
-    """A class of CPUs that runs the same kernels; to be compared by ``==``, not by identity.
-
-    Attributes:
-        name: What it is called, by its dot product.
-        lanes: 32-bit lanes of a vector register, which is also the number of output channels that
-            are packed side by side.
-        registers: Vector registers.
-        depth: Products that one lane of a dot product sums: 4 of bytes, or 2 of 16-bit integers.
-        fuses: True where products and sums of floats fuse.
-        permutes: True where one instruction looks 64 bytes up in 128 entries (AVX-512 VBMI). A
-            kernel that cares says so in its description.
-        amx: True where tiles of bytes are multiplied by one instruction (AMX-INT8).
-        reads_ahead: True where a page of memory comes as fast as it can by itself once it is begun,
-            so that asking for every line costs (Zen 4, as measured; Zen 3, whose registers are half
-            as long, gets half as much again by being asked). As ``permutes``, where one cares: a
-            module, whose equal descriptions share code, is made for one CPU.
-    """
-
-    name: str
-    lanes: int
-    registers: int
-    depth: int
-    fuses: bool
-    permutes: bool = field(default=False, compare=False)
-    amx: bool = field(default=False, compare=False)
-    reads_ahead: bool = field(default=False, compare=False)
-
-    @property
-    def bytes_in(self) -> bool:
-        """True where dot products take activations as they are carried, one byte each."""
-        return self.depth == 4
-
-    @property
-    def multiplies_bytes(self) -> bool:
-        """True where an instruction multiplies bytes, and adds two or four of their products."""
-        return self.bytes_in or self == AVX2
-
-
-AVX512_VNNI = Cpu("avx512_vnni", 16, 32, 4, fuses=True)
-"""``vpdpbusd`` on 512 bits."""
-AVX_VNNI = Cpu("avx_vnni", 8, 16, 4, fuses=True)
-"""``vpdpbusd`` on 256 bits."""
-AVX2 = Cpu("avx2", 8, 16, 2, fuses=True)
-"""``vpmaddwd`` on 256 bits; ``vpmaddubsw`` only where codes are too small for it to saturate."""
-GENERIC = Cpu("generic", 4, 16, 2, fuses=False)
-"""Plain vectors of LLVM, on any architecture."""
-
-_WANTED: tuple[tuple[Cpu, tuple[str, ...]], ...] = (
-    (AVX512_VNNI, ("avx512vnni", "avx512bw", "avx512vl", "fma")),
-    (AVX_VNNI, ("avxvnni", "avx2", "fma")),
-    (AVX2, ("avx2", "fma")),
-)
 
 
 def host_target() -> Any:
@@ -82,15 +29,57 @@ def host_target() -> Any:
     name = codegen.llvm_get_system_cpu()
     if not name:
         return tvm.target.Target("llvm")
+    able = arm_capabilities()
+    if able is not None:
+        return _arm_target(name, able)
     more = [f"+{feature}" for feature in amx_of_this_machine()]
     return tvm.target.Target({"kind": "llvm", "mcpu": name, **({"mattr": more} if more else {})})
+
+
+def _arm_target(name: str, able: frozenset[str]) -> Any:
+    """Returns the target of an Arm CPU; of a model that says more than there is, what there is."""
+    target = tvm.target.Target({"kind": "llvm", "mcpu": name})
+    if cpu_features(target) & WRITTEN == able:
+        return target
+    return tvm.target.Target(
+        {"kind": "llvm", "mcpu": "generic", "mattr": [f"+{feature}" for feature in sorted(able)]}
+    )
+
+
+_TRIPLE = re.compile(r"\w+(-\w+){1,3}(/[\w.-]+)?")
+
+
+def _is_triple(target: Any) -> bool:
+    return isinstance(target, str) and _TRIPLE.fullmatch(target) is not None
+
+
+def _need_known_machine(target: Any) -> None:
+    """Refuses a triple that LLVM does not know: it would end the process."""
+    triple = str(target.attrs.get("mtriple") or "")
+    known = sorted(map(str, codegen.llvm_get_targets()))
+    if triple and not any(triple.startswith((name, *_ALSO.get(name, ()))) for name in known):
+        raise UnsupportedTargetError(
+            f"LLVM knows no machine '{triple}'",
+            fix="use a name such as aarch64-linux-gnu or x86_64-linux-gnu",
+        )
+
+
+_ALSO = {"i386": ("i486", "i586", "i686"), "x86_64": ("amd64",)}
+"""What architectures are called in triples beside their names."""
+
+
+def _of_triple(target: str) -> dict[str, str]:
+    """Returns the dictionary of ``TRIPLE`` or ``TRIPLE/CPU``."""
+    triple, _, name = target.partition("/")
+    return {"kind": "llvm", "mtriple": triple, "mcpu": name or "generic"}
 
 
 def target_of(target: Any) -> Any:
     """Returns a CPU target of TVM's.
 
     Args:
-        target: A TVM target, its string or dictionary form, or ``host``: this machine's CPU.
+        target: A TVM target, its string or dictionary form, ``host`` (this machine's CPU), or
+            LLVM's names of another machine and its CPU, ``aarch64-linux-gnu/neoverse-n1``.
 
     Raises:
         UnsupportedTargetError: There is none, or it is no CPU.
@@ -98,7 +87,7 @@ def target_of(target: Any) -> Any:
     if isinstance(target, str) and target == HOST:
         return host_target()
     try:
-        resolved = tvm.target.Target(target)
+        resolved = tvm.target.Target(_of_triple(target) if _is_triple(target) else target)
     except Exception as error:  # TVM raises ValueError, KeyError or its own
         raise UnsupportedTargetError(
             f"TVM has no target {target!r}",
@@ -117,6 +106,7 @@ def target_of(target: Any) -> Any:
 
 def _need_known_cpu(target: Any) -> None:
     """Refuses a CPU that LLVM does not know: it would compile for any CPU instead."""
+    _need_known_machine(target)
     name = target.attrs.get("mcpu")
     known = sorted(map(str, codegen.llvm_get_cpu_archlist(target)))
     if name is not None and str(name) not in known:
@@ -143,17 +133,30 @@ def cpu_features(target: Any) -> frozenset[str]:
     return frozenset(map(str, codegen.llvm_get_cpu_features(target)))
 
 
+def architecture_of(target: Any) -> str:
+    """Returns LLVM's name of a target's architecture: ``x86_64`` or ``aarch64``, say."""
+    triple = str(target.attrs.get("mtriple") or platform.machine())
+    name = triple.partition("-")[0].lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
+
+
+def host_architecture() -> str:
+    """Returns the architecture of this machine."""
+    return architecture_of(tvm.target.Target("llvm"))
+
+
 def cpu_of(target: Any) -> Cpu:
     """Returns the best class of CPUs whose every feature a target has.
 
     Args:
         target: A TVM target of kind ``llvm``.
     """
-    features = cpu_features(target)
-    cpu = next((cpu for cpu, wanted in _WANTED if features.issuperset(wanted)), GENERIC)
-    if cpu != AVX512_VNNI:
-        return cpu
-    zen = str(target.attrs.get("mcpu")).startswith("znver")
-    return replace(
-        cpu, permutes="avx512vbmi" in features, amx="amx-int8" in features, reads_ahead=zen
+    features, architecture = cpu_features(target), architecture_of(target)
+    cpu = next(
+        cpu
+        for cpu in PROCESSORS
+        if features.issuperset(cpu.features) and cpu.architecture in ("", architecture)
     )
+    if cpu.refined is None:
+        return cpu
+    return cpu.refined(cpu, features, str(target.attrs.get("mcpu")))

@@ -120,6 +120,12 @@ def wide(code: Prim, lanes: int) -> Prim:
     return code.astype(typed("int32", lanes))
 
 
+def less_128(codes: Prim, lanes: int) -> Prim:
+    """Returns codes of uint8 less 128, in int8."""
+    moved = tirx.bitwise_xor(codes, number(128, "uint8", lanes))
+    return tirx.reinterpret(typed("int8", lanes), moved)
+
+
 def floats(value: Prim, lanes: int) -> Prim:
     """Returns integers of up to 24 bits as float32."""
     return value.astype(typed("float32", lanes))

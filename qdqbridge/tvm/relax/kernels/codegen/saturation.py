@@ -1,12 +1,11 @@
-"""Four registers of int32 as one register of bytes, by the instructions of x86 that saturate."""
+"""Four registers of int32 as one register of bytes, by the instructions that saturate."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
-from qdqbridge.tvm.relax.kernels.codegen.cpu import AVX2, AVX512_VNNI, AVX_VNNI, Cpu
 from qdqbridge.tvm.relax.kernels.codegen.lanes import Prim, intrinsic, splat, typed
 
 
@@ -14,20 +13,17 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import Prim, intrinsic, splat, ty
 class Packing:
     """The instructions.
 
-    They work within 128 bits, so group i of the result has the i-th quarters of all four
-    registers; ``turn`` puts the quarters in order.
-
     Attributes:
         lanes: 32-bit lanes of a register.
-        words: int32 to int16.
-        codes: int16 to 8 bits, by the type of the result.
-        turn: Moves 32-bit lanes.
+        words: int32 to int16, of two registers: an LLVM intrinsic.
+        codes: int16 to 8 bits, of two registers, by the type of the result.
+        ordered: Puts bytes in order that those have packed.
     """
 
     lanes: int
-    words: str
-    codes: Mapping[str, str]
-    turn: str
+    words: str | Callable[[Prim, Prim], Prim]
+    codes: Mapping[str, str | Callable[[Prim, Prim], Prim]]
+    ordered: Callable[[Prim, int], Prim] | None = None
 
     def packed(self, four: Sequence[Prim], zero_point: Prim | None, dtype: str) -> Prim:
         """Returns four registers, one after the other, as saturated codes.
@@ -38,34 +34,15 @@ class Packing:
             dtype: ``uint8`` or ``int8``.
         """
         lanes, kind = self.lanes, typed("int16", 2 * self.lanes)
-        words = [intrinsic(self.words, kind, *four[i : i + 2]) for i in (0, 2)]
+        words = [_packed(self.words, kind, four[i], four[i + 1]) for i in (0, 2)]
         if zero_point is not None:
             shift = splat(zero_point.astype("int16"), 2 * lanes)
             words = [intrinsic("llvm.sadd.sat", kind, word, shift) for word in words]
-        codes = intrinsic(self.codes[dtype], typed("int8", 4 * lanes), *words)
-        quads = tirx.reinterpret(typed("int32", lanes), codes)
-        turned = intrinsic(self.turn, typed("int32", lanes), quads, self._order())
-        return tirx.reinterpret(typed(dtype, 4 * lanes), turned)
-
-    def _order(self) -> Prim:
-        """Returns where each quarter comes from."""
-        groups = self.lanes // 4
-        places = [lane % groups * 4 + lane // groups for lane in range(self.lanes)]
-        numbers = [tirx.const(place, "int32") for place in places]
-        return tirx.Shuffle(numbers, list(range(self.lanes)))
+        codes = _packed(self.codes[dtype], typed("int8", 4 * lanes), *words)
+        if self.ordered is not None:
+            codes = self.ordered(codes, lanes)
+        return tirx.reinterpret(typed(dtype, 4 * lanes), codes)
 
 
-_AVX512 = Packing(
-    16, "llvm.x86.avx512.packssdw.512",
-    {"uint8": "llvm.x86.avx512.packuswb.512", "int8": "llvm.x86.avx512.packsswb.512"},
-    "llvm.x86.avx512.permvar.si.512",
-)  # fmt: skip
-_AVX2 = Packing(
-    8, "llvm.x86.avx2.packssdw",
-    {"uint8": "llvm.x86.avx2.packuswb", "int8": "llvm.x86.avx2.packsswb"}, "llvm.x86.avx2.permd",
-)  # fmt: skip
-
-
-def packing_of(cpu: Cpu) -> Packing | None:
-    """Returns the instructions of a CPU; None for one that has only LLVM's plain vectors."""
-    return {AVX512_VNNI: _AVX512, AVX_VNNI: _AVX2, AVX2: _AVX2}.get(cpu)
+def _packed(how: str | Callable[[Prim, Prim], Prim], kind: str, low: Prim, high: Prim) -> Prim:
+    return intrinsic(how, kind, low, high) if isinstance(how, str) else how(low, high)

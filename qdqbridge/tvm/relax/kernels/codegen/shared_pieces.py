@@ -15,6 +15,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
+from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.lanes import Buffer, Prim, bound, flat, load, opaque, store
 from qdqbridge.tvm.relax.kernels.codegen.loops import ceiling, choice, share, turns
 from qdqbridge.tvm.relax.kernels.codegen.script import T
@@ -27,11 +28,14 @@ class SharedPieces:
     """``range(extent)`` in pieces.
 
     Args:
+        cpu: The CPU, which has a barrier.
         tasks: How many tasks share them out.
         extent: The end of the range.
     """
 
-    def __init__(self, tasks: int, extent: int) -> None:
+    def __init__(self, cpu: Cpu, tasks: int, extent: int) -> None:
+        assert tasks == 1 or cpu.barrier is not None
+        self._barrier = cpu.barrier
         self.tasks, self.extent = tasks, extent
         self._taken: Buffer | None = None
         if tasks > 1:  # of each share: by its task, by the one before
@@ -43,11 +47,18 @@ class SharedPieces:
             with turns(2 * self.tasks) as i:
                 store(self._taken, i * _LINE, tirx.const(0, "int64"), 1)
 
+    def _wait(self) -> None:
+        """Waits until what is written is seen by all."""
+        if self._barrier is not None:
+            name, numbers = self._barrier
+            arguments = [tirx.const(number, "int32") for number in numbers]
+            T.evaluate(tirx.call_llvm_intrin("void", name, *arguments))
+
     @contextmanager
     def of(self, task: Prim, size: Prim) -> Generator[tuple[Prim, Prim]]:
         """Opens the loop over the pieces of a task; yields first element and length.
 
-        Every task does so once after ``begin``, with the same arguments; on x86 only.
+        Every task does so once after ``begin``, with the same arguments.
 
         Args:
             task: The task.
@@ -73,7 +84,7 @@ class SharedPieces:
             with turns(opaque(choice(left, 1, 0))):  # TVM's passes take longer for a condition
                 store(self._taken, mine, i + 1, 1)
                 # seen by the other one before the piece begins; and LLVM reads his count every time
-                T.evaluate(tirx.call_llvm_intrin("void", "llvm.x86.sse2.mfence"))
+                self._wait()
                 begin = bound(choice(own, first + i * size, next_ + (whole - 1 - i) * size))
                 end = choice(own, first + count, next_ + more)
                 yield opaque(begin), opaque(tirx.min(end - begin, size))

@@ -21,8 +21,9 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     store,
 )
 from qdqbridge.tvm.relax.kernels.codegen.loops import turns
+from qdqbridge.tvm.relax.kernels.codegen.processors.x86 import REGISTER, permuted
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
-from qdqbridge.tvm.relax.kernels.elementwise.lookup import REGISTER, TABLE, permuted
+from qdqbridge.tvm.relax.kernels.elementwise.lookup import TABLE
 
 _TILE = 16
 """Rows and columns of the largest tile that is transposed in registers."""

@@ -18,24 +18,18 @@ from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.broadcasting import Loops, Open, OpenExtents
 from qdqbridge.tvm.relax.kernels.codegen.codes import bytes_of, storage, words_of
 from qdqbridge.tvm.relax.kernels.codegen.lanes import (
-    Buffer,
     Prim,
-    bound,
     flat,
-    intrinsic,
     load,
-    number,
     store,
-    typed,
 )
+from qdqbridge.tvm.relax.kernels.codegen.processors.description import ByteLookup
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func
 from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.tvm.relax.kernels.operands import any_open
 
 TABLE = 256
 """Entries of a table."""
-REGISTER = 64
-"""Bytes of a register of AVX-512."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +39,13 @@ class Lookup:
     Attributes:
         shape: Extents of operand and result; open ones are None.
         dtypes: Their element types, of 8 or 16 bits.
-        permutes: True to look up in registers (AVX-512 VBMI), False to load every entry.
+        registers: How registers look codes up; None to load every entry.
         tasks: How many threads the work is to be spread over.
     """
 
     shape: Open
     dtypes: tuple[str, str]
-    permutes: bool
+    registers: ByteLookup | None
     tasks: int
 
 
@@ -70,36 +64,18 @@ def build_lookup(lookup: Lookup) -> Any:
         loops = Loops.over(lookup.shape, [lookup.shape], extents)
 
         def piece(start: Prim, own: list[Prim], lanes: int) -> None:
-            if lookup.permutes and lanes == REGISTER:
+            if lookup.registers is not None and lanes == lookup.registers.lanes:
                 code = load(source, own[0], lanes)
-                store(result, start, permuted(table, code, lookup.dtypes[1]), lanes)
+                found = lookup.registers.looked_up(table, code, lookup.dtypes[1])
+                store(result, start, found, lanes)
                 return
             for lane in range(lanes):
                 entry = tirx.reinterpret(index, load(source, own[0] + lane, 1)).astype("int32")
                 store(result, start + lane, load(table, entry, 1), 1)
 
-        loops.emit(REGISTER if lookup.permutes else 8, lookup.tasks, piece)
+        loops.emit(lookup.registers.lanes if lookup.registers else 8, lookup.tasks, piece)
 
     return prim_func(body)
-
-
-def permuted(table: Buffer, code: Prim, dtype: str) -> Prim:
-    """Returns the entries of 64 codes of 8 bits, looked up in registers (AVX-512 VBMI).
-
-    Args:
-        table: Entries by the bit pattern of a code.
-        code: 64 codes.
-        dtype: The element type of the entries.
-    """
-    kind = typed("int8", REGISTER)
-    index = bound(tirx.reinterpret(kind, code))
-    quarters = [tirx.reinterpret(kind, load(table, i * REGISTER, REGISTER)) for i in range(4)]
-    low, high = (
-        intrinsic("llvm.x86.avx512.vpermi2var.qi.512", kind, first, index, second)
-        for first, second in (quarters[:2], quarters[2:])
-    )
-    chosen = tirx.Select(index < number(0, "int8", REGISTER), high, low)
-    return tirx.reinterpret(typed(dtype, REGISTER), chosen)
 
 
 # ---- nodes ----------------------------------------------------------------------------------
@@ -124,8 +100,9 @@ def _match(node: Node, place: KernelPlace, params_of: ParamsOf) -> Kernel | None
     if params is None or shape is None:
         return None
     dtypes = storage(params), str(entries.dtype)
-    permutes = place.cpu.permutes and all(np.dtype(dtype).itemsize == 1 for dtype in dtypes)
-    lookup = Lookup(shape, dtypes, permutes, place.threads)
+    bytes_only = all(np.dtype(dtype).itemsize == 1 for dtype in dtypes)
+    registers = place.cpu.lookup if bytes_only else None
+    lookup = Lookup(shape, dtypes, registers, place.threads)
     return Kernel(node.op.name.lower(), lookup, build_lookup, (source,), (entries,), (node.output,))
 
 

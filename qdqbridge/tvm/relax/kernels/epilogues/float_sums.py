@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
-from qdqbridge.tvm.relax.kernels.codegen.cpu import AVX512_VNNI, Cpu
+from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     Buffer,
     Prim,
@@ -78,7 +78,7 @@ class PlainWriter:
             store(self._result, start, self._finished(sums, start, lanes), lanes)
             return
         sums = bound(sums)
-        if self.cpu == AVX512_VNNI and not self.form.added:
+        if self.cpu.masks and not self.form.added:
             inside = tirx.Ramp(0, 1, lanes) < number(count, "int32", lanes)
             value = self._finished(sums, start, lanes)
             T.evaluate(T.masked_store(self._result, value, tirx.Ramp(start, 1, lanes), inside))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
-from qdqbridge.tvm.relax.kernels.codegen.cpu import AVX512_VNNI, Cpu
+from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     Buffer,
     Prim,
@@ -28,9 +28,8 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     typed,
     wide,
 )
-from qdqbridge.tvm.relax.kernels.codegen.saturation import packing_of
+from qdqbridge.tvm.relax.kernels.codegen.processors.x86 import permuted
 from qdqbridge.tvm.relax.kernels.codegen.script import T
-from qdqbridge.tvm.relax.kernels.elementwise.lookup import permuted
 from qdqbridge.tvm.relax.kernels.tiles.register_tile import TileSums
 
 
@@ -135,7 +134,7 @@ class Writer:
             tail: Channels of the tile's last block.
         """
         places = [(p, b) for p in range(tile.pixels) for b in range(tile.blocks)]
-        size = 1 if packing_of(self.cpu) is None else 4
+        size = 1 if self.cpu.packing is None else 4
         for first in range(0, len(places), size):
             group = places[first : first + size]
             vectors = [self._rounded(tile, p, b, channel) for p, b in group]
@@ -187,7 +186,7 @@ class Writer:
 
     def _packed(self, vectors: Sequence[Prim]) -> Prim:
         """Returns four registers of int32, or one on other CPUs, as codes of uint8."""
-        lanes, packing, (form, ends) = self.cpu.lanes, packing_of(self.cpu), self._last
+        lanes, packing, (form, ends) = self.cpu.lanes, self.cpu.packing, self._last
         if packing is None:
             shifted = vectors[0] + splat(ends[0], lanes) if form.shifted else vectors[0]
             return narrowed(shifted, "uint8", lanes)
@@ -230,7 +229,7 @@ class Writer:
         whole = count - rest
         if whole:
             store(self._result, start, _lanes(codes, first, whole), whole)
-        if rest > 1 and self.cpu == AVX512_VNNI:  # LLVM 22 may write 4 bytes for a mask of one
+        if rest > 1 and self.cpu.masks:  # LLVM 22 may write 4 bytes for a mask of one
             lanes = self.cpu.lanes
             inside = tirx.Ramp(0, 1, lanes) < number(rest, "int32", lanes)
             at = tirx.Ramp(start + whole, 1, lanes)

@@ -48,7 +48,7 @@ def match_depthwise(node: Node, place: KernelPlace) -> Kernel | None:
     wide = weight.reshape(channels, *([1] if len(shape) == 3 else []), *weight.shape[2:])
     form = result.form
     assert isinstance(form, Requantize)
-    sums = _sums(wide, x.zero_point, bias)
+    sums = _sums(wide, x.zero_point, bias, place.cpu.dot.centre)
     if sums is None or not result.holds(sums[1]) or not _fits(wide, place):
         return None
     d = Depthwise(
@@ -103,19 +103,23 @@ def pack(d: Depthwise, weight: Array) -> Array:
     lanes = padded(found, 2, d.cpu.lanes)
     split = lanes.reshape(len(d.uses), columns, d.blocks, d.cpu.lanes, depth)
     packed = split.transpose(2, 0, 1, 3, 4)
-    return np.ascontiguousarray(packed, np.int8 if d.cpu.bytes_in else np.int16)
+    return np.ascontiguousarray(packed, d.cpu.dot.weight)
 
 
-def _sums(weight: Array, zero_point: int, bias: Array | None) -> tuple[Array, int] | None:
+def _sums(
+    weight: Array, zero_point: int, bias: Array | None, centre: int
+) -> tuple[Array, int] | None:
     """Returns what sums begin with, and a bound of all sums; None where int32 is too small."""
     flat = weight.reshape(len(weight), -1).astype(np.int64)
     start = -zero_point * flat.sum(axis=1)
     if bias is not None:
         start = start + bias.astype(np.int64)
     largest = int((255 * np.abs(flat).sum(axis=1) + np.abs(start)).max())
-    return (start.astype(np.int32), largest) if largest < 1 << 31 else None
+    if largest >= 1 << 31:
+        return None
+    return (start + centre * flat.sum(axis=1)).astype(np.int32), largest
 
 
 def _fits(weight: Array, place: KernelPlace) -> bool:
     """True where weights have the type that the dot product takes."""
-    return not place.cpu.bytes_in or (weight.min() >= -128 and weight.max() <= 127)
+    return place.cpu.dot.weight != "int8" or (weight.min() >= -128 and weight.max() <= 127)

@@ -31,7 +31,7 @@ from qdqbridge.tvm.relax.kernels.codegen.loops import turns
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
 from qdqbridge.tvm.relax.kernels.elementwise.lookup import TABLE
 from qdqbridge.tvm.relax.kernels.epilogues.integer_sums import ENDS, Extras, Requantize, Writer
-from qdqbridge.tvm.relax.kernels.tiles.register_tile import Tile, dots, parts
+from qdqbridge.tvm.relax.kernels.tiles.register_tile import Tile, parts
 
 Pair = tuple[int, int]
 _SUMS = 8
@@ -133,7 +133,7 @@ class Depthwise:
     @cached_property
     def dtype(self) -> str:
         """Element type of interleaved rows."""
-        return "uint8" if self.cpu.bytes_in else "int16"
+        return self.cpu.dot.source
 
 
 def build_depthwise(description: Depthwise) -> Any:
@@ -149,7 +149,7 @@ def build_depthwise(description: Depthwise) -> Any:
         )
         x = T.arg("x", T.buffer(given, "int8" if d.signed else "uint8"))
         shape = (d.blocks, len(d.uses), d.kernel[1], d.cpu.lanes, d.cpu.depth)
-        weights = T.arg("weights", T.buffer(shape, "int8" if d.cpu.bytes_in else "int16"))
+        weights = T.arg("weights", T.buffer(shape, d.cpu.dot.weight))
         bias = T.arg("bias", T.buffer((lanes,), "int32"))
         multiplier = T.arg("multiplier", T.buffer((lanes,), "float32"))
         ends = T.arg("ends", T.buffer((ENDS + 1,), "int32"))
@@ -170,7 +170,7 @@ class _Sums(Tile):
     def add(self, pixel: int, activations: Prim, weights: Prim) -> None:
         """Adds the products of one group of rows in one column of the kernel."""
         sums, lanes = self._sums[pixel][0], self.cpu.lanes
-        store(sums, 0, dots(self.cpu, load(sums, 0, lanes), activations, weights), lanes)
+        store(sums, 0, self.cpu.dot.added(load(sums, 0, lanes), activations, weights), lanes)
 
 
 class _Depthwise:
@@ -210,7 +210,7 @@ class _Depthwise:
 
     def _blank(self, first: int, count: int) -> None:
         """Fills columns with the zero point."""
-        start, value = first * self.d.pitch, self.code.astype(self.d.dtype)
+        start, value = first * self.d.pitch, self.d.cpu.dot.zero_point(self.code)
 
         def piece(offset: Prim, lanes: int) -> None:
             store(self.rows, start + offset, splat(value, lanes), lanes)
@@ -243,7 +243,8 @@ class _Depthwise:
             vectors += [number(0, "uint8", lanes)] * (d.cpu.depth - len(vectors))
             order = [row * lanes + lane for lane in range(lanes) for row in range(d.cpu.depth)]
             count = lanes * d.cpu.depth
-            mixed = tirx.Shuffle(vectors, order).astype(typed(d.dtype, count))
+            mixed = d.cpu.dot.taken(tirx.Shuffle(vectors, order), count)
+            mixed = mixed.astype(typed(d.dtype, count))
             store(self.rows, target + offset * d.cpu.depth, mixed, count)
 
         each_piece(d.channels, 4 * d.cpu.lanes, piece)
@@ -286,7 +287,7 @@ class _Depthwise:
                 taps = self._taps(reach, width)
                 if taps:
                     vector = load(self.rows, base + reach * d.pitch, size)
-                    lanes = bound(tirx.reinterpret(typed("int32", d.cpu.lanes), vector))
+                    lanes = bound(d.cpu.dot.in_lanes(vector, d.cpu.lanes))
                     for pixel, tap in taps:
                         for use, (row, own) in enumerate(d.uses):
                             if own == group:

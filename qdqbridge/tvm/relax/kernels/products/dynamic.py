@@ -383,7 +383,8 @@ def build_product(description: DynamicProduct) -> Any:
             start = T.alloc_buffer((d.lanes,), "int32")
             multiplier = T.alloc_buffer((d.lanes,), "float32")
             lanes = d.cpu.lanes
-            shift, factor = bound(load(zero_point, 0, 1)), bound(load(scale, 0, 1))
+            code, factor = bound(load(zero_point, 0, 1)), bound(load(scale, 0, 1))
+            shift = bound(code - d.cpu.dot.centre) if d.cpu.dot.centre else code
             with turns(d.lanes // lanes) as i:
                 at = i * lanes
                 offset = load(sums, at, lanes) * splat(-shift, lanes)
@@ -391,6 +392,6 @@ def build_product(description: DynamicProduct) -> Any:
                 store(multiplier, at, load(scales, at, lanes) * splat(factor, lanes), lanes)
             extras = Extras(multiplier=multiplier, factors=bias)
             writer = ScaledWriter(d.cpu, Scaled(added), extras, flat(y))
-            loops_of(d)(d, flat(x), flat(weights), start, shift, writer).write(batch)
+            loops_of(d)(d, flat(x), flat(weights), start, code, writer).write(batch)
 
     return prim_func(body)

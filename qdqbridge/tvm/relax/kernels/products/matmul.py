@@ -58,7 +58,8 @@ def match_matmul(node: Node, place: KernelPlace) -> Kernel | None:
     centre = w.zero_point - 128
     numbers = (*found.ends, x.zero_point, centre, x.zero_point * centre)
     constants = (found.multiplier, np.asarray(numbers, np.int32))
-    shifted = x.zero_point != 0, centre != 0
+    lacking = place.cpu.dot.centre
+    shifted = x.zero_point != lacking or (lacking != 0 and centre != 0), centre != 0
     return _matmul_kernel(node, place, product, shifted, found.form, constants)
 
 

@@ -304,7 +304,7 @@ class _StepWriter:
         with turns(d.layer.size) as k:
             place = weights + k * (panel.blocks * gates * lanes)
             vectors = [bound(load(self.weights, place + i * lanes, lanes)) for i in registers]
-            tile.step(source, [state + k for state in states], vectors)
+            tile.step(source, [state + k for state in states], [vectors])
         for r in range(count):
             place = self._product(at, row + r) + column
             for i in registers:

@@ -11,7 +11,7 @@ from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.lanes import Buffer, Prim, bound
 from qdqbridge.tvm.relax.kernels.codegen.loops import ceiling, halves, turns
 from qdqbridge.tvm.relax.kernels.tiles.amx import ROWS, AmxShape, AmxTile, configure, release, room
-from qdqbridge.tvm.relax.kernels.tiles.direct_loops import ChannelTile, DirectLoops
+from qdqbridge.tvm.relax.kernels.tiles.direct_loops import ChannelTile, DirectLoops, StepPart
 from qdqbridge.tvm.relax.kernels.tiles.geometry import Pair
 
 
@@ -68,7 +68,8 @@ class AmxLoops(DirectLoops):
         tile = AmxTile(shape, at.blocks, self._room)
         tile.begin(self.bias, self._lane(at))
         pitch = down if self.d.result[1] == 1 else right
-        with self._steps(at, source, shape.steps) as (base, weights, _):
+        part = StepPart(0, self.d.steps // shape.steps, shape.steps)
+        with self._steps(at, source, part) as (base, weights, _):
             starts = [base + (y * down + x * right) for y, x in _corners(shape, extent)]
             tile.step(self.source, starts, pitch, self.weights, weights)
         tile.finish()

@@ -42,7 +42,6 @@ from qdqbridge.tvm.relax.kernels.tiles.register_tile import (
     Tile,
     blocks_of,
     channel_pieces,
-    dots,
     elements_of,
     most_pixels,
     parts,
@@ -124,7 +123,9 @@ class Batched:
         stored = "float32" if self.floats else self.a.dtype
         depth = self.elements.depth
         whole = depth == 1 or (isinstance(self.inner, int) and self.inner % depth == 0)
-        return not (stored == self.elements.source and whole and self.a.column == 1)
+        kind = self.elements.source
+        ready = stored == kind or (kind == "int8" and stored == "uint8")
+        return not (ready and whole and self.a.column == 1)
 
 
 def build_batched_matmul(description: Batched) -> Any:
@@ -218,7 +219,7 @@ class _Batched:
 
     @property
     def _uneven(self) -> bool:
-        return self.d.elements.source == "uint8" and self.d.shifted[1]
+        return self.d.elements.bytes == 1 and self.d.shifted[1]
 
     def _starts(self, batch: Prim) -> list[Prim]:
         """Returns where the matrices of a batch begin."""
@@ -253,16 +254,17 @@ class _Batched:
         packed = pack_panel(panel, self.b, start, self.numbers[4])
         bias = T.alloc_buffer((self.blocks * lanes,), d.elements.sum)
         with turns(self.blocks) as block:
-            if not (d.elements.source == "uint8" and d.shifted[0]):
+            if not (d.elements.bytes == 1 and d.shifted[0]):
                 store(bias, block * lanes, number(0, d.elements.sum, lanes), lanes)
                 return packed, bias
             sums = T.alloc_buffer((lanes,), "int32")
             store(sums, 0, number(0, "int32", lanes), lanes)
-            ones = number(0x01010101, "int32", lanes)
+            ones, centre = number(0x01010101, "int32", lanes), d.cpu.dot.centre
             with turns(self.steps) as k:
                 weights = load(packed, (block * self.steps + k) * (4 * lanes), 4 * lanes)
-                store(sums, 0, dots(d.cpu, load(sums, 0, lanes), ones, weights), lanes)
-            shifted = splat(self.numbers[3], lanes) * load(sums, 0, lanes)
+                store(sums, 0, d.cpu.dot.added(load(sums, 0, lanes), ones, weights), lanes)
+            shift = self.numbers[3] - centre if centre else self.numbers[3]
+            shifted = splat(shift, lanes) * load(sums, 0, lanes)
             both = self.numbers[5] * self._count(self.inner)
             store(bias, block * lanes, splat(both, lanes) - shifted, lanes)
         return packed, bias
@@ -280,15 +282,20 @@ class _Batched:
         rest = T.alloc_buffer((1,), "int32")
         whole, kind = length // (4 * lanes), typed("int32", lanes)
         ones = number(1, "int8", 4 * lanes)
+        # what is taken off before it is multiplied: of all, or of what registers take
+        less = self._count(self.inner if str(source.dtype) == "int8" else whole * 4 * lanes)
+        less = tirx.const(0, "int32") + less * d.cpu.dot.centre
         with turns(self.rows) as row:
             start = first + row * pitch
             store(sums, 0, number(0, "int32", lanes), lanes)
-            store(rest, 0, tirx.const(0, "int32"), 1)
+            store(rest, 0, less, 1)
             if not isinstance(whole, int) or whole:
                 with turns(whole) as k:
-                    codes = tirx.reinterpret(kind, load(source, start + k * 4 * lanes, 4 * lanes))
-                    total = dots(d.cpu, load(sums, 0, lanes), codes, ones)
-                    store(sums, 0, total, lanes)
+                    codes = load(source, start + k * 4 * lanes, 4 * lanes)
+                    if str(source.dtype) != d.elements.source:
+                        codes = d.cpu.dot.taken(codes, 4 * lanes)
+                    codes = tirx.reinterpret(kind, codes)
+                    store(sums, 0, d.cpu.dot.added(load(sums, 0, lanes), codes, ones), lanes)
             left = length % (4 * lanes)
             if not isinstance(left, int) or left:
                 with turns(left) as k:
@@ -362,14 +369,24 @@ class _Batched:
         extra = [] if offsets is None else [offsets[at + p] for p in range(height)]
         tile.begin(operands.bias, block * lanes, extra)
         pitch = operands.pitch
-        with turns(self.steps) as k:
-            base = operands.first + at * pitch + k * d.elements.depth
-            starts = [base + p * pitch for p in range(height)]
-            weights = [
-                load(operands.packed, ((block + b) * self.steps + k) * step, step)
-                for b in range(width)
-            ]
-            tile.step(operands.source, starts, weights)
+        done: Prim = 0
+        for size in (d.cpu.steps_held, 1) if d.cpu.steps_held > 1 else (1,):
+            many = (self.steps - done) // size
+            if isinstance(many, int) and not many:
+                continue
+            with turns(many) as turn:
+                k = turn * size + done
+                base = operands.first + at * pitch + k * d.elements.depth
+                starts = [base + p * pitch for p in range(height)]
+                weights = [
+                    [
+                        load(operands.packed, ((block + b) * self.steps + (k + own)) * step, step)
+                        for b in range(width)
+                    ]
+                    for own in range(size)
+                ]
+                tile.step(operands.source, starts, weights)
+            done = done + many * size
         if room is not None:
             places = [tirx.const(p * lanes, "int32") for p in range(height)]
             self._writer(room).write(tile, places, block * lanes, lanes)

@@ -49,6 +49,15 @@ class ChannelTile:
     tail: int
 
 
+@dataclass(frozen=True, slots=True)
+class StepPart:
+    """Steps of every run: ``many`` times ``size`` of them, from ``first`` on."""
+
+    first: int
+    many: int
+    size: int
+
+
 class DirectLoops:
     """Writes the loops around the tiles."""
 
@@ -188,16 +197,33 @@ class DirectLoops:
         coming = (
             bound(self._coming(at, number, self._steps_of_block // once)) if d.asked_steps else 0
         )
-        with self._steps(at, source, once) as (base, weights, passed):
-            if d.asked_steps:
-                ask(self.weights, coming + passed * step)
-            for turn in range(once):
-                starts = [
-                    base + (y * down + x * right + turn * d.elements.depth) for y, x in pixels
-                ]
-                vectors = [load(self.weights, w + turn * step, step) for w in weights]
-                tile.step(self.source, starts, vectors)
+        for part in self._step_parts(once):
+            with self._steps(at, source, part) as (base, weights, passed):
+                if d.asked_steps:
+                    ask(self.weights, coming + passed * step)
+                for turn in range(0, part.size, d.cpu.steps_held):
+                    starts = [
+                        base + (y * down + x * right + turn * d.elements.depth) for y, x in pixels
+                    ]
+                    vectors = [
+                        [load(self.weights, w + own * step, step) for w in weights]
+                        for own in range(turn, min(turn + d.cpu.steps_held, part.size))
+                    ]
+                    tile.step(self.source, starts, vectors)
         self._write(tile, at, extent, place)
+
+    def _step_parts(self, once: int) -> list[StepPart]:
+        """Returns the steps of a run in as few parts as registers hold their activations in."""
+        if self.d.cpu.steps_held == 1:
+            return [StepPart(0, self.d.steps // once, once)]
+        found: list[StepPart] = []
+        first = 0
+        for size in halves(self.d.cpu.steps_held):
+            many = (self.d.steps - first) // size
+            if many:
+                found.append(StepPart(first, many, size))
+            first += many * size
+        return found
 
     def _coming(self, at: ChannelTile, number: Prim | int, lines: int) -> Prim:
         """Returns where the weights begin that a tile asks memory for.
@@ -251,14 +277,14 @@ class DirectLoops:
 
     @contextmanager
     def _steps(
-        self, at: ChannelTile, source: Prim, once: int = 1
+        self, at: ChannelTile, source: Prim, part: StepPart
     ) -> Generator[tuple[Prim, list[Prim], Prim]]:
         """Opens the loops over all runs, and over some steps of each at a time.
 
         Args:
             at: The output channels.
             source: Where what the first pixel reads begins.
-            once: How many steps.
+            part: Which steps of a run.
 
         Yields:
             Where the activations of the first pixel begin, and the weights of every block; how
@@ -267,11 +293,13 @@ class DirectLoops:
         d = self.d
         rows, columns = d.runs
         step = d.cpu.lanes * d.elements.depth
-        many = d.steps // once
-        with turns(d.weights) as part, turns(rows) as i, turns(columns) as j, turns(many) as k:
-            run = (part * rows + i) * columns + j
+        many, once = part.many, part.size
+        with turns(d.weights) as again, turns(rows) as i, turns(columns) as j, turns(many) as k:
+            run = (again * rows + i) * columns + j
             under = i * (d.dilations[0] * d.pitch) + j * (d.dilations[1] * d.channels)
             weights = self._weight(at) + (run * d.steps + k * once) * step
+            if part.first:
+                weights, under = weights + part.first * step, under + part.first * d.elements.depth
             starts = [weights + b * self._block for b in range(at.blocks)]
             yield source + under + k * (once * d.elements.depth), starts, run * many + k
 

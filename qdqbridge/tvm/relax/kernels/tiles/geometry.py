@@ -35,6 +35,8 @@ _AHEAD = 16
 """Tiles of an image up to which weights that come next are asked for; of more, few wait."""
 _SHARING = (1, 2, 4)
 """How many steps may share a line that is asked for."""
+_READERS = 3
+"""Tiles that make codes of uint8 what the dot product takes as fast as a copy does."""
 _PIXELS = 4
 """Pixels of a result from which on registers of AMX are worth their setting up."""
 
@@ -171,8 +173,14 @@ class Direct:
     @cached_property
     def staged(self) -> bool:
         """True where rows are copied before they are used."""
-        ready = self.elements.source == self.stored and self.run % self.elements.depth == 0
-        return not (ready and all(self.inside))
+        kind = self.elements.source
+        ready = kind == self.stored or (kind == "int8" and self._tiles_of_channels <= _READERS)
+        return not (ready and self.run % self.elements.depth == 0 and all(self.inside))
+
+    @cached_property
+    def _tiles_of_channels(self) -> int:
+        """About how many tiles read what a pixel has."""
+        return -(-self.blocks // 4)
 
     @cached_property
     def staging(self) -> Staging:

@@ -59,7 +59,7 @@ def limit(cpu: Cpu, target: Any) -> float:
             size = cpu.lanes * kinds.depth
             with turns(_ROUNDS), turns(_STEPS) as step:
                 own = [load(w, (step * blocks + b) * size, size) for b in range(blocks)]
-                tile.step(x, [(step + p) * kinds.depth for p in range(pixels)], own)
+                tile.step(x, [(step + p) * kinds.depth for p in range(pixels)], [own])
             for p in range(pixels):
                 for b in range(blocks):
                     at = (p * blocks + b) * cpu.lanes

@@ -27,7 +27,8 @@ class Packed:
 
     Attributes:
         weights: (groups, blocks, parts * runs, steps, lanes, depth), int8 or int16.
-        bias: int32, one entry per lane of every block, ``bias - zx * sum(w)``.
+        bias: int32, one entry per lane of every block, ``bias - (zx - centre) * sum(w)``, the
+            centre being that of the dot product.
         parts: More than 1 where a weight is the sum of several bytes; the activations are read
             again for each.
     """
@@ -70,10 +71,11 @@ def pack(cpu: Cpu, weights: Array, zero_point: int, bias: Array | None) -> Packe
     largest = 255 * _magnitudes(weights) + np.abs(start)
     if largest.max(initial=0) >= 1 << 31:
         return None
+    start = start + cpu.dot.centre * sums  # modulo 2**32, as sums are
     parts = _int8_summand_count(weights) if cpu.bytes_in else 1
     blocks, count = -(-channels // cpu.lanes), steps(cpu, length)
     shape = groups, blocks, parts * runs, count, cpu.lanes, cpu.depth
-    packed = lasting(shape, np.dtype(np.int8 if cpu.bytes_in else np.int16))
+    packed = lasting(shape, np.dtype(cpu.dot.weight))
     for group, first, some in _pieces(weights, cpu.lanes):
         into = packed[group, first // cpu.lanes :]
         for part, own in enumerate(_bytes(some, parts) if cpu.bytes_in else [some]):

@@ -56,9 +56,8 @@ class Panel:
         """Returns stored values as they are multiplied."""
         if self.elements.sum == "float32":
             return stored
-        kind = "int8" if second else "uint8"
         if self.cpu.bytes_in:
-            return self._as(stored, kind, lanes)
+            return self._as(stored, "int8" if second else self.elements.source, lanes)
         wide = self._as(stored, "uint8", lanes).astype(typed("int16", lanes))
         centre = zero_point + 128 if second else zero_point
         return wide - splat(centre.astype("int16"), lanes)

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
-from qdqbridge.tvm.relax.kernels.codegen.cpu import AVX2, Cpu
+from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     Buffer,
     Prim,
+    bound,
     fused,
-    intrinsic,
     load,
     splat,
     store,
@@ -51,7 +51,12 @@ def parts(extent: int, most: int) -> Parts:
 
 
 def most_pixels(cpu: Cpu, blocks: int) -> int:
-    """Returns how many pixels a tile with as many as two blocks of channels can have."""
+    """Returns how many pixels a tile with so many blocks of channels can have.
+
+    It has two blocks, or four where pixels, too, keep a register each.
+    """
+    if cpu.steps_held > 1:
+        return (cpu.registers - _PASSING) // (min(blocks, 4) + 1)
     width = min(blocks, 2)
     return (cpu.registers - 1 - width) // width
 
@@ -65,7 +70,11 @@ def blocks_of(cpu: Cpu, pixels: int, blocks: int) -> int:
     """
     if pixels == 1:
         return min(blocks, _STREAMS)
-    most = min(blocks, max(1, (cpu.registers - 1) // (pixels + 1)))
+    if cpu.steps_held > 1:
+        most = (cpu.registers - _PASSING - pixels) // pixels
+    else:
+        most = (cpu.registers - 1) // (pixels + 1)
+    most = min(blocks, max(1, most))
     for count in range(most, 0, -1):
         if blocks % count == 0 and pixels * count >= _INDEPENDENT:
             return count
@@ -91,45 +100,8 @@ _STREAMS = 4
 """Blocks of columns of one pixel: of products of 768 or 3072 with 768, 6 to 18 % faster than 12."""
 _INDEPENDENT = 10
 """Latency (5 cycles) times throughput (2 per cycle) of a dot product."""
-
-
-def dot(cpu: Cpu, sums: Prim, activations: Prim, weights: Prim) -> Prim:
-    """Returns int32 sums plus the products of one step.
-
-    Args:
-        cpu: The CPU.
-        sums: One register.
-        activations: The ``depth`` activations of a pixel as one int32.
-        weights: One register of weights, int8 or int16.
-    """
-    return dots(cpu, sums, splat(activations, cpu.lanes), weights)
-
-
-def dots(cpu: Cpu, sums: Prim, activations: Prim, weights: Prim) -> Prim:
-    """Returns int32 sums plus, in every lane, the products of its own ``depth`` activations.
-
-    Args:
-        cpu: The CPU.
-        sums: One register.
-        activations: One register; an int32 lane holds ``depth`` activations.
-        weights: One register of weights, int8 or int16.
-    """
-    lanes = cpu.lanes
-    if cpu.bytes_in:
-        codes = tirx.reinterpret(typed("int8", 4 * lanes), activations)
-        name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
-        return intrinsic(name, typed("int32", lanes), sums, codes, weights)
-    pairs = tirx.reinterpret(typed("int16", 2 * lanes), activations)
-    if cpu == AVX2:
-        return sums + intrinsic("llvm.x86.avx2.pmadd.wd", typed("int32", lanes), pairs, weights)
-    return sums + _half(pairs, weights, 0, lanes) + _half(pairs, weights, 1, lanes)
-
-
-def _half(pairs: Prim, weights: Prim, first: int, lanes: int) -> Prim:
-    """Products of every second element; LLVM knows both halves together as a dot product."""
-    chosen = list(range(first, 2 * lanes, 2))
-    left, right = (tirx.Shuffle([vector], chosen) for vector in (pairs, weights))
-    return left.astype(typed("int32", lanes)) * right.astype(typed("int32", lanes))
+_PASSING = 4
+"""Registers of weights where pixels have one each; of fewer, LLVM 22 moves sums to memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +138,7 @@ def elements_of(cpu: Cpu, *, floats: bool) -> Elements:
     """Returns the element types of products of float32, or of codes of 8 bits."""
     if floats:
         return Elements("float32", "float32", "float32", 1)
-    kinds = ("uint8", "int8") if cpu.bytes_in else ("int16", "int16")
-    return Elements(*kinds, "int32", cpu.depth)
+    return Elements(cpu.dot.source, cpu.dot.weight, "int32", cpu.depth)
 
 
 class TileSums(Protocol):
@@ -228,26 +199,43 @@ class Tile:
         """Sets one accumulator."""
         store(self._sums[pixel][block], 0, value, self.cpu.lanes)
 
-    def step(self, source: Buffer, starts: Sequence[Prim], weights: Sequence[Prim]) -> None:
-        """Adds the products of one step.
+    def step(
+        self, source: Buffer, starts: Sequence[Prim], weights: Sequence[Sequence[Prim]]
+    ) -> None:
+        """Adds the products of one step, or of as many as a register has the activations of.
 
         Args:
-            source: Activations.
+            source: Activations, as codes of uint8 or as the products take them.
             starts: Where the activations of every pixel begin.
-            weights: One register for every block.
+            weights: One register for every block, of every step.
         """
         lanes = self.cpu.lanes
-        for start, row in zip(starts, self._sums, strict=True):
-            for vector, sums in zip(weights, row, strict=True):
-                added = self._added(load(sums, 0, lanes), source, start, vector)
-                store(sums, 0, added, lanes)
+        held = [self._held(source, start, len(weights)) for start in starts]
+        for own, vectors in enumerate(weights):
+            for pixel, row in zip(held, self._sums, strict=True):
+                for vector, sums in zip(vectors, row, strict=True):
+                    store(sums, 0, self._added(load(sums, 0, lanes), pixel[own], vector), lanes)
 
-    def _added(self, sums: Prim, source: Buffer, start: Prim, weights: Prim) -> Prim:
-        lanes = self.cpu.lanes
+    def _held(self, source: Buffer, start: Prim, steps: int) -> list[Prim]:
+        """Returns the activations of a pixel for every step, in all lanes."""
+        lanes, kinds = self.cpu.lanes, self.elements
+        count = steps * kinds.depth
+        activations = load(source, start, count)
+        if str(source.dtype) != kinds.source:
+            activations = self.cpu.dot.taken(activations, count)
+        words = activations
+        if kinds.depth > 1:
+            words = tirx.reinterpret(typed("int32", steps), activations)
+        if steps == 1:
+            return [splat(words, lanes)]
+        words = bound(words)
+        if steps < lanes:  # a shuffle of TIR has no more lanes than what it takes
+            return [splat(tirx.Shuffle([words], [step]), lanes) for step in range(steps)]
+        return [tirx.Shuffle([words], [step] * lanes) for step in range(steps)]
+
+    def _added(self, sums: Prim, activations: Prim, weights: Prim) -> Prim:
         if self.elements.sum == "int32":
-            activations = tirx.reinterpret("int32", load(source, start, self.elements.depth))
-            return dot(self.cpu, sums, activations, weights)
-        activations = splat(load(source, start, 1), lanes)
+            return self.cpu.dot.added(sums, activations, weights)
         if self.cpu.fuses:
             return fused(activations, weights, sums)
         return sums + activations * weights

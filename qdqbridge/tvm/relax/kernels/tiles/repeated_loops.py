@@ -199,7 +199,7 @@ class _Channels:
         size = d.steps * d.elements.depth
         blank = _room(size, d.elements.source)
         with turns(size) as i:
-            store(blank, i, self.loops.code.astype(d.elements.source), 1)
+            store(blank, i, d.cpu.dot.zero_point(loops.code), 1)
         taps, left = d.kernel[0] * d.kernel[1], -loops.columns.low
         with turns(self.blocks) as block, turns(d.kernel[0]) as k:
             for j, sums in enumerate(self._products(blank, tirx.const(0, "int32"), 1, block, k)[0]):
@@ -272,7 +272,7 @@ class _Channels:
             starts = [((run + j) * d.steps + step) * size for j in range(columns)]
             own = [load(self.loops.weights, at, size) for at in starts]
             under = start + step * d.elements.depth
-            tile.step(source, [under + pixel * d.channels for pixel in range(pixels)], own)
+            tile.step(source, [under + pixel * d.channels for pixel in range(pixels)], [own])
         return [[tile.sums(pixel, j) for j in range(columns)] for pixel in range(pixels)]
 
     # ---- results --------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     Buffer,
     Prim,
     each_piece,
+    less_128,
     load,
     number,
     splat,
@@ -54,7 +55,7 @@ class Staging:
 
     Attributes:
         row: A row.
-        dtype: Element type of the copy, ``uint8`` or ``int16``.
+        dtype: Element type of the copy: ``uint8``, ``int16``, or ``int8`` for codes less 128.
         signed: True where the source holds int8 codes, whose zero points count 128 less.
         paired: True where two bytes are a code, and the zero point has both.
     """
@@ -87,6 +88,8 @@ class Staging:
         self._fill(target, at, self.row.length, code)
 
     def _carried(self, value: Prim, lanes: int) -> Prim:
+        if self.dtype == "int8":
+            return value if self.signed else less_128(value, lanes)
         if self.signed:
             unsigned = tirx.reinterpret(typed("uint8", lanes), value)
             value = tirx.bitwise_xor(unsigned, number(128, "uint8", lanes))
@@ -95,9 +98,13 @@ class Staging:
     def _everywhere(self, code: Prim, lanes: int) -> Prim:
         """Returns the zero point in every lane; its bytes in turn where they are a pair."""
         if not self.paired:
+            code = code - 128 if self.dtype == "int8" else code
             return splat(code.astype(self.dtype), lanes)
         pair = splat(code.astype("uint16"), lanes // 2)
-        return tirx.reinterpret(typed("uint8", lanes), pair).astype(typed(self.dtype, lanes))
+        codes = tirx.reinterpret(typed("uint8", lanes), pair)
+        if self.dtype == "int8":
+            return less_128(codes, lanes)
+        return codes.astype(typed(self.dtype, lanes))
 
     def _fill(self, target: Buffer, at: Prim, count: int, code: Prim) -> None:
         def piece(offset: Prim, lanes: int) -> None:

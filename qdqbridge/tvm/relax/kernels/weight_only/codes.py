@@ -41,7 +41,7 @@ def match_block_dense(node: Node, place: KernelPlace) -> Kernel | None:
         return None
     size = 0 if rounded is None else rounded.block_size
     rows, weight = rows_of(node), blocked_codes(node.operand(1), size)
-    if rows is None or weight is None or not place.cpu.multiplies_bytes:
+    if rows is None or weight is None or place.cpu.dot.code_bits < weight.bits:
         return None
     if not is_real(node.operand(0)) or not is_real(node.output):
         return None

@@ -155,7 +155,7 @@ class _WeightOnly:
                 ]
                 column = step * d.each + i
                 starts = [(row + p) * d.inner + column for p in range(height)]
-                tile.step(self.x, starts, vectors)
+                tile.step(self.x, starts, [vectors])
         starts = [(row + p) * d.units + block * lanes for p in range(height)]
         self.writer.write(tile, starts, block * lanes, tail)
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
-from qdqbridge.tvm.relax.kernels.codegen.cpu import AVX512_VNNI
 from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     Buffer,
     Prim,
@@ -159,7 +158,10 @@ def dots_of(d: CodesProduct) -> Dots:
 
 
 class ByteDots:
-    """``vpdpbusd``: four products of bytes are added to a sum of 32 bits."""
+    """Four products of bytes are added to a sum of 32 bits (``vpdpbusd``, ``usdot``).
+
+    Where both have a sign (``sdot``), codes of 4 bits are what they are without one.
+    """
 
     chains, asks_between = _CHAINS, False
     spread_parts, one_loop, read_through = 0, False, FEW
@@ -167,9 +169,7 @@ class ByteDots:
     def __init__(self, d: CodesProduct) -> None:
         self.d = d
         self.pairs = _MANY_PAIRS if d.amx else _PAIRS
-        self.heights: tuple[int, ...] = (
-            _HEIGHTS if d.cpu.registers < AVX512_VNNI.registers else (TALL, *_HEIGHTS)
-        )
+        self.heights: tuple[int, ...] = _HEIGHTS if d.cpu.registers < 32 else (TALL, *_HEIGHTS)
 
     def ahead(self, streams: int) -> int:
         """Returns less where it is asked for in several places."""
@@ -213,7 +213,7 @@ class ByteDots:
     ) -> None:
         """Adds the products."""
         d, lanes = self.d, self.d.cpu.lanes
-        name, kind = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", typed("int8", 4 * lanes)
+        kind = typed("int8", 4 * lanes)
         steps = d.chunk // 4
         runs = min(steps, max(1, len(asked)))
         for run in range(runs):
@@ -227,9 +227,9 @@ class ByteDots:
                     spread = splat(tirx.reinterpret("int32", four), lanes)
                     spread = bound(tirx.reinterpret(kind, spread))
                     for (total, at), own in zip(sums, codes.values(), strict=True):
-                        code = tirx.reinterpret(kind, load(own, (first + i) * lanes, lanes))
+                        code = load(own, (first + i) * lanes, lanes)
                         before = load(total, at + chain, lanes)
-                        after = intrinsic(name, typed("int32", lanes), before, code, spread)
+                        after = d.cpu.dot.added(before, code, spread)
                         store(total, at + chain, after, lanes)
 
 

@@ -80,7 +80,7 @@ class _CodesProduct:
         self.tiles = CodesTiles(d, digits, self.shared, self.writer)
         self.tall = TallTiles(self.tiles)
         self.amx = AmxCodesTiles(self.tiles) if d.amx else None
-        self.pieces = SharedPieces(tasks, d.pairs)
+        self.pieces = SharedPieces(d.cpu, tasks, d.pairs)
         self.few = min(self.tiles.dots.read_through, room // tasks) if tasks > 1 else 0
         with turns((rows + (most - 1)) // most) as chunk:
             first = chunk * most
