@@ -128,10 +128,10 @@ def tell_of_onnxruntime(engine: VendorEngine, path: Path) -> None:
         return beyond_int32(node, operands, found) or found
 
     @cache
-    def rewritten() -> Graph | None:
+    def made_of(shown: bytes) -> Graph | None:
         from qdqbridge.app.sources import load_model
 
-        model = optimized(engine.showing(), layouts=False)
+        model = optimized(shown, layouts=False)
         if model is None:
             return None
         with tempfile.TemporaryDirectory() as folder:
@@ -142,7 +142,7 @@ def tell_of_onnxruntime(engine: VendorEngine, path: Path) -> None:
             except QdqBridgeError:  # there are operators that only onnxruntime knows
                 return None
 
-    engine.own, engine.rewritten = own, rewritten
+    engine.own, engine.rewritten = own, lambda: made_of(engine.showing())
 
 
 @checked

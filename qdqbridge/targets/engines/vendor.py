@@ -40,8 +40,8 @@ class VendorEngine:
         types: Empty: what a tensor means is known to graphs only.
         own: What the engine's arithmetic gives for a node where that is not the contract's; None
             for engines of which nothing is known.
-        rewritten: Gives the model that the engine has made of this one, with all that it shows;
-            None for engines that do not tell.
+        rewritten: Gives the model that the engine has made of the one that it ran last; None for
+            engines that do not tell.
     """
 
     def __init__(self, kind: EngineKind, path: Path, graph: Graph, limits: ProcessLimits) -> None:
@@ -70,6 +70,7 @@ class VendorEngine:
         self.names: Sequence[str] = [*self.outputs, *(stored if kind.shows else ())]
         self.operands: Sequence[str] = self._source.rounded if ours else ()
         self._loaded: dict[tuple[str, ...], str] = {}
+        self._shown: tuple[str, ...] = ()
         self._placed: tuple[list[Placement], int] | None = None
         self._process = self._started()
         self._folder = tempfile.TemporaryDirectory()
@@ -81,7 +82,7 @@ class VendorEngine:
         Raises:
             UnsupportedTargetError: The engine cannot load or run the model, crashes or hangs.
         """
-        shown = tuple(name for name in names if name not in self.outputs)
+        self._shown = shown = tuple(name for name in names if name not in self.outputs)
         key = self._load(shown)
         asked = [*self.outputs, *shown]
         found = self._process.ask("run the model", "run", key, self._ordered(inputs), asked)
@@ -89,9 +90,8 @@ class VendorEngine:
         return {name: found[name] for name in names}
 
     def showing(self) -> bytes:
-        """Returns the model file with every tensor that it can return as an output."""
-        known = (*self.names, *self.operands)
-        return self._source.showing([name for name in known if name not in self.outputs])
+        """Returns the model file as it was run last: what was asked for are outputs."""
+        return self._source.showing(self._shown)
 
     def taken(self) -> EngineVerdict:
         """Returns what the engine takes of the model, node by node.
