@@ -44,6 +44,17 @@ install_relay() { # PYTHON
     echo 'import os; os.environ.setdefault("TVM_FFI", "ctypes")' >"$site/tvm_ffi_ctypes.pth"
 }
 
+# Arm's programs for TOSA need an older NumPy and bring a package `tests`. So they have an environment
+# inside the one of the engines, and only the programs are beside the outer Python.
+install_tosa() { # PYTHON
+    local bin=${1%/python} name
+    "$1" -m venv "$bin/../tosa"
+    pip_install "$bin/../tosa/bin/python" tosa-tools==2026.8 tosa-converter-for-tflite==2026.2
+    for name in tosa-converter-for-tflite tosa-opt tosa_reference_model; do
+        ln -sf "../tosa/bin/$name" "$bin/$name"
+    done
+}
+
 main_environment() {
     local folder=${QDQBRIDGE_VENV:-$PWD/.venv}
     environment "$folder" relax,test
@@ -52,7 +63,7 @@ main_environment() {
 
 engines_environment() {
     local folder=${QDQBRIDGE_ENGINES_VENV:-$PWD/.venv-engines}
-    environment "$folder" relax,test,engines
+    environment "$folder" relax,test,engines install_tosa
     engines_python=$folder/bin/python
 }
 

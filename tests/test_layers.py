@@ -14,7 +14,7 @@ PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "core": (
         ("graph",), ("arguments", "ops"), ("rewrite", "text", "layout"), ("canonical",),
     ),
-    "targets": (("profiles", "comparison", "encodings"), ("running", "engines")),
+    "targets": (("profiles", "comparison", "encodings"), ("running", "engines"), ("tosa",)),
     "tvm": (("qnn",), ("relax", "relay"), ("byoc",)),
     "app": (
         ("report",), ("viewer",), ("hosting",), ("sources",), ("pipeline",),

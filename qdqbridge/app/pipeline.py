@@ -16,7 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from qdqbridge.app.sources import is_onnx, is_tflite, read_file
+from qdqbridge.app.sources import is_onnx, is_tflite, is_tosa, read_file
 from qdqbridge.core.arguments import ReadingOptions, checked, need_side, path_of, renamed
 from qdqbridge.core.graph.graph import Graph, Note
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from qdqbridge.targets.comparison.compare import Comparison
     from qdqbridge.targets.comparison.engine import Engine
     from qdqbridge.targets.engines.judge import Judge
+    from qdqbridge.targets.engines.process import ProcessLimits
     from qdqbridge.targets.profiles import ExportProfile, Finding
     from qdqbridge.targets.profiles.changes import ExportChange
+    from qdqbridge.targets.tosa import TosaModel
     from qdqbridge.tflite_io.litert import LiteRTEngine
     from qdqbridge.tflite_io.vela import VelaReport
     from qdqbridge.tflite_io.writer import TFLiteModel
@@ -252,11 +254,12 @@ def save(
     opset: int | None = None,
     io: Literal["float", "as-stored", "int8", "uint8"] | None = None,
 ) -> None:
-    """Writes ``graph`` as a QDQ or TFLite model.
+    """Writes ``graph`` as a QDQ, TFLite or TOSA model.
 
     Args:
         graph: A canonical graph.
-        path: The ``.onnx`` or ``.tflite`` file to write; TFLite has a profile of its own.
+        path: The ``.onnx``, ``.tflite`` or TOSA file (``.tosa``, ``.mlir``, ``.mlirbc``) to write;
+            the last two have profiles of their own.
         profile: The runtime that the file is for; ``ort`` is onnxruntime.
         recenter: Write int8 activations as uint8, with zero points shifted by 128. Results are
             equal, and onnxruntime on x86 is several times faster. The digest changes.
@@ -274,7 +277,10 @@ def save(
     """
     with stored_as(graph, io, path_of(path), overwrite=overwrite) as own:
         if is_tflite(path_of(path)):
-            save_tflite(own, path, overwrite=overwrite)
+            save_tflite(own, path, tosa=profile == "tosa", overwrite=overwrite)
+            return
+        if is_tosa(path_of(path)):
+            save_tosa(own, path, overwrite=overwrite)
             return
         from qdqbridge.targets.profiles.export import export
 
@@ -421,7 +427,7 @@ def save_encodings(
 
 @checked
 def save_tflite(
-    graph: Graph, path: File, *, layout: str = "model", npu: bool = False,
+    graph: Graph, path: File, *, layout: str = "model", npu: bool = False, tosa: bool = False,
     overwrite: bool = False,
 ) -> TFLiteModel:  # fmt: skip
     """Writes ``graph`` as a TFLite file that computes on the same integers.
@@ -432,6 +438,7 @@ def save_tflite(
         layout: ``model``: inputs and outputs as the graph has them; ``nhwc``: images enter and
             leave channels-last.
         npu: Write it for Ethos-U: weights in 8 bits, and float results of products in 16.
+        tosa: Write it for Arm's converter to TOSA.
         overwrite: Replace an existing file.
 
     Returns:
@@ -445,7 +452,35 @@ def save_tflite(
     """
     from qdqbridge.tflite_io.writer import write
 
-    return write(graph, path_of(path), layout=layout, npu=npu, overwrite=overwrite)
+    return write(graph, path_of(path), layout=layout, npu=npu, tosa=tosa, overwrite=overwrite)
+
+
+@checked
+def save_tosa(
+    graph: Graph, path: File, *, layout: str = "model", overwrite: bool = False,
+    limits: ProcessLimits | None = None,
+) -> TosaModel:  # fmt: skip
+    """Writes ``graph`` as TOSA on the same integers, and its interface as ``<path>.json``.
+
+    Args:
+        graph: A canonical graph with fixed extents.
+        path: The file to write: ``.tosa`` (a flatbuffer), ``.mlir`` or ``.mlirbc``.
+        layout: As for :func:`save_tflite`.
+        overwrite: Replace existing files.
+        limits: Limits on the time and memory of Arm's programs, in seconds and bytes.
+
+    Returns:
+        What was written: the profiles and extensions of TOSA that it requires, and notes.
+
+    Raises:
+        InputDataError: ``graph`` is not a graph, but a path for example.
+        OutputExistsError: A file exists and ``overwrite`` is not given.
+        UnsupportedTargetError: An extent is open; TFLite or TOSA has no counterpart of some
+            operators, all of which are listed; or Arm's programs are not installed or fail.
+    """
+    from qdqbridge.targets.tosa import write_tosa
+
+    return write_tosa(graph, path_of(path), layout=layout, overwrite=overwrite, limits=limits)
 
 
 @checked
@@ -471,29 +506,35 @@ def fixed_ranges(graph: Graph, data: Mapping[str, NDArray[Any]]) -> FixedRanges:
 
 
 @checked
-def litert(graph: Graph, *, layout: str = "model") -> tuple[Graph, LiteRTEngine]:
-    """Returns a graph as its TFLite file says it, and LiteRT with every value of that file.
+def litert(
+    graph: Graph, *, layout: str = "model", engine: str = "litert"
+) -> tuple[Graph, LiteRTEngine]:
+    """Returns a graph as its TFLite file says it, and an engine with every value of that file.
 
-    For :func:`compare`: ``compare(*litert(graph), data, local=True)`` runs each node on LiteRT's
-    own operands and tells which differences are its fixed-point arithmetic. LiteRT runs in a
-    process of its own.
+    For :func:`compare`: ``compare(*litert(graph), data, local=True)`` runs each node on the
+    engine's own operands and tells which differences are its fixed-point arithmetic. The engine
+    runs in a process of its own.
 
     Args:
         graph: A canonical graph.
         layout: As for :func:`save_tflite`.
+        engine: ``litert``, or ``tosa``: what Arm's converter makes of the file, run by the
+            reference model of TOSA.
 
     Raises:
         InputDataError: ``graph`` is not a graph.
-        UnsupportedTargetError: TFLite has no counterpart of some operators, or LiteRT is not
+        UnsupportedTargetError: TFLite has no counterpart of some operators, or the engine is not
             installed.
     """
     from qdqbridge.targets.engines.recording import ChildRecorder
     from qdqbridge.tflite_io.litert import LiteRTEngine
+    from qdqbridge.tflite_io.tosa import TosaEngine
     from qdqbridge.tflite_io.writer import converted
 
-    recorder = ChildRecorder()
-    made = converted(graph, layout=layout)
-    return made.graph, LiteRTEngine(made, recorder=recorder)
+    recorder, tosa = ChildRecorder(engine), engine == "tosa"
+    made = converted(graph, layout=layout, tosa=tosa)
+    by = TosaEngine(made, recorder) if tosa else LiteRTEngine(made, recorder=recorder)
+    return made.graph, by
 
 
 @checked

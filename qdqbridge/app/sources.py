@@ -123,6 +123,11 @@ def is_module(path: Path) -> bool:
     return path.suffix in MODULES
 
 
+def is_tosa(path: Path) -> bool:
+    """Returns whether ``path`` names a TOSA file, which is written and not read."""
+    return path.suffix in (".tosa", ".mlir", ".mlirbc")
+
+
 def is_tflite(path: Path) -> bool:
     """Returns whether a file is a TFLite model, by its suffix."""
     return path.suffix == ".tflite"

@@ -119,10 +119,18 @@ def _sigmoid(x: Integers, zero: Integers) -> Integers:
 # ---- Softmax ----------------------------------------------------------------------------------
 
 
-def _int16_lookup_table(function: Callable[[float], float], first: float, last: float) -> Integers:
-    """Returns 513 values of a function on an interval, in 16 bits around zero."""
+def int16_lookup_table(
+    function: Callable[[float], float], first: float, last: float, spread: float = 65536 / 2.0
+) -> Integers:
+    """Returns 513 values of a function on an interval, in 16 bits around zero.
+
+    Args:
+        function: Which one.
+        first: Where the interval begins.
+        last: Where it ends.
+        spread: What the function's values are multiplied by.
+    """
     step = (last - first) / 512
-    spread = 65536 / 2.0
 
     def rounded(x: float) -> int:
         return int(math.copysign(math.floor(abs(x) + 0.5), x))
@@ -143,12 +151,12 @@ def _int16_lookup_table(function: Callable[[float], float], first: float, last: 
 
 @cache
 def _exponentials() -> Integers:
-    return _int16_lookup_table(math.exp, -10.0, 0.0)
+    return int16_lookup_table(math.exp, -10.0, 0.0)
 
 
 @cache
 def _reciprocals() -> Integers:
-    return _int16_lookup_table(lambda x: 1 / (1 + x), 0.0, 1.0)
+    return int16_lookup_table(lambda x: 1 / (1 + x), 0.0, 1.0)
 
 
 def _entry(table: Integers, place: Integers) -> Integers:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.interpreter import evaluate_node
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.graph.types import TensorType, ValueType, static_shape
@@ -259,7 +259,7 @@ def rounded_by_formula(node: Node, operands: Sequence[Array | None], rank: int) 
         rank: The rank of its result.
     """
     quant = node.output.quant
-    found = None if quant is None else _accumulated(node, operands, rank)
+    found = None if quant is None else accumulated(node, operands, rank)
     if quant is None or found is None:
         return {}
     total, multiplier = found
@@ -270,11 +270,18 @@ def rounded_by_formula(node: Node, operands: Sequence[Array | None], rank: int) 
     }
 
 
-_Accumulator = tuple[NDArray[np.int64], NDArray[np.float64]]
+Accumulator = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Exact integers, and the real number that each is multiplied by."""
 
 
-def _accumulated(node: Node, operands: Sequence[Array | None], rank: int) -> _Accumulator | None:
+def accumulated(node: Node, operands: Sequence[Array | None], rank: int) -> Accumulator | None:
+    """Returns what kernels round of a node's result; None for those that do not multiply so.
+
+    Args:
+        node: Any node.
+        operands: Its operands, as stored.
+        rank: The rank of its result.
+    """
     result = node.output.quant
     sources = [value.quant for _, value in node.data_operands() if value.quant is not None]
     if result is None or not sources or not result.params.per_tensor:
@@ -359,8 +366,11 @@ class LiteRTEngine:
         recorded = recorded_tensors(self._made, inputs, self._kernels, self._recorder)
         found: dict[str, Array] = {}
         for name in names:
-            index, last = self._made.tensors.get(self._values[name], (-1, False))
-            if index in recorded:
+            value = self._values[name]
+            index, last = self._made.tensors.get(value, (-1, False))
+            if value in self._made.graph.inputs:  # a graph may give back what it is given
+                found[name] = inputs[value.name]
+            elif index in recorded:
                 array = recorded[index]
                 found[name] = array.transpose(channels_first(array.ndim)) if last else array
         return found
@@ -427,10 +437,10 @@ def _difference(node: Node, value: Value, theirs: Array, ours: Array) -> NodeDif
     return NodeDifference(node, value, a.size, int((distance > 0).sum()), largest)
 
 
-def shapes_of(made: TFLiteModel, extent: int = 1) -> dict[str, tuple[int, ...]]:
+def shapes_of(graph: Graph, extent: int = 1) -> dict[str, tuple[int, ...]]:
     """Returns the inputs' shapes; open extents become ``extent``."""
     found: dict[str, tuple[int, ...]] = {}
-    for value in made.graph.inputs:
+    for value in graph.inputs:
         shape = value.type.shape or ()
         fixed = tuple(extent if isinstance(e, str) else e for e in shape)
         found[value.name] = static_shape(fixed) or fixed

@@ -9,15 +9,14 @@ from __future__ import annotations
 import csv
 import math
 import re
-import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.tflite_io.programs import installed_program
 from qdqbridge.tflite_io.writer.flatbuffer import ModelRecord, OperatorRecord
 
 ACCELERATORS = (
@@ -118,8 +117,7 @@ def compiled(
 
 
 def _program() -> str:
-    beside = Path(sys.executable).with_name("vela")
-    found = str(beside) if beside.exists() else shutil.which("vela")
+    found = installed_program("vela")
     if found is None:
         raise UnsupportedTargetError(
             "asking about Ethos-U needs Vela, which is not installed",

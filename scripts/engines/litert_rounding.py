@@ -137,7 +137,7 @@ def _measured(
     if not any(operator.name == name for operator in made.model.operators):
         return None
     rng = np.random.default_rng(seed)
-    shapes = shapes_of(made)
+    shapes = shapes_of(made.graph)
     inputs = {}
     for value in made.graph.inputs:
         dtype = value.type.dtype.numpy

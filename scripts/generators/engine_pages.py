@@ -103,6 +103,16 @@ RUNTIMES = (
         "",
         "export -o model.tflite",
     ),
+    Runtime(
+        "tosa",
+        "QDQ models as TOSA",
+        "All figures are for TOSA's reference model, which computes what the specification says, "
+        "bit for bit. The models are QDQ ONNX files with integer inputs and outputs; they become "
+        "TFLite, and Arm's converter makes [TOSA](tosa.md) of that. *Not written* are models with "
+        "16-bit inputs or outputs that have a zero point.",
+        "",
+        "export -o model.tosa",
+    ),
 )
 
 

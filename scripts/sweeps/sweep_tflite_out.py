@@ -4,6 +4,11 @@ One CSV row per file; with ``--resume`` files that have a row already are passed
 whether it is written, or what refuses it; its size against its weights'; the digest of the file
 read back against the one that was written; the outputs in LiteRT against the interpreter's, and
 the largest difference of any quantized node on LiteRT's own operands, for each set of kernels.
+
+With ``--tosa`` every model as TOSA instead, with 1 for its open extents: written or refused, what
+it requires, which operators of TFLite came to compute on floats, and the same of TOSA's reference
+model. ``--by-producer TABLE`` prints that by folder, as data of
+``tests/targets/engines/models_tosa.csv``, of which the engine's page is made.
 """
 
 from __future__ import annotations
@@ -21,7 +26,9 @@ from typing import Any
 import numpy as np
 
 import qdqbridge as qb
+from qdqbridge.core.graph.copying import symbolic_extents, with_numbers
 from qdqbridge.core.graph.graph import Graph
+from qdqbridge.targets.engines.workers.tosa import TosaWorker
 from qdqbridge.tflite_io.litert import (
     Kernels,
     LiteRTSession,
@@ -29,12 +36,13 @@ from qdqbridge.tflite_io.litert import (
     node_differences,
     shapes_of,
 )
-from qdqbridge.tflite_io.writer import TFLiteModel, write
+from qdqbridge.tflite_io.tosa import TosaEngine
+from qdqbridge.tflite_io.writer import TFLiteModel, converted, write
 
 FIELDS: tuple[str, ...] = (
     "file", "status", "operators", "islands", "requantized", "bytes", "weights", "digest_kept",
     "reference", "builtin", "xnnpack", "reference_lsb", "builtin_lsb", "xnnpack_lsb", "worst",
-    "argmax", "seconds",
+    "argmax", "requires", "tosa", "tosa_lsb", "tosa_unexplained", "seconds",
 )  # fmt: skip
 Arrays = Mapping[str, np.ndarray]
 
@@ -71,6 +79,86 @@ def row_of(path: Path, kinds: tuple[Kernels, ...]) -> dict[str, Any]:
     return row
 
 
+def tosa_row_of(path: Path, worker: TosaWorker) -> dict[str, Any]:
+    """Returns the CSV row of one file as TOSA; Arm's programs run in processes of their own."""
+    row: dict[str, Any] = {}
+    start = time.perf_counter()
+    try:
+        graph = qb.load(path)
+        if not any(value.quant is not None for value in graph.values()):
+            row["status"] = "float"
+            return row
+        row["status"] = "open" if symbolic_extents(graph) else "fixed"
+        graph = with_numbers(graph, dict.fromkeys(symbolic_extents(graph), 1))
+        try:
+            made = converted(graph, tosa=True)
+            data, requires, operators = worker.convert(made.model.tobytes(), ".tosa")
+        except (qb.QdqBridgeError, RuntimeError) as error:
+            row["status"] += f", refused: {error}"[:400]
+            return row
+        row["status"] += ", written" if data else ", refused: other dialects"
+        row["operators"], row["requires"] = len(operators), " ".join(requires)
+        row["islands"] = sum(bool(each[4]) for each in operators)
+        row |= _tosa_run(graph, made, worker, path) if data else {}
+    except qb.QdqBridgeError as error:
+        row["status"] = f"{row.get('status', 'unread')}, then {type(error).__name__}: {error}"[:600]
+    except Exception as error:  # a bug of ours: recorded, and the rest goes on
+        row["status"] = f"{row.get('status', '')} CRASH {error!r}"[:400]
+    finally:
+        row["seconds"] = round(time.perf_counter() - start, 2)
+    return row
+
+
+def _tosa_run(graph: Graph, made: TFLiteModel, worker: TosaWorker, path: Path) -> dict[str, Any]:
+    """Returns what the reference model makes of a file."""
+    engine = TosaEngine(made, lambda data, k, fed, wanted: worker.record(data, k.name, fed, wanted))
+    inputs = _first(feeds(made.graph, path), made.graph)
+    found = qb.compare(made.graph, engine, inputs, local=True)
+    rounded = [value for value in found.values if value.max_lsb is not None]
+    worst = max(rounded, key=lambda value: value.max_lsb or 0, default=None)
+    row: dict[str, Any] = {"tosa": "ran", "tosa_unexplained": found.unexplained}
+    row["tosa_lsb"] = "" if worst is None else worst.max_lsb
+    if worst is not None and (worst.max_lsb or 0) > 1:
+        row["worst"] = f"{worst.node} {worst.name}: {worst.max_lsb} LSB, {worst.causes}"
+    row["argmax"] = _agreement(engine.run(inputs, engine.outputs), qb.evaluate(graph, inputs))
+    return row
+
+
+def _first(inputs: Arrays, graph: Graph) -> dict[str, np.ndarray]:
+    """Returns as many samples as the graph takes."""
+    found = dict(inputs)
+    for value in graph.inputs:
+        for extent in (value.type.shape or ())[:1]:
+            found[value.name] = found[value.name][:extent]
+    return found
+
+
+def by_producer(table: Path) -> Iterator[list[str]]:
+    """Yields a summary of a table by folder, with its head."""
+    with table.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["status"][:4] in ("fixe", "open")]
+    yield ["files", "shapes", "read", "whole", "run", "within", "unexplained", "equal"]
+    groups: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in rows:
+        kind = "open, 1 each" if row["status"].startswith("open") else "fixed"
+        groups.setdefault((_producer(row["file"]), kind), []).append(row)
+    for (name, kind), each in sorted(groups.items()):
+        whole = [row for row in each if ", written" in row["status"] and row["islands"] == "0"]
+        ran = [row for row in whole if row["tosa"] == "ran"]
+        equal = [float(row["argmax"]) for row in ran if row["argmax"]]
+        yield [
+            name, kind, str(len(each)), str(len(whole)), str(len(ran)),
+            str(sum(int(row["tosa_lsb"] or 0) <= 1 for row in ran)),
+            str(sum(int(row["tosa_unexplained"] or 0) for row in ran)),
+            f"{100 * sum(equal) / len(equal):.1f} %" if equal else "–",
+        ]  # fmt: skip
+
+
+def _producer(file: str) -> str:
+    parts = Path(file).parts
+    return next((p for p in parts if p in ("A1", "A2", "A3", "A4") or "__" in p), "models")
+
+
 def weights_of(made: TFLiteModel) -> int:
     """Returns the bytes of the constants that the graph itself has."""
     seen: dict[object, int] = {}
@@ -85,7 +173,7 @@ def weights_of(made: TFLiteModel) -> int:
 def run(graph: Graph, made: TFLiteModel, path: Path, kinds: tuple[Kernels, ...]) -> dict[str, Any]:
     """Returns what LiteRT makes of a file with each set of kernels."""
     row: dict[str, Any] = {}
-    inputs = feeds(made, path)
+    inputs = feeds(made.graph, path)
     original = qb.evaluate(graph, inputs)
     for kernels in kinds:
         name = kernels.name.lower()
@@ -118,13 +206,13 @@ def outputs(made: TFLiteModel, inputs: Arrays) -> dict[str, np.ndarray]:
     return dict(zip(model.output_names, (found[i] for i in model.outputs), strict=True))
 
 
-def feeds(made: TFLiteModel, path: Path) -> dict[str, np.ndarray]:
+def feeds(graph: Graph, path: Path) -> dict[str, np.ndarray]:
     """Returns the file's own inputs where it has some, else random ones."""
-    shapes, rng = shapes_of(made, 2), np.random.default_rng(0)
+    shapes, rng = shapes_of(graph, 2), np.random.default_rng(0)
     beside = path.parent / "inputs.npz"
     stored = dict(np.load(beside)) if beside.exists() else {}
     found: dict[str, np.ndarray] = {}
-    for value in made.graph.inputs:
+    for value in graph.inputs:
         shape, dtype = shapes[value.name], value.type.dtype.numpy
         array = stored.get(value.name)
         if array is not None and array.shape[1:] == shape[1:] and array.dtype == dtype:
@@ -160,12 +248,19 @@ def _agreement(ours: Arrays, original: Arrays) -> str:
 def main() -> int:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folders", type=Path, nargs="+")
-    parser.add_argument("--csv", type=Path, required=True)
+    parser.add_argument("folders", type=Path, nargs="*")
+    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--tosa", action="store_true", help="as TOSA, in its reference model")
+    parser.add_argument("--by-producer", type=Path, help="print a table of --tosa by folder")
     parser.add_argument("--resume", action="store_true", help="keep the rows that are there")
     parser.add_argument("--largest", type=float, default=50, help="megabytes of a file at most")
     parser.add_argument("--kernels", default="reference,builtin,xnnpack")
     args = parser.parse_args()
+    if args.by_producer is not None:
+        csv.writer(sys.stdout, lineterminator="\n").writerows(by_producer(args.by_producer))
+        return 0
+    if args.csv is None:
+        parser.error("--csv is missing")
     kinds = tuple(Kernels[name.upper()] for name in args.kernels.split(","))
     done: set[str] = set()
     if args.resume and args.csv.exists():
@@ -180,7 +275,8 @@ def main() -> int:
         for path in models(args.folders, args.largest):
             if str(path) in done:
                 continue
-            row = {"file": str(path), **row_of(path, kinds)}
+            found = tosa_row_of(path, TosaWorker()) if args.tosa else row_of(path, kinds)
+            row = {"file": str(path), **found}
             writer.writerow(row)
             file.flush()
             counts[row["status"].split(":")[0].split(",")[0]] += 1

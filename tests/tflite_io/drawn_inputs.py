@@ -21,7 +21,7 @@ def drawn_inputs(made: TFLiteModel, seed: int, extent: int) -> dict[str, np.ndar
     rng = np.random.default_rng(seed)
     inputs: dict[str, np.ndarray[Any, Any]] = {}
     for value in made.graph.inputs:
-        shape, dtype = shapes_of(made, extent)[value.name], value.type.dtype.numpy
+        shape, dtype = shapes_of(made.graph, extent)[value.name], value.type.dtype.numpy
         if np.issubdtype(dtype, np.floating):
             inputs[value.name] = rng.normal(size=shape).astype(dtype)
         else:

@@ -46,7 +46,13 @@ Extents = Annotated[
 ]
 
 JudgeName = Literal[
-    "onnxruntime-optimized", "onnxruntime-avx2", "qnn-htp", "qnn-htp-v73", "openvino", "litert"
+    "onnxruntime-optimized",
+    "onnxruntime-avx2",
+    "qnn-htp",
+    "qnn-htp-v73",
+    "openvino",
+    "litert",
+    "tosa",
 ]
 """Engines of vendors: the names of ``qdqbridge.targets.engines.ENGINES``."""
 

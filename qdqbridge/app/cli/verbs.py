@@ -331,8 +331,8 @@ def compare(
     with ExitStack() as stack:
         sides = _ComparedSides(reading.file(model), graph, target, stack)
         theirs: pipeline.Side
-        if local and engine == "litert":  # whose tensors are known of files that are written
-            ours, theirs = pipeline.litert(graph)
+        if local and engine in ("litert", "tosa"):  # their tensors are known of files we write
+            ours, theirs = pipeline.litert(graph, engine=engine)
         elif local and engine is not None and engine in ENGINES:
             ours, theirs = graph, sides.of(engine)
         else:

@@ -23,7 +23,7 @@ from qdqbridge.errors import InputDataError
 if TYPE_CHECKING:
     from qdqbridge.autoquant.attribution import Attribution, SuspectTensor
 
-LITERT = "litert"
+LITERT, TOSA = "litert", "tosa"
 Quantized = Annotated[
     Path | None,
     Parameter(help="The quantized version of the first model; leave it out to blame an engine."),
@@ -92,8 +92,8 @@ def blame(
     few = {name: array[:samples] if array.ndim else array for name, array in inputs.items()}
     with ExitStack() as stack:
         ran = None
-        if engine == LITERT:  # of a file's outputs alone nobody could tell which kernel it was
-            theirs, ran = pipeline.litert(theirs)
+        if engine in (LITERT, TOSA):  # of a file's outputs alone nobody could tell which kernel
+            theirs, ran = pipeline.litert(theirs, engine=engine)
         elif engine is not None:
             ran = pipeline.engine_of(_runner(engine, reading.file(file), theirs, stack))
         if quantized is None and ran is not None:

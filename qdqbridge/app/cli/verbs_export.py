@@ -34,9 +34,9 @@ from qdqbridge.app.cli.writing import (
     write_for_tvm,
 )
 from qdqbridge.app.judging import opened
-from qdqbridge.app.sources import is_onnx, load_model
+from qdqbridge.app.sources import is_onnx, is_tflite, is_tosa, load_model
 from qdqbridge.core.graph.copying import symbolic_extents, with_numbers
-from qdqbridge.core.graph.graph import Graph
+from qdqbridge.core.graph.graph import Graph, Note
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ LITERT = "litert"
 """The engine that reads TFLite files."""
 ETHOS_U = "ethos-u"
 """The profile of TFLite files for Ethos-U; Vela checks them."""
+TOSA = "tosa"
+"""The profile of TOSA, and the engine that checks it."""
 LEAST_SHARE = 0.95
 """The part of the multiplications on the NPU below which a check is not met."""
 Check = Annotated[
@@ -70,7 +72,7 @@ def export(
         str,
         Parameter(
             help="The runtime that the file is for: ort, portable, tensorrt, qnn, qnn-v73, "
-            "openvino, qoperator, tflite, ethos-u."
+            "openvino, qoperator, tflite, ethos-u, tosa."
         ),
     ] = "ort",
     recenter: Annotated[
@@ -134,18 +136,19 @@ def export(
     """Write a model in canonical form, and say what that changed.
 
     An --output that ends in .tflite (or --profile tflite) is written as TFLite: the same integers,
-    channels-last.
+    channels-last. One that ends in .tosa, .mlir or .mlirbc goes on through Arm's converter to TOSA;
+    what its inputs and outputs mean is in a .json beside it.
 
     --check says where the runtime would not run the file on integers; with --engine the engine
     itself is asked. With --profile ethos-u, Vela says what runs on the NPU and why the rest does
-    not; for other TFLite files use --engine litert.
+    not; with --profile tosa, which operators TOSA has; for other TFLite files use --engine litert.
 
     Exits with 1 if --check or the engine finds anything; for Ethos-U, if less than 95 % of the
     multiplications run on the NPU.
     """
     from qdqbridge.app.cli.failures import DONE, NOT_MET, usage
 
-    tflite = profile in (TFLITE, ETHOS_U) or engine == LITERT
+    tflite = profile in (TFLITE, ETHOS_U, TOSA) or engine in (LITERT, TOSA)
     changing = {
         "--opset": opset, "--recenter": recenter, "--io": io, "--float": float_,
         "--encodings-to": encodings_to,
@@ -159,7 +162,7 @@ def export(
             model, output_, encodings_to, encodings_format, extent=extent, data=data, opset=opset,
             force=force, reading=reading, json=json,
         )  # fmt: skip
-    if tflite or (output_ is not None and output_.suffix == f".{TFLITE}"):
+    if tflite or (output_ is not None and (is_tflite(output_) or is_tosa(output_))):
         if opset is not None:
             return usage("--opset is for ONNX files")
         return _export_tflite(
@@ -347,38 +350,45 @@ def _export_tflite(
     reading: Reading,
     json: bool,
 ) -> int:
-    """Writes a TFLite file, and tells its digest and where it computes otherwise."""
+    """Writes a TFLite or TOSA file, and tells its digest and where it computes otherwise."""
     from qdqbridge.app.cli.failures import DONE, NOT_MET, usage
 
-    if recenter or profile not in (TFLITE, ETHOS_U, "ort"):
-        return usage("a TFLite file takes no --recenter, and no profile of ONNX files")
-    if engine not in (None, LITERT):
+    if recenter or profile not in (TFLITE, ETHOS_U, TOSA, "ort"):
+        return usage("a TFLite or TOSA file takes no --recenter, and no profile of ONNX files")
+    if engine not in (None, LITERT, TOSA):
         return usage(f"{engine} reads no TFLite files: give --engine {LITERT}")
+    if check and engine is None and (profile == TOSA or (path is not None and is_tosa(path))):
+        engine = TOSA
     if check and profile != ETHOS_U and engine is None:
         return usage(
             "nothing but an engine checks TFLite files",
             fix=f"give --engine {LITERT}, or --profile {ETHOS_U} to ask Vela",
         )
+    tosa = path is not None and not is_tflite(path) and (is_tosa(path) or profile == TOSA)
     out = None
     if path is not None:
-        out = output.free(path, force=force, model=model, data=reading.params, suffix=f".{TFLITE}")
+        suffix = "" if is_tosa(path) else f".{TOSA if tosa else TFLITE}"
+        out = output.free(path, force=force, model=model, data=reading.params, suffix=suffix)
     read = with_numbers(reading.read(model), extents_of(extent))
     graph, fixed = _prepared(read, data, float_=float_)
-    found: dict[str, Any] = {"profile": profile if profile == ETHOS_U else TFLITE}
+    found: dict[str, Any] = {
+        "profile": TOSA if tosa else profile if profile in (ETHOS_U, TOSA) else TFLITE
+    }
     if out is not None:
         with pipeline.stored_as(graph, io, out, overwrite=force) as graph:
-            made = pipeline.save_tflite(
-                graph, out, layout=layout, npu=profile == ETHOS_U, overwrite=force
-            )
-        notes = [{"rule": n.rule, "node": n.node, "reason": n.reason} for n in made.notes]
-        found |= {"output": str(out), "fixed": fixed, "digest": made.digest, "notes": notes}
+            digest, notes, requires = _written(graph, out, profile, layout, tosa=tosa, force=force)
+        listed = [{"rule": n.rule, "node": n.node, "reason": n.reason} for n in notes]
+        found |= {"output": str(out), "fixed": fixed, "digest": digest, "notes": listed}
+        found |= {"requires": requires} if tosa else {}
         found |= _interface(graph, io, json=json)
         if not json:
             output.show_text(str(out))
-            output.say(f"digest {made.digest}")
+            output.say(f"digest {digest}")
+            for text in (f"TOSA 1.0: {', '.join(requires)}",) if tosa else ():
+                output.say(text)
             for text in fixed:
                 output.say(text)
-            for note in made.notes:
+            for note in notes:
                 output.say(f"{note.rule} '{note.node}': {note.reason}")
     report = verdict = None
     if check and profile == ETHOS_U:
@@ -390,7 +400,9 @@ def _export_tflite(
     if engine is not None:
         with (
             output.status("asking the engine"),
-            opened(engine, out or (None if data else reading.file(model)), graph) as judge,
+            opened(
+                engine, _judged_file(out, None if data else reading.file(model)), graph
+            ) as judge,
         ):
             verdict = judge.taken()
         if not json:
@@ -400,6 +412,25 @@ def _export_tflite(
         output.show_json(found)
     short = report is not None and report.share < LEAST_SHARE
     return NOT_MET if short or (verdict is not None and not verdict.takes_all) else DONE
+
+
+def _judged_file(written: Path | None, read: Path | None) -> Path | None:
+    """Returns what an engine of TFLite files is asked about; None for a graph that is in none."""
+    return written if written is not None and is_tflite(written) else None if written else read
+
+
+def _written(
+    graph: Graph, path: Path, profile: str, layout: str, *, tosa: bool, force: bool
+) -> tuple[str, Sequence[Note], list[str]]:
+    """Writes a file; returns the digest of its TFLite form, notes, and what it requires of TOSA."""
+    if tosa:
+        with output.status("asking Arm's converter"):
+            made = pipeline.save_tosa(graph, path, layout=layout, overwrite=force)
+        return made.made.digest, made.notes, list(made.requires)
+    lite = pipeline.save_tflite(
+        graph, path, layout=layout, npu=profile == ETHOS_U, tosa=profile == TOSA, overwrite=force
+    )
+    return lite.digest, lite.notes, []
 
 
 def _checked_json(profile: str, findings: Sequence[Finding]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.runtime.byte_products import saturates
 from qdqbridge.targets.engines.processors import start_without_vnni
+from qdqbridge.tflite_io.programs import installed_program
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class EngineKind:
     Attributes:
         name: The name users give.
         label: Its name in reports: what computes, and that it is no device where it is none.
-        package: What has to be importable.
+        package: What has to be importable; empty for an engine of programs.
         install: The pip line that brings it.
         worker: The module of :mod:`qdqbridge.targets.engines.workers` that drives it, or the whole
             name of another.
@@ -29,6 +30,7 @@ class EngineKind:
         shows: Intermediate tensors can be asked for.
         untimed: Why there is no time of its nodes; empty where there is one.
         without_vnni: It runs on x86 with AVX2 and without VNNI, emulated where this one is another.
+        programs: What has to be beside this Python or on the PATH.
     """
 
     name: str
@@ -42,6 +44,14 @@ class EngineKind:
     shows: bool = True
     untimed: str = ""
     without_vnni: bool = False
+    programs: tuple[str, ...] = ()
+
+    def missing(self) -> str:
+        """Returns what of it is not installed; empty where all of it is."""
+        if self.package and find_spec(self.package) is None:
+            return f"package '{self.package}'"
+        gone = (name for name in self.programs if installed_program(name) is None)
+        return next((f"program '{name}'" for name in gone), "")
 
     def start(self) -> tuple[str, ...]:
         """Returns what stands before the command of its process.
@@ -85,6 +95,12 @@ _ALL = (
         "pip install ai-edge-litert", "litert", "tflite", suffix=".tflite", shows=False,
         untimed="its Python interface tells no times",
     ),
+    EngineKind(
+        "tosa", "TOSA reference model", "",
+        "pip install tosa-tools tosa-converter-for-tflite", "tosa", "tosa", suffix=".tflite",
+        fixed=True, shows=False, untimed="what a reference takes says nothing of a device",
+        programs=("tosa-converter-for-tflite", "tosa-opt", "tosa_reference_model"),
+    ),
 )  # fmt: skip
 
 ENGINES: Mapping[str, EngineKind] = MappingProxyType({kind.name: kind for kind in _ALL})
@@ -106,11 +122,13 @@ def engine_kind(name: str | EngineKind) -> EngineKind:
             why=f"the engines are {', '.join((*OWN, *ENGINES))}",
             fix="use one of them",
         )
-    if find_spec(kind.package) is None:
+    if missing := kind.missing():
         raise UnsupportedTargetError(
             f"the engine '{kind.name}' is not installed",
-            why=f"there is no package '{kind.package}'",
-            fix=f"{kind.install}, or make an environment with all engines: scripts/engines_env",
+            why=f"there is no {missing}",
+            fix=f"{kind.install}"
+            + (" in an environment of its own that is on the PATH" if kind.programs else "")
+            + ", or make an environment with all engines: scripts/engines_env",
         )
     kind.start()
     return kind

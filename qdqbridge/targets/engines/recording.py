@@ -1,4 +1,4 @@
-"""LiteRT in a process of its own that gives every tensor of a file, not only its outputs."""
+"""An engine of TFLite files in a process of its own that gives every tensor, not outputs alone."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ class ChildRecorder:
     The process starts when a file is to be run, and ends with this object.
 
     Args:
+        name: The engine, ``litert`` or ``tosa``.
         limits: What the engine may take.
 
     Raises:
-        UnsupportedTargetError: LiteRT is not installed.
+        UnsupportedTargetError: The engine is not installed.
     """
 
-    def __init__(self, limits: ProcessLimits | None = None) -> None:
-        self._kind, self._limits = engine_kind("litert"), limits or ProcessLimits()
+    def __init__(self, name: str = "litert", limits: ProcessLimits | None = None) -> None:
+        self._kind, self._limits = engine_kind(name), limits or ProcessLimits()
         self._process: EngineProcess | None = None
 
     def __call__(
         self, data: bytes, kernels: Kernels, inputs: Mapping[int, Array], wanted: list[int]
     ) -> dict[int, Array]:
-        """Runs a file once and returns tensors by index, those that LiteRT still has.
+        """Runs a file once and returns tensors by index, those that it still has.
 
         Raises:
-            UnsupportedTargetError: LiteRT refuses the file, crashes or hangs.
+            UnsupportedTargetError: The engine refuses the file, crashes or hangs.
         """
         kind = self._kind
         if self._process is None or not self._process.alive:

@@ -237,6 +237,8 @@ class _TfliteSource:
 
 
 def _source(kind: EngineKind, path: Path, graph: Graph) -> _OnnxSource | _TfliteSource:
+    if kind.fixed:
+        _refuse_open_shapes(kind, path, graph)
     if path.suffix == ".tflite" or kind.suffix == ".tflite":
         if path.suffix != kind.suffix:
             raise UnsupportedTargetError(
@@ -245,8 +247,6 @@ def _source(kind: EngineKind, path: Path, graph: Graph) -> _OnnxSource | _Tflite
                 fix=f"give a {kind.suffix} file, or another engine",
             )
         return _TfliteSource(path, graph)
-    if kind.fixed:
-        _refuse_open_shapes(kind, path, graph)
     return _OnnxSource(path, graph)
 
 

@@ -35,6 +35,7 @@ from qdqbridge.tflite_io.writer.emission import Emission
 from qdqbridge.tflite_io.writer.flatbuffer import ModelRecord
 from qdqbridge.tflite_io.writer.rows import ROWS
 from qdqbridge.tflite_io.writer.storage import AROUND_ZERO, stored_signed
+from qdqbridge.tflite_io.writer.tosa import rewritten_for_tosa
 from qdqbridge.tflite_io.writer.values import NoCounterpart
 
 RULES = (*demands.RULES, *expansion.RULES)
@@ -74,7 +75,7 @@ class TFLiteModel:
 
 
 def write(
-    graph: Graph, path: Path, *, layout: str = "model", npu: bool = False,
+    graph: Graph, path: Path, *, layout: str = "model", npu: bool = False, tosa: bool = False,
     overwrite: bool = False,
 ) -> TFLiteModel:  # fmt: skip
     """Writes a graph as a TFLite file; it appears complete or not at all.
@@ -85,6 +86,7 @@ def write(
         layout: ``model`` for inputs and outputs as the graph has them, ``nhwc`` for images that
             enter and leave channels-last.
         npu: Write it for Ethos-U: weights in 8 bits, and float results of products in 16.
+        tosa: Write it for Arm's converter to TOSA.
         overwrite: Replace a file that is there.
 
     Raises:
@@ -92,15 +94,17 @@ def write(
         OutputExistsError: The file is there and ``overwrite`` is False.
         OutputFileError: The operating system refuses.
     """
-    made = converted(graph, layout=layout, npu=npu)
+    made = converted(graph, layout=layout, npu=npu, tosa=tosa)
     data = made.model.tobytes()
     with placed(path, overwrite=overwrite) as scratch:
         scratch.write_bytes(data)
     return made
 
 
-def converted(graph: Graph, *, layout: str = "model", npu: bool = False) -> TFLiteModel:
-    """Returns a graph as TFLite's tensors and operators.
+def converted(
+    graph: Graph, *, layout: str = "model", npu: bool = False, tosa: bool = False
+) -> TFLiteModel:
+    """Returns a graph as TFLite's tensors and operators; arguments as for :func:`write`.
 
     Raises:
         UnsupportedTargetError: TFLite has no counterpart of some nodes; all of them are listed.
@@ -110,8 +114,12 @@ def converted(graph: Graph, *, layout: str = "model", npu: bool = False) -> TFLi
             f"there is no layout '{layout}'", why=f"the layouts are {', '.join(LAYOUTS)}"
         )
     legal = legalized(graph, layout, npu=npu)
-    found = _settled(_emitted(legal), npu=npu)
-    return found or _settled(_emitted(legal, alone=True), npu=npu, alone=True) or _emitted(legal)
+    made = (
+        _settled(_emitted(legal), npu=npu)
+        or _settled(_emitted(legal, alone=True), npu=npu, alone=True)
+        or _emitted(legal)
+    )
+    return replace(made, model=rewritten_for_tosa(made.model)) if tosa else made
 
 
 def _settled(made: TFLiteModel, *, npu: bool, alone: bool = False) -> TFLiteModel | None:
@@ -328,10 +336,14 @@ def _tables(graph: Graph) -> list[Note]:
 
 
 def _name_all(graph: Graph) -> None:
-    """Gives every result a name of its own; no meaning depends on it."""
-    taken = {value.name for value in graph.inputs}
+    """Gives every result a name of its own, outputs theirs; no meaning depends on it."""
+    taken = {*(value.name for value in graph.inputs), *graph.output_names}
+    ends = dict(zip(reversed(graph.outputs), reversed(graph.output_names), strict=True))
     for node in graph.nodes:
         for value in node.outputs:
+            if value in ends:
+                value.name = ends[value]
+                continue
             base, count = value.name or node.op.name.lower(), 0
             name = base if value.name else f"{base}:0"
             while name in taken:
