@@ -247,7 +247,8 @@ def producers(table: Path) -> list[str]:
     files = " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
     head, *rest = list(csv.reader(line for line in lines if not line.startswith("#")))
     rows = [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rest)]
-    return [f"{files} {WHOLE}", "\n".join(rows)]
+    ours = "" if "--by-producer" in files else f" {WHOLE}"
+    return [f"{files}{ours}", "\n".join(rows)]
 
 
 MEASURED = (

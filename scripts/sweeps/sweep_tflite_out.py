@@ -137,7 +137,7 @@ def by_producer(table: Path) -> Iterator[list[str]]:
     """Yields a summary of a table by folder, with its head."""
     with table.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["status"][:4] in ("fixe", "open")]
-    yield ["files", "shapes", "read", "whole", "run", "within", "unexplained", "equal"]
+    yield ["producer", "shapes", "files", "whole", "run", "within", "unexplained", "equal"]
     groups: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in rows:
         kind = "open, 1 each" if row["status"].startswith("open") else "fixed"
