@@ -239,3 +239,15 @@ def test_blocks_of_an_image_without_elements() -> None:
     graph = loaded(model([node], {"x": (FLOAT, (5, 5, "k", 0))}, ["y"], {}))
     found = qb.compile(graph).run({"x": np.zeros((5, 5, 4, 0), np.float32)})
     assert found["y"].shape == (5, 20, 2, 0)
+
+
+def test_a_body_that_does_not_fit_its_loop() -> None:
+    """A damaged file is refused where it is read, or where it is run."""
+    for inputs, outputs in ((2, 3), (3, 1), (1, 3), (0, 0)):
+        body = _doubling()
+        del body.input[inputs:], body.output[outputs:]
+        node = helper.make_node("Loop", ["times", "yes", "x"], ["y", "each"], body=body)
+        constants = {"times": np.array(3), "yes": np.array(True)}
+        with pytest.raises(qb.QdqBridgeError):
+            graph = loaded(model([node], {"x": (FLOAT, (2, 3))}, ["y"], constants))
+            qb.evaluate(graph, {"x": np.ones((2, 3), np.float32)})

@@ -105,7 +105,8 @@ class NodeTypes:
             whole = _without_declared(proto)
             found = self._alone(whole, operands, data, captured)
             if proto.op_type == "Loop" and not contrib:
-                known = map(_told, self._looped(whole, operands, data, captured))
+                known = [*map(_told, self._looped(whole, operands, data, captured))]
+                known += found[len(known) :]
                 found = [b if b.shape else a for a, b in zip(found, known, strict=False)]
             return found[: len(proto.output)]
         key = _key(proto, operands, data)
@@ -184,7 +185,10 @@ class NodeTypes:
     ) -> list[TypeProto]:
         """Infers what a Loop's body makes, as a model of its own."""
         known_to_onnx, more = with_known_bodies(proto)
-        (body,) = subgraphs(known_to_onnx)
+        body = next(subgraphs(known_to_onnx))
+        given, made = len(body.input), len(body.output)
+        if not 2 <= given == len(operands) <= made + 1:
+            return []  # a damaged file; whoever needs the body says so
         outside = [onnx.ValueInfoProto(name=name, type=type_) for name, type_ in captured.items()]
 
         def infer(inputs: Sequence[TypeProto]) -> Sequence[TypeProto]:
