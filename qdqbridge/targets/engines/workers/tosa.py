@@ -29,8 +29,8 @@ _NAME = re.compile(r"tf_saved_model\.index_path = \[\"([^\"]*)\"\]")
 _HEAD = re.compile(r"^ *func\.func @main\((.*)\) -> (.*) attributes", re.M)
 _RETURN = re.compile(r"^ *return (%.*) : (.*) loc\(.*$", re.M)
 _OPERATION = re.compile(
-    r"^ *(?:%[^=]+ = )?\"?(?P<dialect>[a-z_]+)\.(?P<name>\w+)\"?[ (].*?"
-    r"(?P<types>(?: : [^\"=]*)?) loc\((?P<loc>.*)\)$",
+    r"^ *(?:%[^=\n]+ = )?\"?(?P<dialect>[a-z_]+)\.(?P<name>\w+)\"?[ (].*?"
+    r"(?P<types>(?: : [^\"=\n]*)?) loc\((?P<loc>.*)\)$",
     re.M,
 )
 _ALIAS = re.compile(r"^(#loc\d*) = loc\((.*)\)$", re.M)
