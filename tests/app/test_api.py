@@ -37,7 +37,7 @@ def python(code, **environment):
 
 def test_all_is_few_names_and_they_exist():
     pytest.importorskip("tvm")
-    assert len(qb.__all__) <= 24
+    assert len(qb.__all__) <= 25
     assert sorted(qb.__all__) == qb.__all__
     for name in qb.__all__:
         assert getattr(qb, name).__doc__

@@ -95,11 +95,11 @@ def test_what_cannot_be_is_said(arguments, word, tmp_path, capsys) -> None:
     assert word in capsys.readouterr().err and not out.exists()
 
 
-def test_a_quantized_model_is_refused(tmp_path, capsys) -> None:
-    out = tmp_path / "out.onnx"
+def test_a_quantized_model_is_not_profiled(tmp_path, capsys) -> None:
+    out = tmp_path / "out.json"
     model = MODELS / "digits_cnn_u8s8_per_channel.onnx"
-    assert call("quantize", model, "--data", DATA, "-o", out) == 3
-    assert "quantized" in capsys.readouterr().err
+    assert call("profile", model, "--data", DATA, "-o", out) == 3
+    assert "quantized already" in capsys.readouterr().err and not out.exists()
 
 
 @pytest.mark.parametrize(("name", "word"), [("q.txt", ".onnx"), ("q.relay", "Relay is not here")])

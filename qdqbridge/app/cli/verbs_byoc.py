@@ -105,10 +105,14 @@ def _show(
     csv: bool, json: bool,
 ) -> None:  # fmt: skip
     if json:
-        records = [{"model": name, **_json(each, dialect)} for name, each in found.items()]
-        records += [{"model": name, "error": error.what} for name, error in failed.items()]
-        alone = len(records) == 1
-        output.show_json(records[0] if alone else {"models": records})
+        shown = {name: _json(each, dialect) for name, each in found.items()}
+        shown |= {name: {"error": error.what} for name, error in failed.items()}
+        alone = len(shown) == 1
+        output.show_json(
+            next(iter(shown.values()))
+            if alone
+            else {"models": [{"model": name, **each} for name, each in shown.items()]}
+        )
         return
     if csv:
         rows = [("model", "operators", "taken", "left", "operator", "kind", "count", "reason")]
