@@ -95,13 +95,6 @@ def test_what_cannot_be_is_said(arguments, word, tmp_path, capsys) -> None:
     assert word in capsys.readouterr().err and not out.exists()
 
 
-def test_a_quantized_model_is_not_profiled(tmp_path, capsys) -> None:
-    out = tmp_path / "out.json"
-    model = MODELS / "digits_cnn_u8s8_per_channel.onnx"
-    assert call("profile", model, "--data", DATA, "-o", out) == 3
-    assert "quantized already" in capsys.readouterr().err and not out.exists()
-
-
 @pytest.mark.parametrize(("name", "word"), [("q.txt", ".onnx"), ("q.relay", "Relay is not here")])
 def test_what_cannot_be_written_is_said_first(name, word, tmp_path, capsys) -> None:
     if name == "q.relay" and find_spec("tvm") and find_spec("tvm.relay"):
