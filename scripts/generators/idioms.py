@@ -43,7 +43,7 @@ onnxruntime as reference.
 | `reading/structure.py`, `inference/` | functions, bodies, order; types and shapes |
 | `reading/qdq.py` | the parameters of Q and DQ |
 | `lowering/` | other encodings (QOperator, `com.microsoft`, QONNX) as Q and DQ |
-| `codecs/` | a node to the row of its operator, and back: an entry per operator |
+| `codecs/` | a node to the row of its operator, and back: `derived.py` by rows, others compute |
 | `opaque/`, `control_flow/` | operators without a row; the bodies of If, Loop and Scan |
 | `writer/` | the way out: `nodes.py`, `rows.py`; `options.py` says how, `opset.py` in which opset |
 | `runtime/` | onnxruntime with optimizations off, the reference |
