@@ -283,8 +283,8 @@ class _Trials:
     def _left_out(self, name: str) -> tuple[Array, Array]:
         """Returns errors of samples that are left out one part after the other, without and with.
 
-        Those of a part are shares of the power of its samples. After parts that say it is worse, no
-        other is asked.
+        Those of a part are shares of the power of its samples. If half of the parts say that it is
+        worse, no other is asked.
         """
         graph, count = self.state.decision.plan.graph, len(self._samples)
         parts, plain, scaled = min(PARTS, count), np.empty(0), np.empty(0)
@@ -298,7 +298,7 @@ class _Trials:
             plain = np.concatenate([plain, errors])
             changed = errors if new is None else judge.errors(self._again(new, kept).graph)
             scaled = np.concatenate([scaled, changed])
-            if is_worse(scaled, plain):
+            if 2 * (k + 1) >= parts and is_worse(scaled, plain):
                 break
         return plain, scaled
 
