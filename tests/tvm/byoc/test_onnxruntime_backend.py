@@ -189,5 +189,5 @@ def test_what_onnxruntime_refuses_says_which_region() -> None:
     with pytest.raises(UnsupportedTargetError, match="cannot load a region") as caught:
         backend.load("some_region", b"no model", 1)
     assert "some_region" in str(caught.value) and "without" in caught.value.fix
-    with pytest.raises(UnsupportedTargetError, match="no machine"):
+    with pytest.raises(UnsupportedTargetError, match="no target"):
         backend.compile(qb.load(CNN), "no-such-target")

@@ -59,7 +59,8 @@ def _need_known_machine(target: Any) -> None:
     known = sorted(map(str, codegen.llvm_get_targets()))
     if triple and not any(triple.startswith((name, *_ALSO.get(name, ()))) for name in known):
         raise UnsupportedTargetError(
-            f"LLVM knows no machine '{triple}'",
+            f"there is no target '{triple}'",
+            why="LLVM knows no machine of that name",
             fix="use a name such as aarch64-linux-gnu or x86_64-linux-gnu",
         )
 
