@@ -14,11 +14,13 @@ PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "core": (
         ("graph",), ("arguments", "ops"), ("rewrite", "text", "layout"), ("canonical",),
     ),
-    "targets": (("profiles", "comparison", "encodings"), ("running", "engines"), ("tosa",)),
+    "targets": (
+        ("profiles", "comparison", "encodings", "conformance"), ("running", "engines"), ("tosa",),
+    ),
     "tvm": (("qnn",), ("relax", "relay"), ("byoc",)),
     "app": (
         ("report",), ("viewer",), ("hosting",), ("sources",), ("pipeline",),
-        ("judging", "profiling", "viewing"), ("quantizing",), ("fixing",), ("cli",),
+        ("judging", "profiling", "viewing"), ("quantizing", "conforming"), ("fixing",), ("cli",),
     ),
 }  # fmt: skip
 """Parts of a room, from the ground up; parts of one row do not import each other."""

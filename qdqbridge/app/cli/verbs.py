@@ -21,6 +21,7 @@ from qdqbridge.app.cli import (
     render_checks,
     verbs_blame,
     verbs_byoc,
+    verbs_conformance,
     verbs_export,
     verbs_fix,
     verbs_processors,
@@ -402,3 +403,4 @@ app.command(verbs_profile.app)
 app.command(verbs_view.view)
 app.command(verbs_blame.blame)
 app.command(verbs_processors.processors)
+app.command(verbs_conformance.conformance)

@@ -98,9 +98,9 @@ def quantize(real: Array, params: QuantParams) -> Array:
     """Returns ``saturate(rint(real / scale) + zero_point)`` in the storage type.
 
     The division is done in float32 by contract (float16 data is widened first, as onnxruntime
-    does), in float64 for the ideal.
+    does, and int32 data becomes float32), in float64 for the ideal.
     """
-    if real.dtype.itemsize < 4:
+    if real.dtype.itemsize < 4 or real.dtype.kind in "iu":
         real = real.astype(np.float32)
     scale = params.aligned(params.scale, real.shape).astype(real.dtype)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
