@@ -33,7 +33,7 @@ BYTES = ("uint8", "int8")
 
 
 @dataclass(frozen=True)
-class Grid:
+class QuantizationGrid:
     """A scale and a zero point, of a whole tensor."""
 
     scale: float
@@ -73,15 +73,15 @@ def ramp(kind: str, shape: tuple[int, ...], step: int = 37) -> Array:
     return const([low + k * step % (high - low + 1) for k in range(count)], kind).reshape(shape)
 
 
-def grids(kind: str) -> tuple[Grid, Grid]:
+def grids(kind: str) -> tuple[QuantizationGrid, QuantizationGrid]:
     """Returns a grid of an input, and a coarser one of an output."""
     zero = 131 if kind == "uint8" else 5
-    return Grid(0.25, zero, kind), Grid(0.5, zero - 8, kind)
+    return QuantizationGrid(0.25, zero, kind), QuantizationGrid(0.5, zero - 8, kind)
 
 
 def _through(
-    name: str, x: Array, before: Grid, after: Grid, nodes: Sequence[Node], real: Array,
-    more: Mapping[str, Array] | None = None, opset: int = 19,
+    name: str, x: Array, before: QuantizationGrid, after: QuantizationGrid,
+    nodes: Sequence[Node], real: Array, more: Mapping[str, Array] | None = None, opset: int = 19,
 ) -> CaseBody:  # fmt: skip
     """Returns a case of ``DQ, nodes from r to f, Q``."""
     constants = before.constants("in") | after.constants("out") | dict(more or {})
@@ -94,8 +94,8 @@ def _requantizing() -> Iterator[CaseBody]:
                       ("int8", "int16"), ("int16", "int8"), ("uint16", "uint8")):  # fmt: skip
         x = ramp(from_, (4, 64), 1 if "8" in from_ else 257)
         for label, ratio, zero in (("halves", 2, 3), ("finer", 0.25, -1), ("same", 1, 0)):
-            before = Grid(0.5, sum(ends(from_)) // 2, from_)
-            after = Grid(0.5 * ratio, (sum(ends(to)) // 2) + zero, to)
+            before = QuantizationGrid(0.5, sum(ends(from_)) // 2, from_)
+            after = QuantizationGrid(0.5 * ratio, (sum(ends(to)) // 2) + zero, to)
             opset = 21 if "16" in from_ + to else 19
             nodes = [op("Identity", "r", "f")]
             yield _through(
@@ -159,7 +159,7 @@ def _clamps() -> Iterator[CaseBody]:
 def _clamps_before() -> Iterator[CaseBody]:
     x = const([k * 0.125 for k in range(-200, 200, 3)], "float32")
     for kind in BYTES:
-        grid = Grid(0.25, 1 if kind == "uint8" else -128, kind)
+        grid = QuantizationGrid(0.25, 1 if kind == "uint8" else -128, kind)
         for label, low, high in (("relu", 0.0, None), ("inside", -0.125, 5.125)):
             kept = np.maximum(x, np.float32(low))
             kept = kept if high is None else np.minimum(kept, np.float32(high))
@@ -226,7 +226,7 @@ def _arithmetic() -> Iterator[CaseBody]:
     for kind in BYTES:
         a, b = ramp(kind, (2, 48)), ramp(kind, (2, 48), 53)
         left, right = grids(kind)
-        out = Grid(0.5, 120 if kind == "uint8" else -7, kind)
+        out = QuantizationGrid(0.5, 120 if kind == "uint8" else -7, kind)
         x, y = left.real(a), right.real(b)
         both = left.constants("a") | right.constants("b") | out.constants("out")
         for label, real in (

@@ -166,8 +166,10 @@ def _scales_to_other_types() -> Iterator[CaseBody]:
 
 def _data_to_other_types() -> Iterator[CaseBody]:
     for kind in (*BYTES, "int16"):
-        x = const([k * 0.0731 + 0.05 for k in range(-90, 90)], "float32")
         scale, zero = const(0.1, "float16"), const(3, kind)
+        near = [1 + m * 2.0**-14 for m in range(-9, 10)]  # a half of the scale away, or nearly
+        every = [(k + 0.5) * float(scale) * n for k in range(1, 60) for n in near]
+        x = const(every, "float32")
         short = x.astype(np.float16)
         allowed = [
             ("Data become float16, then they are divided", quantized(short, scale, zero, kind)),

@@ -15,7 +15,7 @@ import numpy as np
 
 from qdqbridge.targets.conformance.case import CaseBody, ConformanceSituation, Node, body, const, op
 from qdqbridge.targets.conformance.exact import Array, convolved, ends, spread, whole
-from qdqbridge.targets.conformance.network_rows import Grid, dq, q, ramp
+from qdqbridge.targets.conformance.network_rows import QuantizationGrid, dq, q, ramp
 
 PAIRS = (("uint8", "int8"), ("int8", "int8"), ("uint8", "uint8"))
 """Types of activations and of weights that products have."""
@@ -86,7 +86,7 @@ NEAR = Fraction(1, 1000)
 """How near a half no result of a case without ties comes."""
 
 
-def _output(sums: Array, kind: str, *, ties: bool) -> Grid:
+def _output(sums: Array, kind: str, *, ties: bool) -> QuantizationGrid:
     """Returns a grid on which most results of a product lie inside; without ties unless wanted.
 
     What is not near a half is the same if the quotient or the product of scales is rounded.
@@ -97,11 +97,11 @@ def _output(sums: Array, kind: str, *, ties: bool) -> Grid:
         scale *= 2
     zero = 101 if kind == "uint8" else -11
     if ties:
-        return Grid(float(scale), zero, kind)
+        return QuantizationGrid(float(scale), zero, kind)
     for part in range(65, 128, 2):
         other = scale * part / 64
         if all(abs(v / other % 1 - Fraction(1, 2)) > NEAR for v in sums.ravel()):
-            return Grid(float(other), zero, kind)
+            return QuantizationGrid(float(other), zero, kind)
     raise AssertionError("every scale has a result near a half")
 
 
@@ -113,7 +113,7 @@ def _case_of_conv(
     w_zero: bool = False, bias: str = "none", qlinear: bool = False, ties: bool = False,
 ) -> CaseBody:  # fmt: skip
     x, w = ramp(kinds[0], form.x, 41), _weights(kinds[1], form.w)
-    before = Grid(0.25, 117 if kinds[0] == "uint8" else -3, kinds[0])
+    before = QuantizationGrid(0.25, 117 if kinds[0] == "uint8" else -3, kinds[0])
     count = form.w[0]
     scales, zeros = _w_parameters(kinds[1], count, per_channel, w_zero)
     sums = form.sums(whole(x, before.zero), whole(w, zeros))
@@ -280,7 +280,7 @@ def _matrix_case(
     bias: bool = False,
 ) -> CaseBody:  # fmt: skip
     a, b = ramp(kinds[0], shapes[0], 41), ramp(kinds[1], shapes[1], 29)
-    before = Grid(0.25, 117 if kinds[0] == "uint8" else -3, kinds[0])
+    before = QuantizationGrid(0.25, 117 if kinds[0] == "uint8" else -3, kinds[0])
     count = shapes[1][-1]
     scales, zeros = _w_parameters(kinds[1], count, per_column, kinds[1] == "uint8")
     sums = _product(whole(a, before.zero), whole(b, zeros, axis=b.ndim - 1))
