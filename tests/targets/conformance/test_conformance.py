@@ -26,6 +26,11 @@ HALVES = (
 )  # fmt: skip
 """Situations some cases of which divide in another type than float32: docs/support.md says so."""
 ROWS = "matmulinteger_two_axes_{}_rows_and_columns"
+SAMPLE = (
+    "quantize_int32_int8_2_25", "quantize_int32_int16_0_5", "quantize_division_int8_0_1",
+    "conv_qdq_padded_uint8_int8", "function_int8_axis_of_the_call",
+    "qlinearmatmul_batches_int8_int8",
+)  # fmt: skip
 REFUSED = {ROWS.format("uint8_int8"), ROWS.format("uint8_uint8")}
 """onnxruntime, which computes MatMulInteger here, takes no zero point per row."""
 
@@ -127,3 +132,11 @@ def test_the_writer_loads_no_engine(tmp_path: Path):
     assert done.stdout.endswith("[]\n")
     again = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert again.returncode == 2 and "is not empty" in again.stderr
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize("name", SAMPLE)
+def test_tvm_computes_a_sample(name: str):
+    pytest.importorskip("tvm")
+    found = outcome("tvm", next(case for case in cases() if case.name == name))
+    assert found.outcome == "equal", found

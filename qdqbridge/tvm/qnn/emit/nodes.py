@@ -35,7 +35,10 @@ from qdqbridge.tvm.qnn.origin import written
 def _quantize(emitter: FunctionEmitter, node: Node) -> Expr:
     result = node.output.quant
     assert result is not None
-    return emitter.quantize(emitter.value(node.operand(0)), result.params)
+    real = emitter.value(node.operand(0))
+    if node.operand(0).type.dtype.is_integer:  # int32, which TVM's operator does not take
+        real = emitter.cast(real, "float32")
+    return emitter.quantize(real, result.params)
 
 
 def _dequantize(emitter: FunctionEmitter, node: Node) -> Expr:
