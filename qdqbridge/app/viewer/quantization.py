@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from qdqbridge.app.report.quantization import QuantizationRecord, quantization_article
+from qdqbridge.app.report.quantization import quantization_article
 from qdqbridge.app.viewer.document import Document, ShownGraph
 from qdqbridge.app.viewer.paint import (
     BAD,
@@ -18,6 +19,9 @@ from qdqbridge.app.viewer.paint import (
     quantization,
 )
 from qdqbridge.core.graph.graph import Graph, Node, Note
+
+if TYPE_CHECKING:
+    from qdqbridge.autoquant.record import QuantizationRecord
 
 _SUFFIX = "_quantized"
 """What a stored value is called behind its name in the float graph."""

@@ -7,7 +7,17 @@ from html.parser import HTMLParser
 
 import pytest
 
-from qdqbridge.app.report.quantization import (
+from qdqbridge.app.report.quantization import quantization_article
+from qdqbridge.app.report.quantization.plots import (
+    clean,
+    concat_markup,
+    decibels,
+    number,
+    optional,
+    percent,
+    tag,
+)
+from qdqbridge.autoquant.record import (
     AccumulatorRow,
     Culprit,
     FallbackRow,
@@ -18,16 +28,6 @@ from qdqbridge.app.report.quantization import (
     RepairRow,
     TensorReport,
     WeightError,
-    quantization_article,
-)
-from qdqbridge.app.report.quantization.plots import (
-    clean,
-    concat_markup,
-    decibels,
-    number,
-    optional,
-    percent,
-    tag,
 )
 
 VOID = {"meta", "br"}

@@ -7,10 +7,12 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from qdqbridge.autoquant.record import LayerError, TensorReport
 from qdqbridge.control_characters import visible
+
+if TYPE_CHECKING:
+    from qdqbridge.autoquant.record import LayerError, TensorReport
 
 # ---- HTML and SVG that is escaped by construction: text is text unless it was made here ----------
 

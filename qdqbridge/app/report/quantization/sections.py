@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 from qdqbridge.app.report.quantization.plots import (
     Content,
@@ -21,7 +22,14 @@ from qdqbridge.app.report.quantization.plots import (
     table,
     tag,
 )
-from qdqbridge.autoquant.record import AccumulatorRow, LayerError, QuantizationRecord, TensorReport
+
+if TYPE_CHECKING:
+    from qdqbridge.autoquant.record import (
+        AccumulatorRow,
+        LayerError,
+        QuantizationRecord,
+        TensorReport,
+    )
 
 # --------------------------------------------------------------------------------------------------
 # The report on a quantization as a part of a page: no script, no picture or style of its own.
@@ -51,7 +59,7 @@ def _section(id_: str, heading: str, content: Markup) -> Markup:
 
 # --------------------------------------------------------------------------------------------------
 
-Section = Callable[[QuantizationRecord], Markup]
+Section: TypeAlias = "Callable[[QuantizationRecord], Markup]"
 _SHOWN = 40
 """Rows of a table that is not folded away."""
 
