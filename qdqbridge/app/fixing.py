@@ -18,6 +18,7 @@ from qdqbridge.core.arguments import checked, path_of
 from qdqbridge.core.graph.atomic_write import placed
 from qdqbridge.core.graph.copying import symbolic_extents, with_numbers
 from qdqbridge.core.graph.graph import Graph, Value
+from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.types import Dim
 from qdqbridge.core.ops.conversion import QUANTIZE
 from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
@@ -53,7 +54,8 @@ class FixedModel:
         engine: The engine that the target runs on here; empty where there is none.
         without_engine: Why the file was not run there.
         verdict: What the engine takes.
-        there: The engine's results against the model that was read.
+        there: The engine's results against the model that was read; with ``io``, against what was
+            written.
         data: Which data was compared.
     """
 
@@ -88,8 +90,9 @@ def fix(
 
     The model is read, open extents become numbers where the runtime needs them, and it is written
     as the runtime's profile says. If that breaks no fewer rules than the file that was read has
-    broken, that file is kept as it is. The result is compared with the model that was read, by the
-    numeric contract and, if the runtime's engine is installed, on that engine.
+    broken, that file is kept as it is (unless it has external data, or extents or ``io`` change
+    it). The result is compared with the model that was read, by the numeric contract and, if the
+    runtime's engine is installed, on that engine.
 
     Args:
         model: The model's file, of any kind.
@@ -117,12 +120,10 @@ def fix(
         needed=profile is None or profile.fixed or (kind is not None and kind.fixed),
     )  # fmt: skip
     again = _quantized_again(graph, target, data)
-    own = again or graph
-    own = own if io is None else pipeline.with_io(own, io)
     before = after = None
     changes: list[ExportChange] = []
     as_it_was = False
-    with pipeline.stored_as(own, io, written, overwrite=overwrite):
+    with pipeline.stored_as(again or graph, io, written, overwrite=overwrite) as own:
         if profile is None:
             pipeline.save_tflite(own, written, npu=target == "ethos-u", overwrite=overwrite)
         else:
@@ -140,10 +141,11 @@ def fix(
         as_it_was = False
         changes = [] if before is None else pipeline.changes(source, written, target)
         changes += pipeline.export_costs(own, target, written)
-    fed = _examples(own) if data is None else dict(data)
-    reference = graph if io is None else pipeline.with_io(graph, io)
-    meaning = pipeline.compare(pipeline.load(written), reference, fed)
-    verdict, there, why = _on_engine(kind, written, reference, fed, target)
+    # real numbers are compared: the same codes mean others where parameters were chosen again
+    real = pipeline.with_io(graph, "float")
+    fed = _examples(real) if data is None else _as_reals(graph, data)
+    meaning = pipeline.compare(pipeline.with_io(pipeline.load(written), "float"), real, fed)
+    verdict, there, why = _on_engine(kind, written, graph if io is None else own, fed, target)
     return FixedModel(
         target=target,
         path=written,
@@ -168,7 +170,7 @@ def _quantized_again(
     """Returns the graph quantized for a target that cannot say its parameters; None if it can."""
     if target in TFLITE_TARGETS:
         return None
-    from qdqbridge.app.quantizing import quantize
+    from qdqbridge.app import quantizing
     from qdqbridge.autoquant.planning.targets import TARGETS
 
     name = next((name for name, row in TARGETS.items() if row.profile == target), None)
@@ -183,7 +185,7 @@ def _quantized_again(
                 error.what, where=error.where, why=error.why,
                 fix=f"{error.fix}; or give data (--data), and it is quantized again for {target}",
             ) from error  # fmt: skip
-        return quantize(pipeline.unquantize(graph), data, target=name)
+        return quantizing.quantize(pipeline.unquantize(graph), data, target=name)
     return None
 
 
@@ -206,6 +208,24 @@ def _with_extents(
     if needed:
         numbers = {name: given.get(name, 1) for name in symbolic_extents(graph)} | numbers
     return with_numbers(graph, numbers), numbers
+
+
+def _as_reals(graph: Graph, data: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Returns inputs as the real numbers that their integers stand for."""
+    types = {value.name: value.quant for value in graph.inputs}
+    return {
+        name: dequantize(array, quant.params) if (quant := types.get(name)) else array
+        for name, array in data.items()
+    }
+
+
+def _as_stored(graph: Graph, data: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Returns real inputs as a graph stores them."""
+    types = {value.name: value.quant for value in graph.inputs}
+    return {
+        name: quantize(array, quant.params) if (quant := types.get(name)) else array
+        for name, array in data.items()
+    }
 
 
 def _examples(graph: Graph) -> dict[str, NDArray[Any]]:
@@ -246,7 +266,7 @@ def _on_engine(
         return None, None, f"no engine runs files for {target} here: its rules are advice"
     try:
         with opened(kind.name, path, graph) as judge:
-            return judge.taken(), pipeline.compare(graph, judge, data), ""
+            return judge.taken(), pipeline.compare(graph, judge, _as_stored(graph, data)), ""
     except UnsupportedTargetError as error:
         return None, None, f"{error.what}: {error.fix}" if error.fix else error.what
     except QdqBridgeError as error:

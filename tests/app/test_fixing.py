@@ -91,7 +91,10 @@ def test_it_says_what_is_still_broken(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
 
 
-def test_integer_inputs_on_the_way(tmp_path: Path) -> None:
-    made = fix(CNN, "ort", tmp_path / "m.onnx", io="int8")
-    assert made.meaning.equal and not made.as_it_was
+def test_integer_inputs_on_the_way(tmp_path: Path, data: dict[str, NDArray[Any]]) -> None:
+    for given in (None, data):
+        made = fix(CNN, "ort", tmp_path / "m.onnx", given, io="int8", overwrite=True)
+        assert made.meaning.equal and not made.as_it_was
+        assert made.there is not None and min(v.sqnr_db for v in made.there.outputs) > 25
+    assert "qdqbridge.interface" not in qb.unquantize(qb.load(tmp_path / "m.onnx")).metadata
     assert (tmp_path / "m.io.json").exists()

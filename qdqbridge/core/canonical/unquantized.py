@@ -10,6 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from qdqbridge.core.canonical.form import canonicalize
+from qdqbridge.core.canonical.interface import METADATA
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.copying import copied
 from qdqbridge.core.graph.edit import Editor
@@ -98,6 +99,7 @@ def float_form(graph: Graph) -> FloatForm:
         )
     own = copied(graph).graph
     own.canonical = False
+    own.metadata.pop(METADATA, None)  # what it says of integers is true no more
     ranges = {v: v.quant.params for v in own.values() if v.quant is not None}
     for value, params in ranges.items():
         value.type = TensorType(params.expressed_dtype, value.type.shape)
