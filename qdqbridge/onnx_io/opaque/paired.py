@@ -74,7 +74,7 @@ def _at(operands: Operands, index: int) -> Array | None:
     return operands[index] if index < len(operands) else None
 
 
-def _array(operands: Operands, index: int) -> Array:
+def _array_of_operand(operands: Operands, index: int) -> Array:
     found = operands[index]
     assert found is not None
     return found
@@ -102,7 +102,7 @@ def _matmul_integer(
     record: OpaqueAttrs, operands: Operands, lost: Lost, run: RunNode
 ) -> Sequence[Array]:
     del record, run
-    a, b = _array(operands, 0), _array(operands, 1)
+    a, b = _array_of_operand(operands, 0), _array_of_operand(operands, 1)
     rows, columns = _zero(_at(operands, 2)), _zero(_at(operands, 3))
     if rows.ndim == 1:
         rows = rows[:, None]
@@ -120,7 +120,7 @@ def _conv_integer(
     Convolutions of one channel have no kernel of their own.
     """
     del run
-    x, w = _array(operands, 0), _array(operands, 1)
+    x, w = _array_of_operand(operands, 0), _array_of_operand(operands, 1)
     zero, weight_zero = _zero(_at(operands, 2)), _zero(_at(operands, 3))
     values = [Value(TensorType(DType.of(each.dtype), each.shape)) for each in (x, w)]
     view = NodeView(record.node.proto(), record.version, values)
@@ -146,7 +146,7 @@ def _conv_integer(
 def _attention(
     record: OpaqueAttrs, operands: Operands, lost: Lost, run: RunNode
 ) -> Sequence[Array]:
-    x, w, bias, scale, factor = (_array(operands, index) for index in range(5))
+    x, w, bias, scale, factor = (_array_of_operand(operands, index) for index in range(5))
     total = _sums(x, _zero(_at(operands, 6)), w, _zero(_at(operands, 7)), lost)
     scales = (factor * scale.reshape(-1)[0]).reshape(() if factor.size == 1 else factor.shape)
     projected = total.astype(np.float32) * scales + bias
@@ -164,12 +164,12 @@ def _lstm(
 
     Both directions read and carry in one LSTM of one step, each its own part of what it is fed.
     """
-    x, w, r = (_array(operands, index) for index in range(3))
+    x, w, r = (_array_of_operand(operands, index) for index in range(3))
     steps, batch = x.shape[:2]
     directions, hidden = r.shape[:2]
     bias, lengths, first, cells, peepholes = (_at(operands, index) for index in range(3, 8))
-    scales = [_array(operands, index) for index in (8, 10)]
-    zeros = [_array(operands, index).astype(np.int32) for index in (9, 11)]
+    scales = [_array_of_operand(operands, index) for index in (8, 10)]
+    zeros = [_array_of_operand(operands, index).astype(np.int32) for index in (9, 11)]
     lengths = np.full(batch, steps) if lengths is None else lengths
     most, signed = int(lengths.max()), w.dtype == np.int8
 
