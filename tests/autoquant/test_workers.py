@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,7 +45,7 @@ def pids(team: Any) -> list[int]:
     if isinstance(team, workers.Ray):
         asked = [actor.__ray_call__.remote(lambda self: os.getpid()) for actor in team._actors]
         return team._ray.get(asked)
-    return [pid for pool in team._pools for pid in pool._processes]
+    return [process.pid for process in team._processes]
 
 
 class Killing:
@@ -131,6 +133,61 @@ def test_workers_that_always_die_end_in_an_error() -> None:
     team = workers.team_of(Dying(), 1)
     with pytest.raises(UnsupportedTargetError, match="die again and again"):
         team.seen([[1]])
+    team.close()
+
+
+class Sending:
+    """A job whose worker dies when it has sent half of its first result."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def worker(self) -> workers.Worker:
+        return _Sender(self.mark)
+
+
+class _Sender:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def seen(self, share: Any) -> Any:
+        if self.mark.exists():
+            return sum(share)
+        self.mark.touch()
+        Connection._send = _send_half  # pyright: ignore[reportAttributeAccessIssue]
+        return bytes(1000)
+
+
+def _send_half(connection: Connection, message: memoryview, *_: Any) -> None:
+    os.write(connection.fileno(), message[: len(message) // 2])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_dies_while_it_sends_is_not_waited_for(tmp_path: Path) -> None:
+    team = workers.team_of(Sending(tmp_path / "mark"), 1)
+    assert team.seen([[1, 2]]) == [3]
+    team.close()
+
+
+class Refusing:
+    """A job that is refused where a share holds a 0."""
+
+    def worker(self) -> workers.Worker:
+        return _Refusing()
+
+
+class _Refusing:
+    def seen(self, share: Any) -> Any:
+        if 0 in share:
+            raise InputDataError("a 0")
+        return share
+
+
+def test_an_error_comes_through_and_no_result_is_taken_for_another() -> None:
+    team = workers.team_of(Refusing(), 2)
+    with pytest.raises(InputDataError, match="a 0"):
+        team.seen([[0], [1]])
+    assert team.seen([[2], [3]]) == [[2], [3]]
     team.close()
 
 

@@ -5,13 +5,12 @@ What they find merges exactly, so that the profile is the one a single process m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from qdqbridge.autoquant.profiling.control_flow import ModelRecipe
@@ -167,41 +166,110 @@ class Processes:
         """Starts them."""
         self.size = size
         self._job = job
-        self._pools = [self._pool() for _ in range(size)]
-
-    def _pool(self) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(
-            1, mp_context=get_context("spawn"), initializer=_begin, initargs=(self._job,)
-        )
+        self._processes = [WorkerProcess(job) for _ in range(size)]
 
     def seen(self, shares: Sequence[Sequence[Any]]) -> list[Any]:
         """Returns what is found about each share."""
 
         def begin(index: int, share: Sequence[Any]) -> Callable[[], Any]:
-            return self._pools[index].submit(_seen, [*share]).result
+            self._processes[index].give(share)
+            return self._processes[index].found
 
         def renew(index: int) -> None:
-            self._pools[index].shutdown(wait=False)
-            self._pools[index] = self._pool()
+            self._processes[index].close()
+            self._processes[index] = WorkerProcess(self._job)
 
-        return _all_seen(shares, begin, renew, BrokenProcessPool)
+        return _all_seen(shares, begin, renew, WorkerDiedError)
 
     def close(self) -> None:
         """Ends them."""
-        for pool in self._pools:
-            pool.shutdown(cancel_futures=True)
+        for process in self._processes:
+            process.close()
 
 
-_HERE: list[Worker] = []
-"""The worker that this process is; a pool hands its processes nothing but a module."""
+class WorkerDiedError(Exception):
+    """A worker's end of its pipe is closed."""
 
 
-def _begin(job: Work) -> None:
-    _HERE[:] = [job.worker()]
+class WorkerProcess:
+    """A worker in a process of its own.
+
+    Its end of the pipe is open in it alone, so that its death ends what waits for it, whatever it
+    was doing. A ``ProcessPoolExecutor`` holds both ends of its pipes and waits for the rest of a
+    result forever where a worker is killed while it sends one.
+    """
+
+    def __init__(self, job: Work) -> None:
+        """Starts it."""
+        context = get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(job, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._owed = 0
+        """Results that are not fetched yet: another worker's error can leave some behind."""
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process."""
+        return self._process.pid
+
+    def give(self, share: Sequence[Any]) -> None:
+        """Gives it a share, what was found about earlier ones being of no interest any more.
+
+        Raises:
+            WorkerDiedError: It has died.
+        """
+        while self._owed:
+            self._received()
+        with _death():
+            self._pipe.send([*share])
+        self._owed += 1
+
+    def found(self) -> Any:
+        """Waits for what is found about the share that it was given last.
+
+        Raises:
+            WorkerDiedError: It has died.
+        """
+        found, error = self._received()
+        if error is not None:
+            raise error
+        return found
+
+    def _received(self) -> tuple[Any, Exception | None]:
+        with _death():
+            received = self._pipe.recv()
+        self._owed -= 1
+        return received
+
+    def close(self) -> None:
+        """Lets it go, once it has done what it does."""
+        self._pipe.close()
+        self._process.join()
 
 
-def _seen(share: Sequence[Any]) -> Any:
-    return _HERE[0].seen(share)
+@contextmanager
+def _death() -> Generator[None]:
+    try:
+        yield
+    except (EOFError, OSError) as error:
+        raise WorkerDiedError from error
+
+
+def _serve(job: Work, pipe: Connection) -> None:
+    """Answers each share with what is found about it and an error, until nobody asks any more."""
+    worker: Worker | None = None
+    with suppress(EOFError, OSError, KeyboardInterrupt):
+        while True:
+            share = pipe.recv()
+            answer: tuple[Any, Exception | None]
+            try:
+                worker = worker or job.worker()
+                answer = worker.seen(share), None
+            except Exception as error:  # who gave the share raises it
+                answer = None, error
+            pipe.send(answer)
 
 
 class _Actor:
