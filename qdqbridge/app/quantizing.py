@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from qdqbridge.autoquant.profiling.profile import Profile
     from qdqbridge.autoquant.profiling.samples import Samples
     from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions
-    from qdqbridge.autoquant.search.budget import ModelBudget
-    from qdqbridge.autoquant.search.fallback import Fallback, Goal
-    from qdqbridge.autoquant.search.time_budget import TimeBudget
+    from qdqbridge.autoquant.search.search import Fallback, Goal
+    from qdqbridge.autoquant.search.size_limit import SizeLimit
+    from qdqbridge.autoquant.search.time_limit import TimeLimit
     from qdqbridge.autoquant.simulation.metrics import Metric, Metrics
     from qdqbridge.core.graph.quantization import QuantParams
 
@@ -60,7 +60,7 @@ class Quantization:
     made: Quantized
     original: Graph
     samples: Samples | None
-    goal: Goal | ModelBudget | TimeBudget | None = None
+    goal: Goal | SizeLimit | TimeLimit | None = None
     fallback: Fallback | None = None
     left_out: Sequence[int] = ()
     in_order: Samples | None = None
@@ -106,7 +106,8 @@ class Quantization:
         Raises:
             InputDataError: There are no samples, or the goal cannot be met.
         """
-        from qdqbridge.autoquant.search.fallback import Goal, met
+        from qdqbridge.autoquant.search.fallback import met
+        from qdqbridge.autoquant.search.search import Goal
 
         goal = Goal(min_sqnr, max_drop)
         if self.samples is None:
@@ -129,7 +130,7 @@ class Quantization:
         state: File | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Quantization:
-        """Returns this with bits per layer for a budget.
+        """Returns this with bits per layer for a size or a time.
 
         With ``max_bytes`` or ``max_node_seconds`` the outputs are as good as that size or time
         allows; else the model is as small as the goal leaves.
@@ -146,23 +147,23 @@ class Quantization:
             progress: Called with the trials done, and how many there will be, about.
 
         Raises:
-            InputDataError: There are no samples, or the budget cannot be met.
+            InputDataError: There are no samples, or the limit cannot be met.
             UnsupportedTargetError: There is no such engine, or it tells no times.
         """
-        from qdqbridge.autoquant.search.budget import ModelBudget, within
-        from qdqbridge.autoquant.search.fallback import Goal
+        from qdqbridge.autoquant.search.search import Goal
+        from qdqbridge.autoquant.search.size_limit import SizeLimit, within
 
         goal = None if min_sqnr is None and max_drop is None else Goal(min_sqnr, max_drop)
         if self.samples is None:
-            raise _no_data("no budget can be judged without it")
+            raise _no_data("no size or time can be judged without it")
         path = None if state is None else path_of(state)
         if max_node_seconds is not None:
             if max_bytes is not None:
-                raise InputDataError("one search has one budget", fix="give a size or a time")
+                raise InputDataError("one search has one limit", fix="give a size or a time")
             return self._within_time(max_node_seconds, engine, threads, goal, path, progress)
-        budget = ModelBudget(max_bytes, goal)
-        found = within(self.made, budget, self.samples, state=path, progress=progress)
-        return replace(self, goal=budget, fallback=found)
+        limit = SizeLimit(max_bytes, goal)
+        found = within(self.made, limit, self.samples, state=path, progress=progress)
+        return replace(self, goal=limit, fallback=found)
 
     def _within_time(
         self,
@@ -175,15 +176,15 @@ class Quantization:
     ) -> Quantization:
         from qdqbridge.app.judging import node_times
         from qdqbridge.autoquant.inside_time import bodies_within_time
-        from qdqbridge.autoquant.search.time_budget import TimeBudget, within_time
+        from qdqbridge.autoquant.search.time_limit import TimeLimit, within_time
 
         assert self.samples is not None
-        budget = TimeBudget(seconds, engine, goal, threads)
+        limit = TimeLimit(seconds, engine, goal, threads)
         clock = partial(node_times, engine, threads=threads)
-        made, inside = bodies_within_time(self.made, budget, self.samples, clock, state)
-        found = within_time(made, budget, self.samples, clock, state=state, progress=progress)
+        made, inside = bodies_within_time(self.made, limit, self.samples, clock, state)
+        found = within_time(made, limit, self.samples, clock, state=state, progress=progress)
         found = replace(found, reverted=[*inside, *found.reverted])
-        return replace(self, made=made, goal=budget, fallback=found)
+        return replace(self, made=made, goal=limit, fallback=found)
 
     def doubts(self) -> list[str]:
         """Returns warnings about outputs that are far from the float model's, or parts of them.

@@ -22,6 +22,7 @@ from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions, matches, qu
 from qdqbridge.autoquant.repair.float_reference import FloatReference
 from qdqbridge.autoquant.repair.steps import StepRecord
 from qdqbridge.autoquant.search.presets import GAIN, PRESETS, chosen, with_fewer
+from qdqbridge.autoquant.search.search import Climb
 from qdqbridge.autoquant.search.tuning import spread
 from qdqbridge.core.graph.graph import Graph, Node
 from qdqbridge.errors import QdqBridgeError, UnsupportedModelError
@@ -86,14 +87,15 @@ def with_bodies_quantized(
     if samples is None or not any(body.integers for body in plain.inside):
         return plain
     judge = FloatReference(graph, samples)
-    before, best, message = judge.sqnr(made.graph), judge.sqnr(plain.graph), "as the target says"
+    before, start = judge.sqnr(made.graph), judge.sqnr(plain.graph)
+    climb = Climb[tuple[str, Quantized]](lambda option: judge.sqnr(option[1].graph), start)
     for name, target in _fewer(options.described()):
-        if best >= _GOOD or before < best + GAIN:
+        if climb.best >= _GOOD or before < climb.best + GAIN:
             break
-        other = with_these(made, _each(made, found, runs, replace(options, target=target)), options)
-        sqnr = judge.sqnr(other.graph)
-        if sqnr >= best + GAIN:
-            plain, best, message = other, sqnr, name
+        own = replace(options, target=target)
+        climb.step((name, with_these(made, _each(made, found, runs, own), options)), GAIN)
+    message, plain = climb.taken or ("as the target says", plain)
+    best = climb.best
     count = f"{sum(b.integers for b in plain.inside)} of {sum(b.nodes for b in plain.inside)} nodes"
     record = StepRecord(STEP, True, f"{count} in bodies quantized, {message}", before, best)
     return replace(plain, repairs=(*plain.repairs, record))

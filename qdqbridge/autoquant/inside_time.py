@@ -1,4 +1,4 @@
-"""A budget of time inside the bodies of If, Loop and Scan: each is searched as a model of its own.
+"""A limit of time inside the bodies of If, Loop and Scan: each is searched as a model of its own.
 
 A node of a body may take as long in one run of the body as any other node. What a whole loop takes
 is that of its steps, of which there may be any number: it is not limited.
@@ -14,10 +14,10 @@ from qdqbridge.autoquant.inside import RUNS, SAMPLES, QuantizedBody, with_these
 from qdqbridge.autoquant.profiling.control_flow import runs_of_bodies
 from qdqbridge.autoquant.profiling.samples import RunSamples, Sample, Samples
 from qdqbridge.autoquant.quantize import Quantized
-from qdqbridge.autoquant.search.fallback import Reverted
-from qdqbridge.autoquant.search.time_budget import (
+from qdqbridge.autoquant.search.search import Reverted
+from qdqbridge.autoquant.search.time_limit import (
     Clock,
-    TimeBudget,
+    TimeLimit,
     slow_nodes,
     time_text,
     within_time,
@@ -28,13 +28,13 @@ from qdqbridge.onnx_io.control_flow.bodies import bodies_in
 
 
 def bodies_within_time(
-    made: Quantized, budget: TimeBudget, samples: Samples, clock: Clock, state: Path | None = None
+    made: Quantized, limit: TimeLimit, samples: Samples, clock: Clock, state: Path | None = None
 ) -> tuple[Quantized, list[Reverted]]:
     """Returns a model of whose bodies no node takes too long, and what their layers got for it.
 
     Args:
         made: The model, its bodies quantized as its target says.
-        budget: What a node may take; the goal is that of the whole model.
+        limit: What a node may take; the goal is that of the whole model.
         samples: What the model is run on to see what its bodies are given.
         clock: What runs a graph in the engine.
         state: A file of trials; each body has one of its own beside it.
@@ -48,7 +48,7 @@ def bodies_within_time(
     if not found:
         return made, []
     runs = runs_of_bodies(graph, list(spread(samples, SAMPLES)), RUNS)
-    search = _BodySearch(replace(budget, goal=None), clock, state)
+    search = _BodySearch(replace(limit, goal=None), clock, state)
     known = {body.body.place: body for body in made.inside}
     bodies = {
         node: [
@@ -61,13 +61,13 @@ def bodies_within_time(
 
 @dataclass(slots=True, eq=False)
 class _BodySearch:
-    budget: TimeBudget
+    limit: TimeLimit
     clock: Clock
     state: Path | None
     reverted: list[Reverted]
 
-    def __init__(self, budget: TimeBudget, clock: Clock, state: Path | None) -> None:
-        self.budget, self.clock, self.state, self.reverted = budget, clock, state, []
+    def __init__(self, limit: TimeLimit, clock: Clock, state: Path | None) -> None:
+        self.limit, self.clock, self.state, self.reverted = limit, clock, state, []
 
     def within(self, body: QuantizedBody, runs: Sequence[Sample]) -> QuantizedBody:
         """Returns a body without slow nodes; one that never runs takes no time."""
@@ -77,8 +77,8 @@ class _BodySearch:
             self._check(body, runs[0])
             return body
         data, state = RunSamples.of_runs(runs), self._state(body.body.place)
-        made, deeper = bodies_within_time(body.made, self.budget, data, self.clock, state)
-        fallen = within_time(made, self.budget, data, self.clock, state=state)
+        made, deeper = bodies_within_time(body.made, self.limit, data, self.clock, state)
+        fallen = within_time(made, self.limit, data, self.clock, state=state)
         self.reverted += [*deeper, *fallen.reverted]
         return replace(body, made=replace(made, decision=fallen.decision, graph=fallen.graph))
 
@@ -88,12 +88,12 @@ class _BodySearch:
         return self.state.with_name(f"{self.state.name}.{place.strip('/').replace('/', '.')}")
 
     def _check(self, body: QuantizedBody, run: Sample) -> None:
-        slow = slow_nodes(body.body.graph, self.budget, run, self.clock)
+        slow = slow_nodes(body.body.graph, self.limit, run, self.clock)
         if slow:
             worst = f"{slow[0].operator} '{slow[0].node}' {time_text(slow[0].seconds)}"
             raise InputDataError(
-                f"{len(slow)} nodes take longer than {time_text(self.budget.max_seconds)} on "
-                f"{self.budget.engine} in a body that stays float",
+                f"{len(slow)} nodes take longer than {time_text(self.limit.max_seconds)} on "
+                f"{self.limit.engine} in a body that stays float",
                 where=f"'{body.body.place}'",
                 why=f"{worst}; {body.reason}",
                 fix="allow more time, or cut these operators in the model",

@@ -35,7 +35,7 @@ from qdqbridge.core.graph.quantization import QuantParams
 if TYPE_CHECKING:
     from qdqbridge.autoquant.inside import QuantizedBody
     from qdqbridge.autoquant.repair.steps import StepRecord as Repair
-    from qdqbridge.autoquant.search.fallback import Fallback
+    from qdqbridge.autoquant.search.search import Fallback
     from qdqbridge.autoquant.search.sensitivity import Ranking
 
 Progress = Callable[[int, int], None]

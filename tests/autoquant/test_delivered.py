@@ -22,7 +22,7 @@ from qdqbridge.autoquant.advice.input_scale import misscaled
 from qdqbridge.autoquant.advice.unseen import unseen
 from qdqbridge.autoquant.delivered import Delivered, likely_sqnr
 from qdqbridge.autoquant.profiling.samples import Samples
-from qdqbridge.autoquant.search.budget import size_of
+from qdqbridge.autoquant.search.size_limit import size_of
 from qdqbridge.errors import InputDataError
 from tests.onnx_models import Builder, canonical
 from tests.places import MODELS

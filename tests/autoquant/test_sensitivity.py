@@ -6,7 +6,8 @@ import pytest
 from qdqbridge.autoquant.planning.decide import apply
 from qdqbridge.autoquant.planning.plan import plan
 from qdqbridge.autoquant.planning.targets import A16W8, ORT, ORT_S8, TENSORRT
-from qdqbridge.autoquant.search.fallback import Goal, fall_back, meeting
+from qdqbridge.autoquant.search.fallback import fall_back, meeting
+from qdqbridge.autoquant.search.search import Goal
 from qdqbridge.autoquant.search.sensitivity import only, sensitivity
 from qdqbridge.autoquant.search.sensitivity_variants import LayerChange, layers_of, widened
 from qdqbridge.autoquant.simulation import Simulation

@@ -7,7 +7,7 @@ import pytest
 
 from qdqbridge.app.quantizing import quantization
 from qdqbridge.autoquant.inside_time import bodies_within_time
-from qdqbridge.autoquant.search.time_budget import TimeBudget, within_time
+from qdqbridge.autoquant.search.time_limit import TimeLimit, within_time
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.errors import InputDataError
 from qdqbridge.onnx_io.control_flow.bodies import is_control
@@ -16,7 +16,7 @@ from tests.control_flow_models import digits, loop_network, nested_network
 from tests.onnx_models import canonical
 
 NETWORKS = {"loop": loop_network, "nested": nested_network}
-LIMIT = TimeBudget(1e-3, "onnxruntime")
+LIMIT = TimeLimit(1e-3, "onnxruntime")
 
 
 @cache
@@ -72,7 +72,7 @@ def test_layers_in_bodies_get_fewer_bits(name):
 def test_what_is_fast_stays(tmp_path):
     before = made("loop")
     assert before.samples is not None
-    slow, state = TimeBudget(1.0, "onnxruntime"), tmp_path / "trials.json"
+    slow, state = TimeLimit(1.0, "onnxruntime"), tmp_path / "trials.json"
     found, reverted = bodies_within_time(before.made, slow, before.samples, by_bits, state)
     assert not reverted
     assert found.graph.digest == before.made.graph.digest
@@ -82,7 +82,7 @@ def test_what_is_fast_stays(tmp_path):
 def test_nodes_in_bodies_that_nothing_makes_fast_enough_are_told():
     before = made("loop")
     assert before.samples is not None
-    none = TimeBudget(1e-9, "onnxruntime")
+    none = TimeLimit(1e-9, "onnxruntime")
     with pytest.raises(InputDataError, match="whatever their layers are stored as"):
         bodies_within_time(before.made, none, before.samples, by_bits)
 
@@ -90,7 +90,7 @@ def test_nodes_in_bodies_that_nothing_makes_fast_enough_are_told():
 def test_slow_nodes_of_a_float_body_are_told():
     before = made("loop", exclude=("recurrence",))
     assert before.samples is not None
-    none = TimeBudget(1e-9, "onnxruntime")
+    none = TimeLimit(1e-9, "onnxruntime")
     with pytest.raises(InputDataError, match="in a body that stays float") as raised:
         bodies_within_time(before.made, none, before.samples, by_bits)
     assert "recurrence/body" in raised.value.where

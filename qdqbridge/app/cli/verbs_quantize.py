@@ -316,7 +316,7 @@ def quantize(
     """Quantize a float model with ranges from calibration data, and keep what helps its outputs."""
     from qdqbridge.autoquant.planning.format_names import format_of, weights_of
     from qdqbridge.autoquant.quantize import QuantizeOptions
-    from qdqbridge.autoquant.search.fallback import Goal
+    from qdqbridge.autoquant.search.search import Goal
 
     path = output.free(output_, force=force, model=model, data=data)
     check_suffix(path, (ONNX, _TFLITE, *FOR_TVM))

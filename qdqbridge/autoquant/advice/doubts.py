@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from qdqbridge.autoquant.profiling.collect import observable
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.quantize import Quantized
+from qdqbridge.autoquant.search.search import stats_of
 from qdqbridge.autoquant.search.sensitivity import Ranking, sensitivity
 from qdqbridge.autoquant.search.sensitivity_variants import Variants, layers_of
 from qdqbridge.autoquant.search.tuning import spread
@@ -58,9 +58,7 @@ def ranked(made: Quantized, samples: Samples) -> Ranking | None:
     plan = made.decision.plan
     if not 1 < len(layers_of(plan)) <= _LAYERS:
         return None
-    seen = made.profile.by_name()
-    stats = {v: seen[v.name] for v in observable(plan.graph) if v.name in seen}
     overrides = made.options.overrides(plan.graph)
-    variants = Variants(made.decision, made.target, stats, overrides)
+    variants = Variants(made.decision, made.target, stats_of(made), overrides)
     simulation = Simulation(plan, spread(samples, _SAMPLES), original=made.original)
     return sensitivity(variants, simulation, without=False)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from qdqbridge.autoquant.planning.decide import Decision, apply
 from qdqbridge.autoquant.planning.plan import QuantizationPlan
+from qdqbridge.autoquant.search.search import Search
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.simulation.metrics import Metrics, outputs_of
 from qdqbridge.core.graph.graph import Node
@@ -27,14 +28,16 @@ def bodies_that_meet(
         simulation: Of its graph.
         goal: In words.
     """
-    if not decision.bodies or met(_with_these(decision, decision.bodies, simulation)):
+    search = Search[Collection[Node]](
+        lambda nodes: _with_these(decision, nodes, simulation), met, key=frozenset
+    )
+    if not decision.bodies or search.met([*decision.bodies]):
         return decision, {}
-    alone = {node: _with_these(decision, [node], simulation) for node in decision.bodies}
+    alone = {node: search.metrics([node]) for node in decision.bodies}
     kept = sorted(alone, key=lambda node: alone[node].nmse)
-    dropped: dict[Node, Metrics] = {}
-    while kept and not met(_with_these(decision, kept, simulation)):
-        node = kept.pop()
-        dropped[node] = alone[node]
+    fewer = (kept[:count] for count in range(len(kept), 0, -1))
+    few = search.in_turn(fewer) or []
+    dropped = {node: alone[node] for node in reversed(kept[len(few) :])}
     return without_bodies(decision, dropped, f"its bodies stay float for {goal}"), dropped
 
 

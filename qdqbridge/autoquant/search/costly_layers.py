@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from qdqbridge.autoquant.planning.targets import Target
-from qdqbridge.autoquant.profiling.collect import observable
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.quantize import Quantized
+from qdqbridge.autoquant.search.search import Climb, stats_of
 from qdqbridge.autoquant.search.sensitivity import sensitivity
 from qdqbridge.autoquant.search.sensitivity_variants import Variants, layers_of
 from qdqbridge.autoquant.search.work_budget import WorkBudget
@@ -61,13 +61,13 @@ def costly(made: Quantized, samples: Samples, work: WorkBudget) -> list[str]:
         samples: Those that parameters were chosen by.
         work: What this takes is noted there.
     """
-    plan, seen = made.decision.plan, made.profile.by_name()
+    plan = made.decision.plan
     layers = layers_of(plan)
     if len(layers) < _SHARE:
         return []
     work.spend(plan.graph, made.profile, len(layers) * len(samples) / 2)  # what is before is kept
-    stats = {v: seen[v.name] for v in observable(plan.graph) if v.name in seen}
-    variants = Variants(made.decision, made.target, stats, made.options.overrides(plan.graph))
+    overrides = made.options.overrides(plan.graph)
+    variants = Variants(made.decision, made.target, stats_of(made), overrides)
     ranking = sensitivity(variants, Simulation(plan, samples), without=False)
     return [entry.layer.name for entry in ranking.layers if entry.layer.name][
         : math.ceil(len(layers) / _SHARE)
@@ -90,13 +90,9 @@ def left_float(
         start: With all of them on integers.
         goal: What is enough; layers that gain little end it before.
     """
-    found, best, left = target, start, list[str]()
+    climb, left = Climb(tried, start), list[str]()
     for name in names:
-        if best >= goal:
+        if climb.best >= goal or not climb.step(without(target, [*left, name]), GAIN):
             break
-        other = without(target, [*left, name])
-        sqnr = tried(other)
-        if sqnr < best + GAIN:
-            break
-        found, best, left = other, sqnr, [*left, name]
-    return found, left, best
+        left.append(name)
+    return climb.taken or target, left, climb.best

@@ -8,20 +8,27 @@ needed. What is found is proven on the real quantized graph.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
-from qdqbridge.autoquant.planning.decide import Decision, apply
+from qdqbridge.autoquant.planning.decide import Decision
 from qdqbridge.autoquant.planning.formats import Format
 from qdqbridge.autoquant.planning.plan import Overrides
 from qdqbridge.autoquant.planning.targets import Target
-from qdqbridge.autoquant.profiling.collect import observable
 from qdqbridge.autoquant.profiling.samples import Sample, Samples
 from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.autoquant.quantize import Quantized
-from qdqbridge.autoquant.record import ParetoRow
 from qdqbridge.autoquant.search.body_fallback import bodies_that_meet, without_bodies
+from qdqbridge.autoquant.search.search import (
+    Changes,
+    Fallback,
+    Goal,
+    LayerSearch,
+    Progress,
+    Reverted,
+    stats_of,
+)
 from qdqbridge.autoquant.search.sensitivity import Ranking, Sensitivity, sensitivity
 from qdqbridge.autoquant.search.sensitivity_variants import (
     Layer,
@@ -33,191 +40,12 @@ from qdqbridge.autoquant.search.sensitivity_variants import (
 )
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.simulation.engines import SimulationEngine
-from qdqbridge.autoquant.simulation.metrics import Metric, Metrics, outputs_of
+from qdqbridge.autoquant.simulation.metrics import Metric, Metrics
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.errors import InputDataError
 
-Progress = Callable[[int, int], None]
-"""Takes the trials done, and how many there will be at most, as far as can be told by then."""
-Changes = dict[Layer, LayerChange]
-_LAST_BITS = 1e-9
-"""One less 0.995 is a little more than 0.005 in float64."""
 _LEVELS: Mapping[str, int] = {"int16": 3, "float": 1}
 """What a layer may get: more bits of weights, then of activations, then float; or that at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """What the outputs have to be like.
-
-    Attributes:
-        min_sqnr: Smallest signal to noise in dB; None for any.
-        max_drop: Largest loss: of the user's metric where the simulation has one, else of top-1
-            agreement (0.01 for 1 %); None for any.
-    """
-
-    min_sqnr: float | None = None
-    max_drop: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.min_sqnr is None and self.max_drop is None:
-            raise InputDataError(
-                "nothing says how good the quantized model has to be",
-                fix="give a smallest SQNR, a largest drop, or both",
-            )
-        if self.min_sqnr is not None and not math.isfinite(self.min_sqnr):
-            raise InputDataError(
-                f"a smallest SQNR of {self.min_sqnr} says nothing", fix="give a number in dB"
-            )
-        if self.max_drop is not None and not 0 <= self.max_drop < math.inf:
-            raise InputDataError(
-                f"a largest drop of {self.max_drop} says nothing",
-                fix="give a share, 0.01 for 1 %; 0 for no drop at all",
-            )
-
-    def met(self, metrics: Metrics) -> bool:
-        """True where ``metrics`` are good enough, those of unseen samples alone too."""
-        if metrics.unseen is not None and not self.met(metrics.unseen):
-            return False
-        if self.min_sqnr is not None and metrics.sqnr < self.min_sqnr:
-            return False
-        return self.max_drop is None or metrics.drop <= self.max_drop + _LAST_BITS
-
-    def __str__(self) -> str:
-        parts: list[str] = []
-        if self.min_sqnr is not None:
-            parts.append(f"at least {self.min_sqnr:g} dB")
-        if self.max_drop is not None:
-            parts.append(f"a drop of at most {self.max_drop:g}")
-        return " and ".join(parts)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reverted:
-    """One layer that was changed, and why.
-
-    Attributes:
-        layer: The layer.
-        to: ``int16`` (or another storage type) or ``float``.
-        rank: Its place among all layers, 1 for the most costly.
-        alone: The outputs where only this layer is quantized.
-        reason: One sentence.
-    """
-
-    layer: Layer
-    to: str
-    rank: int
-    alone: Metrics
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Fallback:
-    """What was found.
-
-    Attributes:
-        graph: The quantized graph.
-        decision: Its parameters.
-        overrides: What to wish of the plan to get it again.
-        before: The outputs where every layer is quantized, simulated.
-        simulated: The outputs of the decision, simulated.
-        metrics: The outputs of :attr:`graph` itself.
-        reverted: Which layers were changed, in the order of their nodes.
-        evaluations: How many sets of layers were tried, without the ranking.
-        ranking: What each layer costs; None where nothing had to be changed.
-        pareto: Size against quality, where a budget was asked for.
-    """
-
-    graph: Graph
-    decision: Decision
-    overrides: Overrides
-    before: Metrics
-    simulated: Metrics
-    metrics: Metrics
-    reverted: Sequence[Reverted]
-    evaluations: int
-    ranking: Ranking | None = None
-    pareto: Sequence[ParetoRow] = ()
-
-
-@dataclass(slots=True, eq=False)
-class _Search:
-    """Tries sets of changes; every set is tried once.
-
-    ``ahead`` is how many more trials the present step takes at most.
-    """
-
-    variants: Variants
-    simulation: Simulation
-    goal: Goal
-    progress: Progress | None
-    ahead: int = 0
-    tried: dict[frozenset[tuple[Layer, LayerChange]], Metrics] = field(
-        default_factory=dict["frozenset[tuple[Layer, LayerChange]]", Metrics]
-    )
-
-    def metrics(self, changes: Mapping[Layer, LayerChange]) -> Metrics:
-        key = frozenset(changes.items())
-        if key not in self.tried:
-            self.tried[key] = self.simulation.metrics(self.variants.decision(changes))
-            self._tell()
-        return self.tried[key]
-
-    def finish(self) -> None:
-        """Says that there is nothing left to try."""
-        self.ahead = 0
-        self._tell()
-
-    def _tell(self) -> None:
-        if self.progress is not None:
-            self.progress(len(self.tried), len(self.tried) + self.ahead)
-
-    def met(self, changes: Mapping[Layer, LayerChange]) -> bool:
-        return self.goal.met(self.metrics(changes))
-
-    def shortest(
-        self, ranked: Sequence[Layer], change: LayerChange, rest: Changes
-    ) -> Changes | None:
-        """Returns ``rest`` with ``change`` for as few of the first layers as are needed.
-
-        Args:
-            ranked: The most costly layer first.
-            change: What they get.
-            rest: What all layers get that do not get it.
-
-        Returns:
-            None where all of them are not enough.
-        """
-
-        def prefix(count: int) -> Changes:
-            return {**rest, **dict.fromkeys(ranked[:count], change)}
-
-        self.ahead = trials(len(ranked), 1)
-        if not self.met(prefix(len(ranked))):
-            return None
-        low, high = 0, len(ranked)
-        while low < high:
-            self.ahead = (high - low).bit_length()
-            middle = (low + high) // 2
-            if self.met(prefix(middle)):
-                high = middle
-            else:
-                low = middle + 1
-        return prefix(high) if self.met(prefix(high)) else prefix(len(ranked))
-
-    def pruned(
-        self, changes: Changes, ranked: Sequence[Layer], levels: Sequence[LayerChange]
-    ) -> Changes:
-        """Returns ``changes`` without what is not needed, the least costly layer first."""
-        kept = dict(changes)
-        self.ahead = sum(1 + levels.index(change) for change in changes.values())
-        for layer in reversed([layer for layer in ranked if layer in changes]):
-            self.ahead -= 1 + levels.index(kept[layer])
-            without = {key: value for key, value in kept.items() if key is not layer}
-            softer = levels[: levels.index(kept[layer])]
-            options = [without, *({**kept, layer: level} for level in softer)]
-            kept = next((option for option in options if self.met(option)), kept)
-        return kept
 
 
 def trials(layers: int, levels: int) -> int:
@@ -257,7 +85,8 @@ def fall_back(
     most = trials(
         len(layers_of(variants.base.plan)), sum((bool(wide), bool(wide_weights), to_float))
     )
-    search = _Search(variants, simulation, goal, progress, most)
+    search = LayerSearch(variants, simulation, goal, progress)
+    search.ahead = most
     before = search.metrics({})
     if goal.max_drop is not None and before.score is None and before.top1 is None:
         raise InputDataError(
@@ -265,30 +94,38 @@ def fall_back(
             why="the outputs are no classes, and no metric is given",
             fix="give a metric, or a smallest SQNR",
         )
-    if goal.met(before):
-        found = _proven(search, {}, [], before, None)
-        if found is not None:
-            return found
-    if ranking is None:
-        ranking = sensitivity(variants, simulation, without=False)
-    simulation.hold(variants.base)
-    ranked = list(ranking.layers)
-    layers = [entry.layer for entry in ranked]
     levels = _levels(goal, wide, wide_weights, to_float=to_float)
-    changes = _chosen(search, layers, levels)
-    search.finish()
-    simulation.release()
-    while changes is not None:
-        found = _proven(search, changes, ranked, before, ranking)
-        if found is not None:
-            return found
-        changes = _further(changes, layers, levels)
-    raise InputDataError(
-        "no choice of layers is good enough",
-        why=f"wanted: {goal}; with all layers changed: "
-        f"{search.metrics(dict.fromkeys(layers, levels[-1]) if levels else {}).sqnr:.2f} dB",
-        fix="allow layers to stay float, or ask for less",
-    )
+
+    def ranked() -> Ranking:
+        nonlocal ranking
+        ranking = ranking or sensitivity(variants, simulation, without=False)
+        return ranking
+
+    def candidates() -> Iterator[Changes]:
+        if search.accepts(before):
+            yield {}
+        layers = [entry.layer for entry in ranked().layers]
+        simulation.hold(variants.base)
+        changes = _chosen(search, layers, levels)
+        search.ahead = 0
+        search.tell()
+        simulation.release()
+        while changes is not None:
+            yield changes
+            changes = _further(changes, layers, levels)
+
+    def unmet(_: Metrics | None) -> InputDataError:
+        every = {entry.layer: levels[-1] for entry in ranked().layers} if levels else {}
+        return InputDataError(
+            "no choice of layers is good enough",
+            why=f"wanted: {goal}; with all layers changed: {search.metrics(every).sqnr:.2f} dB",
+            fix="allow layers to stay float, or ask for less",
+        )
+
+    proven = search.proven(candidates(), unmet)
+    changed = ranked() if proven.changes else None
+    report = [] if changed is None else _report(proven.changes, changed.layers)
+    return search.fallback(proven, report, len(search.tried), ranking=changed)
 
 
 def _levels(
@@ -306,21 +143,61 @@ def _levels(
 
 
 def _chosen(
-    search: _Search, layers: Sequence[Layer], levels: Sequence[LayerChange]
+    search: LayerSearch, layers: Sequence[Layer], levels: Sequence[LayerChange]
 ) -> Changes | None:
     """Returns the fewest changes of the cheapest level that is enough, less below that."""
     rest: Changes = {}
     below: LayerChange | None = None
     for level in levels:
-        changes = search.shortest(layers, level, rest)
+        changes = _shortest(search, layers, level, rest)
         if changes is not None:
             if below is not None:
                 most = {layer: change for layer, change in changes.items() if change is level}
                 others = [layer for layer in layers if layer not in most]
-                changes = search.shortest(others, below, most) or changes
-            return search.pruned(changes, layers, levels)
+                changes = _shortest(search, others, below, most) or changes
+            return _pruned(search, changes, layers, levels)
         rest, below = dict.fromkeys(layers, level), level
     return None
+
+
+def _shortest(
+    search: LayerSearch, ranked: Sequence[Layer], change: LayerChange, rest: Changes
+) -> Changes | None:
+    """Returns ``rest`` with ``change`` for as few of the first layers as are needed.
+
+    Args:
+        search: What tries them.
+        ranked: The most costly layer first.
+        change: What they get.
+        rest: What all layers get that do not get it.
+
+    Returns:
+        None where all of them are not enough.
+    """
+
+    def prefix(count: int) -> Changes:
+        return {**rest, **dict.fromkeys(ranked[:count], change)}
+
+    count = search.first(len(ranked) + 1, lambda count: search.met(prefix(count)))
+    return None if count is None else prefix(count)
+
+
+def _pruned(
+    search: LayerSearch, changes: Changes, ranked: Sequence[Layer], levels: Sequence[LayerChange]
+) -> Changes:
+    """Returns ``changes`` without what is not needed, the least costly layer first."""
+    search.ahead = sum(1 + levels.index(change) for change in changes.values())
+
+    def softer(layer: Layer) -> Callable[[Changes], Iterator[Changes]]:
+        def options(kept: Changes) -> Iterator[Changes]:
+            search.ahead -= 1 + levels.index(kept[layer])
+            yield {key: value for key, value in kept.items() if key is not layer}
+            for level in levels[: levels.index(kept[layer])]:
+                yield {**kept, layer: level}
+
+        return options
+
+    return search.refined(changes, [softer(la) for la in reversed(ranked) if la in changes])
 
 
 def _further(
@@ -334,33 +211,6 @@ def _further(
         if changes[layer] is not levels[-1]:
             return {**changes, layer: levels[levels.index(changes[layer]) + 1]}
     return None
-
-
-def _proven(
-    search: _Search,
-    changes: Changes,
-    ranked: Sequence[Sensitivity],
-    before: Metrics,
-    ranking: Ranking | None,
-) -> Fallback | None:
-    """Returns the real graph with ``changes``; None where it does not meet the goal."""
-    decision = search.variants.decision(changes)
-    graph = apply(decision)
-    simulation = search.simulation
-    real = simulation.compared(outputs_of(graph, simulation.batches), simulation.reference)
-    if not search.goal.met(real):
-        return None
-    return Fallback(
-        graph,
-        decision,
-        search.variants.overrides_for(changes),
-        before,
-        search.metrics(changes),
-        real,
-        _report(changes, ranked),
-        len(search.tried),
-        ranking,
-    )
 
 
 def _report(changes: Changes, ranked: Sequence[Sensitivity]) -> list[Reverted]:
@@ -487,18 +337,15 @@ def met(
     Raises:
         InputDataError: The goal cannot be met.
     """
-    graph = made.decision.plan.graph
-    seen = made.profile.by_name()
-    stats = {value: seen[value.name] for value in observable(graph) if value.name in seen}
     return meeting(
         made.decision,
         goal,
         samples,
         made.target,
-        stats,
+        stats_of(made),
         original=made.original,
         unseen=made.unseen,
-        overrides=made.options.overrides(graph),
+        overrides=made.options.overrides(made.decision.plan.graph),
         fallback=fallback,
         metric=metric,
         workers=made.options.workers,

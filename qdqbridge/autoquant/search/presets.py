@@ -30,6 +30,7 @@ from qdqbridge.autoquant.repair.float_reference import FloatReference
 from qdqbridge.autoquant.repair.steps import GRAPH_STEPS, RUNS, StepRecord
 from qdqbridge.autoquant.search.costly_layers import costly, left_float
 from qdqbridge.autoquant.search.pair_cost import of_pairs
+from qdqbridge.autoquant.search.search import Climb
 from qdqbridge.autoquant.search.sensitivity_variants import widened, wider
 from qdqbridge.autoquant.search.tuning import spread, spread_unlike, taken
 from qdqbridge.autoquant.search.work_budget import WorkBudget
@@ -334,28 +335,25 @@ class _PresetTrials:
             unscaled: How 16-bit activations are tried, which need no scaled channels.
         """
         target, rules = options.described(), self.made.decision.plan.rules
-        best, kept, found = start, "", target
-        closest, nearest = start, _Attempt(_NONE, "", (), target)
+        climb = Climb[_Attempt](lambda attempt: self.sqnr(attempt.target), start)
         outcome = "fewer integer operators would not help"
         for attempt in _attempts(target):
-            if best >= attempt.preset.good or not any(attempt.changes(node) for node in rules):
+            if climb.best >= attempt.preset.good or not any(map(attempt.changes, rules)):
                 continue
             if not self.work.left:
                 outcome = "the budget was spent before all choices were tried; --budget gives more"
                 break
-            sqnr = self.sqnr(attempt.target)
-            if sqnr >= best + attempt.preset.gain:
-                best, kept, found = sqnr, attempt.description, attempt.target
-            if found is attempt.target or (not kept and sqnr > closest):
-                closest, nearest = sqnr, attempt
+            climb.step(attempt, attempt.preset.gain)
+        best, taken, closest = climb.best, climb.taken, climb.closest
+        kept, found = (taken.description, taken.target) if taken is not None else ("", target)
         wide = -math.inf
         if start < GOOD and target.wide is Wide.FLOATS and self.work.left:
             wide = self.sqnr(with_wider(target, ()), unscaled)
-        if nearest.kept and closest < wide and self.work.left:
-            names = costly(self.quantized(nearest.target), spread(self.seen, _RUNS), self.work)
-            own, left, sqnr = left_float(nearest.target, names, self._afforded, closest, wide)
+        if closest is not None and closest.kept and climb.nearest < wide and self.work.left:
+            names = costly(self.quantized(closest.target), spread(self.seen, _RUNS), self.work)
+            own, left, sqnr = left_float(closest.target, names, self._afforded, climb.nearest, wide)
             if left and sqnr >= start + GAIN:
-                best, found, kept = sqnr, own, f"{nearest.description}, except {', '.join(left)}"
+                best, found, kept = sqnr, own, f"{closest.description}, except {', '.join(left)}"
         if start >= GOOD and not kept:
             return options, None
         outcome = kept or outcome

@@ -1,4 +1,4 @@
-"""Bits per layer for a budget of time: no node of an engine may take longer than so much.
+"""Bits per layer for a limit of time: no node of an engine may take longer than so much.
 
 An engine makes its own nodes of a model, and says what each takes. Those that take too long name
 layers; these are tried in what else they may be stored as (fewer bits of weights, 8 bits for 16,
@@ -17,22 +17,23 @@ from typing import TypeAlias
 from qdqbridge.autoquant.planning.decide import apply
 from qdqbridge.autoquant.planning.formats import Unstored
 from qdqbridge.autoquant.planning.targets import WEIGHTS, Target
-from qdqbridge.autoquant.profiling.collect import observable
 from qdqbridge.autoquant.profiling.samples import Sample, Samples
 from qdqbridge.autoquant.quantize import Quantized
 from qdqbridge.autoquant.record import ParetoRow
-from qdqbridge.autoquant.search.budget import size_of
-from qdqbridge.autoquant.search.fallback import Changes, Fallback, Goal, Reverted
-from qdqbridge.autoquant.search.sensitivity_variants import (
-    Layer,
-    LayerChange,
-    Variants,
-    layers_of,
-    narrowed,
+from qdqbridge.autoquant.search.search import (
+    Changes,
+    Fallback,
+    Goal,
+    LayerSearch,
+    Progress,
+    Reverted,
+    simulation_of,
+    variants_of,
 )
+from qdqbridge.autoquant.search.sensitivity_variants import Layer, LayerChange, layers_of, narrowed
+from qdqbridge.autoquant.search.size_limit import size_of
 from qdqbridge.autoquant.search.trials import Trials, key_of, name_of
-from qdqbridge.autoquant.simulation import Simulation
-from qdqbridge.autoquant.simulation.metrics import Metrics, outputs_of
+from qdqbridge.autoquant.simulation.metrics import Metrics
 from qdqbridge.core.graph.graph import Graph, Node
 from qdqbridge.errors import InputDataError
 from qdqbridge.onnx_io.control_flow.bodies import bodies_in, parts
@@ -50,7 +51,7 @@ _SUFFIX = "_quantized"
 
 
 @dataclass(frozen=True, slots=True)
-class TimeBudget:
+class TimeLimit:
     """What each node of a model may take.
 
     Attributes:
@@ -74,26 +75,26 @@ class TimeBudget:
         return limit if self.goal is None else f"{limit}, {self.goal}"
 
 
-def slow_nodes(graph: Graph, budget: TimeBudget, sample: Sample, clock: Clock) -> list[NodeTime]:
+def slow_nodes(graph: Graph, limit: TimeLimit, sample: Sample, clock: Clock) -> list[NodeTime]:
     """Returns the nodes of a graph that take too long as they are, the slowest first."""
-    slow = [time for time in clock(graph, sample) if time.seconds > budget.max_seconds]
+    slow = [time for time in clock(graph, sample) if time.seconds > limit.max_seconds]
     return sorted(slow, key=lambda time: -time.seconds)
 
 
 def within_time(
     made: Quantized,
-    budget: TimeBudget,
+    limit: TimeLimit,
     samples: Samples,
     clock: Clock,
     *,
     state: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Fallback:
     """Returns a quantized graph of whose nodes none takes too long, and the curve.
 
     Args:
         made: A quantized graph and how it came about.
-        budget: What a node may take.
+        limit: What a node may take.
         samples: What outputs are judged on; the first one is timed.
         clock: What runs a graph in the engine.
         state: A file of trials, to go on from and to add to.
@@ -104,32 +105,30 @@ def within_time(
             take; the goal is not met then; or ``state`` is of something else.
         UnsupportedTargetError: The engine cannot run the model.
     """
-    return _TimeSearch(made, budget, samples, clock, state, progress).run()
+    return _TimeSearch(made, limit, samples, clock, state, progress).run()
 
 
 class _TimeSearch:
     def __init__(
         self,
         made: Quantized,
-        budget: TimeBudget,
+        limit: TimeLimit,
         samples: Samples,
         clock: Clock,
         state: Path | None,
-        progress: Callable[[int, int], None] | None,
+        progress: Progress | None,
     ) -> None:
-        graph, seen = made.decision.plan.graph, made.profile.by_name()
-        stats = {value: seen[value.name] for value in observable(graph) if value.name in seen}
-        overrides = made.options.overrides(graph)
-        own = replace(overrides, floats={**made.decision.plan.floats, **overrides.floats})
-        self._variants = Variants(made.decision, made.target, stats, own)
-        self._simulation = Simulation(
-            made.decision.plan, samples, made.unseen, original=made.original
+        graph = made.decision.plan.graph
+        self._limit, self._clock, self._sample = limit, clock, samples[0]
+        key = key_of(made, samples, f"{limit.engine} {limit.threads or ''}".strip())
+        self._search = LayerSearch(
+            variants_of(made),
+            simulation_of(made, samples),
+            limit.goal,
+            progress,
+            trials=Trials(state, key),
         )
-        self._budget, self._clock, self._sample = budget, clock, samples[0]
-        self._trials = Trials(
-            state, key_of(made, samples, f"{budget.engine} {budget.threads or ''}".strip())
-        )
-        self._progress, self._done = progress, 0
+        self._metrics, self._trials = self._search.metrics, self._search.trials
         self._graphs: dict[str, Graph] = {}
         self._layers = layers_of(made.decision.plan)
         self._owners = _owners(self._layers)
@@ -142,36 +141,29 @@ class _TimeSearch:
         self._options = {
             layer: [
                 change
-                for change in _changes(made.target, str(budget))
+                for change in _changes(made.target, str(limit))
                 if change.weights is None or not weighted.isdisjoint(layer.nodes)
             ]
             for layer in self._layers
         }
+        self._search.expected = 2 * (len(_unique(self._options.values())) + _POINTS) + 2
 
     def run(self) -> Fallback:
-        base, chosen = self._metrics({}), self._chosen()
-        metrics = self._metrics(chosen)
-        goal = self._budget.goal
-        decision = self._variants.decision(chosen)
-        graph = apply(decision)
-        batches = self._simulation.batches
-        real = self._simulation.compared(outputs_of(graph, batches), self._simulation.reference)
-        if goal is not None and not goal.met(real):
-            raise InputDataError(
-                f"no bits per layer are {self._budget}",
-                why=f"the outputs are {real.sqnr:.2f} dB from the float model's then",
-                fix="allow more time, or ask for less",
-            )
-        return Fallback(
-            graph,
-            decision,
-            self._variants.overrides_for(chosen),
-            base,
-            metrics,
-            real,
-            self._report(chosen),
-            self._simulation.trials,
-            pareto=self._curve(chosen),
+        self._metrics({})
+        proven = self._search.proven([self._chosen()], self._not_good)
+        return self._search.fallback(
+            proven,
+            self._report(proven.changes),
+            self._search.simulation.trials,
+            pareto=self._curve(proven.changes),
+        )
+
+    def _not_good(self, metrics: Metrics | None) -> InputDataError:
+        assert metrics is not None
+        return InputDataError(
+            f"no bits per layer are {self._limit}",
+            why=f"the outputs are {metrics.sqnr:.2f} dB from the float model's then",
+            fix="allow more time, or ask for less",
         )
 
     def _chosen(self) -> Changes:
@@ -196,7 +188,7 @@ class _TimeSearch:
         return self._made(picks)
 
     def _is_slow(self, seconds: float) -> bool:
-        return seconds > self._budget.max_seconds
+        return seconds > self._limit.max_seconds
 
     def _next(self, layer: Layer, seen: Collection[_Pick]) -> _Pick | None:
         """Returns what a layer is given next: alone, with who reads it, then with all around it.
@@ -239,8 +231,8 @@ class _TimeSearch:
         more = len(worst) - _TOLD
         reasons = [self._why(time) for time in worst[:_TOLD]]
         return InputDataError(
-            f"{len(slow)} nodes take longer than {time_text(self._budget.max_seconds)} on "
-            f"{self._budget.engine} whatever their layers are stored as",
+            f"{len(slow)} nodes take longer than {time_text(self._limit.max_seconds)} on "
+            f"{self._limit.engine} whatever their layers are stored as",
             why="; ".join(reasons + ([f"and {more} more"] if more > 0 else [])),
             fix="allow more time, cut these operators in the model, or use another engine",
         )
@@ -295,24 +287,16 @@ class _TimeSearch:
             found.append(Reverted(layer, str(change), rank, self._metrics({layer: change}), reason))
         return found
 
-    def _metrics(self, changes: Changes) -> Metrics:
-        known = self._trials.get(name_of(changes))
-        if known is not None:
-            return known
-        found = self._simulation.metrics(self._variants.decision(changes))
-        self._told()
-        return self._trials.add(name_of(changes), found)
-
     def _times(self, changes: Changes) -> Sequence[NodeTime]:
         name = name_of(changes)
         if name not in self._graphs:
-            self._graphs[name] = apply(self._variants.decision(changes))
+            self._graphs[name] = apply(self._search.variants.decision(changes))
         graph = self._graphs[name]  # several sets of changes may come to one graph
         known = self._trials.times(graph.digest)
         if known is not None:
             return known
         found = self._clock(graph, self._sample)
-        self._told()
+        self._search.count()
         return self._trials.add_times(graph.digest, found)
 
     def _own_times(self, changes: Changes) -> list[NodeTime]:
@@ -325,12 +309,6 @@ class _TimeSearch:
         # Tensors of a body are written as a result of its node, a point, and more.
         inside = any(name.startswith(self._starts) for name in time.names)
         return inside or not self._inside.isdisjoint(time.names)
-
-    def _told(self) -> None:
-        self._done += 1
-        if self._progress is not None:
-            about = 2 * (len(_unique(self._options.values())) + _POINTS) + 2
-            self._progress(self._done, max(self._done, about))
 
 
 class _Neighbours:

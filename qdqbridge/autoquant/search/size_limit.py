@@ -1,4 +1,4 @@
-"""Bits per layer for a budget: at most so many bytes, or as few as a goal leaves.
+"""Bits per layer for a size: at most so many bytes, or as few as a goal leaves.
 
 Every layer with weights is tried with 4-bit weights alone, and float alone. What it costs in error
 for each byte saved orders them; the curve of that order is what size buys of quality. Where a size
@@ -10,26 +10,32 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from qdqbridge.autoquant.planning.decide import Decision, apply
+from qdqbridge.autoquant.planning.decide import apply
 from qdqbridge.autoquant.planning.formats import Unstored
 from qdqbridge.autoquant.planning.targets import WEIGHTS
-from qdqbridge.autoquant.profiling.collect import observable
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.quantize import Quantized
 from qdqbridge.autoquant.record import ParetoRow
 from qdqbridge.autoquant.search.body_fallback import bodies_that_meet
-from qdqbridge.autoquant.search.fallback import Changes, Fallback, Goal, Reverted
-from qdqbridge.autoquant.search.sensitivity import tried
-from qdqbridge.autoquant.search.sensitivity_variants import Layer, LayerChange, Variants, layers_of
-from qdqbridge.autoquant.search.trials import Trials, key_of, name_of
-from qdqbridge.autoquant.simulation import Simulation
-from qdqbridge.autoquant.simulation.metrics import Metrics, outputs_of
+from qdqbridge.autoquant.search.search import (
+    Changes,
+    Fallback,
+    Goal,
+    LayerSearch,
+    Progress,
+    Reverted,
+    simulation_of,
+    variants_of,
+)
+from qdqbridge.autoquant.search.sensitivity_variants import Layer, LayerChange, layers_of
+from qdqbridge.autoquant.search.trials import Trials, key_of
+from qdqbridge.autoquant.simulation.metrics import Metrics
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError
 from qdqbridge.targets.running import Runner
@@ -40,8 +46,8 @@ _RUNS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class ModelBudget:
-    """What a model may cost, and what it has to be like.
+class SizeLimit:
+    """How large a model may be, and what it has to be like.
 
     Attributes:
         max_bytes: Of all constants as they are stored; None for as few as the goal leaves.
@@ -84,51 +90,40 @@ def size_of(graph: Graph) -> int:
 
 def within(
     made: Quantized,
-    budget: ModelBudget,
+    limit: SizeLimit,
     samples: Samples,
     *,
     state: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Fallback:
-    """Returns a quantized graph within ``budget``, and the curve of size against quality.
+    """Returns a quantized graph within ``limit``, and the curve of size against quality.
 
     Args:
         made: A quantized graph and how it came about.
-        budget: What it may cost.
+        limit: How large it may be.
         samples: What it is judged on.
         state: A file of trials, to go on from and to add to.
         progress: Called with the trials done, and how many there will be, about.
 
     Raises:
-        InputDataError: The budget cannot be met, or ``state`` is of something else.
+        InputDataError: The limit cannot be met, or ``state`` is of something else.
     """
-    return _BudgetSearch(made, budget, samples, state, progress).run()
+    return _SizeSearch(made, limit, samples, state, progress).run()
 
 
-class _BudgetSearch:
+class _SizeSearch:
     def __init__(
         self,
         made: Quantized,
-        budget: ModelBudget,
+        limit: SizeLimit,
         samples: Samples,
         state: Path | None,
-        progress: Callable[[int, int], None] | None,
+        progress: Progress | None,
     ) -> None:
-        graph, seen = made.decision.plan.graph, made.profile.by_name()
-        stats = {value: seen[value.name] for value in observable(graph) if value.name in seen}
-        overrides = made.options.overrides(graph)
-        self._simulation = Simulation(
-            made.decision.plan, samples, made.unseen, original=made.original
-        )
-        decision = made.decision
-        if budget.goal is not None:
-            met, goal = budget.goal.met, str(budget.goal)
-            decision, _ = bodies_that_meet(decision, met, self._simulation, goal)
-        own = replace(overrides, floats={**decision.plan.floats, **overrides.floats})
-        self._variants = Variants(decision, made.target, stats, own)
-        self._budget, self._workers = budget, made.options.workers
-        self._trials = Trials(state, key_of(made, samples))
-        self._progress, self._done = progress, 0
+        decision, simulation = made.decision, simulation_of(made, samples)
+        if limit.goal is not None:
+            met, goal = limit.goal.met, str(limit.goal)
+            decision, _ = bodies_that_meet(decision, met, simulation, goal)
         weights = made.target.weights
         narrow = replace(WEIGHTS["int4"], axis=weights.axis, block=weights.block)
         known = [weight for weight in made.decision.weights if weight.index < 2]
@@ -139,8 +134,18 @@ class _BudgetSearch:
             for layer in layers_of(made.decision.plan)
             if any(node in self._weights for node in layer.nodes)
         ]
-        self._narrow = LayerChange(None, f"4 bits for {budget}", narrow)
-        self._float = LayerChange(reason=f"float for {budget}")
+        self._limit, self._workers = limit, made.options.workers
+        self._search = LayerSearch(
+            variants_of(made, decision),
+            simulation,
+            limit.goal,
+            progress,
+            trials=Trials(state, key_of(made, samples)),
+            expected=2 * len(self._layers) + _POINTS,
+        )
+        self._metrics, self._variants = self._search.metrics, self._search.variants
+        self._narrow = LayerChange(None, f"4 bits for {limit}", narrow)
+        self._float = LayerChange(reason=f"float for {limit}")
         dynamic = made.target.activations in (Unstored.DYNAMIC, Unstored.DYNAMIC_ROWS)
         self._few = dynamic or weights.storage.bits <= self._narrow_bits
 
@@ -150,49 +155,29 @@ class _BudgetSearch:
         return self._narrow.weights.storage.bits
 
     def run(self) -> Fallback:
-        base = self._metrics({})
-        steps = self._steps(base)
+        steps = self._steps(self._metrics({}))
         start = next(i for i, changes in enumerate(steps) if not changes)
-        chosen, decision, graph, real = self._proven(steps)
+        proven = self._search.proven(self._candidates(steps), self._unmet)
         shown = sorted({*np.linspace(0, len(steps) - 1, _POINTS).astype(int).tolist(), start})
-        curve = [*(self._point(steps[index]) for index in shown), self._point(chosen)]
-        return Fallback(
-            graph,
-            decision,
-            self._variants.overrides_for(chosen),
-            base,
-            self._metrics(chosen),
-            real,
-            self._report(chosen),
-            self._simulation.trials,
+        curve = [*(self._point(steps[index]) for index in shown), self._point(proven.changes)]
+        return self._search.fallback(
+            proven,
+            self._report(proven.changes),
+            self._search.simulation.trials,
             pareto=tuple(sorted(set(curve), key=lambda point: point.size)),
         )
 
-    def _proven(self, steps: Sequence[Changes]) -> tuple[Changes, Decision, Graph, Metrics]:
-        """Returns the changes that suit the budget, and what the real graph with them reaches.
-
-        Trials are of the simulation, from which the real graph differs a little: where it just
-        misses a goal, closer steps are tried, unless they would be too large.
-
-        Raises:
-            InputDataError: None of them meets the goal.
-        """
-        first, goal, simulation = self._chosen(steps), self._budget.goal, self._simulation
-        closer = range(first, -1, -1) if self._budget.max_bytes is None else (first,)
-        delivered: Metrics | None = None
-        for index in closer:
-            polished = self._polished(steps[index])
-            plain = [] if polished == steps[index] or len(closer) == 1 else [steps[index]]
-            for changes in (polished, *plain):
-                decision = self._variants.decision(changes)
-                graph = apply(decision)
-                outputs = outputs_of(graph, simulation.batches)
-                real = simulation.compared(outputs, simulation.reference)
-                if goal is None or goal.met(real):
-                    return changes, decision, graph, real
-                delivered = real
-        assert delivered is not None
-        raise self._unmet(delivered)
+    def _candidates(self, steps: Sequence[Changes]) -> Iterator[Changes]:
+        """Yields changes that suit the limit, and closer ones, unless they would be too large."""
+        first = self._chosen(steps)
+        if self._limit.max_bytes is not None:
+            yield self._polished(steps[first])
+            return
+        for changes in reversed(steps[: first + 1]):
+            polished = self._polished(changes)
+            yield polished
+            if polished != changes:
+                yield changes
 
     def _steps(self, base: Metrics) -> list[Changes]:
         """Returns what layers get, from all float to all of 4 bits, one layer after the other."""
@@ -208,7 +193,7 @@ class _BudgetSearch:
 
         That is error for bytes where bytes are saved, bytes for error where error is.
         """
-        self._try_each(change)
+        self._search.try_each(self._layers, change, self._workers)
 
         def worth(layer: Layer) -> float:
             error = self._metrics({layer: change}).nmse - base.nmse
@@ -223,39 +208,15 @@ class _BudgetSearch:
         own = self._variants.target.weights.storage.bits
         return sum(weights) * (own - bits) // 8
 
-    def _try_each(self, change: LayerChange) -> None:
-        """Tries every layer alone, by the workers where there are some."""
-        left = [la for la in self._layers if self._trials.get(name_of({la: change})) is None]
-        decisions = [self._variants.decision({layer: change}) for layer in left]
-        self._simulation.cover([decision.plan for decision in decisions])
-        base = self._variants.base
-        found = tried(self._simulation, decisions, base, self._workers, self._told)
-        for layer, metrics in zip(left, found, strict=True):
-            self._trials.add(name_of({layer: change}), metrics)
-        self._simulation.release()
-
-    def _told(self, metrics: Metrics) -> Metrics:
-        self._done += 1
-        if self._progress is not None:
-            self._progress(self._done, max(self._done, 2 * len(self._layers) + _POINTS))
-        return metrics
-
-    def _metrics(self, changes: Changes) -> Metrics:
-        known = self._trials.get(name_of(changes))
-        if known is not None:
-            return known
-        found = self._simulation.metrics(self._variants.decision(changes))
-        return self._trials.add(name_of(changes), self._told(found))
-
     def _size(self, changes: Changes) -> int:
         """Returns the bytes of a variant's constants."""
         return size_of(apply(self._variants.decision(changes)))
 
     def _chosen(self, steps: Sequence[Changes]) -> int:
         """Returns the first step that is small enough, or the last that is good enough."""
-        most, goal = self._budget.max_bytes, self._budget.goal
+        most, goal = self._limit.max_bytes, self._limit.goal
         if most is not None:
-            index = _first(len(steps), lambda i: self._size(steps[i]) <= most)
+            index = self._search.first(len(steps), lambda i: self._size(steps[i]) <= most)
             if index is None:
                 least = self._size(steps[-1])
                 raise InputDataError(
@@ -267,37 +228,40 @@ class _BudgetSearch:
                 raise self._unmet(self._metrics(steps[index]))
             return index
         assert goal is not None
-        worse = _first(len(steps), lambda i: not goal.met(self._metrics(steps[i])))
+        worse = self._search.first(len(steps), lambda i: not self._search.met(steps[i]))
         if worse == 0:
             raise self._unmet(self._metrics(steps[0]))
         return len(steps) - 1 if worse is None else worse - 1
 
     def _polished(self, changes: Changes) -> Changes:
-        """Returns changes that suit the budget better, each layer looked at once more.
+        """Returns changes that suit the limit better, each layer looked at once more.
 
         What a size does not need is taken back, the costly layers first; what a goal still allows
         is done as well, the layers that save most first.
         """
-        most, goal, kept = self._budget.max_bytes, self._budget.goal, dict(changes)
-        if most is not None:
-            size = self._size(changes)
-            for layer in reversed(changes):
-                wide = size + self._saved(layer, changes[layer])
-                if changes[layer] is self._narrow and wide <= most:
-                    del kept[layer]
-                    size = wide
-            return kept if self._size(kept) <= most else changes
-        assert goal is not None
-        others = [] if self._few else [la for la in self._layers if la not in kept]
-        for layer in sorted(others, key=lambda la: -self._saved(la, self._narrow)):
-            more = {**kept, layer: self._narrow}
-            if goal.met(self._metrics(more)):
-                kept = more
-        return kept
+        most, goal = self._limit.max_bytes, self._limit.goal
+        if most is None:
+            assert goal is not None
+            others = [] if self._few else [la for la in self._layers if la not in changes]
+            others.sort(key=lambda la: -self._saved(la, self._narrow))
+            return self._search.refined(changes, [self._with_narrow(la) for la in others])
+        size = self._size(changes)
 
-    def _unmet(self, metrics: Metrics) -> InputDataError:
+        def fits(kept: Changes) -> bool:
+            taken_back = (la for la in changes if la not in kept)
+            return size + sum(self._saved(la, self._narrow) for la in taken_back) <= most
+
+        narrow = [la for la in reversed(changes) if changes[la] is self._narrow]
+        kept = self._search.refined(changes, [_without(la) for la in narrow], fits)
+        return kept if self._size(kept) <= most else changes
+
+    def _with_narrow(self, layer: Layer) -> Callable[[Changes], list[Changes]]:
+        return lambda kept: [{**kept, layer: self._narrow}]
+
+    def _unmet(self, metrics: Metrics | None) -> InputDataError:
+        assert metrics is not None
         return InputDataError(
-            f"no bits per layer are {self._budget}",
+            f"no bits per layer are {self._limit}",
             why=f"the outputs are {metrics.sqnr:.2f} dB from the float model's then",
             fix="allow more bytes, or ask for less",
         )
@@ -306,7 +270,7 @@ class _BudgetSearch:
         metrics, graph = self._metrics(changes), apply(self._variants.decision(changes))
         narrow = sum(change is self._narrow for change in changes.values())
         floats = len(changes) - narrow
-        runner, batch = Runner(graph), self._simulation.batches[0]
+        runner, batch = Runner(graph), self._search.simulation.batches[0]
         best = math.inf
         for _ in range(_RUNS):
             began = time.perf_counter()
@@ -328,12 +292,5 @@ class _BudgetSearch:
         return found
 
 
-def _first(count: int, holds: Callable[[int], bool]) -> int | None:
-    """Returns the first of ``count`` numbers for which something holds, from where on it does."""
-    if not holds(count - 1):
-        return None
-    low, high = 0, count - 1
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
-    return high
+def _without(layer: Layer) -> Callable[[Changes], list[Changes]]:
+    return lambda kept: [{other: change for other, change in kept.items() if other is not layer}]

@@ -1,4 +1,4 @@
-"""Bits per layer for a budget of time: kernels timed in TVM and in onnxruntime."""
+"""Bits per layer for a limit of time: kernels timed in TVM and in onnxruntime."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import qdqbridge as qb
 from qdqbridge.app.cli.failures import run
 from qdqbridge.app.judging import node_times
 from qdqbridge.app.quantizing import Quantization
-from qdqbridge.autoquant.search import time_budget
+from qdqbridge.autoquant.search import time_limit
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.targets.engines import NodeTime
@@ -165,7 +165,7 @@ def test_a_search_goes_on_where_it_was_ended(
 
 
 def test_what_cannot_be_asked() -> None:
-    with pytest.raises(InputDataError, match="one search has one budget"):
+    with pytest.raises(InputDataError, match="one search has one limit"):
         made().within(max_node_seconds=1.0, max_bytes=1000)
     with pytest.raises(InputDataError, match="no limit"):
         made().within(max_node_seconds=0.0)
@@ -186,4 +186,4 @@ def test_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
     for wrong in ("2", "fastms", "0ms"):
         assert run([*plain, "--max-node-time", wrong]) == 3
     assert run([*plain, "--max-node-time", "1us"]) == 3
-    assert time_budget.TimeBudget(2e-3, "tvm").max_seconds == 0.002
+    assert time_limit.TimeLimit(2e-3, "tvm").max_seconds == 0.002
