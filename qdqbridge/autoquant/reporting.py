@@ -30,7 +30,6 @@ from qdqbridge.autoquant.record import (
 from qdqbridge.autoquant.search.errors import LIMIT, Errors, errors, spread, weight_errors
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.printer import origin_of
-from qdqbridge.core.graph.quantization import QuantParams
 
 if TYPE_CHECKING:
     from qdqbridge.autoquant.inside import QuantizedBody
@@ -241,7 +240,7 @@ def _tensor(value: Value, seen: TensorStats, decision: Decision) -> TensorReport
     params = decision.values.get(value)
     bins = _binned(seen.histogram)
     known = params is not None and params.per_tensor
-    low, high = real_range(params) if params is not None and known else (0.0, 0.0)
+    low, high = params.real_range if params is not None and known else (0.0, 0.0)
     return TensorReport(
         value.name,
         origin_of(value)[0],
@@ -258,12 +257,6 @@ def _tensor(value: Value, seen: TensorStats, decision: Decision) -> TensorReport
         _clipped(seen, low, high) if known else 0.0,
         *bins,
     )
-
-
-def real_range(params: QuantParams) -> tuple[float, float]:
-    """Returns the smallest and the largest real number that the codes stand for."""
-    scale, zero = float(params.scale), int(params.zero_point)
-    return scale * (params.qmin - zero), scale * (params.qmax - zero)
 
 
 def _decided(value: Value, decision: Decision) -> str:

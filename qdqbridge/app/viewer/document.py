@@ -111,9 +111,7 @@ def _range(value: Value) -> list[float] | None:
     """Returns the least and the largest real number that can be stored, of one scale only."""
     if not isinstance(value.type, QuantType) or not value.type.params.per_tensor:
         return None
-    params = value.type.params
-    scale, zero = float(params.scale), float(params.zero_point)
-    return [(float(params.qmin) - zero) * scale, (float(params.qmax) - zero) * scale]
+    return [*value.type.params.real_range]
 
 
 # ---- the name scope of a node: the modules of the network that it was written in -----------------

@@ -168,6 +168,12 @@ class QuantParams:
         """True where every zero point is 0."""
         return not self.zero_point.any()
 
+    @property
+    def real_range(self) -> tuple[float, float]:
+        """The real numbers of the least and the largest code, of one scale and zero point."""
+        scale, zero = float(self.scale.reshape(())), int(self.zero_point.reshape(()))
+        return (self.qmin - zero) * scale, (self.qmax - zero) * scale
+
     def with_range(self, qmin: int, qmax: int) -> QuantParams:
         """Returns the same mapping with another range of stored values."""
         return replace(self, qmin=qmin, qmax=qmax)

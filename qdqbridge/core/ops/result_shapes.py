@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from itertools import zip_longest
+from typing import Any, TypeAlias
 
 from qdqbridge.core.graph.operator import Attributes
 from qdqbridge.core.graph.symbols import product, quotient, total
@@ -157,10 +158,18 @@ def _sliced(source: Sequence[Dim], attributes: SliceAttrs) -> Open:
     return tuple(extents)
 
 
+def broadcast_columns(*shapes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Returns the extents that meet on each axis of what shapes broadcast to; in front stand 1s."""
+    return list(zip_longest(*map(reversed, shapes), fillvalue=1))[::-1]
+
+
+def broadcast_extents(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
+    """Returns what two shapes broadcast to that are known to fit; also of expressions."""
+    return [right if left == 1 else left for left, right in broadcast_columns(a, b)]
+
+
 def _broadcast_open_shapes(a: Sequence[Dim], b: Sequence[Dim]) -> Open:
-    rank = max(len(a), len(b))
-    left, right = ([*(1,) * (rank - len(dims)), *dims] for dims in (a, b))
-    return tuple(_common(x, y) for x, y in zip(left, right, strict=True))
+    return tuple(_common(left, right) for left, right in broadcast_columns(a, b))
 
 
 def _common(a: Dim, b: Dim) -> Dim | None:

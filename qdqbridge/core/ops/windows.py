@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,36 @@ from qdqbridge.core.graph.operator import Array
 def span(kernel: int, dilation: int) -> int:
     """Returns how many elements a dilated kernel covers."""
     return (kernel - 1) * dilation + 1
+
+
+def covered(count: int, stride: int, kernel: int, dilation: int) -> int:
+    """Returns how many elements ``count`` windows cover together."""
+    return (count - 1) * stride + span(kernel, dilation)
+
+
+def window_count(room: Any, stride: int) -> Any:
+    """Returns how many windows begin in the ``room`` that one of them leaves; also of expressions.
+
+    Args:
+        room: What is left of the padded input behind one window.
+        stride: How far windows lie apart.
+    """
+    return room // stride + 1
+
+
+def same_padding(size: int, span: int, stride: int) -> int:
+    """Returns both pads of ``auto_pad`` SAME together: a window begins at every stride.
+
+    Below 0 where strides leave elements over, which callers take for what their format says.
+    """
+    return (-(-size // stride) - 1) * stride + span - size
+
+
+def split_padding(totals: Sequence[int], *, upper: bool) -> tuple[int, ...]:
+    """Returns begin and end pads; an odd total's extra element goes to the end if ``upper``."""
+    less = tuple(total // 2 for total in totals)
+    more = tuple(total - half for total, half in zip(totals, less, strict=True))
+    return (*less, *more) if upper else (*more, *less)
 
 
 def extents(
@@ -41,7 +72,7 @@ def extents(
     for i, size in enumerate(sizes):
         room = size + pads[i] + pads[i + len(sizes)] - span(kernel[i], dilations[i])
         up = ceil_mode or (clipped and room < 0)
-        count = (-(-room // strides[i]) if up else room // strides[i]) + 1
+        count = window_count(room + (strides[i] - 1) * up, strides[i])
         if ceil_mode and (count - 1) * strides[i] >= size + pads[i]:
             count -= 1
         result.append(max(count, 0))
@@ -53,8 +84,8 @@ def reaching(size: int, kernel: int, stride: int, dilation: int, pads: tuple[int
 
     Less than there is where a last window would start in it: ONNX leaves that one out.
     """
-    (windows,) = extents((size,), (kernel,), (stride,), (dilation,), pads, ceil_mode=True)
-    return max(0, (windows - 1) * stride + span(kernel, dilation) - size - pads[0])
+    (count,) = extents((size,), (kernel,), (stride,), (dilation,), pads, ceil_mode=True)
+    return max(0, covered(count, stride, kernel, dilation) - size - pads[0])
 
 
 def fitted(
@@ -89,8 +120,8 @@ def padded(
     """Returns ``x`` with ``fill`` around it, as far as the ``out`` windows reach."""
     widths = [(0, 0), (0, 0)]
     for i, size in enumerate(x.shape[2:]):
-        reach = (out[i] - 1) * strides[i] + span(kernel[i], dilations[i])
-        widths.append((pads[i], max(pads[i + len(out)], reach - size - pads[i])))
+        wide = covered(out[i], strides[i], kernel[i], dilations[i])
+        widths.append((pads[i], max(pads[i + len(out)], wide - size - pads[i])))
     if not any(width for pair in widths for width in pair):
         return x
     return np.pad(x, widths, constant_values=np.asarray(fill, x.dtype))  # pyright: ignore

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs
+from qdqbridge.core.ops.windows import split_padding
 from qdqbridge.onnx_io.codecs.codec import Decode, Decoded, decoded
 from qdqbridge.onnx_io.codecs.view import Ints, NodeView, NoRow
-from qdqbridge.onnx_io.codecs.windows import ResolvedWindow, open_kernel_of, split_pads, window_of
+from qdqbridge.onnx_io.codecs.windows import ResolvedWindow, open_kernel_of, window_of
 
 
 def _read_conv(node: NodeView) -> Decoded:
@@ -78,7 +79,7 @@ def _pads_for(
         extras.append(extra[i] + max(-total, 0))
         if total < 0 and extras[-1] >= max(stride, window.dilations[i]):
             raise NoRow("output_shape is larger than the operator reaches")
-    return split_pads(tuple(totals), upper=window.auto_pad == "SAME_UPPER"), tuple(extras)
+    return split_padding(totals, upper=window.auto_pad == "SAME_UPPER"), tuple(extras)
 
 
 READ: Mapping[str, Decode] = {"Conv": _read_conv, "ConvTranspose": _read_transpose}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qdqbridge.core.ops.windows import same_padding, span, split_padding
 from qdqbridge.onnx_io.codecs.view import Ints, NodeView, NoRow
 
 _AUTO = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
@@ -27,7 +28,7 @@ class ResolvedWindow:
     def spans(self) -> Ints:
         """Returns the elements that the dilated kernel covers along every axis."""
         pairs = zip(self.kernel, self.dilations, strict=True)
-        return tuple((k - 1) * d + 1 for k, d in pairs)
+        return tuple(span(k, d) for k, d in pairs)
 
 
 def kernel_of(node: NodeView, weight: int | None) -> Ints:
@@ -116,20 +117,11 @@ def window_of(node: NodeView, kernel: Ints, *, pad_now: bool = True) -> Resolved
 
 def _same_pads(node: NodeView, window: ResolvedWindow) -> Ints:
     totals: list[int] = []
-    for i, (span, stride) in enumerate(zip(window.spans(), window.strides, strict=True)):
-        if stride == 1:
-            totals.append(span - 1)
-            continue
-        extent = node.known_extent(i + 2)
-        totals.append(max((-(-extent // stride) - 1) * stride + span - extent, 0))
-    return split_pads(tuple(totals), upper=window.auto_pad == "SAME_UPPER")
-
-
-def split_pads(totals: Ints, *, upper: bool) -> Ints:
-    """Returns begin and end pads; an odd total's extra element goes to the end if ``upper``."""
-    less = tuple(total // 2 for total in totals)
-    more = tuple(total - half for total, half in zip(totals, less, strict=True))
-    return (*less, *more) if upper else (*more, *less)
+    for i, (covered, stride) in enumerate(zip(window.spans(), window.strides, strict=True)):
+        # With stride 1 the pads do not depend on the extent, which may be open.
+        extent = 1 if stride == 1 else node.known_extent(i + 2)
+        totals.append(max(same_padding(extent, covered, stride), 0))
+    return split_padding(totals, upper=window.auto_pad == "SAME_UPPER")
 
 
 def _checked(node: NodeView, name: str, entries: Ints, count: int, least: int) -> Ints:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import onnx
 from onnx import helper
 
-from qdqbridge.core.ops.windows import extents, span
+from qdqbridge.core.ops.windows import covered, extents, span, window_count
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 
 _POOLS = ("MaxPool", "AveragePool", "LpPool")
@@ -113,8 +113,9 @@ def _pads(node: onnx.NodeProto, sizes: list[int]) -> list[int] | None:
         if sizes[i] <= 0:  # unknown, and so is its number of windows
             continue
         data, wide = sizes[i] + pads[i], span(kernel[i], dilations[i])
-        dropped |= -(-(data + pads[rank + i] - wide) // strides[i]) + 1 > count
-        pads[rank + i] = max(0, (count - 1) * strides[i] + wide - data)
+        whole = window_count(data + pads[rank + i] - wide + strides[i] - 1, strides[i])
+        dropped |= whole > count
+        pads[rank + i] = max(0, covered(count, strides[i], kernel[i], dilations[i]) - data)
     return pads if dropped else None
 
 

@@ -12,6 +12,7 @@ from struct import unpack_from
 import numpy as np
 
 from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.ops.windows import same_padding
 from qdqbridge.tflite_io.conversion import Row, SubgraphConversion, UnknownForm
 from qdqbridge.tflite_io.schema import Op
 
@@ -176,16 +177,12 @@ def _pads(
     same = int(op.option("Padding")) == _SAME
     for out, into, size, stride in zip(wanted, given, kernel, strides, strict=True):
         whole = (into - 1) * stride + size
-        begin = max((_forward(out, stride, size, same) - 1) * stride + size - out, 0) // 2
+        # VALID leaves no begin: its windows end inside the result.
+        begin = max(same_padding(out, size, stride), 0) // 2 if same else 0
         begins.append(begin)
         ends.append(max(whole - out - begin, 0))
         more.append(max(out + begin - whole, 0))
     return [*begins, *ends], more
-
-
-def _forward(out: int, stride: int, size: int, same: bool) -> int:
-    """Returns the extent that a convolution would make of the result."""
-    return -(-out // stride) if same else -(-(out - size + 1) // stride)
 
 
 def dense(c: SubgraphConversion, op: Op) -> None:

@@ -69,12 +69,11 @@ def kept(value: Value) -> Value:
 
 
 def _outside(own: QuantParams, wider: QuantParams) -> bool:
-    return _reaches_out(_numbers(own), _numbers(wider))
+    return _reaches_out(_range_of(own), _range_of(wider))
 
 
-def _numbers(params: QuantParams) -> StoredRange:
-    scale, zero = float(params.scale.reshape(-1)[0]), int(params.zero_point.reshape(-1)[0])
-    return StoredRange((params.qmin - zero) * scale, (params.qmax - zero) * scale, scale)
+def _range_of(params: QuantParams) -> StoredRange:
+    return StoredRange(*params.real_range, float(params.scale.reshape(())))
 
 
 class StoredRange(NamedTuple):

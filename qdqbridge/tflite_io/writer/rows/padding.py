@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.ops.attributes import ConvAttrs, PoolAttrs
-from qdqbridge.core.ops.windows import span
+from qdqbridge.core.ops.windows import span, window_count
 from qdqbridge.tflite_io.writer.values import NoCounterpart
 
 SAME, VALID = 0, 1
@@ -28,7 +28,7 @@ def padding_of(
     """
     spans = [span(k, d) for k, d in zip(kernel, attributes.dilations, strict=True)]
     if not any(attributes.pads) and all(
-        into < 0 or out == (into - size) // stride + 1
+        into < 0 or out == window_count(into - size, stride)
         for into, out, size, stride in zip(given, made, spans, attributes.strides, strict=True)
     ):
         return VALID

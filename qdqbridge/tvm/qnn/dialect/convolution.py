@@ -13,6 +13,7 @@ from typing import Any
 
 from tvm import te
 
+from qdqbridge.core.ops.windows import span, window_count
 from qdqbridge.tvm.qnn.dialect.arithmetic import BLOCK, Prim, entry, stage
 from qdqbridge.tvm.qnn.dialect.context import CallContext, Extent, ResultType
 from qdqbridge.tvm.qnn.dialect.dense import OUT_DTYPE, SIX, centred, check_operands, padded_codes
@@ -148,9 +149,10 @@ def result_sizes(
 ) -> list[Extent]:
     """Returns the spatial extents of a result, of those of data and of a kernel."""
     return [
-        (extent + window.begin[i] + window.end[i] - (kernel[i] - 1) * window.dilation[i] - 1)
-        // window.strides[i]
-        + 1
+        window_count(
+            extent + window.begin[i] + window.end[i] - span(kernel[i], window.dilation[i]),
+            window.strides[i],
+        )
         for i, extent in enumerate(extents)
     ]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import zip_longest
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +12,7 @@ from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Operator
 from qdqbridge.core.graph.patterns import Pattern
 from qdqbridge.core.ops.elementwise import OPERATORS, POW
 from qdqbridge.core.ops.forms import OPERANDS
+from qdqbridge.core.ops.result_shapes import broadcast_columns
 from qdqbridge.tvm.qnn.dialect.arithmetic import (
     Prim,
     analyzer,
@@ -133,13 +133,13 @@ def broadcast_shape(context: CallContext, *shapes: Sequence[Extent]) -> list[Ext
         GraphError: Two extents differ, or cannot be shown to be equal, and neither is 1.
     """
     result: list[Extent] = []
-    for extents in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
+    for extents in broadcast_columns(*shapes):
         wide = [extent for extent in extents if not _one(extent)]
         for extent in wide[1:]:
             if not _equal(wide[0], extent):
                 context.fail(f"shapes {[list(shape) for shape in shapes]} do not broadcast")
         result.append(wide[0] if wide else 1)
-    return result[::-1]
+    return result
 
 
 def broadcast_indices(indices: Sequence[Prim], shape: Sequence[Any]) -> list[Prim]:

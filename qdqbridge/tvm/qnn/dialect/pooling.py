@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import te
 
+from qdqbridge.core.ops.windows import covered, span, window_count
 from qdqbridge.tvm.qnn.dialect.arithmetic import BLOCK, Prim, saturated, stage, tirx
 from qdqbridge.tvm.qnn.dialect.context import CallContext, Extent, ResultType
 from qdqbridge.tvm.qnn.dialect.convolution import padding, spread
@@ -72,8 +73,8 @@ def _counts(context: CallContext, extents: Sequence[Extent], window: Four) -> li
     rank, ceil = len(size), bool(context.attr("ceil_mode"))
     result: list[Extent] = []
     for i, extent in enumerate(extents):
-        room = extent + pads[i] + pads[i + rank] - (size[i] - 1) * dilation[i] - 1
-        number = (room + strides[i] - 1) // strides[i] + 1 if ceil else room // strides[i] + 1
+        room = extent + pads[i] + pads[i + rank] - span(size[i], dilation[i])
+        number = window_count(room + (strides[i] - 1) * ceil, strides[i])
         if ceil and isinstance(number, int):
             number -= int((number - 1) * strides[i] >= extent + pads[i])
         elif ceil and _may_drop(window, i):
@@ -86,7 +87,7 @@ def _counts(context: CallContext, extents: Sequence[Extent], window: Four) -> li
 def _may_drop(window: Four, axis: int) -> bool:
     """True where a last window of ``ceil_mode`` may start behind the data and so be left out."""
     size, strides, dilation, pads = window
-    return pads[len(size) + axis] + strides[axis] > (size[axis] - 1) * dilation[axis] + 1
+    return pads[len(size) + axis] + strides[axis] > span(size[axis], dilation[axis])
 
 
 def _infer_pool(rank: int) -> Any:
@@ -199,8 +200,8 @@ def _reach(
     for i, extent in enumerate(_int_or_symbolic(e) for e in extents):
         end = pads[i + len(size)]
         if isinstance(extent, int):
-            reach = (sizes[i] - 1) * strides[i] + (size[i] - 1) * dilation[i] + 1
-            end = max(end, reach - extent - pads[i])
+            wide = covered(sizes[i], strides[i], size[i], dilation[i])
+            end = max(end, wide - extent - pads[i])
         elif ceil:
             end += strides[i] - 1
         pairs.append((pads[i], end))

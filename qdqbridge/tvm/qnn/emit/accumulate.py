@@ -18,6 +18,7 @@ from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import static_shape
 from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs
 from qdqbridge.core.ops.matmul import DENSE
+from qdqbridge.core.ops.result_shapes import broadcast_extents
 from qdqbridge.tvm.qnn.emit.dtypes import storage, tvm_dtype
 from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, unsupported
 from qdqbridge.tvm.qnn.ranges import accumulator_dtype, magnitude
@@ -141,18 +142,12 @@ def batches(
     emitter: FunctionEmitter, x: Expr, w: Expr, gemm: GemmAttrs
 ) -> tuple[Expr, Expr, list[Any]]:
     """Returns operands (B, M, K) and (B, N, K), and the leading extents that B stands for."""
-    lead = _broadcast_extents(emitter.extents(x)[:-2], emitter.extents(w)[:-2])
+    lead = broadcast_extents(emitter.extents(x)[:-2], emitter.extents(w)[:-2])
     if gemm.trans_a:
         x = _swapped(emitter, x)
     if not gemm.trans_b:
         w = _swapped(emitter, w)
     return _stacked(emitter, x, lead), _stacked(emitter, w, lead), lead
-
-
-def _broadcast_extents(a: list[Any], b: list[Any]) -> list[Any]:
-    rank = max(len(a), len(b))
-    left, right = [1] * (rank - len(a)) + a, [1] * (rank - len(b)) + b
-    return [y if x == 1 else x for x, y in zip(left, right, strict=True)]
 
 
 def _swapped(emitter: FunctionEmitter, x: Expr) -> Expr:

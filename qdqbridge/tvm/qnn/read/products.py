@@ -17,6 +17,7 @@ from qdqbridge.core.ops.convolution import OPERATORS as CONVOLUTIONS
 from qdqbridge.core.ops.elementwise import ADD
 from qdqbridge.core.ops.matmul import DENSE, GEMM
 from qdqbridge.core.ops.matmul import OPERATORS as MATRIX_PRODUCTS
+from qdqbridge.core.ops.result_shapes import broadcast_extents
 from qdqbridge.tvm.qnn.origin import Provenance
 from qdqbridge.tvm.qnn.read.call import Call
 from qdqbridge.tvm.qnn.read.layout import transposed
@@ -154,15 +155,7 @@ def _product_shape(a: Shape, b: Shape, gemm: GemmAttrs, *, dense: bool) -> Shape
         return a[:-1]
     if len(a) == 1:
         return (*b[:-2], *columns)
-    return (*_broadcast_batch_dims(a[:-2], b[:-2]), *rows, *columns)
-
-
-def _broadcast_batch_dims(
-    a: tuple[int | str, ...], b: tuple[int | str, ...]
-) -> tuple[int | str, ...]:
-    rank = max(len(a), len(b))
-    left, right = (1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b
-    return tuple(y if x == 1 else x for x, y in zip(left, right, strict=True))
+    return (*broadcast_extents(a[:-2], b[:-2]), *rows, *columns)
 
 
 def _unshaped(reading: Reading, value: Value, provenance: Provenance) -> tuple[Value, bool]:

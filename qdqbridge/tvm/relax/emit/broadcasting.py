@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from tvm import sym, tirx
 
+from qdqbridge.core.ops.result_shapes import broadcast_columns
 from qdqbridge.tvm.qnn.emit.emitter import Expr
 from qdqbridge.tvm.relax.dialect.broadcast import broadcast_to
 
@@ -32,7 +32,7 @@ def aligned(emitter: RelaxEmitter, exprs: Sequence[Expr], trailing: int = 0) -> 
     """
     shapes = [emitter.extents(expr) for expr in exprs]
     leads = [shape[: len(shape) - trailing] for shape in shapes]
-    columns = [list(axis) for axis in zip_longest(*map(reversed, leads), fillvalue=1)][::-1]
+    columns = broadcast_columns(*leads)
     if all(known_to_agree(column) for column in columns):
         return list(exprs)
     whole = [

@@ -164,13 +164,8 @@ def _clip_is_redundant(node: Node, params: QuantParams) -> bool:
         return False
     if node.op not in DATA_MOVEMENT:
         return False
-    (low, high), (lowest, highest) = _interval(source.params), _interval(params)
+    (low, high), (lowest, highest) = source.params.real_range, params.real_range
     return lowest <= min(low, 0.0) and max(high, 0.0) <= highest
-
-
-def _interval(params: QuantParams) -> tuple[float, float]:
-    zero_point, scale = float(params.zero_point), float(params.scale)
-    return (params.qmin - zero_point) * scale, (params.qmax - zero_point) * scale
 
 
 def _computed(emitter: FunctionEmitter, node: Node, part: Node) -> Expr:

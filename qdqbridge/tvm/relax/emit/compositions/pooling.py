@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te
 
-from qdqbridge.core.ops.windows import extents
+from qdqbridge.core.ops.windows import extents, same_padding
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.onnx_io.codecs.windows import ResolvedWindow, window_of
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
@@ -68,7 +68,7 @@ def _same_pads(window: ResolvedWindow, sizes: Sequence[int]) -> tuple[int, ...]:
     begins: list[int] = []
     ends: list[int] = []
     for size, covered, stride in zip(sizes, window.spans(), window.strides, strict=True):
-        total = (-(-size // stride) - 1) * stride + covered - size
+        total = same_padding(size, covered, stride)
         begins.append(int((total if window.auto_pad == "SAME_UPPER" else total + 1) / 2))
         ends.append(total - begins[-1])
     return (*begins, *ends)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te
 
+from qdqbridge.core.ops.windows import span, window_count
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.arithmetic import stage, tirx
 from qdqbridge.tvm.qnn.emit.emitter import Expr
@@ -164,7 +165,7 @@ def _col2im(context: CompositionContext) -> Sequence[Expr]:
     pads = context.onnx.ints("pads", (0,) * (2 * rank))
     ends = [size + pads[axis] + pads[rank + axis] for axis, size in enumerate(image)]
     counts = [
-        (end - (tap - 1) * dilation - 1) // stride + 1
+        window_count(end - span(tap, dilation), stride)
         for end, tap, dilation, stride in zip(ends, block, dilations, strides, strict=True)
     ]
     columns = wide(context, context.arg(0))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from qdqbridge.core.ops.windows import covered
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.broadcasting import worth_sharing
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
@@ -283,10 +284,10 @@ class _Depthwise:
         weights = self._weights(block)
         for group in range(len(d.groups)):
             base = column * (d.strides[1] * d.pitch) + (group * d.blocks + block) * size
-            for reach in range((width - 1) * d.strides[1] + (d.kernel[1] - 1) * d.dilations[1] + 1):
-                taps = self._taps(reach, width)
+            for at in range(covered(width, d.strides[1], d.kernel[1], d.dilations[1])):
+                taps = self._taps(at, width)
                 if taps:
-                    vector = load(self.rows, base + reach * d.pitch, size)
+                    vector = load(self.rows, base + at * d.pitch, size)
                     lanes = bound(d.cpu.dot.in_lanes(vector, d.cpu.lanes))
                     for pixel, tap in taps:
                         for use, (row, own) in enumerate(d.uses):

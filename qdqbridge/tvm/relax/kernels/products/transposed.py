@@ -16,6 +16,7 @@ import numpy as np
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.operator import geometry_of
 from qdqbridge.core.ops.attributes import ConvTransposeAttrs
+from qdqbridge.core.ops.windows import span
 from qdqbridge.tvm.relax.kernels.epilogues.dequantized_sums import Scaled
 from qdqbridge.tvm.relax.kernels.epilogues.float_sums import Plain
 from qdqbridge.tvm.relax.kernels.epilogues.integer_sums import Requantize
@@ -137,7 +138,7 @@ def _as_conv_weight(
     split = weight.reshape(attributes.group, inputs // attributes.group, *weight.shape[1:])
     permuted = split.swapaxes(1, 2)
     dilations = along(attributes.dilations, 1)
-    spread = [(n - 1) * d + 1 for n, d in zip(weight.shape[2:], dilations, strict=True)]
+    spread = [span(n, d) for n, d in zip(weight.shape[2:], dilations, strict=True)]
     wide = np.zeros((*permuted.shape[:3], *spread), weight.dtype)
     wide[..., :: dilations[0], :: dilations[1]] = permuted
     return wide.reshape(attributes.group * channels, *wide.shape[2:])

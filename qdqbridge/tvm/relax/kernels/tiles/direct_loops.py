@@ -6,6 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from qdqbridge.core.ops.windows import span
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.lanes import LINE, Buffer, Prim, ask, bound, load
 from qdqbridge.tvm.relax.kernels.codegen.loops import (
@@ -108,7 +109,7 @@ class DirectLoops:
         """Copies what the rows look at; returns where the copy begins."""
         d = self.d
         most = -(-d.result[0] // d.row_shares)
-        around = (d.kernel[0] - 1) * d.dilations[0] + 1
+        around = span(d.kernel[0], d.dilations[0])
         self.source = d.staging.room((most - 1) * d.strides[0] + around)
         pitch = d.image[1] * d.channels
         stage_rows(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from qdqbridge.core.ops.windows import covered
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.lanes import LINE
 from qdqbridge.tvm.relax.kernels.epilogues.dequantized_sums import Scaled
@@ -159,7 +160,7 @@ class Direct:
     def reach(self) -> Pair:
         """Rows and columns that the whole result looks at, padding included."""
         spans = zip(self.result, self.strides, self.kernel, self.dilations, strict=True)
-        rows, columns = ((n - 1) * s + (k - 1) * d + 1 for n, s, k, d in spans)
+        rows, columns = (covered(n, s, k, d) for n, s, k, d in spans)
         return rows, columns
 
     @cached_property
