@@ -11,8 +11,11 @@
 # engines_environment makes the third and sets $engines_python: what qdqbridge does without these
 # engines is tested in the first.
 
+# Errors only: pip warns once for each package that a further index does not have. Bytecode is made
+# of what is imported, where that is looked for (scripts/test): of all packages it takes pip as long
+# as installing them.
 pip_install() { # PYTHON ARGUMENTS...
-    "$1" -m pip install --quiet --disable-pip-version-check "${@:2}"
+    "$1" -m pip install -qq --no-compile --disable-pip-version-check "${@:2}"
 }
 
 environment() { # FOLDER EXTRAS [COMMAND]: a fresh environment, or the one that is still right
@@ -38,7 +41,7 @@ environment() { # FOLDER EXTRAS [COMMAND]: a fresh environment, or the one that 
 install_relay() { # PYTHON
     local site
     site=$("$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    "$1" -m pip install --quiet --disable-pip-version-check --upgrade --no-deps \
+    pip_install "$1" --upgrade --no-deps \
         --only-binary :all: --python-version 3.10 --implementation cp --abi cp310 \
         --platform manylinux1_x86_64 --target "$site" 'hhb-tvm==3.2.3'
     echo 'import os; os.environ.setdefault("TVM_FFI", "ctypes")' >"$site/tvm_ffi_ctypes.pth"

@@ -44,6 +44,27 @@ def test_a_tolerance_has_a_reason() -> None:
     assert found == {}
 
 
+def endless(source: str) -> list[int]:
+    """Returns the lines where a program is run that may take for ever."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "subprocess.run"
+        if not any(keyword.arg == "timeout" for keyword in node.keywords)
+    ]
+
+
+WORKER = "qdqbridge/targets/engines/workers/tosa.py"
+"""Runs programs inside a process that has a time limit itself."""
+
+
+def test_a_program_that_hangs_is_ended() -> None:
+    files = [*TESTS.rglob("*.py"), *(ROOT / "qdqbridge").rglob("*.py")]
+    sources = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in files}
+    found = {name for name, source in sources.items() if endless(source)}
+    assert found == {WORKER}
+
+
 def wide(source: str) -> list[int]:
     """Returns the lines of excepts of anything, or of many things, without a comment at them."""
     lines = source.splitlines()

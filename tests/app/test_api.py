@@ -30,6 +30,7 @@ def images():
 def python(code, **environment):
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True,
+        timeout=240,
         env=os.environ | environment,
     )  # fmt: skip
     return result.stdout.split()

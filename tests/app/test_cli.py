@@ -271,6 +271,7 @@ def command(*arguments, **environment):
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment}, check=False,
+        timeout=240,
     )  # fmt: skip
 
 
@@ -298,7 +299,7 @@ def test_a_reader_that_stops_reading_is_no_bug():
         assert process.stderr is not None
         process.stdout.close()
         assert b"bug" not in process.stderr.read()
-        assert process.wait() == failures.NO_READER
+        assert process.wait(timeout=240) == failures.NO_READER
 
 
 @pytest.mark.parametrize("suffix", ["onnx", "tflite"])

@@ -151,7 +151,7 @@ def test_check_says_that_nothing_is_quantized(capsys):
 def test_the_package_runs_as_a_module():
     done = subprocess.run(
         [sys.executable, "-m", "qdqbridge", "--version"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
+        cwd=ROOT, capture_output=True, text=True, check=True, timeout=240,
     )  # fmt: skip
     assert done.stdout.strip() == qb.__version__
 

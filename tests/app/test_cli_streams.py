@@ -32,7 +32,7 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     names = {"Q": f"{sys.executable} -m qdqbridge", "M": MODEL, **environment}
     return subprocess.run(
         ["bash", "-c", command], cwd=ROOT, env=os.environ | names, capture_output=True, text=True,
-        check=False,
+        check=False, timeout=240,
     )  # fmt: skip
 
 

@@ -131,7 +131,7 @@ def test_processes(graphs: Sequence[qb.Graph], tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", code, str(MODELS / name), str(path)])
         for name in NAMES
     ]
-    assert [each.wait() for each in running] == [0, 0]
+    assert [each.wait(timeout=240) for each in running] == [0, 0]
     assert qb.load(path).digest in [graph.digest for graph in graphs]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["m.onnx", "m.onnx.data"]
 

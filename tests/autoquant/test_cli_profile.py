@@ -47,7 +47,7 @@ def killed(arguments, partial, seconds):
         time.sleep(0.01)
     time.sleep(seconds)
     process.send_signal(signal.SIGKILL)
-    return process.wait()
+    return process.wait(timeout=240)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no such signal")

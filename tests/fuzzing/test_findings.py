@@ -183,6 +183,8 @@ def test_the_command(tmp_path: Path, kind: str) -> None:
     root = ROOT
     script = str(root / "scripts" / "checks" / "mutations.py")
     command = [sys.executable, script, kind, "--count", "40", "-o", str(tmp_path / "f")]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, check=False, timeout=240
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith(f"{kind}: 40 cases")

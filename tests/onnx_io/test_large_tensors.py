@@ -178,7 +178,7 @@ def test_weights_are_in_memory_once(stored: str, tmp_path: Path) -> None:
     arguments = [MODELS / NAMES[0], tmp_path / "m.onnx", tmp_path / "o.onnx"]
     done = subprocess.run(
         [sys.executable, "-c", _MEASURE, *map(str, arguments)],
-        check=True, capture_output=True, text=True,
+        check=True, timeout=240, capture_output=True, text=True,
     )  # fmt: skip
     saved, emitted = map(int, done.stdout.split()[-2:])
     assert saved < 1.3 * size and emitted < 1.4 * size

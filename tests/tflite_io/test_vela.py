@@ -39,7 +39,7 @@ def test_the_products_of_a_network_run_on_the_npu() -> None:
     asked = ["--profile", "ethos-u", "--check", "--layout", "nhwc", "--json"]
     ended = subprocess.run(
         [sys.executable, "-m", "qdqbridge", "export", str(MODEL), *asked],
-        capture_output=True, text=True, check=False,
+        capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     report = json.loads(ended.stdout)
@@ -127,7 +127,7 @@ def test_the_tutorial_ends_with_a_command_stream(tmp_path: Path) -> None:
     command = asked[asked.index("export") :]
     ended = subprocess.run(
         [sys.executable, "-m", "qdqbridge", *command], capture_output=True, text=True,
-        check=False, cwd=_with_models(tmp_path),
+        check=False, timeout=240, cwd=_with_models(tmp_path),
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     summary = next(b for b in blocks if "MACs on the NPU" in b).strip()
@@ -135,7 +135,7 @@ def test_the_tutorial_ends_with_a_command_stream(tmp_path: Path) -> None:
     made = shlex.split(next(b for b in blocks if "--output-dir out" in b))
     program = shutil.which("vela")
     assert program is not None
-    subprocess.run([program, *made[1:]], check=True, cwd=tmp_path, capture_output=True)
+    subprocess.run([program, *made[1:]], check=True, timeout=240, cwd=tmp_path, capture_output=True)
     stream = (tmp_path / "out" / "digits_vela.tflite").read_bytes()
     assert b"ethos-u" in stream
     assert b"COP1" in stream, "no command stream for the driver"

@@ -16,6 +16,8 @@ from qdqbridge.tvm.relax.kernels.codegen.cpu import architecture_of, host_archit
 
 Compiler = str | Sequence[str]
 """A command, with what goes before the files: ``clang --target=aarch64-linux-gnu``, say."""
+_SECONDS = 600
+"""What linking one library may take."""
 
 
 def link_command(target: Any, cc: Compiler | None, path: Path) -> list[str] | None:
@@ -93,7 +95,13 @@ def shared(command: Sequence[str]) -> Callable[..., None]:
 
     def compile_shared(output: str, objects: Sequence[str], **_: Any) -> None:
         whole = [*command, "-shared", "-fPIC", "-o", output, *objects]
-        done = subprocess.run(whole, capture_output=True, text=True, errors="replace", check=False)
+        try:
+            done = subprocess.run(
+                whole, capture_output=True, text=True, errors="replace", check=False,
+                timeout=_SECONDS,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"{command[0]} did not end within {_SECONDS} seconds") from error
         if done.returncode:
             raise RuntimeError(done.stderr or f"{command[0]} ended with {done.returncode}")
 

@@ -307,7 +307,7 @@ def check_new_rows(module: str, folder: Path, environment: Mapping[str, str]) ->
     paths = environment["PYTHONPATH"] + os.pathsep + str(ROOT)
     done = subprocess.run(
         [sys.executable, "-m", module, str(folder)], env={**environment, "PYTHONPATH": paths},
-        cwd=folder, capture_output=True, text=True, check=False,
+        cwd=folder, capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
 

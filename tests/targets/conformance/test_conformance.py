@@ -128,9 +128,13 @@ def test_the_writer_loads_no_engine(tmp_path: Path):
         "print([m for m in ('onnxruntime', 'tvm', 'rich', 'cyclopts') if m in sys.modules])"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "new")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, check=True, timeout=240
+    )
     assert done.stdout.endswith("[]\n")
-    again = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    again = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=240
+    )
     assert again.returncode == 2 and "is not empty" in again.stderr
 
 

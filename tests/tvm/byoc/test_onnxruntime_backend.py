@@ -169,11 +169,13 @@ def test_a_library_runs_in_another_process(tmp_path: Path, taken: Any) -> None:
     np.save(tmp_path / "x.npy", images(3)["input"])
     files = [str(tmp_path / name) for name in ("model.so", "x.npy", "y.npy")]
     command = [sys.executable, "-c", LOADER, *files]
-    subprocess.run([*command, "restore"], check=True, capture_output=True)
+    subprocess.run([*command, "restore"], check=True, timeout=240, capture_output=True)
     np.testing.assert_array_equal(
         np.load(tmp_path / "y.npy"), onnxruntime(CNN, images(3))["logits"]
     )
-    refused = subprocess.run([*command, "forget"], check=False, capture_output=True, text=True)
+    refused = subprocess.run(
+        [*command, "forget"], check=False, timeout=240, capture_output=True, text=True
+    )
     assert refused.returncode != 0 and backend.NAME in refused.stderr
 
 

@@ -67,7 +67,7 @@ def test_several_processes_write_at_once(tmp_path):
     writers = [
         subprocess.Popen(arguments, stdout=subprocess.PIPE, env=dict(os.environ)) for _ in range(3)
     ]
-    found = {writer.communicate()[0] for writer in writers}
+    found = {writer.communicate(timeout=240)[0] for writer in writers}
     assert all(writer.returncode == 0 for writer in writers) and len(found) == 1
     assert len(list(tmp_path.iterdir())) == 1
     loaded = qb.compile(qb.load(MODEL), cache=tmp_path)

@@ -45,7 +45,11 @@ def test_compiling_keeps_to_the_bound(tmp_path: Path) -> None:
     path = tmp_path / "dense.onnx"
     _dense_layers(path)
     run = subprocess.run(
-        [sys.executable, str(SCRIPT), str(path)], check=True, capture_output=True, text=True
+        [sys.executable, str(SCRIPT), str(path)],
+        check=True,
+        timeout=240,
+        capture_output=True,
+        text=True,
     )
     found = json.loads(run.stdout)
     # Beside the weights there are biases and scales.

@@ -70,7 +70,7 @@ def _loader(folder: Path, site: Path, compiler: str) -> Path:
     links = f"-Wl,-rpath,{site}/tvm_ffi/lib:{site}/tvm/lib"
     command = _block("bash").rstrip().replace("-ltvm_runtime", f"-ltvm_runtime {links}")
     wanted = {**os.environ, "SITE": str(site), "CXX": compiler}
-    subprocess.run(["bash", "-ec", command], cwd=folder, env=wanted, check=True)
+    subprocess.run(["bash", "-ec", command], cwd=folder, env=wanted, check=True, timeout=240)
     return folder / "load"
 
 
@@ -95,7 +95,7 @@ def test_the_page_deploys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     load = _loader(tmp_path, Path(spec.origin).parents[1], "g++")
     image = _digits(1).astype(np.float32)
     image.tofile("input.bin")
-    subprocess.run([load, "./model.so", "input.bin", "output.bin"], check=True)
+    subprocess.run([load, "./model.so", "input.bin", "output.bin"], check=True, timeout=240)
     (wanted,) = qb.load_executable("model.so").run({"input": image}).values()
     assert np.fromfile("output.bin", np.float32).tobytes() == wanted.tobytes()
 
@@ -112,7 +112,7 @@ def test_bits_on_arm_are_those_of_here(tmp_path: Path) -> None:
         for qemu, target in _TARGETS.items():
             qb.compile(graph, target, threads=1).save(tmp_path / "model.so")
             files = [tmp_path / file for file in ("model.so", "input.bin", "output.bin")]
-            subprocess.run([*run, qemu, load, *files], check=True)
+            subprocess.run([*run, qemu, load, *files], check=True, timeout=240)
             found = np.fromfile(tmp_path / "output.bin", np.float32)
             assert found.tobytes() == wanted.tobytes(), (name, qemu)
 

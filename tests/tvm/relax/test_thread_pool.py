@@ -172,4 +172,4 @@ def busy(count: int) -> Generator[None]:
     finally:
         for other in others:
             other.kill()
-            other.wait()
+            other.wait(timeout=240)

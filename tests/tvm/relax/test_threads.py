@@ -175,6 +175,6 @@ def test_compiling_and_running_leave_the_process_its_cores() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TVM_NUM_THREADS"}
     done = subprocess.run(
         [sys.executable, "-c", program, str(MODEL)],
-        env=environment, capture_output=True, text=True, check=False,
+        env=environment, capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -103,5 +103,7 @@ def test_a_target_says_what_the_process_may_use() -> None:
 def test_a_process_that_never_compiled_asks_by_itself() -> None:
     code = "from qdqbridge.tvm.relax.kernels.codegen import cpu\n"
     code += "print(cpu.cpu_of(cpu.host_target()).amx)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240
+    )
     assert done.stdout.split() == [str(HOST.amx)]
