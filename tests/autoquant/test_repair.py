@@ -40,6 +40,13 @@ def unrepaired(name):
     return quantize_model(network(name), DATA, repair=())
 
 
+@cache
+def repaired(name):
+    """The same with the default steps, and the progress that it told."""
+    told = []
+    return quantize_model(network(name), DATA, progress=lambda *a: told.append(a)), told
+
+
 def judged(graph, *others):
     judge = FloatReference(graph, Samples.of(graph.inputs, {"input": FRESH}), len(FRESH))
     return [judge.sqnr(other) for other in others]
@@ -178,7 +185,7 @@ def test_channels_stay_as_they_are_where_other_choosers_do_better(apart, monkeyp
 )
 def test_the_default_steps_help_on_other_samples(name, least):
     graph, plain = network(name), unrepaired(name)
-    found = quantize_model(graph, DATA, profile=plain.profile)
+    found = repaired(name)[0]
     assert [record.step for record in found.repairs] == list(DEFAULT)
     before, after = judged(graph, plain.graph, found.graph)
     assert after > before + least
@@ -238,18 +245,17 @@ def test_no_data_no_repair():
     found = quantize_model(graph, None, profile=profile)
     assert found.repairs == ()
     both = quantize_model(graph, DATA, profile=profile)
-    assert both.repairs and both.graph.digest == quantize_model(graph, DATA).graph.digest
+    assert both.repairs and both.graph.digest == repaired("digits_mlp_float")[0].graph.digest
 
 
 def test_progress_never_goes_back():
-    told = []
     b = Builder(17)
     weight = np.ones((3, 3), np.float32)
     b.output(b.op("Sigmoid", b.op("MatMul", b.input("input", ["n", 3]), b.init(weight))))
     graph = canonical(b.model())
     data = {"input": np.linspace(-1, 1, 30, dtype=np.float32).reshape(10, 3)}
-    for model, samples in ((network("digits_mlp_float"), DATA), (graph, data)):
-        told.clear()
-        quantize_model(model, samples, progress=lambda *a: told.append(a))
+    own = []
+    quantize_model(graph, data, progress=lambda *a: own.append(a))
+    for told in (repaired("digits_mlp_float")[1], own):
         done, totals = zip(*told, strict=True)
         assert len(set(totals)) == 1 and list(done) == sorted(done) and done[-1] == totals[0]

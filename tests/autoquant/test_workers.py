@@ -102,7 +102,7 @@ def found(several: int | str | None) -> tuple[Quantization, Quantization]:
     return tuned, rough.meeting(min_sqnr=22.0)
 
 
-@pytest.mark.parametrize("several", [2, "ray"])
+@pytest.mark.parametrize("several", [pytest.param(2, marks=pytest.mark.slow), "ray"])
 def test_choosers_and_layers_are_those_that_one_process_finds(
     several: int | str, monkeypatch: pytest.MonkeyPatch, ray: Any
 ) -> None:

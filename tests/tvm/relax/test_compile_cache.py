@@ -10,26 +10,32 @@ import pytest
 import qdqbridge as qb
 from qdqbridge.errors import OutputFileError
 from qdqbridge.tvm.relax.compile_cache import key_of
-from tests.places import MODELS
+from tests.onnx_models import canonical, conv_input, conv_model
 
-MODEL = MODELS / "digits_cnn_u8s8_per_channel.onnx"
-X = {"input": np.load(MODELS / "digits_test.npz")["x"][:3]}
+X = conv_input()
 _WRITER = """
 import sys
 import numpy as np
 import qdqbridge as qb
 made = qb.compile(qb.load(sys.argv[1]), cache=sys.argv[2])
-x = np.load(sys.argv[3])["x"][:3]
-print(next(iter(made.run({"input": x}).values())).tobytes().hex())
+x = np.load(sys.argv[3])["x"]
+print(next(iter(made.run({"x": x}).values())).tobytes().hex())
 """
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("small") / "conv.onnx"
+    path.write_bytes(conv_model().SerializeToString())
+    return path
 
 
 def outputs(executable):
     return [array.tobytes() for array in executable.run(X).values()]
 
 
-def test_the_second_time_is_loaded_and_damage_is_compiled_anew(tmp_path, caplog):
-    graph = qb.load(MODEL)
+def test_the_second_time_is_loaded_and_damage_is_compiled_anew(model, tmp_path, caplog):
+    graph = qb.load(model)
     first = qb.compile(graph, cache=tmp_path / "new" / "folder")
     (entry,) = (tmp_path / "new" / "folder").iterdir()
     second = qb.compile(graph, cache=tmp_path / "new" / "folder")
@@ -46,8 +52,8 @@ def test_the_second_time_is_loaded_and_damage_is_compiled_anew(tmp_path, caplog)
     assert [path.name for path in entry.parent.iterdir()] == [entry.name]
 
 
-def test_whatever_code_follows_from_is_in_the_key(tmp_path):
-    graph, other = qb.load(MODEL), qb.load(MODEL)
+def test_whatever_code_follows_from_is_in_the_key(model):
+    graph, other = qb.load(model), qb.load(model)
     key = key_of(graph, "host", "fast", 1)
     assert key == key_of(other, "host", "fast", 1)
     other.output_names[0] = "renamed"
@@ -57,24 +63,25 @@ def test_whatever_code_follows_from_is_in_the_key(tmp_path):
         key_of(graph, "llvm", "fast", 1),
         key_of(graph, "host", "reference", 1),
         key_of(graph, "host", "fast", 2),
-        key_of(qb.load(MODELS / "digits_cnn_s8s8_per_tensor.onnx"), "host", "fast", 1),
+        key_of(canonical(conv_model(relu=False)), "host", "fast", 1),
     }
     assert len(keys) == 6
 
 
-def test_several_processes_write_at_once(tmp_path):
-    arguments = [sys.executable, "-c", _WRITER, MODEL, tmp_path, MODELS / "digits_test.npz"]
+def test_several_processes_write_at_once(model, tmp_path):
+    np.savez(model.with_suffix(".npz"), **X)
+    arguments = [sys.executable, "-c", _WRITER, model, tmp_path, model.with_suffix(".npz")]
     writers = [
-        subprocess.Popen(arguments, stdout=subprocess.PIPE, env=dict(os.environ)) for _ in range(3)
+        subprocess.Popen(arguments, stdout=subprocess.PIPE, env=dict(os.environ)) for _ in range(2)
     ]
     found = {writer.communicate(timeout=240)[0] for writer in writers}
     assert all(writer.returncode == 0 for writer in writers) and len(found) == 1
     assert len(list(tmp_path.iterdir())) == 1
-    loaded = qb.compile(qb.load(MODEL), cache=tmp_path)
+    loaded = qb.compile(qb.load(model), cache=tmp_path)
     assert loaded.module is None and outputs(loaded)[0].hex() == found.pop().decode().strip()
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+def test_a_folder_that_cannot_be_made_is_refused(model, tmp_path):
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(OutputFileError, match="folder of the cache"):
-        qb.compile(qb.load(MODEL), cache=tmp_path / "file")
+        qb.compile(qb.load(model), cache=tmp_path / "file")

@@ -44,11 +44,11 @@ def explained(coverage: Coverage) -> bool:
         ("s8s8", "cmsis-nn", False, (12, 4, 24)), ("u8s8", "cmsis-nn", True, (13, 4, 22)),
         ("u8s8", "ethos-n", False, (16, 3, 10)),
         ("u8u8-pt", "arm_compute_lib", False, (9, 4, 24)),
-        ("u8s8", "dnnl", False, (8, 4, 14)), ("s8s8", "dnnl", True, (8, 4, 14)),
+        ("s8s8", "dnnl", True, (8, 4, 14)),
         ("u8s8", "vsi_npu", False, (26, 1, 0)), ("s8s8", "mrvl", False, (19, 4, 4)),
         *(pytest.param(*each, marks=pytest.mark.slow) for each in [
             ("s8s8-sym", "ethos-u", False, (22, 1, 2)), ("u8s8", "ethos-u", False, (13, 3, 21)),
-            ("u8s8", "cmsis-nn", False, (0, 0, 54)),
+            ("u8s8", "cmsis-nn", False, (0, 0, 54)), ("u8s8", "dnnl", False, (8, 4, 14)),
             ("u8s8", "arm_compute_lib", False, (1, 4, 48)),
         ]),
     ],
