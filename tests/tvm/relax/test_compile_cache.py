@@ -69,7 +69,7 @@ def test_whatever_code_follows_from_is_in_the_key(model):
 
 
 def test_several_processes_write_at_once(model, tmp_path):
-    np.savez(model.with_suffix(".npz"), **X)
+    np.savez(model.with_suffix(".npz"), x=X["x"])
     arguments = [sys.executable, "-c", _WRITER, model, tmp_path, model.with_suffix(".npz")]
     writers = [
         subprocess.Popen(arguments, stdout=subprocess.PIPE, env=dict(os.environ)) for _ in range(2)
