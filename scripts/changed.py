@@ -10,6 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -70,7 +71,7 @@ def _tests_that_import(changed: set[Path]) -> set[Path]:
     """Returns those of ``changed`` that are tests, and the tests that import one of the others."""
     if not changed:
         return set()
-    read: dict[Path, set[str]] = {path: set(imports(path)) for path in TESTS.rglob("*.py")}
+    read = _read()
     found, rest = set[Path](), list(changed)
     while rest:
         path = rest.pop()
@@ -85,6 +86,12 @@ def _tests_that_import(changed: set[Path]) -> set[Path]:
         for path in found
         if path.name.startswith("test_") or path.suffix != ".py" or path.name == "conftest.py"
     } - {TESTS}
+
+
+@cache
+def _read() -> dict[Path, set[str]]:
+    """Returns what each file of the tests imports."""
+    return {path: set(imports(path)) for path in TESTS.rglob("*.py")}
 
 
 if __name__ == "__main__":
