@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,14 @@ def picture(chromium: Any, folder: Path, name: str) -> np.ndarray:
     return thumbnail(seen, 30, 40)
 
 
+@pytest.fixture(scope="module")
+def pictured(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    return cache(lambda name: picture(chromium, tmp_path_factory.mktemp("page"), name))
+
+
 @pytest.mark.parametrize("name", PICTURES)
-def test_the_page_looks_as_it_did(chromium: Any, tmp_path: Path, name: str) -> None:
-    seen = picture(chromium, tmp_path, name)
+def test_the_page_looks_as_it_did(pictured: Callable[[str], Any], name: str) -> None:
+    seen = pictured(name)
     if os.environ.get("QDQBRIDGE_KEEP_PICTURES"):
         kept: dict[str, Any] = dict(np.load(KEPT)) if KEPT.exists() else {}
         kept[name] = np.rint(seen).astype(np.uint8)
@@ -79,9 +85,9 @@ def test_the_page_looks_as_it_did(chromium: Any, tmp_path: Path, name: str) -> N
     assert gap.max() < WORST
 
 
-def test_another_picture_is_another_one(chromium: Any, tmp_path: Path) -> None:
+def test_another_picture_is_another_one(pictured: Callable[[str], Any]) -> None:
     """The tolerance tells apart what it has to: another model, and other colours."""
-    seen = picture(chromium, tmp_path, "cnn")
+    seen = pictured("cnn")
     with np.load(KEPT) as kept:
         for name in ("cnn dark", "attention", "two"):
             gap = np.abs(seen - kept[name])

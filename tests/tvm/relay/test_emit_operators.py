@@ -31,6 +31,7 @@ FLOATING = [
     "test_unary", "test_arithmetic", "test_products", "test_rows", "test_windows", "test_resize",
     "test_movers", "test_double_and_half",
 ]  # fmt: skip
+FLOAT_IMAGES = ["test_rows", "test_windows", "test_resize", "test_movers"]
 ALL = [
     *(("test_emit_accumulate", name) for name in ACCUMULATE),
     *(("test_emit_rows", name) for name in ROWS),
@@ -108,8 +109,11 @@ def test_fq2i(module: str, test: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert missed(distances(model_of(module, test, monkeypatch), "fq2i"), FQ2I) == {}
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("test", FLOATING)
+@pytest.mark.parametrize(("test", "layout"), [
+    *((test, "NCHW") for test in FLOATING),
+    *(pytest.param(test, "NHWC", marks=() if test in FLOAT_IMAGES else pytest.mark.slow)
+      for test in FLOATING),
+])  # fmt: skip
 def test_floats(test: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Float operators are Relay's: within 16 ulps of a result, and 400 of 1 where sums cancel."""
     m = model_of("test_emit_floating", test, monkeypatch)
