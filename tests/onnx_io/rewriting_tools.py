@@ -1,7 +1,7 @@
 """Tools of others that write a model in another form, where they are installed.
 
 Each is a function from a model to one that is meant to compute the same. onnx's and onnxruntime's
-are always there; onnxslim and onnxscript where somebody has installed them.
+are always there; onnxslim, onnxsim and onnxscript where somebody has installed them.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ def _slimmed(model: Model) -> Model:
     return importlib.import_module("onnxslim").slim(copy_of(model))
 
 
+def _simplified(model: Model) -> Model:
+    return importlib.import_module("onnxsim").simplify(copy_of(model))[0]
+
+
 def _optimized_by_onnxscript(model: Model) -> Model:
     return importlib.import_module("onnxscript.optimizer").optimize(copy_of(model))
 
@@ -60,6 +64,7 @@ _ALL: Mapping[str, tuple[str, Tool]] = {
     "version_converter": ("onnx", _converted),
     "onnxruntime": ("onnxruntime", _optimized),
     "onnxslim": ("onnxslim", _slimmed),
+    "onnxsim": ("onnxsim", _simplified),
     "onnxscript": ("onnxscript", _optimized_by_onnxscript),
 }
 TOOLS: Mapping[str, Tool] = {

@@ -152,3 +152,57 @@ def test_the_order_of_a_body_and_its_copies_leave_no_trace() -> None:
 def test_cast_like_is_a_cast() -> None:
     (node,) = canonical(made("CastLike")).nodes
     assert node.op.name == "Cast"
+
+
+def rounding(opset: int) -> onnx.ModelProto:
+    """An If with a branch that rounds to 16 bits by onnxruntime's own operators, and reduces."""
+    made = [
+        helper.make_node(kind, [read, "s", "z"], [name], domain="com.microsoft")
+        for kind, read, name in (("QuantizeLinear", "x", "q"), ("DequantizeLinear", "q", "d"))
+    ]
+    over: dict[str, Any] = {"axes": [0]} if opset < 18 else {}
+    read = ["d", *(["axes"] if opset >= 18 else [])]
+    made.append(helper.make_node("ReduceMax", read, ["m"], keepdims=1, **over))
+    made.append(helper.make_node("Add", ["d", "m"], ["t"]))
+    other = helper.make_node("Relu", ["x"], ["e"])
+    ends = [onnx.ValueInfoProto(name=name) for name in "tey"]
+    held = {"s": np.float32(0.01), "z": np.uint16(7), "axes": np.array([0])}
+    node = helper.make_node(
+        "If", ["c"], ["y"], then_branch=helper.make_graph(made, "t", [], ends[:1]),
+        else_branch=helper.make_graph([other], "e", [], ends[1:2]),
+    )  # fmt: skip
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, (2, 3)),
+              helper.make_tensor_value_info("c", TensorProto.BOOL, ())]  # fmt: skip
+    tensors = [numpy_helper.from_array(np.asarray(array), name) for name, array in held.items()]
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph([node], "g", inputs, ends[2:], tensors)
+    return helper.make_model(graph, opset_imports=imports, ir_version=8)
+
+
+def test_bodies_with_nodes_of_onnxruntimes_have_one_form(tmp_path: Path) -> None:
+    found = {canonical(rounding(opset)).digest for opset in range(13, _NEWEST + 1)}
+    assert len(found) == 1
+    for opset in (17, 21):
+        qb.save(canonical(rounding(13)), tmp_path / f"{opset}.onnx", opset=opset)
+        assert qb.load(tmp_path / f"{opset}.onnx").digest in found
+
+
+@pytest.mark.parametrize("shape", [(2, 3), None])
+def test_an_if_of_equal_branches_is_one_of_them(shape: tuple[int, ...] | None) -> None:
+    """Also of a tensor whose rank nobody knows."""
+    bodies = [
+        helper.make_graph(nodes, "b", [], [onnx.ValueInfoProto(name="r")])
+        for nodes in (
+            [helper.make_node("Identity", ["x"], ["r"])],
+            [helper.make_node("Neg", ["x"], ["n"]), helper.make_node("Neg", ["n"], ["r"])],
+        )
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape),
+              helper.make_tensor_value_info("c", TensorProto.BOOL, ())]  # fmt: skip
+    node = helper.make_node("If", ["c"], ["y"], then_branch=bodies[0], else_branch=bodies[1])
+    last = helper.make_node("Relu", ["y"], ["z"])
+    output = helper.make_tensor_value_info("z", TensorProto.FLOAT, shape)
+    graph = helper.make_graph([node, last], "g", inputs, [output])
+    imports = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    assert [each.op.name for each in canonical(model).nodes] == ["Relu"]

@@ -43,11 +43,10 @@ def merge_equal(node: Node, context: RuleContext) -> Proposal:
     name = node.op.name
     if name not in _SHARED and (name in BY_NAME or name in _RANDOM or "::" in name):
         return None
-    if len(node.outputs) != 1 or not node.inputs:
+    first = node.inputs[0] if node.inputs else None
+    if len(node.outputs) != 1 or first is None or first.constant is not None:
         return None
-    if any(value is not None and value.constant is not None for value in node.inputs[:1]):
-        return None
-    for count, (other, _) in enumerate(node.operand(0).users):
+    for count, (other, _) in enumerate(first.users):
         if other is node:
             return None
         if count == _MANY:

@@ -13,10 +13,10 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, numpy_helpe
 from onnx.defs import OpSchema
 
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.graph.types import NestedType
 from qdqbridge.onnx_io.codecs.schema import oldest_alike, schema_of, schema_type
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies, nodes_inside
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
+from qdqbridge.onnx_io.inference.runtime_types import DOMAINS as RUNTIME_DOMAINS
 from qdqbridge.onnx_io.opaque.stated import leave_out_defaults
 from qdqbridge.onnx_io.reading.operator_versions import (
     AXES_OPERAND,
@@ -33,6 +33,9 @@ from qdqbridge.onnx_io.tensors import onnx_name
 NAMING = ("to", "dtype", "output_dtype", "stash_type")
 """Attributes that are an element type."""
 
+_NAMED_ALIKE = 21
+"""The opset whose operators give the element types that onnxruntime's of the same name give."""
+
 _VARIADIC = OpSchema.FormalParameterOption.Variadic
 
 
@@ -40,7 +43,7 @@ class ElementTypes:
     """Types as ONNX's schemas write them: ``tensor(float)``.
 
     Args:
-        node: A node whose bodies give every tensor a name of its own.
+        node: A node that gives every tensor, those of its bodies too, a name of its own.
         opset: ONNX's, which it is written in.
         outer: The types of what it and its bodies read from outside, by name.
     """
@@ -49,6 +52,7 @@ class ElementTypes:
         self._opset = opset
         self._known = dict(outer)
         self._enter(node)
+        self._known |= self._results(node)
 
     def of(self, name: str) -> tuple[str, ...]:
         """Returns the type of a tensor, nothing where it is not known."""
@@ -65,7 +69,8 @@ class ElementTypes:
                     self._known |= self._results(inner)
 
     def _results(self, node: NodeProto) -> dict[str, str]:
-        schema = schema_of(node.op_type, "", self._opset)
+        own = node.domain in ONNX_DOMAINS
+        schema = schema_of(node.op_type, "", self._opset if own else _NAMED_ALIKE)
         if schema is None:
             return {}
         bound: dict[str, str] = {}
@@ -180,18 +185,20 @@ def _of_parts(node: NodeProto, opset: int, outer: Mapping[str, Value | None], ol
 
     Of two versions that differ in element types, the older one does where it takes those that are
     there. Where these do not follow, no tensor inside has another one than what goes in, what a
-    constant or an attribute says, and what operators make whatever they read.
+    constant or an attribute says, and what operators make whatever they read. Nodes of
+    onnxruntime's are the same at every opset of ONNX's.
     """
     read = {name: value for name, value in outer.items() if value is not None}
-    inside = (node, *nodes_inside(node))
-    if any(each.domain not in ONNX_DOMAINS for each in inside):
+    nodes = (node, *nodes_inside(node))
+    inside = [each for each in nodes if each.domain in ONNX_DOMAINS]
+    if any(each.domain not in (*ONNX_DOMAINS, *RUNTIME_DOMAINS) for each in nodes):
         return opset
     if opset < oldest and all(carries_over(each.op_type, opset, oldest) for each in inside):
         opset = oldest
     used = {*_MADE, *(onnx_name(value.type.dtype) for value in read.values())}
     used |= {TensorProto.DataType.Name(code).lower() for code in _said(node)}
-    used |= {"uint8"} if any(each.op_type in _MAKING_BYTES for each in inside) else set[str]()
-    used |= {"seq", "optional"} if _nests(inside, read.values()) else set[str]()
+    used |= {"uint8"} if any(each.op_type in _MAKING_BYTES for each in nodes) else set[str]()
+    used |= set(_nestings(nodes, read.values()))
     types = ElementTypes(node, opset, {name: schema_type(v.type) for name, v in read.items()})
     found = min(opset, oldest)
     for each in inside:
@@ -231,7 +238,7 @@ def with_older_reductions(
         operands: What it reads.
         captured: What its bodies read from outside, by name.
     """
-    inside = list(nodes_inside(node))
+    inside = [each for each in nodes_inside(node) if each.domain not in RUNTIME_DOMAINS]
     reducing = [each for each in inside if each.op_type in REDUCTIONS]
     if opset < AXES_OPERAND or not reducing:
         return None
@@ -258,12 +265,15 @@ def with_older_reductions(
         holders += [inner for each in body.node for a in each.attribute for inner in bodies(a)]
         tensors = {tensor.name: tensor for tensor in body.initializer}
         for each in body.node:
-            if each.op_type not in REDUCTIONS:
+            if each.domain not in ONNX_DOMAINS or each.op_type not in REDUCTIONS:
                 continue
             name = each.input[1] if len(each.input) > 1 else ""
-            if name and name not in tensors:
+            outside = read.get(name)
+            held = None if outside is None else outside.constant
+            if name and name not in tensors and held is None:
                 return None
-            axes = numpy_helper.to_array(tensors[name]) if name else None
+            axes = numpy_helper.to_array(tensors[name]) if name in tensors else None
+            axes = held.numpy() if held is not None else axes
             reduced = with_axes_attribute(each, axes)
             if reduced is None:
                 return None
@@ -276,11 +286,12 @@ def with_older_reductions(
     return found
 
 
-def _nests(nodes: Iterable[NodeProto], read: Iterable[Value]) -> bool:
-    """True where there may be sequences or optionals."""
-    if any(isinstance(value.type, NestedType) for value in read):
-        return True
-    return any(word in node.op_type for node in nodes for word in ("Sequence", "Optional"))
+def _nestings(nodes: Iterable[NodeProto], read: Iterable[Value]) -> Iterator[str]:
+    """Yields which of sequences and optionals there may be, as types name them."""
+    written = " ".join(schema_type(value.type) for value in read)
+    for name, word in (("seq", "Sequence"), ("optional", "Optional")):
+        if f"{name}(" in written or any(word in node.op_type for node in nodes):
+            yield name
 
 
 def _takes_as_many(

@@ -56,6 +56,8 @@ log = logging.getLogger(__name__)
 _LISTED = 5
 _LAYER_NORM = 17
 """The opset since which LayerNormalization is ONNX's own."""
+_MOD_OF_FLOATS = 28
+"""The opset since which Mod without ``fmod`` takes floats."""
 _Q_DOMAINS = (*ONNX_DOMAINS, "com.microsoft")
 _MODE_BY_RESULTS = frozenset({"BatchNormalization"})
 """What has all of its results in training mode; before opset 14, to have them means that mode."""
@@ -202,6 +204,7 @@ class NodeReader:
             older = with_older_reductions(proto, view.opset, operands, outer)
             if older is not None:
                 proto, view.opset = older, AXES_OPERAND - 1
+                captured = [outer[name] for name in captured_names(proto)]
             found = opaque_node(proto, view.opset, operands, captured, self.file)
             op, attributes, operands = found
             if view.domain and schema_of(view.op_type, view.domain, view.opset) is None:
@@ -285,8 +288,12 @@ class NodeReader:
     ) -> tuple[onnx.NodeProto, list[Value | None]]:
         """Returns an opaque node as an older opset has it, where later ones only say it otherwise.
 
-        These are reductions by constant axes, and GridSample.
+        These are reductions by constant axes, GridSample, and Mod of integers or with ``fmod``.
         """
+        if (view.domain, view.op_type) == ("", "Mod") and view.opset >= _MOD_OF_FLOATS:
+            floats = view.operand(0).type.dtype.is_float and not view.int_("fmod", 0)
+            view.opset = view.opset if floats else _MOD_OF_FLOATS - 1
+            return proto, operands
         if (view.domain, view.op_type) == ("", "GridSample") and view.opset >= 20:
             older = with_older_mode(proto, view.operand(0).rank)
             view.opset = view.opset if older is None else 16

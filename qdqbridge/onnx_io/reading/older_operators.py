@@ -230,7 +230,7 @@ def _coerced(context: OldNode) -> None:
     x, axis = context.input(0), context.take("axis", 1)
     shape = context.shape(x)
     if shape is not None and axis in (len(shape) - 1, -1):
-        context.end([x], axis=-1)
+        context.end([x], axis=axis)
         return
     if shape is not None and axis < 0:
         axis += len(shape)
