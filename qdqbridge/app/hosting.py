@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -238,6 +239,53 @@ def export_tvm(
 
         write_arrays(Path(params), arrays)
     return len(arrays)
+
+
+def is_for_c(target: Any) -> bool:
+    """True of ``c``, ``c/PROCESSOR`` and dictionaries of TVM, or JSON, whose kind is that."""
+    if isinstance(target, str) and target.lstrip().startswith("{"):
+        try:
+            target = json.loads(target)
+        except json.JSONDecodeError:
+            return False
+    if isinstance(target, Mapping):
+        return target.get("kind") == "c"
+    return isinstance(target, str) and target.partition("/")[0] == "c"
+
+
+@checked
+def export_c(
+    graph: Graph, folder: File, target: Any = "c", *, overwrite: bool = False,
+    extents: Mapping[str, int] | None = None,
+) -> dict[str, int]:  # fmt: skip
+    """Writes ``graph`` as C99 sources for processors without an operating system.
+
+    Args:
+        graph: A canonical graph.
+        folder: Where to; files and functions are named after it. It is made if there is none.
+        target: ``c`` for any processor, or one such as ``c/cortex-m4``.
+        overwrite: Replace files of these names.
+        extents: Numbers for symbolic extents, by name.
+
+    Returns:
+        ``arena``, the bytes of intermediate results, and ``weights``, those of constants.
+
+    Raises:
+        OutputExistsError: A file exists and ``overwrite`` is not given.
+        OutputFileError: The operating system refuses.
+        UnsupportedTargetError: TVM is not installed, there is no such processor, or something in
+            the graph has no C; the error lists all of it.
+    """
+    need_tvm()
+    from qdqbridge.core.graph.copying import with_numbers
+    from qdqbridge.tvm.relax.c_source.project import c_project, identifier, write_project
+    from qdqbridge.tvm.relax.c_source.target import c_target
+
+    path = path_of(folder)
+    whole = with_numbers(graph, extents or {})
+    project = c_project(whole, c_target(target), identifier(path.resolve().name))
+    write_project(project, path, overwrite=overwrite)
+    return {"arena": project.arena_bytes, "weights": project.weight_bytes}
 
 
 @renamed(spelling="variant")

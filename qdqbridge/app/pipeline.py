@@ -253,8 +253,10 @@ def save(
     overwrite: bool = False,
     opset: int | None = None,
     io: Literal["float", "as-stored", "int8", "uint8"] | None = None,
+    target: Any = None,
+    extents: Mapping[str, int] | None = None,
 ) -> None:
-    """Writes ``graph`` as a QDQ, TFLite or TOSA model.
+    """Writes ``graph`` as a QDQ, TFLite or TOSA model, or as C99 sources.
 
     Args:
         graph: A canonical graph.
@@ -268,6 +270,8 @@ def save(
             else the newest that it reads.
         io: How inputs and outputs are stored, as for :func:`with_io`; by default as the graph has
             them. Their parameters are written beside the file as well, to ``<name>.io.json``.
+        target: ``c`` to write a folder of C for any processor, or one such as ``c/cortex-m4``.
+        extents: Numbers for symbolic extents, by name, which C wants.
 
     Raises:
         InputDataError: ``graph`` is not a graph, but a path for example; or there is no such io.
@@ -275,7 +279,13 @@ def save(
         UnsupportedTargetError: The profile, or the opset (given, or any that its runtime reads),
             cannot express the graph; or the profile requires int8.
     """
-    with stored_as(graph, io, path_of(path), overwrite=overwrite) as own:
+    from qdqbridge.core.graph.copying import with_numbers
+
+    numbered = with_numbers(graph, extents or {})
+    with stored_as(numbered, io, path_of(path), overwrite=overwrite) as own:
+        if target is not None:
+            _save_for(target, own, path, overwrite=overwrite)
+            return
         if is_tflite(path_of(path)):
             save_tflite(own, path, tosa=profile == "tosa", overwrite=overwrite)
             return
@@ -288,6 +298,18 @@ def save(
             own, path_of(path), profile=profile, recenter=recenter, overwrite=overwrite,
             opset=opset,
         )  # fmt: skip
+
+
+def _save_for(target: Any, graph: Graph, path: File, *, overwrite: bool) -> None:
+    from qdqbridge.app.hosting import export_c, is_for_c
+
+    if not is_for_c(target):
+        raise UnsupportedTargetError(
+            f"save writes nothing for the target {target!r}",
+            why="sources are written for 'c' and processors such as 'c/cortex-m4'",
+            fix="compile the graph for it, and save the executable",
+        )
+    export_c(graph, path, target, overwrite=overwrite)
 
 
 def interface_file(path: Path) -> Path:

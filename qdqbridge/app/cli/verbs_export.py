@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from qdqbridge.app import pipeline
+from qdqbridge.app import hosting, pipeline
 from qdqbridge.app.cli import output, render_checks
 from qdqbridge.app.cli.arrays import read_inputs
 from qdqbridge.app.cli.parameters import (
@@ -482,7 +482,13 @@ def to_tvm(
     """Write a model for TVM: .json (Relax module), .py (TVMScript), .so (compiled) or .relay.
 
     A .relay file holds a Relay module and its parameters; writing it needs TVM 0.19 or older.
+    With --target c, or c/cortex-m4 for example, a folder of C99 sources is written.
     """
+    if hosting.is_for_c(target):
+        _write_c(
+            model, output_, target, extent, params, force=force, rewriting=rewriting, json=json
+        )
+        return
     path = output.free(output_, force=force, model=model)
     constants = None if params is None else output.free(params, force=force, model=model)
     _check_suffix(path, constants)
@@ -506,6 +512,22 @@ def to_tvm(
         output.show_json({**names, "digest": graph.digest})
     else:
         output.show_text(str(path))
+
+
+def _write_c(
+    model: Path, folder: Path, target: str, extent: Sequence[str], params: Path | None, *,
+    force: bool, rewriting: Rewriting, json: bool,
+) -> None:  # fmt: skip
+    if params is not None:
+        raise UnsupportedTargetError("C holds its constants itself", fix="leave --params out")
+    graph = load_model(model, options=rewriting)
+    with output.status("writing C"):
+        sizes = hosting.export_c(graph, folder, target, overwrite=force, extents=extents_of(extent))
+    if json:
+        output.show_json({"output": str(folder), **sizes, "digest": graph.digest})
+        return
+    output.show_text(str(folder))
+    output.say(f"arena {sizes['arena']} bytes, weights {sizes['weights']} bytes")
 
 
 def _check_suffix(path: Path, params: Path | None) -> None:

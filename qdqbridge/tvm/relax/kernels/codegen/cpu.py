@@ -99,7 +99,9 @@ def target_of(target: Any) -> Any:
         raise UnsupportedTargetError(
             f"the target {target!r} is not supported",
             why="only CPU (llvm) targets are",
-            fix="use 'llvm', or a target dictionary such as {'kind': 'llvm', 'mcpu': 'znver5'}",
+            fix="write its sources: save(graph, 'folder', target='c')"
+            if resolved.kind.name == "c"
+            else "use 'llvm', or a target dictionary such as {'kind': 'llvm', 'mcpu': 'znver5'}",
         )
     _need_known_cpu(resolved)
     return resolved

@@ -45,7 +45,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
             for wanted in (True, False)
         )
         made: dict[Any, Any] = {}
-        for functions, passes in ((kernels, _of_kernels()), (others, own)):
+        for functions, passes in ((kernels, _to_functions()), (others, own)):
             if functions:
                 lowered = passes(ir.IRModule(functions, attrs=module.attrs))
                 made.update(lowered.functions.items())
@@ -54,7 +54,14 @@ def _pipeline() -> tuple[Any, Any, Any]:
     return lower, host, device
 
 
-def _of_kernels() -> Any:
+def of_kernels(*, vectors: bool = True) -> Any:
+    """Returns the passes that leave loops over flat buffers.
+
+    Args:
+        vectors: Make vectors of the loops that are marked so. Without them no memory gets elements
+            that are vectors either, as it does where arrays share some.
+    """
+    sharing = [tirx.transform.StorageRewrite()] if vectors else []
     return tvm.transform.Sequential(
         [
             # memory of a thread is made inside the loop of threads
@@ -63,12 +70,20 @@ def _of_kernels() -> Any:
             s_tir.transform.LowerOpaqueBlock(),
             tirx.transform.FlattenBuffer(),
             tirx.transform.NarrowDataType(32),
-            tirx.transform.VectorizeLoop(True),
-            tirx.transform.StorageRewrite(),
+            tirx.transform.VectorizeLoop(vectors),
+            *sharing,
             tirx.transform.UnrollLoop(),
             # without it registers stay memory: an LSTM was 20 times slower
             tirx.transform.StmtSimplify(),
             s_tir.transform.RewriteUnsafeSelect(),
+        ]
+    )
+
+
+def _to_functions() -> Any:
+    return tvm.transform.Sequential(
+        [
+            of_kernels(),
             tirx.transform.VerifyMemory(),
             tirx.transform.SplitHostDevice(),
             tirx.transform.MakePackedAPI(),

@@ -24,12 +24,11 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     Prim,
     bound,
     flat,
-    intrinsic,
     load,
     number,
     splat,
     store,
-    typed,
+    summed,
 )
 from qdqbridge.tvm.relax.kernels.codegen.loops import ceiling, overlapping, total_of, turns
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
@@ -259,9 +258,10 @@ class _Batched:
                 return packed, bias
             sums = T.alloc_buffer((lanes,), "int32")
             store(sums, 0, number(0, "int32", lanes), lanes)
-            ones, centre = number(0x01010101, "int32", lanes), d.cpu.dot.centre
+            size, centre = lanes * d.elements.depth, d.cpu.dot.centre
+            ones = d.cpu.dot.in_lanes(number(1, d.elements.source, size), lanes)
             with turns(self.steps) as k:
-                weights = load(packed, (block * self.steps + k) * (4 * lanes), 4 * lanes)
+                weights = load(packed, (block * self.steps + k) * size, size)
                 store(sums, 0, d.cpu.dot.added(load(sums, 0, lanes), ones, weights), lanes)
             shift = self.numbers[3] - centre if centre else self.numbers[3]
             shifted = splat(shift, lanes) * load(sums, 0, lanes)
@@ -276,14 +276,15 @@ class _Batched:
     def _offsets(self, source: Buffer, first: Prim, pitch: Prim) -> Buffer:
         """Returns what the zero point of the second operand adds to every row."""
         d, lanes = self.d, self.d.cpu.lanes
-        length = self.steps * 4 if d.staged else self.inner
+        size = lanes * d.elements.depth
+        length = self.steps * d.elements.depth if d.staged else self.inner
         offsets = T.alloc_buffer((self.rows,), "int32")
         sums = T.alloc_buffer((lanes,), "int32")
         rest = T.alloc_buffer((1,), "int32")
-        whole, kind = length // (4 * lanes), typed("int32", lanes)
-        ones = number(1, "int8", 4 * lanes)
+        whole = length // size
+        ones = number(1, d.elements.weight, size)
         # what is taken off before it is multiplied: of all, or of what registers take
-        less = self._count(self.inner if str(source.dtype) == "int8" else whole * 4 * lanes)
+        less = self._count(self.inner if str(source.dtype) == "int8" else whole * size)
         less = tirx.const(0, "int32") + less * d.cpu.dot.centre
         with turns(self.rows) as row:
             start = first + row * pitch
@@ -291,17 +292,17 @@ class _Batched:
             store(rest, 0, less, 1)
             if not isinstance(whole, int) or whole:
                 with turns(whole) as k:
-                    codes = load(source, start + k * 4 * lanes, 4 * lanes)
+                    codes = load(source, start + k * size, size)
                     if str(source.dtype) != d.elements.source:
-                        codes = d.cpu.dot.taken(codes, 4 * lanes)
-                    codes = tirx.reinterpret(kind, codes)
+                        codes = d.cpu.dot.taken(codes, size)
+                    codes = d.cpu.dot.in_lanes(codes, lanes)
                     store(sums, 0, d.cpu.dot.added(load(sums, 0, lanes), codes, ones), lanes)
-            left = length % (4 * lanes)
+            left = length % size
             if not isinstance(left, int) or left:
                 with turns(left) as k:
-                    code = load(source, start + whole * 4 * lanes + k, 1).astype("int32")
+                    code = load(source, start + whole * size + k, 1).astype("int32")
                     store(rest, 0, rest[0] + code, 1)
-            total = intrinsic("llvm.vector.reduce.add", "int32", load(sums, 0, lanes)) + rest[0]
+            total = summed(load(sums, 0, lanes), lanes) + rest[0]
             store(offsets, row, tirx.const(0, "int32") - total * self.numbers[4], 1)
         return offsets
 

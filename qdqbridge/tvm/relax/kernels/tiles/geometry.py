@@ -30,8 +30,6 @@ from qdqbridge.tvm.relax.kernels.tiles.register_tile import (
 from qdqbridge.tvm.relax.kernels.tiles.staging import StagedRow, Staging
 
 Pair = tuple[int, int]
-_ROOM = 1 << 18
-"""Bytes of staged rows that stay in the second-level cache next to the weights."""
 _AHEAD = 16
 """Tiles of an image up to which weights that come next are asked for; of more, few wait."""
 _SHARING = (1, 2, 4)
@@ -314,7 +312,7 @@ class Direct:
         if self.tile_rows > 1:
             return 1
         room = self.reach[0] * self.pitch * self.elements.bytes if self.staged else 0
-        wanted = -(-room // _ROOM)
+        wanted = -(-room // self.cpu.room)
         if self.tasks > 1 and (self.result[0] >= 8 * self.tasks or self.channel_units == 1):
             wanted = -(-max(wanted, 1) // self.tasks) * self.tasks
         return max(1, min(wanted, self.result[0]))

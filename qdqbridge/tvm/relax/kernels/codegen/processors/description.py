@@ -39,7 +39,7 @@ class Dot:
     @property
     def bytes_in(self) -> bool:
         """True where activations are taken as they are carried, one byte each."""
-        return self.depth == 4
+        return np.dtype(self.source).itemsize == 1
 
     def in_lanes(self, activations: Prim, lanes: int) -> Prim:
         """Returns a register of activations as ``added`` takes it."""
@@ -103,6 +103,8 @@ class Cpu:
             so that asking for every line costs (Zen 4, as measured; Zen 3, whose registers are half
             as long, gets half as much again by being asked). As ``permutes``, where one cares: a
             module, whose equal descriptions share code, is made for one CPU.
+        room: Bytes of copied rows that are used before others are copied: what stays in the
+            second-level cache next to the weights, or what memory there is.
         refined: What some processors of the class have besides, by features and LLVM's name.
     """
 
@@ -122,6 +124,7 @@ class Cpu:
     permutes: bool = field(default=False, compare=False)
     amx: bool = field(default=False, compare=False)
     reads_ahead: bool = field(default=False, compare=False)
+    room: int = field(default=1 << 18, compare=False)
     refined: Callable[[Cpu, frozenset[str], str], Cpu] | None = field(default=None, compare=False)
 
     @property

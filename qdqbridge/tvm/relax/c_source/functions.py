@@ -1,0 +1,170 @@
+"""A kernel as a function of C: TVM's generator writes its body, what its runtime needs is gone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+
+from qdqbridge.tvm.qnn.dialect.arithmetic import kind_of
+from qdqbridge.tvm.relax.c_source.scalars import NoCError, Scalars, literals_in, sequence, without_unused
+from qdqbridge.tvm.relax.kernels.codegen.passes import of_kernels
+
+C_TYPES = {
+    "bool": "bool", "float32": "float", "float64": "double",
+    **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}  # fmt: skip
+"""Names of element types in C."""
+_ON_STACK = 64
+"""Bytes of the largest array that a kernel has on the stack."""
+PREFIX = "qdq_"
+"""What names of kernels begin with, which are those of functions of C otherwise (``exp``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """An array that is used within one call, or between calls.
+
+    Attributes:
+        dtype: Element type.
+        count: Elements.
+    """
+
+    dtype: str
+    count: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return self.count * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class CFunction:
+    """A kernel in C.
+
+    Attributes:
+        name: Its name.
+        text: Its definition.
+        rooms: Arrays that it wants behind its other arguments.
+    """
+
+    name: str
+    text: str
+    rooms: tuple[Memory, ...]
+
+
+def c_function(name: str, function: Any, results: int) -> CFunction:
+    """Returns a PrimFunc as a function of C.
+
+    Args:
+        name: A C identifier.
+        function: The PrimFunc, as kernels are built, or as TVM legalizes operators.
+        results: How many of its last arguments it writes to.
+
+    Raises:
+        NoCError: Something in it has no C.
+    """
+    for parameter in function.params:
+        if kind_of_buffer(parameter) not in C_TYPES:
+            raise NoCError(f"elements of {kind_of_buffer(parameter)}")
+    named = function.with_attr("global_symbol", PREFIX + name).with_attr("target", _TARGET)
+    lowered = _loops()(ir.IRModule({ir.GlobalVar(name): named}))
+    (loops,) = lowered.functions.values()
+    scalars = Scalars()
+    body = scalars.statement(without_unused(loops.body))
+    large: list[Any] = []
+    body = _without_large_arrays(body, large)
+    pointers = [_pointer(buffer) for buffer in (*loops.params, *large)]
+    buffers = zip((*loops.params, *large), pointers, strict=True)
+    views = [tirx.DeclBuffer(buffer, data=pointer) for buffer, pointer in buffers]
+    plain = tirx.PrimFunc(pointers, sequence([*views, body]), loops.ret_type, loops.attrs)
+    module = tirx.transform.LowerIntrin()(ir.IRModule({ir.GlobalVar(name): plain}))
+    generate: Any = tvm_ffi.get_global_func("target.build.c")
+    text = literals_in(str(generate(module, _TARGET).inspect_source()))
+    rooms = tuple(Memory(kind_of_buffer(buffer), _count(buffer)) for buffer in large)
+    inputs = len(loops.params) - results
+    return CFunction(PREFIX + name, _plain_c(text, PREFIX + name, inputs), rooms)
+
+
+_TARGET = tvm.target.Target("c")
+
+
+def _loops() -> Any:
+    return tvm.transform.Sequential(
+        [
+            s_tir.transform.CanonicalizeLoop(),
+            s_tir.transform.LowerInitBlock(),
+            of_kernels(vectors=False),
+        ]
+    )
+
+
+def kind_of_buffer(buffer: Any) -> str:
+    """Returns the element type of a buffer."""
+    return kind_of(buffer)
+
+
+def _count(buffer: Any) -> int:
+    total = 1
+    for extent in buffer.shape:
+        if not isinstance(extent, tirx.IntImm):
+            raise NoCError("an array whose size only the run knows")
+        total *= int(extent)
+    return total
+
+
+def _pointer(buffer: Any) -> Any:
+    return tirx.Var(buffer.name, ir.PointerType(ir.PrimType(kind_of_buffer(buffer))))
+
+
+def _without_large_arrays(stmt: Any, found: list[Any]) -> Any:
+    """Returns a statement without its large arrays, which become arguments."""
+    match type(stmt).__name__:
+        case "SeqStmt":
+            return sequence([_without_large_arrays(one, found) for one in stmt.seq])
+        case "For":
+            body = _without_large_arrays(stmt.body, found)
+            return tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body)
+        case "IfThenElse":
+            cases = [
+                None if case is None else _without_large_arrays(case, found)
+                for case in (stmt.then_case, stmt.else_case)
+            ]
+            return tirx.IfThenElse(stmt.condition, *cases)
+        case "AllocBuffer":
+            nbytes = Memory(kind_of_buffer(stmt.buffer), _count(stmt.buffer)).nbytes
+            if nbytes <= _ON_STACK:
+                return stmt
+            found.append(stmt.buffer)
+            return tirx.Evaluate(0)
+        case _:
+            return stmt
+
+
+def _plain_c(text: str, name: str, inputs: int) -> str:
+    """Returns the definition of a function in what TVM writes for its runtime."""
+    begin = text.rindex(f" {name}(")
+    end = text.index(") {", begin)
+    body = text[end + len(") {") :]
+    names: list[str] = []
+    parameters: list[str] = []
+    for number, parameter in enumerate(text[begin + len(name) + 2 : end].split(", ")):
+        kind, _, own = parameter.rpartition(" ")
+        constant = "const " if number < inputs else ""
+        parameters.append(f"{constant}{kind.removesuffix('*')} *restrict {own}")
+        names.append(own)
+    unused = [own for own in names if not re.search(rf"\b{own}\b", body)]
+    ignored = "".join(f"\n  (void){own};" for own in unused)
+    return f"static void {name}({', '.join(parameters)}) {{{ignored}{body.rstrip()}\n"
+
+
+def used_functions(texts: Sequence[str]) -> frozenset[str]:
+    """Returns which functions with our prefix bodies call."""
+    return frozenset(found for text in texts for found in re.findall(r"\bqdq_\w+(?=\()", text))

@@ -1,0 +1,218 @@
+"""A compiled module as steps: which function is called with which arrays, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import tvm
+from numpy.typing import NDArray
+from tvm import ir, relax, tirx
+
+from qdqbridge.tvm.relax.builder_turn import BUILDING
+from qdqbridge.tvm.relax.c_source.functions import C_TYPES, CFunction, Memory, c_function
+from qdqbridge.tvm.relax.c_source.scalars import NoCError
+from qdqbridge.tvm.relax.tensors import to_array
+
+_SAME_BYTES = (
+    "relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten",
+)  # fmt: skip
+"""Operators whose result is what they read, with other extents."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Array:
+    """An array that steps read and write.
+
+    Attributes:
+        memory: Its type and size.
+        constant: Its elements where they are constant.
+        argument: The number of the input that it is; -1 of others.
+    """
+
+    memory: Memory
+    constant: NDArray[Any] | None = None
+    argument: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A call.
+
+    Attributes:
+        function: What is called; None to copy the first array to the second.
+        arrays: Its arguments but for its rooms.
+        results: How many of the last ones it writes.
+    """
+
+    function: CFunction | None
+    arrays: tuple[Array, ...]
+    results: int
+
+    @property
+    def written(self) -> tuple[Array, ...]:
+        """The arrays that it writes."""
+        return self.arrays[len(self.arrays) - self.results :]
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What a module computes.
+
+    Attributes:
+        inputs: The arrays of its inputs.
+        steps: The calls, in order.
+        outputs: The arrays of its outputs, each written by one step.
+    """
+
+    inputs: tuple[Array, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[Array, ...]
+
+
+@dataclass(slots=True)
+class _Reading:
+    module: Any
+    inputs: list[Array] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    values: dict[Any, Any] = field(default_factory=dict)
+    functions: dict[Any, CFunction] = field(default_factory=dict)
+    constants: dict[tuple[str, tuple[int, ...], bytes], Array] = field(default_factory=dict)
+    problems: dict[str, None] = field(default_factory=dict)
+
+
+def steps_of(module: ir.IRModule) -> tuple[Steps, list[str]]:
+    """Returns the steps of a module, and what in it has no C.
+
+    Args:
+        module: What would be compiled, see :func:`..lowering.lowered`.
+    """
+    with BUILDING:
+        made: Any = tvm.transform.Sequential(
+            [
+                relax.transform.LegalizeOps(skip_ops=list(_SAME_BYTES)),
+                relax.transform.FoldConstant(),
+                relax.transform.DeadCodeElimination(),
+            ]
+        )(module)
+    reading = _Reading(made)
+    main = made["main"]
+    for number, variable in enumerate(main.params):
+        own = Array(_memory(reading, variable.ty), argument=number)
+        reading.inputs.append(own)
+        reading.values[variable] = own
+    for block in main.body.blocks:
+        for binding in block.bindings:
+            value = getattr(binding, "value", None)
+            reading.values[binding.var] = _value(reading, value, binding.var)
+    found = _value(reading, main.body.body, None)
+    outputs = _outputs(reading, found if isinstance(found, list) else [found])
+    steps = Steps(tuple(reading.inputs), tuple(reading.steps), outputs)
+    return steps, list(reading.problems)
+
+
+def _memory(reading: _Reading, type_: Any) -> Memory:
+    extents = getattr(getattr(type_, "shape", None), "values", None)
+    dtype = str(getattr(type_, "dtype", None))
+    if extents is None or not all(isinstance(e, tirx.IntImm) for e in extents):
+        reading.problems["a tensor whose extents only the run knows"] = None
+        return Memory("uint8", 0)
+    if dtype not in C_TYPES:
+        reading.problems[f"elements of {dtype}"] = None
+        return Memory("uint8", 0)
+    return Memory(dtype, prod(int(extent) for extent in extents))
+
+
+def _value(reading: _Reading, value: Any, variable: Any) -> Any:
+    """Returns the array of an expression, or a list of those of a tuple."""
+    if isinstance(value, ir.GenericConst):
+        return _constant(reading, to_array(value.value))
+    if isinstance(value, ir.Tuple):
+        return [_value(reading, part, None) for part in value.fields]
+    if isinstance(value, relax.TupleGetItem):
+        return _value(reading, value.tuple_value, None)[int(value.index)]
+    if isinstance(value, ir.Var):
+        return reading.values[value]
+    if isinstance(value, ir.Call):
+        return _call(reading, value)
+    reading.problems[f"an expression {type(value).__name__}"] = None
+    return _unknown(variable)
+
+
+def _unknown(variable: Any) -> Any:
+    fields = getattr(getattr(variable, "ty", None), "fields", None)
+    one = Array(Memory("uint8", 0))
+    return one if fields is None else [one] * len(fields)
+
+
+def _constant(reading: _Reading, array: NDArray[Any]) -> Array:
+    """Returns a constant's array; equal ones are one."""
+    if str(array.dtype) not in C_TYPES:
+        reading.problems[f"elements of {array.dtype}"] = None
+        return Array(Memory("uint8", 0))
+    key = str(array.dtype), (array.size,), array.tobytes()
+    known = reading.constants.get(key)
+    if known is None:
+        known = Array(Memory(str(array.dtype), array.size), array.reshape(-1))
+        reading.constants[key] = known
+    return known
+
+
+def _call(reading: _Reading, call: Any) -> Any:
+    name = str(getattr(call.op, "name", call.op))
+    if name in _SAME_BYTES:
+        return _value(reading, call.args[0], None)
+    if name != "relax.call_tir" or len(call.args) > 2:
+        told = name if name != "relax.call_tir" else "a loop whose extents only the run knows"
+        if name.startswith("relax.call_pure_packed") or name.startswith("relax.call_dps_packed"):
+            told = f"TVM's runtime function {getattr(call.args[0], 'global_symbol', call.args[0])}"
+        reading.problems[told] = None
+        return _unknown(call)
+    variable, operands = call.args
+    given = [_value(reading, operand, None) for operand in operands.fields]
+    (own,) = call.ty_args
+    types = list(own.fields) if isinstance(own, ir.TupleType) else [own]
+    results = [Array(_memory(reading, type_)) for type_ in types]
+    function = _function(reading, variable, len(results))
+    if function is not None:
+        reading.steps.append(Step(function, (*given, *results), len(results)))
+    return results if isinstance(own, ir.TupleType) else results[0]
+
+
+def _function(reading: _Reading, variable: Any, results: int) -> CFunction | None:
+    if variable not in reading.functions:
+        name = str(variable.name_hint)
+        try:
+            made = c_function(name, reading.module[variable], results)
+        except NoCError as error:
+            reading.problems[f"{name}: {error}"] = None
+            return None
+        reading.functions[variable] = made
+    return reading.functions[variable]
+
+
+def _outputs(reading: _Reading, found: Sequence[Array]) -> tuple[Array, ...]:
+    """Returns the arrays of the outputs; what is no step's own result is copied."""
+    written = {array for step in reading.steps for array in step.written}
+    outputs: list[Array] = []
+    for array in found:
+        if array in written and array not in outputs:
+            outputs.append(array)
+            continue
+        copy = Array(array.memory)
+        reading.steps.append(Step(None, (array, copy), 1))
+        outputs.append(copy)
+    return tuple(outputs)
+
+
+def lifetimes(steps: Steps) -> Mapping[Array, tuple[int, int]]:
+    """Returns the first and the last step of every array that is neither given nor constant."""
+    found: dict[Array, tuple[int, int]] = {}
+    outside = {*steps.inputs, *steps.outputs}
+    for number, step in enumerate(steps.steps):
+        for array in step.arrays:
+            if array.constant is None and array not in outside:
+                found[array] = found.get(array, (number, number))[0], number
+    return found

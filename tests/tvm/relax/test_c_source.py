@@ -1,0 +1,175 @@
+"""Graphs as C: the same bits here, on 64-bit Arm and on Cortex-M; sizes; what is refused."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import qdqbridge as qb
+from qdqbridge.app import hosting
+from qdqbridge.app.cli.verbs import app
+from qdqbridge.core.graph.graph import Graph
+from qdqbridge.errors import OutputExistsError, UnsupportedTargetError
+from qdqbridge.tvm.relax.c_source.arena import ALIGNED, Need, arena
+from tests.places import MODELS
+
+_STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-Wvla", "-pedantic"]
+_SANITIZED = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1"]
+_CORTEX = "-mthumb -mfloat-abi=hard --specs=rdimon.specs -T board.ld"
+_BOARDS = {
+    "cortex-m4": ("mps2-an386", f"-mcpu=cortex-m4 -mfpu=fpv4-sp-d16 {_CORTEX}".split()),
+    "cortex-m7": ("mps2-an500", f"-mcpu=cortex-m7 -mfpu=fpv5-d16 {_CORTEX}".split()),
+}
+"""Boards that QEMU has, and what GCC is told of their processors."""
+_BOARD = """\
+MEMORY { FLASH (rx) : ORIGIN = 0, LENGTH = 4M  RAM (rwx) : ORIGIN = 0x20000000, LENGTH = 4M }
+SECTIONS {
+  .text : { KEEP(*(.vectors)) *(.text*) *(.rodata*) } > FLASH
+  .ARM.exidx : { *(.ARM.exidx*) } > FLASH
+  .data : { *(.data*) } > RAM
+  .bss : { __bss_start__ = .; *(.bss*) *(COMMON) __bss_end__ = .; end = .; __end__ = .; } > RAM
+}
+"""
+_START = """\
+#include <stdint.h>
+extern void _start(void);
+static void reset(void)
+{
+  *(volatile uint32_t *)0xE000ED88 |= 0xFu << 20; /* the unit of floats is switched on */
+  __asm__ volatile("dsb\\nisb");
+  _start();
+}
+__attribute__((section(".vectors"), used)) static const uintptr_t vectors[] = {
+  0x20400000, (uintptr_t)reset
+};
+"""
+needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
+on_arm = pytest.mark.skipif(
+    not all(map(shutil.which, ("aarch64-linux-gnu-gcc", "qemu-aarch64"))),
+    reason="it takes aarch64-linux-gnu-gcc and qemu-aarch64",
+)
+on_cortex_m = pytest.mark.skipif(
+    not all(map(shutil.which, ("arm-none-eabi-gcc", "qemu-system-arm"))),
+    reason="it takes arm-none-eabi-gcc, its newlib, and qemu-system-arm",
+)
+
+
+def _one(graph: Graph) -> dict[str, int]:
+    return {str(e): 1 for v in graph.inputs for e in v.type.shape or () if isinstance(e, str)}
+
+
+def _written(model: str, folder: Path, target: Any = "c") -> Graph:
+    graph = qb.load(MODELS / f"{model}.onnx")
+    qb.save(graph, folder, target=target, extents=_one(graph), overwrite=True)
+    return graph
+
+
+def _program(folder: Path, feeds: Sequence[Mapping[str, NDArray[Any]]]) -> None:
+    """Writes a program that runs the model on arrays and prints the bytes of its results."""
+    header = next(folder.glob("*_data.h")).name.removesuffix("_data.h")
+    text = (folder / f"{header}.h").read_text()
+    found = re.search(r"_run\((.*)\);", text)
+    assert found is not None
+    given, taken = [], []
+    for parameter in found[1].split(", "):
+        kind, name, count = re.fullmatch(r"(?:const )?(\w+) (\w+)\[(\d+)\]", parameter).groups()  # type: ignore[union-attr]
+        (given if parameter.startswith("const") else taken).append((kind, name, int(count)))
+    lines = ["#include <stdio.h>", "#include <string.h>", f'#include "{header}.h"']
+    lines += [f"static {kind} {name}[{count}];" for kind, name, count in (*given, *taken)]
+    body: list[str] = []
+    for number, feed in enumerate(feeds):
+        for (_, name, _), array in zip(given, feed.values(), strict=True):
+            data = ",".join(map(str, array.tobytes()))
+            lines.append(f"static const unsigned char fed_{number}_{name}[] = {{{data}}};")
+            body.append(f"memcpy({name}, fed_{number}_{name}, sizeof {name});")
+        body.append(f"{header}_run({', '.join(name for _, name, _ in (*given, *taken))});")
+        for _, name, _ in taken:
+            body.append(
+                f"for (unsigned i = 0; i < sizeof {name}; i++) "
+                f'printf("%02x", ((const unsigned char *){name})[i]);'
+            )
+    lines += ["int main(void) {", *body, 'printf("\\n"); return 0; }', ""]
+    (folder / "check.c").write_text("\n".join(lines))
+
+
+def _results(folder: Path, compiler: Sequence[str], run: Sequence[str] = ()) -> str:
+    """Builds the program of a folder, and returns what it prints."""
+    name = next(folder.glob("*_data.h")).name.removesuffix("_data.h")
+    files = ["check.c", f"{name}.c", f"{name}_data.c"]
+    more = ["start.c"] if "board.ld" in compiler else []
+    command = [*compiler, *_STRICT, *files, *more, "-lm", "-o", "check"]
+    subprocess.run(command, cwd=folder, check=True, timeout=120)
+    done = subprocess.run(
+        [*run, "./check"], cwd=folder, check=True, timeout=60, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def _wanted(graph: Graph, feeds: Sequence[Mapping[str, NDArray[Any]]]) -> str:
+    return "".join(r.tobytes().hex() for feed in feeds for r in qb.evaluate(graph, feed).values())
+
+
+def _images(graph: Graph, count: int) -> list[dict[str, NDArray[Any]]]:
+    with np.load(MODELS / "digits_test.npz") as held:
+        images = next(held[name] for name in held.files if held[name].ndim == 4)
+    (name,) = (value.name for value in graph.inputs)
+    return [{name: images[i : i + 1].astype(np.float32)} for i in range(count)]
+
+
+_CNNS = ["digits_cnn_u8s8_per_channel", "digits_cnn_s8s8_per_tensor"]
+
+
+@needs_gcc
+@pytest.mark.parametrize("model", _CNNS)
+@pytest.mark.parametrize("target", ["c", "c/cortex-m4"])
+def test_bits_are_those_of_the_interpreter(model: str, target: str, tmp_path: Path) -> None:
+    graph = _written(model, tmp_path, target)
+    feeds = _images(graph, 4)
+    _program(tmp_path, feeds)
+    assert _results(tmp_path, ["gcc", *_SANITIZED]) == _wanted(graph, feeds)
+
+
+@on_arm
+def test_bits_on_64_bit_arm(tmp_path: Path) -> None:
+    graph = _written(_CNNS[0], tmp_path)
+    feeds = _images(graph, 4)
+    _program(tmp_path, feeds)
+    found = _results(tmp_path, ["aarch64-linux-gnu-gcc", "-O2", "-static"], ["qemu-aarch64"])
+    assert found == _wanted(graph, feeds)
+
+
+@on_cortex_m
+@pytest.mark.parametrize("processor", _BOARDS)
+def test_cortex_m_has_the_bits_in_48_kb_of_code(processor: str, tmp_path: Path) -> None:
+    graph = _written(_CNNS[0], tmp_path, f"c/{processor}")
+    feeds = _images(graph, 4)
+    _program(tmp_path, feeds)
+    (tmp_path / "board.ld").write_text(_BOARD)
+    (tmp_path / "start.c").write_text(_START)
+    board, flags = _BOARDS[processor]
+    run = ["qemu-system-arm", "-M", board, "-nographic", "-semihosting", "-kernel"]
+    found = _results(tmp_path, ["arm-none-eabi-gcc", "-Os", *flags], run)
+    assert found == _wanted(graph, feeds)
+    source = next(tmp_path.glob("*_data.h")).name.removesuffix("_data.h") + ".c"
+    subprocess.run(
+        ["arm-none-eabi-gcc", "-Os", *flags[:4], "-std=c99", "-c", source, "-o", "model.o"],
+        cwd=tmp_path, check=True, timeout=60,
+    )  # fmt: skip
+    sizes = subprocess.run(
+        ["arm-none-eabi-size", "model.o"], cwd=tmp_path, check=True, timeout=10,
+        capture_output=True, text=True,
+    ).stdout.split()[6:9]  # fmt: skip
+    assert int(sizes[0]) <= 48 << 10
+    symbols = subprocess.run(
+        ["arm-none-eabi-nm", "-u", "model.o"], cwd=tmp_path, check=True, timeout=10,
+        capture_output=True, text=True,
+    ).stdout.split()[1::2]  # fmt: skip
+    assert {s for s in symbols if "_data_" not in s} <= {"memcpy", "memset", "memmove", "fmaf"}
