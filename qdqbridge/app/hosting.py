@@ -249,7 +249,7 @@ def is_for_c(target: Any) -> bool:
         except json.JSONDecodeError:
             return False
     if isinstance(target, Mapping):
-        return target.get("kind") == "c"
+        return dict[Any, Any](target).get("kind") == "c"  # pyright: ignore[reportUnknownArgumentType]
     return isinstance(target, str) and target.partition("/")[0] == "c"
 
 

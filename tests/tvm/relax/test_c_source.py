@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -14,12 +15,12 @@ import pytest
 from numpy.typing import NDArray
 
 import qdqbridge as qb
-from qdqbridge.app import hosting
-from qdqbridge.app.cli.verbs import app
+from qdqbridge.app.cli.failures import run
+from qdqbridge.core.canonical.interface import with_interface
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import OutputExistsError, UnsupportedTargetError
 from qdqbridge.tvm.relax.c_source.arena import ALIGNED, Need, arena
-from tests.places import MODELS
+from tests.places import MODELS, ROOT
 
 _STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-Wvla", "-pedantic"]
 _SANITIZED = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1"]
@@ -124,13 +125,19 @@ def _images(graph: Graph, count: int) -> list[dict[str, NDArray[Any]]]:
     return [{name: images[i : i + 1].astype(np.float32)} for i in range(count)]
 
 
-_CNNS = ["digits_cnn_u8s8_per_channel", "digits_cnn_s8s8_per_tensor"]
+_CNN = "digits_cnn_u8s8_per_channel"
 
 
 @needs_gcc
-@pytest.mark.parametrize("model", _CNNS)
-@pytest.mark.parametrize("target", ["c", "c/cortex-m4"])
-def test_bits_are_those_of_the_interpreter(model: str, target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "target"),
+    [
+        (_CNN, "c"),
+        ("digits_cnn_s8s8_per_tensor", {"kind": "c", "mcpu": "cortex-m7"}),
+        ("digits_attention_u8s8_per_channel", "c/cortex-m33"),
+    ],
+)
+def test_bits_are_those_of_the_interpreter(model: str, target: Any, tmp_path: Path) -> None:
     graph = _written(model, tmp_path, target)
     feeds = _images(graph, 4)
     _program(tmp_path, feeds)
@@ -139,7 +146,7 @@ def test_bits_are_those_of_the_interpreter(model: str, target: str, tmp_path: Pa
 
 @on_arm
 def test_bits_on_64_bit_arm(tmp_path: Path) -> None:
-    graph = _written(_CNNS[0], tmp_path)
+    graph = _written(_CNN, tmp_path)
     feeds = _images(graph, 4)
     _program(tmp_path, feeds)
     found = _results(tmp_path, ["aarch64-linux-gnu-gcc", "-O2", "-static"], ["qemu-aarch64"])
@@ -149,7 +156,7 @@ def test_bits_on_64_bit_arm(tmp_path: Path) -> None:
 @on_cortex_m
 @pytest.mark.parametrize("processor", _BOARDS)
 def test_cortex_m_has_the_bits_in_48_kb_of_code(processor: str, tmp_path: Path) -> None:
-    graph = _written(_CNNS[0], tmp_path, f"c/{processor}")
+    graph = _written(_CNN, tmp_path, f"c/{processor}")
     feeds = _images(graph, 4)
     _program(tmp_path, feeds)
     (tmp_path / "board.ld").write_text(_BOARD)
@@ -173,3 +180,82 @@ def test_cortex_m_has_the_bits_in_48_kb_of_code(processor: str, tmp_path: Path) 
         capture_output=True, text=True,
     ).stdout.split()[1::2]  # fmt: skip
     assert {s for s in symbols if "_data_" not in s} <= {"memcpy", "memset", "memmove", "fmaf"}
+
+
+@needs_gcc
+def test_the_page_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "deploy.md").read_text("utf-8").partition("## On a microcontroller")[2]
+    blocks = dict(re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL))
+    exec(blocks["python"], {"qb": qb, "graph": qb.load(MODELS / f"{_CNN}.onnx")})
+    (tmp_path / "digits" / "check.c").write_text(blocks["c"])
+    printed = _results(tmp_path / "digits", ["gcc", "-Os"])
+    header = (tmp_path / "digits" / "digits.h").read_text()
+    found = re.search(r"ARENA_BYTES (\d+)", header)
+    assert found is not None and printed.endswith(f"from {found[1]} bytes of RAM")
+    (tmp_path / "digits" / "check.c").write_text((tmp_path / "digits" / "main.c").read_text())
+    assert _results(tmp_path / "digits", ["gcc", "-Os"]).count("logits[") == 10
+
+
+def test_the_header_has_the_quantization_of_integers(tmp_path: Path) -> None:
+    graph = qb.load(MODELS / f"{_CNN}.onnx")
+    qb.save(graph, tmp_path / "digits", target="c", extents={"batch": 1}, io="as-stored")
+    header = (tmp_path / "digits" / "digits.h").read_text()
+    (value,) = with_interface(graph, "as-stored").inputs
+    assert value.quant is not None
+    scale = float(value.quant.params.scale).hex()
+    assert f"#define DIGITS_INPUT_SCALE {scale}f" in header
+    assert f"#define DIGITS_INPUT_ZERO_POINT {int(value.quant.params.zero_point)}" in header
+    assert "const uint8_t input[64]" in header
+
+
+def test_what_has_no_c_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    graph = qb.load(MODELS / f"{_CNN}.onnx")
+    with pytest.raises(UnsupportedTargetError, match="written as C") as error:
+        qb.save(graph, tmp_path / "open", target="c")
+    assert "open extents: batch" in error.value.why and "batch=1" in error.value.fix
+    with pytest.raises(UnsupportedTargetError, match="no processor") as error:
+        qb.save(graph, tmp_path / "open", target="c/cortex-m9", extents={"batch": 1})
+    assert "cortex-m" in error.value.fix
+    with pytest.raises(UnsupportedTargetError, match="save writes nothing"):
+        qb.save(graph, tmp_path / "open", target="aarch64-linux-gnu", extents={"batch": 1})
+    with pytest.raises(UnsupportedTargetError, match="not supported") as error:
+        qb.compile(graph, {"kind": "c"})
+    assert "target='c'" in error.value.fix
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "main.c").write_text("mine")
+    with pytest.raises(OutputExistsError):
+        qb.save(graph, tmp_path / "kept", target="c", extents={"batch": 1})
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["main.c"]
+
+
+def test_the_command_prints_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, folder = str(MODELS / f"{_CNN}.onnx"), tmp_path / "out"
+    command = ["to-tvm", model, "-o", str(folder), "--target", "c/cortex-m7", "--extent", "batch=1"]
+    assert run([*command, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    header = (folder / "out.h").read_text()
+    assert f"OUT_ARENA_BYTES {told['arena']}\n" in header
+    assert f"OUT_WEIGHT_BYTES {told['weights']}\n" in header
+
+
+def test_arenas_hold_what_is_needed_together_apart() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        first = rng.integers(0, 20, 30)
+        last = first + rng.integers(0, 6, 30)
+        needs = [
+            Need(int(n), int(a), int(b))
+            for n, a, b in zip(rng.integers(0, 999, 30), first, last, strict=True)
+        ]
+        found = arena(needs)
+        for step in range(26):
+            taken = np.zeros(found.nbytes, int)
+            for need, offset in zip(needs, found.offsets, strict=True):
+                assert offset % ALIGNED == 0
+                if need.first <= step <= need.last:
+                    taken[offset : offset + need.nbytes] += 1
+            assert taken.max(initial=0) <= 1
+        at_once = max(sum(n.nbytes for n in needs if n.first <= s <= n.last) for s in range(26))
+        assert at_once <= found.nbytes <= 2 * at_once

@@ -13,7 +13,14 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from qdqbridge.tvm.qnn.dialect.arithmetic import kind_of
-from qdqbridge.tvm.relax.c_source.scalars import NoCError, Scalars, literals_in, sequence, without_unused
+from qdqbridge.tvm.relax.c_source.scalars import (
+    NoCError,
+    Scalars,
+    literals_in,
+    nothing,
+    sequence,
+    without_unused,
+)
 from qdqbridge.tvm.relax.kernels.codegen.passes import of_kernels
 
 C_TYPES = {
@@ -133,17 +140,15 @@ def _without_large_arrays(stmt: Any, found: list[Any]) -> Any:
             body = _without_large_arrays(stmt.body, found)
             return tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body)
         case "IfThenElse":
-            cases = [
-                None if case is None else _without_large_arrays(case, found)
-                for case in (stmt.then_case, stmt.else_case)
-            ]
-            return tirx.IfThenElse(stmt.condition, *cases)
+            then = _without_large_arrays(stmt.then_case, found)
+            other = stmt.else_case and _without_large_arrays(stmt.else_case, found)
+            return tirx.IfThenElse(stmt.condition, then, other)
         case "AllocBuffer":
             nbytes = Memory(kind_of_buffer(stmt.buffer), _count(stmt.buffer)).nbytes
             if nbytes <= _ON_STACK:
                 return stmt
             found.append(stmt.buffer)
-            return tirx.Evaluate(0)
+            return nothing()
         case _:
             return stmt
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.atomic_write import placed_together
-from qdqbridge.core.graph.copying import symbolic_extents
+from qdqbridge.core.graph.copying import symbolic_extents, with_numbers
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.types import static_shape
 from qdqbridge.errors import OutputFileError, UnsupportedTargetError
@@ -89,9 +89,10 @@ def _steps(graph: Graph, target: CTarget) -> Steps:
         problems.append(f"inputs of unknown rank: {', '.join(unranked)}")
     found: Steps | None = None
     try:
-        module = lowered(emit_plan(plan(agreed(graph), target.cpu)))
+        numbered = with_numbers(graph, dict.fromkeys(open_, 1))
+        module = lowered(emit_plan(plan(agreed(numbered), target.cpu)))
         found, more = steps_of(module)
-        problems += [] if open_ else more
+        problems += more
     except UnsupportedTargetError as error:
         problems += [f"{error.what}: {error.why}" if error.why else error.what]
     if problems or found is None:
@@ -296,7 +297,7 @@ void {self.name}_run({self._parameters()})
 
     def _main(self) -> str:
         arrays = "\n".join(
-            f"static {C_TYPES[array.memory.dtype]} {name}[{self.name.upper()}_{name.upper()}_COUNT];"
+            f"static {C_TYPES[array.memory.dtype]} {name}[{array.memory.count}];"
             for name, _, array in self._arguments()
         )
         shown = "\n".join(
@@ -403,8 +404,17 @@ def _float(value: Any, suffix: str = "f") -> str:
 
 
 _RESERVED = frozenset(
-    ["auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else", "enum", "extern", "float", "for", "goto", "if", "inline", "int", "long", "register", "restrict", "return", "short", "signed", "sizeof", "static", "struct", "switch", "typedef", "union", "unsigned", "void", "volatile", "while", "bool", "true", "false", "main", "class", "new", "delete", "template", "this", "private", "public", "namespace", "operator"]
-)  # fmt: skip
+    keyword
+    for line in (
+        "auto break case char const continue default do double else enum extern float for goto if",
+        "inline int long register restrict return short signed sizeof static struct switch typedef",
+        "union unsigned void volatile while bool true false main class new delete template this",
+        "private public namespace operator int8_t int16_t int32_t int64_t uint8_t uint16_t",
+        "uint32_t uint64_t printf i",
+    )
+    for keyword in line.split()
+)
+"""Names that are C's, C++'s, or those of the example."""
 
 
 def identifier(text: str, taken: set[str] | None = None) -> str:

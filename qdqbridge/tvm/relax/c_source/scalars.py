@@ -39,16 +39,35 @@ def _fused(dtype: str, args: Sequence[Prim]) -> Prim:
     return tirx.call_pure_extern(dtype, "fmaf" if dtype == "float32" else "fma", *args)
 
 
+def _of_two(name: str, a: Prim, b: Prim) -> Prim:
+    dtype = kind_of(a)
+    return tirx.call_pure_extern(dtype, name + ("f" if dtype == "float32" else ""), a, b)
+
+
 _FUNCTIONS: dict[str, Callable[[str, Sequence[Prim]], Prim]] = {
     "llvm.lrint": lambda dtype, args: tirx.call_pure_extern(dtype, "qdq_nearest", *args),
     "llvm.arithmetic.fence": lambda _, args: args[0],  # the sources forbid contraction
     "llvm.fma": _fused,
 }
 """LLVM's intrinsics of one lane in C."""
+_MATH = {
+    **{
+        f"tirx.{name}": name
+        for line in (
+            "acos acosh asin asinh atan atanh atan2 ceil cos cosh erf exp exp2 fabs floor fmod",
+            "hypot ldexp log log10 log1p log2 nearbyint pow sin sinh sqrt tan tanh trunc",
+        )
+        for name in line.split()
+    },
+    "tirx.round": "rint",
+}
+"""Functions of ``math.h`` by TIR's operators; ``round`` is half to even in TVM."""
 _REDUCTIONS: dict[str, Callable[[Prim, Prim], Prim]] = {
     "llvm.vector.reduce.add": lambda a, b: a + b,
     "llvm.vector.reduce.umax": tirx.max,
     "llvm.vector.reduce.smax": tirx.max,
+    "llvm.vector.reduce.fmax": lambda a, b: _of_two("fmax", a, b),
+    "llvm.vector.reduce.fmin": lambda a, b: _of_two("fmin", a, b),
 }
 _HINTS = ("llvm.prefetch",)
 """What a kernel may ask for that changes no result."""
@@ -162,7 +181,7 @@ class Scalars:
     ) -> Any:
         i = tirx.Var(f"lane{next(self._names)}", "int32")
         body = tirx.BufferStore(buffer, of(i), at(i))
-        return tirx.For(i, 0, lanes, tirx.ForKind.SERIAL, body)
+        return tirx.For(i, _int32(0), _int32(lanes), tirx.ForKind.SERIAL, body)
 
     def _reads_elsewhere(self, value: Prim, buffer: Any, index: Prim) -> bool:
         """True where a lane of a value may be what another one has written."""
@@ -196,7 +215,7 @@ class Scalars:
     def _evaluate(self, stmt: Any) -> Any:
         value = stmt.value
         if type(value).__name__ == "Call" and "call_llvm" in _op(value) and _known(_HINTS, value):
-            return tirx.Evaluate(0)
+            return nothing()
         return tirx.Evaluate(self.lane(value, 0))
 
     # ---- expressions ----------------------------------------------------------------------------
@@ -267,6 +286,10 @@ class Scalars:
                 raise NoCError(f"LLVM's intrinsic {int(value.args[0])}")
             return _FUNCTIONS[function](dtype, [self.lane(arg, i) for arg in value.args[1:]])
         args = [self.lane(arg, i) for arg in value.args]
+        if name in _MATH and _is_float(dtype):
+            return tirx.call_pure_extern(
+                dtype, _MATH[name] + ("f" if dtype == "float32" else ""), *args
+            )
         type_ = value.ty if lanes_of(value) == 1 else tvm.ir.PrimType(dtype)
         return tvm.ir.Call(value.op, args, value.attrs, value.ty_args, ret_ty=type_)
 
@@ -298,9 +321,18 @@ def sequence(statements: Sequence[Any]) -> Any:
     return statements[0] if len(statements) == 1 else tirx.SeqStmt(list(statements))
 
 
+def nothing() -> Any:
+    """Returns a statement that does nothing."""
+    return tirx.Evaluate(_int32(0))
+
+
+def _int32(value: int) -> Prim:
+    return tirx.const(value, "int32")
+
+
 def without_unused(stmt: Any) -> Any:
     """Returns a statement without variables and arrays that nothing reads."""
-    return _read(stmt, set()) or tirx.Evaluate(0)
+    return _read(stmt, set()) or nothing()
 
 
 def _read(stmt: Any, used: set[Any]) -> Any:
@@ -330,7 +362,7 @@ def _read(stmt: Any, used: set[Any]) -> Any:
                 for case in (stmt.then_case, stmt.else_case)
             ]
             _note(used, stmt.condition)
-            return tirx.IfThenElse(stmt.condition, cases[0] or tirx.Evaluate(0), cases[1])
+            return tirx.IfThenElse(stmt.condition, cases[0] or nothing(), cases[1])
         case "Bind":
             if stmt.var not in used:
                 return None
@@ -379,7 +411,7 @@ TVM's generator of C writes seven digits of floats."""
 
 def _literal(value: Any) -> Prim:
     dtype, number = _element(value), float(value.value)
-    if number == 0.0 or not math.isfinite(number):
+    if number == 0.0:
         return value
     bits = struct.pack(">d", number).hex()
     return tirx.call_pure_extern(dtype, f"{LITERAL}{dtype}_{bits}")
@@ -390,6 +422,8 @@ def literals_in(text: str) -> str:
 
     def number(found: re.Match[str]) -> str:
         (own,) = struct.unpack(">d", bytes.fromhex(found[2]))
+        if not math.isfinite(own):
+            return "NAN" if math.isnan(own) else "INFINITY" if own > 0 else "(-INFINITY)"
         return f"({own.hex()}{'f' if found[1] == 'float32' else ''})"
 
     return re.sub(rf"{LITERAL}(float\d+)_([0-9a-f]+)\(\)", number, text)

@@ -11,7 +11,8 @@ import tvm
 from numpy.typing import NDArray
 from tvm import ir, relax, tirx
 
-from qdqbridge.tvm.relax.builder_turn import BUILDING
+from qdqbridge.tvm.qnn.emit.emitter import reason
+from qdqbridge.tvm.relax.builder_turn import BUILDING, raise_interrupt
 from qdqbridge.tvm.relax.c_source.functions import C_TYPES, CFunction, Memory, c_function
 from qdqbridge.tvm.relax.c_source.scalars import NoCError
 from qdqbridge.tvm.relax.tensors import to_array
@@ -188,6 +189,10 @@ def _function(reading: _Reading, variable: Any, results: int) -> CFunction | Non
             made = c_function(name, reading.module[variable], results)
         except NoCError as error:
             reading.problems[f"{name}: {error}"] = None
+            return None
+        except Exception as error:  # whatever a pass of TVM or its generator of C raises
+            raise_interrupt(error)
+            reading.problems[f"{name}: {reason(error)}"] = None
             return None
         reading.functions[variable] = made
     return reading.functions[variable]

@@ -1,4 +1,4 @@
-"""What is compiled from C: any processor with a C99 compiler, and Cortex-M with DSP instructions."""
+"""What is written as C: any processor that has a compiler, and Cortex-M with DSP instructions."""
 
 from __future__ import annotations
 
