@@ -19,7 +19,7 @@ from qdqbridge.app.cli.failures import run
 from qdqbridge.core.canonical.interface import with_interface
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import OutputExistsError, UnsupportedTargetError
-from qdqbridge.tvm.relax.c_source.arena import ALIGNED, Need, arena
+from qdqbridge.tvm.relax.c_source.arena import ALIGNED, ArenaNeed, arena
 from tests.places import MODELS, ROOT
 
 _STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-Wvla", "-pedantic"]
@@ -246,7 +246,7 @@ def test_arenas_hold_what_is_needed_together_apart() -> None:
         first = rng.integers(0, 20, 30)
         last = first + rng.integers(0, 6, 30)
         needs = [
-            Need(int(n), int(a), int(b))
+            ArenaNeed(int(n), int(a), int(b))
             for n, a, b in zip(rng.integers(0, 999, 30), first, last, strict=True)
         ]
         found = arena(needs)

@@ -12,7 +12,7 @@ ALIGNED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class ArenaNeed:
     """An array, and when it is needed.
 
     Attributes:
@@ -25,7 +25,7 @@ class Need:
     first: int
     last: int
 
-    def meets(self, other: Need) -> bool:
+    def meets(self, other: ArenaNeed) -> bool:
         """True where both are needed in one step."""
         return self.first <= other.last and other.first <= self.last
 
@@ -43,7 +43,7 @@ class Arena:
     nbytes: int
 
 
-def arena(needs: Sequence[Need]) -> Arena:
+def arena(needs: Sequence[ArenaNeed]) -> Arena:
     """Returns a place for every array, the largest ones first, each as low as it can be.
 
     Raises:
@@ -69,7 +69,7 @@ def arena(needs: Sequence[Need]) -> Arena:
     return found
 
 
-def _prove(needs: Sequence[Need], found: Arena) -> None:
+def _prove(needs: Sequence[ArenaNeed], found: Arena) -> None:
     """Sees that no two arrays share a byte in a step in which both are needed."""
     for i, one in enumerate(needs):
         begin, end = found.offsets[i], found.offsets[i] + one.nbytes

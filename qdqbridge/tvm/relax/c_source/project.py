@@ -17,9 +17,9 @@ from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.types import static_shape
 from qdqbridge.errors import OutputFileError, UnsupportedTargetError
 from qdqbridge.tvm.qnn.emit.graph import agreed
-from qdqbridge.tvm.relax.c_source.arena import Arena, Need, arena
+from qdqbridge.tvm.relax.c_source.arena import Arena, ArenaNeed, arena
 from qdqbridge.tvm.relax.c_source.functions import C_TYPES
-from qdqbridge.tvm.relax.c_source.steps import Array, Step, Steps, lifetimes, steps_of
+from qdqbridge.tvm.relax.c_source.steps import Array, KernelCall, KernelCalls, lifetimes, steps_of
 from qdqbridge.tvm.relax.c_source.support import support
 from qdqbridge.tvm.relax.c_source.target import CTarget
 from qdqbridge.tvm.relax.kernels.emit import emit_plan
@@ -79,7 +79,7 @@ def write_project(project: CProject, folder: Path, *, overwrite: bool) -> None:
             place.write_text(text, encoding="ascii")
 
 
-def _steps(graph: Graph, target: CTarget) -> Steps:
+def _steps(graph: Graph, target: CTarget) -> KernelCalls:
     problems: list[str] = []
     open_ = symbolic_extents(graph)
     if open_:
@@ -87,7 +87,7 @@ def _steps(graph: Graph, target: CTarget) -> Steps:
     unranked = [value.name for value in graph.inputs if value.type.shape is None]
     if unranked:
         problems.append(f"inputs of unknown rank: {', '.join(unranked)}")
-    found: Steps | None = None
+    found: KernelCalls | None = None
     try:
         numbered = with_numbers(graph, dict.fromkeys(open_, 1))
         module = lowered(emit_plan(plan(agreed(numbered), target.cpu)))
@@ -109,7 +109,7 @@ def _steps(graph: Graph, target: CTarget) -> Steps:
 
 
 class _Writer:
-    def __init__(self, graph: Graph, target: CTarget, name: str, steps: Steps) -> None:
+    def __init__(self, graph: Graph, target: CTarget, name: str, steps: KernelCalls) -> None:
         self.graph, self.target, self.name, self.steps = graph, target, name, steps
         self.constants: dict[Array, str] = {}
         for step in steps.steps:
@@ -125,12 +125,12 @@ class _Writer:
     def _planned(self) -> tuple[dict[Array, int], dict[int, list[int]], Arena]:
         """Returns where arrays lie, and where the rooms of every step do."""
         spans = lifetimes(self.steps)
-        needs = [Need(array.memory.nbytes, *span) for array, span in spans.items()]
+        needs = [ArenaNeed(array.memory.nbytes, *span) for array, span in spans.items()]
         counts: list[int] = []
         for number, step in enumerate(self.steps.steps):
             rooms = step.function.rooms if step.function else ()
             counts.append(len(rooms))
-            needs += [Need(room.nbytes, number, number) for room in rooms]
+            needs += [ArenaNeed(room.nbytes, number, number) for room in rooms]
         found = arena(needs)
         offsets = iter(found.offsets)
         places = {array: next(offsets) for array in spans}
@@ -256,7 +256,7 @@ void {self.name}_run({self._parameters()})
 }}
 """
 
-    def _call(self, number: int, step: Step) -> str:
+    def _call(self, number: int, step: KernelCall) -> str:
         arguments = [self._argument(array) for array in step.arrays]
         if step.function is None:
             return f"  memcpy({arguments[1]}, {arguments[0]}, {step.arrays[1].memory.nbytes});"

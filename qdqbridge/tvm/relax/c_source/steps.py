@@ -39,7 +39,7 @@ class Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class KernelCall:
     """A call.
 
     Attributes:
@@ -59,7 +59,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class KernelCalls:
     """What a module computes.
 
     Attributes:
@@ -69,7 +69,7 @@ class Steps:
     """
 
     inputs: tuple[Array, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[KernelCall, ...]
     outputs: tuple[Array, ...]
 
 
@@ -77,14 +77,14 @@ class Steps:
 class _Reading:
     module: Any
     inputs: list[Array] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[KernelCall] = field(default_factory=list)
     values: dict[Any, Any] = field(default_factory=dict)
     functions: dict[Any, CFunction] = field(default_factory=dict)
     constants: dict[tuple[str, tuple[int, ...], bytes], Array] = field(default_factory=dict)
     problems: dict[str, None] = field(default_factory=dict)
 
 
-def steps_of(module: ir.IRModule) -> tuple[Steps, list[str]]:
+def steps_of(module: ir.IRModule) -> tuple[KernelCalls, list[str]]:
     """Returns the steps of a module, and what in it has no C.
 
     Args:
@@ -110,7 +110,7 @@ def steps_of(module: ir.IRModule) -> tuple[Steps, list[str]]:
             reading.values[binding.var] = _value(reading, value, binding.var)
     found = _value(reading, main.body.body, None)
     outputs = _outputs(reading, found if isinstance(found, list) else [found])
-    steps = Steps(tuple(reading.inputs), tuple(reading.steps), outputs)
+    steps = KernelCalls(tuple(reading.inputs), tuple(reading.steps), outputs)
     return steps, list(reading.problems)
 
 
@@ -178,7 +178,7 @@ def _call(reading: _Reading, call: Any) -> Any:
     results = [Array(_memory(reading, type_)) for type_ in types]
     function = _function(reading, variable, len(results))
     if function is not None:
-        reading.steps.append(Step(function, (*given, *results), len(results)))
+        reading.steps.append(KernelCall(function, (*given, *results), len(results)))
     return results if isinstance(own, ir.TupleType) else results[0]
 
 
@@ -207,12 +207,12 @@ def _outputs(reading: _Reading, found: Sequence[Array]) -> tuple[Array, ...]:
             outputs.append(array)
             continue
         copy = Array(array.memory)
-        reading.steps.append(Step(None, (array, copy), 1))
+        reading.steps.append(KernelCall(None, (array, copy), 1))
         outputs.append(copy)
     return tuple(outputs)
 
 
-def lifetimes(steps: Steps) -> Mapping[Array, tuple[int, int]]:
+def lifetimes(steps: KernelCalls) -> Mapping[Array, tuple[int, int]]:
     """Returns the first and the last step of every array that is neither given nor constant."""
     found: dict[Array, tuple[int, int]] = {}
     outside = {*steps.inputs, *steps.outputs}
