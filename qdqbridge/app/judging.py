@@ -119,7 +119,7 @@ def tell_of_onnxruntime(engine: VendorEngine, path: Path) -> None:
     from qdqbridge.onnx_io.runtime.optimized import optimized
     from qdqbridge.targets.engines.softmax_table import softmax_by_table
 
-    saturating = saturating_products(path) if engine.kind.pairs_saturate() else frozenset[str]()
+    saturating = saturating_products(path) if engine.kind.pairs_saturate() else {}
 
     def own(
         node: Node, operands: Sequence[NDArray[Any] | None]

@@ -1,7 +1,8 @@
 """Damages models and saved modules, and reads what comes out as a user would; or makes models up.
 
 ``python scripts/checks/mutations.py KIND --count 20000 -o findings FOLDER …`` where KIND is
-``bytes``, ``structured`` or ``modules``; ``tflite``, where FOLDER holds ``.tflite`` files; or
+``bytes``, ``structured`` or ``modules``; ``verbs``, structured ones that go through every verb of
+the command line; ``tflite``, where FOLDER holds ``.tflite`` files; or
 ``nodes`` or ``graphs``, random operators and random graphs that are also compiled and run
 (``tests/fuzzing/random_models.py``).
 
@@ -28,7 +29,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -39,10 +40,12 @@ from tests.fuzzing import flatbuffer_mutations, modules, mutations
 from tests.fuzzing.measured import run
 from tests.fuzzing.random_models import random_graph, random_node
 from tests.fuzzing.target import (
+    VERBS,
     put_module_through,
     put_on_tvm,
     put_tflite_through,
     put_through,
+    put_through_verbs,
     seeds,
     tflite_seeds,
 )
@@ -57,7 +60,7 @@ ADDRESS_SPACE = 8 << 30
 Seed = tuple[str, bytes]
 """The suffix of a file, and what it holds."""
 RANDOM = {"nodes": random_node, "graphs": random_graph}
-KINDS = ("bytes", "structured", "modules", "tflite", *RANDOM)
+KINDS = ("bytes", "structured", "verbs", "modules", "tflite", *RANDOM)
 
 
 def case(kind: str, valid: Sequence[Seed], seed: int, number: int) -> Seed:
@@ -70,7 +73,7 @@ def case(kind: str, valid: Sequence[Seed], seed: int, number: int) -> Seed:
         return suffix, mutations.damaged(data, rng)
     if kind == "tflite":
         return suffix, flatbuffer_mutations.restructured(data, _sites(data), rng)
-    if kind == "structured":
+    if kind in ("structured", "verbs"):
         return suffix, mutations.restructured(data, rng)
     text = modules.mutated(data.decode(), suffix, rng)
     return suffix, text.encode("utf-8", "surrogatepass")
@@ -85,6 +88,8 @@ def _sites(data: bytes) -> list[flatbuffer_mutations.Site]:
 def _put(kind: str, suffix: str) -> Callable[[bytes, Path], str]:
     if kind in RANDOM:
         return put_on_tvm
+    if kind == "verbs":
+        return partial(put_through_verbs, verbs=len(VERBS))
     if suffix == ".onnx":
         return put_through
     if suffix == ".tflite":

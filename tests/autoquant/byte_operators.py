@@ -84,7 +84,7 @@ def conv_integer(net: Relatives) -> None:
     x, w = (S8, U8) if net.often(0.7) else (net.one_of(U8, S8), net.one_of(U8, S8))
     rank, group, channels = net.one_of(1, 2, 2, 3), net.one_of(1, 1, 2, 4), net.one_of(1, 3, 8)
     kernel = [int(k) for k in net.chance.integers(1, 4, rank)]
-    images = [int(n) for n in net.chance.integers(4, 7, rank)]
+    images = [int(n) for n in net.chance.integers(5, 8, rank)]  # no less than a kernel spans
     operands = [
         net.codes(x, net.one_of(1, 2), channels * group, *images),
         net.weight_codes(w, group * net.one_of(1, 2, 3), channels, *kernel),
@@ -155,10 +155,10 @@ def attention(net: Relatives) -> None:
     net.add("QAttention", operands, results, domain=MICROSOFT, **attributes)
 
 
-def lstm(net: Relatives, batches: tuple[int, ...]) -> None:
+def lstm(net: Relatives) -> None:
     kind, directions = (S8 if net.often(0.8) else U8), net.one_of(1, 2)
     hidden, wide, steps = net.one_of(2, 4, 7), net.one_of(1, 5, 16), net.one_of(1, 3, 5)
-    batch = net.one_of(*batches)
+    batch = net.one_of(1, 2, 3)
 
     def normal(*shape: int) -> NDArray[np.float32]:
         return net.chance.normal(size=(directions, *shape)).astype(np.float32)
@@ -198,20 +198,13 @@ def lstm(net: Relatives, batches: tuple[int, ...]) -> None:
         del net.results[whole]
 
 
-def relatives(seed: int, count: int, batches: tuple[int, ...] = (1,)) -> Relatives:
-    """Returns as many nodes of each kind.
-
-    Args:
-        seed: Of what is drawn.
-        count: How many.
-        batches: Of LSTMs, of which more threads than one would each round a part.
-    """
+def relatives(seed: int, count: int) -> Relatives:
+    """Returns as many nodes of each kind."""
     net = Relatives(seed)
     kinds: tuple[Callable[[Relatives], None], ...] = (
-        conv_integer, matmul_integer, product_of_activations, attention,
+        conv_integer, matmul_integer, product_of_activations, attention, lstm,
     )  # fmt: skip
     for _ in range(count):
         for kind in kinds:
             kind(net)
-        lstm(net, batches)
     return net

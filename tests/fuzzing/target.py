@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -11,11 +12,12 @@ from typing import Any
 import numpy as np
 
 import qdqbridge as qb
+from qdqbridge.app.cli.failures import DONE, MODEL, NOT_MET, run
 from qdqbridge.app.pipeline import diff
 from qdqbridge.app.sources import inspect_model, load_model
 from tests.onnx_io.scrambler import scrambled
 from tests.onnx_io.test_equivalence import BASES
-from tests.onnx_models import conv_model
+from tests.onnx_models import conv_input, conv_model
 from tests.places import TESTS
 
 LARGEST_SEED = 80_000
@@ -102,6 +104,53 @@ def put_on_tvm(data: bytes, folder: Path) -> str:
             if "evaluated" in done and not _near(done["evaluated"], results):
                 raise AssertionError("not the same on TVM")
     return f"not {', '.join(words)}" if words else "the same on TVM"
+
+
+VERBS: dict[str, tuple[str, ...]] = {
+    "inspect": ("FILE",),
+    "canonicalize": ("FILE",),
+    "explain": ("FILE",),
+    "export": ("FILE", "--profile", "ort", "-o", "OUT.onnx"),
+    "quantize": ("FILE", "--data", "DATA", "-o", "OUT.onnx"),
+    "compare": ("FILE", "--data", "DATA"),
+    "blame": ("FILE", "FILE", "--data", "DATA"),
+    "fix": ("FILE", "--for", "ort", "-o", "OUT.onnx"),
+    "partition": ("FILE",),
+    "view": ("FILE", "-o", "OUT.html"),
+}
+"""Verbs of the command line, and what they are given."""
+CODES = (DONE, NOT_MET, MODEL)
+
+
+def put_through_verbs(data: bytes, folder: Path, verbs: int = 1) -> str:
+    """Puts an ONNX file through some verbs of the command line, as the file's bytes choose.
+
+    Returns:
+        The exit codes.
+
+    Raises:
+        AssertionError: One is none that a file may lead to, or a verb leaves something unfinished.
+        Exception: Whatever escapes.
+    """
+    path, samples, rng = folder / "damaged.onnx", folder / "data.npz", Random(data)
+    path.write_bytes(data)
+    np.savez(samples, **conv_input())
+    said: list[str] = []
+    for verb in rng.sample([*VERBS], verbs):
+        out = folder / "out"
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir()
+        places = {"FILE": str(path), "DATA": str(samples)}
+        places |= {f"OUT.{kind}": str(out / f"out.{kind}") for kind in ("onnx", "html")}
+        code = run([verb, *(places.get(word, word) for word in VERBS[verb])])
+        left = [each.name for each in out.iterdir()]
+        assert code in CODES, f"{verb}: exit code {code}"
+        assert left in ([], ["out.onnx"], ["out.html"]), f"{verb} leaves {left}"
+        assert code != MODEL or not left, f"{verb} fails, and leaves {left}"
+        if left == ["out.onnx"]:
+            qb.load(out / "out.onnx")
+        said.append(str(code))
+    return f"written, codes {' '.join(sorted(said))}"
 
 
 def _feeds(graph: qb.Graph, rng: Random) -> dict[str, Any]:

@@ -7,7 +7,7 @@ It is about products whose result is stored as integers; everything else keeps t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
@@ -24,11 +24,12 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.interpreter import check_inputs, computed
 from qdqbridge.core.graph.types import QuantType
-from qdqbridge.core.ops.accumulator import leaves_int32, simulated
+from qdqbridge.core.ops.accumulator import Lost, leaves_int32, simulated
 from qdqbridge.core.ops.dynamic import DYNAMIC_DENSE
 from qdqbridge.errors import InputDataError
 from qdqbridge.onnx_io.control_flow.bodies import is_control
 from qdqbridge.onnx_io.opaque.paired import multiplies_bytes
+from qdqbridge.onnx_io.runtime.byte_products import StoredWeights
 from qdqbridge.tflite_io.rounding import fixed_point, in_float32, rounded_twice
 
 Array = NDArray[Any]
@@ -197,17 +198,26 @@ def is_paired(node: Node) -> bool:
     return inside or (product is not None and product.paired)
 
 
-def in_pairs(node: Node, operands: Sequence[Array | None]) -> tuple[Sequence[Array], int]:
+def in_pairs(
+    node: Node, operands: Sequence[Array | None], stored: StoredWeights | None = None
+) -> tuple[Sequence[Array], int]:
     """Returns what a node gives whose pairs of products saturate, and how many sums lost something.
 
     Everything but the sums is the contract's, bit for bit: zero points, biases, floats and how
     results are rounded.
+
+    Args:
+        node: The node.
+        operands: What it is given, as it is stored.
+        stored: How a file stores its weights, whose pairs saturate there; None for files that store
+            them as the node has them.
     """
     count = 0
+    lost = lost_in_pairs if stored is None else _lost_of_file(node, stored)
 
     def counted(codes: Array, weights: Array) -> Array:
         nonlocal count
-        found = lost_in_pairs(codes, weights)
+        found = lost(codes, weights)
         count += int(np.count_nonzero(found))
         return found
 
@@ -216,12 +226,38 @@ def in_pairs(node: Node, operands: Sequence[Array | None]) -> tuple[Sequence[Arr
     return results, count
 
 
+def _lost_of_file(node: Node, stored: StoredWeights) -> Lost:
+    """Returns what a file's own codes lose: other zero points, scales of the other sign."""
+    weight = node.optional(1)
+    quant = None if weight is None or not weight.is_constant else weight.quant
+    if quant is None or quant.params.blocked:
+        return lost_in_pairs
+    params, flipped = quant.params, stored.negative != (quant.params.scale.reshape(-1) < 0)
+    points, own = stored.zero_point, params.zero_point.astype(np.int64).reshape(-1)
+    if not flipped.any() and (points == own).all():
+        return lost_in_pairs
+
+    def lost(codes: Array, weights: Array) -> Array:
+        # channels of the result: groups and columns of a convolution, columns of a matrix
+        channels = max(flipped.size, points.size, own.size)
+        groups = channels // weights.shape[-1] if channels > 1 else 1
+        sign, ours, theirs = (
+            np.broadcast_to(each, channels).reshape(groups, 1, -1)
+            for each in (np.where(flipped, -1, 1), own, points)
+        )
+        if weights.ndim == 2:
+            sign, ours, theirs = sign[0], ours[0], theirs[0]
+        return sign * lost_in_pairs(codes, sign * (weights - ours) + theirs)
+
+    return lost
+
+
 PAIRS = "pairs saturate (x86 without VNNI)"
 """A cause: what :func:`in_pairs` gives, bit for bit."""
 
 
 def without_vnni(
-    saturating: Set[str], node: Node, operands: Sequence[Array | None]
+    saturating: Mapping[str, StoredWeights], node: Node, operands: Sequence[Array | None]
 ) -> tuple[str, Sequence[Array]] | None:
     """Returns what onnxruntime gives without VNNI, where pairs saturate; None where none does.
 
@@ -232,9 +268,11 @@ def without_vnni(
         operands: What it is given, as it is stored.
     """
     weights = (value.name for value in node.inputs if value is not None and value.is_constant)
-    if saturating.isdisjoint([node.name, *weights, *(value.name for value in node.outputs)]):
+    names = (node.name, *weights, *(value.name for value in node.outputs))
+    stored = next((saturating[name] for name in names if name in saturating), None)
+    if stored is None:
         return None
-    results, count = in_pairs(node, operands)
+    results, count = in_pairs(node, operands, stored)
     return (PAIRS, results) if count else None
 
 

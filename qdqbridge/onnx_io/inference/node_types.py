@@ -38,6 +38,8 @@ Extents: TypeAlias = "tuple[Dim | None, ...]"
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
 _SHAPED_AS_INPUT = ("Gelu", "QuickGelu", "RotaryEmbedding", "MoE", "QMoE")
 _NORMS = ("LayerNormalization", "SimplifiedLayerNormalization")
+_NO_EXTENT = 1 << 63
+"""The first number that no file can say of a shape."""
 """Those of onnxruntime, which it has at every opset."""
 _FAILURES = (onnx.shape_inference.InferenceError, RuntimeError, ValueError, MemoryError)
 """What onnx raises of a node whose results it cannot tell; they stay unknown."""
@@ -210,14 +212,14 @@ class NodeTypes:
 
 
 def tensor_type(element: int, shape: Sequence[Dim | None] | None) -> TypeProto:
-    """Returns the type of a tensor; what is not an extent (below 0, or None) is left open."""
+    """Returns the type of a tensor; what is no extent (below 0, beyond int64) is left open."""
     proto = TypeProto()
     proto.tensor_type.elem_type = element
     if shape is not None:
         proto.tensor_type.shape.SetInParent()
         for dim in shape:
             extent = proto.tensor_type.shape.dim.add()
-            if isinstance(dim, int) and dim >= 0:
+            if isinstance(dim, int) and 0 <= dim < _NO_EXTENT:
                 extent.dim_value = dim
             elif isinstance(dim, str):
                 extent.dim_param = dim

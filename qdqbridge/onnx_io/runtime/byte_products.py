@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import ChainMap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies
@@ -40,20 +41,22 @@ class _Factors:
     Attributes:
         signed: Indices of each operand that goes in as it is stored, and of its zero point.
         unsigned: Those of the other one; None where the operator makes it, as uint8.
+        scale: Index of the scale of the signed one; None where the operator has none.
     """
 
     signed: tuple[tuple[int, int], ...]
     unsigned: tuple[int, int] | None
+    scale: int | None = None
 
 
 _FACTORS = {
-    "QLinearConv": _Factors(((3, 5),), (0, 2)),
-    "QLinearMatMul": _Factors(((3, 5),), (0, 2)),
-    "QGemm": _Factors(((3, 5),), (0, 2)),
+    "QLinearConv": _Factors(((3, 5),), (0, 2), 4),
+    "QLinearMatMul": _Factors(((3, 5),), (0, 2), 4),
+    "QGemm": _Factors(((3, 5),), (0, 2), 4),
     "ConvInteger": _Factors(((0, 2),), (1, 3)),  # it multiplies weights by windows
     "MatMulInteger": _Factors(((1, 3),), (0, 2)),
-    "MatMulIntegerToFloat": _Factors(((1, 5),), (0, 4)),
-    "DynamicQuantizeMatMul": _Factors(((1, 3),), None),
+    "MatMulIntegerToFloat": _Factors(((1, 5),), (0, 4), 3),
+    "DynamicQuantizeMatMul": _Factors(((1, 3),), None, 2),
     "DynamicQuantizeLSTM": _Factors(((1, 9), (2, 11)), None),
     "QAttention": _Factors(((1, 7),), (0, 6)),
 }
@@ -68,6 +71,19 @@ _MOVED = frozenset(
         "Squeeze", "Tile", "Transpose", "Unsqueeze",
     }
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredWeights:
+    """What the signed operand of a product has in its file; the canonical form may move both.
+
+    Attributes:
+        zero_point: One number, or one for each channel of the result.
+        negative: Where its scale is, in the same manner.
+    """
+
+    zero_point: NDArray[np.int64]
+    negative: NDArray[np.bool_]
 
 
 @cache
@@ -93,8 +109,10 @@ def saturates() -> bool:
     return bool(np.asarray(found)[0, 0] != size * 255 * 127)
 
 
-def saturating_products(path: Path) -> frozenset[str]:
+def saturating_products(path: Path) -> Mapping[str, StoredWeights]:
     """Returns what names products whose pairs saturate without VNNI: nodes, results and weights.
+
+    With how their weights are stored: pairs are of these codes, whatever zero point they have.
 
     onnxruntime itself says what it makes of a file: which products are of integers, and of which.
 
@@ -103,8 +121,8 @@ def saturating_products(path: Path) -> frozenset[str]:
     """
     model = optimized(path)
     if model is None:
-        return frozenset()
-    scope, found = _ReadableTensors().inside(model.graph), set[str]()
+        return {}
+    scope, found = _ReadableTensors().inside(model.graph), dict[str, StoredWeights]()
     types = scope.types
     for node in model.graph.node:
         scope.see(node)
@@ -119,9 +137,21 @@ def saturating_products(path: Path) -> frozenset[str]:
         signed = any(types.get(names[w]) == TensorProto.INT8 for w, _ in factors.signed)
         if signed and other == TensorProto.UINT8:
             own = (node.name, *node.output, *(names[w] for w, _ in factors.signed))
-            found.update(MARKS.sub("", name) for name in own if name)
-            found.add(MARKS.sub("", node.name).removesuffix(_WITH_BIAS))
-    return frozenset(found - {""})
+            plain = [MARKS.sub("", name) for name in own]
+            stored = _stored_weights(names, factors, scope)
+            found |= dict.fromkeys([*plain, plain[0].removesuffix(_WITH_BIAS)], stored)
+    return {name: stored for name, stored in found.items() if name}
+
+
+def _stored_weights(
+    names: Sequence[str], factors: _Factors, scope: _ReadableTensors
+) -> StoredWeights:
+    points = scope.elements(names[factors.signed[0][1]])
+    scales = None if factors.scale is None else scope.elements(names[factors.scale])
+    return StoredWeights(
+        np.zeros(1, np.int64) if points is None else points.astype(np.int64).reshape(-1),
+        np.zeros(1, np.bool_) if scales is None else scales.reshape(-1) < 0,
+    )
 
 
 def keep_fused_products(options: Any) -> None:
@@ -175,6 +205,13 @@ class _ReadableTensors:
             self.unsigned.new_child(dict.fromkeys(types, "")),
             self.numbers,
         )
+
+    def elements(self, name: str) -> NDArray[Any] | None:
+        """Returns what a constant holds; None of what is computed, or lies outside of the file."""
+        tensor = self.constants.get(name)
+        if tensor is None or tensor.data_location == TensorProto.EXTERNAL:
+            return None
+        return numpy_helper.to_array(tensor)
 
     def see(self, node: onnx.NodeProto) -> None:
         """Takes in the type of what a node computes, if the node tells it."""
@@ -231,15 +268,15 @@ def _made_unsigned(
 def _unsigned(name: str, scope: _ReadableTensors) -> Iterator[onnx.NodeProto]:
     """Yields what makes a tensor uint8; where there is none, a zero point of 0."""
     new = scope.unsigned[name] = f"{name}:unsigned:{next(scope.numbers)}"
-    tensor = scope.constants.get(name)
-    if name and (tensor is None or tensor.data_location == TensorProto.EXTERNAL):
+    stored = scope.elements(name)
+    if name and stored is None:
         wide, half, moved = (f"{new}:{part}" for part in ("wide", "half", "moved"))
         yield helper.make_node("Cast", [name], [wide], to=TensorProto.INT32)
         yield _make_constant_node(half, np.asarray(_HALF, np.int32))
         yield helper.make_node("Add", [wide, half], [moved])
         yield helper.make_node("Cast", [moved], [new], to=TensorProto.UINT8)
         return
-    codes = np.zeros((), np.int8) if tensor is None else numpy_helper.to_array(tensor)
+    codes = np.zeros((), np.int8) if stored is None else stored
     yield _make_constant_node(new, (codes.astype(np.int16) + _HALF).astype(np.uint8))
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
-from tests.tvm.relay.emitted import distances, model_of, results
+from qdqbridge.tvm.relay import emit, from_relay
+from tests.tvm.relax.test_product_columns import products
+from tests.tvm.relay.emitted import distances, model_of, operators, results
 
 ACCUMULATE = [
     "test_convolutions", "test_sixteen_bits", "test_transposed_convolutions",
@@ -121,3 +125,16 @@ def test_floats(test: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None
     for name, (ours, wanted) in results(m.load(), m.inputs, "canonical", layout).items():
         assert ours.dtype == wanted.dtype, name
         np.testing.assert_allclose(ours, wanted, rtol=16 * ulp, atol=400 * ulp, err_msg=name)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_scale_of_each_column(seed: int) -> None:
+    """Relay's own operator takes one; the dialect's carries them, and is read back as it was."""
+    m = products(seed)
+    assert missed(distances(m, "canonical"), {}) == {}
+    graph = m.load()
+    module, _ = emit(graph, "canonical", None)
+    made = Counter(operators(module))  # of one column there is one scale
+    assert made["qnn.qdq_batch_matmul"] > made["qnn.batch_matmul"]
+    assert made["qnn.qdq_batch_matmul"] + made["qnn.batch_matmul"] == len(m.branches)
+    assert from_relay(module).digest == graph.digest

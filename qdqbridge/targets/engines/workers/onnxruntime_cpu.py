@@ -16,6 +16,8 @@ from qdqbridge.targets.engines.workers.rows import Array, Loaded, Row, TimeRow
 
 _OPTIMIZED = "optimized.onnx"
 _KERNEL = "_kernel_time"
+_BY_THREADS = frozenset({"com.microsoft::DynamicQuantizeLSTM", "com.microsoft::QMoE"})
+"""Operators whose results depend on the number of threads: one computes what the contract says."""
 
 
 class OnnxRuntimeWorker:
@@ -33,9 +35,13 @@ class OnnxRuntimeWorker:
         """Loads a model."""
         with tempfile.TemporaryDirectory() as folder:
             options, optimized = _options(folder)
-            self._sessions[key] = _session(file, options)
-            self._files[key] = file
-            return _ort_node_placement(optimized), 1
+            session, self._files[key] = _session(file, options), file
+            placed = _ort_node_placement(optimized)
+            if any(operator in _BY_THREADS for _, operator, *_ in placed):
+                options.intra_op_num_threads = 1
+                session = _session(file, options)
+            self._sessions[key] = session
+            return placed, 1
 
     def run(self, key: str, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
         """Runs a model."""

@@ -297,8 +297,6 @@ def _by_matrix(
 
 def _batch_matmul(emitter: FunctionEmitter, node: Node, gemm: GemmAttrs) -> Expr:
     x, w = emitter.value(node.operand(0)), emitter.value(node.operand(1))
-    if emitter.only_matrices and not _product_qparams(node)[1].per_tensor:
-        raise unsupported(node, "Relay's batch_matmul takes one scale for its second operand")
     single = [emitter.rank(e) == 1 for e in (x, w)]  # vectors are matrices of one row
     x = emitter.emit(emitter.op.expand_dims(x, [0])) if single[0] else x
     w = emitter.emit(emitter.op.expand_dims(w, [1])) if single[1] else w

@@ -178,7 +178,14 @@ def _unshaped(reading: Reading, value: Value, provenance: Provenance) -> tuple[V
         if own is not None:
             best = current, permuted
     source, permuted = best
-    return (source if quant is None else reading.stored(source, quant.params)), permuted
+    if quant is None:
+        return source, permuted
+    params = quant.params
+    if params.axis is not None:  # it counts from the end: a stack has other axes in front
+        from_end = params.axis - (value.rank or 0)
+        axis = -3 - from_end if permuted and from_end >= -2 else from_end
+        params = params.with_axis(axis + (source.rank or 0))
+    return reading.stored(source, params), permuted
 
 
 def _sequences(reading: Reading, provenance: Provenance, node: Node) -> list[Value | None] | None:

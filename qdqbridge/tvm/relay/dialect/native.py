@@ -152,8 +152,9 @@ def _accepts_native_softmax(attrs: Attrs, types: Sequence[Any]) -> bool:
 
 def _plain_matmul(attrs: Attrs, types: Sequence[Any]) -> bool:
     lead = [[int(e) for e in type_.shape[:-2]] for type_ in types[:2]]
-    straight = not attrs["transpose_a"] and attrs["transpose_b"]
-    return straight and attrs["out_dtype"] == "int32" and len(lead[0]) == 1 and lead[0] == lead[1]
+    straight = not attrs["transpose_a"] and attrs["transpose_b"] and attrs["out_dtype"] == "int32"
+    numbers = all(len(type_.shape) == 0 for type_ in types[2:6])
+    return straight and numbers and len(lead[0]) == 1 and lead[0] == lead[1]
 
 
 _WINDOW = {"channels": _given("channels", 0), "kernel_size": _given("kernel_size", ())}
