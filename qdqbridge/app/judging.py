@@ -115,11 +115,13 @@ def tell_of_onnxruntime(engine: VendorEngine, path: Path) -> None:
         path: The file.
     """
     from qdqbridge.autoquant.hardware.arithmetic import beyond_int32, without_vnni
-    from qdqbridge.onnx_io.runtime.byte_products import saturating_products
+    from qdqbridge.onnx_io.runtime.byte_products import StoredWeights, saturating_products
     from qdqbridge.onnx_io.runtime.optimized import optimized
     from qdqbridge.targets.engines.softmax_table import softmax_by_table
 
-    saturating = saturating_products(path) if engine.kind.pairs_saturate() else {}
+    saturating = (
+        saturating_products(path) if engine.kind.pairs_saturate() else dict[str, StoredWeights]()
+    )
 
     def own(
         node: Node, operands: Sequence[NDArray[Any] | None]

@@ -134,7 +134,7 @@ def put_through_verbs(data: bytes, folder: Path, verbs: int = 1) -> str:
     """
     path, samples, rng = folder / "damaged.onnx", folder / "data.npz", Random(data)
     path.write_bytes(data)
-    np.savez(samples, **conv_input())
+    np.savez(samples, x=conv_input()["x"])
     said: list[str] = []
     for verb in rng.sample([*VERBS], verbs):
         out = folder / "out"

@@ -232,8 +232,9 @@ def _lost_of_file(node: Node, stored: StoredWeights) -> Lost:
     quant = None if weight is None or not weight.is_constant else weight.quant
     if quant is None or quant.params.blocked:
         return lost_in_pairs
-    params, flipped = quant.params, stored.negative != (quant.params.scale.reshape(-1) < 0)
-    points, own = stored.zero_point, params.zero_point.astype(np.int64).reshape(-1)
+    own = quant.params.zero_point.astype(np.int64).reshape(-1)
+    negative = quant.params.scale.astype(np.float64).reshape(-1) < 0
+    points, flipped = stored.zero_point, stored.negative != negative
     if not flipped.any() and (points == own).all():
         return lost_in_pairs
 
