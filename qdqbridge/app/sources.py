@@ -174,7 +174,7 @@ def read_file(
         found = lambda: Header(file.name, None, {"tflite": 3}, "", operators(graph))  # noqa: E731
         return ModelSource(file, graph, found, channels_last=True)
     from qdqbridge.onnx_io.control_flow.bodies import verify_bodies
-    from qdqbridge.onnx_io.reading.header import header
+    from qdqbridge.onnx_io.reading.model_file import header
     from qdqbridge.onnx_io.reading.reader import read as read_onnx
 
     graph = read_onnx(file, canonicalize, adapter, optional_inputs=optional_inputs)

@@ -19,7 +19,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.row_major import parts
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
 from qdqbridge.onnx_io.external_data import external_bytes
-from qdqbridge.onnx_io.reading.large_tensors import bytes_apart
+from qdqbridge.onnx_io.reading.model_file import bytes_apart
 from qdqbridge.onnx_io.reading.structure import subgraphs
 
 _ONNX_NAMES = {

@@ -34,8 +34,8 @@ from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
 from qdqbridge.targets.engines import ENGINES, engine_kind
 from qdqbridge.targets.engines.process import EngineProcess, ProcessLimits
 from qdqbridge.targets.profiles import Effect
-from qdqbridge.targets.profiles.facts import COLUMNS as COLUMN_TYPES
-from qdqbridge.targets.profiles.facts import LEFT, REFUSED
+from qdqbridge.targets.profiles.predicates import COLUMNS as COLUMN_TYPES
+from qdqbridge.targets.profiles.predicates import LEFT, REFUSED
 
 TABLES = Path(__file__).resolve().parents[2] / "tests" / "targets" / "engines"
 MORE = frozenset({"qnn-htp", "qnn-htp-v73"})

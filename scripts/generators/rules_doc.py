@@ -27,7 +27,7 @@ from qdqbridge.core.canonical.rules import RULES, rules_with
 from qdqbridge.core.rewrite.rule import Rule
 from qdqbridge.onnx_io.writer import fused
 from qdqbridge.targets.profiles.hexagon import legalizations as hexagon
-from qdqbridge.targets.profiles.openvino import legalizations as openvino
+from qdqbridge.targets.profiles.openvino import reductions
 from qdqbridge.tflite_io.writer import demands, expansion
 from qdqbridge.tflite_io.writer.demands import ethos
 from qdqbridge.tvm.byoc.rewrites import NAMED, named, rules_for
@@ -85,7 +85,7 @@ SETS: tuple[RuleSet, ...] = (
     RuleSet("Ethos-U", "tflite_io", (*ethos.WEIGHTS, *ethos.RULES), exact=False),
     RuleSet("Written for onnxruntime", "onnx_io", fused.FUSED, variants=True),
     RuleSet("Written for Hexagon", "targets", hexagon.LEGALIZATIONS, exact=False),
-    RuleSet("Written for OpenVINO", "targets", openvino.LEGALIZATIONS, exact=False),
+    RuleSet("Written for OpenVINO", "targets", reductions.LEGALIZATIONS, exact=False),
     RuleSet("Prepared for a backend of TVM", "tvm/byoc", rules_for(named(NAMED)), exact=False),
     RuleSet("Read from TVM, by spans", "tvm/qnn", RECORDED, exact=False, spans=True),
     RuleSet("Read from Relax", "tvm/qnn", FROM_RELAX[len(RECORDED) :], exact=False),

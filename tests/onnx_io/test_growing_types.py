@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqbridge as qb
-from qdqbridge.onnx_io.inference import growing
-from qdqbridge.onnx_io.inference.growing import GrowingTypes
+from qdqbridge.onnx_io.inference import node_types
+from qdqbridge.onnx_io.inference.node_types import GrowingTypes
 from qdqbridge.onnx_io.inference.shapes import TypeAndShape, infer
 from tests.onnx_models import Builder
 from tests.places import MODELS
@@ -172,7 +172,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(len(part.graph.node))
         return infer(part)
 
-    monkeypatch.setattr(growing, "infer", counting)
+    monkeypatch.setattr(node_types, "infer", counting)
     return seen
 
 

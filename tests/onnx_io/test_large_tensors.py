@@ -13,9 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqbridge as qb
-from qdqbridge.onnx_io.reading import large_tensors
-from qdqbridge.onnx_io.reading.large_tensors import _varint
-from qdqbridge.onnx_io.reading.model_file import read_model, read_model_apart
+from qdqbridge.onnx_io.reading import model_file
+from qdqbridge.onnx_io.reading.model_file import _varint, read_model, read_model_apart
 from tests.places import MODELS
 
 NAMES = ("digits_cnn_u8s8_per_channel.onnx", "digits_mlp_float.onnx")
@@ -27,7 +26,7 @@ def test_what_lies_apart_changes_nothing(
     name: str, large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meant = qb.load(MODELS / name)
-    monkeypatch.setattr(large_tensors, "LARGE", large)
+    monkeypatch.setattr(model_file, "LARGE", large)
     model, apart = read_model_apart(MODELS / name)
     assert apart
     assert model.graph.node == read_model(MODELS / name).graph.node
@@ -51,7 +50,7 @@ def both(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Returns what loading says with and without tensors apart: a digest, or the error."""
     found: list[str] = []
     for large in (1, 1 << 30):
-        monkeypatch.setattr(large_tensors, "LARGE", large)
+        monkeypatch.setattr(model_file, "LARGE", large)
         try:
             found.append(qb.load(path).digest)
         except qb.QdqBridgeError as error:

@@ -44,14 +44,14 @@ def lookup(
     Args:
         profile: A profile of ``graph``.
         graph: A canonical float graph.
-        stage: A stage of TVM's pipeline, see :data:`qdqbridge.tvm.relax.tracking.STAGES`.
+        stage: A stage of TVM's pipeline, see :data:`qdqbridge.tvm.relax.links.STAGES`.
         name: Only bindings of variables of this name, or of tensors of this name in the model.
 
     Raises:
         InputDataError: The profile is of another model, or there is nothing of that name.
         UnsupportedTargetError: There is no such stage, or TVM cannot express the graph.
     """
-    from qdqbridge.tvm.relax.tracking import STAGES, tracked
+    from qdqbridge.tvm.relax.links import STAGES, tracked
 
     check_profile(profile, graph)
     if stage not in STAGES:

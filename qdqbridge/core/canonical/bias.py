@@ -10,13 +10,15 @@ with an int32 one have one digest; beyond it the bias stays float, in the graph 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.canonical.linear import with_added_bias
+from qdqbridge.core.canonical.weights import mirror
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Note, Value
@@ -25,8 +27,12 @@ from qdqbridge.core.graph.operator import geometry_of
 from qdqbridge.core.graph.patterns import Part, PatternMatch
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.ops.accumulator import BIAS_MOVES
-from qdqbridge.core.ops.build import constant, retyped
+from qdqbridge.core.ops.attributes import EpsilonAttrs
+from qdqbridge.core.ops.build import constant, result, retyped
+from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.core.ops.elementwise import ADD, DIV, MUL, SUB
 from qdqbridge.core.ops.matmul import DENSE
+from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION
 from qdqbridge.core.ops.table import PRODUCTS
 from qdqbridge.core.rewrite.rule import (
     Proposal,
@@ -225,3 +231,247 @@ def _addend_as_bias(op: Node, addend: Value) -> Value | None:
     return constant(
         stored.constant.map(lambda a: a.reshape(channels), shape=(channels,)), params, stored.name
     )
+
+
+# ---- Float affine maps per channel behind an integer product, folded into its scales and bias
+# (B6)
+#
+# Quantization-aware training writes ``Conv -> Div -> Add -> BatchNormalization -> Relu -> Q``:
+# the convolution's float result is scaled and shifted per channel before it is rounded. The real
+# numbers are those of a convolution whose weight's scales are multiplied and whose bias absorbs
+# the rest; the weight's integers stay (mirrored where a factor is negative). What moves are
+# float32 roundings, so it is an option: a file written from the result does not give the
+# original's every bit.
+
+Array: TypeAlias = NDArray[Any]
+AFFINE = (ADD, SUB, MUL, DIV, BATCH_NORMALIZATION)
+_PRODUCTS = (CONV, CONV_TRANSPOSE, DENSE)
+_MOST = 16
+_TINY = float(np.finfo(np.float32).tiny)
+
+
+@dataclass(frozen=True, slots=True)
+class AffineChain:
+    """A product with quantized operands and the affine nodes behind its float result, in order.
+
+    ``y -> y * factor + offset`` for each channel, in float64.
+    """
+
+    product: Node
+    nodes: tuple[Node, ...]
+    factor: Array
+    offset: Array
+
+    def listed(self) -> str:
+        """Returns the affine nodes in words."""
+        return ", ".join(f"{node.op.name} '{node.name}'" for node in self.nodes)
+
+
+@rule("fold-affine", *AFFINE)
+def fold_affine(node: Node, context: RuleContext) -> Proposal:
+    """``BatchNormalization(Add(Conv(x, w, b))) -> Conv(x, w * factor, b * factor + offset)``.
+
+    Only with the option ``fold_affine``. The last of several affine nodes folds them all, so that
+    scales and bias are rounded to float32 once.
+    """
+    chain = chain_behind(node, context.is_output)
+    if chain is None:
+        return None
+    product = chain.product
+    weight = _rescaled_weight(chain)
+    if isinstance(weight, Reject):
+        return weight
+    bias = _folded_affine_bias(chain)
+    if isinstance(bias, Reject):
+        return bias
+    operands = [product.operand(0), weight, *([] if bias is None else [bias])]
+    origin = product.origin
+    for step in chain.nodes:
+        origin = origin.joined(step.origin)
+    name, type_ = node.output.name, node.output.type
+    value = result(product.op, product.attributes, operands, type_, origin, name)
+    reason = (
+        f"{chain.listed()} folded into the scales of its weight and its bias; results may differ "
+        "from the file's where its float32 roundings decide"
+    )
+    note = Note("fold-affine", product.name, reason, tuple(n.name for n in chain.nodes))
+    return Replace({node.output: value}, (note,))
+
+
+def chain_behind(last: Node, is_output: Callable[[Value], bool]) -> AffineChain | None:
+    """Returns the chain that ends with ``last``; None where there is none, or where it goes on.
+
+    Args:
+        last: Any node.
+        is_output: Whether a value leaves the graph.
+    """
+    nodes: list[Node] = []
+    current = last
+    while current.op in AFFINE and len(nodes) < _MOST:
+        nodes.append(current)
+        source = _data(current)
+        product = None if source is None else source.producer
+        if source is None or product is None or is_output(source) or len(source.users) != 1:
+            return None
+        if source.quant is not None:  # a rounding in between is one of the file's
+            return None
+        if product.op in _PRODUCTS:
+            return _chain(product, tuple(reversed(nodes)), is_output)
+        current = product
+    return None
+
+
+def _chain(
+    product: Node, nodes: tuple[Node, ...], is_output: Callable[[Value], bool]
+) -> AffineChain | None:
+    x, w = product.operand(0).quant, product.operand(1)
+    if x is None or w.quant is None or w.constant is None or w.quant.params.blocked:
+        return None
+    geometry, w = geometry_of(product), product.operand(1).constant
+    assert geometry is not None and w is not None
+    rank = product.output.rank or len(w.shape)
+    channels, axis = geometry.channels(w.shape), geometry.result_axis(rank)
+    factor, offset = np.ones(channels), np.zeros(channels)
+    for node in nodes:
+        step = _step(node, channels, axis)
+        if step is None:
+            return None
+        factor, offset = factor * step[0], offset * step[0] + step[1]
+    readers = list(nodes[-1].output.users)
+    if len(readers) == 1 and not is_output(nodes[-1].output):
+        behind = readers[0][0]
+        if behind.op in AFFINE and _step(behind, channels, axis) is not None:
+            return None  # that one folds this one too
+    return AffineChain(product, nodes, factor, offset)
+
+
+def _data(node: Node) -> Value | None:
+    """Returns the one operand of an affine node that is not constant."""
+    operands = [v for v in node.inputs if v is not None and not _is_real(v)]
+    return operands[0] if len(operands) == 1 else None
+
+
+def _is_real(value: Value) -> bool:
+    """True for what :func:`_float_affine_constant` returns, without looking for it."""
+    stored = stored_behind(value) or value
+    is_number = stored.quant is not None or stored.type.dtype.is_float
+    return stored.constant is not None and is_number
+
+
+def _float_affine_constant(value: Value) -> Array | None:
+    """Returns a float constant, dequantized where it is stored."""
+    stored = stored_behind(value) or value
+    if stored.constant is None:
+        return None
+    array = stored.constant.numpy()
+    if stored.quant is not None:
+        return dequantize(array, stored.quant.params, np.float64)
+    return array.astype(np.float64) if stored.type.dtype.is_float else None
+
+
+def _step(node: Node, channels: int, axis: int) -> tuple[Array, Array] | None:
+    """Returns factor and offset of one node, None where it is no map per channel."""
+    rank = node.output.rank
+    if node.op is BATCH_NORMALIZATION:
+        return _batch(node, channels) if axis == 1 and node.inputs[0] is _data(node) else None
+    data = _data(node)
+    if data is None or rank is None or len(node.inputs) != 2:
+        return None
+    first = node.inputs[0] is data
+    number = _channel_factors(node.operand(1 if first else 0), channels, axis, rank)
+    if number is None or not np.isfinite(number).all():
+        return None
+    one, zero = np.ones(()), np.zeros(())
+    with np.errstate(divide="ignore", over="ignore"):
+        if node.op is MUL:
+            return number, zero
+        if node.op is DIV:
+            return (one / number, zero) if first else None
+        if node.op is ADD:
+            return one, number
+        return (one, -number) if first else (-one, number)
+
+
+def _batch(node: Node, channels: int) -> tuple[Array, Array] | None:
+    read = (None if v is None else _float_affine_constant(v) for v in node.inputs[1:5])
+    numbers = [n for n in read if n is not None and n.shape == (channels,)]
+    if len(numbers) != 4:
+        return None
+    gamma, beta, mean, var = numbers
+    with np.errstate(invalid="ignore", divide="ignore"):
+        factor = gamma / np.sqrt(var + node.record(EpsilonAttrs).epsilon)
+    return factor, beta - mean * factor
+
+
+def _channel_factors(value: Value, channels: int, axis: int, rank: int) -> Array | None:
+    """Returns a constant as one number per channel, or as one for all."""
+    array = _float_affine_constant(value)
+    if array is None or array.ndim > rank:
+        return None
+    if array.size == 1:
+        return array.reshape(())
+    padded = (1,) * (rank - array.ndim) + array.shape
+    wanted = tuple(channels if i == axis else 1 for i in range(rank))
+    return array.reshape(channels) if padded == wanted else None
+
+
+def _rescaled_weight(chain: AffineChain) -> Value | Reject:
+    """Returns the weight with its scales multiplied; its integers are mirrored at most."""
+    w, x = chain.product.operand(1), chain.product.operand(0)
+    assert w.quant is not None and w.constant is not None and x.quant is not None
+    params = w.quant.params
+    if params.expressed_dtype is not DType.FLOAT32:
+        return _refused(chain, f"its scales are {params.expressed_dtype}: products would round")
+    factor = _per_weight(chain)
+    if factor is None:
+        return _refused(chain, "the groups of a transposed convolution have other factors")
+    with np.errstate(over="ignore", under="ignore"):
+        scale = (params.scale.astype(np.float64) * factor).astype(np.float32)
+        units = np.abs(scale) * x.quant.params.scale.astype(np.float32)
+        largest = np.abs(scale) * np.float32(max(-params.qmin, params.qmax))
+    sound = np.isfinite(largest) & (np.minimum(np.abs(scale), units) >= _TINY)
+    if not sound.all():
+        worst = float(np.asarray(factor)[~sound].flat[0]) if factor.ndim else float(factor)
+        return _refused(chain, f"a factor of {worst:.6g} leaves no usable scale")
+    found = mirror(w.constant, _scaled(params, scale, chain.product))
+    if found is None:
+        return _refused(chain, "a factor is negative, and a weight has no mirror image in its type")
+    return constant(*found, w.name)
+
+
+def _refused(chain: AffineChain, reason: str) -> Reject:
+    names = tuple(node.name for node in chain.nodes)
+    return Reject(f"{chain.listed()} cannot be folded: {reason}", names, chain.product)
+
+
+def _per_weight(chain: AffineChain) -> Array | None:
+    """Returns the factors along the weight's own axis of results, a scalar where all are equal."""
+    factor, geometry = chain.factor, geometry_of(chain.product)
+    assert geometry is not None
+    if factor.size and (factor == factor[0]).all():
+        return factor[0]
+    tiles = factor.reshape(geometry.tiles, -1)
+    return tiles[0] if (tiles == tiles[0]).all() else None
+
+
+def _scaled(params: QuantParams, scale: Array, product: Node) -> QuantParams:
+    if scale.ndim == 0:
+        return replace(params, scale=scale)
+    geometry = geometry_of(product)
+    assert geometry is not None
+    zero_point = np.broadcast_to(params.zero_point, scale.shape)
+    return replace(params, scale=scale, zero_point=zero_point, axis=geometry.axis)
+
+
+def _folded_affine_bias(chain: AffineChain) -> Value | Reject | None:
+    own = chain.product.optional(2)
+    real = np.zeros(()) if own is None else _float_affine_constant(own)
+    if real is None:
+        return _refused(chain, "the product's bias is not constant")
+    total = (real * chain.factor + chain.offset).astype(np.float32)
+    if own is None and not total.any():
+        return None
+    if not np.isfinite(total).all():
+        return _refused(chain, "the bias that results is not finite")
+    name = f"{chain.product.name}_bias" if own is None else own.name
+    return constant(Constant.of(total), None, name)

@@ -17,7 +17,7 @@ from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow, OnnxOp, Operator
 from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.onnx_io.codecs import convolution, data_movement, shape
+from qdqbridge.onnx_io.codecs import convolution, data_movement
 from qdqbridge.onnx_io.codecs.codec import (
     OLDEST,
     Codec,
@@ -36,7 +36,7 @@ from qdqbridge.onnx_io.codecs.windows import kernel_of, window_of
 READ: Mapping[str, Decode] = {
     **convolution.READ,
     **data_movement.READ,
-    **shape.READ,
+    **data_movement.SHAPE_READ,
 }
 """What reads operators whose nodes do not say the fields of their records."""
 
@@ -225,9 +225,13 @@ def _as_onnx_attribute(written: OnnxOp, codec: AttributeCodec, value: Any) -> An
 def _kernel_of_weight(operands: Operands) -> dict[str, list[int]]:
     """Returns ``kernel_shape`` where the weight says it (optional in ONNX, but customary)."""
     weight = operands[1]
-    shape = None if weight is None else weight.type.shape
-    spatial = [] if shape is None else [d for d in shape[2:] if isinstance(d, int)]
-    return {"kernel_shape": spatial} if shape and len(spatial) == len(shape) - 2 else {}
+    data_movement = None if weight is None else weight.type.shape
+    spatial = [] if data_movement is None else [d for d in data_movement[2:] if isinstance(d, int)]
+    return (
+        {"kernel_shape": spatial}
+        if data_movement and len(spatial) == len(data_movement) - 2
+        else {}
+    )
 
 
 CODECS = tuple(codec(row, written) for row in OPERATORS for written in row.onnx)

@@ -15,8 +15,6 @@ from qdqbridge.onnx_io.codecs import (
     linear,
     resize,
     schema,
-    sequence,
-    shape,
 )
 from qdqbridge.onnx_io.codecs.codec import OLDEST, Codec, Decoded, Encoded, Operands
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
@@ -27,10 +25,10 @@ CODECS: tuple[Codec, ...] = (
     *derived.CODECS,
     *elementwise.CODECS,
     *resize.CODECS,
-    *shape.CODECS,
+    *data_movement.SHAPE_CODECS,
     *data_movement.CODECS,
     *conversion.CODECS,
-    *sequence.CODECS,
+    *data_movement.SEQUENCE_CODECS,
     *linear.CODECS,
     *attention.CODECS,
 )

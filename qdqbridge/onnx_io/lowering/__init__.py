@@ -1,7 +1,6 @@
 """QOperator, QONNX, packed and fused encodings, as Q/DQ nodes around ONNX's operators."""
 
-from qdqbridge.onnx_io.lowering.lower import Lowered, lower
-from qdqbridge.onnx_io.lowering.refusals import Refusal, refusal
+from qdqbridge.onnx_io.lowering.lower import Lowered, Refusal, lower, refusal
 from qdqbridge.onnx_io.lowering.table import LOWERINGS, Lowering, is_microsoft, lowering_of
 
 __all__ = [

@@ -10,14 +10,13 @@ import onnx
 
 from qdqbridge.onnx_io.domains import plain_domain
 from qdqbridge.onnx_io.lowering import (
-    convolution,
     elementwise,
     matrix,
     normalization,
     packed_weights,
-    pooling,
     qonnx,
     recurrent,
+    windows,
 )
 from qdqbridge.onnx_io.lowering.context import MICROSOFT, LoweringContext
 
@@ -62,10 +61,10 @@ _QUARK = (
 )
 
 LOWERINGS: tuple[Lowering, ...] = (
-    Lowering("", "QLinearConv", 8, 9, convolution.qlinear_conv),
-    _microsoft("QLinearConv", 8, 9, convolution.qlinear_conv),
-    Lowering("", "ConvInteger", 2, 4, convolution.conv_integer),
-    _microsoft("FusedConv", 2, 4, convolution.fused_conv),
+    Lowering("", "QLinearConv", 8, 9, windows.qlinear_conv),
+    _microsoft("QLinearConv", 8, 9, windows.qlinear_conv),
+    Lowering("", "ConvInteger", 2, 4, windows.conv_integer),
+    _microsoft("FusedConv", 2, 4, windows.fused_conv),
     Lowering("", "LSTM", 3, 8, recurrent.steps_first),
     Lowering("", "GRU", 3, 6, recurrent.steps_first),
     Lowering("", "RNN", 3, 6, recurrent.steps_first),
@@ -84,9 +83,9 @@ LOWERINGS: tuple[Lowering, ...] = (
     _microsoft("QLinearLeakyRelu", 4, 5, elementwise.unary("LeakyRelu", "alpha"), 2),
     _microsoft("QLinearSoftmax", 4, 5, elementwise.softmax, 2),
     _microsoft("QLinearReduceMean", 4, 5, elementwise.reduce_mean, 2),
-    _microsoft("QLinearAveragePool", 4, 5, pooling.average_pool, 2),
-    _microsoft("QLinearGlobalAveragePool", 4, 5, pooling.global_average_pool, 2),
-    _microsoft("NhwcMaxPool", 1, 1, pooling.nhwc_max_pool),
+    _microsoft("QLinearAveragePool", 4, 5, windows.average_pool, 2),
+    _microsoft("QLinearGlobalAveragePool", 4, 5, windows.global_average_pool, 2),
+    _microsoft("NhwcMaxPool", 1, 1, windows.nhwc_max_pool),
     _microsoft("MatMulNBits", 3, 6, packed_weights.matmul_nbits),
     _microsoft("GatherBlockQuantized", 3, 4, packed_weights.gather_block_quantized),
     _microsoft("SkipLayerNormalization", 3, 5, normalization.skip_norm(centred=True)),

@@ -28,8 +28,7 @@ from qdqbridge.onnx_io.control_flow.subgraph_names import (
     renamed_attribute,
 )
 from qdqbridge.onnx_io.domains import plain_domain
-from qdqbridge.onnx_io.opaque.stated import leave_out_defaults
-from qdqbridge.onnx_io.opaque.versions import oldest_version
+from qdqbridge.onnx_io.opaque.versions import leave_out_defaults, oldest_version
 from qdqbridge.onnx_io.reading.structure import captured_names, whole_results
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 

@@ -37,8 +37,7 @@ from qdqbridge.onnx_io.opaque.operators import opaque_node
 from qdqbridge.onnx_io.opaque.versions import with_older_reductions
 from qdqbridge.onnx_io.reading.constants import constant_of_node, is_constant
 from qdqbridge.onnx_io.reading.declared import check_moved, check_quantizes
-from qdqbridge.onnx_io.reading.older_forms import NewForm, in_new_form
-from qdqbridge.onnx_io.reading.older_operators import NoNewForm
+from qdqbridge.onnx_io.reading.older_operators import NewForm, NoNewForm, in_new_form
 from qdqbridge.onnx_io.reading.operator_versions import (
     AXES_OPERAND,
     REDUCTIONS,

@@ -9,7 +9,7 @@ import onnx
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError, UnsupportedQuantization
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS, plain_domain
-from qdqbridge.onnx_io.inference.inferable import check_inferable
+from qdqbridge.onnx_io.inference.guarded import check_inferable
 from qdqbridge.onnx_io.lowering import Refusal, is_microsoft, lowering_of, refusal
 from qdqbridge.onnx_io.reading.model_file import default_opset
 from qdqbridge.onnx_io.reading.structure import all_nodes, describe

@@ -9,8 +9,10 @@ from typing import Any
 from onnx import NodeProto
 
 from qdqbridge.core.graph.constant import Constant
-from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.graph import Graph, Value
+from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.graph.types import NestedType, TensorType
+from qdqbridge.onnx_io.file_nodes import FileNodes
 
 
 @dataclass(slots=True)
@@ -72,3 +74,67 @@ def output_type(value: Value) -> TensorType:
     if type_.shape is not None or value.declared is None:
         return type_
     return type_.with_shape(tuple(f"?{axis}" for axis in range(len(value.declared))))
+
+
+# ---- The spec of a graph that is written with the nodes of its file
+
+
+def form_as_read(graph: Graph) -> FileNodes | None:
+    """Returns the file's nodes where they are kept and still mean what the graph says.
+
+    None also where the graph stores quantized activations, or two nodes have one name, which
+    onnxruntime refuses: these are written canonically.
+    """
+    kept = graph.as_read
+    if kept is None or not isinstance(kept.form, FileNodes) or not kept.stands_for(graph):
+        return None
+    names = [node.name for node in kept.form.nodes if node.name]
+    if len(set(names)) < len(names) or any(_is_runtime_codes(value) for value in graph.values()):
+        return None
+    return kept.form
+
+
+def spec_as_read(graph: Graph, form: FileNodes) -> GraphSpec:
+    """Returns the spec of a file's own nodes; the interface is the graph's.
+
+    Args:
+        graph: A graph that nobody has changed since it was read.
+        form: The file that it was read from.
+    """
+    types = dict(form.types)
+    types.update((value.name, plain_type(value)) for value in graph.inputs)
+    named = zip(graph.output_names, graph.outputs, strict=True)
+    types.update((name, output_type(value)) for name, value in named)
+    return GraphSpec(
+        inputs=[value.name for value in graph.inputs],
+        outputs=list(graph.output_names),
+        nodes=[_copied_node_row(node) for node in form.nodes],
+        constants=dict(form.constants),
+        types=types,
+        imports=dict(form.imports),
+    )
+
+
+def _copied_node_row(node: NodeProto) -> NodeRow:
+    proto = NodeProto()
+    proto.CopyFrom(node)
+    proto.ClearField("metadata_props")
+    metadata = tuple((entry.key, entry.value) for entry in node.metadata_props)
+    return NodeRow(
+        node.op_type, list(node.input), list(node.output), {}, node.name, metadata, proto,
+        node.domain,
+    )  # fmt: skip
+
+
+def _is_runtime_codes(value: Value) -> bool:
+    """True where a tensor of codes is fed or computed, or something that is no tensor."""
+    if isinstance(value.type, NestedType):
+        return True
+    return value.quant is not None and value.constant is None and not _looked_up(value)
+
+
+def _looked_up(value: Value) -> bool:
+    """True for rows of a constant, as an embedding's, wherever they have been moved since."""
+    while value.producer is not None and value.producer.op.flow is Flow.MOVE:
+        value = value.producer.operand(0)
+    return value.constant is not None

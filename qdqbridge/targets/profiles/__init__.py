@@ -21,7 +21,7 @@ from qdqbridge.targets.profiles.checker import check_source
 from qdqbridge.targets.profiles.finding import Effect, Finding, Reason, TargetRule
 from qdqbridge.targets.profiles.hexagon import legalizations as hexagon
 from qdqbridge.targets.profiles.hexagon import rules as qnn
-from qdqbridge.targets.profiles.openvino import legalizations as openvino_forms
+from qdqbridge.targets.profiles.openvino import reductions
 from qdqbridge.targets.profiles.openvino import rules as openvino
 from qdqbridge.targets.profiles.ort import rules as ort
 from qdqbridge.targets.profiles.profile import ExportProfile, Older
@@ -72,7 +72,7 @@ _ALL = (
     ExportProfile(
         "openvino", "OpenVINO",
         WriterOptions(Clamp.BEFORE, convolvable=True, apart=True, guarded=True, clipped=True),
-        openvino.RULES, strict=True, legalizations=openvino_forms.LEGALIZATIONS,
+        openvino.RULES, strict=True, legalizations=reductions.LEGALIZATIONS,
     ),
     ExportProfile(
         "qoperator", "onnxruntime without graph optimizations",

@@ -7,7 +7,6 @@ from types import MappingProxyType
 
 from qdqbridge.tflite_io.conversion import Row
 from qdqbridge.tflite_io.operators import (
-    blocks,
     control,
     detection,
     elementwise,
@@ -16,7 +15,6 @@ from qdqbridge.tflite_io.operators import (
     products,
     recurrent,
     signal,
-    slices,
     windows,
 )
 
@@ -25,9 +23,9 @@ ROWS: Mapping[str, Row] = MappingProxyType({
     **products.ROWS,
     **windows.ROWS,
     **movement.ROWS,
-    **slices.ROWS,
+    **movement.SLICES_ROWS,
     **indices.ROWS,
-    **blocks.ROWS,
+    **movement.BLOCKS_ROWS,
     **recurrent.ROWS,
     **signal.ROWS,
     **detection.ROWS,

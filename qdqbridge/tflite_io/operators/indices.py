@@ -8,7 +8,7 @@ import numpy as np
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.tflite_io.conversion import Row, SubgraphConversion, UnknownForm
-from qdqbridge.tflite_io.operators.blocks import need_known
+from qdqbridge.tflite_io.operators.movement import need_known
 from qdqbridge.tflite_io.schema import Op
 
 _LISTED = 1 << 20

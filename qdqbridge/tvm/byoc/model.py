@@ -83,7 +83,7 @@ def partition_shipped(
     from tvm import relay
 
     from qdqbridge.tvm.byoc import relay_host
-    from qdqbridge.tvm.byoc.relay_patterns import explaining
+    from qdqbridge.tvm.byoc.relay_host import explaining
 
     with table.shims(), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # TVM's tables of TVM's own functions

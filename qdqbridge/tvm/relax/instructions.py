@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.tvm.relax.arm_capabilities import WRITTEN
+from qdqbridge.tvm.relax.amx_permission import WRITTEN
 from qdqbridge.tvm.relax.kernels.codegen.cpu import (
     architecture_of,
     cpu_features,

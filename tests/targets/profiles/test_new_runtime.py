@@ -16,8 +16,7 @@ from qdqbridge.onnx_io.writer.options import Clamp, WriterOptions
 from qdqbridge.targets.engines import EngineKind, open_engine
 from qdqbridge.targets.profiles import Effect, ExportProfile, TargetRule, check
 from qdqbridge.targets.profiles.export import export
-from qdqbridge.targets.profiles.facts import COLUMNS, Facts
-from qdqbridge.targets.profiles.predicates import MIN, X, op, rank, when
+from qdqbridge.targets.profiles.predicates import COLUMNS, MIN, Facts, X, op, rank, when
 
 TABLE = """\
 # toy 1

@@ -19,7 +19,7 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.targets.profiles import Effect, check
 from qdqbridge.targets.profiles.export import export, exported_proto
-from qdqbridge.targets.profiles.recentering import recentered
+from qdqbridge.targets.profiles.legalization import recentered
 from tests.onnx_io.writer_models import (
     CNN,
     IMAGES,

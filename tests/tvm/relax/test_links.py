@@ -12,8 +12,7 @@ from tvm.relax.dpl import is_op, wildcard
 import qdqbridge as qb
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.graph.printer import tensor_id
-from qdqbridge.tvm.relax.links import Links, emit_linked, links_of
-from qdqbridge.tvm.relax.tracking import STAGES, Tracker, tracked
+from qdqbridge.tvm.relax.links import STAGES, Links, Tracker, emit_linked, links_of, tracked
 from tests.places import MODELS, ROOT
 from tests.tvm.relax.targets import UNOPTIMIZED
 

@@ -19,7 +19,7 @@ from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.tvm.qnn.dialect.minifloat import FORMATS, decoded
+from qdqbridge.tvm.qnn.dialect.quantize import FORMATS, decoded
 from qdqbridge.tvm.relax.dialect import call, tensor_type
 from tests.onnx_models import Array, Builder, canonical
 

@@ -16,7 +16,7 @@ from qdqbridge.app.cli.failures import run
 from qdqbridge.tvm.byoc import Constraints, Limits, canonical, composites, describe, partition
 from qdqbridge.tvm.byoc.model import partition_shipped
 from qdqbridge.tvm.byoc.records import Concatenation, Convolution, Dense
-from qdqbridge.tvm.byoc.relay_patterns import converted
+from qdqbridge.tvm.byoc.relay_host import converted
 from qdqbridge.tvm.relay.emit import emit
 from tests.combinations import each_once
 from tests.places import MODELS

@@ -21,7 +21,7 @@ from qdqbridge.targets.profiles.file_view import FileEncoding, FileNode, FileVie
 from qdqbridge.targets.profiles.finding import Reason
 from qdqbridge.targets.profiles.hexagon.bias import biased
 from qdqbridge.targets.profiles.hexagon.clamps import kept
-from qdqbridge.targets.profiles.hexagon.wide import is_average, largest, largest_scale, terms
+from qdqbridge.targets.profiles.hexagon.products import is_average, largest, largest_scale, terms
 
 _NEAR = 16
 """How many steps a zero point may be from the middle to be moved there."""

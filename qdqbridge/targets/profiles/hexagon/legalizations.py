@@ -36,10 +36,9 @@ from qdqbridge.core.rewrite.rule import (
     replaced,
     rule,
 )
-from qdqbridge.targets.profiles.erf_steps import erfs_in_steps
 from qdqbridge.targets.profiles.hexagon.clamps import kept_clamps
 from qdqbridge.targets.profiles.hexagon.factors import kept_factors
-from qdqbridge.targets.profiles.hexagon.norms import (
+from qdqbridge.targets.profiles.hexagon.floats import (
     exact_norms,
     norms_of_channels,
     norms_of_one_scale,
@@ -56,10 +55,15 @@ from qdqbridge.targets.profiles.hexagon.products import (
     whole_bytes,
     wide_products,
 )
-from qdqbridge.targets.profiles.legalization import enters, is_attention_score
-from qdqbridge.targets.profiles.result_encodings import result_encodings
-from qdqbridge.targets.profiles.whole_gelu import whole_gelus
-from qdqbridge.targets.profiles.wide_operands import one_width, wide_operands
+from qdqbridge.targets.profiles.legalization import (
+    enters,
+    erfs_in_steps,
+    is_attention_score,
+    one_width,
+    result_encodings,
+    whole_gelus,
+    wide_operands,
+)
 
 
 @rule("one-channel-as-the-result", CONCAT)

@@ -8,12 +8,21 @@ from __future__ import annotations
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.ops.table import BY_NAME
-from qdqbridge.targets.profiles.facts import Facts
 from qdqbridge.targets.profiles.file_view import FileNode, FileView, is_dequantize, is_quantize
 from qdqbridge.targets.profiles.finding import Effect, Reason, TargetRule
 from qdqbridge.targets.profiles.hexagon.bias import behind_bias
 from qdqbridge.targets.profiles.hexagon.clamps import nothing_left
-from qdqbridge.targets.profiles.predicates import FOLDED, LEAVES, X, Y, first, op, when, where
+from qdqbridge.targets.profiles.predicates import (
+    FOLDED,
+    LEAVES,
+    Facts,
+    X,
+    Y,
+    first,
+    op,
+    when,
+    where,
+)
 
 _HOST = "onnxruntime-qnn 2.7.0, host build of Hexagon"
 

@@ -7,13 +7,13 @@ number; those that round once more say so in their notes, which ``export`` shows
 from __future__ import annotations
 
 from qdqbridge.core.rewrite.rule import Rule
-from qdqbridge.tflite_io.writer.demands import resizes, scales, weights, windows
+from qdqbridge.tflite_io.writer.demands import scales, weights, windows
 
 RULES: tuple[Rule, ...] = (
     *windows.SHAPES,
     *weights.RULES,
     *windows.RULES,
-    *resizes.RULES,
+    *windows.RESIZES_RULES,
     *scales.RULES,
 )
 """In this order: sequences become images first, and scales are looked at last."""

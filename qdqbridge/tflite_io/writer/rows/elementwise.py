@@ -16,8 +16,7 @@ from qdqbridge.core.ops.composition import COMPOSITION, CompositionAttrs
 from qdqbridge.core.ops.conversion import REQUANTIZE
 from qdqbridge.core.ops.unary import CLIP, ELU, GELU, LEAKY_RELU
 from qdqbridge.tflite_io.counterparts import Counterpart, Family, of_families
-from qdqbridge.tflite_io.writer.emission import Emission, WriteRow, WriterRow, written
-from qdqbridge.tflite_io.writer.fused import CLAMPS
+from qdqbridge.tflite_io.writer.emission import CLAMPS, Emission, WriteRow, WriterRow, written
 from qdqbridge.tflite_io.writer.rows import kernels
 from qdqbridge.tflite_io.writer.rows.kernels import ACTIVATIONS, stored
 from qdqbridge.tflite_io.writer.values import TYPE_NAMES, NoCounterpart

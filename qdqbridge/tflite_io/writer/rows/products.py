@@ -15,7 +15,7 @@ from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.matmul import GEMM
 from qdqbridge.tflite_io.writer.emission import Emission, WriterRow, written
 from qdqbridge.tflite_io.writer.rows import kernels
-from qdqbridge.tflite_io.writer.rows.padding import SAME, VALID, same_or_valid
+from qdqbridge.tflite_io.writer.rows.windows import SAME, VALID, same_or_valid
 from qdqbridge.tflite_io.writer.values import NoCounterpart, extents, fixed_extents, is_weight
 
 _IMAGE = 4

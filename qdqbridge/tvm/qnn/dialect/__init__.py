@@ -32,16 +32,14 @@ from qdqbridge.tvm.qnn.dialect import (
     quantize,
     resize,
     softmax,
-    transposed,
     unary,
-    unpack,
 )
 from qdqbridge.tvm.qnn.dialect.op import REQUIRED, Attribute, QnnOp
 
 QNN_OPS: tuple[QnnOp, ...] = (
     *quantize.OPS,
     *convolution.OPS,
-    *transposed.OPS,
+    *convolution.TRANSPOSED_OPS,
     *dense.OPS,
     *dynamic.OPS,
     *elementwise.OPS,
@@ -51,7 +49,7 @@ QNN_OPS: tuple[QnnOp, ...] = (
     *softmax.OPS,
     *normalization.OPS,
     *resize.OPS,
-    *unpack.OPS,
+    *quantize.UNPACK_OPS,
 )
 
 __all__ = ["QNN_OPS", "REQUIRED", "Attribute", "QnnOp"]

@@ -6,8 +6,8 @@ contract bit for bit. Build calls with :func:`call`.
 """
 
 from qdqbridge.tvm.qnn.dialect import QNN_OPS, REQUIRED, Attribute, QnnOp
-from qdqbridge.tvm.qnn.dialect.minifloat import OPS as MINIFLOAT_OPS
-from qdqbridge.tvm.qnn.dialect.simulated import OPS as SIMULATED_OPS
+from qdqbridge.tvm.qnn.dialect.quantize import MINIFLOAT_OPS as MINIFLOAT_OPS
+from qdqbridge.tvm.qnn.dialect.quantize import SIMULATED_OPS as SIMULATED_OPS
 from qdqbridge.tvm.qnn.ranges import accumulator_dtype, magnitude
 from qdqbridge.tvm.relax.dialect import broadcast
 from qdqbridge.tvm.relax.dialect.registration import (

@@ -22,15 +22,23 @@ from qdqbridge.core.ops.attributes import ReshapeAttrs
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.tvm.qnn.emit.dtypes import as_bytes, tvm_dtype
 from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter
-from qdqbridge.tvm.relax.bounds import larger_bound
 from qdqbridge.tvm.relax.dialect import call
-from qdqbridge.tvm.relax.emit.arithmetic import Arithmetic, reshaped, simple
-from qdqbridge.tvm.relax.emit.broadcasting import aligned, equal, fitted, joinable, spread
-from qdqbridge.tvm.relax.emit.computed_shapes import (
+from qdqbridge.tvm.relax.emit.arithmetic import (
+    Arithmetic,
+    reshaped,
     run_time_broadcast,
     run_time_extent,
     run_time_reshape,
     shape_vector,
+    simple,
+)
+from qdqbridge.tvm.relax.emit.broadcasting import (
+    aligned,
+    equal,
+    fitted,
+    joinable,
+    larger_bound,
+    spread,
 )
 from qdqbridge.tvm.relax.emit.index_bounds import need_indices
 

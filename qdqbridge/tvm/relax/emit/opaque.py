@@ -35,12 +35,11 @@ from qdqbridge.onnx_io.reading.constants import Folding
 from qdqbridge.tvm.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.tvm.qnn.emit.emitter import Expr, unsupported
 from qdqbridge.tvm.qnn.origin import is_written
-from qdqbridge.tvm.relax.emit.branches import EmitBranch, conditional_module
 from qdqbridge.tvm.relax.emit.compositions import composition_of
 from qdqbridge.tvm.relax.emit.emitter import RelaxEmitter
 from qdqbridge.tvm.relax.emit.functions import added
 from qdqbridge.tvm.relax.emit.importer_gaps import adjusted, gap
-from qdqbridge.tvm.relax.emit.loops import EmitBody, repeated_module
+from qdqbridge.tvm.relax.emit.loops import EmitBody, EmitBranch, conditional_module, repeated_module
 from qdqbridge.tvm.relax.emit.run_time_parameters import arguments, linear_module
 
 _FEW, _MANY = 512, 1024

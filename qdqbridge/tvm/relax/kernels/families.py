@@ -18,23 +18,22 @@ from qdqbridge.core.ops.unary import GELU
 from qdqbridge.tvm.qnn.dialect.elementwise import computable
 from qdqbridge.tvm.qnn.emit.nodes import computes_minifloats
 from qdqbridge.tvm.relax.kernels.data_movement import nodes as data_movement
-from qdqbridge.tvm.relax.kernels.elementwise import affine, binary, conversions, lookup, selection
+from qdqbridge.tvm.relax.kernels.elementwise import binary, conversions, lookup, selection
 from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelMatch, KernelPlace
 from qdqbridge.tvm.relax.kernels.products import (
-    channelwise,
     convolution,
     dense,
+    depthwise,
     dynamic,
     matmul,
-    repeated,
     transposed,
     uint16_products,
 )
 from qdqbridge.tvm.relax.kernels.recurrent import nodes as recurrent
-from qdqbridge.tvm.relax.kernels.rows import float_norms, float_rows, normalization, softmax
+from qdqbridge.tvm.relax.kernels.rows import float_rows, normalization, softmax
 from qdqbridge.tvm.relax.kernels.weight_only import codes as weight_codes
 from qdqbridge.tvm.relax.kernels.weight_only import dequantized as weight_only
-from qdqbridge.tvm.relax.kernels.windows import averages, resampling
+from qdqbridge.tvm.relax.kernels.windows import pooling, resampling
 
 _BINARY = tuple(row.name for row in OPERATORS if computable(row))
 
@@ -46,8 +45,8 @@ def _with(record: type[Attributes], *matches: KernelMatch) -> dict[str, tuple[Ke
 
 FAMILIES: Mapping[str, tuple[KernelMatch, ...]] = {
     CONV.name: (
-        channelwise.match_depthwise,
-        repeated.match_resized_conv,
+        depthwise.match_depthwise,
+        convolution.match_resized_conv,
         convolution.match_conv,
         uint16_products.match_convolution,
     ),
@@ -64,8 +63,8 @@ FAMILIES: Mapping[str, tuple[KernelMatch, ...]] = {
     "Gemm": (dense.match_constant_matmul, uint16_products.match_dense, matmul.match_matmul),
     "MatMul": (dense.match_constant_matmul, uint16_products.match_dense, matmul.match_matmul),
     **dict.fromkeys(_BINARY, (lookup.match_byte_lookup, binary.match_binary)),
-    **{row.name: (averages.match_axes,) for row in OPERATORS if reduces(row)},
-    **_with(PoolAttrs, averages.match_window),
+    **{row.name: (pooling.match_axes,) for row in OPERATORS if reduces(row)},
+    **_with(PoolAttrs, pooling.match_window),
     **dict.fromkeys(data_movement.OPERATORS, (data_movement.match_data_movement,)),
     recurrent.RECURRENT_STEPS.name: (recurrent.match_recurrent,),
     RESIZE.name: (resampling.match_resize,),
@@ -76,10 +75,10 @@ FAMILIES: Mapping[str, tuple[KernelMatch, ...]] = {
     **_with(SoftmaxAttrs, softmax.match_quantized_softmax, float_rows.match_softmax),
     GELU.name: (lookup.match_wide, float_rows.match_gelu),
     **{
-        row.name: (normalization.match_quantized_norm, float_norms.match_float_layer_norm)
+        row.name: (normalization.match_quantized_norm, float_rows.match_float_layer_norm)
         for row in NORMS
     },
-    BATCH_NORMALIZATION.name: (affine.match_batch_norm,),
+    BATCH_NORMALIZATION.name: (lookup.match_batch_norm,),
 }
 """Who makes the kernel of a node, by operator; other operators may be functions of one operand."""
 

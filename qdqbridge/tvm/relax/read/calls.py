@@ -9,7 +9,7 @@ from tvm import ir, relax, tirx
 
 from qdqbridge.core.graph.types import Shape
 from qdqbridge.tvm.qnn.read import Result
-from qdqbridge.tvm.relax.bounds import written_bound
+from qdqbridge.tvm.relax.emit.broadcasting import written_bound
 
 # ---- TVM's values as Python numbers, strings and tuples ------------------------------------------
 

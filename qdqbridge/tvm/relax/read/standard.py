@@ -11,7 +11,8 @@ from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.attributes import CastAttrs
 from qdqbridge.core.ops.table import BY_NAME
-from qdqbridge.onnx_io.standard import OPSET, Attribute, standard_operator
+from qdqbridge.onnx_io.assembly import STANDARD_OPSET as OPSET
+from qdqbridge.onnx_io.assembly import Attribute, standard_operator
 from qdqbridge.tvm.qnn.read import Call, Reading, Row
 from qdqbridge.tvm.qnn.read.reading import tensor
 

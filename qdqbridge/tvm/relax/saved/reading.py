@@ -22,8 +22,8 @@ from tvm import ir
 from qdqbridge.core.graph.graph import Header
 from qdqbridge.errors import ModelFileError
 from qdqbridge.tvm.relax.read.calls import calls_of
+from qdqbridge.tvm.relax.read.module import entry_name
 from qdqbridge.tvm.relax.read.module_errors import ReaderPlace, explained_errors
-from qdqbridge.tvm.relax.read.parameters import entry_name
 from qdqbridge.tvm.relax.saved.script import Script, ScriptRefused, script_of
 
 # ---- what TVM's JSON has to be like before TVM may see it ----------------------------------------

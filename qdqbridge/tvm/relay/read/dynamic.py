@@ -8,9 +8,9 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.operator import Operator
 from qdqbridge.core.graph.types import TensorType
+from qdqbridge.onnx_io.assembly import standard_operator
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.onnx_io.opaque.spans import opaque_of_span
-from qdqbridge.onnx_io.standard import standard_operator
 from qdqbridge.tvm.qnn.read.reader import CallReader, Read
 from qdqbridge.tvm.relay.dialect.dynamic import MATMUL, QUANTIZE, SCALE, ZERO_POINT
 

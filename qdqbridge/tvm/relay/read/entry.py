@@ -23,7 +23,6 @@ from qdqbridge.tvm.relay.read import (
     dynamic,
     elementwise,
     provenance,
-    reductions,
     simulated,
     stored,
 )
@@ -36,7 +35,7 @@ _OWN: Mapping[str, Callable[[CallReader], Read]] = {
     **dynamic.ROWS,
     **elementwise.ROWS,
     **data_movement.ROWS,
-    **reductions.ROWS,
+    **elementwise.REDUCTIONS_ROWS,
     simulated.NAME: simulated.simulated_quantize,
 }
 _PLAIN: Mapping[str, Row] = {**read.ROWS, **resize.ROWS, **resize.HOST_RESIZE, **rows_of(_OWN)}

@@ -16,7 +16,7 @@ from qdqbridge.core.ops.attributes import ConvAttrs
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.kernel import KernelPlace
-from qdqbridge.tvm.relax.kernels.products.channelwise import extend, match_depthwise
+from qdqbridge.tvm.relax.kernels.products.depthwise import extend, match_depthwise
 from tests.tvm.dialect.contract import contract, every_code, params
 from tests.tvm.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 

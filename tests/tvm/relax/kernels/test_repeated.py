@@ -12,7 +12,7 @@ from qdqbridge.core.ops.attributes import ConvAttrs, ResizeAttrs
 from qdqbridge.core.ops.resize import RESIZE
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace
-from qdqbridge.tvm.relax.kernels.products.repeated import match_resized_conv
+from qdqbridge.tvm.relax.kernels.products.convolution import match_resized_conv
 from tests.combinations import each_once
 from tests.tvm.dialect.contract import Array, contract
 from tests.tvm.relax.kernels import random_products as random

@@ -9,13 +9,13 @@ spans, only chains that nobody writes for anything else. A host adds rules of it
 from __future__ import annotations
 
 from qdqbridge.core.rewrite.rule import Rule
-from qdqbridge.tvm.qnn.read.rules import activations, frontends, norms, products, sampled, steps
+from qdqbridge.tvm.qnn.read.rules import activations, frontends, products, recorded, steps
 
 RECORDED: tuple[Rule, ...] = (
-    *sampled.RULES,
+    *recorded.RULES,
     *activations.RULES,
     *products.RULES,
-    *norms.RULES,
+    *activations.NORMS_RULES,
 )
 """What spans name."""
 FROM_RELAX: tuple[Rule, ...] = (

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from qdqbridge.core.graph.graph import Node, Origin, Value
+from qdqbridge.core.graph.interpreter import evaluate_node
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, AnyAttributes, Attributes, Operator
+from qdqbridge.core.graph.types import TensorType, ValueType
+from qdqbridge.core.ops.attributes import PadAttrs, PoolAttrs, ResizeAttrs
+from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.composition import CompositionAttrs
+from qdqbridge.core.ops.conversion import DEQUANTIZE, REINTERPRET
 from qdqbridge.core.ops.elementwise import MAX, MIN
+from qdqbridge.core.ops.selection import GATHER
 from qdqbridge.core.ops.table import BY_NAME
-from qdqbridge.core.rewrite.rule import Replace
+from qdqbridge.core.ops.unary import CLIP, RELU
+from qdqbridge.core.rewrite.rule import Replace, Rule, RuleContext, rule
 from qdqbridge.tvm.qnn.origin import Provenance
 from qdqbridge.tvm.qnn.read.written import as_written
 
@@ -98,3 +109,108 @@ def made_by_unread(value: Value, name: str) -> bool:
 def present(node: Node) -> list[Value]:
     """Returns the operands that are not left out."""
     return [value for value in node.inputs if value is not None]
+
+
+# ---- Operators that a span records and a sample proves: long chains of one operand
+#
+# A Resize of floats is one weighted sum of shifted values per axis; an average pool whose last
+# windows reach beyond counted padding is a quotient of two; a Pad that wraps is a Gather.
+
+_SAMPLE = 1 << 20
+_CLAMPS = (RELU, CLIP, MAX, MIN)
+_ONE = 3
+"""Extent with which an unknown one is tried."""
+
+
+@rule("operator-of-sample")
+def operator_of_sample(node: Node, context: RuleContext) -> Replace | None:
+    """``Add(Mul(Gather(x), w0), Mul(Gather(x), w1)) -> Resize(x)``, and pools of averages.
+
+    The chain is the operator that its span records where both compute the same on a sample.
+    """
+    provenance, shape = provenance_of_node(node), node.outputs[0].type.shape
+    attributes = None if provenance is None else provenance.attributes
+    if provenance is None or not isinstance(attributes, ResizeAttrs | PoolAttrs | PadAttrs):
+        return None
+    if provenance.op in ("MaxPool", node.op.name) or len(node.outputs) != 1:
+        return None
+    if isinstance(attributes, PadAttrs) and node.op is not GATHER:
+        return None
+    inside: list[Node] = []
+    read = source = _source_of_recorded(node.output, provenance, inside)
+    if not inside or read is None or source is None:
+        return None
+    if source.type.shape is None or shape is None:
+        return None
+    if any(step.op in _CLAMPS for step in inside):
+        return None  # of its result, and so behind it: a sample need not reach the bounds
+    given = tuple(d if isinstance(d, int) else _ONE for d in source.type.shape)
+    wanted = tuple(d if isinstance(d, int) else _ONE for d in shape)
+    if np.prod(given) + np.prod(wanted) > _SAMPLE:
+        return None
+    (source,) = as_written(BY_NAME[provenance.op], [source], provenance)
+    assert source is not None
+    dtype = node.output.type.dtype
+    kind = dtype if dtype.is_float else source.type.dtype  # integers are rounded later
+    sample = np.random.default_rng(0).normal(size=given).astype(kind.numpy)
+    (expected,) = BY_NAME[provenance.op].compute(attributes, (sample,))
+    if expected.shape != wanted or not np.allclose(
+        _run(inside, read, sample.astype(read.type.dtype.numpy)), expected, rtol=1e-2, atol=1e-3
+    ):
+        return None
+    plain = _reinterpreted(source, TensorType(source.type.dtype, source.type.shape))
+    if node.output.quant is None:
+        return completed(node, provenance.op, [plain], attributes)
+    # What the calls copy of a quantized value are its stored numbers.
+    copied = Value(TensorType(dtype, node.output.type.shape))
+    Node(BY_NAME[provenance.op], attributes, [plain], [copied], node.origin)
+    if context.is_output(node.output) and not any(provenance.results):
+        return Replace({node.output: copied})
+    return Replace({node.output: _reinterpreted(copied, node.output.type)})
+
+
+def _reinterpreted(value: Value, type_: ValueType) -> Value:
+    if value.type == type_:
+        return value
+    result = Value(type_, value.name)
+    Node(REINTERPRET, NO_ATTRIBUTES, [value], [result])
+    return result
+
+
+def _source_of_recorded(value: Value, provenance: Provenance, inside: list[Node]) -> Value | None:
+    """Returns the one value that the recorded node's calls read; lists them in their order."""
+    done: set[Node] = set()
+    sources: dict[Value, None] = {}
+
+    def visit(current: Value) -> None:
+        node = current.producer
+        if current.constant is not None or (node is not None and node in done):
+            return
+        if node is None or node.op is DEQUANTIZE or provenance_of_node(node) != provenance:
+            sources[current] = None
+            return
+        done.add(node)
+        for operand in node.inputs:
+            if operand is not None:
+                visit(operand)
+        inside.append(node)
+
+    visit(value)
+    if not sources and inside and inside[0].op in (CAST, GATHER):  # it reads a constant
+        return inside[0].operand(0)
+    return next(iter(sources)) if len(sources) == 1 else None
+
+
+def _run(nodes: list[Node], source: Value, sample: NDArray[Any]) -> NDArray[Any]:
+    values: dict[Value, NDArray[Any]] = {source: sample}
+    for node in nodes:
+        operands = [
+            values[v] if v in values else None if v is None or v.constant is None
+            else v.constant.numpy()
+            for v in node.inputs
+        ]  # fmt: skip
+        values[node.output] = np.asarray(evaluate_node(node, operands)[0])
+    return np.asarray(values[nodes[-1].output])
+
+
+RULES: tuple[Rule, ...] = (operator_of_sample,)

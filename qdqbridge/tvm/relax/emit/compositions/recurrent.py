@@ -18,8 +18,7 @@ from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.qnn.emit.emitter import Expr
 from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext, wide
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
-from qdqbridge.tvm.relax.kernels.recurrent.functions import CellFunction, functions_of
-from qdqbridge.tvm.relax.kernels.recurrent.layers import DIRECTIONS
+from qdqbridge.tvm.relax.kernels.recurrent.layers import DIRECTIONS, CellFunction, functions_of
 
 # ---- the functions that LSTM, GRU and RNN may be given, as loops compute them --------------------
 

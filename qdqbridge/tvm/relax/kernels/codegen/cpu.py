@@ -13,8 +13,7 @@ from tvm.runtime import num_threads
 from tvm.target import codegen
 
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.tvm.relax.amx_permission import amx_of_this_machine
-from qdqbridge.tvm.relax.arm_capabilities import WRITTEN, arm_capabilities
+from qdqbridge.tvm.relax.amx_permission import WRITTEN, amx_of_this_machine, arm_capabilities
 from qdqbridge.tvm.relax.kernels.codegen.processors import PROCESSORS, Cpu
 
 HOST = "host"

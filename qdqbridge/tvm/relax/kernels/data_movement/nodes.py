@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,15 +30,307 @@ from qdqbridge.core.ops.depth_space import STEPS
 from qdqbridge.core.ops.elementwise import CONCAT
 from qdqbridge.core.ops.selection import PAD, SLICE, SPLIT
 from qdqbridge.core.ops.shapes import sliced
-from qdqbridge.tvm.relax.kernels.codegen.broadcasting import Open, strides_over
-from qdqbridge.tvm.relax.kernels.codegen.codes import CODES, bytes_of, extents, one_batch
-from qdqbridge.tvm.relax.kernels.data_movement.strided_copies import (
-    CopiedBox,
-    Move,
-    build_strided_copies,
+from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
+from qdqbridge.tvm.relax.kernels.codegen.broadcasting import (
+    GRAIN,
+    Open,
+    batch_of,
+    known,
+    strides_over,
 )
+from qdqbridge.tvm.relax.kernels.codegen.codes import CODES, bytes_of, extents, one_batch
+from qdqbridge.tvm.relax.kernels.codegen.lanes import (
+    Buffer,
+    Prim,
+    bound,
+    each_piece,
+    flat,
+    load,
+    splat,
+    store,
+)
+from qdqbridge.tvm.relax.kernels.codegen.loops import turns
+from qdqbridge.tvm.relax.kernels.codegen.processors.x86 import REGISTER, permuted
+from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
+from qdqbridge.tvm.relax.kernels.elementwise.lookup import TABLE
 from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.tvm.relax.kernels.views import strides_of
+
+# ---- Codes that are laid out anew: copies between strided views, transposed in registers
+
+_TILE = 16
+"""Rows and columns of the largest tile that is transposed in registers."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedBox:
+    """A box of the result, and the view of an operand that it is copied from.
+
+    Attributes:
+        source: Index of the operand.
+        extents: Extents of the box; None for an open first extent.
+        taken: For every axis, elements of the operand from one index to the next; 0 repeats.
+        given: The same of the result.
+        origin: Where the view begins in the operand.
+        place: Where the box begins in the result.
+        mapped: Index of the table that codes go through, or -1.
+        target: Index of the result.
+    """
+
+    source: int
+    extents: Open
+    taken: tuple[int, ...]
+    given: tuple[int, ...]
+    origin: int = 0
+    place: int = 0
+    mapped: int = -1
+    target: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Results that are put together of boxes.
+
+    Attributes:
+        operands: Shapes of the operands as their tensors have them.
+        outcomes: Shapes of the results.
+        dtype: Element type of all.
+        parts: The boxes.
+        filled: Whether the first result is filled with a code first.
+        tables: Number of tables.
+        permutes: True to look up in registers (AVX-512 VBMI).
+        tasks: How many threads the work is to be spread over.
+    """
+
+    operands: tuple[Open, ...]
+    outcomes: tuple[Open, ...]
+    dtype: str
+    parts: tuple[CopiedBox, ...]
+    filled: bool
+    tables: int
+    permutes: bool
+    tasks: int
+
+
+def build_strided_copies(move: Move) -> Any:
+    """Returns a PrimFunc of the operands, the code to fill with, the tables, and the results."""
+
+    def body() -> None:
+        batch = batch_of(*move.operands, *move.outcomes)
+        operands = [
+            T.arg(f"x{i}", T.buffer(known(shape, batch), move.dtype))
+            for i, shape in enumerate(move.operands)
+        ]
+        code = T.arg("code", T.buffer((1,), move.dtype)) if move.filled else None
+        tables = [T.arg(f"table{i}", T.buffer((TABLE,), move.dtype)) for i in range(move.tables)]
+        outcomes = [
+            T.arg(f"y{i}", T.buffer(known(shape, batch), move.dtype))
+            for i, shape in enumerate(move.outcomes)
+        ]
+        with root():
+            sources, results = ([flat(buffer) for buffer in all_] for all_ in (operands, outcomes))
+            if code is not None:
+                _fill(move.outcomes[0], results[0], code[0], batch)
+            for part in move.parts:
+                table = tables[part.mapped] if part.mapped >= 0 else None
+                copy = _BoxCopy(move, part, sources[part.source], results[part.target], table)
+                copy.write(batch)
+
+    return prim_func(body)
+
+
+def _fill(shape: Open, result: Buffer, code: Prim, batch: Prim) -> None:
+    rows = batch if None in shape else 1
+    count = math.prod(extent or 1 for extent in shape)
+    with turns(rows) as row:
+        each_piece(
+            count,
+            REGISTER,
+            lambda start, lanes: store(result, row * count + start, splat(code, lanes), lanes),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _CopiedAxis:
+    extent: int | None
+    taken: int
+    given: int
+
+
+def merged(part: CopiedBox) -> list[_CopiedAxis]:
+    """Returns the axes of a box in the order of the result, neighbours merged where they can be.
+
+    An open extent stays alone, and first.
+    """
+    axes = [
+        _CopiedAxis(*entry)
+        for entry in zip(part.extents, part.taken, part.given, strict=True)
+        if entry[0] != 1
+    ]
+    closed = sorted((a for a in axes if a.extent is not None), key=lambda a: -a.given)
+    found: list[_CopiedAxis] = []
+    for axis in closed:
+        before = found[-1] if found else None
+        extent = axis.extent or 1
+        if before is not None and (before.taken, before.given) == (
+            axis.taken * extent,
+            axis.given * extent,
+        ):
+            found[-1] = _CopiedAxis((before.extent or 1) * extent, axis.taken, axis.given)
+        else:
+            found.append(axis)
+    return [*[a for a in axes if a.extent is None], *found]
+
+
+class _BoxCopy:
+    """Writes one box."""
+
+    def __init__(
+        self, move: Move, part: CopiedBox, source: Buffer, result: Buffer, table: Buffer | None
+    ) -> None:
+        self.move, self.part, self.table = move, part, table
+        self.source, self.result = source, result
+        self.axes = merged(part)
+
+    def write(self, batch: Prim) -> None:
+        """Writes the loops and what is inside of them."""
+        closed = [axis for axis in self.axes if axis.extent is not None]
+        inner, write = self._inner(closed)
+        outer = [axis for axis in self.axes if axis not in inner]
+        size = math.prod(axis.extent or 1 for axis in self.axes)
+        shared = self.move.tasks > 1 and size >= 2 * GRAIN
+        taken: Prim = tirx.const(self.part.origin, "int32")
+        given: Prim = tirx.const(self.part.place, "int32")
+        with ExitStack() as loops:
+            for i, axis in enumerate(outer):
+                extent = batch if axis.extent is None else axis.extent
+                turn = loops.enter_context(turns(extent, parallel=shared and not i))
+                taken, given = taken + turn * axis.taken, given + turn * axis.given
+            write(bound(taken), bound(given))
+
+    def _inner(
+        self, axes: list[_CopiedAxis]
+    ) -> tuple[list[_CopiedAxis], Callable[[Prim, Prim], None]]:
+        """Returns the axes that are worked on in vectors, and what writes them."""
+        last = axes[-1] if axes else _CopiedAxis(1, 1, 1)
+        extent = last.extent or 1
+        if last.given == 1 and last.taken in (0, 1):
+            return [last], lambda taken, given: self._row(taken, given, extent, last.taken)
+        rows = next((axis for axis in axes[:-1] if axis.taken == 1), None)
+        if last.given == 1 and rows is not None and self.table is None:
+            count = rows.extent or 1
+            if extent <= _FEW and rows.given == extent:
+                return [rows, last], lambda taken, given: self._woven(taken, given, rows, last)
+            if count <= _FEW and last.taken == count:
+                return [rows, last], lambda taken, given: self._unwoven(taken, given, rows, last)
+            return [rows, last], lambda taken, given: self._tiles(taken, given, rows, last)
+        return [last], lambda taken, given: self._single(taken, given, last)
+
+    def _row(self, taken: Prim, given: Prim, count: int, step: int) -> None:
+        """Copies neighbours to neighbours, or one element to all of them."""
+
+        def piece(start: Prim, lanes: int) -> None:
+            if step == 0:
+                value = splat(self._mapped(load(self.source, taken, 1)), lanes)
+                store(self.result, given + start, value, lanes)
+                return
+            if self.table is None or (self.move.permutes and lanes == REGISTER):
+                value = load(self.source, taken + start, lanes)
+                if self.table is not None:
+                    value = permuted(self.table, value, self.move.dtype)
+                store(self.result, given + start, value, lanes)
+                return
+            for lane in range(lanes):
+                value = self._mapped(load(self.source, taken + start + lane, 1))
+                store(self.result, given + start + lane, value, 1)
+
+        slow = self.table is not None and not self.move.permutes
+        each_piece(count, 8 if slow else REGISTER, piece)
+
+    def _mapped(self, code: Prim) -> Prim:
+        if self.table is None:
+            return code
+        return load(self.table, tirx.reinterpret("uint8", code).astype("int32"), 1)
+
+    def _single(self, taken: Prim, given: Prim, axis: _CopiedAxis) -> None:
+        with turns(axis.extent or 1) as i:
+            code = self._mapped(load(self.source, taken + i * axis.taken, 1))
+            store(self.result, given + i * axis.given, code, 1)
+
+    # ---- transposes: ``rows`` are neighbours in the operand, ``last`` in the result ------------
+
+    def _woven(self, taken: Prim, given: Prim, rows: _CopiedAxis, last: _CopiedAxis) -> None:
+        """Few elements lie side by side in the result: vectors of the operand are interleaved."""
+        count = last.extent or 1
+
+        def piece(start: Prim, lanes: int) -> None:
+            vectors = [
+                load(self.source, taken + start + i * last.taken, lanes) for i in range(count)
+            ]
+            value = interleaved(vectors, lanes)
+            store(self.result, given + start * count, value, lanes * count)
+
+        each_piece(rows.extent or 1, REGISTER // 2, piece)
+
+    def _unwoven(self, taken: Prim, given: Prim, rows: _CopiedAxis, last: _CopiedAxis) -> None:
+        """Few elements lie side by side in the operand: a vector of them is taken apart."""
+        count = rows.extent or 1
+
+        def piece(start: Prim, lanes: int) -> None:
+            value = bound(load(self.source, taken + start * count, lanes * count))
+            for i in range(count):
+                chosen = [lane * count + i for lane in range(lanes)]
+                part = tirx.Shuffle([value], chosen) if lanes * count > 1 else value
+                store(self.result, given + start + i * rows.given, part, lanes)
+
+        each_piece(last.extent or 1, REGISTER // 2, piece)
+
+    def _tiles(self, taken: Prim, given: Prim, rows: _CopiedAxis, last: _CopiedAxis) -> None:
+        """Square tiles; the last one of a row or column may overlap the one before."""
+        down, across = rows.extent or 1, last.extent or 1
+        size = 1 << (min(down, across, _TILE).bit_length() - 1)
+        with turns(-(-down // size)) as i, turns(-(-across // size)) as j:
+            row = bound(tirx.min(i * size, down - size))
+            column = bound(tirx.min(j * size, across - size))
+            start = taken + row * rows.taken + column * last.taken
+            vectors = [load(self.source, start + k * last.taken, size) for k in range(size)]
+            place = given + row * rows.given + column * last.given
+            for k, vector in enumerate(transposed(vectors)):
+                store(self.result, place + k * rows.given, vector, size)
+
+
+_FEW = 4
+"""Elements that lie side by side, up to which vectors are interleaved or taken apart."""
+
+
+def interleaved(vectors: Sequence[Prim], lanes: int) -> Prim:
+    """Returns the first lanes of all vectors, then the second ones, and so on."""
+    if len(vectors) == 1:
+        return vectors[0]
+    order = [row * lanes + lane for lane in range(lanes) for row in range(len(vectors))]
+    return tirx.Shuffle(list(vectors), order)
+
+
+def transposed(vectors: Sequence[Prim]) -> list[Prim]:
+    """Returns the columns of a square of as many vectors as they have lanes, a power of two.
+
+    Every round interleaves the lower, then the upper halves of two vectors that are half of all
+    apart, which x86 does in one instruction each.
+    """
+    count = len(vectors)
+    current = [bound(vector) for vector in vectors]
+    for _ in range(count.bit_length() - 1):
+        following: list[Prim] = []
+        for i in range(count // 2):
+            pair = [current[i], current[i + count // 2]]
+            for half in (0, count // 2):
+                order = [row * count + half + lane for lane in range(count // 2) for row in (0, 1)]
+                following.append(bound(tirx.Shuffle(pair, order)))
+        current = following
+    return current
+
+
+# ----
 
 Table = NDArray[Any]
 

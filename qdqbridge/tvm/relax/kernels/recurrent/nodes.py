@@ -23,16 +23,20 @@ from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.tvm.relax.kernels.operands import any_open
 from qdqbridge.tvm.relax.kernels.products.float_products import is_real, real_constant
-from qdqbridge.tvm.relax.kernels.recurrent.functions import CellFunction, functions_of
-from qdqbridge.tvm.relax.kernels.recurrent.gates import FUNCTIONS
 from qdqbridge.tvm.relax.kernels.recurrent.layers import (
     DIRECTIONS,
     KINDS,
+    CellFunction,
     RecurrentAttrs,
     RecurrentKind,
     Stage,
+    functions_of,
 )
-from qdqbridge.tvm.relax.kernels.recurrent.steps import RecurrentLoops, build_recurrent_steps
+from qdqbridge.tvm.relax.kernels.recurrent.steps import (
+    FUNCTIONS,
+    RecurrentLoops,
+    build_recurrent_steps,
+)
 
 _FIRST_STATES = (5, 6)
 _LENGTHS, _PEEPHOLES = 4, 7

@@ -35,7 +35,7 @@ from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
 from qdqbridge.tvm.relax.kernels.epilogues.dequantized_sums import Scaled, ScaledWriter
 from qdqbridge.tvm.relax.kernels.epilogues.float_sums import Plain, PlainWriter
 from qdqbridge.tvm.relax.kernels.epilogues.integer_sums import Extras, Requantize, Writer
-from qdqbridge.tvm.relax.kernels.tiles.panels import Panel, pack_panel, stage_matrix
+from qdqbridge.tvm.relax.kernels.tiles.packing import Panel, pack_panel, stage_matrix
 from qdqbridge.tvm.relax.kernels.tiles.register_tile import (
     Elements,
     Tile,

@@ -13,7 +13,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.tvm.relax.kernels.codegen.lanes import (
+    Buffer,
+    Prim,
+    bound,
+    each_piece,
+    load,
+    number,
+    splat,
+    store,
+    typed,
+)
+from qdqbridge.tvm.relax.kernels.codegen.loops import ceiling, each, turns
+from qdqbridge.tvm.relax.kernels.codegen.script import T
+from qdqbridge.tvm.relax.kernels.tiles.register_tile import Elements
 from qdqbridge.tvm.relax.tensors import lasting
 
 Array = NDArray[Any]
@@ -126,3 +141,164 @@ def reach(packed: Packed, weights: Array) -> int:
     """Returns a bound of the magnitude of every sum."""
     total = _magnitudes(weights).max(initial=0)
     return int(255 * total + np.abs(packed.bias.astype(np.int64)).max(initial=0))
+
+
+# ---- Matrices that are known at run time, copied as the register tile reads them
+#
+# Where bytes are multiplied, the second operand has to be int8: codes of uint8 less 128. Where
+# 16-bit integers are, both operands are centred. Elements beyond a matrix's inner extent are
+# zero.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Panel:
+    """A matrix of bytes.
+
+    Attributes:
+        cpu: The CPU.
+        rows: Its rows; for the second operand of a product the inner extent.
+        columns: Its columns; for the first operand the inner extent.
+        strides: Elements from one row to the next, and from one column. Extents and strides that
+            only the run knows are expressions.
+        signed: True where int8 is stored.
+        elements: Element types of the product.
+    """
+
+    cpu: Cpu
+    rows: Prim
+    columns: Prim
+    strides: tuple[Prim, Prim]
+    signed: bool
+    elements: Elements
+
+    def contiguous(self, axis: int) -> bool:
+        """True where the elements along an axis certainly lie side by side."""
+        stride = self.strides[axis]
+        return isinstance(stride, int) and stride == 1
+
+    def value(self, stored: Prim, lanes: int, zero_point: Prim, *, second: bool) -> Prim:
+        """Returns stored values as they are multiplied."""
+        if self.elements.sum == "float32":
+            return stored
+        if self.cpu.bytes_in:
+            return self._as(stored, "int8" if second else self.elements.source, lanes)
+        wide = self._as(stored, "uint8", lanes).astype(typed("int16", lanes))
+        centre = zero_point + 128 if second else zero_point
+        return wide - splat(centre.astype("int16"), lanes)
+
+    def _as(self, stored: Prim, kind: str, lanes: int) -> Prim:
+        own = "int8" if self.signed else "uint8"
+        codes = tirx.reinterpret(typed("uint8", lanes), stored) if self.signed else stored
+        if own != kind:
+            codes = tirx.bitwise_xor(codes, number(128, "uint8", lanes))
+        return codes if kind == "uint8" else tirx.reinterpret(typed("int8", lanes), codes)
+
+
+def stage_matrix(panel: Panel, source: Buffer, start: Prim, zero_point: Prim) -> Buffer:
+    """Copies the first operand of a product; returns it, its rows being whole steps.
+
+    Args:
+        panel: The matrix.
+        source: The tensor that it lies in, flat.
+        start: Where it begins.
+        zero_point: As a code of uint8.
+    """
+    depth, dtype = panel.elements.depth, panel.elements.source
+    pitch = ceiling(panel.columns, depth) * depth
+    room = T.alloc_buffer((panel.rows * pitch,), dtype)
+    with turns(panel.rows) as row:
+        begin, at = bound(start + row * panel.strides[0]), bound(row * pitch)
+
+        def piece(column: Prim, count: int) -> None:
+            stored = load(source, begin + column * panel.strides[1], count)
+            store(room, at + column, panel.value(stored, count, zero_point, second=False), count)
+
+        each_piece(panel.columns, 64 if panel.contiguous(1) else 1, piece)
+        each(
+            pitch - panel.columns,
+            lambda column: store(room, at + column, tirx.const(0, dtype), 1),
+            panel.columns,
+        )
+    return room
+
+
+def pack_panel(panel: Panel, source: Buffer, start: Prim, zero_point: Prim) -> Buffer:
+    """Packs the second operand of a product: (blocks, steps, lanes, depth).
+
+    Args:
+        panel: The matrix.
+        source: The tensor that it lies in, flat.
+        start: Where it begins.
+        zero_point: As a code of int8.
+    """
+    cpu, depth = panel.cpu, panel.elements.depth
+    steps, blocks = ceiling(panel.rows, depth), ceiling(panel.columns, cpu.lanes)
+    room = T.alloc_buffer((blocks * steps * cpu.lanes * depth,), panel.elements.weight)
+    pack = _Pack(panel, source, start, zero_point, room, steps)
+    whole: Prim = panel.columns // cpu.lanes if panel.contiguous(1) else 0
+    if not isinstance(whole, int) or whole:
+        with turns(whole) as block:
+            with turns(panel.rows // depth) as step:
+                pack.interleave(block, step, depth)
+            rest = panel.rows % depth
+            if isinstance(rest, int):
+                if rest:
+                    pack.interleave(block, tirx.const(steps - 1, "int32"), rest)
+            else:  # one of these, or none
+                for rows in range(1, depth):
+                    with turns((rest == rows).astype("int32")):
+                        pack.interleave(block, steps - 1, rows)
+    if not isinstance(panel.columns, int) or panel.columns - whole * cpu.lanes:
+        with turns(panel.columns - whole * cpu.lanes, whole * cpu.lanes) as column:
+            pack.column(column)
+    return room
+
+
+class _Pack:
+    def __init__(
+        self, panel: Panel, source: Buffer, start: Prim, zero_point: Prim, room: Buffer, steps: Prim
+    ) -> None:
+        self.panel, self.source, self.start = panel, source, start
+        self.zero_point, self.room, self.steps = zero_point, room, steps
+        self.dtype = panel.elements.weight
+
+    def interleave(self, block: Prim, step: Prim, rows: int) -> None:
+        """Packs one step of a block whose columns lie side by side, of as many as depth rows."""
+        panel, cpu = self.panel, self.panel.cpu
+        lanes, depth = cpu.lanes, panel.elements.depth
+        vectors: list[Prim] = []
+        for i in range(rows):
+            at = self.start + (step * depth + i) * panel.strides[0] + block * lanes
+            stored = load(self.source, at, lanes)
+            vectors.append(panel.value(stored, lanes, self.zero_point, second=True))
+        vectors += [number(0, self.dtype, lanes)] * (depth - rows)
+        order = [row * lanes + lane for lane in range(lanes) for row in range(depth)]
+        target = (block * self.steps + step) * (lanes * depth)
+        store(self.room, target, tirx.Shuffle(vectors, order), lanes * depth)
+
+    def column(self, column: Prim) -> None:
+        """Packs one column, whose elements lie side by side or not."""
+        panel, cpu = self.panel, self.panel.cpu
+        lanes, depth = cpu.lanes, panel.elements.depth
+        base = column // lanes * (self.steps * lanes * depth) + column % lanes * depth
+        first = self.start + column * panel.strides[1]
+        whole, rest = panel.rows // depth, panel.rows % depth
+        size = depth if panel.contiguous(0) else 1
+
+        def element(row: Prim) -> None:
+            stored = load(self.source, first + (whole * depth + row) * panel.strides[0], 1)
+            value = panel.value(stored, 1, self.zero_point, second=True)
+            store(self.room, base + whole * (lanes * depth) + row, value, 1)
+
+        def nothing(row: Prim) -> None:
+            at = base + whole * (lanes * depth) + row
+            store(self.room, at, tirx.const(0, self.dtype), 1)
+
+        if not isinstance(whole, int) or whole:
+            with turns(whole) as step:
+                for i in range(0, depth, size):
+                    stored = load(self.source, first + (step * depth + i) * panel.strides[0], size)
+                    value = panel.value(stored, size, self.zero_point, second=True)
+                    store(self.room, base + step * (lanes * depth) + i, value, size)
+        each(rest, element)
+        each((depth - rest) % depth, nothing, rest)

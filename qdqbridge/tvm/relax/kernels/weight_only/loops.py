@@ -23,11 +23,9 @@ from qdqbridge.tvm.relax.kernels.epilogues.float_sums import Plain, PlainWriter
 from qdqbridge.tvm.relax.kernels.tiles.amx import ROWS
 from qdqbridge.tvm.relax.kernels.tiles.register_tile import channel_pieces
 from qdqbridge.tvm.relax.kernels.weight_only.amx_tiles import AmxCodesTiles
-from qdqbridge.tvm.relax.kernels.weight_only.digits import RowDigits
-from qdqbridge.tvm.relax.kernels.weight_only.dots import TALL
+from qdqbridge.tvm.relax.kernels.weight_only.dots import TALL, RowDigits
 from qdqbridge.tvm.relax.kernels.weight_only.product import FEW, CodesProduct
-from qdqbridge.tvm.relax.kernels.weight_only.tall_tiles import TallTiles
-from qdqbridge.tvm.relax.kernels.weight_only.tiles import CodesTiles, Streams
+from qdqbridge.tvm.relax.kernels.weight_only.tiles import CodesTiles, Streams, TallTiles
 
 _PIECES = 8
 """Pieces of a share that meet few rows: every one begins to read anew, few are handed over (two
