@@ -210,13 +210,14 @@ class Quantization:
         return None if found is None else found.metrics
 
     def delivered(self) -> Delivered | None:
-        """Returns the same with what was measured on which samples, and parts of outputs."""
+        """Returns the same, what others most likely have, what was measured, parts of outputs."""
         from qdqbridge.autoquant.delivered import delivered
 
         if self.samples is None:
             return None
         if not self._delivered:
-            found = delivered(self.original, self.graph, self.samples, self.made.unseen)
+            optimism = sum(step.optimism for step in self.made.repairs if step.applied)
+            found = delivered(self.original, self.graph, self.samples, self.made.unseen, optimism)
             self._delivered.append(found)
         return self._delivered[0]
 
@@ -406,7 +407,7 @@ def quantization(
     from qdqbridge.autoquant.profiling.streams import open_samples
     from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
     from qdqbridge.autoquant.repair.steps import StepRecord
-    from qdqbridge.autoquant.search.pair_cost import PAIRS, saturating
+    from qdqbridge.autoquant.search.pair_cost import on_both
     from qdqbridge.autoquant.search.presets import chosen
     from qdqbridge.autoquant.search.tuning import spread
 
@@ -449,10 +450,9 @@ def quantization(
         check_fitted(made, samples)
     steps = () if suited is None else (suited,)
     judged, in_order = (None if s is None else spread(s, _JUDGING) for s in (samples, every))
-    if judged is not None and any(step.step == PAIRS and not step.applied for step in tried):
-        message = saturating(graph, made.graph, few or judged, asked.avoids_pairs_by)
-        tried = tuple(replace(s, outcome=message) if s.step == PAIRS else s for s in tried)
-        (warn or _LOGGER.warning)(message)
+    if judged is not None:
+        how = asked.avoids_pairs_by
+        tried = on_both(tried, graph, made, few or judged, how, warn or _LOGGER.warning)
     made = replace(made, repairs=(*steps, *tried, *made.repairs), unseen=few)
     return Quantization(made, graph, judged, left_out=left_out, in_order=in_order)
 

@@ -1,8 +1,10 @@
 """How close a quantized graph's outputs are to those of the given float model: what users are told.
 
-It is measured on what is saved, as onnxruntime runs it without optimizations, first on samples that
-nothing was chosen by. One figure for an output of boxes and scores hides what became of the scores,
-so that the parts of outputs that a Concat joins are told apart.
+It is measured on what is saved, as onnxruntime runs it without optimizations, on samples that
+nothing was chosen by. These are few, and a third of the noise of an output lies in few samples, so
+that what is likely on others is said by all: by what they have, less what weights are known to gain
+on samples that they were learned from. One figure for an output of boxes and scores hides what
+became of the scores, so that the parts of outputs that a Concat joins are told apart.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ class Delivered:
         everything: The metrics of all samples that were run.
         count: How many examples these are.
         outputs: Each output on the samples of ``metrics``, with its parts.
+        expected: The SQNR that other samples most likely have; None where none were left out.
         likely: Between which SQNRs other samples lie, nine times in ten, by how much those that
             were left out differ; None where that is not known, or where they are many.
     """
@@ -67,17 +70,20 @@ class Delivered:
     everything: Metrics
     count: int
     outputs: tuple[Output, ...]
+    expected: float | None = None
     likely: tuple[float, float] | None = None
 
     @property
-    def where(self) -> str:
-        """The samples of :attr:`metrics`, in words, and what others may have."""
-        if self.likely is None:
-            return self._which
-        return f"{self._which}; {self.likely[0]:.1f} to {self.likely[1]:.1f} dB is likely on others"
+    def on_others(self) -> str:
+        """What other samples most likely have, in words; nothing where none were left out."""
+        if self.expected is None:
+            return ""
+        ends = "" if self.likely is None else " ({:.1f} to {:.1f})".format(*self.likely)
+        return f"{self.expected:.2f} dB SQNR{ends} is likely on other samples"
 
     @property
-    def _which(self) -> str:
+    def where(self) -> str:
+        """The samples of :attr:`metrics`, in words."""
         if self.left_out:
             return f"{self.samples} left-out sample{'s' if self.samples > 1 else ''}"
         if self.samples == 1:
@@ -104,7 +110,11 @@ class Delivered:
 
 
 def delivered(
-    given: Graph, graph: Graph, samples: Samples, unseen: Samples | None = None
+    given: Graph,
+    graph: Graph,
+    samples: Samples,
+    unseen: Samples | None = None,
+    optimism: float = 0.0,
 ) -> Delivered:
     """Returns how close the outputs of ``graph`` are to those of ``given``.
 
@@ -113,6 +123,7 @@ def delivered(
         graph: What was made of it.
         samples: Those that parameters were chosen by.
         unseen: Those that were left out.
+        optimism: How much closer ``samples`` come than others by what was learned from them, in dB.
     """
     first = [] if unseen is None else batches_of(unseen, graph)
     batches = [*first, *batches_of(samples, graph)]
@@ -130,7 +141,9 @@ def delivered(
     judged = samples if unseen is None else unseen
     total = len(samples) * samples.step + (0 if unseen is None else len(unseen) * unseen.step)
     rows = zip(graph.output_names, tallies, strict=True)
-    errors = errors_between(wanted[: len(first)], found[: len(first)]) if first else np.empty(0)
+    cut = slice(len(first)), slice(len(first), None)
+    errors = [errors_between(wanted[part], found[part]) for part in cut] if first else []
+    likely = likely_sqnr(errors[0]) if first else None
     return Delivered(
         everything.unseen or everything,
         len(judged) * judged.step,
@@ -138,8 +151,33 @@ def delivered(
         everything,
         total,
         tuple(tally.output(name) for name, tally in rows),
-        likely_sqnr(errors),
+        expected_sqnr(*errors, optimism, likely) if first else None,
+        likely,
     )
+
+
+def expected_sqnr(
+    unseen: NDArray[np.float64],
+    seen: NDArray[np.float64],
+    optimism: float,
+    likely: tuple[float, float] | None,
+) -> float:
+    """Returns the SQNR that other samples most likely have.
+
+    The samples that were left out count alone where they are many, and where they contradict the
+    others: then parameters fit what they were chosen by more than is known.
+
+    Args:
+        unseen: Errors of the samples that were left out, as shares of the mean power.
+        seen: Of those that parameters were chosen by.
+        optimism: How much closer these come by what was learned from them, in dB.
+        likely: What :func:`likely_sqnr` says of those that were left out.
+    """
+    alone = decibels(float(unseen.mean()))
+    found = decibels(float(np.concatenate([unseen, seen * 10 ** (optimism / 10)]).mean()))
+    if len(unseen) >= _MANY_SAMPLES:
+        return alone
+    return found if likely is None or likely[0] <= found <= likely[1] else alone
 
 
 def likely_sqnr(errors: NDArray[np.float64]) -> tuple[float, float] | None:

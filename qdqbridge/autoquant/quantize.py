@@ -13,7 +13,6 @@ from qdqbridge.autoquant.advice.few_samples import different, untried, with_room
 from qdqbridge.autoquant.choosers import CHOOSERS, Chooser
 from qdqbridge.autoquant.hardware.arithmetic import CONTRACT, arithmetic_of
 from qdqbridge.autoquant.hardware.pair_room import PairRoom
-from qdqbridge.autoquant.hardware.pairs import Order
 from qdqbridge.autoquant.planning.decide import Decision, apply, decide
 from qdqbridge.autoquant.planning.format_names import in_blocks
 from qdqbridge.autoquant.planning.formats import Format, Unstored
@@ -384,7 +383,7 @@ def _plainly(
             break
         overrides = replace(overrides, floats={**nodes_around(unfit), **overrides.floats})
     if target.avoided_pairs is not None and target.arithmetic == CONTRACT:
-        planned.room = _pair_room(target.avoided_pairs, planned, profile, samples)
+        planned.room = _pair_room(target, planned, profile, samples)
     ends = (*graph.inputs, *graph.outputs)  # a target may need no range at all
     check_numbers({value: seen[value.name] for value in ends if value.name in seen})
     if not empty:
@@ -394,7 +393,7 @@ def _plainly(
 
 
 def _pair_room(
-    order: Order, plan: QuantizationPlan, profile: Profile, samples: Samples | None
+    target: Target, plan: QuantizationPlan, profile: Profile, samples: Samples | None
 ) -> PairRoom:
     """Returns what keeps pairs from saturating; what ends in floats may be added in two parts."""
     graph, shares = plan.graph, shares_of_operations(plan.graph, profile)
@@ -412,7 +411,9 @@ def _pair_room(
 
     sees = None if samples is None else look
     free = {name: share for name, share in shares.items() if name in ends - running}
-    return PairRoom(order, profile.by_name(), profile.samples, graph, sees, free, running)
+    assert target.avoided_pairs is not None
+    own, names = profile.by_name(), target.saturating
+    return PairRoom(target.avoided_pairs, own, profile.samples, graph, sees, free, running, names)
 
 
 def check_plan(plan: QuantizationPlan) -> None:

@@ -136,7 +136,7 @@ def record_of(
         choosers=_choosers(target),
         outputs=() if shown is None else shown.outputs,
         sqnr_db=None if shown is None else shown.metrics.sqnr,
-        judged="" if shown is None else shown.where,
+        judged="" if shown is None else "; ".join(filter(None, (shown.where, shown.on_others))),
         top1=None if shown is None else shown.metrics.top1,
         layers=found.layers,
         tensors=tuple(row for each in decisions for row in tensors(each, stats)),

@@ -71,10 +71,12 @@ def measured(case: Case, tool: str, out: Path | None) -> Cost:
     made = quantization(case.path, case.calibration)
     shown = made.delivered()
     assert shown is not None
-    low, high = shown.likely or (shown.metrics.sqnr, shown.metrics.sqnr)
+    left_out = shown.metrics.sqnr
+    most = left_out if shown.expected is None else shown.expected
+    low, high = shown.likely or (most, most)
     if out is not None:
         qdqbridge.save(made.graph, out, overwrite=True)
-    told = f"{shown.metrics.sqnr:.1f} ({low:.0f} to {high:.0f})"
+    told = f"{most:.1f} ({low:.0f} to {high:.0f}) | {left_out:.1f}"
     return replace(_so_far(), digest=made.graph.digest, told=told)
 
 
@@ -168,7 +170,8 @@ def main(given: Sequence[str]) -> int:
         names = [path.stem for path in sorted((ROOT / "models").glob("digits_*_float.onnx"))]
         own = cases([name for name in names if name in (arguments.networks or names)], 0)
         others = cases_in(arguments.folder, arguments.networks) if arguments.folder else ()
-        print("| network | printed | here | without VNNI | theirs | s | theirs | MiB | theirs |")
+        columns = "network printed left-out here without-VNNI theirs s theirs MiB theirs"
+        print(f"| {' | '.join(columns.split())} |")
         for case in chain(own, others):
             show_delivered(case, arguments.rounds)
         return 0

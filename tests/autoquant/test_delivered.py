@@ -20,7 +20,7 @@ from qdqbridge.app.cli.failures import run
 from qdqbridge.app.quantizing import Quantization, quantization
 from qdqbridge.autoquant.advice.input_scale import misscaled
 from qdqbridge.autoquant.advice.unseen import unseen
-from qdqbridge.autoquant.delivered import Delivered, likely_sqnr
+from qdqbridge.autoquant.delivered import Delivered, expected_sqnr, likely_sqnr
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.search.size_limit import size_of
 from qdqbridge.errors import InputDataError
@@ -184,7 +184,7 @@ def test_one_figure_everywhere(net, tmp_path, capsys):
     asked += ["-o", str(made), "--report", str(page)]
     assert run([*asked, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert len(facts["left_out"]) == 6 and facts["judged_on"].startswith("6 left-out samples; ")
+    assert len(facts["left_out"]) == 6 and facts["judged_on"] == "6 left-out samples"
     first = {"input": IMAGES[facts["left_out"]]}
     figure = decibels(outputs(net, first), outputs(made, first))
     assert facts["sqnr"] == pytest.approx(figure, abs=CLOSE)
@@ -193,7 +193,10 @@ def test_one_figure_everywhere(net, tmp_path, capsys):
     assert f"{figure:.2f} dB" in page.read_text("utf-8")
     assert run(asked) == 0
     said = re.sub(r"\s+", " ", capsys.readouterr().out)
-    assert f"outputs {figure:.2f} dB SQNR" in said and "on 6 left-out samples" in said
+    low, high = facts["sqnr_likely"]
+    most = f"{facts['sqnr_expected']:.2f} dB SQNR ({low:.1f} to {high:.1f}) is likely on other"
+    assert f"outputs {most} samples" in said and f"{most} samples" in page.read_text("utf-8")
+    assert f"{figure:.2f} dB SQNR" in said and "on 6 left-out samples" in said
     assert f"{facts['sqnr_all']:.2f} dB SQNR" in said and "on all 48 samples" in said
 
 
@@ -490,6 +493,52 @@ def test_others_have_what_is_told_to_be_likely(net, tmp_path):
     assert shown.likely is not None
     low, high = shown.likely
     assert low <= decibels(outputs(net, fresh), outputs(path, fresh)) <= high
-    assert low < shown.metrics.sqnr < high and f"{low:.1f} to {high:.1f} dB" in shown.where
+    assert low < shown.metrics.sqnr < high and f"({low:.1f} to {high:.1f})" in shown.on_others
     few = told_of(quantization(net, {"input": IMAGES[:12]}, repair=(), tune=False))
-    assert few.likely is None
+    assert few.likely is few.expected is None and not few.on_others
+
+
+def test_what_was_learned_from_samples_says_less_of_others(net):
+    found = quantization(net, {"input": IMAGES}, weights="int4", repair=("learn",), tune=False)
+    shown, (step,) = told_of(found), (s for s in found.made.repairs if s.step == "learn")
+    assert step.applied and step.optimism > 0
+    plain = decibels_of_all(shown, found.left_out)
+    assert shown.expected is not None and plain - step.optimism < shown.expected < plain
+
+
+def decibels_of_all(shown: Delivered, left_out) -> float:
+    """The mean error of all samples, those that were left out as shares of their own power."""
+    (first,), count = (shown.metrics.sqnr,), len(left_out)
+    shares = 10 ** (-first / 10), 10 ** (-shown.everything.sqnr / 10)
+    rest = (shares[1] * shown.count - shares[0] * count) / (shown.count - count)
+    return -10 * np.log10((shares[0] * count + rest * (shown.count - count)) / shown.count)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_what_is_expected_is_closer_than_a_few_samples_say(seed):
+    """Of a population whose errors are spread as those of networks are, in the mean of draws."""
+    rng = np.random.default_rng(seed)
+    tail, optimism, count = rng.uniform(0.5, 1.5), rng.uniform(0, 2), int(rng.integers(3, 33))
+    population = np.exp(rng.normal(-8, tail, 4000))
+    whole, off = -10 * np.log10(population.mean()), np.zeros(2)
+    for _ in range(60):
+        drawn = rng.choice(population, 8 * count)
+        unseen, seen = drawn[:count], drawn[count:] * 10 ** (-optimism / 10)
+        likely = likely_sqnr(unseen)
+        most = expected_sqnr(unseen, seen, optimism, likely)
+        assert likely is None or likely[0] <= most <= likely[1]
+        off += np.abs([most - whole, -10 * np.log10(unseen.mean()) - whole])
+    assert off[0] < 0.75 * off[1]  # about half, in the mean of populations
+
+
+def test_left_out_samples_that_contradict_count_alone():
+    rng = np.random.default_rng(0)
+    unseen = np.exp(rng.normal(-6, 0.5, 8))
+    for far in (1e-4, 1e4):
+        seen = np.full(56, far * unseen.mean())
+        most = expected_sqnr(unseen, seen, 0.0, likely_sqnr(unseen))
+        assert most == pytest.approx(-10 * np.log10(unseen.mean()))
+    many = np.exp(rng.normal(-6, 0.5, 64))
+    assert expected_sqnr(many, many * 0.5, 0.0, likely_sqnr(many)) == pytest.approx(
+        -10 * np.log10(many.mean())
+    )

@@ -15,7 +15,16 @@ from qdqbridge.app.quantizing import Quantization, quantization
 from qdqbridge.autoquant.hardware.arithmetic import arithmetic_of, run
 from qdqbridge.autoquant.hardware.pair_room import PairRoom
 from qdqbridge.autoquant.planning.targets import ORT, TARGETS
+from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.profiling.stats import ChannelExtremes, TensorStats
+from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
+from qdqbridge.autoquant.search.pair_cost import (
+    by_saturation,
+    fewest,
+    of_pairs,
+    on_both,
+    with_and_without_vnni,
+)
 from qdqbridge.autoquant.simulation.metrics import measured, outputs_of
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node
@@ -197,15 +206,67 @@ def test_where_avoiding_pairs_costs_much_both_figures_are_told(
     step = next(step for step in found.made.repairs if step.step == "pairs")
     assert not step.applied and step.before is not None and step.after is not None
     assert step.before - step.after > 3
-    exact, paired = (
-        of_graph(found.graph, graph, {"x": data["x"][::8]}, pairs=pairs) for pairs in (False, True)
-    )
+    left_out = {"x": data["x"][list(found.left_out)]}
+    exact, paired = (of_graph(found.graph, graph, left_out, pairs=pairs) for pairs in (False, True))
     assert paired < exact - 10
     told = caplog.messages[-1]
-    assert "without VNNI" in told and "--avoid-pairs" in told and told == step.outcome
+    assert told == step.outcome and told.startswith(
+        f"{exact:.2f} dB on x86 with VNNI and on Arm; {paired:.2f} dB on x86 without VNNI (AVX2)"
+    )
+    assert told.endswith("for processors without VNNI quantize with --avoid-pairs")
     avoided = quantization(graph, data, avoid_pairs=True)
     again = of_graph(avoided.graph, graph, data, pairs=True)
     assert again == of_graph(avoided.graph, graph, data, pairs=False) > paired + 10
+
+
+def test_pairs_may_saturate_in_some_products_which_is_told() -> None:
+    """One product saturates in one sample, another in most: the first keeps its scales."""
+    rng = np.random.default_rng(1)
+    b, ends = Net(), {"often": 0.51, "seldom": 0.9}
+    signs = rng.choice([-1.0, 1.0], (16, 8)).repeat(2, axis=0)
+    for name, low in ends.items():
+        weight = signs * rng.uniform(low, low + 0.1, (32, 8))
+        x, kernel = b.input(name, ["n", 32]), b.init(weight.astype(np.float32))
+        b.output(b.op("MatMul", x, kernel))
+    levels = rng.integers(0, 256, (2, 64, 32))
+    levels[0] = 255 - levels[0] // 4
+    levels[1, 1:] //= 2
+    data = {n: (each / 255).astype(np.float32) for n, each in zip(ends, levels, strict=True)}
+    plain, graph = QuantizeOptions(repair=(), tune=False), b.done()
+    none = replace(ORT, avoided_pairs=None)
+    exact, avoided = (quantized(graph, data, replace(plain, target=t)) for t in (none, ORT))
+    room, samples = avoided.decision.plan.room, Samples.of(graph.inputs, data)
+    assert room is not None
+    often, seldom = room.raised_names
+    assert by_saturation(exact, room.raised_names, samples) == [seldom, often]
+
+    some = replace(ORT, saturating=frozenset([seldom]))
+    partly = quantized(graph, data, replace(plain, target=some))
+    scales = [
+        {w.node.name: p.scale.tobytes() for w, p in each.decision.weights.items()}
+        for each in (exact, avoided, partly)
+    ]
+    assert scales[2] == {often: scales[1][often], seldom: scales[0][seldom]}
+    assert scales[0][seldom] != scales[1][seldom] and scales[0][often] != scales[1][often]
+
+    warnings = list[str]()
+    asked = of_pairs(50.0, 49.5, [seldom]), graph, partly, samples, "--avoid-pairs"
+    (step,) = on_both(asked[:1], *asked[1:], warnings.append)
+    best, worst = with_and_without_vnni(graph, partly.graph, samples)
+    figures = f"{best:.2f} dB on x86 with VNNI and on Arm; {worst:.2f} dB on x86 without VNNI"
+    assert step.applied and f"but in 1 product: {figures}" in step.outcome
+    assert worst < best - 1 and len(warnings) == 1 and figures in warnings[0]
+    untouched = of_pairs(50.0, 49.5)
+    assert on_both([untouched], graph, avoided, *asked[3:], warnings.append) == (untouched,)
+    assert len(warnings) == 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 17, 50])
+def test_as_few_products_saturate_as_are_enough(count: int) -> None:
+    names = [str(i) for i in range(count)]
+    for enough in range(1, count + 1):
+        found = fewest(names, lambda some: float(len(some)), float(enough))
+        assert found == frozenset(names[: enough if enough < count else 0])
 
 
 def test_files_whose_pairs_hold_stay_as_they_are() -> None:

@@ -446,7 +446,9 @@ def _show(made: Quantization, facts: Mapping[str, Any], *, verbose: bool, next_:
     shown = made.delivered()
     if shown is not None:
         first = f"{_closeness(shown.metrics)} against the float model on {shown.where}"
-        table.add_row("outputs", Text(first))
+        if shown.on_others:
+            table.add_row("outputs", Text(shown.on_others))
+        table.add_row("" if shown.on_others else "outputs", Text(first))
         if shown.left_out:
             given = facts["samples"] + shown.samples
             several = f"all {given}" if given == shown.count else f"{shown.count} of {given}"
@@ -534,6 +536,7 @@ def _facts(made: Quantization, path: Path, report: Path | None, model: Path) -> 
         "sqnr": None if shown is None else shown.metrics.sqnr,
         "top1": None if shown is None else shown.metrics.top1,
         "judged_on": None if shown is None else shown.where,
+        "sqnr_expected": None if shown is None else shown.expected,
         "sqnr_likely": None if shown is None else shown.likely,
         "left_out": list(made.left_out),
         "sqnr_all": None if shown is None else shown.everything.sqnr,

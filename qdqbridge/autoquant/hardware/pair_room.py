@@ -62,6 +62,7 @@ class PairRoom:
             parts, by name.
         running: The names of products whose operand is quantized while the model runs, by its own
             extremes: any two neighbours may hold the ends of uint8 there.
+        saturating: The names of products whose scales stay as they are.
         parted: The names of those that are.
     """
 
@@ -72,6 +73,7 @@ class PairRoom:
     look: Look | None = None
     shares: Mapping[str, float] = field(default_factory=dict[str, float])
     running: frozenset[str] = frozenset()
+    saturating: frozenset[str] = frozenset()
     parted: set[str] = field(init=False)
     _reached: dict[Place, Real] | None = field(init=False, repr=False)
     _raised: dict[tuple[str, int, int], tuple[QuantParams, QuantParams | None, QuantParams]] = (
@@ -87,6 +89,12 @@ class PairRoom:
         """True where a scale was raised, or a product is computed in two parts."""
         return bool(self._own or self.parted)
 
+    @property
+    def raised_names(self) -> list[str]:
+        """The names of the products whose scales were raised."""
+        rows = self._raised.items()
+        return list(dict.fromkeys(name for (name, *_), (own, _, new) in rows if new is not own))
+
     def raised(self, node: Node, params: QuantParams, x: QuantParams | None) -> QuantParams:
         """Returns parameters of a product's weight with which no pair of what was seen saturates.
 
@@ -100,7 +108,7 @@ class PairRoom:
         if x is None and node.name not in self.running:
             return params
         base = self._own.get(id(params), (params, params))[1]
-        if node.name in self.parted:
+        if node.name in self.parted or node.name in self.saturating:
             return base
         key = node.name, id(base), id(x)
         if key not in self._raised:
@@ -122,7 +130,7 @@ class PairRoom:
             x: Of its operand, as for :meth:`raised`.
         """
         rows = self._rows(node, params, x)
-        if rows is None or node.name in self.parted:
+        if rows is None or node.name in self.parted or node.name in self.saturating:
             return None
         places = rows.places(np.arange(stored.size).reshape(stored.shape))
         own = stored.astype(np.float64).reshape(-1)

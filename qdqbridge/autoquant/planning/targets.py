@@ -164,6 +164,8 @@ class Target:
         proven: Sums must fit its accumulators whatever the input; else those of the data must.
         avoided_pairs: In which order some of the engine's processors add pairs of products in 16
             bits, others exactly: weights get scales with which none saturates that was seen.
+        saturating: The names of products whose weights get no such scales: pairs of few of their
+            sums saturate, and the others would be worse.
         least_scales: As of a plan; found by :mod:`qdqbridge.autoquant.hardware.fit`.
         chooser: Parameters of activations.
         candidates: Choosers that are tried against it, for all activations and for single ones,
@@ -188,6 +190,7 @@ class Target:
     arithmetic: IntegerArithmetic = CONTRACT
     proven: bool = True
     avoided_pairs: Order | None = None
+    saturating: frozenset[str] = frozenset()
     least_scales: Mapping[str, NDArray[np.float64]] = field(
         default_factory=dict["str", "NDArray[np.float64]"]
     )

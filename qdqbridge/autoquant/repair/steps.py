@@ -67,6 +67,8 @@ class StepRecord:
         before: Output SQNR on calibration data without it, in dB (where it did not help on samples
             that were left out, on these); None where nothing was tried.
         after: With it.
+        optimism: How much closer the outputs of samples come that it has learned from than with
+            what it learned from the others, in dB.
     """
 
     step: str
@@ -74,6 +76,7 @@ class StepRecord:
     outcome: str
     before: float | None = None
     after: float | None = None
+    optimism: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,7 +217,9 @@ class _Trials:
             return StepRecord(name, False, outcome, before, after)
         self.state, self._plain = found, {}
         self._sqnr = self._before()[0].sqnr(found.graph)
-        return StepRecord(name, True, outcome, before, after)
+        learned_from = name not in GRAPH_STEPS and self._seen is not self._samples
+        optimism = max(self._sqnr - after, 0.0) if learned_from else 0.0
+        return StepRecord(name, True, outcome, before, after, optimism)
 
     def _changed(self, name: str) -> _Attempt:
         """Tries a step that changes parameters, on samples that it has not looked at.

@@ -1,14 +1,19 @@
 """Whether one file is for processors that add pairs with saturation and for those that do not.
 
 Scales with which no pair saturates (:mod:`qdqbridge.autoquant.hardware.pair_room`) are larger, and
-cost something where nothing saturates. Where that is much, the file keeps the smaller ones, and it
-is told what it gives on either kind of processor.
+cost something where nothing saturates. Where that is much, products of which few sums saturate keep
+the smaller ones, as few products as make it little; where that is no way, all of them do. It is
+told then what the file gives on either kind of processor.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
 from qdqbridge.autoquant.hardware.arithmetic import arithmetic_of, run
 from qdqbridge.autoquant.profiling.samples import Samples
+from qdqbridge.autoquant.quantize import Quantized
 from qdqbridge.autoquant.repair.steps import StepRecord
 from qdqbridge.autoquant.search.tuning import spread
 from qdqbridge.autoquant.simulation.metrics import measured, outputs_of
@@ -18,31 +23,110 @@ from qdqbridge.core.graph.numerics import dequantize
 PAIRS = "pairs"
 """The name of the step in records."""
 COST = 1.0
-"""What they may cost where nothing saturates, in dB."""
+"""What they may cost where nothing saturates, in dB. Half of it counts before weights are learned,
+which lose more, where products are picked that keep smaller scales."""
 _SAMPLES = 8
 
 
-def of_pairs(exact: float, avoided: float) -> StepRecord:
+def of_pairs(exact: float, avoided: float, names: Collection[str] = ()) -> StepRecord:
     """Returns whether pairs that saturate are avoided.
 
     Args:
         exact: How close the outputs come with the smaller scales where nothing saturates, in dB.
         avoided: With those for which no pair saturates.
+        names: Of products that keep the smaller ones all the same.
     """
-    outcome = "no pair of products that was seen saturates: the same on x86 with VNNI and without"
+    where = ": the same on x86 with VNNI and without"
+    if names:
+        where = f" but in {len(names)} product{'s' if len(names) > 1 else ''}"
+    outcome = f"no pair of products that was seen saturates{where}"
     return StepRecord(PAIRS, avoided >= exact - COST, outcome, exact, avoided)
 
 
-def saturating(
-    original: Graph, quantized: Graph, samples: Samples, remedy: str = "--avoid-pairs"
-) -> str:
-    """Returns what a file gives whose pairs saturate, on which processors, and what mends it.
+def by_saturation(made: Quantized, names: Sequence[str], samples: Samples) -> list[str]:
+    """Returns names of products, that first of which the smallest share of the sums saturates.
+
+    Args:
+        made: What was quantized without avoiding pairs.
+        names: Of its products.
+        samples: Some of them are run.
+    """
+    pieces, share = spread(samples, _SAMPLES).batches(made.graph.inputs), dict[str, float]()
+    seen = made.profile.by_name()
+    sizes = {n.name: seen[n.output.name].count for n in made.decision.plan.graph.nodes
+             if n.output.name in seen}  # fmt: skip
+    for piece in pieces:
+        for node, count in run(made.graph, piece, arithmetic_of(pairs=True)).overflows.items():
+            here = count / max(sizes.get(node.name, 1), 1)
+            share[node.name] = share.get(node.name, 0.0) + here
+    return sorted(names, key=lambda name: share.get(name, 0.0))
+
+
+def fewest(
+    names: Sequence[str], tried: Callable[[frozenset[str]], float], enough: float
+) -> frozenset[str]:
+    """Returns the first of ``names``, as few as are enough; none where all would have to be.
+
+    Args:
+        names: Of products whose pairs may saturate.
+        tried: How close the outputs come where these do nothing about it, in dB.
+        enough: How close they have to come.
+    """
+    low, high = 0, len(names)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tried(frozenset(names[:middle])) >= enough:
+            high = middle
+        else:
+            low = middle
+    return frozenset(names[:high] if high < len(names) else ())
+
+
+def on_both(
+    tried: Sequence[StepRecord],
+    original: Graph,
+    made: Quantized,
+    samples: Samples,
+    remedy: str,
+    warn: Callable[[str], None],
+) -> tuple[StepRecord, ...]:
+    """Returns what was tried, with what the file gives on either kind of processor if it differs.
+
+    Args:
+        tried: Records of steps.
+        original: The float graph.
+        made: What was made of it.
+        samples: Some of them are run.
+        remedy: The option that avoids all pairs.
+        warn: Called where it gives much less on one of them, and where no pair is avoided.
+    """
+    found, some = list[StepRecord](), bool(made.target.saturating)
+    for step in tried:
+        if step.step == PAIRS and (some or not step.applied):
+            best, worst = with_and_without_vnni(original, made.graph, samples)
+            message = (
+                f"{best:.2f} dB on x86 with VNNI and on Arm; {worst:.2f} dB on x86 without VNNI "
+                "(AVX2), where pairs of products saturate. Scales that avoid it cost too much "
+                f"where nothing saturates; for processors without VNNI quantize with {remedy}"
+            )
+            if not some or worst < best - COST:
+                warn(message)
+            message = f"{step.outcome}: {message}" if some else message
+            found.append(replace(step, outcome=message))
+        else:
+            found.append(step)
+    return tuple(found)
+
+
+def with_and_without_vnni(
+    original: Graph, quantized: Graph, samples: Samples
+) -> tuple[float, float]:
+    """Returns how close the outputs come where nothing saturates and where pairs do, in dB.
 
     Args:
         original: The float graph.
         quantized: What was made of it.
         samples: Some of them are run.
-        remedy: The option that avoids it.
     """
     pieces = spread(samples, _SAMPLES).batches(original.inputs)
     wanted, exact = list(outputs_of(original, pieces)), outputs_of(quantized, pieces)
@@ -57,8 +141,4 @@ def saturating(
     )
     names = quantized.output_names
     best, worst = (measured(names, wanted, found).sqnr for found in (exact, paired))
-    return (
-        f"{best:.2f} dB on x86 with VNNI and on Arm; {worst:.2f} dB on x86 without VNNI (AVX2), "
-        "where pairs of products saturate. Scales that avoid it cost too much where nothing "
-        f"saturates; for processors without VNNI quantize with {remedy}"
-    )
+    return best, worst

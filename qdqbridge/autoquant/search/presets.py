@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from qdqbridge.autoquant.advice.few_samples import HALVED
 from qdqbridge.autoquant.planning.formats import Format, Unstored
@@ -29,7 +30,13 @@ from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions, quantized
 from qdqbridge.autoquant.repair.float_reference import FloatReference
 from qdqbridge.autoquant.repair.steps import GRAPH_STEPS, RUNS, StepRecord
 from qdqbridge.autoquant.search.costly_layers import costly, left_float
-from qdqbridge.autoquant.search.pair_cost import of_pairs
+from qdqbridge.autoquant.search.pair_cost import (
+    COST,
+    by_saturation,
+    fewest,
+    of_pairs,
+    with_and_without_vnni,
+)
 from qdqbridge.autoquant.search.search import Climb
 from qdqbridge.autoquant.search.sensitivity_variants import widened, wider
 from qdqbridge.autoquant.search.tuning import spread, spread_unlike, taken
@@ -249,7 +256,7 @@ def chosen(
         seen, unseen = (taken(picked, range(i, len(picked), 2)) for i in (0, 1))
     judge, work = FloatReference(graph, unseen), WorkBudget(options.budget)
     graph = prepared(graph)  # of which profiles are: what one attempt has seen others read
-    unscaled = replace(options, tune=False, repair=())
+    unscaled = replace(options, target=target, tune=False, repair=())
     made = quantized(graph, seen, unscaled, empty=True)
     if not made.decision.plan.rules:
         return options, ()  # all that can be quantized is in bodies, if anything
@@ -257,21 +264,11 @@ def chosen(
     lost = 0.0  # by avoiding pairs, which no operator that is left float makes up for
     room = made.decision.plan.room
     if room is not None and room.used and work.left:
-        exact = replace(target, avoided_pairs=None)
-        made = quantized(graph, seen, replace(unscaled, target=exact), profile=profile)
-        before = judge.sqnr(made.graph)
-        found, lost = (of_pairs(before, start),), max(before - start, 0.0)
-        if not found[0].applied and "learn" in options.repair:  # which makes up for much of it
-            learning = replace(unscaled, repair=("learn",))
-            each = (
-                quantized(graph, seen, replace(learning, target=t), profile=profile)
-                for t in (exact, target)
-            )
-            found = (of_pairs(*(judge.sqnr(one.graph) for one in each)),)
-            work.spend(made.decision.plan.graph, profile, 2 * RUNS["learn"] * len(seen))
-        if not found[0].applied:
-            options, start, lost = replace(options, target=exact), before, 0.0
-            unscaled = replace(options, tune=False, repair=())
+        trials = _PairTrials(graph, seen, unseen, unscaled, profile, judge, work)
+        step, made, start, before = trials.judged(made, start, "learn" in options.repair)
+        found, lost = (step,), max(before - start, 0.0)
+        if not step.applied or made.target.saturating:
+            options, unscaled = (replace(each, target=made.target) for each in (options, unscaled))
     if not more or start + lost >= HEAD_GOOD:
         return options, found  # channels need not be scaled to know
     plain = unscaled
@@ -284,6 +281,75 @@ def chosen(
     trials = _PresetTrials(graph, seen, made, profile, plain, judge, work)
     options, tried = trials.chosen(options, start, unscaled)
     return options, found if tried is None else (tried, *found)
+
+
+@dataclass(slots=True, eq=False)
+class _PairTrials:
+    """Finds out in which products pairs that saturate are avoided.
+
+    Attributes:
+        graph: The float graph, as profiles know it.
+        seen: Samples that parameters are chosen by.
+        unseen: Others.
+        plain: How is quantized, for a target that avoids them everywhere.
+        profile: Of the graph.
+        judge: Of the outputs of ``unseen``.
+        work: What is tried is noted there.
+    """
+
+    graph: Graph
+    seen: Samples
+    unseen: Samples
+    plain: QuantizeOptions
+    profile: Profile
+    judge: FloatReference
+    work: WorkBudget
+
+    def _made(self, learn: bool = False, **changed: Any) -> Quantized:
+        target = replace(self.plain.described(), **changed)
+        options = replace(self.plain, target=target, repair=("learn",) if learn else ())
+        return quantized(self.graph, self.seen, options, profile=self.profile)
+
+    def _sqnr(self, learn: bool = False, **changed: Any) -> float:
+        made = self._made(learn, **changed)
+        runs = RUNS["learn"] if learn else _RUNS
+        self.work.spend(made.decision.plan.graph, self.profile, runs * len(self.seen))
+        return self.judge.sqnr(made.graph)
+
+    def judged(
+        self, avoided: Quantized, start: float, learn: bool
+    ) -> tuple[StepRecord, Quantized, float, float]:
+        """Returns what was found out, the best, its dB, and those without avoiding any pair.
+
+        Args:
+            avoided: What avoiding them everywhere gives.
+            start: How close its outputs come, in dB.
+            learn: Learned weights, which make up for much, decide where plain ones say no.
+        """
+        exact = self._made(avoided_pairs=None)
+        before = closest = self.judge.sqnr(exact.graph)
+        step = of_pairs(before, start)
+        if not step.applied and learn:
+            closest = self._sqnr(True, avoided_pairs=None)
+            step = of_pairs(closest, self._sqnr(True))
+        if step.applied:
+            return step, avoided, start, before
+        room = avoided.decision.plan.room
+        assert room is not None
+        if self.work.left:
+            rows = by_saturation(exact, room.raised_names, self.unseen)
+            names = fewest(rows, lambda each: self._sqnr(saturating=each), before - COST / 2)
+            sqnr = self._sqnr(learn, saturating=names) if names else -math.inf
+            some = of_pairs(closest, sqnr, names)
+            if some.applied:
+                made = self._made(saturating=names)
+                pairs = [
+                    with_and_without_vnni(self.graph, each.graph, self.unseen)
+                    for each in (exact, made)
+                ]
+                if pairs[1][1] >= sum(pairs[0]) / 2:  # most of what saturation costs is won
+                    return some, made, self.judge.sqnr(made.graph), before
+        return step, exact, before, before
 
 
 @dataclass(slots=True, eq=False)
