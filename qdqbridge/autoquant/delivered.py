@@ -141,9 +141,12 @@ def delivered(
     judged = samples if unseen is None else unseen
     total = len(samples) * samples.step + (0 if unseen is None else len(unseen) * unseen.step)
     rows = zip(graph.output_names, tallies, strict=True)
-    cut = slice(len(first)), slice(len(first), None)
-    errors = [errors_between(wanted[part], found[part]) for part in cut] if first else []
-    likely = likely_sqnr(errors[0]) if first else None
+    likely = expected = None
+    if first:
+        cut = slice(len(first)), slice(len(first), None)
+        left_out, rest = (errors_between(wanted[part], found[part]) for part in cut)
+        likely = likely_sqnr(left_out)
+        expected = expected_sqnr(left_out, rest, optimism, likely)
     return Delivered(
         everything.unseen or everything,
         len(judged) * judged.step,
@@ -151,7 +154,7 @@ def delivered(
         everything,
         total,
         tuple(tally.output(name) for name, tally in rows),
-        expected_sqnr(*errors, optimism, likely) if first else None,
+        expected,
         likely,
     )
 
