@@ -532,8 +532,7 @@ def test_left_out_samples_that_contradict_count_alone():
     for far in (1e-4, 1e4):
         seen = np.full(56, far * unseen.mean())
         most = expected_sqnr(unseen, seen, 0.0, likely_sqnr(unseen))
-        assert most == pytest.approx(-10 * np.log10(unseen.mean()))
+        assert abs(most + 10 * np.log10(unseen.mean())) < CLOSE
     many = np.exp(rng.normal(-6, 0.5, 64))
-    assert expected_sqnr(many, many * 0.5, 0.0, likely_sqnr(many)) == pytest.approx(
-        -10 * np.log10(many.mean())
-    )
+    most = expected_sqnr(many, many * 0.5, 0.0, likely_sqnr(many))
+    assert abs(most + 10 * np.log10(many.mean())) < CLOSE

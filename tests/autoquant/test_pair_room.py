@@ -237,8 +237,8 @@ def test_pairs_may_saturate_in_some_products_which_is_told() -> None:
     exact, avoided = (quantized(graph, data, replace(plain, target=t)) for t in (none, ORT))
     room, samples = avoided.decision.plan.room, Samples.of(graph.inputs, data)
     assert room is not None
-    often, seldom = room.raised_names
-    assert by_saturation(exact, room.raised_names, samples) == [seldom, often]
+    often, seldom = room.raised_by
+    assert by_saturation(exact, room.raised_by, samples) == [seldom, often]
 
     some = replace(ORT, saturating=frozenset([seldom]))
     partly = quantized(graph, data, replace(plain, target=some))

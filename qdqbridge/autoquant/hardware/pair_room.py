@@ -90,10 +90,14 @@ class PairRoom:
         return bool(self._own or self.parted)
 
     @property
-    def raised_names(self) -> list[str]:
-        """The names of the products whose scales were raised."""
+    def raised_by(self) -> dict[str, float]:
+        """How many times as large the rounding errors are of products whose scales were raised."""
         rows = self._raised.items()
-        return list(dict.fromkeys(name for (name, *_), (own, _, new) in rows if new is not own))
+        return {
+            name: float(np.mean((new.scale / own.scale) ** 2))
+            for (name, *_), (own, _, new) in rows
+            if new is not own
+        }
 
     def raised(self, node: Node, params: QuantParams, x: QuantParams | None) -> QuantParams:
         """Returns parameters of a product's weight with which no pair of what was seen saturates.

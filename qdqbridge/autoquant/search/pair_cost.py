@@ -8,7 +8,7 @@ told then what the file gives on either kind of processor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from qdqbridge.autoquant.hardware.arithmetic import arithmetic_of, run
@@ -23,9 +23,8 @@ from qdqbridge.core.graph.numerics import dequantize
 PAIRS = "pairs"
 """The name of the step in records."""
 COST = 1.0
-"""What they may cost where nothing saturates, in dB. Half of it counts before weights are learned,
-which lose more, where products are picked that keep smaller scales."""
-_SAMPLES = 8
+"""What they may cost where nothing saturates, in dB."""
+_SAMPLES, _LEAST_HARM = 8, 1e-3
 
 
 def of_pairs(exact: float, avoided: float, names: Collection[str] = ()) -> StepRecord:
@@ -43,12 +42,12 @@ def of_pairs(exact: float, avoided: float, names: Collection[str] = ()) -> StepR
     return StepRecord(PAIRS, avoided >= exact - COST, outcome, exact, avoided)
 
 
-def by_saturation(made: Quantized, names: Sequence[str], samples: Samples) -> list[str]:
-    """Returns names of products, that first of which the smallest share of the sums saturates.
+def by_saturation(made: Quantized, raised: Mapping[str, float], samples: Samples) -> list[str]:
+    """Returns names of products, that first of which few sums saturate and which avoiding harms.
 
     Args:
         made: What was quantized without avoiding pairs.
-        names: Of its products.
+        raised: How many times as large rounding errors are with it, by the product's name.
         samples: Some of them are run.
     """
     pieces, share = spread(samples, _SAMPLES).batches(made.graph.inputs), dict[str, float]()
@@ -59,7 +58,8 @@ def by_saturation(made: Quantized, names: Sequence[str], samples: Samples) -> li
         for node, count in run(made.graph, piece, arithmetic_of(pairs=True)).overflows.items():
             here = count / max(sizes.get(node.name, 1), 1)
             share[node.name] = share.get(node.name, 0.0) + here
-    return sorted(names, key=lambda name: share.get(name, 0.0))
+    harm = {name: max(more - 1, _LEAST_HARM) for name, more in raised.items()}
+    return sorted(raised, key=lambda name: (share.get(name, 0.0) / harm[name], -harm[name]))
 
 
 def fewest(

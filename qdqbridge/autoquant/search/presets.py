@@ -330,26 +330,41 @@ class _PairTrials:
         before = closest = self.judge.sqnr(exact.graph)
         step = of_pairs(before, start)
         if not step.applied and learn:
-            closest = self._sqnr(True, avoided_pairs=None)
-            step = of_pairs(closest, self._sqnr(True))
+            closest = max(before, self._sqnr(True, avoided_pairs=None))
+            step = of_pairs(closest, max(start, self._sqnr(True)))
         if step.applied:
             return step, avoided, start, before
         room = avoided.decision.plan.room
         assert room is not None
         if self.work.left:
-            rows = by_saturation(exact, room.raised_names, self.unseen)
-            names = fewest(rows, lambda each: self._sqnr(saturating=each), before - COST / 2)
-            sqnr = self._sqnr(learn, saturating=names) if names else -math.inf
-            some = of_pairs(closest, sqnr, names)
-            if some.applied:
-                made = self._made(saturating=names)
-                pairs = [
-                    with_and_without_vnni(self.graph, each.graph, self.unseen)
-                    for each in (exact, made)
-                ]
-                if pairs[1][1] >= sum(pairs[0]) / 2:  # most of what saturation costs is won
-                    return some, made, self.judge.sqnr(made.graph), before
+            rows = by_saturation(exact, room.raised_by, self.unseen)
+            names = fewest(rows, lambda each: self._sqnr(saturating=each), before - COST)
+            if names:
+                return self._partly(names, exact, before, closest) or (step, exact, before, before)
         return step, exact, before, before
+
+    def _partly(
+        self, names: frozenset[str], exact: Quantized, before: float, closest: float
+    ) -> tuple[StepRecord, Quantized, float, float] | None:
+        """Returns the same where pairs are avoided but in some products; None if that wins little.
+
+        Args:
+            names: Of these products.
+            exact: What avoids none.
+            before: How close its outputs come, in dB.
+            closest: The same, with learned weights where they are better.
+        """
+        made = self._made(saturating=names)
+        own = sqnr = self.judge.sqnr(made.graph)
+        if closest > before:
+            sqnr = max(own, self._sqnr(True, saturating=names))
+        step = of_pairs(closest, sqnr, names)
+        if not step.applied:
+            return None
+        (best, worst), (_, mended) = (
+            with_and_without_vnni(self.graph, each.graph, self.unseen) for each in (exact, made)
+        )
+        return (step, made, own, before) if mended >= (best + worst) / 2 else None
 
 
 @dataclass(slots=True, eq=False)
