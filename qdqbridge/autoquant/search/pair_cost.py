@@ -8,6 +8,7 @@ told then what the file gives on either kind of processor.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -72,14 +73,9 @@ def fewest(
         tried: How close the outputs come where these do nothing about it, in dB.
         enough: How close they have to come.
     """
-    low, high = 0, len(names)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if tried(frozenset(names[:middle])) >= enough:
-            high = middle
-        else:
-            low = middle
-    return frozenset(names[:high] if high < len(names) else ())
+    counts = range(1, len(names))
+    found = bisect_left(counts, True, key=lambda n: tried(frozenset(names[:n])) >= enough)
+    return frozenset(names[: counts[found]] if found < len(counts) else ())
 
 
 def on_both(
