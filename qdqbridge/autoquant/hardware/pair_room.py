@@ -94,7 +94,7 @@ class PairRoom:
         """How many times as large the rounding errors are of products whose scales were raised."""
         rows = self._raised.items()
         return {
-            name: float(np.mean((new.scale / own.scale) ** 2))
+            name: float(np.mean((new.scale.astype(np.float64) / own.scale.astype(np.float64)) ** 2))
             for (name, *_), (own, _, new) in rows
             if new is not own
         }
