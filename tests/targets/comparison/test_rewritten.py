@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 
 import qdqbridge as qb
+from qdqbridge.onnx_io.runtime.byte_products import saturates
 from qdqbridge.targets.comparison.causes import MISREAD, REWRITTEN
 from qdqbridge.targets.engines.softmax_table import TABLE
 from tests.onnx_io.writer_models import S8, U8, Net
@@ -92,5 +93,7 @@ def test_a_hundred_operators_of_which_onnxruntime_makes_others(tmp_path: Path) -
     assert own[bias_of_another_scale_that_fills_int32][MISREAD] > 100
     assert own[relu_before_float8].keys() == {MISREAD}
     assert own[softmax_by_a_table][TABLE] > 100
-    assert own[float_weight][REWRITTEN] > 100 and not own[float_weight][MISREAD]
+    assert own[float_weight][REWRITTEN] > 100
+    # without VNNI the pairs of weights saturate that it quantizes by itself
+    assert (own[float_weight][MISREAD] > 0) == saturates()
     assert found.misread == sum(each[MISREAD] for each in own.values())
