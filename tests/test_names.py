@@ -4,17 +4,14 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import pytest
 
-import qdqbridge as qb
 from tests.places import MODELS
 from tests.syntax import FILES, PACKAGE, tree
 
 MODEL = MODELS / "digits_cnn_u8s8_per_channel.onnx"
-OLD_FUSE: dict[str, Any] = {"reroll": True}
-OLD_VARIANT: dict[str, Any] = {"spelling": "qdq"}
 PRIVATE = frozenset(
     ("carried", "chains", "claim", "claimed", "claims", "composed", "filling", "given", "joins",
      "mover", "movers", "moving", "own", "picking", "placing", "rearranging", "reroll", "rerolled",
@@ -68,24 +65,6 @@ def test_classes_and_public_functions_have_the_words_of_the_field():
 @pytest.mark.parametrize("name", ["mover", "settle_storage", "_Sides", "KernelClaims"])
 def test_a_private_word_is_seen(name: str):
     assert private_words(name)
-
-
-def test_old_keywords_work_and_warn():
-    with pytest.warns(DeprecationWarning, match=r"load\(reroll=…\) is fuse= now"):
-        graph = qb.load(MODEL, **OLD_FUSE)
-    assert graph.digest == qb.load(MODEL, fuse=True).digest
-
-
-@pytest.mark.relax
-def test_old_keywords_of_hosts_work_and_warn():
-    pytest.importorskip("tvm")
-    graph = qb.load(MODEL)
-    with pytest.warns(DeprecationWarning, match=r"to_relax\(spelling=…\) is variant= now"):
-        module, _ = qb.to_relax(graph, **OLD_VARIANT)
-    assert "qnn." not in module.script()
-    with pytest.warns(DeprecationWarning, match="reroll"):
-        again = qb.from_relax(module, **OLD_FUSE)
-    assert again.digest == qb.load(MODEL, fuse=True).digest
 
 
 def test_old_names_of_patterns_work_and_warn():

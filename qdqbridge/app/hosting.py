@@ -15,7 +15,6 @@ from qdqbridge.core.arguments import (
     need_relay,
     need_tvm,
     path_of,
-    renamed,
 )
 from qdqbridge.core.graph.graph import Graph, Value
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 File: TypeAlias = "str | PathLike[str]"
 
 
-@renamed(spelling="variant")
 @checked
 def to_relax(
     graph: Graph, *, keep_params: bool = False, variant: str = "qnn"
@@ -53,7 +51,6 @@ def to_relax(
     return emit(graph, keep_params=keep_params, variant=variant)
 
 
-@renamed(reroll="fuse")
 @checked
 def from_relax(
     module: Any,
@@ -288,7 +285,6 @@ def export_c(
     return {"arena": project.arena_bytes, "weights": project.weight_bytes}
 
 
-@renamed(spelling="variant")
 @checked
 def export_relay(
     graph: Graph,

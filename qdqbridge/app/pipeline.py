@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from qdqbridge.app.sources import is_onnx, is_tflite, is_tosa, read_file
-from qdqbridge.core.arguments import ReadingOptions, checked, need_side, path_of, renamed
+from qdqbridge.core.arguments import ReadingOptions, checked, need_side, path_of
 from qdqbridge.core.graph.graph import Graph, Note
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 
@@ -46,7 +46,6 @@ Side: TypeAlias = "Graph | Executable | Judge | LiteRTEngine | str | PathLike[st
 a model that an engine has opened."""
 
 
-@renamed(reroll="fuse")
 @checked
 def load(
     path: File,

@@ -53,30 +53,6 @@ _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 
 
-def renamed(**new: str) -> Callable[[Callable[_Params, _Result]], Callable[_Params, _Result]]:
-    """Lets a function take keywords by their old names too, for one release, with a warning.
-
-    Args:
-        new: The new names by the old ones.
-    """
-
-    def decorate(function: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
-        @functools.wraps(function)
-        def call(*args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
-            for old in new.keys() & kwargs.keys():
-                warnings.warn(
-                    f"{function.__name__}({old}=…) is {new[old]}= now",
-                    DeprecationWarning,
-                    stacklevel=2,
-                )
-                cast("dict[str, Any]", kwargs).setdefault(new[old], kwargs.pop(old))
-            return function(*args, **kwargs)
-
-        return call
-
-    return decorate
-
-
 def checked(function: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
     """Refuses arguments that are not what the function's type hints say.
 

@@ -101,14 +101,14 @@ def compiled(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.tflite"
         path.write_bytes(model.tobytes() if data is None else data)
-        said = _run([
+        said = _run_program([
             program, "--accelerator-config", accelerator, "--output-dir", folder,
             "--verbose-performance", str(path),
         ])  # fmt: skip
         layers = _read_vela_csv(Path(folder), "*_per-layer.csv")
         summary = next(iter(_read_vela_csv(Path(folder), "*_summary_*.csv")), {})
     return VelaReport(
-        _run([program, "--version"]).strip(),
+        _run_program([program, "--version"]).strip(),
         accelerator,
         tuple(_operators(model, layers, _reasons(said))),
         round(float(summary.get("sram_memory_used", 0)) * 1024),
@@ -127,7 +127,7 @@ def _program() -> str:
     return found
 
 
-def _run(command: list[str]) -> str:
+def _run_program(command: list[str]) -> str:
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_SECONDS, check=False,

@@ -228,7 +228,7 @@ def _unbounded(clip: Node) -> ClipAttrs:
     return replace(attributes, low=0.0 if attributes.low == 0.0 else None, high=None)
 
 
-def spread(scales: Mapping[EqualizedLink, Vector]) -> float:
+def scale_spread(scales: Mapping[EqualizedLink, Vector]) -> float:
     """Returns the largest ``|ln s|``: how far from equal the channels were."""
     return max((float(np.abs(np.log(s)).max(initial=0.0)) for s in scales.values()), default=0.0)
 
@@ -243,8 +243,8 @@ def equalized(graph: Graph, seen: Mapping[str, TensorStats]) -> tuple[Graph, str
     if not scales:
         reasons = "; ".join(sorted(set(found.refused.values()))) or "there are no products"
         return graph, f"no channels can be scaled: {reasons}"
-    factor = np.exp(spread(scales))
-    if spread(scales) < CONVERGED:
+    factor = np.exp(scale_spread(scales))
+    if scale_spread(scales) < CONVERGED:
         return graph, f"channels of {len(scales)} products are equal already"
     outcome = f"channels of {len(scales)} products divided by factors up to {factor:.3g}"
     return rescaled(graph, scales), outcome

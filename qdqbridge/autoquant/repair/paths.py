@@ -151,7 +151,7 @@ def _moved(node: Node, index: int, numbers: Numbers) -> list[Numbers]:
     if name in _REDUCTIONS and isinstance(attributes, ReduceAttrs):
         return [_reduced(node, attributes, numbers)]
     if node.op.flow is Flow.MOVE:
-        return _run(node, index, numbers)
+        return _through_node(node, index, numbers)
     several = sum(not v.is_constant for _, v in node.data_operands()) > 1
     raise PathRefused(
         f"{_describe_node(node)} " + ("joins two tensors" if several else "keeps no factor")
@@ -179,7 +179,7 @@ def _reduced(node: Node, attributes: ReduceAttrs, numbers: Numbers) -> Numbers:
     return least
 
 
-def _run(node: Node, index: int, numbers: Numbers) -> list[Numbers]:
+def _through_node(node: Node, index: int, numbers: Numbers) -> list[Numbers]:
     operands: list[NDArray[Any] | None] = []
     for i, value in enumerate(node.inputs):
         if i == index:

@@ -58,6 +58,7 @@ def exp32(x: NDArray[np.float32]) -> NDArray[np.float32]:
     n = rint(x * LOG2E); r = (x - n * LN2_HIGH) - n * LN2_LOW; p = Horner(POLYNOMIAL, r);
     y = ((p * r) * r + r) + 1; result = y * 2**n, where 2**n is built from its bits.
     """
+    # 2**n is built from its bits below, so that n has to stay among the exponents of normal numbers.
     clamped = np.minimum(np.maximum(x, LOWEST), HIGHEST)
     n = np.rint(clamped * LOG2E)
     r = (clamped - n * LN2_HIGH) - n * LN2_LOW
@@ -84,6 +85,7 @@ def dequantize(stored: Array, params: QuantParams, dtype: Any = np.float32) -> A
         return stored.astype(dtype) * scale
     if params.zero_point.any():
         zero_point = params.aligned(params.zero_point, stored.shape)
+        # A code of int32 less its zero point may lie outside int32.
         wide = np.int64 if params.storage_dtype.bits >= 32 else np.int32
         return (stored.astype(wide) - zero_point.astype(wide)).astype(dtype) * scale
     wide_stored = (
@@ -104,6 +106,7 @@ def quantize(real: Array, params: QuantParams) -> Array:
         real = real.astype(np.float32)
     scale = params.aligned(params.scale, real.shape).astype(real.dtype)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        # A product with the reciprocal differs in the last bit, which moves numbers off their ties.
         scaled = real / scale
     if not params.storage_dtype.is_integer:
         return _small_float(scaled, params.storage_dtype, saturate=params.saturate)

@@ -217,6 +217,7 @@ _LOOKED_AT = 64
 def _kept(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Returns a read-only array: a copy in C order, unless it is a large one without gaps."""
     fits = array.dtype == dtype and array.flags.forc and not array.flags.writeable
+    # Read-only and without gaps it cannot change; a copy would double what large models take.
     if fits and array.nbytes >= _LARGE:
         return array
     copy = np.array(array, dtype=dtype, order="C")
@@ -236,6 +237,7 @@ def _broadcast_zero_point(array: NDArray[Any], shape: tuple[int, ...]) -> NDArra
 
 def _beginning(array: NDArray[Any]) -> bytes:
     """Returns what is hashed of an array: all of a small one."""
+    # Hashing everything would cost more than it saves: equality looks at all bits.
     line = array[(0,) * (array.ndim - 1)] if array.size > _LOOKED_AT and array.ndim else array
     return line[:_LOOKED_AT].tobytes() if line.ndim == 1 else line.tobytes()
 
@@ -246,6 +248,7 @@ def _same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
         return True
     if a.nbytes < _LARGE:
         return a.tobytes() == b.tobytes()
+    # As floats NaN would differ from itself, and -0 be 0.
     if a.dtype.kind not in "iu":
         kind = np.dtype(f"u{a.dtype.itemsize}")
         a, b = a.view(kind), b.view(kind)

@@ -155,6 +155,7 @@ def with_bias(
     if own and params.storage_dtype is DType.INT32 and params.symmetric:
         scales = np.broadcast_to(params.scale.reshape(-1), (bias.size,)).reshape(bias.shape)
         wanted = np.broadcast_to(scale, np.broadcast_shapes(scale.shape, bias.shape))
+        # In another scale, be it one bit off, a bias is a real number: it is added after scaling.
         if np.array_equal(np.broadcast_to(scales, wanted.shape), wanted):
             return accumulator + bias.astype(np.int64), None
     return accumulator, _dequantized(bias, params)

@@ -76,7 +76,7 @@ def lost_in_sums(attrs: ConvAttrs, codes: Array, w: Array, outside: int, lost: L
     return np.swapaxes(found, 2, 3).reshape(batch, w.shape[0], *out)
 
 
-def spread(attrs: ConvTransposeAttrs, x: Array, w: Array) -> Array:
+def scattered(attrs: ConvTransposeAttrs, x: Array, w: Array) -> Array:
     """Returns the transposed convolution sums of ``x[N, C, S…]`` with ``w[C, O/group, K…]``."""
     kernel, group, rank = w.shape[2:], attrs.group, x.ndim - 2
     full = [
@@ -116,7 +116,7 @@ def _conv(attrs: ConvAttrs, operands: Operands) -> tuple[Array, ...]:
 def _conv_transpose(attrs: ConvTransposeAttrs, operands: Operands) -> tuple[Array, ...]:
     x, w = present(operands, 2)
     dtype = accumulation_dtype(x)
-    total = spread(attrs, x.astype(dtype), w.astype(dtype))
+    total = scattered(attrs, x.astype(dtype), w.astype(dtype))
     return (_plus_bias(total, optional(operands, 2)).astype(x.dtype),)
 
 
@@ -135,7 +135,7 @@ def _contract(
     cx, cw = centered(x, px), centered(w, pw)
     dtype = exact_dtype(cx, cw, geometry.terms(w.shape))
     cx, cw = cx.astype(dtype), cw.astype(dtype)
-    total = correlate(attrs, cx, cw) if isinstance(attrs, ConvAttrs) else spread(attrs, cx, cw)
+    total = correlate(attrs, cx, cw) if isinstance(attrs, ConvAttrs) else scattered(attrs, cx, cw)
     total = total.astype(np.int64)
     lost = lost_of_bytes(px.storage_dtype, pw.storage_dtype)
     if lost is not None and isinstance(attrs, ConvAttrs):

@@ -73,6 +73,7 @@ def extents(
         room = size + pads[i] + pads[i + len(sizes)] - span(kernel[i], dilations[i])
         up = ceil_mode or (clipped and room < 0)
         count = window_count(room + (strides[i] - 1) * up, strides[i])
+        # ONNX leaves out a last window that begins in the end padding; its inference counts it.
         if ceil_mode and (count - 1) * strides[i] >= size + pads[i]:
             count -= 1
         result.append(max(count, 0))

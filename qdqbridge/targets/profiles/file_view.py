@@ -321,7 +321,7 @@ class FileView:
             extents = [dim if isinstance(dim, int) else np.inf for dim in shape or ()]
             if shape is None or np.prod(extents, dtype=np.float64) > _MOST:
                 return {}
-        return _run(node, operands, self.opset)
+        return _by_reference(node, operands, self.opset)
 
     # ---- types and parameters -----------------------------------------------------------------
 
@@ -440,7 +440,9 @@ def _outer_names(graph: onnx.GraphProto) -> Iterable[str]:
     return sorted(read - own)
 
 
-def _run(node: FileNode, operands: Mapping[str, Array | None], opset: int) -> dict[str, Array]:
+def _by_reference(
+    node: FileNode, operands: Mapping[str, Array | None], opset: int
+) -> dict[str, Array]:
     """Computes one node over small constants; nothing where ONNX's reference cannot."""
     from onnx.reference import ReferenceEvaluator
 

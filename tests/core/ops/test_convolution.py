@@ -10,7 +10,7 @@ import pytest
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.quantization import QuantParams, per_tensor
 from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs
-from qdqbridge.core.ops.convolution import spread
+from qdqbridge.core.ops.convolution import scattered
 from qdqbridge.core.ops.table import BY_NAME
 from tests.core.ops.onnxruntime_oracle import (
     Array,
@@ -272,5 +272,5 @@ def test_a_large_image_takes_no_more_than_seconds() -> None:
 def test_transposed_convolutions_of_no_examples_give_none() -> None:
     w = np.ones((2, 3, 3, 3), np.float32)
     attributes = ConvTransposeAttrs((1, 1), (1, 1), (1, 1, 1, 1), (0, 0))
-    found = spread(attributes, np.zeros((0, 2, 4, 4), np.float32), w)
+    found = scattered(attributes, np.zeros((0, 2, 4, 4), np.float32), w)
     assert found.shape == (0, 3, 4, 4)

@@ -9,7 +9,7 @@ import pytest
 from tvm import relax
 
 from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs
-from qdqbridge.core.ops.convolution import correlate, spread
+from qdqbridge.core.ops.convolution import correlate, scattered
 from qdqbridge.errors import GraphError
 from qdqbridge.tvm.relax import dialect
 from tests.tvm.relax.dialect_cases import Array, Cases, every_code
@@ -99,7 +99,7 @@ def test_conv_transpose(xd: str, wd: str) -> None:
         )
         for zx, zw in ((-5, 3), (3, list(range(-1, ws[1] - 1)))):
             row = np.asarray(zw).reshape(1, -1, *[1] * rank)
-            total = spread(record, x.astype(np.int64) - zx, w.astype(np.int64) - row)
+            total = scattered(record, x.astype(np.int64) - zx, w.astype(np.int64) - row)
             wide = "int64" if xd == "int16" else "int32"
             args = _six(x, w, zx, zw, ws[1] * groups)
             cases.add(

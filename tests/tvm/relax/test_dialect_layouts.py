@@ -9,7 +9,7 @@ import pytest
 from tvm import relax
 
 from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs, PoolAttrs, ResizeAttrs
-from qdqbridge.core.ops.convolution import correlate, spread
+from qdqbridge.core.ops.convolution import correlate, scattered
 from tests.tvm.relax.dialect_cases import (
     Array,
     Cases,
@@ -72,7 +72,7 @@ def test_conv2d_transpose() -> None:
     record = ConvTransposeAttrs((2, 1), (2, 3), (1, 0, 0, 1), (0, 0), 2)
     zw = np.arange(3)
     shifted = w.astype(np.int64) - zw.reshape(1, -1, 1, 1)
-    total = spread(record, x.astype(np.int64) - 3, shifted).astype(np.int32)
+    total = scattered(record, x.astype(np.int64) - 3, shifted).astype(np.int32)
     attrs = {"strides": [2, 1], "dilation": [2, 3], "padding": [1, 0, 0, 1], "groups": 2}
     for kernel in ("IOHW", "HWIO", "HWOI"):
         args = _six(_stored(x, "NHWC", "NCHW"), _stored(w, kernel, "IOHW"), 3, zw, 6)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs, PoolAttrs, ResizeAttrs
-from qdqbridge.core.ops.convolution import correlate, spread
+from qdqbridge.core.ops.convolution import correlate, scattered
 from tests.tvm.dialect.contract import Array, contract, every_code, params
 from tests.tvm.relay.relay_cases import TARGETS, UNOPTIMIZED, Cases, all_args, const
 
@@ -137,7 +137,7 @@ def test_conv_transpose(xd: str, wd: str) -> None:
             _get(attrs, "output_padding", 0, 2),
             groups,
         )
-        total = spread(record, x.astype(np.int64) + 5, w.astype(np.int64) - 3).astype(wide)
+        total = scattered(record, x.astype(np.int64) + 5, w.astype(np.int64) - 3).astype(wide)
         channels = ws[1] * groups
         for data, kernel in (("NCHW", "IOHW"), ("NHWC", "IOHW"), ("NHWC", "HWIO")):
             extra = {

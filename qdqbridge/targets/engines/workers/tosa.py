@@ -116,7 +116,7 @@ def _converted(data: bytes) -> _ConvertedModule:
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder) / "model.tflite", Path(folder) / "model.mlir"
         source.write_bytes(data)
-        _run(CONVERTER, str(source), "--text", "--emit-debug-info", "-o", str(made))
+        _run_program(CONVERTER, str(source), "--text", "--emit-debug-info", "-o", str(made))
         text = made.read_text("utf-8")
     head = _HEAD.search(text)
     if head is None:
@@ -262,13 +262,13 @@ def _executed(module: _ConvertedModule, data: bytes, inputs: Sequence[Array]) ->
             "ofm_name": names[1], "ofm_file": made, "expected_failure": False,
         }  # fmt: skip
         (folder / "test.json").write_text(json.dumps(test), "utf-8")
-        _run(MODEL, "--test_desc", str(folder / "test.json"))
+        _run_program(MODEL, "--test_desc", str(folder / "test.json"))
         arrays = [np.load(folder / file) for file in made]
     signless = zip(arrays, types, strict=True)
     return [array.view(np.uint8) if kind == "UINT8" else array for array, kind in signless]
 
 
-def _run(name: str, *arguments: str) -> str:
+def _run_program(name: str, *arguments: str) -> str:
     code, said = _ended(name, *arguments)
     if code:
         ended = f"exit code {code}" if code > 0 else f"signal {-code}"

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import ir, relax, tirx
 
-from qdqbridge.core.arguments import renamed
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.row_major import fill
@@ -42,7 +41,6 @@ _VARIANTS: dict[str, tuple[type[RelaxEmitter], Form]] = {
 }
 
 
-@renamed(spelling="variant")
 def emit(
     graph: Graph, *, keep_params: bool = False, variant: str = "qnn"
 ) -> tuple[ir.IRModule, dict[str, NDArray[Any]]]:

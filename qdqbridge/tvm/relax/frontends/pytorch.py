@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import relax
 
-from qdqbridge.core.arguments import ReadingOptions, renamed
+from qdqbridge.core.arguments import ReadingOptions
 from qdqbridge.core.canonical import canonicalize
 from qdqbridge.core.graph.graph import Graph, Note
 from qdqbridge.core.graph.verify import verify
@@ -328,7 +328,6 @@ Batch norms are not among them: TVM 0.27 reads the undecomposed one's arguments 
 """
 
 
-@renamed(reroll="fuse")
 def from_torch(program: Any, *, canonical: bool = True, fuse: bool = False) -> Graph:
     """Reads an exported PyTorch program through TVM's frontend.
 

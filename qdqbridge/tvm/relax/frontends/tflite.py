@@ -5,14 +5,13 @@ from __future__ import annotations
 import warnings
 from os import PathLike
 
-from qdqbridge.core.arguments import ReadingOptions, renamed
+from qdqbridge.core.arguments import ReadingOptions
 from qdqbridge.core.canonical import canonicalize
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.verify import verify
 from qdqbridge.tflite_io.reader import read
 
 
-@renamed(reroll="fuse")
 def from_tflite(path: str | PathLike[str], *, canonical: bool = True, fuse: bool = False) -> Graph:
     """Reads a TFLite file; deprecated, :func:`qdqbridge.load` does.
 

@@ -10,7 +10,7 @@ import tvm
 from numpy.typing import NDArray
 from tvm import ir, relay
 
-from qdqbridge.core.arguments import need_graph, renamed
+from qdqbridge.core.arguments import need_graph
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.copying import check_extents, symbolic_extents
 from qdqbridge.core.graph.graph import Graph, Node, Value
@@ -68,7 +68,6 @@ LARGE = 1 << 16
 LAYOUTS = ("NCHW", "NHWC")
 
 
-@renamed(spelling="variant")
 def emit(
     graph: Graph,
     variant: str = "canonical",

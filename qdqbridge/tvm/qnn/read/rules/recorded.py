@@ -155,7 +155,10 @@ def operator_of_sample(node: Node, context: RuleContext) -> Replace | None:
     sample = np.random.default_rng(0).normal(size=given).astype(kind.numpy)
     (expected,) = BY_NAME[provenance.op].compute(attributes, (sample,))
     if expected.shape != wanted or not np.allclose(
-        _run(inside, read, sample.astype(read.type.dtype.numpy)), expected, rtol=1e-2, atol=1e-3
+        _sampled_result(inside, read, sample.astype(read.type.dtype.numpy)),
+        expected,
+        rtol=1e-2,
+        atol=1e-3,
     ):
         return None
     plain = _reinterpreted(source, TensorType(source.type.dtype, source.type.shape))
@@ -201,7 +204,7 @@ def _source_of_recorded(value: Value, provenance: Provenance, inside: list[Node]
     return next(iter(sources)) if len(sources) == 1 else None
 
 
-def _run(nodes: list[Node], source: Value, sample: NDArray[Any]) -> NDArray[Any]:
+def _sampled_result(nodes: list[Node], source: Value, sample: NDArray[Any]) -> NDArray[Any]:
     values: dict[Value, NDArray[Any]] = {source: sample}
     for node in nodes:
         operands = [
