@@ -58,7 +58,7 @@ def exp32(x: NDArray[np.float32]) -> NDArray[np.float32]:
     n = rint(x * LOG2E); r = (x - n * LN2_HIGH) - n * LN2_LOW; p = Horner(POLYNOMIAL, r);
     y = ((p * r) * r + r) + 1; result = y * 2**n, where 2**n is built from its bits.
     """
-    # 2**n is built from its bits below, so that n has to stay among the exponents of normal numbers.
+    # 2**n is built from its bits below: n has to stay among the exponents of normal numbers.
     clamped = np.minimum(np.maximum(x, LOWEST), HIGHEST)
     n = np.rint(clamped * LOG2E)
     r = (clamped - n * LN2_HIGH) - n * LN2_LOW
@@ -106,7 +106,7 @@ def quantize(real: Array, params: QuantParams) -> Array:
         real = real.astype(np.float32)
     scale = params.aligned(params.scale, real.shape).astype(real.dtype)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        # A product with the reciprocal differs in the last bit, which moves numbers off their ties.
+        # A product with the reciprocal differs in the last bit: numbers leave their ties.
         scaled = real / scale
     if not params.storage_dtype.is_integer:
         return _small_float(scaled, params.storage_dtype, saturate=params.saturate)

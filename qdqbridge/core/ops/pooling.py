@@ -24,7 +24,7 @@ from qdqbridge.core.ops.accumulator import accumulation_dtype, averaged, centere
 from qdqbridge.core.ops.attributes import PoolAttrs
 from qdqbridge.core.ops.shapes import per_tensor, spatial_lengths
 from qdqbridge.core.ops.stored import moved, present
-from qdqbridge.core.ops.windows import extents, fitted, padded, taps
+from qdqbridge.core.ops.windows import elements_read, extents, fitted, padded, taps
 
 
 def _out(attrs: PoolAttrs, x: Array) -> tuple[int, ...]:
@@ -59,11 +59,10 @@ def window_counts(attrs: PoolAttrs, x: Array) -> Array:
     out = _out(attrs, x)
     counts = np.ones((1, 1, *([1] * rank)), np.int64)
     for i, size in enumerate(sizes):
-        begin, end = attrs.pads[i], attrs.pads[i + rank]
-        low, high = (0, size + begin + end) if attrs.count_include_pad else (begin, begin + size)
-        starts = np.arange(out[i]) * attrs.strides[i]
-        reads = starts[:, None] + np.arange(attrs.kernel_shape[i]) * attrs.dilations[i]
-        along = ((reads >= low) & (reads < high)).sum(axis=1)
+        along = elements_read(
+            out[i], size, attrs.strides[i], attrs.kernel_shape[i], attrs.dilations[i],
+            (attrs.pads[i], attrs.pads[i + rank]), with_padding=attrs.count_include_pad,
+        )  # fmt: skip
         counts = counts * along.reshape([-1 if j == i + 2 else 1 for j in range(rank + 2)])
     return counts
 

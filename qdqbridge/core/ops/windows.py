@@ -80,6 +80,26 @@ def extents(
     return tuple(result)
 
 
+def elements_read(
+    count: int,
+    size: int,
+    stride: int,
+    kernel: int,
+    dilation: int,
+    pads: tuple[int, int],
+    *,
+    with_padding: bool,
+) -> Array:
+    """Returns how many elements each of ``count`` windows reads along one axis.
+
+    Padding counts with ``with_padding`` (``count_include_pad``); what lies beyond it never does.
+    """
+    begin, end = pads
+    low, high = (0, begin + size + end) if with_padding else (begin, begin + size)
+    reads = np.arange(count)[:, None] * stride + np.arange(kernel) * dilation
+    return ((reads >= low) & (reads < high)).sum(axis=1)
+
+
 def reaching(size: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int]) -> int:
     """Returns the end padding as far as the windows of ``ceil_mode`` reach along one axis.
 

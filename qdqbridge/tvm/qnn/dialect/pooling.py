@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import te
 
-from qdqbridge.core.ops.windows import covered, span, window_count
+from qdqbridge.core.ops.windows import covered, elements_read, span, window_count
 from qdqbridge.tvm.qnn.dialect.arithmetic import BLOCK, Prim, saturated, stage, tirx
 from qdqbridge.tvm.qnn.dialect.context import CallContext, Extent, ResultType
 from qdqbridge.tvm.qnn.dialect.convolution import padding, spread
@@ -118,11 +118,10 @@ def _populations(
         return None
     total = np.ones([1] * rank, np.int64)
     for i, number in enumerate(_counts(context, extents, window)):
-        low, high = pads[i], extents[i] + pads[i]
-        if context.attr("count_include_pad"):
-            low, high = 0, high + pads[i + rank]
-        reads = np.arange(number)[:, None] * strides[i] + np.arange(size[i]) * dilation[i]
-        along = ((reads >= low) & (reads < high)).sum(axis=1)
+        along = elements_read(
+            number, extents[i], strides[i], size[i], dilation[i], (pads[i], pads[i + rank]),
+            with_padding=bool(context.attr("count_include_pad")),
+        )  # fmt: skip
         total = total * along.reshape([-1 if j == i else 1 for j in range(rank)])
     return np.asarray([total.flat[0]]) if (total == total.flat[0]).all() else total
 
