@@ -45,6 +45,7 @@ class FixedModel:
         as_it_was: The file that was read is kept byte for byte: it breaks no more rules of the
             target than what would be written.
         again: It was quantized again, since the target cannot say how it was quantized.
+        symmetric: What became of zero points that the target does not have; empty for nothing.
         extents: The numbers that symbolic extents got.
         before: Where the file that was read breaks rules of the target; None for other formats
             than ONNX.
@@ -63,6 +64,7 @@ class FixedModel:
     path: Path
     as_it_was: bool
     again: bool
+    symmetric: str
     extents: Mapping[str, int]
     before: tuple[Finding, ...] | None
     after: tuple[Finding, ...] | None
@@ -99,8 +101,9 @@ def fix(
         target: The name of a profile.
         path: The file to write.
         data: Inputs to compare with, one array per input; by default random numbers from the
-            range of each quantized input. With data, a model that the target cannot take as it is
-            quantized (TensorRT: uint8, other zero points than 0) is quantized again.
+            range of each quantized input. A model that the target cannot take as it is quantized
+            (TensorRT: uint8, other zero points than 0) is made symmetric, or quantized again with
+            the data if that comes closer to it.
         extents: Numbers for symbolic extents; 1 for those that are needed and not given.
         io: How inputs and outputs are stored, as for :func:`qdqbridge.save`.
         overwrite: Replace an existing file.
@@ -119,7 +122,7 @@ def fix(
         load_model(source), extents or {},
         needed=profile is None or profile.fixed or (kind is not None and kind.fixed),
     )  # fmt: skip
-    again = _quantized_again(graph, target, data)
+    again, symmetric = _for_its_types(graph, target, data)
     before = after = None
     changes: list[ExportChange] = []
     as_it_was = False
@@ -150,7 +153,8 @@ def fix(
         target=target,
         path=written,
         as_it_was=as_it_was,
-        again=again is not None,
+        again=again is not None and not symmetric,
+        symmetric=symmetric,
         extents=numbers,
         before=None if before is None else tuple(before),
         after=None if after is None else tuple(after),
@@ -164,29 +168,58 @@ def fix(
     )
 
 
-def _quantized_again(
+def _for_its_types(
     graph: Graph, target: str, data: Mapping[str, NDArray[Any]] | None
-) -> Graph | None:
-    """Returns the graph quantized for a target that cannot say its parameters; None if it can."""
+) -> tuple[Graph | None, str]:
+    """Returns the graph in types that the target has, and how; None where it has those it was in.
+
+    It is made symmetric or, with data, quantized again where that is closer to it.
+    """
     if target in TFLITE_TARGETS:
-        return None
+        return None, ""
     from qdqbridge.app import quantizing
     from qdqbridge.autoquant.planning.targets import TARGETS
+    from qdqbridge.targets.profiles.symmetric import around_zero
 
+    refused = _refusal(graph, target)
+    if refused is None:
+        return None, ""
     name = next((name for name, row in TARGETS.items() if row.profile == target), None)
+    made = around_zero(graph)
+    fits = _refusal(made.graph, target) is None
+    if data is None or name is None:
+        if fits:
+            return made.graph, made.text
+        if name is None:
+            raise refused
+        raise UnsupportedTargetError(
+            refused.what, where=refused.where, why=refused.why,
+            fix=f"{refused.fix}; or give data (--data), and it is quantized again for {target}",
+        ) from refused  # fmt: skip
+    again = quantizing.quantize(pipeline.unquantize(graph), _as_reals(graph, data), target=name)
+    return (
+        (made.graph, made.text) if fits and _closer(made.graph, again, graph, data) else (again, "")
+    )
+
+
+def _refusal(graph: Graph, target: str) -> UnsupportedTargetError | None:
+    """Returns why a graph cannot be written for a target."""
     try:
         with tempfile.TemporaryDirectory() as folder:
             pipeline.save(graph, Path(folder) / "model.onnx", target)
     except UnsupportedTargetError as error:
-        if name is None:
-            raise
-        if data is None:
-            raise UnsupportedTargetError(
-                error.what, where=error.where, why=error.why,
-                fix=f"{error.fix}; or give data (--data), and it is quantized again for {target}",
-            ) from error  # fmt: skip
-        return quantizing.quantize(pipeline.unquantize(graph), data, target=name)
+        return error
     return None
+
+
+def _closer(graph: Graph, other: Graph, original: Graph, data: Mapping[str, NDArray[Any]]) -> bool:
+    """Returns whether a graph is closer to the original on some data than the other one."""
+    real, fed = pipeline.with_io(original, "float"), _as_reals(original, data)
+    found = [
+        min(o.sqnr_db for o in pipeline.compare(pipeline.with_io(g, "float"), real, fed).outputs)
+        for g in (graph, other)
+    ]
+    return found[0] >= found[1]
 
 
 def _broken(findings: list[Finding]) -> list[Finding]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from numpy.typing import NDArray
 
@@ -14,6 +15,7 @@ import qdqbridge as qb
 from qdqbridge.app import pipeline
 from qdqbridge.app.cli.failures import DONE, MODEL, NOT_MET, run
 from qdqbridge.app.fixing import fix
+from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.targets.profiles import Effect
 from tests.places import MODELS
 
@@ -64,18 +66,15 @@ def test_extents_are_given_where_the_runtime_needs_them(tmp_path: Path) -> None:
     assert qb.load(tmp_path / "b.onnx").inputs[0].type.shape == (3, 1, 8, 8)
 
 
-def test_what_the_runtime_cannot_say_is_quantized_again_with_data(
+def test_with_data_it_is_quantized_again_where_that_is_closer(
     tmp_path: Path, data: dict[str, NDArray[Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, samples = tmp_path / "m.onnx", tmp_path / "d.npz"
-    assert run(["fix", str(CNN), "--for", "tensorrt", "-o", str(path)]) == MODEL
-    assert "give data (--data)" in capsys.readouterr().err
-    assert not path.exists()
     np.savez(samples, **data)  # pyright: ignore[reportArgumentType]
     command = ["fix", str(CNN), "--for", "tensorrt", "-o", str(path), "--data", str(samples)]
     assert run([*command, "--json"]) == DONE
     found = json.loads(capsys.readouterr().out)
-    assert found["again"] and found["after"] == [] and found["before"]
+    assert (found["again"] or found["symmetric"]) and found["before"]
     assert "advice" in found["without_engine"]
     assert found["meaning"][0]["sqnr_db"] > 25
     assert found["meaning"][0]["top1"] > 0.95
@@ -98,3 +97,17 @@ def test_integer_inputs_on_the_way(tmp_path: Path, data: dict[str, NDArray[Any]]
         assert made.there is not None and min(v.sqnr_db for v in made.there.outputs) > 25
     assert "qdqbridge.interface" not in qb.unquantize(qb.load(tmp_path / "m.onnx")).metadata
     assert (tmp_path / "m.io.json").exists()
+
+
+def test_zero_points_are_taken_out_without_data_and_the_cost_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "m.onnx"
+    run(["fix", str(CNN), "--for", "tensorrt", "-o", str(path), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert "12 in larger steps (at most 2.01 times" in found["symmetric"] and not found["again"]
+    assert found["meaning"][0]["sqnr_db"] > 25 and found["meaning"][0]["max_lsb"] is None
+    graph = qb.load(path)
+    stored = [v.quant.params for v in graph.values() if v.quant is not None and not v.is_constant]
+    assert stored and all(p.symmetric and p.storage_dtype is DType.INT8 for p in stored)
+    assert sum(node.op_type == "Relu" for node in onnx.load(path).graph.node) == 5

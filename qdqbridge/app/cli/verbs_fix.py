@@ -83,6 +83,8 @@ def _show(made: FixedModel) -> None:
         table.add_row("file", Text("kept as it was: it breaks no more rules than a rewritten one"))
     if made.again:
         table.add_row("file", Text("quantized again: the runtime cannot say its parameters"))
+    if made.symmetric:
+        table.add_row("file", Text(made.symmetric))
     if made.extents:
         numbers = ", ".join(f"{name}={number}" for name, number in made.extents.items())
         table.add_row("extents", Text(numbers))
@@ -141,6 +143,7 @@ def _json(made: FixedModel) -> dict[str, Any]:
         "target": made.target,
         "as_it_was": made.as_it_was,
         "again": made.again,
+        "symmetric": made.symmetric or None,
         "extents": dict(made.extents),
         "before": listed(made.before),
         "after": listed(made.after),

@@ -228,7 +228,7 @@ def recentered(
         only: Which values; others keep their type.
     """
     copy = copied(graph)
-    kept = _kept(graph, copy.values, only)
+    kept = keeping_types(graph, copy.values, only)
     for value, new in copy.values.items():
         quant = None if value in kept else value.quant
         if quant is not None and quant.params.storage_dtype is source:
@@ -237,13 +237,16 @@ def recentered(
     return copy.graph
 
 
-def _kept(graph: Graph, values: Iterable[Value], only: Callable[[Value], bool]) -> set[Value]:
+def keeping_types(
+    graph: Graph, values: Iterable[Value], only: Callable[[Value], bool]
+) -> set[Value]:
+    """Returns the values that keep their type: the interface, and whose bits something looks at."""
     kept = {*graph.inputs, *graph.outputs}
     kept.update(value for value in values if value.quant is not None and not only(value))
     for node in graph.nodes:
         if node.op.flow in (Flow.REINTERPRET, Flow.FLOAT):
             kept.update(v for v in (*node.inputs, *node.outputs) if v is not None)
-    movements = [_ties(node) for node in graph.nodes if node.op.flow is Flow.MOVE]
+    movements = [moved_alike(node) for node in graph.nodes if node.op.flow is Flow.MOVE]
     while True:  # a data-movement operator has one type on both sides
         tied = {value for ties in movements if not kept.isdisjoint(ties) for value in ties}
         if tied <= kept:
@@ -251,6 +254,7 @@ def _kept(graph: Graph, values: Iterable[Value], only: Callable[[Value], bool]) 
         kept |= tied
 
 
-def _ties(node: Node) -> list[Value]:
+def moved_alike(node: Node) -> list[Value]:
+    """Returns the values that a data-movement operator gives one type."""
     operands = [value for _, value in node.data_operands()]
     return [value for value in (*operands, *node.outputs) if value.quant is not None]

@@ -167,6 +167,9 @@ def _check_concat_scales(view: FileView, node: FileNode) -> Reason | None:
 
 
 _PLACEMENT = "NVIDIA, Explicit Quantization: Q/DQ layer-placement recommendations"
+_OFFER = (
+    "quantize symmetrically, or 'qdqbridge fix MODEL --for tensorrt' makes it so and says the cost"
+)
 _TYPES = "onnx-tensorrt operators.md; NVIDIA/TensorRT#2774, #4698"
 
 RULES: tuple[TargetRule, ...] = (
@@ -177,12 +180,11 @@ RULES: tuple[TargetRule, ...] = (
          "give fixed parameters: export --data, then quantize symmetrically"),
     TargetRule("signed-8-bit", "Q and DQ",
          storage(_ACTIVATIONS, (*_ACTIVATIONS, *_FOUR_BITS, DType.INT32)),
-         _TYPES, Effect.REFUSED, "quantize activations symmetrically to int8"),
+         _TYPES, Effect.REFUSED, _OFFER),
     TargetRule("zero-point-0", "Q and DQ",
          when(OWN.known & ~OWN.symmetric,
               "the zero point of '{own}' ({own.dtype}) is {own.point}, not 0", "own"),
-         _TYPES, Effect.REFUSED,
-         "quantize symmetrically"),
+         _TYPES, Effect.REFUSED, _OFFER),
     TargetRule("float-bias", "DQ",
          when(DEQUANTIZES & OWN.of(DType.INT32),
               "'{own}' is int32; a bias must be a float constant", "own"),
