@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import io
 import re
+import shlex
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,7 @@ import onnx
 import pytest
 
 import qdqbridge as qb
+from qdqbridge.app.cli.failures import run
 from tests.places import ROOT
 
 DOCS = ROOT / "docs"
@@ -93,6 +95,44 @@ def test_blocks_run_and_print_what_the_page_says(
             assert printed.splitlines() == text.splitlines()
             compared += 1
     assert compared
+
+
+HOW_TO = [
+    (title, language, block)
+    for title, text in re.findall(
+        r"^## (.+?)\n(.*?)(?=^## |\Z)", (DOCS / "how_to.md").read_text("utf-8"), re.M | re.S
+    )
+    for language, block in _FENCE.findall(text)
+]
+_LONG = ("quantize ", "blame ", "to-tvm ", "partition ", "compare ", "qb.quantize")
+"""What takes seconds: these blocks run with the slow tests."""
+
+
+@pytest.mark.parametrize(
+    ("language", "block"),
+    [
+        pytest.param(
+            language,
+            block,
+            id=title,
+            marks=[pytest.mark.slow] if any(w in block for w in _LONG) else [],
+        )
+        for title, language, block in HOW_TO
+    ],
+)
+def test_how_to_blocks_run(
+    language: str, block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    monkeypatch.chdir(tmp_path)
+    if language == "python":
+        exec(compile(block, "how_to.md", "exec"), {"__name__": "page"})
+        return
+    for line in block.splitlines():
+        command, _, otherwise = line.partition(" || ")
+        name, *arguments = shlex.split(command)
+        assert name == "qdqbridge"
+        assert run(arguments) in ((0, 1) if otherwise else (0,)), line
 
 
 def test_the_rows_on_the_page_are_those_that_a_test_adds() -> None:
