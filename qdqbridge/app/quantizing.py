@@ -10,9 +10,12 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
+
 from qdqbridge.app.pipeline import explain, load, unquantize
 from qdqbridge.app.profiling import load_profile
 from qdqbridge.core.arguments import checked, path_of
+from qdqbridge.core.graph.archive import read_arrays
 from qdqbridge.core.graph.atomic_write import write_text
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from qdqbridge.autoquant.search.size_limit import SizeLimit
     from qdqbridge.autoquant.search.time_limit import TimeLimit
     from qdqbridge.autoquant.simulation.metrics import Metric, Metrics
+    from qdqbridge.autoquant.simulation.user_metric import MetricScore, UserMetric
     from qdqbridge.core.graph.quantization import QuantParams
 
 File: TypeAlias = "str | PathLike[str]"
@@ -52,7 +56,7 @@ class Quantization:
         samples: What goals and reports are judged on, beside what was left out; None where there
             is only a profile.
         left_out: Numbers of the samples that nothing was chosen by: figures are of them.
-        in_order: Both kinds of samples as they were given, for a metric that knows labels.
+        measure: The user's own measure, with all samples as they were given.
         goal: What the outputs had to be like; None for nothing.
         fallback: What it took to meet the goal.
     """
@@ -63,8 +67,11 @@ class Quantization:
     goal: Goal | SizeLimit | TimeLimit | None = None
     fallback: Fallback | None = None
     left_out: Sequence[int] = ()
-    in_order: Samples | None = None
+    measure: UserMetric | None = None
     _delivered: list[Delivered] = field(default_factory=list["Delivered"], init=False, repr=False)
+    _scores: list[tuple[MetricScore, MetricScore | None]] = field(
+        default_factory=list["tuple[MetricScore, MetricScore | None]"], init=False, repr=False
+    )
 
     @property
     def graph(self) -> Graph:
@@ -90,7 +97,6 @@ class Quantization:
         *,
         min_sqnr: float | None = None,
         max_drop: float | None = None,
-        metric: Metric | None = None,
         fallback: Literal["int16", "float"] = "int16",
         progress: Callable[[int, int], None] | None = None,
     ) -> Quantization:
@@ -98,8 +104,7 @@ class Quantization:
 
         Args:
             min_sqnr: Smallest signal to noise of the outputs, in dB.
-            max_drop: Largest loss of ``metric``, else of top-1 agreement (0.01 for 1 %).
-            metric: A score of the outputs by name; more is better.
+            max_drop: Largest loss of the user's measure, else of top-1 agreement (0.01 for 1 %).
             fallback: What layers get first; ``float`` leaves them float at once.
             progress: Called with the trials done, and how many there will be at most.
 
@@ -110,11 +115,7 @@ class Quantization:
         from qdqbridge.autoquant.search.search import Goal
 
         goal = Goal(min_sqnr, max_drop)
-        if self.samples is None:
-            raise _no_data("no goal can be judged without it")
-        made, samples = self.made, self.samples
-        if metric is not None:
-            made, samples = replace(made, unseen=None), self.in_order or samples
+        made, samples, metric = self._judged("no goal can be judged without it")
         found = met(made, goal, samples, fallback=fallback, metric=metric, progress=progress)
         return replace(self, goal=goal, fallback=found)
 
@@ -142,7 +143,8 @@ class Quantization:
             engine: ``tvm``, ``onnxruntime`` or ``openvino``.
             threads: How many the engine may use; None for its default.
             min_sqnr: Smallest signal to noise of the outputs, in dB.
-            max_drop: Largest loss of top-1 agreement (0.005 for half a point).
+            max_drop: Largest loss of the user's measure, else of top-1 agreement (0.005 for half a
+                point).
             state: A file of trials: a search that was killed goes on with it.
             progress: Called with the trials done, and how many there will be, about.
 
@@ -154,15 +156,14 @@ class Quantization:
         from qdqbridge.autoquant.search.size_limit import SizeLimit, within
 
         goal = None if min_sqnr is None and max_drop is None else Goal(min_sqnr, max_drop)
-        if self.samples is None:
-            raise _no_data("no size or time can be judged without it")
+        made, samples, metric = self._judged("no size or time can be judged without it")
         path = None if state is None else path_of(state)
         if max_node_seconds is not None:
             if max_bytes is not None:
                 raise InputDataError("one search has one limit", fix="give a size or a time")
             return self._within_time(max_node_seconds, engine, threads, goal, path, progress)
         limit = SizeLimit(max_bytes, goal)
-        found = within(self.made, limit, self.samples, state=path, progress=progress)
+        found = within(made, limit, samples, state=path, metric=metric, progress=progress)
         return replace(self, goal=limit, fallback=found)
 
     def _within_time(
@@ -178,13 +179,32 @@ class Quantization:
         from qdqbridge.autoquant.inside_time import bodies_within_time
         from qdqbridge.autoquant.search.time_limit import TimeLimit, within_time
 
-        assert self.samples is not None
+        made, samples, metric = self._judged("no size or time can be judged without it")
         limit = TimeLimit(seconds, engine, goal, threads)
         clock = partial(node_times, engine, threads=threads)
-        made, inside = bodies_within_time(self.made, limit, self.samples, clock, state)
-        found = within_time(made, limit, self.samples, clock, state=state, progress=progress)
+        made, inside = bodies_within_time(made, limit, samples, clock, state)
+        found = within_time(
+            made, limit, samples, clock, state=state, metric=metric, progress=progress
+        )
         found = replace(found, reverted=[*inside, *found.reverted])
         return replace(self, made=made, goal=limit, fallback=found)
+
+    def _judged(self, why: str) -> tuple[Quantized, Samples, Metric | None]:
+        """Returns what goals are judged on: all samples in their order for a user's measure."""
+        if self.samples is None:
+            raise _no_data(why)
+        if self.measure is None:
+            return self.made, self.samples, None
+        return replace(self.made, unseen=None), self.measure.samples, self.measure.metric
+
+    def scores(self) -> tuple[MetricScore, MetricScore | None] | None:
+        """Returns the user's measure of the float model and of this; None where he has none.
+
+        First of all samples; then of those left out alone, where the measure is of labels.
+        """
+        if self.measure is not None and not self._scores:
+            self._scores.append(self.measure.scores(self.graph))
+        return self._scores[0] if self._scores else None
 
     def doubts(self) -> list[str]:
         """Returns warnings about outputs that are far from the float model's, or parts of them.
@@ -227,6 +247,7 @@ class Quantization:
         *,
         model: str = "model",
         data: str = "data",
+        verdict: Sequence[tuple[str, str]] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Writes a page about it, which shows the float graph and what was made of it.
@@ -238,11 +259,14 @@ class Quantization:
             path: The ``.html`` file; it is replaced.
             model: What to call the model.
             data: What to call the data.
+            verdict: The first panel, as rows of a name and a sentence; by default what
+                :func:`qdqbridge.app.verdict.verdict` says.
             progress: Called with the steps done and their number.
 
         Raises:
             OutputFileError: The operating system refuses.
         """
+        from qdqbridge.app.verdict import verdict as verdict_of
         from qdqbridge.app.viewer import document_of_quantization, page
         from qdqbridge.autoquant.advice.doubts import ranked
         from qdqbridge.autoquant.reporting import record_of
@@ -265,7 +289,13 @@ class Quantization:
             inside=self.inside,
             progress=progress,
         )
-        shown = document_of_quantization(record, self.original, self.graph, explain(self.graph))
+        shown = document_of_quantization(
+            record,
+            self.original,
+            self.graph,
+            explain(self.graph),
+            verdict=verdict_of(self) if verdict is None else verdict,
+        )
         write_text(path_of(path), page(shown))
 
 
@@ -297,6 +327,7 @@ def quantize(
     min_sqnr: float | None = None,
     max_drop: float | None = None,
     metric: Metric | None = None,
+    labels: NDArray[Any] | File | None = None,
     fallback: Literal["int16", "float"] = "int16",
     progress: Callable[[int, int], None] | None = None,
 ) -> Graph:
@@ -330,9 +361,13 @@ def quantize(
             4-bit weights jointly, ``learn`` weights, correct the ``bias``. Nothing is tried
             without data.
         min_sqnr: Give layers more bits until the outputs reach this SQNR, in dB.
-        max_drop: Give layers more bits until at most this much of ``metric`` is lost, or of top-1
-            agreement (0.01 for 1 %) without a metric.
-        metric: A score of the outputs by name; more is better.
+        max_drop: Give layers more bits until at most this much of ``metric`` or of the accuracy by
+            ``labels`` is lost, or without either of top-1 agreement (0.01 for 1 %).
+        metric: Your own measure: a function that takes all outputs by name, examples along axis 0
+            in the order of the data, and returns a number; more is better. What it says of the
+            float model and of the quantized one is logged.
+        labels: Instead of a metric: the right class of each example, as an array or an ``.npy`` or
+            ``.npz`` file; the measure is top-1 accuracy.
         fallback: What to try first for a layer when there is a goal; ``float`` leaves it float at
             once.
         progress: Called with the steps done and their number; then, for a goal, with the trials
@@ -359,14 +394,23 @@ def quantize(
         weight_formats=weight_formats or {},
         repair=repair,
     )
-    made = quantization(model, data, options, profile=profile, progress=progress)
-    if min_sqnr is None and max_drop is None:
-        for warning in made.doubts():
-            _LOGGER.warning(warning)
-        return made.graph
-    return made.meeting(
-        min_sqnr=min_sqnr, max_drop=max_drop, metric=metric, fallback=fallback, progress=progress
-    ).graph
+    made = quantization(
+        model, data, options, profile=profile, metric=metric, labels=labels, progress=progress
+    )
+    wanted = min_sqnr is not None or max_drop is not None
+    if wanted:
+        made = made.meeting(
+            min_sqnr=min_sqnr, max_drop=max_drop, fallback=fallback, progress=progress
+        )
+    for score in made.scores() or ():
+        if score is not None:
+            _LOGGER.info(
+                "%s of %d samples: %.6g, of the float model %.6g",
+                score.name, score.samples, score.score, score.reference,
+            )  # fmt: skip
+    for warning in () if wanted else made.doubts():
+        _LOGGER.warning(warning)
+    return made.graph
 
 
 @checked
@@ -376,6 +420,8 @@ def quantization(
     options: QuantizeOptions | None = None,
     *,
     profile: Profile | File | None = None,
+    metric: Metric | None = None,
+    labels: NDArray[Any] | File | None = None,
     progress: Callable[[int, int], None] | None = None,
     warn: Callable[[str], None] | None = None,
     **wanted: Any,
@@ -387,6 +433,8 @@ def quantization(
         data: Samples.
         options: What it is for, and what is wanted otherwise.
         profile: Statistics.
+        metric: Your own measure, which goals are judged by and :meth:`Quantization.scores` tells.
+        labels: Instead of it: the right class of each example.
         progress: Called with the steps done and their number.
         warn: Called with what was assumed about files of data.
         wanted: The same as ``options``, or instead of some of them, each by its name.
@@ -403,8 +451,6 @@ def quantization(
     )
     from qdqbridge.autoquant.profiling.collect import NanError
     from qdqbridge.autoquant.profiling.control_flow import has_bodies
-    from qdqbridge.autoquant.profiling.samples import samples_of
-    from qdqbridge.autoquant.profiling.streams import open_samples
     from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
     from qdqbridge.autoquant.repair.steps import StepRecord
     from qdqbridge.autoquant.search.pair_cost import on_both
@@ -414,11 +460,7 @@ def quantization(
     if data is None and profile is None:
         raise _no_data("without it only what a profile has seen can be quantized")
     graph = _as_float(load(model) if isinstance(model, (str, PathLike)) else model, warn)
-    samples: Data | None = None
-    if isinstance(data, (str, PathLike)):
-        samples = open_samples(Path(data), graph.inputs, warn)
-    elif data is not None:
-        samples = samples_of(graph.inputs, data)
+    samples = _samples(graph, data, warn)
     asked, tried = replace(options or QuantizeOptions(), **wanted), tuple[StepRecord, ...]()
     few, left_out, every = None, list[int](), samples
     if samples is not None:
@@ -430,6 +472,7 @@ def quantization(
     try:
         if few is not None:
             check_unseen(graph, few)
+        measure = _measure(graph, every, left_out, metric, labels)
         asked, suited = fitted(graph, samples, asked)
         if profile is None and suited is None:
             asked, tried = chosen(graph, samples, asked)
@@ -449,12 +492,72 @@ def quantization(
     if suited is not None and samples is not None:
         check_fitted(made, samples)
     steps = () if suited is None else (suited,)
-    judged, in_order = (None if s is None else spread(s, _JUDGING) for s in (samples, every))
+    judged = None if samples is None else spread(samples, _JUDGING)
     if judged is not None:
         how = asked.avoids_pairs_by
         tried = on_both(tried, graph, made, few or judged, how, warn or _LOGGER.warning)
     made = replace(made, repairs=(*steps, *tried, *made.repairs), unseen=few)
-    return Quantization(made, graph, judged, left_out=left_out, in_order=in_order)
+    return Quantization(made, graph, judged, left_out=left_out, measure=measure)
+
+
+def _samples(
+    graph: Graph,
+    data: Mapping[str, NDArray[Any]] | Sequence[Mapping[str, NDArray[Any]]] | File | None,
+    warn: Callable[[str], None] | None,
+) -> Data | None:
+    from qdqbridge.autoquant.profiling.samples import samples_of
+    from qdqbridge.autoquant.profiling.streams import open_samples
+
+    if isinstance(data, (str, PathLike)):
+        return open_samples(Path(data), graph.inputs, warn)
+    return None if data is None else samples_of(graph.inputs, data)
+
+
+def _measure(
+    graph: Graph,
+    data: Data | None,
+    left_out: Sequence[int],
+    metric: Metric | None,
+    labels: NDArray[Any] | File | None,
+) -> UserMetric | None:
+    """Returns the user's measure, with the float model measured; None where he has none."""
+    from qdqbridge.autoquant.search.tuning import spread
+    from qdqbridge.autoquant.simulation.user_metric import LabelledTop1, UserMetric
+
+    if metric is None and labels is None:
+        return None
+    if metric is not None and labels is not None:
+        raise InputDataError(
+            "a metric and labels are two measures", fix="give the one that decides"
+        )
+    if data is None:
+        raise _no_data("nothing can be measured without it")
+    if metric is not None and not callable(metric):
+        raise InputDataError(
+            f"metric is {type(metric).__name__}, no function",
+            fix="give a function of the outputs by name that returns a number",
+        )
+    if metric is None:
+        assert labels is not None
+        classes = labels if isinstance(labels, np.ndarray) else _labels_of(path_of(labels))
+        metric = LabelledTop1(classes)
+    return UserMetric.of(metric, graph, spread(data, len(data)), left_out)
+
+
+def _labels_of(path: Path) -> NDArray[Any]:
+    """Returns the labels of a file: those called ``labels`` or ``y``, or its only array."""
+    arrays = read_arrays(path)
+    for name in ("labels", "y"):
+        if name in arrays:
+            return arrays[name]
+    if len(arrays) == 1:
+        return next(iter(arrays.values()))
+    raise InputDataError(
+        "no array of labels",
+        where=str(path),
+        why=f"it has {', '.join(arrays) or 'no arrays'}",
+        fix="call the array 'labels', or give an .npy file",
+    )
 
 
 def _as_float(graph: Graph, warn: Callable[[str], None] | None) -> Graph:

@@ -20,6 +20,7 @@ from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.interpreter import check_inputs, evaluate_node
 
 if TYPE_CHECKING:
+    from qdqbridge.app.report.quantization.plots import Markup
     from qdqbridge.autoquant.attribution import Attribution, SuspectTensor
     from qdqbridge.targets.comparison.compare import Comparison
     from qdqbridge.targets.engines import EngineVerdict
@@ -38,6 +39,7 @@ def view(
     path: File | None = None,
     data: Mapping[str, Array] | None = None,
     paints: Sequence[Paint] = (),
+    report: Markup | None = None,
 ) -> Document:
     """Writes a page that shows a model, or two models compared, and returns its contents.
 
@@ -48,6 +50,7 @@ def view(
         data: One array per graph input. The interpreter runs the first batch, and the page shows
             histograms of all values.
         paints: Further ways to colour nodes.
+        report: What is told beside the graph: :func:`qdqbridge.app.report.blame.blame_article`.
 
     Raises:
         InputDataError: The data does not fit the model.
@@ -57,7 +60,9 @@ def view(
     graph, name = _load_named_graph(model)
     if other is None:
         recorded = {} if data is None else record(graph, data)
-        made = document(graph, name, explain(graph), paints=paints, recorded=recorded)
+        made = document(
+            graph, name, explain(graph), paints=paints, recorded=recorded, report=report
+        )
     else:
         second, second_name = _load_named_graph(other)
         made = document_of_two(

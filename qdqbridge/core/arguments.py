@@ -268,6 +268,13 @@ def need_tvm() -> None:
         raise UnsupportedTargetError("TVM is not installed", fix="pip install 'qdqbridge[relax]'")
 
 
+RELAY_INSTALL = (
+    "in an environment of its own, with Python 3.10 and without the extra relax: pip install "
+    "'qdqbridge[relay]', then a TVM with Relay: pip install --no-deps hhb-tvm==3.2.3, or your own "
+    "up to 0.19"
+)
+
+
 def need_relay() -> None:
     """Refuses to go on without Relay.
 
@@ -281,5 +288,5 @@ def need_relay() -> None:
         raise UnsupportedTargetError(
             "Relay is not here",
             why="this TVM is without it" if here else "TVM is not installed",
-            fix="make an environment with TVM up to 0.19 by scripts/relay_env",
+            fix=RELAY_INSTALL,
         )

@@ -65,13 +65,31 @@ def test_the_verdict_comes_first_and_the_next_command_last(tmp_path, capsys) -> 
     assert call(*arguments) == 0
     rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.strip()]
     names = [row[0] for row in rows]
-    assert names.index("outputs") == 0 < names.index("size") < names.index("operators")
+    assert names[:2] == ["verdict", "outputs"] and rows[0][1].startswith("good: ")
+    assert 0 < names.index("size") < names.index("operators") < names.index("digest")
     said = " ".join(" ".join(row) for row in rows)
     assert f"size {out.stat().st_size:,} bytes" in said and f"{FLOAT.stat().st_size:,}" in said
-    assert "round: not kept (--verbose says why)" in said and "no weight has" not in said
-    assert said.index(" next qdqbridge blame ") > said.index(" digest ")
+    assert "not kept" not in said and said.index(" next qdqbridge compare ") > said.index(
+        " digest "
+    )
     assert call(*arguments, "-v") == 0
     assert "not kept: no weight has 4 bits or fewer" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_accuracy_by_labels_comes_first_in_the_summary_and_in_the_report(tmp_path, capsys):
+    out, page, labels = (tmp_path / name for name in ("out.onnx", "page.html", "y.npy"))
+    np.save(labels, np.load(DATA)["labels"])
+    arguments = ("--labels", labels, "--max-drop", "0.5%", "--repair", "none", "--report", page)
+    code = call("quantize", FLOAT, "--data", DATA, "-o", out, *arguments)
+    assert code == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("verdict top-1 accuracy ") and "; of the 45 left out " in said
+    first = said.split(" outputs ")[0].removeprefix("verdict ")
+    assert first in page.read_text("utf-8")
+    given = {"input": np.load(DATA)["x"]}
+    (found,) = qb.evaluate(qb.load(out), given).values()
+    share = 100 * np.mean(found.argmax(axis=1) == np.load(DATA)["labels"])
+    assert f"top-1 accuracy {share:.2f} %" in first
 
 
 @pytest.mark.parametrize(
@@ -86,6 +104,8 @@ def test_the_verdict_comes_first_and_the_next_command_last(tmp_path, capsys) -> 
         (("--data", DATA, "--min-sqnr", "nan"), "says nothing"),
         (("--data", DATA, "--min-sqnr", "inf"), "says nothing"),
         (("--data", DATA, "--max-drop", "nan"), "says nothing"),
+        (("--data", DATA, "--max-drop", "5%%"), "is not a share"),
+        (("--data", DATA, "--labels", "none.npy"), "none.npy"),
         (("--data", DATA, "--max-drop", -1), "says nothing"),
     ],
 )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,8 @@ import pytest
 
 from qdqbridge.app.cli.failures import run
 from qdqbridge.app.cli.verbs import app
+from qdqbridge.onnx_io.runtime.byte_products import saturates
+from qdqbridge.targets.engines.kinds import ENGINES
 from tests.places import MODELS
 
 MODEL = str(MODELS / "digits_cnn_u8s8_per_channel.onnx")
@@ -99,3 +104,38 @@ def test_files(chain: tuple[str, ...], tmp_path: Path, capsys: Any) -> None:
         parts = _right(chain, tmp_path, str(path))
         if parts and parts[0] == [str(path)]:
             _refused([*chain, *_flat(parts), *BESIDES.get(chain[0], [])], 3, capsys, "why")
+
+
+@pytest.mark.parametrize("verb", ["quantize", "export", "compare", "run", "fix", "blame"])
+def test_help_fits_a_screen_and_help_all_has_every_option(verb, capsys):
+    assert run([verb, "--help"]) == 0
+    short = capsys.readouterr().out
+    assert run([verb, "--help-all"]) == 0
+    whole = capsys.readouterr().out
+    assert len(short.splitlines()) <= 48
+    options = set(re.findall(r"--[a-z][a-z-]*", whole))
+    assert options - set(re.findall(r"--[a-z][a-z-]*", short)) == set()
+    assert len(whole.splitlines()) >= len(short.splitlines())
+
+
+def test_doors_come_first_and_exit_codes_are_told(capsys):
+    assert run(["--help"]) == 0
+    told = capsys.readouterr().out
+    doors = ["I have a quantized model", "I have a float model", "I compile with TVM"]
+    assert [told.index(each) for each in doors] == sorted(told.index(each) for each in doors)
+    assert "Exit codes: 0 done" in told
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_verbs_and_options(shell, capsys):
+    assert run(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "quantize" in script and "max-drop" in script
+
+
+def test_the_doctor_tells_what_is_here(capsys):
+    assert run(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["packages"]["onnx"] == version("onnx")
+    assert set(found["engines"]) == set(ENGINES)
+    assert saturates() == ("saturate" in found["processor"]["onnxruntime"])

@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 from cyclopts import CycloptsError, MissingArgumentError, UnusedCliTokensError
 from rich.markup import escape
@@ -36,14 +36,18 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     try:
+        from qdqbridge.app.cli.helping import ALL, HELP
         from qdqbridge.app.cli.verbs import app
 
-        result = app(
-            arguments,
-            exit_on_error=False,
-            print_error=False,
-            result_action="return_value",
-        )
+        everything = ALL in arguments
+        asked = [*(each for each in arguments if each != ALL), *(["--help"] if everything else [])]
+        with HELP.unfolded() if everything else nullcontext():
+            result = app(
+                asked,
+                exit_on_error=False,
+                print_error=False,
+                result_action="return_value",
+            )
         sys.stdout.flush()
     except CycloptsError as error:
         return _usage(error, arguments)

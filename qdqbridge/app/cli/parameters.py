@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from qdqbridge.app.cli.helping import MORE
 from qdqbridge.errors import InputDataError
 
 Model = Annotated[
@@ -34,7 +35,9 @@ Threads = Annotated[
 ]
 Variant = Annotated[
     Literal["canonical", "tflite", "dnnl", "fq2i"],
-    Parameter(help="For .relay output: the dialect variant, by whose pattern tables match it."),
+    Parameter(
+        group=MORE, help="For .relay output: the dialect variant, by whose pattern tables match it."
+    ),
 ]
 Extents = Annotated[
     tuple[str, ...],

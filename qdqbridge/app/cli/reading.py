@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Group, Parameter
+from cyclopts import Parameter
 
+from qdqbridge.app.cli.helping import READ
 from qdqbridge.app.report.inspection import Inspection
 from qdqbridge.app.sources import inspect_model, is_module, load_model
 from qdqbridge.core.arguments import BIT_FOR_BIT, ReadingOptions
@@ -66,8 +67,7 @@ class Sources(ReadingOptions):
         )
 
 
-_GROUP = Group("How the model is read", sort_key=9)
-Reading = Annotated[Sources, Parameter(name="*", negative=(), group=_GROUP)]
-Rewriting = Annotated[ReadingOptions, Parameter(name="*", negative=(), group=_GROUP)]
+Reading = Annotated[Sources, Parameter(name="*", negative=(), group=READ)]
+Rewriting = Annotated[ReadingOptions, Parameter(name="*", negative=(), group=READ)]
 AS_IT_IS = Sources()
 EXACTLY = BIT_FOR_BIT

@@ -22,6 +22,7 @@ from qdqbridge.app.cli import (
     verbs_blame,
     verbs_byoc,
     verbs_conformance,
+    verbs_doctor,
     verbs_export,
     verbs_fix,
     verbs_processors,
@@ -30,6 +31,7 @@ from qdqbridge.app.cli import (
     verbs_statistics,
     verbs_view,
 )
+from qdqbridge.app.cli.helping import COMPILED, EPILOGUE, FLOAT, HELP, HERE, QUANTIZED
 from qdqbridge.app.cli.parameters import (
     Data,
     Extents,
@@ -59,6 +61,8 @@ app = App(
     help="Quantized ONNX models in one canonical form: read, explain, run on TVM, write back.",
     version=qdqbridge.__version__,
     suppress_keyboard_interrupt=False,
+    help_formatter=HELP,
+    help_epilogue=EPILOGUE,
 )
 Runner: TypeAlias = "Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]"
 BatchSize = Annotated[
@@ -101,7 +105,7 @@ Everything = Annotated[
 ]
 
 
-@app.command
+@app.command(group=QUANTIZED, help_epilogue="")
 def inspect(
     model: Model,
     /,
@@ -117,7 +121,7 @@ def inspect(
         output.show(*render.inspection_parts(found))
 
 
-@app.command
+@app.command(group=QUANTIZED, help_epilogue="")
 def canonicalize(
     model: Model,
     /,
@@ -142,7 +146,7 @@ def canonicalize(
         output.show_text(graph.digest)
 
 
-@app.command
+@app.command(group=QUANTIZED, help_epilogue="")
 def explain(
     model: Model,
     /,
@@ -165,7 +169,7 @@ def explain(
         output.show_text("nothing to explain: every node between quantized values is quantized")
 
 
-@app.command
+@app.command(group=COMPILED, help_epilogue="")
 def run(
     model: Model,
     /,
@@ -295,7 +299,7 @@ def _kernel_times(
         return kernel_times(executable, inputs), limit(cpu_of(resolved), resolved)
 
 
-@app.command
+@app.command(group=QUANTIZED, help_epilogue="")
 def compare(
     model: Model,
     /,
@@ -392,15 +396,14 @@ def _verdict(found: Comparison, max_lsb: int | None, *, explained: bool) -> int:
     return DONE
 
 
-app.command(verbs_export.export)
-app.command(verbs_fix.fix)
-app.command(verbs_export.diff)
-app.command(verbs_export.to_tvm)
-app.command(verbs_byoc.partition)
-app.command(verbs_quantize.quantize)
-app.command(verbs_statistics.accumulators)
+for _verb in (
+    verbs_export.export, verbs_fix.fix, verbs_export.diff, verbs_view.view, verbs_blame.blame,
+    verbs_statistics.accumulators,
+):  # fmt: skip
+    app.command(_verb, group=QUANTIZED, help_epilogue="")
+app.command(verbs_quantize.quantize, group=FLOAT, help_epilogue="")
 app.command(verbs_profile.app)
-app.command(verbs_view.view)
-app.command(verbs_blame.blame)
-app.command(verbs_processors.processors)
-app.command(verbs_conformance.conformance)
+for _verb in (verbs_export.to_tvm, verbs_byoc.partition, verbs_processors.processors):
+    app.command(_verb, group=COMPILED, help_epilogue="")
+for _verb in (verbs_doctor.doctor, verbs_doctor.completion, verbs_conformance.conformance):
+    app.command(_verb, group=HERE, help_epilogue="")

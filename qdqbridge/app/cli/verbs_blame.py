@@ -16,12 +16,13 @@ from qdqbridge.app import judging, pipeline, viewing
 from qdqbridge.app.cli import arrays, output
 from qdqbridge.app.cli.parameters import Extents, Force, Json, Model, extents_of
 from qdqbridge.app.cli.reading import AS_IT_IS, Reading
+from qdqbridge.app.report.blame import blame_article, cause_of
 from qdqbridge.core.graph.copying import with_numbers
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError
 
 if TYPE_CHECKING:
-    from qdqbridge.autoquant.attribution import Attribution, SuspectTensor
+    from qdqbridge.autoquant.attribution import Attribution
 
 LITERT, TOSA = "litert", "tosa"
 Quantized = Annotated[
@@ -104,7 +105,10 @@ def blame(
             found = attribute(original, theirs, few, repaired=repairs, engine=ran, progress=report)
     if path is not None:
         paints = (viewing.damage_paint(theirs, found), *viewing.node_paints(theirs, found))
-        viewing.view(theirs, path=path, paints=paints)
+        kernels = quantized is None
+        lines = _kernel_lines(found) if kernels else _lines(found)
+        article = blame_article(found, file.name, lines, kernels=kernels)
+        viewing.view(theirs, path=path, paints=paints, report=article)
         output.say(f"wrote {path}")
     if json:
         output.show_json(_json(found))
@@ -161,10 +165,15 @@ def _render_attribution(found: Attribution, rows: int) -> list[Any]:
     table.add_column("tried, and helps", overflow="fold")
     for each in found.tensors[:rows]:
         table.add_row(
-            Text(each.name), Text(each.node), Text(_cause(each)), _format_decibels(each.added_db),
+            Text(each.name), Text(each.node), Text(cause_of(each)), _format_decibels(each.added_db),
             _format_decibels(each.alone_db), f"{each.gain_db:+.1f}" if each.gain_db else "",
             Text(f"{each.repair} ({each.repair_db:+.1f} dB)" if each.repair else ""),
         )  # fmt: skip
+    return [Text("\n".join(_lines(found))), table, _nodes(found, rows)]
+
+
+def _lines(found: Attribution) -> list[str]:
+    """Returns what is said of the outputs, and of what was not looked at."""
     lines = [
         f"outputs{_run_by(found)}: {_format_decibels(found.quantized_db)} dB of signal to noise; "
         f"the tensors below explain {_format_decibels(found.simulated_db)} dB; "
@@ -197,11 +206,28 @@ def _render_attribution(found: Attribution, rows: int) -> list[Any]:
             f"{found.engine} does not show {_listed(found.unseen)}: what is off there is counted "
             "behind them"
         )
-    return [Text("\n".join(lines)), table, _nodes(found, rows)]
+    return lines
 
 
 def _kernel_parts(found: Attribution, rows: int) -> list[Any]:
     """Returns what is said of two runtimes of one model."""
+    lines = _kernel_lines(found)
+    if not found.tensors:
+        return [Text("\n".join(lines))]
+    table = Table(title="nodes, the worst first", title_justify="left")
+    for head in ("tensor", "node", "cause"):
+        table.add_column(head, overflow="fold")
+    for head in ("own dB", "outputs dB"):
+        table.add_column(head, justify="right")
+    for each in found.tensors[:rows]:
+        table.add_row(
+            Text(each.name), Text(each.node), Text(cause_of(each)), _format_decibels(each.added_db),
+            _format_decibels(each.alone_db),
+        )  # fmt: skip
+    return [Text("\n".join(lines)), table]
+
+
+def _kernel_lines(found: Attribution) -> list[str]:
     lines = [
         f"outputs of {found.engine} against the contract: "
         f"{_format_decibels(found.quantized_db)} dB of signal to noise; "
@@ -211,18 +237,7 @@ def _kernel_parts(found: Attribution, rows: int) -> list[Any]:
         lines.append(f"not shown by it: {_listed(found.unseen)}")
     if not found.tensors:
         lines.append("no kernel stores anything else")
-        return [Text("\n".join(lines))]
-    table = Table(title="nodes, the worst first", title_justify="left")
-    for head in ("tensor", "node", "cause"):
-        table.add_column(head, overflow="fold")
-    for head in ("own dB", "outputs dB"):
-        table.add_column(head, justify="right")
-    for each in found.tensors[:rows]:
-        table.add_row(
-            Text(each.name), Text(each.node), Text(_cause(each)), _format_decibels(each.added_db),
-            _format_decibels(each.alone_db),
-        )  # fmt: skip
-    return [Text("\n".join(lines)), table]
+    return lines
 
 
 def _run_by(found: Attribution) -> str:
@@ -250,11 +265,6 @@ def _nodes(found: Attribution, rows: int) -> Table:
             _format_decibels(each.outputs_inherited_db),
         )  # fmt: skip
     return table
-
-
-def _cause(each: SuspectTensor) -> str:
-    share = each.causes.get(each.cause)
-    return each.cause if share is None else f"{each.cause} ({share:.0%})"
 
 
 def _format_decibels(db: float) -> str:

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from qdqbridge.app import hosting, pipeline
 from qdqbridge.app.cli import output, render_checks
 from qdqbridge.app.cli.arrays import read_inputs
+from qdqbridge.app.cli.helping import MORE
 from qdqbridge.app.cli.parameters import (
     Extents,
     Force,
@@ -78,6 +79,7 @@ def export(
     recenter: Annotated[
         bool,
         Parameter(
+            group=MORE,
             negative=(),
             help="Write int8 activations as uint8, which runs faster on x86; results are equal.",
         ),
@@ -93,6 +95,7 @@ def export(
     float_: Annotated[
         bool,
         Parameter(
+            group=MORE,
             name="--float",
             negative=(),
             help="Write the float model: weights as their integers stand for, nothing rounded.",
@@ -100,18 +103,24 @@ def export(
     ] = False,
     encodings_to: Annotated[
         Path | None,
-        Parameter(help="Write the float model, and how it is quantized to this file beside it."),
+        Parameter(
+            group=MORE,
+            help="Write the float model, and how it is quantized to this file beside it.",
+        ),
     ] = None,
     encodings_format: Annotated[
         Literal["aimet-0.6.1", "aimet-1.0.0", "aimet-2.0.0", "ort-overrides", "tensorrt"],
-        Parameter(help="The format of that file."),
+        Parameter(group=MORE, help="The format of that file."),
     ] = "aimet-2.0.0",
     layout: Annotated[
         Literal["model", "nhwc"],
-        Parameter(help="Layout of the inputs and outputs of a TFLite file: the model's, or NHWC."),
+        Parameter(
+            group=MORE,
+            help="Layout of the inputs and outputs of a TFLite file: the model's, or NHWC.",
+        ),
     ] = "model",
     accelerator: Annotated[
-        str, Parameter(help="With --check --profile ethos-u: the NPU, by Vela's name.")
+        str, Parameter(group=MORE, help="With --check --profile ethos-u: the NPU, by Vela's name.")
     ] = "ethos-u55-128",
     extent: Extents = (),
     data: Annotated[
@@ -123,7 +132,9 @@ def export(
     ] = None,
     opset: Annotated[
         int | None,
-        Parameter(help="The opset to write; by default one that the profile's runtime reads."),
+        Parameter(
+            group=MORE, help="The opset to write; by default one that the profile's runtime reads."
+        ),
     ] = None,
     check: Check = False,
     engine: Annotated[

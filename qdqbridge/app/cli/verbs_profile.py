@@ -11,6 +11,7 @@ from rich.text import Text
 
 from qdqbridge.app import profiling
 from qdqbridge.app.cli import output
+from qdqbridge.app.cli.helping import FLOAT
 from qdqbridge.app.cli.parameters import Force, Json, Model
 from qdqbridge.app.cli.reading import AS_IT_IS, Reading
 from qdqbridge.errors import InputDataError
@@ -45,7 +46,7 @@ FailOnNonfinite = Annotated[
     bool, Parameter(negative=(), help="Exit with 1 if any tensor holds NaN or infinities.")
 ]
 
-app = App(name="profile")
+app = App(name="profile", group=FLOAT, help_epilogue="")
 
 
 @app.default

@@ -8,13 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from cyclopts import Group, Parameter
+from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from qdqbridge.app import pipeline, quantizing
+from qdqbridge.app import pipeline, quantizing, verdict
 from qdqbridge.app.cli import output
 from qdqbridge.app.cli.failures import usage
+from qdqbridge.app.cli.helping import ARITHMETIC, FORMATS, GOALS, MORE, SEARCH
 from qdqbridge.app.cli.parameters import Extents, Force, Json, Model, Variant, extents_of
 from qdqbridge.app.cli.reading import AS_IT_IS, Reading
 from qdqbridge.app.cli.writing import FOR_TVM, ONNX, check_extents, check_suffix, write_for_tvm
@@ -24,19 +25,14 @@ from qdqbridge.errors import InputDataError, UnsupportedTargetError
 if TYPE_CHECKING:
     from qdqbridge.app.quantizing import Quantization
     from qdqbridge.autoquant.quantize import QuantizeOptions
-    from qdqbridge.autoquant.simulation.metrics import Metrics
 
 _TFLITE = ".tflite"
-_FORMATS = Group("Formats: what is quantized, and how", sort_key=1)
-_GOALS = Group("Goals and budgets", sort_key=2)
-_SEARCH = Group("Search", sort_key=3)
-_ARITHMETIC = Group("Hardware arithmetic", sort_key=4)
 T = TypeVar("T")
 Data = Annotated[
     Path | None,
     Parameter(
-        help="Calibration data: an .npz file with one array per model input, examples along axis "
-        "0, or a folder of such files. For a model without a batch axis, each file is one run."
+        help="Calibration data: an .npz file, one array per input, examples along axis 0; or a "
+        "folder of such files (without a batch axis, each is one run)."
     ),
 ]
 Out = Annotated[
@@ -58,16 +54,23 @@ TargetName = Annotated[
 ]
 ProfileFile = Annotated[
     Path | None,
-    Parameter(name="--profile", help="Statistics that 'qdqbridge profile' wrote for this model."),
+    Parameter(
+        group=MORE,
+        name="--profile",
+        help="Statistics that 'qdqbridge profile' wrote for this model.",
+    ),
 ]
 ExportProfile = Annotated[
     str | None,
-    Parameter(help="The profile of 'qdqbridge export' for the file; by default the target's."),
+    Parameter(
+        group=MORE,
+        help="The profile of 'qdqbridge export' for the file; by default the target's.",
+    ),
 ]
 ChooserName = Annotated[
     Literal["mse", "minmax", "percentile", "mean-of-maxima", "extrapolated", "kl", "hqq"] | None,
     Parameter(
-        group=_FORMATS,
+        group=FORMATS,
         name="--chooser",
         help="How activation ranges are chosen; by default several are tried.",
     ),
@@ -89,7 +92,7 @@ Weights = Annotated[
     ]
     | None,
     Parameter(
-        group=_FORMATS,
+        group=FORMATS,
         name="--weights",
         help="Storage type of weights; by default the target's. mx…: microscaling, blocks of 32 "
         "that share a power-of-two scale.",
@@ -98,7 +101,7 @@ Weights = Annotated[
 Block = Annotated[
     int | None,
     Parameter(
-        group=_FORMATS,
+        group=FORMATS,
         name="--block",
         help="Block size of weight scales along the reduced axis, as 32.",
     ),
@@ -106,7 +109,7 @@ Block = Annotated[
 Formats = Annotated[
     tuple[str, ...],
     Parameter(
-        group=_FORMATS,
+        group=FORMATS,
         name="--format",
         negative=(),
         help="PATTERN=FORMAT for the activations that matching nodes read: uint8, int8, uint16, "
@@ -116,7 +119,7 @@ Formats = Annotated[
 WeightFormats = Annotated[
     tuple[str, ...],
     Parameter(
-        group=_FORMATS,
+        group=FORMATS,
         name="--weight-format",
         negative=(),
         help="PATTERN=FORMAT for the weights of matching nodes: int8, or int4/32 for blocks of 32; "
@@ -126,7 +129,7 @@ WeightFormats = Annotated[
 Patterns = Annotated[
     tuple[str, ...],
     Parameter(
-        group=_FORMATS,
+        group=FORMATS,
         name="--exclude",
         negative=(),
         help="A node, or a pattern of nodes, that stays float; repeatable.",
@@ -135,7 +138,7 @@ Patterns = Annotated[
 Only = Annotated[
     tuple[str, ...],
     Parameter(
-        group=_FORMATS,
+        group=FORMATS,
         name="--only",
         negative=(),
         help="Quantize these nodes and no others: a name or pattern; repeatable.",
@@ -144,7 +147,7 @@ Only = Annotated[
 Repair = Annotated[
     str,
     Parameter(
-        group=_SEARCH,
+        group=SEARCH,
         name="--repair",
         help="Repair steps to try; each is kept only where it helps: equalize,smooth,round,learn,"
         "bias; or none.",
@@ -152,19 +155,27 @@ Repair = Annotated[
 ]
 MinSqnr = Annotated[
     float | None,
-    Parameter(group=_GOALS, help="Give layers more bits until the outputs reach this SQNR, in dB."),
+    Parameter(help="Give layers more bits until the outputs reach this SQNR, in dB."),
 ]
 MaxDrop = Annotated[
-    float | None,
+    str | None,
     Parameter(
-        group=_GOALS,
-        help="Give layers more bits until at most this top-1 agreement is lost (0.01).",
+        help="Give layers more bits until at most this much top-1 is lost, as 0.5% or 0.005: of "
+        "the accuracy with --labels, else of the agreement with the float model.",
+    ),
+]
+Labels = Annotated[
+    Path | None,
+    Parameter(
+        name="--labels",
+        help="The right class of each example, .npy or .npz (the array 'labels' or 'y'): accuracy "
+        "is told and decides.",
     ),
 ]
 MaxSize = Annotated[
     str | None,
     Parameter(
-        group=_GOALS,
+        group=GOALS,
         name="--max-size",
         help="Give as few layers as possible fewer bits until the file has this size: 8MB, 500KB, "
         "or bytes.",
@@ -173,7 +184,7 @@ MaxSize = Annotated[
 Smallest = Annotated[
     bool,
     Parameter(
-        group=_GOALS,
+        group=GOALS,
         name="--smallest",
         negative=(),
         help="Choose bits per layer for the smallest file that meets --min-sqnr or --max-drop.",
@@ -182,7 +193,7 @@ Smallest = Annotated[
 MaxNodeTime = Annotated[
     str | None,
     Parameter(
-        group=_GOALS,
+        group=GOALS,
         name="--max-node-time",
         help="Change the bits of layers whose nodes take longer than this on --engine for one "
         "sample: 2ms, 500us.",
@@ -191,7 +202,7 @@ MaxNodeTime = Annotated[
 TimingEngine = Annotated[
     str,
     Parameter(
-        group=_GOALS,
+        group=GOALS,
         name="--engine",
         help="Where --max-node-time is measured: tvm, onnxruntime or openvino.",
     ),
@@ -199,7 +210,7 @@ TimingEngine = Annotated[
 Trials = Annotated[
     Path | None,
     Parameter(
-        group=_GOALS,
+        group=GOALS,
         name="--trials",
         help="A file that records the trials of --max-size, --smallest and --max-node-time; an "
         "interrupted search resumes from it.",
@@ -208,7 +219,7 @@ Trials = Annotated[
 FallbackTo = Annotated[
     Literal["int16", "float"],
     Parameter(
-        group=_GOALS,
+        group=GOALS,
         name="--fallback",
         help="What --min-sqnr and --max-drop try first for a layer.",
     ),
@@ -216,7 +227,7 @@ FallbackTo = Annotated[
 AccumulatorBits = Annotated[
     int | None,
     Parameter(
-        group=_ARITHMETIC,
+        group=ARITHMETIC,
         name="--accumulator-bits",
         help="Choose parameters so that accumulators of this width never overflow.",
     ),
@@ -224,7 +235,7 @@ AccumulatorBits = Annotated[
 AvoidPairs = Annotated[
     bool,
     Parameter(
-        group=_ARITHMETIC,
+        group=ARITHMETIC,
         name="--avoid-pairs",
         negative=(),
         help="Choose parameters so that 16-bit sums of two products (vpmaddubsw) never saturate.",
@@ -233,7 +244,7 @@ AvoidPairs = Annotated[
 SumsOf = Annotated[
     Literal["any-input", "data"],
     Parameter(
-        group=_ARITHMETIC,
+        group=ARITHMETIC,
         name="--sums-of",
         help="Which accumulator sums must fit: those of any input, or of this data.",
     ),
@@ -241,7 +252,7 @@ SumsOf = Annotated[
 Requantized = Annotated[
     Literal["half-even", "fixed-point", "truncation", "shift"] | None,
     Parameter(
-        group=_ARITHMETIC,
+        group=ARITHMETIC,
         name="--requantize",
         help="How the hardware requantizes sums; parameters are chosen to suit it.",
     ),
@@ -249,7 +260,7 @@ Requantized = Annotated[
 Workers = Annotated[
     str | None,
     Parameter(
-        group=_SEARCH,
+        group=SEARCH,
         name="--workers",
         help="Processes that try choosers and layers in parallel: a number, or 'ray'.",
     ),
@@ -257,7 +268,7 @@ Workers = Annotated[
 Budget = Annotated[
     float,
     Parameter(
-        group=_SEARCH,
+        group=SEARCH,
         name="--budget",
         help="Work after which no further step is begun, in seconds of a typical core; counted in "
         "operations, so that results do not depend on the machine.",
@@ -299,6 +310,7 @@ def quantize(
     repair: Repair = "equalize,smooth,round,learn,bias",
     min_sqnr: MinSqnr = None,
     max_drop: MaxDrop = None,
+    labels: Labels = None,
     max_size: MaxSize = None,
     smallest: Smallest = False,
     max_node_time: MaxNodeTime = None,
@@ -322,9 +334,10 @@ def quantize(
     check_suffix(path, (ONNX, _TFLITE, *FOR_TVM))
     if report is not None:
         output.free(report, force=force, model=model, data=data, suffix=".html")
-    wanted = min_sqnr is not None or max_drop is not None
+    drop = None if max_drop is None else _share(max_drop)
+    wanted = min_sqnr is not None or drop is not None
     if wanted:
-        Goal(min_sqnr, max_drop)  # one that says nothing is refused before all the work
+        Goal(min_sqnr, drop)  # one that says nothing is refused before all the work
     size = None if max_size is None else _bytes(max_size)
     seconds = None if max_node_time is None else _seconds(max_node_time)
     small = size is not None or seconds is not None or smallest
@@ -332,9 +345,9 @@ def quantize(
         raise InputDataError(
             "nothing says how small the model may become", fix="give --min-sqnr or --max-drop"
         )
-    if data is None and (profile is None or wanted or small or report is not None):
-        what = "--data is missing"
-        return usage(what, fix="give calibration data; a --profile does for ranges alone")
+    if data is None and (profile is None or wanted or small or labels or report):
+        fix = "give calibration data; a --profile does for ranges alone"
+        return usage("--data is missing", fix=fix)
     if export_profile is not None:
         pipeline.export_profile(export_profile)
     options = QuantizeOptions(
@@ -350,35 +363,36 @@ def quantize(
     check_extents(path, graph, extent)
     with output.progress("quantizing") as progress:
         made = quantizing.quantization(
-            graph, data, options, profile=profile, progress=progress, warn=output.warn
-        )
+            graph, data, options, profile=profile, labels=labels, progress=progress,
+            warn=output.warn,
+        )  # fmt: skip
     if small:
         with output.progress("looking for bits per layer") as progress:
             made = made.within(
                 max_bytes=size, max_node_seconds=seconds, engine=engine, min_sqnr=min_sqnr,
-                max_drop=max_drop, state=trials, progress=progress,
+                max_drop=drop, state=trials, progress=progress,
             )  # fmt: skip
     elif wanted:
         with output.progress("looking for layers that need more bits") as progress:
             made = made.meeting(
-                min_sqnr=min_sqnr, max_drop=max_drop, fallback=fallback, progress=progress
+                min_sqnr=min_sqnr, max_drop=drop, fallback=fallback, progress=progress
             )
     if path.suffix in (ONNX, _TFLITE):
         written = with_numbers(made.graph, extents_of(extent))
         pipeline.save(written, path, export_profile or made.made.target.profile, overwrite=True)
     else:
         write_for_tvm(made.graph, path, variant=variant, extents=extent)
+    sizes = (model.stat().st_size if model.is_file() else None, path.stat().st_size)
+    first = verdict.verdict(made, sizes=sizes)
     if report is not None:
         with output.progress("report") as progress:
-            made.report(report, model=model.name, data=data.name if data else "", progress=progress)
-    facts = _facts(made, path, report, model)
+            made.report(report, model=model.name, data=data.name if data else "", verdict=first,
+                        progress=progress)  # fmt: skip
+    facts = _facts(made, path, report, sizes)
     if json:
         output.show_json(facts)
     else:
-        asked = ["qdqbridge", "blame", str(model), str(path), "--data", str(data)]
-        known = data is not None and path.suffix == ONNX
-        told = f"{shlex.join(asked)} says which layers lose what is lost" if known else ""
-        _show(made, facts, verbose=verbose, next_=told)
+        _show(made, facts, first, verbose=verbose, next_=_next(made, model, path, data))
     for warning in made.doubts():
         output.warn(warning)
     return None
@@ -411,6 +425,18 @@ def _bytes(text: str) -> int:
         raise InputDataError(f"'{text}' is not a size", fix="write 8MB, 500KB, or bytes") from error
 
 
+def _share(text: str) -> float:
+    """Returns the share that ``0.5%`` or ``0.005`` says."""
+    number, sign, rest = text.partition("%")
+    try:
+        found = float(number) / (100 if sign else 1)
+    except ValueError as error:
+        found, rest = 0.0, str(error)
+    if rest:
+        raise InputDataError(f"'{text}' is not a share", fix="write 0.5%, or 0.005")
+    return found
+
+
 def _seconds(text: str) -> float:
     """Returns the seconds that ``2ms`` says."""
     units = {"ms": 1e-3, "us": 1e-6, "µs": 1e-6, "s": 1.0}
@@ -440,31 +466,18 @@ def _by_pattern(texts: Sequence[str], meaning: Callable[[str], T]) -> dict[str, 
     return found
 
 
-def _show(made: Quantization, facts: Mapping[str, Any], *, verbose: bool, next_: str) -> None:
+def _show(
+    made: Quantization,
+    facts: Mapping[str, Any],
+    first: Sequence[tuple[str, str]],
+    *,
+    verbose: bool,
+    next_: str,
+) -> None:
     """Prints how good it is, what became of the model, what was done, and what to do next."""
     table = Table(show_header=False, box=None)
-    shown = made.delivered()
-    if shown is not None:
-        first = f"{_closeness(shown.metrics)} against the float model on {shown.where}"
-        if shown.on_others:
-            table.add_row("outputs", Text(shown.on_others))
-        table.add_row("" if shown.on_others else "outputs", Text(first))
-        if shown.left_out:
-            given = facts["samples"] + shown.samples
-            several = f"all {given}" if given == shown.count else f"{shown.count} of {given}"
-            table.add_row("", Text(f"{_closeness(shown.everything)} on {several} samples"))
-        for each in shown.outputs if len(shown.outputs) > 1 or shown.mixed() else ():
-            table.add_row("output", Text(f"{each.name}: {each.sqnr_db:.2f} dB"))
-            for part in each.parts:
-                table.add_row("", Text(f"{part.name}, a part of it: {part.sqnr_db:.2f} dB"))
-    size, before = facts["bytes"], facts["bytes_before"]
-    share = f", {size / before:.0%} of the model's {before:,}" if before else ""
-    table.add_row("size", Text(f"{size:,} bytes{share}"))
-    table.add_row("operators", Text(f"{facts['integer']} quantized, {facts['float']} left float"))
-    for row in _float_rows(facts["reasons"]):
-        table.add_row("float", Text(row))
-    for row in facts["reverted"]:
-        table.add_row("reverted", Text(f"{row['layer']}: {row['reason']}"))
+    for name, sentence in first:
+        table.add_row(name, Text(sentence))
     for name, (low, high) in facts["inputs"].items():
         table.add_row(
             "input",
@@ -474,9 +487,6 @@ def _show(made: Quantization, facts: Mapping[str, Any], *, verbose: bool, next_:
         if step["applied"] or verbose:
             kept = "kept" if step["applied"] else "not kept"
             table.add_row(step["step"], Text(f"{kept}: {step['outcome']}"))
-    dropped = [step["step"] for step in facts["repairs"] if not step["applied"]]
-    if dropped and not verbose:
-        table.add_row("tried", Text(f"{', '.join(dropped)}: not kept (--verbose says why)"))
     for point in facts["pareto"]:
         line = f"{point['size']:,} bytes, {point['sqnr_db']:.2f} dB, {point['milliseconds']:.3f} ms"
         if point["slowest_milliseconds"] is not None:
@@ -491,15 +501,15 @@ def _show(made: Quantization, facts: Mapping[str, Any], *, verbose: bool, next_:
     output.show(table)
 
 
-def _float_rows(reasons: Mapping[str, str]) -> list[str]:
-    """Returns why nodes stayed float, a row for each of the first reasons."""
-    nodes: dict[str, list[str]] = {}
-    for node, reason in reasons.items():
-        nodes.setdefault(reason, []).append(node)
-    return [
-        f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if names[3:] else ''}: {reason}"
-        for reason, names in list(nodes.items())[:10]
-    ]
+def _next(made: Quantization, model: Path, path: Path, data: Path | None) -> str:
+    """Returns what to do next, as a command: to find what loses the accuracy, or to run it."""
+    if data is None or path.suffix != ONNX:
+        return ""
+    if verdict.is_good(made):
+        told = ["qdqbridge", "compare", str(path), "--data", str(data)]
+        return f"{shlex.join(told)} runs it on TVM and onnxruntime"
+    told = ["qdqbridge", "blame", str(model), str(path), "--data", str(data)]
+    return f"{shlex.join(told)} says which layers lose what is lost"
 
 
 def _ranges(made: Quantization) -> dict[str, tuple[float, float]]:
@@ -509,30 +519,25 @@ def _ranges(made: Quantization) -> dict[str, tuple[float, float]]:
     return {name: (each.minimum, each.maximum) for name, each in found.items() if each.finite}
 
 
-def _closeness(metrics: Metrics) -> str:
-    top1 = metrics.top1
-    classes = "" if top1 is None else f" and top-1 agreement {100 * top1:.2f} %"
-    return f"{metrics.sqnr:.2f} dB SQNR{classes}"
-
-
-def _facts(made: Quantization, path: Path, report: Path | None, model: Path) -> dict[str, Any]:
+def _facts(
+    made: Quantization, path: Path, report: Path | None, sizes: tuple[int | None, int]
+) -> dict[str, Any]:
     from qdqbridge.autoquant.planning.plan import Fixed, Shared
-    from qdqbridge.autoquant.reporting import floats_inside
 
     found, tuning, shown = made.fallback, made.made.tuning, made.delivered()
     decision = made.made.decision if found is None else found.decision
     specs = list(decision.plan.specs.values())
     steps = [*made.made.repairs, *([] if tuning is None else [tuning])]
-    reasons = {node.name: reason for node, reason in decision.plan.floats.items()}
-    reasons |= {row.node: row.reason for row in floats_inside(made.inside)}
+    reasons, scores = verdict.floats(made), made.scores()
     return {
         "output": str(path),
         "report": None if report is None else str(report),
         "digest": made.graph.digest,
-        "bytes": path.stat().st_size,
-        "bytes_before": model.stat().st_size if model.is_file() else None,
+        "bytes": sizes[1],
+        "bytes_before": sizes[0],
         "samples": made.made.profile.samples,
         "inputs": _ranges(made),
+        "metric": None if scores is None else [s and asdict(s) for s in scores],
         "sqnr": None if shown is None else shown.metrics.sqnr,
         "top1": None if shown is None else shown.metrics.top1,
         "judged_on": None if shown is None else shown.where,
@@ -542,7 +547,7 @@ def _facts(made: Quantization, path: Path, report: Path | None, model: Path) -> 
         "sqnr_all": None if shown is None else shown.everything.sqnr,
         "top1_all": None if shown is None else shown.everything.top1,
         "outputs": [] if shown is None else [asdict(each) for each in shown.outputs],
-        "integer": len(decision.plan.rules) + sum(body.integers for body in made.inside),
+        "integer": verdict.integers(made),
         "float": len(reasons),
         "fixed": sum(isinstance(spec, Fixed) for spec in specs),
         "shared": sum(isinstance(spec, Shared) for spec in specs),

@@ -229,6 +229,7 @@ def document(
     *,
     paints: Sequence[Paint] = (),
     recorded: Mapping[Value, NDArray[Any]] | None = None,
+    report: Markup | None = None,
 ) -> Document:
     """Returns what the page of one graph shows.
 
@@ -238,10 +239,11 @@ def document(
         notes: What ``explain`` says about it.
         paints: More that its nodes can be coloured by; the first of them is shown first.
         recorded: Stored elements of values in a run, for histograms.
+        report: What is told beside the graph.
     """
     own = [quantization(graph, notes), bits(graph), *paints]
     shown = ShownGraph(graph, recorded or {}).json(name, notes, own)
-    return Document(name, (shown,), paint=(paints[0] if paints else own[0]).name)
+    return Document(name, (shown,), paint=(paints[0] if paints else own[0]).name, report=report)
 
 
 def document_of_two(
@@ -294,6 +296,16 @@ def _state(
     return ("changed", differing[node]) if node in differing else ("the same", "")
 
 
+def kinds_of(paints: Sequence[Paint]) -> list[list[str]]:
+    """Returns how many nodes are of each kind: what computes on integers, moves them, is float."""
+    found = next((paint for paint in paints if paint.name == "quantization"), None)
+    if found is None:
+        return []
+    counts = {kind: found.of.count(index) for index, kind in enumerate(found.classes)}
+    said = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    return [["By kind", said]] if said else []
+
+
 class ShownGraph:
     """One graph as JSON, its values by number."""
 
@@ -310,7 +322,7 @@ class ShownGraph:
         return {
             "name": name,
             "digest": self._digest(),
-            "facts": self._facts(),
+            "facts": [*kinds_of(paints), *self._facts()],
             "values": [self._value(value) for value in self.numbers],
             "nodes": [self._node(node, said.get(node.name, [])) for node in self.graph.nodes],
             "paints": [paint.json() for paint in paints],

@@ -30,8 +30,9 @@ _EQUAL = 110.0
 
 
 def document_of_quantization(
-    record: QuantizationRecord, original: Graph, quantized: Graph, notes: Sequence[Note] = ()
-) -> Document:
+    record: QuantizationRecord, original: Graph, quantized: Graph, notes: Sequence[Note] = (),
+    *, verdict: Sequence[tuple[str, str]] = (),
+) -> Document:  # fmt: skip
     """Returns what the page of a quantization shows.
 
     Args:
@@ -39,6 +40,7 @@ def document_of_quantization(
         original: The float graph that was given.
         quantized: The quantized one.
         notes: What ``explain`` says about the quantized one.
+        verdict: What is said first, as rows of a name and a sentence.
     """
     sides = (_QuantizationSide(original, record), _QuantizationSide(quantized, record))
     names = ("float", "quantized")
@@ -55,7 +57,7 @@ def document_of_quantization(
         tuple(shown),
         _pairs(*sides),
         paint="local" if record.layers else "quantization",
-        report=quantization_article(record),
+        report=quantization_article(record, verdict),
     )
 
 

@@ -23,7 +23,7 @@ from qdqbridge.autoquant.search.sensitivity import Ranking, tried
 from qdqbridge.autoquant.search.sensitivity_variants import Layer, LayerChange, Variants
 from qdqbridge.autoquant.search.trials import Trials, name_of
 from qdqbridge.autoquant.simulation import Simulation
-from qdqbridge.autoquant.simulation.metrics import Metrics, outputs_of
+from qdqbridge.autoquant.simulation.metrics import Metric, Metrics, outputs_of
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.errors import InputDataError
 
@@ -408,6 +408,7 @@ def variants_of(made: Quantized, decision: Decision | None = None) -> Variants:
     return Variants(decision, made.target, stats_of(made), own)
 
 
-def simulation_of(made: Quantized, samples: Samples) -> Simulation:
+def simulation_of(made: Quantized, samples: Samples, metric: Metric | None = None) -> Simulation:
     """Returns a simulation of a plan on samples, and on those that nothing was chosen by."""
-    return Simulation(made.decision.plan, samples, made.unseen, original=made.original)
+    plan, unseen = made.decision.plan, made.unseen
+    return Simulation(plan, samples, unseen, metric=metric, original=made.original)

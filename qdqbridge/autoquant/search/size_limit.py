@@ -35,7 +35,7 @@ from qdqbridge.autoquant.search.search import (
 )
 from qdqbridge.autoquant.search.sensitivity_variants import Layer, LayerChange, layers_of
 from qdqbridge.autoquant.search.trials import Trials, key_of
-from qdqbridge.autoquant.simulation.metrics import Metrics
+from qdqbridge.autoquant.simulation.metrics import Metric, Metrics
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError
 from qdqbridge.targets.running import Runner
@@ -94,6 +94,7 @@ def within(
     samples: Samples,
     *,
     state: Path | None = None,
+    metric: Metric | None = None,
     progress: Progress | None = None,
 ) -> Fallback:
     """Returns a quantized graph within ``limit``, and the curve of size against quality.
@@ -103,12 +104,13 @@ def within(
         limit: How large it may be.
         samples: What it is judged on.
         state: A file of trials, to go on from and to add to.
+        metric: The user's score of the outputs, which a largest drop is of.
         progress: Called with the trials done, and how many there will be, about.
 
     Raises:
         InputDataError: The limit cannot be met, or ``state`` is of something else.
     """
-    return _SizeSearch(made, limit, samples, state, progress).run()
+    return _SizeSearch(made, limit, samples, state, metric, progress).run()
 
 
 class _SizeSearch:
@@ -118,9 +120,10 @@ class _SizeSearch:
         limit: SizeLimit,
         samples: Samples,
         state: Path | None,
+        metric: Metric | None,
         progress: Progress | None,
     ) -> None:
-        decision, simulation = made.decision, simulation_of(made, samples)
+        decision, simulation = made.decision, simulation_of(made, samples, metric)
         if limit.goal is not None:
             met, goal = limit.goal.met, str(limit.goal)
             decision, _ = bodies_that_meet(decision, met, simulation, goal)

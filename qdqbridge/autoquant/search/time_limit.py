@@ -33,7 +33,7 @@ from qdqbridge.autoquant.search.search import (
 from qdqbridge.autoquant.search.sensitivity_variants import Layer, LayerChange, layers_of, narrowed
 from qdqbridge.autoquant.search.size_limit import size_of
 from qdqbridge.autoquant.search.trials import Trials, key_of, name_of
-from qdqbridge.autoquant.simulation.metrics import Metrics
+from qdqbridge.autoquant.simulation.metrics import Metric, Metrics
 from qdqbridge.core.graph.graph import Graph, Node
 from qdqbridge.errors import InputDataError
 from qdqbridge.onnx_io.control_flow.bodies import bodies_in, parts
@@ -88,6 +88,7 @@ def within_time(
     clock: Clock,
     *,
     state: Path | None = None,
+    metric: Metric | None = None,
     progress: Progress | None = None,
 ) -> Fallback:
     """Returns a quantized graph of whose nodes none takes too long, and the curve.
@@ -98,6 +99,7 @@ def within_time(
         samples: What outputs are judged on; the first one is timed.
         clock: What runs a graph in the engine.
         state: A file of trials, to go on from and to add to.
+        metric: The user's score of the outputs, which a largest drop is of.
         progress: Called with the trials done, and how many there will be, about.
 
     Raises:
@@ -105,7 +107,7 @@ def within_time(
             take; the goal is not met then; or ``state`` is of something else.
         UnsupportedTargetError: The engine cannot run the model.
     """
-    return _TimeSearch(made, limit, samples, clock, state, progress).run()
+    return _TimeSearch(made, limit, samples, clock, state, metric, progress).run()
 
 
 class _TimeSearch:
@@ -116,6 +118,7 @@ class _TimeSearch:
         samples: Samples,
         clock: Clock,
         state: Path | None,
+        metric: Metric | None,
         progress: Progress | None,
     ) -> None:
         graph = made.decision.plan.graph
@@ -123,7 +126,7 @@ class _TimeSearch:
         key = key_of(made, samples, f"{limit.engine} {limit.threads or ''}".strip())
         self._search = LayerSearch(
             variants_of(made),
-            simulation_of(made, samples),
+            simulation_of(made, samples, metric),
             limit.goal,
             progress,
             trials=Trials(state, key),

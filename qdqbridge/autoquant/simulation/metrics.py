@@ -118,10 +118,17 @@ def _nmse(errors: Array, powers: Array) -> float:
 def _same_class(wanted: Sequence[Array], found: Sequence[Array]) -> Array:
     """Returns where the first output with classes has its largest value at the same class."""
     for y, z in zip(wanted, found, strict=True):
-        axis = 1 if y.ndim in (2, 4, 5) else y.ndim - 1
-        if y.ndim >= 2 and y.shape[axis] > 1 and y.dtype.kind == "f":
+        axis = class_axis(y)
+        if axis is not None:
             return np.asarray(np.argmax(y, axis=axis) == np.argmax(z, axis=axis))
     return np.zeros(0, bool)
+
+
+def class_axis(output: Array) -> int | None:
+    """Returns the axis along which an output has a score for each class; None where it has none."""
+    axis = 1 if output.ndim in (2, 4, 5) else output.ndim - 1
+    classes = output.ndim >= 2 and output.shape[axis] > 1 and output.dtype.kind == "f"
+    return axis if classes else None
 
 
 def concat_outputs(names: Sequence[str], batches: Sequence[Sequence[Array]]) -> dict[str, Array]:

@@ -128,7 +128,7 @@ def engine_kind(name: str | EngineKind) -> EngineKind:
             why=f"there is no {missing}",
             fix=f"{kind.install}"
             + (" in an environment of its own that is on the PATH" if kind.programs else "")
-            + ", or make an environment with all engines: scripts/engines_env",
+            + "; all engines: pip install 'qdqbridge[engines]'",
         )
     kind.start()
     return kind

@@ -33,11 +33,13 @@ class Processor:
         brand: Its name.
         avx2: It has AVX2.
         vnni: It has products of bytes that do not saturate, of 256 or 512 bits.
+        amx: It has tiles of bytes (AMX-INT8).
     """
 
     brand: str
     avx2: bool
     vnni: bool
+    amx: bool
 
 
 def processor() -> Processor:
@@ -55,11 +57,12 @@ def processor() -> Processor:
             return registers.raw
 
         brand = b"".join(asked(0x80000002 + part) for part in range(3))
-        _, ebx, ecx, _ = struct.unpack("<4I", asked(7))
+        _, ebx, ecx, edx = struct.unpack("<4I", asked(7))
         eax = struct.unpack("<4I", asked(7, 1))[0]
         del code  # the mapping cannot be closed while something points into it
     name = brand.rstrip(b"\0").decode("ascii", "replace").strip()
-    return Processor(name, bool(ebx >> 5 & 1), bool(ecx >> 11 & 1 or eax >> 4 & 1))
+    return Processor(name, bool(ebx >> 5 & 1), bool(ecx >> 11 & 1 or eax >> 4 & 1),
+                     bool(edx >> 25 & 1))  # fmt: skip
 
 
 def start_without_vnni(engine: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from runpy import run_path
 from typing import Any, Literal, Protocol, TypeAlias
 
+from qdqbridge.core.arguments import RELAY_INSTALL
 from qdqbridge.core.graph.copying import with_numbers
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
@@ -209,7 +210,7 @@ def _need(dialect: Dialect) -> None:
     if find_spec("tvm") is None or find_spec(f"tvm.{dialect}") is None:
         fixes = {
             "relax": "pip install 'qdqbridge[relax]'",
-            "relay": "make an environment with it by scripts/relay_env",
+            "relay": RELAY_INSTALL,
         }
         have = "TVM is not installed" if find_spec("tvm") is None else "this TVM is without it"
         raise UnsupportedTargetError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from qdqbridge.app.report.quantization.plots import (
@@ -35,19 +35,26 @@ if TYPE_CHECKING:
 # The report on a quantization as a part of a page: no script, no picture or style of its own.
 
 
-def quantization_article(record: QuantizationRecord) -> Markup:
+def quantization_article(
+    record: QuantizationRecord, verdict: Sequence[tuple[str, str]] = ()
+) -> Markup:
     """Returns a report as one element of HTML, styled by the page that it is put into.
 
     The same record gives the same text: no time, no host, no path that is not in the record.
 
     Args:
         record: What to show.
+        verdict: What is said first, as rows of a name and a sentence.
     """
     links = [concat_markup(tag("a", heading, href=f"#{id_}"), " ") for id_, heading, _ in SECTIONS]
     parts = [_section(id_, heading, make(record)) for id_, heading, make in SECTIONS]
     heading = tag("h1", name_of(record.model), f" quantized for {record.target}")
     nav = tag("nav", links, aria_label="Sections")
-    return tag("article", heading, nav, summary(record), parts, id="report", aria_label="Report")
+    first = tag("dl", [concat_markup(tag("dt", k), tag("dd", v)) for k, v in verdict], id="verdict")
+    opening = [first] if verdict else []
+    return tag(
+        "article", heading, opening, nav, summary(record), parts, id="report", aria_label="Report"
+    )
 
 
 def _section(id_: str, heading: str, content: Markup) -> Markup:

@@ -38,7 +38,7 @@ def _ethos_u_pattern_table() -> Sequence[Any]:
     if find_spec("ethosu") is None:  # its checks import it, and fail without words
         raise UnsupportedTargetError(
             "the table 'ethos-u' needs the package ethos-u-vela",
-            fix="make an environment by scripts/relay_env, or pip install ethos-u-vela",
+            fix="pip install ethos-u-vela",
         )
     from tvm.relay.op.contrib import ethosu as table
 

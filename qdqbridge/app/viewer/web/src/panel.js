@@ -53,8 +53,8 @@ export class Panel {
 
   /** Says what a whole page shows. */
   overview(graphs, differences) {
-    const rows = graphs.flatMap((graph) => [["Model", graph.name], ["Digest", graph.digest],
-      ...graph.facts]);
+    const rows = graphs.flatMap((graph) => [["Model", graph.name], ...graph.facts,
+      ["Digest", graph.digest]]);
     this.element.replaceChildren(
       html("h2", {}, "Overview"),
       html("dl", {}, ...rows.map(([key, text]) => [html("dt", {}, key), html("dd", {}, text)])),
