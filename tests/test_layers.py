@@ -20,7 +20,8 @@ PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "tvm": (("qnn",), ("relax", "relay"), ("byoc",)),
     "app": (
         ("report",), ("viewer",), ("hosting",), ("sources",), ("pipeline",),
-        ("judging", "profiling", "viewing", "verdict"), ("quantizing", "conforming"), ("fixing",), ("cli",),
+        ("judging", "profiling", "viewing", "verdict"),
+        ("quantizing", "conforming"), ("fixing",), ("cli",),
     ),
 }  # fmt: skip
 """Parts of a room, from the ground up; parts of one row do not import each other."""
