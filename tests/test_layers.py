@@ -33,6 +33,7 @@ ALLOWED = {
     "tflite": {"tflite_io"},
     "flatbuffers": {"tflite_io"},
     "ai_edge_litert": {"targets"},
+    "iree": {"targets"},
     "tvm": {"tvm"},
     "cyclopts": {"app"},
     "rich": {"targets", "app"},

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -15,11 +16,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.errors import InputDataError
+from qdqbridge.errors import InputDataError, QdqBridgeError
+from qdqbridge.targets.engines.kinds import ENGINES, engine_kind
+from qdqbridge.targets.engines.process import EngineProcess, ProcessLimits
 
 if TYPE_CHECKING:
-    from qdqbridge.targets.conformance.case import ConformanceCase
+    from qdqbridge.targets.conformance.case import CaseBody, ConformanceCase
 
+IMPORTER = "tvm-importer"
+"""TVM's own importer of ONNX, and its own kernels."""
+_SECONDS = 60.0
+"""What an engine may take to load or to run a case."""
 OUTCOMES = ("equal", "within the text's freedom", "wrong", "refused", "crashed")
 
 
@@ -46,7 +53,7 @@ def conform(
     """Runs the cases on an engine, in a process that may die.
 
     Args:
-        engine: ``interpreter``, ``tvm``, ``onnxruntime``, ``onnxruntime-basic``,
+        engine: ``interpreter``, ``tvm``, ``tvm-importer``, ``onnxruntime``, ``onnxruntime-basic``,
             ``onnx.reference``, or an engine of :func:`qdqbridge.open_engine`.
         only: A pattern of the names of cases.
         report: Is told how many are done, and of how many.
@@ -64,22 +71,94 @@ def conform(
             why=f"there are {len(cases())}, such as '{cases()[0].name}'",
             fix="give a part of a name, or a pattern with *",
         )
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(1, context)
-    try:
+    with _EngineRun(engine) if engine in ENGINES else _ConformanceProcess(engine) as runner:
         for done, case in enumerate(chosen, 1):
-            model, inputs = case.body.model.SerializeToString(), dict(case.body.inputs)
-            names = case.body.output_names
-            try:
-                found = pool.submit(outputs_of, engine, model, inputs, names).result()
-            except BrokenProcessPool:
-                pool = ProcessPoolExecutor(1, context)
-                found = None
-            yield judged(case, found)
+            yield judged(case, runner.outputs_of(case.body))
             if report is not None:
                 report(done, len(chosen))
-    finally:
-        pool.shutdown()
+
+
+def engine_version(engine: str) -> str:
+    """Returns what computes the cases, and of which version.
+
+    Args:
+        engine: As for :func:`conform`.
+    """
+    if engine not in ENGINES:
+        package = {"interpreter": "qdqbridge", "tvm": "qdqbridge", "tvm-importer": "apache-tvm"}
+        name = package.get(engine, engine.partition("-")[0].partition(".")[0])
+        return f"{name} {version(name)}"
+    with _EngineRun(engine) as runner:
+        return runner.process.version
+
+
+class _ConformanceProcess:
+    """What runs in Python here, in a process that may die."""
+
+    def __init__(self, engine: str) -> None:
+        self._engine, self._context = engine, multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(1, self._context)
+
+    def outputs_of(self, body: CaseBody) -> list[NDArray[Any]] | str | None:
+        """Returns what is computed, its error, or None where the process died."""
+        model, inputs = body.model.SerializeToString(), dict(body.inputs)
+        try:
+            run = self._pool.submit(outputs_of, self._engine, model, inputs, body.output_names)
+            return run.result()
+        except BrokenProcessPool:
+            self._pool = ProcessPoolExecutor(1, self._context)
+            return None
+
+    def __enter__(self) -> _ConformanceProcess:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._pool.shutdown()
+
+
+class _EngineRun:
+    """An engine whose one process takes every case as a file that it reads."""
+
+    def __init__(self, engine: str) -> None:
+        self._kind = engine_kind(engine)
+        self._folder = TemporaryDirectory()
+        self.process = self._started()
+
+    def _started(self) -> EngineProcess:
+        kind, limits = self._kind, ProcessLimits(seconds=_SECONDS)
+        return EngineProcess(kind.worker, kind.label, limits, kind.install, kind.start())
+
+    def outputs_of(self, body: CaseBody) -> list[NDArray[Any]] | str | None:
+        """Returns what the engine computes, its error, or None where its process died."""
+        if not self.process.alive:
+            self.process = self._started()
+        file = Path(self._folder.name) / "model.onnx"
+        try:
+            file.write_bytes(body.fixed() if self._kind.fixed else body.model.SerializeToString())
+            if self._kind.suffix != ".onnx":
+                file = self._written(file)
+            self.process.ask("load the model", "load", "case", str(file))
+            names, inputs = body.output_names, dict(body.inputs)
+            found = self.process.ask("run the model", "run", "case", inputs, names)
+            return [np.asarray(found[name]) for name in names]
+        except QdqBridgeError as error:
+            return f"{error.what}: {error.why}" if self.process.alive else None
+        except Exception as error:  # a fault of ours is no crash of the engine
+            return f"{type(error).__name__}: {error}"
+
+    def _written(self, file: Path) -> Path:
+        from qdqbridge.app import pipeline
+
+        written = file.with_suffix(self._kind.suffix)
+        pipeline.save(pipeline.load(file), written, self._kind.profile, overwrite=True)
+        return written
+
+    def __enter__(self) -> _EngineRun:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.process.close()
+        self._folder.cleanup()
 
 
 def outputs_of(
@@ -93,12 +172,15 @@ def outputs_of(
 
 
 def _run(engine: str, model: bytes, inputs: dict[str, NDArray[Any]], names: list[str]) -> list[Any]:
-    from qdqbridge.targets.conformance.running import LEVELS, REFERENCE, run_directly
+    from qdqbridge.targets.conformance.running import LEVELS, REFERENCE, proto_of, run_directly
 
     if engine in (*LEVELS, REFERENCE):
         return run_directly(engine, model, inputs)
+    if engine == IMPORTER:
+        from qdqbridge.tvm.relax.frontends.onnx_importer import run_imported
+
+        return run_imported(proto_of(model), list(inputs.values()))
     from qdqbridge.app import hosting, pipeline
-    from qdqbridge.app.judging import open_engine
 
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
@@ -106,11 +188,8 @@ def _run(engine: str, model: bytes, inputs: dict[str, NDArray[Any]], names: list
         graph = pipeline.load(path)
         if engine == "interpreter":
             found = pipeline.evaluate(graph, inputs)
-        elif engine == "tvm":
-            found = hosting.compile(graph).run(inputs)
         else:
-            with open_engine(engine, path) as opened:
-                found = opened.run(inputs, names)
+            found = hosting.compile(graph).run(inputs)
         return [found[name] for name in names]
 
 

@@ -108,3 +108,25 @@ def test_conv_integer_with_a_zero_point_of_another_type_is_refused():
     zero.CopyFrom(onnx.numpy_helper.from_array(np.array(13, np.int8), zero.name))
     with pytest.raises(InvalidModelError, match="another type"):
         load(model)
+
+
+@pytest.mark.idiom("K8")
+@pytest.mark.parametrize("seed", range(30))
+def test_zero_points_per_row_are_subtracted_from_each_row(seed: int):
+    rng = np.random.default_rng(seed)
+    kinds = [np.dtype(kind) for kind in rng.choice(["uint8", "int8"], 2)]
+    rows, terms, columns = (int(n) for n in rng.integers(1, 9, 3) + np.array([1, 0, 0]))
+    lead = ((), (2,), (1, 3))[int(rng.integers(3))]
+    a, b, za = (
+        rng.integers(np.iinfo(kind).min, np.iinfo(kind).max + 1, shape).astype(kind)
+        for kind, shape in zip(
+            (*kinds, kinds[0]), ((*lead, rows, terms), (terms, columns), (rows,)), strict=True
+        )
+    )
+    zb = rng.integers(0, 100, ((), (columns,))[seed % 2]).astype(kinds[1])
+    builder = Builder(17)
+    names = [builder.input("a", a.shape, onnx.helper.np_dtype_to_tensor_dtype(a.dtype))]
+    names += [builder.init(each) for each in (b, za, zb)]
+    builder.output(builder.op("MatMulInteger", *names), elem_type=onnx.TensorProto.INT32)
+    wanted = (a.astype(np.int64) - za[:, None]) @ (b.astype(np.int64) - zb)
+    assert np.array_equal(run(canonical(builder.model()), {"a": a})[0], wanted)

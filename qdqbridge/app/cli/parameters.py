@@ -51,10 +51,12 @@ Extents = Annotated[
 JudgeName = Literal[
     "onnxruntime-optimized",
     "onnxruntime-avx2",
+    "onnxruntime-web",
     "qnn-htp",
     "qnn-htp-v73",
     "openvino",
     "litert",
+    "iree",
     "tosa",
 ]
 """Engines of vendors: the names of ``qdqbridge.targets.engines.ENGINES``."""

@@ -13,7 +13,15 @@ from qdqbridge.app.cli import output
 from qdqbridge.app.cli.parameters import Json, JudgeName
 
 TestedEngine = Annotated[
-    Literal["interpreter", "tvm", "onnxruntime", "onnxruntime-basic", "onnx.reference", JudgeName],
+    Literal[
+        "interpreter",
+        "tvm",
+        "tvm-importer",
+        "onnxruntime",
+        "onnxruntime-basic",
+        "onnx.reference",
+        JudgeName,
+    ],
     Parameter(help="What runs the cases."),
 ]
 Only = Annotated[str, Parameter(help="A part of the names of cases, or a pattern with *.")]
@@ -28,7 +36,7 @@ def conformance(
     wrong or crashed.
     """
     from qdqbridge.app.cli.failures import DONE, NOT_MET
-    from qdqbridge.app.conforming import OUTCOMES, conform
+    from qdqbridge.app.conforming import OUTCOMES, conform, engine_version
 
     with output.progress(f"running {engine}") as report:
         results = list(conform(engine, only, report))
@@ -36,7 +44,12 @@ def conformance(
     if json:
         totals = {outcome: counts[outcome] for outcome in OUTCOMES}
         output.show_json(
-            {"engine": engine, "counts": totals, "cases": [asdict(each) for each in results]}
+            {
+                "engine": engine,
+                "version": engine_version(engine),
+                "counts": totals,
+                "cases": [asdict(each) for each in results],
+            }
         )
         return NOT_MET if counts["wrong"] + counts["crashed"] else DONE
     table = Table("situation", *OUTCOMES, "first of them", box=None)

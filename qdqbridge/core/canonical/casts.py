@@ -18,7 +18,7 @@ from qdqbridge.core.graph.graph import Node, Note, Value
 from qdqbridge.core.graph.numerics import codes, dequantize
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import TensorType
-from qdqbridge.core.ops.build import dequantized, quantized, result
+from qdqbridge.core.ops.build import dequantized, result, retyped
 from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.conversion import QUANTIZE
 from qdqbridge.core.rewrite.rule import (
@@ -120,6 +120,4 @@ def cast_before_quantize(node: Node, context: RuleContext) -> Proposal:
     x = cast.operand(0)
     if cast.output.type.dtype is not DType.FLOAT32 or x.type.dtype is DType.FLOAT32:
         return None
-    return Replace(
-        {node.output: quantized(x, node.output.quant.params, node.origin, node.output.name)}
-    )
+    return Replace({node.output: retyped(node, [x], node.output.type, node.output.name)})

@@ -16,7 +16,7 @@ from qdqbridge.core.graph.attribute_codecs import permuted_attributes
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Flow
-from qdqbridge.core.graph.types import Dim
+from qdqbridge.core.graph.types import Dim, QuantType
 from qdqbridge.core.ops.attributes import (
     ReduceAttrs,
     ReshapeAttrs,
@@ -32,9 +32,8 @@ from qdqbridge.core.ops.build import (
     permuted_operand,
     permuted_params,
     permuted_type,
-    quantized,
-    requantized,
     result,
+    retyped,
 )
 from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.composition import COMPOSITION
@@ -333,8 +332,7 @@ def _permuted(value: Value, perm: tuple[int, ...]) -> Value | None:
         if value.quant is None:
             return dequantized(inner, value.type.dtype, node.origin)
         params = permuted_params(value.quant.params, inverse(perm))
-        made = quantized if node.op is QUANTIZE else requantized
-        return made(inner, params, node.origin, value.name)
+        return retyped(node, [inner], QuantType(params, inner.type.shape), value.name)
     turn = _turn(value)
     return turn[0] if turn is not None and turn[1] == perm else None
 

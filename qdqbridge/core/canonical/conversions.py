@@ -9,7 +9,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType, TensorType, static_shape
-from qdqbridge.core.ops.attributes import LinearAttrs
+from qdqbridge.core.ops.attributes import LinearAttrs, QuantizeAttrs
 from qdqbridge.core.ops.build import constant, evaluated, requantized, retyped
 from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.conversion import QUANTIZE, REINTERPRET, REQUANTIZE
@@ -44,7 +44,7 @@ def quantized_constant(node: Node, context: RuleContext) -> Proposal:
     data = source.constant
     if data is None or not isinstance(target, QuantType):
         return None
-    known = context.quantized.setdefault((data, source.type), {})
+    known = context.quantized.setdefault((data, source.type, node.attributes), {})
     if target.params not in known:
         if known and not context.budget.affords(data.size):
             raise UnsupportedModelError(
@@ -93,7 +93,8 @@ def dequantize_quantize(node: Node, context: RuleContext) -> Proposal:
     if stored is None or stored.quant is None or target is None:
         return None
     source = stored.quant.params
-    if not source.round_trips:
+    halved = node.record(QuantizeAttrs).precision is not None and source.storage_dtype.bits > 8
+    if not source.round_trips or halved:
         return None
     if covers(target.params, source):
         return Replace({node.output: stored})

@@ -96,12 +96,18 @@ def dequantize(stored: Array, params: QuantParams, dtype: Any = np.float32) -> A
     return wide_stored.astype(dtype) * scale
 
 
-def quantize(real: Array, params: QuantParams) -> Array:
+def quantize(real: Array, params: QuantParams, precision: DType | None = None) -> Array:
     """Returns ``saturate(rint(real / scale) + zero_point)`` in the storage type.
 
     The division is done in float32 by contract (float16 data is widened first, as onnxruntime
-    does, and int32 data becomes float32), in float64 for the ideal.
+    does, and int32 data becomes float32), in float64 for the ideal; or in the float type
+    ``precision``, which data and scale are rounded to before.
     """
+    if precision is not None:
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            divisor = params.aligned(params.scale, real.shape).astype(precision.numpy)
+            quotient = real.astype(precision.numpy) / divisor
+        return quantize(quotient.astype(np.float32), params.unscaled())
     if real.dtype.itemsize < 4 or real.dtype.kind in "iu":
         real = real.astype(np.float32)
     scale = params.aligned(params.scale, real.shape).astype(real.dtype)

@@ -376,6 +376,10 @@ def typed(
     return row, of_node
 
 
+UNSAID = "unsaid"
+"""Metadata of a field of attributes that the text form leaves out where it has its default."""
+
+
 @dataclass(frozen=True, slots=True)
 class NoAttributes(Attributes):
     """For operators without attributes."""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
-from qdqbridge.core.graph.operator import Attributes, Serialized
+from qdqbridge.core.graph.operator import UNSAID, Attributes, Serialized
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.row_major import parts
 from qdqbridge.core.graph.types import NestedType, QuantType, Shape, ValueType
@@ -278,7 +278,11 @@ def attributes_text(attributes: Attributes, *, complete: bool = False) -> str:
         attributes: The record.
         complete: Write the bytes of an opaque node instead of their hash.
     """
-    names = [field.name for field in fields(attributes)]  # type: ignore[arg-type] # a dataclass
+    names = [
+        field.name
+        for field in fields(attributes)  # type: ignore[arg-type] # a dataclass
+        if not (field.metadata.get(UNSAID) and getattr(attributes, field.name) == field.default)
+    ]
     if not names:
         return ""
     pairs = (f"{name}={_attribute(getattr(attributes, name), complete)}" for name in names)

@@ -184,6 +184,11 @@ class QuantParams:
             return self
         return replace(self, qmin=0, qmax=-1, saturate=True)
 
+    def unscaled(self) -> QuantParams:
+        """Returns what quantizes numbers that are divided by the scale already."""
+        ones = np.ones(self.scale.shape, np.float32)
+        return replace(self, scale=ones, expressed_dtype=DType.FLOAT32)
+
     def same_mapping(self, other: QuantParams) -> bool:
         """True where both map every stored value to the same real one (ranges may differ)."""
         return self.widened() == other.widened()

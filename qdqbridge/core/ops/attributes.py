@@ -7,13 +7,13 @@ Pads are written ``(begin…, end…)`` as ONNX does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated
 
 from qdqbridge.core.graph.attribute_codecs import AttributeCodec, Holds, Ints
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.operator import Attributes
+from qdqbridge.core.graph.operator import UNSAID, Attributes
 
 Axis = Annotated[int, AttributeCodec(holds=Holds.AXIS)]
 Axes = Annotated[Ints, AttributeCodec(tvm="axis", holds=Holds.AXES)]
@@ -257,6 +257,16 @@ class ShapeAttrs(Attributes):
 
     start: int = 0
     end: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeAttrs(Attributes):
+    """A quantize; ``precision`` is the type of the division, None for float32."""
+
+    precision: DType | None = field(default=None, metadata={UNSAID: True})
+
+
+IN_FLOAT32 = QuantizeAttrs()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from qdqbridge.core.graph.interpreter import computed
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Operator
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType, Shape, TensorType, ValueType
+from qdqbridge.core.ops.attributes import IN_FLOAT32
 from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
 
 # --------------------------------------------------------------------------------------------------
@@ -121,9 +122,7 @@ def quantized(
     value: Value, params: QuantParams, origin: Origin = NO_ORIGIN, name: str = ""
 ) -> Value:
     """Returns ``quantize(value)``."""
-    return result(
-        QUANTIZE, NO_ATTRIBUTES, [value], QuantType(params, value.type.shape), origin, name
-    )
+    return result(QUANTIZE, IN_FLOAT32, [value], QuantType(params, value.type.shape), origin, name)
 
 
 def requantized(

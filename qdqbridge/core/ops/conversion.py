@@ -23,21 +23,24 @@ from qdqbridge.core.graph.operator import (
     Types,
 )
 from qdqbridge.core.graph.types import QuantType, TensorType
+from qdqbridge.core.ops.attributes import QuantizeAttrs
 from qdqbridge.core.ops.shapes import differ, known
 from qdqbridge.core.ops.stored import present
 
 
-def _pass_codes_through(attributes: NoAttributes, operands: Operands) -> tuple[Array, ...]:
+def _pass_codes_through(attributes: Attributes, operands: Operands) -> tuple[Array, ...]:
     del attributes
     return present(operands, 1)
 
 
 def _quantize(
-    attributes: NoAttributes, operands: Operands, types: Types, results: Types
+    attributes: QuantizeAttrs, operands: Operands, types: Types, results: Types
 ) -> tuple[Array, ...] | None:
-    del attributes, types
+    del types
     (x,), result = present(operands, 1), results[0]
-    return (quantize(x, result.params),) if isinstance(result, QuantType) else None
+    if not isinstance(result, QuantType):
+        return None
+    return (quantize(x, result.params, attributes.precision),)
 
 
 def _dequantize(
@@ -102,11 +105,12 @@ def _check_reinterpret(node: Node, _: Attributes) -> Iterator[str]:
 QUANTIZE = Row(
     name="quantize",
     flow=Flow.CONVERT,
-    attributes=NoAttributes,
+    attributes=QuantizeAttrs,
     compute=_pass_codes_through,
     contract=_quantize,
     check=_quantized_ends_check(quantized_operand=False, quantized_result=True),
-    numerics="sat(rint(x / s) + z): float32 division, half to even. NaN gives qmin, "
+    numerics="sat(rint(x / s) + z): float32 division (or in the type that precision says), half to "
+    "even. NaN gives qmin, "
     "so that the range holds what it says (ONNX leaves NaN open: onnxruntime's gives the smallest "
     "value of the storage, and a Clip behind it makes that qmin, but not one in front of it). "
     "Otherwise equals onnxruntime 1.31.",

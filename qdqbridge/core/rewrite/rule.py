@@ -76,8 +76,8 @@ class RuleContext:
 
     editor: Editor
     budget: Budget
-    quantized: dict[tuple[Constant, ValueType], dict[QuantParams, Constant]] = field(
-        default_factory=dict[tuple[Constant, ValueType], dict[QuantParams, Constant]]
+    quantized: dict[tuple[Constant, ValueType, Attributes], dict[QuantParams, Constant]] = field(
+        default_factory=dict[tuple[Constant, ValueType, Attributes], dict[QuantParams, Constant]]
     )
     shared: dict[Hashable, Node] = field(default_factory=dict[Hashable, Node])
     facts: dict[Callable[[Graph], Any], Any] = field(

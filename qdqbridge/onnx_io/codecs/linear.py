@@ -27,10 +27,11 @@ from qdqbridge.onnx_io.codecs.codec import (
 )
 from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.reading.qdq import SCALE_DTYPES, SINCE, STORAGE_DTYPES
+from qdqbridge.onnx_io.reading.qdq_nodes import HALVES, PRECISION, division_of
 from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx
 
 _KNOWN = ("axis", "block_size", "output_dtype", "saturate", "precision")
-_BLOCKS, _FLOAT8, _PRECISION = 21, 19, 23
+_BLOCKS, _FLOAT8 = 21, 19
 
 
 def _read_quantize(node: NodeView) -> Decoded:
@@ -45,14 +46,13 @@ def _read_quantize(node: NodeView) -> Decoded:
         )
     if to not in STORAGE_DTYPES or (to is DType.INT32 and not node.domain):
         raise node.fault(f"QuantizeLinear to {to} does not exist")
-    precision = node.int_("precision", 0)
-    computed = dtype_of(precision, node.describe()) if precision else DType.FLOAT32
+    scale = real_dtype(node.operand(1))
     attributes = LinearAttrs(
         to,
         _quantization_axis(node),
         node.int_("block_size", 0),
         node.flag("saturate", default=True) or to.is_integer,
-        None if computed is DType.FLOAT32 else computed,
+        division_of(node, scale),
     )
     return decoded("QuantizeLinear", attributes, _operands(node))
 
@@ -91,7 +91,6 @@ def _quantization_axis(node: NodeView) -> int | None:
 
 def _write(name: str, *, typed: bool) -> Codec:
     def write(attributes: LinearAttrs, operands: Operands, opset: int) -> Encoded:
-        del opset
         given: dict[str, int] = {}
         if attributes.axis is not None:
             given["axis"] = attributes.axis
@@ -99,9 +98,9 @@ def _write(name: str, *, typed: bool) -> Codec:
             given["block_size"] = attributes.block_size
         if not attributes.saturate:
             given["saturate"] = 0
-        if attributes.precision is not None:
-            given["precision"] = dtype_to_onnx(attributes.precision)
         scale = real_dtype(operands[1])
+        if not typed:
+            given |= dividing(attributes.precision, scale, opset)
         if typed and attributes.to is not scale and scale is not DType.FLOAT8_E8M0:
             given["output_dtype"] = dtype_to_onnx(attributes.to)
         inputs: list[Value | NDArray[Any] | None] = list(operands)
@@ -118,11 +117,18 @@ def _write(name: str, *, typed: bool) -> Codec:
     return Codec(onnx_name=name, row=name, read=read, write=write, needs=_needs)
 
 
+def dividing(precision: DType | None, scale: DType, opset: int) -> dict[str, int]:
+    """Returns the attribute that says in which type a QuantizeLinear divides, where one has to."""
+    own = scale if scale in HALVES else DType.FLOAT32
+    wanted = precision or DType.FLOAT32
+    return {} if opset < PRECISION or wanted is own else {"precision": dtype_to_onnx(wanted)}
+
+
 def _needs(attributes: LinearAttrs) -> int:
     least = SINCE.get(attributes.to, OLDEST)
     least = max(least, _BLOCKS if attributes.block_size else OLDEST)
     least = max(least, OLDEST if attributes.saturate else _FLOAT8)
-    return max(least, OLDEST if attributes.precision is None else _PRECISION)
+    return max(least, OLDEST if attributes.precision is None else PRECISION)
 
 
 def _microsoft(codec: Codec) -> Codec:

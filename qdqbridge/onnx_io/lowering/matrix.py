@@ -35,9 +35,28 @@ def of_run_time(context: LoweringContext, parameters: Sequence[str], data: Seque
     return not constant and all(known.element_type(name) in _BYTES for name in data)
 
 
-def matmul_sum(context: LoweringContext, left: tuple[str, str], right: tuple[str, str]) -> str:
-    """Returns ``(a - za) @ (b - zb)`` in int32; operands are data and zero point."""
+def counts_rows(context: LoweringContext, zero: str, right: str) -> bool:
+    """True for a zero point per row, times a matrix of known extents."""
+    rows, shape = context.known.shape(zero) if zero else None, context.known.shape(right)
+    known = rows and shape and len(shape) > 1 and isinstance(shape[-2], int)
+    return bool(known) and any(isinstance(n, int) and n > 1 for n in rows or ())
+
+
+def matmul_sum(
+    context: LoweringContext, left: tuple[str, str], right: tuple[str, str], result: str = ""
+) -> str:
+    """Returns ``(a - za) @ (b - zb)`` in int32; operands are data and zero point.
+
+    With one per row it is ``MatMulInteger(a, b, 0, zb) - za * MatMulInteger(1, b, 0, zb)``, which
+    wraps to the same sum: onnxruntime's has one zero point of the first operand.
+    """
     (a, za), (b, zb) = left, right
+    if counts_rows(context, za, b):
+        (terms, _) = (context.known.shape(b) or (0, 0))[-2:]
+        ones = context.enter(np.ones((1, int(terms)), np.uint8), "ones")
+        plain, sums = (matmul_sum(context, (each, ""), right) for each in (a, ones))
+        wide = context.op("Cast", [along_rows(context, za)], to=TensorProto.INT32)
+        return context.op("Sub", [plain, context.op("Mul", [sums, wide])], result)
     if not za and zb:
         kind = context.known.element_type(a)
         if kind not in _BYTES:
@@ -47,7 +66,7 @@ def matmul_sum(context: LoweringContext, left: tuple[str, str], right: tuple[str
                 "give both zero points",
             )
         za = context.enter(np.zeros((), np.int8 if kind == TensorProto.INT8 else np.uint8), "zero")
-    return context.op("MatMulInteger", [a, b, za, zb])
+    return context.op("MatMulInteger", [a, b, za, zb], result)
 
 
 def conv_sum(
@@ -175,6 +194,18 @@ def qlinear_matmul(context: LoweringContext) -> None:
         b, _flatten_qparams(context, sb, -1), _flatten_qparams(context, zb, -1), axis=-1
     )
     context.quantize(context.op("MatMul", [left, right]), sy, zy, a, context.proto.output[0])
+
+
+def matmul_integer(context: LoweringContext) -> None:
+    """A product whose first operand has a zero point per row; others stay as they are.
+
+    Source: ONNX MatMulInteger-10.
+    """
+    a, b, za, zb = (context.input(i) for i in range(4))
+    if counts_rows(context, za, b):
+        matmul_sum(context, (a, za), (b, zb), context.proto.output[0])
+    else:
+        context.known.lowered.append(context.proto)
 
 
 def _flatten_qparams(context: LoweringContext, name: str, axis: int) -> str:

@@ -68,6 +68,7 @@ LOWERINGS: tuple[Lowering, ...] = (
     Lowering("", "LSTM", 3, 8, recurrent.steps_first),
     Lowering("", "GRU", 3, 6, recurrent.steps_first),
     Lowering("", "RNN", 3, 6, recurrent.steps_first),
+    Lowering("", "MatMulInteger", 2, 4, matrix.matmul_integer),
     Lowering("", "QLinearMatMul", 8, 8, matrix.qlinear_matmul),
     _microsoft("QLinearMatMul", 8, 8, matrix.qlinear_matmul),
     _microsoft("QGemm", 6, 9, matrix.qgemm),

@@ -19,7 +19,7 @@ from qdqbridge.core.graph.graph import Node, Note, Origin, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow, Operator
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType, Shape, TensorType, ValueType
-from qdqbridge.core.ops.attributes import ClipAttrs, GemmAttrs, LinearAttrs
+from qdqbridge.core.ops.attributes import ClipAttrs, GemmAttrs, LinearAttrs, QuantizeAttrs
 from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET, REQUANTIZE
 from qdqbridge.core.ops.data_movement import IDENTITY
 from qdqbridge.core.ops.elementwise import CONCAT
@@ -449,7 +449,7 @@ class NodeReader:
         params = params_of(encoding, data, self.params)
         self._note(remarks(view, encoding, params, data))
         result = Value(QuantType(params, data.type.shape), proto.output[0])
-        self._add(QUANTIZE, NO_ATTRIBUTES, [data], [result], proto)
+        self._add(QUANTIZE, QuantizeAttrs(encoding.precision), [data], [result], proto)
 
     def _dequantize(self, proto: onnx.NodeProto) -> None:
         view = self._view(proto, [self._operand(name) for name in proto.input])

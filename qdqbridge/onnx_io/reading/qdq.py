@@ -45,6 +45,7 @@ class Encoding:
         shape: Shape of the data, as far as known.
         expressed: Element type of the real side; that of the scale where the node does not say.
         saturate: The attribute of QuantizeLinear.
+        precision: The type in which a QuantizeLinear divides, None for float32.
     """
 
     where: str
@@ -56,6 +57,7 @@ class Encoding:
     shape: Shape
     expressed: DType | None = None
     saturate: bool = True
+    precision: DType | None = None
 
     @property
     def expressed_dtype(self) -> DType:

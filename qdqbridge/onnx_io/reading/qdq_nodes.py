@@ -14,6 +14,10 @@ from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.reading.qdq import SINCE, Encoding
 from qdqbridge.onnx_io.tensors import dtype_of
 
+HALVES = (DType.FLOAT16, DType.BFLOAT16)
+PRECISION = 23
+"""The opset whose QuantizeLinear says in which type it divides."""
+
 
 def encoding_of(view: NodeView, data: Value, storage: DType | None) -> Encoding | None:
     """Returns what the node says about its parameters; None where they are run-time values.
@@ -25,7 +29,6 @@ def encoding_of(view: NodeView, data: Value, storage: DType | None) -> Encoding 
 
     Raises:
         InvalidModelError: The node contradicts itself or its opset.
-        UnsupportedQuantization: It divides in a type that no parameters of a type stand for.
     """
     where = f"{view.file}, {view.describe()}"
     scale = _parameter(view, 1)
@@ -40,7 +43,6 @@ def encoding_of(view: NodeView, data: Value, storage: DType | None) -> Encoding 
         storage = _storage(view, zero_point, where)
     _check_since(view, storage, where)
     _check_since(view, scale.dtype, where)
-    _check_precision(view, scale.dtype, data.type.dtype, where)
     return Encoding(
         where,
         storage,
@@ -51,6 +53,7 @@ def encoding_of(view: NodeView, data: Value, storage: DType | None) -> Encoding 
         data.type.shape,
         _expressed(view, data, where),
         bool(view.int_("saturate", 1)),
+        division_of(view, scale.dtype) if view.proto.op_type == "QuantizeLinear" else None,
     )
 
 
@@ -65,25 +68,25 @@ def _check_since(view: NodeView, dtype: DType, where: str) -> None:
         )
 
 
-def _check_precision(view: NodeView, scale: DType, data: DType, where: str) -> None:
-    """Refuses a QuantizeLinear whose division is to be rounded to another type than ours.
+def division_of(view: NodeView, scale: DType) -> DType | None:
+    """Returns the type in which a QuantizeLinear divides; None for float32.
 
-    We divide in float32, as onnxruntime does up to opset 22. From opset 23 on ONNX's default is the
-    type of the scale, and onnxruntime (1.32) divides halves in float16: up to 11 LSB of 16 bits,
-    which docs/support.md tells. ``precision`` may say float32; another type is refused.
+    Before opset 23 no sentence says it of halves: it is float32 here, as in onnxruntime. Since then
+    it is ``precision``, or else the type of the scale.
+
+    Raises:
+        InvalidModelError: ``precision`` names another type than those of scales.
     """
-    declared = view.int_("precision", 0)
-    if not declared:
-        return
-    dtype = dtype_of(declared, where)
-    if dtype is DType.FLOAT32 or (dtype is scale and dtype is data):
-        return
-    raise UnsupportedQuantization(
-        f"the attribute precision asks for a division in {dtype}",
-        where=where,
-        why=f"{data} data is divided by a {scale} scale in float32 here",
-        fix="set precision to float32 (1), or leave it out",
-    )
+    declared, dtype = view.int_("precision", 0), scale
+    if declared:
+        dtype = dtype_of(declared, f"{view.file}, {view.describe()}")
+        if dtype not in (DType.FLOAT32, *HALVES):
+            raise view.fault(
+                f"precision is {dtype}", why="a division is in float32, float16 or bfloat16"
+            )
+    elif view.opset < PRECISION or view.proto.domain not in ONNX_DOMAINS:
+        return None
+    return dtype if dtype in HALVES else None
 
 
 def _expressed(view: NodeView, data: Value, where: str) -> DType | None:

@@ -8,7 +8,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.graph.types import NestedType, TensorType
-from qdqbridge.core.ops.attributes import GemmAttrs
+from qdqbridge.core.ops.attributes import GemmAttrs, QuantizeAttrs
 from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.composition import CompositionAttrs
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
@@ -19,6 +19,7 @@ from qdqbridge.core.ops.pooling import AVERAGE_POOL
 from qdqbridge.core.ops.simulated import SimulatedAttrs
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.codecs import BY_ROW, encode, since
+from qdqbridge.onnx_io.codecs.linear import dividing
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs, opaque_node_proto
 from qdqbridge.onnx_io.reading.operator_versions import moved
 from qdqbridge.onnx_io.runtime.operators import runtime_operator
@@ -352,6 +353,9 @@ class NodeWriter(RowWriter):
                 tensor = rounded(self, tensor, dtype, value) if stored else tensor
                 tensor = clamp_real(self, tensor, dtype, value)
         inputs, stated = [tensor, *self.parameters.of(params, stem(target))], quantizing(params)
+        if node is not None and isinstance(node.attributes, QuantizeAttrs):
+            own = params.expressed_dtype
+            stated |= dividing(node.attributes.precision, own, self.opset)
         type_ = TensorType(params.storage_dtype, shape)
         if type_.dtype.is_small_float and self.opset >= TYPE_TOLD:
             del inputs[2:]  # onnxruntime's fusions read the zero point of a float8 as an integer

@@ -12,7 +12,7 @@ from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType
-from qdqbridge.core.ops.attributes import LinearAttrs
+from qdqbridge.core.ops.attributes import LinearAttrs, QuantizeAttrs
 from qdqbridge.core.ops.composition import CompositionAttrs
 from qdqbridge.core.ops.conversion import QUANTIZE, REQUANTIZE
 from qdqbridge.core.ops.run_time_parameters import QUANTIZE_LINEAR
@@ -23,6 +23,7 @@ from qdqbridge.onnx_io.codecs.schema import schema_of, schema_type
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS, plain_domain
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.onnx_io.reading.operator_versions import can_be_moved
+from qdqbridge.onnx_io.reading.qdq_nodes import PRECISION
 from qdqbridge.onnx_io.reading.structure import subgraphs
 from qdqbridge.onnx_io.runtime.operators import runtime_operator
 from qdqbridge.onnx_io.tensors import onnx_name
@@ -301,7 +302,10 @@ def _conversion_needs(node: Node) -> Iterator[Need]:
     if isinstance(source, QuantType):
         if node.op is REQUANTIZE and source.params.expressed_dtype is not own:
             yield _at_least(23, "a requantization between scales of two element types")
-    elif node.op is QUANTIZE and source.dtype.is_integer:
+        return
+    if isinstance(node.attributes, QuantizeAttrs) and node.attributes.precision is not None:
+        yield _at_least(PRECISION, f"a division in {node.attributes.precision}")
+    if node.op is QUANTIZE and source.dtype.is_integer:
         yield Need(f"a {own} scale for {source.dtype} data", _IntegerQuantize())
     elif node.op is QUANTIZE and own not in (source.dtype, DType.FLOAT32):
         yield _at_least(23, f"a {own} scale for {source.dtype} data")

@@ -38,6 +38,16 @@ class CaseBody:
         """Returns the names of the model's outputs."""
         return [str(info.name) for info in self.model.graph.output]
 
+    def fixed(self) -> bytes:
+        """Returns the file with the extents that the inputs have."""
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        pairs = [(info, self.inputs[info.name]) for info in model.graph.input]
+        pairs += list(zip(model.graph.output, self.allowed[0][1], strict=True))
+        for info, values in pairs:
+            info.CopyFrom(typed(info.name, values))
+        return model.SerializeToString()
+
 
 @dataclass(frozen=True)
 class ConformanceSituation:

@@ -13,6 +13,8 @@ from qdqbridge.targets.conformance.exact import Array
 
 STRICT, OPEN = "strict", "open"
 """The folder of cases with one result, and that of cases in which the text leaves a choice."""
+RUNNER = Path(__file__).with_name("run.py")
+"""ONNX's own runner on a folder; it is copied there, since it needs nothing of this package."""
 LICENCE = "SPDX-License-Identifier: Apache-2.0"
 
 
@@ -24,7 +26,7 @@ def write_cases(folder: Path, cases: tuple[ConformanceCase, ...]) -> None:
         cases: What is written.
     """
     for case in cases:
-        where = folder / (OPEN if case.is_open else STRICT) / case.name
+        where = folder / (OPEN if case.is_open else STRICT) / f"test_{case.name}"
         where.mkdir(parents=True, exist_ok=True)
         (where / "model.onnx").write_bytes(case.body.model.SerializeToString(deterministic=True))
         for number, (_, outputs) in enumerate(case.body.allowed):
@@ -49,6 +51,7 @@ def write_cases(folder: Path, cases: tuple[ConformanceCase, ...]) -> None:
         text = json.dumps(told, indent=1, ensure_ascii=False) + "\n"
         (where / "data.json").write_text(text, "utf-8")
     (folder / "README.md").write_text(page(cases), "utf-8")
+    (folder / RUNNER.name).write_text(f"# {LICENCE}\n{RUNNER.read_text('utf-8')}", "utf-8")
 
 
 def _write(path: Path, name: str, values: Array) -> None:
@@ -71,11 +74,14 @@ def page(cases: tuple[ConformanceCase, ...]) -> str:
 <!-- {LICENCE} -->
 # What ONNX's text says of quantized models, in {len(cases)} small models
 
-`{STRICT}/` ({len(cases) - opened} cases) has ONNX's layout of test data: `CASE/model.onnx`,
-`CASE/test_data_set_0/input_N.pb` and `output_N.pb`, and `data.json` with `rtol` and `atol` 0. Every
-output was computed in integers and fractions, and one value is right. `{OPEN}/` ({opened} cases)
-has what the text leaves open: each `CASE/allowed_N` has the same inputs and the outputs of one
-reading, which `data.json` names.
+`{STRICT}/` ({len(cases) - opened} cases) has ONNX's layout of test data: `test_CASE/model.onnx`,
+`test_CASE/test_data_set_0/input_N.pb` and `output_N.pb`, and `data.json` with `rtol` and `atol` 0.
+Every output was computed in integers and fractions, and one value is right. `{OPEN}/`
+({opened} cases) has what the text leaves open: each `test_CASE/allowed_N` has the same inputs and
+the outputs of one reading, which `data.json` names.
+
+`python {RUNNER.name} onnxruntime` gives the strict cases to ONNX's runner (`onnx.backend.test`).
+So it does with `onnx.reference`, and with any module that is an `onnx.backend.base.Backend`.
 
 The files are licensed under Apache-2.0.
 

@@ -77,6 +77,11 @@ _ALL = (
         untimed="where the processor is emulated, what it takes says nothing", without_vnni=True,
     ),
     EngineKind(
+        "onnxruntime-web", "onnxruntime-web in Node (WebAssembly)", "",
+        "npm install onnxruntime-web", "onnxruntime_web", "ort",
+        untimed="its interface in Node tells no times", programs=("node",),
+    ),
+    EngineKind(
         "qnn-htp", "Hexagon (host build of the NPU's backend)", "onnxruntime_qnn",
         "pip install onnxruntime-qnn", "qnn_htp", "qnn", fixed=True,
         untimed="what the host build takes says nothing of the device",
@@ -94,6 +99,11 @@ _ALL = (
         "litert", "LiteRT, CPU", "ai_edge_litert",
         "pip install ai-edge-litert", "litert", "tflite", suffix=".tflite", shows=False,
         untimed="its Python interface tells no times",
+    ),
+    EngineKind(
+        "iree", "IREE, CPU", "iree",
+        "pip install iree-base-compiler iree-base-runtime onnx", "iree_cpu", "ort",
+        untimed="it runs whole models", programs=("iree-import-onnx",),
     ),
     EngineKind(
         "tosa", "TOSA reference model", "",

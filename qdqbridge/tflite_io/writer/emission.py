@@ -409,6 +409,11 @@ class Emission:
 
     def clamped(self, made: int, result: int, params: QuantParams) -> None:
         """Clamps stored integers to a type's range: as a Relu, or by one or two extremes."""
+        if not params.per_tensor:
+            raise NoCounterpart(
+                f"it clamps to {params.qmin} and {params.qmax} with scales of channels",
+                "quantize it per tensor, or over the whole range of its storage type",
+            )
         kind = fusable(params)
         if kind is not None:
             name, version = CLAMPS[kind]

@@ -13,7 +13,9 @@ from onnx import TensorProto
 import qdqbridge as qb
 from qdqbridge.app.pipeline import session
 from qdqbridge.core.canonical import canonicalize
-from qdqbridge.errors import InvalidModelError, UnsupportedQuantization
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.ops.attributes import QuantizeAttrs
+from qdqbridge.errors import InvalidModelError
 from tests.core.canonical.idiom_models import X, constant_of, node_of, notes_of, settled
 from tests.onnx_models import Array, Builder, ints, load, ops, run
 
@@ -131,23 +133,27 @@ def test_pads_of_both_zeros_are_two() -> None:
 
 @pytest.mark.idiom("A13")
 @pytest.mark.parametrize(
-    ("precision", "half", "fits"),
-    [(0, False, True), (TensorProto.FLOAT, False, True), (TensorProto.FLOAT, True, True),
-     (TensorProto.FLOAT16, True, True), (TensorProto.FLOAT16, False, False),
-     (TensorProto.DOUBLE, False, False), (TensorProto.BFLOAT16, True, False)],
+    ("precision", "half", "kept"),
+    [(0, False, None), (0, True, DType.FLOAT16), (TensorProto.FLOAT, True, None),
+     (TensorProto.FLOAT16, False, DType.FLOAT16), (TensorProto.BFLOAT16, True, DType.BFLOAT16)],
 )  # fmt: skip
-def test_the_precision_of_the_division_is_ours_or_refused(
-    precision: int, half: bool, fits: bool
-) -> None:
+def test_the_type_of_the_division_is_kept(precision: int, half: bool, kept: DType | None) -> None:
+    (node,) = canonicalize(load(_dividing(precision, half=half))).nodes
+    assert node.record(QuantizeAttrs).precision is kept
+
+
+def test_a_division_in_a_type_that_no_scale_has_is_refused() -> None:
+    with pytest.raises(InvalidModelError, match="precision is float64"):
+        load(_dividing(TensorProto.DOUBLE, half=False))
+
+
+def _dividing(precision: int, *, half: bool) -> onnx.ModelProto:
     b = Builder(23)
     scale: Any = np.float16(0.1) if half else np.float32(0.1)
     x = b.input("x", [2, 4], TensorProto.FLOAT16 if half else TensorProto.FLOAT)
-    b.output(b.q(x, scale, 3, precision=precision), elem_type=TensorProto.UINT8)
-    if fits:
-        assert "quantize" in ops(canonicalize(load(b.model())))
-        return
-    with pytest.raises(UnsupportedQuantization, match="attribute precision"):
-        load(b.model())
+    given = {"precision": precision} if precision else {}
+    b.output(b.q(x, scale, 3, **given), elem_type=TensorProto.UINT8)
+    return b.model()
 
 
 @pytest.mark.idiom("B14")

@@ -11,7 +11,7 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.edit import Editor
 from qdqbridge.core.graph.graph import Graph, Node, Origin, Value
-from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes
+from qdqbridge.core.graph.operator import Attributes
 from qdqbridge.core.graph.quantization import QuantParams, per_tensor
 from qdqbridge.core.graph.types import QuantType, Shape, TensorType, ValueType
 from qdqbridge.core.ops.table import BY_NAME
@@ -49,14 +49,16 @@ def apply(
     op: str,
     *operands: Value | None,
     type_: ValueType | None = None,
-    attributes: Attributes = NO_ATTRIBUTES,
+    attributes: Attributes | None = None,
     name: str = "",
 ) -> Value:
     """Returns the result of a node; float of the longest operand's shape if no type is given."""
     assert operands[0] is not None
     shape = max((v.type.shape for v in operands if v is not None), key=lambda s: len(s or ()))
     value = Value(type_ or TensorType(DType.FLOAT32, shape), name or op.lower())
-    Node(BY_NAME[op], attributes, operands, [value], Origin((name or op.lower(),)))
+    row = BY_NAME[op]
+    given = row.attributes() if attributes is None else attributes
+    Node(row, given, operands, [value], Origin((name or op.lower(),)))
     return value
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from qdqbridge.core.graph.edit import Editor, execution_order, link, unlink
 from qdqbridge.core.graph.graph import Graph, Node, Origin, Value
-from qdqbridge.core.graph.operator import NO_ATTRIBUTES
+from qdqbridge.core.ops.attributes import IN_FLOAT32
 from qdqbridge.core.ops.conversion import QUANTIZE
 from qdqbridge.errors import InvalidModelError
 from tests.core.graph.graphs import (
@@ -93,7 +93,7 @@ def test_user_lists_know_every_edge() -> None:
 
 def test_link_and_unlink() -> None:
     x = plain("x", (1,))
-    node = Node(QUANTIZE, NO_ATTRIBUTES, [x, None, x], [stored("y", U8, (1,))])
+    node = Node(QUANTIZE, IN_FLOAT32, [x, None, x], [stored("y", U8, (1,))])
     assert not node.linked
     assert not x.users
     link(node)

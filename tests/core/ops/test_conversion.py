@@ -10,6 +10,7 @@ from qdqbridge.core.graph.numerics import codes
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Array
 from qdqbridge.core.graph.quantization import per_tensor
 from qdqbridge.core.graph.types import QuantType, TensorType, ValueType
+from qdqbridge.core.ops.attributes import IN_FLOAT32
 from qdqbridge.core.ops.table import BY_NAME
 from tests.core.ops.onnxruntime_oracle import Operand, mismatches, ours, pairs, theirs
 
@@ -17,7 +18,8 @@ from tests.core.ops.onnxruntime_oracle import Operand, mismatches, ours, pairs, 
 def convert(name: str, stored: Array, source: ValueType, result: ValueType) -> Array:
     contract = BY_NAME[name].contract
     assert contract is not None
-    answer = contract(NO_ATTRIBUTES, (stored,), (source,), (result,))
+    attributes = BY_NAME[name].attributes()
+    answer = contract(attributes, (stored,), (source,), (result,))
     assert answer is not None
     return answer[0]
 
@@ -38,7 +40,7 @@ def test_quantize_and_dequantize_equal_onnxruntime() -> None:
         half = (rng.integers(-300, 300, 500) / 2).astype(np.float32) * np.float32(float(py.scale))
         x = Operand(np.concatenate([half, rng.standard_normal(500).astype(np.float32)]))
         (their,) = theirs("Identity", [x], [py])
-        (our,) = ours("quantize", NO_ATTRIBUTES, [x], [py])
+        (our,) = ours("quantize", IN_FLOAT32, [x], [py])
         assert mismatches(their, our) == 0
         q = Operand(codes(px), px)
         (their,) = theirs("Identity", [q], [None])

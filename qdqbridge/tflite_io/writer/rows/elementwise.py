@@ -11,7 +11,7 @@ import numpy as np
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.types import TensorType
-from qdqbridge.core.ops.attributes import AlphaAttrs, ClipAttrs, GeluAttrs
+from qdqbridge.core.ops.attributes import AlphaAttrs, ClipAttrs, GeluAttrs, QuantizeAttrs
 from qdqbridge.core.ops.composition import COMPOSITION, CompositionAttrs
 from qdqbridge.core.ops.conversion import REQUANTIZE
 from qdqbridge.core.ops.unary import CLIP, ELU, GELU, LEAKY_RELU
@@ -187,7 +187,18 @@ def quantize(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> Non
             e.add("QUANTIZE", x[:1], [made], version=2)
         e.add(name, [made], y, version=version)
         return
-    e.add("QUANTIZE", x[:1], y, version=2 if e.type_of(x[0])[0] != "FLOAT32" else 1)
+    if isinstance(node.attributes, QuantizeAttrs) and node.attributes.precision is not None:
+        raise NoCounterpart(
+            f"it divides in {node.attributes.precision}", "let it divide in float32"
+        )
+    source = node.operand(0)
+    if source.quant is not None and not source.quant.params.per_tensor:
+        raise NoCounterpart("LiteRT requantizes with one scale only", "quantize it per tensor")
+    real = x[0]
+    if source.type.dtype is DType.INT32 and source.quant is None:
+        real = e.plain("FLOAT32", e.type_of(real)[1], f"{source.name}_float32")
+        e.cast(x[0], real)
+    e.add("QUANTIZE", [real], y, version=2 if e.type_of(real)[0] != "FLOAT32" else 1)
 
 
 def dequantize(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import quantize
 from qdqbridge.core.graph.quantization import QuantParams
@@ -271,6 +272,24 @@ class FunctionEmitter(ABC):
         zero_point, scale = self._along_blocks(stored, params)
         centred = self.emit(self.op.subtract(self.cast(stored, "int32"), zero_point))
         return self.emit(self.op.multiply(self.cast(centred, "float32"), scale))
+
+    def quotient(self, real: Expr, params: QuantParams, precision: DType) -> Expr:
+        """Returns ``real / scale`` as a type holds it; what quantizes it has a scale of 1."""
+        if params.blocked:
+            return self.divided(real, self._along_blocks(real, params)[1], precision)
+        lined = params.aligned(params.scale, (1,) * len(self.extents(real)))
+        return self.divided(real, self.number(lined.astype(np.float32)), precision)
+
+    def divided(self, real: Expr, scale: Expr, precision: DType) -> Expr:
+        """Returns the quotient that a type holds, as float32.
+
+        Float32's has more than twice the digits of float16 and bfloat16, and two: rounded to these,
+        it is their own.
+        """
+        dtype = tvm_dtype(precision)
+        numbers = [self.cast(self.cast(each, dtype), "float32") for each in (real, scale)]
+        quotient = self.emit(self.op.divide(*numbers))
+        return self.cast(self.cast(quotient, dtype), "float32")
 
     def _rounded_in_blocks(self, real: Expr, params: QuantParams) -> Expr:
         """Divides by repeated scales, in float32 whatever the numbers are, rounds and shifts."""

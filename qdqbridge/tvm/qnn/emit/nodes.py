@@ -8,10 +8,11 @@ from typing import TypeAlias
 import numpy as np
 
 from qdqbridge.core.graph.attribute_codecs import call_attributes, spatial_axes
+from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Flow, Operator
 from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.ops.attributes import AxisAttrs
+from qdqbridge.core.ops.attributes import AxisAttrs, QuantizeAttrs
 from qdqbridge.core.ops.composition import COMPOSITION, CompositionAttrs, table
 from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET, REQUANTIZE
 from qdqbridge.core.ops.data_movement import OPERATORS as MOVES
@@ -36,13 +37,19 @@ def _quantize(emitter: FunctionEmitter, node: Node) -> Expr:
     result = node.output.quant
     assert result is not None
     real = emitter.value(node.operand(0))
-    if node.operand(0).type.dtype.is_integer:  # int32, which TVM's operator does not take
+    dtype = node.operand(0).type.dtype
+    if dtype.is_integer or dtype is DType.BFLOAT16:  # which TVM's operator does not take
         real = emitter.cast(real, "float32")
-    return emitter.quantize(real, result.params)
+    params, precision = result.params, node.record(QuantizeAttrs).precision
+    if precision is not None:
+        real, params = emitter.quotient(real, params, precision), params.unscaled()
+    return emitter.quantize(real, params)
 
 
 def _dequantize(emitter: FunctionEmitter, node: Node) -> Expr:
-    real = emitter.real(node.operand(0))
+    stored = node.operand(0)
+    assert stored.quant is not None
+    real = emitter.dequantize(emitter.value(stored), stored.quant.params)
     return emitter.cast(real, tvm_dtype(node.output.type.dtype))
 
 

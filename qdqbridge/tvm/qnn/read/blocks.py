@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,14 @@ from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.ops.attributes import IN_FLOAT32, QuantizeAttrs
 from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE
 from qdqbridge.core.ops.elementwise import MUL
 from qdqbridge.tvm.qnn.origin import element
 from qdqbridge.tvm.qnn.read.call import Call
 from qdqbridge.tvm.qnn.read.parameters import as_stated, expressed, small_float_as_stated
 from qdqbridge.tvm.qnn.read.reading import Reading, tensor
+from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node
 
 
 def dequantized(reading: Reading, call: Call, value: Value) -> Value | None:
@@ -109,7 +112,31 @@ def quantized(reading: Reading, call: Call, data: Value, unit: QuantParams) -> V
     for text in () if call.provenance is None else call.provenance.results[:1]:
         params = expressed(params, text) if text else params
     type_ = QuantType(params, call.result.shape)
-    return reading.node(QUANTIZE, NO_ATTRIBUTES, [_halves(quotient)], type_, call)
+    return reading.node(QUANTIZE, IN_FLOAT32, [_halves(quotient)], type_, call)
+
+
+def divided(call: Call, data: Value, unit: QuantParams) -> tuple[Value, QuantParams, QuantizeAttrs]:
+    """``quantize(x / scale, 1)`` whose span says in which type it divides: x and the parameters."""
+    stated = None if call.provenance is None else call.provenance.attributes
+    if not isinstance(stated, QuantizeAttrs) or stated.precision is None:
+        return data, unit, IN_FLOAT32
+    quotient = _made_by(_uncast(data, call), "Div")
+    scale = None if quotient is None else _uncast(quotient.operand(1), call).constant
+    if quotient is None or scale is None or call.provenance is None:
+        return data, unit, IN_FLOAT32
+    params = replace(unit, scale=scale.numpy().astype(np.float32).reshape(unit.scale.shape))
+    for text in call.provenance.results[:1]:
+        params = expressed(params, text) if text else params
+    return _uncast(quotient.operand(0), call), params, stated
+
+
+def _uncast(value: Value, call: Call) -> Value:
+    """Returns what the Casts of a node's own calls read."""
+    cast = _made_by(value, "Cast")
+    while cast is not None and provenance_of_node(cast) == call.provenance:
+        value = cast.operand(0)
+        cast = _made_by(value, "Cast")
+    return value
 
 
 def _same_kind(text: str, stored: Value) -> bool:

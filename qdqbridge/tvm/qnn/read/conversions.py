@@ -13,12 +13,12 @@ from qdqbridge.core.graph.numerics import quantize as rounded
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType
-from qdqbridge.core.ops.attributes import ClipAttrs
+from qdqbridge.core.ops.attributes import IN_FLOAT32, ClipAttrs
 from qdqbridge.core.ops.composition import COMPOSITION, CompositionAttrs, table
 from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
 from qdqbridge.tvm.qnn.origin import element, function_of, may_be_operand, provenance_of
 from qdqbridge.tvm.qnn.read import accumulate, parameters
-from qdqbridge.tvm.qnn.read.blocks import quantized, quantized_small_floats
+from qdqbridge.tvm.qnn.read.blocks import divided, quantized, quantized_small_floats
 from qdqbridge.tvm.qnn.read.call import Call, UnroundedProduct
 from qdqbridge.tvm.qnn.read.reading import Reading, tensor
 from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node
@@ -64,8 +64,9 @@ def quantize(reading: Reading, call: Call) -> Value:
     blocked = quantized(reading, call, data, params)
     if blocked is not None:
         return blocked
+    data, params, attributes = divided(call, data, params)
     data, params = _sub_byte(reading, call, data, params)
-    return reading.node(QUANTIZE, NO_ATTRIBUTES, [data], type_.with_params(params), call)
+    return reading.node(QUANTIZE, attributes, [data], type_.with_params(params), call)
 
 
 def _sub_byte(
@@ -105,7 +106,7 @@ def quantize_minifloat(reading: Reading, call: Call) -> Value:
     data, params = quantized_small_floats(reading, data, _minifloat(reading, call))
     records = () if call.provenance is None else call.provenance.results
     type_ = QuantType(parameters.small_float_as_stated(params, records), call.result.shape)
-    return reading.node(QUANTIZE, NO_ATTRIBUTES, [data], type_, call)
+    return reading.node(QUANTIZE, IN_FLOAT32, [data], type_, call)
 
 
 def dequantize_minifloat(reading: Reading, call: Call) -> Value:

@@ -33,8 +33,6 @@ def linear_module(node: Node, attributes: LinearAttrs) -> ir.IRModule:
     Raises:
         UnsupportedTargetError: TVM cannot compute it.
     """
-    if attributes.precision is not None:
-        raise unsupported(node, f"it divides in {attributes.precision}")
     builder = relax.BlockBuilder()
     emitter = RelaxEmitter(builder, {})
     params: list[Any] = []
@@ -58,7 +56,10 @@ def _emit_dynamic_quantize(emitter: RelaxEmitter, node: Node, attributes: Linear
     x, scale, zero_point = _three(node)
     real = emitter.cast(emitter.value(x), _WIDE)
     divisor = _aligned(emitter, node, attributes, scale, _WIDE)
-    scaled = emitter.emit(emitter.op.divide(real, divisor))
+    if attributes.precision is None:
+        scaled = emitter.emit(emitter.op.divide(real, divisor))
+    else:
+        scaled = emitter.divided(real, divisor, attributes.precision)
     if not attributes.to.is_integer:
         return emitter.quantize(scaled, unit_params(attributes.to, saturate=attributes.saturate))
     if zero_point is not None:

@@ -19,7 +19,7 @@ from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.core.graph.quantization import QuantParams, per_tensor
 from qdqbridge.core.graph.types import QuantType, TensorType
-from qdqbridge.core.ops.attributes import ClipAttrs
+from qdqbridge.core.ops.attributes import IN_FLOAT32, ClipAttrs
 from qdqbridge.tvm.qnn.read.reader import CallReader
 
 NAME = "relay.op.annotation.simulated_quantize"
@@ -78,7 +78,7 @@ def simulated_quantize(reader: CallReader) -> Value:
         )
         return reader.emit("Clip", [x], ClipAttrs(*bounds))
     type_ = QuantType(grid.params(storage), x.type.shape)
-    stored = reader.reading.node("quantize", NO_ATTRIBUTES, [x], type_, reader.call)
+    stored = reader.reading.node("quantize", IN_FLOAT32, [x], type_, reader.call)
     counter: list[Value] = reader.reading.memory.setdefault((NAME,), [])
     counter.append(stored)
     stored.name = f"simulated_quantize_{len(counter)}"

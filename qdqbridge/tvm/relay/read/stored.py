@@ -19,6 +19,7 @@ from qdqbridge.core.graph.graph import NO_ORIGIN, Node, Note, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType, TensorType, static_shape
+from qdqbridge.core.ops.attributes import IN_FLOAT32
 from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
 from qdqbridge.core.ops.data_movement import TRANSPOSE
 from qdqbridge.core.ops.reduction import REDUCE_SUM
@@ -145,7 +146,7 @@ def between(row: Row, when: Callable[[Call], bool] = lambda call: True) -> Row:
         made = row(reading, replace(call, args=(real, *call.args[1:]), results=floats))
         params = _summed(changed(_qparams_of(data), call.dtype), data, call)
         type_ = QuantType(params, call.result.shape)
-        value = reading.node(QUANTIZE, NO_ATTRIBUTES, [reading.value(made)], type_, call)
+        value = reading.node(QUANTIZE, IN_FLOAT32, [reading.value(made)], type_, call)
         reading.memory["average", value] = True
         return value
 

@@ -10,6 +10,7 @@ import numpy as np
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.ops.attributes import (
+    IN_FLOAT32,
     AlphaAttrs,
     AxisAttrs,
     ConvAttrs,
@@ -277,7 +278,7 @@ def boundary(rng: Rng) -> Other:
     result = _params(rng, _wide(rng), narrow=True)
     middle = (rng.integers(-300, 300, shape) + 0.5) * np.float64(result.scale)
     near = middle.astype(np.float32).view(np.int32) + rng.integers(-2, 3, shape, np.int32)
-    return Other("quantize", NO_ATTRIBUTES, [Operand(near.view(np.float32))], result)
+    return Other("quantize", IN_FLOAT32, [Operand(near.view(np.float32))], result)
 
 
 KINDS = (

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
+from qdqbridge.core.ops.attributes import IN_FLOAT32
+from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.tvm.relax.kernels.codegen.codes import multiplies
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.elementwise.conversions import match_conversion
@@ -31,7 +33,7 @@ def test_quantize(cpu: Cpu) -> None:
         y = params(kind, scale, (0, 1, 127)[i % 3])
         y = y.with_range(2, 100) if i % 4 == 0 else y
         data = _hard(rng, np.float32(scale), 3000).reshape(2, 1504)
-        cases.add("quantize", NO_ATTRIBUTES, [Operand(data)], y)
+        cases.add("quantize", IN_FLOAT32, [Operand(data)], y)
     cases.check()
 
 
@@ -54,7 +56,7 @@ def test_open_batches() -> None:
         ):
             cases = Cases(match_conversion, threads=threads, opened=True)
             name = "dequantize" if result is None else "quantize"
-            cases.add(name, NO_ATTRIBUTES, [operand], result)
+            cases.add(name, BY_NAME[name].attributes(), [operand], result)
             cases.check()
 
 

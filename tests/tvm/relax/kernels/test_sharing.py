@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
-from qdqbridge.core.ops.attributes import ConvAttrs, NormAttrs, PoolAttrs, ResizeAttrs, SoftmaxAttrs
+from qdqbridge.core.ops.attributes import (
+    IN_FLOAT32,
+    ConvAttrs,
+    NormAttrs,
+    PoolAttrs,
+    ResizeAttrs,
+    SoftmaxAttrs,
+)
 from qdqbridge.tvm.relax.kernels.codegen.broadcasting import worth_sharing
 from qdqbridge.tvm.relax.kernels.families import kernel_of
 from tests.tvm.dialect.contract import every_code, params
@@ -26,7 +33,7 @@ def test_two_threads_write_the_same() -> None:
     larger = ResizeAttrs("linear", "half_pixel", "floor", (1.0, 1.0, 2.0, 2.0), None)
     cases.add("Softmax", SoftmaxAttrs((1,)), [rows], params("uint8", 1 / 255))
     cases.add("LayerNormalization", NormAttrs(1, 1e-5), [rows, factors], Y)
-    cases.add("quantize", NO_ATTRIBUTES, [Operand(rng.normal(0, 9, (3, 20_001)).astype("f4"))], Y)
+    cases.add("quantize", IN_FLOAT32, [Operand(rng.normal(0, 9, (3, 20_001)).astype("f4"))], Y)
     for name, attributes, operands, result in (
         ("MaxPool", window, [image], X),
         ("AveragePool", window, [image], Y),

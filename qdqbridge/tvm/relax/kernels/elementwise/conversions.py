@@ -9,6 +9,7 @@ import numpy as np
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.ops.attributes import QuantizeAttrs
 from qdqbridge.tvm.relax.kernels.codegen.broadcasting import Formula, Open, Operand, elementwise
 from qdqbridge.tvm.relax.kernels.codegen.codes import (
     CodesForm,
@@ -80,6 +81,8 @@ def build_conversion(conversion: ConversionKernel) -> Any:
 
 def match_conversion(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a conversion of codes of one scale, into such codes, or of float32."""
+    if isinstance(node.attributes, QuantizeAttrs) and node.attributes.precision is not None:
+        return None
     x, y = node.operand(0), node.output
     source, result, shape = words_of(x), words_of(y), any_open(y.type.shape)
     if shape is None or not (_is_real(x) or source) or not (_is_real(y) or result):

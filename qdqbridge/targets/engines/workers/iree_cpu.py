@@ -1,0 +1,66 @@
+"""IREE on the CPU: its importer of ONNX files, its compiler, its runtime."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import iree.compiler
+import iree.runtime
+import numpy as np
+
+from qdqbridge.targets.engines.workers.rows import Array, Loaded
+from qdqbridge.tflite_io.programs import installed_program
+
+IMPORTER = "iree-import-onnx"
+_SAID = 400
+
+
+class IreeWorker:
+    """Compiles ONNX files for this processor; it tells nothing of single nodes."""
+
+    def __init__(self) -> None:
+        self._modules: dict[str, Any] = {}
+
+    def version(self) -> str:
+        """Returns the version that decides."""
+        return f"IREE {version('iree-base-compiler')}, CPU"
+
+    def load(self, key: str, file: str) -> Loaded:
+        """Imports and compiles a model.
+
+        Raises:
+            RuntimeError: The importer refuses it.
+        """
+        program = installed_program(IMPORTER)
+        assert program is not None
+        with tempfile.TemporaryDirectory() as folder:
+            made = Path(folder) / "model.mlir"
+            command = [program, file, "-o", str(made)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(f"{IMPORTER}: {done.stderr.strip()[-_SAID:]}")
+            data = iree.compiler.compile_file(
+                str(made), target_backends=["llvm-cpu"], input_type="onnx",
+                extra_args=["--iree-llvmcpu-target-cpu=host"],
+            )  # fmt: skip
+        config = iree.runtime.Config("local-sync")
+        context = iree.runtime.SystemContext(config=config)
+        module = iree.runtime.VmModule.copy_buffer(config.vm_instance, data)
+        context.add_vm_module(module)
+        names = [name for name in module.function_names if "$" not in name and name[:2] != "__"]
+        self._modules[key] = context.modules[module.name][names[0]]
+        return [], 1
+
+    def run(self, key: str, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
+        """Runs a model."""
+        found = self._modules[key](*inputs.values())
+        arrays = found if isinstance(found, list | tuple) else [found]
+        return {name: np.asarray(each) for name, each in zip(names, arrays, strict=True)}
+
+
+WORKER = IreeWorker
