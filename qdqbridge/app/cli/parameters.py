@@ -44,7 +44,7 @@ Extents = Annotated[
     Parameter(
         name="--extent",
         negative=(),
-        help="Fixes a symbolic dimension, as in batch=1; repeatable.",
+        help="Fixes an extent, as in batch=1; repeatable.",
     ),
 ]
 
