@@ -24,6 +24,8 @@ AXES_OPERAND = 18
 _GRID_MODES = {"bilinear": "linear", "bicubic": "cubic"}
 """What GridSample calls its modes before opset 20, and from then on."""
 _MODES_RENAMED = 20
+_MORE = {"Mod"}
+"""Operators whose later meaning is of what earlier versions refuse: Mod of floats, without fmod."""
 
 
 def carries_over(op_type: str, version: int, opset: int) -> bool:
@@ -41,7 +43,7 @@ def carries_over(op_type: str, version: int, opset: int) -> bool:
         return False
     if own.since_version >= other.since_version:
         return bool(own.since_version == other.since_version)
-    return not changed(own, other) and _grown(own, other)
+    return (op_type in _MORE or not changed(own, other)) and _grown(own, other)
 
 
 def _grown(own: Any, other: Any) -> bool:
