@@ -111,12 +111,17 @@ def quantized(reading: Reading, call: Call, data: Value, unit: QuantParams) -> V
     )  # fmt: skip
     for text in () if call.provenance is None else call.provenance.results[:1]:
         params = expressed(params, text) if text else params
+    data, params, attributes = divided(call, quotient.operand(0), params)
+    data = _halves(quotient) if attributes is IN_FLOAT32 else data
     type_ = QuantType(params, call.result.shape)
-    return reading.node(QUANTIZE, IN_FLOAT32, [_halves(quotient)], type_, call)
+    return reading.node(QUANTIZE, attributes, [data], type_, call)
 
 
 def divided(call: Call, data: Value, unit: QuantParams) -> tuple[Value, QuantParams, QuantizeAttrs]:
-    """``quantize(x / scale, 1)`` whose span says in which type it divides: x and the parameters."""
+    """``quantize(x / scale, 1)`` whose span says in which type it divides: x and the parameters.
+
+    Scales of blocks are repeated there.
+    """
     stated = None if call.provenance is None else call.provenance.attributes
     if not isinstance(stated, QuantizeAttrs) or stated.precision is None:
         return data, unit, IN_FLOAT32
@@ -124,7 +129,10 @@ def divided(call: Call, data: Value, unit: QuantParams) -> tuple[Value, QuantPar
     scale = None if quotient is None else _uncast(quotient.operand(1), call).constant
     if quotient is None or scale is None or call.provenance is None:
         return data, unit, IN_FLOAT32
-    params = replace(unit, scale=scale.numpy().astype(np.float32).reshape(unit.scale.shape))
+    scales = scale.numpy().astype(np.float32)
+    if unit.blocked:
+        scales = scales.take(range(0, scales.shape[unit.axis], unit.block_size), unit.axis)
+    params = replace(unit, scale=scales.reshape(unit.scale.shape))
     for text in call.provenance.results[:1]:
         params = expressed(params, text) if text else params
     return _uncast(quotient.operand(0), call), params, stated

@@ -13,7 +13,7 @@ from qdqbridge.core.graph.numerics import quantize as rounded
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType
-from qdqbridge.core.ops.attributes import IN_FLOAT32, ClipAttrs
+from qdqbridge.core.ops.attributes import ClipAttrs
 from qdqbridge.core.ops.composition import COMPOSITION, CompositionAttrs, table
 from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
 from qdqbridge.tvm.qnn.origin import element, function_of, may_be_operand, provenance_of
@@ -104,9 +104,10 @@ def quantize_minifloat(reading: Reading, call: Call) -> Value:
     """``qnn.quantize_minifloat(data, scale)``."""
     data = reading.plain(call.args[0])
     data, params = quantized_small_floats(reading, data, _minifloat(reading, call))
+    data, params, attributes = divided(call, data, params)
     records = () if call.provenance is None else call.provenance.results
     type_ = QuantType(parameters.small_float_as_stated(params, records), call.result.shape)
-    return reading.node(QUANTIZE, IN_FLOAT32, [data], type_, call)
+    return reading.node(QUANTIZE, attributes, [data], type_, call)
 
 
 def dequantize_minifloat(reading: Reading, call: Call) -> Value:
