@@ -100,7 +100,7 @@ def test_tvm_divides_so(tmp_path: Path):
     pytest.importorskip("tvm")
     for case in drawn(24)[::2]:
         assert outcome("tvm", case).outcome == "equal", case.name
-    for case in (each for each in cases() if each.situation.name == "quantize_float16_scale"):
+    for case in drawn(60):
         onnx.save(case.body.model, tmp_path / "model.onnx")
         graph = qb.load(tmp_path / "model.onnx")
         assert qb.from_relax(qb.to_relax(graph)[0]).digest == graph.digest, case.name

@@ -130,7 +130,7 @@ def divided(call: Call, data: Value, unit: QuantParams) -> tuple[Value, QuantPar
     if quotient is None or scale is None or call.provenance is None:
         return data, unit, IN_FLOAT32
     scales = scale.numpy().astype(np.float32)
-    if unit.blocked:
+    if unit.axis is not None and unit.block_size:
         scales = scales.take(range(0, scales.shape[unit.axis], unit.block_size), unit.axis)
     params = replace(unit, scale=scales.reshape(unit.scale.shape))
     for text in call.provenance.results[:1]:
