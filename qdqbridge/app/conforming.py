@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-import multiprocessing
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.autoquant.profiling.workers import WorkerDiedError, WorkerProcess
 from qdqbridge.errors import InputDataError, QdqBridgeError
 from qdqbridge.targets.engines.kinds import ENGINES, engine_kind
 from qdqbridge.targets.engines.process import EngineProcess, ProcessLimits
@@ -92,28 +90,44 @@ def engine_version(engine: str) -> str:
         return runner.process.version
 
 
+@dataclass(frozen=True)
+class _CasesOf:
+    """A process's work: an engine that is a function of Python, on models, inputs and names."""
+
+    engine: str
+
+    def worker(self) -> _CasesOf:
+        """Returns what does it."""
+        return self
+
+    def seen(self, share: Sequence[Any]) -> list[NDArray[Any]] | str:
+        """Returns what is computed of one case, or its error."""
+        return outputs_of(self.engine, *share)
+
+
 class _ConformanceProcess:
     """What runs in Python here, in a process that may die."""
 
     def __init__(self, engine: str) -> None:
-        self._engine, self._context = engine, multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(1, self._context)
+        self._cases = _CasesOf(engine)
+        self._process = WorkerProcess(self._cases)
 
     def outputs_of(self, body: CaseBody) -> list[NDArray[Any]] | str | None:
         """Returns what is computed, its error, or None where the process died."""
         model, inputs = body.model.SerializeToString(), dict(body.inputs)
         try:
-            run = self._pool.submit(outputs_of, self._engine, model, inputs, body.output_names)
-            return run.result()
-        except BrokenProcessPool:
-            self._pool = ProcessPoolExecutor(1, self._context)
+            self._process.give([model, inputs, body.output_names])
+            return self._process.found()
+        except WorkerDiedError:
+            self._process.close()
+            self._process = WorkerProcess(self._cases)
             return None
 
     def __enter__(self) -> _ConformanceProcess:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._pool.shutdown()
+        self._process.close()
 
 
 class _EngineRun:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from types import MappingProxyType
 
 from qdqbridge.errors import UnsupportedTargetError
@@ -31,6 +33,7 @@ class EngineKind:
         untimed: Why there is no time of its nodes; empty where there is one.
         without_vnni: It runs on x86 with AVX2 and without VNNI, emulated where this one is another.
         programs: What has to be beside this Python or on the PATH.
+        node_package: What Node has to find from the working directory.
     """
 
     name: str
@@ -45,13 +48,25 @@ class EngineKind:
     untimed: str = ""
     without_vnni: bool = False
     programs: tuple[str, ...] = ()
+    node_package: str = ""
 
     def missing(self) -> str:
         """Returns what of it is not installed; empty where all of it is."""
         if self.package and find_spec(self.package) is None:
             return f"package '{self.package}'"
-        gone = (name for name in self.programs if installed_program(name) is None)
-        return next((f"program '{name}'" for name in gone), "")
+        if gone := [name for name in self.programs if installed_program(name) is None]:
+            return f"program '{gone[0]}'"
+        if self.node_package and not _is_in_node(self.node_package):
+            return f"package '{self.node_package}' of Node, looked for from {Path.cwd()}"
+        return ""
+
+    @property
+    def fix(self) -> str:
+        """What brings it, in words."""
+        if self.node_package:
+            return f"{self.install}, in the working directory"
+        where = " in an environment of its own that is on the PATH" if self.programs else ""
+        return f"{self.install}{where}; all engines: pip install 'qdqbridge[engines]'"
 
     def start(self) -> tuple[str, ...]:
         """Returns what stands before the command of its process.
@@ -64,6 +79,14 @@ class EngineKind:
     def pairs_saturate(self) -> bool:
         """Returns whether onnxruntime's products of bytes saturate where this engine runs."""
         return self.without_vnni or (self.package == "onnxruntime" and saturates())
+
+
+def _is_in_node(package: str) -> bool:
+    """Returns whether Node finds a package: in NODE_PATH, or in the node_modules of a folder."""
+    here = Path.cwd()
+    folders = [folder / "node_modules" for folder in (here, *here.parents)]
+    folders += [Path(path) for path in os.environ.get("NODE_PATH", "").split(os.pathsep) if path]
+    return any((folder / package).is_dir() for folder in folders)
 
 
 _ALL = (
@@ -80,6 +103,7 @@ _ALL = (
         "onnxruntime-web", "onnxruntime-web in Node (WebAssembly)", "",
         "npm install onnxruntime-web", "onnxruntime_web", "ort",
         untimed="its interface in Node tells no times", programs=("node",),
+        node_package="onnxruntime-web",
     ),
     EngineKind(
         "qnn-htp", "Hexagon (host build of the NPU's backend)", "onnxruntime_qnn",
@@ -136,9 +160,7 @@ def engine_kind(name: str | EngineKind) -> EngineKind:
         raise UnsupportedTargetError(
             f"the engine '{kind.name}' is not installed",
             why=f"there is no {missing}",
-            fix=f"{kind.install}"
-            + (" in an environment of its own that is on the PATH" if kind.programs else "")
-            + "; all engines: pip install 'qdqbridge[engines]'",
+            fix=kind.fix,
         )
     kind.start()
     return kind

@@ -95,7 +95,7 @@ class EngineProcess:
             self.version: str = self.ask("be imported", "version", seconds=seconds)
         except UnsupportedTargetError as error:
             self.close()
-            again = install.replace("install", "install --force-reinstall", 1)
+            again = install.replace("pip install", "pip install --force-reinstall", 1)
             error.fix = f"what is installed does not start here; to install it again: {again}"
             raise
 

@@ -21,7 +21,7 @@ from qdqbridge.app.cli.failures import run
 from qdqbridge.app.quantizing import quantization
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.onnx_io.runtime.byte_products import saturates
-from qdqbridge.targets.engines import processors
+from qdqbridge.targets.engines import kinds, processors
 from qdqbridge.targets.engines.process import EngineProcess, ProcessLimits
 from tests.places import MODELS, ROOT
 
@@ -474,6 +474,18 @@ def test_an_engine_of_tflite_files_refuses_others() -> None:
 
     with pytest.raises(UnsupportedTargetError, match=r"reads \.tflite files only"):
         open_engine("litert", CNN, qdqbridge.load(CNN))
+
+
+def test_a_package_of_node_is_looked_for_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kinds, "installed_program", lambda name: name)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnsupportedTargetError, match="not installed") as caught:
+        kinds.engine_kind("onnxruntime-web")
+    assert str(tmp_path) in caught.value.why and "npm install" in caught.value.fix
+    (tmp_path / "node_modules" / "onnxruntime-web").mkdir(parents=True)
+    assert kinds.engine_kind("onnxruntime-web").missing() == ""
 
 
 # ---- onnxruntime on x86 without VNNI ---------------------------------------------------------

@@ -3,7 +3,10 @@ const { createRequire } = require("module");
 const { readFileSync } = require("fs");
 const here = createRequire(process.cwd() + "/");
 const found = (name) => { try { return require(name); } catch { return here(name); } };
-const ort = found("onnxruntime-web");
+const say = (told) => process.stdout.write("=" + JSON.stringify(told) + "\n");
+let ort;
+try { ort = found("onnxruntime-web"); }
+catch (error) { say({ error: error.message.split("\n")[0] }); process.exit(1); }
 const ARRAYS = {
   float32: Float32Array, float64: Float64Array, uint8: Uint8Array, int8: Int8Array,
   uint16: Uint16Array, int16: Int16Array, int32: Int32Array, uint32: Uint32Array,
@@ -42,6 +45,6 @@ async function answer(request) {
     let told;
     try { told = { value: await answer(JSON.parse(line)) }; }
     catch (error) { told = { error: String(error?.message ?? error) }; }
-    process.stdout.write("=" + JSON.stringify(told) + "\n");
+    say(told);
   }
 })();
