@@ -460,7 +460,7 @@ def quantization(
     if data is None and profile is None:
         raise _no_data("without it only what a profile has seen can be quantized")
     graph = _as_float(load(model) if isinstance(model, (str, PathLike)) else model, warn)
-    samples = _samples(graph, data, warn)
+    samples = _samples(graph, data, warn, labelled=labels is not None)
     asked, tried = replace(options or QuantizeOptions(), **wanted), tuple[StepRecord, ...]()
     few, left_out, every = None, list[int](), samples
     if samples is not None:
@@ -504,12 +504,14 @@ def _samples(
     graph: Graph,
     data: Mapping[str, NDArray[Any]] | Sequence[Mapping[str, NDArray[Any]]] | File | None,
     warn: Callable[[str], None] | None,
+    *,
+    labelled: bool,
 ) -> Data | None:
     from qdqbridge.autoquant.profiling.samples import samples_of
     from qdqbridge.autoquant.profiling.streams import open_samples
 
     if isinstance(data, (str, PathLike)):
-        return open_samples(Path(data), graph.inputs, warn)
+        return open_samples(Path(data), graph.inputs, warn, labelled=labelled)
     return None if data is None else samples_of(graph.inputs, data)
 
 

@@ -29,6 +29,9 @@ def test_a_file_row_by_row(save, tmp_path):
     assert np.array_equal(found["x"], ARRAY)
     assert np.array_equal(found["y"], NUMBERS)
     assert said == ["the array 'labels' is ignored: the model has no input of that name"]
+    said.clear()
+    rows(tmp_path / "d.npz", [X, Y], warn=said.append, labelled=True)
+    assert not said
 
 
 def test_a_folder_in_the_order_of_names(tmp_path):

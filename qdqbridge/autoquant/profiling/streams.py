@@ -22,6 +22,7 @@ from qdqbridge.core.graph.interpreter import check_mapping, most_bytes
 from qdqbridge.errors import InputDataError
 
 _LABELS = "labels"
+_IGNORED = f"the array '{_LABELS}' is ignored: the model has no input of that name"
 _NPY = ".npy"
 Warn = Callable[[str], None]
 
@@ -81,7 +82,9 @@ class FileSamples:
             yield from file
 
 
-def open_samples(path: Path, inputs: Sequence[Value], warn: Warn | None = None) -> FileSamples:
+def open_samples(
+    path: Path, inputs: Sequence[Value], warn: Warn | None = None, *, labelled: bool = False
+) -> FileSamples:
     """Returns the samples in an ``.npz`` file, or in all of a folder in the order of their names.
 
     Arrays are found by the input's name; a model with one input takes the only array of a file
@@ -93,6 +96,7 @@ def open_samples(path: Path, inputs: Sequence[Value], warn: Warn | None = None) 
         path: The file or folder.
         inputs: The graph's inputs.
         warn: Called with what was assumed.
+        labelled: Labels are read elsewhere: nothing is said of theirs.
 
     Raises:
         InputDataError: A file cannot be read, holds no sample, or other arrays than the model's
@@ -120,7 +124,8 @@ def open_samples(path: Path, inputs: Sequence[Value], warn: Warn | None = None) 
         files.append(DataFile(file, chosen, len(samples), step))
     if warn is not None:
         for text in said:
-            warn(text)
+            if not (labelled and text == _IGNORED):
+                warn(text)
     return FileSamples(tuple(files))
 
 
@@ -134,7 +139,7 @@ def _chosen(
 ) -> dict[str, str]:
     names = list(headers)
     if _LABELS in names and _LABELS not in wanted:
-        said[f"the array '{_LABELS}' is ignored: the model has no input of that name"] = None
+        said[_IGNORED] = None
         names.remove(_LABELS)
     if len(wanted) == 1 and len(names) == 1:
         if names != list(wanted) and path.suffix != _NPY:
