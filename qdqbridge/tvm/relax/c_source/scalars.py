@@ -50,6 +50,9 @@ _FUNCTIONS: dict[str, Callable[[str, Sequence[Prim]], Prim]] = {
     "llvm.fma": _fused,
 }
 """LLVM's intrinsics of one lane in C."""
+EXTREMES = {"Max": "qdq_max", "Min": "qdq_min"}
+"""Functions for them: TVM's generator keeps an operand of theirs in a variable, by its text, and
+takes that variable again behind a store to what was read."""
 _MATH = {
     **{
         f"tirx.{name}": name
@@ -255,6 +258,9 @@ class Scalars:
             return type(value)(self.lane(value.a, i))
         if kind == "Call":
             return self._call(value, i)
+        if kind in EXTREMES:
+            dtype, pair = _element(value), (self.lane(value.a, i), self.lane(value.b, i))
+            return tirx.call_pure_extern(dtype, f"{EXTREMES[kind]}_{dtype}", *pair)
         if hasattr(value, "a") and hasattr(value, "b"):
             return type(value)(self.lane(value.a, i), self.lane(value.b, i))
         raise NoCError(f"an expression {kind}")

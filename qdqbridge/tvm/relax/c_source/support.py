@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from qdqbridge.tvm.relax.c_source.functions import used_functions
 
@@ -72,6 +72,15 @@ static inline {result} {name}({source} value)
 """
 
 
+def _extremes() -> Iterator[tuple[str, str]]:
+    types = {f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ["u", ""] for bits in _BITS}
+    for dtype, type_ in (types | {"float32": "float", "float64": "double"}).items():
+        for name, sign in (("qdq_max", ">"), ("qdq_min", "<")):
+            head = f"static inline {type_} {name}_{dtype}({type_} a, {type_} b)"
+            yield f"{name}_{dtype}", f"{head}\n{{\n  return a {sign} b ? a : b;\n}}\n"
+
+
+_BITS = (8, 16, 32, 64)
 _SUPPORT = {
     "qdq_nearest": _NEAREST,
     "qdq_dot4": _DOT4,
@@ -80,6 +89,7 @@ _SUPPORT = {
     "qdq_bits64": _bits("qdq_bits64", "double", "uint64_t"),
     "qdq_float32": _bits("qdq_float32", "uint32_t", "float"),
     "qdq_float64": _bits("qdq_float64", "uint64_t", "double"),
+    **dict(_extremes()),
 }
 
 
