@@ -148,9 +148,8 @@ def test_bits_are_those_of_the_interpreter(model: str, target: Any, tmp_path: Pa
 @needs_gcc
 def test_a_maximum_is_read_again_behind_a_store(tmp_path: Path) -> None:
     """TVM's generator takes an operand of max from where it kept it before."""
-    text = "<ir_version: 8, opset_import: ['': 17]> g (float[1,4,1] x) => (float[1,4,1] y) "
-    model = onnx.parser.parse_model(text.replace("'", '"') + "{ y = Softmax(x) }")
-    onnx.save(model, tmp_path / "row.onnx")
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[1,4,1] x) => (float[1,4,1] y) '
+    onnx.save(onnx.parser.parse_model(text + "{ y = Softmax(x) }"), tmp_path / "row.onnx")
     graph, folder = qb.load(tmp_path / "row.onnx"), tmp_path / "row"
     qb.save(graph, folder, target="c")
     feeds = [{"x": np.array([[[1.0], [-2.0], [0.0], [88.0]]], np.float32)}]

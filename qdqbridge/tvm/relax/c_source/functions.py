@@ -79,8 +79,8 @@ def c_function(name: str, function: Any, results: int) -> CFunction:
         NoCError: Something in it has no C.
     """
     for parameter in function.params:
-        if kind_of_buffer(parameter) not in C_TYPES:
-            raise NoCError(f"elements of {kind_of_buffer(parameter)}")
+        if kind_of(parameter) not in C_TYPES:
+            raise NoCError(f"elements of {kind_of(parameter)}")
     named = function.with_attr("global_symbol", PREFIX + name).with_attr("target", _TARGET)
     lowered = _loops()(ir.IRModule({ir.GlobalVar(name): named}))
     (loops,) = lowered.functions.values()
@@ -95,7 +95,7 @@ def c_function(name: str, function: Any, results: int) -> CFunction:
     module = tirx.transform.LowerIntrin()(ir.IRModule({ir.GlobalVar(name): plain}))
     generate: Any = tvm_ffi.get_global_func("target.build.c")
     text = literals_in(str(generate(module, _TARGET).inspect_source()))
-    rooms = tuple(Memory(kind_of_buffer(buffer), _count(buffer)) for buffer in large)
+    rooms = tuple(Memory(kind_of(buffer), _count(buffer)) for buffer in large)
     inputs = len(loops.params) - results
     return CFunction(PREFIX + name, _plain_c(text, PREFIX + name, inputs), rooms)
 
@@ -113,11 +113,6 @@ def _loops() -> Any:
     )
 
 
-def kind_of_buffer(buffer: Any) -> str:
-    """Returns the element type of a buffer."""
-    return kind_of(buffer)
-
-
 def _count(buffer: Any) -> int:
     total = 1
     for extent in buffer.shape:
@@ -128,7 +123,7 @@ def _count(buffer: Any) -> int:
 
 
 def _pointer(buffer: Any) -> Any:
-    return tirx.Var(buffer.name, ir.PointerType(ir.PrimType(kind_of_buffer(buffer))))
+    return tirx.Var(buffer.name, ir.PointerType(ir.PrimType(kind_of(buffer))))
 
 
 def _without_large_arrays(stmt: Any, found: list[Any]) -> Any:
@@ -144,7 +139,7 @@ def _without_large_arrays(stmt: Any, found: list[Any]) -> Any:
             other = stmt.else_case and _without_large_arrays(stmt.else_case, found)
             return tirx.IfThenElse(stmt.condition, then, other)
         case "AllocBuffer":
-            nbytes = Memory(kind_of_buffer(stmt.buffer), _count(stmt.buffer)).nbytes
+            nbytes = Memory(kind_of(stmt.buffer), _count(stmt.buffer)).nbytes
             if nbytes <= _ON_STACK:
                 return stmt
             found.append(stmt.buffer)

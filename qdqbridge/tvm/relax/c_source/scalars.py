@@ -44,15 +44,23 @@ def _of_two(name: str, a: Prim, b: Prim) -> Prim:
     return tirx.call_pure_extern(dtype, name + ("f" if dtype == "float32" else ""), a, b)
 
 
+def _extreme(kind: str, a: Prim, b: Prim) -> Prim:
+    """Returns a maximum or minimum as a function's result.
+
+    TVM's generator keeps an operand of its own ones in a variable, by its text, and takes that
+    variable again behind a store to what was read.
+    """
+    dtype = _element(a)
+    return tirx.call_pure_extern(dtype, f"{_EXTREMES[kind]}_{dtype}", a, b)
+
+
 _FUNCTIONS: dict[str, Callable[[str, Sequence[Prim]], Prim]] = {
     "llvm.lrint": lambda dtype, args: tirx.call_pure_extern(dtype, "qdq_nearest", *args),
     "llvm.arithmetic.fence": lambda _, args: args[0],  # the sources forbid contraction
     "llvm.fma": _fused,
 }
 """LLVM's intrinsics of one lane in C."""
-EXTREMES = {"Max": "qdq_max", "Min": "qdq_min"}
-"""Functions for them: TVM's generator keeps an operand of theirs in a variable, by its text, and
-takes that variable again behind a store to what was read."""
+_EXTREMES = {"Max": "qdq_max", "Min": "qdq_min"}
 _MATH = {
     **{
         f"tirx.{name}": name
@@ -67,8 +75,8 @@ _MATH = {
 """Functions of ``math.h`` by TIR's operators; ``round`` is half to even in TVM."""
 _REDUCTIONS: dict[str, Callable[[Prim, Prim], Prim]] = {
     "llvm.vector.reduce.add": lambda a, b: a + b,
-    "llvm.vector.reduce.umax": tirx.max,
-    "llvm.vector.reduce.smax": tirx.max,
+    "llvm.vector.reduce.umax": lambda a, b: _extreme("Max", a, b),
+    "llvm.vector.reduce.smax": lambda a, b: _extreme("Max", a, b),
     "llvm.vector.reduce.fmax": lambda a, b: _of_two("fmax", a, b),
     "llvm.vector.reduce.fmin": lambda a, b: _of_two("fmin", a, b),
 }
@@ -258,9 +266,8 @@ class Scalars:
             return type(value)(self.lane(value.a, i))
         if kind == "Call":
             return self._call(value, i)
-        if kind in EXTREMES:
-            dtype, pair = _element(value), (self.lane(value.a, i), self.lane(value.b, i))
-            return tirx.call_pure_extern(dtype, f"{EXTREMES[kind]}_{dtype}", *pair)
+        if kind in _EXTREMES:
+            return _extreme(kind, self.lane(value.a, i), self.lane(value.b, i))
         if hasattr(value, "a") and hasattr(value, "b"):
             return type(value)(self.lane(value.a, i), self.lane(value.b, i))
         raise NoCError(f"an expression {kind}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from qdqbridge.tvm.relax.c_source.functions import used_functions
+from qdqbridge.tvm.relax.c_source.functions import C_TYPES, used_functions
 
 _NEAREST = """\
 /* float32 to int32, rounded half to even */
@@ -73,14 +73,12 @@ static inline {result} {name}({source} value)
 
 
 def _extremes() -> Iterator[tuple[str, str]]:
-    types = {f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ["u", ""] for bits in _BITS}
-    for dtype, type_ in (types | {"float32": "float", "float64": "double"}).items():
+    for dtype, type_ in C_TYPES.items():
         for name, sign in (("qdq_max", ">"), ("qdq_min", "<")):
             head = f"static inline {type_} {name}_{dtype}({type_} a, {type_} b)"
             yield f"{name}_{dtype}", f"{head}\n{{\n  return a {sign} b ? a : b;\n}}\n"
 
 
-_BITS = (8, 16, 32, 64)
 _SUPPORT = {
     "qdq_nearest": _NEAREST,
     "qdq_dot4": _DOT4,
