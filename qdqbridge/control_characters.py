@@ -1,4 +1,4 @@
-"""What a foreign model's names may not do where they are shown.
+"""What a stranger's model's names may not do where they are shown.
 
 A name can hold any character: those that a terminal obeys, and those that turn the direction of a
 text round, so that it reads as another. Everything that is shown passes here: errors, what the

@@ -54,7 +54,7 @@ def conform(
         engine: ``interpreter``, ``tvm``, ``tvm-importer``, ``onnxruntime``, ``onnxruntime-basic``,
             ``onnx.reference``, or an engine of :func:`qdqbridge.open_engine`.
         only: A pattern of the names of cases.
-        report: Is told how many are done, and of how many.
+        report: Takes how many are done, and of how many.
 
     Raises:
         InputDataError: No case has such a name.

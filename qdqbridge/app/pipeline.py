@@ -463,7 +463,7 @@ def save_tflite(
         overwrite: Replace an existing file.
 
     Returns:
-        What was written: the graph after what TFLite demands, its digest, and notes that say
+        What was written: the graph after what TFLite requires, its digest, and notes that say
         where numbers are rounded once more or computed on floats.
 
     Raises:
@@ -579,7 +579,7 @@ def vela(graph: Graph, accelerator: str = "ethos-u55-128", *, layout: str = "mod
 
 @checked
 def export_profile(name: str) -> ExportProfile:
-    """Returns an export profile: how it writes files, and the rules that its runtime demands.
+    """Returns an export profile: how it writes files, and the rules that its runtime requires.
 
     Raises:
         UnsupportedTargetError: There is none of that name.
@@ -633,7 +633,7 @@ def export_costs(
     Args:
         graph: What is written.
         profile: The profile.
-        written: The file, to be told as well where onnxruntime computes something else from it.
+        written: The file, to be reported as well where onnxruntime computes something else from it.
 
     Raises:
         InputDataError: It is not a graph, but a path for example.

@@ -580,7 +580,7 @@ def _parted(
 ) -> tuple[Data, Samples | None, list[int]]:
     """Returns samples to choose parameters by, those left out to judge, and their numbers.
 
-    Samples that are far larger than all others are in neither part, which is told, and so is what
+    Samples that are far larger than all others are in neither part, which is reported, as is what
     does not represent others. A profile has seen all of them: none are left out then.
     """
     from qdqbridge.autoquant.advice.few_samples import FAR, outlying

@@ -50,7 +50,7 @@ def view(
         data: One array per graph input. The interpreter runs the first batch, and the page shows
             histograms of all values.
         paints: Further ways to colour nodes.
-        report: What is told beside the graph: :func:`qdqbridge.app.report.blame.blame_article`.
+        report: What is shown beside the graph: :func:`qdqbridge.app.report.blame.blame_article`.
 
     Raises:
         InputDataError: The data does not fit the model.

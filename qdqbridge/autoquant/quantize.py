@@ -352,7 +352,7 @@ def _suited(
 
 
 def _in_units(progress: Progress | None, units: int) -> Progress | None:
-    """Returns a callback that tells of so many units, whatever it is told of."""
+    """Returns a callback that tells of so many units, whatever it is called with."""
     if progress is None:
         return None
     return lambda done, total: progress(done * units // max(total, 1), units)

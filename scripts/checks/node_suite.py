@@ -120,7 +120,7 @@ class Run:
             return Outcome("refused", f"{error.what}: {_line(error.why)}")
         except MemoryError as error:
             return Outcome("memory", _line(error))
-        except Exception as error:  # onnxruntime's, or a bug of ours: an outcome, told apart
+        except Exception as error:  # onnxruntime's, or a bug of ours: an outcome, distinguished
             kind = "refused" if "onnxruntime" in type(error).__module__ else "error"
             return Outcome(kind, f"{type(error).__name__}: {_line(error)}")
         return Outcome("pass")

@@ -18,7 +18,7 @@ another argmax than ours. ``--misjudged TABLE...`` lists the files about which t
 wrong: said to be kept, but not taken whole or further off than ``LIMIT``, and alarms about what
 is taken and right.
 
-``scripts/engines/engine_models.py onnxruntime-avx2 FOLDER --foretold`` holds what is foretold of
+``scripts/engines/engine_models.py onnxruntime-avx2 FOLDER --predicted`` holds what is predicted of
 pairs that saturate (:func:`qdqbridge.autoquant.hardware.arithmetic.in_pairs`) against
 onnxruntime: each integer operator of each file on its own operands, value by value, in one
 process of the engine. It prints the values that nothing explains.
@@ -397,7 +397,7 @@ class _OneProcess(VendorEngine):
         self._folder.cleanup()
 
 
-def foretold(engine: str, folder: Path, every: int, largest: int) -> None:
+def predicted(engine: str, folder: Path, every: int, largest: int) -> None:
     """Prints what engine and prediction differ in, file by file, and the counts of all files."""
     counts: Counter[str] = Counter()
     for path in sorted(folder.rglob("*.onnx"))[::every]:
@@ -436,7 +436,7 @@ def foretold(engine: str, folder: Path, every: int, largest: int) -> None:
             counts[f"values rewritten by the engine, {kind}"] += rewritten
             others = value.mismatches - paired - rewritten - left
             counts[f"values off by rounding, {kind}"] += others
-            counts[f"values not foretold, {kind}"] += left
+            counts[f"values not predicted, {kind}"] += left
     print("\n".join(f"{count:>10,} {what}" for what, count in sorted(counts.items())))
 
 
@@ -445,7 +445,7 @@ def main() -> None:
     parser.add_argument("engine", choices=[*ENGINES])
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--foretold", action="store_true", help="hold predictions against it")
+    parser.add_argument("--predicted", action="store_true", help="hold predictions against it")
     parser.add_argument("--by-producer", type=Path, nargs="+", metavar="TABLE")
     parser.add_argument("--worse", type=Path, nargs="+", metavar="TABLE")
     parser.add_argument("--misjudged", type=Path, nargs="+", metavar="TABLE")
@@ -463,8 +463,8 @@ def main() -> None:
         rows = [row for row in read(given.misjudged) if row.what != "source"]
         files = [(f"{row.file} {row.what}", row.outcome) for row in rows]
         show_misjudged(*misjudged(files), len(files))
-    elif given.folder and given.foretold:
-        foretold(given.engine, given.folder, given.every, given.largest)
+    elif given.folder and given.predicted:
+        predicted(given.engine, given.folder, given.every, given.largest)
     elif given.folder and given.out:
         each = (given.folder, given.out, given.every, given.samples, given.largest)
         complete(given.engine, *each)

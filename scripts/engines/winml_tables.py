@@ -54,7 +54,7 @@ PROFILE, ENGINE = "qnn-v73", "qnn-htp-v73"
 _KIT = "winml.modelkit"
 PROVIDER = "QNNExecutionProvider_NPU"
 IR = 11
-"""The version that onnx 1.18 writes, which winml-cli demands."""
+"""The version that onnx 1.18 writes, which winml-cli requires."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS rows (source TEXT, number INTEGER, operator TEXT, opset INTEGER,
     taken INTEGER, ran INTEGER, facts TEXT, model TEXT, PRIMARY KEY (source, number));

@@ -28,8 +28,8 @@ from qdqbridge.core.rewrite.rule import Rule
 from qdqbridge.onnx_io.writer import fused
 from qdqbridge.targets.profiles.hexagon import legalizations as hexagon
 from qdqbridge.targets.profiles.openvino import reductions
-from qdqbridge.tflite_io.writer import demands, expansion
-from qdqbridge.tflite_io.writer.demands import ethos
+from qdqbridge.tflite_io.writer import expansion, rules
+from qdqbridge.tflite_io.writer.rules import ethos
 from qdqbridge.tvm.byoc.rewrites import NAMED, named, rules_for
 from qdqbridge.tvm.qnn.read.rules import FROM_RELAX, FROM_RELAY, RECORDED, WHOLE
 from qdqbridge.tvm.qnn.read.transposes import BEFORE_THE_CUT, BEHIND_THE_CUT
@@ -80,7 +80,7 @@ SETS: tuple[RuleSet, ...] = (
         "core/canonical",
         rules_with(ReadingOptions(), channels_first=True)[: -len(RULES)],
     ),
-    RuleSet("TFLite: what it demands", "tflite_io", demands.RULES, exact=False),
+    RuleSet("TFLite: what it requires", "tflite_io", rules.RULES, exact=False),
     RuleSet("TFLite: operators written out", "tflite_io", expansion.RULES, exact=False),
     RuleSet("Ethos-U", "tflite_io", (*ethos.WEIGHTS, *ethos.RULES), exact=False),
     RuleSet("Written for onnxruntime", "onnx_io", fused.FUSED, variants=True),

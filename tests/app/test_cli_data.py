@@ -1,4 +1,4 @@
-"""What users do wrong with data files, and what they are told."""
+"""What users do wrong with data files, and what they are reported."""
 
 import re
 import zipfile

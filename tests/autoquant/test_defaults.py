@@ -345,7 +345,7 @@ def test_data_of_few_classes_are_no_data_of_another_scale():
 
 
 def classifier(*, bounded):
-    """Ten classes, told apart by which input is the largest; ``bounded`` with biases and a Tanh."""
+    """Ten classes, by which input is the largest; ``bounded`` with biases and a Tanh."""
     b = Builder(17)
     y = b.op("MatMul", b.input("x", ["n", 10]), b.init(2 * np.eye(10, dtype=np.float32)))
     if bounded:

@@ -1,4 +1,4 @@
-"""What is told of outputs is what the saved file gives against the given one, on every path."""
+"""What is reported of outputs is what the saved file gives against the given one, on every path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairs of products that saturate: what onnxruntime gives on x86 without VNNI, foretold."""
+"""Pairs of products that saturate: what onnxruntime gives on x86 without VNNI, predicted."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_blame_says_what_pairs_cost(
 
 
 @SUCH_A_PROCESSOR
-def test_every_value_of_a_hundred_products_is_foretold(tmp_path: Path) -> None:
+def test_every_value_of_a_hundred_products_is_predicted(tmp_path: Path) -> None:
     """QLinearConv, QGemm and QLinearMatMul, their rows, groups, tails, signs and zero points."""
     path, data = hundred(tmp_path, moved=True)
     graph = qb.load(path)
@@ -230,7 +230,7 @@ def test_sums_that_lose_nothing_are_those_of_onnxruntime(tmp_path: Path) -> None
 
 
 @SUCH_A_PROCESSOR
-def test_every_value_of_operators_on_bytes_is_foretold(tmp_path: Path) -> None:
+def test_every_value_of_operators_on_bytes_is_predicted(tmp_path: Path) -> None:
     """QAttention, DynamicQuantizeLSTM, ConvInteger, MatMulInteger and products of activations."""
     net = relatives(2, COUNT // 4)
     path, data = net.write(tmp_path)

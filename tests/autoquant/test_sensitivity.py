@@ -6,7 +6,7 @@ import pytest
 from qdqbridge.autoquant.planning.decide import apply
 from qdqbridge.autoquant.planning.plan import plan
 from qdqbridge.autoquant.planning.targets import A16W8, ORT, ORT_S8, TENSORRT
-from qdqbridge.autoquant.search.fallback import fall_back, meeting
+from qdqbridge.autoquant.search.fallback import fall_back, meet_goal
 from qdqbridge.autoquant.search.search import Goal
 from qdqbridge.autoquant.search.sensitivity import only, sensitivity
 from qdqbridge.autoquant.search.sensitivity_variants import LayerChange, layers_of, widened
@@ -144,7 +144,7 @@ def test_the_whole_way_from_a_decision():
     decision, target, stats = variants.base, variants.target, variants.stats
     before = Simulation(decision.plan, samples).metrics(decision).sqnr
     said = []
-    result = meeting(
+    result = meet_goal(
         decision, Goal(min_sqnr=before + 3), samples, target, stats,
         progress=lambda *done: said.append(done),
     )  # fmt: skip
@@ -154,5 +154,7 @@ def test_the_whole_way_from_a_decision():
     assert done[:-1] == tuple(range(1, layers + result.evaluations + 1))
     assert total[0] > layers  # the search is counted from the start
     assert all(count >= place for place, count in said) and done[-1] == total[-1]
-    floats = meeting(decision, Goal(min_sqnr=before + 3), samples, target, stats, fallback="float")
+    floats = meet_goal(
+        decision, Goal(min_sqnr=before + 3), samples, target, stats, fallback="float"
+    )
     assert {r.to for r in floats.reverted} == {"float"}

@@ -29,7 +29,7 @@ def problem(seed: int, folder: Path) -> str:
         wanted = session(old).run(feeds, names)
     except QdqBridgeError:
         return "onnxruntime cannot run the original"
-    for value in model.graph.output:  # ONNX demands a rank of every output
+    for value in model.graph.output:  # ONNX requires a rank of every output
         for _ in wanted[value.name].shape:
             value.type.tensor_type.shape.dim.add()
         value.type.tensor_type.shape.SetInParent()

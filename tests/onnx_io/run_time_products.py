@@ -134,7 +134,7 @@ class Product:
         names += self._parameters(one, self.dtype)
         codes = self._codes((results, channels // group, *kernel), weight)
         names.append(self._given(codes, 0.5, opened=False))
-        names += self._parameters(each, weight, one_zero=True)  # as onnxruntime demands
+        names += self._parameters(each, weight, one_zero=True)  # as onnxruntime requires
         names += self._own()
         if self.draw.random() < 0.6:
             names.append(self._given(self._bias((results,)), 0.5))

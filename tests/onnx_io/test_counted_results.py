@@ -243,7 +243,7 @@ def test_blocks_of_an_image_without_elements() -> None:
 
 @pytest.mark.parametrize("inputs", [0, 1, 2, 3])
 def test_a_body_that_does_not_fit_its_loop(inputs: int) -> None:
-    """Of a body that lacks results nothing is told, and one that lacks inputs is refused."""
+    """Of a body that lacks results nothing is reported, and one that lacks inputs is refused."""
     body = _doubling()
     del body.input[inputs:]
     node = helper.make_node("Loop", ["times", "yes", "x"], ["y"], body=body)

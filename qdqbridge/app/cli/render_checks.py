@@ -195,7 +195,7 @@ _STYLES = {
     "other numbers on some processors": "yellow",
 }
 KEPT = frozenset({"other numbers on some processors"})
-"""Effects that no file of a profile is free of: they are told, and fail no check."""
+"""Effects that no file of a profile is free of: they are shown, and fail no check."""
 
 
 def findings_json(profile: ExportProfile, findings: Sequence[Finding]) -> dict[str, Any]:

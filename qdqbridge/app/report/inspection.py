@@ -19,12 +19,12 @@ from qdqbridge.core.ops.conversion import QUANTIZE
 # Data that do not fit the quantization of a model's inputs: it was calibrated with others.
 
 _OUTSIDE, _FILLED = 0.1, 0.1
-"""Shares of numbers outside of a range, and of a range that numbers fill, from which on is told.
+"""Shares outside of a range, and of a range that numbers fill, from which on they are reported.
 Choosers that clip leave out a hundredth; a few samples fill a third."""
 
 
 def misfits(graph: Graph, data: Mapping[str, NDArray[Any]]) -> list[str]:
-    """Returns what is to be told of data that an input's quantization does not fit.
+    """Returns what is to be reported of data that an input's quantization does not fit.
 
     Args:
         graph: A graph; inputs of real numbers that are quantized at once are looked at.

@@ -204,7 +204,7 @@ class Document:
         pairs: Which nodes of two graphs correspond, by index.
         differences: Where two graphs differ.
         paint: The name of the paint that is shown first.
-        report: What is told beside the graphs; nothing where it is None.
+        report: What is shown beside the graphs; nothing where it is None.
     """
 
     title: str
@@ -239,7 +239,7 @@ def document(
         notes: What ``explain`` says about it.
         paints: More that its nodes can be coloured by; the first of them is shown first.
         recorded: Stored elements of values in a run, for histograms.
-        report: What is told beside the graph.
+        report: What is shown beside the graph.
     """
     own = [quantization(graph, notes), bits(graph), *paints]
     shown = ShownGraph(graph, recorded or {}).json(name, notes, own)

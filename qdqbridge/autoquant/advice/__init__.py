@@ -1,1 +1,1 @@
-"""What is told of data and networks that quantize badly, and what mends it."""
+"""What is reported of data and networks that quantize badly, and what mends it."""

@@ -1,4 +1,4 @@
-"""What is told of a network that quantizes badly: which layers do it, and what mends it."""
+"""What is reported of a network that quantizes badly: which layers do it, and what mends it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qdqbridge.autoquant.search.tuning import spread
 from qdqbridge.autoquant.simulation import Simulation
 
 BAD = 20.0
-"""Outputs further than this from the float model's, in dB, are told."""
+"""Outputs further than this from the float model's, in dB, are reported."""
 WANTED = 30.0
 """What the command that mends it asks for, in dB."""
 _SAMPLES, _LAYERS, _SHOWN = 16, 400, 3

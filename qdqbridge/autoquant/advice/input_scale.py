@@ -11,7 +11,7 @@ and are not at a smaller scale, computes with bits. And data of the range that p
 have in files, 0 to 255 or 16 bits with a sign, are told where nothing in the network scales them
 and the weights that meet them first are made for numbers around 1.
 
-Of other networks nothing is told. Where biases and saturations do not matter, ten times as large
+Of other networks nothing is reported. Where biases and saturations do not matter, ten times larger
 data give ten times as large answers, and weights of a tenth would have given these: somebody may
 have trained either network, and nothing inside tells whose data they are. How much biases matter is
 no measure: fewer of the rectified units of a trained WaveNet switch at all than of a regression
@@ -49,7 +49,7 @@ _FACTORS = tuple(f for wide in (10.0, 30.0, 100.0, 255.0) for f in (wide, 1 / wi
 """Scales that are tried. Nearer ones are not: samples of half of the classes may spread over more
 at three times their contrast, or a third."""
 _APART = 3.0
-"""Spreads of a channel in training and in the data that are further apart are told."""
+"""Spreads of a channel in training and in the data that are further apart are reported."""
 _CLASSES, _USED, _MORE, _NEAR = 8, 0.8, 1.8, 0.95
 """Columns that a classifier has at least; the share of classes that are used at the right scale;
 how many times as many as in the data; the share of the most that any scale reaches which is enough.
@@ -57,8 +57,8 @@ how many times as many as in the data; the share of the most that any scale reac
 Wrongly scaled data use 9.0 to 9.7 of ten at the right scale (twelve networks), 5.6 at most before.
 """
 _FIRMER, _FIRM = 1.4, 1.0
-"""How many times as far the first choice leads at another scale that is told of, and how far it has
-to lead there, in deviations of an answer's columns. Data that are too small lose classes: where
+"""How many times as far the first choice leads at another scale that is reported, and how far it
+has to lead there, in deviations of an answer's columns. Data that are too small lose classes: where
 none are lost, only smaller scales are tried.
 """
 
@@ -72,8 +72,8 @@ _MOST, _FEW, _END = 64, 2, 1e-3
 """Gates that are looked at, batches that are run, how near to an end of its range a gate's result
 is where it is saturated."""
 _SATURATED, _OPEN = 0.8, 0.4
-"""Share of saturated results of the gate in the middle that is told; a smaller scale has to come
-below the second."""
+"""Share of saturated results of the gate in the middle that is reported; a smaller scale has to
+come below the second."""
 
 
 def misscaled(graph: Graph, data: Data) -> str:

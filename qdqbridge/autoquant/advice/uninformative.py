@@ -26,7 +26,7 @@ from qdqbridge.targets.running import Runner
 _SAMPLES = 16
 _BOUNDED = frozenset(row.name for row in OPERATORS if row.interval is not None)
 ALIKE = 1e-3
-"""Answers to different samples that differ by less, as a share of their size, are told."""
+"""Answers to different samples that differ by less, as a share of their size, are reported."""
 
 
 def uninformative(graph: Graph, data: Data) -> str:

@@ -265,7 +265,7 @@ def matrix_is_dense(node: Node, context: RuleContext) -> Proposal:
     if bias is not None and (bias.constant is None or bias.constant.shape != (units,)):
         return None
     weight = w if flipped else Value(w.type.with_shape(rows.shape), w.name, constant=rows)
-    return _skeleton_dense(node, [x, weight, *([] if bias is None else [bias])], node)
+    return _common_dense(node, [x, weight, *([] if bias is None else [bias])], node)
 
 
 @pattern_rule(
@@ -287,10 +287,10 @@ def dense_bias(node: Node, match: PatternMatch, context: RuleContext) -> Proposa
         return None
     flat = added.constant.map(lambda array: array.reshape(-1), shape=(units,))
     vector = Value(added.type.with_shape((units,)), added.name, constant=flat)
-    return _skeleton_dense(match.node("product"), [match["x"], match["w"], vector], node)
+    return _common_dense(match.node("product"), [match["x"], match["w"], vector], node)
 
 
-def _skeleton_dense(product: Node, operands: Sequence[Value | None], last: Node) -> Proposal:
+def _common_dense(product: Node, operands: Sequence[Value | None], last: Node) -> Proposal:
     origin = product.origin if product is last else product.origin.joined(last.origin)
     output = last.output
     value = result(DENSE, NO_ATTRIBUTES, operands, output.type, origin, output.name)

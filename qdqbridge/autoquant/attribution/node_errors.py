@@ -117,7 +117,7 @@ class _NodeWalk:
     def error(
         self, theirs: Value, constants: Sequence[Rounded], kernel: Array | None
     ) -> NodeError | None:
-        """Returns what the node adds and inherits; None where it cannot be told."""
+        """Returns what the node adds and inherits; None where it is not known."""
         clean = [values[self.own] for values in self.floats.clean]
         stored = self._as_own(theirs, self.own)
         reads = any(value is not None and value.constant is None for value in self.node.inputs)

@@ -282,14 +282,14 @@ WRAPPED = "sums beyond int32 wrap"
 
 
 def beyond_int32(
-    node: Node, operands: Sequence[Array | None], foretold: tuple[str, Sequence[Array]] | None
+    node: Node, operands: Sequence[Array | None], predicted: tuple[str, Sequence[Array]] | None
 ) -> tuple[str, Sequence[Array]] | None:
     """Returns what onnxruntime gives where sums and biases leave int32; None where none does.
 
     Args:
         node: The node.
         operands: What it is given, as it is stored.
-        foretold: What its own arithmetic gives elsewhere; None for the contract's.
+        predicted: What its own arithmetic gives elsewhere; None for the contract's.
     """
     product = product_at(node)
     if product is None or not _is_rounded(node) or not leaves_int32(node):
@@ -303,7 +303,7 @@ def beyond_int32(
     if not leaves.any():
         return None
     wrapped = (sums - low) % (high - low + 1) + low
-    usual = computed(node, operands)[0] if foretold is None else foretold[1][0]
+    usual = computed(node, operands)[0] if predicted is None else predicted[1][0]
     return WRAPPED, [np.where(leaves, _requantized(product, wrapped, CONTRACT.requantize), usual)]
 
 

@@ -88,7 +88,7 @@ def fitted(
         tune=tune,
         **_IN_TARGET,
     )
-    return found, StepRecord(STEP, True, _told(best, before), before, best.sqnr)
+    return found, StepRecord(STEP, True, _fit_in_words(best, before), before, best.sqnr)
 
 
 def check_fitted(made: Quantized, data: Data) -> None:
@@ -241,7 +241,7 @@ def _patterns(made: Quantized, lossy: Sequence[ProductAccumulator]) -> Iterable[
     return [glob.escape(node.origin.nodes[0]) for node in nodes if node.origin.nodes]
 
 
-def _told(best: _HardwareTrial, before: float) -> str:
+def _fit_in_words(best: _HardwareTrial, before: float) -> str:
     target, parts = best.target, list[str]()
     own = target.activations
     if target.arithmetic.narrow:

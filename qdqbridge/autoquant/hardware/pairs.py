@@ -3,7 +3,7 @@
 The instruction multiplies unsigned bytes by signed ones and adds neighbours with saturation to
 int16. Kernels for CPUs without VNNI are built on it (onnxruntime's MLAS on AVX2, TVM's x86
 schedules). What they do, of onnxruntime 1.32 read in its source and proved value by value
-(``scripts/engines/engine_models.py onnxruntime-avx2 FOLDER --foretold``):
+(``scripts/engines/engine_models.py onnxruntime-avx2 FOLDER --predicted``):
 
 * Activations go in as stored codes, 0 to 255; signed ones of a QDQ file are shifted by 128. Weights
   go in as stored, signed. Products of unsigned weights are exact, and those of signed activations

@@ -36,7 +36,7 @@ def of_constant(value: Value, format: Format, chooser: Chooser, context: Context
         value: The constant.
         format: How it is stored; its axis is one of the constant's.
         chooser: Decides; one that can is shown the rows themselves.
-        context: What it is told otherwise.
+        context: What else it knows.
     """
     assert value.constant is not None
     array = value.constant.numpy()

@@ -213,7 +213,7 @@ def joined_stats(
 
 
 def context_of(value: Value, chosen: Mapping[str, QuantParams]) -> Context:
-    """Returns what a chooser is told about ``value``."""
+    """Returns what a chooser knows about ``value``."""
     readers = tuple(sorted({node.op.name for node, _ in value.users}))
     if value.producer is None:
         return Context(value.name, "", readers, chosen=chosen)

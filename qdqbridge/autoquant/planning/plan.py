@@ -293,9 +293,9 @@ class _QuantizationPlanner:
         format = self.overrides.weights.get(node) or rule.weights or self.target.weights
         return weight_format(node, format, results_axis(node))
 
-    def _format(self, *wished: Format | Unstored | None) -> Format:
-        """Returns the first format among wishes, the target's where there is none."""
-        found = (f for f in (*wished, self.target.activations) if isinstance(f, Format))
+    def _format(self, *wanted: Format | Unstored | None) -> Format:
+        """Returns the first format of those wanted, the target's where there is none."""
+        found = (f for f in (*wanted, self.target.activations) if isinstance(f, Format))
         return next(found, _CODES)
 
     def _want(self, node: Node, rule: OperatorRule) -> None:
@@ -309,8 +309,8 @@ class _QuantizationPlanner:
             elif self._stays_unrounded(node, value):
                 self.unrounded.add((node, index))
             elif not self.units.is_inside(value):
-                demanded = rule.operands if own is None else None
-                self._want_operand(value, index, operands, demanded)
+                required = rule.operands if own is None else None
+                self._want_operand(value, index, operands, required)
         for value in node.outputs:
             if self.units.is_inside(value) or not _is_float32(value):
                 continue
@@ -321,25 +321,25 @@ class _QuantizationPlanner:
                 self.ranges[value] = rule
 
     def _want_operand(
-        self, value: Value, index: int, format: Format, demanded: Format | Unstored | None
+        self, value: Value, index: int, format: Format, required: Format | Unstored | None
     ) -> None:
-        """Notes a format; what a rule demands goes before what others want of the value.
+        """Notes a format; what a rule requires goes before what others want of the value.
 
         Unsigned storage that begins at zero has the zero point 0 that symmetric storage is for.
         """
         own = self.wanted.setdefault(value, [])
-        if not isinstance(demanded, Format):
+        if not isinstance(required, Format):
             own.append(format)
             return
         source = value
         while source.producer is not None and self._moves(source.producer):
             source = source.producer.operand(0)
-        if index == 0 and demanded.symmetric and self._begins_at_zero(source):
+        if index == 0 and required.symmetric and self._begins_at_zero(source):
             own.append(self._format())
             return
-        own.insert(0, demanded)
+        own.insert(0, required)
         if source is not value and not (source.is_constant or self.units.is_inside(source)):
-            self.wanted.setdefault(source, []).insert(0, demanded)
+            self.wanted.setdefault(source, []).insert(0, required)
 
     def _begins_at_zero(self, value: Value) -> bool:
         """True for what the target stores without a sign, and that is never negative."""

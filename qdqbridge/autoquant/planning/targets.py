@@ -35,9 +35,9 @@ from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.core.ops.unary import CLIP, RELU
 from qdqbridge.onnx_io.runtime.recurrent import is_lstm
 from qdqbridge.targets.profiles.openvino import rules as openvino
-from qdqbridge.tflite_io.writer.demands.scales import KEPT
 from qdqbridge.tflite_io.writer.rows import ROWS
 from qdqbridge.tflite_io.writer.rows.kernels import never
+from qdqbridge.tflite_io.writer.rules.scales import KEPT
 
 CLAMPS = (RELU, CLIP)
 """What belongs to the operator before it, whose range it narrows."""

@@ -18,7 +18,7 @@ class Rounds:
         number: How many passes there will be at most.
         progress: The callback; None for silence.
         begun: How many passes began.
-        total: The last total told.
+        total: The last total reported.
     """
 
     number: int

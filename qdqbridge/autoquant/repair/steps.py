@@ -38,7 +38,7 @@ DEFAULT = ORDER
 RUNS = {"equalize": 9, "smooth": 12, "round": 3, "learn": 6, "bias": 3}
 """How often steps run the samples, about."""
 _Way = tuple[str, Mapping[str, Any]]
-"""How a step is tried: what is told of it, and options."""
+"""How a step is tried: what is reported of it, and options."""
 _PLAINLY: _Way = "", {}
 _CHANGES: Mapping[str, Callable[..., tuple[Decision, str]]] = {
     "round": with_rounding, "learn": learned, "bias": corrected,

@@ -63,7 +63,7 @@ def with_choosers_tried(
     if found.decision is state.decision or found.end <= found.start:
         outcome = f"of {_listed(target)}, {target.chooser!r} is the best everywhere"
         return state, StepRecord(CHOOSERS, False, outcome, found.start, found.end)
-    record = StepRecord(CHOOSERS, True, _told(found), found.start, found.end)
+    record = StepRecord(CHOOSERS, True, _tried_in_words(found), found.start, found.end)
     return QuantizedState(apply(found.decision), found.decision, state.profile), record
 
 
@@ -103,7 +103,7 @@ def _listed(target: Target) -> str:
     return ", ".join(map(repr, target.candidates))
 
 
-def _told(found: Tuned) -> str:
+def _tried_in_words(found: Tuned) -> str:
     others = len(found.changes)
     tensors = f"; another chooser for {others} tensor{'s' if others > 1 else ''}" if others else ""
     return f"{found.chooser!r} for activations{tensors}"

@@ -226,7 +226,7 @@ def _report(changes: Changes, ranked: Sequence[Sensitivity]) -> list[Reverted]:
     return found
 
 
-def meeting(
+def meet_goal(
     decision: Decision,
     goal: Goal,
     samples: Samples | Iterable[Sample],
@@ -252,7 +252,7 @@ def meeting(
         stats: Statistics of every float tensor of the decision's graph.
         original: The float model that outputs are compared with; by default the decision's graph.
         unseen: Further samples, which nothing was chosen by: the goal must be met on them too.
-        overrides: The wishes of its plan. What its plan leaves float stays float in any case.
+        overrides: The overrides of its plan. What its plan leaves float stays float in any case.
         fallback: ``int16`` gives layers more bits first: 8 where weights have fewer, then 16-bit
             activations, and leaves those float that this does not mend; ``float`` leaves them
             float at once.
@@ -302,7 +302,7 @@ def meeting(
 
 
 def _reverted(dropped: Mapping[Node, Metrics], goal: Goal) -> list[Reverted]:
-    """Returns what is told of nodes whose bodies became float."""
+    """Returns what is reported of nodes whose bodies became float."""
     reason = f"its bodies stay float for {goal}"
     return [
         Reverted(Layer((node,)), "float", rank, alone, reason)
@@ -337,7 +337,7 @@ def met(
     Raises:
         InputDataError: The goal cannot be met.
     """
-    return meeting(
+    return meet_goal(
         made.decision,
         goal,
         samples,

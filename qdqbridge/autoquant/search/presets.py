@@ -10,7 +10,7 @@ full work is done once, for what was chosen.
 An engine that computes 16-bit activations in floats between the roundings gains nothing by them:
 there the operators stay float, and a few of the others with them that cost most, while 16 bits
 everywhere would give more (:mod:`qdqbridge.autoquant.search.costly_layers`). If they still do, that
-is told.
+is reported.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Preset:
     """A choice of what runs on integers as the target says.
 
     Attributes:
-        name: What users are told.
+        name: What users are reported.
         rest: All others: they stay float, or get 16-bit activations.
         rules: From a target's rules to those that are left.
         good: It is tried where the outputs are further from the float model's, in dB.
@@ -83,7 +83,7 @@ class _Attempt:
 
     Attributes:
         preset: When it is tried, and what it has to gain.
-        description: What users are told of it.
+        description: What users read of it.
         kept: The rules of what runs as the target says.
         target: What is quantized for.
     """
@@ -445,7 +445,7 @@ class _PresetTrials:
 
 
 def _of_floats(target: Target, sqnr: float) -> str:
-    """Returns what is told of 16-bit activations that the engine computes in floats."""
+    """Returns what is reported of 16-bit activations that the engine computes in floats."""
     return (
         f"--format '*={widened(target)}' gives all operators 16-bit activations, with "
         f"{sqnr:.1f} dB before repair; but the engine has no integer kernels for them, and "

@@ -29,7 +29,7 @@ from qdqbridge.errors import InputDataError
 
 Option = TypeVar("Option")
 Progress = Callable[[int, int], None]
-"""Takes the trials done, and how many there will be, as far as can be told by then."""
+"""Takes the trials done, and how many there will be, as far as is known by then."""
 Changes = dict[Layer, LayerChange]
 _LAST_BITS = 1e-9
 """One less 0.995 is a little more than 0.005 in float64."""
@@ -372,7 +372,7 @@ class LayerSearch(Search[Changes]):
 
         Args:
             proven: The changes, applied.
-            reverted: What is told of them.
+            reverted: What is reported of them.
             evaluations: How many sets of layers were tried.
             ranking: What each layer costs, where that was asked.
             pareto: The curve, where one was asked for.

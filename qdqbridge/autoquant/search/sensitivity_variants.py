@@ -116,7 +116,7 @@ class Variants:
         base: The decision.
         target: The target it was made for.
         stats: Statistics of every float tensor of the graph.
-        overrides: The wishes of its plan.
+        overrides: The overrides of its plan.
     """
 
     base: Decision
@@ -147,7 +147,7 @@ class Variants:
         return self.base.plan.graph
 
     def overrides_for(self, changes: Mapping[Layer, LayerChange]) -> Overrides:
-        """Returns the wishes with ``changes`` on top."""
+        """Returns the overrides with ``changes`` on top."""
         floats = dict(self.overrides.floats)
         formats = dict(self.overrides.formats)
         weights = dict(self.overrides.weights)

@@ -46,7 +46,7 @@ _Pick: TypeAlias = tuple[LayerChange, int]
 _REACH = 2
 _POINTS = 4
 """Points of the curve that are timed, beside those that the search needs."""
-_TOLD = 5
+_MOST_REASONS = 5
 _SUFFIX = "_quantized"
 
 
@@ -231,8 +231,8 @@ class _TimeSearch:
 
     def _unmet(self, slow: Sequence[NodeTime]) -> InputDataError:
         worst = sorted(slow, key=lambda time: -time.seconds)
-        more = len(worst) - _TOLD
-        reasons = [self._why(time) for time in worst[:_TOLD]]
+        more = len(worst) - _MOST_REASONS
+        reasons = [self._why(time) for time in worst[:_MOST_REASONS]]
         return InputDataError(
             f"{len(slow)} nodes take longer than {time_text(self._limit.max_seconds)} on "
             f"{self._limit.engine} whatever their layers are stored as",

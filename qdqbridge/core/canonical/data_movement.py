@@ -95,7 +95,7 @@ def _reshaped_axis(
 
 
 def moved_params(node: Node, params: QuantParams) -> QuantParams | None:
-    """Returns the parameters of what is moved; None where they cannot be told."""
+    """Returns the parameters of what is moved; None where they is not known."""
     if params.per_tensor:
         return params
     if node.op is RESHAPE:

@@ -1,4 +1,4 @@
-"""What a canonical graph still shows of how its file was made, told as notes."""
+"""What a canonical graph still shows of how its file was made, as notes."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ _EXACT = frozenset(
         "ReduceMax", "ReduceMin",
     )
 )  # fmt: skip
-_EXACT_FOREIGN = frozenset(
+_EXACT_OPAQUE = frozenset(
     (
         "Size", "ConstantOfShape", "Range", "CastLike", "NonZero", "Equal", "Less", "Greater",
         "IsNaN", "IsInf", "Not", "And", "Or", "Xor", "LessOrEqual", "GreaterOrEqual", "EyeLike",
@@ -65,7 +65,7 @@ def small_constant(node: Node, context: RuleContext) -> Proposal:
     weight times the scale of its batch norm); it is computed when first looked at.
     """
     name = node.op.name.rpartition("::")[2]
-    if len(node.outputs) != 1 or (name not in _EXACT and name not in _EXACT_FOREIGN):
+    if len(node.outputs) != 1 or (name not in _EXACT and name not in _EXACT_OPAQUE):
         return None
     shape = static_shape(node.output.type.shape)
     operands = [value for value in node.inputs if value is not None]

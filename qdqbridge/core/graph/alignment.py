@@ -95,7 +95,7 @@ def align(
 
 
 _Places = Callable[[Node, int], int]
-"""The place of an operand; operands that are told apart by what they are may have one place."""
+"""The place of an operand; operands that are distinguished by what they are may have one place."""
 
 
 def _in_place(node: Node, index: int) -> int:

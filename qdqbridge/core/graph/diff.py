@@ -257,7 +257,7 @@ class _Pairing:
         return self.places[x] == self.places[y]
 
     def _behind(self, value: Value, partners: dict[Node, Node]) -> Value:
-        """Returns the value before the nodes that only one graph has; they are told of already."""
+        """Returns the value before the nodes that only one graph has; they are reported already."""
         passed: list[Value] = []
         while value.producer is not None and value.producer not in partners:
             known = self.sources.get(value)

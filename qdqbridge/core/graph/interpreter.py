@@ -141,7 +141,7 @@ def evaluate(
 def computed(
     node: Node, operands: Sequence[Array | None], *, exact: bool = False
 ) -> Sequence[Array]:
-    """Runs one node as :func:`evaluate_node` does; what NumPy cannot do is told by name.
+    """Runs one node as :func:`evaluate_node` does; what NumPy cannot do is refused by name.
 
     Raises:
         InvalidModelError: The operands do not fit the operator, or a result has another shape than

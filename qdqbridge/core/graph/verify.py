@@ -44,7 +44,7 @@ def verify(graph: Graph, file: str = "") -> None:
 
 
 def _check_names(names: Sequence[str], outputs: Sequence[Value], where: str) -> None:
-    """Refuses a name for two results: those of a run are told apart by it.
+    """Refuses a name for two results: those of a run are distinguished by it.
 
     One result may have its name twice, which is one entry among the results of a run.
     """

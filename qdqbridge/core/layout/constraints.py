@@ -66,7 +66,7 @@ def unmoved(value: Value) -> bool:
 
 
 class LayoutConstraint(Enum):
-    """What an operand or result asks of the layout in which its value is carried."""
+    """What an operand or result asks of the layout in which its value is stored."""
 
     AS_IS = "as the graph has it"
     LAST = "channels-last"
@@ -105,7 +105,7 @@ def constraints(node: Node, ranks: Collection[int], fixed: Collection[Operator])
 
     Args:
         node: Any node.
-        ranks: Ranks of the values that may be carried channels-last.
+        ranks: Ranks of the values that may be stored channels-last.
         fixed: Operators whose host form is channels-first only.
     """
     result = node.output
@@ -187,7 +187,7 @@ def _keeps_channels(before: Value, after: Value) -> bool:
 
 
 def _transpose(node: Node, attributes: TransposeAttrs, ranks: Collection[int]) -> NodeConstraints:
-    """A change of layout written as a node is none where the values are carried so."""
+    """A change of layout written as a node is none where the values are stored so."""
     rank = node.output.rank
     if rank is not None and rank in ranks:
         if attributes.perm == channels_last(rank):

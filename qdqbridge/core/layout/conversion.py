@@ -1,4 +1,4 @@
-"""Channels-last: which values are carried so, decided once, and the graph with that carried out.
+"""Channels-last: which values are stored so, decided once, and the graph with that carried out.
 
 The layouts with the fewest transposes are a minimum cut; then transposes become nodes, and axes and
 constants are permuted.
@@ -121,13 +121,13 @@ _TRANSPOSE = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class LayoutPlan:
-    """In which layout every value and node is carried.
+    """In which layout every value and node is stored.
 
     Attributes:
-        values: The values whose results are carried channels-last.
+        values: The values whose results are stored channels-last.
         nodes: For each node, whether its operands are taken channels-last and whether its results
             are given so; a node whose operands may have any layout has them as their value does.
-        transposes: Values that are needed in the layout that they are not carried in; converting
+        transposes: Values that are needed in the layout that they are not stored in; converting
             one of them is a transpose, or a reshape where no element moves.
     """
 
@@ -136,7 +136,7 @@ class LayoutPlan:
     transposes: tuple[Value, ...]
 
     def permutation(self, value: Value) -> tuple[int, ...] | None:
-        """Returns the permutation in which a value is carried; None as the graph has it."""
+        """Returns the permutation in which a value is stored; None as the graph has it."""
         if value not in self.values or value.rank is None:
             return None
         return channels_last(value.rank)
@@ -151,14 +151,14 @@ def plan(
 ) -> LayoutPlan:
     """Returns the plan with the fewest transposes under which window operators are channels-last.
 
-    Transposes that the graph has itself vanish where values are carried so; a graph without a
+    Transposes that the graph has itself vanish where values are stored so; a graph without a
     window operator stays as it is unless it loses some. The time is linear in the nodes for graphs
     whose regions between window operators are small.
 
     Args:
         graph: A canonical graph.
         channels_last: False to carry everything as it is.
-        ranks: Ranks of the values that may be carried channels-last; axis 1 is their channel.
+        ranks: Ranks of the values that may be stored channels-last; axis 1 is their channel.
         fixed: Operators whose host form is channels-first only.
     """
     if channels_last:
@@ -274,7 +274,7 @@ class ConvertedGraph:
     """A graph as a host computes it; its interface is the original's.
 
     Attributes:
-        graph: Values have the shapes in which they are carried; attributes name those axes.
+        graph: Values have the shapes in which they are stored; attributes name those axes.
         channels_last: Nodes whose data operand and results are channels-last. Weights of
             convolutions among their operands are as the original graph has them.
         transposes: Number of transposes that the plan put in (reshapes not counted).
@@ -426,5 +426,5 @@ def _reshape_attrs_of(value: Value) -> ReshapeAttrs:
 
 
 def _moved(type_: ValueType, rank: int | None) -> ValueType:
-    """Returns the type of a value that is carried channels-last."""
+    """Returns the type of a value that is stored channels-last."""
     return type_ if rank is None else permuted_type(type_, channels_last(rank))

@@ -170,15 +170,15 @@ def _take_equal_branches(model: ModelProto, folder: Path, text_of: TextOf) -> No
     for _ in range(_PASSES):
         if all(node.op_type != "If" or node.output[0] in compared for node in graph.node):
             break
-        scope = _OuterNames(model, folder, compared)
+        outer = _OuterNames(model, folder, compared)
         nodes: list[NodeProto] = []
         changed = False
         for node in graph.node:
-            body = scope.common_body(node, text_of) if node.op_type == "If" else None
+            body = outer.common_body(node, text_of) if node.op_type == "If" else None
             if body is None:
                 nodes.append(node)
                 continue
-            taken = _inlined(node, body, graph, {}, scope.taken)
+            taken = _inlined(node, body, graph, {}, outer.taken)
             compared.update(inner.output[0] for inner in taken if inner.op_type == "If")
             nodes += taken
             changed = True

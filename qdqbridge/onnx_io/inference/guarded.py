@@ -244,7 +244,7 @@ def _inferable_node(
 # ---- Nodes that end the process in ONNX's shape inference (1.23), refused by name before it runs
 #
 # Found by running the inference of every operator on random operands and attributes; what else
-# ends it lacks an operand that the operator's schema demands.
+# ends it lacks an operand that the operator's schema requires.
 
 _MOST_AXES = 64
 """More axes than any tensor has."""

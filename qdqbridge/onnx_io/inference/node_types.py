@@ -107,7 +107,7 @@ class NodeTypes:
             whole = _without_declared(proto)
             found = self._alone(whole, operands, data, captured)
             if proto.op_type == "Loop" and not contrib:
-                known = [*map(_told, self._looped(whole, operands, data, captured))]
+                known = [*map(_inferred_of, self._looped(whole, operands, data, captured))]
                 known += found[len(known) :]
                 found = [b if b.shape else a for a, b in zip(found, known, strict=False)]
             return found[: len(proto.output)]
@@ -129,7 +129,7 @@ class NodeTypes:
             return [_shaped_as_input(proto, operands)]
         if schema is None:
             version = versions.get(domain, 1)
-            found = map(_told, runtime_types(_renamed(proto), version, operands, data))
+            found = map(_inferred_of, runtime_types(_renamed(proto), version, operands, data))
             known = kept_extents(proto, operands)
             return [replace(r, shape=r.shape or e) for r, e in zip(found, known, strict=True)]
         if not schema.has_type_and_shape_inference_function:  # then its body is looked at
@@ -146,7 +146,7 @@ class NodeTypes:
         except _FAILURES as error:
             log.debug("%s: inference stopped: %s", proto.op_type, error)
             return _only_types(schema, len(proto.output))
-        results = [_told(found.get(f"out_{i}")) for i in range(len(proto.output))]
+        results = [_inferred_of(found.get(f"out_{i}")) for i in range(len(proto.output))]
         if proto.op_type == "Attention" and not domain:
             known = attention_extents(proto, operands)
             results = [replace(r, shape=e or r.shape) for r, e in zip(results, known, strict=False)]
@@ -176,7 +176,7 @@ class NodeTypes:
         except _FAILURES as error:
             log.debug("%s: inference stopped: %s", proto.op_type, error)
             known = {}
-        return [_told(known.get(name)) for name in proto.output]
+        return [_inferred_of(known.get(name)) for name in proto.output]
 
     def _looped(
         self,
@@ -247,7 +247,7 @@ def nested_proto(type_: NestedType) -> TypeProto:
     return proto
 
 
-def _told(proto: TypeProto | None) -> Inferred:
+def _inferred_of(proto: TypeProto | None) -> Inferred:
     if proto is None:
         return UNKNOWN
     tensor = proto.tensor_type
@@ -277,7 +277,7 @@ def _shaped_as_input(proto: NodeProto, operands: Sequence[TypeProto | None]) -> 
     known = TypeProto()
     known.CopyFrom(first)
     known.tensor_type.elem_type = element
-    return _told(known)
+    return _inferred_of(known)
 
 
 def _only_types(schema: Any, count: int) -> list[Inferred]:

@@ -401,7 +401,7 @@ def _model(
         numpy_helper.from_array(np.frombuffer(data, np.dtype(dtype)).reshape(shape), name)
         for name, dtype, shape, data in fixed
     ]
-    graph = helper.make_graph([node], "foreign", inputs, outputs, initializers)
+    graph = helper.make_graph([node], "opaque", inputs, outputs, initializers)
     keep_half_products(graph)
     if saturates():
         keep_byte_products(graph)

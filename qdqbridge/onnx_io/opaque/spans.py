@@ -1,4 +1,4 @@
-"""ONNX's own nodes, which a graph carries as they are, by what the spans of calls say of them."""
+"""ONNX's own nodes, which a graph keeps as they are, by what the spans of calls say of them."""
 
 from __future__ import annotations
 

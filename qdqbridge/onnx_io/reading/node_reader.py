@@ -117,7 +117,7 @@ class NodeReader:
 
     def unknown_operators(self) -> list[Note]:
         """Returns a note for each operator that ONNX does not define and that has no row here."""
-        return [_carried(*key, names) for key, names in self.unknown.items()]
+        return [_opaque_note(*key, names) for key, names in self.unknown.items()]
 
     def read(self, proto: onnx.NodeProto, opset: int = 0) -> None:
         """Reads a node of any operator; ``opset`` is the file's unless it is given."""
@@ -501,7 +501,7 @@ class NodeReader:
         return typed
 
 
-def _carried(domain: str, op_type: str, names: Sequence[str]) -> Note:
+def _opaque_note(domain: str, op_type: str, names: Sequence[str]) -> Note:
     """Returns the note about operators that ONNX does not define and that have no row here."""
     known = refusal(domain, op_type)
     others = f", and so are {len(names) - 1} more" if len(names) > 1 else ""

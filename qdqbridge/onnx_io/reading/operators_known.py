@@ -103,7 +103,7 @@ def _unknown(unknown: dict[str, list[str]], opset: int, file: str) -> Unsupporte
         if known is None and is_microsoft(op_type):
             known = Refusal(
                 "an operator of the domain com.microsoft",
-                f"set the domain of {op_type} to com.microsoft, as onnxruntime demands",
+                f"set the domain of {op_type} to com.microsoft, as onnxruntime requires",
             )
         fixes[_STANDARD if known is None else known.fix] = None
         nodes = f"{len(names)}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"

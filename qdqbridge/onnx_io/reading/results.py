@@ -2,7 +2,7 @@
 
 People change the batch of an input and leave the rest of a file as it is, so what a file declares
 about results decides nothing: where the operators do not tell the rank either, it is kept beside
-the type, for hosts that check it when they run. What contradicts the operators is told in a note.
+the type, for hosts that check it when they run. What contradicts the operators is said in a note.
 Extents that follow from nothing get names of their own.
 """
 

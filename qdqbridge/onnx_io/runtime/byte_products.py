@@ -122,10 +122,10 @@ def saturating_products(path: Path) -> Mapping[str, StoredWeights]:
     model = optimized(path)
     if model is None:
         return {}
-    scope, found = _ReadableTensors().inside(model.graph), dict[str, StoredWeights]()
-    types = scope.types
+    tensors, found = _ReadableTensors().inside(model.graph), dict[str, StoredWeights]()
+    types = tensors.types
     for node in model.graph.node:
-        scope.see(node)
+        tensors.see(node)
         if node.op_type == "DynamicQuantizeLinear":
             types[node.output[2]] = TensorProto.UINT8
         factors = _FACTORS.get(node.op_type)
@@ -138,16 +138,16 @@ def saturating_products(path: Path) -> Mapping[str, StoredWeights]:
         if signed and other == TensorProto.UINT8:
             own = (node.name, *node.output, *(names[w] for w, _ in factors.signed))
             plain = [MARKS.sub("", name) for name in own]
-            stored = _stored_weights(names, factors, scope)
+            stored = _stored_weights(names, factors, tensors)
             found |= dict.fromkeys([*plain, plain[0].removesuffix(_WITH_BIAS)], stored)
     return {name: stored for name, stored in found.items() if name}
 
 
 def _stored_weights(
-    names: Sequence[str], factors: _Factors, scope: _ReadableTensors
+    names: Sequence[str], factors: _Factors, tensors: _ReadableTensors
 ) -> StoredWeights:
-    points = scope.elements(names[factors.signed[0][1]])
-    scales = None if factors.scale is None else scope.elements(names[factors.scale])
+    points = tensors.elements(names[factors.signed[0][1]])
+    scales = None if factors.scale is None else tensors.elements(names[factors.scale])
     return StoredWeights(
         np.zeros(1, np.int64) if points is None else points.astype(np.int64).reshape(-1),
         np.zeros(1, np.bool_) if scales is None else scales.reshape(-1) < 0,
@@ -229,22 +229,22 @@ class _ReadableTensors:
 
 
 def _keep(graph: onnx.GraphProto, outer: _ReadableTensors) -> None:
-    scope, nodes = outer.inside(graph), list[onnx.NodeProto]()
+    tensors, nodes = outer.inside(graph), list[onnx.NodeProto]()
     for node in graph.node:
         for attribute in node.attribute:
             for body in bodies(attribute):
-                _keep(body, scope)
+                _keep(body, tensors)
         factors = _FACTORS.get(node.op_type)
         if factors is not None:
-            nodes += _made_unsigned(node, factors, scope)
-        scope.see(node)
+            nodes += _made_unsigned(node, factors, tensors)
+        tensors.see(node)
         nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
 
 
 def _made_unsigned(
-    node: onnx.NodeProto, factors: _Factors, scope: _ReadableTensors
+    node: onnx.NodeProto, factors: _Factors, tensors: _ReadableTensors
 ) -> Iterator[onnx.NodeProto]:
     """Gives a node other factors and zero points, if these are int8; yields what computes them."""
     needed = 1 + max(zero for _, zero in factors.signed)
@@ -252,23 +252,23 @@ def _made_unsigned(
     beside = [names[i] for i in factors.unsigned or () if i < len(names)]
     signed = [names[data] for data, _ in factors.signed]
     zeros = [names[zero] for _, zero in factors.signed if names[zero]]
-    if any(scope.types.get(name) == TensorProto.INT8 for name in beside):
+    if any(tensors.types.get(name) == TensorProto.INT8 for name in beside):
         return
-    if any(scope.types.get(name) != TensorProto.INT8 for name in signed + zeros):
+    if any(tensors.types.get(name) != TensorProto.INT8 for name in signed + zeros):
         return
     for pair in factors.signed:
         for index in pair:
-            if not scope.unsigned.get(names[index]):
-                yield from _unsigned(names[index], scope)
-            names[index] = scope.unsigned[names[index]]
+            if not tensors.unsigned.get(names[index]):
+                yield from _unsigned(names[index], tensors)
+            names[index] = tensors.unsigned[names[index]]
     del node.input[:]
     node.input.extend(names)
 
 
-def _unsigned(name: str, scope: _ReadableTensors) -> Iterator[onnx.NodeProto]:
+def _unsigned(name: str, tensors: _ReadableTensors) -> Iterator[onnx.NodeProto]:
     """Yields what makes a tensor uint8; where there is none, a zero point of 0."""
-    new = scope.unsigned[name] = f"{name}:unsigned:{next(scope.numbers)}"
-    stored = scope.elements(name)
+    new = tensors.unsigned[name] = f"{name}:unsigned:{next(tensors.numbers)}"
+    stored = tensors.elements(name)
     if name and stored is None:
         wide, half, moved = (f"{new}:{part}" for part in ("wide", "half", "moved"))
         yield helper.make_node("Cast", [name], [wide], to=TensorProto.INT32)

@@ -35,7 +35,7 @@ from qdqbridge.onnx_io.writer.clamps import (
 )
 from qdqbridge.onnx_io.writer.dynamic import dynamic_rows
 from qdqbridge.onnx_io.writer.names import real_name, stem
-from qdqbridge.onnx_io.writer.opset import TYPE_TOLD
+from qdqbridge.onnx_io.writer.opset import OUTPUT_DTYPE_SINCE
 from qdqbridge.onnx_io.writer.options import Clamp
 from qdqbridge.onnx_io.writer.packed import is_packed_matmul, unread_orders
 from qdqbridge.onnx_io.writer.qlinear import qlinear_row
@@ -93,7 +93,7 @@ class NodeWriter(RowWriter):
         if node.op.flow is Flow.CONVERT and node.op is not CAST:
             self._convert(node)
         elif isinstance(node.attributes, OpaqueAttrs):
-            self._foreign(node, node.attributes)
+            self._opaque(node, node.attributes)
         elif isinstance(node.attributes, SimulatedAttrs):
             simulated_row(self, node)
         elif self._has_rows(node):
@@ -183,7 +183,7 @@ class NodeWriter(RowWriter):
         if node in self.own_names:
             self.own_names[last] = self.own_names.pop(node)
 
-    def _foreign(self, node: Node, attributes: OpaqueAttrs) -> None:
+    def _opaque(self, node: Node, attributes: OpaqueAttrs) -> None:
         dtype = real_dtype(node)
         inputs = ["" if v is None else self.real(v, dtype) for v in node.inputs]
         outputs = [self.tensors.of(value) for value in node.outputs]
@@ -357,7 +357,7 @@ class NodeWriter(RowWriter):
             own = params.expressed_dtype
             stated |= dividing(node.attributes.precision, own, self.opset)
         type_ = TensorType(params.storage_dtype, shape)
-        if type_.dtype.is_small_float and self.opset >= TYPE_TOLD:
+        if type_.dtype.is_small_float and self.opset >= OUTPUT_DTYPE_SINCE:
             del inputs[2:]  # onnxruntime's fusions read the zero point of a float8 as an integer
             stated["output_dtype"] = dtype_to_onnx(type_.dtype)
         self.row("QuantizeLinear", inputs, target, type_, stated, node)

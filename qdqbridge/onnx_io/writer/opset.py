@@ -31,7 +31,7 @@ from qdqbridge.onnx_io.writer.packed import packed_weights
 from qdqbridge.onnx_io.writer.spec import GraphSpec
 
 OLDEST = 13
-TYPE_TOLD = 21
+OUTPUT_DTYPE_SINCE = 21
 """The opset whose QuantizeLinear says its type (``output_dtype``); before, the zero point does."""
 _NONE = "none"
 _METADATA_IR = 10
@@ -81,8 +81,8 @@ def choose_opset(
     """
     needs = _needs(graph, contrib=contrib, packed=packed)
     preferred = [graph.opset] if newest is None or graph.opset <= newest else [graph.opset, newest]
-    if graph.opset < TYPE_TOLD and any(map(_is_small_float, graph.values())):
-        preferred.insert(0, TYPE_TOLD)
+    if graph.opset < OUTPUT_DTYPE_SINCE and any(map(_is_small_float, graph.values())):
+        preferred.insert(0, OUTPUT_DTYPE_SINCE)
     newest = newest or onnx.defs.onnx_opset_version()
     for opset in (*preferred, *range(OLDEST, newest + 1)):
         if OLDEST <= opset <= newest and all(need.accepts(opset) for need in needs):

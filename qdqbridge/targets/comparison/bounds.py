@@ -71,7 +71,7 @@ class Exact:
             rounding of it.
         halves: Intervals of the results of engines that compute in float16
             (:mod:`qdqbridge.targets.comparison.float16`); any of them may be the right one.
-        foretold: It is the result of an engine's own arithmetic, which is known.
+        predicted: It is the result of an engine's own arithmetic, which is known.
     """
 
     real: Array
@@ -79,7 +79,7 @@ class Exact:
     accumulated: Array
     as_written: Array | None = None
     halves: tuple[tuple[Array, Array], ...] = ()
-    foretold: bool = False
+    predicted: bool = False
 
 
 def growth(count: float) -> float:

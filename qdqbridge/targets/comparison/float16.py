@@ -33,7 +33,7 @@ from qdqbridge.targets.comparison.bounds import Exact, Operands, exact, magnitud
 Array: TypeAlias = NDArray[Any]
 HALVES = (DType.FLOAT16, DType.BFLOAT16)
 _MOST = 3
-"""Operands whose roundings are told apart; of more, all or none are rounded."""
+"""Operands whose roundings are distinguished; of more, all or none are rounded."""
 
 
 def unit(dtype: DType) -> float:

@@ -265,8 +265,8 @@ class _BatchWalk:
         stored = [None if value is None else self._stored(value) for value in read.inputs]
         node, operands = self.read(read, stored)
         results = evaluate_node(node, operands)
-        foretold = None if self.own is None else self.own(node, operands)
-        cause, expected = ("", ()) if foretold is None else foretold
+        predicted = None if self.own is None else self.own(node, operands)
+        cause, expected = ("", ()) if predicted is None else predicted
         for place, (value, ours) in enumerate(zip(read.outputs, results, strict=False)):
             nested = isinstance(value.type, NestedType)
             theirs = None if nested else self.recorded.get(value)
@@ -278,7 +278,7 @@ class _BatchWalk:
             if theirs is None:
                 behind = self._behind(read)
                 self.unrecorded[value] = partial(
-                    self._exact_as_foretold, node, operands, behind, meant
+                    self._exact_as_predicted, node, operands, behind, meant
                 )
             if theirs is not None and ours.dtype != object and value in self.tallies:
                 if self.observe is not None:
@@ -296,7 +296,7 @@ class _BatchWalk:
         passed = own is not None and result is not None and own.params == result.params
         return self.unrecorded.get(value) if passed else None
 
-    def _exact_as_foretold(
+    def _exact_as_predicted(
         self,
         node: Node,
         operands: Sequence[Array | None],
@@ -312,7 +312,7 @@ class _BatchWalk:
         if told is None:
             return known
         off = told[1][0].astype(np.float64) - evaluate_node(real, operands)[0]
-        return replace(known, real=known.real + off, as_written=None, halves=(), foretold=True)
+        return replace(known, real=known.real + off, as_written=None, halves=(), predicted=True)
 
     def _stored(self, value: Value) -> Array:
         return self.values[value] if value.constant is None else value.constant.numpy()
@@ -342,8 +342,8 @@ class _BatchWalk:
                 if not differs.any():
                     return
             if first:
-                known = self._exact_as_foretold(node, operands, self._behind(node), meant[1])
-                if known is not None and known.foretold and meant[1] is not None:
+                known = self._exact_as_predicted(node, operands, self._behind(node), meant[1])
+                if known is not None and known.predicted and meant[1] is not None:
                     ours = meant[1]
             self._blame(value, blame(ours, theirs, differs, known, value.type), ours)
 

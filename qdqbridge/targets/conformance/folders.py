@@ -38,7 +38,7 @@ def write_cases(folder: Path, cases: tuple[ConformanceCase, ...]) -> None:
                 _write(data / f"input_{index}.pb", name, values)
             for index, (info, values) in enumerate(zip(graph.output, outputs, strict=True)):
                 _write(data / f"output_{index}.pb", info.name, values)
-        told: dict[str, object] = {
+        manifest: dict[str, object] = {
             "model_name": case.name,
             "rtol": 0,
             "atol": 0,
@@ -47,8 +47,8 @@ def write_cases(folder: Path, cases: tuple[ConformanceCase, ...]) -> None:
             "says": case.situation.says,
         }
         if case.is_open:
-            told["allowed"] = [reading for reading, _ in case.body.allowed]
-        text = json.dumps(told, indent=1, ensure_ascii=False) + "\n"
+            manifest["allowed"] = [reading for reading, _ in case.body.allowed]
+        text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
         (where / "data.json").write_text(text, "utf-8")
     (folder / "README.md").write_text(page(cases), "utf-8")
     (folder / RUNNER.name).write_text(f"# {LICENCE}\n{RUNNER.read_text('utf-8')}", "utf-8")

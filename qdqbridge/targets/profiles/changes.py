@@ -47,7 +47,7 @@ class ExportChange:
         what: What it is about.
         before: As it was read.
         after: As it is written.
-        why: Which demand of the runtime, where there is one.
+        why: Which rule of the runtime, where there is one.
     """
 
     what: str

@@ -1,4 +1,4 @@
-"""Whether a file keeps what a profile's runtime demands."""
+"""Whether a file keeps what a profile's runtime requires."""
 
 from __future__ import annotations
 

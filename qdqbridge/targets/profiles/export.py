@@ -55,7 +55,7 @@ def export(
             runtime reads.
 
     Raises:
-        UnsupportedTargetError: The profile is not known or demands int8, or ONNX cannot express
+        UnsupportedTargetError: The profile is not known or requires int8, or ONNX cannot express
             the graph, or not in an opset that the runtime reads.
         OutputExistsError: A file is there and ``overwrite`` is False.
         ModelFileError: The operating system refuses.

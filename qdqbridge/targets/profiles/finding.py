@@ -1,4 +1,4 @@
-"""What a profile demands, as records that can be listed, and what a file does not keep of it."""
+"""What a profile requires, as records that can be listed, and what a file does not keep of it."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ Check: TypeAlias = "Callable[[FileView, FileNode], Reason | None]"
 
 @dataclass(frozen=True, slots=True)
 class TargetRule:
-    """One demand of a runtime.
+    """One rule of a runtime.
 
     Attributes:
         name: Kebab-case.
         applies_to: The nodes it speaks about, in words.
         check: Returns why a node does not keep it, None where it does or is not concerned.
-        source: Where the demand is written or was measured.
+        source: Where the rule is written or was measured.
         effect: What happens where it is not kept.
         fix: What the user can do.
     """
@@ -86,7 +86,7 @@ class Finding:
         reason: One sentence that names the values.
         tensors: The tensors concerned.
         fix: What the user can do.
-        source: Where the demand is written or was measured.
+        source: Where the rule is written or was measured.
         steps: How far results may be off, in steps of the result; 0 where it says nothing.
     """
 

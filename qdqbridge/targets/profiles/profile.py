@@ -27,7 +27,7 @@ class Older:
 
 @dataclass(frozen=True, slots=True)
 class ExportProfile:
-    """How a graph is prepared and written for a runtime, and what the runtime demands.
+    """How a graph is prepared and written for a runtime, and what the runtime requires.
 
     Attributes:
         name: The name users give.

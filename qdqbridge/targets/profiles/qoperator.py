@@ -1,4 +1,4 @@
-"""What the QOperator form demands: a QLinear operator wherever there is one."""
+"""What the QOperator form requires: a QLinear operator wherever there is one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TensorRT demands of a QDQ file.
+"""What TensorRT requires of a QDQ file.
 
 Sources: onnx-tensorrt docs/operators.md; NVIDIA's "Working with Quantized Types" and "Explicit
 Quantization"; the issues named at the rules. Not run here: there is no TensorRT on the machine.

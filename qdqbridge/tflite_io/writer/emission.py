@@ -90,7 +90,7 @@ class Emission:
 
     Args:
         rows: How nodes are said, by the operator's name.
-        layouts: For nodes that are carried channels-last, whether operand and result are.
+        layouts: For nodes that are stored channels-last, whether operand and result are.
     """
 
     def __init__(
@@ -316,7 +316,7 @@ class Emission:
         )
 
     def channels_last(self, node: Node) -> bool:
-        """True where a node's data operand and results are carried channels-last."""
+        """True where a node's data operand and results are stored channels-last."""
         return any(self.layouts.get(node, (False, False)))
 
     def node(self, node: Node) -> None:

@@ -39,13 +39,13 @@ _TINY = 1e-20
 
 
 @rule("operator-written-out")
-def operator_written_out(node: Node, scope: RuleContext) -> Proposal:
+def operator_written_out(node: Node, context: RuleContext) -> Proposal:
     """``Mish(x) -> Mul(x, Tanh(…))``: an operator without a counterpart as the first of its forms.
 
     ``Erf(x) -> 2 · Gelu(v) / v - 1``, ``v = x · sqrt(2)``, which is what Gelu is made of. The chain
     computes on floats; quantized operands and results keep their parameters.
     """
-    del scope
+    del context
     if not _lacks(node.op, node.attributes) or node.output.type.shape is None:
         return None
     operands = [_dequantized_value(value) for value in node.inputs if value is not None]
@@ -54,9 +54,9 @@ def operator_written_out(node: Node, scope: RuleContext) -> Proposal:
 
 
 @rule("steps-written-out", "Composition")
-def steps_written_out(node: Node, scope: RuleContext) -> Proposal:
+def steps_written_out(node: Node, context: RuleContext) -> Proposal:
     """``Composition(x; … Erf …) -> Composition(x; …)`` of steps that TFLite has."""
-    del scope
+    del context
     attributes = node.record(CompositionAttrs)
     if not any(_lacks(step.op, step.attributes) for step in attributes.steps):
         return None
@@ -130,9 +130,9 @@ def _error_function(x: Value, node: Node) -> Value:
 
 @rule("norm-written-out", "LayerNormalization", "RMSNormalization", "InstanceNormalization",
       "GroupNormalization", "BatchNormalization")  # fmt: skip
-def norm_written_out(node: Node, scope: RuleContext) -> Proposal:
+def norm_written_out(node: Node, context: RuleContext) -> Proposal:
     """``LayerNormalization(x) -> (x - mean) / Sqrt(mean((x - mean)²) + e) · gamma + beta``."""
-    del scope
+    del context
     x, attributes = node.operand(0), node.attributes
     shape = x.type.shape
     if shape is None:
@@ -230,9 +230,9 @@ def _column(value: Value, rank: int) -> Value:
 
 
 @rule("columns-before-rows", "DepthToSpace")
-def columns_before_rows(node: Node, scope: RuleContext) -> Proposal:
+def columns_before_rows(node: Node, context: RuleContext) -> Proposal:
     """``DepthToSpace(x; CRD) -> DepthToSpace(x'; DCR)`` of channels in another order."""
-    del scope
+    del context
     attributes, x = node.record(DepthSpaceAttrs), node.operand(0)
     shape, size = x.type.shape, attributes.block_size
     if (

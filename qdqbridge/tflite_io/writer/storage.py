@@ -66,7 +66,7 @@ def stored_signed(graph: Graph, *, four_bits: bool = True) -> Graph:
             continue
         old = quant.params
         if _coarser(old, params) and value.constant is None:
-            copy.notes.append(_told(value, old, params))
+            copy.notes.append(_storage_note(value, old, params))
         value.type = QuantType(params, value.type.shape)
         if value.constant is not None:
             value.constant = _requantize_constant(value.constant, old, params)
@@ -94,7 +94,7 @@ def _coarser(old: QuantParams, new: QuantParams) -> bool:
     return not np.array_equal(old.scale, new.scale)
 
 
-def _told(value: Value, old: QuantParams, new: QuantParams) -> Note:
+def _storage_note(value: Value, old: QuantParams, new: QuantParams) -> Note:
     reason = (
         f"TFLite's 16-bit numbers have zero point 0; the scale {old.scale.flat[0]:g} becomes "
         f"{new.scale.flat[0]:g}, and '{value.name}' is rounded to it"

@@ -1,4 +1,4 @@
-"""A graph as a TFLite file: demands met, layout planned, tensors and operators, one flatbuffer."""
+"""A graph as a TFLite file: rules, layout, tensors and operators, one flatbuffer."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from qdqbridge.errors import UnsupportedModelError, UnsupportedTargetError
 from qdqbridge.tflite_io.approximations import tabulated_reach
 from qdqbridge.tflite_io.open_extents import METADATA_NAME, encoded
 from qdqbridge.tflite_io.reader import read
-from qdqbridge.tflite_io.writer import demands, expansion
-from qdqbridge.tflite_io.writer.demands import ethos
-from qdqbridge.tflite_io.writer.demands.scales import INTEGERS_ONLY, too_coarse
+from qdqbridge.tflite_io.writer import expansion, rules
 from qdqbridge.tflite_io.writer.emission import Emission
 from qdqbridge.tflite_io.writer.flatbuffer import ModelRecord
 from qdqbridge.tflite_io.writer.rows import ROWS
+from qdqbridge.tflite_io.writer.rules import ethos
+from qdqbridge.tflite_io.writer.rules.scales import INTEGERS_ONLY, too_coarse
 from qdqbridge.tflite_io.writer.storage import AROUND_ZERO, stored_signed
 from qdqbridge.tflite_io.writer.tosa import rewritten_for_tosa
 from qdqbridge.tflite_io.writer.values import NoCounterpart
 
-RULES = (*demands.RULES, *expansion.RULES)
+RULES = (*rules.RULES, *expansion.RULES)
 """What is rewritten, in this order."""
 LAYOUTS = ("model", "nhwc")
 """How images enter and leave a file: as the model has them, or channels-last."""
@@ -56,7 +56,7 @@ class TFLiteModel:
     """A graph ready to be written.
 
     Attributes:
-        graph: The graph that the file says: the original after what TFLite demands.
+        graph: The graph that the file says: the original after what TFLite requires.
         model: Its tensors and operators.
         tensors: For every value of the graph that the file holds, its tensor, and whether that is
             channels-last.
@@ -168,29 +168,29 @@ def _emitted(legal: Graph, *, alone: bool = False) -> TFLiteModel:
         UnsupportedTargetError: TFLite has no counterpart of some nodes; all of them are listed.
     """
     _name_all(legal)
-    carried_ = apply_layout(legal, plan(legal, ranks=(_IMAGE,), fixed=_OTHERS if alone else ()))
-    layouts = {node: last for node, (_, last) in carried_.sources.items() if last is not None}
+    converted = apply_layout(legal, plan(legal, ranks=(_IMAGE,), fixed=_OTHERS if alone else ()))
+    layouts = {node: last for node, (_, last) in converted.sources.items() if last is not None}
     emission = Emission(ROWS, layouts)
     refused: dict[tuple[str, str, str], list[str]] = {}
     try:
-        _interface(emission, carried_.graph)
+        _interface(emission, converted.graph)
     except NoCounterpart as refusal:
         refused["input", str(refusal), refusal.fix] = [legal.name]
-    for node in carried_.graph.nodes:
+    for node in converted.graph.nodes:
         try:
             emission.node(node)
         except NoCounterpart as refusal:
             key = node.op.name, str(refusal), refusal.fix
             refused.setdefault(key, []).append(node.name)
     try:
-        _write_graph_outputs(emission, carried_.graph)
+        _write_graph_outputs(emission, converted.graph)
     except NoCounterpart as refusal:
         refused["output", str(refusal), refusal.fix] = [legal.name]
     _refuse(refused, legal.name)
     reported = {AROUND_ZERO, *ethos.NOTES, *(rule.name for rule in RULES)}
     notes = [note for note in legal.notes if note.rule in reported]
-    notes += [*_islands(carried_.graph), *_tables(carried_.graph)]
-    tensors = _tensors(legal, carried_, emission)
+    notes += [*_float_regions(converted.graph), *_tables(converted.graph)]
+    tensors = _tensors(legal, converted, emission)
     return TFLiteModel(legal, emission.model, tensors, tuple(notes))
 
 
@@ -311,7 +311,7 @@ def _refuse(refused: Mapping[tuple[str, str, str], list[str]], name: str) -> Non
     )
 
 
-def _islands(graph: Graph) -> list[Note]:
+def _float_regions(graph: Graph) -> list[Note]:
     """Returns which nodes with quantized results compute on floats."""
     found: list[Note] = []
     for node in graph.nodes:

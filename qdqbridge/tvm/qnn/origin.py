@@ -275,7 +275,7 @@ def is_function(name: str) -> bool:
 
 @_decoding
 def layout_of(provenance: Provenance) -> tuple[bool, bool] | None:
-    """Returns whether operands and results are carried channels-last; None where as in the file."""
+    """Returns whether operands and results are stored channels-last; None where as in the file."""
     found = provenance.more.get("layout")
     return None if found is None else (bool(found[0]), bool(found[1]))
 

@@ -168,7 +168,7 @@ class Executable:
             raise
         except Exception as error:  # TVM raises what it likes
             raise_interrupt(error)
-            for extent, error_of in _TOLD.items():
+            for extent, error_of in _EXTENT_ERRORS.items():
                 if extent in str(error):
                     raise error_of(error) from error
             if not symbolic_extents(self.graph):
@@ -288,7 +288,7 @@ def _beyond_data(error: Exception) -> InputDataError:
     )
 
 
-_TOLD: Mapping[str, Callable[[Exception], InputDataError]] = {
+_EXTENT_ERRORS: Mapping[str, Callable[[Exception], InputDataError]] = {
     ROTARY_ROWS: _beyond_tables,
     INDEXED_EXTENT: _beyond_data,
     DROPPED: _dropping,

@@ -83,7 +83,7 @@ def missing_features(features: Iterable[str]) -> list[str]:
 
 
 def need_features(features: Iterable[str], where: str = "") -> None:
-    """Demands that this CPU has instruction sets: without them the process would end.
+    """Requires that this CPU has instruction sets: without them the process would end.
 
     Args:
         features: Names of :func:`features_of`.

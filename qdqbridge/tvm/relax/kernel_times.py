@@ -3,7 +3,7 @@
 TVM tells an instrument of every function before it is called; the instrument calls kernels
 several times, which changes nothing since they write to their last argument only, and keeps the
 median. Functions that call others, those of an If or an attention, it does not call itself: the
-kernels that they call, of the branch that is taken, are told one by one.
+kernels that they call, of the branch that is taken, are listed one by one.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class _Call:
 
 @dataclass(slots=True)
 class _TimedRun:
-    """What an instrument is told of a run.
+    """What an instrument records of a run.
 
     Attributes:
         works: What kernels compute, by name.

@@ -1,4 +1,4 @@
-"""What is told of data that do not fit the quantization of a model's inputs."""
+"""What is reported of data that do not fit the quantization of a model's inputs."""
 
 from __future__ import annotations
 

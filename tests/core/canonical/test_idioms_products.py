@@ -89,7 +89,7 @@ def test_a_quantized_add_behind_a_product_is_no_bias_and_nothing_to_report() -> 
 
 
 @pytest.mark.idiom("E2", "D2")
-def test_a_residual_whose_product_has_no_quantize_is_told_as_an_island() -> None:
+def test_a_residual_whose_product_has_no_quantize_is_noted_as_a_float_region() -> None:
     b = Builder()
     x = b.qdq(b.input("x", [1, 3, 2, 2]), X, 128)
     skip = b.qdq(conv(b, x, shape=(3, 3, 1, 1)), 2**-3, 128)

@@ -1,4 +1,4 @@
-"""Tiles are right on every class of CPUs, and indices out of bounds read no foreign memory."""
+"""Tiles are right on every class of CPUs, and indices out of bounds read no memory of others."""
 
 from __future__ import annotations
 

@@ -162,13 +162,13 @@ def _with_erf(text: str) -> str:
 def _rows(text: str, graph: Subgraph) -> tuple[list[Row], bool]:
     """Returns a row per operator of a TFLite file, and whether all of it is TOSA."""
     places = {alias: where for alias, where in _ALIAS.findall(text)}
-    foreign: dict[str, list[str]] = {}
+    dialects: dict[str, list[str]] = {}
     floats: dict[str, list[str]] = {}
     whole = True
     for found in _OPERATION.finditer(text):
         name, tosa = found["name"], found["dialect"] in ("tosa", "func")
         whole = whole and tosa
-        wanted = foreign if not tosa else floats if _FLOAT.search(found["types"]) else None
+        wanted = dialects if not tosa else floats if _FLOAT.search(found["types"]) else None
         if wanted is not None and name not in ("const", "return", "func"):
             for tensor in _names(found["loc"], places):
                 wanted.setdefault(tensor, []).append(name)
@@ -176,7 +176,7 @@ def _rows(text: str, graph: Subgraph) -> tuple[list[Row], bool]:
     for op in graph.ops:
         tensors = [graph.tensors[index].name for index in op.outputs]
         own = [graph.tensors[index].type for index in (*op.inputs, *op.outputs) if index >= 0]
-        left = [name for tensor in tensors for name in foreign.get(tensor, ())]
+        left = [name for tensor in tensors for name in dialects.get(tensor, ())]
         on_floats = list(dict.fromkeys(n for tensor in tensors for n in floats.get(tensor, ())))
         why = ""
         if left:
@@ -186,7 +186,7 @@ def _rows(text: str, graph: Subgraph) -> tuple[list[Row], bool]:
         place = "not TOSA" if left else "floats" if on_floats else "integers"
         rows.append((tensors[0] if tensors else "", op.name, place, not why, why))
     if not whole and all(row[3] for row in rows):
-        names = sorted({name for each in foreign.values() for name in each})
+        names = sorted({name for each in dialects.values() for name in each})
         rows.append(("", ", ".join(names), "not TOSA", False, f"{CONVERTER} leaves it"))
     return rows, whole
 
@@ -297,8 +297,8 @@ def _program(name: str) -> str:
 
 def _version(package: str) -> str:
     """Returns the version of a package of the environment that has the programs."""
-    sites = Path(_program(SERIALIZER)).resolve().parents[1].glob("lib/python*/site-packages")
-    found = distributions(name=package, path=[str(site) for site in sites])
+    folders = Path(_program(SERIALIZER)).resolve().parents[1].glob("lib/python*/site-packages")
+    found = distributions(name=package, path=[str(folder) for folder in folders])
     return next((each.version for each in found), "of unknown version")
 
 

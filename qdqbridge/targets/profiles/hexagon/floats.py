@@ -591,11 +591,11 @@ def _float_quotient(view: FileView, node: FileNode) -> Reason | None:
     numbers = all(r.op == "Add" and _of_number(view, r) for r, _ in readers)
     if node.op == "Sub" and readers and numbers and view.rank(node.input(1)) == 0:
         return None  # both terms become one
-    islands = _find_float_regions(view)
-    if node.output in islands.before_integers:
+    regions = _find_float_regions(view)
+    if node.output in regions.before_integers:
         return Reason("it is computed in floats, and a product follows", (node.output,))
-    first = islands.behind_mul.isdisjoint(node.inputs)
-    if first and (node.op == "Reciprocal" or node.output in islands.before_mul):
+    first = regions.behind_mul.isdisjoint(node.inputs)
+    if first and (node.op == "Reciprocal" or node.output in regions.before_mul):
         return Reason("it is computed in floats, and a first float Mul follows", (node.output,))
     return None
 
@@ -769,9 +769,9 @@ def _of_onnxruntime(view: FileView, node: FileNode) -> Reason | None:
     """Operators on stored integers, those of onnxruntime's optimizer, and of other domains."""
     del view
     domain, _, op = node.op.rpartition("::")
-    foreign = domain not in ("", "com.microsoft") and not domain.startswith("ai.onnx")
+    custom = domain not in ("", "com.microsoft") and not domain.startswith("ai.onnx")
     known = op.startswith("QLinear") or op in _ON_INTEGERS
-    if op in ("QuantizeLinear", "DequantizeLinear") or not (known or foreign):
+    if op in ("QuantizeLinear", "DequantizeLinear") or not (known or custom):
         return None
     return Reason(f"operators of type {node.op} are not supported", (node.output,))
 

@@ -704,10 +704,12 @@ def weights_in_digits(node: Node, context: RuleContext) -> Proposal:
         return None
     digits = _digits(weight.constant.numpy().astype(np.int64) - _zeros(params, weight))
     value = _sum_of_two(node, digits, params, geometry)
-    return Replace({node.output: value}, (Note("wide-weights", node.name, _TOLD),))
+    return Replace({node.output: value}, (Note("wide-weights", node.name, _TWO_PRODUCTS),))
 
 
-_TOLD = "its weights of 16 bits are two of 8, whose products are added; a weight of 32767 is 32766"
+_TWO_PRODUCTS = (
+    "its weights of 16 bits are two of 8, whose products are added; a weight of 32767 is 32766"
+)
 
 
 def _is_wide(value: Value) -> bool:

@@ -1,4 +1,4 @@
-"""What onnxruntime's QNN provider demands of a QDQ file.
+"""What onnxruntime's QNN provider requires of a QDQ file.
 
 Sources: the provider's documentation and the issues named at the rules; for clamps, what the host
 build of Hexagon's backend computes (onnxruntime-qnn 2.7.0 on onnxruntime 1.32, x86: no phone).

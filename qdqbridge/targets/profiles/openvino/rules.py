@@ -1,4 +1,4 @@
-"""What OpenVINO demands of a QDQ file.
+"""What OpenVINO requires of a QDQ file.
 
 Sources: the issues named at the rules, and what OpenVINO 2026.4.1 does on the CPU: its runtime
 model says in which precision a layer runs.

@@ -1,4 +1,4 @@
-"""What onnxruntime's CPU provider demands of a QDQ file before it computes on integers."""
+"""What onnxruntime's CPU provider requires of a QDQ file before it computes on integers."""
 
 from __future__ import annotations
 

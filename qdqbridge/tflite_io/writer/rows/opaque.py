@@ -1,4 +1,4 @@
-"""Operators that the graph carries as the file has them: comparisons, logic, indices."""
+"""Operators that the graph keeps as the file has them: comparisons, logic, indices."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ def padding_of(
 
 
 def same_or_valid(node: Node, attributes: ConvAttrs | PoolAttrs, kernel: Sequence[int]) -> int:
-    """Returns the padding of a node that is carried channels-last.
+    """Returns the padding of a node that is stored channels-last.
 
     Raises:
         NoCounterpart: It is neither of the two.

@@ -288,7 +288,7 @@ class CallContext:
         types: Sequence[Any],
         attrs: Mapping[str, Any],
     ) -> CallContext:
-        """Returns the site of another operator's call, for a lowering that is made of others."""
+        """Returns the context of another operator's call, for a lowering that is made of others."""
         return CallContext(name, arguments, args, types, attrs, self.host)
 
 

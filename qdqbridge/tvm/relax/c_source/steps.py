@@ -166,10 +166,10 @@ def _call(reading: _Reading, call: Any) -> Any:
     if name in _SAME_BYTES:
         return _value(reading, call.args[0], None)
     if name != "relax.call_tir" or len(call.args) > 2:
-        told = name if name != "relax.call_tir" else "a loop whose extents only the run knows"
+        what = name if name != "relax.call_tir" else "a loop whose extents only the run knows"
         if name.startswith("relax.call_pure_packed") or name.startswith("relax.call_dps_packed"):
-            told = f"TVM's runtime function {getattr(call.args[0], 'global_symbol', call.args[0])}"
-        reading.problems[told] = None
+            what = f"TVM's runtime function {getattr(call.args[0], 'global_symbol', call.args[0])}"
+        reading.problems[what] = None
         return _unknown(call)
     variable, operands = call.args
     given = [_value(reading, operand, None) for operand in operands.fields]

@@ -18,7 +18,7 @@ _CORTEX = {
     "cortex-m4": _SINGLE, "cortex-m7": _DOUBLE,
     "cortex-m33": "-mfpu=fpv5-sp-d16 -mfloat-abi=hard", "cortex-m55": "-mfloat-abi=hard",
 }  # fmt: skip
-"""What GCC is told of floats, by processor."""
+"""GCC's flags of floats, by processor."""
 _WITH_DSP = frozenset(("cortex-m4", "cortex-m7", "cortex-m33", "cortex-m55"))
 
 
@@ -28,7 +28,7 @@ class CTarget:
 
     Attributes:
         cpu: Its class.
-        flags: What GCC is told of it; empty for any processor.
+        flags: GCC's flags of it; empty for any processor.
     """
 
     cpu: Cpu

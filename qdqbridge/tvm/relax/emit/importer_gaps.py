@@ -30,7 +30,7 @@ def gap(node: Node) -> str | None:
     return None if found is None else found(node, attributes)
 
 
-def adjusted(model: Any, carried: Node) -> Any:
+def adjusted(model: Any, node: Node) -> Any:
     """Changes a model of one node, which an importer is given, to what TVM takes for it."""
     (node,) = model.graph.node
     _with_plain_extents(model.graph)
@@ -41,7 +41,7 @@ def adjusted(model: Any, carried: Node) -> Any:
     if node.op_type in ("ScatterElements", "ScatterND") and not node.domain:
         _scatter(model)
     if node.op_type in _INDEXED and not node.domain:
-        _bound_indices(model, carried)
+        _bound_indices(model, node)
     return model
 
 
@@ -61,12 +61,12 @@ def _scatter(model: Any) -> None:
             entry.version = 18
 
 
-def _bound_indices(model: Any, carried: Node) -> None:
+def _bound_indices(model: Any, node: Node) -> None:
     """Takes indices modulo the extents that they go along: TVM reads and writes where they say."""
-    extents = _indexed_extents(carried)
+    extents = _indexed_extents(node)
     assert extents is not None
-    several = carried.record(OpaqueAttrs).op_type.endswith("ND")
-    dtype = carried.operand(1).type.dtype.numpy
+    several = node.record(OpaqueAttrs).op_type.endswith("ND")
+    dtype = node.operand(1).type.dtype.numpy
     bound_indices(model, np.asarray(extents if several else extents[0], dtype))
 
 
@@ -98,7 +98,7 @@ def _indexing(node: Node, attributes: OpaqueAttrs) -> str | None:
 
 
 def _scatter_shapes_fit(node: Node, attributes: OpaqueAttrs) -> bool:
-    """True where the shapes of indices and updates are known to fit the data's, as ONNX demands."""
+    """True where the shapes of indices and updates are known to fit the data's, as they must."""
     data, indices, *updates = (node.operand(i).type.shape for i in range(len(node.inputs)))
     given = attributes.node.integers()
     if data is None or indices is None or None in updates:

@@ -389,7 +389,7 @@ class _Repetition:
     # ---- what they have in common
 
     def _parameters(self) -> tuple[RelaxEmitter, list[relax.Var], list[relax.Var]]:
-        """Returns a scope with new variables for what is carried and what is read."""
+        """Returns an emitter with new variables for what is carried and what is read."""
         emitter = RelaxEmitter(self.builder, {})
         carried, read = (
             [_variable(emitter, v) for v in part] for part in (self.carried, self.read)

@@ -124,7 +124,7 @@ class ModuleEmitter:
             # An error that left these scopes early would leave blocks open in TVM.
             with self.builder.dataflow():
                 problems = emit_nodes(
-                    self.emitter, graph, self._bound, self._foreign, form=self.form
+                    self.emitter, graph, self._bound, self._opaque, form=self.form
                 )
                 outputs = [] if problems else self.results(graph.outputs)
                 result = outputs[0] if len(outputs) == 1 else relax.Tuple(outputs)
@@ -158,7 +158,7 @@ class ModuleEmitter:
         self.lifted[unique] = (variable, constant)
         return variable
 
-    def _foreign(self, node: Node) -> Sequence[Expr]:
+    def _opaque(self, node: Node) -> Sequence[Expr]:
         if self.emit_node is not None:
             return self.emit_node(self.emitter, node)
         return emit_opaque(self.emitter, node, emit_part)

@@ -54,14 +54,14 @@ class _PlanEmitter(ModuleEmitter):
         kernel = self._plan.kernels.get(node)
         return in_codes(emitter, node, emit_opaque) if kernel is None else self._call(kernel)
 
-    def _foreign(self, node: Node) -> Sequence[Expr]:
+    def _opaque(self, node: Node) -> Sequence[Expr]:
         if is_conditional(node):
             return emit_conditional(self.emitter, node, self._inside)
         if is_repeated(node):
             return emit_repeated(self.emitter, node, self._inside)
         if node.op.name in KINDS:  # their weights are transposed once, not at every run
             return emit_opaque(self.emitter, node, emit_part, shown=False)
-        return super()._foreign(node)
+        return super()._opaque(node)
 
     def _inside(self, graph: Graph) -> ir.IRModule:
         return emit_plan(plan(agreed(graph), self._plan.cpu, self._plan.threads))

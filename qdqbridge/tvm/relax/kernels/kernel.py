@@ -21,7 +21,7 @@ class KernelPlace:
     Attributes:
         cpu: The CPU.
         channels_last: True where the node's data operand and results are channels-last; their
-            types have the shapes in which they are carried.
+            types have the shapes in which they are stored.
         threads: How many threads the machine has; the work is spread over no more.
     """
 
@@ -39,7 +39,7 @@ class Kernel:
         description: Everything that shapes the code. Kernels with equal descriptions (of one
             type) share one PrimFunc, so nothing about one tensor's numbers belongs here.
         build: Makes the PrimFunc of a description; it has to be without ``global_symbol``.
-        inputs: The values it reads, as they are carried.
+        inputs: The values it reads, as they are stored.
         constants: Packed weights, biases, multipliers, tables: C-contiguous arrays.
         outputs: The values it writes.
         work: Operations of one call (two per multiplication and addition), for shares of the

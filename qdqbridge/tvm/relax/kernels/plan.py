@@ -1,6 +1,6 @@
-"""The plan: what a graph is computed as, how values are carried, and which kernel computes what.
+"""The plan: what a graph is computed as, how values are stored, and which kernel computes what.
 
-Codes are carried as uint8 and images channels-last, from one end of the graph to the other; nodes
+Codes are stored as uint8 and images channels-last, from one end of the graph to the other; nodes
 without a kernel are computed by the plain legalization in that form. Extents that a file leaves
 open though they follow from its inputs are those that Relax infers.
 """
@@ -83,7 +83,7 @@ def plan(graph: Graph, cpu: Cpu, threads: int = 1) -> KernelPlan:
         if node in inside:
             continue
         kernel = kernel_of(node, KernelPlace(cpu, node in ours.channels_last, threads))
-        if kernel is not None and _extents_told(kernel, given):
+        if kernel is not None and _extents_known(kernel, given):
             root, grown = _grown(node, kernel, outputs, inside)
             kernels[root] = grown
     needed = _needed(ours.graph.nodes, outputs, kernels)
@@ -107,7 +107,7 @@ def _grown(
     return node, kernel
 
 
-def _extents_told(kernel: Kernel, given: Set[Dim]) -> bool:
+def _extents_known(kernel: Kernel, given: Set[Dim]) -> bool:
     """True where open extents of results are those of an operand, or of an input of the graph.
 
     What only the run computes is named where the plain legalization computes it.

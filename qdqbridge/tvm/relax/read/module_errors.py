@@ -1,4 +1,4 @@
-"""What a module's parts raise where they do not fit each other, told with the place.
+"""What a module's parts raise where they do not fit each other, with the place.
 
 TVM builds and loads modules whose calls lack operands or attributes, or have them of other kinds;
 it finds out when it infers types or compiles. So does a reader, wherever it first looks.

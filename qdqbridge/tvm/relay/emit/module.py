@@ -31,7 +31,7 @@ from qdqbridge.tvm.relay.dialect.dynamic import MATMUL, QUANTIZE, SCALE, ZERO_PO
 from qdqbridge.tvm.relay.emit.emitter import RelayEmitter, held
 from qdqbridge.tvm.relay.emit.variants import RelayVariant, variant_of
 
-# ---- ONNX's nodes of dynamic quantization, which a graph carries as they are ---------------------
+# ---- ONNX's nodes of dynamic quantization, which a graph keeps as they are ---------------------
 
 
 def emit_dynamic(emitter: RelayEmitter, node: Node) -> Sequence[Expr]:
@@ -152,7 +152,7 @@ class _Module:
 
     def emit(self) -> tuple[ir.IRModule, dict[str, NDArray[Any]]]:
         inputs = [self._input(value) for value in self.graph.inputs]
-        problems = emit_nodes(self.emitter, self.graph, self._bound, self._foreign, self._begin)
+        problems = emit_nodes(self.emitter, self.graph, self._bound, self._opaque, self._begin)
         if problems:
             raise merge_errors(problems) from problems[0].__cause__
         outputs = [self.emitter.value(value) for value in self.graph.outputs]
@@ -204,5 +204,5 @@ class _Module:
         del value
         return self.emitter.emit(expr)
 
-    def _foreign(self, node: Node) -> Sequence[Expr]:
+    def _opaque(self, node: Node) -> Sequence[Expr]:
         return emit_dynamic(self.emitter, node)

@@ -257,7 +257,7 @@ def _tell_apart(inputs: list[Value]) -> None:
 
 
 def _marked(provenance: Provenance | None) -> Provenance | None:
-    """Returns provenance whose nodes say whether a layout plan had carried them."""
+    """Returns provenance whose nodes say whether a layout plan had converted them."""
     if provenance is None:
         return None
     variant = AS_WRITTEN if layout_of(provenance) is None else CONVERTED

@@ -26,7 +26,7 @@ _POOLS = ("GlobalAveragePool", "GlobalMaxPool")
 
 
 def needless_bias(row: Row) -> Row:
-    """Returns ``row`` without the bias of zeros that a table demands and no span names."""
+    """Returns ``row`` without the bias of zeros that a table requires and no span names."""
 
     def read(reading: Reading, call: Call) -> Entry:
         product, provenance = call.args[0], call.provenance

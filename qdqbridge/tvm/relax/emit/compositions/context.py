@@ -34,7 +34,7 @@ class CompositionContext:
 
     @staticmethod
     def of(emitter: RelaxEmitter, node: Node) -> CompositionContext:
-        """Returns the site of a node; of a row its record holds the attributes."""
+        """Returns the context of a node; of a row its record holds the attributes."""
         attributes = node.attributes
         if isinstance(attributes, OpaqueAttrs):
             view = NodeView(attributes.node.proto(), attributes.version, node.inputs)

@@ -230,7 +230,7 @@ def arguments(
 
 
 def numbers(result: QuantParams, *sources: QuantParams | None) -> list[NDArray[Any]]:
-    """Returns the last two constants of a kernel: what is told of its codes, by type.
+    """Returns the last two constants of a kernel: what is reported of its codes, by type.
 
     The floats are the scales of the operands (1 of floats), then that of the result, its reciprocal
     in two parts, and from where on every code saturates; the integers are the zero points, then

@@ -352,7 +352,7 @@ class _Box:
 
 @dataclass(frozen=True, slots=True)
 class _Shapes:
-    """Shapes of operands and results, as they are carried."""
+    """Shapes of operands and results, as they are stored."""
 
     operands: tuple[Open, ...]
     results: tuple[Open, ...]

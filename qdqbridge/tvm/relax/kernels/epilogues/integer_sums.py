@@ -77,7 +77,7 @@ class Requantize:
 
 
 ENDS = 3
-"""Entries of the argument ``ends``: zero point, smallest and largest code, carried as uint8."""
+"""Entries of the argument ``ends``: zero point, smallest and largest code, stored as uint8."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""From the sums of a product to its result: biases, multipliers, and what the epilogue is told."""
+"""From the sums of a product to its result: biases, multipliers, operands of the epilogue."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ _BITS = 0x4330_0000_0000_0000
 
 
 def match_quantized_softmax(node: Node, place: KernelPlace) -> Kernel | None:
-    """Returns the kernel of a Softmax or LogSoftmax over the last axis as it is carried."""
+    """Returns the kernel of a Softmax or LogSoftmax over the last axis as it is stored."""
     source, result = bytes_of(node.operand(0)), bytes_of(node.output)
     shape, attributes = any_open(node.output.type.shape), node.attributes
     if source is None or result is None or not shape or not alike(node.operand(0), node.output):

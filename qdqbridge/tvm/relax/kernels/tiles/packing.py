@@ -73,7 +73,7 @@ def pack(cpu: Cpu, weights: Array, zero_point: int, bias: Array | None) -> Packe
     Args:
         cpu: The CPU.
         weights: Centred integers of at most 9 bits, (groups, channels, runs, length).
-        zero_point: Of the activations, as they are carried (uint8).
+        zero_point: Of the activations, as they are stored (uint8).
         bias: int32 or int64 of (groups * channels), or None.
 
     Returns:

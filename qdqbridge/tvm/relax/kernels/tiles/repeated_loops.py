@@ -107,7 +107,7 @@ class RepeatedLoops:
         x: Activations.
         weights: Packed; every element of the kernel is a run.
         bias: One entry per lane of every block.
-        code: Zero point of the activations, as it is carried.
+        code: Zero point of the activations, as it is stored.
         writer: What finishes sums.
     """
 

@@ -132,7 +132,7 @@ def stage_rows(
         staging: How.
         source: The images, flat.
         target: The copy, flat.
-        code: The zero point, as it is carried.
+        code: The zero point, as it is stored.
         rows: Number of rows.
         first: The first of them; negative above the image.
         image: Where the image begins in ``source``.

@@ -38,7 +38,7 @@ class Dot:
 
     @property
     def bytes_in(self) -> bool:
-        """True where activations are taken as they are carried, one byte each."""
+        """True where activations are taken as they are stored, one byte each."""
         return np.dtype(self.source).itemsize == 1
 
     def in_lanes(self, activations: Prim, lanes: int) -> Prim:
@@ -134,7 +134,7 @@ class Cpu:
 
     @property
     def bytes_in(self) -> bool:
-        """True where dot products take activations as they are carried, one byte each."""
+        """True where dot products take activations as they are stored, one byte each."""
         return self.dot.bytes_in
 
 

@@ -1,8 +1,8 @@
-"""What Ethos-U demands beyond TFLite: it multiplies integers only.
+"""What Ethos-U requires beyond TFLite: it multiplies integers only.
 
 A product that the model leaves float runs on the CPU. Where its image is quantized, these rules
 make an integer product of it: its weight in 8 bits (exactly, where the file has only dequantized
-it), and its result in 16 bits, in a scale that holds whatever it can give. Both are told.
+it), and its result in 16 bits, in a scale that holds whatever it can give. Both are reported.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.matmul import DENSE
 from qdqbridge.core.ops.unary import RELU
 from qdqbridge.core.rewrite.rule import Proposal, Replace, Rule, RuleContext, rule, stored_behind
-from qdqbridge.tflite_io.writer.demands.weights import real_constant
 from qdqbridge.tflite_io.writer.rows.kernels import activation
+from qdqbridge.tflite_io.writer.rules.weights import real_constant
 
 _LARGEST_CODES = (127, 128)
 """What a quantizer of weights maps the largest of them to."""

@@ -1,4 +1,4 @@
-"""What TFLite demands of a graph: rules that rewrite it until TFLite can say it.
+"""What TFLite requires of a graph: rules that rewrite it until TFLite can say it.
 
 They are written as the canonical rules are, and run before the layout is planned. Most change no
 number; those that round once more say so in their notes, which ``export`` shows.
@@ -7,7 +7,7 @@ number; those that round once more say so in their notes, which ``export`` shows
 from __future__ import annotations
 
 from qdqbridge.core.rewrite.rule import Rule
-from qdqbridge.tflite_io.writer.demands import scales, weights, windows
+from qdqbridge.tflite_io.writer.rules import scales, weights, windows
 
 RULES: tuple[Rule, ...] = (
     *windows.SHAPES,
