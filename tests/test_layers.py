@@ -9,7 +9,7 @@ from tests.syntax import FILES, PACKAGE, tree
 
 ROOMS = ("core", "onnx_io", "tflite_io", "targets", "tvm", "autoquant", "app")
 """From the ground up."""
-BELOW_ROOMS, ABOVE_ROOMS = ("control_characters", "errors"), ("__init__", "__main__")
+BELOW_ROOMS, ABOVE_ROOMS = ("control_characters", "errors", "options"), ("__init__", "__main__")
 PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "core": (
         ("graph",), ("arguments", "ops"), ("rewrite", "text", "layout"), ("canonical",),

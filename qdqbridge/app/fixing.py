@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.types import Dim
 from qdqbridge.core.ops.conversion import QUANTIZE
 from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
+from qdqbridge.options import FixTarget, IoType
 
 if TYPE_CHECKING:
     from qdqbridge.targets.comparison.compare import Comparison
@@ -80,12 +81,12 @@ class FixedModel:
 @checked
 def fix(
     model: File,
-    target: str,
+    target: FixTarget,
     path: File,
     data: Mapping[str, NDArray[Any]] | None = None,
     *,
     extents: Mapping[str, int] | None = None,
-    io: Literal["float", "as-stored", "int8", "uint8"] | None = None,
+    io: IoType | None = None,
     overwrite: bool = False,
 ) -> FixedModel:
     """Writes a model so that a runtime computes it right, and says what that changed and cost.
@@ -169,7 +170,7 @@ def fix(
 
 
 def _for_its_types(
-    graph: Graph, target: str, data: Mapping[str, NDArray[Any]] | None
+    graph: Graph, target: FixTarget, data: Mapping[str, NDArray[Any]] | None
 ) -> tuple[Graph | None, str]:
     """Returns the graph in types that the target has, and how; None where it has those it was in.
 
@@ -184,25 +185,25 @@ def _for_its_types(
     refused = _refusal(graph, target)
     if refused is None:
         return None, ""
-    name = next((name for name, row in TARGETS.items() if row.profile == target), None)
+    row = next((row for row in TARGETS.values() if row.profile == target), None)
     made = around_zero(graph)
     fits = _refusal(made.graph, target) is None
-    if data is None or name is None:
+    if data is None or row is None:
         if fits:
             return made.graph, made.text
-        if name is None:
+        if row is None:
             raise refused
         raise UnsupportedTargetError(
             refused.what, where=refused.where, why=refused.why,
             fix=f"{refused.fix}; or give data (--data), and it is quantized again for {target}",
         ) from refused  # fmt: skip
-    again = quantizing.quantize(pipeline.unquantize(graph), _as_reals(graph, data), target=name)
+    again = quantizing.quantize(pipeline.unquantize(graph), _as_reals(graph, data), target=row)
     return (
         (made.graph, made.text) if fits and _closer(made.graph, again, graph, data) else (again, "")
     )
 
 
-def _refusal(graph: Graph, target: str) -> UnsupportedTargetError | None:
+def _refusal(graph: Graph, target: FixTarget) -> UnsupportedTargetError | None:
     """Returns why a graph cannot be written for a target."""
     try:
         with tempfile.TemporaryDirectory() as folder:

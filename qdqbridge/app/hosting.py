@@ -17,6 +17,7 @@ from qdqbridge.core.arguments import (
     path_of,
 )
 from qdqbridge.core.graph.graph import Graph, Value
+from qdqbridge.options import Kernels, RelaxVariant, RelayVariant
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,7 +31,7 @@ File: TypeAlias = "str | PathLike[str]"
 
 @checked
 def to_relax(
-    graph: Graph, *, keep_params: bool = False, variant: str = "qnn"
+    graph: Graph, *, keep_params: bool = False, variant: RelaxVariant = "qnn"
 ) -> tuple[Any, dict[str, NDArray[Any]]]:
     """Returns a Relax ``IRModule`` and its parameters by name.
 
@@ -104,7 +105,7 @@ def compile(
     graph: Graph,
     target: Any = "host",
     *,
-    kernels: str = "fast",
+    kernels: Kernels = "fast",
     threads: int | None = None,
     expose: Sequence[Value] = (),
     extents: Mapping[str, int] | None = None,
@@ -290,7 +291,7 @@ def export_relay(
     graph: Graph,
     path: File,
     *,
-    variant: str = "canonical",
+    variant: RelayVariant = "canonical",
     extents: Mapping[str, int] | None = None,
 ) -> None:
     """Writes ``graph`` as a Relay module that ``qdqbridge.tvm.relay.load`` reads, replacing a file.

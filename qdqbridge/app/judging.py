@@ -17,6 +17,7 @@ from qdqbridge.core.arguments import checked, path_of
 from qdqbridge.core.graph.copying import with_numbers
 from qdqbridge.core.graph.graph import Graph, Node
 from qdqbridge.errors import InputDataError, QdqBridgeError
+from qdqbridge.options import EngineName
 
 if TYPE_CHECKING:
     from qdqbridge.app.pipeline import Side
@@ -37,7 +38,7 @@ engines tell whole microseconds."""
 
 @checked
 def open_engine(
-    name: str,
+    name: EngineName,
     source: Graph | File,
     *,
     extents: Mapping[str, int] | None = None,

@@ -14,12 +14,20 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from qdqbridge.app.sources import is_onnx, is_tflite, is_tosa, read_file
 from qdqbridge.core.arguments import ReadingOptions, checked, need_side, path_of
 from qdqbridge.core.graph.graph import Graph, Note
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
+from qdqbridge.options import (
+    AnyProfileName,
+    EncodingsFormat,
+    IoType,
+    Overflow,
+    Requantize,
+    TFLiteLayout,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -162,9 +170,9 @@ def evaluate(
     *,
     exact: bool = False,
     accumulator_bits: int = 32,
-    overflow: Literal["wraparound", "saturation"] = "wraparound",
+    overflow: Overflow = "wraparound",
     pairs: bool = False,
-    requantize: Literal["half-even", "fixed-point", "truncation", "shift"] = "half-even",
+    requantize: Requantize = "half-even",
 ) -> dict[str, NDArray[Any]]:
     """Runs a graph in NumPy: the numeric contract itself, bit for bit.
 
@@ -246,12 +254,12 @@ def session(path: File) -> OnnxRuntimeSession:
 def save(
     graph: Graph,
     path: File,
-    profile: str = "ort",
+    profile: AnyProfileName = "ort",
     *,
     recenter: bool = False,
     overwrite: bool = False,
     opset: int | None = None,
-    io: Literal["float", "as-stored", "int8", "uint8"] | None = None,
+    io: IoType | None = None,
     target: Any = None,
     extents: Mapping[str, int] | None = None,
 ) -> None:
@@ -337,7 +345,7 @@ def stored_as(
 
 
 @checked
-def with_io(graph: Graph, io: Literal["float", "as-stored", "int8", "uint8"]) -> Graph:
+def with_io(graph: Graph, io: IoType) -> Graph:
     """Returns a graph whose inputs and outputs are stored otherwise; its results mean the same.
 
     Args:
@@ -396,7 +404,7 @@ def save_encodings(
     path: File,
     encodings: File,
     *,
-    format: str = "aimet-2.0.0",
+    format: EncodingsFormat = "aimet-2.0.0",
     opset: int | None = None,
     overwrite: bool = False,
 ) -> tuple[str, ...]:
@@ -448,8 +456,8 @@ def save_encodings(
 
 @checked
 def save_tflite(
-    graph: Graph, path: File, *, layout: str = "model", npu: bool = False, tosa: bool = False,
-    overwrite: bool = False,
+    graph: Graph, path: File, *, layout: TFLiteLayout = "model", npu: bool = False,
+    tosa: bool = False, overwrite: bool = False,
 ) -> TFLiteModel:  # fmt: skip
     """Writes ``graph`` as a TFLite file that computes on the same integers.
 
@@ -478,7 +486,7 @@ def save_tflite(
 
 @checked
 def save_tosa(
-    graph: Graph, path: File, *, layout: str = "model", overwrite: bool = False,
+    graph: Graph, path: File, *, layout: TFLiteLayout = "model", overwrite: bool = False,
     limits: ProcessLimits | None = None,
 ) -> TosaModel:  # fmt: skip
     """Writes ``graph`` as TOSA on the same integers, and its interface as ``<path>.json``.
@@ -528,7 +536,7 @@ def fixed_ranges(graph: Graph, data: Mapping[str, NDArray[Any]]) -> FixedRanges:
 
 @checked
 def litert(
-    graph: Graph, *, layout: str = "model", engine: str = "litert"
+    graph: Graph, *, layout: TFLiteLayout = "model", engine: str = "litert"
 ) -> tuple[Graph, LiteRTEngine]:
     """Returns a graph as its TFLite file says it, and an engine with every value of that file.
 
@@ -559,7 +567,9 @@ def litert(
 
 
 @checked
-def vela(graph: Graph, accelerator: str = "ethos-u55-128", *, layout: str = "model") -> VelaReport:
+def vela(
+    graph: Graph, accelerator: str = "ethos-u55-128", *, layout: TFLiteLayout = "model"
+) -> VelaReport:
     """Returns what Vela makes of the TFLite file of ``graph``: NPU or CPU, MACs, SRAM, cycles.
 
     Args:
@@ -590,7 +600,7 @@ def export_profile(name: str) -> ExportProfile:
 
 
 @checked
-def check(source: Graph | File, profile: str = "ort") -> list[Finding]:
+def check(source: Graph | File, profile: AnyProfileName = "ort") -> list[Finding]:
     """Returns where and why a model would not run on integers on a profile's runtime.
 
     Args:
@@ -607,7 +617,7 @@ def check(source: Graph | File, profile: str = "ort") -> list[Finding]:
 
 
 @checked
-def changes(source: File, written: File, profile: str = "ort") -> list[ExportChange]:
+def changes(source: File, written: File, profile: AnyProfileName = "ort") -> list[ExportChange]:
     """Returns what ``save`` wrote otherwise than the file that was read, and why.
 
     Args:
@@ -626,7 +636,7 @@ def changes(source: File, written: File, profile: str = "ort") -> list[ExportCha
 
 @checked
 def export_costs(
-    graph: Graph, profile: str = "ort", written: File | None = None
+    graph: Graph, profile: AnyProfileName = "ort", written: File | None = None
 ) -> list[ExportChange]:
     """Returns where a file of a profile has other numbers than the graph, and how far off.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from qdqbridge.app.pipeline import load
 from qdqbridge.core.arguments import checked, need_tvm, path_of
 from qdqbridge.core.graph.graph import Graph
+from qdqbridge.options import ProfilingEngine
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,7 +26,7 @@ def profile(
     model: Graph | File,
     data: Mapping[str, NDArray[Any]] | Sequence[Mapping[str, NDArray[Any]]] | File,
     *,
-    engine: Literal["onnxruntime", "tvm"] = "onnxruntime",
+    engine: ProfilingEngine = "onnxruntime",
     histograms: bool = True,
     start: Profile | File | None = None,
     workers: int | Literal["ray"] | None = None,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from qdqbridge.core.graph.archive import read_arrays
 from qdqbridge.core.graph.atomic_write import write_text
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError
+from qdqbridge.options import ChooserName, FallbackFormat, TargetName, WeightFormat
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -97,7 +98,7 @@ class Quantization:
         *,
         min_sqnr: float | None = None,
         max_drop: float | None = None,
-        fallback: Literal["int16", "float"] = "int16",
+        fallback: FallbackFormat = "int16",
         progress: Callable[[int, int], None] | None = None,
     ) -> Quantization:
         """Returns this with as many layers in more bits, or in float, as a goal needs.
@@ -312,15 +313,15 @@ def quantize(
     model: Graph | File,
     data: Mapping[str, NDArray[Any]] | Sequence[Mapping[str, NDArray[Any]]] | File | None,
     *,
-    target: str | Target = "ort",
+    target: TargetName | Target = "ort",
     profile: Profile | File | None = None,
     exclude: Sequence[str] = (),
     only: Sequence[str] = (),
     fixed: Mapping[str, QuantParams] | None = None,
     formats: Mapping[str, Format | Unstored] | None = None,
-    chooser: str | Chooser | None = None,
-    weight_chooser: str | Chooser | None = None,
-    weights: str | None = None,
+    chooser: ChooserName | Chooser | None = None,
+    weight_chooser: ChooserName | Chooser | None = None,
+    weights: WeightFormat | None = None,
     block: int | None = None,
     weight_formats: Mapping[str, Format] | None = None,
     repair: Sequence[str] = _REPAIR,
@@ -328,7 +329,7 @@ def quantize(
     max_drop: float | None = None,
     metric: Metric | None = None,
     labels: NDArray[Any] | File | None = None,
-    fallback: Literal["int16", "float"] = "int16",
+    fallback: FallbackFormat = "int16",
     progress: Callable[[int, int], None] | None = None,
 ) -> Graph:
     """Quantizes a float model with ranges from calibration data, keeping what helps its outputs.

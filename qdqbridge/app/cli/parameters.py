@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from qdqbridge.app.cli.helping import MORE
 from qdqbridge.errors import InputDataError
+from qdqbridge.options import RelayVariant
 
 Model = Annotated[
     Path,
@@ -34,7 +35,7 @@ Threads = Annotated[
     Parameter(help="Worker threads; by default TVM_NUM_THREADS, or half of the machine's."),
 ]
 Variant = Annotated[
-    Literal["canonical", "tflite", "dnnl", "fq2i"],
+    RelayVariant,
     Parameter(
         group=MORE, help="For .relay output: the dialect variant, by whose pattern tables match it."
     ),
@@ -47,19 +48,6 @@ Extents = Annotated[
         help="Fixes an extent, as in batch=1; repeatable.",
     ),
 ]
-
-JudgeName = Literal[
-    "onnxruntime-optimized",
-    "onnxruntime-avx2",
-    "onnxruntime-web",
-    "qnn-htp",
-    "qnn-htp-v73",
-    "openvino",
-    "litert",
-    "iree",
-    "tosa",
-]
-"""Engines of vendors: the names of ``qdqbridge.targets.engines.ENGINES``."""
 
 
 def extents_of(texts: Sequence[str]) -> dict[str, int]:

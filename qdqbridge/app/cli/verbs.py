@@ -37,7 +37,6 @@ from qdqbridge.app.cli.parameters import (
     Extents,
     Force,
     Json,
-    JudgeName,
     MaybeOut,
     Model,
     Target,
@@ -53,6 +52,7 @@ from qdqbridge.core.graph.copying import with_numbers
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.printer import text
 from qdqbridge.errors import InputDataError
+from qdqbridge.options import EngineName
 from qdqbridge.targets.comparison.compare import Comparison
 from qdqbridge.targets.engines.kinds import ENGINES
 
@@ -69,10 +69,10 @@ BatchSize = Annotated[
     int | None, Parameter(help="Examples per run; by default the batch the model fixes, or all.")
 ]
 AnyEngine = Annotated[
-    Literal["tvm", "interpreter", "onnxruntime", JudgeName], Parameter(help="What runs the model.")
+    Literal["tvm", "interpreter", "onnxruntime", EngineName], Parameter(help="What runs the model.")
 ]
 CheckedEngine = Annotated[
-    Literal["tvm", "interpreter", JudgeName] | None,
+    Literal["tvm", "interpreter", EngineName] | None,
     Parameter(
         help="What is compared with the reference; by default tvm. With --local: the engine whose "
         "operands and results are checked node by node; by default the reference's."

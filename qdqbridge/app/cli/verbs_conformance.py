@@ -10,7 +10,8 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from qdqbridge.app.cli import output
-from qdqbridge.app.cli.parameters import Json, JudgeName
+from qdqbridge.app.cli.parameters import Json
+from qdqbridge.options import EngineName
 
 TestedEngine = Annotated[
     Literal[
@@ -20,7 +21,7 @@ TestedEngine = Annotated[
         "onnxruntime",
         "onnxruntime-basic",
         "onnx.reference",
-        JudgeName,
+        EngineName,
     ],
     Parameter(help="What runs the cases."),
 ]

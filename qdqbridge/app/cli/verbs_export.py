@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -17,7 +17,6 @@ from qdqbridge.app.cli.parameters import (
     Extents,
     Force,
     Json,
-    JudgeName,
     MaybeOut,
     Model,
     Out,
@@ -39,6 +38,7 @@ from qdqbridge.app.sources import is_onnx, is_tflite, is_tosa, load_model
 from qdqbridge.core.graph.copying import symbolic_extents, with_numbers
 from qdqbridge.core.graph.graph import Graph, Note
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
+from qdqbridge.options import AnyProfileName, EncodingsFormat, EngineName, IoType, TFLiteLayout
 
 if TYPE_CHECKING:
     from qdqbridge.core.canonical.interface import Interface
@@ -69,13 +69,7 @@ def export(
     /,
     *,
     output_: MaybeOut = None,
-    profile: Annotated[
-        str,
-        Parameter(
-            help="The runtime that the file is for: ort, portable, tensorrt, qnn, qnn-v73, "
-            "openvino, qoperator, tflite, ethos-u, tosa."
-        ),
-    ] = "ort",
+    profile: Annotated[AnyProfileName, Parameter(help="The runtime that the file is for.")] = "ort",
     recenter: Annotated[
         bool,
         Parameter(
@@ -85,7 +79,7 @@ def export(
         ),
     ] = False,
     io: Annotated[
-        Literal["float", "as-stored", "int8", "uint8"] | None,
+        IoType | None,
         Parameter(
             help="How inputs and outputs are stored: as real numbers, as the integers that the "
             "model computes with, or as these in 8 bits. Their parameters are printed and written "
@@ -109,11 +103,11 @@ def export(
         ),
     ] = None,
     encodings_format: Annotated[
-        Literal["aimet-0.6.1", "aimet-1.0.0", "aimet-2.0.0", "ort-overrides", "tensorrt"],
+        EncodingsFormat,
         Parameter(group=MORE, help="The format of that file."),
     ] = "aimet-2.0.0",
     layout: Annotated[
-        Literal["model", "nhwc"],
+        TFLiteLayout,
         Parameter(
             group=MORE,
             help="Layout of the inputs and outputs of a TFLite file: the model's, or NHWC.",
@@ -138,7 +132,7 @@ def export(
     ] = None,
     check: Check = False,
     engine: Annotated[
-        JudgeName | None, Parameter(help="With --check: also ask this engine what it takes.")
+        EngineName | None, Parameter(help="With --check: also ask this engine what it takes.")
     ] = None,
     force: Force = False,
     reading: Reading = AS_IT_IS,
@@ -256,7 +250,7 @@ def _export_encodings(
     model: Path,
     path: Path,
     encodings: Path,
-    chosen: str,
+    chosen: EncodingsFormat,
     *,
     extent: Sequence[str],
     data: Path | None,
@@ -336,7 +330,7 @@ def _now_fixed(text: str) -> ExportChange:
     return ExportChange(f"numbers of {node}", "quantized while it runs", cost, "--data")
 
 
-def _say_what_is_open(graph: Graph, profile: str) -> None:
+def _say_what_is_open(graph: Graph, profile: AnyProfileName) -> None:
     names, chosen = symbolic_extents(graph), pipeline.export_profile(profile)
     if chosen.fixed and names:
         numbers = " ".join(f"--extent {name}=1" for name in names)
@@ -346,12 +340,12 @@ def _say_what_is_open(graph: Graph, profile: str) -> None:
 def _export_tflite(
     model: Path,
     path: Path | None,
-    profile: str,
+    profile: AnyProfileName,
     *,
     recenter: bool,
     io: Interface | None,
     float_: bool,
-    layout: str,
+    layout: TFLiteLayout,
     extent: Sequence[str],
     data: Path | None,
     check: bool,
@@ -431,8 +425,14 @@ def _judged_file(written: Path | None, read: Path | None) -> Path | None:
 
 
 def _written(
-    graph: Graph, path: Path, profile: str, layout: str, *, tosa: bool, force: bool
-) -> tuple[str, Sequence[Note], list[str]]:
+    graph: Graph,
+    path: Path,
+    profile: AnyProfileName,
+    layout: TFLiteLayout,
+    *,
+    tosa: bool,
+    force: bool,
+) -> tuple[str, Sequence[Note], list[str]]:  # fmt: skip
     """Writes a file; returns the digest of its TFLite form, notes, and what it requires of TOSA."""
     if tosa:
         with output.status("asking Arm's converter"):
@@ -444,7 +444,7 @@ def _written(
     return lite.digest, lite.notes, []
 
 
-def _checked_json(profile: str, findings: Sequence[Finding]) -> dict[str, Any]:
+def _checked_json(profile: AnyProfileName, findings: Sequence[Finding]) -> dict[str, Any]:
     return render_checks.findings_json(pipeline.export_profile(profile), findings)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.table import Table
@@ -16,6 +16,7 @@ from qdqbridge.app.cli.parameters import Extents, Force, Json, Model, Out, exten
 from qdqbridge.app.fixing import TFLITE_TARGETS
 from qdqbridge.app.fixing import fix as fix_model
 from qdqbridge.app.sources import load_model
+from qdqbridge.options import FixTarget, IoType
 
 if TYPE_CHECKING:
     from qdqbridge.app.fixing import FixedModel
@@ -28,12 +29,8 @@ def fix(
     /,
     *,
     target: Annotated[
-        str,
-        Parameter(
-            name="--for",
-            help="The runtime that shall compute it: ort, portable, tensorrt, qnn, qnn-v73, "
-            "openvino, qoperator, tflite, ethos-u.",
-        ),
+        FixTarget,
+        Parameter(name="--for", help="The runtime that shall compute it."),
     ],
     output_: Out,
     data: Annotated[
@@ -41,7 +38,7 @@ def fix(
         Parameter(help="An .npz file with inputs to compare with; by default random numbers."),
     ] = None,
     io: Annotated[
-        Literal["float", "as-stored", "int8", "uint8"] | None,
+        IoType | None,
         Parameter(help="How inputs and outputs are stored, as for export."),
     ] = None,
     extent: Extents = (),

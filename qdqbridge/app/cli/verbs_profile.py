@@ -15,6 +15,7 @@ from qdqbridge.app.cli.helping import FLOAT
 from qdqbridge.app.cli.parameters import Force, Json, Model
 from qdqbridge.app.cli.reading import AS_IT_IS, Reading
 from qdqbridge.errors import InputDataError
+from qdqbridge.options import ProfilingEngine
 
 if TYPE_CHECKING:
     from qdqbridge.autoquant.profiling.profile import Profile
@@ -28,7 +29,7 @@ Data = Annotated[
     ),
 ]
 Out = Annotated[Path, Parameter(name=("--output", "-o"), help="The profile to write (.json).")]
-Engine = Annotated[Literal["onnxruntime", "tvm"], Parameter(help="What runs the model.")]
+Engine = Annotated[ProfilingEngine, Parameter(help="What runs the model.")]
 Workers = Annotated[
     str | None, Parameter(help="Processes that share the work: a number, or 'ray'.")
 ]

@@ -21,6 +21,14 @@ from qdqbridge.app.cli.reading import AS_IT_IS, Reading
 from qdqbridge.app.cli.writing import FOR_TVM, ONNX, check_extents, check_suffix, write_for_tvm
 from qdqbridge.core.graph.copying import with_numbers
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
+from qdqbridge.options import (
+    ChooserName,
+    FallbackFormat,
+    ProfileName,
+    Requantize,
+    TargetName,
+    WeightFormat,
+)
 
 if TYPE_CHECKING:
     from qdqbridge.app.quantizing import Quantization
@@ -43,13 +51,12 @@ Out = Annotated[
         "to 0.19.",
     ),
 ]
-TargetName = Annotated[
-    str,
+QuantizedFor = Annotated[
+    TargetName,
     Parameter(
         name="--target",
-        help="ort, ort-s8, tensorrt, qnn, openvino, tflite, a16w8, power-of-two, float8; "
-        "weight-only (activations stay float), dynamic, dynamic-rows (activations are quantized at "
-        "run time). Decides what is quantized, and in which formats.",
+        help="Decides what is quantized, and in which formats. weight-only: activations stay "
+        "float; dynamic, dynamic-rows: activations are quantized at run time.",
     ),
 ]
 ProfileFile = Annotated[
@@ -61,14 +68,14 @@ ProfileFile = Annotated[
     ),
 ]
 ExportProfile = Annotated[
-    str | None,
+    ProfileName | None,
     Parameter(
         group=MORE,
         help="The profile of 'qdqbridge export' for the file; by default the target's.",
     ),
 ]
-ChooserName = Annotated[
-    Literal["mse", "minmax", "percentile", "mean-of-maxima", "extrapolated", "kl", "hqq"] | None,
+ChosenBy = Annotated[
+    ChooserName | None,
     Parameter(
         group=FORMATS,
         name="--chooser",
@@ -76,21 +83,7 @@ ChooserName = Annotated[
     ),
 ]
 Weights = Annotated[
-    Literal[
-        "int8",
-        "uint8",
-        "int16",
-        "int4",
-        "uint4",
-        "int2",
-        "uint2",
-        "float8_e4m3fn",
-        "float8_e5m2",
-        "mxfp8_e4m3",
-        "mxfp8_e5m2",
-        "mxfp4_e2m1",
-    ]
-    | None,
+    WeightFormat | None,
     Parameter(
         group=FORMATS,
         name="--weights",
@@ -217,7 +210,7 @@ Trials = Annotated[
     ),
 ]
 FallbackTo = Annotated[
-    Literal["int16", "float"],
+    FallbackFormat,
     Parameter(
         group=GOALS,
         name="--fallback",
@@ -250,7 +243,7 @@ SumsOf = Annotated[
     ),
 ]
 Requantized = Annotated[
-    Literal["half-even", "fixed-point", "truncation", "shift"] | None,
+    Requantize | None,
     Parameter(
         group=ARITHMETIC,
         name="--requantize",
@@ -291,10 +284,10 @@ def quantize(
     *,
     output_: Out,
     data: Data = None,
-    target: TargetName = "ort",
+    target: QuantizedFor = "ort",
     profile: ProfileFile = None,
     export_profile: ExportProfile = None,
-    chooser: ChooserName = None,
+    chooser: ChosenBy = None,
     weights: Weights = None,
     block: Block = None,
     format_: Formats = (),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.app import hosting, judging, pipeline, viewing
 from qdqbridge.app.cli import arrays, output
-from qdqbridge.app.cli.parameters import Extents, Force, Json, JudgeName, Model, extents_of
+from qdqbridge.app.cli.parameters import Extents, Force, Json, Model, extents_of
 from qdqbridge.app.cli.reading import AS_IT_IS, Reading
 from qdqbridge.app.viewer import (
     Document,
@@ -30,6 +30,7 @@ from qdqbridge.core.graph.batches import batches
 from qdqbridge.core.graph.copying import with_numbers
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError
+from qdqbridge.options import EngineName
 from qdqbridge.targets.engines.kinds import ENGINES
 
 Other = Annotated[Path | None, Parameter(help="A second model; the page shows what differs.")]
@@ -41,7 +42,7 @@ Data = Annotated[
 TableName = Annotated[
     str | None, Parameter(name="--table", help="Colour nodes by what a pattern table takes.")
 ]
-EngineName = Annotated[JudgeName | None, Parameter(help="Colour nodes by what an engine takes.")]
+Engine = Annotated[EngineName | None, Parameter(help="Colour nodes by what an engine takes.")]
 Reference = Annotated[
     str | None,
     Parameter(
@@ -81,7 +82,7 @@ def view(
     output_: Page,
     data: Data = None,
     table: TableName = None,
-    engine: EngineName = None,
+    engine: Engine = None,
     reference: Reference = None,
     profile_kernels: Timed = False,
     model_explorer: Explorer = None,

@@ -11,6 +11,7 @@ from qdqbridge.app.cli.parameters import extents_of
 from qdqbridge.core.arguments import need_relay, need_tvm
 from qdqbridge.core.graph.copying import symbolic_extents, with_numbers
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
+from qdqbridge.options import RelayVariant
 
 if TYPE_CHECKING:
     from qdqbridge.core.graph.graph import Graph
@@ -57,7 +58,7 @@ def write_for_tvm(
     *,
     target: str = "host",
     params: Path | None = None,
-    variant: str = "canonical",
+    variant: RelayVariant = "canonical",
     extents: Sequence[str] = (),
     cc: str | None = None,
 ) -> int:

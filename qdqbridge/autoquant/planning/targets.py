@@ -34,6 +34,7 @@ from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.core.ops.unary import CLIP, RELU
 from qdqbridge.onnx_io.runtime.recurrent import is_lstm
+from qdqbridge.options import ProfileName
 from qdqbridge.targets.profiles.openvino import rules as openvino
 from qdqbridge.tflite_io.writer.rows import ROWS
 from qdqbridge.tflite_io.writer.rows.kernels import never
@@ -176,7 +177,7 @@ class Target:
     """
 
     name: str
-    profile: str
+    profile: ProfileName
     activations: Format | Unstored
     weights: Format
     rules: tuple[OperatorRule, ...]

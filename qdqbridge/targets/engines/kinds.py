@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.runtime.byte_products import saturates
+from qdqbridge.options import AnyProfileName, EngineName
 from qdqbridge.targets.engines.processors import start_without_vnni
 from qdqbridge.tflite_io.programs import installed_program
 
@@ -36,12 +37,12 @@ class EngineKind:
         node_package: What Node has to find from the working directory.
     """
 
-    name: str
+    name: EngineName
     label: str
     package: str
     install: str
     worker: str
-    profile: str
+    profile: AnyProfileName
     suffix: str = ".onnx"
     fixed: bool = False
     shows: bool = True

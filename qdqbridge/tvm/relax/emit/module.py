@@ -35,7 +35,7 @@ from qdqbridge.tvm.relax.emit.qdq import QdqEmitter, between_conversions, in_cod
 
 LARGE = 1 << 16
 """Bytes from which a constant becomes a parameter when parameters are kept apart."""
-_VARIANTS: dict[str, tuple[type[RelaxEmitter], Form]] = {
+VARIANTS: dict[str, tuple[type[RelaxEmitter], Form]] = {
     "qnn": (RelaxEmitter, in_codes),
     "qdq": (QdqEmitter, between_conversions),
 }
@@ -61,8 +61,8 @@ def emit(
         UnsupportedTargetError: A node or an element type that TVM cannot run; lists every one.
             Or there is no such variant.
     """
-    if variant not in _VARIANTS:
-        known = ", ".join(_VARIANTS)
+    if variant not in VARIANTS:
+        known = ", ".join(VARIANTS)
         raise UnsupportedTargetError(
             f"Relax modules have no variant {variant!r}", fix=f"use one of {known}"
         )
@@ -92,7 +92,7 @@ class ModuleEmitter:
         self.extents: dict[str, tirx.Var] = {}
         self.names: set[str] = set()
         self.lifted: dict[str, tuple[relax.Var, Constant]] = {}
-        emitter, self.form = _VARIANTS[variant]
+        emitter, self.form = VARIANTS[variant]
         self.emitter = emitter(self.builder, self.extents, self._lift if keep_params else None)
         self.emitter.checked = checked
 
