@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from qdqbridge.autoquant.fixed_ranges import FixedRanges
-    from qdqbridge.core.canonical.interface import Interface
     from qdqbridge.core.graph.diff import GraphDifference
     from qdqbridge.onnx_io.runtime.session import OnnxRuntimeSession
     from qdqbridge.targets.comparison.compare import Comparison
@@ -254,7 +253,7 @@ def session(path: File) -> OnnxRuntimeSession:
 def save(
     graph: Graph,
     path: File,
-    profile: AnyProfileName = "ort",
+    profile: AnyProfileName | ExportProfile = "ort",
     *,
     recenter: bool = False,
     overwrite: bool = False,
@@ -326,7 +325,7 @@ def interface_file(path: Path) -> Path:
 
 @contextmanager
 def stored_as(
-    graph: Graph, io: Interface | None, path: Path, *, overwrite: bool
+    graph: Graph, io: IoType | None, path: Path, *, overwrite: bool
 ) -> Generator[Graph, None, None]:
     """Gives a graph with other inputs and outputs, as :func:`with_io`; itself where io is None.
 
@@ -588,7 +587,7 @@ def vela(
 
 
 @checked
-def export_profile(name: str) -> ExportProfile:
+def export_profile(name: str | ExportProfile) -> ExportProfile:
     """Returns an export profile: how it writes files, and the rules that its runtime requires.
 
     Raises:
@@ -600,7 +599,7 @@ def export_profile(name: str) -> ExportProfile:
 
 
 @checked
-def check(source: Graph | File, profile: AnyProfileName = "ort") -> list[Finding]:
+def check(source: Graph | File, profile: AnyProfileName | ExportProfile = "ort") -> list[Finding]:
     """Returns where and why a model would not run on integers on a profile's runtime.
 
     Args:
@@ -617,7 +616,9 @@ def check(source: Graph | File, profile: AnyProfileName = "ort") -> list[Finding
 
 
 @checked
-def changes(source: File, written: File, profile: AnyProfileName = "ort") -> list[ExportChange]:
+def changes(
+    source: File, written: File, profile: AnyProfileName | ExportProfile = "ort"
+) -> list[ExportChange]:
     """Returns what ``save`` wrote otherwise than the file that was read, and why.
 
     Args:
@@ -636,7 +637,7 @@ def changes(source: File, written: File, profile: AnyProfileName = "ort") -> lis
 
 @checked
 def export_costs(
-    graph: Graph, profile: AnyProfileName = "ort", written: File | None = None
+    graph: Graph, profile: AnyProfileName | ExportProfile = "ort", written: File | None = None
 ) -> list[ExportChange]:
     """Returns where a file of a profile has other numbers than the graph, and how far off.
 

@@ -133,7 +133,7 @@ def test_save_does_not_overwrite(tmp_path):
 
 def test_save_names_the_profiles(tmp_path):
     with pytest.raises(UnsupportedTargetError, match="no export profile 'nobody'"):
-        qb.save(qb.load(MODEL), tmp_path / "out.onnx", profile="nobody")
+        qb.save(qb.load(MODEL), tmp_path / "out.onnx", profile="nobody")  # pyright: ignore[reportArgumentType]
     assert not list(tmp_path.iterdir())
 
 

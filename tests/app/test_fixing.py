@@ -16,6 +16,7 @@ from qdqbridge.app import pipeline
 from qdqbridge.app.cli.failures import DONE, MODEL, NOT_MET, run
 from qdqbridge.app.fixing import fix
 from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.options import FixTarget
 from qdqbridge.targets.profiles import Effect
 from tests.places import MODELS
 
@@ -36,7 +37,7 @@ def broken(findings: Any) -> int:
 @pytest.mark.parametrize("model", [CNN, SIGNED], ids=["u8s8", "s8s8"])
 @pytest.mark.parametrize("target", ["ort", "portable", "qnn", "openvino", "qoperator", "tflite"])
 def test_the_meaning_is_kept_and_fewer_rules_are_broken(
-    tmp_path: Path, target: str, model: Path
+    tmp_path: Path, target: FixTarget, model: Path
 ) -> None:
     path = tmp_path / ("m.tflite" if target == "tflite" else "m.onnx")
     made = fix(model, target, path)

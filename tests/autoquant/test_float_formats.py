@@ -22,6 +22,7 @@ from qdqbridge.autoquant.planning.targets import E4M3, WEIGHTS
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.options import WeightFormat
 from tests.places import MODELS
 
 MLP = MODELS / "digits_mlp_float.onnx"
@@ -97,7 +98,7 @@ def test_what_no_file_says_is_refused() -> None:
     [("float8_e4m3fn", None, 28), ("float8_e4m3fn", 32, 28), ("float8_e5m2", None, 22)],
 )
 def test_weights_in_float8_run_in_onnxruntime(
-    weights: str, block: int | None, least: float, tmp_path: Path
+    weights: WeightFormat, block: int | None, least: float, tmp_path: Path
 ) -> None:
     graph = qb.quantize(MLP, SEEN, target="weight-only", weights=weights, block=block)
     assert (weights, "float32", block) in stored(graph)
@@ -119,7 +120,7 @@ def test_weights_in_float8_run_in_onnxruntime(
     ],
 )
 def test_microscaled_weights_are_written_with_opset_24(
-    name: str, element: type, least: float, tmp_path: Path
+    name: WeightFormat, element: type, least: float, tmp_path: Path
 ) -> None:
     """onnxruntime 1.32 has no kernel of it: the stored elements are counted out here."""
     graph = qb.quantize(MLP, SEEN, target="weight-only", weights=name, **PLAIN)

@@ -10,6 +10,7 @@ import onnx
 
 import qdqbridge as qb
 from qdqbridge.core.graph.graph import Graph
+from qdqbridge.options import RelaxVariant
 
 HOSTED = ("qnn", "qdq")
 """Forms on Relax."""
@@ -29,7 +30,7 @@ def saved(graph: Graph) -> Graph:
         return qb.load(path)
 
 
-def hosted(graph: Graph, variant: str) -> Graph:
+def hosted(graph: Graph, variant: RelaxVariant) -> Graph:
     module, params = qb.to_relax(graph, variant=variant)
     return qb.from_relax(module, params)
 

@@ -22,6 +22,7 @@ from onnx import TensorProto
 import qdqbridge as qb
 from qdqbridge.core.ops.dynamic import DYNAMIC_BLOCK_DENSE
 from qdqbridge.onnx_io.lowering.context import packed
+from qdqbridge.options import Kernels
 from tests.onnx_models import Array, Builder, canonical
 
 MS = "com.microsoft"
@@ -121,7 +122,7 @@ class PackedProduct:
         )  # fmt: skip
 
 
-def wrong(product: PackedProduct, kernels: str | None = None) -> tuple[list[str], float]:
+def wrong(product: PackedProduct, kernels: Kernels | None = None) -> tuple[list[str], float]:
     """Returns where an engine differs, and how far the interpreter is from onnxruntime.
 
     Args:

@@ -20,6 +20,7 @@ import onnxruntime as ort
 from onnx import helper
 
 import qdqbridge as qb
+from qdqbridge.options import Kernels
 from tests.exact_sessions import exact_session
 from tests.onnx_models import Array, Builder, canonical
 
@@ -148,7 +149,7 @@ class Product:
         return self.builder.op("QLinearConv", *names, **attributes)
 
 
-def wrong(product: Product, kernels: str | None = None) -> list[str]:
+def wrong(product: Product, kernels: Kernels | None = None) -> list[str]:
     """Returns where an engine is not onnxruntime with the file itself, or a digest moves.
 
     Args:

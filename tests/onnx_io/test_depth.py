@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 import qdqbridge as qb
 from qdqbridge.app.pipeline import check, diff
 from qdqbridge.app.sources import inspect_model
+from qdqbridge.options import RelaxVariant
 from qdqbridge.targets.profiles import PROFILES
 
 _DEPTH = 1200
@@ -75,7 +76,7 @@ def test_a_long_chain_goes_through_everything(kind: str, tmp_path: Path) -> None
     for note in qb.explain(graph):
         assert str(note)
     inspect_model(path)
-    for profile in PROFILES:
+    for profile in PROFILES.values():
         check(path, profile)
     qb.save(graph, copy)
     again = qb.load(copy)
@@ -85,7 +86,7 @@ def test_a_long_chain_goes_through_everything(kind: str, tmp_path: Path) -> None
         check(copy, profile)
 
 
-def _seconds(model: onnx.ModelProto, folder: Path, *variants: str) -> float:
+def _seconds(model: onnx.ModelProto, folder: Path, *variants: RelaxVariant) -> float:
     """Returns the time that a model takes through the verbs."""
     path, copy = folder / "model.onnx", folder / "copy.onnx"
     path.write_bytes(model.SerializeToString())

@@ -14,6 +14,7 @@ from onnx import TensorProto
 
 import qdqbridge as qb
 from qdqbridge.core.graph.edit import rewire
+from qdqbridge.options import AnyProfileName
 from tests.onnx_models import Array, Builder
 
 LEVELS = (ort.GraphOptimizationLevel.ORT_DISABLE_ALL, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
@@ -255,7 +256,9 @@ def _outside(array: Array, folder: Path) -> TensorProto:
 
 @pytest.mark.parametrize("profile", ["ort", "portable"])
 @pytest.mark.parametrize("where", ["body", "attribute"])
-def test_data_outside_of_the_file_comes_along(where: str, profile: str, tmp_path: Path) -> None:
+def test_data_outside_of_the_file_comes_along(
+    where: str, profile: AnyProfileName, tmp_path: Path
+) -> None:
     weight = np.arange(WIDTH, dtype=np.float32) if where == "body" else np.full(1, 3, np.float32)
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
@@ -290,7 +293,7 @@ def test_data_outside_of_the_file_comes_along(where: str, profile: str, tmp_path
 
 
 @pytest.mark.parametrize("profile", ["ort", "portable"])
-def test_text_of_constant_nodes(profile: str, tmp_path: Path) -> None:
+def test_text_of_constant_nodes(profile: AnyProfileName, tmp_path: Path) -> None:
     b = Builder(17)
     texts: dict[str, dict[str, Any]] = {
         "one": {"value_string": "hé"},

@@ -15,6 +15,7 @@ from qdqbridge.app.pipeline import evaluate, load, save, session
 from qdqbridge.app.quantizing import quantize
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.onnx_io.reading.operator_versions import can_be_moved, carries_over
+from qdqbridge.options import TargetName
 from tests.onnx_io.old_checks import problem
 from tests.onnx_io.old_models import KINDS
 
@@ -47,7 +48,7 @@ def float_model(node: onnx.NodeProto, opset: int, shape: list[int], **constants:
 @pytest.mark.parametrize("axis", [None, 0, 2, 3, -2])
 @pytest.mark.parametrize("op_type", ["Softmax", "LogSoftmax", "Hardmax"])
 def test_an_old_float_file_is_quantized_with_its_meaning(
-    op_type: str, opset: int, axis: int | None, target: str, tmp_path: Path
+    op_type: str, opset: int, axis: int | None, target: TargetName, tmp_path: Path
 ) -> None:
     """Before opset 13, Softmax went over all axes from its own on; its default was 1, not -1."""
     if axis is not None and axis < 0 and opset < 11:

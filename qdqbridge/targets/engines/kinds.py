@@ -11,8 +11,9 @@ from types import MappingProxyType
 
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.runtime.byte_products import saturates
-from qdqbridge.options import AnyProfileName, EngineName
+from qdqbridge.options import AnyProfileName
 from qdqbridge.targets.engines.processors import start_without_vnni
+from qdqbridge.targets.profiles.profile import ExportProfile
 from qdqbridge.tflite_io.programs import installed_program
 
 
@@ -27,7 +28,7 @@ class EngineKind:
         install: The pip line that brings it.
         worker: The module of :mod:`qdqbridge.targets.engines.workers` that drives it, or the whole
             name of another.
-        profile: The export profile in which a graph is written for it.
+        profile: The export profile, or its name, in which a graph is written for it.
         suffix: Of the model files it reads.
         fixed: It takes fixed shapes only.
         shows: Intermediate tensors can be asked for.
@@ -37,12 +38,12 @@ class EngineKind:
         node_package: What Node has to find from the working directory.
     """
 
-    name: EngineName
+    name: str
     label: str
     package: str
     install: str
     worker: str
-    profile: AnyProfileName
+    profile: AnyProfileName | ExportProfile
     suffix: str = ".onnx"
     fixed: bool = False
     shows: bool = True

@@ -13,6 +13,7 @@ import qdqbridge as qb
 from qdqbridge.core.canonical.unquantized import is_quantized
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.interpreter import evaluate
+from qdqbridge.options import EncodingsFormat
 from tests.onnx_io.random_models import random_model
 from tests.targets.encodings.networks import random_network
 
@@ -20,7 +21,7 @@ AIMET = Path(__file__).parent / "aimet"
 FORMS = ("aimet-0.6.1", "aimet-1.0.0", "aimet-2.0.0", "ort-overrides")
 
 
-def written(graph: Graph, folder: Path, form: str) -> tuple[tuple[str, ...], Graph]:
+def written(graph: Graph, folder: Path, form: EncodingsFormat) -> tuple[tuple[str, ...], Graph]:
     """Returns what is said to be otherwise, and the graph that is read back."""
     model, file = folder / "float.onnx", folder / "encodings"
     otherwise = qb.save_encodings(graph, model, file, format=form, overwrite=True)
@@ -30,7 +31,7 @@ def written(graph: Graph, folder: Path, form: str) -> tuple[tuple[str, ...], Gra
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["w8a8", "w4a16"])
-def test_an_aimet_model_comes_back(form: str, kind: str, tmp_path: Path) -> None:
+def test_an_aimet_model_comes_back(form: EncodingsFormat, kind: str, tmp_path: Path) -> None:
     graph = qb.load(AIMET / f"{kind}.qdq.onnx")
     otherwise, again = written(graph, tmp_path, form)
     assert otherwise == ()
@@ -38,7 +39,9 @@ def test_an_aimet_model_comes_back(form: str, kind: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("form", FORMS[1:3])
-def test_random_models_come_back_or_it_is_said_why_not(form: str, tmp_path: Path) -> None:
+def test_random_models_come_back_or_it_is_said_why_not(
+    form: EncodingsFormat, tmp_path: Path
+) -> None:
     same = 0
     for seed in range(30):
         onnx.save(random_model(seed), tmp_path / "model.onnx")
@@ -53,7 +56,7 @@ def test_random_models_come_back_or_it_is_said_why_not(form: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("form", [*FORMS, "tensorrt"])
-def test_random_networks_come_back(form: str, tmp_path: Path) -> None:
+def test_random_networks_come_back(form: EncodingsFormat, tmp_path: Path) -> None:
     for seed in range(100, 108):
         network = random_network(seed, symmetric=form == "tensorrt")
         graph = qb.load(network.write(tmp_path / "q.onnx", quantized=True))
@@ -102,7 +105,7 @@ def test_what_a_format_cannot_say_is_listed(tmp_path: Path) -> None:
     assert "'x': TensorRT has int8 with one scale and zero point 0 only" in caught.value.why
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(qb.QdqBridgeError, match="no encodings are written as 'ort-table'"):
-        qb.save_encodings(graph, tmp_path / "f.onnx", tmp_path / "e", format="ort-table")
+        qb.save_encodings(graph, tmp_path / "f.onnx", tmp_path / "e", format="ort-table")  # pyright: ignore[reportArgumentType]
 
 
 def test_integer_inputs_are_said_to_become_floats(tmp_path: Path) -> None:

@@ -13,13 +13,14 @@ from qdqbridge.core.graph.copying import symbolic_extents, with_numbers
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.runtime.byte_products import saturates
+from qdqbridge.options import EngineName
 
 PAIRS_SATURATE = saturates()
 """Whether kernels of bytes add two products in 16 bits here, onnxruntime's and OpenVINO's."""
 
 
 def crashes_in_floats(
-    engine: str, network: Graph, feed: Mapping[str, NDArray[Any]], folder: Path
+    engine: EngineName, network: Graph, feed: Mapping[str, NDArray[Any]], folder: Path
 ) -> bool:
     """Returns whether an engine's process ends on the float network already.
 

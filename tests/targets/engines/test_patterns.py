@@ -13,6 +13,7 @@ import onnx
 import pytest
 
 from qdqbridge.app.pipeline import check
+from qdqbridge.options import AnyProfileName
 from tests.places import ROOT
 
 TABLES = Path(__file__).parent
@@ -48,7 +49,7 @@ def rows(engine: str) -> list[dict[str, str]]:
     [("qnn-htp", "qnn"), ("qnn-htp-v73", "qnn-v73"), ("openvino", "openvino")],
 )
 def test_the_rules_say_what_the_engine_does(
-    engine: str, profile: str, models: ModuleType, tmp_path: Path
+    engine: str, profile: AnyProfileName, models: ModuleType, tmp_path: Path
 ) -> None:
     path, kept, alarms = tmp_path / "pattern.onnx", [], []
     table = rows(engine)

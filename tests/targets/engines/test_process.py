@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 from shutil import which
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from qdqbridge.app.cli.failures import run
 from qdqbridge.app.quantizing import quantization
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.onnx_io.runtime.byte_products import saturates
+from qdqbridge.options import EngineName
 from qdqbridge.targets.engines import kinds, processors
 from qdqbridge.targets.engines.process import EngineProcess, ProcessLimits
 from tests.places import MODELS, ROOT
@@ -189,7 +190,7 @@ def test_an_engine_that_fails_on_a_model_is_reported_by_name(
     kind = kinds.EngineKind(bad, "The Bad Engine", "numpy", "pip install numpy", bad, "ort")
     monkeypatch.setattr(kinds, "ENGINES", {bad: kind})
     with (
-        qdqbridge.open_engine(bad, CNN, limits=ProcessLimits(seconds=2)) as engine,
+        qdqbridge.open_engine(cast("Any", bad), CNN, limits=ProcessLimits(seconds=2)) as engine,
         pytest.raises(UnsupportedTargetError, match="The Bad Engine cannot load") as caught,
     ):
         engine.taken()
@@ -298,7 +299,7 @@ def test_results_that_are_not_those_of_the_model_are_named(
     monkeypatch.setattr(kinds, "ENGINES", {bad: kind})
     data = {"input": np.load(MODELS / "digits_test.npz")["x"][:1]}
     with (
-        qdqbridge.open_engine(bad, CNN, extents={"batch": 1}) as engine,
+        qdqbridge.open_engine(cast("Any", bad), CNN, extents={"batch": 1}) as engine,
         pytest.raises(UnsupportedTargetError, match="The Bad Engine does not compute") as caught,
     ):
         engine.run(data, engine.outputs)
@@ -425,14 +426,14 @@ def test_a_missing_engine_is_named_with_its_pip_line(
 
     monkeypatch.setattr(kinds, "find_spec", lambda package: None)
     with pytest.raises(UnsupportedTargetError) as caught:
-        qdqbridge.open_engine(name, CNN)
+        qdqbridge.open_engine(cast("Any", name), CNN)
     assert f"'{name}' is not installed" in caught.value.what
     assert f"pip install {kinds.ENGINES[name].package.replace('_', '-')}" in caught.value.fix
 
 
 def test_an_engine_that_nobody_knows() -> None:
     with pytest.raises(UnsupportedTargetError, match="there is no engine 'hexagon'") as caught:
-        qdqbridge.open_engine("hexagon", CNN)
+        qdqbridge.open_engine("hexagon", CNN)  # pyright: ignore[reportArgumentType]
     assert "qnn-htp" in caught.value.why
 
 
@@ -503,7 +504,9 @@ def test_it_runs_on_the_processor_that_it_names(fitting: Path) -> None:
     )
 
 
-def _logits(engine: str, model: Path, feed: dict[str, Any]) -> np.ndarray:
+def _logits(
+    engine: EngineName | Literal["interpreter"], model: Path, feed: dict[str, Any]
+) -> np.ndarray:
     if engine == "interpreter":
         return qdqbridge.evaluate(qdqbridge.load(model), feed)["logits"]
     with qdqbridge.open_engine(engine, model) as judge:

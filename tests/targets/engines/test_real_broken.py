@@ -9,6 +9,7 @@ import pytest
 
 import qdqbridge
 from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.options import EngineName
 from qdqbridge.targets.engines import ENGINES
 from qdqbridge.targets.engines.process import EngineProcess, ProcessLimits
 from tests.places import MODELS
@@ -46,7 +47,7 @@ def linked(name: str, folder: Path, leave: str) -> Path:
     ],
 )
 def test_an_engine_without_its_library_is_named(
-    name: str, leave: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: EngineName, leave: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(linked(name, tmp_path, leave)))
     with pytest.raises(UnsupportedTargetError) as caught:

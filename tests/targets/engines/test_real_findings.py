@@ -20,6 +20,7 @@ import qdqbridge
 from qdqbridge.app.cli.failures import run
 from qdqbridge.app.pipeline import check
 from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.options import AnyProfileName, EngineName
 from tests.onnx_io.writer_models import Net
 from tests.places import MODELS
 from tests.targets.engines.processor import PAIRS_SATURATE, crashes_in_floats
@@ -34,7 +35,9 @@ def images(count: int = 16) -> NDArray[Any]:
     return np.load(MODELS / "digits_test.npz")["x"][:count]
 
 
-def exported(model: Path, profile: str, folder: Path, extents: Mapping[str, int] = ONE) -> Path:
+def exported(
+    model: Path, profile: AnyProfileName, folder: Path, extents: Mapping[str, int] = ONE
+) -> Path:
     from qdqbridge.core.graph.copying import with_numbers
 
     path = folder / f"{profile}.onnx"
@@ -42,7 +45,7 @@ def exported(model: Path, profile: str, folder: Path, extents: Mapping[str, int]
     return path
 
 
-def classes(engine: str, model: Path) -> list[int]:
+def classes(engine: EngineName, model: Path) -> list[int]:
     extents = ONE if "batch" in str(qdqbridge.load(model).inputs[0].type.shape) else {}
     with qdqbridge.open_engine(engine, model, extents=extents) as judge:
         each = [judge.run({"input": x[None]}, ["logits"])["logits"] for x in images()]
@@ -159,7 +162,7 @@ def alone(folder: Path, dtype: Any, zero: int, *, product: bool) -> Path:
     return path
 
 
-def steps_off(engine: str, path: Path) -> float:
+def steps_off(engine: EngineName, path: Path) -> float:
     graph = qdqbridge.load(path)
     x = np.random.default_rng(0).normal(scale=3, size=(1, 4, 6, 6)).astype(np.float32)
     with qdqbridge.open_engine(engine, path) as judge:

@@ -20,12 +20,13 @@ from qdqbridge.app.sources import load_model
 from qdqbridge.autoquant.planning.targets import TARGETS
 from qdqbridge.core.graph.copying import symbolic_extents, with_numbers
 from qdqbridge.core.graph.graph import Graph
+from qdqbridge.options import EngineName
 from qdqbridge.targets.engines import ENGINES, EngineVerdict
 from tests.autoquant.float_models import masked, quantize_plainly
 from tests.targets.engines.processor import PAIRS_SATURATE, crashes_in_floats
 from tests.targets.engines.target_networks import NETWORKS, samples
 
-ENGINE = {"qnn": "qnn-htp", "openvino": "openvino", "tflite": "litert"}
+ENGINE: dict[str, EngineName] = {"qnn": "qnn-htp", "openvino": "openvino", "tflite": "litert"}
 STEPS = 2
 """How far operators may be off."""
 PRODUCTS = frozenset({"Convolution", "Deconvolution", "FullyConnected", "MatMul"})
@@ -58,7 +59,7 @@ def agreement(found: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> floa
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("target", ENGINE)
 def test_the_engine_takes_what_is_quantized_for_it_and_computes_it_right(
-    target: str, name: str, tmp_path: Path
+    target: EngineName, name: str, tmp_path: Path
 ) -> None:
     data, kind = samples(name, network(name)), ENGINES[ENGINE[target]]
     pairs = target == "openvino" and PAIRS_SATURATE
@@ -100,7 +101,9 @@ def sixteen_bits(name: str, engine: str, path: Path) -> tuple[Graph, dict[str, n
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("engine", WIDE_STEPS)
-def test_sixteen_bits_are_taken_and_computed_right(engine: str, name: str, tmp_path: Path) -> None:
+def test_sixteen_bits_are_taken_and_computed_right(
+    engine: EngineName, name: str, tmp_path: Path
+) -> None:
     """Hexagon takes them whole; OpenVINO has no integer kernels of them and runs floats."""
     path = tmp_path / "written.onnx"
     read, data = sixteen_bits(name, engine, path)
@@ -124,7 +127,9 @@ def test_sixteen_bits_are_taken_and_computed_right(engine: str, name: str, tmp_p
 
 
 @pytest.mark.parametrize("engine", ["qnn-htp", "qnn-htp-v73"])
-def test_what_8_bits_lose_is_taken_in_16_and_not_left_float(engine: str, tmp_path: Path) -> None:
+def test_what_8_bits_lose_is_taken_in_16_and_not_left_float(
+    engine: EngineName, tmp_path: Path
+) -> None:
     """By the defaults: a mask of -1e4 in 8 bits leaves nothing of the scores beside it."""
     model, path = masked(tmp_path / "float.onnx"), tmp_path / "written.onnx"
     x = np.random.default_rng(1).uniform(-1.7, 1.7, (72, 8, 16)).astype(np.float32)

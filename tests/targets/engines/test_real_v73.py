@@ -12,11 +12,15 @@ from numpy.typing import NDArray
 
 import qdqbridge
 from qdqbridge.app.pipeline import check
+from qdqbridge.options import EngineName, ProfileName
 from tests.onnx_models import Builder
 
 SHAPE = (1, 8, 6, 6)
 SCALE_X, RESULT = 2.0**-15, 2.0**-11
-ENGINES = (("qnn-htp", "qnn"), ("qnn-htp-v73", "qnn-v73"))
+ENGINES: tuple[tuple[EngineName, ProfileName], ...] = (
+    ("qnn-htp", "qnn"),
+    ("qnn-htp-v73", "qnn-v73"),
+)
 
 
 def convolution(bits: int, *, channels: bool, bias: bool, result: float = RESULT) -> Any:
@@ -41,7 +45,7 @@ def data() -> dict[str, NDArray[Any]]:
     return {"x": np.random.default_rng(2).integers(0, 1 << 16, SHAPE).astype(np.uint16)}
 
 
-def off(engine: str, path: Path) -> int:
+def off(engine: EngineName, path: Path) -> int:
     with qdqbridge.open_engine(engine, path) as judge:
         assert judge.taken().takes_all
         found = qdqbridge.compare(qdqbridge.load(path), judge, data(), local=True)

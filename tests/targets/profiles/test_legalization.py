@@ -16,6 +16,7 @@ from qdqbridge.app.cli.failures import run
 from qdqbridge.app.pipeline import check
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.options import AnyProfileName
 from qdqbridge.targets.profiles.hexagon.legalizations import LEGALIZATIONS
 from qdqbridge.targets.profiles.legalization import legalized
 
@@ -682,7 +683,7 @@ def newest(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("profile", ["ort", "qnn", "qoperator"])
 def test_newer_files_are_written_down_to_what_a_runtime_reads(
-    newest: Path, profile: str, tmp_path: Path
+    newest: Path, profile: AnyProfileName, tmp_path: Path
 ) -> None:
     graph = qdqbridge.load(newest)
     assert graph.opset == 28

@@ -9,6 +9,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 import qdqbridge as qb
+from qdqbridge.options import Kernels
 from tests.onnx_models import Array, Builder, canonical
 
 Feeds = dict[str, Array]
@@ -60,7 +61,7 @@ def _operand(
     return name
 
 
-def wrong(b: Builder, feeds: Feeds, kernels: str) -> list[str]:
+def wrong(b: Builder, feeds: Feeds, kernels: Kernels) -> list[str]:
     """Returns where the interpreter is not onnxruntime, or TVM not the interpreter."""
     model = b.model()
     options = ort.SessionOptions()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
+from qdqbridge.options import Kernels
 from tests.onnx_models import Array, Builder
 
 SPECIAL = np.array(
@@ -206,7 +207,7 @@ def apart(meant: Array, got: Array) -> Array:
     return ~((meant == got) | near | (np.isnan(meant) & np.isnan(got)))
 
 
-def differences(made: Nonfinite, kernels: str) -> list[str]:
+def differences(made: Nonfinite, kernels: Kernels) -> list[str]:
     """Compiles a model and returns where TVM is not the interpreter."""
     import qdqbridge as qb
     from tests.onnx_models import canonical

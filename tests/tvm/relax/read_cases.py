@@ -7,9 +7,10 @@ from typing import Any
 
 import qdqbridge as qb
 from qdqbridge.core.graph.graph import Graph
+from qdqbridge.options import RelaxVariant
 
 
-def read_back(graph: Graph, *, keep_params: bool = False, variant: str = "qnn") -> Graph:
+def read_back(graph: Graph, *, keep_params: bool = False, variant: RelaxVariant = "qnn") -> Graph:
     """Returns the canonical graph of the module that ``graph`` is emitted as."""
     module, params = qb.to_relax(graph, keep_params=keep_params, variant=variant)
     return qb.from_relax(module, params)

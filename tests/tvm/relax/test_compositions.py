@@ -18,6 +18,7 @@ import qdqbridge as qb
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.onnx_io.opaque.expansion import expanded
+from qdqbridge.options import Kernels
 from tests.onnx_models import Builder, canonical
 from tests.tvm.relax.random_compositions import MAKERS, PER_MODEL, cases, differing
 from tests.tvm.relax.targets import UNOPTIMIZED
@@ -103,7 +104,7 @@ def test_attention_is_read_back(elem_type: int) -> None:
 @pytest.mark.parametrize("mode", ["DCR", "CRD"])
 @pytest.mark.parametrize("op_type", ["DepthToSpace", "SpaceToDepth"])
 @pytest.mark.skipif(onnx.defs.onnx_opset_version() < 28, reason="SpaceToDepth has no mode")
-def test_both_orders_of_blocks(op_type: str, mode: str, kernels: str) -> None:
+def test_both_orders_of_blocks(op_type: str, mode: str, kernels: Kernels) -> None:
     """TVM's importer leaves the mode of SpaceToDepth out; by ONNX's own reference."""
     b, shape = Builder(28), (2, 12, 4, 6)
     b.output(b.op(op_type, b.input("x", ["n", *shape[1:]]), blocksize=2, mode=mode), None)
@@ -119,7 +120,7 @@ def test_both_orders_of_blocks(op_type: str, mode: str, kernels: str) -> None:
 
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
 @pytest.mark.parametrize("mode", ["avg", "max"])
-def test_regions_of_open_count(mode: str, kernels: str) -> None:
+def test_regions_of_open_count(mode: str, kernels: Kernels) -> None:
     b = Builder(16)
     x = b.input("x", ["n", 2, 9, 11])
     rois, batch = b.input("rois", ["regions", 4]), b.input("batch", ["regions"], TensorProto.INT64)
@@ -150,7 +151,7 @@ _EXTENTS = {"n": 2, "c": 12}
 
 @pytest.mark.parametrize("op_type", _OPEN)
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
-def test_open_extents(op_type: str, kernels: str) -> None:
+def test_open_extents(op_type: str, kernels: Kernels) -> None:
     """Those of a matrix, of windows and images; a DFT of no length has no results."""
     operands, attributes = _OPEN[op_type]
     b, given = Builder(19), dict[str, Any]()
@@ -222,7 +223,7 @@ def test_frames_of_run_time() -> None:
         ("ReduceMax", np.int32, -(2**31)),
     ],
 )  # fmt: skip
-def test_reductions_of_nothing(op: str, elem: type, nothing: float, kernels: str) -> None:
+def test_reductions_of_nothing(op: str, elem: type, nothing: float, kernels: Kernels) -> None:
     """Loops of no step leave what the memory held before: a first run fills it."""
     b = Builder(18)
     kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(elem))
@@ -238,7 +239,7 @@ def test_reductions_of_nothing(op: str, elem: type, nothing: float, kernels: str
 
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
 @pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin"])
-def test_extremes_of_truth_values(op: str, kernels: str) -> None:
+def test_extremes_of_truth_values(op: str, kernels: Kernels) -> None:
     """TVM knows no least one of them, and refuses to begin with it."""
     b = Builder(20)
     x = b.input("x", ["m", "n"], TensorProto.BOOL)
@@ -372,7 +373,7 @@ def test_the_largest_none() -> None:
 
 
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
-def test_dynamic_quantization_at_its_edges(kernels: str) -> None:
+def test_dynamic_quantization_at_its_edges(kernels: Kernels) -> None:
     """No extent at all, scales that underflow or overflow, and what is not a number."""
     b = Builder(13)
     y = b.op("DynamicQuantizeLinear", b.input("x", ["n"]), outputs=3)

@@ -15,6 +15,7 @@ from onnx import TensorProto
 import qdqbridge as qb
 from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.errors import QdqBridgeError
+from qdqbridge.options import RelaxVariant
 from tests.onnx_io import digest_trips
 from tests.onnx_io.digest_trips import HOSTED, hosted, loaded
 from tests.onnx_io.random_models import random_model
@@ -25,13 +26,13 @@ FOUND = sorted((Path(digest_trips.__file__).parent / "digest_models").glob("*.on
 
 @pytest.mark.parametrize("variant", HOSTED)
 @pytest.mark.parametrize("path", FOUND, ids=lambda path: path.stem)
-def test_where_it_once_moved(path: Path, variant: str) -> None:
+def test_where_it_once_moved(path: Path, variant: RelaxVariant) -> None:
     graph = loaded(onnx.load(path))
     assert hosted(graph, variant).text() == graph.text()
 
 
 @pytest.mark.parametrize("variant", HOSTED)
-def test_random_models(variant: str) -> None:
+def test_random_models(variant: RelaxVariant) -> None:
     """``scripts/sweeps/sweep_digests`` makes as many as one likes; some no host can compute."""
     came_back = 0
     for seed in range(40):
@@ -60,7 +61,7 @@ _SUB_BYTE = {
 @pytest.mark.parametrize("variant", HOSTED)
 @pytest.mark.parametrize("dtype", ["int4", "uint4"])
 @pytest.mark.parametrize("body", _SUB_BYTE.values(), ids=list(_SUB_BYTE))
-def test_results_of_four_bits(body: str, dtype: str, variant: str) -> None:
+def test_results_of_four_bits(body: str, dtype: str, variant: RelaxVariant) -> None:
     numbers = f"<float s = {{0.5}}, {dtype} z = {{1}}, float t = {{0.1}}, int8 o = {{3}}>"
     text = f"{_HEAD} {numbers} {{ q = QuantizeLinear(x, s, z) {body} }}"
     graph = loaded(onnx.parser.parse_model(text))
@@ -71,7 +72,7 @@ _SPELLED = sorted(row.name for row in OPERATORS if row.forms and row.arity == 1)
 
 
 @pytest.mark.parametrize("variant", HOSTED)
-def test_compositions_of_spelled_operators(variant: str) -> None:
+def test_compositions_of_spelled_operators(variant: RelaxVariant) -> None:
     """Steps that TVM has no operator for are chains of calls in the ``qdq`` form."""
     for name in _SPELLED:
         text = (
@@ -84,7 +85,7 @@ def test_compositions_of_spelled_operators(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", HOSTED)
-def test_a_cast_before_a_power_stays(variant: str) -> None:
+def test_a_cast_before_a_power_stays(variant: RelaxVariant) -> None:
     text = f"{_HEAD} <float e = {{0.5}}> {{ b = IsNaN(x) c = Cast<to = 1>(b) y = Pow(c, e) }}"
     graph = loaded(onnx.parser.parse_model(text))
     assert hosted(graph, variant).text() == graph.text()
@@ -95,7 +96,7 @@ _HALF = '<ir_version: 11, opset_import: ["": 24]> g (float16[2,3] x) => (float16
 
 @pytest.mark.parametrize("variant", HOSTED)
 @pytest.mark.parametrize("call", ["HardSigmoid(x)", "Selu(x)", "Elu<alpha: float = 0.3>(x)"])
-def test_attributes_of_half_floats(call: str, variant: str) -> None:
+def test_attributes_of_half_floats(call: str, variant: RelaxVariant) -> None:
     """A chain of float16 operators shows its numbers in float16 alone."""
     graph = loaded(onnx.parser.parse_model(f"{_HALF} {{ y = {call} }}"))
     assert hosted(graph, variant).text() == graph.text()
@@ -125,7 +126,7 @@ _CLAMPED = {
 
 @pytest.mark.parametrize("variant", HOSTED)
 @pytest.mark.parametrize("windows", _CLAMPED.values(), ids=list(_CLAMPED))
-def test_the_clamp_behind_windows_stays(windows: str, variant: str) -> None:
+def test_the_clamp_behind_windows_stays(windows: str, variant: RelaxVariant) -> None:
     """Where a span names the operator, a Relu behind it is no part of it."""
     numbers = f"<{_SIGNED}, float[4] f = {{1, 1, 1.5, 2}}>"
     text = (
@@ -150,7 +151,9 @@ _MOVED = {
 @pytest.mark.parametrize("variant", HOSTED)
 @pytest.mark.parametrize("dtype", [TensorProto.INT4, TensorProto.UINT8, TensorProto.INT16])
 @pytest.mark.parametrize("body", _MOVED.values(), ids=list(_MOVED))
-def test_activations_with_scales_along_an_axis(body: str, dtype: int, variant: str) -> None:
+def test_activations_with_scales_along_an_axis(
+    body: str, dtype: int, variant: RelaxVariant
+) -> None:
     head = _HEAD.replace("float[2,3] y", "float[a,b] y")
     quantize = f"z = Cast<to = {dtype}>(k) q = QuantizeLinear<axis = 1>(x, s, z)"
     text = f"{head} {_ALONG} {{ {quantize} {body} }}"
@@ -161,7 +164,7 @@ def test_activations_with_scales_along_an_axis(body: str, dtype: int, variant: s
 
 @pytest.mark.parametrize("variant", HOSTED)
 @pytest.mark.parametrize("dtype", ["int4", "uint4"])
-def test_four_bits_resized_to_nearest(dtype: str, variant: str) -> None:
+def test_four_bits_resized_to_nearest(dtype: str, variant: RelaxVariant) -> None:
     numbers = f"<float s = {{0.5}}, {dtype} z = {{3}}, int64[4] f = {{1, 2, 4, 9}}>"
     text = (
         f"{_SIX} {numbers} {{ q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) "
@@ -173,7 +176,7 @@ def test_four_bits_resized_to_nearest(dtype: str, variant: str) -> None:
 
 @pytest.mark.parametrize("variant", HOSTED)
 @pytest.mark.parametrize("movement", ["Flatten", "Transpose<perm = [1, 0]>", "Identity"])
-def test_integers_that_get_another_meaning(movement: str, variant: str) -> None:
+def test_integers_that_get_another_meaning(movement: str, variant: RelaxVariant) -> None:
     """Before or behind what moves them: one place for it."""
     head = f"{_HEAD.replace('float[2,3] y', 'float[a,b] y')} <{_SIGNED}>"
     late = f"p = {movement}(q) y = DequantizeLinear(p, t, o)"
@@ -187,7 +190,7 @@ def test_integers_that_get_another_meaning(movement: str, variant: str) -> None:
 
 @pytest.mark.parametrize("variant", HOSTED)
 @pytest.mark.parametrize("zero_point", [0, 3])
-def test_dynamic_products(zero_point: int, variant: str) -> None:
+def test_dynamic_products(zero_point: int, variant: RelaxVariant) -> None:
     numbers = f"float s = {{0.1}}, int8 z = {{{zero_point}}}, int8[3,2] w = {{1, -2, 3, 4, -5, 6}}"
     text = (
         '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> '
@@ -206,7 +209,9 @@ def test_dynamic_products(zero_point: int, variant: str) -> None:
 @pytest.mark.parametrize(
     "storage", [TensorProto.INT8, TensorProto.INT4, TensorProto.UINT8, TensorProto.FLOAT8E4M3FN]
 )
-def test_half_floats_quantized_in_blocks(storage: int, kind: str, real: int, variant: str) -> None:
+def test_half_floats_quantized_in_blocks(
+    storage: int, kind: str, real: int, variant: RelaxVariant
+) -> None:
     numbers = "<float[2,2] f = {0.5, 0.25, 0.125, 0.3}, float[2,2] n = {0, 0, 0, 0}>"
     text = (
         f'<ir_version: 11, opset_import: ["": 24]> g ({kind}[2,3] x) => ({kind}[2,3] y) {numbers} '
@@ -222,7 +227,7 @@ def test_half_floats_quantized_in_blocks(storage: int, kind: str, real: int, var
 @pytest.mark.parametrize("variant", HOSTED)
 @pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
 @pytest.mark.parametrize("behind", ["", "r = Clip(p, l, h)"], ids=["plain", "clamped"])
-def test_floats_of_open_extents_resized(behind: str, mode: str, variant: str) -> None:
+def test_floats_of_open_extents_resized(behind: str, mode: str, variant: RelaxVariant) -> None:
     """They are a call of the dialect, of floats."""
     numbers = f"<{_SIGNED}, float[4] f = {{1, 1, 0.6, 2.3}}, float l = {{-0.2}}, float h = {{0.7}}>"
     text = (
@@ -239,7 +244,7 @@ _CROPS = [(b, e) for b in (-3, -1, 0, 2) for e in (-3, -1, 0, 4)]
 
 @pytest.mark.parametrize("variant", HOSTED)
 @pytest.mark.parametrize("size", [0, 1, 2, "n"])
-def test_pads_that_crop_more_than_there_is(size: int | str, variant: str) -> None:
+def test_pads_that_crop_more_than_there_is(size: int | str, variant: RelaxVariant) -> None:
     """What one end crops beyond the data is taken off what the other adds."""
     for (begin, end), sliced in product(_CROPS, (False, True)):
         b = Builder(18)
@@ -261,7 +266,7 @@ _BOUNDS = (-(1 << 31), -6, -3, -2, -1, 0, 1, 3, 1 << 31)
 
 @pytest.mark.parametrize("variant", HOSTED)
 @pytest.mark.parametrize("step", [1, -1, -2])
-def test_slices_of_an_open_axis(step: int, variant: str) -> None:
+def test_slices_of_an_open_axis(step: int, variant: RelaxVariant) -> None:
     for start in _BOUNDS:
         b = Builder(18)
         x = b.input("x", ["n", 2])
@@ -274,7 +279,7 @@ def test_slices_of_an_open_axis(step: int, variant: str) -> None:
 
 @pytest.mark.parametrize("variant", HOSTED)
 @pytest.mark.parametrize("row", ["Abs", "Sigmoid", "Softmax", "ReduceMean", "GlobalAveragePool"])
-def test_what_is_computed_of_stored_constants(row: str, variant: str) -> None:
+def test_what_is_computed_of_stored_constants(row: str, variant: RelaxVariant) -> None:
     b = Builder(17)
     stored = b.weight(np.arange(12, dtype=np.int8).reshape(1, 3, 2, 2), 0.1)
     b.output(b.qdq(b.op(row, stored), 0.25, 5), None)
@@ -284,7 +289,7 @@ def test_what_is_computed_of_stored_constants(row: str, variant: str) -> None:
 
 @pytest.mark.parametrize("variant", HOSTED)
 @pytest.mark.parametrize("dtype", [np.int64, np.float32])
-def test_a_gemm_with_factors(dtype: type, variant: str) -> None:
+def test_a_gemm_with_factors(dtype: type, variant: RelaxVariant) -> None:
     """Sums of integers are scaled in float64, and cast at the end."""
     kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     for alpha, beta, turned, added in product((1.0, 0.5), (1.0, -2.0, 0.25), (0, 1), (0, 1, 2)):
@@ -298,7 +303,7 @@ def test_a_gemm_with_factors(dtype: type, variant: str) -> None:
 
 @pytest.mark.parametrize("variant", HOSTED)
 @pytest.mark.parametrize("given", ["const", "stored", "codes", "open"])
-def test_a_resize_of_everything(given: str, variant: str) -> None:
+def test_a_resize_of_everything(given: str, variant: RelaxVariant) -> None:
     """Of constants, of integers that a quantize leaves, of inputs, and over open extents."""
     ways = product(("nearest", "linear"), ("asymmetric", "half_pixel", "align_corners"))
     for (mode, coordinates), kind in product(ways, (np.float32, np.uint8, np.int32)):
@@ -362,7 +367,9 @@ def joined_constants(b: Builder) -> str:
         (joined_constants, TensorProto.INT8),
     ],
 )
-def test_what_random_graphs_found(make: Callable[[Builder], str], code: int, variant: str) -> None:
+def test_what_random_graphs_found(
+    make: Callable[[Builder], str], code: int, variant: RelaxVariant
+) -> None:
     b = Builder(21)
     b.output(make(b), None, code)
     graph = loaded(b.model())

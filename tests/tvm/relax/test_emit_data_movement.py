@@ -12,6 +12,7 @@ pytest.importorskip("tvm")
 
 import qdqbridge as qb
 from qdqbridge.errors import InputDataError
+from qdqbridge.options import Kernels
 from tests.onnx_models import Builder, canonical
 from tests.tvm.relax.single_ops import Model, X, call_names, codes, const, equal, params
 
@@ -204,7 +205,7 @@ def clamped_then_padded() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
-def test_a_pad_may_lie_outside_the_range_of_what_it_surrounds(kernels: str) -> None:
+def test_a_pad_may_lie_outside_the_range_of_what_it_surrounds(kernels: Kernels) -> None:
     graph = canonical(clamped_then_padded())
     data = {"x": np.random.default_rng(0).normal(0, 2, (2, 5)).astype(np.float32)}
     (wanted,) = qb.evaluate(graph, data).values()

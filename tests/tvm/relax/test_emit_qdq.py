@@ -195,4 +195,4 @@ def test_quantize_breaks_ties_to_even_and_saturates() -> None:
 def test_there_is_no_other_spelling() -> None:
     graph = qb.load(MODELS / "digits_cnn_u8s8_per_channel.onnx")
     with pytest.raises(UnsupportedTargetError, match="variant 'qnnn'"):
-        qb.to_relax(graph, variant="qnnn")
+        qb.to_relax(graph, variant="qnnn")  # pyright: ignore[reportArgumentType]

@@ -13,6 +13,7 @@ from onnx import TensorProto
 import qdqbridge as qb
 from qdqbridge.app.sources import load_model
 from qdqbridge.errors import InputDataError, QdqBridgeError, UnsupportedTargetError
+from qdqbridge.options import Kernels
 from qdqbridge.tvm.relax.files import write_module
 from tests.onnx_models import Builder, canonical, ints
 from tests.tvm.relax.open_models import Case, case
@@ -23,7 +24,7 @@ QUICK = (*range(12), 13, 25, 37, 49, 61, 73, 85, 97, 32, 41, 42, 44, 110)
 """Seeds of the quick subset; ``scripts/sweeps/sweep_open.py`` runs as many as one likes."""
 
 
-def problems(model: Case, kernels: str) -> list[str]:
+def problems(model: Case, kernels: Kernels) -> list[str]:
     """Returns what differs between TVM and the interpreter on every feeding of a case.
 
     Raises:
@@ -60,7 +61,9 @@ def test_tvm_computes_what_the_interpreter_does(seed: int) -> None:
 
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
 @pytest.mark.parametrize("wanted", [(3, 3), (2, 3, 1), ("m", 3)])
-def test_an_extent_that_may_be_1_is_repeated(wanted: tuple[int | str, ...], kernels: str) -> None:
+def test_an_extent_that_may_be_1_is_repeated(
+    wanted: tuple[int | str, ...], kernels: Kernels
+) -> None:
     """Rows of a copy that took an open extent for the known one it becomes were those of nobody."""
     b = Builder(17)
     given: tuple[int | str, ...] = ("n", 3) if "m" not in wanted else (1, 3)
@@ -98,7 +101,7 @@ def two_batches() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
-def test_a_residual_of_another_batch(kernels: str) -> None:
+def test_a_residual_of_another_batch(kernels: Kernels) -> None:
     """A kernel that adds while it writes takes a tensor of its own batch only."""
     feeds = tuple({"n": n, "m": m} for n, m in ((1, 1), (3, 1), (1, 2), (0, 0), (65, 65), (3, 2)))
     shapes = {"x": ("n", 3, 6, 6), "other": ("m", 5, 6, 6)}

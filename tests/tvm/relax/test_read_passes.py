@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -19,6 +19,7 @@ from tvm import relax
 from tvm.relax.dpl import is_op, wildcard
 
 import qdqbridge as qb
+from qdqbridge.options import RelaxVariant
 from tests.onnx_models import Builder, canonical
 from tests.tvm.relax.frontend_cases import imported
 from tests.tvm.relax.read_cases import same
@@ -101,7 +102,7 @@ def graph_of(net: str) -> qb.Graph:
     return canonical(proto(net))
 
 
-def module_of(net: str, source: str) -> Any:
+def module_of(net: str, source: RelaxVariant | Literal["importer"]) -> Any:
     if source == "importer":
         return imported(proto(net))
     return qb.to_relax(graph_of(net), variant=source)[0]
@@ -122,13 +123,15 @@ PASSES: dict[str, Any] = {
 @pytest.mark.parametrize("name", PASSES)
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("net", NETS)
-def test_the_graph_is_the_same(net: str, source: str, name: str) -> None:
+def test_the_graph_is_the_same(
+    net: str, source: RelaxVariant | Literal["importer"], name: str
+) -> None:
     same(qb.from_relax(PASSES[name](module_of(net, source))), graph_of(net))
 
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("net", NETS)
-def test_after_folding(net: str, source: str) -> None:
+def test_after_folding(net: str, source: RelaxVariant | Literal["importer"]) -> None:
     """The same, but where a pass has computed weights from their codes: these are floats then."""
     graph = graph_of(net)
     again = qb.from_relax(T.FoldConstant()(module_of(net, source)))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qdqbridge.options import RelaxVariant
 from tests.places import MODELS
 
 pytest.importorskip("tvm")
@@ -40,7 +41,7 @@ CNN = FOLDER / "digits_cnn_u8s8_per_channel.onnx"
 
 @pytest.mark.parametrize("suffix", [".json", ".py"])
 @pytest.mark.parametrize("variant", ["qnn", "qdq"])
-def test_modules_are_models(tmp_path: Path, suffix: str, variant: str) -> None:
+def test_modules_are_models(tmp_path: Path, suffix: str, variant: RelaxVariant) -> None:
     graph, path = qb.load(CNN), tmp_path / f"m{suffix}"
     write_module(qb.to_relax(graph, variant=variant)[0], path)
     same(load_model(path), graph)

@@ -13,6 +13,7 @@ from onnx import numpy_helper
 
 import qdqbridge
 from qdqbridge.core.ops.table import BY_NAME
+from qdqbridge.options import RelaxVariant
 
 pytestmark = pytest.mark.relax
 _HEAD = (
@@ -65,7 +66,7 @@ def test_integers_are_those_of_the_function_written_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variant", ["qnn", "qdq"])
-def test_it_comes_back(variant: str, tmp_path: Path) -> None:
+def test_it_comes_back(variant: RelaxVariant, tmp_path: Path) -> None:
     onnx.save(model(28), tmp_path / "gated.onnx")
     graph = qdqbridge.load(tmp_path / "gated.onnx")
     module, params = qdqbridge.to_relax(graph, variant=variant)
