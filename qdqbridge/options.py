@@ -13,8 +13,8 @@ ProfileName: TypeAlias = Literal[
 """How ONNX files are written, and for whom: ``qdqbridge.targets.profiles.PROFILES``."""
 TFLiteProfileName: TypeAlias = Literal["tflite", "ethos-u", "tosa"]
 """Profiles of files that are written through TFLite."""
-AnyProfileName: TypeAlias = ProfileName | TFLiteProfileName
-FixTarget: TypeAlias = ProfileName | Literal["tflite", "ethos-u"]
+AnyProfileName: TypeAlias = Literal[ProfileName, TFLiteProfileName]
+FixTarget: TypeAlias = Literal[ProfileName, "tflite", "ethos-u"]
 """What :func:`qdqbridge.app.fixing.fix` makes a file right for."""
 TargetName: TypeAlias = Literal[
     "ort",

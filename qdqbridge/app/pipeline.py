@@ -280,7 +280,8 @@ def save(
         extents: Numbers for symbolic extents, by name, which C wants.
 
     Raises:
-        InputDataError: ``graph`` is not a graph, but a path for example; or there is no such io.
+        InputDataError: ``graph`` is not a graph, but a path for example; or there is no such io or
+            profile.
         OutputExistsError: A file exists and ``overwrite`` is not given.
         UnsupportedTargetError: The profile, or the opset (given, or any that its runtime reads),
             cannot express the graph; or the profile requires int8.
@@ -607,7 +608,7 @@ def check(source: Graph | File, profile: AnyProfileName | ExportProfile = "ort")
         profile: The name of the profile.
 
     Raises:
-        UnsupportedTargetError: The profile is not known.
+        InputDataError: There is no such profile.
         QdqBridgeError: The file cannot be read.
     """
     from qdqbridge.targets.profiles import check as check_profile
@@ -627,7 +628,7 @@ def changes(
         profile: The profile it was written in.
 
     Raises:
-        UnsupportedTargetError: The profile is not known.
+        InputDataError: There is no such profile.
         QdqBridgeError: A file cannot be read.
     """
     from qdqbridge.targets.profiles.changes import changes as changes_of
@@ -648,7 +649,7 @@ def export_costs(
 
     Raises:
         InputDataError: It is not a graph, but a path for example.
-        UnsupportedTargetError: The profile is not known.
+        InputDataError: There is no such profile.
     """
     from qdqbridge.targets.profiles.changes import costs, run_otherwise
 

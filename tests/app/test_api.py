@@ -132,8 +132,9 @@ def test_save_does_not_overwrite(tmp_path):
 
 
 def test_save_names_the_profiles(tmp_path):
-    with pytest.raises(UnsupportedTargetError, match="no export profile 'nobody'"):
+    with pytest.raises(InputDataError, match="profile is given") as caught:
         qb.save(qb.load(MODEL), tmp_path / "out.onnx", profile="nobody")  # pyright: ignore[reportArgumentType]
+    assert "'ort' or 'portable'" in caught.value.fix
     assert not list(tmp_path.iterdir())
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import qdqbridge as qb
 from qdqbridge.app import pipeline
-from qdqbridge.app.cli.failures import MODEL, run
+from qdqbridge.app.cli.failures import MODEL, USAGE, run
 from qdqbridge.targets.profiles import PROFILES
 from tests.places import MODELS, ROOT
 
@@ -94,8 +94,8 @@ def test_neither_output_nor_check_is_a_usage_error(capsys):
 
 
 def test_unknown_profile(capsys):
-    assert run(["export", CNN, "--check", "--profile", "rot13"]) == MODEL
-    assert "the profiles are ort, portable, tensorrt" in capsys.readouterr().err
+    assert run(["export", CNN, "--check", "--profile", "rot13"]) == USAGE
+    assert 'Choose from: "ort", "portable", "tensorrt"' in capsys.readouterr().err
 
 
 def test_what_a_profile_cannot_express_is_listed(tmp_path, capsys):

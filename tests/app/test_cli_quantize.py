@@ -96,10 +96,8 @@ def test_the_accuracy_by_labels_comes_first_in_the_summary_and_in_the_report(tmp
     ("arguments", "word"),
     [
         (("--data", DATA, "--exclude", "nothing*"), "nothing*"),
-        (("--data", DATA, "--target", "abacus"), "abacus"),
         (("--data", DATA, "--repair", "magic"), "magic"),
         (("--data", DATA, "--repair", "none", "--chooser", "minmax", "--min-sqnr", 500), "500"),
-        (("--data", DATA, "--export-profile", "abacus"), "abacus"),
         (("--profile", DATA), "it is not text"),
         (("--data", DATA, "--min-sqnr", "nan"), "says nothing"),
         (("--data", DATA, "--min-sqnr", "inf"), "says nothing"),
@@ -113,6 +111,12 @@ def test_what_cannot_be_is_said(arguments, word, tmp_path, capsys) -> None:
     out = tmp_path / "out.onnx"
     assert call("quantize", FLOAT, "-o", out, *arguments) == 3
     assert word in capsys.readouterr().err and not out.exists()
+
+
+@pytest.mark.parametrize("option", ["--target", "--export-profile"])
+def test_words_that_an_option_does_not_have(option, tmp_path, capsys) -> None:
+    assert call("quantize", FLOAT, "-o", tmp_path / "o.onnx", "--data", DATA, option, "abacus") == 2
+    assert 'Choose from: "ort"' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "word"), [("q.txt", ".onnx"), ("q.relay", "Relay is not here")])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import qdqbridge as qb
 from qdqbridge.app import pipeline
-from qdqbridge.app.cli.failures import DONE, MODEL, NOT_MET, run
+from qdqbridge.app.cli.failures import DONE, NOT_MET, USAGE, run
 from qdqbridge.app.fixing import fix
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.options import FixTarget
@@ -87,7 +87,7 @@ def test_it_says_what_is_still_broken(tmp_path: Path, capsys: pytest.CaptureFixt
     out = capsys.readouterr().out
     assert "kept as it was" in out
     assert "there is no integer Erf" in out
-    assert run(["fix", str(model), "--for", "nothing", "-o", str(tmp_path / "n.onnx")]) == MODEL
+    assert run(["fix", str(model), "--for", "nothing", "-o", str(tmp_path / "n.onnx")]) == USAGE
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
 
 
