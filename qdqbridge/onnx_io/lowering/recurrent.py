@@ -111,9 +111,6 @@ _RESULTS: Mapping[int, Perm] = {0: (2, 0, 1, 3), 1: _BATCH_SECOND, 2: _BATCH_SEC
 def steps_first(context: LoweringContext) -> None:
     """Source: ONNX LSTM-22, attribute ``layout``."""
     node = NodeProto.FromString(context.proto.SerializeToString())
-    if not context.int_("layout", 0):
-        context.known.lowered.append(node)
-        return
     kept = [attribute for attribute in node.attribute if attribute.name != "layout"]
     del node.attribute[:]
     node.attribute.extend(kept)

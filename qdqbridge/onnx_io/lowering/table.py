@@ -35,6 +35,7 @@ class Lowering:
         apply: Makes the nodes that stand for it.
         before: The default-domain opset since which the operator is ONNX's own; 0 for never.
         optional: Inputs among the first ``least`` that may be left out by an empty name.
+        unless: The attribute without which, or with 0 for it, a node is read as it is.
     """
 
     domain: str
@@ -44,6 +45,13 @@ class Lowering:
     apply: Callable[[LoweringContext], None]
     before: int = 0
     optional: tuple[int, ...] = ()
+    unless: str = ""
+
+    def takes(self, node: onnx.NodeProto, opset: int) -> bool:
+        """Returns whether a node of the operator is lowered."""
+        if self.before and opset >= self.before:
+            return False
+        return not self.unless or any(a.name == self.unless and a.i for a in node.attribute)
 
 
 def _microsoft(
@@ -65,9 +73,9 @@ LOWERINGS: tuple[Lowering, ...] = (
     _microsoft("QLinearConv", 8, 9, windows.qlinear_conv),
     Lowering("", "ConvInteger", 2, 4, windows.conv_integer),
     _microsoft("FusedConv", 2, 4, windows.fused_conv),
-    Lowering("", "LSTM", 3, 8, recurrent.steps_first),
-    Lowering("", "GRU", 3, 6, recurrent.steps_first),
-    Lowering("", "RNN", 3, 6, recurrent.steps_first),
+    Lowering("", "LSTM", 3, 8, recurrent.steps_first, unless="layout"),
+    Lowering("", "GRU", 3, 6, recurrent.steps_first, unless="layout"),
+    Lowering("", "RNN", 3, 6, recurrent.steps_first, unless="layout"),
     Lowering("", "MatMulInteger", 2, 4, matrix.matmul_integer),
     Lowering("", "QLinearMatMul", 8, 8, matrix.qlinear_matmul),
     _microsoft("QLinearMatMul", 8, 8, matrix.qlinear_matmul),
@@ -115,7 +123,7 @@ def lowering_of(node: onnx.NodeProto, opset: int) -> Lowering | None:
     """
     domain = plain_domain(node.domain)
     row = _BY_NAME.get((domain, node.op_type))
-    return None if row is not None and row.before and opset >= row.before else row
+    return row if row is not None and row.takes(node, opset) else None
 
 
 def is_microsoft(op_type: str) -> bool:
