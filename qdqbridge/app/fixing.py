@@ -132,11 +132,12 @@ def fix(
             pipeline.save_tflite(own, written, npu=target == "ethos-u", overwrite=overwrite)
         else:
             pipeline.save(own, written, target, overwrite=overwrite)
-            after = pipeline.check(written, target)
-            if is_onnx(source):
-                before = pipeline.check(source, target)
-                asked = bool(numbers) or io is not None or again is not None
-                as_it_was = not asked and len(_broken(before)) <= len(_broken(after))
+    if profile is not None:
+        after = pipeline.check(written, target)
+        if is_onnx(source):
+            before = pipeline.check(source, target)
+            asked = bool(numbers) or io is not None or again is not None
+            as_it_was = not asked and len(_broken(before)) <= len(_broken(after))
     if as_it_was and before is not None and not has_files_beside(source):
         with placed(written) as scratch:
             scratch.write_bytes(source.read_bytes())

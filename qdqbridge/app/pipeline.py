@@ -330,7 +330,8 @@ def stored_as(
 ) -> Generator[Graph, None, None]:
     """Gives a graph with other inputs and outputs, as :func:`with_io`; itself where io is None.
 
-    If what follows succeeds, their parameters are in a file beside ``path``.
+    If what follows succeeds, their parameters are in a file beside ``path``; what it writes is
+    there in the same turn.
     """
     from qdqbridge.core.canonical.interface import interface_record
     from qdqbridge.core.graph.atomic_write import placed
@@ -339,7 +340,7 @@ def stored_as(
         yield graph
         return
     own = with_io(graph, io)
-    with placed(interface_file(path), overwrite=overwrite) as scratch:
+    with placed(interface_file(path), overwrite=overwrite, inside=True) as scratch:
         scratch.write_text(json.dumps(interface_record(own), indent=2) + "\n", "utf-8")
         yield own
 
@@ -442,16 +443,18 @@ def save_encodings(
     _need_float_form(graph)
     ends = (*graph.inputs, *graph.outputs)
     own = with_io(graph, "float") if any(v.quant is not None for v in ends) else graph
-    otherwise = write_encodings(
-        own, path_of(path), path_of(encodings), format, opset=opset, overwrite=overwrite
+
+    def look(model: Path, beside: Path) -> list[str] | None:
+        again = load(model, encodings=beside)
+        same = again.digest == graph.digest
+        return None if same else [str(each) for each in differences(graph, again)]
+
+    otherwise, found = write_encodings(
+        own, path_of(path), path_of(encodings), format, look, opset=opset, overwrite=overwrite
     )
-    again = load(path, encodings=encodings)
-    if again.digest == graph.digest:
+    if found is None:
         return ()
-    return (
-        *(f"'{name}' has other parameters for some readers, too" for name in otherwise),
-        *(str(each) for each in differences(graph, again)),
-    )
+    return (*(f"'{name}' has other parameters for some readers, too" for name in otherwise), *found)
 
 
 @checked

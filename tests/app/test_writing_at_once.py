@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -49,6 +50,16 @@ def tflite_file(graphs: Sequence[qb.Graph], path: Path, i: int) -> None:
     assert path.with_suffix(".tflite").read_bytes()[4:8] == b"TFL3"
 
 
+def two_files(graphs: Sequence[qb.Graph], path: Path, i: int) -> None:
+    """A model and the parameters of its ends."""
+    qb.save(graphs[i % 2], path.with_suffix(".onnx"), overwrite=True, io="as-stored")
+
+
+def encodings(graphs: Sequence[qb.Graph], path: Path, i: int) -> None:
+    model, beside = path.with_suffix(".onnx"), path.with_suffix(".encodings")
+    assert qb.save_encodings(graphs[i % 2], model, beside, overwrite=True) == ()
+
+
 def text_file(graphs: Sequence[qb.Graph], path: Path, i: int) -> None:
     texts = [f"{n}\n" * 10_000 for n in range(2)]
     write_text(path, texts[i % 2])
@@ -63,6 +74,16 @@ def archive(graphs: Sequence[qb.Graph], path: Path, i: int) -> None:
 def page(graphs: Sequence[qb.Graph], path: Path, i: int) -> None:
     qb.view(graphs[i % 2], path=path.with_suffix(".html"))
     assert path.with_suffix(".html").read_text("utf-8").rstrip().endswith("</html>")
+
+
+def test_two_files_are_of_one_graph(graphs: Sequence[qb.Graph], tmp_path: Path) -> None:
+    at_once(6, lambda i: two_files(graphs, tmp_path / "m", i))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["m.io.json", "m.onnx"]
+    ends = json.loads((tmp_path / "m.io.json").read_text("utf-8"))
+    assert ends["inputs"][0]["dtype"] == str(qb.load(tmp_path / "m.onnx").inputs[0].type.dtype)
+    at_once(3, lambda i: encodings(graphs, tmp_path / "e", i))
+    read = qb.load(tmp_path / "e.onnx", encodings=tmp_path / "e.encodings")
+    assert read.digest in [graph.digest for graph in graphs]
 
 
 @pytest.mark.parametrize("write", [onnx_file, tflite_file, text_file, archive, page])

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 
 from qdqbridge.errors import OutputExistsError, OutputFileError, QdqBridgeError
@@ -21,9 +22,17 @@ _PATIENCE = 2.0
 """Seconds to wait for another process that moves files: longer, and the lock is somebody else's."""
 
 
+_WAITING: ContextVar[dict[Path, Path] | None] = ContextVar("waiting", default=None)
+"""Where new files are that another one, which is still being written, is moved together with."""
+
+
 @contextmanager
 def placed(
-    path: Path, kind: type[QdqBridgeError] = OutputFileError, *, overwrite: bool = True
+    path: Path,
+    kind: type[QdqBridgeError] = OutputFileError,
+    *,
+    overwrite: bool = True,
+    inside: bool = False,
 ) -> Generator[Path, None, None]:
     """Gives a new file beside ``path`` to write, and moves it there when that is done.
 
@@ -34,25 +43,31 @@ def placed(
             or a pipe is written to as it is.
         kind: The error for what the operating system refuses.
         overwrite: Replace a file that is there.
+        inside: What is placed inside is moved in one turn with it, and is not there before.
 
     Raises:
         OutputFileError: The operating system refuses (or what ``kind`` says).
         OutputExistsError: A file is there, before or after it is written, and must not be replaced.
     """
-    with placed_together([path], kind, overwrite=overwrite) as (scratch,):
+    with placed_together([path], kind, overwrite=overwrite, inside=inside) as (scratch,):
         yield scratch
 
 
 @contextmanager
 def placed_together(
-    paths: list[Path], kind: type[QdqBridgeError] = OutputFileError, *, overwrite: bool = True
+    paths: list[Path],
+    kind: type[QdqBridgeError] = OutputFileError,
+    *,
+    overwrite: bool = True,
+    inside: bool = False,
 ) -> Generator[list[Path], None, None]:
     """Gives a new file for each of ``paths``, as :func:`placed`; they are moved in one turn.
 
     So files that belong to each other do not mix with those of another thread or process.
     """
     scratch: dict[Path, Path] = {}
-    place = paths[0]
+    place, outer = paths[0], _WAITING.get()
+    token = _WAITING.set(scratch if inside else outer)
     try:
         places = [_behind_links(path) for path in paths]
         for place in places:
@@ -64,6 +79,10 @@ def placed_together(
                 scratch[place] = _scratch(place)
         place = places[0]
         yield [scratch.get(place, place) for place in places]
+        if outer is not None:
+            outer |= scratch
+            scratch.clear()
+            return
         with _turn(place.parent):
             _need_free(list(scratch), overwrite)
             for place in list(scratch):
@@ -74,6 +93,7 @@ def placed_together(
     except OSError as error:
         raise refused(place, error, kind) from error
     finally:
+        _WAITING.reset(token)
         for left in scratch.values():
             with suppress(OSError):
                 left.unlink()

@@ -45,16 +45,20 @@ def write_files(
         OutputExistsError: A file is there and must not be replaced.
         ModelFileError: The operating system refuses.
     """
-    data = path.parent / f"{path.name}.data"
-    large = sum(map(nbytes, constants.values())) > EXTERNAL_ABOVE
-    paths = [data, path] if large else [path]
-    with placed_together(paths, ModelFileError, overwrite=overwrite) as scratch:
+    places = places_of(path, constants)
+    with placed_together(places, ModelFileError, overwrite=overwrite) as scratch:
         external: dict[str, TensorProto] = {}
-        if large:
-            with scratch[0].open("wb") as stream:
-                external = _external(constants, _write_data(stream, constants), data.name)
+        for data, place in zip(scratch[:-1], places, strict=False):
+            with data.open("wb") as stream:
+                external = _external(constants, _write_data(stream, constants), place.name)
         with scratch[-1].open("wb") as stream:
             _write_model(stream, model, constants, external)
+
+
+def places_of(path: Path, constants: Mapping[str, Constant]) -> list[Path]:
+    """Returns the files that a model becomes: that of its data, where these are many; its own."""
+    large = sum(map(nbytes, constants.values())) > EXTERNAL_ABOVE
+    return [*([path.parent / f"{path.name}.data"] if large else []), path]
 
 
 def nbytes(constant: Constant) -> int:

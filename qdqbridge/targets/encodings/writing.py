@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 import numpy as np
 
 from qdqbridge.core.canonical import canonicalize
 from qdqbridge.core.canonical.unquantized import FloatForm, float_form
-from qdqbridge.core.graph.atomic_write import placed
+from qdqbridge.core.graph.atomic_write import placed_together
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.operator import Flow
@@ -16,7 +20,7 @@ from qdqbridge.core.ops.build import permuted_params
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.onnx_io.writer import spec_of
-from qdqbridge.onnx_io.writer.files import write_files
+from qdqbridge.onnx_io.writer.files import places_of, write_files
 from qdqbridge.onnx_io.writer.model import model_without_tensors
 from qdqbridge.onnx_io.writer.names import TensorNames
 from qdqbridge.onnx_io.writer.options import ONNXRUNTIME
@@ -24,22 +28,34 @@ from qdqbridge.targets.encodings import EncodingsFormat, encodings_format, liste
 from qdqbridge.targets.encodings.application import result_axis, values_by_name
 from qdqbridge.targets.encodings.encoding import TensorEncoding
 
+T = TypeVar("T")
+
 
 def write_encodings(
-    graph: Graph, model: Path, path: Path, format_name: str, *, opset: int | None, overwrite: bool
-) -> tuple[str, ...]:
-    """Writes the float model of a graph, and what its tensors were stored as.
+    graph: Graph,
+    model: Path,
+    path: Path,
+    format_name: str,
+    look: Callable[[Path, Path], T],
+    *,
+    opset: int | None,
+    overwrite: bool,
+) -> tuple[tuple[str, ...], T]:
+    """Writes the float model of a graph, and what its tensors were stored as, in one turn.
 
     Args:
         graph: A canonical graph with float inputs and outputs.
         model: The ONNX file to write.
         path: The file of encodings to write.
         format_name: The format of it.
+        look: Looks at both files before they are where they shall be: what is there afterwards
+            may be somebody else's.
         opset: The opset to write; by default the source's.
         overwrite: Replace files that are there.
 
     Returns:
-        Names of tensors that are read in other parameters, too, which no such file says.
+        Names of tensors that are read in other parameters, too, which no such file says; and what
+        ``look`` returned.
 
     Raises:
         UnsupportedTargetError: The graph has no float form, or the format cannot say how tensors
@@ -50,12 +66,21 @@ def write_encodings(
     _check(_encodings(form, form.graph, chosen), chosen, graph.name)
     spec = spec_of(form.graph, ONNXRUNTIME, opset)
     proto = model_without_tensors(spec, form.graph.name, form.graph.metadata)
-    with placed(path, overwrite=overwrite) as scratch:
-        write_files(proto, spec.constants, model, overwrite=overwrite)
-        again = read(model, canonicalize)
-        scratch.write_text(chosen.written(_encodings(form, again, chosen)), "utf-8")
+    places = [*places_of(model, spec.constants), path]
+    with (
+        placed_together(places, overwrite=overwrite) as scratch,
+        TemporaryDirectory(prefix=".", dir=model.parent) as folder,
+    ):
+        made = [Path(folder, place.name) for place in places[:-1]]
+        made.append(Path(folder, "encodings" + path.suffix))
+        write_files(proto, spec.constants, made[-2], overwrite=False)
+        again = read(made[-2], canonicalize)
+        made[-1].write_text(chosen.written(_encodings(form, again, chosen)), "utf-8")
+        seen = look(made[-2], made[-1])
+        for file, place in zip(made, scratch, strict=True):
+            shutil.move(file, place)
     names = TensorNames(form.graph)
-    return tuple(names.of(value) for value in form.otherwise)
+    return tuple(names.of(value) for value in form.otherwise), seen
 
 
 def _encodings(form: FloatForm, written: Graph, chosen: EncodingsFormat) -> list[TensorEncoding]:
