@@ -176,6 +176,19 @@ def test_data_that_nobody_can_read(verb, name, why, tmp_path, monkeypatch, capsy
     assert not re.search("EOF|magic|zip file|pickle", said)
 
 
+@pytest.mark.parametrize("verb", ["run", "quantize", "profile", "export", "view", "fix"])
+def test_names_that_no_file_has(verb, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    np.savez("d.npz", input=np.zeros((1, 1, 8, 8), np.float32))
+    model = [FLOAT if verb in ("quantize", "profile") else QUANTIZED]
+    rest = {"export": [], "view": [], "fix": ["--for", "ort"]}.get(verb, ["--data", "d.npz"])
+    suffix = {"view": ".html", "profile": ".json", "run": ".npz"}
+    for name, why in (("a" * 300, "a" * 300 + ".*too long"), ("a\0b", "it holds a NUL")):
+        path = name + suffix.get(verb, ".onnx")
+        assert run([verb, *model, *rest, "-o", path]) == 3
+        assert re.search(f"(?s){why}", capsys.readouterr().err)
+
+
 def test_kilobytes_that_stand_for_gigabytes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run(["run", QUANTIZED, "--data", written("bomb.npz")]) == 3

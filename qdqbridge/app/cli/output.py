@@ -25,6 +25,8 @@ from rich.segment import Segment
 from rich.text import Text
 
 from qdqbridge.control_characters import visible
+from qdqbridge.core.arguments import path_of
+from qdqbridge.core.graph.atomic_write import refused
 from qdqbridge.errors import InputDataError, OutputExistsError, UnsupportedTargetError
 
 # --------------------------------------------------------------------------------------------------
@@ -188,6 +190,8 @@ def free(
         InputDataError: It is one of the files that are read.
         UnsupportedTargetError: It has another suffix.
     """
+    for each in (path, model, *([] if data is None else [data])):
+        path_of(each)
     if suffix and path.suffix != suffix:
         raise UnsupportedTargetError(
             f"'{path.name}' does not end in {suffix}", fix=f"end it in {suffix}"
@@ -199,13 +203,17 @@ def free(
                 where=str(path),
                 fix="give another name; --force does not change this",
             )
-    if path.is_dir() or not path.parent.is_dir():
+    try:
+        folder, there = path.is_dir(), path.exists()
+    except OSError as error:  # a name that is too long
+        raise refused(path, error) from error
+    if folder or not path.parent.is_dir():
         raise OutputExistsError(
             f"'{path}' cannot be written",
-            why="it is a folder" if path.is_dir() else f"there is no folder '{path.parent}'",
+            why="it is a folder" if folder else f"there is no folder '{path.parent}'",
             fix="give the name of a file in an existing folder",
         )
-    if path.exists() and not force:
+    if there and not force:
         raise OutputExistsError(f"'{path}' exists", fix="give another name, or --force")
     return path
 

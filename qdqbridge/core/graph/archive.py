@@ -14,6 +14,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from qdqbridge.core.arguments import path_of
 from qdqbridge.core.graph.atomic_write import placed
 from qdqbridge.core.graph.interpreter import most_bytes
 from qdqbridge.errors import InputDataError
@@ -50,6 +51,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
     Raises:
         InputDataError: The file cannot be read, or holds something else than numbers.
     """
+    path = path_of(path)
     try:
         with path.open("rb") as stream:  # numpy leaves a damaged file open
             loaded = np.load(stream, allow_pickle=False)
@@ -57,17 +59,26 @@ def read_arrays(path: Path) -> dict[str, Array]:
                 return {path.stem: loaded}
             with loaded:
                 check_members(loaded.zip)
-                return {name: np.asarray(loaded[name]) for name in loaded.files}
+                return {name: _array(loaded[name], name) for name in loaded.files}
     except OSError as error:
         why = error.strerror or str(error)
         raise _unreadable(path, why, "check the path") from error
-    except MemoryError as error:
-        raise _unreadable(
-            path, str(error) or "memory is exhausted", "feed fewer samples"
-        ) from error
     except DAMAGES as error:
-        fix = "write it with numpy.savez(path, name=array), numbers only"
-        raise _unreadable(path, damage_of(error), fix) from error
+        large = isinstance(error, MemoryError)  # NumPy's are of a class of its own
+        if type(error) is not MemoryError and large and path.stat().st_size * _RATIO < most_bytes():
+            large, error = False, NotRead("it says that it has more numbers than it can hold")
+        raise _unreadable(
+            path, damage_of(error), "feed fewer samples" if large else _FIX
+        ) from error
+
+
+_FIX = "write it with numpy.savez(path, name=array), numbers only"
+
+
+def _array(member: object, name: str) -> Array:
+    if not isinstance(member, np.ndarray):  # NumPy gives the bytes of what is no array
+        raise NotRead(f"'{name}' in it is no array")
+    return np.asarray(member)
 
 
 class NotRead(ValueError):

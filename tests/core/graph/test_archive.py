@@ -61,6 +61,8 @@ CLAIMED = {
     "a sizeless shape": lambda: claims((1,) * 200),
 }
 DAMAGED = {
+    "a text among the arrays": lambda: packed(("read me.txt", b"hello")),
+    "an empty member": lambda: packed(("x.npy", b"")),
     "damaged deflate": lambda: compressed(zipfile.ZIP_DEFLATED),
     "damaged lzma": lambda: compressed(zipfile.ZIP_LZMA),
     "damaged bzip2": lambda: compressed(zipfile.ZIP_BZIP2),
