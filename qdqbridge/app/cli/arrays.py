@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.app.cli.output import warn
 from qdqbridge.app.report.inspection import misfits
+from qdqbridge.core.arguments import path_of
 from qdqbridge.core.graph.archive import read_arrays
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.errors import InputDataError
@@ -27,7 +28,7 @@ def read_inputs(path: Path, inputs: Sequence[Value]) -> dict[str, Array]:
     Raises:
         InputDataError: The file cannot be read, or its arrays are not the model's inputs.
     """
-    arrays = read_arrays(path)
+    arrays = read_arrays(path_of(path))
     names = [value.name for value in inputs]
     if _LABELS in arrays and _LABELS not in names:
         warn(

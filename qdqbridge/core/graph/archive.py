@@ -14,7 +14,6 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from qdqbridge.core.arguments import path_of
 from qdqbridge.core.graph.atomic_write import placed
 from qdqbridge.core.graph.interpreter import most_bytes
 from qdqbridge.errors import InputDataError
@@ -51,7 +50,6 @@ def read_arrays(path: Path) -> dict[str, Array]:
     Raises:
         InputDataError: The file cannot be read, or holds something else than numbers.
     """
-    path = path_of(path)
     try:
         with path.open("rb") as stream:  # numpy leaves a damaged file open
             loaded = np.load(stream, allow_pickle=False)
