@@ -73,8 +73,8 @@ def read_arrays(path: Path) -> dict[str, Array]:
 _FIX = "write it with numpy.savez(path, name=array), numbers only"
 
 
-def _array(member: object, name: str) -> Array:
-    if not isinstance(member, np.ndarray):  # NumPy gives the bytes of what is no array
+def _array(member: Any, name: str) -> Array:
+    if isinstance(member, bytes):  # what NumPy gives of a member that is no array
         raise NotRead(f"'{name}' in it is no array")
     return np.asarray(member)
 
