@@ -27,6 +27,7 @@ from qdqbridge.core.ops.normalization import (
     INSTANCE_NORMALIZATION,
     LAYER_NORMALIZATION,
     RMS_NORMALIZATION,
+    deviation,
 )
 from qdqbridge.core.ops.softmax import LOG_SOFTMAX, SOFTMAX
 from qdqbridge.core.rewrite.rule import (
@@ -126,7 +127,7 @@ _VARIANCE = Part("variance", ("ReduceMean", _SQUARE, {"keepdims": True}))
 
 @pattern_rule(
     "layer-norm-of-steps",
-    ("Div", Part("c", ("Sub", "x", _MEAN)), ("Sqrt", ("Add", _VARIANCE, "#epsilon"))),
+    ("Div", Part("c", ("Sub", "x", _MEAN)), deviation(_VARIANCE)),
 )
 def layer_norm_of_steps(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``Div(c, Sqrt(ReduceMean(c * c) + e)) -> LayerNormalization(x)``, ``c = x - mean(x)``."""

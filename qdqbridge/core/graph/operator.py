@@ -279,8 +279,8 @@ class Operator:
             where hosts write it out by the first of ``forms``, or in a way of their own.
         forms: Ways in which hosts and files write it out. The first is what emission writes where
             there is no call; every one can be fused (:mod:`qdqbridge.core.canonical.fusions`).
-        body: The operators that it stands for, from its attributes, where hosts have no other
-            (:mod:`qdqbridge.core.ops.bodies`); for what is not a function of single elements.
+        body: The operators that it stands for, from its attributes and the rank of its first
+            operand (:mod:`qdqbridge.core.ops.bodies`); for what is not of single elements.
         magnitude: How large its intermediate results get.
         interval: The real interval of its results where it is known.
         quantize: Whether quantization targets run it on integers.
@@ -308,7 +308,7 @@ class Operator:
     qnn: str = ""
     tvm: str = ""
     forms: tuple[Form, ...] = ()
-    body: Callable[[Any], Pattern] | None = None
+    body: Callable[[Any, int], Pattern] | None = None
     magnitude: Magnitude = Magnitude.RESULT
     interval: tuple[float, float] | None = None
     quantize: bool = True

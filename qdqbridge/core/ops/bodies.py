@@ -7,8 +7,9 @@ several attributes has its record behind its operands::
         return ("Sqrt", ("ReduceSum", ("Mul", "x", "x"), a))
 
 ``"x"`` is the operand, ``"a"``, ``"b"`` and so on are those of several; a number has the
-element type of the first. From the body follow the reference function, what hosts are given, and
-what is read back.
+element type of the first. ``"c?"`` may be left out, and then is what the step makes of the other
+operand. Steps that are equal are one. From the body follow the reference function, what hosts are
+given, and what is read back.
 """
 
 from __future__ import annotations
@@ -57,8 +58,13 @@ def function(
     """
     return Row(
         name=name, flow=flow, attributes=attributes, compute=computed(body), check=check,
-        onnx=onnx, body=body, numerics=numerics,
+        onnx=onnx, body=of_any_rank(body), numerics=numerics,
     )  # fmt: skip
+
+
+def of_any_rank(body: Callable[[Any], Pattern]) -> Callable[[Any, int], Pattern]:
+    """Returns a body that does not depend on the rank of its operand as rows have it."""
+    return lambda attributes, rank: body(attributes)
 
 
 def parts(body: tuple[Any, ...]) -> tuple[Operator, tuple[Pattern, ...], Attributes]:
@@ -77,6 +83,7 @@ def folded(
     operands: Sequence[T],
     step: Callable[[Operator, Attributes, list[T]], T],
     number: Callable[[float], T],
+    made: dict[Pattern, T] | None = None,
 ) -> T:
     """Returns what a body comes to, one step after the other.
 
@@ -85,13 +92,32 @@ def folded(
         operands: Those of the whole.
         step: Makes a result of an operator, its attributes and its operands.
         number: Makes an operand of a number.
+        made: What steps have come to already, for several parts of one body.
     """
-    if isinstance(body, str):
-        return operands[max(LETTERS.find(body), 0)]
-    if not isinstance(body, tuple):
-        return number(body)
-    row, inner, attributes = parts(body)
-    return step(row, attributes, [folded(part, operands, step, number) for part in inner])
+    known: dict[Pattern, T] = {} if made is None else made
+
+    def value(part: Pattern) -> T:
+        if isinstance(part, str):
+            return operands[max(LETTERS.find(part), 0)]
+        if not isinstance(part, tuple):
+            return number(part)
+        if part not in known:
+            row, inner, attributes = parts(part)
+            known[part] = step(row, attributes, [value(each) for each in inner])
+        return known[part]
+
+    return value(body)
+
+
+def body_of(row: Operator, attributes: Attributes, rank: int | None, count: int) -> Pattern:
+    """Returns the body of a row with the steps of so many operands as are given."""
+    assert row.body is not None
+    body = row.body(attributes, rank or 0)
+    if not isinstance(body, tuple) or not str(body[-1]).endswith("?"):
+        return body
+    step, inner, left_out = body
+    letter = left_out.removesuffix("?")
+    return (step, inner, letter) if LETTERS.find(letter) < count else inner
 
 
 def computed(body: Callable[[Any], Pattern]) -> Compute:
@@ -147,7 +173,8 @@ def _step_operands(value: Value, row: Operator, attributes: Attributes) -> list[
         return [operand for operand in node.inputs if operand is not None]
     if row.body is not None:
         found: dict[str, Value] = {}
-        return in_order(found) if matched(value, row.body(attributes), found) else None
+        body = body_of(row, attributes, value.rank, len(LETTERS))
+        return in_order(found) if matched(value, body, found) else None
     form = written(row, value, stated=attributes) if row.forms else None
     return form.operands if form is not None and form.attributes == attributes else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,10 @@ import numpy as np
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.operator import Array, Flow, OnnxOp, Operands, Row, Types, typed
+from qdqbridge.core.graph.patterns import AnyPattern, Pattern
 from qdqbridge.core.graph.types import QuantType, ValueType
 from qdqbridge.core.ops.accumulator import accumulation_dtype, centered, integer_params
-from qdqbridge.core.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
+from qdqbridge.core.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs, ReduceAttrs
 from qdqbridge.core.ops.shapes import axes_fit, differ, known, vector_fits
 from qdqbridge.core.ops.stored import optional, present
 
@@ -49,6 +50,32 @@ class NormalizedGroups:
     def placed(self, vector: Array, rank: int) -> Array:
         """Returns gamma or beta as they are combined with elements of a rank."""
         return vector.reshape(-1, *([1] * (rank - 2))) if self.channels else vector
+
+    def steps(self, epsilon: float, x: Pattern, over: ReduceAttrs) -> Pattern:
+        """Returns ``x`` normalized over axes as a body."""
+        centred = ("Sub", x, ("ReduceMean", x, over)) if self.centred else x
+        return ("Div", centred, deviation(mean_square(centred, over), epsilon))
+
+
+def mean_square(x: AnyPattern, *over: ReduceAttrs | dict[str, bool]) -> Pattern:
+    """Returns the mean of squares over axes as a pattern; over any where none are given."""
+    return ("ReduceMean", ("Mul", x, x), *over)
+
+
+def deviation(variance: AnyPattern, epsilon: float | str = "#epsilon") -> Pattern:
+    """Returns what all norms divide by, as a pattern."""
+    return ("Sqrt", ("Add", variance, epsilon))
+
+
+def _rows_body(groups_of: Callable[[NormAttrs], NormalizedGroups]) -> Callable[[Any, int], Pattern]:
+    """Returns the body of a norm over the last axes: the interpreter takes exact statistics."""
+
+    def body(attributes: NormAttrs, rank: int) -> Pattern:
+        over = ReduceAttrs(tuple(range(attributes.axis, rank)))
+        normal = groups_of(attributes).steps(attributes.epsilon, "a", over)
+        return ("Add", ("Mul", normal, "b"), "c?")
+
+    return body
 
 
 def _layer_groups(attributes: NormAttrs) -> NormalizedGroups:
@@ -245,6 +272,7 @@ LAYER_NORMALIZATION = Row(
     onnx=(OnnxOp(name="LayerNormalization", since=17, defaults=_ALONG, fixed=_WIDE),),
     flow=Flow.ROUND,
     attributes=NormAttrs,
+    body=_rows_body(_layer_groups),
     compute=_compute(_layer_groups),
     contract=_contract(_layer_groups),
     check=_check_axis,
@@ -260,6 +288,7 @@ RMS_NORMALIZATION = Row(
     ),
     flow=Flow.ROUND,
     attributes=NormAttrs,
+    body=_rows_body(_rms_groups),
     compute=_compute(_rms_groups),
     contract=_contract(_rms_groups),
     check=_check_axis,

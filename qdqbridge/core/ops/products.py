@@ -36,7 +36,7 @@ from qdqbridge.core.graph.operator import (
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType, Shape, TensorType, ValueType, static_shape
 from qdqbridge.core.ops.attributes import AxesAttrs, TransposeAttrs
-from qdqbridge.core.ops.bodies import LETTERS, computed, folded, trimmed
+from qdqbridge.core.ops.bodies import LETTERS, computed, folded, of_any_rank, trimmed
 from qdqbridge.core.ops.build import permuted_params
 from qdqbridge.core.ops.result_shapes import result_shape
 from qdqbridge.errors import GraphError
@@ -61,7 +61,8 @@ def product(
     """
     return Row(
         name=name, flow=Flow.ACCUMULATE, attributes=attributes, compute=computed(body),
-        contract=_contract(body), check=check, onnx=onnx, body=body, weight=weight, bias=bias,
+        contract=_contract(body), check=check, onnx=onnx, body=of_any_rank(body), weight=weight,
+        bias=bias,
         numerics=numerics,
     )  # fmt: skip
 

@@ -25,10 +25,11 @@ from qdqbridge.core.ops.attributes import (
     ReduceAttrs,
     ReshapeAttrs,
 )
+from qdqbridge.core.ops.bodies import folded
 from qdqbridge.core.ops.build import constant, dequantized, quantized, result
 from qdqbridge.core.ops.composition import CompositionAttrs
 from qdqbridge.core.ops.forms import OPERANDS, form_for
-from qdqbridge.core.ops.normalization import INSTANCE_NORMALIZATION
+from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION, groups_of
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.core.ops.unary import ELU, ERF
 from qdqbridge.core.rewrite.rule import Proposal, Replace, Rule, RuleContext, rule, stored_behind
@@ -137,29 +138,27 @@ def norm_written_out(node: Node, context: RuleContext) -> Proposal:
     shape = x.type.shape
     if shape is None:
         return None
-    rank = len(shape)
+    assert isinstance(attributes, NormAttrs | GroupNormAttrs | EpsilonAttrs)
+    rank, epsilon = len(shape), attributes.epsilon
     rest = [_dequantized_value(value) for value in node.inputs[1:] if value is not None]
-    real = _dequantized_value(x)
-    match attributes:
-        case NormAttrs(axis, epsilon):
-            axes = tuple(range(axis % rank, rank))
-            made = _normalize_along_axes(real, axes, epsilon, node, centred=node.op.name[0] == "L")
-        case GroupNormAttrs(groups, epsilon):
-            split = _reshape_to_groups(real, groups, node)
-            if split is None:
-                return None
-            made = _normalize_along_axes(split, (2,), epsilon, node)
-            made = _reshaped(made, shape, node)
-            rest = [_column(value, rank) for value in rest]
-        case EpsilonAttrs(epsilon) if node.op is INSTANCE_NORMALIZATION:
-            made = _normalize_along_axes(real, tuple(range(2, rank)), epsilon, node)
-            rest = [_column(value, rank) for value in rest]
-        case EpsilonAttrs(epsilon):
-            return _batch(node, real, rest, epsilon, rank)
-        case _:
-            return None
-    if any(value.constant is None for value in rest):
+    real: Value | None = _dequantized_value(x)
+    if node.op is BATCH_NORMALIZATION:
+        return _batch(node, real, rest, epsilon, rank)
+    groups = groups_of(node)
+    axes = tuple(range(groups.first, rank))
+    if groups.groups is not None:
+        real, axes = _reshape_to_groups(real, groups.groups, node), (2,)
+    if real is None or any(value.constant is None for value in rest):
         return None
+
+    def step(op: Operator, own: Attributes, values: list[Value]) -> Value:
+        return _apply(op.name, values, node, own)
+
+    made = folded(groups.steps(epsilon, "x", ReduceAttrs(axes)), [real], step, _float32_scalar)
+    if groups.groups is not None:
+        made = _reshaped(made, shape, node)
+    if groups.channels:
+        rest = [_column(value, rank) for value in rest]
     if rest:
         made = _apply("Mul", [made, rest[0]], node)
     if len(rest) > 1:
@@ -183,22 +182,6 @@ def _batch(node: Node, real: Value, rest: Sequence[Value], epsilon: float, rank:
             "Add", [made, _column(_unnamed_float_constant(shift.astype(np.float32)), rank)], node
         ),
     )
-
-
-def _normalize_along_axes(
-    x: Value, axes: tuple[int, ...], epsilon: float, node: Node, *, centred: bool = True
-) -> Value:
-    """Returns x normalized along axes."""
-    mean = ReduceAttrs(axes, keepdims=True)
-    shape = x.type.shape
-    assert shape is not None
-    small = tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
-    if centred:
-        x = _apply("Sub", [x, _apply("ReduceMean", [x], node, mean, small)], node)
-    square = _apply("Mul", [x, x], node)
-    variance = _apply("ReduceMean", [square], node, mean, small)
-    shifted = _apply("Add", [variance, _float32_scalar(epsilon)], node)
-    return _apply("Div", [x, _apply("Sqrt", [shifted], node)], node)
 
 
 def _reshape_to_groups(x: Value, groups: int, node: Node) -> Value | None:
@@ -288,6 +271,8 @@ def _apply(
     """Returns the result of an operator on floats, of the shape of its largest operand."""
     if shape is None:
         shape = max((v.type.shape or () for v in operands), key=len)
+    if isinstance(attributes, ReduceAttrs):
+        shape = tuple(1 if axis in attributes.axes else e for axis, e in enumerate(shape))
     return result(
         BY_NAME[name], attributes, operands, TensorType(DType.FLOAT32, shape), node.origin
     )

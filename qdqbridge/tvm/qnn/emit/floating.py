@@ -12,7 +12,7 @@ import numpy as np
 from qdqbridge.core.graph.attribute_codecs import call_attributes
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
-from qdqbridge.core.graph.operator import Attributes, Flow, Operator
+from qdqbridge.core.graph.operator import Attributes, Flow, Operator, Row
 from qdqbridge.core.graph.patterns import Pattern
 from qdqbridge.core.graph.quantization import QuantParams, per_tensor
 from qdqbridge.core.graph.types import TensorType
@@ -24,11 +24,12 @@ from qdqbridge.core.ops.attributes import (
     ConvAttrs,
     GeluAttrs,
     GemmAttrs,
+    NormAttrs,
     ReduceAttrs,
     ShapeAttrs,
     SoftmaxAttrs,
 )
-from qdqbridge.core.ops.bodies import folded, parts
+from qdqbridge.core.ops.bodies import body_of, folded, parts
 from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.dynamic import (
     DYNAMIC_BLOCK_DENSE,
@@ -40,6 +41,7 @@ from qdqbridge.core.ops.dynamic import (
 from qdqbridge.core.ops.elementwise import CONCAT, DIV, POW, WHERE
 from qdqbridge.core.ops.forms import OPERANDS, form_for
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL, broken_factors, factor
+from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION, RMS_NORMALIZATION
 from qdqbridge.core.ops.reduction import reduces
 from qdqbridge.core.ops.shape_operator import SHAPE
 from qdqbridge.core.ops.table import OPERATORS
@@ -48,7 +50,7 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.tvm.qnn.emit.data_movement import DATA_MOVEMENT
 from qdqbridge.tvm.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, unsupported
-from qdqbridge.tvm.qnn.emit.norms import FLOATING_NORMS
+from qdqbridge.tvm.qnn.emit.norms import FLOATING_NORMS, layer_norm
 from qdqbridge.tvm.qnn.emit.simulated import FLOATING_SIMULATED
 from qdqbridge.tvm.qnn.emit.table import at
 from qdqbridge.tvm.qnn.emit.windows import FLOATING_WINDOWS
@@ -319,24 +321,23 @@ def _chain(
     return emitter.function(_STEPS[pattern[0]])(*parts)
 
 
-def _body(row: Operator) -> Emit:
-    """An operator that TVM has not, by the operators that it stands for."""
+def by_steps(
+    emitter: FunctionEmitter, row: Operator, attributes: Attributes, args: list[Expr]
+) -> Expr:
+    """Emits an operator that TVM has not by those that it stands for; the last is the caller's."""
 
-    def emit(emitter: FunctionEmitter, node: Node, args: list[Expr]) -> Expr:
-        assert row.body is not None
+    def step(op: Operator, own: Attributes, values: list[Expr]) -> Expr:
+        return emitter.emit(_step(emitter, op, own, values))
 
-        def step(op: Operator, attributes: Attributes, values: list[Expr]) -> Expr:
-            return emitter.emit(_step(emitter, op, attributes, values))
+    def number(value: float) -> Expr:
+        return _like(emitter, args[0], value)
 
-        def number(value: float) -> Expr:
-            return _like(emitter, args[0], value)
-
-        body = row.body(node.attributes)
-        assert isinstance(body, tuple)
-        op, inner, attributes = parts(body)
-        return _step(emitter, op, attributes, [folded(part, args, step, number) for part in inner])
-
-    return emit
+    body = body_of(row, attributes, emitter.rank(args[0]), len(args))
+    assert isinstance(body, tuple)
+    op, inner, own = parts(body)
+    made: dict[Pattern, Expr] = {}
+    values = [folded(part, args, step, number, made) for part in inner]
+    return _step(emitter, op, own, values)
 
 
 def _step(
@@ -351,6 +352,20 @@ def _step(
     return FLOATING[op](emitter, node, values)
 
 
+def _norm_of_rows(row: Row[NormAttrs]) -> Emit:
+    """A norm over the last axes: the host's, or its steps, of gamma and beta that broadcast."""
+
+    def emit(emitter: FunctionEmitter, node: Node, args: list[Expr]) -> Expr:
+        whole = layer_norm(emitter, node.record(NormAttrs), args) if row.tvm else None
+        if whole is not None:
+            return whole
+        extents = emitter.extents(args[0])
+        fitting = [emitter.fitted(each, extents) for each in args[1:]]
+        return by_steps(emitter, row, node.attributes, [args[0], *fitting])
+
+    return emit
+
+
 def _elementwise(row: Operator) -> Emit:
     if row.tvm and row.arity == 1:
         return _emit_tvm_operator(row)
@@ -361,7 +376,7 @@ def _elementwise(row: Operator) -> Emit:
 def _of_row(row: Operator) -> Emit:
     """What follows from a row: by the record of its attributes, or from its one or two operands."""
     if row.body is not None and not row.tvm:
-        return _body(row)
+        return lambda emitter, node, args: by_steps(emitter, row, node.attributes, args)
     record = ReduceAttrs if reduces(row) else row.attributes
     return _elementwise(row) if row.arity else _FAMILIES.get(record) or _emit_tvm_operator(row)
 
@@ -379,6 +394,7 @@ FLOATING: Mapping[Operator, Emit] = {
     POW: _emit_broadcast(_power),
     WHERE: _emit_broadcast(_emit_builtin_call("where")),
     **FLOATING_NORMS,
+    **{row: _norm_of_rows(row) for row in (LAYER_NORMALIZATION, RMS_NORMALIZATION)},
     **FLOATING_SIMULATED,
     **dict(
         (

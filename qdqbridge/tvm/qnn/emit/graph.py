@@ -21,7 +21,7 @@ from qdqbridge.core.ops.attributes import (
     GemmAttrs,
     NormAttrs,
 )
-from qdqbridge.core.ops.bodies import LETTERS, folded, trimmed
+from qdqbridge.core.ops.bodies import LETTERS, body_of, folded, trimmed
 from qdqbridge.core.ops.elementwise import CONCAT
 from qdqbridge.core.ops.matmul import DENSE, MATMUL
 from qdqbridge.core.ops.normalization import (
@@ -182,7 +182,6 @@ def expanded(graph: Graph) -> Graph:
 
 def _decompose_node(node: Node) -> list[Node]:
     """Returns the steps of a node in the place of it; the node where a type is not known."""
-    assert node.op.body is not None
     shapes = tuple(
         None if v is None or v.constant is None else v.constant.shape for v in node.inputs
     )
@@ -205,7 +204,8 @@ def _decompose_node(node: Node) -> list[Node]:
         steps.append(Node(row, attributes, trimmed(values), [result], origin))
         return result
 
-    folded(node.op.body(node.attributes), [*node.inputs, *[None] * len(LETTERS)], step, no_number)
+    body = body_of(node.op, node.attributes, node.operand(0).rank, len(node.inputs))
+    folded(body, [*node.inputs, *[None] * len(LETTERS)], step, no_number)
     if not whole or not steps:
         return [node]
     unlink(node)

@@ -18,9 +18,7 @@ from qdqbridge.core.ops.normalization import (
     BATCH_NORMALIZATION,
     GROUP_NORMALIZATION,
     INSTANCE_NORMALIZATION,
-    LAYER_NORMALIZATION,
     OPERATORS,
-    RMS_NORMALIZATION,
 )
 from qdqbridge.tvm.qnn.emit.dtypes import storage
 from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter
@@ -118,10 +116,8 @@ def _norm_constant(value: Value) -> NDArray[Any] | None:
 # ---- on floats ------------------------------------------------------------------------------
 
 
-def _layer_norm(
-    emitter: FunctionEmitter, node: Node, attributes: NormAttrs, args: list[Expr]
-) -> Expr:
-    del node
+def layer_norm(emitter: FunctionEmitter, attributes: NormAttrs, args: list[Expr]) -> Expr | None:
+    """Emits the host's layer norm; None where it has none for gamma and beta that broadcast."""
     x, gamma = args[0], args[1]
     axes = list(range(attributes.axis, emitter.rank(x)))
     shape = [emitter.extents(x)[axis] for axis in axes]
@@ -129,33 +125,7 @@ def _layer_norm(
         beta = args[2] if len(args) > 2 else emitter.emit(emitter.op.zeros_like(gamma))
         if emitter.extents(beta) == shape:
             return emitter.op.nn.layer_norm(x, gamma, beta, axes, attributes.epsilon)
-    centred = emitter.emit(emitter.op.subtract(x, emitter.emit(emitter.op.mean(x, axes, True))))
-    return _scaled(emitter, centred, axes, attributes.epsilon, args)
-
-
-def _rms_norm(
-    emitter: FunctionEmitter, node: Node, attributes: NormAttrs, args: list[Expr]
-) -> Expr:
-    del node
-    axes = list(range(attributes.axis, emitter.rank(args[0])))
-    return _scaled(emitter, args[0], axes, attributes.epsilon, args)
-
-
-def _scaled(
-    emitter: FunctionEmitter, x: Expr, axes: list[int], epsilon: float, args: list[Expr]
-) -> Expr:
-    """Returns ``x / sqrt(mean(x * x) + epsilon) * gamma + beta``; gamma and beta broadcast."""
-    square = emitter.emit(emitter.op.multiply(x, x))
-    mean = emitter.emit(emitter.op.mean(square, axes, True))
-    shifted = emitter.emit(
-        emitter.op.add(mean, emitter.number(np.asarray(epsilon, emitter.dtype(x))))
-    )
-    normal = emitter.emit(emitter.op.divide(x, emitter.emit(emitter.op.sqrt(shifted))))
-    extents = emitter.extents(x)
-    result = emitter.op.multiply(normal, emitter.fitted(args[1], extents))
-    if len(args) < 3:
-        return result
-    return emitter.op.add(emitter.emit(result), emitter.fitted(args[2], extents))
+    return None
 
 
 def _instance_norm(
@@ -198,8 +168,6 @@ QUANTIZED_NORMS: Mapping[Operator, Callable[[FunctionEmitter, Node], Expr | None
 }
 FLOATING_NORMS = dict(
     (
-        at(LAYER_NORMALIZATION, _layer_norm),
-        at(RMS_NORMALIZATION, _rms_norm),
         at(INSTANCE_NORMALIZATION, _instance_norm),
         at(GROUP_NORMALIZATION, _group_norm),
         at(BATCH_NORMALIZATION, _batch_norm),

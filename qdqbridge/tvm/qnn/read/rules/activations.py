@@ -7,18 +7,17 @@ from dataclasses import replace
 
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Form, Operator
-from qdqbridge.core.graph.patterns import Pattern, PatternMatch, match_value_pattern, near, scalar
-from qdqbridge.core.ops.attributes import AlphaAttrs, ClipAttrs, NormAttrs, SoftmaxAttrs
-from qdqbridge.core.ops.bodies import in_order, matched
+from qdqbridge.core.graph.patterns import Pattern, near, scalar
+from qdqbridge.core.ops.attributes import AlphaAttrs, ClipAttrs, SoftmaxAttrs
+from qdqbridge.core.ops.bodies import body_of, in_order, matched
 from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.data_movement import EXPAND, RESHAPE
-from qdqbridge.core.ops.elementwise import ADD, DIV, MAX, MIN, MUL, PRELU, WHERE
+from qdqbridge.core.ops.elementwise import DIV, MAX, MIN, MUL, PRELU, WHERE
 from qdqbridge.core.ops.forms import outermost_forms, written
-from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION, RMS_NORMALIZATION
 from qdqbridge.core.ops.softmax import OPERATORS as SOFTMAXES
 from qdqbridge.core.ops.table import BY_NAME, OPERATORS
 from qdqbridge.core.ops.unary import ABS, CLIP, THRESHOLDED_RELU
-from qdqbridge.core.rewrite.rule import Replace, Rule, RuleContext, pattern_rule, rule
+from qdqbridge.core.rewrite.rule import Replace, Rule, RuleContext, rule
 from qdqbridge.tvm.qnn.read.rules.recorded import (
     UNREAD,
     candidates,
@@ -182,7 +181,8 @@ def recorded_body(node: Node, context: RuleContext) -> Replace | None:
         row, operands = BY_NAME.get(one.op), dict[str, Value]()
         if row is None or row.body is None or not isinstance(one.attributes, row.attributes):
             continue
-        if matched(node.output, row.body(one.attributes), operands):
+        body = body_of(row, one.attributes, node.output.rank, len(one.operands))
+        if matched(node.output, body, operands):
             return completed(node, row, in_order(operands), one.attributes)
     return None
 
@@ -229,43 +229,6 @@ RULES: tuple[Rule, ...] = (
 UNMISTAKABLE: tuple[Rule, ...] = (unmistakable_form,)
 
 
-# ---- Norms and softmaxes that a host is given as several calls
-
-_NORMS = (LAYER_NORMALIZATION, RMS_NORMALIZATION)
-_ROOT: Pattern = ("Sqrt", ("Add", ("ReduceMean", ("Mul", "x", "x")), "#epsilon"))
-
-
-@rule("norm-with-offset", ADD)
-def norm_with_offset(node: Node, context: RuleContext) -> Replace | None:
-    """``LayerNormalization(x, gamma) + beta -> LayerNormalization(x, gamma, beta)``."""
-    del context
-    inner = node.operand(0).producer
-    if inner is None or inner.op not in _NORMS or len(inner.inputs) != 2:
-        return None
-    given = stated(node, inner.op.name, NormAttrs)
-    return given and completed(node, inner.op, [*present(inner), node.operand(1)], given)
-
-
-@pattern_rule("norm-of-steps", ("Mul", ("Div", "x", _ROOT), "gamma"))
-def norm_of_steps(node: Node, match: PatternMatch, context: RuleContext) -> Replace | None:
-    """``x / Sqrt(ReduceMean(x * x) + epsilon) * gamma -> RMSNormalization(x, gamma)``.
-
-    Where x is ``y - ReduceMean(y)``, it may be a layer norm of y.
-    """
-    del context
-    for op in _NORMS:
-        given, x = stated(node, op.name, NormAttrs), match["x"]
-        if given is None or not near(match.numbers["epsilon"], given.epsilon):
-            continue
-        if op is LAYER_NORMALIZATION:
-            centred = PatternMatch()
-            if not match_value_pattern(x, ("Sub", "y", ("ReduceMean", "y")), centred):
-                continue
-            x = centred.values["y"]
-        return completed(node, op, [x, match["gamma"]], given)
-    return None
-
-
 @rule("softmax-of-flat", RESHAPE)
 def softmax_of_flat(node: Node, context: RuleContext) -> Replace | None:
     """``Reshape(Softmax(Reshape(x))) -> Softmax(x)``: over several axes."""
@@ -279,4 +242,4 @@ def softmax_of_flat(node: Node, context: RuleContext) -> Replace | None:
     return completed(node, inner.op, [flat.operand(0)], given)
 
 
-NORMS_RULES: tuple[Rule, ...] = (norm_with_offset, norm_of_steps, softmax_of_flat)
+NORMS_RULES: tuple[Rule, ...] = (softmax_of_flat,)

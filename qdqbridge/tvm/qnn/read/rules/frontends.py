@@ -23,6 +23,8 @@ from qdqbridge.core.ops.normalization import (
     GROUP_NORMALIZATION,
     INSTANCE_NORMALIZATION,
     LAYER_NORMALIZATION,
+    deviation,
+    mean_square,
 )
 from qdqbridge.core.ops.pooling import GLOBAL_AVERAGE_POOL
 from qdqbridge.core.ops.reduction import REDUCE_MEAN
@@ -34,9 +36,10 @@ from qdqbridge.tvm.qnn.read.rules.recorded import completed, provenance_of_node
 VARIANCE = "variance"
 """Form of a mean that one call of TVM's makes of differences from the mean."""
 
+_CENTRED: Pattern = ("Sub", "x", "mean")
 _INSTANCE: Pattern = (
     "Add",
-    ("Mul", ("Div", ("Sub", "x", "mean"), ("Sqrt", ("Add", "variance", "#epsilon"))), "gamma"),
+    ("Mul", ("Div", _CENTRED, deviation("variance")), "gamma"),
     "beta",
 )
 
@@ -68,8 +71,7 @@ def _is_variance(value: Value, x: Value, over: ReduceAttrs) -> bool:
     made, found = value.producer, PatternMatch({"x": x})
     if made is None or made.origin.variant != VARIANCE or made.attributes != over:
         return False
-    steps = ("ReduceMean", ("Mul", ("Sub", "x", "mean"), ("Sub", "x", "mean")))
-    return match_value_pattern(value, steps, found)
+    return match_value_pattern(value, mean_square(_CENTRED), found)
 
 
 @pattern_rule("batch-norm-of-frontend", _INSTANCE)
@@ -141,14 +143,8 @@ def _flat(value: Value, data: Constant) -> Value:
 
 # ---- Relay -------------------------------------------------------------------------------------
 
-_CENTRED: Pattern = ("Sub", "x", "mean")
-_SQUARES: Pattern = ("ReduceMean", ("Mul", _CENTRED, _CENTRED))
-_ROOT: Pattern = ("Sqrt", ("Add", _SQUARES, "#epsilon"))
-_LAYER_NORM: Pattern = (
-    "Add",
-    ("Mul", ("Mul", _CENTRED, ("Div", 1.0, _ROOT)), "gamma"),
-    "beta",
-)
+_INVERSE: Pattern = ("Div", 1.0, deviation(mean_square(_CENTRED)))
+_LAYER_NORM: Pattern = ("Add", ("Mul", ("Mul", _CENTRED, _INVERSE), "gamma"), "beta")
 
 _LOW: Pattern = ("Floor", "x")
 _REST: Pattern = ("Sub", "x", _LOW)

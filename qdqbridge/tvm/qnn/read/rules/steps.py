@@ -14,7 +14,7 @@ from qdqbridge.core.graph.graph import Node, Value, Whole
 from qdqbridge.core.graph.operator import Array, Attributes, Flow, Operator
 from qdqbridge.core.graph.patterns import Pattern
 from qdqbridge.core.graph.types import QuantType, ValueType
-from qdqbridge.core.ops.bodies import LETTERS, folded, parts, trimmed
+from qdqbridge.core.ops.bodies import LETTERS, body_of, folded, parts, trimmed
 from qdqbridge.core.ops.build import permuted_constant
 from qdqbridge.core.ops.data_movement import TRANSPOSE
 from qdqbridge.core.ops.matmul import DENSE, MATMUL
@@ -32,7 +32,8 @@ def operator_of_steps(node: Node, context: RuleContext) -> Replace | None:
     if whole is None or row is None or row.body is None or len(node.outputs) != 1:
         return None
     match = _BodyMatch(row, whole)
-    if not match.fits(node.output, row.body(whole.attributes)):
+    body = body_of(row, whole.attributes, node.output.rank, len(whole.shapes))
+    if not match.fits(node.output, body):
         return None
     result = Value(node.output.type, node.output.name)
     Node(row, whole.attributes, trimmed(match.operands), [result], replace(node.origin, whole=None))

@@ -11,10 +11,11 @@ from tvm import te
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node
-from qdqbridge.core.graph.operator import AnyAttributes, Row
+from qdqbridge.core.graph.operator import AnyAttributes, Attributes, Operator, Row
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.tvm.qnn.emit.emitter import Expr
+from qdqbridge.tvm.qnn.emit.floating import by_steps
 from qdqbridge.tvm.relax.emit.emitter import RelaxEmitter
 
 
@@ -68,6 +69,10 @@ class CompositionContext:
         if name == "reshape" and 0 in (target := tuple(args[1])):  # Relax's copies an extent there
             name, args = "zeros", (target, self.dtype(args[0]))
         return self.emitter.emit(self.emitter.function(name)(*args, **attributes))
+
+    def steps(self, row: Operator, attributes: Attributes, args: list[Expr]) -> Expr:
+        """Emits an operator of the table by those that it stands for."""
+        return self.emitter.emit(by_steps(self.emitter, row, attributes, args))
 
     def number(self, value: Any, like: Expr | str) -> Expr:
         """Returns a constant in the element type of an expression, or of that name."""

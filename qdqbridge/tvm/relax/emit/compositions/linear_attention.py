@@ -12,6 +12,8 @@ from typing import Any
 
 from tvm import relax
 
+from qdqbridge.core.ops.attributes import NormAttrs
+from qdqbridge.core.ops.normalization import RMS_NORMALIZATION
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.qnn.emit.emitter import Expr
@@ -51,10 +53,8 @@ def _gated_norm(context: CompositionContext) -> Sequence[Expr]:
         context.emitter.need_same(have, want)
     groups: list[Any] = [*shape[:-1], shape[-1] // size, size]
     x = context("reshape", x, groups)
-    square = context("mean", context("multiply", x, x), axis=-1, keepdims=True)
-    epsilon = context.number(context.onnx.float_("epsilon", 1e-5), _REAL)
-    normal = context("divide", x, context("sqrt", context("add", square, epsilon)))
-    normal = context("reshape", context("multiply", normal, scale), shape)
+    norm = NormAttrs(len(shape), context.onnx.float_("epsilon", 1e-5))
+    normal = context("reshape", context.steps(RMS_NORMALIZATION, norm, [x, scale]), shape)
     gate = context("reshape", gate, shape)
     bent = context("sigmoid", gate)
     if context.onnx.string("activation", "silu") != "sigmoid":

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import te
 
+from qdqbridge.core.ops.attributes import NormAttrs
+from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION
 from qdqbridge.core.ops.rotary_embedding import RotaryEmbeddingAttrs
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.arithmetic import stage, tirx
@@ -93,11 +95,8 @@ def _sum_of_rows(
 
 def _normed(context: CompositionContext, total: Expr, gamma: Expr, beta: Expr) -> list[Expr]:
     """Returns the norm of the sums, and how many ones the mask of each sequence has."""
-    centred = context("subtract", total, context("mean", total, axis=-1, keepdims=True))
-    variance = context("mean", context("multiply", centred, centred), axis=-1, keepdims=True)
-    epsilon = context.number(context.onnx.float_("epsilon", 1e-12), total)
-    normal = context("divide", centred, context("sqrt", context("add", variance, epsilon)))
-    scaled = context("add", context("multiply", normal, gamma), beta)
+    norm = NormAttrs(context.rank(total) - 1, context.onnx.float_("epsilon", 1e-12))
+    scaled = context.steps(LAYER_NORMALIZATION, norm, [total, gamma, beta])
     counted = context("zeros", (context.extents(context.arg(_IDS))[0],), "int32")
     if context.has(_MASK):
         mask = context.arg(_MASK)
