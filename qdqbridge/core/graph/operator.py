@@ -224,6 +224,8 @@ class OnnxOp:
         left_out: Those among ``operands`` that are left out where they are empty: all axes.
         later: Fields that ONNX has from a later opset on, and that opset; 0 for those that it never
             has. Before, they have their defaults.
+        newer: Values of fields that ONNX has from a later opset on, and that opset.
+        unsaid: Fields that are left out where they have their defaults.
         fixed: Attributes that no field holds, because a row has them with one value only: that
             value, and what to say of another.
         choices: What the strings among them may be.
@@ -234,10 +236,12 @@ class OnnxOp:
     name: str
     domain: str = ""
     since: int = 0
-    defaults: Mapping[str, float | str] = field(default_factory=dict[str, "float | str"])
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     operands: Mapping[str, int] = field(default_factory=dict[str, int])
     left_out: tuple[str, ...] = ()
     later: Mapping[str, int] = field(default_factory=dict[str, int])
+    newer: Mapping[str, Mapping[Any, int]] = field(default_factory=dict[str, Mapping[Any, int]])
+    unsaid: tuple[str, ...] = ()
     fixed: Mapping[str, tuple[int, str]] = field(default_factory=dict[str, "tuple[int, str]"])
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
     first: tuple[str, ...] = ()

@@ -13,17 +13,19 @@ from typing import Any
 import numpy as np
 
 from qdqbridge.core.graph.graph import Node
-from qdqbridge.core.graph.operator import Array, Flow, Operands, Row, Types
+from qdqbridge.core.graph.operator import Array, Flow, OnnxOp, Operands, Row, Types
 from qdqbridge.core.ops.attributes import ResizeAttrs
 from qdqbridge.core.ops.stored import moved, present
 
+OF_OPSET_11 = "tf_half_pixel_for_nn"
+"""Coordinates that no other opset has: ``(x + 0.5) / scale``."""
 COORDINATES = (
     "half_pixel",
     "half_pixel_symmetric",
     "pytorch_half_pixel",
     "asymmetric",
     "align_corners",
-    "tf_half_pixel_for_nn",
+    OF_OPSET_11,
     "tf_crop_and_resize",
 )
 NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "simple")
@@ -289,6 +291,20 @@ RESIZE = Row(
     contract=_contract,
     data=(0,),
     check=_check_resize,
+    onnx=(
+        OnnxOp(
+            name="Resize",
+            operands=dict.fromkeys(("roi", "scales", "sizes"), 10),
+            defaults={"roi": (), "scales": None, "sizes": None},
+            unsaid=("roi", "scales", "sizes"),
+            later={"antialias": 0},
+            choices={
+                "coordinate_transformation_mode": tuple(c for c in COORDINATES if c != OF_OPSET_11)
+            },
+            newer={"coordinate_transformation_mode": {"half_pixel_symmetric": 19}},
+        ),
+        OnnxOp(name="Upsample", read_only=True),
+    ),
     qnn="resize{rank}d",
     numerics="nearest: stored values move. linear: weights and the weighted sum of the 4 (8) "
     "corners in float32, innermost axis fastest, each weight multiplied innermost first. cubic: "

@@ -175,6 +175,15 @@ PAD = Row(
     contract=_pad_contract,
     data=(0,),
     check=_check_pad,
+    onnx=(
+        OnnxOp(
+            name="Pad",
+            operands={"pads": 11, "value": 11},
+            defaults={"value": 0.0},
+            newer={"mode": {"wrap": 19}},
+            unsaid=("value",),
+        ),
+    ),
     numerics="Moves stored values; a constant is quantize(value) of the result's type. Exact.",
 )
 

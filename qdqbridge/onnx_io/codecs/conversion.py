@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.ops.attributes import CastAttrs
-from qdqbridge.onnx_io.codecs.codec import (
-    OLDEST,
-    Codec,
-    Decoded,
-    Encoded,
-    Operands,
-    decoded,
-    encoded,
-    real_dtype,
-)
+from qdqbridge.onnx_io.codecs.codec import Decode, Decoded, decoded, real_dtype
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
-from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx
-
-_SINCE = {
-    DType.INT4: 21,
-    DType.UINT4: 21,
-    DType.INT2: 25,
-    DType.UINT2: 25,
-}
+from qdqbridge.onnx_io.tensors import dtype_of
 
 
 def _decode_cast(node: NodeView) -> Decoded:
@@ -42,16 +28,4 @@ def _read_like(node: NodeView) -> Decoded:
     return decoded("Cast", CastAttrs(to), node.operands[:1])
 
 
-def _write(attributes: CastAttrs, operands: Operands, opset: int) -> Encoded:
-    del opset
-    return encoded("Cast", operands, to=dtype_to_onnx(attributes.to))
-
-
-def _needs(attributes: CastAttrs) -> int:
-    return _SINCE.get(attributes.to, OLDEST)
-
-
-CODECS = (
-    Codec(onnx_name="Cast", row="Cast", read=_decode_cast, write=_write, needs=_needs),
-    Codec(onnx_name="CastLike", row="Cast", read=_read_like),
-)
+READ: Mapping[str, Decode] = {"Cast": _decode_cast, "CastLike": _read_like}

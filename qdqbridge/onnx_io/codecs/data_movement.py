@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -23,15 +22,10 @@ from qdqbridge.core.ops.attributes import (
     TransposeAttrs,
 )
 from qdqbridge.onnx_io.codecs.codec import (
-    OLDEST,
     Codec,
     Decode,
     Decoded,
-    Encoded,
-    Operands,
     decoded,
-    encoded,
-    int64,
     real_dtype,
 )
 from qdqbridge.onnx_io.codecs.view import Ints, NodeView, NoRow
@@ -127,24 +121,6 @@ def _all_axes(node: NodeView, pads: Ints, axes: Ints | None) -> Ints:
     for i, axis in enumerate(node.wrap_all(axes)):
         full[axis], full[axis + rank] = pads[i], pads[i + count]
     return tuple(full)
-
-
-def _write_pad(attributes: PadAttrs, operands: Operands, opset: int) -> Encoded:
-    del opset
-    value = None
-    given = attributes.value != 0 or math.copysign(1, attributes.value) < 0
-    if attributes.mode == "constant" and given:
-        value = np.array(attributes.value, real_dtype(operands[0]).numpy)
-    inputs = [operands[0], int64(attributes.pads), value]
-    return encoded("Pad", inputs, mode=attributes.mode)
-
-
-def _pad_needs(attributes: PadAttrs) -> int:
-    return 19 if attributes.mode == "wrap" else OLDEST
-
-
-READ: Mapping[str, Decode] = {"Slice": _read_slice, "Split": _read_split}
-CODECS = (Codec(onnx_name="Pad", row="Pad", read=_read_pad, write=_write_pad, needs=_pad_needs),)
 
 
 # ---- SequenceAt of SplitToSequence is a slice (PyTorch's exporter writes ``torch.split`` so)
@@ -280,26 +256,15 @@ def _read_shape(node: NodeView) -> Decoded:
     return decoded("Shape", ShapeAttrs(node.int_("start", 0), end), node.operands)
 
 
-def _write_shape(attributes: ShapeAttrs, operands: Operands, opset: int) -> Encoded:
-    del opset
-    given = {"start": attributes.start or None, "end": attributes.end}
-    return encoded("Shape", operands, **{k: v for k, v in given.items() if v is not None})
-
-
-SHAPE_READ: Mapping[str, Decode] = {
+READ: Mapping[str, Decode] = {
     "Expand": _read_expand,
     "Flatten": _read_flatten,
+    "Pad": _read_pad,
     "Reshape": _read_reshape,
+    "Shape": _read_shape,
+    "Slice": _read_slice,
+    "Split": _read_split,
     "Squeeze": _read_squeeze,
     "Transpose": _read_transpose,
     "Unsqueeze": _read_unsqueeze,
 }
-SHAPE_CODECS = (
-    Codec(
-        onnx_name="Shape",
-        row="Shape",
-        read=_read_shape,
-        write=_write_shape,
-        needs=lambda attributes: OLDEST if attributes == ShapeAttrs() else 15,
-    ),
-)

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.attribute_codecs import AttributeCodec, Holds, Ints, attribute_codecs_of
+from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow, OnnxOp, Operator
 from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.onnx_io.codecs import convolution, data_movement
+from qdqbridge.onnx_io.codecs import conversion, convolution, data_movement, resize
 from qdqbridge.onnx_io.codecs.codec import (
     OLDEST,
     Codec,
@@ -29,14 +31,17 @@ from qdqbridge.onnx_io.codecs.codec import (
     decoded,
     encoded,
     int64,
+    real_dtype,
 )
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
 from qdqbridge.onnx_io.codecs.windows import kernel_of, window_of
+from qdqbridge.onnx_io.tensors import dtype_to_onnx
 
 READ: Mapping[str, Decode] = {
+    **conversion.READ,
     **convolution.READ,
     **data_movement.READ,
-    **data_movement.SHAPE_READ,
+    **resize.READ,
 }
 """What reads operators whose nodes do not say the fields of their records."""
 
@@ -169,14 +174,13 @@ _OLDER: Mapping[str, Callable[[NodeView], Mapping[str, Any]]] = {
 
 def _needed_opset(written: OnnxOp, attributes: Attributes) -> int:
     """Returns the opset that has every field whose value is not the one that older ones imply."""
-    return max(
-        (
-            opset
-            for name, opset in written.later.items()
-            if opset and not _is_default(getattr(attributes, name), written.defaults[name])
-        ),
-        default=OLDEST,
+    fields = (
+        opset
+        for name, opset in written.later.items()
+        if opset and not _is_default(getattr(attributes, name), written.defaults[name])
     )
+    values = (since.get(getattr(attributes, name), OLDEST) for name, since in written.newer.items())
+    return max((*fields, *values, OLDEST))
 
 
 def _is_default(value: Any, default: Any) -> bool:
@@ -185,7 +189,7 @@ def _is_default(value: Any, default: Any) -> bool:
 
 def _writer(row: Operator, written: OnnxOp) -> Encode:
     shown = attribute_codecs_of(row.attributes)
-    names = dict.fromkeys((*written.first, *shown))
+    names = dict.fromkeys((*written.first, *written.operands, *shown))
 
     def write(attributes: Attributes, operands: Operands, opset: int) -> Encoded:
         given: dict[str, Any] = {}
@@ -194,12 +198,13 @@ def _writer(row: Operator, written: OnnxOp) -> Encode:
         ]
         for name in names:
             codec, value = shown[name], getattr(attributes, name)
-            if name in written.left_out and not value:
-                continue
-            if opset >= written.operands.get(name, opset + 1):
-                inputs.append(operands[1] if value is None else int64(value))
+            as_operand = opset >= written.operands.get(name, opset + 1)
+            if _is_unsaid(written, name, value):
+                inputs += [None] if as_operand else []
+            elif as_operand:
+                inputs.append(_as_onnx_operand(value, operands))
             elif opset >= (written.later.get(name, OLDEST) or opset + 1):
-                given[codec.onnx] = _as_onnx_attribute(written, codec, value)
+                given[codec.onnx] = _as_onnx_attribute(written, name, codec, value)
         if "strides" in shown and "kernel_shape" not in shown:
             given |= _kernel_of_weight(operands)
         return encoded(written.name, inputs, **given)
@@ -207,7 +212,32 @@ def _writer(row: Operator, written: OnnxOp) -> Encode:
     return write
 
 
-def _as_onnx_attribute(written: OnnxOp, codec: AttributeCodec, value: Any) -> Any:
+def _is_unsaid(written: OnnxOp, name: str, value: Any) -> bool:
+    if name in written.unsaid:  # -0.0 is another number than 0.0
+        return _is_default(value, written.defaults[name]) and str(value) != "-0.0"
+    return name in written.left_out and not value
+
+
+def _as_onnx_operand(value: Any, operands: Operands) -> Value | NDArray[Any] | None:
+    """Returns a field as an operand; one that is None is an operand that only the run knows."""
+    if value is None:
+        return operands[1]
+    if isinstance(value, float):
+        return np.array(value, real_dtype(operands[0]).numpy)
+    floats = any(isinstance(entry, float) for entry in value)
+    return np.array(value, np.float32) if floats else int64(value)
+
+
+def _as_onnx_attribute(written: OnnxOp, name: str, codec: AttributeCodec, value: Any) -> Any:
+    choices = written.choices.get(name)
+    if choices is not None and value not in choices:
+        raise UnsupportedTargetError(
+            f"{written.name} with {codec.onnx} '{value}' cannot be written",
+            why=f"ONNX has {', '.join(choices)}",
+            fix="use one of these in the original model",
+        )
+    if isinstance(value, DType):
+        return dtype_to_onnx(value)
     if not isinstance(value, tuple):
         return int(value) if isinstance(value, bool) else value
     entries: Sequence[Any] = value  # pyright: ignore[reportUnknownVariableType]

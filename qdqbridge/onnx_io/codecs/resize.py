@@ -3,35 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from qdqbridge.core.ops.attributes import ResizeAttrs
-from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.onnx_io.codecs.codec import (
-    OLDEST,
-    Codec,
-    Decoded,
-    Encoded,
-    Operands,
-    decoded,
-    encoded,
-    int64,
-)
+from qdqbridge.core.ops.resize import COORDINATES, OF_OPSET_11
+from qdqbridge.onnx_io.codecs.codec import Decode, Decoded, decoded
 from qdqbridge.onnx_io.codecs.view import Ints, NodeView, NoRow
 
-_TF_NEAREST = "tf_half_pixel_for_nn"
-"""A mode of opset 11 only: ``(x + 0.5) / scale``."""
-_COORDINATES = (
-    "half_pixel",
-    "half_pixel_symmetric",
-    "pytorch_half_pixel",
-    "align_corners",
-    "asymmetric",
-    "tf_crop_and_resize",
-    _TF_NEAREST,
-)
 _NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 Scales = tuple[float, ...]
 
@@ -65,7 +45,7 @@ def _decode_resize(node: NodeView) -> Decoded:
     nearest = node.string("nearest_mode", "round_prefer_floor")
     if mode not in ("nearest", "linear", "cubic") or nearest not in _NEAREST:
         raise node.fault(f"Resize has mode '{mode}' and nearest_mode '{nearest}'")
-    if coordinates not in _COORDINATES:
+    if coordinates not in COORDINATES:
         raise NoRow(f"coordinate_transformation_mode is '{coordinates}'")
     if mode != "nearest" and node.flag("antialias"):
         raise NoRow("it smooths before it shrinks (antialias)")
@@ -73,7 +53,7 @@ def _decode_resize(node: NodeView) -> Decoded:
     axes = None if axes is None else node.wrap_all(axes)
     scales, sizes = _full_resize_extents(node, axes)
     exact = mode == "nearest" and nearest == "floor" and _powers_of_two(node, scales, sizes)
-    if coordinates == _TF_NEAREST and exact:
+    if coordinates == OF_OPSET_11 and exact:
         coordinates, nearest = "half_pixel", "round_prefer_ceil"  # the same, without rounding
     crop = coordinates == "tf_crop_and_resize"
     attributes = ResizeAttrs(
@@ -179,38 +159,4 @@ def _roi(node: NodeView, axes: Ints | None) -> tuple[float, ...]:
     return tuple(full)
 
 
-def _write(attributes: ResizeAttrs, operands: Operands, opset: int) -> Encoded:
-    del opset
-    if attributes.coordinate_transformation_mode == _TF_NEAREST:
-        raise UnsupportedTargetError(
-            f"Resize with {_TF_NEAREST} cannot be written",
-            why="ONNX has this mode in opset 11 only",
-            fix="use half_pixel with nearest_mode round_prefer_ceil in the original model",
-        )
-    antialias = {"antialias": 1} if attributes.antialias else {}
-    roi = np.array(attributes.roi, np.float32) if attributes.roi else None
-    scales = None if attributes.sizes is not None else np.array(attributes.scales, np.float32)
-    sizes = None if attributes.sizes is None else int64(attributes.sizes)
-    return encoded(
-        "Resize",
-        [operands[0], roi, scales, sizes],
-        mode=attributes.mode,
-        coordinate_transformation_mode=attributes.coordinate_transformation_mode,
-        nearest_mode=attributes.nearest_mode,
-        cubic_coeff_a=attributes.cubic_coeff_a,
-        exclude_outside=int(attributes.exclude_outside),
-        extrapolation_value=attributes.extrapolation_value,
-        **antialias,
-    )
-
-
-def _needs(attributes: ResizeAttrs) -> int:
-    if attributes.coordinate_transformation_mode == "half_pixel_symmetric":
-        return 19
-    return 18 if attributes.antialias else OLDEST
-
-
-CODECS = (
-    Codec(onnx_name="Resize", row="Resize", read=_decode_resize, write=_write, needs=_needs),
-    Codec(onnx_name="Upsample", row="Resize", read=_read_old),
-)
+READ: Mapping[str, Decode] = {"Resize": _decode_resize, "Upsample": _read_old}

@@ -8,12 +8,10 @@ from qdqbridge.core.graph.operator import Attributes
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.codecs import (
     attention,
-    conversion,
     data_movement,
     derived,
     elementwise,
     linear,
-    resize,
     schema,
 )
 from qdqbridge.onnx_io.codecs.codec import OLDEST, Codec, Decoded, Encoded, Operands
@@ -24,10 +22,6 @@ log = logging.getLogger(__name__)
 CODECS: tuple[Codec, ...] = (
     *derived.CODECS,
     *elementwise.CODECS,
-    *resize.CODECS,
-    *data_movement.SHAPE_CODECS,
-    *data_movement.CODECS,
-    *conversion.CODECS,
     *data_movement.SEQUENCE_CODECS,
     *linear.CODECS,
     *attention.CODECS,
