@@ -38,13 +38,13 @@ from types import MappingProxyType
 from qdqbridge.tvm.qnn.read.call import Call, Entry, Result, UnroundedProduct
 from qdqbridge.tvm.qnn.read.floating import FLOATING
 from qdqbridge.tvm.qnn.read.gather_concat import GATHER_CONCAT
-from qdqbridge.tvm.qnn.read.max_and_clip import MAX_AND_CLIP
 from qdqbridge.tvm.qnn.read.reading import Reading, Row
 from qdqbridge.tvm.qnn.read.reshape import RESHAPE
 from qdqbridge.tvm.qnn.read.rounded import QNN
+from qdqbridge.tvm.qnn.read.windows import WINDOWS
 
 ROWS: Mapping[str, Row] = MappingProxyType(
-    {**QNN, **RESHAPE, **GATHER_CONCAT, **MAX_AND_CLIP, **FLOATING}
+    {**QNN, **RESHAPE, **GATHER_CONCAT, **WINDOWS, **FLOATING}
 )
 """What every operator that emission writes becomes, by Relay's name."""
 

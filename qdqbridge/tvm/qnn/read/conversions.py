@@ -15,11 +15,13 @@ from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType
 from qdqbridge.core.ops.attributes import ClipAttrs
 from qdqbridge.core.ops.composition import COMPOSITION, CompositionAttrs, table
-from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
+from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET, REQUANTIZE
 from qdqbridge.tvm.qnn.origin import element, function_of, may_be_operand, provenance_of
 from qdqbridge.tvm.qnn.read import accumulate, parameters
 from qdqbridge.tvm.qnn.read.blocks import divided, quantized, quantized_small_floats
 from qdqbridge.tvm.qnn.read.call import Call, UnroundedProduct
+from qdqbridge.tvm.qnn.read.data_movement import hinted, type_like
+from qdqbridge.tvm.qnn.read.parameters import changed, holds
 from qdqbridge.tvm.qnn.read.reading import Reading, tensor
 from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node
 from qdqbridge.tvm.qnn.signatures import DEQUANTIZE as DEQUANTIZE_CALL
@@ -192,3 +194,42 @@ def lookup(reading: Reading, call: Call) -> Value:
     constants = [reading.constant(scalar) for scalar in scalars]
     type_ = QuantType(result, call.result.shape)
     return reading.node(COMPOSITION, provenance.attributes, [data, *constants], type_, call)
+
+
+# ---- clips of stored integers: a narrower range
+
+
+def clip(reading: Reading, call: Call) -> Value:
+    """``clip(x, a_min, a_max)`` of floats, and of stored integers: a narrower range."""
+    data = reading.value(call.args[0])
+    low, high = float(call.attrs["a_min"]), float(call.attrs["a_max"])
+    if data.type.dtype.is_float:
+        attributes = ClipAttrs(low, high)
+        return reading.node("Clip", attributes, [data], type_like(data, call), call)
+    if data.quant is None:
+        return _clip_of_integers(reading, call, low, high)
+    params = data.quant.params
+    qmin, qmax = max(int(low), params.qmin), min(int(high), params.qmax)
+    storage = _stated_storage(call, data, qmin, qmax)
+    if storage is not None and (params.per_tensor or (qmin, qmax) == (storage.qmin, storage.qmax)):
+        type_ = QuantType(changed(params, storage, qmin, qmax), data.type.shape)
+        return reading.retyped(data, type_, call)
+    if not params.per_tensor:
+        return _clip_of_integers(reading, call, low, high)
+    return reading.narrowed(data, params.with_range(qmin, qmax), call)
+
+
+def _clip_of_integers(reading: Reading, call: Call, low: float, high: float) -> Value:
+    plain = reading.plain(call.args[0])
+    value = reading.node("Clip", ClipAttrs(low, high), [plain], type_like(plain, call), call)
+    return hinted(reading, call, value)
+
+
+def _stated_storage(call: Call, data: Value, qmin: int, qmax: int) -> DType | None:
+    """Returns the sub-byte type that a clamped result has where its span says so."""
+    records = () if call.provenance is None else call.provenance.results
+    if not records or not records[0] or data.producer is None:
+        return None
+    storage = element(records[0])[0]
+    fits = holds(data.type.dtype, storage) and storage.qmin <= qmin and qmax <= storage.qmax
+    return storage if fits and data.producer.op is not REINTERPRET else None

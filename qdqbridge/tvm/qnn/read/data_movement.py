@@ -13,11 +13,16 @@ from qdqbridge.tvm.qnn.read.reading import Reading
 
 def moved(reading: Reading, call: Call, name: str, attributes: Attributes, *more: Entry) -> Value:
     """Adds data movement of argument 0; its result has the operand's quantization."""
-    data = _narrow(call, per_tensor(reading, call.args[0]))
+    data = moved_operand(reading, call)
     operands = [data, *(reading.plain(entry) for entry in more)]
     return hinted(
         reading, call, reading.node(name, attributes, operands, type_like(data, call), call)
     )
+
+
+def moved_operand(reading: Reading, call: Call) -> Value:
+    """Returns argument 0 as an operator has it that moves or picks values."""
+    return _narrow(call, per_tensor(reading, call.args[0]))
 
 
 def _narrow(call: Call, value: Value) -> Value:

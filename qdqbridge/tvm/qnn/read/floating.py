@@ -25,10 +25,9 @@ from qdqbridge.core.ops.unary import LEAKY_RELU
 from qdqbridge.tvm.qnn.read import accumulate
 from qdqbridge.tvm.qnn.read.blocks import dequantized
 from qdqbridge.tvm.qnn.read.call import Call, Entry, UnroundedProduct
+from qdqbridge.tvm.qnn.read.conversions import clip
 from qdqbridge.tvm.qnn.read.layout import channels_first, laid_out, weight_first
-from qdqbridge.tvm.qnn.read.max_and_clip import pool_attributes
 from qdqbridge.tvm.qnn.read.reading import Reading, Row, tensor
-from qdqbridge.tvm.qnn.read.rounded import reduced, reductions
 from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node
 
 
@@ -151,29 +150,6 @@ def _in_layout(
     )  # fmt: skip
 
 
-def average_pool(rank: int) -> Row:
-    """Returns the row of ``nn.avg_pool<rank>d``."""
-
-    def read(reading: Reading, call: Call) -> Value:
-        data = reading.plain(call.args[0])
-        data, back = channels_first(reading, data, str(call.get("layout") or ""), rank)
-        attributes = pool_attributes(call, rank, data)
-        return _in_layout(reading, call, "AveragePool", attributes, [data], back)
-
-    return read
-
-
-def reduction(row: Operator, everywhere: Operator | None) -> Row:
-    """Returns the row of ``mean``, ``sum`` and their like."""
-
-    def read(reading: Reading, call: Call) -> Value:
-        data = reading.plain(call.args[0])
-        chosen, attributes = reduced(call, data, row, everywhere)
-        return made(reading, call, chosen.name, attributes, [data])
-
-    return read
-
-
 def of_row(row: Operator) -> Row:
     """Returns the row of an operator that TVM has too: its operands, and its attributes."""
 
@@ -279,17 +255,12 @@ def filled(number: float) -> Row:
     return read
 
 
-def _averages(row: Operator) -> str:
-    return "" if row.flow is Flow.MOVE else row.tvm
-
-
 def _gelu(approximate: str) -> Row:
     return plain("Gelu", GeluAttrs(approximate))
 
 
 FLOATING: dict[str, Row] = {
     **{row.tvm: plain(row.name) for row in OPERATORS if row.tvm and row.arity and not row.fields},
-    **{name: reduction(row, whole) for name, row, whole in reductions(_averages)},
     **{row.tvm: of_row(row) for row in OPERATORS if row.tvm and row.flow is Flow.ROUND},
     "divide": plain("Div"),
     "power": power,
@@ -298,6 +269,7 @@ FLOATING: dict[str, Row] = {
     "add": add,
     "nn.bias_add": bias_add,
     "cast": cast,
+    "clip": clip,
     "nn.leaky_relu": of_row(LEAKY_RELU),
     "nn.gelu": _gelu("none"),
     "nn.gelu_tanh": _gelu("tanh"),
@@ -307,7 +279,6 @@ FLOATING: dict[str, Row] = {
     "tensor_to_shape": same,
     "zeros_like": filled(0.0),
     "ones_like": filled(1.0),
-    **{f"nn.avg_pool{rank}d": average_pool(rank) for rank in (1, 2, 3)},
     **{
         f"nn.conv{rank}d{suffix}": convolution(rank, transpose=bool(suffix))
         for rank in (1, 2, 3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from qdqbridge.core.graph.attribute_codecs import read_attributes
@@ -12,14 +11,10 @@ from qdqbridge.core.graph.types import QuantType
 from qdqbridge.core.ops.attributes import (
     AxisAttrs,
     EpsilonAttrs,
-    PoolAttrs,
-    ReduceAttrs,
     SoftmaxAttrs,
 )
-from qdqbridge.core.ops.build import Perm
 from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION
 from qdqbridge.core.ops.normalization import OPERATORS as NORMS
-from qdqbridge.core.ops.pooling import GLOBAL_POOLS
 from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.tvm.qnn.origin import is_swapped
 from qdqbridge.tvm.qnn.read import accumulate, parameters
@@ -33,7 +28,6 @@ from qdqbridge.tvm.qnn.read.conversions import (
     requantize,
     unpack,
 )
-from qdqbridge.tvm.qnn.read.layout import channels_first, laid_out
 from qdqbridge.tvm.qnn.read.reading import Reading, Row, flat
 from qdqbridge.tvm.qnn.read.resize import RESIZE
 from qdqbridge.tvm.qnn.signatures import BATCH_NORM, CHOICE, NORM, ONE, TWO, Signature
@@ -48,18 +42,6 @@ def unary(row: Operator) -> Row:
         (data,) = parameters.operands(reading, call, ONE)
         given = read_attributes(row.attributes, call.attrs, data.rank or 0)
         return _quantized_result_node(reading, call, row.name, row.attributes(**given), [data], ONE)
-
-    return read
-
-
-def windowed(row: Operator, rank: int) -> Row:
-    """Returns the row of ``qnn.<op><rank>d(x, sx, zx, sy, zy)`` over windows of some layout."""
-
-    def read(reading: Reading, call: Call) -> Value:
-        (data,) = parameters.operands(reading, call, ONE)
-        data, back = channels_first(reading, data, str(call.get("layout") or ""), rank)
-        given = read_attributes(row.attributes, call.attrs, rank + 2, rank)
-        return _in_layout(reading, call, row.name, row.attributes(**given), data, back)
 
     return read
 
@@ -123,53 +105,6 @@ def concatenate(reading: Reading, call: Call) -> Value:
 # ---- averages, softmax, norms ------------------------------------------------------------------
 
 
-def _in_layout(
-    reading: Reading, call: Call, name: str, attributes: Attributes, data: Value, back: Perm | None
-) -> Value:
-    type_ = QuantType(parameters.result(reading, call, ONE), call.result.shape)
-    return laid_out(
-        reading, type_, back, lambda inner: reading.node(name, attributes, [data], inner, call)
-    )
-
-
-def reduction(row: Operator, everywhere: Operator | None) -> Row:
-    """Returns the row of ``qnn.mean`` and ``qnn.sum``; ``everywhere`` is its global pool."""
-
-    def read(reading: Reading, call: Call) -> Value:
-        (data,) = parameters.operands(reading, call, ONE)
-        chosen, attributes = reduced(call, data, row, everywhere)
-        return _quantized_result_node(reading, call, chosen.name, attributes, [data], ONE)
-
-    return read
-
-
-def reduced(
-    call: Call, data: Value, row: Operator, everywhere: Operator | None
-) -> tuple[Operator, Attributes]:
-    """Returns operator and attributes of a reduction, or of the global pool that it is."""
-    rank, attributes = data.rank or 0, reduced_axes(call, data)
-    said = everywhere is not None and (
-        call.provenance is None or call.provenance.op == everywhere.name
-    )
-    spatial = rank > 2 and attributes.axes == tuple(range(2, rank))
-    if everywhere is not None and said and spatial and attributes.keepdims:
-        return everywhere, NO_ATTRIBUTES
-    return row, attributes
-
-
-def reduced_axes(call: Call, data: Value) -> ReduceAttrs:
-    """Returns what a reduction reduces; every axis where it names none."""
-    shown = {"axis": None, "keepdims": False, **call.attrs}
-    return ReduceAttrs(**read_attributes(ReduceAttrs, shown, data.rank or 0))
-
-
-def reductions(host_name: Callable[[Operator], str]) -> list[tuple[str, Operator, Operator | None]]:
-    """Returns the reductions that a host has, by its name, each with its global pool."""
-    everywhere = {host_name(row): row for row in GLOBAL_POOLS}
-    rows = [row for row in OPERATORS if row.attributes is ReduceAttrs and host_name(row)]
-    return [(host_name(row), row, everywhere.get(host_name(row))) for row in rows]
-
-
 def norm(row: Operator) -> Row:
     """Returns the row of ``qnn.<norm>(x, gamma, beta, sx, zx, sg, zg, sb, zb, sy, zy)``."""
 
@@ -222,20 +157,11 @@ QNN: dict[str, Row] = {
     "qnn.dynamic_block_dense": accumulate.dynamic_block_dense,
     **{f"qnn.dynamic_conv{rank}d": accumulate.dynamic_convolution(rank) for rank in (1, 2, 3)},
     **{
-        f"qnn.{name}": reduction(row, whole) for name, row, whole in reductions(lambda row: row.qnn)
-    },
-    **{
         f"qnn.{row.qnn}": unary(row)
         for row in OPERATORS
         if row.qnn and (row.arity == 1 or row.attributes is SoftmaxAttrs)
     },
     **{f"qnn.{row.qnn}": binary(row.name) for row in OPERATORS if row.qnn and row.arity == 2},
-    **{
-        f"qnn.{row.qnn.format(rank=rank)}": windowed(row, rank)
-        for row in OPERATORS
-        if row.qnn and row.attributes is PoolAttrs
-        for rank in (1, 2, 3)
-    },
     **RESIZE,
     **{
         f"qnn.conv{rank}d{suffix}": accumulate.convolution(rank, transpose=bool(suffix))

@@ -25,8 +25,8 @@ from qdqbridge.tvm.qnn.read import Call, Entry, Reading, Row
 from qdqbridge.tvm.qnn.read.constants import constant_of
 from qdqbridge.tvm.qnn.read.floating import made, of_row, plain
 from qdqbridge.tvm.qnn.read.reading import tensor
-from qdqbridge.tvm.qnn.read.rounded import reduced_axes
 from qdqbridge.tvm.qnn.read.rules.frontends import VARIANCE
+from qdqbridge.tvm.qnn.read.windows import reduced_axes
 from qdqbridge.tvm.relax.read.standard import standard
 
 # ---- ``nn.attention``: products, a scale, a softmax, as ONNX writes it ---------------------------

@@ -22,7 +22,7 @@ from qdqbridge.core.ops.attributes import (
 from qdqbridge.tvm.qnn.read import Call, Entry, Reading, Row
 from qdqbridge.tvm.qnn.read.data_movement import moved, per_tensor
 from qdqbridge.tvm.qnn.read.reading import flat, tensor
-from qdqbridge.tvm.qnn.read.rounded import reduced_axes
+from qdqbridge.tvm.qnn.read.windows import reduced_axes
 from qdqbridge.tvm.relax.read.standard import standard
 
 _END = (1 << 63) - 1
