@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -255,6 +256,22 @@ def _contract(
     attributes: ResizeAttrs, operands: Operands, types: Types, results: Types
 ) -> tuple[Array, ...] | None:
     return _move(attributes, operands, types, results) if moves(attributes) else None
+
+
+def with_defaults(attributes: ResizeAttrs) -> ResizeAttrs:
+    """Returns the attributes with the defaults of those that the mode does not look at."""
+    mode, crop = (
+        attributes.mode,
+        attributes.coordinate_transformation_mode == "tf_crop_and_resize",
+    )
+    return replace(
+        attributes,
+        nearest_mode=attributes.nearest_mode if mode == "nearest" else "round_prefer_floor",
+        cubic_coeff_a=attributes.cubic_coeff_a if mode == "cubic" else -0.75,
+        exclude_outside=attributes.exclude_outside and mode != "nearest",
+        extrapolation_value=attributes.extrapolation_value if crop else 0.0,
+        roi=attributes.roi if crop else (),
+    )
 
 
 def _check_resize(node: Node, attributes: ResizeAttrs) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from qdqbridge.core.ops.attributes import ResizeAttrs
-from qdqbridge.core.ops.resize import COORDINATES, OF_OPSET_11
+from qdqbridge.core.ops.resize import COORDINATES, OF_OPSET_11, with_defaults
 from qdqbridge.onnx_io.codecs.codec import Decode, Decoded, decoded
 from qdqbridge.onnx_io.codecs.view import Ints, NodeView, NoRow
 
@@ -55,19 +55,18 @@ def _decode_resize(node: NodeView) -> Decoded:
     exact = mode == "nearest" and nearest == "floor" and _powers_of_two(node, scales, sizes)
     if coordinates == OF_OPSET_11 and exact:
         coordinates, nearest = "half_pixel", "round_prefer_ceil"  # the same, without rounding
-    crop = coordinates == "tf_crop_and_resize"
     attributes = ResizeAttrs(
         mode,
         coordinates,
-        nearest if mode == "nearest" else "round_prefer_floor",
+        nearest,
         scales,
         sizes,
-        cubic_coeff_a=node.float_("cubic_coeff_a", -0.75) if mode == "cubic" else -0.75,
-        exclude_outside=mode != "nearest" and node.flag("exclude_outside"),
-        extrapolation_value=node.float_("extrapolation_value", 0.0) if crop else 0.0,
-        roi=_roi(node, axes) if crop else (),
+        cubic_coeff_a=node.float_("cubic_coeff_a", -0.75),
+        exclude_outside=node.flag("exclude_outside"),
+        extrapolation_value=node.float_("extrapolation_value", 0.0),
+        roi=_roi(node, axes) if coordinates == "tf_crop_and_resize" else (),
     )
-    return decoded("Resize", attributes, node.operands[:1])
+    return decoded("Resize", with_defaults(attributes), node.operands[:1])
 
 
 def _scales(node: NodeView, index: int) -> Scales | None:

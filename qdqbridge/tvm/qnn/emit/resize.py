@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.core.graph.attribute_codecs import call_attributes
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.types import Shape
 from qdqbridge.core.ops.attributes import ResizeAttrs
 from qdqbridge.core.ops.resize import RESIZE, moves, sizes
 from qdqbridge.tvm.qnn.emit.dtypes import storage
 from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, unsupported
-
-_METHODS = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "cubic"}
 
 
 def emit_resize(emitter: FunctionEmitter, node: Node) -> Expr:
@@ -76,22 +75,13 @@ def _sizes(node: Node, attributes: ResizeAttrs, axes: Sequence[int]) -> list[int
 
 
 def _emit_resize_attrs(node: Node, attributes: ResizeAttrs, axes: list[int]) -> dict[str, Any]:
-    rank = node.operand(0).rank or 0
-    axes = axes or list(range(rank))
-    attrs: dict[str, Any] = {
-        "size": _sizes(node, attributes, axes),
-        "scales": [attributes.scales[axis] for axis in axes] if attributes.scales else [],
-        "method": _METHODS[attributes.mode],
-        "coordinate_transformation_mode": attributes.coordinate_transformation_mode,
-        "rounding_method": attributes.nearest_mode,
-        "cubic_alpha": attributes.cubic_coeff_a,
-        "cubic_exclude": attributes.exclude_outside,
-        "extrapolation_value": attributes.extrapolation_value,
-    }
-    if attributes.roi:
-        half = len(attributes.roi) // 2
-        attrs["roi"] = [attributes.roi[start + axis] for start in (0, half) for axis in axes]
-    return attrs
+    axes = axes or list(range(node.operand(0).rank or 0))
+    attrs = call_attributes(attributes) | {"size": _sizes(node, attributes, axes)}
+    attrs["scales"] = [attributes.scales[axis] for axis in axes] if attributes.scales else []
+    half = len(attributes.roi) // 2
+    attrs["roi"] = [attributes.roi[start + axis] for start in (0, half) for axis in axes if half]
+    unsaid = {"sizes", "antialias"} if half else {"sizes", "antialias", "roi"}
+    return {name: value for name, value in attrs.items() if name not in unsaid}
 
 
 def _floating(emitter: FunctionEmitter, node: Node, attributes: ResizeAttrs) -> Expr:

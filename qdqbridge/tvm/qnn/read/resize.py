@@ -14,7 +14,7 @@ from qdqbridge.core.layout.constraints import channels_first as first
 from qdqbridge.core.ops.attributes import AxisAttrs, DepthSpaceAttrs, ResizeAttrs
 from qdqbridge.core.ops.build import inverse, permuted_shape
 from qdqbridge.core.ops.cast import CAST
-from qdqbridge.core.ops.resize import moves
+from qdqbridge.core.ops.resize import moves, with_defaults
 from qdqbridge.tvm.qnn.origin import layout_of
 from qdqbridge.tvm.qnn.read import parameters
 from qdqbridge.tvm.qnn.read.call import Call
@@ -105,14 +105,11 @@ ROWS: Mapping[str, Row] = rows_of({
 
 # --------------------------------------------------------------------------------------------------
 
-_METHODS = {"nearest_neighbor": "nearest", "linear": "linear", "cubic": "cubic"}
-_ROUNDING = {
-    "round": "round_prefer_ceil",
-    "round_prefer_floor": "round_prefer_floor",
-    "round_prefer_ceil": "round_prefer_ceil",
-    "floor": "floor",
-    "ceil": "ceil",
-}
+_UNSAID = {
+    "method": "linear", "coordinate_transformation_mode": "half_pixel", "rounding_method": "",
+    "cubic_exclude": False,
+}  # fmt: skip
+"""What calls of hosts need not state."""
 
 
 # ---- the dialect's ------------------------------------------------------------------------------
@@ -213,29 +210,23 @@ def resize(reader: CallReader) -> Value:
 
 def _resize_attributes(reader: CallReader, x: Value, y: TensorType) -> ResizeAttrs:
     """Returns the attributes; the sizes as scales where those are whole numbers."""
-    method = reader.text("method", "linear")
-    if method not in _METHODS:
-        raise reader.refusal(f"its method is {method}")
-    mode, coordinates = (
-        _METHODS[method],
-        reader.text("coordinate_transformation_mode", "half_pixel"),
-    )
     before, sizes = _resize_extents(reader, x, y)
+    stated = {name: value for name, value in reader.call.attrs.items() if value is not None}
+    shown = read_attributes(ResizeAttrs, _UNSAID | stated, len(sizes))
+    if shown["mode"] not in ("nearest", "linear", "cubic"):
+        raise reader.refusal(f"its method is {shown['mode']}")
     whole = all(after % extent == 0 for after, extent in zip(sizes, before, strict=True))
     factors = tuple(float(after // extent) for after, extent in zip(sizes, before, strict=True))
-    crop, nearest = coordinates == "tf_crop_and_resize", mode == "nearest"
-    attributes = ResizeAttrs(
-        mode,
-        coordinates,
-        _rounding(reader, coordinates) if nearest else "round_prefer_floor",
-        factors if whole else None,
-        None if whole else sizes,
-        cubic_coeff_a=reader.number("cubic_alpha", -0.75) if mode == "cubic" else -0.75,
-        exclude_outside=mode == "cubic" and bool(reader.integer("cubic_exclude")),
-        extrapolation_value=reader.number("extrapolation_value") if crop else 0.0,
-        roi=_roi(reader.call, len(sizes)) if crop else (),
-    )
-    return _as_stated(reader, attributes, before, sizes)
+    shown |= {
+        "nearest_mode": _rounding(shown["nearest_mode"], shown["coordinate_transformation_mode"]),
+        "scales": factors if whole else None,
+        "sizes": None if whole else sizes,
+        "cubic_coeff_a": reader.number("cubic_alpha", -0.75),
+        "exclude_outside": shown["exclude_outside"] and shown["mode"] == "cubic",
+        "extrapolation_value": reader.number("extrapolation_value"),
+        "roi": _roi(reader.call, len(sizes)),
+    }
+    return _as_stated(reader, with_defaults(ResizeAttrs(**shown)), before, sizes)
 
 
 def _resize_extents(reader: CallReader, x: Value, y: TensorType) -> tuple[Ints, Ints]:
@@ -250,10 +241,10 @@ def _resize_extents(reader: CallReader, x: Value, y: TensorType) -> tuple[Ints, 
     return tuple(before), tuple(after)
 
 
-def _rounding(reader: CallReader, coordinates: str) -> str:
+def _rounding(stated: str, coordinates: str) -> str:
     """Returns ONNX's nearest mode; what is not stated depends on the coordinates in Relay."""
-    stated = reader.text("rounding_method")
-    return _ROUNDING[stated or ("round" if coordinates == "align_corners" else "floor")]
+    word = stated or ("round" if coordinates == "align_corners" else "floor")
+    return "round_prefer_ceil" if word == "round" else word
 
 
 def _as_stated(
