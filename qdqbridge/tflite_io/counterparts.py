@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.operator import Operator
+from qdqbridge.core.graph.quantization import QuantParams, filling, per_tensor
+from qdqbridge.core.ops.softmax import SOFTMAX
+from qdqbridge.core.ops.unary import SIGMOID, TANH
 
 
 class Family(Enum):
@@ -39,15 +43,6 @@ class Family(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class PrescribedResult:
-    """The scale and zero point that a kernel gives its result, whatever it is asked for."""
-
-    storage: DType
-    scale: float
-    zero_point: int
-
-
-@dataclass(frozen=True, slots=True)
 class Counterpart:
     """One operator under its two names.
 
@@ -58,7 +53,7 @@ class Counterpart:
         options: The table of its options in TFLite's schema.
         stored: On which stored integers LiteRT has a kernel; on others it is a float region.
         same: That kernel wants one scale and zero point for operands and result.
-        results: What that kernel prescribes for its result.
+        results: What that kernel gives its result, whatever it is asked for.
         also: Other names under which TFLite has it; they are read only.
     """
 
@@ -68,14 +63,20 @@ class Counterpart:
     options: str = ""
     stored: tuple[DType, ...] = ()
     same: bool = False
-    results: tuple[PrescribedResult, ...] = ()
+    results: tuple[QuantParams, ...] = ()
     also: tuple[str, ...] = ()
 
 
 _BYTES = (DType.INT8,)
 _BOTH = (DType.INT8, DType.INT16)
-_UNIT = PrescribedResult(DType.INT16, 1 / 32768, 0)
-"""What every 16-bit kernel gives whose results lie between -1 and 1."""
+
+
+def _results(row: Operator) -> tuple[QuantParams, ...]:
+    """Returns what kernels give results in an interval: of 16 bits that of -1 to 1."""
+    assert row.interval is not None
+    return filling(row.interval, DType.INT8), filling((-1.0, 1.0), DType.INT16)
+
+
 _U, _A, _E = Family.UNARY, Family.ARITHMETIC, Family.EXTREME
 _C, _L, _R = Family.COMPARISON, Family.LOGICAL, Family.REDUCTION
 
@@ -88,7 +89,7 @@ COUNTERPARTS: tuple[Counterpart, ...] = (
     Counterpart("LOG", "Log", _U, also=("STABLEHLO_LOG",)),
     Counterpart(
         "LOGISTIC", "Sigmoid", _U, "", _BOTH,
-        results=(PrescribedResult(DType.INT8, 1 / 256, -128), _UNIT), also=("STABLEHLO_LOGISTIC",),
+        results=_results(SIGMOID), also=("STABLEHLO_LOGISTIC",),
     ),
     Counterpart("NEG", "Neg", _U, "NegOptions", also=("STABLEHLO_NEGATE",)),
     Counterpart("RELU", "Relu", _U),
@@ -98,7 +99,7 @@ COUNTERPARTS: tuple[Counterpart, ...] = (
     Counterpart("SQRT", "Sqrt", _U),
     Counterpart(
         "TANH", "Tanh", _U, "", _BOTH,
-        results=(PrescribedResult(DType.INT8, 1 / 128, 0), _UNIT), also=("STABLEHLO_TANH",),
+        results=_results(TANH), also=("STABLEHLO_TANH",),
     ),
     Counterpart("ADD", "Add", _A, "AddOptions", _BOTH, also=("STABLEHLO_ADD",)),
     Counterpart("DIV", "Div", _A, "DivOptions", also=("STABLEHLO_DIVIDE",)),
@@ -125,11 +126,11 @@ COUNTERPARTS: tuple[Counterpart, ...] = (
     Counterpart("MAX_POOL_2D", "MaxPool", Family.POOL, "Pool2DOptions", _BOTH, True),
     Counterpart(
         "SOFTMAX", "Softmax", Family.SOFTMAX, "SoftmaxOptions", _BOTH,
-        results=(PrescribedResult(DType.INT8, 1 / 256, -128), _UNIT),
+        results=_results(SOFTMAX),
     ),
     Counterpart(
         "LOG_SOFTMAX", "LogSoftmax", Family.SOFTMAX, "LogSoftmaxOptions", _BYTES,
-        results=(PrescribedResult(DType.INT8, 16 / 256, 127),),
+        results=(per_tensor(DType.INT8, 16 / 256, 127),),
     ),
     Counterpart("ARG_MAX", "ArgMax", Family.INDEX, "ArgMaxOptions"),
     Counterpart("ARG_MIN", "ArgMin", Family.INDEX, "ArgMinOptions"),

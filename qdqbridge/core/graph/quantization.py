@@ -289,3 +289,10 @@ def sound_scales(scale: NDArray[Any], storage: DType) -> NDArray[np.bool_]:
     float32 = np.finfo(np.float32)
     with np.errstate(invalid="ignore"):
         return (wide >= float(float32.tiny)) & (wide * span <= float(float32.max))
+
+
+def filling(interval: tuple[float, float], storage_dtype: DType) -> QuantParams:
+    """Returns the parameters under which the codes of a type fill an interval, but for its end."""
+    low, high = interval
+    scale = (high - low) / (1 << storage_dtype.bits)
+    return per_tensor(storage_dtype, scale, int(storage_dtype.qmin) - round(low / scale))

@@ -21,7 +21,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Note, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow, Operator
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
+from qdqbridge.core.graph.quantization import QuantParams, filling, per_tensor
 from qdqbridge.core.graph.types import QuantType, TensorType
 from qdqbridge.core.ops.attributes import GeluAttrs
 from qdqbridge.core.ops.build import constant, dequantized, quantized, requantized, result, retyped
@@ -36,7 +36,7 @@ from qdqbridge.core.ops.normalization import (
     LAYER_NORMALIZATION,
 )
 from qdqbridge.core.ops.softmax import SOFTMAX
-from qdqbridge.core.ops.unary import ABS, ERF, EXP, GELU, NEG, RELU, TANH
+from qdqbridge.core.ops.unary import ABS, ERF, EXP, GELU, HARD_SIGMOID, NEG, RELU, SIGMOID, TANH
 from qdqbridge.core.rewrite.driver import run
 from qdqbridge.core.rewrite.rule import Proposal, Replace, Rule, RuleContext, rule
 from qdqbridge.targets.profiles.hexagon.clamps import kept
@@ -84,12 +84,9 @@ def readers(value: Value) -> list[Node]:
 _HALF = 128
 _NEAR = 2 / (1 << 16)
 """How near a scale is to the backend's own: two steps of the largest number."""
-_STEPS = {"Sigmoid": 1 << 16, "HardSigmoid": 1 << 16, "Tanh": 1 << 15}
-"""Steps in 1.0 of results of 16 bits."""
-_OPERATORS = ("Softmax", *_STEPS)
 
 
-@rule("own-encoding", *_OPERATORS)
+@rule("own-encoding", SOFTMAX, SIGMOID, HARD_SIGMOID, TANH)
 def result_encodings(node: Node, context: RuleContext) -> Proposal:
     """``Softmax(x) -> requantize(Softmax(x) in 1/256)``, and the same for Sigmoids and Tanh.
 
@@ -112,20 +109,18 @@ def _own(node: Node, params: QuantParams, context: RuleContext) -> QuantParams |
     if not params.per_tensor or operand is None or operand.quant is None:
         return None
     zero = int(params.zero_point.reshape(-1)[0])
-    if node.op.name == "Softmax" and dtype in (DType.UINT8, DType.INT8):
+    assert node.op.interval is not None  # the rule's operators have one
+    if node.op is SOFTMAX and dtype in (DType.UINT8, DType.INT8):
         low = int(dtype.qmin)
         right = zero == low or (dtype is DType.UINT8 and zero == _HALF)
         # unsigned, as all becomes then: int8 is not clipped behind it, in front of an Add
-        return None if right else per_tensor(DType.UINT8, np.float32(1 / 256))
-    steps = _STEPS.get(node.op.name)
-    if steps is None or dtype not in (DType.UINT16, DType.INT16):
+        return None if right else filling(node.op.interval, DType.UINT8)
+    if node.op is SOFTMAX or dtype not in (DType.UINT16, DType.INT16):
         return None
-    own = (1 << 16) - steps + int(dtype.qmin)
-    near = abs(float(params.scale.reshape(-1)[0]) * steps - 1) <= _NEAR
+    own = filling(node.op.interval, dtype)
+    near = abs(float(params.scale.reshape(-1)[0]) / float(own.scale) - 1) <= _NEAR
     leaves = dtype is DType.UINT16 and context.is_output(node.output)  # int16 is converted there
-    if near and (zero == own or not leaves):
-        return None
-    return per_tensor(dtype, np.float32(1 / steps), own)
+    return None if near and (zero == int(own.zero_point) or not leaves) else own
 
 
 # ---- 8 bits in 16 where Hexagon computes right with 16 only: the same real numbers

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.quantization import filling
+from qdqbridge.core.ops.softmax import SOFTMAX
+from qdqbridge.core.ops.unary import HARD_SIGMOID, SIGMOID, TANH
 from qdqbridge.targets.profiles.file_view import (
     FileEncoding,
     FileNode,
@@ -751,7 +754,7 @@ def _top(found: FileEncoding) -> int:
 def _fixed_encoding(view: FileView, node: FileNode) -> Reason | None:
     """Results of integers that lie in [0, 1] or [-1, 1] have encodings of their own."""
     found = view.quantized(node.output)
-    if node.op not in _RANGES or not found or found[0].dtype is None:
+    if node.op not in _ENCODED or not found or found[0].dtype is None:
         return None
     if not is_of_integers(view, node):
         return None
@@ -765,16 +768,18 @@ def _fixed_encoding(view: FileView, node: FileNode) -> Reason | None:
         and own.dtype in _WIDE
         and own.scale is not None
     ):
-        scale, steps = float(own.scale.reshape(-1)[0]), _RANGES[node.op]
-        zero = _low(own) + (1 << 16) - steps
+        scale, encoding = float(own.scale.reshape(-1)[0]), filling(_ENCODED[node.op], own.dtype)
+        zero = int(encoding.zero_point)
         other = own.zero() != zero or (own.dtype is DType.INT16 and node.op != "Tanh")
-        if abs(scale * steps - 1) > _SAME or (other and tensor in view.outputs):
+        if abs(scale / float(encoding.scale) - 1) > _SAME or (other and tensor in view.outputs):
             return Reason(f"'{tensor}' is {own.dtype} with scale {scale:.6g}", (tensor,))
     return None
 
 
-_RANGES = {"Softmax": 1 << 16, "Sigmoid": 1 << 16, "HardSigmoid": 1 << 16, "Tanh": 1 << 15}
-"""Steps in 1.0 of the encoding that the backend has for results of 16 bits."""
+_ENCODED = {
+    row.name: row.interval for row in (SOFTMAX, SIGMOID, HARD_SIGMOID, TANH) if row.interval
+}
+"""Operators whose results the backend lets fill their interval, where they have 16 bits."""
 
 
 def _lone_transpose(view: FileView, node: FileNode) -> Reason | None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.quantization import QuantParams
@@ -80,13 +78,8 @@ def of_counterpart(row: Counterpart) -> Integers:
     if not row.stored:
         return never
     if row.results:
-        return fixed(*prescribed(row))
+        return fixed(*row.results)
     return stored(*row.stored, same=row.same)
-
-
-def prescribed(row: Counterpart) -> tuple[QuantParams, ...]:
-    """Returns what a kernel prescribes for its result."""
-    return tuple(per_tensor_params(r.storage, r.scale, r.zero_point) for r in row.results)
 
 
 def moves(node: Node) -> bool:
@@ -118,8 +111,3 @@ def product(node: Node) -> bool:
 def of_products(node: Node) -> bool:
     """True for a product of two activations, or of one and a constant matrix of one scale."""
     return stored(*ACTIVATIONS)(node)
-
-
-def per_tensor_params(storage: DType, scale: float, zero_point: int) -> QuantParams:
-    """Returns parameters of one scale and zero point."""
-    return QuantParams(storage, np.asarray(scale, np.float32), np.asarray(zero_point, np.int32))

@@ -16,11 +16,11 @@ from qdqbridge.core.ops.elementwise import WHERE
 from qdqbridge.core.ops.softmax import SOFTMAX
 from qdqbridge.core.rewrite.rule import Proposal, Replace, Rule, RuleContext, rule
 from qdqbridge.tflite_io.counterparts import COUNTERPARTS
-from qdqbridge.tflite_io.writer.rows.kernels import activation, prescribed
+from qdqbridge.tflite_io.writer.rows.kernels import activation
 
 KEPT = ("AveragePool", "Resize")
 """Operators whose results have the scale and zero point of their operand."""
-_FIXED = {row.onnx: prescribed(row) for row in COUNTERPARTS if row.results}
+_FIXED = {row.onnx: row.results for row in COUNTERPARTS if row.results}
 
 _COARSEST = 2
 """How many of a result's steps the prescribed one may span: rounded twice, it is then at most 2
