@@ -13,7 +13,6 @@ from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import quantize
 from qdqbridge.core.graph.operator import Flow, Operator
 from qdqbridge.core.ops.attributes import (
-    AxesAttrs,
     AxisAttrs,
     DepthSpaceAttrs,
     ExpandAttrs,
@@ -22,8 +21,6 @@ from qdqbridge.core.ops.attributes import (
     ReshapeAttrs,
     SliceAttrs,
     SplitAttrs,
-    TileAttrs,
-    TransposeAttrs,
 )
 from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.data_movement import (
@@ -88,21 +85,6 @@ def _flatten(emitter: FunctionEmitter, node: Node, attributes: AxisAttrs, x: Exp
     if tail is not None:
         return emitter.op.reshape(x, (-1, tail))
     raise unsupported(node, "extents on both sides of the axis are symbolic")
-
-
-def _transpose(emitter: FunctionEmitter, node: Node, attributes: TransposeAttrs, x: Expr) -> Expr:
-    del node
-    return emitter.op.permute_dims(x, list(attributes.perm))
-
-
-def _squeeze(emitter: FunctionEmitter, node: Node, attributes: AxesAttrs, x: Expr) -> Expr:
-    del node
-    return emitter.op.squeeze(x, list(attributes.axes))
-
-
-def _unsqueeze(emitter: FunctionEmitter, node: Node, attributes: AxesAttrs, x: Expr) -> Expr:
-    del node
-    return emitter.op.expand_dims(x, list(attributes.axes))
 
 
 def _slice(emitter: FunctionEmitter, node: Node, attributes: SliceAttrs, x: Expr) -> Expr:
@@ -268,11 +250,6 @@ def _cropped(emitter: FunctionEmitter, x: Expr, pads: Sequence[tuple[int, int]])
     return emitter.emit(emitter.op.strided_slice(x, axes=axes, begin=begins, end=ends))
 
 
-def _tile(emitter: FunctionEmitter, node: Node, attributes: TileAttrs, x: Expr) -> Expr:
-    del node
-    return emitter.op.tile(x, list(attributes.repeats))
-
-
 def _expand(emitter: FunctionEmitter, node: Node, attributes: ExpandAttrs, x: Expr) -> Expr:
     target = attributes.shape
     if target is None:
@@ -308,6 +285,15 @@ def _emit_host_operator(emitter: FunctionEmitter, node: Node, x: Expr) -> Expr:
     return emitter.function(node.op.tvm)(x, *others, **call_attributes(node.attributes))
 
 
+def _emit_renamed(name: str) -> Emit:
+    """A host's operator of another name, which takes the one attribute behind the operand."""
+
+    def emit(emitter: FunctionEmitter, node: Node, x: Expr) -> Expr:
+        return emitter.function(name)(x, *call_attributes(node.attributes).values())
+
+    return emit
+
+
 def _emit_identity(emitter: FunctionEmitter, node: Node, x: Expr) -> Expr:
     del emitter, node
     return x
@@ -320,14 +306,10 @@ DATA_MOVEMENT: Mapping[Operator, Emit] = {
         (
             at(RESHAPE, _reshape),
             at(FLATTEN, _flatten),
-            at(TRANSPOSE, _transpose),
-            at(SQUEEZE, _squeeze),
-            at(UNSQUEEZE, _unsqueeze),
             at(SLICE, _slice),
             at(GATHER, _gather),
             at(SPLIT, _emit_split),
             at(PAD, _emit_pad),
-            at(TILE, _tile),
             at(EXPAND, _expand),
             at(DEPTH_TO_SPACE, _emit_blocks),
             at(SPACE_TO_DEPTH, _emit_blocks),
@@ -335,4 +317,8 @@ DATA_MOVEMENT: Mapping[Operator, Emit] = {
         )
     ),
     IDENTITY: _emit_identity,
+    SQUEEZE: _emit_renamed("squeeze"),
+    TILE: _emit_renamed("tile"),
+    TRANSPOSE: _emit_renamed("permute_dims"),
+    UNSQUEEZE: _emit_renamed("expand_dims"),
 }

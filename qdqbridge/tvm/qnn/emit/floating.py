@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from qdqbridge.core.graph.attribute_codecs import call_attributes
+from qdqbridge.core.graph.attribute_codecs import call_attributes, spatial_axes
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Attributes, Flow, Operator, Row
@@ -21,7 +21,6 @@ from qdqbridge.core.ops.attributes import (
     AxisAttrs,
     CastAttrs,
     ClipAttrs,
-    ConvAttrs,
     GeluAttrs,
     GemmAttrs,
     NormAttrs,
@@ -35,8 +34,6 @@ from qdqbridge.core.ops.dynamic import (
     DYNAMIC_BLOCK_DENSE,
     DYNAMIC_CONV,
     DYNAMIC_DENSE,
-    BlockAttrs,
-    DynamicAttrs,
 )
 from qdqbridge.core.ops.elementwise import CONCAT, DIV, POW, WHERE
 from qdqbridge.core.ops.forms import OPERANDS, form_for
@@ -117,51 +114,24 @@ def _emit_float_dense(emitter: FunctionEmitter, node: Node, args: list[Expr]) ->
     return product if len(args) < 3 else emitter.op.add(emitter.emit(product), args[2])
 
 
-def _dynamic_dense(
-    emitter: FunctionEmitter, node: Node, attributes: DynamicAttrs, args: list[Expr]
-) -> Expr:
-    """A product whose activation is quantized while the model runs, in the QNN dialect."""
-    operands = [*args[:2], *_weight_parameters(emitter, node)]
-    total = emitter.qnn("dynamic_dense", operands, {"rows": attributes.rows})
-    return total if len(args) < 3 else emitter.op.add(total, args[2])
+def _dynamic(emitter: FunctionEmitter, node: Node, args: list[Expr]) -> Expr:
+    """A product whose activation is quantized while the model runs, in the QNN dialect.
 
-
-def _weight_parameters(emitter: FunctionEmitter, node: Node) -> list[Expr]:
-    """Returns the zero point, int32 in the dialect whatever a form has elsewhere, and the scale."""
+    The weight's zero point is int32 in the dialect, whatever a form has elsewhere.
+    """
     quant = node.operand(1).quant
     assert quant is not None
-    return [emitter.number(quant.params.zero_point), emitter.scale(quant.params)]
-
-
-def _dynamic_conv(
-    emitter: FunctionEmitter, node: Node, attributes: ConvAttrs, args: list[Expr]
-) -> Expr:
-    """As :func:`_dynamic_dense`, of a convolution."""
-    rank = len(attributes.strides)
-    stated: dict[str, Any] = {
-        "strides": list(attributes.strides),
-        "padding": list(attributes.pads),
-        "dilation": list(attributes.dilations),
-        "groups": attributes.group,
-    }
-    behind = [] if node in emitter.channels_last else [1] * rank
-    if node in emitter.channels_last:
-        stated["data_layout"] = emitter.layout(node, rank + 2)
-    operands = [*args[:2], *_weight_parameters(emitter, node)]
-    total = emitter.qnn(f"dynamic_conv{rank}d", operands, stated)
+    stated, spatial = call_attributes(node.attributes), spatial_axes(node.attributes)
+    last = node in emitter.channels_last
+    if spatial and last:
+        stated["data_layout"] = emitter.layout(node, spatial + 2)
+    operands = [*args[:2], emitter.number(quant.params.zero_point), emitter.scale(quant.params)]
+    total = emitter.qnn(node.op.qnn.format(rank=spatial), operands, stated)
     if len(args) < 3:
         return total
-    column = emitter.emit(emitter.op.reshape(args[2], [-1, *behind]))
-    return emitter.op.add(emitter.emit(total), column)
-
-
-def _dynamic_block_dense(
-    emitter: FunctionEmitter, node: Node, attributes: BlockAttrs, args: list[Expr]
-) -> Expr:
-    """As :func:`_dynamic_dense`, in blocks."""
-    operands = [*args[:2], *_weight_parameters(emitter, node)]
-    total = emitter.qnn("dynamic_block_dense", operands, {"block_size": attributes.block_size})
-    return total if len(args) < 3 else emitter.op.add(total, args[2])
+    behind = [] if last else [1] * spatial
+    column = emitter.emit(emitter.op.reshape(args[2], [-1, *behind])) if spatial else args[2]
+    return emitter.op.add(total, column)
 
 
 def _gemm(emitter: FunctionEmitter, node: Node, attributes: GemmAttrs, args: list[Expr]) -> Expr:
@@ -393,14 +363,12 @@ FLOATING: Mapping[Operator, Emit] = {
     DIV: _emit_broadcast(_divide),
     POW: _emit_broadcast(_power),
     WHERE: _emit_broadcast(_emit_builtin_call("where")),
+    **dict.fromkeys((DYNAMIC_DENSE, DYNAMIC_CONV, DYNAMIC_BLOCK_DENSE), _dynamic),
     **FLOATING_NORMS,
     **{row: _norm_of_rows(row) for row in (LAYER_NORMALIZATION, RMS_NORMALIZATION)},
     **FLOATING_SIMULATED,
     **dict(
         (
-            at(DYNAMIC_DENSE, _dynamic_dense),
-            at(DYNAMIC_CONV, _dynamic_conv),
-            at(DYNAMIC_BLOCK_DENSE, _dynamic_block_dense),
             at(GEMM, _gemm),
             at(CLIP, _emit_float_clip),
             at(GELU, _gelu),
