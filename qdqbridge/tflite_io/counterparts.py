@@ -6,9 +6,10 @@ each way, in ``operators/`` and ``writer/rows/``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from types import MappingProxyType
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.operator import Operator
@@ -38,6 +39,8 @@ class Family(Enum):
     """Windows over an image whose channels are the last axis."""
     SOFTMAX = auto()
     """Along the last axis."""
+    BLOCKS = auto()
+    """Blocks of an image whose channels are the last axis."""
     INDEX = auto()
     """Where along an axis an extreme lies. Kept as the file has it."""
 
@@ -132,6 +135,8 @@ COUNTERPARTS: tuple[Counterpart, ...] = (
         "LOG_SOFTMAX", "LogSoftmax", Family.SOFTMAX, "LogSoftmaxOptions", _BYTES,
         results=(per_tensor(DType.INT8, 16 / 256, 127),),
     ),
+    Counterpart("DEPTH_TO_SPACE", "DepthToSpace", Family.BLOCKS, "DepthToSpaceOptions"),
+    Counterpart("SPACE_TO_DEPTH", "SpaceToDepth", Family.BLOCKS, "SpaceToDepthOptions"),
     Counterpart("ARG_MAX", "ArgMax", Family.INDEX, "ArgMaxOptions"),
     Counterpart("ARG_MIN", "ArgMin", Family.INDEX, "ArgMinOptions"),
 )  # fmt: skip
@@ -140,3 +145,12 @@ COUNTERPARTS: tuple[Counterpart, ...] = (
 def of_families(*families: Family) -> Iterable[Counterpart]:
     """Yields the rows of some families."""
     return (row for row in COUNTERPARTS if row.family in families)
+
+
+RESIZE_PLACES: Mapping[tuple[bool, bool], tuple[str, str]] = MappingProxyType({
+    (False, False): ("asymmetric", "floor"),
+    (False, True): ("half_pixel", "round_prefer_ceil"),
+    (True, False): ("align_corners", "round_prefer_ceil"),
+})  # fmt: skip
+"""By a resize's flags (aligned corners, half-pixel centers): ONNX's coordinates, and how its
+nearest rounds."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from qdqbridge.tflite_io.conversion import Row, SubgraphConversion, UnknownForm
+from qdqbridge.tflite_io.counterparts import Family, of_families
 from qdqbridge.tflite_io.operators.products import channels_first, channels_last
 from qdqbridge.tflite_io.schema import Op
 
@@ -335,20 +336,16 @@ SLICES_ROWS: Mapping[str, Row] = {
 # ---- Blocks of an image that become channels or batches, and back
 
 
-def depth_to_space(c: SubgraphConversion, op: Op) -> None:
-    """DEPTH_TO_SPACE: blocks lie row, column, channel."""
-    x = channels_first(c, c.real(op.inputs[0]), 4)
-    size = int(op.option("BlockSize"))
-    result = c.to.node("DepthToSpace", [x], label=c.label(op), blocksize=size, mode="DCR")
-    c.put(op, channels_last(c, result, 4))
+def blocks(op_type: str) -> Row:
+    """Returns the row of DEPTH_TO_SPACE and SPACE_TO_DEPTH: blocks lie row, column, channel."""
 
+    def convert(c: SubgraphConversion, op: Op) -> None:
+        x = channels_first(c, c.real(op.inputs[0]), 4)
+        size = int(op.option("BlockSize"))
+        result = c.to.node(op_type, [x], label=c.label(op), blocksize=size)
+        c.put(op, channels_last(c, result, 4))
 
-def space_to_depth(c: SubgraphConversion, op: Op) -> None:
-    """SPACE_TO_DEPTH."""
-    x = channels_first(c, c.real(op.inputs[0]), 4)
-    size = int(op.option("BlockSize"))
-    result = c.to.node("SpaceToDepth", [x], label=c.label(op), blocksize=size)
-    c.put(op, channels_last(c, result, 4))
+    return convert
 
 
 def batch_to_space(c: SubgraphConversion, op: Op) -> None:
@@ -408,8 +405,7 @@ def need_known(extents: Sequence[int]) -> None:
 
 
 BLOCKS_ROWS: Mapping[str, Row] = {
+    **{row.tflite: blocks(row.onnx) for row in of_families(Family.BLOCKS)},
     "BATCH_TO_SPACE_ND": batch_to_space,
-    "DEPTH_TO_SPACE": depth_to_space,
     "SPACE_TO_BATCH_ND": space_to_batch,
-    "SPACE_TO_DEPTH": space_to_depth,
 }

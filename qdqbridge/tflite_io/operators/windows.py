@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.tflite_io.conversion import Row, SubgraphConversion, UnknownForm
-from qdqbridge.tflite_io.counterparts import Counterpart, Family, of_families
+from qdqbridge.tflite_io.counterparts import RESIZE_PLACES, Counterpart, Family, of_families
 from qdqbridge.tflite_io.operators.products import (
     channels_first,
     channels_last,
@@ -149,11 +148,9 @@ def resize(mode: str) -> Row:
     def convert(c: SubgraphConversion, op: Op) -> None:
         x = channels_first(c, c.real(op.inputs[0]), 4)
         corners = bool(op.option("AlignCorners", False))
-        centers = bool(op.option("HalfPixelCenters", False))
-        place = "align_corners" if corners else "half_pixel" if centers else "asymmetric"
-        more: dict[str, Any] = {}
-        if mode == "nearest":
-            more["nearest_mode"] = "round_prefer_ceil" if corners or centers else "floor"
+        centers = bool(op.option("HalfPixelCenters", False)) and not corners
+        place, rounding = RESIZE_PLACES[corners, centers]
+        more = {"nearest_mode": rounding} if mode == "nearest" else {}
         result = c.to.node(
             "Resize", [x, *_tfl_resize_operands(c, op, x)], label=c.label(op), mode=mode,
             coordinate_transformation_mode=place, **more,

@@ -21,8 +21,6 @@ from qdqbridge.core.ops.attributes import (
     TransposeAttrs,
 )
 from qdqbridge.core.ops.data_movement import (
-    DEPTH_TO_SPACE,
-    SPACE_TO_DEPTH,
     SQUEEZE,
     TILE,
     TRANSPOSE,
@@ -32,7 +30,8 @@ from qdqbridge.core.ops.depth_space import STEPS
 from qdqbridge.core.ops.elementwise import CONCAT
 from qdqbridge.core.ops.selection import GATHER, PAD, SLICE, SPLIT
 from qdqbridge.core.ops.shape_operator import SHAPE
-from qdqbridge.tflite_io.writer.emission import Emission, Write, WriterRow, written
+from qdqbridge.tflite_io.counterparts import Counterpart, Family, of_families
+from qdqbridge.tflite_io.writer.emission import Emission, WriteRow, WriterRow, written
 from qdqbridge.tflite_io.writer.rows import kernels
 from qdqbridge.tflite_io.writer.values import NoCounterpart, extents
 
@@ -223,16 +222,15 @@ def gather(
     e.add("GATHER", [x[0], place], y, "GatherOptions", _version(e, x[0]), Axis=axis)
 
 
-def blocks(name: str, options: str, *, deeper: bool) -> Write[DepthSpaceAttrs]:
+def blocks(row: Counterpart) -> WriteRow:
     """Returns the row of DEPTH_TO_SPACE and SPACE_TO_DEPTH, which are channels-last."""
 
-    def write(
-        e: Emission, node: Node, attributes: DepthSpaceAttrs, x: Sequence[int], y: Sequence[int]
-    ) -> None:
+    def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+        name, options, attributes = row.tflite, row.options, node.record(DepthSpaceAttrs)
         if e.type_of(x[0])[0] == "INT16":
             _by_axes(e, node, attributes, x[0], y[0])
             return
-        if attributes.mode != "DCR" and not deeper:
+        if attributes.mode != "DCR":
             raise NoCounterpart(f"its mode is {attributes.mode}", "permute the channels before it")
         if e.channels_last(node):
             e.add(name, x[:1], y, options, BlockSize=attributes.block_size)
@@ -299,6 +297,7 @@ def _shapes(node: Node) -> bool:
 
 
 ROWS: Mapping[str, WriterRow] = {
+    **{row.onnx: WriterRow(blocks(row), kernels.moves) for row in of_families(Family.BLOCKS)},
     "Expand": WriterRow(expand, kernels.moves, own=(1,)),
     "Flatten": WriterRow(reshape, kernels.moves),
     "Identity": WriterRow(same, kernels.moves),
@@ -306,20 +305,10 @@ ROWS: Mapping[str, WriterRow] = {
     **dict(
         (
             written(CONCAT, concatenation, _joined),
-            written(
-                DEPTH_TO_SPACE,
-                blocks("DEPTH_TO_SPACE", "DepthToSpaceOptions", deeper=False),
-                kernels.moves,
-            ),
             written(GATHER, gather, kernels.moves, own=(1,)),
             written(PAD, pad, kernels.moves, own=(1, 2, 3)),
             written(SHAPE, shape_of, _shapes),
             written(SLICE, slices, kernels.moves, own=(1, 2, 3, 4)),
-            written(
-                SPACE_TO_DEPTH,
-                blocks("SPACE_TO_DEPTH", "SpaceToDepthOptions", deeper=True),
-                kernels.moves,
-            ),
             written(SPLIT, split, kernels.moves, own=(1,)),
             written(SQUEEZE, squeeze, kernels.moves, own=(1,)),
             written(TILE, tile, kernels.moves, own=(1,)),

@@ -17,7 +17,7 @@ from qdqbridge.core.ops.attributes import (
 from qdqbridge.core.ops.resize import RESIZE
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.core.ops.windows import span, window_count
-from qdqbridge.tflite_io.counterparts import Counterpart, Family, of_families
+from qdqbridge.tflite_io.counterparts import RESIZE_PLACES, Counterpart, Family, of_families
 from qdqbridge.tflite_io.writer.emission import Emission, Integers, WriteRow, WriterRow, written
 from qdqbridge.tflite_io.writer.rows import kernels
 from qdqbridge.tflite_io.writer.rows.kernels import stored
@@ -107,15 +107,9 @@ def softmax(row: Counterpart) -> WriteRow:
     return write
 
 
-_NEAREST = {
-    ("asymmetric", "floor"): (False, False),
-    ("half_pixel", "round_prefer_ceil"): (False, True),
-    ("align_corners", "round_prefer_ceil"): (True, False),
-}
-_LINEAR = {
-    "asymmetric": (False, False), "half_pixel": (False, True), "align_corners": (True, False),
-    "pytorch_half_pixel": (False, True),
-}  # fmt: skip
+_NEAREST = {place: flags for flags, place in RESIZE_PLACES.items()}
+_LINEAR = {place: flags for flags, (place, _) in RESIZE_PLACES.items()}
+_LINEAR["pytorch_half_pixel"] = _LINEAR["half_pixel"]
 
 
 def resize(
