@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.operator import Operator
-from qdqbridge.core.graph.quantization import QuantParams, filling, per_tensor
+from qdqbridge.core.graph.quantization import QuantParams, params_of_interval, per_tensor
 from qdqbridge.core.ops.softmax import SOFTMAX
 from qdqbridge.core.ops.unary import SIGMOID, TANH
 
@@ -77,7 +77,9 @@ _BOTH = (DType.INT8, DType.INT16)
 def _results(row: Operator) -> tuple[QuantParams, ...]:
     """Returns what kernels give results in an interval: of 16 bits that of -1 to 1."""
     assert row.interval is not None
-    return filling(row.interval, DType.INT8), filling((-1.0, 1.0), DType.INT16)
+    return params_of_interval(row.interval, DType.INT8), params_of_interval(
+        (-1.0, 1.0), DType.INT16
+    )
 
 
 _U, _A, _E = Family.UNARY, Family.ARITHMETIC, Family.EXTREME

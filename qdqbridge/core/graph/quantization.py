@@ -291,7 +291,7 @@ def sound_scales(scale: NDArray[Any], storage: DType) -> NDArray[np.bool_]:
         return (wide >= float(float32.tiny)) & (wide * span <= float(float32.max))
 
 
-def filling(interval: tuple[float, float], storage_dtype: DType) -> QuantParams:
+def params_of_interval(interval: tuple[float, float], storage_dtype: DType) -> QuantParams:
     """Returns the parameters under which the codes of a type fill an interval, but for its end."""
     low, high = interval
     scale = (high - low) / (1 << storage_dtype.bits)

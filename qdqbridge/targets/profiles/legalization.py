@@ -21,7 +21,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Note, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow, Operator
-from qdqbridge.core.graph.quantization import QuantParams, filling, per_tensor
+from qdqbridge.core.graph.quantization import QuantParams, params_of_interval, per_tensor
 from qdqbridge.core.graph.types import QuantType, TensorType
 from qdqbridge.core.ops.attributes import GeluAttrs
 from qdqbridge.core.ops.build import constant, dequantized, quantized, requantized, result, retyped
@@ -114,10 +114,10 @@ def _own(node: Node, params: QuantParams, context: RuleContext) -> QuantParams |
         low = int(dtype.qmin)
         right = zero == low or (dtype is DType.UINT8 and zero == _HALF)
         # unsigned, as all becomes then: int8 is not clipped behind it, in front of an Add
-        return None if right else filling(node.op.interval, DType.UINT8)
+        return None if right else params_of_interval(node.op.interval, DType.UINT8)
     if node.op is SOFTMAX or dtype not in (DType.UINT16, DType.INT16):
         return None
-    own = filling(node.op.interval, dtype)
+    own = params_of_interval(node.op.interval, dtype)
     near = abs(float(params.scale.reshape(-1)[0]) / float(own.scale) - 1) <= _NEAR
     leaves = dtype is DType.UINT16 and context.is_output(node.output)  # int16 is converted there
     return None if near and (zero == int(own.zero_point) or not leaves) else own

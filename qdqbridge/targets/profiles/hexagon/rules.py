@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.quantization import filling
+from qdqbridge.core.graph.quantization import params_of_interval
 from qdqbridge.core.ops.softmax import SOFTMAX
 from qdqbridge.core.ops.unary import HARD_SIGMOID, SIGMOID, TANH
 from qdqbridge.targets.profiles.file_view import (
@@ -768,7 +768,10 @@ def _fixed_encoding(view: FileView, node: FileNode) -> Reason | None:
         and own.dtype in _WIDE
         and own.scale is not None
     ):
-        scale, encoding = float(own.scale.reshape(-1)[0]), filling(_ENCODED[node.op], own.dtype)
+        scale, encoding = (
+            float(own.scale.reshape(-1)[0]),
+            params_of_interval(_ENCODED[node.op], own.dtype),
+        )
         zero = int(encoding.zero_point)
         other = own.zero() != zero or (own.dtype is DType.INT16 and node.op != "Tanh")
         if abs(scale / float(encoding.scale) - 1) > _SAME or (other and tensor in view.outputs):
