@@ -13,7 +13,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import Operator
-from qdqbridge.core.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
+from qdqbridge.core.ops.attributes import EpsilonAttrs, NormAttrs
 from qdqbridge.core.ops.normalization import (
     BATCH_NORMALIZATION,
     GROUP_NORMALIZATION,
@@ -128,21 +128,12 @@ def layer_norm(emitter: FunctionEmitter, attributes: NormAttrs, args: list[Expr]
     return None
 
 
-def _instance_norm(
-    emitter: FunctionEmitter, node: Node, attributes: EpsilonAttrs, args: list[Expr]
-) -> Expr:
+def _channel_norm(emitter: FunctionEmitter, node: Node, args: list[Expr]) -> Expr:
+    """Emits an instance or group norm."""
     rank = emitter.rank(args[0])
     channel, axes = emitter.channel(node, rank), emitter.spatial(node, rank)
-    return emitter.op.nn.instance_norm(*args, channel, axes, attributes.epsilon)
-
-
-def _group_norm(
-    emitter: FunctionEmitter, node: Node, attributes: GroupNormAttrs, args: list[Expr]
-) -> Expr:
-    rank = emitter.rank(args[0])
-    channel, axes = emitter.channel(node, rank), emitter.spatial(node, rank)
-    groups, epsilon = attributes.num_groups, attributes.epsilon
-    return emitter.op.nn.group_norm(*args, groups, channel, axes, epsilon)
+    *groups, epsilon = call_attributes(node.attributes).values()
+    return emitter.function(node.op.tvm)(*args, *groups, channel, axes, epsilon)
 
 
 def _batch_norm(
@@ -166,10 +157,8 @@ QUANTIZED_NORMS: Mapping[Operator, Callable[[FunctionEmitter, Node], Expr | None
     **{row: quantized_norm(row.qnn) for row in OPERATORS if row.qnn},
     BATCH_NORMALIZATION: quantized_batch_norm,
 }
-FLOATING_NORMS = dict(
-    (
-        at(INSTANCE_NORMALIZATION, _instance_norm),
-        at(GROUP_NORMALIZATION, _group_norm),
-        at(BATCH_NORMALIZATION, _batch_norm),
-    )
-)
+FLOATING_NORMS: Mapping[Operator, Callable[[FunctionEmitter, Node, list[Expr]], Expr]] = {
+    **dict((at(BATCH_NORMALIZATION, _batch_norm),)),
+    INSTANCE_NORMALIZATION: _channel_norm,
+    GROUP_NORMALIZATION: _channel_norm,
+}
