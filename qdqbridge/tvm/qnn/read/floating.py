@@ -28,6 +28,7 @@ from qdqbridge.tvm.qnn.read.call import Call, Entry, UnroundedProduct
 from qdqbridge.tvm.qnn.read.conversions import clip
 from qdqbridge.tvm.qnn.read.layout import channels_first, laid_out, weight_first
 from qdqbridge.tvm.qnn.read.reading import Reading, Row, tensor
+from qdqbridge.tvm.qnn.read.rounded import stated_operands
 from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node
 
 
@@ -154,7 +155,7 @@ def of_row(row: Operator) -> Row:
     """Returns the row of an operator that TVM has too: its operands, and its attributes."""
 
     def read(reading: Reading, call: Call) -> Value:
-        operands = _given_operands(reading, call)
+        operands = stated_operands(call, [reading.plain(entry) for entry in call.args])
         rank = operands[0].rank or 0
         shown = {"axis": -1, **call.attrs, **_first_axis(reading, call, row, rank)}
         given = read_attributes(row.attributes, shown, rank)
@@ -178,17 +179,6 @@ def _first_axis(reading: Reading, call: Call, row: Operator, rank: int) -> dict[
     if axes != list(range(axes[0], rank)):
         raise reading.refused(f"it normalizes axes {axes} of {rank}")
     return {"axis": axes[0]}
-
-
-def _given_operands(reading: Reading, call: Call) -> list[Value]:
-    """Returns the operands; a beta of zeros that the span does not name is left out."""
-    operands = [reading.plain(entry) for entry in call.args]
-    provenance = call.provenance
-    if provenance is not None and len(provenance.operands) == 2 and len(operands) == 3:
-        beta = operands[2]
-        if beta.constant is not None and not beta.constant.numpy().any():
-            return operands[:2]
-    return operands
 
 
 def batch_norm(reading: Reading, call: Call) -> list[Value]:

@@ -109,19 +109,21 @@ def norm(row: Operator) -> Row:
     """Returns the row of ``qnn.<norm>(x, gamma, beta, sx, zx, sg, zg, sb, zb, sy, zy)``."""
 
     def read(reading: Reading, call: Call) -> Value:
-        data, gamma, beta = parameters.operands(reading, call, NORM)
-        operands = [data, gamma]
-        provenance = call.provenance
-        absent = provenance is not None and len(provenance.operands) < 3
-        zero = beta.constant is not None and not beta.constant.numpy().any()
-        if not (absent and zero):
-            operands.append(beta)
-        given = read_attributes(row.attributes, call.attrs, data.rank or 0)
+        operands = stated_operands(call, parameters.operands(reading, call, NORM))
+        given = read_attributes(row.attributes, call.attrs, operands[0].rank or 0)
         return _quantized_result_node(
             reading, call, row.name, row.attributes(**given), operands, NORM
         )
 
     return read
+
+
+def stated_operands(call: Call, operands: list[Value]) -> list[Value]:
+    """Returns the operands of a norm; a beta of zeros that its span does not name is left out."""
+    if call.provenance is None or len(call.provenance.operands) != 2 or len(operands) != 3:
+        return operands
+    beta = operands[2].constant
+    return operands if beta is None or beta.numpy().any() else operands[:2]
 
 
 def batch_norm(reading: Reading, call: Call) -> Value:
