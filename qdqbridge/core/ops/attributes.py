@@ -178,13 +178,16 @@ class SplitAttrs(Attributes):
     sizes: Annotated[Ints, AttributeCodec(onnx="split")]
 
 
+_PADDINGS = MappingProxyType({"edge": "replicate", "wrap": "circular"})
+
+
 @dataclass(frozen=True, slots=True)
 class PadAttrs(Attributes):
     """Pad: ``pads`` covers every axis; ``value`` is a real number, used in constant mode."""
 
     pads: Annotated[Ints, AttributeCodec(holds=Holds.BOTH)]
-    mode: str = "constant"
-    value: float = 0.0
+    mode: Annotated[str, AttributeCodec(tvm="pad_mode", words=_PADDINGS)] = "constant"
+    value: Annotated[float, AttributeCodec(tvm="pad_value")] = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,12 +224,11 @@ def _emit_pad(emitter: FunctionEmitter, node: Node, attributes: PadAttrs, x: Exp
             x = emitter.emit(_taken(emitter, x, emitter.number(index), axis))
             pads[axis] = (0, 0)
     widths = [width for pair in pads for width in pair]
-    modes = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
     value: float = attributes.value
     quant = node.output.quant  # a clamp before it does not reach what is put around
     if quant is not None:
         value = float(quantize(np.array([attributes.value], np.float32), quant.params)[0])
-    return emitter.op.nn.pad(x, widths, modes[attributes.mode], value)
+    return emitter.op.nn.pad(x, widths, call_attributes(attributes)["pad_mode"], value)
 
 
 def _cropped(emitter: FunctionEmitter, x: Expr, pads: Sequence[tuple[int, int]]) -> Expr:

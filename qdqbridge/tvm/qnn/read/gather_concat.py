@@ -173,9 +173,9 @@ def pad(reading: Reading, call: Call) -> Value:
     data = per_tensor(reading, call.args[0])
     widths = tuple(int(w) for pair in call.attrs["pad_width"] for w in _pair(pair))
     begins, ends = widths[::2], widths[1::2]
-    modes = {"reflect": "reflect", "edge": "edge", "replicate": "edge", "circular": "wrap"}
-    mode = modes.get(str(call.get("pad_mode", "constant")), "constant")
-    value = float(call.get("pad_value", 0.0)) if mode == "constant" else 0.0
+    shown = read_attributes(PadAttrs, call.attrs, 0)
+    mode: str = shown.get("mode", "constant")
+    value: float = shown.get("value", 0.0) if mode == "constant" else 0.0
     type_ = type_like(data, call)
     if data.quant is not None and mode == "constant":
         code = np.asarray([value]).astype(data.type.dtype.numpy)
