@@ -186,6 +186,10 @@ class Emission:
         tensor = self.model.tensors[index]
         return tensor.type, tensor.signature or tensor.shape
 
+    def version(self, index: int) -> int:
+        """Returns the version of an operator whose second has 8 bits, and whose third has 16."""
+        return {"INT8": 2, "INT16": 3}.get(self.type_of(index)[0], 1)
+
     def like(self, index: int, shape: Sequence[int], name: str = "") -> int:
         """Returns a new tensor of another tensor's type; -1 is an open extent."""
         old = self.model.tensors[index]

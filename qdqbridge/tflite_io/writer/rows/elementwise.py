@@ -22,10 +22,6 @@ from qdqbridge.tflite_io.writer.rows.kernels import ACTIVATIONS, stored
 from qdqbridge.tflite_io.writer.values import TYPE_NAMES, NoCounterpart
 
 
-def _version(e: Emission, index: int) -> int:
-    return {"INT8": 2, "INT16": 3}.get(e.type_of(index)[0], 1)
-
-
 def unary(name: str, options: str = "", version: int = 2) -> WriteRow:
     """Returns the row of an operator with one operand and no options."""
 
@@ -42,7 +38,7 @@ def arithmetic(name: str, options: str) -> WriteRow:
     def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
         del node
         fields: dict[str, Any] = {"FusedActivationFunction": e.activation}
-        version = _version(e, x[0])
+        version = e.version(x[0])
         if name in ("ADD", "SUB"):
             fields["PotScaleInt16"] = False
             version = 5 if version == 3 and name == "SUB" else 4 if version == 3 else version

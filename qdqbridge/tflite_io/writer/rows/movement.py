@@ -39,10 +39,6 @@ _FAR = (1 << 31) - 1
 _INT8 = "INT8"
 
 
-def _version(e: Emission, index: int) -> int:
-    return {"INT8": 2, "INT16": 3}.get(e.type_of(index)[0], 1)
-
-
 def reshape(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """RESHAPE to the result's extents."""
     e.add("RESHAPE", [x[0], e.shape_operand(node.output, x[0])], y, "ReshapeOptions")
@@ -77,7 +73,7 @@ def transpose(
     """TRANSPOSE."""
     del node
     perm = e.constant(list(attributes.perm), "perm")
-    e.add("TRANSPOSE", [x[0], perm], y, "TransposeOptions", _version(e, x[0]))
+    e.add("TRANSPOSE", [x[0], perm], y, "TransposeOptions", e.version(x[0]))
 
 
 def concatenation(
@@ -86,7 +82,7 @@ def concatenation(
     """CONCATENATION."""
     del node
     e.add(
-        "CONCATENATION", x, y, "ConcatenationOptions", _version(e, x[0]),
+        "CONCATENATION", x, y, "ConcatenationOptions", e.version(x[0]),
         Axis=attributes.axis, FusedActivationFunction=0,
     )  # fmt: skip
 
@@ -99,7 +95,7 @@ def split(
     sizes, axis = attributes.sizes, e.constant([attributes.axis], "axis")
     if len(set(sizes)) == 1:
         options = "SplitOptions"
-        e.add("SPLIT", [axis, x[0]], y, options, _version(e, x[0]), NumSplits=len(sizes))
+        e.add("SPLIT", [axis, x[0]], y, options, e.version(x[0]), NumSplits=len(sizes))
         return
     listed = e.constant(list(sizes), "sizes")
     e.add(
@@ -125,7 +121,7 @@ def slices(
         sizes = [made[axis] if axis in places else -1 for axis in range(len(given))]
         sizes = [given[a] if s == -1 and given[a] >= 0 else s for a, s in enumerate(sizes)]
         operands = [x[0], e.constant(begins, "begin"), e.constant(sizes, "size")]
-        e.add("SLICE", operands, y, "SliceOptions", _version(e, x[0]))
+        e.add("SLICE", operands, y, "SliceOptions", e.version(x[0]))
         return
     begins, ends, steps, from_first, to_last = [], [], [], 0, 0
     for axis, _ in enumerate(given):
@@ -172,10 +168,10 @@ def pad(e: Emission, node: Node, attributes: PadAttrs, x: Sequence[int], y: Sequ
     if attributes.mode != "constant":
         raise NoCounterpart(f"its mode is {attributes.mode}")
     if attributes.value == 0.0:
-        e.add("PAD", [x[0], sides], y, "PadOptions", _version(e, x[0]))
+        e.add("PAD", [x[0], sides], y, "PadOptions", e.version(x[0]))
         return
     e.add("PADV2", [x[0], sides, _filling(e, node, attributes.value)], y, "PadV2Options",
-          _version(e, x[0]))  # fmt: skip
+          e.version(x[0]))  # fmt: skip
 
 
 def _filling(e: Emission, node: Node, value: float) -> int:
@@ -219,7 +215,7 @@ def gather(
                 raise NoCounterpart("it counts from the end of an open extent")
             numbers = np.where(numbers < 0, numbers + extent, numbers)
         place = e.constant(numbers.astype(np.int32), index.name or "indices")
-    e.add("GATHER", [x[0], place], y, "GatherOptions", _version(e, x[0]), Axis=axis)
+    e.add("GATHER", [x[0], place], y, "GatherOptions", e.version(x[0]), Axis=axis)
 
 
 def blocks(row: Counterpart) -> WriteRow:
@@ -240,7 +236,7 @@ def blocks(row: Counterpart) -> WriteRow:
         made = e.like(y[0], [shape[0], shape[2], shape[3], shape[1]])
         e.add(name, [permuted], [made], options, BlockSize=attributes.block_size)
         back = e.constant([0, 3, 1, 2], "perm")
-        e.add("TRANSPOSE", [made, back], y, "TransposeOptions", _version(e, x[0]))
+        e.add("TRANSPOSE", [made, back], y, "TransposeOptions", e.version(x[0]))
 
     return write
 

@@ -14,6 +14,7 @@ from qdqbridge.core.ops.attributes import (
     ResizeAttrs,
     SoftmaxAttrs,
 )
+from qdqbridge.core.ops.reduction import reduction_of
 from qdqbridge.core.ops.resize import RESIZE
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.core.ops.windows import span, window_count
@@ -40,7 +41,7 @@ def pool(row: Counterpart) -> WriteRow:
         if attributes.count_include_pad and any(attributes.pads):
             raise NoCounterpart("it counts padding")
         e.add(
-            row.tflite, x[:1], y, row.options, _version(e, x[0]),
+            row.tflite, x[:1], y, row.options, e.version(x[0]),
             Padding=same_or_valid(node, attributes, attributes.kernel_shape),
             StrideH=attributes.strides[0], StrideW=attributes.strides[1],
             FilterHeight=attributes.kernel_shape[0], FilterWidth=attributes.kernel_shape[1],
@@ -50,35 +51,17 @@ def pool(row: Counterpart) -> WriteRow:
     return write
 
 
-def _version(e: Emission, index: int) -> int:
-    return {"INT8": 2, "INT16": 3}.get(e.type_of(index)[0], 1)
-
-
-def over_space(name: str) -> WriteRow:
-    """Returns the row of a global pool, a reduction of the axes between batch and channels."""
-
-    def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
-        rank = node.operand(0).rank
-        if rank is None:
-            raise NoCounterpart("the rank of its image is not known")
-        last = e.channels_last(node)
-        axes = list(range(1, rank - 1)) if last else list(range(2, rank))
-        e.add(
-            name, [x[0], e.constant(axes, "axes")], y, "ReducerOptions", _version(e, x[0]),
-            KeepDims=True,
-        )  # fmt: skip
-
-    return write
-
-
 def reduction(name: str) -> WriteRow:
-    """Returns the row of a reduction along listed axes."""
+    """Returns the row of a reduction along listed axes, those of space for a global pool."""
 
     def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
-        attributes = node.record(ReduceAttrs)
+        rank, first = node.operand(0).rank, 1 if e.channels_last(node) else 2
+        if rank is None and not isinstance(node.attributes, ReduceAttrs):
+            raise NoCounterpart("the rank of its image is not known")
+        found = reduction_of(node, range(first, first + (rank or 0) - 2))
         e.add(
-            name, [x[0], e.constant(list(attributes.axes), "axes")], y, "ReducerOptions",
-            _version(e, x[0]), KeepDims=attributes.keepdims,
+            name, [x[0], e.constant(list(found.axes), "axes")], y, "ReducerOptions",
+            e.version(x[0]), KeepDims=found.keepdims,
         )  # fmt: skip
 
     return write
@@ -95,12 +78,12 @@ def softmax(row: Counterpart) -> WriteRow:
         fields = {"Beta": 1.0} if options == "SoftmaxOptions" else {}
         axis = attributes.axes[0]
         if axis == rank - 1:
-            e.add(name, x[:1], y, options, _version(e, x[0]), **fields)
+            e.add(name, x[:1], y, options, e.version(x[0]), **fields)
             return
         order = [*(a for a in range(rank) if a != axis), axis]
         permuted = e.transposed(x[0], order)
         made = e.like(y[0], e.type_of(permuted)[1])
-        e.add(name, [permuted], [made], options, _version(e, x[0]), **fields)
+        e.add(name, [permuted], [made], options, e.version(x[0]), **fields)
         back = e.constant([order.index(a) for a in range(rank)], "perm")
         e.add("TRANSPOSE", [made, back], y, "TransposeOptions", 2)
 
@@ -183,8 +166,8 @@ ROWS: Mapping[str, WriterRow] = {
     },
     **{row.onnx: _pool(row) for row in of_families(Family.POOL)},
     **{row.onnx: WriterRow(softmax(row), _integers(row)) for row in of_families(Family.SOFTMAX)},
-    "GlobalAveragePool": WriterRow(over_space("MEAN"), stored(*kernels.ACTIVATIONS)),
-    "GlobalMaxPool": WriterRow(over_space("REDUCE_MAX"), kernels.moves),
+    "GlobalAveragePool": WriterRow(reduction("MEAN"), stored(*kernels.ACTIVATIONS)),
+    "GlobalMaxPool": WriterRow(reduction("REDUCE_MAX"), kernels.moves),
     **dict((written(RESIZE, resize, _resizes, own=(1, 2, 3)),)),
 }
 
