@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
+from qdqbridge.core.graph.quantization import QuantParams, params_of_interval, per_tensor
 from qdqbridge.errors import UnsupportedQuantization
 from tests.core.graph.graphs import quant
 
@@ -160,3 +160,16 @@ def test_large_scales_that_nobody_can_write_are_not_copied() -> None:
     points[-1] = 4
     c = QuantParams(DType.INT8, scale, points, axis=0)
     assert a != c and c.zero_point[-1] == 4 and not c.zero_point.flags.writeable
+
+
+@pytest.mark.parametrize(("interval", "dtype", "steps", "zero_point"), [
+    ((0.0, 1.0), DType.UINT8, 256, 0),
+    ((0.0, 1.0), DType.INT8, 256, -128),
+    ((-1.0, 1.0), DType.INT8, 128, 0),
+    ((-1.0, 1.0), DType.UINT16, 32768, 32768),
+    ((-1.0, 1.0), DType.INT16, 32768, 0),
+])  # fmt: skip
+def test_codes_that_fill_an_interval(
+    interval: tuple[float, float], dtype: DType, steps: int, zero_point: int
+) -> None:
+    assert params_of_interval(interval, dtype) == per_tensor(dtype, 1 / steps, zero_point)

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.operator import Attributes, Operator, Row
 from qdqbridge.core.graph.quantization import QuantParams, per_tensor
 from qdqbridge.core.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
+from qdqbridge.core.ops.bodies import body_of, folded, results
+from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION, RMS_NORMALIZATION
 from qdqbridge.core.ops.table import BY_NAME
 from tests.core.ops.onnxruntime_oracle import (
     Operand,
@@ -144,3 +147,35 @@ def test_float32_operands_give_float32_and_float64_float64() -> None:
         assert y.dtype == dtype
         np.testing.assert_allclose(y.mean(axis=2), 0, atol=1e-6)  # float32 ulps
         np.testing.assert_allclose(y.std(axis=2), 1, atol=1e-4)  # the operator adds epsilon
+
+
+@pytest.mark.parametrize("row", (LAYER_NORMALIZATION, RMS_NORMALIZATION), ids=lambda row: row.name)
+def test_a_norm_is_what_its_body_says(row: Row[NormAttrs]) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        shape = tuple(int(n) for n in rng.integers(1, 6, rng.integers(1, 5)))
+        attributes = NormAttrs(int(rng.integers(len(shape))), float(10.0 ** -rng.integers(1, 6)))
+        vary = [int(n) if rng.random() < 0.7 else 1 for n in shape[rng.integers(len(shape)) :]]
+        x, gamma, beta = (rng.normal(1, 2, s).astype(np.float32) for s in (shape, vary, vary))
+        operands = (x, gamma, beta)[: rng.integers(2, 4)]
+        body = body_of(row, attributes, x.ndim, len(operands))
+        (wanted,) = row.compute(attributes, operands)
+        np.testing.assert_allclose(results(body, operands)[-1], wanted, rtol=2e-4, atol=2e-4)
+
+
+def test_equal_steps_of_a_body_are_one_and_the_offset_may_be_left_out() -> None:
+    counted: list[str] = []
+
+    def step(op: Operator, attributes: Attributes, operands: list[str]) -> str:
+        del attributes
+        counted.append(op.name)
+        return f"{op.name}({', '.join(operands)})"
+
+    body = body_of(LAYER_NORMALIZATION, NormAttrs(1, 0.5), 2, 2)
+    text = folded(body, ["x", "g"], step, str)
+    assert counted == ["ReduceMean", "Sub", "Mul", "ReduceMean", "Add", "Sqrt", "Div", "Mul"]
+    centred = "Sub(x, ReduceMean(x))"
+    root = f"Sqrt(Add(ReduceMean(Mul({centred}, {centred})), 0.5))"
+    assert text == f"Mul(Div({centred}, {root}), g)"
+    whole = body_of(LAYER_NORMALIZATION, NormAttrs(1, 0.5), 2, 3)
+    assert folded(whole, ["x", "g", "b"], step, str) == f"Add({text}, b)"
