@@ -35,6 +35,8 @@ from qdqbridge.core.ops.normalization import (
     BATCH_NORMALIZATION,
     GROUP_NORMALIZATION,
     INSTANCE_NORMALIZATION,
+    LAYER_NORMALIZATION,
+    RMS_NORMALIZATION,
 )
 from qdqbridge.core.ops.pooling import AVERAGE_POOL, MAX_POOL
 from qdqbridge.core.ops.resize import RESIZE, sizes
@@ -66,7 +68,9 @@ def steps(node: Node, operands: OperandConstants) -> int | None:
     """
     if node.op.steps is not None:
         return node.op.steps(node.attributes, operands)
-    if BY_NAME.get(node.op.name) is not node.op or node.op.body is not None:
+    if BY_NAME.get(node.op.name) is not node.op:
+        return None
+    if node.op.body is not None and node.op not in _MADE:
         return None
     shapes = [() if operand is None else operand.shape for operand in operands]
     try:
@@ -232,6 +236,7 @@ _AXES = 64
 _NORMS = (BATCH_NORMALIZATION, INSTANCE_NORMALIZATION, GROUP_NORMALIZATION)
 _MADE: Mapping[Operator, _Made] = {
     **dict.fromkeys(_NORMS, _channelwise),
+    **dict.fromkeys((LAYER_NORMALIZATION, RMS_NORMALIZATION), _broadcast_steps),
     **dict.fromkeys((RESHAPE, SLICE, SPLIT), _first),
     CONCAT: _all,
     SHAPE: _nothing,

@@ -341,6 +341,10 @@ _GROUPS = dict((
 ))  # fmt: skip
 
 
+GROUPED = frozenset(_GROUPS)
+"""Norms whose statistics are those of groups of elements."""
+
+
 def groups_of(node: Node) -> NormalizedGroups:
     """Returns which elements a normalization (no batch norm) normalizes together."""
     return _GROUPS[node.op](node)

@@ -47,11 +47,11 @@ from qdqbridge.core.ops.attributes import (
     ResizeAttrs,
     SoftmaxAttrs,
 )
-from qdqbridge.core.ops.bodies import results
+from qdqbridge.core.ops.bodies import body_of, results
 from qdqbridge.core.ops.composition import CompositionAttrs, step_results
 from qdqbridge.core.ops.dynamic import rounding_of
 from qdqbridge.core.ops.elementwise import ADD, SUB
-from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION, groups_of
+from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION, GROUPED, groups_of
 from qdqbridge.core.ops.softmax import LOG_SOFTMAX
 
 Array = NDArray[Any]
@@ -265,16 +265,17 @@ def _rounding_bound(node: Node, reals: list[Array | None]) -> Exact:
             extent = max((*x.shape, *real.shape))
             largest = float(np.abs(x).max(initial=0))
             return Exact(real, few, few + UNIT * (32 + 8 * extent) * largest)
-        case _ if node.op.body is not None:
-            return Exact(real, few, few + _body_bound(node, reals))
-        case _:
+        case _ if node.op in GROUPED:
             return Exact(real, few, few + _normalization_bound(node, reals))
+        case _:
+            return Exact(real, few, few + _body_bound(node, reals))
 
 
 def _body_bound(node: Node, reals: Sequence[Array | None]) -> float:
     """Returns the bound of the largest result of any step, each of which may sum all elements."""
-    assert node.op.body is not None
-    steps = results(node.op.body(node.attributes), reals)
+    x = reals[0]
+    assert x is not None
+    steps = results(body_of(node.op, node.attributes, x.ndim, len(reals)), reals)
     largest = max((float(np.abs(step).max(initial=0)) for step in steps), default=0.0)
     terms = max((real.size for real in reals if real is not None), default=1)
     return growth(terms + 8 * len(steps)) * largest

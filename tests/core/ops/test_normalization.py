@@ -5,11 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Attributes, Operator, Row
 from qdqbridge.core.graph.quantization import QuantParams, per_tensor
+from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
 from qdqbridge.core.ops.bodies import body_of, folded, results
+from qdqbridge.core.ops.folding import NODE, steps
 from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION, RMS_NORMALIZATION
 from qdqbridge.core.ops.table import BY_NAME
 from tests.core.ops.onnxruntime_oracle import (
@@ -179,3 +183,11 @@ def test_equal_steps_of_a_body_are_one_and_the_offset_may_be_left_out() -> None:
     assert text == f"Mul(Div({centred}, {root}), g)"
     whole = body_of(LAYER_NORMALIZATION, NormAttrs(1, 0.5), 2, 3)
     assert folded(whole, ["x", "g", "b"], step, str) == f"Add({text}, b)"
+
+
+@pytest.mark.parametrize("row", (LAYER_NORMALIZATION, RMS_NORMALIZATION), ids=lambda row: row.name)
+def test_a_norm_of_constants_is_folded(row: Row[NormAttrs]) -> None:
+    data = [Constant.of(np.ones(shape, np.float32)) for shape in ((2, 3), (3,))]
+    values = [Value(TensorType(DType.FLOAT32, each.shape), constant=each) for each in data]
+    node = Node(row, NormAttrs(1, EPSILON), values, [Value(values[0].type)])
+    assert steps(node, data) == NODE + 6 + 6 + 3
