@@ -60,7 +60,7 @@ def profile(
         InputDataError: The data does not fit the model, or ``start`` is of another model or data.
         UnsupportedTargetError: The engine cannot run the model, or is not installed.
     """
-    from qdqbridge.autoquant.profiling.profile_model import profile_model
+    from qdqbridge.autoquant.profiling.collect import profile_model
 
     return profile_model(
         graph_of(model),

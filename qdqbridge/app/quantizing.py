@@ -177,7 +177,7 @@ class Quantization:
         progress: Callable[[int, int], None] | None,
     ) -> Quantization:
         from qdqbridge.app.judging import node_times
-        from qdqbridge.autoquant.inside_time import bodies_within_time
+        from qdqbridge.autoquant.inside import bodies_within_time
         from qdqbridge.autoquant.search.time_limit import TimeLimit, within_time
 
         made, samples, metric = self._judged("no size or time can be judged without it")
@@ -443,7 +443,7 @@ def quantization(
     Raises:
         QdqBridgeError: As :func:`quantize`.
     """
-    from qdqbridge.autoquant.advice.unseen import check_unseen
+    from qdqbridge.autoquant.advice.few_samples import check_unseen
     from qdqbridge.autoquant.hardware.fit import check_fitted, fitted
     from qdqbridge.autoquant.inside import (
         check_anything,
@@ -508,8 +508,7 @@ def _samples(
     *,
     labelled: bool,
 ) -> Data | None:
-    from qdqbridge.autoquant.profiling.samples import samples_of
-    from qdqbridge.autoquant.profiling.streams import open_samples
+    from qdqbridge.autoquant.profiling.samples import open_samples, samples_of
 
     if isinstance(data, (str, PathLike)):
         return open_samples(Path(data), graph.inputs, warn, labelled=labelled)
@@ -584,10 +583,9 @@ def _parted(
     Samples that are far larger than all others are in neither part, which is reported, as is what
     does not represent others. A profile has seen all of them: none are left out then.
     """
-    from qdqbridge.autoquant.advice.few_samples import FAR, outlying
+    from qdqbridge.autoquant.advice.few_samples import FAR, outlying, parted, unseen
     from qdqbridge.autoquant.advice.input_scale import misscaled
     from qdqbridge.autoquant.advice.uninformative import uninformative
-    from qdqbridge.autoquant.advice.unseen import parted, unseen
 
     far = outlying(samples) if asked and asked.tune else []
     if far:

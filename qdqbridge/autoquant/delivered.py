@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.profiling.masks import comparable
 from qdqbridge.autoquant.profiling.samples import Samples
+from qdqbridge.autoquant.profiling.stats import comparable
 from qdqbridge.autoquant.record import Output, OutputPart
 from qdqbridge.autoquant.repair.float_reference import decibels
 from qdqbridge.autoquant.search.tuning import errors_between

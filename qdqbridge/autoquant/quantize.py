@@ -33,19 +33,20 @@ from qdqbridge.autoquant.profiling.collect import (
 )
 from qdqbridge.autoquant.profiling.profile import Profile
 from qdqbridge.autoquant.profiling.samples import Samples
-from qdqbridge.autoquant.repair.other_scales import OtherScales
-from qdqbridge.autoquant.repair.rounds import Rounds
+from qdqbridge.autoquant.repair.float_reference import OtherScales
 from qdqbridge.autoquant.repair.steps import (
     DEFAULT,
     GRAPH_STEPS,
     QuantizedState,
+    Rounds,
     StepRecord,
     check_steps,
+    is_closer,
+    outdone,
     repaired,
+    with_choosers_tried,
 )
-from qdqbridge.autoquant.repair.tried_choosers import is_closer, outdone, with_choosers_tried
-from qdqbridge.autoquant.search.tuning import spread_unlike
-from qdqbridge.autoquant.search.work_budget import WorkBudget, shares_of_operations
+from qdqbridge.autoquant.search.tuning import WorkBudget, shares_of_operations, spread_unlike
 from qdqbridge.autoquant.simulation import batches_of
 from qdqbridge.autoquant.simulation.metrics import float_values
 from qdqbridge.core.graph.dtypes import DType

@@ -10,15 +10,14 @@ import numpy as np
 
 from qdqbridge.autoquant.delivered import Delivered, delivered
 from qdqbridge.autoquant.hardware.accumulators import accumulators
-from qdqbridge.autoquant.hardware.observed import observe
+from qdqbridge.autoquant.hardware.products import observe
 from qdqbridge.autoquant.planning.decide import Decision
 from qdqbridge.autoquant.planning.plan import Derived, Fixed, Observed, Shared, has_floats
 from qdqbridge.autoquant.planning.targets import Target
 from qdqbridge.autoquant.profiling.collect import observable
-from qdqbridge.autoquant.profiling.histogram import SIDE, Histogram
 from qdqbridge.autoquant.profiling.profile import Profile
 from qdqbridge.autoquant.profiling.samples import Samples
-from qdqbridge.autoquant.profiling.stats import TensorStats
+from qdqbridge.autoquant.profiling.stats import SIDE, Histogram, TensorStats
 from qdqbridge.autoquant.record import (
     Culprit,
     FallbackRow,

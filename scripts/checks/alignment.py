@@ -25,10 +25,14 @@ from numpy.typing import NDArray
 from rich.progress import track
 
 import qdqbridge as qb
+from qdqbridge.autoquant.attribution.causes import node_errors
 from qdqbridge.autoquant.attribution.common_form import common_form, distance, without_arithmetic
-from qdqbridge.autoquant.attribution.correspondence import Correspondence, correspondence, fed
-from qdqbridge.autoquant.attribution.node_errors import node_errors
-from qdqbridge.autoquant.attribution.pairing import keeps_elements
+from qdqbridge.autoquant.attribution.correspondence import (
+    Correspondence,
+    correspondence,
+    fed,
+    keeps_elements,
+)
 from qdqbridge.autoquant.attribution.simulation import GraphRuns
 from qdqbridge.core.graph.copying import copied
 from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Value

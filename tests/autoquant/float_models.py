@@ -15,7 +15,7 @@ from qdqbridge.autoquant.profiling.collect import (
 )
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
-from qdqbridge.autoquant.search.sensitivity_variants import Variants
+from qdqbridge.autoquant.search.sensitivity import Variants
 from tests.onnx_models import Builder, canonical
 
 

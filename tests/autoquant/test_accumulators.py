@@ -12,9 +12,8 @@ from onnx import TensorProto, helper
 
 import qdqbridge as qb
 from qdqbridge.autoquant.hardware.accumulators import accumulators, bits_of, bounds, codes_used
-from qdqbridge.autoquant.hardware.observed import observe
 from qdqbridge.autoquant.hardware.pairs import can_saturate, paired, remedy, saturating
-from qdqbridge.autoquant.hardware.products import products
+from qdqbridge.autoquant.hardware.products import observe, products
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.core.graph.dtypes import DType

@@ -9,10 +9,9 @@ import pytest
 
 import qdqbridge as qb
 from qdqbridge.app.quantizing import quantization
-from qdqbridge.autoquant.profiling.collect import collect, onnxruntime_observer
+from qdqbridge.autoquant.profiling.collect import collect, onnxruntime_observer, profile_model
 from qdqbridge.autoquant.profiling.control_flow import watched
 from qdqbridge.autoquant.profiling.profile import merge, profile_text
-from qdqbridge.autoquant.profiling.profile_model import profile_model
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.errors import InputDataError

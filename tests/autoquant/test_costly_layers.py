@@ -12,8 +12,8 @@ from qdqbridge.app.quantizing import quantization
 from qdqbridge.autoquant.planning.targets import ORT
 from qdqbridge.autoquant.quantize import QuantizeOptions
 from qdqbridge.autoquant.search import presets
-from qdqbridge.autoquant.search.costly_layers import GAIN, left_float
-from qdqbridge.autoquant.search.presets import STEP, _PresetTrials
+from qdqbridge.autoquant.search.presets import COSTLY_GAIN as GAIN
+from qdqbridge.autoquant.search.presets import STEP, _PresetTrials, left_float
 from tests.onnx_models import Builder
 
 LOUD = 10.0

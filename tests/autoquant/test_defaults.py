@@ -29,9 +29,8 @@ from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
 from qdqbridge.autoquant.repair.steps import GRAPH_STEPS
 from qdqbridge.autoquant.search import presets
 from qdqbridge.autoquant.search.presets import STEP, chosen
-from qdqbridge.autoquant.search.sensitivity_variants import wider
-from qdqbridge.autoquant.search.tuning import spread_unlike
-from qdqbridge.autoquant.search.work_budget import WorkBudget
+from qdqbridge.autoquant.search.sensitivity import wider
+from qdqbridge.autoquant.search.tuning import WorkBudget, spread_unlike
 from tests.autoquant.float_models import masked
 from tests.onnx_models import Builder, canonical
 from tests.places import MODELS

@@ -18,8 +18,8 @@ from onnx import TensorProto
 import qdqbridge as qb
 from qdqbridge.app.cli.failures import run
 from qdqbridge.app.quantizing import Quantization, quantization
+from qdqbridge.autoquant.advice.few_samples import unseen
 from qdqbridge.autoquant.advice.input_scale import misscaled
-from qdqbridge.autoquant.advice.unseen import unseen
 from qdqbridge.autoquant.delivered import Delivered, expected_sqnr, likely_sqnr
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.search.size_limit import size_of

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdqbridge.autoquant.profiling.histogram import FINEST, SIDE, Histogram, exponent_of
+from qdqbridge.autoquant.profiling.stats import FINEST, SIDE, Histogram, exponent_of
 
 
 def spread(rng, count):

@@ -12,9 +12,14 @@ from qdqbridge.autoquant.planning.targets import ORT
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair.gptq import rounded_rows, with_rounding
 from qdqbridge.autoquant.repair.layers import layer_of
-from qdqbridge.autoquant.repair.learn import learned
-from qdqbridge.autoquant.repair.learned_rows import DAMPING, descended, learned_rows, targets
-from qdqbridge.autoquant.repair.operand_moments import OperandMoments
+from qdqbridge.autoquant.repair.learn import (
+    DAMPING,
+    OperandMoments,
+    descended,
+    learned,
+    learned_rows,
+    targets,
+)
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.interpreter import evaluate
 from tests.autoquant.float_models import quantize_plainly

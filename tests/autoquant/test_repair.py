@@ -15,8 +15,7 @@ from qdqbridge.autoquant.repair import steps
 from qdqbridge.autoquant.repair.equalize import equalized, links, rescaled
 from qdqbridge.autoquant.repair.float_reference import FloatReference
 from qdqbridge.autoquant.repair.layers import layer_of
-from qdqbridge.autoquant.repair.steps import DEFAULT, GAIN, left_out_sqnr
-from qdqbridge.autoquant.repair.tried_choosers import CHOOSERS, CLEARLY
+from qdqbridge.autoquant.repair.steps import CHOOSERS, CLEARLY, DEFAULT, GAIN, left_out_sqnr
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.quantization import per_tensor
 from qdqbridge.errors import InputDataError, UnsupportedModelError

@@ -14,9 +14,9 @@ from qdqbridge.autoquant.profiling.samples import (
     Samples,
     batch_samples,
     is_one_run,
+    open_samples,
     samples_of,
 )
-from qdqbridge.autoquant.profiling.streams import open_samples
 from qdqbridge.autoquant.search.tuning import errors_between, spread
 from qdqbridge.errors import InputDataError
 from tests.onnx_models import canonical

@@ -8,8 +8,13 @@ from qdqbridge.autoquant.planning.plan import plan
 from qdqbridge.autoquant.planning.targets import A16W8, ORT, ORT_S8, TENSORRT
 from qdqbridge.autoquant.search.fallback import fall_back, meet_goal
 from qdqbridge.autoquant.search.search import Goal
-from qdqbridge.autoquant.search.sensitivity import only, sensitivity
-from qdqbridge.autoquant.search.sensitivity_variants import LayerChange, layers_of, widened
+from qdqbridge.autoquant.search.sensitivity import (
+    LayerChange,
+    layers_of,
+    only,
+    sensitivity,
+    widened,
+)
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.errors import InputDataError

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from qdqbridge.autoquant.profiling.samples import Samples
-from qdqbridge.autoquant.profiling.streams import open_samples
+from qdqbridge.autoquant.profiling.samples import Samples, open_samples
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.types import TensorType

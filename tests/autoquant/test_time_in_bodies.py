@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from qdqbridge.app.quantizing import quantization
-from qdqbridge.autoquant.inside_time import bodies_within_time
+from qdqbridge.autoquant.inside import bodies_within_time
 from qdqbridge.autoquant.search.time_limit import TimeLimit, within_time
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.errors import InputDataError

@@ -9,7 +9,7 @@ import pytest
 
 import qdqbridge
 from qdqbridge.autoquant.choosers import MinMax, Percentile, RangeChooser
-from qdqbridge.autoquant.hardware.biases import ROOM, product_of
+from qdqbridge.autoquant.hardware.scales import ROOM, product_of
 from qdqbridge.autoquant.planning.decide import apply, decide
 from qdqbridge.autoquant.planning.formats import Format
 from qdqbridge.autoquant.planning.plan import Derived, plan
@@ -17,8 +17,7 @@ from qdqbridge.autoquant.planning.targets import ORT, OperatorRule
 from qdqbridge.autoquant.profiling.collect import collect, onnxruntime_observer, prepared
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair.float_reference import FloatReference
-from qdqbridge.autoquant.repair.steps import QuantizedState
-from qdqbridge.autoquant.repair.tried_choosers import folds_of, with_choosers_tried
+from qdqbridge.autoquant.repair.steps import QuantizedState, folds_of, with_choosers_tried
 from qdqbridge.autoquant.search.tuning import (
     LEAST,
     errors_of,

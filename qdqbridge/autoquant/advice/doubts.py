@@ -7,8 +7,7 @@ import math
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.quantize import Quantized
 from qdqbridge.autoquant.search.search import stats_of
-from qdqbridge.autoquant.search.sensitivity import Ranking, sensitivity
-from qdqbridge.autoquant.search.sensitivity_variants import Variants, layers_of
+from qdqbridge.autoquant.search.sensitivity import Ranking, Variants, layers_of, sensitivity
 from qdqbridge.autoquant.search.tuning import spread
 from qdqbridge.autoquant.simulation import Simulation
 

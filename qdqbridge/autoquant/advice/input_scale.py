@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.advice.few_samples import ENOUGH, different
 from qdqbridge.autoquant.advice.uninformative import before_bounds
 from qdqbridge.autoquant.profiling.collect import Data
-from qdqbridge.autoquant.profiling.masks import filled_by_masks
 from qdqbridge.autoquant.profiling.samples import Sample, Samples
+from qdqbridge.autoquant.profiling.stats import filled_by_masks
 from qdqbridge.autoquant.search.tuning import spread
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import Flow

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.advice.few_samples import different
 from qdqbridge.autoquant.profiling.collect import Data
-from qdqbridge.autoquant.profiling.masks import filled_by_masks
 from qdqbridge.autoquant.profiling.samples import Samples
+from qdqbridge.autoquant.profiling.stats import filled_by_masks
 from qdqbridge.autoquant.search.tuning import spread
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.operator import Flow

@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.attribution.causes import causes, changed
+from qdqbridge.autoquant.attribution.causes import (
+    KERNEL,
+    KernelShare,
+    NodeError,
+    causes,
+    changed,
+    kernel_share,
+    node_errors,
+)
 from qdqbridge.autoquant.attribution.correspondence import (
     BODY,
     Correspondence,
@@ -19,8 +27,6 @@ from qdqbridge.autoquant.attribution.correspondence import (
     fed,
     share,
 )
-from qdqbridge.autoquant.attribution.kernels import KernelShare, kernel_share
-from qdqbridge.autoquant.attribution.node_errors import KERNEL, NodeError, node_errors
 from qdqbridge.autoquant.attribution.repairs import repairs
 from qdqbridge.autoquant.attribution.rescaling import rescaled_as
 from qdqbridge.autoquant.attribution.simulation import (

@@ -14,8 +14,15 @@ import numpy as np
 
 from qdqbridge.autoquant.attribution.correspondence import Correspondence
 from qdqbridge.autoquant.repair.equalize import EqualizedLink, reach_of, rescaled
-from qdqbridge.autoquant.repair.layers import Array, Norm, ProductLayer, Vector, layer_of, norm_of
-from qdqbridge.autoquant.repair.paths import PathRefused
+from qdqbridge.autoquant.repair.layers import (
+    Array,
+    Norm,
+    PathRefused,
+    ProductLayer,
+    Vector,
+    layer_of,
+    norm_of,
+)
 from qdqbridge.core.graph.graph import Graph, Node, Value
 
 _SWEEPS = 100

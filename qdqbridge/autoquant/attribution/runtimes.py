@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.attribution.attribute import Attribution, SuspectTensor
-from qdqbridge.autoquant.attribution.kernels import KernelShare, kernel_share
-from qdqbridge.autoquant.attribution.node_errors import KERNEL
+from qdqbridge.autoquant.attribution.causes import KERNEL, KernelShare, kernel_share
 from qdqbridge.autoquant.attribution.simulation import GraphRuns, decibels, ratio
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.targets.comparison.engine import Engine

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.choosers.chooser import RangeChooser
 from qdqbridge.autoquant.planning.formats import Format
-from qdqbridge.autoquant.profiling.histogram import SIDE
-from qdqbridge.autoquant.profiling.stats import TensorStats
+from qdqbridge.autoquant.profiling.stats import SIDE, TensorStats
 
 
 @dataclass(frozen=True, slots=True)

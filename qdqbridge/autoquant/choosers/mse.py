@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.choosers.chooser import RangeChooser
 from qdqbridge.autoquant.choosers.rows import Pairs, Rows, least_error
 from qdqbridge.autoquant.planning.formats import Format
-from qdqbridge.autoquant.profiling.histogram import SIDE, Histogram
-from qdqbridge.autoquant.profiling.stats import TensorStats
+from qdqbridge.autoquant.profiling.stats import SIDE, Histogram, TensorStats
 
 _MANY = 1 << 12
 """Codes from which rounding errors are negligible beside clipping: nothing is searched then."""

@@ -10,8 +10,7 @@ import numpy as np
 from qdqbridge.autoquant.choosers.chooser import RangeChooser
 from qdqbridge.autoquant.choosers.rows import Pairs, Rows, extremes
 from qdqbridge.autoquant.planning.formats import Format
-from qdqbridge.autoquant.profiling.histogram import SIDE
-from qdqbridge.autoquant.profiling.stats import TensorStats
+from qdqbridge.autoquant.profiling.stats import SIDE, TensorStats
 
 
 @dataclass(frozen=True, slots=True)

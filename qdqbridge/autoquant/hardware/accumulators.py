@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.hardware.observed import Seen
 from qdqbridge.autoquant.hardware.pairs import FULL, Order, remedy, saturating
-from qdqbridge.autoquant.hardware.products import Product, products
+from qdqbridge.autoquant.hardware.products import Product, Seen, products
 from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.autoquant.record import AccumulatorRow
 from qdqbridge.core.graph.graph import Graph, Node, Value
@@ -145,7 +144,7 @@ def accumulators(
         graph: A canonical quantized graph.
         stats: What was seen of the float tensors, by name: a profile's.
         seen: What data did to this graph, which goes before ``stats``; see
-            :func:`qdqbridge.autoquant.hardware.observed.observe`.
+            :func:`qdqbridge.autoquant.hardware.products.observe`.
         order: In which order a kernel adds the products of a convolution.
     """
     known, found = stats or {}, seen or {}

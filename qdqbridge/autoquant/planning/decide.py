@@ -15,8 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.choosers import Chooser, Context, RangeChooser
-from qdqbridge.autoquant.hardware.biases import half_a_step, is_rounded, product_of, stored_bias
-from qdqbridge.autoquant.hardware.scales import suited
+from qdqbridge.autoquant.hardware.scales import (
+    half_a_step,
+    is_rounded,
+    product_of,
+    stored_bias,
+    suited,
+)
 from qdqbridge.autoquant.planning.constants import of_constant
 from qdqbridge.autoquant.planning.formats import Unstored
 from qdqbridge.autoquant.planning.plan import (

@@ -19,8 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.profiling.histogram import SIDE, Histogram
-from qdqbridge.autoquant.profiling.stats import ChannelExtremes, SampleExtremes, TensorStats
+from qdqbridge.autoquant.profiling.stats import (
+    SIDE,
+    ChannelExtremes,
+    Histogram,
+    SampleExtremes,
+    TensorStats,
+)
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.printer import tensor_id
 from qdqbridge.errors import InputDataError

@@ -15,8 +15,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.profiling.histogram import FINEST, SIDE, Histogram
-from qdqbridge.autoquant.profiling.stats import ChannelExtremes, SampleExtremes, TensorStats
+from qdqbridge.autoquant.profiling.stats import (
+    FINEST,
+    SIDE,
+    ChannelExtremes,
+    Histogram,
+    SampleExtremes,
+    TensorStats,
+)
 
 SPLIT = 4
 """Tables that the compiled loops count in by turns."""

@@ -6,6 +6,7 @@ merge into those of both, bit for bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -14,7 +15,93 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.profiling.histogram import Histogram
+# ---- A histogram that is the same however its data is batched, ordered or shared out -------------
+# Bins are ``2**exponent`` wide and aligned at zero: bin ``k`` holds ``k * width <= x < (k + 1) *
+# width``. The exponent follows from the largest magnitude alone, and a coarser histogram is a finer
+# one with neighbours added, so that nothing depends on which value came first.
+
+
+SIDE = 2048
+"""Bins on each side of zero."""
+FINEST = -126
+"""The smallest exponent: bins no narrower than the smallest normal float32."""
+_BITS = 11  # SIDE = 2**11
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Histogram:
+    """Counts of finite, nonzero values.
+
+    Attributes:
+        exponent: Bins are ``2**exponent`` wide.
+        counts: int64, ``2 * SIDE`` entries; entry ``i`` is bin ``i - SIDE``.
+    """
+
+    exponent: int
+    counts: NDArray[np.int64]
+
+    @staticmethod
+    def empty() -> Histogram:
+        """Returns the histogram of nothing, which changes nothing it is merged with."""
+        return Histogram(FINEST, np.zeros(2 * SIDE, np.int64))
+
+    @staticmethod
+    def of(values: NDArray[Any]) -> Histogram:
+        """Returns the histogram of finite values; zeros are left out."""
+        if not values.size:
+            return Histogram.empty()
+        exponent = exponent_of(float(max(values.max(), -values.min(), 0)))
+        scaled = values.reshape(-1).astype(np.float64) * 2.0**-exponent
+        bins = np.floor(scaled, out=scaled).astype(np.int64) + SIDE
+        counts = np.bincount(bins, minlength=2 * SIDE).astype(np.int64)
+        counts[SIDE] -= np.count_nonzero(values == 0)
+        return Histogram(exponent, counts)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Histogram):
+            return NotImplemented
+        return self.exponent == other.exponent and np.array_equal(self.counts, other.counts)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def width(self) -> float:
+        """Width of a bin."""
+        return math.ldexp(1.0, self.exponent)
+
+    @property
+    def edges(self) -> NDArray[np.float64]:
+        """The ``2 * SIDE + 1`` edges of the bins."""
+        return np.arange(-SIDE, SIDE + 1, dtype=np.float64) * np.float64(self.width)
+
+    @property
+    def total(self) -> int:
+        """Number of values counted."""
+        return int(self.counts.sum())
+
+    def coarsened(self, exponent: int) -> Histogram:
+        """Returns the histogram that the same values make with wider bins."""
+        halvings = min(exponent - self.exponent, _BITS)  # then each side is one bin already
+        if halvings <= 0:
+            return Histogram(exponent, self.counts)
+        counts, bins = np.zeros_like(self.counts), SIDE >> halvings
+        self.counts.reshape(2 * bins, -1).sum(axis=1, out=counts[SIDE - bins : SIDE + bins])
+        return Histogram(exponent, counts)
+
+    def merged(self, other: Histogram) -> Histogram:
+        """Returns the histogram of both sets of values."""
+        exponent = max(self.exponent, other.exponent)
+        counts = self.coarsened(exponent).counts + other.coarsened(exponent).counts
+        return Histogram(exponent, counts)
+
+
+def exponent_of(magnitude: float) -> int:
+    """Returns the smallest exponent whose bins reach beyond ``magnitude`` on both sides."""
+    return FINEST if magnitude == 0 else max(math.frexp(magnitude)[1] - _BITS, FINEST)
+
+
+# ---- What is remembered of one float tensor over all samples: exact, mergeable, in any order -----
+
 
 _UNIT = 149
 """Every float32 is a multiple of ``2**-149``; sums are whole numbers of these."""
@@ -255,3 +342,51 @@ def _fixed_point_of_float(value: float) -> int:
 
 def _mean_of_fixed_point(total: int, samples: int) -> float:
     return 0.0 if not samples else total / (samples << _UNIT)
+
+
+# ---- What masks fill in: minus infinity, -1e30, or -1e4 among logits, where nothing is -----------
+# It is no signal. A range that holds it resolves nothing else, and in a sum of squares it outweighs
+# all that a model computes.
+
+
+Array = NDArray[Any]
+MASK, HUGE, APART = 9e3, 1e9, 100.0
+"""What a mask puts where nothing is: at most minus the first, or anything above the second in size,
+and so many times as far from zero as all else."""
+
+
+def comparable(wanted: Array, found: Array) -> tuple[Array, Array]:
+    """Returns two outputs in float64 such that their difference is an error.
+
+    What a mask fills is no signal: there it counts how far the other one comes into the range of
+    all other values.
+
+    Args:
+        wanted: The float model's output.
+        found: The same of what is looked at.
+    """
+    real, other = wanted.astype(np.float64), found.astype(np.float64)
+    filled = filled_by_masks(wanted)
+    if filled is None:
+        return real, other
+    rest = real[~filled]
+    ends = (rest.min(), rest.max()) if rest.size else (0.0, 0.0)
+    other[filled] = np.clip(other[filled], *ends) - np.clip(real[filled], *ends)
+    real[filled] = 0
+    return real, other
+
+
+def filled_by_masks(array: Array) -> NDArray[np.bool_] | None:
+    """Returns where a mask filled an array (with minus infinity, -1e30, or -1e4 among logits).
+
+    None where nothing looks like that, and where NaN does.
+    """
+    if array.dtype.kind not in "fV" or not array.size:
+        return None
+    sizes = np.abs(array.astype(np.float64))
+    large = ~(sizes < HUGE) | (array < -MASK)
+    if not large.any() or np.isnan(sizes).any():
+        return None
+    rest = sizes[~large]
+    apart = not rest.size or sizes[large].min() > APART * rest.max()
+    return large if apart else None

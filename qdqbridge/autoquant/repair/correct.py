@@ -22,12 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.hardware.biases import product_of
-from qdqbridge.autoquant.hardware.scales import suited
+from qdqbridge.autoquant.hardware.scales import product_of, suited
 from qdqbridge.autoquant.planning.decide import Decision, about_copy
 from qdqbridge.autoquant.planning.plan import Derived, QuantizationPlan, Weight
-from qdqbridge.autoquant.profiling.masks import comparable
 from qdqbridge.autoquant.profiling.samples import Samples
+from qdqbridge.autoquant.profiling.stats import comparable
 from qdqbridge.autoquant.repair.layers import along, layer_of
 from qdqbridge.autoquant.repair.sweep import SAMPLES, Batches, sweep
 from qdqbridge.core.graph.copying import Slot, with_constants

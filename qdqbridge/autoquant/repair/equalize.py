@@ -17,8 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.profiling.stats import TensorStats
-from qdqbridge.autoquant.repair.layers import Norm, ProductLayer, Vector, layer_of
-from qdqbridge.autoquant.repair.paths import PathRefused, Reach, reach
+from qdqbridge.autoquant.repair.layers import (
+    Norm,
+    PathRefused,
+    ProductLayer,
+    Reach,
+    Vector,
+    layer_of,
+    reach,
+)
 from qdqbridge.core.graph.copying import Slot, with_constants
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import Attributes

@@ -2,13 +2,14 @@
 
 A product shall compute ``w x``; it computes ``q x'``, of stored weights and of operands that the
 layers before it have rounded. What is learned of each product, and how, is said in
-:mod:`qdqbridge.autoquant.repair.learned_layer`. Biases are corrected on the way, so that later
+:mod:`qdqbridge.autoquant.repair.learn`. Biases are corrected on the way, so that later
 layers see them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,351 @@ from qdqbridge.autoquant.planning.decide import Decision, stored_integers
 from qdqbridge.autoquant.planning.plan import Weight
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair.correct import Correcting, places, shifted
-from qdqbridge.autoquant.repair.layers import layer_of
-from qdqbridge.autoquant.repair.learned_layer import FEW_BITS, LayerLearning
-from qdqbridge.autoquant.repair.operand_moments import OperandMoments
+from qdqbridge.autoquant.repair.gptq import columns, loss, rounded_rows
+from qdqbridge.autoquant.repair.layers import ProductLayer, layer_of
 from qdqbridge.autoquant.repair.sweep import SAMPLES, Batches, sweep
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.quantization import QuantParams
 
+# ---- Integers on a grid that are close to what rows of a matrix shall compute --------------------
+# The squared error of a row is a quadratic in it. Its least point on the grid is approached by
+# rounding columns one after the other (:mod:`qdqbridge.autoquant.repair.gptq`) and then changing
+# one integer at a time while that helps.
+
+
+Matrix = NDArray[np.float64]
+DAMPING = 0.01
+"""How strongly weights are held where they are, as a share of the mean square of an operand."""
+_SWEEPS, _BLOCK = 4, 64
+
+
+def targets(
+    weight: Matrix, square: Matrix, cross: Matrix, hold: Matrix | float
+) -> tuple[Matrix, Matrix]:
+    """Returns real numbers that rows shall come close to, and what errors cost, ``e H e^T``.
+
+    Args:
+        weight: ``[…, rows, columns]``.
+        square: ``X' X'^T``, ``[…, columns, columns]``.
+        cross: ``X X'^T``.
+        hold: How many times as hard weights are held where they are.
+    """
+    mean = np.diagonal(square, axis1=-2, axis2=-1).mean(axis=-1)[..., None, None]
+    damping = np.where(mean > 0, hold * DAMPING * mean, 1.0)
+    hessian = square + damping * np.eye(square.shape[-1])
+    wanted = np.swapaxes(weight @ cross + damping * weight, -1, -2)
+    return np.asarray(np.swapaxes(np.linalg.solve(hessian, wanted), -1, -2), np.float64), hessian
+
+
+def learned_rows(
+    target: Matrix,
+    scale: Matrix,
+    zero_point: Matrix,
+    hessian: Matrix,
+    low: Matrix | int,
+    high: Matrix | int,
+    ratios: Sequence[float] = (1.0,),
+) -> tuple[Matrix, Matrix]:
+    """Returns stored integers for the rows of a matrix, and a factor of each row's scales.
+
+    There may be one matrix for each of several groups.
+
+    Args:
+        target: ``[…, rows, columns]``, what is approached.
+        scale: Of each element.
+        zero_point: Of each element.
+        hessian: What errors cost, ``[…, columns, columns]``.
+        low: The smallest stored integer, of all or of each element.
+        high: The largest one.
+        ratios: Factors to try.
+    """
+    best = np.full(target.shape[:-1], np.inf)
+    stored, factor = np.zeros_like(target), np.ones(target.shape[:-1])
+    for ratio in ratios:
+        own = scale * ratio
+        q = rounded_rows(target, own, zero_point, hessian, low, high)
+        q = descended(target, q, own, zero_point, hessian, low, high)
+        lost = loss(target, q, own, zero_point, hessian)
+        better = lost < best
+        best = np.where(better, lost, best)
+        stored[better], factor[better] = q[better], ratio
+    return stored, factor
+
+
+def descended(
+    target: Matrix,
+    stored: Matrix,
+    scale: Matrix,
+    zero_point: Matrix,
+    hessian: Matrix,
+    low: Matrix | int,
+    high: Matrix | int,
+) -> Matrix:
+    """Returns integers from which changing a single one in a row no longer helps, or nearly.
+
+    Args:
+        target: ``[…, rows, columns]``, what is approached.
+        stored: Integers to begin with.
+        scale: Of each element.
+        zero_point: Of each element.
+        hessian: What errors cost, ``e H e^T``.
+        low: The smallest stored integer, of all or of each element.
+        high: The largest one.
+    """
+    q, count = stored.copy(), stored.shape[-1]
+    least, most = (np.broadcast_to(end, q.shape) for end in (low, high))
+    curvature = scale * np.diagonal(hessian, axis1=-2, axis2=-1)[..., None, :]
+    gradient = ((q - zero_point) * scale - target) @ hessian
+    for _ in range(_SWEEPS):
+        moved = False
+        for start in range(0, count, _BLOCK):
+            part = slice(start, min(start + _BLOCK, count))
+            inner, rest = hessian[..., part, part], gradient[..., part].copy()
+            change = np.zeros_like(rest)
+            for j in range(rest.shape[-1]):
+                column = start + j
+                best = q[..., column] - rest[..., j] / curvature[..., column]
+                # np.clip takes longer
+                best = np.minimum(np.maximum(np.rint(best), least[..., column]), most[..., column])
+                step = (best - q[..., column]) * scale[..., column]
+                q[..., column], change[..., j] = best, step
+                rows = step.nonzero()  # few, from the second sweep on
+                rest[rows] += step[rows][:, None] * inner[..., j, :][rows[:-1]]
+            if change.any():
+                moved = True
+                gradient += change @ hessian[..., part, :]
+        if not moved:
+            break
+    return q
+
+
+# ---- operand moments -----------------------------------------------------------------------------
+# What the operands of a product tell about it: products of their columns, summed over samples.
+
+
 Array = NDArray[Any]
+_POSITIONS, _TIMES = 8192, 8
+"""Columns of operands that are looked at: so many, or so many times the number of terms."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperandMoments:
+    """What a product's operands tell about it, per group.
+
+    Attributes:
+        square: ``X' X'^T`` of rounded operands, ``[groups, n, n]``.
+        cross: ``X X'^T``, of real ones by rounded ones.
+    """
+
+    square: Matrix
+    cross: Matrix
+
+    @staticmethod
+    def of(
+        layer: ProductLayer, real: Batches, rounded: Batches, *, centred: bool, alike: bool = False
+    ) -> OperandMoments:
+        """Looks at operands.
+
+        Args:
+            layer: The product.
+            real: Its first operand in the float graph, batch by batch.
+            rounded: The same in the quantized graph.
+            centred: A bias makes up for means, so that they do not count.
+            alike: All samples count the same, however loud they are.
+        """
+        terms = layer.weight.size // layer.outputs
+        most = max(_POSITIONS, _TIMES * terms) // max(len(real), 1) + 1
+        square, cross = (np.zeros((layer.groups, terms, terms)) for _ in range(2))
+        sums, count = np.zeros((2, layer.groups, terms)), 0
+        for a, b in (
+            map(_normalize_sample_rms, real, rounded) if alike else zip(real, rounded, strict=True)
+        ):
+            x, y = (columns(layer, np.asarray(each, np.float64)) for each in (a, b))
+            step = -(-x.shape[2] // most)
+            x, y = x[:, :, ::step], y[:, :, ::step]
+            square += y @ y.transpose(0, 2, 1)
+            cross += x @ y.transpose(0, 2, 1)
+            sums += x.sum(axis=2), y.sum(axis=2)
+            count += x.shape[2]
+        if centred and count:
+            x, y = sums
+            square -= y[:, :, None] * y[:, None, :] / count
+            cross -= x[:, :, None] * y[:, None, :] / count
+        return OperandMoments(square, cross)
+
+    def __add__(self, other: OperandMoments) -> OperandMoments:
+        return OperandMoments(self.square + other.square, self.cross + other.cross)
+
+    def of_groups(self, chosen: NDArray[np.bool_]) -> OperandMoments:
+        """Returns what some groups tell."""
+        return OperandMoments(self.square[chosen], self.cross[chosen])
+
+    def loss(self, weight: Matrix, real: Matrix) -> NDArray[np.float64]:
+        """Returns the squared error of every row but for a constant.
+
+        Args:
+            weight: ``[groups, rows, n]`` as the float graph has it.
+            real: The same as the quantized graph has it.
+        """
+        twice = 2 * weight @ self.cross
+        return np.einsum("grj,grj->gr", real @ self.square - twice, real)
+
+
+def _normalize_sample_rms(real: Array, rounded: Array) -> tuple[Array, Array]:
+    """Returns operands whose samples are divided by the root of the mean square of the real one."""
+    square = np.square(real, dtype=np.float64).mean(axis=tuple(range(1, real.ndim)), keepdims=True)
+    size = np.sqrt(np.where(square > 0, square, 1.0))
+    return real / size, rounded / size
+
+
+# ---- Rounding and ranges of one product's weights, learned from its operands ---------------------
+# The squared error of a row is a quadratic in its weights: its least point among real numbers makes
+# up for errors of the operands too, its least point on the grid of stored integers is approached
+# (:mod:`qdqbridge.autoquant.repair.learn`). AdaRound (Nagel et al., "Up or Down? Adaptive
+# Rounding for Post-Training Quantization", 2020) learns the same rounding by gradients; weights
+# that leave their neighbouring integers, and scales that are learned, are AdaQuant's (Hubara et
+# al., "Accurate Post Training Quantization With Small Calibration Sets", 2021).
+#
+# Few samples say little about many weights. So each row is learned in several ways, which trust
+# them more or less, from one half of the samples and from the other; the way is taken that is best
+# on the half that it has not seen, and none where the row is better as it was.
+
+
+FEW_BITS = 4
+"""Weights of so many bits have their ranges learned as well."""
+RATIOS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)
+"""What scales are multiplied with, to try."""
+
+
+HOLDS = (1.0, 10.0, 100.0)
+"""How many times as hard weights are held where they are. Each is two ways: weights make up for
+what the layers before have rounded, or they approach ``w x'``."""
+_ELEMENTS = 1 << 20
+"""Of what errors cost, side by side, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class _RealRows:
+    """Rows of a product, ``[groups, rows, n]``: real weights, how and between what they are stored.
+
+    Scales, zero points, the smallest and the largest integers.
+    """
+
+    weight: Matrix
+    scale: Matrix
+    zero: Matrix
+    low: Matrix
+    high: Matrix
+
+    def of(self, chosen: tuple[NDArray[np.intp], ...]) -> _RealRows:
+        return _RealRows(*(getattr(self, each.name)[chosen] for each in fields(self)))
+
+    def loss(self, moments: OperandMoments, stored: Matrix) -> NDArray[np.float64]:
+        return moments.loss(self.weight, (stored - self.zero) * self.scale)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerLearning:
+    """Learns the weights of one product.
+
+    Attributes:
+        layer: The product.
+        params: How its weights are stored.
+        start: The integers that they are stored as so far.
+        hold: How many times as hard weights are held where they are, in every way.
+        limits: The smallest and the largest integer of each weight, where the type's are not.
+    """
+
+    layer: ProductLayer
+    params: QuantParams
+    start: Array
+    hold: float = 1.0
+    limits: tuple[Array, Array] | None = None
+
+    def rows(self, halves: Sequence[OperandMoments]) -> tuple[Array, QuantParams, tuple[int, int]]:
+        """Returns integers, parameters, and how many rows of how many are learned.
+
+        Args:
+            halves: What two halves of the samples tell; one where there is one sample, from which
+                every row is learned.
+        """
+        params, layer = self.params, self.layer
+        low, high = self.limits or (np.array(params.qmin), np.array(params.qmax))
+        weight, scale, zero, low, high, start = (
+            self._flat(np.broadcast_to(a, layer.weight.shape).astype(np.float64))
+            for a in (
+                layer.weight,
+                params.aligned(params.scale, layer.weight.shape),
+                params.aligned(params.zero_point, layer.weight.shape),
+                low,
+                high,
+                self.start,
+            )
+        )
+        whole = halves[0] if len(halves) == 1 else halves[0] + halves[1]
+        own = params.axis == layer.geometry.axis and params.block_size is None
+        ratios = RATIOS if own and params.storage_dtype.bits <= FEW_BITS else RATIOS[:1]
+        found, factors = start.copy(), np.ones(weight.shape[:2])
+        every = _RealRows(weight, scale, zero, low, high)
+        ways = self._ways(every, start, halves)
+        groups, some = (np.asarray((ways >= 0).any(axis=axis)) for axis in (1, 0))
+        block = np.ix_(np.flatnonzero(groups), np.flatnonzero(some))
+        if groups.any():
+            fitted = self._fitted(every.of(block), whole.of_groups(groups), ratios)
+            for way, (stored, factor) in enumerate(fitted):
+                taken, chosen = ways[block] == way, ways == way
+                found[chosen], factors[chosen] = stored[taken], factor[taken]
+        stored = layer.ungrid(found.reshape(layer.grid(layer.weight).shape)).astype(np.int64)
+        if (factors != 1).any():
+            scales = params.scale.astype(np.float64).reshape(-1) * factors.reshape(-1)
+            params = replace(params, scale=scales.astype(np.float32))
+        changed = int((found != start).any(axis=2).sum())
+        integers = np.ascontiguousarray(stored.astype(params.storage_dtype.numpy))
+        return integers, params, (changed, start.shape[0] * start.shape[1])
+
+    def _ways(
+        self, rows: _RealRows, start: Matrix, halves: Sequence[OperandMoments]
+    ) -> NDArray[np.int64]:
+        """Returns for every row the number of its way; -1 where none helps."""
+        if len(halves) == 1:
+            return np.zeros(start.shape[:2], np.int64)
+        as_it_was = sum(rows.loss(half, start) for half in halves)
+        lost = np.zeros((2 * len(HOLDS), *start.shape[:2]))
+        for seen, unseen in (halves, halves[::-1]):
+            for index, (stored, _) in enumerate(self._fitted(rows, seen, RATIOS[:1])):
+                lost[index] += rows.loss(unseen, stored)
+        return np.where(lost.min(axis=0) < as_it_was, lost.argmin(axis=0), -1)
+
+    def _fitted(
+        self, rows: _RealRows, moments: OperandMoments, ratios: Sequence[float]
+    ) -> Iterator[tuple[Matrix, Matrix]]:
+        """Yields integers and factors of scales, one way after the other.
+
+        Ways that hold weights as hard share what errors cost, and rows of several ways are rounded
+        side by side: a step for a column takes Python longer than NumPy.
+        """
+        count, together = rows.weight.shape[1], max(1, _ELEMENTS // max(moments.square.size, 1))
+        for first in range(0, len(HOLDS), together):
+            holds = self.hold * np.reshape(HOLDS[first : first + together], (-1, 1, 1, 1))
+            target, hessian = targets(rows.weight, moments.square, moments.cross, holds)
+            target = np.concatenate([target, np.broadcast_to(rows.weight, target.shape)], axis=2)
+            scale, zero, low, high = (
+                np.broadcast_to(np.concatenate([each, each], axis=1), target.shape)
+                for each in (rows.scale, rows.zero, rows.low, rows.high)
+            )
+            stored, factor = learned_rows(target, scale, zero, hessian, low, high, ratios)
+            for q, f in zip(stored, factor, strict=True):
+                yield q[:, :count], f[:, :count]
+                yield q[:, count:], f[:, count:]
+
+    def _flat(self, array: Array) -> Matrix:
+        grid = self.layer.grid(array)
+        return np.ascontiguousarray(grid).reshape(*grid.shape[:2], -1)
+
+
+# ---- Weights learned on the way through the graph, with biases, in few bits and in 8 -------------
+
+
 _TERMS = 1024
 """Sums of more terms are learned only where weights have few bits: it takes long."""
 

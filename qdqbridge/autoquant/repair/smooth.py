@@ -29,8 +29,7 @@ from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.autoquant.repair.equalize import EqualizedLink, reach_of, rescaled
 from qdqbridge.autoquant.repair.gptq import columns
-from qdqbridge.autoquant.repair.layers import Vector, layer_of, norm_of
-from qdqbridge.autoquant.repair.paths import End, PathRefused
+from qdqbridge.autoquant.repair.layers import End, PathRefused, Vector, layer_of, norm_of
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.quantization import QuantParams

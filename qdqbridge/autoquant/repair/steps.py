@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,17 +12,36 @@ import numpy as np
 from qdqbridge.autoquant.advice.few_samples import HALVED, worth_trying
 from qdqbridge.autoquant.planning.decide import Decision, apply
 from qdqbridge.autoquant.planning.plan import Fixed
+from qdqbridge.autoquant.planning.targets import Target
+from qdqbridge.autoquant.profiling.collect import collect, onnxruntime_observer
 from qdqbridge.autoquant.profiling.profile import Profile
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair.correct import corrected
 from qdqbridge.autoquant.repair.equalize import equalized
-from qdqbridge.autoquant.repair.float_reference import Array, FloatReference, decibels
+from qdqbridge.autoquant.repair.float_reference import (
+    MIXED,
+    Array,
+    FloatReference,
+    OtherScales,
+    decibels,
+)
 from qdqbridge.autoquant.repair.gptq import with_rounding
 from qdqbridge.autoquant.repair.learn import learned
-from qdqbridge.autoquant.repair.other_scales import MIXED, OtherScales
 from qdqbridge.autoquant.repair.smooth import smoothed
-from qdqbridge.autoquant.search.tuning import is_worse, taken
-from qdqbridge.autoquant.search.work_budget import WorkBudget
+from qdqbridge.autoquant.search.tuning import (
+    ELEMENTS,
+    LEAST,
+    SAMPLES,
+    Fold,
+    Progress,
+    Tuned,
+    WorkBudget,
+    is_worse,
+    spread,
+    taken,
+    tuned,
+)
+from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError, QdqBridgeError
 
@@ -339,3 +358,135 @@ class _Trials:
     def _has_overrides(self) -> bool:
         specs = self.state.decision.plan.specs.values()
         return any(isinstance(spec, Fixed) and spec.reason == "the user" for spec in specs)
+
+
+# ---- The target's further choosers, tried on a quantized graph: what the step ``choosers`` is ----
+
+
+CHOOSERS = "choosers"
+"""What trying other choosers is called in records."""
+CLEARLY = 1.0
+"""How much closer, in dB, choosers have to come without scaled channels to leave them unscaled."""
+
+
+def with_choosers_tried(
+    state: QuantizedState,
+    data: Samples,
+    target: Target,
+    progress: Progress | None = None,
+    workers: int | str | None = None,
+) -> tuple[QuantizedState, StepRecord]:
+    """Returns ``state`` with parameters by those of the target's choosers that prove best.
+
+    Args:
+        state: A quantized graph with the target's own chooser's parameters.
+        data: Samples; some of them are used.
+        target: Its candidates are tried.
+        progress: Called with the number of tensors done, and of all.
+        workers: A number of processes, or ``ray``.
+    """
+    samples = spread(data, _calibration_sample_count(data))
+    if len(samples) < LEAST:
+        outcome = f"{len(samples)} samples are too few to try choosers on"
+        return state, StepRecord(CHOOSERS, applied=False, outcome=outcome)
+    plan, seen = state.decision.plan, state.profile.by_name()
+    found = tuned(
+        state.decision,
+        {value: seen[value.name] for value in plan.observed()},
+        folds_of(state, samples),
+        target.chooser,
+        candidates=target.candidates,
+        weight_candidates=() if target.weight_chooser else target.weight_candidates,
+        workers=workers,
+        progress=progress,
+    )
+    if found.decision is state.decision or found.end <= found.start:
+        outcome = f"of {_listed(target)}, {target.chooser!r} is the best everywhere"
+        return state, StepRecord(CHOOSERS, False, outcome, found.start, found.end)
+    record = StepRecord(CHOOSERS, True, _tried_in_words(found), found.start, found.end)
+    return QuantizedState(apply(found.decision), found.decision, state.profile), record
+
+
+def is_closer(tried: StepRecord, other: StepRecord) -> bool:
+    """True where choosers came clearly closer to the outputs of samples left out than elsewhere."""
+    if tried.after is None or other.after is None:
+        return False
+    return tried.after >= other.after + CLEARLY
+
+
+def outdone(steps: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
+    """Returns what became of steps that helped until choosers were tried without them."""
+    outcome = "other choosers do better without it"
+    return tuple(
+        replace(step, applied=False, outcome=f"{step.outcome}; {outcome}") if step.applied else step
+        for step in steps
+    )
+
+
+def folds_of(state: QuantizedState, samples: Samples) -> list[Fold]:
+    """Returns two folds: the samples with even numbers, and those with odd ones."""
+    plan = state.decision.plan
+    halves = [taken(samples, range(first, len(samples), 2)) for first in (0, 1)]
+    observer = onnxruntime_observer(plan.graph)
+    seen = [collect(plan.graph, half, observer).by_name() for half in halves]
+    return [
+        Fold(Simulation(plan, half), {value: other[value.name] for value in plan.observed()})
+        for half, other in zip(halves, reversed(seen), strict=True)
+    ]
+
+
+def _calibration_sample_count(data: Samples) -> int:
+    return max(LEAST, min(SAMPLES, ELEMENTS // max(data.elements, 1)))
+
+
+def _listed(target: Target) -> str:
+    return ", ".join(map(repr, target.candidates))
+
+
+def _tried_in_words(found: Tuned) -> str:
+    others = len(found.changes)
+    tensors = f"; another chooser for {others} tensor{'s' if others > 1 else ''}" if others else ""
+    return f"{found.chooser!r} for activations{tensors}"
+
+
+# ---- Progress over several passes through the data, some of which may not be needed --------------
+
+
+@dataclass(slots=True)
+class Rounds:
+    """Tells one callback about passes one after the other.
+
+    Attributes:
+        number: How many passes there will be at most.
+        progress: The callback; None for silence.
+        begun: How many passes began.
+        total: The last total reported.
+    """
+
+    number: int
+    progress: Progress | None
+    begun: int = 0
+    total: int = 0
+
+    @staticmethod
+    def of(steps: Sequence[str], progress: Progress | None) -> Rounds:
+        """Returns the passes that steps of repair may need: one, and one for each scaled graph."""
+        return Rounds(1 + sum(name in GRAPH_STEPS for name in set(steps)), progress)
+
+    def next(self) -> Progress | None:
+        """Returns the callback for the next pass."""
+        before, self.begun = self.begun, self.begun + 1
+        progress = self.progress
+        if progress is None:
+            return None
+
+        def tell(done: int, count: int) -> None:
+            self.total = count * self.number
+            progress(before * count + done, self.total)
+
+        return tell
+
+    def finish(self) -> None:
+        """Tells that all is done, where passes were not needed."""
+        if self.progress is not None and self.total and self.begun < self.number:
+            self.progress(self.total, self.total)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.planning.decide import Decision, stored_integers
 from qdqbridge.autoquant.planning.plan import moves_only
-from qdqbridge.autoquant.profiling.masks import comparable
 from qdqbridge.autoquant.profiling.samples import Sample, Samples
+from qdqbridge.autoquant.profiling.stats import comparable
 from qdqbridge.autoquant.record import LayerError, WeightError
 from qdqbridge.autoquant.simulation.metrics import float_values
 from qdqbridge.core.canonical.clamps import bounds

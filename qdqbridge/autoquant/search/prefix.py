@@ -18,8 +18,7 @@ from qdqbridge.autoquant.planning.decide import Decision
 from qdqbridge.autoquant.planning.plan import QuantizationPlan, Weight
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.simulation.engines import OnnxRuntime
-from qdqbridge.autoquant.simulation.feeds import Feeds
-from qdqbridge.autoquant.simulation.graph import Needs, simulated
+from qdqbridge.autoquant.simulation.graph import Feeds, Needs, simulated
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.quantization import QuantParams
 

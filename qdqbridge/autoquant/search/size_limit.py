@@ -22,7 +22,7 @@ from qdqbridge.autoquant.planning.targets import WEIGHTS
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.quantize import Quantized
 from qdqbridge.autoquant.record import ParetoRow
-from qdqbridge.autoquant.search.body_fallback import bodies_that_meet
+from qdqbridge.autoquant.search.fallback import bodies_that_meet
 from qdqbridge.autoquant.search.search import (
     Changes,
     Fallback,
@@ -30,11 +30,12 @@ from qdqbridge.autoquant.search.search import (
     LayerSearch,
     Progress,
     Reverted,
+    Trials,
+    key_of,
     simulation_of,
     variants_of,
 )
-from qdqbridge.autoquant.search.sensitivity_variants import Layer, LayerChange, layers_of
-from qdqbridge.autoquant.search.trials import Trials, key_of
+from qdqbridge.autoquant.search.sensitivity import Layer, LayerChange, layers_of
 from qdqbridge.autoquant.simulation.metrics import Metric, Metrics
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError

@@ -27,12 +27,14 @@ from qdqbridge.autoquant.search.search import (
     LayerSearch,
     Progress,
     Reverted,
+    Trials,
+    key_of,
+    name_of,
     simulation_of,
     variants_of,
 )
-from qdqbridge.autoquant.search.sensitivity_variants import Layer, LayerChange, layers_of, narrowed
+from qdqbridge.autoquant.search.sensitivity import Layer, LayerChange, layers_of, narrowed
 from qdqbridge.autoquant.search.size_limit import size_of
-from qdqbridge.autoquant.search.trials import Trials, key_of, name_of
 from qdqbridge.autoquant.simulation.metrics import Metric, Metrics
 from qdqbridge.core.graph.graph import Graph, Node
 from qdqbridge.errors import InputDataError

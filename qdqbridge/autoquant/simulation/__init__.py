@@ -31,8 +31,7 @@ from qdqbridge.autoquant.simulation.engines import (
     engine_of,
     parts_of,
 )
-from qdqbridge.autoquant.simulation.feeds import Feeds
-from qdqbridge.autoquant.simulation.graph import Needs, Operand, SimulatedGraph, simulated
+from qdqbridge.autoquant.simulation.graph import Feeds, Needs, Operand, SimulatedGraph, simulated
 from qdqbridge.autoquant.simulation.metrics import (
     Metric,
     Metrics,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.profiling.masks import comparable
+from qdqbridge.autoquant.profiling.stats import comparable
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.graph.numerics import dequantize

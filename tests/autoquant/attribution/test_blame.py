@@ -22,8 +22,7 @@ from qdqbridge.app.viewing import record
 from qdqbridge.autoquant.attribution.correspondence import correspondence, share
 from qdqbridge.autoquant.attribution.simulation import GraphRuns
 from qdqbridge.autoquant.repair.equalize import EqualizedLink, reach_of, rescaled
-from qdqbridge.autoquant.repair.layers import layer_of, norm_of
-from qdqbridge.autoquant.repair.paths import PathRefused
+from qdqbridge.autoquant.repair.layers import PathRefused, layer_of, norm_of
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.interpreter import evaluate_node
 from qdqbridge.core.graph.numerics import dequantize

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.lib import format as npy
 
-from qdqbridge.autoquant.profiling.streams import open_samples
+from qdqbridge.autoquant.profiling.samples import open_samples
 from qdqbridge.core.graph.archive import read_arrays
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
