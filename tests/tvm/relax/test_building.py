@@ -151,3 +151,21 @@ def test_what_tvm_adds_may_be_called_as_a_kernel_of_a_part_is(
     machine: Any = relax.VirtualMachine(built, cpu)
     found = machine["main"](tvm.runtime.tensor(np.arange(4, dtype=np.float32)))
     np.testing.assert_array_equal(found.numpy(), [222, 224, 226, 228])
+
+
+WRONG = [np.zeros((2, 3), np.float32), np.zeros((3, 2), np.int32), np.zeros(6, np.float32)]
+
+
+@pytest.mark.parametrize("rows, asked", [(3, False), ("n", True)])
+@pytest.mark.parametrize("kernels", ["fast", "reference"])
+def test_what_the_machine_knows_is_not_asked_again(kernels: Any, rows: Any, asked: bool) -> None:
+    """TVM's machine looks at what a model is given; functions at extents that a run decides."""
+    x = plain("x", (rows, 2))
+    made = apply("Add", x, const(np.ones(2, np.float32)), type_=typed((rows, 2)))
+    executable = qb.compile(graph_of([x], made), kernels=kernels, threads=1)
+    assert ("Mismatched " in executable.library.mod.imports[0].inspect_source("ll")) == asked
+    cpu: Any = tvm.cpu()
+    machine: Any = relax.VirtualMachine(executable.library, cpu)
+    for wrong in WRONG[asked:]:  # any number of rows is right where it is open
+        with pytest.raises(Exception, match=r"main|x"):
+            machine["main"](tvm.runtime.tensor(wrong))

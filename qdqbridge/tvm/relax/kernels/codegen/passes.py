@@ -49,9 +49,35 @@ def _pipeline() -> tuple[Any, Any, Any]:
             if functions:
                 lowered = passes(ir.IRModule(functions, attrs=module.attrs))
                 made.update(lowered.functions.items())
-        return ir.IRModule(made, attrs=module.attrs)
+        asked_once = {v: f.with_body(_without_checks(f.body)) for v, f in made.items()}
+        return ir.IRModule(asked_once, attrs=module.attrs)
 
     return lower, host, device
+
+
+def _without_checks(stmt: Any) -> Any:
+    """Returns a function's body without what it asks of its tensors and TVM's machine knows.
+
+    The machine looks at what a model is given, and allocates all else as the types say. To ask
+    again took LLVM up to half of its time. What a run decides is asked where it is used: an
+    operator may compute another extent than TVM foretold.
+    """
+    if isinstance(stmt, tirx.SeqStmt):
+        kept = [_without_checks(one) for one in stmt.seq if not _asks_what_is_known(one)]
+        return tirx.SeqStmt(kept) if len(kept) > 1 else kept[0] if kept else stmt
+    if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key != "compute_scope":
+        body = _without_checks(stmt.body)
+        return tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, body)
+    return stmt
+
+
+def _asks_what_is_known(stmt: Any) -> bool:
+    if isinstance(stmt, tirx.IfThenElse):  # strides, where there are any
+        return isinstance(stmt.then_case, tirx.AssertStmt)
+    if not isinstance(stmt, tirx.AssertStmt):
+        return False
+    number = not isinstance(stmt.condition, tirx.EQ) or isinstance(stmt.condition.a, tirx.IntImm)
+    return number or not any(".shape[" in part.value for part in stmt.message_parts)
 
 
 def of_kernels(*, vectors: bool = True) -> Any:
