@@ -165,6 +165,17 @@ class Constant:
         )  # fmt: skip
         return Constant.stored(DType.UINT8, shape, stored, self._check).fleeting()
 
+    def reinterpreted(self, dtype: DType, shape: tuple[int, ...]) -> Constant | None:
+        """Returns the same bytes as elements of another type; None where they lie in no file's way.
+
+        Args:
+            dtype: The type, as files pack it.
+            shape: The extents.
+        """
+        if self._stored is None:
+            return None
+        return Constant.stored(dtype, shape, self._stored, self._check)
+
     def fleeting(self) -> Constant:
         """Returns the same constant, whose elements are held as long as somebody looks if large."""
         self._fleeting = self.size >= _LARGE

@@ -161,6 +161,19 @@ def operand_makers(pattern: AnyPattern) -> tuple[frozenset[str], ...]:
     return tuple(filter(None, (anchors(p) for p in pattern[1:] if not isinstance(p, dict))))
 
 
+def operand_counts(pattern: AnyPattern) -> tuple[int, int, tuple[int, ...]]:
+    """Returns the least and the most operands of a pattern's last node.
+
+    Behind them are the places of those among the least ones that may be left out.
+    """
+    parts = [part for part in pattern[1:] if not isinstance(part, dict)] if isinstance(
+        pattern, tuple
+    ) else []  # fmt: skip
+    needed = [index for index, part in enumerate(parts) if not _may_be_left_out(part)]
+    least = needed[-1] + 1 if needed else 0
+    return least, len(parts), tuple(sorted(set(range(least)) - set(needed)))
+
+
 _Goal: TypeAlias = "tuple[Value | None, AnyPattern]"
 
 

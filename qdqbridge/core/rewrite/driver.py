@@ -1,6 +1,6 @@
-"""How rules are applied to a graph until none fires.
+"""How rules are applied: to a graph until none fires, or to nodes while a reader makes a graph.
 
-A worklist, and sweeps over all nodes until one is idle.
+The first is a worklist, and sweeps over all nodes until one is idle.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from qdqbridge.core.graph.edit import Editor, rewire
 from qdqbridge.core.graph.graph import Graph, Node, Note, Value
 from qdqbridge.core.ops.folding import Budget
-from qdqbridge.core.rewrite.rule import Reject, Replace, Rule, RuleContext
+from qdqbridge.core.rewrite.rule import Proposal, Reject, Replace, Rule, RuleContext
 
 
 def run(graph: Graph, rules: Sequence[Rule]) -> dict[tuple[str, Node], Reject]:
@@ -26,12 +26,57 @@ def run(graph: Graph, rules: Sequence[Rule]) -> dict[tuple[str, Node], Reject]:
     return {key: reject for key, reject in visits.refused.items() if key[1] in alive}
 
 
+class RulesByOperator:
+    """A set of rules, found by the operator at which they look.
+
+    Args:
+        rules: In the order in which they look at a node.
+    """
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.rules = rules
+        self._by_name: dict[str, list[Rule]] = {}
+
+    def of(self, name: str) -> list[Rule]:
+        """Returns the rules that look at nodes of an operator."""
+        if name not in self._by_name:
+            self._by_name[name] = [r for r in self.rules if r.ops is None or name in r.ops]
+        return self._by_name[name]
+
+
+class Growing:
+    """Applies rules to the nodes of a graph that is being made, each before anything reads it.
+
+    What stands for a node decides the types of all that is read behind it, so a reader asks before
+    it adds one. New nodes are the reader's, which makes them while a rule builds; those of a rule
+    that refuses nobody reads.
+
+    Args:
+        rules: In the order in which they look at a node.
+    """
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._rules = RulesByOperator(rules)
+        self._context = RuleContext(Editor(Graph([], [], [], [])), Budget())
+
+    def looks_at(self, name: str) -> bool:
+        """Returns whether any rule looks at nodes of an operator."""
+        return bool(self._rules.of(name))
+
+    def proposal(self, node: Node) -> Proposal:
+        """Returns what the first rule with something to say of a node proposes or refuses."""
+        for rule in self._rules.of(node.op.name):
+            proposal = rule.apply(node, self._context)
+            if proposal is not None:
+                return proposal
+        return None
+
+
 class _Visits:
     """Applies rules at one node after another, and again around what they change."""
 
     def __init__(self, rules: Sequence[Rule], context: RuleContext, notes: Iterable[Note]) -> None:
-        self.rules, self.context, self.editor = rules, context, context.editor
-        self.by_op: dict[str, list[Rule]] = {}
+        self.rules, self.context, self.editor = RulesByOperator(rules), context, context.editor
         self.refused: dict[tuple[str, Node], Reject] = {}
         self.queue: deque[Node] = deque()
         self.queued: set[Node] = set()
@@ -57,13 +102,8 @@ class _Visits:
             self._enqueue([producer])
             self._enqueue(_readers(producer))
 
-    def _rules_for(self, name: str) -> list[Rule]:
-        if name not in self.by_op:
-            self.by_op[name] = [r for r in self.rules if r.ops is None or name in r.ops]
-        return self.by_op[name]
-
     def _visit(self, node: Node) -> None:
-        for rule in self._rules_for(node.op.name):
+        for rule in self.rules.of(node.op.name):
             proposal = rule.apply(node, self.context)
             if isinstance(proposal, Replace):
                 self._replace(proposal, node)

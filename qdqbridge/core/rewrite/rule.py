@@ -120,11 +120,13 @@ class Rule:
         name: Kebab-case.
         apply: Looks at a node and proposes; its docstring is the rewrite. It has no state.
         ops: Names of the operators it looks at; None for all.
+        pattern: What it looks for, where a pattern says it.
     """
 
     name: str
     apply: Callable[[Node, RuleContext], Proposal]
     ops: frozenset[str] | None = field(default=None)
+    pattern: AnyPattern | None = None
 
 
 def rule(
@@ -171,7 +173,7 @@ def pattern_rule(
                     return proposal
             return None
 
-        return Rule(name, apply, anchors(pattern) or None)
+        return Rule(name, apply, anchors(pattern) or None, pattern)
 
     return make
 

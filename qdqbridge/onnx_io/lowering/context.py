@@ -1,187 +1,197 @@
-"""One node being lowered: what it says, and the nodes that are made in its place."""
+"""A node of a file as a rule of reading sees it, and the nodes that are made in its place.
+
+A file is read node by node. Before a node is read, the rules look at it as a node of the raw graph
+whose operands are read already, with their types; what a rule makes in its place are nodes of ONNX,
+read one by one, so the rule sees their types too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, wraps
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import AttributeProto, TensorProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
+from onnx import AttributeProto, NodeProto, helper
 
-from qdqbridge.core.graph.types import Shape
-from qdqbridge.errors import UnsupportedQuantization
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.operator import Attributes, Flow, Operator
+from qdqbridge.core.graph.patterns import AnyPattern, PatternMatch, match_value_pattern
+from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.rewrite.rule import (
+    Proposal,
+    Reject,
+    Replace,
+    Rule,
+    RuleContext,
+    pattern_rule,
+    rule,
+)
+from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.onnx_io.codecs.view import NodeView
-from qdqbridge.onnx_io.domains import ONNX_DOMAINS
-from qdqbridge.onnx_io.inference.node_types import GrowingTypes
-from qdqbridge.onnx_io.inference.shapes import TypeAndShape
-from qdqbridge.onnx_io.reading.constants import constant_of_node
-from qdqbridge.onnx_io.reading.model_file import default_opset
-from qdqbridge.onnx_io.tensors import constant_from_proto
+from qdqbridge.onnx_io.domains import plain_domain
+from qdqbridge.onnx_io.tensors import dtype_to_onnx, from_bytes
 
-# ---- What is known of a model's tensors while its nodes are being lowered
-
-_CONE = 32
-"""Nodes that the computation of a parameter may take."""
-_NONE: TypeAndShape = (0, None)
+MICROSOFT = "com.microsoft"
+"""The domain in which QuantizeLinear and DequantizeLinear exist alike under every opset."""
 
 
-class Known:
-    """Constants, types and layouts of a model of which a first part is lowered.
-
-    Args:
-        model: The model; its nodes are in a topological order.
-        folder: Where its external data lies.
-        file: File name, for messages.
+class NodeMaker(Protocol):
+    """Who reads nodes of ONNX, one after the other, and knows what was read.
 
     Attributes:
-        lowered: The nodes made so far.
-        taken: Every tensor name in use.
-        layouts: ``name -> (source, perm)`` for tensors that are ``Transpose(source, perm)``.
-        variants: How the file writes what makes a tensor, by the tensor's name, for writers.
+        file: File name, for messages.
+        opset: The version of ONNX's own domain.
     """
 
-    def __init__(self, model: onnx.ModelProto, folder: Path, file: str) -> None:
-        self.model, self.folder, self.file = model, folder, file
-        graph = model.graph
-        self.lowered: list[onnx.NodeProto] = []
-        self.initializers = {tensor.name: tensor for tensor in graph.initializer}
-        self.makers = {name: node for node in graph.node for name in node.output if name}
-        self.taken = {value.name for value in graph.input} | set(self.initializers)
-        self.taken |= set(self.makers)
-        self.layouts: dict[str, tuple[str, tuple[int, ...]]] = {}
-        self.variants: dict[str, str] = {}
-        self._arrays: dict[str, NDArray[Any] | None] = {}
-        self._types = GrowingTypes(model)
-        self._places = {id(node): place for place, node in enumerate(graph.node)}
+    file: str
+    opset: int
 
-    def fresh(self, hint: str) -> str:
-        """Returns a tensor name that nothing has."""
-        name, number = hint, 1
-        while name in self.taken:
-            number += 1
-            name = f"{hint}.{number}"
-        self.taken.add(name)
-        return name
+    def fresh(self, hint: str, *, numbered: bool = False) -> str:
+        """Returns a tensor name that nothing has: the hint, or with a number behind it."""
+        ...
 
-    def add_initializer(self, tensor: onnx.TensorProto) -> None:
-        """Enters a constant under its name."""
-        self.model.graph.initializer.append(tensor)
-        self.initializers[tensor.name] = tensor
+    def enter(self, constant: Constant, name: str) -> Value:
+        """Returns a new constant."""
+        ...
 
-    def mark(self) -> tuple[int, int]:
-        """Returns how far the file has come, for :meth:`take_back`."""
-        return len(self.lowered), len(self.model.graph.initializer)
+    def named(self, value: Value) -> str:
+        """Returns a name under which nodes read a value."""
+        ...
 
-    def take_back(self, mark: tuple[int, int]) -> None:
-        """Forgets the nodes and constants that were made since; their names stay taken."""
-        nodes, constants = mark
-        self._types.forget(self.lowered, nodes)
-        del self.lowered[nodes:]
-        for tensor in self.model.graph.initializer[constants:]:
-            del self.initializers[tensor.name]
-        del self.model.graph.initializer[constants:]
+    def make(self, proto: NodeProto, opset: int, variant: str) -> list[Value]:
+        """Reads a node and returns its results; a writer may have to write the variant."""
+        ...
 
-    # ---- constants ----------------------------------------------------------------------------
+    def known(self, value: Value) -> Constant | None:
+        """Returns the data of what only constants determine."""
+        ...
 
-    def array(self, name: str) -> NDArray[Any] | None:
-        """Returns the data of a constant: an initializer, or what a few nodes make of some."""
-        if name not in self._arrays:
-            self._arrays[name] = self._array(name)
-        return self._arrays[name]
-
-    def _array(self, name: str) -> NDArray[Any] | None:
-        where = f"{self.file}, initializer '{name}'"
-        if name in self.initializers:
-            return constant_from_proto(self.initializers[name], self.folder, where).numpy()
-        node = self.makers.get(name)
-        if node is not None and node.op_type == "Constant" and node.domain in ONNX_DOMAINS:
-            return constant_of_node(node, self.folder, where).numpy()
-        if node is not None and node.op_type == "Reshape" and node.domain in ONNX_DOMAINS:
-            return self._reshaped(node)
-        cone = self._cone(name)
-        return None if cone is None else self._run(cone, name)
-
-    def _reshaped(self, node: onnx.NodeProto) -> NDArray[Any] | None:
-        """Returns a constant in another shape; a weight that two nodes share is not copied."""
-        data, target = (self.array(name) for name in node.input[:2])
-        if data is None or target is None or any(a.name == "allowzero" for a in node.attribute):
-            return None
-        shape = [data.shape[i] if n == 0 else int(n) for i, n in enumerate(target.reshape(-1))]
-        try:
-            return data.reshape(shape)
-        except ValueError:  # whoever infers its shape says so
-            return None
-
-    def is_constant(self, name: str) -> bool:
-        """True where only constants determine a tensor."""
-        return name in self.initializers or self._cone(name) is not None
-
-    def _cone(self, name: str) -> list[onnx.NodeProto] | None:
-        """Returns the nodes behind ``name`` in order; None if an input is among them, or many."""
-        cone: list[onnx.NodeProto] = []
-        pending = [name]
-        while pending:
-            current = pending.pop()
-            if not current or current in self.initializers:
-                continue
-            node = self.makers.get(current)
-            if node is None or node.domain not in ONNX_DOMAINS or len(cone) == _CONE:
-                return None
-            cone.append(node)
-            pending.extend(node.input)
-        unique = {id(node): node for node in cone}
-        return sorted(unique.values(), key=lambda node: self._places.get(id(node), 0))
-
-    def _run(self, cone: list[onnx.NodeProto], name: str) -> NDArray[Any] | None:
-        used = {operand for node in cone for operand in node.input}
-        given = [self.initializers[n] for n in sorted(used) if n in self.initializers]
-        tensors = [self._embedded(tensor) for tensor in given]
-        graph = onnx.helper.make_graph(cone, "cone", [], [onnx.ValueInfoProto(name=name)], tensors)
-        model = onnx.helper.make_model(graph, opset_imports=list(self.model.opset_import))
-        try:
-            results: Any = ReferenceEvaluator(model).run(None, {})
-            return np.asarray(results[0])
-        except Exception:  # the evaluator raises whatever its operators meet
-            return None
-
-    def _embedded(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            return tensor
-        array = self.array(tensor.name)
-        return tensor if array is None else onnx.numpy_helper.from_array(array, tensor.name)
-
-    # ---- types --------------------------------------------------------------------------------
-
-    def element_type(self, name: str) -> int:
-        """Returns ONNX's number of a tensor's element type, 0 where unknown."""
-        return self._type(name)[0]
-
-    def rank(self, name: str) -> int | None:
-        """Returns a tensor's rank, None where unknown."""
-        shape = self._type(name)[1]
-        return None if shape is None else len(shape)
-
-    def shape(self, name: str) -> Shape:
-        """Returns a tensor's shape, None where unknown."""
-        return self._type(name)[1]
-
-    def _type(self, name: str) -> TypeAndShape:
-        if name in self.initializers:
-            tensor = self.initializers[name]
-            return tensor.data_type, tuple(tensor.dims)
-        if name not in self._types.found:
-            self._types.take(self.lowered, self.initializers)
-        return self._types.found.get(name, _NONE)
+    def is_constant(self, value: Value) -> bool:
+        """Returns whether only constants determine a value."""
+        ...
 
 
-# ----
+# ---- Nodes of a file, before they are read -------------------------------------------------------
 
-UNSIGNED = {2: TensorProto.UINT2, 4: TensorProto.UINT4, 8: TensorProto.UINT8}
-"""ONNX's unsigned element type of a width."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FileNode(Attributes):
+    """What a node says that is not read yet.
+
+    Attributes:
+        proto: The node.
+        opset: The version of its domain that it is written in.
+        maker: Who reads it.
+    """
+
+    proto: NodeProto
+    opset: int
+    maker: NodeMaker
+
+
+def file_operator(proto: NodeProto) -> str:
+    """Returns the name that a node's operator has before the node is read."""
+    domain = plain_domain(proto.domain)
+    return f"{domain}::{proto.op_type}" if domain else proto.op_type
+
+
+def file_node(
+    proto: NodeProto, opset: int, operands: Sequence[Value | None], maker: NodeMaker
+) -> Node:
+    """Returns a node of a file as one of the raw graph, its results without types.
+
+    Args:
+        proto: The node.
+        opset: The version of its domain.
+        operands: What it reads.
+        maker: Who reads what stands for it.
+    """
+    results = [Value(TensorType(DType.FLOAT32, None), name) for name in proto.output if name]
+    attributes = FileNode(proto, opset, maker)
+    return Node(_unread_operator(file_operator(proto)), attributes, operands, results)
+
+
+@cache
+def _unread_operator(name: str) -> Operator:
+    return Operator(name=name, flow=Flow.FLOAT, attributes=FileNode, compute=_never_computed)
+
+
+def _never_computed(attributes: Attributes, operands: Any) -> tuple[NDArray[Any], ...]:
+    del attributes, operands
+    raise UnsupportedModelError("a node that is not read yet computes nothing")
+
+
+Made: TypeAlias = "Value | Sequence[Value] | None"
+"""What stands for the results of a node; None where a rule leaves the node as it is."""
+
+
+class NoNewForm(Exception):
+    """A node means something that nothing stands for, or not without what is unknown of it.
+
+    Raised inside of rules only; the message says why.
+    """
+
+
+def reading_rule(
+    name: str, pattern: AnyPattern
+) -> Callable[[Callable[[LoweringContext], Made]], Rule]:
+    """Makes a rule of an operator on its operands, and of a function that makes what stands for it.
+
+    Args:
+        name: Kebab-case.
+        pattern: The operator, its operands in the order of the file; those that may be left out end
+            with ``?``.
+    """
+
+    def make(build: Callable[[LoweringContext], Made]) -> Rule:
+        @pattern_rule(name, pattern)
+        @wraps(build)
+        def propose(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
+            del match, context
+            return _proposal(build, node)
+
+        return propose
+
+    return make
+
+
+def reading_rule_of_any(
+    name: str, *ops: str
+) -> Callable[[Callable[[LoweringContext], Made]], Rule]:
+    """Makes the same of operators that have any number of operands."""
+
+    def make(build: Callable[[LoweringContext], Made]) -> Rule:
+        @rule(name, *ops)
+        @wraps(build)
+        def propose(node: Node, context: RuleContext) -> Proposal:
+            del context
+            return _proposal(build, node)
+
+        return propose
+
+    return make
+
+
+def _proposal(build: Callable[[LoweringContext], Made], node: Node) -> Proposal:
+    try:
+        made = build(LoweringContext(node))
+    except NoNewForm as reason:
+        return Reject(str(reason))
+    if made is None:
+        return None
+    values = [made] if isinstance(made, Value) else made
+    return Replace(dict(zip(node.outputs, values, strict=True)))
+
+
+# --------------------------------------------------------------------------------------------------
+
+UNSIGNED = {2: DType.UINT2, 4: DType.UINT4, 8: DType.UINT8}
+"""The unsigned element type of a width."""
 
 
 def unpacked(data: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
@@ -201,13 +211,6 @@ def packed(codes: NDArray[Any], bits: int) -> bytes:
     return np.bitwise_or.reduce(rows << shifts, axis=1).astype(np.uint8).tobytes()
 
 
-def tensor_of(codes: NDArray[Any], bits: int, name: str) -> onnx.TensorProto:
-    """Returns a constant of unsigned codes."""
-    tensor = TensorProto(name=name, data_type=UNSIGNED[bits], dims=codes.shape)
-    tensor.raw_data = packed(codes, bits)
-    return tensor
-
-
 # ---- channels-last nodes, as channels-first ones between transpositions that cancel --------------
 # onnxruntime's NHWC transformer gives QLinearConv, QLinearAveragePool, QLinearGlobalAveragePool
 # and MaxPool the layout (N, spatial…, C), and leaves elementwise operators between them as they
@@ -215,6 +218,7 @@ def tensor_of(codes: NDArray[Any], bits: int, name: str) -> onnx.TensorProto:
 
 _USUAL_RANK = 4
 Perm = tuple[int, ...]
+_TRANSPOSED = ("Transpose", "source", {"perm": "#perm"})
 
 
 def to_first(rank: int) -> Perm:
@@ -227,37 +231,38 @@ def to_last(rank: int) -> Perm:
     return (0, *range(2, rank), 1)
 
 
-def transposed(context: LoweringContext, name: str, perm: Perm, result: str = "") -> str:
-    """Returns ``Transpose(name)``, or its source where the two cancel and no name is asked for."""
-    layouts = context.known.layouts
-    source, inner = layouts.get(name, ("", ()))
-    order = [*range(len(inner))]  # the file's perm may be no permutation
-    if source and not result and sorted(perm) == order and [inner[i] for i in perm] == order:
-        return source
-    made = context.op("Transpose", [name], result, perm=list(perm))
-    layouts[made] = (name, perm)
-    return made
+def _source_of(value: Value) -> tuple[Value, Perm] | None:
+    """Returns what a value is the transposition of, and which."""
+    found = PatternMatch()
+    if not match_value_pattern(value, _TRANSPOSED, found):
+        return None
+    return found["source"], found.numbers["perm"]
 
 
-def usual_rank(context: LoweringContext, name: str) -> int:
+def transposed(context: LoweringContext, value: Value, perm: Perm, result: str = "") -> Value:
+    """Returns ``Transpose(value)``, or its source where the two cancel and no name is asked for."""
+    source = None if result else _source_of(value)
+    if source is not None and source[1] == tuple(int(axis) for axis in np.argsort(perm)):
+        return source[0]
+    return context.op("Transpose", [value], result, perm=list(perm))
+
+
+def usual_rank(value: Value) -> int:
     """Returns the rank of a tensor, 4 where nothing tells it."""
-    return context.known.rank(name) or _USUAL_RANK
+    return value.rank or _USUAL_RANK
 
 
-def common_source(context: LoweringContext, names: Sequence[str]) -> tuple[list[str], Perm | None]:
-    """Returns what ``names`` are transpositions of, where all are the same one."""
-    layouts = context.known.layouts
-    perms = {layouts[name][1] if name in layouts else None for name in names}
+def common_source(values: Sequence[Value]) -> tuple[list[Value], Perm | None]:
+    """Returns what ``values`` are transpositions of, where all are the same one."""
+    sources = [_source_of(value) for value in values]
+    perms = {None if source is None else source[1] for source in sources}
     perm = next(iter(perms))
     if len(perms) != 1 or perm is None:
-        return list(names), None
-    return [layouts[name][0] for name in names], perm
+        return list(values), None
+    return [source[0] for source in sources if source is not None], perm
 
 
 # --------------------------------------------------------------------------------------------------
-
-MICROSOFT = "com.microsoft"
-"""The domain in which QuantizeLinear and DequantizeLinear exist alike under every opset."""
 
 
 class LoweringContext(NodeView):
@@ -266,39 +271,68 @@ class LoweringContext(NodeView):
     New nodes carry the node's name and metadata, and use tensor names that nothing else has.
 
     Args:
-        proto: The node.
-        known: What is known of the model.
+        node: A node of a file.
+
+    Attributes:
+        maker: Who reads the file.
+        made_in: The opset that new nodes of ONNX's own domain are written in.
     """
 
-    __slots__ = ("known", "main_opset")
+    __slots__ = ("_names", "made_in", "maker")
 
-    def __init__(self, proto: onnx.NodeProto, known: Known) -> None:
-        super().__init__(proto, 1, [], known.file)
-        self.known = known
-        self.main_opset = default_opset(known.model)
+    def __init__(self, node: Node) -> None:
+        given = node.record(FileNode)
+        super().__init__(given.proto, given.opset, node.inputs, given.maker.file)
+        self.maker, self.made_in = given.maker, given.maker.opset
+        self._names = {
+            value: name
+            for name, value in zip(given.proto.input, node.inputs, strict=False)
+            if value is not None
+        }
 
     # ---- reading ------------------------------------------------------------------------------
 
-    def input(self, index: int) -> str:
-        """Returns the name of an input, empty where it is left out."""
-        inputs = self.proto.input
-        return inputs[index] if index < len(inputs) else ""
+    @property
+    def main_opset(self) -> int:
+        """The version of ONNX's own domain in the file."""
+        return self.maker.opset
+
+    @property
+    def output(self) -> str:
+        """The name of the first result."""
+        return self.proto.output[0]
+
+    def inputs(self, count: int) -> tuple[Any, ...]:
+        """Returns the first operands, None for each that is left out.
+
+        The rule's pattern says which cannot be.
+        """
+        return tuple(self.optional(index) for index in range(count))
 
     def wants(self, index: int) -> bool:
         """True where the node names a result."""
         return index < len(self.proto.output) and bool(self.proto.output[index])
 
+    def known(self, value: Value) -> NDArray[Any] | None:
+        """Returns the data of what only constants determine, None for others."""
+        found = self.maker.known(value)
+        return None if found is None else found.numpy()
+
+    def are_constant(self, values: Sequence[Value | None]) -> bool:
+        """True where only constants determine values; some may be left out."""
+        return all(self.maker.is_constant(value) for value in values if value is not None)
+
     def array(self, index: int, what: str) -> NDArray[Any]:
         """Returns the data of an input that has to be constant.
 
         Raises:
-            UnsupportedQuantization: It is computed at run time.
+            NoNewForm: It is computed at run time.
         """
-        found = self.known.array(self.input(index))
+        found = self.known(self.operand(index))
         if found is None:
             raise self.refusal(
                 f"{what} is not constant",
-                f"input {index} ('{self.input(index)}') is known only at run time",
+                f"input {index} ('{self.proto.input[index]}') is known only at run time",
                 "make it an initializer",
             )
         return found
@@ -307,96 +341,103 @@ class LoweringContext(NodeView):
         """Returns the bytes of an input that has to be constant and of an 8-bit integer type.
 
         Raises:
-            UnsupportedQuantization: It is computed at run time, or of another type.
+            NoNewForm: It is computed at run time, or of another type.
         """
         array = self.array(index, what)
         if array.dtype.itemsize != 1 or array.dtype.kind not in "iu":
             raise self.refusal(
                 f"{what} is not an array of packed codes",
-                f"input {index} ('{self.input(index)}') is {array.dtype}",
+                f"input {index} ('{self.proto.input[index]}') is {array.dtype}",
                 "store it as uint8",
             )
         return array.view(np.uint8)
 
-    def refusal(self, what: str, why: str, fix: str) -> UnsupportedQuantization:
-        """Returns the error for an encoding that has no counterpart."""
-        return UnsupportedQuantization(
-            f"{self.op_type}: {what}", where=f"{self.file}, {self.describe()}", why=why, fix=fix
-        )
+    def refusal(self, what: str, why: str, fix: str) -> NoNewForm:
+        """Returns why an encoding has no counterpart."""
+        return NoNewForm(f"{self.op_type}: {what} ({why}); it is kept as it is; to read it: {fix}")
 
     # ---- making -------------------------------------------------------------------------------
 
-    def enter(self, array: NDArray[Any] | np.generic, hint: str) -> str:
-        """Enters a constant; returns its name."""
-        name = self.known.fresh(f"{self.proto.output[0]}.{hint}")
-        self.known.add_initializer(numpy_helper.from_array(np.asarray(array), name))
-        return name
+    def enter(self, array: NDArray[Any] | np.generic, hint: str) -> Value:
+        """Enters a constant."""
+        return self.enter_constant(Constant.of(np.asarray(array)), hint)
+
+    def enter_codes(self, codes: NDArray[Any], bits: int, hint: str) -> Value:
+        """Enters a constant of unsigned codes."""
+        data = np.frombuffer(packed(codes, bits), np.uint8)
+        return self.enter_constant(from_bytes(data, UNSIGNED[bits], codes.shape), hint)
+
+    def enter_constant(self, constant: Constant, hint: str) -> Value:
+        """Enters a constant."""
+        return self.maker.enter(constant, self.maker.fresh(f"{self.output}.{hint}"))
 
     def op(
-        self, op_type: str, inputs: Sequence[str], result: str = "", *, domain: str = "",
-        outputs: int = 1, **attributes: Any,
-    ) -> str:  # fmt: skip
-        """Makes a node; returns the name of its first result (the others follow as ``.1`` …).
+        self, op_type: str, inputs: Sequence[Value | None], result: str = "", *, domain: str = "",
+        variant: str = "", **attributes: Any,
+    ) -> Value:  # fmt: skip
+        """Makes a node; returns its first result.
 
         Args:
             op_type: The operator.
-            inputs: Names; empty ones at the end are dropped.
+            inputs: Its operands; what is left out at the end is dropped.
             result: Name of the first result; a new one where empty.
             domain: The operator's domain.
-            outputs: Number of results.
+            variant: How the file writes it, where a writer may have to write it so again.
             **attributes: ONNX attributes; None leaves one out.
         """
-        first = result or self.known.fresh(f"{self.proto.output[0]}.{op_type}")
-        kept = list(inputs)
+        first = result or self.maker.fresh(f"{self.output}.{op_type}")
+        return self.several(op_type, inputs, [first], domain, variant, **attributes)[0]
+
+    def several(
+        self, op_type: str, inputs: Sequence[Value | None], results: Sequence[str],
+        domain: str = "", variant: str = "", **attributes: Any,
+    ) -> list[Value]:  # fmt: skip
+        """Makes a node of results with these names; the other arguments are those of :meth:`op`."""
+        kept = ["" if v is None else self._names.get(v) or self.maker.named(v) for v in inputs]
         while kept and not kept[-1]:
             kept.pop()
-        names = [first, *(self.known.fresh(f"{first}.{i}") for i in range(1, outputs))]
-        node = helper.make_node(op_type, kept, names, self.name, domain=domain)
+        node = helper.make_node(op_type, kept, list(results), self.name, domain=domain)
         given = {key: value for key, value in attributes.items() if value is not None}
         node.attribute.extend(_attribute(key, value) for key, value in given.items())
         node.metadata_props.extend(self.proto.metadata_props)
-        self.known.lowered.append(node)
-        return first
+        return self.maker.make(node, self.made_in, variant)
 
     def dequantize(
-        self, stored: str, scale: str, zero_point: str = "", *, axis: int | None = None,
-        block_size: int | None = None,
-    ) -> str:  # fmt: skip
+        self, stored: Value, scale: Value, zero_point: Value | None = None, *,
+        axis: int | None = None, block_size: int | None = None, result: str = "",
+    ) -> Value:  # fmt: skip
         """Returns ``DequantizeLinear(stored)``."""
         return self.op(
-            "DequantizeLinear", [stored, scale, zero_point],
+            "DequantizeLinear", [stored, scale, zero_point], result,
             domain=MICROSOFT, axis=axis, block_size=block_size,
         )  # fmt: skip
 
-    def quantize(self, value: str, scale: str, zero_point: str, like: str, result: str = "") -> str:
+    def quantize(
+        self, value: Value, scale: Value, zero_point: Value | None, like: Value, result: str = "",
+        axis: int | None = None,
+    ) -> Value:  # fmt: skip
         """Returns ``QuantizeLinear(value)``.
 
         Args:
             value: A float tensor.
             scale: Its scale.
-            zero_point: Its zero point; empty for 0.
+            zero_point: Its zero point; None for 0.
             like: A tensor of the storage type, for a left-out zero point.
             result: Name of the result; a new one where empty.
+            axis: The axis along which the parameters vary.
         """
-        to = None
-        if not zero_point:
-            to = self.known.element_type(like)
-            if not to:
-                raise self.refusal(
-                    "its storage type is unknown",
-                    f"the zero point is left out, and so is the type of '{like}'",
-                    "give the zero point, or run shape inference on the model",
-                )
+        to = dtype_to_onnx(like.type.dtype) if zero_point is None else None
         return self.op(
-            "QuantizeLinear", [value, scale, zero_point], result, domain=MICROSOFT, output_dtype=to
-        )
+            "QuantizeLinear", [value, scale, zero_point], result,
+            domain=MICROSOFT, output_dtype=to, axis=axis,
+        )  # fmt: skip
 
-    def product(self, factors: Sequence[str]) -> str:
+    def product(self, factors: Sequence[Value]) -> Value:
         """Returns the float product of constant scales, multiplied from left to right."""
-        name = factors[0]
+        value = factors[0]
         for factor in factors[1:]:
-            name = self.op("Mul", [name, factor])
-        return name
+            value = self.op("Mul", [value, factor])
+        return value
 
     def same_attributes(self, *leave: str) -> dict[str, Any]:
         """Returns the node's attributes but those in ``leave``."""
@@ -407,6 +448,6 @@ class LoweringContext(NodeView):
         }
 
 
-def _attribute(key: str, value: Any) -> onnx.AttributeProto:
+def _attribute(key: str, value: Any) -> AttributeProto:
     empty = isinstance(value, list) and not value  # of integers, which all lists here are
     return helper.make_attribute(key, value, attr_type=AttributeProto.INTS if empty else None)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.ops.unary import HARD_SIGMOID, LEAKY_RELU
-from qdqbridge.onnx_io.lowering.context import MICROSOFT, LoweringContext
+from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.onnx_io.lowering.context import MICROSOFT, LoweringContext, reading_rule
 
 # ---- the activations that onnxruntime fuses into other operators ---------------------------------
 
@@ -17,8 +19,8 @@ _WITH_PARAMETERS = {row.name: row for row in (LEAKY_RELU, HARD_SIGMOID)}
 
 
 def activated(
-    context: LoweringContext, kind: str, params: Sequence[float], x: str, result: str
-) -> str:
+    context: LoweringContext, kind: str, params: Sequence[float], x: Value, result: str
+) -> Value:
     """Returns an activation of ``x``.
 
     Args:
@@ -29,7 +31,7 @@ def activated(
         result: Name of the result.
 
     Raises:
-        UnsupportedQuantization: onnxruntime has no such fused activation.
+        NoNewForm: onnxruntime has no such fused activation.
     """
     if kind in _PLAIN:
         return context.op(kind, [x], result)
@@ -49,12 +51,12 @@ def activated(
 
 def clipped(
     context: LoweringContext,
-    x: str,
+    x: Value,
     low: float,
     high: float,
     dtype: type[np.generic],
     result: str = "",
-) -> str:
+) -> Value:
     """Returns ``Clip(x, low, high)`` in the form of the model's opset."""
     if context.main_opset < 11:
         return context.op("Clip", [x], result, min=float(low), max=float(high))
@@ -78,58 +80,69 @@ BIAS_GELU = "com.microsoft::BiasGelu"
 """The variant of a Gelu to whose operand the same node adds a bias."""
 
 
-def skip_norm(*, centred: bool) -> Callable[[LoweringContext], None]:
-    """Returns the lowering of SkipLayerNormalization, or of its form without a mean."""
+def _skip_norm(*, centred: bool) -> Rule:
+    """Returns the rule of SkipLayerNormalization, or of its form without a mean."""
+    name = SKIP[centred]
+    operands = ("x", "skip", "gamma", *(("beta?",) if centred else ()), "bias?")
+    kebab = "skip-layer-normalization" if centred else "skip-simplified-layer-normalization"
 
-    def lower(context: LoweringContext) -> None:
-        """``LayerNormalization(x + skip + bias)`` over the last axis; the sum is result 3.
+    @reading_rule(kebab, (f"{MICROSOFT}::{name}", *operands))
+    def lower(context: LoweringContext) -> Sequence[Value]:
+        """``SkipLayerNormalization(x, skip, bias) -> LayerNormalization(x + skip + bias)``.
 
+        Over the last axis; the sum is result 3.
         Source: onnxruntime docs/ContribOperators.md.
         """
-        extra = [
-            i for i in range(len(context.proto.output)) if context.wants(i) and i not in (0, 3)
-        ]
+        outputs = context.proto.output
+        extra = [i for i in range(len(outputs)) if context.wants(i) and i not in (0, 3)]
         if extra:
             raise context.refusal(
                 "its mean or deviation is a result",
-                f"result {extra[0]} ('{context.proto.output[extra[0]]}') "
-                "is only of use in training",
+                f"result {extra[0]} ('{outputs[extra[0]]}') is only of use in training",
                 "export the model for inference",
             )
-        place = 4 if centred else 3
-        total, bias = context.proto.output[3] if context.wants(3) else "", context.input(place)
-        inputs = [context.input(0), context.input(1)]
-        value = context.op("Add", inputs, "" if bias else total)
+        x, skip, gamma, *more = context.inputs(len(operands))
+        total, bias, beta = outputs[3] if context.wants(3) else "", more[-1], more[0]
+        value = context.op("Add", [x, skip], "" if bias else total)
         if bias:
             value = context.op("Add", [value, bias], total)
-        operands = [value, context.input(2), context.input(3) if centred else ""]
-        name = "LayerNormalization" if centred else "SimplifiedLayerNormalization"
-        epsilon, output = context.float_("epsilon", 1e-12), context.proto.output[0]
-        context.op(name, operands, output, axis=-1, epsilon=epsilon)
-        variant = SKIP[centred] + (WITH_BIAS if bias else "")
-        context.known.variants[output] = f"{variant}{DATA}{context.input(0)}"
+        plain = "LayerNormalization" if centred else "SimplifiedLayerNormalization"
+        variant = f"{name}{WITH_BIAS if bias else ''}{DATA}{context.proto.input[0]}"
+        y = context.op(
+            plain, [value, gamma, beta if centred else None], context.output,
+            variant=variant, axis=-1, epsilon=context.float_("epsilon", 1e-12),
+        )  # fmt: skip
+        return [y, value] if total else [y]
 
     return lower
 
 
-def bias_gelu(context: LoweringContext) -> None:
-    """``Gelu(a + b)``.
+@reading_rule("bias-gelu", (f"{MICROSOFT}::BiasGelu", "a", "b"))
+def bias_gelu(context: LoweringContext) -> Value:
+    """``BiasGelu(a, b) -> Gelu(a + b)``.
 
     Source: onnxruntime docs/ContribOperators.md.
     """
-    output = context.proto.output[0]
-    total = context.op("Add", [context.input(0), context.input(1)])
-    context.op("Gelu", [total], output, domain=MICROSOFT)
-    context.known.variants[output] = f"{BIAS_GELU}{DATA}{context.input(1)}"
+    total = context.op("Add", context.inputs(2))
+    variant = f"{BIAS_GELU}{DATA}{context.proto.input[1]}"
+    return context.op("Gelu", [total], context.output, domain=MICROSOFT, variant=variant)
 
 
-def fast_gelu(context: LoweringContext) -> None:
-    """``Gelu(x + bias)`` by tanh: the bits of ONNX's in onnxruntime 1.32, but of half floats.
+@reading_rule("fast-gelu", (f"{MICROSOFT}::FastGelu", "x", "bias?"))
+def fast_gelu(context: LoweringContext) -> Value | None:
+    """``FastGelu(x, bias) -> FastGelu(x + bias)``: the bits of ONNX's Gelu by tanh.
 
-    Source: onnxruntime docs/ContribOperators.md.
+    So in onnxruntime 1.32, but of half floats. Source: onnxruntime docs/ContribOperators.md.
     """
-    x, output = context.input(0), context.proto.output[0]
-    if context.input(1):
-        x = context.op("Add", [x, context.input(1)])
-        context.known.variants[output] = f"FastGelu{WITH_BIAS}{DATA}{context.input(1)}"
-    context.op("FastGelu", [x], output, domain=MICROSOFT)
+    x, bias = context.inputs(2)
+    variant = f"FastGelu{WITH_BIAS}{DATA}{context.proto.input[1]}" if bias else ""
+    x = context.op("Add", [x, bias]) if bias else x
+    return context.op("FastGelu", [x], context.output, domain=MICROSOFT, variant=variant)
+
+
+RULES: tuple[Rule, ...] = (
+    _skip_norm(centred=True),
+    _skip_norm(centred=False),
+    bias_gelu,
+    fast_gelu,
+)

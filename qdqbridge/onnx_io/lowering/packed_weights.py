@@ -9,24 +9,31 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
 
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.types import static_shape
 from qdqbridge.core.ops.packed_products import OWN_ORDER, PERMUTED, PackedGather, PackedProduct
-from qdqbridge.onnx_io.lowering.context import UNSIGNED, LoweringContext, tensor_of, unpacked
+from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.onnx_io.lowering.context import UNSIGNED, LoweringContext, reading_rule, unpacked
+from qdqbridge.onnx_io.tensors import dtype_to_onnx
 
 _ATTRIBUTES = frozenset(("N", "K", "bits", "block_size", "accuracy_level", "weight_prepacked"))
 _BYTES = {1: "weight", 2: "scales"}
-_STORED: dict[int, str] = {TensorProto.INT4: "int4", TensorProto.UINT4: "uint4"}
+_STORED = (DType.INT4, DType.UINT4)
 
 
-def matmul_nbits(context: LoweringContext) -> None:
-    """``MatMul(a, Transpose(DQ(w[N, K], blocks of K)))``; a missing zero point is 8 (128, 2).
+@reading_rule(
+    "matmul-nbits",
+    ("com.microsoft::MatMulNBits", "a", "w", "scales", "zeros?", "g_idx?", "bias?"),
+)
+def matmul_nbits(context: LoweringContext) -> Value:
+    """``MatMulNBits(a, w) -> MatMul(a, Transpose(DQ(w[N, K], blocks of K)))``.
 
-    Columns in an order of their own (``g_idx`` of act-order) are put into that of their blocks, and
-    activations by a Gather. What only the run knows, and blocks of other sizes than the block
-    size, are unpacked and dequantized by float nodes: ``(code - zero point) * scale``, which is
-    exact but for the product.
+    A missing zero point is 8 (128, 2). Columns in an order of their own (``g_idx`` of act-order)
+    are put into that of their blocks, and activations by a Gather. What only the run knows, and
+    blocks of other sizes than the block size, are unpacked and dequantized by float nodes:
+    ``(code - zero point) * scale``, which is exact but for the product.
     Float arithmetic: onnxruntime's kernels add in another order, so results differ in their last
     bits. With ``accuracy_level`` 4 it is a product of blocks that are quantized on the way
     (``block-product``).
@@ -45,22 +52,17 @@ def matmul_nbits(context: LoweringContext) -> None:
             "export the weight as it is",
         )
     blocks = -(-columns // block)
-    constant = all(
-        context.known.is_constant(context.input(i)) for i in range(1, 5) if context.input(i)
-    )
+    constant = context.are_constant(context.operands[1:5])
     order = _order(context, columns, block) if constant else None
-    if order is None or (order.size and context.known.rank(context.input(0)) is None):
-        _lower_unpacked_matmul(
-            context, unpacked_weight(context, Blocks(bits, block, rows, columns))
-        )
-        return
+    if order is None or (order.size and context.operand(0).rank is None):
+        real = unpacked_weight(context, Blocks(bits, block, rows, columns))
+        return _lower_unpacked_matmul(context, real)
     weight = _reordered_weight_codes(context, bits, rows, columns, block * blocks, order)
     scale = _enter_block_scales(context, (rows, blocks))
     zero_point = _zero_point(context, bits, (rows, blocks))
     real = context.dequantize(weight, scale, zero_point, axis=1, block_size=block)
-    _lower_unpacked_matmul(
-        context, real, _variant(context, block, PERMUTED if order.size else OWN_ORDER), order
-    )
+    variant = _variant(context, block, PERMUTED if order.size else OWN_ORDER)
+    return _lower_unpacked_matmul(context, real, variant, order)
 
 
 def _variant(context: LoweringContext, block: int, order: str) -> str:
@@ -70,15 +72,15 @@ def _variant(context: LoweringContext, block: int, order: str) -> str:
         return ""
     level = context.int_("accuracy_level", 0) if "accuracy_level" in given else None
     points = ""
-    if context.input(3):
+    if context.optional(3):
         points = "packed" if context.array(3, "its zero point").dtype.kind in "iu" else "float"
-    order = order if context.input(4) else ""
-    return PackedProduct(level, points, order, bool(context.input(5)), block).text()
+    order = order if context.optional(4) else ""
+    return PackedProduct(level, points, order, bool(context.optional(5)), block).text()
 
 
 def _lower_unpacked_matmul(
-    context: LoweringContext, real: str, variant: str = "", order: NDArray[Any] | None = None
-) -> None:
+    context: LoweringContext, real: Value, variant: str = "", order: NDArray[Any] | None = None
+) -> Value:
     """Makes ``MatMul(a, Transpose(real)) + bias``; the product is of that variant.
 
     Args:
@@ -87,22 +89,21 @@ def _lower_unpacked_matmul(
         variant: What a writer is told.
         order: Which columns of ``a`` to take, one after the other; empty or None: all as they are.
     """
-    bias, output, x = context.input(5), context.proto.output[0], context.input(0)
-    rank = context.known.rank(x) if bias or (order is not None and order.size) else None
-    alone = bool(bias) and rank == 1  # only of rows are a product and a bias one operator
+    bias, output, x = context.optional(5), context.output, context.operand(0)
+    rank = x.rank
+    alone = bias is not None and rank == 1  # only of rows are a product and a bias one operator
     if alone:
         x, rank = context.op("Reshape", [x, context.enter(np.array([1, -1]), "row")]), 2
     if order is not None and order.size:
         chosen = context.enter(order.astype(np.int64), "order")
         x = context.op("Gather", [x, chosen], axis=(rank or 1) - 1)
     permuted = context.op("Transpose", [real], perm=[1, 0])
-    y = context.op("MatMul", [x, permuted], "" if bias else output)
-    if variant:
-        context.known.variants[y] = variant
+    y = context.op("MatMul", [x, permuted], "" if bias else output, variant=variant)
     if bias:
         y = context.op("Add", [y, bias], "" if alone else output)
     if alone:
-        context.op("Reshape", [y, context.enter(np.array([-1]), "vector")], output)
+        y = context.op("Reshape", [y, context.enter(np.array([-1]), "vector")], output)
+    return y
 
 
 def _width(context: LoweringContext) -> int:
@@ -129,7 +130,7 @@ def _order(context: LoweringContext, columns: int, block: int) -> NDArray[np.int
 
     None where ``g_idx`` fills blocks with other than a block's columns.
     """
-    if not context.input(4):
+    if context.optional(4) is None:
         return np.zeros(0, np.intp)
     groups = context.array(4, "g_idx").reshape(-1)[:columns]
     plain = np.arange(columns) // block
@@ -146,30 +147,28 @@ def _reordered_weight_codes(
     columns: int,
     padded: int,
     order: NDArray[np.intp],
-) -> str:
+) -> Value:
     """Returns the weight as ``[N, K]`` codes, their columns in an order.
 
     Without padding and order its bytes are taken as they are.
     """
     size = rows * padded * bits // 8
     if columns == padded and not order.size:
-        same = _same_bytes(context, 1, (rows, columns), size, TensorProto.UINT8, UNSIGNED[bits])
-        if same:
+        same = _same_bytes(context, 1, (rows, columns), size, DType.UINT8, UNSIGNED[bits])
+        if same is not None:
             return same
     data = context.packed(1, "its weight")
     if data.size != size:
         raise _misfit(context, "B", data, size)
     bytes_ = data.reshape(rows, padded * bits // 8)
     codes = unpacked(bytes_, bits, columns)
-    return _add_packed_initializer(
-        context, codes[:, order] if order.size else codes, bits, "weight"
-    )
+    return context.enter_codes(codes[:, order] if order.size else codes, bits, "weight")
 
 
-def _enter_block_scales(context: LoweringContext, shape: tuple[int, int]) -> str:
+def _enter_block_scales(context: LoweringContext, shape: tuple[int, int]) -> Value:
     count = shape[0] * shape[1]
-    same = _same_bytes(context, 2, shape, count, TensorProto.FLOAT, TensorProto.FLOAT)
-    if same:
+    same = _same_bytes(context, 2, shape, count, DType.FLOAT32, DType.FLOAT32)
+    if same is not None:
         return same
     scales = context.array(2, "its scale")
     if scales.size != count:
@@ -182,10 +181,10 @@ def _same_bytes(
     index: int,
     shape: tuple[int, int],
     count: int,
-    stored: int,
-    dtype: int,
-) -> str:
-    """Returns a constant of the same bytes in another shape; empty where they are no such bytes.
+    stored: DType,
+    dtype: DType,
+) -> Value | None:
+    """Returns a constant of the same bytes in another shape; None where they are no such bytes.
 
     Args:
         context: The node.
@@ -195,32 +194,16 @@ def _same_bytes(
         stored: The element type that it has to have.
         dtype: The one that it gets.
     """
-    source = context.known.initializers.get(context.input(index))
-    if source is None or np.prod(source.dims, dtype=np.int64) != count:
-        return ""
-    in_bytes = source.HasField("raw_data") or source.data_location == TensorProto.EXTERNAL
-    if not in_bytes or source.data_type != stored:
-        return ""
-    tensor = TensorProto()
-    tensor.CopyFrom(source)
-    tensor.name = context.known.fresh(f"{context.proto.output[0]}.{_BYTES[index]}")
-    tensor.data_type = dtype
-    tensor.dims[:] = shape
-    context.known.add_initializer(tensor)
-    return tensor.name
+    source = context.operand(index).constant
+    if source is None or source.size != count or source.dtype is not stored:
+        return None
+    same = source.reinterpreted(dtype, shape)
+    return None if same is None else context.enter_constant(same, _BYTES[index])
 
 
-def _add_packed_initializer(
-    context: LoweringContext, codes: NDArray[Any], bits: int, hint: str
-) -> str:
-    name = context.known.fresh(f"{context.proto.output[0]}.{hint}")
-    context.known.add_initializer(tensor_of(codes, bits, name))
-    return name
-
-
-def _zero_point(context: LoweringContext, bits: int, shape: tuple[int, int]) -> str:
-    if not context.input(3):
-        return _add_packed_initializer(context, np.array(1 << (bits - 1)), bits, "zero_point")
+def _zero_point(context: LoweringContext, bits: int, shape: tuple[int, int]) -> Value:
+    if context.optional(3) is None:
+        return context.enter_codes(np.array(1 << (bits - 1)), bits, "zero_point")
     given = context.array(3, "its zero point")
     rows, blocks = shape
     if given.dtype.kind in "iu":
@@ -229,7 +212,7 @@ def _zero_point(context: LoweringContext, bits: int, shape: tuple[int, int]) -> 
             raise _misfit(context, "zero_points", given, rows * width)
         given = context.packed(3, "its zero point")
         codes = unpacked(given.reshape(rows, width), bits, blocks)
-        return _add_packed_initializer(context, codes, bits, "zero_point")
+        return context.enter_codes(codes, bits, "zero_point")
     real = given.astype(np.float64)
     if given.size != rows * blocks or (real != np.clip(np.rint(real), 0, (1 << bits) - 1)).any():
         raise context.refusal(
@@ -237,64 +220,60 @@ def _zero_point(context: LoweringContext, bits: int, shape: tuple[int, int]) -> 
             f"float zero points of shape {given.shape}, from {real.min():g} to {real.max():g}",
             f"give whole zero points from 0 to {(1 << bits) - 1}",
         )
-    return _add_packed_initializer(context, real.reshape(shape), bits, "zero_point")
+    return context.enter_codes(real.reshape(shape), bits, "zero_point")
 
 
-def gather_block_quantized(context: LoweringContext) -> None:
-    """``Gather(DQ(w, blocks), indices)``.
+@reading_rule(
+    "gather-block-quantized",
+    ("com.microsoft::GatherBlockQuantized", "data", "indices", "scale", "zero?"),
+)
+def gather_block_quantized(context: LoweringContext) -> Value:
+    """``GatherBlockQuantized(w, indices) -> Gather(DQ(w, blocks), indices)``.
 
     Bytes hold packed codes with a missing zero point of 8 (4 bits) or 128 (8 bits); int4 and uint4
     data have 0. Against onnxruntime 1.31: equal.
     Source: onnxruntime docs/ContribOperators.md.
     """
-    data, indices, scale, zero_point = (context.input(i) for i in range(4))
-    block, width, storage = (
-        context.int_("block_size", 128),
-        4,
-        context.known.element_type(context.input(0)),
-    )
+    data, indices, scale, zero_point = context.inputs(4)
+    block, width, storage = context.int_("block_size", 128), 4, data.type.dtype
     if storage not in _STORED:
         width = _width(context)
         codes = context.packed(0, "its weight")
-        data = _add_packed_initializer(
-            context, unpacked(codes, width, codes.shape[-1] * 8 // width), width, "weight"
-        )
+        plain = unpacked(codes, width, codes.shape[-1] * 8 // width)
+        data = context.enter_codes(plain, width, "weight")
         zero_point = _gathered_zero_point(context, width)
-    elif context.known.rank(data) is None:
+    rank = data.rank
+    if rank is None:
         raise context.refusal(
             "its weight is not constant", "its rank is unknown", "make it constant"
         )
     axis = context.int_("quantize_axis", 1)
     real = context.dequantize(data, scale, zero_point, axis=axis, block_size=block)
-    output, rank = context.proto.output[0], context.known.rank(data)
-    if rank is not None:
-        named = _STORED.get(storage, "uint8")
-        said = PackedGather(named, bool(context.input(3)), axis % rank, block)
-        context.known.variants[output] = said.text()
-    context.op("Gather", [real, indices], output, axis=context.int_("gather_axis", 0))
+    named = storage.label if storage in _STORED else "uint8"
+    said = PackedGather(named, bool(context.optional(3)), axis % rank, block)
+    return context.op(
+        "Gather", [real, indices], context.output,
+        variant=said.text(), axis=context.int_("gather_axis", 0),
+    )  # fmt: skip
 
 
-def _gathered_zero_point(context: LoweringContext, bits: int) -> str:
+def _gathered_zero_point(context: LoweringContext, bits: int) -> Value:
     """Returns the zero points; where nobody states them one, or as many as there are scales.
 
     onnxruntime wants the latter of a DequantizeLinear, which scales of run time stay.
     """
-    if not context.input(3):
-        scale = context.input(2)
-        shape = (
-            None if context.known.is_constant(scale) else static_shape(context.known.shape(scale))
-        )
-        return _add_packed_initializer(
-            context, np.full(shape or (), 1 << (bits - 1)), bits, "zero_point"
-        )
+    if context.optional(3) is None:
+        scale = context.operand(2)
+        shape = None if context.are_constant([scale]) else static_shape(scale.type.shape)
+        return context.enter_codes(np.full(shape or (), 1 << (bits - 1)), bits, "zero_point")
     blocks = context.array(2, "its scale").shape[-1]
     codes = unpacked(context.packed(3, "its zero point"), bits, blocks)
-    return _add_packed_initializer(context, codes, bits, "zero_point")
+    return context.enter_codes(codes, bits, "zero_point")
 
 
 # ---- Packed weights with scales per block that only the run knows, unpacked by float nodes
 
-_REAL = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_REAL = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +302,7 @@ class Blocks:
         return -(-codes * self.bits // 8)
 
 
-def unpacked_weight(context: LoweringContext, blocks: Blocks) -> str:
+def unpacked_weight(context: LoweringContext, blocks: Blocks) -> Value:
     """Returns the real weight ``[N, K]`` of a MatMulNBits.
 
     Where there is a ``g_idx``, onnxruntime 1.32 takes 8 for every packed zero point of 4 bits and
@@ -333,14 +312,14 @@ def unpacked_weight(context: LoweringContext, blocks: Blocks) -> str:
 
     Raises:
         InvalidModelError: An operand whose shape is known does not fit the attributes.
-        UnsupportedQuantization: The weight is not a tensor of bytes.
+        NoNewForm: The weight is not a tensor of bytes.
     """
-    weight, scale, zero_point, order = (context.input(i) for i in range(1, 5))
-    kind = context.known.element_type(scale) or TensorProto.FLOAT
-    if context.known.element_type(weight) not in (0, TensorProto.UINT8) or kind not in _REAL:
+    _, weight, scale, zero_point, order = context.inputs(5)
+    kind = scale.type.dtype
+    if weight.type.dtype is not DType.UINT8 or kind not in _REAL:
         raise context.refusal(
             "its weight is not a tensor of packed codes",
-            f"'{weight}' or its scale '{scale}' has another element type",
+            f"'{weight.name}' or its scale '{scale.name}' has another element type",
             "store the weight as uint8 and its scales as floats",
         )
     rows, padded = blocks.rows, blocks.count * blocks.size
@@ -360,37 +339,40 @@ def unpacked_weight(context: LoweringContext, blocks: Blocks) -> str:
     return _first(context, _shaped(context, real, (rows, padded)), padded, blocks.columns)
 
 
-def _groups(context: LoweringContext, name: str, columns: int, padded: int) -> str:
+def _groups(context: LoweringContext, value: Value, columns: int, padded: int) -> Value:
     """Returns the block of each column; a ``g_idx`` may tell those of the padding, too."""
-    known = static_shape(context.known.shape(name))
+    known = static_shape(value.type.shape)
     if known is None or math.prod(known) != padded:
-        return _fitted(context, name, (columns,))
+        return _fitted(context, value, (columns,))
     begin, end = (context.enter(np.array([n], np.int64), "end") for n in (0, columns))
-    return context.op("Slice", [_fitted(context, name, (padded,)), begin, end])
+    return context.op("Slice", [_fitted(context, value, (padded,)), begin, end])
 
 
-def _zero_points(context: LoweringContext, name: str, blocks: Blocks, kind: int) -> str:
+def _zero_points(
+    context: LoweringContext, value: Value | None, blocks: Blocks, kind: DType
+) -> Value:
     """Returns the zero points ``[N, blocks]`` as floats, or the one that all have."""
-    if not name:
+    if value is None:
         return context.enter(_typed_scalar(1 << (blocks.bits - 1), kind), "zero_point")
-    if context.known.element_type(name) in _REAL:
-        fitted = _fitted(context, name, (blocks.rows, blocks.count))
-        return context.op("Cast", [fitted], to=kind)
-    return _unpack_bits_in_graph(context, name, blocks, blocks.count, kind)
+    if value.type.dtype in _REAL:
+        fitted = _fitted(context, value, (blocks.rows, blocks.count))
+        return context.op("Cast", [fitted], to=dtype_to_onnx(kind))
+    return _unpack_bits_in_graph(context, value, blocks, blocks.count, kind)
 
 
 def _unpack_bits_in_graph(
-    context: LoweringContext, name: str, blocks: Blocks, count: int, kind: int
-) -> str:
+    context: LoweringContext, value: Value, blocks: Blocks, count: int, kind: DType
+) -> Value:
     """Returns the codes of packed rows as floats ``[N, count]``, the lowest bits of a byte first.
 
     Bytes are taken apart by floats, which have every operator that this needs everywhere.
     """
     width = blocks.width(count)
-    rest = context.op("Cast", [_fitted(context, name, (blocks.rows, width))], to=kind)
+    rows = _fitted(context, value, (blocks.rows, width))
+    rest = context.op("Cast", [rows], to=dtype_to_onnx(kind))
     if blocks.bits == 8:
         return rest
-    rest, parts = _shaped(context, rest, (blocks.rows, width, 1)), list[str]()
+    rest, parts = _shaped(context, rest, (blocks.rows, width, 1)), list[Value]()
     base = context.enter(_typed_scalar(1 << blocks.bits, kind), "base")
     for _ in range(8 // blocks.bits - 1):
         above = context.op("Floor", [context.op("Div", [rest, base])])
@@ -401,32 +383,35 @@ def _unpack_bits_in_graph(
     return _first(context, _shaped(context, every, (blocks.rows, whole)), whole, count)
 
 
-def _fitted(context: LoweringContext, name: str, shape: Sequence[int]) -> str:
+def _fitted(context: LoweringContext, value: Value, shape: Sequence[int]) -> Value:
     """Returns an operand in a shape; those of other ranks hold the same elements in order."""
-    known = static_shape(context.known.shape(name))
+    known = static_shape(value.type.shape)
     if known is not None and math.prod(known) != math.prod(shape):
         raise context.fault(
-            f"'{name}' does not fit N, K and block_size",
+            f"'{value.name}' does not fit N, K and block_size",
             why=f"it has the shape {known}; {math.prod(shape)} elements are needed",
             fix="correct the attributes, or quantize the weight again",
         )
-    return name if known == tuple(shape) else _shaped(context, name, shape)
+    return value if known == tuple(shape) else _shaped(context, value, shape)
 
 
-def _shaped(context: LoweringContext, name: str, shape: Sequence[int]) -> str:
-    return context.op("Reshape", [name, context.enter(np.array(shape, np.int64), "shape")])
+def _shaped(context: LoweringContext, value: Value, shape: Sequence[int]) -> Value:
+    return context.op("Reshape", [value, context.enter(np.array(shape, np.int64), "shape")])
 
 
-def _first(context: LoweringContext, name: str, count: int, wanted: int) -> str:
+def _first(context: LoweringContext, value: Value, count: int, wanted: int) -> Value:
     """Returns the first columns of a matrix of ``count``."""
     if count == wanted:
-        return name
+        return value
     begin, end, axis = (
         context.enter(np.array([number], np.int64), what)
         for number, what in ((0, "begin"), (wanted, "end"), (1, "axis"))
     )
-    return context.op("Slice", [name, begin, end, axis])
+    return context.op("Slice", [value, begin, end, axis])
 
 
-def _typed_scalar(value: int, kind: int) -> NDArray[Any]:
-    return np.asarray(value, helper.tensor_dtype_to_np_dtype(kind))
+def _typed_scalar(value: int, kind: DType) -> NDArray[Any]:
+    return np.asarray(value, kind.numpy)
+
+
+RULES: tuple[Rule, ...] = (matmul_nbits, gather_block_quantized)

@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto
 
-from qdqbridge.onnx_io.lowering.context import MICROSOFT, LoweringContext
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.onnx_io.lowering.context import MICROSOFT, LoweringContext, reading_rule
 from qdqbridge.onnx_io.lowering.normalization import clipped
+from qdqbridge.onnx_io.tensors import onnx_name
 
 # ---- AMD Quark's ExtendedQuantizeLinear and ExtendedDequantizeLinear (Vitis* before) -------------
 
-_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_FLOATS = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
+_QUARK = {"com.amd.quark": "Extended", "com.vai.quantize": "Vitis"}
 
 
-def extended(op_type: str) -> Callable[[LoweringContext], None]:
-    """Returns the lowering to QuantizeLinear or DequantizeLinear."""
+def _extended(op_type: str, name: str) -> Rule:
+    """Returns the rule of Quark's QuantizeLinear or DequantizeLinear."""
+    names = tuple(f"{domain}::{prefix}{op_type}" for domain, prefix in _QUARK.items())
 
-    def lower(context: LoweringContext) -> None:
-        """The same node under its usual name; storage types are checked where it is read.
+    @reading_rule(name, (names, "x", "scale", "zero?"))
+    def lower(context: LoweringContext) -> Value:
+        """``ExtendedQuantizeLinear(x) -> QuantizeLinear(x)``: the same node, its usual name.
 
+        Storage types are checked where it is read.
         Source: AMD Quark, quark/onnx/operators/custom_ops.
         """
-        axis = context.int_("axis", 1)
-        kind = context.known.element_type(context.input(2)) if context.input(2) else 0
-        if kind in _FLOATS:
+        zero = context.optional(2)
+        if zero is not None and zero.type.dtype in _FLOATS:
             raise context.refusal(
-                f"storage in {TensorProto.DataType.Name(kind).lower()}",
-                f"its zero point '{context.input(2)}' is of that type",
+                f"storage in {onnx_name(zero.type.dtype)}",
+                f"its zero point '{context.proto.input[2]}' is of that type",
                 "export with integers, or with 8-bit floats",
             )
-        inputs = list(context.proto.input)
-        context.op(op_type, inputs, context.proto.output[0], domain=MICROSOFT, axis=axis)
+        axis, inputs = context.int_("axis", 1), context.operands
+        return context.op(op_type, inputs, context.output, domain=MICROSOFT, axis=axis)
 
     return lower
 
@@ -46,8 +51,14 @@ _MOST_BITS = 32
 Integer = type[np.integer[Any]]
 
 
-def quant(context: LoweringContext) -> None:
-    """``DQ(Clip(Q(x)))`` with the range of ``bitwidth``, ``signed`` and ``narrow``.
+def _of_qonnx(*names: str) -> tuple[str, ...]:
+    domains = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
+    return tuple(f"{domain}::{name}" for domain in domains for name in names)
+
+
+@reading_rule("qonnx-quant", (_of_qonnx("Quant", "IntQuant"), "x", "scale", "zero", "bits"))
+def quant(context: LoweringContext) -> Value:
+    """``Quant(x) -> DQ(Clip(Q(x)))`` with the range of its bits, ``signed`` and ``narrow``.
 
     QONNX rounds ``x / scale + zero_point``, ONNX rounds before it adds: equal but at midpoints
     with an odd zero point. Source: qonnx custom_op/general/intquant.py.
@@ -55,8 +66,7 @@ def quant(context: LoweringContext) -> None:
     bits = _bits(context, 3)
     signed = context.flag("signed", default=True)
     if bits == 1 and signed:
-        _bipolar(context)
-        return
+        return _bipolar(context)
     _check_rounding(context, "ROUND")
     scale, zero_point, axis = _qonnx_scale_zero_point(context)
     dtype = _storage(context, bits, signed=signed)
@@ -65,30 +75,34 @@ def quant(context: LoweringContext) -> None:
     info = np.iinfo(dtype)
     if (low, high) != (info.min, info.max):
         stored = clipped(context, stored, low, high, dtype)
-    _emit_ms_dequantize(context, stored, scale_name, zero_name, axis, context.proto.output[0])
+    return context.dequantize(stored, scale_name, zero_name, axis=axis, result=context.output)
 
 
-def bipolar_quant(context: LoweringContext) -> None:
-    """``DQ(x >= 0 ? 1 : -1)``.
+@reading_rule("qonnx-bipolar-quant", (_of_qonnx("BipolarQuant"), "x", "scale"))
+def bipolar_quant(context: LoweringContext) -> Value:
+    """``BipolarQuant(x) -> DQ(x >= 0 ? 1 : -1)``.
 
     Source: qonnx custom_op/general/bipolar_quant.py.
     """
-    _bipolar(context)
+    return _bipolar(context)
 
 
-def _bipolar(context: LoweringContext) -> None:
+def _bipolar(context: LoweringContext) -> Value:
     scale, axis = _squeezed(context, context.array(1, "its scale").astype(np.float32))
     one, minus = (context.enter(np.int8(sign), "sign") for sign in (1, -1))
     zero = context.enter(np.float32(0), "zero")
-    negative = context.op("Less", [context.input(0), zero])
+    negative = context.op("Less", [context.operand(0), zero])
     stored = context.op("Where", [negative, minus, one])
-    _emit_ms_dequantize(
-        context, stored, context.enter(scale, "scale"), "", axis, context.proto.output[0]
-    )
+    own = context.enter(scale, "scale")
+    return context.dequantize(stored, own, axis=axis, result=context.output)
 
 
-def trunc(context: LoweringContext) -> None:
-    """``DQ(rint(q / 2^k))`` of ``q = Q(x)``, with the output's scale.
+@reading_rule(
+    "qonnx-trunc",
+    (_of_qonnx("Trunc"), "x", "scale", "zero", "bits", "out_scale", "out_zero?", "out_bits?"),
+)
+def trunc(context: LoweringContext) -> Value:
+    """``Trunc(x) -> DQ(rint(q / 2^k))`` of ``q = Q(x)``, with the output's scale.
 
     QONNX 2 (seven inputs); the quotient is exact. Source: qonnx custom_op/general/trunc.py.
     """
@@ -115,11 +129,10 @@ def trunc(context: LoweringContext) -> None:
     small = _storage(context, bits, signed=signed)
     small_zero = context.enter(np.zeros((), small), "zero_point")
     low, high = _range(bits, signed=signed, narrow=context.flag("narrow"))
-    cut = context.quantize(unit, context.enter(step, "step"), small_zero, "")
+    cut = context.quantize(unit, context.enter(step, "step"), small_zero, small_zero)
     cut = clipped(context, cut, low, high, small)
-    _emit_ms_dequantize(
-        context, cut, context.enter(result, "scale"), small_zero, None, context.proto.output[0]
-    )
+    own = context.enter(result, "scale")
+    return context.dequantize(cut, own, small_zero, result=context.output)
 
 
 # ---- what the inputs say ----------------------------------------------------------------------
@@ -202,7 +215,7 @@ def _emit_qonnx_quantize(
     zero_point: NDArray[Any],
     axis: int | None,
     dtype: Integer,
-) -> tuple[str, str, str]:
+) -> tuple[Value, Value, Value]:
     info = np.iinfo(dtype)
     if zero_point.size and (zero_point.min() < info.min or zero_point.max() > info.max):
         raise context.refusal(
@@ -210,20 +223,14 @@ def _emit_qonnx_quantize(
             f"it is {zero_point.reshape(-1)[:4]}, the integers are {info.min} to {info.max}",
             "train with a zero point among the integers",
         )
-    scale_name = context.enter(scale, "scale")
-    zero_name = context.enter(zero_point.astype(dtype), "zero_point")
-    inputs = [context.input(0), scale_name, zero_name]
-    stored = context.op("QuantizeLinear", inputs, domain="com.microsoft", axis=axis)
-    return stored, scale_name, zero_name
+    own, zero = context.enter(scale, "scale"), context.enter(zero_point.astype(dtype), "zero_point")
+    return context.quantize(context.operand(0), own, zero, zero, axis=axis), own, zero
 
 
-def _emit_ms_dequantize(
-    context: LoweringContext,
-    stored: str,
-    scale: str,
-    zero_point: str,
-    axis: int | None,
-    result: str,
-) -> None:
-    inputs = [stored, scale, zero_point]
-    context.op("DequantizeLinear", inputs, result, domain="com.microsoft", axis=axis)
+RULES: tuple[Rule, ...] = (
+    quant,
+    bipolar_quant,
+    trunc,
+    _extended("QuantizeLinear", "quark-quantize"),
+    _extended("DequantizeLinear", "quark-dequantize"),
+)

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import NodeProto
 
-from qdqbridge.onnx_io.lowering.context import LoweringContext, Perm, transposed
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.onnx_io.lowering.context import LoweringContext, Perm, reading_rule, transposed
 
 # ---- com.microsoft's RelativePositionBias, the bias of T5's attentions, as ONNX's Gathers --------
 
@@ -20,20 +21,25 @@ _MOST = 4096
 """The longest distance, and the most buckets, of which a table is made."""
 
 
-def relative_position_bias(context: LoweringContext) -> None:
-    """A number per head and distance of two tokens, distances in buckets that grow with them.
+@reading_rule(
+    "relative-position-bias", ("com.microsoft::RelativePositionBias", "bias", "queries", "keys")
+)
+def relative_position_bias(context: LoweringContext) -> Value:
+    """``RelativePositionBias(bias, queries, keys) -> Gather(bias, buckets of distances)``.
+
+    A number per head and distance of two tokens, distances in buckets that grow with them.
 
     onnxruntime has a kernel for CUDA only. It takes logarithms of float32 at run time; the buckets
     here are those of exact arithmetic, in a table. The bias is stored by heads, against its shape.
     Source: onnxruntime docs/ContribOperators.md, contrib_ops/cuda/bert/relative_attn_bias_impl.cu,
     test/contrib_ops/relative_attention_bias_test.cc.
     """
-    shape, reach = context.known.shape(context.input(0)), context.int_("max_distance", 0)
+    shape, reach = context.shape(0), context.int_("max_distance", 0)
     extents = () if shape is None else tuple(n for n in shape if isinstance(n, int))
     if shape is None or len(shape) != 2 or len(extents) != 2:
         raise context.refusal(
             "the extents of its bias are unknown",
-            f"input 0 ('{context.input(0)}') has the shape {shape}",
+            f"input 0 ('{context.proto.input[0]}') has the shape {shape}",
             "make it an initializer",
         )
     both, (buckets, heads) = context.flag("is_bidirectional"), extents
@@ -52,17 +58,15 @@ def relative_position_bias(context: LoweringContext) -> None:
     index = context.op("Sub", [away, low])
     table = context.enter(_buckets(side, reach, both=both), "buckets")
     by_heads = context.enter(np.array([1, heads, buckets]), "heads")
-    bias = context.op("Reshape", [context.input(0), by_heads])
-    context.op(
-        "Gather", [bias, context.op("Gather", [table, index])], context.proto.output[0], axis=2
-    )
+    bias = context.op("Reshape", [context.operand(0), by_heads])
+    chosen = context.op("Gather", [table, index])
+    return context.op("Gather", [bias, chosen], context.output, axis=2)
 
 
-def _places(context: LoweringContext, index: int) -> str:
+def _places(context: LoweringContext, index: int) -> Value:
     """Returns the tensor of all positions below a length."""
-    length = context.op(
-        "Reshape", [context.input(index), context.enter(np.zeros(0, np.int64), "scalar")]
-    )
+    scalar = context.enter(np.zeros(0, np.int64), "scalar")
+    length = context.op("Reshape", [context.operand(index), scalar])
     zero, one = (context.enter(np.int64(n), "step") for n in (0, 1))
     return context.op("Range", [zero, length, one])
 
@@ -108,20 +112,35 @@ _RESULTS: Mapping[int, Perm] = {0: (2, 0, 1, 3), 1: _BATCH_SECOND, 2: _BATCH_SEC
 """From (steps, directions, batch, size) and (directions, batch, size) on."""
 
 
-def steps_first(context: LoweringContext) -> None:
-    """Source: ONNX LSTM-22, attribute ``layout``."""
-    node = NodeProto.FromString(context.proto.SerializeToString())
-    kept = [attribute for attribute in node.attribute if attribute.name != "layout"]
-    del node.attribute[:]
-    node.attribute.extend(kept)
+_STEPS_FIRST = (
+    ("LSTM", "GRU", "RNN"),
+    "x", "w", "r", "bias?", "lengths?", "first_hidden?", "first_cell?", "peepholes?",
+)  # fmt: skip
+
+
+@reading_rule("recurrent-of-batches", _STEPS_FIRST)
+def steps_first(context: LoweringContext) -> list[Value] | None:
+    """``LSTM(x, layout=1) -> Transpose(LSTM(Transpose(x)))``; so GRU and RNN, and all results.
+
+    Source: ONNX LSTM-22, attribute ``layout``.
+    """
+    if not context.int_("layout", 0):
+        return None
+    operands = list(context.operands)
     for index in _OPERANDS:
-        if context.input(index):
-            node.input[index] = transposed(context, context.input(index), _BATCH_SECOND)
-    first = next(name for name in node.output if name)
-    for index, name in enumerate(node.output):
-        if name:
-            node.output[index] = context.known.fresh(f"{first}.steps_first")
-    context.known.lowered.append(node)
-    for index, name in enumerate(context.proto.output):
-        if name:
-            transposed(context, node.output[index], _RESULTS[index], name)
+        value = context.optional(index)
+        if value is not None:
+            operands[index] = transposed(context, value, _BATCH_SECOND)
+    outputs = context.proto.output
+    first = next(name for name in outputs if name)
+    names = [context.maker.fresh(f"{first}.steps_first") if name else "" for name in outputs]
+    given = context.same_attributes("layout")
+    made = iter(context.several(context.op_type, operands, names, **given))
+    return [
+        transposed(context, next(made), _RESULTS[index], name)
+        for index, name in enumerate(outputs)
+        if name
+    ]
+
+
+RULES: tuple[Rule, ...] = (steps_first, relative_position_bias)

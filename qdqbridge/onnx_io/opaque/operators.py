@@ -39,7 +39,7 @@ from qdqbridge.onnx_io.control_flow.subgraph_names import (
 )
 from qdqbridge.onnx_io.domains import plain_domain
 from qdqbridge.onnx_io.inference.node_types import nested_proto
-from qdqbridge.onnx_io.lowering.lower import refusal
+from qdqbridge.onnx_io.lowering.refusals import refusal
 from qdqbridge.onnx_io.opaque.nodes import (
     BODY_OPSET,
     IR_VERSION,

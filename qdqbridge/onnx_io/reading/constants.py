@@ -84,7 +84,7 @@ class Folding:
         if value.constant is not None:
             return value.constant
         if value not in self._known:
-            self._known[value] = self._run(value) if self._is_fixed(value) else None
+            self._known[value] = self._run(value) if self.is_fixed(value) else None
         return self._known[value]
 
     def _run(self, value: Value) -> Constant | None:
@@ -122,8 +122,8 @@ class Folding:
             stack += [(operand, False) for operand in node.inputs if operand is not None]
         return order
 
-    def _is_fixed(self, value: Value) -> bool:
-        """Returns whether no input is behind a value; looks at every value of a file once."""
+    def is_fixed(self, value: Value) -> bool:
+        """Returns whether only constants determine a value; looks at every one of a file once."""
         stack = [value]
         while stack:
             current = stack[-1]

@@ -8,7 +8,7 @@ are some.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 
 import onnx
@@ -24,6 +24,8 @@ from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET, REQ
 from qdqbridge.core.ops.data_movement import IDENTITY
 from qdqbridge.core.ops.elementwise import CONCAT
 from qdqbridge.core.ops.table import BY_NAME
+from qdqbridge.core.rewrite.driver import Growing
+from qdqbridge.core.rewrite.rule import Reject, Replace
 from qdqbridge.errors import InvalidModelError
 from qdqbridge.onnx_io.codecs import decode
 from qdqbridge.onnx_io.codecs.schema import check_nested, schema_of
@@ -31,8 +33,9 @@ from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.control_flow.body_form import with_plain_bodies
 from qdqbridge.onnx_io.control_flow.branches import taken_branch
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS, plain_domain
-from qdqbridge.onnx_io.lowering import refusal
-from qdqbridge.onnx_io.lowering.table import lowering_of
+from qdqbridge.onnx_io.lowering.context import file_node, file_operator
+from qdqbridge.onnx_io.lowering.refusals import refusal
+from qdqbridge.onnx_io.lowering.rules import ENCODINGS
 from qdqbridge.onnx_io.opaque.operators import opaque_node
 from qdqbridge.onnx_io.opaque.versions import with_older_reductions
 from qdqbridge.onnx_io.reading.constants import constant_of_node, is_constant
@@ -76,13 +79,12 @@ class NodeReader:
         outputs: Names of the graph's outputs.
         values: The graph's inputs and constants by name; the results of nodes are entered.
         results: Types the results.
-        variants: How the file writes what makes a tensor, by the tensor's name, where that is not
-            the operator of the node.
         unread: What nothing needs although nodes read it.
 
     Attributes:
         nodes: What was read.
         notes: What somebody should know about it.
+        kept: The same of nodes that stay as they are though others of their kind are rewritten.
         optional: The results that are kept and may be left out where nothing reads them.
     """
 
@@ -93,11 +95,13 @@ class NodeReader:
         outputs: Iterable[str],
         values: dict[str, Value],
         results: Results,
-        variants: Mapping[str, str],
         unread: Set[str] = frozenset(),
     ) -> None:
         self.path, self.file, self.protos = path, str(path), protos
-        self.values, self.results, self.variants = values, results, variants
+        self.values, self.results = values, results
+        self.encodings = Growing(ENCODINGS)
+        self.variants: dict[str, str] = {}
+        self.kept: list[Note] = []
         self.folding = results.folding
         self.opset, self.versions = results.opset, results.versions
         self.nodes: list[Node] = []
@@ -121,6 +125,66 @@ class NodeReader:
 
     def read(self, proto: onnx.NodeProto, opset: int = 0) -> None:
         """Reads a node of any operator; ``opset`` is the file's unless it is given."""
+        if not self._rewritten(proto):
+            self._read(proto, opset)
+
+    def _rewritten(self, proto: onnx.NodeProto) -> bool:
+        """Reads what stands for a node of another encoding; False where nothing does."""
+        name = file_operator(proto)
+        if not self.encodings.looks_at(name):
+            return False
+        named = list(proto.output)
+        operands = [self._operand(each) for each in proto.input]
+        if proto.domain in ONNX_DOMAINS and len(named) > 1:
+            self._drop_unread(proto)
+        if any(proto.output):
+            view = self._view(proto, operands)
+            if not self.unread.isdisjoint(named):
+                self._type_unread(proto, named, operands, view)
+            found = self.encodings.proposal(file_node(proto, view.opset, operands, self))
+            if isinstance(found, Reject):
+                self.kept.append(Note("opaque-operator", view.name, found.reason, (view.name,)))
+            if not isinstance(found, Replace):
+                proto.output[:] = named
+                return False
+            self.values |= {old.name: new for old, new in found.values.items()}
+        return True
+
+    # ---- what rules make in the place of a node -----------------------------------------------
+
+    def make(self, proto: onnx.NodeProto, opset: int, variant: str) -> list[Value]:
+        """Reads a node that stands for one of the file and returns its results."""
+        names = [name for name in proto.output if name]
+        self.wanted.update(names)
+        if variant:
+            self.variants[names[0]] = variant
+        self._read(proto, opset, made=True)
+        return [self.values[name] for name in names]
+
+    def enter(self, constant: Constant, name: str) -> Value:
+        """Returns a new constant."""
+        self.values[name] = constant_value(constant, name)
+        return self.values[name]
+
+    def named(self, value: Value) -> str:
+        """Returns a name under which nodes read a value."""
+        if self.values.get(value.name) is value:
+            return value.name
+        name = self.fresh(value.name)
+        self.values[name] = value
+        return name
+
+    def known(self, value: Value) -> Constant | None:
+        """Returns the data of what only constants determine."""
+        return self.results.constant(value)
+
+    def is_constant(self, value: Value) -> bool:
+        """Returns whether only constants determine a value."""
+        return self.folding.is_fixed(value)
+
+    # ---- nodes ----------------------------------------------------------------------------------
+
+    def _read(self, proto: onnx.NodeProto, opset: int = 0, *, made: bool = False) -> None:
         if is_constant(proto):
             self._constant(proto)
         elif proto.op_type == "QuantizeLinear" and proto.domain in _Q_DOMAINS:
@@ -128,7 +192,7 @@ class NodeReader:
         elif proto.op_type == "DequantizeLinear" and proto.domain in _Q_DOMAINS:
             self._dequantize(proto)
         else:
-            self._compute(proto, opset)
+            self._compute(proto, opset, made=made)
 
     def _constant(self, proto: onnx.NodeProto) -> None:
         """Reads what was not read with the initializers: a part of an operator's new form."""
@@ -160,19 +224,17 @@ class NodeReader:
             self._names |= {name for node in self.protos for name in node.output}
             self._names |= set(self.values)
         nodes = taken_branch(proto, bool(condition.numpy().all()), self._names)
-        if any(lowering_of(node, self.opset) is not None for node in nodes):
-            return False  # who lowers such nodes looks at the main graph
         for node in nodes:
             self.wanted |= {*node.input, *captured_names(node)}
         for node in nodes:
             self.read(node)
         return True
 
-    def _compute(self, proto: onnx.NodeProto, opset: int = 0) -> None:
+    def _compute(self, proto: onnx.NodeProto, opset: int = 0, *, made: bool = False) -> None:
         if self._take_branch(proto):
             return
         named = list(proto.output)
-        if len(proto.output) > 1:
+        if len(proto.output) > 1 and not made:
             self._drop_unread(proto)
             if not any(proto.output):
                 return
@@ -251,7 +313,7 @@ class NodeReader:
         optional = onnx.defs.OpSchema.FormalParameterOption.Optional
         if own and proto.op_type == "Split":  # the number of its parts has a meaning
             for index, name in enumerate(proto.output):
-                proto.output[index] = name or self._fresh("Split_unread")
+                proto.output[index] = name or self.fresh("Split_unread", numbered=True)
         kept: list[str] = []
         if (plain_domain(proto.domain), proto.op_type) in _KEEPS:
             kept = [name for name in proto.output[1:3] if name]
@@ -259,7 +321,7 @@ class NodeReader:
                 kept = []
             else:
                 proto.output.extend([""] * (3 - len(proto.output)))
-                kept = [name or self._fresh("unread") for name in proto.output[1:3]]
+                kept = [name or self.fresh("unread", numbered=True) for name in proto.output[1:3]]
                 proto.output[1:3] = kept
         for index, name in enumerate(proto.output):
             # The number of a variadic operator's results (Split, Loop) has a meaning.
@@ -322,19 +384,22 @@ class NodeReader:
             return dtype_to_onnx(self.values[name].type.dtype)
 
         try:
-            return in_new_form(proto, opset, self._fresh, shape, element_type)
+            return in_new_form(
+                proto, opset, lambda hint: self.fresh(hint, numbered=True), shape, element_type
+            )
         except NoNewForm as reason:
             log.debug("%s is kept as it is: %s", describe(proto), reason)
             return None
 
-    def _fresh(self, hint: str) -> str:
-        """Returns a tensor name that nothing has."""
+    def fresh(self, hint: str, *, numbered: bool = False) -> str:
+        """Returns a tensor name that nothing has: the hint, or with a number behind it."""
         if not self.taken:
             self.taken |= {name for node in all_nodes(self.protos) for name in node.output}
             self.taken |= set(self.values)
-        number = 1
-        while (name := f"{hint}.{number}") in self.taken:
+        name, number = f"{hint}.1" if numbered else hint, 1
+        while name in self.taken:
             number += 1
+            name = f"{hint}.{number}"
         self.taken.add(name)
         return name
 

@@ -6,11 +6,14 @@ from typing import Any
 
 import onnx
 
+from qdqbridge.core.graph.patterns import operand_counts
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError, UnsupportedQuantization
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS, plain_domain
 from qdqbridge.onnx_io.inference.guarded import check_inferable
-from qdqbridge.onnx_io.lowering import Refusal, is_microsoft, lowering_of, refusal
+from qdqbridge.onnx_io.lowering.context import file_operator
+from qdqbridge.onnx_io.lowering.refusals import Refusal, refusal
+from qdqbridge.onnx_io.lowering.rules import encoding_of, is_microsoft
 from qdqbridge.onnx_io.reading.model_file import default_opset
 from qdqbridge.onnx_io.reading.structure import all_nodes, describe
 
@@ -59,8 +62,8 @@ def check_known(model: onnx.ModelProto, file: str) -> None:
                 where=f"{file}, {describe(node)}",
                 fix="export the model again",
             )
-        row = lowering_of(node, opset)
-        if node.domain not in ONNX_DOMAINS and node.domain not in opsets and row is None:
+        rule = encoding_of(file_operator(node))
+        if node.domain not in ONNX_DOMAINS and node.domain not in opsets and rule is None:
             raise InvalidModelError(
                 f"the domain '{node.domain}' is used but not imported",
                 where=f"{file}, {describe(node)}",
@@ -73,8 +76,10 @@ def check_known(model: onnx.ModelProto, file: str) -> None:
         version = opset if node.domain in ONNX_DOMAINS else opsets.get(node.domain, 1)
         domain = plain_domain(node.domain)
         schema = schema_of(node.op_type, domain, version)
-        if schema is None and row is not None:
-            _check_arity(node, row.least, row.most, file, row.optional)
+        if schema is None and rule is not None:
+            if rule.pattern is not None:  # another rule counts its operands itself
+                least, most, optional = operand_counts(rule.pattern)
+                _check_arity(node, least, most, file, optional)
             continue
         if schema is None and not domain and node.op_type in _RUNTIME:
             _check_arity(node, *_RUNTIME[node.op_type], file)

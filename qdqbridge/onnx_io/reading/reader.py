@@ -24,7 +24,7 @@ from qdqbridge.onnx_io.external_data import adapt, read_adapter
 from qdqbridge.onnx_io.file_nodes import KeptFile, kept_file
 from qdqbridge.onnx_io.inference.node_types import nested_type
 from qdqbridge.onnx_io.inference.shapes import declared_types, shape_of
-from qdqbridge.onnx_io.lowering import Lowered, lower
+from qdqbridge.onnx_io.lowering.context import MICROSOFT
 from qdqbridge.onnx_io.reading.constants import Folding, constant_of_node, densify, is_constant
 from qdqbridge.onnx_io.reading.functions import inline_functions
 from qdqbridge.onnx_io.reading.model_file import default_opset, read_model_apart
@@ -114,16 +114,13 @@ def read_proto(model: onnx.ModelProto, path: Path, normal: Callable[[Graph], Gra
 
     model = take_branches(model, path.parent, text_of)
     sort_nodes(model.graph, str(path))
-    kept = kept_file(model, path)
-    lowered = lower(model, path.parent, str(path))
-    return graph_of(model, path, lowered=lowered, kept=kept)
+    return graph_of(model, path, kept=kept_file(model, path))
 
 
 def graph_of(
     model: onnx.ModelProto,
     path: Path,
     outer: Mapping[str, Constant] | None = None,
-    lowered: Lowered | None = None,
     kept: KeptFile | None = None,
 ) -> Graph:
     """Reads the tensors and nodes of a model: one node per ONNX node that computes something.
@@ -132,8 +129,7 @@ def graph_of(
         model: A checked model whose nodes are in order.
         path: Its file; external data lies in its folder.
         outer: The data of inputs that are constants.
-        lowered: What :func:`~qdqbridge.onnx_io.lowering.lower` says of it.
-        kept: What was kept of the file before that.
+        kept: What is kept of the file.
     """
     constants = dict(outer or {})
     for tensor in model.graph.initializer:
@@ -142,11 +138,11 @@ def graph_of(
     for node in filter(is_constant, model.graph.node):
         where = f"{path}, {describe(node)}"
         constants[node.output[0]] = constant_of_node(node, path.parent, where)
-    lowered, unread = lowered or Lowered(), set[str]()
-    graph, more = _graph_without(model, path, constants, lowered, unread)
+    unread = set[str]()
+    graph, more = _graph_without(model, path, constants, unread)
     while more:
         unread |= more
-        less, more = _graph_without(model, path, constants, lowered, unread)
+        less, more = _graph_without(model, path, constants, unread)
         if not _is_whole(less):
             break
         graph = less
@@ -159,7 +155,6 @@ def _graph_without(
     model: onnx.ModelProto,
     path: Path,
     constants: Mapping[str, Constant],
-    lowered: Lowered,
     unread: Set[str],
 ) -> tuple[Graph, set[str]]:
     """Reads a model as if nothing read some tensors.
@@ -177,12 +172,12 @@ def _graph_without(
         declared_types((*proto.value_info, *proto.output)),
         file,
         opset=opset,
-        versions={entry.domain: entry.version for entry in model.opset_import},
+        versions={MICROSOFT: 1} | {entry.domain: entry.version for entry in model.opset_import},
         ir_version=model.ir_version,
         folding=Folding(Budget(held, len(proto.node))),
     )
     names = [value.name for value in proto.output]
-    reader = NodeReader(path, proto.node, names, values, results, lowered.variants, unread)
+    reader = NodeReader(path, proto.node, names, values, results, unread)
     for node in proto.node:
         reader.read(node)
     outputs = [_output(name, values, file) for name in names]
@@ -195,7 +190,7 @@ def _graph_without(
         metadata={p.key: p.value for p in model.metadata_props},
         opset=opset,
         notes=[
-            *lowered.notes,
+            *reader.kept,
             *notes,
             *reader.notes,
             *results.contradictions(values),

@@ -181,7 +181,7 @@ class Results:
                 continue
             if value.type.dtype not in _NUMBERS and proto.op_type not in _FLOAT_DATA:
                 continue
-            constant = self._constant(value)
+            constant = self.constant(value)
             if constant is not None and constant.size <= MOST:
                 data[index] = constant.numpy()
         return data
@@ -341,7 +341,7 @@ class Results:
             nested = isinstance(value.type, NestedType)
             if nested or static_shape(value.type.shape) is not None or value.type.dtype.is_float:
                 continue
-            constant = self._constant(value)
+            constant = self.constant(value)
             if constant is not None and constant.size <= _FOLDED:
                 type_ = TensorType(value.type.dtype, constant.shape)
                 found[value] = Value(type_, value.name, constant=constant)
@@ -375,7 +375,7 @@ class Results:
             return self._extents[value]
         if (value.rank or 0) > 1:
             return None
-        constant = self._constant(value)
+        constant = self.constant(value)
         if constant is None or constant.size > MOST:
             return None
         return [int(number) for number in constant.numpy().reshape(-1)]
@@ -384,12 +384,13 @@ class Results:
         """Returns a constant in the place of integers that constants determine."""
         if value.producer is None or value.quant or value.type.dtype not in _NUMBERS:
             return value
-        constant = self._constant(value)
+        constant = self.constant(value)
         if constant is None or constant.size > _FOLDED:
             return value
         return Value(TensorType(constant.dtype, constant.shape), value.name, constant=constant)
 
-    def _constant(self, value: Value) -> Constant | None:
+    def constant(self, value: Value) -> Constant | None:
+        """Returns the data of what only constants determine, None where it cannot be computed."""
         try:
             return self.folding.constant(value)
         except QdqBridgeError:  # whoever has to have the numbers says why there are none
