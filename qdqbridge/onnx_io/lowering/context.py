@@ -87,11 +87,13 @@ class FileNode(Attributes):
         proto: The node.
         opset: The version of its domain that it is written in.
         maker: Who reads it.
+        made_in: The opset of what is made in its place.
     """
 
     proto: NodeProto
     opset: int
     maker: NodeMaker
+    made_in: int
 
 
 def file_operator(proto: NodeProto) -> str:
@@ -101,8 +103,9 @@ def file_operator(proto: NodeProto) -> str:
 
 
 def file_node(
-    proto: NodeProto, opset: int, operands: Sequence[Value | None], maker: NodeMaker
-) -> Node:
+    proto: NodeProto, opset: int, operands: Sequence[Value | None], maker: NodeMaker,
+    made_in: int = 0,
+) -> Node:  # fmt: skip
     """Returns a node of a file as one of the raw graph, its results without types.
 
     Args:
@@ -110,9 +113,10 @@ def file_node(
         opset: The version of its domain.
         operands: What it reads.
         maker: Who reads what stands for it.
+        made_in: The opset that this is written in; that of the file if 0.
     """
     results = [Value(TensorType(DType.FLOAT32, None), name) for name in proto.output if name]
-    attributes = FileNode(proto, opset, maker)
+    attributes = FileNode(proto, opset, maker, made_in or maker.opset)
     return Node(_unread_operator(file_operator(proto)), attributes, operands, results)
 
 
@@ -274,16 +278,17 @@ class LoweringContext(NodeView):
         node: A node of a file.
 
     Attributes:
+        node: The node.
         maker: Who reads the file.
         made_in: The opset that new nodes of ONNX's own domain are written in.
     """
 
-    __slots__ = ("_names", "made_in", "maker")
+    __slots__ = ("_names", "made_in", "maker", "node")
 
     def __init__(self, node: Node) -> None:
         given = node.record(FileNode)
         super().__init__(given.proto, given.opset, node.inputs, given.maker.file)
-        self.maker, self.made_in = given.maker, given.maker.opset
+        self.node, self.maker, self.made_in = node, given.maker, given.made_in
         self._names = {
             value: name
             for name, value in zip(given.proto.input, node.inputs, strict=False)
@@ -362,6 +367,10 @@ class LoweringContext(NodeView):
         """Enters a constant."""
         return self.enter_constant(Constant.of(np.asarray(array)), hint)
 
+    def fresh(self, hint: str) -> str:
+        """Returns a name that no tensor has."""
+        return self.maker.fresh(f"{self.output}.{hint}")
+
     def enter_codes(self, codes: NDArray[Any], bits: int, hint: str) -> Value:
         """Enters a constant of unsigned codes."""
         data = np.frombuffer(packed(codes, bits), np.uint8)
@@ -369,7 +378,7 @@ class LoweringContext(NodeView):
 
     def enter_constant(self, constant: Constant, hint: str) -> Value:
         """Enters a constant."""
-        return self.maker.enter(constant, self.maker.fresh(f"{self.output}.{hint}"))
+        return self.maker.enter(constant, self.fresh(hint))
 
     def op(
         self, op_type: str, inputs: Sequence[Value | None], result: str = "", *, domain: str = "",
@@ -385,7 +394,7 @@ class LoweringContext(NodeView):
             variant: How the file writes it, where a writer may have to write it so again.
             **attributes: ONNX attributes; None leaves one out.
         """
-        first = result or self.maker.fresh(f"{self.output}.{op_type}")
+        first = result or self.fresh(op_type)
         return self.several(op_type, inputs, [first], domain, variant, **attributes)[0]
 
     def several(
@@ -396,11 +405,16 @@ class LoweringContext(NodeView):
         kept = ["" if v is None else self._names.get(v) or self.maker.named(v) for v in inputs]
         while kept and not kept[-1]:
             kept.pop()
-        node = helper.make_node(op_type, kept, list(results), self.name, domain=domain)
+        node = helper.make_node(op_type, kept, list(results), domain=domain)
         given = {key: value for key, value in attributes.items() if value is not None}
         node.attribute.extend(_attribute(key, value) for key, value in given.items())
-        node.metadata_props.extend(self.proto.metadata_props)
+        self.label(node)
         return self.maker.make(node, self.made_in, variant)
+
+    def label(self, node: NodeProto) -> None:
+        """Says where a new node comes from."""
+        node.name = self.name
+        node.metadata_props.extend(self.proto.metadata_props)
 
     def dequantize(
         self, stored: Value, scale: Value, zero_point: Value | None = None, *,
@@ -449,5 +463,7 @@ class LoweringContext(NodeView):
 
 
 def _attribute(key: str, value: Any) -> AttributeProto:
+    if isinstance(value, AttributeProto):
+        return value
     empty = isinstance(value, list) and not value  # of integers, which all lists here are
     return helper.make_attribute(key, value, attr_type=AttributeProto.INTS if empty else None)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.types import TensorType, ValueType
 from qdqbridge.core.ops.folding import Budget, folded
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
@@ -54,6 +55,12 @@ def constant_of_node(proto: onnx.NodeProto, folder: Path, where: str) -> Constan
         why=f"its attributes are {[a.name for a in proto.attribute]}",
         fix="give it exactly one of value, value_float(s), value_int(s)",
     )
+
+
+def constant_value(constant: Constant, name: str) -> Value:
+    """Returns a plain value of a constant."""
+    type_: ValueType = TensorType(constant.dtype, constant.shape)
+    return Value(type_, name, constant=constant)
 
 
 class Folding:

@@ -18,7 +18,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Note, Origin, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow, Operator
 from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType, Shape, TensorType, ValueType
+from qdqbridge.core.graph.types import QuantType, TensorType
 from qdqbridge.core.ops.attributes import ClipAttrs, GemmAttrs, LinearAttrs, QuantizeAttrs
 from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET, REQUANTIZE
 from qdqbridge.core.ops.data_movement import IDENTITY
@@ -33,14 +33,14 @@ from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.control_flow.body_form import with_plain_bodies
 from qdqbridge.onnx_io.control_flow.branches import taken_branch
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS, plain_domain
-from qdqbridge.onnx_io.lowering.context import file_node, file_operator
+from qdqbridge.onnx_io.lowering.context import NoNewForm, file_node, file_operator
 from qdqbridge.onnx_io.lowering.refusals import refusal
 from qdqbridge.onnx_io.lowering.rules import ENCODINGS
 from qdqbridge.onnx_io.opaque.operators import opaque_node
 from qdqbridge.onnx_io.opaque.versions import with_older_reductions
-from qdqbridge.onnx_io.reading.constants import constant_of_node, is_constant
+from qdqbridge.onnx_io.reading.constants import constant_of_node, constant_value, is_constant
 from qdqbridge.onnx_io.reading.declared import check_moved, check_quantizes
-from qdqbridge.onnx_io.reading.older_operators import NewForm, NoNewForm, in_new_form
+from qdqbridge.onnx_io.reading.older_operators import older_form, renew_bodies
 from qdqbridge.onnx_io.reading.operator_versions import (
     AXES_OPERAND,
     REDUCTIONS,
@@ -52,7 +52,7 @@ from qdqbridge.onnx_io.reading.qdq_remarks import remarks
 from qdqbridge.onnx_io.reading.results import Results
 from qdqbridge.onnx_io.reading.structure import all_nodes, captured_names, describe
 from qdqbridge.onnx_io.runtime.operators import BEFORE, OWN_GELU
-from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx, embed_external_data, onnx_name
+from qdqbridge.onnx_io.tensors import dtype_of, embed_external_data, onnx_name
 
 log = logging.getLogger(__name__)
 _LISTED = 5
@@ -247,13 +247,8 @@ class NodeReader:
             self._type_unread(proto, named, operands, view)
         decoded = decode(view)
         if decoded is None:
-            form = None if view.domain else self._new_form(proto, view.opset)
-            if form is not None and form.nodes is not None:
-                for each in form.nodes:
-                    self.read(each, form.opset)
+            if not view.domain and self._renewed(proto, view):
                 return
-            if form is not None:
-                view.opset = form.opset
             if view.domain:  # who has the operator may want all results to be there
                 proto.output[:] = named
             operands = self._plain_operands(operands)
@@ -374,22 +369,23 @@ class NodeReader:
         view.opset = 13
         return older, operands[:1]
 
-    def _new_form(self, proto: onnx.NodeProto, opset: int) -> NewForm | None:
-        """Returns an opaque node in the terms of a newer opset; None where it has none there."""
-
-        def shape(name: str) -> Shape:
-            return self.values[name].type.shape
-
-        def element_type(name: str) -> int:
-            return dtype_to_onnx(self.values[name].type.dtype)
-
+    def _renewed(self, proto: onnx.NodeProto, view: NodeView) -> bool:
+        """Reads what stands for a node of an older opset; False where it is right as it is."""
         try:
-            return in_new_form(
-                proto, opset, lambda hint: self.fresh(hint, numbered=True), shape, element_type
-            )
+            new = renew_bodies(proto, view.opset, lambda hint: self.fresh(hint, numbered=True))
         except NoNewForm as reason:
             log.debug("%s is kept as it is: %s", describe(proto), reason)
-            return None
+            return False
+        operands = [self._operand(name) for name in proto.input]
+        found = older_form(proto, view.opset, operands, self, new)
+        if isinstance(found, Replace):
+            self.values |= {old.name: made for old, made in found.values.items()}
+            return True
+        if found is None:
+            view.opset = new
+        else:
+            log.debug("%s is kept as it is: %s", describe(proto), found.reason)
+        return False
 
     def fresh(self, hint: str, *, numbered: bool = False) -> str:
         """Returns a tensor name that nothing has: the hint, or with a number behind it."""
@@ -584,9 +580,3 @@ def _variant(proto: onnx.NodeProto, attributes: object, opset: int) -> str:
     if proto.op_type == "Gelu" and proto.domain not in ONNX_DOMAINS:
         return OWN_GELU
     return proto.op_type
-
-
-def constant_value(constant: Constant, name: str) -> Value:
-    """Returns a plain value of a constant."""
-    type_: ValueType = TensorType(constant.dtype, constant.shape)
-    return Value(type_, name, constant=constant)

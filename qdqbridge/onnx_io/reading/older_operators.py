@@ -1,67 +1,84 @@
-"""What ONNX has changed in its operators before opset 13, each in the terms of a newer one.
+"""What ONNX has changed in its operators before opset 13, as rules that read it in newer terms.
 
 Source: ONNX's changelog of operators (docs/Changelog.md), every entry up to opset 13 that changed
 inputs, attributes or defaults; RoiAlign (16) and DFT (20), whose old form no newer opset has, too.
+The graph knows one version of an operator. Codecs read every version from opset 7 on of those
+that have a row; what has none, what is older, and the nodes inside the bodies of If, Loop and
+Scan come here. Opset 13 is the first with quantization per axis; files are written at that or a
+later one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import wraps
 from typing import Any, TypeAlias
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
-from qdqbridge.core.graph.types import Shape
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.rewrite.driver import Growing
+from qdqbridge.core.rewrite.rule import Proposal, Reject, Replace, Rule
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.inference.shapes import TypeAndShape, infer, is_small, shape_of
+from qdqbridge.onnx_io.lowering.context import (
+    FileNode,
+    LoweringContext,
+    Made,
+    NodeMaker,
+    NoNewForm,
+    file_node,
+    reading_rule,
+    reading_rule_of_any,
+)
+from qdqbridge.onnx_io.reading.constants import constant_value
 from qdqbridge.onnx_io.reading.model_file import default_opset
 from qdqbridge.onnx_io.reading.structure import all_nodes, describe
+from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx, proto_from_constant
 
 Fresh: TypeAlias = "Callable[[str], str]"
-ShapeOf: TypeAlias = "Callable[[str], Shape]"
-ElementType: TypeAlias = "Callable[[str], int]"
+_NEW = 13
+_LISTED = 8
+_LATER = {"RoiAlign": 16, "DFT": 20}
+"""Operators whose old meaning an opset after 13 can say first."""
+_FLOATS = (DType.FLOAT32, DType.FLOAT16, DType.FLOAT64)
+_LEGACY = (
+    "Abs", "Ceil", "Elu", "Exp", "Floor", "HardSigmoid", "InstanceNormalization", "LeakyRelu",
+    "Log", "Max", "Mean", "Min", "Neg", "Reciprocal", "Relu", "Sigmoid", "Sqrt", "Sum", "Tanh",
+)  # fmt: skip
+_BROADCASTING = (
+    "Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor",
+)  # fmt: skip
 
 
-_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
-
-
-class NoNewForm(Exception):
-    """A node means something that opset 13 cannot say, or not without the rank of an operand."""
-
-
-class OldNode:
-    """An old node, and the nodes that take its place.
+class OldNode(LoweringContext):
+    """An old node, and a builder of the nodes that take its place.
 
     Args:
-        node: The node.
-        since: The version of its operator.
-        fresh: Gives unused names of tensors.
-        shape: Gives the shape of a tensor, None where it is unknown.
-        element_type: Gives ONNX's number of a tensor's element type, 0 where it is unknown.
+        node: The node of a file.
 
     Attributes:
-        opset: The first that has the new nodes.
+        since: The version of its operator.
+        attributes: Those that nothing has taken yet.
     """
 
-    def __init__(
-        self, node: NodeProto, since: int, fresh: Fresh, shape: ShapeOf, element_type: ElementType
-    ) -> None:
-        self.node, self.since, self.fresh = node, since, fresh
-        self.shape, self.element_type = shape, element_type
-        self.opset = 13
-        self.made: list[NodeProto] = []
-        self.attributes = {attribute.name: attribute for attribute in node.attribute}
+    __slots__ = ("attributes", "since")
 
-    def input(self, index: int) -> str:
-        """Returns the name of an operand, empty where it is left out."""
-        return self.node.input[index] if index < len(self.node.input) else ""
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        proto = node.record(FileNode).proto
+        self.made_in = max(self.made_in, _LATER.get(proto.op_type, 0))
+        schema = schema_of(proto.op_type, "", self.opset)
+        self.since = 0 if schema is None else int(schema.since_version)
+        self.attributes = {attribute.name: attribute for attribute in proto.attribute}
 
     def take(self, name: str, default: Any = None) -> Any:
         """Removes an attribute and returns its value."""
@@ -71,286 +88,325 @@ class OldNode:
         value = helper.get_attribute_value(attribute)
         return value.decode() if isinstance(value, bytes) else value
 
-    def rank(self, name: str) -> int:
-        """Returns the rank of a tensor.
-
-        Raises:
-            NoNewForm: It is unknown.
-        """
-        shape = self.shape(name)
-        if shape is None:
-            raise NoNewForm(f"the rank of '{name}' is unknown")
-        return len(shape)
-
     def real(self, number: float) -> NDArray[Any]:
         """Returns a number in the element type of the first operand (float32 where unknown)."""
-        kind = self.element_type(self.input(0)) or TensorProto.FLOAT
-        return np.asarray(number, helper.tensor_dtype_to_np_dtype(kind))
+        return np.asarray(number, self.operand(0).type.dtype.numpy)
 
-    def constant(self, array: NDArray[Any]) -> str:
-        """Adds a constant; returns its name."""
-        name = self.fresh(f"{self.node.output[0]}.constant")
-        value = numpy_helper.from_array(np.asarray(array))
-        self.made.append(helper.make_node("Constant", [], [name], value=value))
-        return name
+    def fresh(self, hint: str) -> str:
+        """Returns a name that no tensor has, with a number."""
+        return self.maker.fresh(f"{self.output}.{hint}", numbered=True)
 
-    def ints(self, numbers: Sequence[int]) -> str:
-        """Adds a list of int64 as a constant; returns its name."""
-        return self.constant(np.array(numbers, np.int64))
+    def label(self, node: NodeProto) -> None:
+        """Gives the node that makes the old one's result the name of that; names are unique."""
+        if node.output[0] == self.output:
+            node.name = self.proto.name
+            node.metadata_props.extend(self.proto.metadata_props)
 
-    def add(self, op_type: str, inputs: Sequence[str], **attributes: Any) -> str:
-        """Adds a node of one result on the way; returns the name of the result."""
-        name = self.fresh(f"{self.node.output[0]}.{op_type}")
-        self.made.append(helper.make_node(op_type, list(inputs), [name], **attributes))
-        return name
+    def enter_ints(self, numbers: Sequence[int]) -> Value:
+        """Enters a list of int64."""
+        return self.enter(np.array(numbers, np.int64), "constant")
 
     def end(
-        self, inputs: Sequence[str], op_type: str = "", *, results: int = 0, **attributes: Any
-    ) -> None:
-        """Adds the node that gives the old one's results, with the attributes that are left.
+        self, inputs: Sequence[Value | None], op_type: str = "", *, results: int = 0,
+        **attributes: Any,
+    ) -> list[Value]:  # fmt: skip
+        """Makes the node that gives the old one's results, with the attributes that are left.
 
         Args:
-            inputs: Its operands; empty ones at the end are dropped.
+            inputs: Its operands.
             op_type: Its operator; the old one's by default.
             results: How many results it has; as many as the old one by default.
             **attributes: What it has besides; None leaves one out.
         """
-        kept = list(inputs)
-        while kept and not kept[-1]:
-            kept.pop()
-        old = self.node
-        outputs = old.output[: results or len(old.output)]
-        given = {key: value for key, value in attributes.items() if value is not None}
-        node = helper.make_node(op_type or old.op_type, kept, list(outputs), old.name, **given)
-        node.attribute.extend(self.attributes.values())
-        node.metadata_props.extend(old.metadata_props)
-        self.made.append(node)
+        outputs = self.proto.output[: results or len(self.proto.output)]
+        given: dict[str, Any] = {**attributes, **self.attributes}
+        return self.several(op_type or self.op_type, inputs, outputs, **given)
 
 
-def _drop_legacy_attributes(context: OldNode) -> None:
+def known_rank(value: Value) -> int:
+    """Returns the rank of a tensor.
+
+    Raises:
+        NoNewForm: It is unknown.
+    """
+    if value.rank is None:
+        raise NoNewForm(f"the rank of '{value.name}' is unknown")
+    return value.rank
+
+
+def _older(
+    before: int, ops: str | tuple[str, ...], *operands: str
+) -> Callable[[Callable[[OldNode], Made]], Rule]:
+    """Makes a rule of operators as they were before a version.
+
+    Args:
+        before: That version.
+        ops: The operators.
+        operands: What they read; nothing where that is any number.
+    """
+    names = (ops,) if isinstance(ops, str) else ops
+
+    def make(build: Callable[[OldNode], Made]) -> Rule:
+        name = f"older{build.__name__}".replace("_", "-")
+        pattern = (names, *operands)
+        of = reading_rule(name, pattern) if operands else reading_rule_of_any(name, *names)
+
+        @wraps(build)
+        def look(context: LoweringContext) -> Made:
+            old = OldNode(context.node)
+            return build(old) if old.since < before else None
+
+        return of(look)
+
+    return make
+
+
+@_older(6, _LEGACY)
+def _drop_legacy_attributes(context: OldNode) -> Made:
     """Attributes that said nothing are gone (``consumed_inputs``, ``is_test``)."""
     for name in ("consumed_inputs", "is_test"):
         context.take(name)
-    context.end(context.node.input)
+    return context.end(context.operands)
 
 
-def _broadcasting(context: OldNode) -> None:
+@_older(7, _BROADCASTING, "a", "b")
+def _broadcasting(context: OldNode) -> Made:
     """Before opset 7 broadcasting was an attribute: b's axes begin at ``axis`` of a."""
     context.take("consumed_inputs")
     broadcast, axis = context.take("broadcast", 0), context.take("axis")
-    a, b = context.node.input
+    a, b = context.inputs(2)
     if broadcast and axis is not None:
-        first, second = context.rank(a), context.rank(b)
+        first, second = known_rank(a), known_rank(b)
         behind = first - (axis + first if axis < 0 else axis) - second
         if behind > 0:
-            b = context.add("Unsqueeze", [b, context.ints(range(second, second + behind))])
-    context.end([a, b])
+            b = context.op("Unsqueeze", [b, context.enter_ints(range(second, second + behind))])
+    return context.end([a, b])
 
 
-def _gemm(context: OldNode) -> None:
+@_older(7, "Gemm", "a", "b", "c")
+def _gemm(context: OldNode) -> Made:
     context.take("broadcast")
-    context.end(context.node.input)
+    return context.end(context.operands)
 
 
-def _prelu(context: OldNode) -> None:
+@_older(7, "PRelu", "x", "slope")
+def _prelu(context: OldNode) -> Made:
     """Before opset 7 a vector of slopes belonged to the channels."""
     context.take("consumed_inputs")
-    x, slope = context.node.input
-    behind = context.rank(x) - 2
-    if context.rank(slope) == 1 and behind > 0:
-        slope = context.add("Unsqueeze", [slope, context.ints(range(1, behind + 1))])
-    context.end([x, slope])
+    x, slope = context.inputs(2)
+    behind = known_rank(x) - 2
+    if known_rank(slope) == 1 and behind > 0:
+        slope = context.op("Unsqueeze", [slope, context.enter_ints(range(1, behind + 1))])
+    return context.end([x, slope])
 
 
-def _upgrade_clip(context: OldNode) -> None:
+@_older(11, "Clip", "x")
+def _upgrade_clip(context: OldNode) -> Made:
     context.take("consumed_inputs")
     bounds = [context.take(name) for name in ("min", "max")]
-    names = ["" if bound is None else context.constant(context.real(bound)) for bound in bounds]
-    context.end([context.input(0), *names])
+    names = [
+        None if bound is None else context.enter(context.real(bound), "constant")
+        for bound in bounds
+    ]
+    return context.end([context.optional(0), *names])
 
 
-def _selu(context: OldNode) -> None:
+@_older(6, "Selu", "x")
+def _selu(context: OldNode) -> Made:
     context.take("consumed_inputs")
     alpha, gamma = context.take("alpha", 1.6732), context.take("gamma", 1.0507)
-    context.end(context.node.input, alpha=alpha, gamma=gamma)
+    return context.end(context.operands, alpha=alpha, gamma=gamma)
 
 
-def _upgrade_cast(context: OldNode) -> None:
+@_older(6, "Cast", "x")
+def _upgrade_cast(context: OldNode) -> Made:
     to = context.take("to")
-    context.end(context.node.input, to=TensorProto.DataType.Value(str(to)))
+    return context.end(context.operands, to=TensorProto.DataType.Value(str(to)))
 
 
-def _upgrade_concat(context: OldNode) -> None:
-    context.end(context.node.input, axis=context.take("axis", 1))
+@_older(4, "Concat")
+def _upgrade_concat(context: OldNode) -> Made:
+    return context.end(context.operands, axis=context.take("axis", 1))
 
 
-def _dropout(context: OldNode) -> None:
+@_older(12, "Dropout", "x")
+def _dropout(context: OldNode) -> Made:
     """Before opset 12 in inference: the identity; the mask is empty, as onnxruntime makes it."""
     if context.since < 7 and not context.take("is_test", 0):
         raise NoNewForm("it is in training mode")
-    x, outputs = context.input(0), context.node.output
+    x, outputs, masks = context.operand(0), context.proto.output, list[Value]()
     if len(outputs) > 1 and outputs[1]:
-        shape = context.add("Shape", [x])
+        shape = context.op("Shape", [x])
         zero = np.zeros(1, np.bool_) if context.since >= 10 else context.real(0).reshape(1)
-        value = helper.make_attribute("value", numpy_helper.from_array(zero))
-        node = helper.make_node("ConstantOfShape", [shape], outputs[1:2])
-        node.attribute.append(value)
-        context.made.append(node)
+        value = numpy_helper.from_array(zero)
+        masks = [context.op("ConstantOfShape", [shape], outputs[1], value=value)]
     context.attributes.clear()
-    context.end([x], "Identity", results=1)
+    return [*context.end([x], "Identity", results=1), *masks]
 
 
-def _batch_normalization(context: OldNode) -> None:
+@_older(9, "BatchNormalization", "x", "scale", "bias", "mean", "variance")
+def _batch_normalization(context: OldNode) -> Made:
     for name in ("consumed_inputs", "is_test"):
         context.take(name)
     if not context.take("spatial", 1):
         raise NoNewForm("it normalizes every position on its own (spatial=0)")
-    training = sum(1 for name in context.node.output if name) > 1
-    context.end(context.node.input, results=0 if training else 1)
+    training = sum(1 for name in context.proto.output if name) > 1
+    return context.end(context.operands, results=0 if training else 1)
 
 
-def _upgrade_pad(context: OldNode) -> None:
+@_older(11, "Pad", "x")
+def _upgrade_pad(context: OldNode) -> Made:
     pads = context.take("pads", None) or context.take("paddings", None)
-    value = context.constant(context.real(context.take("value", 0.0)))
-    context.end([context.input(0), context.ints(pads or []), value])
+    value = context.enter(context.real(context.take("value", 0.0)), "constant")
+    return context.end([context.optional(0), context.enter_ints(pads or []), value])
 
 
-def _slice(context: OldNode) -> None:
+@_older(10, "Slice", "x")
+def _slice(context: OldNode) -> Made:
     starts, ends = context.take("starts"), context.take("ends")
     axes = context.take("axes", list(range(len(starts))))
-    context.end([context.input(0), *(context.ints(each) for each in (starts, ends, axes))])
+    more = [context.enter_ints(each) for each in (starts, ends, axes)]
+    return context.end([context.operand(0), *more])
 
 
-def _upgrade_split(context: OldNode) -> None:
+@_older(13, "Split", "x", "sizes?")
+def _upgrade_split(context: OldNode) -> Made:
     sizes = context.take("split")
     axis = context.take("axis", 0)
-    given = context.ints(sizes) if sizes else context.input(1)
-    context.end([context.input(0), given], axis=axis)
+    given = context.enter_ints(sizes) if sizes else context.optional(1)
+    return context.end([context.optional(0), given], axis=axis)
 
 
-def _upgrade_axes_to_input(context: OldNode) -> None:
+@_older(13, ("Squeeze", "Unsqueeze", "ReduceSum"), "x")
+def _upgrade_axes_to_input(context: OldNode) -> Made:
     """Axes are an operand (Squeeze, Unsqueeze, ReduceSum)."""
     axes = context.take("axes")
-    context.end([context.input(0), "" if axes is None else context.ints(axes)])
+    return context.end([context.operand(0), None if axes is None else context.enter_ints(axes)])
 
 
-def _coerced(context: OldNode) -> None:
+@_older(13, ("Softmax", "LogSoftmax", "Hardmax"), "x")
+def _coerced(context: OldNode) -> Made:
     """Softmax and its like before opset 13: over all axes from ``axis`` on together."""
-    x, axis = context.input(0), context.take("axis", 1)
-    shape = context.shape(x)
+    x, axis = context.operand(0), context.take("axis", 1)
+    shape = x.type.shape
     if shape is not None and axis in (len(shape) - 1, -1):
-        context.end([x], axis=axis)
-        return
+        return context.end([x], axis=axis)
     if shape is not None and axis < 0:
         axis += len(shape)
     if shape is not None and 0 in shape:
-        context.end([x], "Identity")
-        return
-    result = context.add(context.node.op_type, [context.add("Flatten", [x], axis=axis)], axis=1)
+        return context.end([x], "Identity")
+    result = context.op(context.op_type, [context.op("Flatten", [x], axis=axis)], axis=1)
     if shape is not None and sum(isinstance(extent, str) for extent in shape) < 2:
-        target = context.ints([-1 if isinstance(extent, str) else extent for extent in shape])
-        context.end([result, target], "Reshape")
-        return
-    context.opset = 14  # a 0 copies no extent of the matrix
-    context.end([result, context.add("Shape", [x])], "Reshape", allowzero=1)
+        target = context.enter_ints([-1 if isinstance(extent, str) else extent for extent in shape])
+        return context.end([result, target], "Reshape")
+    context.made_in = max(context.made_in, 14)  # a 0 copies no extent of the matrix
+    return context.end([result, context.op("Shape", [x])], "Reshape", allowzero=1)
 
 
-def _erf(context: OldNode) -> None:
+@_older(13, "Erf", "x")
+def _erf(context: OldNode) -> Made:
     """Erf of integers, which ONNX's reference computes in float64 and cuts off."""
-    x = context.input(0)
-    kind = context.element_type(x)
-    if kind in (TensorProto.UNDEFINED, *_FLOATS):
-        context.end([x])
-        return
-    result = context.add("Erf", [context.add("Cast", [x], to=TensorProto.DOUBLE)])
-    context.end([result], "Cast", to=kind)
+    x = context.operand(0)
+    if x.type.dtype in _FLOATS:
+        return context.end([x])
+    result = context.op("Erf", [context.op("Cast", [x], to=TensorProto.DOUBLE)])
+    return context.end([result], "Cast", to=dtype_to_onnx(x.type.dtype))
 
 
-def _upsample(context: OldNode) -> None:
+@_older(10, "Upsample", "x", "scales?")
+def _upsample(context: OldNode) -> Made:
     """Resize by asymmetric coordinates; nearest takes the floor of them."""
     mode = context.take("mode", "nearest")
-    scales = context.input(1)
+    scales = context.optional(1)
     if context.since == 1:
         height, width = context.take("height_scale"), context.take("width_scale")
-        scales = context.constant(np.array([1, 1, height, width], np.float32))
+        scales = context.enter(np.array([1, 1, height, width], np.float32), "constant")
     elif context.since < 9:
-        scales = context.constant(np.array(context.take("scales"), np.float32))
-    _asymmetric(context, context.input(0), scales, mode, "floor")
+        scales = context.enter(np.array(context.take("scales"), np.float32), "constant")
+    return _asymmetric(context, context.operand(0), scales, mode, "floor")
 
 
-def _resize(context: OldNode) -> None:
+@_older(11, "Resize", "x", "scales")
+def _resize(context: OldNode) -> Made:
     """Resize of opset 10; nearest truncates going up and rounds up going down, axis by axis."""
-    mode, x, scales = context.take("mode", "nearest"), context.input(0), context.input(1)
+    mode, x, scales = context.take("mode", "nearest"), context.operand(0), context.operand(1)
     if mode != "nearest":
-        _asymmetric(context, x, scales, mode, "floor")
-        return
-    one = context.constant(np.ones(1, np.float32))
-    smaller = context.add("Min", [scales, one])
-    down = context.add(
-        "Resize", [x, "", smaller],
+        return _asymmetric(context, x, scales, mode, "floor")
+    one = context.enter(np.ones(1, np.float32), "constant")
+    smaller = context.op("Min", [scales, one])
+    down = context.op(
+        "Resize", [x, None, smaller],
         mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode="ceil",
     )  # fmt: skip
-    _asymmetric(context, down, context.add("Max", [scales, one]), mode, "floor")
+    return _asymmetric(context, down, context.op("Max", [scales, one]), mode, "floor")
 
 
-def _asymmetric(context: OldNode, x: str, scales: str, mode: str, nearest: str) -> None:
+def _asymmetric(
+    context: OldNode, x: Value, scales: Value | None, mode: str, nearest: str
+) -> list[Value]:
     mode = "linear" if mode in ("linear", "bilinear") else mode
-    context.end(
-        [x, "", scales], "Resize",
+    return context.end(
+        [x, None, scales], "Resize",
         mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode=nearest,
     )  # fmt: skip
 
 
-def _scatter(context: OldNode) -> None:
-    context.end(context.node.input, "ScatterElements")
+@_older(99, "Scatter", "x", "indices", "updates")
+def _scatter(context: OldNode) -> Made:
+    return context.end(context.operands, "ScatterElements")
 
 
-def _top_k(context: OldNode) -> None:
+@_older(10, "TopK", "x", "k?")
+def _top_k(context: OldNode) -> Made:
     if context.since == 1:
-        context.end([context.input(0), context.ints([context.take("k")])])
-        return
-    context.end(context.node.input)
+        return context.end([context.optional(0), context.enter_ints([context.take("k")])])
+    return context.end(context.operands)
 
 
-def _reshape(context: OldNode) -> None:
+@_older(5, "Reshape", "x")
+def _reshape(context: OldNode) -> Made:
     context.take("consumed_inputs")
-    context.end([context.input(0), context.ints(context.take("shape", []))])
+    return context.end([context.optional(0), context.enter_ints(context.take("shape", []))])
 
 
-def _recurrent(context: OldNode) -> None:
+@_older(7, ("GRU", "LSTM", "RNN"))
+def _recurrent(context: OldNode) -> Made:
     context.take("output_sequence")
-    direction = context.take("direction", "forward")
-    context.end(context.node.input, direction="forward" if direction == "foward" else direction)
+    direction = context.take("direction", "forward").replace("foward", "forward")
+    return context.end(context.operands, direction=direction)
 
 
-def _power(context: OldNode) -> None:
+@_older(2, ("GlobalLpPool", "LpPool"), "x")
+def _power(context: OldNode) -> Made:
     power = context.take("p", 2.0)
-    context.end(context.node.input, p=int(power))
+    return context.end(context.operands, p=int(power))
 
 
-def _roi_align(context: OldNode) -> None:
+@_older(16, "RoiAlign", "x", "boxes", "batches")
+def _roi_align(context: OldNode) -> Made:
     """Before opset 16 without the half pixel."""
-    context.end(context.node.input, coordinate_transformation_mode="output_half_pixel")
+    return context.end(context.operands, coordinate_transformation_mode="output_half_pixel")
 
 
-def _fourier(context: OldNode) -> None:
+@_older(20, "DFT", "x", "length?")
+def _fourier(context: OldNode) -> Made:
     """Before opset 20 the axis was an attribute."""
-    axis = context.constant(np.array(context.take("axis", 1), np.int64))
-    context.end([context.input(0), context.input(1), axis])
+    axis = context.enter(np.array(context.take("axis", 1), np.int64), "constant")
+    return context.end([context.optional(0), context.optional(1), axis])
 
 
-def _scan(context: OldNode) -> None:
+@_older(9, "Scan")
+def _scan(context: OldNode) -> Made:
     """Scan of opset 8 works on a batch: a Scan over axis 0 of Scans over what is axis 1 in all."""
-    if context.input(0):
+    if context.optional(0):
         raise NoNewForm("its sequences have lengths of their own")
     body, count = context.take("body"), context.take("num_scan_inputs")
     directions = context.take("directions")
-    fresh, operands = context.fresh, list(context.node.input[1:])
+    operands, names = list(context.operands[1:]), context.proto.input[1:]
     ranks = [_dims(value) for value in body.input]
     states = len(operands) - count
-    inner_in = [fresh(f"{name}.row") for name in operands]
-    results = len(body.output)
-    inner_out = [fresh(f"{context.node.output[0]}.row") for _ in range(results)]
+    inner_in = [context.maker.fresh(f"{name}.row", numbered=True) for name in names]
+    inner_out = [context.fresh("row") for _ in body.output]
     inner = helper.make_node(
         "Scan", inner_in, inner_out, body=body, num_scan_inputs=count,
         **({"scan_input_directions": directions} if directions else {}),
@@ -364,7 +420,7 @@ def _scan(context: OldNode) -> None:
         for index, (name, value) in enumerate(zip(inner_out, body.output, strict=True))
     ]
     outer = helper.make_graph([inner], "batch", inputs, outputs)
-    context.end(operands, body=outer, num_scan_inputs=len(operands))
+    return context.end(operands, body=outer, num_scan_inputs=len(operands))
 
 
 def _dims(value: Any) -> list[Any] | None:
@@ -381,98 +437,114 @@ def _typed(name: str, value: Any, dims: list[Any] | None, *, more: bool) -> Any:
     return helper.make_tensor_value_info(name, element, shape)
 
 
-Form: TypeAlias = "Callable[[OldNode], None]"
-
-FORMS: Mapping[str, tuple[int, Form]] = {
-    **dict.fromkeys(
-        ("Abs", "Ceil", "Elu", "Exp", "Floor", "HardSigmoid", "InstanceNormalization",
-         "LeakyRelu", "Log", "Max", "Mean", "Min", "Neg", "Reciprocal", "Relu", "Sigmoid", "Sqrt",
-         "Sum", "Tanh"), (6, _drop_legacy_attributes)
-    ),
-    **dict.fromkeys(
-        ("Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor"),
-        (7, _broadcasting),
-    ),
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), (7, _recurrent)),
-    **dict.fromkeys(("GlobalLpPool", "LpPool"), (2, _power)),
-    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), (13, _coerced)),
-    **dict.fromkeys(("Squeeze", "Unsqueeze", "ReduceSum"), (13, _upgrade_axes_to_input)),
-    "BatchNormalization": (9, _batch_normalization),
-    "Cast": (6, _upgrade_cast),
-    "Clip": (11, _upgrade_clip),
-    "Concat": (4, _upgrade_concat),
-    "DFT": (20, _fourier),
-    "Dropout": (12, _dropout),
-    "Erf": (13, _erf),
-    "Gemm": (7, _gemm),
-    "Pad": (11, _upgrade_pad),
-    "PRelu": (7, _prelu),
-    "Reshape": (5, _reshape),
-    "Resize": (11, _resize),
-    "RoiAlign": (16, _roi_align),
-    "Scan": (9, _scan),
-    "Scatter": (99, _scatter),
-    "Selu": (6, _selu),
-    "Slice": (10, _slice),
-    "Split": (13, _upgrade_split),
-    "TopK": (10, _top_k),
-    "Upsample": (10, _upsample),
-}  # fmt: skip
-"""By operator: the first version that is as in opset 13, and what brings older ones there."""
+OLDER: tuple[Rule, ...] = (
+    _drop_legacy_attributes, _broadcasting, _gemm, _prelu, _upgrade_clip, _selu, _upgrade_cast,
+    _upgrade_concat, _dropout, _batch_normalization, _upgrade_pad, _slice, _upgrade_split,
+    _upgrade_axes_to_input, _coerced, _erf, _upsample, _resize, _scatter, _top_k, _reshape,
+    _recurrent, _power, _roi_align, _fourier, _scan,
+)  # fmt: skip
+"""Every rule."""
+_RULES = Growing(OLDER)
 
 
-# ---- Nodes of opsets before 13 in the terms of opset 13, where ONNX has changed an operator
-#
-# The graph knows one version of an operator. Codecs read every version from opset 7 on of those
-# that have a row; what has none, what is older, and the nodes inside the bodies of If, Loop and
-# Scan come here. Opset 13 is the first with quantization per axis; files are written at that or a
-# later one. What changed stands in :mod:`qdqbridge.onnx_io.reading.older_operators`.
-
-_NEW = 13
-_LISTED = 8
-_LATER = {"RoiAlign": 16, "DFT": 20}
-"""Operators whose old meaning an opset after 13 can say first."""
-
-
-@dataclass(frozen=True, slots=True)
-class NewForm:
-    """What an old node is in the terms of a newer opset.
-
-    Attributes:
-        nodes: The nodes, in order; None where the node itself is right.
-        opset: The opset that it is to be read in.
-    """
-
-    nodes: list[NodeProto] | None
-    opset: int
-
-
-def in_new_form(
-    node: NodeProto, opset: int, fresh: Fresh, shape: ShapeOf, element_type: ElementType
-) -> NewForm:
-    """Returns what a node says in the terms of opset 13, or of the first that can say it.
+def older_form(
+    proto: NodeProto, opset: int, operands: Sequence[Value | None], maker: NodeMaker, made_in: int
+) -> Proposal:
+    """Returns what stands for a node of an older opset, made in terms of a newer one.
 
     Args:
-        node: A node; the nodes in its bodies are brought up to date in place.
-        opset: ONNX's opset that it is written in.
-        fresh: Gives unused names of tensors.
-        shape: Gives the shape of a tensor, None where it is unknown.
-        element_type: Gives ONNX's number of a tensor's element type, 0 where it is unknown.
+        proto: A node of ONNX's own domain.
+        opset: The opset that it is written in.
+        operands: What it reads.
+        maker: Makes nodes.
+        made_in: The opset for these, but for operators that only a later one has.
+    """
+    if not _RULES.looks_at(proto.op_type):
+        return None
+    return _RULES.proposal(file_node(proto, opset, operands, maker, made_in))
+
+
+def renew_bodies(proto: NodeProto, opset: int, fresh: Fresh) -> int:
+    """Brings the nodes of a node's bodies up to date, in place; returns the opset for the node.
 
     Raises:
-        NoNewForm: Nothing newer says it.
+        NoNewForm: Nothing newer says one of them.
     """
     new = max(opset, _NEW)
-    for attribute in node.attribute:
+    for attribute in proto.attribute:
         for body in bodies(attribute):
             new = max(new, _renew_body(body, opset, fresh))
-    schema = schema_of(node.op_type, "", opset) if node.domain in ONNX_DOMAINS else None
-    found = None if schema is None else FORMS.get(node.op_type)
-    if schema is None or found is None or schema.since_version >= found[0]:
-        return NewForm(None, new)
-    context = OldNode(node, int(schema.since_version), fresh, shape, element_type)
-    found[1](context)
-    return NewForm(context.made, max(new, context.opset, _LATER.get(node.op_type, 0)))
+    return new
+
+
+class _FileMaker:
+    """Makes nodes of a file in place of older ones, of values of which little is known.
+
+    Args:
+        opset: The version of ONNX's own domain.
+        fresh: Gives unused names of tensors.
+        type_of: Gives what is known of a tensor.
+
+    Attributes:
+        made: The nodes made so far.
+        newest: The opset that they need.
+    """
+
+    def __init__(self, opset: int, fresh: Fresh, type_of: Callable[[str], TypeAndShape]) -> None:
+        self.file, self.opset, self._fresh, self._type_of = "", opset, fresh, type_of
+        self.made: list[NodeProto] = []
+        self.newest = 0
+
+    def form_of(self, proto: NodeProto) -> tuple[list[NodeProto], int]:
+        """Returns the nodes that say the same in newer terms, and the opset that has them.
+
+        Raises:
+            NoNewForm: Nothing newer says it.
+        """
+        self.newest = renew_bodies(proto, self.opset, self._fresh)
+        self.made = []
+        if proto.domain in ONNX_DOMAINS:
+            operands = [self._value(name) if name else None for name in proto.input]
+            found = older_form(proto, self.opset, operands, self, self.newest)
+            if isinstance(found, Reject):
+                raise NoNewForm(found.reason)
+            if isinstance(found, Replace):
+                return self.made, self.newest
+        return [proto], self.newest
+
+    def _value(self, name: str) -> Value:
+        element, shape = self._type_of(name)
+        return Value(TensorType(dtype_of(element or TensorProto.FLOAT, name), shape), name)
+
+    def fresh(self, hint: str, *, numbered: bool = False) -> str:
+        """Returns a name that nothing has."""
+        assert numbered
+        return self._fresh(hint)
+
+    def enter(self, constant: Constant, name: str) -> Value:
+        """Returns a new constant."""
+        value = proto_from_constant("", constant)
+        self.made.append(helper.make_node("Constant", [], [name], value=value))
+        return constant_value(constant, name)
+
+    def named(self, value: Value) -> str:
+        """Returns the name of a value."""
+        return value.name
+
+    def make(self, proto: NodeProto, opset: int, variant: str) -> list[Value]:
+        """Makes a node; nothing is known of its results."""
+        del variant
+        self.made.append(proto)
+        self.newest = max(self.newest, opset)
+        return [Value(TensorType(DType.FLOAT32, None), name) for name in proto.output if name]
+
+    def known(self, value: Value) -> Constant | None:
+        """Returns the data of a constant that was entered."""
+        return value.constant
+
+    def is_constant(self, value: Value) -> bool:
+        """Returns whether a value was entered as a constant."""
+        return value.is_constant
 
 
 def renewed(model: ModelProto, file: str) -> ModelProto:
@@ -494,25 +566,19 @@ def renewed(model: ModelProto, file: str) -> ModelProto:
     refused: list[str] = []
     new = _NEW
 
-    def fresh(hint: str) -> str:
-        return unused(hint, taken)
+    def type_of(name: str) -> TypeAndShape:
+        return types.get(name, (0, None))
 
-    def shape(name: str) -> Shape:
-        return types.get(name, (0, None))[1]
-
-    def element_type(name: str) -> int:
-        return types.get(name, (0, None))[0]
-
+    maker = _FileMaker(opset, lambda hint: unused(hint, taken), type_of)
     for node in model.graph.node:
         try:
-            form = in_new_form(node, opset, fresh, shape, element_type)
+            made, newest = maker.form_of(node)
         except NoNewForm as reason:
             refused.append(f"{describe(node)}: {reason}")
             continue
-        new = max(new, form.opset)
-        made = [node] if form.nodes is None else form.nodes
-        if any(name and shape(name) is None for name in node.output):
-            types |= _inferred(made, form.opset, types, tensors)
+        new = max(new, newest)
+        if any(name and type_of(name)[1] is None for name in node.output):
+            types |= _inferred(made, newest, types, tensors)
         nodes += made
     if refused:
         raise UnsupportedModelError(
@@ -578,23 +644,20 @@ def _renew_body(body: GraphProto, opset: int, fresh: Fresh) -> int:
     types = {v.name: v.type.tensor_type for v in (*body.input, *body.value_info, *body.output)}
     tensors = {tensor.name: tensor for tensor in body.initializer}
 
-    def shape(name: str) -> Shape:
+    def type_of(name: str) -> TypeAndShape:
         if name in tensors:
-            return tuple(tensors[name].dims)
-        type_ = types.get(name)
-        return None if type_ is None else shape_of(onnx.TypeProto(tensor_type=type_))
+            return tensors[name].data_type, tuple(tensors[name].dims)
+        if name not in types:
+            return 0, None
+        return types[name].elem_type, shape_of(TypeProto(tensor_type=types[name]))
 
-    def element_type(name: str) -> int:
-        if name in tensors:
-            return tensors[name].data_type
-        return types[name].elem_type if name in types else 0
-
+    maker = _FileMaker(opset, fresh, type_of)
     nodes: list[NodeProto] = []
     changed, new = False, 0
     for node in body.node:
-        form = in_new_form(node, opset, fresh, shape, element_type)
-        changed, new = changed or form.nodes is not None, max(new, form.opset)
-        nodes += [node] if form.nodes is None else form.nodes
+        made, newest = maker.form_of(node)
+        changed, new = changed or made[0] is not node, max(new, newest)
+        nodes += made
     if changed:
         copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
         del body.node[:]

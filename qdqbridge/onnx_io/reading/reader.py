@@ -25,10 +25,16 @@ from qdqbridge.onnx_io.file_nodes import KeptFile, kept_file
 from qdqbridge.onnx_io.inference.node_types import nested_type
 from qdqbridge.onnx_io.inference.shapes import declared_types, shape_of
 from qdqbridge.onnx_io.lowering.context import MICROSOFT
-from qdqbridge.onnx_io.reading.constants import Folding, constant_of_node, densify, is_constant
+from qdqbridge.onnx_io.reading.constants import (
+    Folding,
+    constant_of_node,
+    constant_value,
+    densify,
+    is_constant,
+)
 from qdqbridge.onnx_io.reading.functions import inline_functions
 from qdqbridge.onnx_io.reading.model_file import default_opset, read_model_apart
-from qdqbridge.onnx_io.reading.node_reader import NodeReader, constant_value
+from qdqbridge.onnx_io.reading.node_reader import NodeReader
 from qdqbridge.onnx_io.reading.older_operators import renewed
 from qdqbridge.onnx_io.reading.operators_known import check_known
 from qdqbridge.onnx_io.reading.results import Results
