@@ -8,11 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import qdqbridge as qb
 from qdqbridge.core.rewrite.driver import run
 from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.onnx_io.lowering.context import file_operator
 from qdqbridge.tvm.qnn.origin import provenance_of, written
 from qdqbridge.tvm.qnn.read.rules.recorded import recorded_origin
 from scripts.generators.rules_doc import SETS, RuleSet
@@ -27,9 +29,16 @@ CASES = {
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_rule(path: Path) -> None:
+def test_rule(path: Path, tmp_path: Path) -> None:
     each, rule = CASES[path]
     before, after = path.read_text("utf-8").split("\n---\n")
+    if each.onnx:
+        model = onnx.parser.parse_model(before)
+        assert any(file_operator(node) in (rule.ops or ()) for node in model.graph.node)
+        onnx.save(model, tmp_path / "file.onnx")
+        raw = qb.load(tmp_path / "file.onnx", canonical=False)
+        assert raw.text("inline") == f"qnn-raw 1\n{after}"
+        return
     graph, wanted = (qb.parse(f"qnn-raw 1\n{text}") for text in (before, after))
     assert graph.digest != wanted.digest
     if each.spans:

@@ -42,7 +42,8 @@ onnxruntime as reference.
 | `reading/model_file.py`, `reading/reader.py` | the way in: an untrusted file, read |
 | `reading/structure.py`, `inference/` | functions, bodies, order; types and shapes |
 | `reading/qdq.py` | the parameters of Q and DQ |
-| `lowering/` | other encodings (QOperator, `com.microsoft`, QONNX) as Q and DQ |
+| `lowering/` | rules: other encodings (QOperator, `com.microsoft`, QONNX) as Q and DQ |
+| `reading/older_operators.py` | rules: what opsets before 13 say otherwise |
 | `codecs/` | a node to the row of its operator, and back: `derived.py` by rows, others compute |
 | `opaque/`, `control_flow/` | operators without a row; the bodies of If, Loop and Scan |
 | `writer/` | the way out: `nodes.py`, `rows.py`; `options.py` says how, `opset.py` in which opset |

@@ -25,6 +25,8 @@ from qdqbridge.autoquant.planning import batch_norms
 from qdqbridge.core.arguments import ReadingOptions
 from qdqbridge.core.canonical.rules import RULES, rules_with
 from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.onnx_io.lowering.rules import ENCODINGS
+from qdqbridge.onnx_io.reading.older_operators import OLDER
 from qdqbridge.onnx_io.writer import fused
 from qdqbridge.targets.profiles.hexagon import legalizations as hexagon
 from qdqbridge.targets.profiles.openvino import reductions
@@ -51,6 +53,7 @@ class RuleSet:
         exact: Outputs keep every bit; else floats may be rounded once less, or codes once more.
         spans: They look for the operator that the spans of calls name.
         variants: They look for what the file had, which no text says.
+        onnx: They look at nodes of a file: the first text is one, in ONNX's own text form.
     """
 
     title: str
@@ -59,6 +62,7 @@ class RuleSet:
     exact: bool = True
     spans: bool = False
     variants: bool = False
+    onnx: bool = False
 
     def case(self, rule: Rule) -> Path:
         """Returns where the text case of a rule is, if it has one."""
@@ -73,6 +77,8 @@ def _of_option(field: str) -> RuleSet:
 _COMMON_FORM = (split_is_slices, matrix_is_dense, dense_bias)
 
 SETS: tuple[RuleSet, ...] = (
+    RuleSet("Read from ONNX: other encodings", "onnx_io", ENCODINGS, onnx=True),
+    RuleSet("Read from ONNX: older opsets", "onnx_io", OLDER, onnx=True),
     RuleSet("Canonical form", "core/canonical", RULES),
     *(_of_option(field.name) for field in dataclasses.fields(ReadingOptions)),
     RuleSet(
@@ -112,6 +118,8 @@ The texts are what `qdqbridge.parse` reads (behind a first line, `qnn-raw 1`): i
 per line with its operands, attributes and result type, then outputs.
 `quant<uint8, 0.03125, 128>[n,4]` is a tensor of n times 4 stored uint8 with scale 0.03125 and zero
 point 128; `range=128..255` says which codes occur; a constant is written where it is read.
+Rules of reading look at the nodes of a file, before these are nodes of a graph: what stands in
+front of `becomes` is a file in ONNX's text form.
 
 What rewrites without being a rule is listed in
 [the architecture](architecture.md#what-rewrites).
@@ -141,6 +149,8 @@ def _section(each: RuleSet, shown: set[str]) -> Iterator[str]:
 
 
 def _about(each: RuleSet) -> str:
+    if each.onnx:
+        return "What a node of the file means, as the nodes that are read in its place."
     if each.exact:
         return "Outputs keep every bit."
     return "Beyond what keeps every bit: floats may be rounded once less, or codes once more."

@@ -55,6 +55,7 @@ from qdqbridge.onnx_io.runtime.operators import BEFORE, OWN_GELU
 from qdqbridge.onnx_io.tensors import dtype_of, embed_external_data, onnx_name
 
 log = logging.getLogger(__name__)
+_ENCODINGS = Growing(ENCODINGS)
 _LISTED = 5
 _LAYER_NORM = 17
 """The opset since which LayerNormalization is ONNX's own."""
@@ -99,7 +100,6 @@ class NodeReader:
     ) -> None:
         self.path, self.file, self.protos = path, str(path), protos
         self.values, self.results = values, results
-        self.encodings = Growing(ENCODINGS)
         self.variants: dict[str, str] = {}
         self.kept: list[Note] = []
         self.folding = results.folding
@@ -131,7 +131,7 @@ class NodeReader:
     def _rewritten(self, proto: onnx.NodeProto) -> bool:
         """Reads what stands for a node of another encoding; False where nothing does."""
         name = file_operator(proto)
-        if not self.encodings.looks_at(name):
+        if not _ENCODINGS.looks_at(name):
             return False
         named = list(proto.output)
         operands = [self._operand(each) for each in proto.input]
@@ -141,7 +141,7 @@ class NodeReader:
             view = self._view(proto, operands)
             if not self.unread.isdisjoint(named):
                 self._type_unread(proto, named, operands, view)
-            found = self.encodings.proposal(file_node(proto, view.opset, operands, self))
+            found = _ENCODINGS.proposal(file_node(proto, view.opset, operands, self))
             if isinstance(found, Reject):
                 self.kept.append(Note("opaque-operator", view.name, found.reason, (view.name,)))
             if not isinstance(found, Replace):

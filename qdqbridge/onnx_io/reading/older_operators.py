@@ -163,7 +163,7 @@ def _older(
 
 @_older(6, _LEGACY)
 def _drop_legacy_attributes(context: OldNode) -> Made:
-    """Attributes that said nothing are gone (``consumed_inputs``, ``is_test``)."""
+    """``Relu(x, consumed_inputs=[0]) -> Relu(x)``: attributes that said nothing are gone."""
     for name in ("consumed_inputs", "is_test"):
         context.take(name)
     return context.end(context.operands)
@@ -171,7 +171,7 @@ def _drop_legacy_attributes(context: OldNode) -> Made:
 
 @_older(7, _BROADCASTING, "a", "b")
 def _broadcasting(context: OldNode) -> Made:
-    """Before opset 7 broadcasting was an attribute: b's axes begin at ``axis`` of a."""
+    """``Add(a, b, broadcast=1, axis=n) -> Add(a, Unsqueeze(b))``: b begins at ``axis`` of a."""
     context.take("consumed_inputs")
     broadcast, axis = context.take("broadcast", 0), context.take("axis")
     a, b = context.inputs(2)
@@ -185,13 +185,14 @@ def _broadcasting(context: OldNode) -> Made:
 
 @_older(7, "Gemm", "a", "b", "c")
 def _gemm(context: OldNode) -> Made:
+    """``Gemm(a, b, c, broadcast=1) -> Gemm(a, b, c)``."""
     context.take("broadcast")
     return context.end(context.operands)
 
 
 @_older(7, "PRelu", "x", "slope")
 def _prelu(context: OldNode) -> Made:
-    """Before opset 7 a vector of slopes belonged to the channels."""
+    """``PRelu(x, slope) -> PRelu(x, Unsqueeze(slope))``: a vector belonged to the channels."""
     context.take("consumed_inputs")
     x, slope = context.inputs(2)
     behind = known_rank(x) - 2
@@ -201,7 +202,8 @@ def _prelu(context: OldNode) -> Made:
 
 
 @_older(11, "Clip", "x")
-def _upgrade_clip(context: OldNode) -> Made:
+def _clip(context: OldNode) -> Made:
+    """``Clip(x, min=a, max=b) -> Clip(x, a, b)``: bounds are operands."""
     context.take("consumed_inputs")
     bounds = [context.take(name) for name in ("min", "max")]
     names = [
@@ -213,25 +215,28 @@ def _upgrade_clip(context: OldNode) -> Made:
 
 @_older(6, "Selu", "x")
 def _selu(context: OldNode) -> Made:
+    """``Selu(x) -> Selu(x)`` with the numbers that version 1 had by default."""
     context.take("consumed_inputs")
     alpha, gamma = context.take("alpha", 1.6732), context.take("gamma", 1.0507)
     return context.end(context.operands, alpha=alpha, gamma=gamma)
 
 
 @_older(6, "Cast", "x")
-def _upgrade_cast(context: OldNode) -> Made:
+def _cast(context: OldNode) -> Made:
+    """``Cast(x, to="FLOAT") -> Cast(x, to=1)``: types have numbers."""
     to = context.take("to")
     return context.end(context.operands, to=TensorProto.DataType.Value(str(to)))
 
 
 @_older(4, "Concat")
-def _upgrade_concat(context: OldNode) -> Made:
+def _concat(context: OldNode) -> Made:
+    """``Concat(x, y) -> Concat(x, y, axis=1)``: there was a default."""
     return context.end(context.operands, axis=context.take("axis", 1))
 
 
 @_older(12, "Dropout", "x")
 def _dropout(context: OldNode) -> Made:
-    """Before opset 12 in inference: the identity; the mask is empty, as onnxruntime makes it."""
+    """``Dropout(x) -> Identity(x)`` in inference; the mask is empty, as onnxruntime makes it."""
     if context.since < 7 and not context.take("is_test", 0):
         raise NoNewForm("it is in training mode")
     x, outputs, masks = context.operand(0), context.proto.output, list[Value]()
@@ -246,6 +251,7 @@ def _dropout(context: OldNode) -> Made:
 
 @_older(9, "BatchNormalization", "x", "scale", "bias", "mean", "variance")
 def _batch_normalization(context: OldNode) -> Made:
+    """``BatchNormalization(x, is_test=1) -> BatchNormalization(x)``: its results say so."""
     for name in ("consumed_inputs", "is_test"):
         context.take(name)
     if not context.take("spatial", 1):
@@ -255,7 +261,8 @@ def _batch_normalization(context: OldNode) -> Made:
 
 
 @_older(11, "Pad", "x")
-def _upgrade_pad(context: OldNode) -> Made:
+def _pad(context: OldNode) -> Made:
+    """``Pad(x, paddings=p, value=v) -> Pad(x, p, v)``."""
     pads = context.take("pads", None) or context.take("paddings", None)
     value = context.enter(context.real(context.take("value", 0.0)), "constant")
     return context.end([context.optional(0), context.enter_ints(pads or []), value])
@@ -263,6 +270,7 @@ def _upgrade_pad(context: OldNode) -> Made:
 
 @_older(10, "Slice", "x")
 def _slice(context: OldNode) -> Made:
+    """``Slice(x, starts=a, ends=b, axes=c) -> Slice(x, a, b, c)``."""
     starts, ends = context.take("starts"), context.take("ends")
     axes = context.take("axes", list(range(len(starts))))
     more = [context.enter_ints(each) for each in (starts, ends, axes)]
@@ -270,7 +278,8 @@ def _slice(context: OldNode) -> Made:
 
 
 @_older(13, "Split", "x", "sizes?")
-def _upgrade_split(context: OldNode) -> Made:
+def _split(context: OldNode) -> Made:
+    """``Split(x, split=sizes) -> Split(x, sizes)``."""
     sizes = context.take("split")
     axis = context.take("axis", 0)
     given = context.enter_ints(sizes) if sizes else context.optional(1)
@@ -278,15 +287,15 @@ def _upgrade_split(context: OldNode) -> Made:
 
 
 @_older(13, ("Squeeze", "Unsqueeze", "ReduceSum"), "x")
-def _upgrade_axes_to_input(context: OldNode) -> Made:
-    """Axes are an operand (Squeeze, Unsqueeze, ReduceSum)."""
+def _axes_to_input(context: OldNode) -> Made:
+    """``Squeeze(x, axes=a) -> Squeeze(x, a)``, and so Unsqueeze and ReduceSum."""
     axes = context.take("axes")
     return context.end([context.operand(0), None if axes is None else context.enter_ints(axes)])
 
 
 @_older(13, ("Softmax", "LogSoftmax", "Hardmax"), "x")
 def _coerced(context: OldNode) -> Made:
-    """Softmax and its like before opset 13: over all axes from ``axis`` on together."""
+    """``Softmax(x) -> Reshape(Softmax(Flatten(x)))``: over all axes from ``axis`` on together."""
     x, axis = context.operand(0), context.take("axis", 1)
     shape = x.type.shape
     if shape is not None and axis in (len(shape) - 1, -1):
@@ -305,7 +314,7 @@ def _coerced(context: OldNode) -> Made:
 
 @_older(13, "Erf", "x")
 def _erf(context: OldNode) -> Made:
-    """Erf of integers, which ONNX's reference computes in float64 and cuts off."""
+    """``Erf(x) -> Cast(Erf(Cast(x)))`` of integers: ONNX's reference cuts off float64."""
     x = context.operand(0)
     if x.type.dtype in _FLOATS:
         return context.end([x])
@@ -315,7 +324,7 @@ def _erf(context: OldNode) -> Made:
 
 @_older(10, "Upsample", "x", "scales?")
 def _upsample(context: OldNode) -> Made:
-    """Resize by asymmetric coordinates; nearest takes the floor of them."""
+    """``Upsample(x) -> Resize(x)`` by asymmetric coordinates; nearest takes the floor of them."""
     mode = context.take("mode", "nearest")
     scales = context.optional(1)
     if context.since == 1:
@@ -328,7 +337,7 @@ def _upsample(context: OldNode) -> Made:
 
 @_older(11, "Resize", "x", "scales")
 def _resize(context: OldNode) -> Made:
-    """Resize of opset 10; nearest truncates going up and rounds up going down, axis by axis."""
+    """``Resize(x) -> Resize(Resize(x))``: nearest truncates going up, and rounds up going down."""
     mode, x, scales = context.take("mode", "nearest"), context.operand(0), context.operand(1)
     if mode != "nearest":
         return _asymmetric(context, x, scales, mode, "floor")
@@ -353,11 +362,13 @@ def _asymmetric(
 
 @_older(99, "Scatter", "x", "indices", "updates")
 def _scatter(context: OldNode) -> Made:
+    """``Scatter(x, i, u) -> ScatterElements(x, i, u)``."""
     return context.end(context.operands, "ScatterElements")
 
 
 @_older(10, "TopK", "x", "k?")
 def _top_k(context: OldNode) -> Made:
+    """``TopK(x, k=n) -> TopK(x, n)``."""
     if context.since == 1:
         return context.end([context.optional(0), context.enter_ints([context.take("k")])])
     return context.end(context.operands)
@@ -365,12 +376,14 @@ def _top_k(context: OldNode) -> Made:
 
 @_older(5, "Reshape", "x")
 def _reshape(context: OldNode) -> Made:
+    """``Reshape(x, shape=s) -> Reshape(x, s)``."""
     context.take("consumed_inputs")
     return context.end([context.optional(0), context.enter_ints(context.take("shape", []))])
 
 
 @_older(7, ("GRU", "LSTM", "RNN"))
 def _recurrent(context: OldNode) -> Made:
+    """``RNN(x, output_sequence=1) -> RNN(x)``, and so GRU and LSTM; "foward" was a typo."""
     context.take("output_sequence")
     direction = context.take("direction", "forward").replace("foward", "forward")
     return context.end(context.operands, direction=direction)
@@ -378,26 +391,27 @@ def _recurrent(context: OldNode) -> Made:
 
 @_older(2, ("GlobalLpPool", "LpPool"), "x")
 def _power(context: OldNode) -> Made:
+    """``LpPool(x, p=2.0) -> LpPool(x, p=2)``: a whole number."""
     power = context.take("p", 2.0)
     return context.end(context.operands, p=int(power))
 
 
 @_older(16, "RoiAlign", "x", "boxes", "batches")
 def _roi_align(context: OldNode) -> Made:
-    """Before opset 16 without the half pixel."""
+    """``RoiAlign(x) -> RoiAlign(x)`` without the half pixel."""
     return context.end(context.operands, coordinate_transformation_mode="output_half_pixel")
 
 
 @_older(20, "DFT", "x", "length?")
 def _fourier(context: OldNode) -> Made:
-    """Before opset 20 the axis was an attribute."""
+    """``DFT(x, axis=n) -> DFT(x, n)``."""
     axis = context.enter(np.array(context.take("axis", 1), np.int64), "constant")
     return context.end([context.optional(0), context.optional(1), axis])
 
 
 @_older(9, "Scan")
 def _scan(context: OldNode) -> Made:
-    """Scan of opset 8 works on a batch: a Scan over axis 0 of Scans over what is axis 1 in all."""
+    """``Scan(x) -> Scan(Scan(x))``: that of opset 8 works on a batch, along axis 0 of all."""
     if context.optional(0):
         raise NoNewForm("its sequences have lengths of their own")
     body, count = context.take("body"), context.take("num_scan_inputs")
@@ -438,9 +452,9 @@ def _typed(name: str, value: Any, dims: list[Any] | None, *, more: bool) -> Any:
 
 
 OLDER: tuple[Rule, ...] = (
-    _drop_legacy_attributes, _broadcasting, _gemm, _prelu, _upgrade_clip, _selu, _upgrade_cast,
-    _upgrade_concat, _dropout, _batch_normalization, _upgrade_pad, _slice, _upgrade_split,
-    _upgrade_axes_to_input, _coerced, _erf, _upsample, _resize, _scatter, _top_k, _reshape,
+    _drop_legacy_attributes, _broadcasting, _gemm, _prelu, _clip, _selu, _cast,
+    _concat, _dropout, _batch_normalization, _pad, _slice, _split,
+    _axes_to_input, _coerced, _erf, _upsample, _resize, _scatter, _top_k, _reshape,
     _recurrent, _power, _roi_align, _fourier, _scan,
 )  # fmt: skip
 """Every rule."""
