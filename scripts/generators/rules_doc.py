@@ -33,6 +33,7 @@ from qdqbridge.targets.profiles.openvino import reductions
 from qdqbridge.tflite_io.writer import expansion, rules
 from qdqbridge.tflite_io.writer.rules import ethos
 from qdqbridge.tvm.byoc.rewrites import NAMED, named, rules_for
+from qdqbridge.tvm.qnn.read import CALLS
 from qdqbridge.tvm.qnn.read.rules import FROM_RELAX, FROM_RELAY, RECORDED, WHOLE
 from qdqbridge.tvm.qnn.read.transposes import BEFORE_THE_CUT, BEHIND_THE_CUT
 from scripts.generators.generated_page import main
@@ -93,6 +94,7 @@ SETS: tuple[RuleSet, ...] = (
     RuleSet("Written for Hexagon", "targets", hexagon.LEGALIZATIONS, exact=False),
     RuleSet("Written for OpenVINO", "targets", reductions.LEGALIZATIONS, exact=False),
     RuleSet("Prepared for a backend of TVM", "tvm/byoc", rules_for(named(NAMED)), exact=False),
+    RuleSet("Read from TVM: calls that decide types", "tvm/qnn", CALLS, exact=False),
     RuleSet("Read from TVM, by spans", "tvm/qnn", RECORDED, exact=False, spans=True),
     RuleSet("Read from Relax", "tvm/qnn", FROM_RELAX[len(RECORDED) :], exact=False),
     RuleSet("Read from Relay", "tvm/qnn", FROM_RELAY[len(RECORDED) :], exact=False),

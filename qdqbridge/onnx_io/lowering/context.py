@@ -80,7 +80,7 @@ class NodeMaker(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FileNode(Attributes):
+class UnreadNode(Attributes):
     """What a node says that is not read yet.
 
     Attributes:
@@ -116,13 +116,13 @@ def file_node(
         made_in: The opset that this is written in; that of the file if 0.
     """
     results = [Value(TensorType(DType.FLOAT32, None), name) for name in proto.output if name]
-    attributes = FileNode(proto, opset, maker, made_in or maker.opset)
+    attributes = UnreadNode(proto, opset, maker, made_in or maker.opset)
     return Node(_unread_operator(file_operator(proto)), attributes, operands, results)
 
 
 @cache
 def _unread_operator(name: str) -> Operator:
-    return Operator(name=name, flow=Flow.FLOAT, attributes=FileNode, compute=_never_computed)
+    return Operator(name=name, flow=Flow.FLOAT, attributes=UnreadNode, compute=_never_computed)
 
 
 def _never_computed(attributes: Attributes, operands: Any) -> tuple[NDArray[Any], ...]:
@@ -286,7 +286,7 @@ class LoweringContext(NodeView):
     __slots__ = ("_names", "made_in", "maker", "node")
 
     def __init__(self, node: Node) -> None:
-        given = node.record(FileNode)
+        given = node.record(UnreadNode)
         super().__init__(given.proto, given.opset, node.inputs, given.maker.file)
         self.node, self.maker, self.made_in = node, given.maker, given.made_in
         self._names = {

@@ -30,11 +30,11 @@ from qdqbridge.onnx_io.control_flow.subgraph_names import bodies
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.inference.shapes import TypeAndShape, infer, is_small, shape_of
 from qdqbridge.onnx_io.lowering.context import (
-    FileNode,
     LoweringContext,
     Made,
     NodeMaker,
     NoNewForm,
+    UnreadNode,
     file_node,
     reading_rule,
     reading_rule_of_any,
@@ -74,7 +74,7 @@ class OldNode(LoweringContext):
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
-        proto = node.record(FileNode).proto
+        proto = node.record(UnreadNode).proto
         self.made_in = max(self.made_in, _LATER.get(proto.op_type, 0))
         schema = schema_of(proto.op_type, "", self.opset)
         self.since = 0 if schema is None else int(schema.since_version)

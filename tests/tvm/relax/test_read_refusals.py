@@ -17,7 +17,7 @@ import qdqbridge as qb
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
 from qdqbridge.tvm.qnn.origin import provenance_of
-from qdqbridge.tvm.qnn.read import Call, Reading
+from qdqbridge.tvm.qnn.read import CALLS, Call, Reading
 from qdqbridge.tvm.qnn.read.call import Result
 from qdqbridge.tvm.relax.dialect import tensor_type
 from qdqbridge.tvm.relax.read.module import ROWS
@@ -84,7 +84,7 @@ def test_a_composition_is_read_from_its_attribute() -> None:
 
 @pytest.mark.parametrize("name, count", [("matmul", 2), ("where", 3), ("divide", 2)])
 def test_another_number_of_arguments_is_refused(name: str, count: int) -> None:
-    reading = Reading(ROWS, "main")
+    reading = Reading(ROWS, CALLS, "main")
     x = reading.input("x", "float32", (2, 2))
     for given in {1, 2, 3, 4} - {count}:
         call = Call(name, (x,) * given, {}, (Result("float32", (2, 2)),), None, "y", "main")

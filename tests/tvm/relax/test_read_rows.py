@@ -14,7 +14,7 @@ from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.graph.verify import verify
 from qdqbridge.core.ops.attributes import ConvAttrs
 from qdqbridge.errors import UnsupportedModelError
-from qdqbridge.tvm.qnn.read import ROWS, Call, Entry, Reading, Result
+from qdqbridge.tvm.qnn.read import CALLS, ROWS, Call, Entry, Reading, Result
 
 Array = np.ndarray[Any, Any]
 
@@ -23,7 +23,7 @@ class Module:
     """Hands over calls with few words."""
 
     def __init__(self) -> None:
-        self.reading = Reading(ROWS, where="test")
+        self.reading = Reading(ROWS, CALLS, where="test")
         self.inputs: list[Value] = []
 
     def input(self, dtype: str, *shape: int | str) -> Value:

@@ -5,17 +5,18 @@ calls of a
 function, operands first, and hands over each as a :class:`Call` with Relay's operator and
 attribute names. A :class:`Reading` looks up the row of the operator and makes graph nodes of it::
 
-    reading = Reading({**ROWS, **rows_of_your_own}, where="module 'main'")
+    reading = Reading({**ROWS, **rows_of_your_own}, CALLS, where="module 'main'")
     x = reading.input("image", "uint8", ("batch", 3, 32, 32))
     w = reading.constant(array, "weight")
     entry = reading.call(Call("qnn.conv2d", (x, w, zx, zw, sx, sw), attrs, types))
     ...
     graph = reading.finish([x], [last], ["logits"])      # raw: canonicalize it
 
-What a call stands for is an :data:`Entry`: a graph :class:`Value`, an :class:`UnroundedProduct`
-(the int32 result of a product, which becomes one node together with the bias and the requantize
-that follow), or a tuple of entries. A row is ``(reading, call) -> Entry``; a host adds rows of its
-own for forms of its own (``nn.bias_add`` is one already).
+What a call stands for is an :data:`Entry`: a graph :class:`Value`, or a tuple of entries. The int32
+result of a product is a value whose node is an :class:`UnroundedProduct`; with the bias and the
+requantize that follow it becomes one node, by rules of calls (:data:`CALLS`), which are asked
+before the rows because they decide types. A row is ``(reading, call) -> Entry``; a host adds rows
+of its own for forms of its own.
 
 * Rows make nodes in absorbed form (``Add`` of quantized operands with a quantized result); what a
   host writes with ``qnn.dequantize`` and floats is read like that and absorbed by the canonical
@@ -35,6 +36,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.tvm.qnn.read import accumulate, blocks
 from qdqbridge.tvm.qnn.read.call import Call, Entry, Result, UnroundedProduct
 from qdqbridge.tvm.qnn.read.floating import FLOATING
 from qdqbridge.tvm.qnn.read.gather_concat import GATHER_CONCAT
@@ -48,4 +51,7 @@ ROWS: Mapping[str, Row] = MappingProxyType(
 )
 """What every operator that emission writes becomes, by Relay's name."""
 
-__all__ = ["ROWS", "Call", "Entry", "Reading", "Result", "Row", "UnroundedProduct"]
+CALLS: tuple[Rule, ...] = (*accumulate.RULES, *blocks.RULES)
+"""The rules of calls that decide types: integer products with bias and rounding, blocks."""
+
+__all__ = ["CALLS", "ROWS", "Call", "Entry", "Reading", "Result", "Row", "UnroundedProduct"]

@@ -14,6 +14,7 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, weight_geometry
+from qdqbridge.core.graph.patterns import AnyOf, Part, PatternMatch
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType, Shape, TensorType, ValueType
 from qdqbridge.core.ops.attributes import (
@@ -32,17 +33,18 @@ from qdqbridge.core.ops.dynamic import (
     DynamicAttrs,
 )
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
+from qdqbridge.core.rewrite.rule import Reject, Rule
 from qdqbridge.errors import InvalidModelError
 from qdqbridge.tvm.qnn.read import parameters
-from qdqbridge.tvm.qnn.read.call import Call, UnroundedProduct
+from qdqbridge.tvm.qnn.read.call import Call, UnroundedProduct, unrounded
 from qdqbridge.tvm.qnn.read.layout import (
     channels_first,
     laid_out,
     transposed,
     weight_first,
 )
-from qdqbridge.tvm.qnn.read.products import fused_product, vector
-from qdqbridge.tvm.qnn.read.reading import Reading, Row
+from qdqbridge.tvm.qnn.read.products import fused_product, product_of_stacks, vector
+from qdqbridge.tvm.qnn.read.reading import Reading, Row, call_rule
 from qdqbridge.tvm.qnn.signatures import DYNAMIC_PRODUCT, PRODUCT, REQUANTIZE
 
 _CLOSE = 1e-6
@@ -52,7 +54,7 @@ _CLOSE = 1e-6
 def convolution(rank: int, *, transpose: bool) -> Row:
     """Returns the row of ``qnn.conv<rank>d`` or its transpose."""
 
-    def read(reading: Reading, call: Call) -> UnroundedProduct:
+    def read(reading: Reading, call: Call) -> Value:
         x = _data(reading, call)
         x, back = channels_first(reading, x, str(call.get("data_layout") or ""), rank)
         layout = str(call.get("kernel_layout") or "")
@@ -60,19 +62,19 @@ def convolution(rank: int, *, transpose: bool) -> Row:
         w = parameters.operand(reading, kernel, PRODUCT.operands[1], axis=axis)
         op = CONV_TRANSPOSE if transpose else CONV
         shown = read_attributes(op.attributes, call.attrs, rank + 2, rank)
-        return _accumulator(call, op, op.attributes(**shown), x, w, back=back)
+        return unrounded(_accumulator(call, op, op.attributes(**shown), x, w, back=back))
 
     return read
 
 
-def dense(reading: Reading, call: Call) -> UnroundedProduct:
+def dense(reading: Reading, call: Call) -> Value:
     """``qnn.dense``: a weight of shape (units, K)."""
     x = _data(reading, call)
     w = parameters.operand(reading, call, PRODUCT.operands[1], axis=0)
     product = _as_gemm(reading, _accumulator(call, DENSE, NO_ATTRIBUTES, x, w))
     if product.op is DENSE and (w.constant is None or x.rank == 1):
-        return _accumulator(call, MATMUL, NO_ATTRIBUTES, x, _swapped(reading, w))
-    return product
+        product = _accumulator(call, MATMUL, NO_ATTRIBUTES, x, _swapped(reading, w))
+    return unrounded(product)
 
 
 def dynamic_dense(reading: Reading, call: Call) -> Value:
@@ -113,7 +115,7 @@ def dynamic_block_dense(reading: Reading, call: Call) -> Value:
     return reading.node(DYNAMIC_BLOCK_DENSE, attributes, operands, type_, call)
 
 
-def batch_matmul(reading: Reading, call: Call) -> UnroundedProduct:
+def batch_matmul(reading: Reading, call: Call) -> Value:
     """``qnn.batch_matmul``, in which Relay's second operand lies transposed."""
     trans_a = bool(call.get("transpose_a", False))
     trans_b = bool(call.get("transpose_b", True))
@@ -127,10 +129,10 @@ def batch_matmul(reading: Reading, call: Call) -> UnroundedProduct:
     ):
         given = provenance.attributes
         if (given.trans_a, given.trans_b) == (trans_a, trans_b):
-            return _accumulator(call, GEMM, given, x, w)
+            return unrounded(_accumulator(call, GEMM, given, x, w))
     x = _swapped(reading, x) if trans_a else x
     w = _swapped(reading, w) if trans_b else w
-    return _accumulator(call, MATMUL, NO_ATTRIBUTES, x, w)
+    return unrounded(_accumulator(call, MATMUL, NO_ATTRIBUTES, x, w))
 
 
 def _data(reading: Reading, call: Call) -> Value:
@@ -222,10 +224,34 @@ def _before(
 
 # ---- bias --------------------------------------------------------------------------------------
 
+PRODUCT_BEHIND = Part("product", ("unrounded", "x", "w"))
+"""The result of a product that no call has rounded."""
 
-def with_bias(
-    reading: Reading, product: UnroundedProduct, bias: Value, axis: int
-) -> UnroundedProduct:
+
+def product_in(match: PatternMatch) -> UnroundedProduct:
+    """Returns the product that a pattern has found."""
+    return match.node("product").record(UnroundedProduct)
+
+
+_SUM = AnyOf((("add", PRODUCT_BEHIND, "bias"), ("add", "bias", PRODUCT_BEHIND)))
+
+
+@call_rule("product-with-added-bias", _SUM)
+def product_with_added_bias(reading: Reading, call: Call, match: PatternMatch) -> Value:
+    """``add(product(x, w), bias) -> product(x, w, bias)``: the last axis is that of the bias."""
+    del call
+    return _with_bias(reading, product_in(match), reading.value(match["bias"]), -1)
+
+
+@call_rule("product-with-bias", ("nn.bias_add", PRODUCT_BEHIND, "bias"))
+def product_with_bias(reading: Reading, call: Call, match: PatternMatch) -> Value:
+    """``nn.bias_add(product(x, w), bias) -> product(x, w, bias)``."""
+    rank = len(call.result.shape or ())
+    axis = call.integer("axis", 1) % max(rank, 1)
+    return _with_bias(reading, product_in(match), reading.value(match["bias"]), axis)
+
+
+def _with_bias(reading: Reading, product: UnroundedProduct, bias: Value, axis: int) -> Value:
     """Returns a product to which a constant of integers has been added along ``axis`` onwards."""
     if bias.constant is None or not bias.type.dtype.is_integer:
         raise reading.refused("what is added to the int32 result of a product is not constant")
@@ -234,11 +260,13 @@ def with_bias(
         rank = len(product.result.shape or ())
         array = array.reshape(-1, *([1] * (rank - 1 - axis)))
     total = array if product.bias is None else product.bias + array
-    return replace(product, bias=total)
+    return unrounded(replace(product, bias=total))
 
 
-def squeezed(reading: Reading, product: UnroundedProduct, call: Call) -> UnroundedProduct:
-    """Undoes that vectors are multiplied as matrices of one row or column."""
+@call_rule("product-of-vectors", ("squeeze", PRODUCT_BEHIND))
+def product_of_vectors(reading: Reading, call: Call, match: PatternMatch) -> Value:
+    """``squeeze(product(unsqueeze(x), w)) -> product(x, w)``: vectors were rows or columns."""
+    product = product_in(match)
     axes = {axis % len(product.result.shape or ()) for axis in call.ints("axis")}
     rank = len(product.result.shape or ())
     x, w = product.x, product.w
@@ -249,7 +277,14 @@ def squeezed(reading: Reading, product: UnroundedProduct, call: Call) -> Unround
         if source is None:
             raise reading.refused("axes of an int32 product are dropped")
         x, w = (source, w) if side == 0 else (x, source)
-    return replace(product, x=x, w=w, result=call.result)
+    return unrounded(replace(product, x=x, w=w, result=call.result))
+
+
+@call_rule("product-of-other-integers", ("cast", PRODUCT_BEHIND))
+def product_cast(reading: Reading, call: Call, match: PatternMatch) -> Value | Reject:
+    """``cast(product(x, w)) -> product(x, w)`` to integers, which are as wide as the sums."""
+    del reading
+    return match["product"] if call.dtype.is_integer else Reject("it has no counterpart")
 
 
 def _accumulator_bias(product: UnroundedProduct) -> Value | None:
@@ -273,16 +308,23 @@ def _accumulator_bias(product: UnroundedProduct) -> Value | None:
 # ---- rounding ----------------------------------------------------------------------------------
 
 
-def rounded(reading: Reading, product: UnroundedProduct, call: Call) -> Value:
-    """``qnn.requantize`` of a product."""
+@call_rule("product-rounded", ("qnn.requantize", PRODUCT_BEHIND, "s?", "z?", "t?", "u?"))
+def product_rounded(reading: Reading, call: Call, match: PatternMatch) -> Value:
+    """``qnn.requantize(product(x, w)) -> Conv(x, w)`` or another product, its result quantized."""
+    return rounded_product(reading, call, product_in(match))
+
+
+def rounded_product(reading: Reading, call: Call, product: UnroundedProduct) -> Value:
+    """Returns a product that a ``qnn.requantize`` rounds."""
     params = parameters.result(reading, call, REQUANTIZE)
     product = _scaled(reading, product, call)
     return _node(reading, product, call, lambda shape: QuantType(params, shape))
 
 
-def real(reading: Reading, product: UnroundedProduct, call: Call) -> Value:
-    """``qnn.dequantize`` of a product."""
-    product = _scaled(reading, product, call)
+@call_rule("product-dequantized", ("qnn.dequantize", PRODUCT_BEHIND, "s?", "z?"))
+def product_dequantized(reading: Reading, call: Call, match: PatternMatch) -> Value:
+    """``qnn.dequantize(product(x, w)) -> Conv(x, w)`` or another product, its result real."""
+    product = _scaled(reading, product_in(match), call)
     return _node(reading, product, call, lambda shape: TensorType(call.dtype, shape))
 
 
@@ -341,3 +383,14 @@ def _node(
         reading, type_of(shape), product.back,
         lambda inner: reading.node(product.op, product.attributes, operands, inner, call),
     )  # fmt: skip
+
+
+RULES: tuple[Rule, ...] = (
+    product_with_added_bias,
+    product_with_bias,
+    product_of_vectors,
+    product_cast,
+    product_rounded,
+    product_dequantized,
+    product_of_stacks,
+)

@@ -8,39 +8,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
+from qdqbridge.core.graph.patterns import PatternMatch, match_value_pattern
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType
 from qdqbridge.core.ops.attributes import IN_FLOAT32, QuantizeAttrs
 from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE
-from qdqbridge.core.ops.elementwise import MUL
+from qdqbridge.core.rewrite.rule import Rule
 from qdqbridge.tvm.qnn.origin import element
 from qdqbridge.tvm.qnn.read.call import Call
-from qdqbridge.tvm.qnn.read.parameters import as_stated, expressed, small_float_as_stated
-from qdqbridge.tvm.qnn.read.reading import Reading, tensor
+from qdqbridge.tvm.qnn.read.parameters import as_stated, expressed, result, small_float_as_stated
+from qdqbridge.tvm.qnn.read.reading import Reading, call_rule, tensor
 from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node
+from qdqbridge.tvm.qnn.signatures import QUANTIZE as QUANTIZE_CALL
+
+_IN_BLOCKS = ("multiply", ("Cast", ("Sub", "codes", "zero")), "scale")
 
 
-def dequantized(reading: Reading, call: Call, value: Value) -> Value | None:
-    """``(x - repeat(zero_point)) * repeat(scale)`` in int32, then float32.
-
-    Of 8- and 4-bit floats it is ``dequantize_minifloat(x, 1) * repeat(scale)``.
-    """
-    node = value.producer
-    scale = None if node is None or node.op is not MUL else _repeated(reading, node.operand(1))
-    if node is None or scale is None:
-        return None
-    small = _made_by(node.operand(0), "dequantize")
-    if small is not None:
-        return _small_floats(reading, call, small.operand(0), *scale)
-    centred = _made(_made_by(node.operand(0), "Cast"), "Sub")
-    zero = None if centred is None else _repeated(reading, centred.operand(1))
-    if centred is None or zero is None:
-        return None
-    source = _made_by(centred.operand(0), "Cast")
-    stored = centred.operand(0) if source is None else source.operand(0)
-    if not stored.type.dtype.is_integer:
+@call_rule("dequantize-in-blocks", _IN_BLOCKS)
+def dequantize_in_blocks(reading: Reading, call: Call, match: PatternMatch) -> Value | None:
+    """``Cast(Cast(x) - repeat(zero)) * repeat(scale) -> dequantize(x)``."""
+    scale, zero = (_repeated(reading, match[name]) for name in ("scale", "zero"))
+    stored = _behind_cast(match["codes"])
+    if scale is None or zero is None or not stored.type.dtype.is_integer:
         return None
     params = QuantParams(
         stored.type.dtype, scale[0].astype(np.float32), zero[0], axis=scale[1], block_size=scale[2]
@@ -53,10 +44,13 @@ def dequantized(reading: Reading, call: Call, value: Value) -> Value | None:
     return reading.node(DEQUANTIZE, NO_ATTRIBUTES, [data], tensor(call), call)
 
 
-def _small_floats(
-    reading: Reading, call: Call, stored: Value, scale: NDArray[Any], axis: int, size: int
-) -> Value | None:
-    params = None if stored.quant is None else _in_blocks(stored.quant.params, scale, axis, size)
+@call_rule("dequantize-small-floats-in-blocks", ("multiply", ("dequantize", "x"), "scale"))
+def small_floats_in_blocks(reading: Reading, call: Call, match: PatternMatch) -> Value | None:
+    """``dequantize(x) * repeat(scale) -> dequantize(x)`` of floats of 8 and 4 bits."""
+    stored, scale = match["x"], _repeated(reading, match["scale"])
+    if scale is None or stored.quant is None:
+        return None
+    params = _in_blocks(stored.quant.params, *scale)
     if params is None:
         return None
     texts = () if call.provenance is None else call.provenance.operands
@@ -68,17 +62,23 @@ def quantized_small_floats(
     reading: Reading, data: Value, unit: QuantParams
 ) -> tuple[Value, QuantParams]:
     """``quantize_minifloat(x / repeat(scale), 1)``: returns x, and the parameters of blocks."""
-    quotient = _made_by(data, "Div")
-    scale = None if quotient is None else _repeated(reading, quotient.operand(1))
+    quotient = PatternMatch()
+    if not match_value_pattern(data, ("Div", "x", "scale"), quotient):
+        return data, unit
+    scale = _repeated(reading, quotient["scale"])
     params = None if scale is None else _in_blocks(unit, *scale)
-    return (data, unit) if quotient is None or params is None else (_halves(quotient), params)
+    return (data, unit) if params is None else (_halves(quotient["x"]), params)
 
 
-def _halves(quotient: Node) -> Value:
+def _halves(value: Value) -> Value:
     """Returns what is divided by scales of blocks; half floats as they are, without their Cast."""
-    cast = _made_by(quotient.operand(0), "Cast")
-    source = None if cast is None else cast.operand(0)
-    return quotient.operand(0) if source is None or not source.type.dtype.is_float else source
+    source = _behind_cast(value)
+    return source if source.type.dtype.is_float else value
+
+
+def _behind_cast(value: Value) -> Value:
+    found = PatternMatch()
+    return found["x"] if match_value_pattern(value, ("Cast", "x"), found) else value
 
 
 def _in_blocks(unit: QuantParams, scale: NDArray[Any], axis: int, size: int) -> QuantParams | None:
@@ -91,18 +91,17 @@ def _in_blocks(unit: QuantParams, scale: NDArray[Any], axis: int, size: int) -> 
     )  # fmt: skip
 
 
-def quantized(reading: Reading, call: Call, data: Value, unit: QuantParams) -> Value | None:
-    """``quantize(round(x / repeat(scale)) + repeat(zero_point), 1, 0)``."""
+_ROUNDED = ("Add", ("Round", ("Div", "x", "scale")), "zero")
+
+
+@call_rule("quantize-in-blocks", ("qnn.quantize", _ROUNDED, "unit", "shift"))
+def quantize_in_blocks(reading: Reading, call: Call, match: PatternMatch) -> Value | None:
+    """``quantize(round(x / repeat(scale)) + repeat(zero), 1, 0) -> quantize(x)``."""
+    unit = result(reading, call, QUANTIZE_CALL, axis=call.integer("axis", -1))
     if not unit.per_tensor or unit.scale != 1 or unit.zero_point != 0:
         return None
-    total = _made_by(data, "Add")
-    rounded = None if total is None else _made_by(total.operand(0), "Round")
-    quotient = None if rounded is None else _made_by(rounded.operand(0), "Div")
-    if total is None or quotient is None:
-        return None
-    scale = _repeated(reading, quotient.operand(1))
-    shift = _made_by(total.operand(1), "Cast")
-    zero = _repeated(reading, total.operand(1) if shift is None else shift.operand(0))
+    scale = _repeated(reading, match["scale"])
+    zero = _repeated(reading, _behind_cast(match["zero"]))
     if scale is None or zero is None:
         return None
     params = QuantParams(
@@ -111,8 +110,8 @@ def quantized(reading: Reading, call: Call, data: Value, unit: QuantParams) -> V
     )  # fmt: skip
     for text in () if call.provenance is None else call.provenance.results[:1]:
         params = expressed(params, text) if text else params
-    data, params, attributes = divided(call, quotient.operand(0), params)
-    data = _halves(quotient) if attributes is IN_FLOAT32 else data
+    data, params, attributes = divided(call, match["x"], params)
+    data = _halves(match["x"]) if attributes is IN_FLOAT32 else data
     type_ = QuantType(params, call.result.shape)
     return reading.node(QUANTIZE, attributes, [data], type_, call)
 
@@ -125,9 +124,11 @@ def divided(call: Call, data: Value, unit: QuantParams) -> tuple[Value, QuantPar
     stated = None if call.provenance is None else call.provenance.attributes
     if not isinstance(stated, QuantizeAttrs) or stated.precision is None:
         return data, unit, IN_FLOAT32
-    quotient = _made_by(_uncast(data, call), "Div")
-    scale = None if quotient is None else _uncast(quotient.operand(1), call).constant
-    if quotient is None or scale is None or call.provenance is None:
+    quotient = PatternMatch()
+    if not match_value_pattern(_uncast(data, call), ("Div", "x", "scale"), quotient):
+        return data, unit, IN_FLOAT32
+    scale = _uncast(quotient["scale"], call).constant
+    if scale is None or call.provenance is None:
         return data, unit, IN_FLOAT32
     scales = scale.numpy().astype(np.float32)
     if unit.axis is not None and unit.block_size:
@@ -135,15 +136,14 @@ def divided(call: Call, data: Value, unit: QuantParams) -> tuple[Value, QuantPar
     params = replace(unit, scale=scales.reshape(unit.scale.shape))
     for text in call.provenance.results[:1]:
         params = expressed(params, text) if text else params
-    return _uncast(quotient.operand(0), call), params, stated
+    return _uncast(quotient["x"], call), params, stated
 
 
 def _uncast(value: Value, call: Call) -> Value:
     """Returns what the Casts of a node's own calls read."""
-    cast = _made_by(value, "Cast")
-    while cast is not None and provenance_of_node(cast) == call.provenance:
-        value = cast.operand(0)
-        cast = _made_by(value, "Cast")
+    behind = _behind_cast(value)
+    while behind is not value and provenance_of_node(value.producer) == call.provenance:
+        value, behind = behind, _behind_cast(behind)
     return value
 
 
@@ -161,11 +161,4 @@ def _repeated(reading: Reading, value: Value) -> tuple[NDArray[Any], int, int] |
     return data.constant.numpy(), axis, count
 
 
-def _made_by(value: Value, name: str) -> Node | None:
-    node = value.producer
-    return node if node is not None and node.op.name == name else None
-
-
-def _made(node: Node | None, name: str) -> Node | None:
-    """Returns the node of that name behind another node's operand."""
-    return None if node is None else _made_by(node.operand(0), name)
+RULES: tuple[Rule, ...] = (dequantize_in_blocks, small_floats_in_blocks, quantize_in_blocks)

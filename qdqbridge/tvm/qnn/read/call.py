@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.graph.operator import AnyAttributes, Attributes, Operator
+from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.operator import AnyAttributes, Attributes, Flow, Operator
 from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import Shape
-from qdqbridge.errors import InvalidModelError
+from qdqbridge.core.graph.types import Shape, TensorType
+from qdqbridge.errors import InvalidModelError, UnsupportedModelError
 from qdqbridge.tvm.qnn.origin import Provenance
 
 
@@ -31,9 +31,16 @@ class Result:
     shape: Shape
 
 
-@dataclass(frozen=True, slots=True)
-class UnroundedProduct:
-    """An integer product that no call has rounded or dequantized yet; it is not a graph value.
+def _never_computed(attributes: Attributes, operands: Any) -> tuple[NDArray[Any], ...]:
+    del attributes, operands
+    raise UnsupportedModelError("a product that nothing rounds is no value of a graph")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnroundedProduct(Attributes):
+    """An integer product that no call has rounded or dequantized yet: what a node of it says.
+
+    Only rules of calls take the result of that node; no graph has it.
 
     Attributes:
         op: The graph operator that it will be (Conv, ConvTranspose, Dense, MatMul, Gemm).
@@ -90,7 +97,28 @@ class CallOperands(tuple["Entry", ...]):
             ) from error
 
 
-Entry: TypeAlias = "Value | UnroundedProduct | Sequence[Entry]"
+UNROUNDED = Operator(
+    name="unrounded", flow=Flow.FLOAT, attributes=UnroundedProduct, compute=_never_computed
+)
+"""The operator of products of which no call has said how they end."""
+
+
+def unrounded(product: UnroundedProduct) -> Value:
+    """Returns the result of a product, in int32."""
+    type_ = TensorType(DType.of(np.dtype(product.result.dtype)), product.result.shape)
+    value = Value(type_)
+    Node(UNROUNDED, product, [product.x, product.w], [value])
+    return value
+
+
+def product_behind(entry: Entry) -> UnroundedProduct | None:
+    """Returns the product whose result an entry is."""
+    node = entry.producer if isinstance(entry, Value) else None
+    given = None if node is None else node.attributes
+    return given if isinstance(given, UnroundedProduct) else None
+
+
+Entry: TypeAlias = "Value | Sequence[Entry]"
 """What an expression of the host stands for; a tuple is a sequence of entries."""
 
 

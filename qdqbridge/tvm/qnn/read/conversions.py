@@ -17,9 +17,9 @@ from qdqbridge.core.ops.attributes import ClipAttrs
 from qdqbridge.core.ops.composition import COMPOSITION, CompositionAttrs, table
 from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET, REQUANTIZE
 from qdqbridge.tvm.qnn.origin import element, function_of, may_be_operand, provenance_of
-from qdqbridge.tvm.qnn.read import accumulate, parameters
-from qdqbridge.tvm.qnn.read.blocks import divided, quantized, quantized_small_floats
-from qdqbridge.tvm.qnn.read.call import Call, UnroundedProduct
+from qdqbridge.tvm.qnn.read import parameters
+from qdqbridge.tvm.qnn.read.blocks import divided, quantized_small_floats
+from qdqbridge.tvm.qnn.read.call import Call
 from qdqbridge.tvm.qnn.read.data_movement import hinted, type_like
 from qdqbridge.tvm.qnn.read.parameters import changed, holds
 from qdqbridge.tvm.qnn.read.reading import Reading, tensor
@@ -63,9 +63,6 @@ def quantize(reading: Reading, call: Call) -> Value:
     params = parameters.result(reading, call, QUANTIZE_CALL, axis=axis)
     type_ = QuantType(params, call.result.shape)
     data = reading.plain(call.args[0])
-    blocked = quantized(reading, call, data, params)
-    if blocked is not None:
-        return blocked
     data, params, attributes = divided(call, data, params)
     data, params = _sub_byte(reading, call, data, params)
     return reading.node(QUANTIZE, attributes, [data], type_.with_params(params), call)
@@ -94,9 +91,7 @@ def _sub_byte(
 
 
 def dequantize(reading: Reading, call: Call) -> Value:
-    """``qnn.dequantize(data, scale, zero_point)``, of a product too."""
-    if isinstance(call.args[0], UnroundedProduct):
-        return accumulate.real(reading, call.args[0], call)
+    """``qnn.dequantize(data, scale, zero_point)``."""
     position = _position(call, call.args[0])
     data = parameters.operand(reading, call, DEQUANTIZE_CALL.operands[0], position=position)
     return reading.node(DEQUANTIZE, NO_ATTRIBUTES, [data], tensor(call), call)
@@ -136,9 +131,7 @@ def _minifloat(reading: Reading, call: Call) -> QuantParams:
 
 
 def requantize(reading: Reading, call: Call) -> Value:
-    """``qnn.requantize(data, s_in, z_in, s_out, z_out)``, of a product too."""
-    if isinstance(call.args[0], UnroundedProduct):
-        return accumulate.rounded(reading, call.args[0], call)
+    """``qnn.requantize(data, s_in, z_in, s_out, z_out)``."""
     (data,) = parameters.operands(reading, call, REQUANTIZE_CALL)
     params = parameters.result(reading, call, REQUANTIZE_CALL)
     provenance = call.provenance

@@ -22,9 +22,7 @@ from qdqbridge.core.ops.conversion import DEQUANTIZE
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.table import BY_NAME, OPERATORS
 from qdqbridge.core.ops.unary import LEAKY_RELU
-from qdqbridge.tvm.qnn.read import accumulate
-from qdqbridge.tvm.qnn.read.blocks import dequantized
-from qdqbridge.tvm.qnn.read.call import Call, Entry, UnroundedProduct
+from qdqbridge.tvm.qnn.read.call import Call, Entry
 from qdqbridge.tvm.qnn.read.conversions import clip
 from qdqbridge.tvm.qnn.read.layout import channels_first, laid_out, weight_first
 from qdqbridge.tvm.qnn.read.reading import Reading, Row, tensor
@@ -35,9 +33,8 @@ from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node
 def made(
     reading: Reading, call: Call, name: str, attributes: Attributes, operands: list[Value]
 ) -> Value:
-    """Adds a node on plain operands, or the DQ of blocks that it completes."""
-    value = reading.node(name, attributes, operands, tensor(call), call)
-    return dequantized(reading, call, value) or value
+    """Adds a node on plain operands."""
+    return reading.node(name, attributes, operands, tensor(call), call)
 
 
 def plain(name: str, attributes: Attributes = NO_ATTRIBUTES, count: int = 0) -> Row:
@@ -59,21 +56,11 @@ def plain(name: str, attributes: Attributes = NO_ATTRIBUTES, count: int = 0) -> 
     return read
 
 
-def add(reading: Reading, call: Call) -> Entry:
-    """``add(a, b)``: of floats, or the bias of an integer product."""
-    for product, other in (call.args, call.args[::-1]):
-        if isinstance(product, UnroundedProduct):
-            return accumulate.with_bias(reading, product, reading.value(other), -1)
-    return plain("Add")(reading, call)
-
-
 def bias_add(reading: Reading, call: Call) -> Entry:
     """``nn.bias_add(data, bias, axis)``."""
     data, bias = call.args
     rank = len(call.result.shape or ())
     axis = call.integer("axis", 1) % max(rank, 1)
-    if isinstance(data, UnroundedProduct):
-        return accumulate.with_bias(reading, data, reading.value(bias), axis)
     return made(reading, call, "Add", NO_ATTRIBUTES, [
         reading.plain(data), _column(reading, reading.plain(bias), rank - 1 - axis)
     ])  # fmt: skip
@@ -90,10 +77,7 @@ def _column(reading: Reading, bias: Value, trailing: int) -> Value:
 
 def cast(reading: Reading, call: Call) -> Entry:
     """``cast(x, dtype)``; a DQ or product of another float type ends with one."""
-    entry = call.args[0]
-    if isinstance(entry, UnroundedProduct):
-        return entry if call.dtype.is_integer else reading.unread(call)
-    data = reading.value(entry)
+    data = reading.value(call.args[0])
     node, provenance = data.producer, call.provenance
     if provenance is not None and provenance_of_node(node) == provenance and node is not None:
         if len(node.outputs) > 1 and node.op.name == provenance.op and data.quant is None:
@@ -256,7 +240,7 @@ FLOATING: dict[str, Row] = {
     "power": power,
     "where": plain("Where", count=3),
     "matmul": plain("MatMul", count=2),
-    "add": add,
+    "add": plain("Add"),
     "nn.bias_add": bias_add,
     "cast": cast,
     "clip": clip,

@@ -10,6 +10,7 @@ import numpy as np
 
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.graph.patterns import PatternMatch
 from qdqbridge.core.graph.types import QuantType, Shape, TensorType
 from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs, TransposeAttrs
 from qdqbridge.core.ops.conversion import QUANTIZE, REINTERPRET, REQUANTIZE
@@ -19,9 +20,9 @@ from qdqbridge.core.ops.matmul import DENSE, GEMM
 from qdqbridge.core.ops.matmul import OPERATORS as MATRIX_PRODUCTS
 from qdqbridge.core.ops.result_shapes import broadcast_extents
 from qdqbridge.tvm.qnn.origin import Provenance
-from qdqbridge.tvm.qnn.read.call import Call
+from qdqbridge.tvm.qnn.read.call import Call, product_behind
 from qdqbridge.tvm.qnn.read.layout import transposed
-from qdqbridge.tvm.qnn.read.reading import Reading
+from qdqbridge.tvm.qnn.read.reading import Reading, call_rule
 from qdqbridge.tvm.qnn.read.rules.products import bias_from_column, scaled_bias
 from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node
 
@@ -118,6 +119,12 @@ def _matrices(
         if _product_shape(a.type.shape, b.type.shape, gemm, dense=dense) == shape:
             return [a, b, *node.inputs[2:]]
     return None
+
+
+@call_rule("product-of-stacks", (("reshape", "squeeze"), "y"))
+def product_of_stacks(reading: Reading, call: Call, match: PatternMatch) -> Value | None:
+    """``reshape(MatMul(reshape(x), reshape(w))) -> MatMul(x, w)``, and so convolutions."""
+    return None if product_behind(match["y"]) else fused_product(reading, call, match["y"])
 
 
 def vector(value: Value) -> Value | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,16 +15,24 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.edit import Editor, name_values
 from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Node, Origin, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow, NoAttributes, Operator
+from qdqbridge.core.graph.patterns import AnyPattern, PatternMatch
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType, Shape, TensorType, ValueType
 from qdqbridge.core.ops.conversion import REINTERPRET, REQUANTIZE
 from qdqbridge.core.ops.integers import propagate_parameters
 from qdqbridge.core.ops.table import BY_NAME
-from qdqbridge.core.rewrite.driver import run
-from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.core.rewrite.driver import Growing, run
+from qdqbridge.core.rewrite.rule import (
+    Proposal,
+    Reject,
+    Replace,
+    Rule,
+    RuleContext,
+    pattern_rule,
+)
 from qdqbridge.errors import QdqBridgeError, UnsupportedModelError
 from qdqbridge.tvm.qnn.origin import Provenance, ranks_of
-from qdqbridge.tvm.qnn.read.call import Call, Entry, UnroundedProduct
+from qdqbridge.tvm.qnn.read.call import Call, Entry, product_behind
 from qdqbridge.tvm.qnn.read.rules import FROM_RELAX, WHOLE
 from qdqbridge.tvm.qnn.read.rules.recorded import (
     UNREAD,
@@ -39,14 +49,17 @@ class Reading:
 
     Args:
         rows: What each operator becomes, by Relay's name.
+        calls: The rules of calls that decide types, asked before the rows.
         where: Names the module in messages.
         rules: What completes operators of several calls.
     """
 
     def __init__(
-        self, rows: Mapping[str, Row], where: str = "", rules: Sequence[Rule] = FROM_RELAX
-    ) -> None:
+        self, rows: Mapping[str, Row], calls: Sequence[Rule], where: str = "",
+        rules: Sequence[Rule] = FROM_RELAX,
+    ) -> None:  # fmt: skip
         self.rows, self.where, self.rules = rows, where, rules
+        self._calls = Growing(calls)
         self.nodes: list[Node] = []
         self.whys: dict[Node, str] = {}
         self.hints: dict[Value, QuantParams | None] = {}
@@ -109,10 +122,10 @@ class Reading:
         Raises:
             UnsupportedModelError: It is a tuple, or an accumulator, which no graph value is.
         """
+        if product_behind(entry) is not None:
+            raise self.refused("the int32 result of a product is neither rounded nor dequantized")
         if isinstance(entry, Value):
             return entry
-        if isinstance(entry, UnroundedProduct):
-            raise self.refused("the int32 result of a product is neither rounded nor dequantized")
         raise self.refused("a tuple is given where one tensor belongs")
 
     # ---- nodes --------------------------------------------------------------------------------
@@ -156,7 +169,7 @@ class Reading:
         op = Operator(
             name=UNREAD + call.op, flow=Flow.FLOAT, attributes=NoAttributes, compute=_never
         )
-        operands = [entry for entry in flat(call.args) if isinstance(entry, Value)]
+        operands = [self.value(each) for each in flat(call.args) if product_behind(each) is None]
         types = [TensorType(DType.of(np.dtype(r.dtype)), r.shape) for r in call.results]
         results = self.several(op, NO_ATTRIBUTES, operands, types, call)
         if results and results[0].producer is not None:
@@ -181,12 +194,25 @@ class Reading:
         """Reads one call; an operator without a row stands for itself until ``finish``."""
         row = self.rows.get(call.op)
         try:
+            looked = self._calls.looks_at(call.op)
+            found = self._calls.proposal(self._call_node(call)) if looked else None
+            if isinstance(found, Replace):
+                return next(iter(found.values.values()))
+            if isinstance(found, Reject):
+                return self.unread(call, found.reason)[0]
             entry = self.unread(call) if row is None else row(self, call)
         except QdqBridgeError as error:
             entry = self.unread(call, f"{error.what}{': ' if error.why else ''}{error.why}")
         if isinstance(entry, list) and len(entry) == 1 and len(call.results) == 1:
             return entry[0]
         return entry
+
+    def _call_node(self, call: Call) -> Node:
+        """Returns a call as a node that is not read yet."""
+        op = Operator(name=call.op, flow=Flow.FLOAT, attributes=CallNode, compute=_never)
+        operands = [entry if isinstance(entry, Value) else None for entry in call.args]
+        results = [Value(tensor(call), call.name)]
+        return Node(op, CallNode(call, self), operands, results)
 
     def refused(self, why: str) -> UnsupportedModelError:
         """Returns the error of a call that cannot be read."""
@@ -242,6 +268,45 @@ class Reading:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CallNode(Attributes):
+    """What a node says that stands for a call before it is read.
+
+    Attributes:
+        call: The call.
+        reading: The graph so far.
+    """
+
+    call: Call
+    reading: Reading
+
+
+def call_rule(
+    name: str, pattern: AnyPattern
+) -> Callable[[Callable[[Reading, Call, PatternMatch], Value | Reject | None]], Rule]:
+    """Makes a rule of a call on its arguments, which are read already, and of a function.
+
+    The function makes what stands for the call, whose type the rows of later calls see.
+
+    Args:
+        name: Kebab-case.
+        pattern: The call, by Relay's name, on what it reads.
+    """
+
+    def make(build: Callable[[Reading, Call, PatternMatch], Value | Reject | None]) -> Rule:
+        @pattern_rule(name, pattern)
+        @wraps(build)
+        def propose(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
+            del context
+            given = node.record(CallNode)
+            made = build(given.reading, given.call, match)
+            return Replace({node.output: made}) if isinstance(made, Value) else made
+
+        return propose
+
+    return make
+
+
 Row: TypeAlias = "Callable[[Reading, Call], Entry | list[Value]]"
 """What one operator becomes: adds nodes to the reading and returns what the call stands for."""
 
@@ -267,7 +332,7 @@ def flat(entries: Sequence[Entry]) -> list[Entry]:
     """Returns entries with tuples replaced by their fields."""
     found: list[Entry] = []
     for entry in entries:
-        found += [entry] if isinstance(entry, Value | UnroundedProduct) else flat(entry)
+        found += [entry] if isinstance(entry, Value) else flat(entry)
     return found
 
 

@@ -22,11 +22,9 @@ from qdqbridge.core.ops.build import permuted_shape as permuted
 from qdqbridge.core.ops.depth_space import STEPS
 from qdqbridge.core.ops.elementwise import CONCAT, WHERE
 from qdqbridge.tvm.qnn.origin import layout_of
-from qdqbridge.tvm.qnn.read import accumulate
-from qdqbridge.tvm.qnn.read.call import Call, Entry, Result, UnroundedProduct
+from qdqbridge.tvm.qnn.read.call import Call, Entry, Result
 from qdqbridge.tvm.qnn.read.data_movement import hinted, moved, type_like
 from qdqbridge.tvm.qnn.read.layout import transposed
-from qdqbridge.tvm.qnn.read.products import fused_product
 from qdqbridge.tvm.qnn.read.reading import Reading, Row
 from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node
 
@@ -37,9 +35,6 @@ def reshape(reading: Reading, call: Call) -> Value:
         return _run_time(reading, call)
     data, shape = reading.value(call.args[0]), call.results[0].shape
     provenance = call.provenance
-    product = fused_product(reading, call, data)
-    if product is not None:
-        return product
     given = call.stated(ReshapeAttrs)
     if given is not None and resolves(given, data.type.shape, shape):
         return moved(reading, call, "Reshape", given)
@@ -173,14 +168,11 @@ def transpose(reading: Reading, call: Call) -> Value:
 
 def squeeze(reading: Reading, call: Call) -> Entry:
     """``squeeze(x, axis)``; no axis drops every extent of 1."""
-    entry = call.args[0]
-    if isinstance(entry, UnroundedProduct):
-        return accumulate.squeezed(reading, entry, call)
-    data = reading.value(entry)
+    data = reading.value(call.args[0])
     rank, shape = data.rank or 0, data.type.shape or ()
     given = call.get("axis")
     axes = [i for i, dim in enumerate(shape) if dim == 1] if given is None else call.ints("axis")
-    picked = _picked(reading, call, data) or fused_product(reading, call, data)
+    picked = _picked(reading, call, data)
     if picked is not None:
         return picked
     return moved(reading, call, "Squeeze", AxesAttrs(tuple(sorted(a % rank for a in axes))))

@@ -22,7 +22,7 @@ from qdqbridge.tvm.qnn.origin import (
     plain_dtype_of,
     provenance_of,
 )
-from qdqbridge.tvm.qnn.read import Call, Entry, Reading, Row, resize
+from qdqbridge.tvm.qnn.read import CALLS, Call, Entry, Reading, Row, resize
 from qdqbridge.tvm.qnn.read.constants import constant_of
 from qdqbridge.tvm.qnn.read.reading import flat
 from qdqbridge.tvm.qnn.read.rules import FROM_RELAX
@@ -121,7 +121,7 @@ class FunctionReader:
     def __init__(self, module: ir.IRModule | None, where: str) -> None:
         self.module, self.where = module, where
         self.place = ReaderPlace(where)
-        self.reading = Reading(ROWS, where, FROM_RELAX)
+        self.reading = Reading(ROWS, CALLS, where, FROM_RELAX)
         self.entries: dict[Any, Entry] = {}
         self.constants: dict[Any, Value] = {}
         self.functions: dict[Any, relax.Function] = {}

@@ -11,6 +11,7 @@ from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.verify import verify
 from qdqbridge.core.ops.conversion import QUANTIZE
 from qdqbridge.core.rewrite.driver import run
+from qdqbridge.core.rewrite.rule import Rule
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.tvm.qnn import read
 from qdqbridge.tvm.qnn.read import resize
@@ -41,8 +42,7 @@ _OWN: Mapping[str, Callable[[CallReader], Read]] = {
 _PLAIN: Mapping[str, Row] = {**read.ROWS, **resize.ROWS, **resize.HOST_RESIZE, **rows_of(_OWN)}
 _FLOAT: Mapping[str, Row] = {
     **_PLAIN,
-    "add": provenance.channels_last_bias(provenance.needless_bias(_PLAIN["add"])),
-    "nn.bias_add": provenance.needless_bias(_PLAIN["nn.bias_add"]),
+    "add": provenance.channels_last_bias(_PLAIN["add"]),
     **{name: provenance.channels_last_pool(_PLAIN[name]) for name in ("mean", "qnn.mean", "max")},
 }
 _STORED: Mapping[str, Row] = {**_FLOAT, **stored.rows(_FLOAT)}
@@ -50,6 +50,8 @@ ROWS: Mapping[str, Row] = MappingProxyType(
     {**_STORED, "cast": provenance.channels_last_cast(_STORED["cast"])}
 )
 """One row per operator, by Relay's name."""
+CALLS: tuple[Rule, ...] = (provenance.needless_bias, *stored.CLAMPED, *read.CALLS)
+"""The rules of calls that decide types, those of Relay's own first."""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -109,7 +111,7 @@ def from_simulated(mod: Any, params: Mapping[str, Any] | None = None) -> Graph:
 
 
 def _raw(mod: Any, params: Mapping[str, Any] | None) -> Graph:
-    graph, ranks = read_module(mod, params, ROWS)
+    graph, ranks = read_module(mod, params, ROWS, CALLS)
     cancel(graph, ranks)
     run(graph, WHOLE)
     verify(graph)

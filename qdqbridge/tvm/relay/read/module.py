@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from tvm import relay
 
 from qdqbridge.core.graph.graph import Graph, Note, Value
 from qdqbridge.core.graph.types import Dim, QuantType
+from qdqbridge.core.rewrite.rule import Rule
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.tvm.qnn.origin import Provenance, layout_of, params_of, provenance_of
 from qdqbridge.tvm.qnn.read.call import Call, Entry, Result
@@ -103,7 +104,7 @@ Array = NDArray[Any]
 
 
 def read_module(
-    mod: Any, params: Mapping[str, Any] | None, rows: Mapping[str, Row]
+    mod: Any, params: Mapping[str, Any] | None, rows: Mapping[str, Row], calls: Sequence[Rule]
 ) -> tuple[Graph, dict[Value, int]]:
     """Returns the raw graph of ``main``, and how many axes the file gave to some constants.
 
@@ -111,20 +112,24 @@ def read_module(
         mod: A Relay ``IRModule`` (or a function).
         params: Values of parameters of ``main`` by name.
         rows: What each operator becomes.
+        calls: The rules that are asked before the rows.
 
     Raises:
         InputDataError: It is no well-typed module, or a parameter does not fit it.
         UnsupportedModelError: Something in it has no counterpart; all of it is listed.
     """
     main = module_of(mod, "reading")["main"]
-    walk = _FunctionWalk(main, arrays_of(params, main), rows)
+    walk = _FunctionWalk(main, arrays_of(params, main), rows, calls)
     return walk.graph(), walk.reading.ranks
 
 
 class _FunctionWalk:
-    def __init__(self, function: Any, params: Mapping[str, Array], rows: Mapping[str, Row]) -> None:
+    def __init__(
+        self, function: Any, params: Mapping[str, Array], rows: Mapping[str, Row],
+        calls: Sequence[Rule],
+    ) -> None:  # fmt: skip
         self.function, self.params = function, params
-        self.reading = Reading(rows, "Relay module, function main", FROM_RELAY)
+        self.reading = Reading(rows, calls, "Relay module, function main", FROM_RELAY)
         self.entries: dict[Any, Entry] = {}
         self.dims: dict[str, int] = {}
         self.others: dict[str, int] = {}

@@ -6,18 +6,20 @@ import math
 from dataclasses import replace
 
 from qdqbridge.core.graph.graph import Origin, Value
+from qdqbridge.core.graph.patterns import PatternMatch
 from qdqbridge.core.graph.types import ValueType
 from qdqbridge.core.layout.constraints import channels_first, channels_last
 from qdqbridge.core.ops.attributes import AxesAttrs, AxisAttrs, ReshapeAttrs, TransposeAttrs
 from qdqbridge.core.ops.build import permuted_shape
 from qdqbridge.core.ops.data_movement import TRANSPOSE
 from qdqbridge.tvm.qnn.origin import layout_of
-from qdqbridge.tvm.qnn.read.call import Call, Entry, Result, UnroundedProduct
+from qdqbridge.tvm.qnn.read.accumulate import PRODUCT_BEHIND
+from qdqbridge.tvm.qnn.read.call import Call, Entry, Result
 from qdqbridge.tvm.qnn.read.constants import constant_of
 from qdqbridge.tvm.qnn.read.data_movement import moved, per_tensor
 from qdqbridge.tvm.qnn.read.layout import transposed
 from qdqbridge.tvm.qnn.read.reader import TO_LAST
-from qdqbridge.tvm.qnn.read.reading import Reading, Row, flat
+from qdqbridge.tvm.qnn.read.reading import Reading, Row, call_rule, flat
 from qdqbridge.tvm.qnn.read.reshape import resolves
 from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node
 
@@ -25,22 +27,14 @@ _CONVOLUTIONS = ("Conv", "ConvTranspose")
 _POOLS = ("GlobalAveragePool", "GlobalMaxPool")
 
 
-def needless_bias(row: Row) -> Row:
-    """Returns ``row`` without the bias of zeros that a table requires and no span names."""
-
-    def read(reading: Reading, call: Call) -> Entry:
-        product, provenance = call.args[0], call.provenance
-        if (
-            isinstance(product, UnroundedProduct)
-            and provenance is not None
-            and len(provenance.operands) == 2
-        ):
-            bias = constant_of(reading.value(call.args[1]))
-            if bias is not None and not bias.any():
-                return product
-        return row(reading, call)
-
-    return read
+@call_rule("needless-bias", (("add", "nn.bias_add"), PRODUCT_BEHIND, "bias"))
+def needless_bias(reading: Reading, call: Call, match: PatternMatch) -> Value | None:
+    """``add(product(x, w), 0) -> product(x, w)``: a table requires it, and no span names it."""
+    provenance = call.provenance
+    if provenance is None or len(provenance.operands) != 2:
+        return None
+    bias = constant_of(reading.value(match["bias"]))
+    return None if bias is None or bias.any() else match["product"]
 
 
 def channels_last_bias(row: Row) -> Row:

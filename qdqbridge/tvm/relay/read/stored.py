@@ -17,19 +17,22 @@ import numpy as np
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import NO_ORIGIN, Node, Note, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow
+from qdqbridge.core.graph.patterns import PatternMatch
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType, TensorType, static_shape
 from qdqbridge.core.ops.attributes import IN_FLOAT32
 from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
 from qdqbridge.core.ops.data_movement import TRANSPOSE
 from qdqbridge.core.ops.reduction import REDUCE_SUM
+from qdqbridge.core.rewrite.rule import Rule
 from qdqbridge.tvm.qnn import read
 from qdqbridge.tvm.qnn.read import parameters
-from qdqbridge.tvm.qnn.read.call import Call, Entry, Result, UnroundedProduct
+from qdqbridge.tvm.qnn.read.accumulate import PRODUCT_BEHIND, product_in, rounded_product
+from qdqbridge.tvm.qnn.read.call import Call, Entry, Result, unrounded
 from qdqbridge.tvm.qnn.read.constants import constant_of
 from qdqbridge.tvm.qnn.read.parameters import changed, result
 from qdqbridge.tvm.qnn.read.reader import TO_FIRST, TO_LAST, WITHOUT_PROVENANCE
-from qdqbridge.tvm.qnn.read.reading import Reading, Row
+from qdqbridge.tvm.qnn.read.reading import Reading, Row, call_rule
 from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node
 from qdqbridge.tvm.qnn.signatures import REQUANTIZE as REQUANTIZE_CALL
 
@@ -105,14 +108,8 @@ def cast(reading: Reading, call: Call) -> Entry:
 
 
 def requantize(reading: Reading, call: Call) -> Entry:
-    """``qnn.requantize``: of an average or of a clamped product, the one rounding that it has."""
+    """``qnn.requantize``: of an average, the one rounding that it has."""
     entry, plain = call.args[0], read.ROWS["qnn.requantize"]
-    if isinstance(entry, UnroundedProduct):
-        value = plain(reading, call)
-        assert isinstance(value, Value)
-        for clamp in reading.memory.get(("clamps", id(entry)), (entry, []))[1]:
-            value = reading.narrowed(value, clamp(_qparams_of(value)), call)
-        return value
     data = _per_tensor_codes(entry)
     if data is None or not (_is_average(reading, data) or _same_node(reading, data, call)):
         return plain(reading, call)
@@ -243,10 +240,7 @@ def _clamp_between(low: float, high: float) -> Clamp:
 
 def _clamped(reading: Reading, call: Call, clamp: Clamp) -> Entry | None:
     """Returns argument 0 clamped where it is stored integers or a product, else None."""
-    entry = call.args[0]
-    if isinstance(entry, UnroundedProduct):
-        return None
-    data = _per_tensor_codes(entry)
+    data = _per_tensor_codes(call.args[0])
     if data is None:
         return None
     params = clamp(_qparams_of(data))
@@ -256,25 +250,34 @@ def _clamped(reading: Reading, call: Call, clamp: Clamp) -> Entry | None:
 
 
 def relu(reading: Reading, call: Call) -> Entry:
-    """``nn.relu`` of stored integers: the codes from 0 on; of a product: the real numbers."""
-    entry = call.args[0]
-    if isinstance(entry, UnroundedProduct):
-        return _later(reading, entry)
+    """``nn.relu`` of stored integers: the codes from 0 on."""
     return _clamped(reading, call, _clamp_between(0, float("inf"))) or read.ROWS["nn.relu"](
         reading, call
     )
 
 
-def _later(reading: Reading, product: UnroundedProduct) -> UnroundedProduct:
-    """Returns a product that ``requantize`` clamps at the code of 0 after it has rounded."""
-
-    def clamp(params: QuantParams) -> QuantParams:
-        return _clamp_between(int(params.zero_point), float("inf"))(params)
-
-    same = replace(product)
-    _, clamps = reading.memory.get(("clamps", id(product)), (product, []))
-    reading.memory["clamps", id(same)] = (same, [*clamps, clamp])
+@call_rule("product-clamped", ("nn.relu", PRODUCT_BEHIND))
+def product_clamped(reading: Reading, call: Call, match: PatternMatch) -> Value:
+    """``nn.relu(product(x, w)) -> product(x, w)``, which is clamped where it is rounded."""
+    del call
+    same = unrounded(replace(product_in(match)))
+    reading.memory["clamped", same] = True
     return same
+
+
+@call_rule("clamped-product-rounded", ("qnn.requantize", PRODUCT_BEHIND, "s?", "z?", "t?", "u?"))
+def clamped_product_rounded(reading: Reading, call: Call, match: PatternMatch) -> Value | None:
+    """``requantize(product(x, w)) -> requantize(Conv(x, w))`` in the codes from that of 0 on."""
+    if ("clamped", match["product"]) not in reading.memory:
+        return None
+    value = rounded_product(reading, call, product_in(match))
+    params = _qparams_of(value)
+    low = _clamp_between(int(params.zero_point), float("inf"))
+    return reading.narrowed(value, low(params), call)
+
+
+CLAMPED: tuple[Rule, ...] = (product_clamped, clamped_product_rounded)
+"""Rules of calls that look at clamped products."""
 
 
 def clip(reading: Reading, call: Call) -> Entry:
