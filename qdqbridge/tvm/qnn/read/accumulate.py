@@ -243,7 +243,7 @@ def product_with_added_bias(reading: Reading, call: Call, match: PatternMatch) -
     return _with_bias(reading, product_in(match), reading.value(match["bias"]), -1)
 
 
-@call_rule("product-with-bias", ("nn.bias_add", PRODUCT_BEHIND, "bias"))
+@call_rule("product-with-channel-bias", ("nn.bias_add", PRODUCT_BEHIND, "bias"))
 def product_with_bias(reading: Reading, call: Call, match: PatternMatch) -> Value:
     """``nn.bias_add(product(x, w), bias) -> product(x, w, bias)``."""
     rank = len(call.result.shape or ())
