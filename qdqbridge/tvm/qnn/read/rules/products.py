@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Attributes
-from qdqbridge.core.graph.patterns import PatternMatch, match_value_pattern, near, scalar
+from qdqbridge.core.graph.patterns import Part, PatternMatch, match_value_pattern, near, scalar
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.attributes import GemmAttrs, ReshapeAttrs, TransposeAttrs
 from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.elementwise import ADD, MUL
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL, broken_factors
-from qdqbridge.core.rewrite.rule import Replace, Rule, RuleContext, rule
+from qdqbridge.core.rewrite.rule import Replace, Rule, RuleContext, pattern_rule, rule
 from qdqbridge.tvm.qnn.read.rules.recorded import (
     completed,
     present,
@@ -34,18 +34,15 @@ def gemm_of_product(node: Node, context: RuleContext) -> Replace | None:
     return None if operands is None else completed(node, GEMM, operands, given)
 
 
-@rule("gemm-of-scaled-product", MUL)
-def gemm_of_scaled_product(node: Node, context: RuleContext) -> Replace | None:
+@pattern_rule("gemm-of-scaled-product", ("Mul", Part("product", ("MatMul", "a", "b")), "#alpha"))
+def gemm_of_scaled_product(node: Node, match: PatternMatch, context: RuleContext) -> Replace | None:
     """``MatMul(a, b) * alpha -> Gemm(a, b)``."""
     del context
-    given, inner = stated(node, GEMM.name, GemmAttrs), node.operand(0).producer
-    alpha = scalar(node.operand(1))
-    if given is None or inner is None or inner.op is not MATMUL or alpha is None:
+    given = stated(node, GEMM.name, GemmAttrs)
+    if given is None or not near(match.numbers["alpha"], given.alpha):
         return None
-    operands = _before_transposes(inner, given)
-    if operands is None or not near(alpha, given.alpha):
-        return None
-    return completed(node, GEMM, operands, given)
+    operands = _before_transposes(match.node("product"), given)
+    return None if operands is None else completed(node, GEMM, operands, given)
 
 
 @rule("gemm-of-sum", ADD)
@@ -116,27 +113,27 @@ def _permuted(value: Value) -> Value | None:
     return node.operand(0)
 
 
-@rule("gemm-of-linear-layer", ADD)
-def gemm_of_linear_layer(node: Node, context: RuleContext) -> Replace | None:
+_TURNED = ("Transpose", Part("w", constant=True), {})
+_LINEAR = ("Add", ("MatMul", "x", _TURNED), Part("bias", constant=True))
+
+
+@pattern_rule("gemm-of-linear-layer", _LINEAR)
+def gemm_of_linear_layer(node: Node, match: PatternMatch, context: RuleContext) -> Replace | None:
     """``MatMul(x, Transpose(constant)) + vector -> Gemm(x, constant, vector)``."""
     del context
-    inner, bias = node.operand(0).producer, node.operand(1)
-    if provenance_of_node(node) is not None or inner is None or inner.op is not MATMUL:
+    x, w, bias = (match[name] for name in ("x", "w", "bias"))
+    if provenance_of_node(node) is not None or bias.rank != 1 or x.rank != 2:
         return None
-    w = _permuted(inner.operand(1))
-    if w is None or w.constant is None or bias.constant is None or bias.rank != 1:
+    if node.operand(1) is not bias:  # without spans, only what nobody writes for anything else
         return None
-    if inner.operand(0).rank != 2:
-        return None
-    return completed(node, GEMM, [inner.operand(0), w, bias], GemmAttrs(trans_b=True))
+    return completed(node, GEMM, [x, w, bias], GemmAttrs(trans_b=True))
 
 
-@rule("dense-of-product", MATMUL)
-def dense_of_product(node: Node, context: RuleContext) -> Replace | None:
+@pattern_rule("dense-of-product", ("MatMul", "x", ("Transpose", "w", {})))
+def dense_of_product(node: Node, match: PatternMatch, context: RuleContext) -> Replace | None:
     """``MatMul(x, Transpose(w)) -> Dense(x, w)``."""
     del context
-    w = _permuted(node.operand(1)) if says(node, DENSE.name) else None
-    return None if w is None else completed(node, DENSE, [node.operand(0), w])
+    return completed(node, DENSE, [match["x"], match["w"]]) if says(node, DENSE.name) else None
 
 
 @rule("product-with-bias", ADD)
