@@ -191,7 +191,7 @@ def _run(engine: str, model: bytes, inputs: dict[str, NDArray[Any]], names: list
     if engine in (*LEVELS, REFERENCE):
         return run_directly(engine, model, inputs)
     if engine == IMPORTER:
-        from qdqbridge.tvm.relax.frontends.onnx_importer import run_imported
+        from qdqbridge.tvm.relax.frontends import run_imported
 
         return run_imported(proto_of(model), list(inputs.values()))
     from qdqbridge.app import hosting, pipeline

@@ -144,7 +144,7 @@ def compile(
 
     whole = with_numbers(with_outputs(graph, expose) if expose else graph, extents or {})
     if cache is not None:
-        from qdqbridge.tvm.relax.compile_cache import cached
+        from qdqbridge.tvm.relax.executable import cached
 
         return cached(path_of(cache), whole, target, kernels=kernels, threads=threads)
     return compile_relax(whole, target, kernels=kernels, threads=threads)
@@ -276,8 +276,7 @@ def export_c(
     """
     need_tvm()
     from qdqbridge.core.graph.copying import with_numbers
-    from qdqbridge.tvm.relax.c_source.project import c_project, identifier, write_project
-    from qdqbridge.tvm.relax.c_source.target import c_target
+    from qdqbridge.tvm.relax.c_source.project import c_project, c_target, identifier, write_project
 
     path = path_of(folder)
     whole = with_numbers(graph, extents or {})

@@ -24,7 +24,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from qdqbridge.tvm.relax.kernels.families import kernel_of
+from qdqbridge.tvm.relax.kernels.plan import kernel_of
 from tests.tvm.relax.kernels import random_others, random_products
 from tests.tvm.relax.kernels.kernel_cases import CPUS, DOT_CPUS, Cases
 

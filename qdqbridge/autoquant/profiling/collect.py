@@ -178,7 +178,7 @@ class Computed:
         Args:
             values: The tensors that it looks at.
             run: Runs the model on one sample; gives keys, facts and perhaps tables of each tensor,
-                see :mod:`qdqbridge.tvm.relax.statistics`.
+                see :mod:`qdqbridge.tvm.relax.profiling`.
         """
         self.values: Sequence[Value] = list(values)
         self._run = run

@@ -82,7 +82,7 @@ class PlainRunning:
 class Measured:
     """Statistics put together from what compiled loops say of each sample.
 
-    A loop gives the extremes per channel as keys (see :mod:`qdqbridge.tvm.relax.statistics`),
+    A loop gives the extremes per channel as keys (see :mod:`qdqbridge.tvm.relax.profiling`),
     counts, and a table of the values in bins of a given width.
     """
 
@@ -184,7 +184,7 @@ class FastRunning:
     """Compiled loops look at float32 tensors, NumPy at those of float64 and at empty ones.
 
     Args:
-        kernels: The loops, ``qdqbridge.tvm.relax.statistics.kernels()``.
+        kernels: The loops, ``qdqbridge.tvm.relax.profiling.kernels()``.
         channel_axis: The axis whose extremes are kept per channel.
         histogram: Count values as well.
     """
@@ -256,7 +256,7 @@ def _kernels() -> Callable[[], Any] | None:
     """Returns what compiles the loops; None without TVM, or with the TVM that has no Relax."""
     if find_spec("tvm") is None or find_spec("tvm_ffi") is None:
         return None
-    from qdqbridge.tvm.relax.statistics import kernels
+    from qdqbridge.tvm.relax.profiling import kernels
 
     return kernels
 

@@ -25,10 +25,9 @@ Nothing here imports TVM before a module is given.
 """
 
 from qdqbridge.core.arguments import renamed_in
-from qdqbridge.tvm.byoc.constraints import Constraints
+from qdqbridge.tvm.byoc.constraints import Constraints, Limits
 from qdqbridge.tvm.byoc.coverage import Coverage, Left, Taken
 from qdqbridge.tvm.byoc.host import Composite
-from qdqbridge.tvm.byoc.limits import Limits
 from qdqbridge.tvm.byoc.partition import composites, describe, partition, runnable
 from qdqbridge.tvm.byoc.pattern import (
     Anything,

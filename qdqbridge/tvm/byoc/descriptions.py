@@ -25,7 +25,7 @@ from qdqbridge.core.ops.attributes import (
     SoftmaxAttrs,
 )
 from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION
-from qdqbridge.tvm.byoc.match import Match
+from qdqbridge.tvm.byoc.pattern import Match
 from qdqbridge.tvm.byoc.records import (
     BatchMatmul,
     Binary,

@@ -16,9 +16,8 @@ from qdqbridge.core.arguments import RELAY_INSTALL
 from qdqbridge.core.graph.copying import with_numbers
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.tvm.byoc.constraints import Constraints
+from qdqbridge.tvm.byoc.constraints import Constraints, Limits
 from qdqbridge.tvm.byoc.coverage import Coverage, coverage, reasons_of
-from qdqbridge.tvm.byoc.limits import Limits
 from qdqbridge.tvm.byoc.partition import partition
 from qdqbridge.tvm.byoc.rewrites import Rewrite, named, prepare
 from qdqbridge.tvm.byoc.table import Table

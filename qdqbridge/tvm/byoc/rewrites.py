@@ -51,8 +51,7 @@ from qdqbridge.core.rewrite.driver import run
 from qdqbridge.core.rewrite.interface import converted_interface
 from qdqbridge.core.rewrite.rule import Proposal, Reject, Replace, Rule, RuleContext, rule
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.tvm.byoc.constraints import Constraints
-from qdqbridge.tvm.byoc.limits import Limits
+from qdqbridge.tvm.byoc.constraints import Constraints, Limits
 from qdqbridge.tvm.byoc.table import Table
 
 _BY_RECORD: Mapping[type[Attributes], str] = {

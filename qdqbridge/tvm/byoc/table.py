@@ -8,8 +8,15 @@ from difflib import get_close_matches
 
 from qdqbridge.errors import QdqBridgeError
 from qdqbridge.tvm.byoc.constraints import Constraints
-from qdqbridge.tvm.byoc.match import Match, Mismatch, match_byoc_pattern
-from qdqbridge.tvm.byoc.pattern import CallPattern, Pattern, operators, roots
+from qdqbridge.tvm.byoc.pattern import (
+    CallPattern,
+    Match,
+    Mismatch,
+    Pattern,
+    match_byoc_pattern,
+    operators,
+    roots,
+)
 from qdqbridge.tvm.byoc.records import Record
 from qdqbridge.tvm.byoc.terms import Applied, Term
 

@@ -15,10 +15,9 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from qdqbridge.tvm.relax.builder_turn import BUILDING
 from qdqbridge.tvm.relax.kernels.codegen.passes import pipeline
 from qdqbridge.tvm.relax.kernels.emit import WORK
-from qdqbridge.tvm.relax.threads import cores
+from qdqbridge.tvm.relax.threads import BUILDING, cores
 
 _LEAST = 8
 """Kernels of a part: of fewer, what every library takes is more than what is won."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,32 +17,31 @@ import tvm
 from numpy.typing import NDArray
 from tvm import relax
 
+import qdqbridge
 from qdqbridge.core.arguments import path_of
 from qdqbridge.core.graph.copying import symbolic_extents
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.interpreter import check_inputs
 from qdqbridge.core.graph.types import Dim, NestedType, static_shape
-from qdqbridge.errors import InputDataError, UnsupportedTargetError
+from qdqbridge.errors import InputDataError, OutputFileError, QdqBridgeError, UnsupportedTargetError
 from qdqbridge.tvm.qnn.emit.dtypes import from_tvm_array
 from qdqbridge.tvm.qnn.emit.emitter import reason
 from qdqbridge.tvm.qnn.emit.graph import agreed
 from qdqbridge.tvm.relax import saving
-from qdqbridge.tvm.relax.builder_turn import raise_interrupt
 from qdqbridge.tvm.relax.building import built
+from qdqbridge.tvm.relax.emit.broadcasting import INDEXED_EXTENT
 from qdqbridge.tvm.relax.emit.compositions.elementwise import DROPPED
 from qdqbridge.tvm.relax.emit.compositions.rotary_embedding import ROTARY_ROWS
-from qdqbridge.tvm.relax.emit.index_bounds import INDEXED_EXTENT
 from qdqbridge.tvm.relax.emit.module import ModuleEmitter
-from qdqbridge.tvm.relax.files import without_lines
+from qdqbridge.tvm.relax.files import Compiler, link_command, without_lines
 from qdqbridge.tvm.relax.instructions import features_of, missing_features, need_features
 from qdqbridge.tvm.relax.kernels.codegen.cpu import HOST, cpu_of, host_threads, target_of
 from qdqbridge.tvm.relax.kernels.emit import emit_plan
 from qdqbridge.tvm.relax.kernels.plan import plan
-from qdqbridge.tvm.relax.linking import Compiler, link_command
 from qdqbridge.tvm.relax.lowering import lowered
 from qdqbridge.tvm.relax.tensors import PLAIN, aligned, to_array, to_tensor
-from qdqbridge.tvm.relax.threads import Caller
+from qdqbridge.tvm.relax.threads import Caller, raise_interrupt
 
 KERNELS = ("fast", "reference")
 
@@ -381,3 +384,82 @@ def load_executable(path: Path) -> Executable:
     """
     graph, library, threads = saving.read(path)
     return Executable(graph, None, library, threads, source=path.absolute())
+
+
+# ---- Compiled models on disk: what was compiled once is loaded the next time ---------------------
+# An entry is the library that ``Executable.save`` writes, under a name that is a hash of everything
+# its code follows from: the graph with its weights and names, the target, the kernels, the threads,
+# and the versions of what compiles. Entries are written beside their place and moved there: readers
+# see them whole or not at all, and writers may be several. The library knows its own checksum; one
+# that is damaged, or of another CPU, is compiled anew.
+
+
+_LOGGER = logging.getLogger(__name__)
+
+
+def cached(
+    folder: Path, graph: Graph, target: Any, *, kernels: str = "fast", threads: int | None = None
+) -> Executable:
+    """Returns an executable from ``folder``, else one that is compiled and kept there.
+
+    Args:
+        folder: Made where there is none. What lies in it is run: nobody else should write there.
+        graph: As for ``build``.
+        target: A TVM target, its string or dictionary form, or ``host``.
+        kernels: As for ``build``.
+        threads: As for ``build``.
+
+    Raises:
+        OutputFileError: There is no such folder, and it cannot be made.
+        QdqBridgeError: As ``build``.
+    """
+    threads = thread_count(threads)
+    path = folder / f"{key_of(graph, target, kernels, threads)}.so"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputFileError(
+            "cannot make the folder of the cache",
+            where=str(folder),
+            why=error.strerror or str(error),
+            fix="give another folder",
+        ) from error
+    if path.exists():
+        try:
+            return load_executable(path)
+        except QdqBridgeError as error:
+            _LOGGER.warning("the cache's %s is compiled anew: %s", path.name, error.what)
+    made = compile_relax(graph, target, kernels=kernels, threads=threads)
+    try:
+        made.save(path)
+    except QdqBridgeError as error:  # a full disk, or another architecture: it runs all the same
+        _LOGGER.warning("what was compiled is not kept: %s", error.what)
+    return made
+
+
+def key_of(graph: Graph, target: Any, kernels: str, threads: int) -> str:
+    """Returns a name for what is compiled of ``graph`` by these versions on this machine."""
+    resolved = target_of(target)
+    facts = [
+        graph.digest, str(resolved), ",".join(sorted(features_of(resolved))), kernels, str(threads),
+        *(f"{value.name}:{value.type}" for value in graph.inputs),
+        *graph.output_names,
+        *versions(),
+    ]  # fmt: skip
+    return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:40]
+
+
+@cache
+def versions() -> tuple[str, ...]:
+    """Returns what says which code compiles: TVM's version, and this package's files."""
+    root = Path(qdqbridge.__file__).parent
+    files = hashlib.sha256()
+    for folder, names, found in os.walk(root):
+        names.sort()
+        for name in sorted(found):
+            if name.endswith(".py"):
+                state = (Path(folder) / name).stat()
+                files.update(f"{folder}/{name}:{state.st_size}:{state.st_mtime_ns}\n".encode())
+    return (
+        str(tvm.__version__), str(tvm.support.libinfo().get("LLVM_VERSION")), files.hexdigest(),
+    )  # fmt: skip

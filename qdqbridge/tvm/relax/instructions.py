@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.tvm.relax.amx_permission import WRITTEN
 from qdqbridge.tvm.relax.kernels.codegen.cpu import (
+    WRITTEN,
     architecture_of,
     cpu_features,
     host_architecture,

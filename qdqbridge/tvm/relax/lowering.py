@@ -12,14 +12,14 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from qdqbridge.tvm.qnn.dialect.arithmetic import stage
 from qdqbridge.tvm.qnn.dialect.elementwise import broadcast_indices
-from qdqbridge.tvm.relax.builder_turn import BUILDING
 from qdqbridge.tvm.relax.empty_reductions import is_empty
 from qdqbridge.tvm.relax.half_floats import HALF_FLOATS
 from qdqbridge.tvm.relax.nonfinite import NONFINITE
+from qdqbridge.tvm.relax.threads import BUILDING
 
 # ---- indices of ``take`` kept within their axis, whatever they are -------------------------------
 # TVM's ``take`` reads where an index points, and warns of that at every compilation. What an index
-# beyond the axis means is said before (:mod:`qdqbridge.tvm.relax.emit.index_bounds`); this is so
+# beyond the axis means is said before (:mod:`qdqbridge.tvm.relax.emit.broadcasting`); this is so
 # that no memory of others is read meanwhile.
 
 _UNCHECKED = "fast"

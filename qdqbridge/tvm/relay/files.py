@@ -17,7 +17,7 @@ from tvm import ir, relay
 from qdqbridge.core.arguments import need_module, path_of
 from qdqbridge.core.graph.atomic_write import placed
 from qdqbridge.errors import ModelFileError
-from qdqbridge.tvm.relay.arguments import arrays_of
+from qdqbridge.tvm.relay.build import arrays_of
 
 _MODULE, _PARAMS, _FORMAT = "module.json", "params.bin", "format.txt"
 _VERSION = "qdqbridge relay 1"

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 from qdqbridge.errors import QdqBridgeError
-from qdqbridge.tvm.byoc.match import Match, Mismatch, match_byoc_pattern
 from qdqbridge.tvm.byoc.pattern import (
     Anything,
     CallPattern,
     ConstantPattern,
     Either,
+    Match,
+    Mismatch,
     Pattern,
     Tuple,
+    match_byoc_pattern,
     operators,
     optional,
     pattern_text,

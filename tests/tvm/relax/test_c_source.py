@@ -20,7 +20,7 @@ from qdqbridge.app.cli.failures import run
 from qdqbridge.core.canonical.interface import with_interface
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import OutputExistsError, UnsupportedTargetError
-from qdqbridge.tvm.relax.c_source.arena import ALIGNED, ArenaNeed, arena
+from qdqbridge.tvm.relax.c_source.steps import ALIGNED, ArenaNeed, arena
 from tests.places import MODELS, ROOT
 
 _STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-Wvla", "-pedantic"]

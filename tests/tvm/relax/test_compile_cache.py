@@ -9,7 +9,7 @@ import pytest
 
 import qdqbridge as qb
 from qdqbridge.errors import OutputFileError
-from qdqbridge.tvm.relax.compile_cache import key_of
+from qdqbridge.tvm.relax.executable import key_of
 from tests.onnx_models import canonical, conv_input, conv_model
 
 X = conv_input()

@@ -12,7 +12,7 @@ pytest.importorskip("tvm")
 
 import qdqbridge as qb
 from qdqbridge.errors import InputDataError, QdqBridgeError, UnsupportedTargetError
-from qdqbridge.tvm.relax.emit.index_bounds import INDEXED_EXTENT
+from qdqbridge.tvm.relax.emit.broadcasting import INDEXED_EXTENT
 from qdqbridge.tvm.relax.executable import compile_relax
 from tests.onnx_models import Array, Builder, canonical
 from tests.tvm.relax.targets import UNOPTIMIZED

@@ -16,7 +16,7 @@ from tvm import relax, tirx
 
 import qdqbridge as qb
 from qdqbridge.errors import UnsupportedModelError, UnsupportedQuantization
-from qdqbridge.tvm.relax.frontends.pytorch import converters, imported
+from qdqbridge.tvm.relax.frontends import converters, imported
 from tests.onnx_models import Builder, canonical, ints, ops
 from tests.tvm.relax.read_cases import read_back, same
 

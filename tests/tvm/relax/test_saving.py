@@ -20,7 +20,7 @@ from qdqbridge.errors import (
     OutputFileError,
     UnsupportedTargetError,
 )
-from qdqbridge.tvm.relax import instructions, linking
+from qdqbridge.tvm.relax import files, instructions
 from qdqbridge.tvm.relax.kernel_times import kernel_times
 from tests.tvm.relax.digits import MODEL, digits
 
@@ -98,7 +98,7 @@ def test_code_for_another_architecture_is_compiled_and_not_run(
     for run in (executable.run, partial(kernel_times, executable)):
         with pytest.raises(UnsupportedTargetError, match="cannot run the executable"):
             run(data)
-    monkeypatch.setattr(linking, "_candidates", lambda triple: [None])
+    monkeypatch.setattr(files, "_candidates", lambda triple: [None])
     for cc, why in (
         (None, "no compiler for"),
         ("no-such-cc -O2", "no command"),

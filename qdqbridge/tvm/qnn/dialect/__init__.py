@@ -22,7 +22,6 @@ them.
 """
 
 from qdqbridge.tvm.qnn.dialect import (
-    concatenate,
     convolution,
     dense,
     dynamic,
@@ -31,10 +30,9 @@ from qdqbridge.tvm.qnn.dialect import (
     pooling,
     quantize,
     resize,
-    softmax,
     unary,
 )
-from qdqbridge.tvm.qnn.dialect.op import REQUIRED, Attribute, QnnOp
+from qdqbridge.tvm.qnn.dialect.context import REQUIRED, Attribute, QnnOp
 
 QNN_OPS: tuple[QnnOp, ...] = (
     *quantize.OPS,
@@ -43,10 +41,8 @@ QNN_OPS: tuple[QnnOp, ...] = (
     *dense.OPS,
     *dynamic.OPS,
     *elementwise.OPS,
-    *concatenate.OPS,
     *pooling.OPS,
     *unary.OPS,
-    *softmax.OPS,
     *normalization.OPS,
     *resize.OPS,
     *quantize.UNPACK_OPS,

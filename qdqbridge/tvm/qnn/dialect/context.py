@@ -303,3 +303,151 @@ def decode(value: Any) -> Any:
     if hasattr(value, "__len__") and hasattr(value, "__getitem__"):  # TVM's own arrays
         return tuple(decode(value[i]) for i in range(len(value)))
     return value
+
+
+# ---- The record that defines one operator of the dialect, for every host -------------------------
+
+
+REQUIRED = object()
+"""Default of an attribute that every call must give."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """One attribute of an operator.
+
+    Attributes:
+        name: Relay's name where Relay has the attribute.
+        default: A plain Python value, or ``REQUIRED``. Every call carries every attribute.
+        doc: What it means, with its units.
+    """
+
+    name: str
+    default: Any
+    doc: str
+
+
+Infer = Callable[[CallContext], ResultType]
+Lower = Callable[[CallContext], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class QnnOp:
+    """One operator of the QNN dialect.
+
+    Attributes:
+        name: ``qnn.<name>``.
+        arguments: Names of the tensor arguments in call order (Relay's order).
+        attributes: Every attribute with its default.
+        infer: Checks a call and returns the type of its result.
+        lower: Returns calls of TE functions that compute the numeric contract exactly.
+        doc: The contract in one sentence.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    attributes: tuple[Attribute, ...]
+    infer: Infer
+    lower: Lower
+    doc: str
+
+    def check_count(self, count: int) -> None:
+        """Checks the number of arguments.
+
+        Raises:
+            GraphError: It is not the number that the operator takes.
+        """
+        if count != len(self.arguments):
+            raise GraphError(
+                f"cannot build a call of {self.name}",
+                why=f"{count} arguments given",
+                fix=f"it takes {len(self.arguments)}: {', '.join(self.arguments)}",
+            )
+
+    def complete(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns ``attrs`` with every default filled in.
+
+        Raises:
+            GraphError: An attribute is unknown or missing.
+        """
+        names = {attribute.name for attribute in self.attributes}
+        unknown = sorted(set(attrs) - names)
+        values = {a.name: attrs.get(a.name, a.default) for a in self.attributes}
+        missing = sorted(name for name, value in values.items() if value is REQUIRED)
+        if unknown or missing:
+            raise GraphError(
+                f"cannot build a call of {self.name}",
+                why=f"unknown attributes {unknown}, missing attributes {missing}",
+                fix=f"its attributes are {sorted(names)}",
+            )
+        return {name: _tuples_to_lists(value) for name, value in values.items()}
+
+
+def _tuples_to_lists(value: Any) -> Any:
+    return [_tuples_to_lists(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+# ---- Layouts: which axis of a tensor in memory is which axis of its channels-first form ----------
+# The operators are written channels-first (``NCHW``, ``OIHW``); a layout turns their shapes and
+# indices into those of a tensor that is stored otherwise.
+
+
+SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
+"""Letters of the spatial axes, by their number."""
+
+
+@dataclass(frozen=True, slots=True)
+class AxisLayout:
+    """Where the axes of the channels-first form lie.
+
+    Attributes:
+        axes: For every channels-first axis, the axis in memory.
+    """
+
+    axes: tuple[int, ...]
+
+    @property
+    def straight(self) -> bool:
+        """True where memory is channels-first itself."""
+        return self.axes == tuple(range(len(self.axes)))
+
+    def logical(self, stored: Sequence[Any]) -> list[Any]:
+        """Returns extents or indices in channels-first order."""
+        return [stored[axis] for axis in self.axes]
+
+    def stored(self, logical: Sequence[Any]) -> list[Any]:
+        """Returns extents or indices in the order of memory."""
+        return [logical[self.axes.index(axis)] for axis in range(len(self.axes))]
+
+
+def straight(rank: int) -> AxisLayout:
+    """Returns the layout of a channels-first tensor with ``rank`` axes."""
+    return AxisLayout(tuple(range(rank)))
+
+
+def data_layout(context: CallContext, name: str, spatial: int) -> AxisLayout:
+    """Returns the layout that attribute ``name`` states for data, ``NCHW`` or ``NHWC``."""
+    letters = SPATIAL[spatial]
+    return _layout(context, name, "NC" + letters, ("NC" + letters, "N" + letters + "C"))
+
+
+def kernel_layout(context: CallContext, spatial: int, *, transposed: bool) -> AxisLayout:
+    """Returns the layout of a weight; its channels-first form is ``OIHW``, transposed ``IOHW``.
+
+    Every order in which the spatial axes stay together and in order is supported.
+    """
+    letters = SPATIAL[spatial]
+    outer = "IO" if transposed else "OI"
+    orders = [
+        first + letters + last
+        for pair in ("OI", "IO")
+        for first, last in ((pair, ""), ("", pair), (pair[0], pair[1]))
+    ]
+    return _layout(context, "kernel_layout", outer + letters, orders)
+
+
+def _layout(context: CallContext, name: str, canonical: str, allowed: Sequence[str]) -> AxisLayout:
+    stated = context.attr(name)
+    if stated not in allowed:
+        context.fail(f"{name} is {stated}", f"use one of {', '.join(allowed)}")
+    return AxisLayout(tuple(stated.index(letter) for letter in canonical))

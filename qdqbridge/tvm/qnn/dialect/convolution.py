@@ -15,7 +15,17 @@ from tvm import te
 
 from qdqbridge.core.ops.windows import span, window_count
 from qdqbridge.tvm.qnn.dialect.arithmetic import BLOCK, Prim, entry, stage, tirx
-from qdqbridge.tvm.qnn.dialect.context import CallContext, Extent, ResultType
+from qdqbridge.tvm.qnn.dialect.context import (
+    SPATIAL,
+    Attribute,
+    AxisLayout,
+    CallContext,
+    Extent,
+    QnnOp,
+    ResultType,
+    data_layout,
+    kernel_layout,
+)
 from qdqbridge.tvm.qnn.dialect.dense import (
     OUT_DTYPE,
     SIX,
@@ -24,8 +34,6 @@ from qdqbridge.tvm.qnn.dialect.dense import (
     narrow_dtype,
     padded_codes,
 )
-from qdqbridge.tvm.qnn.dialect.layout import SPATIAL, AxisLayout, data_layout, kernel_layout
-from qdqbridge.tvm.qnn.dialect.op import Attribute, QnnOp
 
 
 @dataclass(frozen=True, slots=True)

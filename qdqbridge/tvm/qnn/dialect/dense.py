@@ -8,9 +8,8 @@ from typing import Any
 from tvm import te
 
 from qdqbridge.tvm.qnn.dialect.arithmetic import BLOCK, Prim, entry, stage, tirx
-from qdqbridge.tvm.qnn.dialect.context import CallContext, Extent, ResultType
+from qdqbridge.tvm.qnn.dialect.context import Attribute, CallContext, Extent, QnnOp, ResultType
 from qdqbridge.tvm.qnn.dialect.elementwise import broadcast_indices, broadcast_shape
-from qdqbridge.tvm.qnn.dialect.op import Attribute, QnnOp
 from qdqbridge.tvm.qnn.ranges import is_code
 
 # --------------------------------------------------------------------------------------------------

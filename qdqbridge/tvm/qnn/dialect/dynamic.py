@@ -11,7 +11,7 @@ from tvm import te
 from qdqbridge.core.ops.dynamic import LAST_OF_BLOCK, SMALLEST
 from qdqbridge.tvm.qnn.dialect import convolution
 from qdqbridge.tvm.qnn.dialect.arithmetic import BLOCK, Prim, entry, fenced, stage, tirx
-from qdqbridge.tvm.qnn.dialect.context import CallContext, ResultType
+from qdqbridge.tvm.qnn.dialect.context import Attribute, CallContext, QnnOp, ResultType
 from qdqbridge.tvm.qnn.dialect.convolution import (
     ConvolutionWindow,
     correlation,
@@ -29,7 +29,6 @@ from qdqbridge.tvm.qnn.dialect.dense import (
     expect_rows,
     padded_codes,
 )
-from qdqbridge.tvm.qnn.dialect.op import Attribute, QnnOp
 from qdqbridge.tvm.qnn.ranges import is_code
 
 _LAST = 255

@@ -22,9 +22,8 @@ from qdqbridge.tvm.qnn.dialect.arithmetic import (
     stage,
     tirx,
 )
-from qdqbridge.tvm.qnn.dialect.context import CallContext, Extent, ResultType
+from qdqbridge.tvm.qnn.dialect.context import Attribute, CallContext, Extent, QnnOp, ResultType
 from qdqbridge.tvm.qnn.dialect.elementwise import broadcast_indices
-from qdqbridge.tvm.qnn.dialect.op import Attribute, QnnOp
 from qdqbridge.tvm.qnn.dialect.unary import OUT_DTYPE
 from qdqbridge.tvm.qnn.ranges import accumulator_dtype, is_code, longest_row, magnitude
 

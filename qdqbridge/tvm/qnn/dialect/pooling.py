@@ -13,11 +13,18 @@ from tvm import te
 
 from qdqbridge.core.ops.windows import covered, elements_read, span, window_count
 from qdqbridge.tvm.qnn.dialect.arithmetic import BLOCK, Prim, saturated, stage, tirx
-from qdqbridge.tvm.qnn.dialect.context import CallContext, Extent, ResultType
+from qdqbridge.tvm.qnn.dialect.context import (
+    REQUIRED,
+    SPATIAL,
+    Attribute,
+    CallContext,
+    Extent,
+    QnnOp,
+    ResultType,
+    data_layout,
+)
 from qdqbridge.tvm.qnn.dialect.convolution import padding, spread
 from qdqbridge.tvm.qnn.dialect.dense import centred, padded_codes
-from qdqbridge.tvm.qnn.dialect.layout import SPATIAL, data_layout
-from qdqbridge.tvm.qnn.dialect.op import REQUIRED, Attribute, QnnOp
 from qdqbridge.tvm.qnn.dialect.unary import FIVE
 from qdqbridge.tvm.qnn.ranges import accumulator_dtype, is_code, magnitude
 

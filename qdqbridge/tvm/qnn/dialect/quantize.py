@@ -25,8 +25,7 @@ from qdqbridge.tvm.qnn.dialect.arithmetic import (
     stage,
     tirx,
 )
-from qdqbridge.tvm.qnn.dialect.context import CallContext, ResultType
-from qdqbridge.tvm.qnn.dialect.op import REQUIRED, Attribute, QnnOp
+from qdqbridge.tvm.qnn.dialect.context import REQUIRED, Attribute, CallContext, QnnOp, ResultType
 from qdqbridge.tvm.qnn.ranges import is_code, is_integer, limits
 
 FLOATS = ("float32", "float16")

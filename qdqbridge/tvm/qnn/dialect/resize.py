@@ -20,15 +20,24 @@ from qdqbridge.tvm.qnn.dialect.arithmetic import (
     stage,
     tirx,
 )
-from qdqbridge.tvm.qnn.dialect.context import CallContext, Extent, ResultType
+from qdqbridge.tvm.qnn.dialect.context import (
+    REQUIRED,
+    SPATIAL,
+    Attribute,
+    AxisLayout,
+    CallContext,
+    Extent,
+    QnnOp,
+    ResultType,
+    data_layout,
+    straight,
+)
 from qdqbridge.tvm.qnn.dialect.interpolation import (
     InterpolationPlan,
     interpolated,
     outside_masks,
     scaled_extent,
 )
-from qdqbridge.tvm.qnn.dialect.layout import SPATIAL, AxisLayout, data_layout, straight
-from qdqbridge.tvm.qnn.dialect.op import REQUIRED, Attribute, QnnOp
 from qdqbridge.tvm.qnn.dialect.unary import FIVE, OUT_DTYPE, infer_codes
 from qdqbridge.tvm.qnn.ranges import is_code
 

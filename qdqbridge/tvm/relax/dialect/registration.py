@@ -13,8 +13,7 @@ from tvm.ir import _ffi_api as ir_api
 from tvm.relax.utils import gen_call_tir_inputs
 
 from qdqbridge.errors import GraphError
-from qdqbridge.tvm.qnn.dialect.context import CallContext
-from qdqbridge.tvm.qnn.dialect.op import QnnOp
+from qdqbridge.tvm.qnn.dialect.context import CallContext, QnnOp
 
 # ---- relax as a host of the QNN dialect: types, constants, and kernels as PrimFuncs --------------
 

@@ -38,9 +38,9 @@ from qdqbridge.tvm.relax.emit.broadcasting import (
     fitted,
     joinable,
     larger_bound,
+    need_indices,
     spread,
 )
-from qdqbridge.tvm.relax.emit.index_bounds import need_indices
 
 
 class RelaxEmitter(FunctionEmitter):

@@ -26,12 +26,12 @@ from qdqbridge.tvm.qnn.emit.graph import (
 )
 from qdqbridge.tvm.qnn.emit.nodes import Form
 from qdqbridge.tvm.qnn.origin import type_text
-from qdqbridge.tvm.relax.builder_turn import BUILDING
 from qdqbridge.tvm.relax.dialect import tensor_type
 from qdqbridge.tvm.relax.emit.broadcasting import equal
 from qdqbridge.tvm.relax.emit.emitter import RelaxEmitter
 from qdqbridge.tvm.relax.emit.opaque import EmitNode, emit_opaque
 from qdqbridge.tvm.relax.emit.qdq import QdqEmitter, between_conversions, in_codes
+from qdqbridge.tvm.relax.threads import BUILDING
 
 LARGE = 1 << 16
 """Bytes from which a constant becomes a parameter when parameters are kept apart."""

@@ -40,7 +40,7 @@ from qdqbridge.tvm.relax.emit.emitter import RelaxEmitter
 from qdqbridge.tvm.relax.emit.functions import added
 from qdqbridge.tvm.relax.emit.importer_gaps import adjusted, gap
 from qdqbridge.tvm.relax.emit.loops import EmitBody, EmitBranch, conditional_module, repeated_module
-from qdqbridge.tvm.relax.emit.run_time_parameters import arguments, linear_module
+from qdqbridge.tvm.relax.emit.qdq import arguments, linear_module
 
 _FEW, _MANY = 512, 1024
 """How many nodes steps may have together that are written out, and where nothing else goes."""

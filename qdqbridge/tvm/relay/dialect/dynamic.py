@@ -18,9 +18,8 @@ from tvm import relay as _relay
 from tvm.ir import Op
 from tvm.ir import _ffi_api as ir_api
 
-from qdqbridge.tvm.relay.dialect.attributes import dict_attrs
 from qdqbridge.tvm.relay.dialect.half_even import rint
-from qdqbridge.tvm.relay.dialect.host import is_known, tensor_type, typed
+from qdqbridge.tvm.relay.dialect.host import dict_attrs, is_known, tensor_type, typed
 
 relay: Any = _relay
 SCALE, ZERO_POINT, QUANTIZE = "qnn.dynamic_scale", "qnn.dynamic_zero_point", "qnn.dynamic_quantize"

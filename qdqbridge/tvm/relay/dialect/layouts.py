@@ -15,8 +15,8 @@ from tvm.ir import Op
 from tvm.relay.op.op import register_convert_op_layout, register_infer_correct_layout
 from tvm.relay.transform.infer_layout_utils import InferCorrectLayoutOutput
 
-from qdqbridge.tvm.qnn.dialect.op import QnnOp
-from qdqbridge.tvm.relay.dialect.attributes import dict_attrs, names_of, values_of
+from qdqbridge.tvm.qnn.dialect.context import QnnOp
+from qdqbridge.tvm.relay.dialect.host import dict_attrs, names_of, values_of
 
 AXES = ("axis", "lhs_axis", "rhs_axis")
 """Attributes that count axes of the data."""

@@ -13,7 +13,7 @@ from typing import Any
 from tvm import ir
 from tvm.relay.qnn.op import _make as _make_untyped
 
-from qdqbridge.tvm.relay.dialect.attributes import names_of
+from qdqbridge.tvm.relay.dialect.host import names_of
 
 _make: Any = _make_untyped
 Attrs = Mapping[str, Any]

@@ -12,11 +12,16 @@ from tvm.ir import _ffi_api as ir_api
 
 from qdqbridge.errors import GraphError
 from qdqbridge.tvm.qnn.dialect import QNN_OPS
-from qdqbridge.tvm.qnn.dialect.context import CallContext
-from qdqbridge.tvm.qnn.dialect.op import QnnOp
-from qdqbridge.tvm.relay.dialect.attributes import dict_attrs, names_of
-from qdqbridge.tvm.relay.dialect.host import RelayHost, is_known, tensor_type, typed
-from qdqbridge.tvm.relay.dialect.kernels import register_kernel
+from qdqbridge.tvm.qnn.dialect.context import CallContext, QnnOp
+from qdqbridge.tvm.relay.dialect.host import (
+    RelayHost,
+    dict_attrs,
+    is_known,
+    names_of,
+    register_kernel,
+    tensor_type,
+    typed,
+)
 from qdqbridge.tvm.relay.dialect.layouts import register_layouts
 from qdqbridge.tvm.relay.dialect.native import NATIVE, Native
 

@@ -16,9 +16,8 @@ from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, unsupported
 from qdqbridge.tvm.qnn.emit.variant import Variant
 from qdqbridge.tvm.relay.dialect import call
 from qdqbridge.tvm.relay.dialect.host import typed
-from qdqbridge.tvm.relay.emit.expressions import constant as tensor
-from qdqbridge.tvm.relay.emit.expressions import dtype_of, shape_of
-from qdqbridge.tvm.relay.emit.operators import Operators
+from qdqbridge.tvm.relay.emit.operators import Operators, dtype_of, shape_of
+from qdqbridge.tvm.relay.emit.operators import constant as tensor
 
 Lift = Callable[[Constant, str], "relay.Var | None"]
 

@@ -7,11 +7,42 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tvm
+from numpy.typing import NDArray
 from tvm import relay as _relay
 
 from qdqbridge.tvm.relay.dialect.half_even import rint
 from qdqbridge.tvm.relay.dialect.host import typed
-from qdqbridge.tvm.relay.emit.expressions import Expr, constant, like, shape_of
+
+# ---- Types of expressions, and constants ---------------------------------------------------------
+
+
+relay: Any = _relay
+Expr = Any
+
+
+def shape_of(x: Expr) -> list[int]:
+    """Returns the extents of an expression."""
+    return [int(extent) for extent in typed(x).checked_type.shape]
+
+
+def dtype_of(x: Expr) -> str:
+    """Returns the element type of an expression."""
+    return str(typed(x).checked_type.dtype)
+
+
+def constant(array: NDArray[Any]) -> Expr:
+    """Returns a constant of the array's element type (``relay.const`` makes 64 bits 32)."""
+    return typed(relay.Constant(tvm.nd.array(array)))
+
+
+def like(x: Expr, value: float) -> Expr:
+    """Returns a number of the element type of ``x``."""
+    return constant(np.asarray(value, dtype_of(x)))
+
+
+# ---- Relay's operators under Relax's names and with Relax's arguments, as ``qnn.emit`` calls them
+
 
 # ---- relay's ``nn`` operators under Relax's names and with Relax's arguments ---------------------
 
@@ -136,9 +167,6 @@ def _wrapped(x: Expr, pairs: Sequence[tuple[int, int]]) -> Expr:
 
 
 # --------------------------------------------------------------------------------------------------
-
-relay: Any = _relay
-"""Relay's operators; their annotations deny the lists and numbers that they take."""
 
 
 class Operators:

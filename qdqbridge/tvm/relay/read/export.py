@@ -21,7 +21,7 @@ from qdqbridge.core.arguments import path_of
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError, UnsupportedModelError, UnsupportedTargetError
 from qdqbridge.targets.profiles.export import export
-from qdqbridge.tvm.relay.arguments import arrays_of, checked, module_of
+from qdqbridge.tvm.relay.build import arrays_of, checked, module_of
 from qdqbridge.tvm.relay.read.entry import from_simulated
 from qdqbridge.tvm.relay.read.simulated import NAME
 

@@ -20,7 +20,7 @@ from qdqbridge.tvm.qnn.read.call import Call, Entry, Result
 from qdqbridge.tvm.qnn.read.reader import AS_WRITTEN, CONVERTED, CallReader
 from qdqbridge.tvm.qnn.read.reading import Reading, Row, flat
 from qdqbridge.tvm.qnn.read.rules import FROM_RELAY
-from qdqbridge.tvm.relay.arguments import arrays_of, module_of
+from qdqbridge.tvm.relay.build import arrays_of, module_of
 
 # ---- relay's calls under the names and attributes that the shared rows know ----------------------
 

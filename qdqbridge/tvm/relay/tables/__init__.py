@@ -18,8 +18,7 @@ from qdqbridge.tvm.relay.tables.cmsis_nn import CMSIS_NN
 from qdqbridge.tvm.relay.tables.dnnl import DNNL
 from qdqbridge.tvm.relay.tables.ethos_n import ETHOS_N
 from qdqbridge.tvm.relay.tables.ethos_u import ETHOS_U
-from qdqbridge.tvm.relay.tables.mrvl import MRVL
-from qdqbridge.tvm.relay.tables.vsi_npu import VSI_NPU
+from qdqbridge.tvm.relay.tables.forks import MRVL, VSI_NPU
 
 __all__ = ["TABLES", "Adapter"]
 

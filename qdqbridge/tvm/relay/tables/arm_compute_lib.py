@@ -7,8 +7,8 @@ from typing import Any
 
 from tvm.relay.op.contrib import arm_compute_lib
 
-from qdqbridge.tvm.relay.tables.adapter import Adapter
-from qdqbridge.tvm.relay.tables.rules import (
+from qdqbridge.tvm.relay.tables.adapter import (
+    Adapter,
     MatchedExpression,
     attribute,
     batch,

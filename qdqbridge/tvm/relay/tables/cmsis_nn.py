@@ -8,8 +8,8 @@ from typing import Any
 
 from tvm.relay.op.contrib import cmsisnn
 
-from qdqbridge.tvm.relay.tables.adapter import Adapter
-from qdqbridge.tvm.relay.tables.rules import (
+from qdqbridge.tvm.relay.tables.adapter import (
+    Adapter,
     MatchedExpression,
     Rule,
     attribute,

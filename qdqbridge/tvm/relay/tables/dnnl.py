@@ -15,8 +15,8 @@ from tvm import relay
 from tvm.relay import dataflow_pattern as dfp
 from tvm.relay.op.contrib import dnnl
 
-from qdqbridge.tvm.relay.tables.adapter import Adapter
-from qdqbridge.tvm.relay.tables.rules import (
+from qdqbridge.tvm.relay.tables.adapter import (
+    Adapter,
     MatchedExpression,
     dtype,
     number,

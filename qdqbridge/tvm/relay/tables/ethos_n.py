@@ -12,8 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from qdqbridge.tvm.relay.tables.adapter import Adapter
-from qdqbridge.tvm.relay.tables.rules import attribute, batch, row, types, weights
+from qdqbridge.tvm.relay.tables.adapter import Adapter, attribute, batch, row, types, weights
 
 _CODES = types("int8", "uint8")
 _QUESTIONS = (

@@ -8,8 +8,8 @@ from math import prod
 from typing import Any
 
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.tvm.relay.tables.adapter import Adapter
-from qdqbridge.tvm.relay.tables.rules import (
+from qdqbridge.tvm.relay.tables.adapter import (
+    Adapter,
     MatchedExpression,
     Rule,
     RuleRow,

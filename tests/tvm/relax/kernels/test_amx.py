@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from qdqbridge.core.ops.attributes import ConvAttrs, GemmAttrs
-from qdqbridge.tvm.relax.amx_permission import amx_of_this_machine
-from qdqbridge.tvm.relax.kernels.codegen.cpu import host_target
+from qdqbridge.tvm.relax.kernels.codegen.cpu import amx_of_this_machine, host_target
 from qdqbridge.tvm.relax.kernels.codegen.processors import AVX512_VNNI
-from qdqbridge.tvm.relax.kernels.products import convolution, dense
+from qdqbridge.tvm.relax.kernels.products import convolution
 from qdqbridge.tvm.relax.kernels.tiles.amx import LANES, ROWS, STEPS, AmxShape, steps_at_once
 from qdqbridge.tvm.relax.kernels.tiles.geometry import Direct
 from tests.tvm.dialect.contract import every_code, params
@@ -85,7 +84,7 @@ def test_bits_of_tiles_that_overlap() -> None:
 
 
 def test_bits_of_open_numbers_of_rows() -> None:
-    cases, rng = Cases(dense.match_constant_matmul, opened=True), np.random.default_rng(2)
+    cases, rng = Cases(convolution.match_constant_matmul, opened=True), np.random.default_rng(2)
     out = params("uint8", 0.3, 4)
     for rows in (*range(1, 12), 15, 16, 31, 42, 43, 44, 47, 48, 49, 63, 86, 200):
         x = Operand(every_code(rng, "uint8", (rows, 3, 60)), params("uint8", 0.02, 9))

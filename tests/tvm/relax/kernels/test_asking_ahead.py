@@ -18,7 +18,7 @@ from qdqbridge.tvm.relax.executable import compile_relax
 from qdqbridge.tvm.relax.kernels.codegen.processors import AVX512_VNNI
 from qdqbridge.tvm.relax.kernels.codegen.script import T
 from qdqbridge.tvm.relax.kernels.plan import plan
-from qdqbridge.tvm.relax.kernels.tiles import direct_loops
+from qdqbridge.tvm.relax.kernels.tiles import direct
 from qdqbridge.tvm.relax.kernels.tiles.geometry import Direct
 from tests.core.graph.graphs import apply, const, stored
 from tests.tvm.dialect.contract import every_code, params
@@ -65,7 +65,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[int]]:
         T.evaluate(tirx.call_packed(RECORD, weights, index))
 
     tvm_ffi.register_global_func(RECORD, record, override=True)
-    monkeypatch.setattr(direct_loops, "ask", ask)
+    monkeypatch.setattr(direct, "ask", ask)
     return found
 
 

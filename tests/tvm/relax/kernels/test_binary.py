@@ -11,13 +11,13 @@ from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
-from qdqbridge.tvm.relax.kernels.elementwise import fitting
 from qdqbridge.tvm.relax.kernels.elementwise.binary import (
     LINEAR,
     PRODUCT,
     BinaryKernel,
     match_binary,
 )
+from qdqbridge.tvm.relax.kernels.epilogues import fused_operators
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 
@@ -168,10 +168,10 @@ def test_cheap_formulas_are_taken_where_they_are_exact() -> None:
 
 def test_a_formula_that_differs_anywhere_is_refused() -> None:
     tenth = params("uint8", 0.1, 0)
-    wanted = fitting.contract(BY_NAME["Add"], tenth, tenth, params("uint8", 0.2, 0))
+    wanted = fused_operators.contract(BY_NAME["Add"], tenth, tenth, params("uint8", 0.2, 0))
     halves = np.add.outer(np.arange(256), np.arange(256)) / 2
     assert (wanted != np.clip(np.rint(halves), 0, 255)).any()  # float32 noise decides the ties
-    assert fitting.linear(BY_NAME["Add"], tenth, tenth, params("uint8", 0.2, 0)) is None
+    assert fused_operators.linear(BY_NAME["Add"], tenth, tenth, params("uint8", 0.2, 0)) is None
 
 
 def test_what_is_refused() -> None:

@@ -10,7 +10,7 @@ from qdqbridge.core.ops.attributes import IN_FLOAT32
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.tvm.relax.kernels.codegen.codes import multiplies
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
-from qdqbridge.tvm.relax.kernels.elementwise.conversions import match_conversion
+from qdqbridge.tvm.relax.kernels.elementwise.binary import match_conversion
 from tests.tvm.dialect.contract import Array, every_code, params
 from tests.tvm.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 

@@ -23,7 +23,7 @@ from qdqbridge.core.ops.attributes import (
 )
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
-from qdqbridge.tvm.relax.kernels.data_movement.nodes import match_data_movement
+from qdqbridge.tvm.relax.kernels.data_movement import match_data_movement
 from qdqbridge.tvm.relax.kernels.kernel import KernelPlace
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand, target_of

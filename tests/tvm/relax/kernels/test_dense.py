@@ -7,7 +7,7 @@ import pytest
 
 from qdqbridge.core.ops.attributes import GemmAttrs
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
-from qdqbridge.tvm.relax.kernels.products.dense import match_constant_matmul
+from qdqbridge.tvm.relax.kernels.products.convolution import match_constant_matmul
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels import random_products
 from tests.tvm.relax.kernels.kernel_cases import DOT_CPUS, HOST, Cases, Operand

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqbridge.tvm.relax.kernels.families import kernel_of
+from qdqbridge.tvm.relax.kernels.plan import kernel_of
 from tests.tvm.relax.kernels.kernel_cases import Cases
 from tests.tvm.relax.kernels.random_others import KINDS
 

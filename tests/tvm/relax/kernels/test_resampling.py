@@ -7,7 +7,7 @@ import pytest
 
 from qdqbridge.core.ops.attributes import ResizeAttrs
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
-from qdqbridge.tvm.relax.kernels.windows.resampling import match_resize
+from qdqbridge.tvm.relax.kernels.windows import match_resize
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 

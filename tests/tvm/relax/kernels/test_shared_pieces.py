@@ -9,9 +9,8 @@ import pytest
 import tvm
 
 from qdqbridge.tvm.relax.kernels.codegen.lanes import load, store
-from qdqbridge.tvm.relax.kernels.codegen.loops import turns
+from qdqbridge.tvm.relax.kernels.codegen.loops import SharedPieces, turns
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
-from qdqbridge.tvm.relax.kernels.codegen.shared_pieces import SharedPieces
 from qdqbridge.tvm.relax.threads import Caller
 from tests.tvm.relax.kernels.kernel_cases import HOST, target_of
 

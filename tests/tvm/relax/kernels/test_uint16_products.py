@@ -7,7 +7,7 @@ import pytest
 
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
-from qdqbridge.tvm.relax.kernels.families import kernel_of
+from qdqbridge.tvm.relax.kernels.plan import kernel_of
 from qdqbridge.tvm.relax.kernels.tiles.byte_halves import Halves
 from tests.tvm.dialect.contract import params
 from tests.tvm.relax.kernels import random_products

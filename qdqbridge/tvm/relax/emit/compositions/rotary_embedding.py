@@ -15,13 +15,13 @@ from qdqbridge.core.ops.rotary_embedding import RotaryEmbeddingAttrs
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.arithmetic import stage, tirx
 from qdqbridge.tvm.qnn.emit.emitter import Expr
+from qdqbridge.tvm.relax.emit.broadcasting import need_indices
 from qdqbridge.tvm.relax.emit.compositions.context import (
     Composition,
     CompositionContext,
     loops,
     wide,
 )
-from qdqbridge.tvm.relax.emit.index_bounds import need_indices
 
 # ---- embedLayerNormalization of com.microsoft: what stands before the layers of a BERT -----------
 

@@ -23,26 +23,37 @@ from qdqbridge.tvm.relax.emit.compositions.elementwise import (
     ELEMENTWISE,
     PRESENCE,
 )
-from qdqbridge.tvm.relax.emit.compositions.experts import EXPERT_LOOPS
 from qdqbridge.tvm.relax.emit.compositions.fourier import FOURIER
 from qdqbridge.tvm.relax.emit.compositions.group_query_attention import (
     group_query_attention,
     sparse_attention,
 )
 from qdqbridge.tvm.relax.emit.compositions.images import IMAGES
-from qdqbridge.tvm.relax.emit.compositions.indexing import CACHES, INDEXING, REVERSAL
-from qdqbridge.tvm.relax.emit.compositions.linear_attention import GATES, LINEAR_ATTENTION
-from qdqbridge.tvm.relax.emit.compositions.pooling import POOLING
-from qdqbridge.tvm.relax.emit.compositions.products import PACKED_PRODUCTS, PRODUCTS
+from qdqbridge.tvm.relax.emit.compositions.linear_attention import (
+    EXPERT_LOOPS,
+    GATES,
+    LINEAR_ATTENTION,
+)
 from qdqbridge.tvm.relax.emit.compositions.recurrent import RECURRENT
-from qdqbridge.tvm.relax.emit.compositions.reductions import NORMS, REDUCTIONS
-from qdqbridge.tvm.relax.emit.compositions.regions import FOLDING, REGIONS, SUPPRESSION
+from qdqbridge.tvm.relax.emit.compositions.reductions import (
+    NORMS,
+    PACKED_PRODUCTS,
+    PRODUCTS,
+    REDUCTIONS,
+)
+from qdqbridge.tvm.relax.emit.compositions.regions import FOLDING, POOLING, REGIONS, SUPPRESSION
 from qdqbridge.tvm.relax.emit.compositions.rotary_embedding import (
     EMBEDDINGS,
     ROTARY,
     rotary_embedding,
 )
-from qdqbridge.tvm.relax.emit.compositions.shapes import COMPUTED_SIZES, SHAPES
+from qdqbridge.tvm.relax.emit.compositions.shapes import (
+    CACHES,
+    COMPUTED_SIZES,
+    INDEXING,
+    REVERSAL,
+    SHAPES,
+)
 from qdqbridge.tvm.relax.emit.emitter import RelaxEmitter
 
 COMPOSITIONS: Mapping[str, Composition] = {

@@ -12,6 +12,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.ops.attributes import QuantizeAttrs
 from qdqbridge.core.ops.elementwise import DIV, MUL
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.tvm.qnn.dialect.elementwise import computable, formula
@@ -40,13 +41,14 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     splat,
     wide,
 )
-from qdqbridge.tvm.relax.kernels.elementwise import fitting
-from qdqbridge.tvm.relax.kernels.elementwise.fitting import Fit
+from qdqbridge.tvm.relax.kernels.codegen.script import T
+from qdqbridge.tvm.relax.kernels.epilogues import fused_operators
+from qdqbridge.tvm.relax.kernels.epilogues.fused_operators import Fit
 from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.tvm.relax.kernels.operands import any_open
 
 LINEAR, PRODUCT = "linear", "product"
-"""Formulas of :mod:`qdqbridge.tvm.relax.kernels.elementwise.fitting`; other names are operators."""
+"""Formulas of :mod:`~qdqbridge.tvm.relax.kernels.epilogues.fused_operators`; else operators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,11 @@ def _formula(
 ) -> tuple[str, Fit | None]:
     """Returns the formula of a node: a cheap one where its codes are the contract's."""
     a, b = (operand.params for operand in operands)
-    find = {"Add": fitting.linear, "Sub": fitting.linear, "Mul": fitting.product}.get(node.op.name)
+    find = {
+        "Add": fused_operators.linear,
+        "Sub": fused_operators.linear,
+        "Mul": fused_operators.product,
+    }.get(node.op.name)
     if find is None or a is None or b is None or not place.cpu.fuses:
         return node.op.name, None
     if any(params.storage_dtype not in BYTES for params in (a, b, result)):
@@ -224,3 +230,89 @@ def _bounded(node: Node, operands: tuple[_Operand, _Operand], result: QuantParam
 def _fitted(fit: Fit, result: QuantParams) -> list[NDArray[Any]]:
     limits = [result.qmin, result.qmax]
     return [fit.factors, np.asarray([*fit.integers, *limits], np.int32)]
+
+
+# ---- Floats to codes and back, where a network begins and ends, and codes to others within it ----
+
+
+_REAL = "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionKernel:
+    """What shapes the code of a change of type or of parameters.
+
+    Attributes:
+        shape: Extents; open ones are None.
+        dtype: Element type of the operand: of codes, or ``float32``.
+        form: The codes of the result; None for float32.
+        lanes: Elements that are worked on at once.
+        tasks: How many threads the work is to be spread over.
+    """
+
+    shape: Open
+    dtype: str
+    form: CodesForm | None
+    lanes: int
+    tasks: int
+
+
+def build_conversion(conversion: ConversionKernel) -> Any:
+    """Returns a PrimFunc of ``x``, numbers and the result.
+
+    The numbers are :func:`~.codes.numbers`; of floats from codes, a scale and a zero point.
+    """
+    form, coded = conversion.form, conversion.dtype != _REAL
+
+    def into_codes() -> Formula:
+        assert form is not None
+        target = arguments(form, int(coded), int(coded))
+
+        def codes(values: list[Prim], lanes: int) -> Prim:
+            (x,) = values
+            return target.quantized(target.source().real(x, lanes) if coded else x, lanes)
+
+        return codes
+
+    def into_floats() -> Formula:
+        scale = T.arg("scale", T.buffer((1,), "float32"))
+        zero_point = T.arg("zero_point", T.buffer((1,), "int32"))
+
+        def real(values: list[Prim], lanes: int) -> Prim:
+            code = wide(values[0], lanes) - splat(zero_point[0], lanes)
+            return floats(code, lanes) * splat(scale[0], lanes)
+
+        return real
+
+    operands = [Operand("x", conversion.shape, conversion.dtype)]
+    result = conversion.shape, _REAL if form is None else form.dtype
+    formula = into_floats if form is None else into_codes
+    return elementwise(operands, result, conversion.lanes, conversion.tasks, formula)
+
+
+def match_conversion(node: Node, place: KernelPlace) -> Kernel | None:
+    """Returns the kernel of a conversion of codes of one scale, into such codes, or of float32."""
+    if isinstance(node.attributes, QuantizeAttrs) and node.attributes.precision is not None:
+        return None
+    x, y = node.operand(0), node.output
+    source, result, shape = words_of(x), words_of(y), any_open(y.type.shape)
+    if shape is None or not (_is_real(x) or source) or not (_is_real(y) or result):
+        return None
+    if result is None:
+        if source is None:
+            return None
+        form, lanes = None, 4 * place.cpu.lanes
+        zero_point = source.zero_point.astype(np.int32)
+        constants = [source.scale.astype(np.float32).reshape(1), zero_point.reshape(1)]
+    else:
+        if source is not None and (x.is_constant or source.same_mapping(result)):
+            return None
+        form = form_of(result, place.cpu)
+        lanes, constants = form.lanes, numbers(result, *([] if source is None else [source]))
+    dtype = _REAL if source is None else storage(source)
+    conversion = ConversionKernel(shape, dtype, form, lanes, place.threads)
+    return Kernel(node.op.name, conversion, build_conversion, (x,), tuple(constants), (y,))
+
+
+def _is_real(value: Value) -> bool:
+    return value.quant is None and value.type.dtype is DType.FLOAT32

@@ -28,7 +28,7 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     typed,
     wide,
 )
-from qdqbridge.tvm.relax.kernels.codegen.processors.x86 import permuted
+from qdqbridge.tvm.relax.kernels.codegen.processors import permuted
 from qdqbridge.tvm.relax.kernels.codegen.script import T
 from qdqbridge.tvm.relax.kernels.tiles.register_tile import TileSums
 

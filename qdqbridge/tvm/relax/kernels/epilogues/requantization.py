@@ -9,7 +9,7 @@ import numpy as np
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import multiplier
 from qdqbridge.core.ops.accumulator import with_bias
-from qdqbridge.tvm.relax.kernels.epilogues.dequantized_sums import Scaled
+from qdqbridge.tvm.relax.kernels.epilogues.float_sums import Scaled
 from qdqbridge.tvm.relax.kernels.epilogues.integer_sums import Requantize
 from qdqbridge.tvm.relax.kernels.kernel import Array
 from qdqbridge.tvm.relax.kernels.operands import ActivationCodes, codes_of

@@ -58,11 +58,11 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
 )
 from qdqbridge.tvm.relax.kernels.codegen.loops import turns
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
-from qdqbridge.tvm.relax.kernels.epilogues.dequantized_sums import Scaled, ScaledWriter
+from qdqbridge.tvm.relax.kernels.epilogues.float_sums import Scaled, ScaledWriter
 from qdqbridge.tvm.relax.kernels.epilogues.integer_sums import Extras
 from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.tvm.relax.kernels.operands import Open, any_open
-from qdqbridge.tvm.relax.kernels.products.dense import Rows, rows_of
+from qdqbridge.tvm.relax.kernels.products.convolution import Rows, rows_of
 from qdqbridge.tvm.relax.kernels.tiles.direct import loops_of, opened, packed_weights
 from qdqbridge.tvm.relax.kernels.tiles.geometry import Direct
 from qdqbridge.tvm.relax.kernels.tiles.packing import pack, per_lane

@@ -11,8 +11,7 @@ import numpy as np
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.types import Dim
 from qdqbridge.core.ops.attributes import GemmAttrs, TransposeAttrs
-from qdqbridge.tvm.relax.kernels.epilogues.dequantized_sums import Scaled
-from qdqbridge.tvm.relax.kernels.epilogues.float_sums import Plain
+from qdqbridge.tvm.relax.kernels.epilogues.float_sums import Plain, Scaled
 from qdqbridge.tvm.relax.kernels.epilogues.integer_sums import Requantize
 from qdqbridge.tvm.relax.kernels.epilogues.requantization import requantization, scaled, sum_scale
 from qdqbridge.tvm.relax.kernels.kernel import Array, Kernel, KernelPlace

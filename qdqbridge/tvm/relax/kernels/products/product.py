@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qdqbridge.core.graph.graph import Node
-from qdqbridge.tvm.relax.kernels.epilogues.dequantized_sums import Scaled
+from qdqbridge.tvm.relax.kernels.epilogues.float_sums import Scaled
 from qdqbridge.tvm.relax.kernels.epilogues.fused_operators import extend
 from qdqbridge.tvm.relax.kernels.epilogues.integer_sums import Requantize
 from qdqbridge.tvm.relax.kernels.epilogues.requantization import (

@@ -17,8 +17,7 @@ from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.operator import geometry_of
 from qdqbridge.core.ops.attributes import ConvTransposeAttrs
 from qdqbridge.core.ops.windows import span
-from qdqbridge.tvm.relax.kernels.epilogues.dequantized_sums import Scaled
-from qdqbridge.tvm.relax.kernels.epilogues.float_sums import Plain
+from qdqbridge.tvm.relax.kernels.epilogues.float_sums import Plain, Scaled
 from qdqbridge.tvm.relax.kernels.epilogues.integer_sums import Requantize
 from qdqbridge.tvm.relax.kernels.epilogues.requantization import sum_scale
 from qdqbridge.tvm.relax.kernels.kernel import Array, Kernel, KernelPlace

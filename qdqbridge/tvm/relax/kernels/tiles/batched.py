@@ -32,8 +32,12 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
 )
 from qdqbridge.tvm.relax.kernels.codegen.loops import ceiling, overlapping, total_of, turns
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
-from qdqbridge.tvm.relax.kernels.epilogues.dequantized_sums import Scaled, ScaledWriter
-from qdqbridge.tvm.relax.kernels.epilogues.float_sums import Plain, PlainWriter
+from qdqbridge.tvm.relax.kernels.epilogues.float_sums import (
+    Plain,
+    PlainWriter,
+    Scaled,
+    ScaledWriter,
+)
 from qdqbridge.tvm.relax.kernels.epilogues.integer_sums import Extras, Requantize, Writer
 from qdqbridge.tvm.relax.kernels.tiles.packing import Panel, pack_panel, stage_matrix
 from qdqbridge.tvm.relax.kernels.tiles.register_tile import (

@@ -14,8 +14,7 @@ from functools import cached_property
 from qdqbridge.core.ops.windows import covered
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.lanes import LINE
-from qdqbridge.tvm.relax.kernels.epilogues.dequantized_sums import Scaled
-from qdqbridge.tvm.relax.kernels.epilogues.float_sums import Plain
+from qdqbridge.tvm.relax.kernels.epilogues.float_sums import Plain, Scaled
 from qdqbridge.tvm.relax.kernels.epilogues.integer_sums import Requantize
 from qdqbridge.tvm.relax.kernels.tiles.amx import ROWS, AmxShape, most_rows, steps_at_once
 from qdqbridge.tvm.relax.kernels.tiles.byte_halves import Halves

@@ -50,7 +50,7 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     store,
 )
 from qdqbridge.tvm.relax.kernels.codegen.loops import turns
-from qdqbridge.tvm.relax.kernels.codegen.processors.x86 import REGISTER, permuted
+from qdqbridge.tvm.relax.kernels.codegen.processors import REGISTER, permuted
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
 from qdqbridge.tvm.relax.kernels.elementwise.lookup import TABLE
 from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace

@@ -1,4 +1,4 @@
-"""A program that ``torch.export`` made, float or quantized by PT2E, as a graph."""
+"""TVM's own frontends: PyTorch's, completed, and the importer of ONNX as users run it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
+import tvm
 from numpy.typing import NDArray
 from tvm import relax
+from tvm.relax.frontend.onnx import from_onnx
 
 from qdqbridge.core.arguments import ReadingOptions
 from qdqbridge.core.canonical import canonicalize
@@ -23,6 +25,9 @@ from qdqbridge.errors import (
     UnsupportedQuantization,
 )
 from qdqbridge.tvm.relax.read import read_function
+
+# ---- A program that ``torch.export`` made, float or quantized by PT2E, as a graph ----------------
+
 
 # ---- libraries that only the frontends need: imported when one is asked for ----------------------
 
@@ -420,3 +425,21 @@ def _constants(program: Any) -> Iterator[tuple[str, NDArray[Any]]]:
         tensor = held.get(spec.target) if spec.target is not None else None
         if tensor is not None and hasattr(tensor, "detach"):
             yield str(spec.arg.name), np.asarray(tensor.detach().cpu().numpy())
+
+
+# ---- TVM's own importer of ONNX and its own kernels, as a user of TVM alone runs a file ----------
+
+
+def run_imported(model: Any, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+    """Returns what TVM computes of a model without any rule of this package.
+
+    Args:
+        model: ONNX's ModelProto.
+        inputs: In the order of the model's.
+    """
+    module = from_onnx(model, keep_params_in_input=False)
+    device: Any = tvm.cpu()
+    machine = relax.VirtualMachine(relax.build(module, "llvm"), device)
+    found = machine["main"](*(tvm.runtime.tensor(each) for each in inputs))
+    arrays = found if isinstance(found, list | tuple | tvm.ir.Array) else [found]
+    return [np.asarray(each.numpy()) for each in arrays]

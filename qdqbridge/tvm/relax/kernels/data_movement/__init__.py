@@ -1,1 +1,0 @@
-"""Operators that only move codes."""

@@ -1,1 +1,0 @@
-"""Operators over windows of channels-last images: pools and Resize."""
