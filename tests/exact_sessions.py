@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 import onnxruntime as ort
 
-from qdqbridge.onnx_io.runtime.byte_products import (
+from qdqbridge.onnx_io.runtime.products import (
     keep_byte_products,
     keep_fused_products,
     saturates,

@@ -117,8 +117,7 @@ def tell_of_onnxruntime(engine: VendorEngine, path: Path) -> None:
         path: The file.
     """
     from qdqbridge.autoquant.hardware.arithmetic import beyond_int32, without_vnni
-    from qdqbridge.onnx_io.runtime.byte_products import StoredWeights, saturating_products
-    from qdqbridge.onnx_io.runtime.optimized import optimized
+    from qdqbridge.onnx_io.runtime.products import StoredWeights, optimized, saturating_products
     from qdqbridge.targets.engines.softmax_table import softmax_by_table
 
     saturating = (

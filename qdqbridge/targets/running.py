@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from qdqbridge.core.graph.copying import with_outputs
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.onnx_io.runtime.byte_products import (
+from qdqbridge.onnx_io.runtime.products import (
     keep_byte_products,
     keep_fused_products,
+    keep_half_products,
     saturates,
 )
-from qdqbridge.onnx_io.runtime.half_products import keep_half_products
-from qdqbridge.onnx_io.runtime.ort_values import run
+from qdqbridge.onnx_io.runtime.session import run
 
 Array = NDArray[Any]
 

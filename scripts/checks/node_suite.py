@@ -47,7 +47,7 @@ from onnx.reference import ReferenceEvaluator
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
 
 import qdqbridge as qb
-from qdqbridge.onnx_io.runtime.ort_values import run
+from qdqbridge.onnx_io.runtime.session import run
 
 STAGES = ("ort", "load", "eval", "save", "tvm")
 OWN = ("load", "eval", "save")

@@ -47,7 +47,7 @@ from qdqbridge.core.graph.copying import symbolic_extents, with_numbers
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.interpreter import most_elements
 from qdqbridge.errors import InputDataError, QdqBridgeError
-from qdqbridge.onnx_io.runtime.byte_products import saturating_products
+from qdqbridge.onnx_io.runtime.products import saturating_products
 from qdqbridge.targets.comparison.causes import REWRITTEN, UNEXPLAINED
 from qdqbridge.targets.comparison.local import compare_locally
 from qdqbridge.targets.engines import ENGINES, ProcessLimits, VendorEngine

@@ -46,7 +46,7 @@ onnxruntime as reference.
 | `reading/older_operators.py` | rules: what opsets before 13 say otherwise |
 | `codecs/` | a node to the row of its operator, and back: `derived.py` by rows, others compute |
 | `opaque/`, `control_flow/` | operators without a row; the bodies of If, Loop and Scan |
-| `writer/` | the way out: `nodes.py`, `rows.py`; `options.py` says how, `opset.py` in which opset |
+| `writer/` | the way out: `nodes.py`, `rows.py`; `spec.py` says what, `opset.py` in which opset |
 | `runtime/` | onnxruntime with optimizations off, the reference |
 
 To add a codec, see [adding an operator](../../docs/adding_an_operator.md#of-another-family).
@@ -56,7 +56,7 @@ Tests: `./scripts/test onnx_io`.
 
 - ir-py maps external tensors into memory and copies none of them; so does this room.
 - In ir-py nodes refer to values, not to names; here too, and the writer makes the names
-  (`writer/names.py`).
+  (`writer/rows.py`).
 - onnxscript states a rewrite as pattern, condition and replacement; so do the rules of `core`.
 - ir-py takes a part of the invalid models, to repair them. We refuse them with place and reason:
   files come from strangers.

@@ -14,7 +14,7 @@ import pytest
 
 from qdqbridge.app.cli.failures import run
 from qdqbridge.app.cli.verbs import app
-from qdqbridge.onnx_io.runtime.byte_products import saturates
+from qdqbridge.onnx_io.runtime.products import saturates
 from qdqbridge.targets.engines.kinds import ENGINES
 from tests.places import MODELS
 

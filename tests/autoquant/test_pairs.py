@@ -21,7 +21,7 @@ from qdqbridge.autoquant.hardware.accumulators import accumulators
 from qdqbridge.autoquant.hardware.arithmetic import PAIRS, is_paired
 from qdqbridge.autoquant.hardware.pairs import lost
 from qdqbridge.core.ops.accumulator import simulated
-from qdqbridge.onnx_io.runtime.byte_products import saturates, saturating_products
+from qdqbridge.onnx_io.runtime.products import saturates, saturating_products
 from qdqbridge.targets.engines.processors import QEMU
 from qdqbridge.targets.profiles import Effect
 from tests.autoquant.byte_operators import relatives

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqbridge
-from qdqbridge.onnx_io.runtime.byte_products import keep_byte_products
+from qdqbridge.onnx_io.runtime.products import keep_byte_products
 from qdqbridge.onnx_io.runtime.session import OnnxRuntimeSession
 from tests.onnx_models import canonical
 

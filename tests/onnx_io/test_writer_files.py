@@ -16,8 +16,7 @@ from qdqbridge.core.graph.types import TensorType
 from qdqbridge.errors import ModelFileError, OutputExistsError
 from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.onnx_io.writer import files
-from qdqbridge.onnx_io.writer.files import write_files
-from qdqbridge.onnx_io.writer.model import model_without_tensors
+from qdqbridge.onnx_io.writer.files import model_without_tensors, write_files
 from qdqbridge.onnx_io.writer.spec import GraphSpec, NodeRow
 from qdqbridge.targets.profiles.export import export, exported_proto
 from tests.onnx_io.writer_models import run, samples

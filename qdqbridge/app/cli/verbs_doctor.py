@@ -90,7 +90,7 @@ def _engines() -> dict[str, str | None]:
 
 
 def _processor() -> dict[str, str]:
-    from qdqbridge.onnx_io.runtime.byte_products import saturates
+    from qdqbridge.onnx_io.runtime.products import saturates
 
     found = {"processor": platform.processor() or platform.machine()}
     if sys.platform == "linux" and platform.machine() == "x86_64":

@@ -29,7 +29,7 @@ from qdqbridge.core.ops.dynamic import DYNAMIC_DENSE
 from qdqbridge.errors import InputDataError
 from qdqbridge.onnx_io.control_flow.bodies import is_control
 from qdqbridge.onnx_io.opaque.paired import multiplies_bytes
-from qdqbridge.onnx_io.runtime.byte_products import StoredWeights
+from qdqbridge.onnx_io.runtime.products import StoredWeights
 from qdqbridge.tflite_io.rounding import fixed_point, in_float32, rounded_twice
 
 Array = NDArray[Any]
@@ -264,7 +264,7 @@ def without_vnni(
 
     Args:
         saturating: What is multiplied so in its file:
-            :func:`qdqbridge.onnx_io.runtime.byte_products.saturating_products`.
+            :func:`qdqbridge.onnx_io.runtime.products.saturating_products`.
         node: The node.
         operands: What it is given, as it is stored.
     """

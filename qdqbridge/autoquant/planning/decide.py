@@ -52,7 +52,7 @@ from qdqbridge.core.ops.elementwise import ADD
 from qdqbridge.errors import InputDataError
 from qdqbridge.onnx_io.control_flow.bodies import replace_bodies
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
-from qdqbridge.onnx_io.runtime import recurrent
+from qdqbridge.onnx_io.runtime import operators
 
 if TYPE_CHECKING:
     from qdqbridge.autoquant.search.prefix import QuantizedPrefix
@@ -321,7 +321,7 @@ def _read_recurrent(node: Node, original: Node, decision: Decision) -> None:
     if {1, 2} <= set(found) and all(_around_zero(params) for _, params in found.values()):
         stored = [stored_integers(*found[index], decision).numpy() for index in (1, 2)]
         scales = [found[index][1].scale for index in (1, 2)]
-        recurrent.read_dynamically(node, (stored[0], stored[1]), (scales[0], scales[1]))
+        operators.read_dynamically(node, (stored[0], stored[1]), (scales[0], scales[1]))
 
 
 def _around_zero(params: QuantParams) -> bool:

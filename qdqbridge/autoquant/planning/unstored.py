@@ -24,7 +24,7 @@ from qdqbridge.core.ops.dynamic import DYNAMIC_CONV, DYNAMIC_DENSE, DynamicAttrs
 from qdqbridge.core.ops.elementwise import ADD
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.core.ops.packed_products import PackedProduct
-from qdqbridge.onnx_io.runtime.recurrent import is_lstm
+from qdqbridge.onnx_io.runtime.operators import is_lstm
 from qdqbridge.onnx_io.writer.variants import ROWS
 
 _MATRICES = (DENSE, GEMM, MATMUL)

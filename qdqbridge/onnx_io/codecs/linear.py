@@ -26,8 +26,14 @@ from qdqbridge.onnx_io.codecs.codec import (
     real_dtype,
 )
 from qdqbridge.onnx_io.codecs.view import NodeView
-from qdqbridge.onnx_io.reading.qdq import SCALE_DTYPES, SINCE, STORAGE_DTYPES
-from qdqbridge.onnx_io.reading.qdq_nodes import HALVES, PRECISION, division_of
+from qdqbridge.onnx_io.reading.qdq import (
+    HALVES,
+    PRECISION,
+    SCALE_DTYPES,
+    SINCE,
+    STORAGE_DTYPES,
+    division_of,
+)
 from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx
 
 _KNOWN = ("axis", "block_size", "output_dtype", "saturate", "precision")

@@ -21,8 +21,11 @@ from qdqbridge.core.graph.types import Dim, NestedType
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.control_flow.subgraph_names import forget_shape
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS, plain_domain
-from qdqbridge.onnx_io.inference.dropped_windows import without_dropped_windows
-from qdqbridge.onnx_io.inference.guarded import guarded_inference, with_known_bodies
+from qdqbridge.onnx_io.inference.guarded import (
+    guarded_inference,
+    with_known_bodies,
+    without_dropped_windows,
+)
 from qdqbridge.onnx_io.inference.runtime_types import attention_extents, kept_extents, runtime_types
 from qdqbridge.onnx_io.inference.shapes import loop_results
 from qdqbridge.onnx_io.reading.structure import subgraphs, whole_results

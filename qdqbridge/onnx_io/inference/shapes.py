@@ -19,8 +19,7 @@ from onnx import GraphProto, NodeProto, TensorProto, TypeProto, helper, numpy_he
 from qdqbridge.core.graph.symbols import dim_name
 from qdqbridge.core.graph.types import Shape
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
-from qdqbridge.onnx_io.inference.dropped_windows import without_dropped
-from qdqbridge.onnx_io.inference.guarded import guarded_inference
+from qdqbridge.onnx_io.inference.guarded import guarded_inference, without_dropped
 
 # ---- Shapes of what a Loop makes, which ONNX's own inference leaves open
 #

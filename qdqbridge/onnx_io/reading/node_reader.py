@@ -39,7 +39,6 @@ from qdqbridge.onnx_io.lowering.rules import ENCODINGS
 from qdqbridge.onnx_io.opaque.operators import opaque_node
 from qdqbridge.onnx_io.opaque.versions import with_older_reductions
 from qdqbridge.onnx_io.reading.constants import constant_of_node, constant_value, is_constant
-from qdqbridge.onnx_io.reading.declared import check_moved, check_quantizes
 from qdqbridge.onnx_io.reading.older_operators import older_form, renew_bodies
 from qdqbridge.onnx_io.reading.operator_versions import (
     AXES_OPERAND,
@@ -47,9 +46,8 @@ from qdqbridge.onnx_io.reading.operator_versions import (
     with_axes_attribute,
     with_older_mode,
 )
-from qdqbridge.onnx_io.reading.qdq_nodes import encoding_of, params_of
-from qdqbridge.onnx_io.reading.qdq_remarks import remarks
-from qdqbridge.onnx_io.reading.results import Results
+from qdqbridge.onnx_io.reading.qdq import encoding_of, params_of, remarks
+from qdqbridge.onnx_io.reading.results import Results, check_moved, check_quantizes
 from qdqbridge.onnx_io.reading.structure import all_nodes, captured_names, describe
 from qdqbridge.onnx_io.runtime.operators import BEFORE, OWN_GELU
 from qdqbridge.onnx_io.tensors import dtype_of, embed_external_data, onnx_name

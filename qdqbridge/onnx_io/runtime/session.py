@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,82 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.types import ValueType
 from qdqbridge.errors import InputDataError, QdqBridgeError, UnsupportedTargetError
 from qdqbridge.onnx_io.control_flow.subgraph_names import nodes_inside
 from qdqbridge.onnx_io.reading.model_file import read_model
-from qdqbridge.onnx_io.runtime.byte_products import keep_byte_products, saturates
-from qdqbridge.onnx_io.runtime.half_products import keep_half_products
-from qdqbridge.onnx_io.runtime.ort_values import run
+from qdqbridge.onnx_io.runtime.products import keep_byte_products, keep_half_products, saturates
+from qdqbridge.onnx_io.tensors import dtype_to_onnx, from_bytes, raw_bytes
+
+# ---- Arrays of every element type through onnxruntime's Python interface -------------------------
+# ``InferenceSession.run`` takes and gives what NumPy itself knows. bfloat16, the 8-bit and 4-bit
+# floats and the integers below 8 bits go through ``OrtValue``, whose memory is written and read
+# here: elements of fewer than 8 bits lie packed in it, as they do in a file.
+
 
 Array = NDArray[Any]
+_OF_ONNX = {
+    "float8e4m3fn": DType.FLOAT8_E4M3FN, "float8e4m3fnuz": DType.FLOAT8_E4M3FNUZ,
+    "float8e5m2": DType.FLOAT8_E5M2, "float8e5m2fnuz": DType.FLOAT8_E5M2FNUZ,
+    "float8e8m0": DType.FLOAT8_E8M0, "float4e2m1": DType.FLOAT4_E2M1,
+    "float6e2m3": DType.FLOAT6_E2M3, "float6e3m2": DType.FLOAT6_E3M2, "bfloat16": DType.BFLOAT16,
+    "int4": DType.INT4, "uint4": DType.UINT4, "int2": DType.INT2, "uint2": DType.UINT2,
+}  # fmt: skip
+"""Element types that NumPy does not have, by onnxruntime's names of them."""
+_EXTENDED = frozenset(dtype.numpy for dtype in _OF_ONNX.values())
+
+
+def run(session: Any, feeds: Mapping[str, Any], names: Sequence[str] | None = None) -> list[Any]:
+    """Returns what ``InferenceSession.run`` would, of whatever element types.
+
+    Args:
+        session: An ``InferenceSession``.
+        feeds: An array for each input; a list for a sequence, None for an empty optional.
+        names: The outputs wanted; all by default.
+    """
+    types = {value.name: _element(value.type) for value in session.get_outputs()}
+    wanted = list(types) if names is None else list(names)
+    given = (each.dtype for each in feeds.values() if isinstance(each, np.ndarray))
+    extended = any(dtype in _EXTENDED for dtype in given)
+    if not extended and not any(types.get(name) for name in wanted):
+        return session.run(wanted, dict(feeds))
+    values = session.run_with_ort_values(
+        wanted, {name: _to_value(np.asarray(array)) for name, array in feeds.items()}
+    )
+    return [_from_value(value) for value in values]
+
+
+def _element(type_: str) -> DType | None:
+    """Returns the element type of a tensor where NumPy does not have it."""
+    return _OF_ONNX.get(type_.removeprefix("tensor(").removesuffix(")"))
+
+
+def _to_value(array: Array) -> Any:
+    import onnxruntime as ort
+
+    if array.dtype not in _EXTENDED:
+        return ort.OrtValue.ortvalue_from_numpy(array)
+    constant = Constant.of(array)
+    value = ort.OrtValue.ortvalue_from_shape_and_type(array.shape, dtype_to_onnx(constant.dtype))
+    data = raw_bytes(constant)
+    if data:
+        ctypes.memmove(value.data_ptr(), data, len(data))
+    return value
+
+
+def _from_value(value: Any) -> Array:
+    dtype = _element(value.data_type())
+    if dtype is None:
+        return value.numpy()
+    data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    return from_bytes(np.frombuffer(data, np.uint8), dtype, tuple(value.shape())).numpy()
+
+
+# ---- onnxruntime as the reference: node by node, optimizations off, any tensor visible -----------
+
+
 _LAST_IS_READ = {"QLinearSigmoid": 5, "QLinearLeakyRelu": 5}
 """Operators of com.microsoft whose kernels (1.32) read their last operand even where there is none,
 which ends the process; where it is there by an empty name, they take it for left out."""
@@ -30,7 +98,7 @@ class OnnxRuntimeSession:
 
     Graph optimizations are disabled, so that every QuantizeLinear and DequantizeLinear of the file
     is computed as it is written; products of bytes do not saturate on any processor
-    (:mod:`qdqbridge.onnx_io.runtime.byte_products`).
+    (:mod:`qdqbridge.onnx_io.runtime.products`).
 
     Attributes:
         label: ``onnxruntime``, for reports.

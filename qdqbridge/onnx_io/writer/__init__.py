@@ -11,9 +11,8 @@ from onnx import ModelProto
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.tensors import proto_from_constant
+from qdqbridge.onnx_io.writer.files import model_without_tensors
 from qdqbridge.onnx_io.writer.fused import as_the_file_had
-from qdqbridge.onnx_io.writer.model import model_without_tensors
-from qdqbridge.onnx_io.writer.names import TensorNames
 from qdqbridge.onnx_io.writer.nodes import NodeWriter
 from qdqbridge.onnx_io.writer.opset import (
     check_opset,
@@ -22,8 +21,8 @@ from qdqbridge.onnx_io.writer.opset import (
     needs_contrib,
     untaken,
 )
-from qdqbridge.onnx_io.writer.options import ONNXRUNTIME, WriterOptions
-from qdqbridge.onnx_io.writer.spec import GraphSpec, plain_type
+from qdqbridge.onnx_io.writer.rows import TensorNames
+from qdqbridge.onnx_io.writer.spec import ONNXRUNTIME, GraphSpec, WriterOptions, plain_type
 
 _MICROSOFT = "com.microsoft"
 

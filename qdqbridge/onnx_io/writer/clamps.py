@@ -14,8 +14,7 @@ from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType, TensorType
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.onnx_io.writer.names import stem
-from qdqbridge.onnx_io.writer.rows import RowWriter, quantizing, real_bounds, starts_at_zero
+from qdqbridge.onnx_io.writer.rows import RowWriter, quantizing, real_bounds, starts_at_zero, stem
 
 COARSE = 2
 """How many steps of a result one of its operand has, from which a wrong end of a range is seen."""

@@ -33,11 +33,9 @@ from qdqbridge.onnx_io.writer.clamps import (
     idle_max,
     rounded,
 )
-from qdqbridge.onnx_io.writer.dynamic import dynamic_rows
-from qdqbridge.onnx_io.writer.names import real_name, stem
+from qdqbridge.onnx_io.writer.dynamic import dynamic_rows, simulated_row
+from qdqbridge.onnx_io.writer.fused import is_packed_matmul, unread_orders
 from qdqbridge.onnx_io.writer.opset import OUTPUT_DTYPE_SINCE
-from qdqbridge.onnx_io.writer.options import Clamp
-from qdqbridge.onnx_io.writer.packed import is_packed_matmul, unread_orders
 from qdqbridge.onnx_io.writer.qlinear import qlinear_row
 from qdqbridge.onnx_io.writer.rows import (
     RowWriter,
@@ -45,22 +43,21 @@ from qdqbridge.onnx_io.writer.rows import (
     quantizable,
     quantizing,
     real_dtype,
+    real_name,
+    stem,
 )
-from qdqbridge.onnx_io.writer.simulated import simulated_row
-from qdqbridge.onnx_io.writer.spec import NodeRow, output_type, plain_type
-from qdqbridge.onnx_io.writer.unfused import (
-    hidden,
-    hides_dequantize,
-    unfused,
-    unfused_operand,
-    unfused_result,
-)
+from qdqbridge.onnx_io.writer.spec import Clamp, NodeRow, output_type, plain_type
 from qdqbridge.onnx_io.writer.variants import (
     add_behind,
     adds_behind,
     dense_rows,
     file_variant,
+    hidden,
+    hides_dequantize,
     is_product_of_rows,
+    unfused,
+    unfused_operand,
+    unfused_result,
 )
 
 _MATRIX = 2

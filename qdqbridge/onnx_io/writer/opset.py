@@ -23,11 +23,11 @@ from qdqbridge.onnx_io.codecs.schema import schema_of, schema_type
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS, plain_domain
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.onnx_io.reading.operator_versions import can_be_moved
-from qdqbridge.onnx_io.reading.qdq_nodes import PRECISION
+from qdqbridge.onnx_io.reading.qdq import PRECISION
 from qdqbridge.onnx_io.reading.structure import subgraphs
 from qdqbridge.onnx_io.runtime.operators import runtime_operator
 from qdqbridge.onnx_io.tensors import onnx_name
-from qdqbridge.onnx_io.writer.packed import packed_weights
+from qdqbridge.onnx_io.writer.fused import packed_weights
 from qdqbridge.onnx_io.writer.spec import GraphSpec
 
 OLDEST = 13

@@ -20,10 +20,9 @@ from qdqbridge.core.ops.build import permuted_params
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.onnx_io.writer import spec_of
-from qdqbridge.onnx_io.writer.files import places_of, write_files
-from qdqbridge.onnx_io.writer.model import model_without_tensors
-from qdqbridge.onnx_io.writer.names import TensorNames
-from qdqbridge.onnx_io.writer.options import ONNXRUNTIME
+from qdqbridge.onnx_io.writer.files import model_without_tensors, places_of, write_files
+from qdqbridge.onnx_io.writer.rows import TensorNames
+from qdqbridge.onnx_io.writer.spec import ONNXRUNTIME
 from qdqbridge.targets.encodings import EncodingsFormat, encodings_format, listed
 from qdqbridge.targets.encodings.application import result_axis, values_by_name
 from qdqbridge.targets.encodings.encoding import TensorEncoding

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.onnx_io.runtime.byte_products import saturates
+from qdqbridge.onnx_io.runtime.products import saturates
 from qdqbridge.options import AnyProfileName
 from qdqbridge.targets.engines.processors import start_without_vnni
 from qdqbridge.targets.profiles.profile import ExportProfile

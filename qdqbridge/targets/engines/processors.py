@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from shutil import which
 
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.onnx_io.runtime.byte_products import saturates
+from qdqbridge.onnx_io.runtime.products import saturates
 
 QEMU = "qemu-x86_64"
 _HASWELL = "Haswell,-pcid,-x2apic,-tsc-deadline,-hle,-invpcid,-rtm"

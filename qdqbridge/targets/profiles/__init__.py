@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.onnx_io.writer.options import (
+from qdqbridge.onnx_io.writer.spec import (
     ONNXRUNTIME,
     ONNXRUNTIME_1_31,
     Bias,

@@ -12,9 +12,8 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.runtime.operators import renamed
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 from qdqbridge.onnx_io.writer import filled, model_of, spec_of
-from qdqbridge.onnx_io.writer.files import write_files
+from qdqbridge.onnx_io.writer.files import model_without_tensors, write_files
 from qdqbridge.onnx_io.writer.fused import as_the_file_had
-from qdqbridge.onnx_io.writer.model import model_without_tensors
 from qdqbridge.onnx_io.writer.opset import choose_opset
 from qdqbridge.onnx_io.writer.spec import GraphSpec, form_as_read, spec_as_read
 from qdqbridge.targets.profiles import profile_of

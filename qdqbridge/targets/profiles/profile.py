@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.rewrite.rule import Rule
-from qdqbridge.onnx_io.writer.options import WriterOptions
+from qdqbridge.onnx_io.writer.spec import WriterOptions
 from qdqbridge.targets.profiles.finding import TargetRule
 
 

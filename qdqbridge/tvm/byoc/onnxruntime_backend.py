@@ -31,7 +31,7 @@ from tvm import ir, relax, tirx
 from qdqbridge.core.canonical import canonicalize
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.onnx_io.runtime.byte_products import keep_fused_products
+from qdqbridge.onnx_io.runtime.products import keep_fused_products
 from qdqbridge.targets.profiles.export import exported_proto
 from qdqbridge.tvm.byoc.coverage import Coverage
 from qdqbridge.tvm.byoc.partition import partition

@@ -27,7 +27,7 @@ from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.interpreter import evaluate_node
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.errors import InputDataError, UnsupportedModelError
-from qdqbridge.onnx_io.runtime.byte_products import saturates
+from qdqbridge.onnx_io.runtime.products import saturates
 from qdqbridge.targets.comparison.engine import Interpreter, visible
 from qdqbridge.targets.engines import EngineVerdict
 from tests.autoquant.attribution.sabotage import KINDS, named, quantized_by_onnxruntime, spoil

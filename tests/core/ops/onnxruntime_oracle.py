@@ -19,7 +19,7 @@ from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.quantization import QuantParams, per_tensor
 from qdqbridge.core.graph.types import QuantType, TensorType, ValueType
 from qdqbridge.core.ops.table import BY_NAME
-from qdqbridge.onnx_io.runtime.byte_products import keep_fused_products, saturates
+from qdqbridge.onnx_io.runtime.products import keep_fused_products, saturates
 
 Array = np.ndarray
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 import qdqbridge as qb
-from qdqbridge.onnx_io.runtime.byte_products import saturates
+from qdqbridge.onnx_io.runtime.products import saturates
 from qdqbridge.targets.comparison.causes import MISREAD, REWRITTEN
 from qdqbridge.targets.engines.softmax_table import TABLE
 from tests.onnx_io.writer_models import S8, U8, Net

@@ -20,7 +20,7 @@ import qdqbridge
 from qdqbridge.app.cli.failures import run
 from qdqbridge.app.quantizing import quantization
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.onnx_io.runtime.byte_products import saturates
+from qdqbridge.onnx_io.runtime.products import saturates
 from qdqbridge.options import EngineName
 from qdqbridge.targets.engines import kinds, processors
 from qdqbridge.targets.engines.process import EngineProcess, ProcessLimits

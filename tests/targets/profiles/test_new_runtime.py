@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 
 import qdqbridge
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.onnx_io.writer.options import Clamp, WriterOptions
+from qdqbridge.onnx_io.writer.spec import Clamp, WriterOptions
 from qdqbridge.targets.engines import EngineKind, open_engine
 from qdqbridge.targets.profiles import Effect, ExportProfile, TargetRule, check
 from qdqbridge.targets.profiles.export import export
@@ -112,7 +112,7 @@ def test_its_rules_say_what_its_engine_does(
     (folder / "__init__.py").write_text("")
     (folder / "worker.py").write_text(WORKER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    kind = EngineKind("toy", "The toy", "onnxruntime", "pip", "toy.worker", "toy")
+    kind = EngineKind("toy", "The toy", "onnxruntime", "pip", "toy.worker", PROFILE)
     graph = qdqbridge.load(file)
     with open_engine(kind, file, graph) as engine:
         said = {row.node for row in engine.taken().left}

@@ -10,8 +10,8 @@ from typing import Any
 
 import onnxruntime as ort
 
-from qdqbridge.onnx_io.runtime.byte_products import MARKS
-from qdqbridge.onnx_io.runtime.ort_values import run
+from qdqbridge.onnx_io.runtime.products import MARKS
+from qdqbridge.onnx_io.runtime.session import run
 from qdqbridge.targets.engines.workers.rows import Array, Loaded, Row, TimeRow
 
 _OPTIMIZED = "optimized.onnx"

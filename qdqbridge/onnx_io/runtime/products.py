@@ -1,17 +1,11 @@
-"""Products of uint8 and int8 that onnxruntime's CPU kernels get wrong on some x86 processors.
-
-Without VNNI, onnxruntime (1.32) multiplies uint8 by int8 with an instruction that adds two products
-in 16 bits and saturates (``vpmaddubsw``): 64 products of 255 and 127 come to 1,048,544 instead of
-2,072,640. Products of uint8 and uint8 are exact. Its option ``session.x64quantprecision`` makes
-those of the former, but is an optimization (``keep_fused_products``): where these are off, it does
-nothing, and the model itself has to be changed (``keep_byte_products``).
-"""
+"""Products that onnxruntime gets wrong: of bytes on some x86 processors, of half floats."""
 
 from __future__ import annotations
 
 import re
+import tempfile
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
@@ -23,8 +17,44 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqbridge.core.ops.packed_products import EIGHT_BITS
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies
-from qdqbridge.onnx_io.runtime.optimized import optimized
+
+# ---- What onnxruntime makes of a model before it runs it: other operators, fewer of them ---------
+
+
+def optimized(source: Path | bytes, *, layouts: bool = True) -> onnx.ModelProto | None:
+    """Returns the model that onnxruntime runs; None where it does not load the given one.
+
+    Args:
+        source: A file, or its bytes.
+        layouts: Also what depends on the processor: blocks of channels, channels last.
+    """
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    if not layouts:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    with tempfile.TemporaryDirectory() as folder:
+        options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
+        try:
+            ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        except Exception:  # whatever a runtime raises of a file: who runs it will tell
+            return None
+        return onnx.load(options.optimized_model_filepath, load_external_data=False)
+
+
+# ---- byte products -------------------------------------------------------------------------------
+# Products of uint8 and int8 that onnxruntime's CPU kernels get wrong on some x86 processors.
+#
+# Without VNNI, onnxruntime (1.32) multiplies uint8 by int8 with an instruction that adds two
+# products in 16 bits and saturates (``vpmaddubsw``): 64 products of 255 and 127 come to 1,048,544
+# instead of 2,072,640. Products of uint8 and uint8 are exact. Its option
+# ``session.x64quantprecision`` makes those of the former, but is an optimization
+# (``keep_fused_products``): where these are off, it does nothing, and the model itself has to be
+# changed (``keep_byte_products``).
+
 
 MARKS = re.compile(r"(_token_\d+|_nchwc|_nhwc)+$")
 """What onnxruntime appends to the names of nodes and tensors whose layout it changes."""
@@ -282,3 +312,41 @@ def _unsigned(name: str, tensors: _ReadableTensors) -> Iterator[onnx.NodeProto]:
 
 def _make_constant_node(name: str, array: np.ndarray[Any, Any]) -> onnx.NodeProto:
     return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array))
+
+
+# ---- Products of half floats that onnxruntime gets wrong where its optimizations are off ---------
+
+
+def rounds_activations(node: onnx.NodeProto) -> bool:
+    """Returns whether a node is a packed product whose activations are rounded to 8 bits."""
+    level = next((a.i for a in node.attribute if a.name == "accuracy_level"), 0)
+    return node.op_type == "MatMulNBits" and level == EIGHT_BITS
+
+
+def keep_half_products(graph: onnx.GraphProto, outer: Set[str] = frozenset()) -> None:
+    """Puts an Identity behind packed products of half floats, which keeps these half floats.
+
+    Between nodes that its CPU has in float32 only, onnxruntime 1.32 makes such a product one of
+    float32, and its scales the result of a Cast. Without constant folding they stay that (and in
+    the body of an If or Loop with it, where they are constants of the graph around it), and with
+    ``accuracy_level`` 4 its kernel takes scales that are no constants for 0 (rule
+    ``scales-of-run-time``). A node beside one with a kernel of half floats keeps its type.
+
+    Args:
+        graph: A model's graph, or a body; it is changed.
+        outer: Constants of half floats of the graphs around a body.
+    """
+    halves = outer | {
+        tensor.name for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT16
+    }
+    nodes = list(graph.node)
+    del graph.node[:]
+    for node in nodes:
+        for attribute in node.attribute:
+            for body in bodies(attribute):
+                keep_half_products(body, halves)
+        graph.node.append(node)
+        if rounds_activations(node) and halves & set(node.input):
+            made, result = graph.node[-1], node.output[0]
+            made.output[0] = f"{result}:half"
+            graph.node.append(helper.make_node("Identity", [made.output[0]], [result]))
