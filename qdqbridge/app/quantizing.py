@@ -115,7 +115,7 @@ class Quantization:
         from qdqbridge.autoquant.search.fallback import met
         from qdqbridge.autoquant.search.search import Goal
 
-        goal = Goal(min_sqnr, max_drop)
+        goal = Goal(min_sqnr, max_drop, self._optimism())
         made, samples, metric = self._judged("no goal can be judged without it")
         found = met(made, goal, samples, fallback=fallback, metric=metric, progress=progress)
         return replace(self, goal=goal, fallback=found)
@@ -156,7 +156,8 @@ class Quantization:
         from qdqbridge.autoquant.search.search import Goal
         from qdqbridge.autoquant.search.size_limit import SizeLimit, within
 
-        goal = None if min_sqnr is None and max_drop is None else Goal(min_sqnr, max_drop)
+        given = min_sqnr is not None or max_drop is not None
+        goal = Goal(min_sqnr, max_drop, self._optimism()) if given else None
         made, samples, metric = self._judged("no size or time can be judged without it")
         path = None if state is None else path_of(state)
         if max_node_seconds is not None:
@@ -218,8 +219,8 @@ class Quantization:
         if found is None or self.samples is None:
             return []
         texts = [found.mixed()]
-        if self.fallback is None and found.metrics.sqnr < BAD:
-            texts.append(doubt(self.made, self.samples, found.metrics.sqnr))
+        if self.fallback is None and found.expected < BAD:
+            texts.append(doubt(self.made, self.samples, found.expected))
         return [text for text in texts if text]
 
     def outputs(self) -> Metrics | None:
@@ -241,6 +242,11 @@ class Quantization:
             found = delivered(self.original, self.graph, self.samples, self.made.unseen, optimism)
             self._delivered.append(found)
         return self._delivered[0]
+
+    def _optimism(self) -> float:
+        """Returns how much closer samples come than others most likely do, in dB."""
+        found = replace(self, goal=None, fallback=None).delivered()
+        return 0.0 if found is None else found.optimism
 
     def report(
         self,

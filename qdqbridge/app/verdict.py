@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -70,7 +69,7 @@ def verdict(
     shown = made.delivered()
     rows = [("verdict", first_sentence(made))]
     if shown is not None:
-        rows += _outputs(shown, made.made.profile.samples)
+        rows += _outputs(shown, made.made.profile.samples, told=made.scores() is None)
     before, after = sizes or (_constants(made.original), _constants(made.graph))
     share = f", {after / before:.0%} of the model's {before:,}" if before else ""
     rows.append(("size", f"{after:,} bytes{share}"))
@@ -95,15 +94,14 @@ def first_sentence(made: JudgedModel) -> str:
         return "; ".join(texts)
     if shown is None:
         return "not measured: there was no data, only a profile"
-    sqnr = shown.metrics.sqnr
+    sqnr = shown.expected
     words = "poor" if sqnr < BAD else "fair: check it with labels" if sqnr < WANTED else "good"
-    if shown.metrics.top1 is not None:
-        kept = f"; the class is the float model's for {100 * shown.metrics.top1:.1f} %"
-    else:
-        kept = ""
+    if shown.metrics.top1 is None:
+        return f"{words}: {shown.on_others}"
     unseen = "left-out" if shown.left_out else "calibration"
     many = f"{shown.samples} {unseen} sample{'' if shown.samples == 1 else 's'}"
-    return f"{words}: {_decibels(sqnr)} from the float model{kept} of {many}"
+    kept = f"the class is the float model's for {100 * shown.metrics.top1:.1f} % of {many}"
+    return f"{words}: {shown.on_others}; {kept}"
 
 
 def is_good(made: JudgedModel) -> bool:
@@ -113,7 +111,7 @@ def is_good(made: JudgedModel) -> bool:
     scores, shown = made.scores(), made.delivered()
     if scores is not None:
         return all(s is None or s.score >= s.reference - _LOST for s in scores)
-    return shown is None or shown.metrics.sqnr >= WANTED
+    return shown is None or shown.expected >= WANTED
 
 
 def floats(made: JudgedModel) -> dict[str, str]:
@@ -131,11 +129,13 @@ def integers(made: JudgedModel) -> int:
     return len(decision.plan.rules) + sum(body.integers for body in made.inside)
 
 
-def closeness(metrics: Metrics) -> str:
+def _closeness(metrics: Metrics) -> str:
     """Returns how close outputs are, in words."""
+    from qdqbridge.autoquant.delivered import closeness
+
     top1 = metrics.top1
     classes = "" if top1 is None else f" and top-1 agreement {100 * top1:.2f} %"
-    return f"{metrics.sqnr:.2f} dB SQNR{classes}"
+    return f"{closeness(metrics.sqnr)}{classes}"
 
 
 def _scored(score: MetricScore) -> str:
@@ -151,16 +151,20 @@ def _pair(score: MetricScore) -> str:
     return f"{score.score:.6g}, float {score.reference:.6g}"
 
 
-def _outputs(shown: Delivered, chosen: int) -> list[tuple[str, str]]:
-    first = f"{closeness(shown.metrics)} against the float model on {shown.where}"
-    rows = [("outputs", shown.on_others), ("", first)] if shown.on_others else [("outputs", first)]
+def _outputs(shown: Delivered, chosen: int, *, told: bool) -> list[tuple[str, str]]:
+    """Returns what was measured; what is likely first where the verdict has not told it."""
+    from qdqbridge.autoquant.delivered import closeness
+
+    measured = f"{_closeness(shown.metrics)} against the float model on {shown.where}"
+    rows = [] if told else [("outputs", shown.on_others)]
+    rows.append(("outputs" if told else "", measured))
     if shown.left_out:
         given = chosen + shown.samples
         several = f"all {given}" if given == shown.count else f"{shown.count} of {given}"
-        rows.append(("", f"{closeness(shown.everything)} on {several} samples"))
+        rows.append(("", f"{_closeness(shown.everything)} on {several} samples"))
     for each in shown.outputs if len(shown.outputs) > 1 or shown.mixed() else ():
-        rows.append(("output", f"{each.name}: {each.sqnr_db:.2f} dB"))
-        rows += [("", f"{p.name}, a part of it: {p.sqnr_db:.2f} dB") for p in each.parts]
+        rows.append(("output", f"{each.name}: {closeness(each.sqnr_db)}"))
+        rows += [("", f"{p.name}, a part of it: {closeness(p.sqnr_db)}") for p in each.parts]
     return rows
 
 
@@ -178,7 +182,3 @@ def _named(names: Sequence[str]) -> str:
 
 def _constants(graph: Graph) -> int:
     return sum(value.constant.nbytes for value in graph.values() if value.constant is not None)
-
-
-def _decibels(sqnr: float) -> str:
-    return f"{sqnr:.1f} dB" if math.isfinite(sqnr) else "equal" if sqnr > 0 else "no signal"

@@ -1,10 +1,11 @@
 """How close a quantized graph's outputs are to those of the given float model: what users are told.
 
-It is measured on what is saved, as onnxruntime runs it without optimizations, on samples that
-nothing was chosen by. These are few, and a third of the noise of an output lies in few samples, so
-that what is likely on others is said by all: by what they have, less what weights are known to gain
-on samples that they were learned from. One figure for an output of boxes and scores hides what
-became of the scores, so that the parts of outputs that a Concat joins are told apart.
+It is measured on what is saved, as onnxruntime runs it without optimizations. Samples that nothing
+was chosen by are few, and a third of the noise of an output lies in few samples, so that what is
+likely on others is said by all: by what they have, less what weights gain on samples that they were
+learned from and not on others, which is known of weights that were learned from half of them. One
+figure for an output of boxes and scores hides what became of the scores, so that the parts of
+outputs that a Concat joins are told apart.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ _LEAST_ERROR = 1e-3
 """Samples without any error count as with this share of the mean."""
 _NORMAL = 1.96
 """19 times in 20 were logarithms normal; their tails are longer, and 17 or 18 in 20 it is."""
+_CERTAIN = 3.3
+"""999 times in 1000."""
 _PARTS = 64
 """Parts of an output, at most: more are no boxes and scores."""
 
@@ -59,9 +62,10 @@ class Delivered:
         everything: The metrics of all samples that were run.
         count: How many examples these are.
         outputs: Each output on the samples of ``metrics``, with its parts.
-        expected: The SQNR that other samples most likely have; None where none were left out.
-        likely: Between which SQNRs other samples lie, nine times in ten, by how much those that
-            were left out differ; None where that is not known, or where they are many.
+        expected: The SQNR that other samples most likely have: what is told first.
+        optimism: How much closer all samples come than that, in dB.
+        likely: Between which SQNRs their mean lies, nine times in ten; None where that is not
+            known, or where many were left out.
     """
 
     metrics: Metrics
@@ -70,16 +74,17 @@ class Delivered:
     everything: Metrics
     count: int
     outputs: tuple[Output, ...]
-    expected: float | None = None
+    expected: float
+    optimism: float
     likely: tuple[float, float] | None = None
 
     @property
     def on_others(self) -> str:
-        """What other samples most likely have, in words; nothing where none were left out."""
-        if self.expected is None:
-            return ""
+        """What other samples most likely have, in words."""
         ends = "" if self.likely is None else " ({:.1f} to {:.1f})".format(*self.likely)
-        return f"{self.expected:.2f} dB SQNR{ends} is likely on other samples"
+        return (
+            f"{closeness(self.expected)}{ends} against the float model is likely on other samples"
+        )
 
     @property
     def where(self) -> str:
@@ -89,6 +94,11 @@ class Delivered:
         if self.samples == 1:
             return "the one sample that parameters were chosen by, which tells nothing of others"
         return f"the {self.samples} samples that parameters were chosen by, none left out"
+
+    @property
+    def judged(self) -> str:
+        """What is likely, what was measured, and on what, in words."""
+        return f"{self.on_others}; {closeness(self.metrics.sqnr)} on {self.where}"
 
     def mixed(self) -> str:
         """Returns a warning about parts of outputs that the whole hides, else nothing."""
@@ -109,6 +119,13 @@ class Delivered:
         return "; ".join(lines)
 
 
+def closeness(sqnr: float) -> str:
+    """Returns an SQNR in words."""
+    if math.isfinite(sqnr):
+        return f"{sqnr:.2f} dB SQNR"
+    return "the same outputs" if sqnr > 0 else "no signal"
+
+
 def delivered(
     given: Graph,
     graph: Graph,
@@ -123,7 +140,7 @@ def delivered(
         graph: What was made of it.
         samples: Those that parameters were chosen by.
         unseen: Those that were left out.
-        optimism: How much closer ``samples`` come than others by what was learned from them, in dB.
+        optimism: How much closer ``samples`` come by what was learned from them, in dB.
     """
     first = [] if unseen is None else batches_of(unseen, graph)
     batches = [*first, *batches_of(samples, graph)]
@@ -141,12 +158,10 @@ def delivered(
     judged = samples if unseen is None else unseen
     total = len(samples) * samples.step + (0 if unseen is None else len(unseen) * unseen.step)
     rows = zip(graph.output_names, tallies, strict=True)
-    likely = expected = None
-    if first:
-        cut = slice(len(first)), slice(len(first), None)
-        left_out, rest = (errors_between(wanted[part], found[part]) for part in cut)
-        likely = likely_sqnr(left_out)
-        expected = expected_sqnr(left_out, rest, optimism, likely)
+    errors = errors_between(wanted, found)
+    cut = len(errors_between(wanted[: len(first)], found[: len(first)])) if first else 0
+    others = errors[cut:] * 10 ** (optimism / 10)
+    expected, likely = expected_sqnr(errors[:cut], others)
     return Delivered(
         everything.unseen or everything,
         len(judged) * judged.step,
@@ -155,35 +170,37 @@ def delivered(
         total,
         tuple(tally.output(name) for name, tally in rows),
         expected,
+        _above(decibels(float(errors.mean())), expected),
         likely,
     )
 
 
-def expected_sqnr(
-    unseen: NDArray[np.float64],
-    seen: NDArray[np.float64],
-    optimism: float,
-    likely: tuple[float, float] | None,
-) -> float:
-    """Returns the SQNR that other samples most likely have.
+def _above(sqnr: float, expected: float) -> float:
+    return max(sqnr - expected, 0.0) if math.isfinite(sqnr) else 0.0
 
-    The samples that were left out count alone where they are many, and where they contradict the
-    others: then parameters fit what they were chosen by more than is known.
+
+def expected_sqnr(
+    unseen: NDArray[np.float64], seen: NDArray[np.float64]
+) -> tuple[float, tuple[float, float] | None]:
+    """Returns the SQNR that other samples most likely have, and where their mean lies.
+
+    The samples that were left out count alone where they are many, and where they are that much
+    worse that chance is no reason: then parameters fit what they were chosen by more than is known.
 
     Args:
         unseen: Errors of the samples that were left out, as shares of the mean power.
-        seen: Of those that parameters were chosen by.
-        optimism: How much closer these come by what was learned from them, in dB.
-        likely: What :func:`likely_sqnr` says of those that were left out.
+        seen: Of those that parameters were chosen by, as they were had they been left out.
     """
-    alone = decibels(float(unseen.mean()))
-    found = decibels(float(np.concatenate([unseen, seen * 10 ** (optimism / 10)]).mean()))
     if len(unseen) >= _MANY_SAMPLES:
-        return alone
-    return found if likely is None or likely[0] <= found <= likely[1] else alone
+        return decibels(float(unseen.mean())), None
+    others = np.concatenate([unseen, seen])
+    alone = likely_sqnr(unseen, _CERTAIN)
+    if alone is not None and decibels(float(others.mean())) > alone[1]:
+        others = unseen
+    return decibels(float(others.mean())), likely_sqnr(others)
 
 
-def likely_sqnr(errors: NDArray[np.float64]) -> tuple[float, float] | None:
+def likely_sqnr(errors: NDArray[np.float64], sure: float = _NORMAL) -> tuple[float, float] | None:
     """Returns between which SQNRs other samples lie, by the errors of a few.
 
     The mean error of a few samples is mostly that of one or two. Their logarithms are spread nearly
@@ -191,13 +208,14 @@ def likely_sqnr(errors: NDArray[np.float64]) -> tuple[float, float] | None:
 
     Args:
         errors: Of each sample, as share of the mean power.
+        sure: The quantile of a normal distribution that bounds it.
     """
     count, mean = len(errors), float(errors.mean()) if len(errors) else 0.0
-    if not 2 < count < _MANY_SAMPLES or not np.isfinite(mean) or mean <= 0:
+    if count <= 2 or not np.isfinite(mean) or mean <= 0:
         return None
     logarithms = np.log(np.maximum(errors, mean * _LEAST_ERROR))
     variance, free = float(logarithms.var(ddof=1)), count - 1
-    sure = _NORMAL + (_NORMAL**3 + _NORMAL) / (4 * free)  # Student's, nearly
+    sure += (sure**3 + sure) / (4 * free)  # Student's, nearly
     far = sure * math.sqrt(variance / count + variance**2 / (2 * free)) * 10 / math.log(10)
     sqnr = decibels(mean)
     return sqnr - far, sqnr + far

@@ -268,7 +268,7 @@ class QuantizationRecord:
         choosers: Who chose parameters: what for, and its name with its settings.
         outputs: Errors of the model's outputs.
         sqnr_db: Of all outputs, the figure that every place tells; None without samples.
-        judged: Which samples outputs and classes were compared on.
+        judged: Which samples outputs and classes were compared on, and what is said of others.
         top1: Share of examples with the same largest class; None where there are no classes.
         layers: Errors per layer, in topological order.
         tensors: What was seen of every float tensor, in topological order.

@@ -10,6 +10,7 @@ whether both quantize to the same digest.
 folder, what ``quantize`` says of each, what its file gives in a default session of onnxruntime on
 other samples, on this processor and on x86 with AVX2 and without VNNI (under qemu-user, where this
 one has it), and CPU seconds and peak memory beside onnxruntime's ``quantize_static`` (MinMax).
+``--given 32 --draw 1`` gives that many of all samples, drawn, and measures on 128 others.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_networks import ROOT, Case, cases, cases_in, results
+from bench_networks import MEASURED, ROOT, Case, cases, cases_in, results
 from bench_quantize_tools import quantize_static
 
 OURS, STATIC = "ours", "quantize_static"
@@ -71,12 +72,10 @@ def measured(case: Case, tool: str, out: Path | None) -> Cost:
     made = quantization(case.path, case.calibration)
     shown = made.delivered()
     assert shown is not None
-    left_out = shown.metrics.sqnr
-    most = left_out if shown.expected is None else shown.expected
-    low, high = shown.likely or (most, most)
+    low, high = shown.likely or (shown.expected, shown.expected)
     if out is not None:
         qdqbridge.save(made.graph, out, overwrite=True)
-    told = f"{most:.1f} ({low:.0f} to {high:.0f}) | {left_out:.1f}"
+    told = f"{shown.expected:.1f} ({low:.0f} to {high:.0f}) | {shown.metrics.sqnr:.1f}"
     return replace(_so_far(), digest=made.graph.digest, told=told)
 
 
@@ -85,17 +84,44 @@ def _so_far() -> Cost:
     return Cost(used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
 
 
-def cost(case: Case, checkout: Path, tool: str = OURS, out: Path | None = None) -> Cost:
+def cost(case: Drawn, checkout: Path, tool: str = OURS, out: Path | None = None) -> Cost:
     """Quantizes a network in a process of its own with the code of a checkout."""
     options = ["--tool", tool, *([] if out is None else ["--out", str(out)])]
     return Cost(**_asked(case, options, checkout))
 
 
-def _asked(case: Case, options: Sequence[str], checkout: Path, start: Sequence[str] = ()) -> Any:
+@dataclass(frozen=True)
+class Drawn(Case):
+    """A network with samples that are drawn of all.
+
+    Attributes:
+        given: How many; 0 for those that there are to calibrate with.
+        draw: Another number draws others.
+    """
+
+    given: int = 0
+    draw: int = 0
+
+    @staticmethod
+    def of(case: Case, given: int, draw: int) -> Drawn:
+        """Returns a network with so many samples to calibrate with, and 128 to measure with."""
+        seen, fresh = case.calibration, case.measured
+        if given:
+            every = {name: np.concatenate([seen[name], fresh[name]]) for name in seen}
+            count = len(next(iter(every.values())))
+            order = np.random.default_rng(draw).permutation(count)[: given + MEASURED]
+            seen = {name: array[order[:given]] for name, array in every.items()}
+            fresh = {name: array[order[given:]] for name, array in every.items()}
+        return Drawn(case.name, case.path, seen, fresh, None, given, draw)
+
+
+def _asked(case: Drawn, options: Sequence[str], checkout: Path, start: Sequence[str] = ()) -> Any:
     """Returns what this file says of a network, run by itself."""
     command = [*start, sys.executable, __file__, "--only", case.name, *options]
     if case.path.parent != ROOT / "models":
         command += ["--folder", str(case.path.parent)]
+    if case.given:
+        command += ["--given", str(case.given), "--draw", str(case.draw)]
     environment = {**os.environ, "PYTHONPATH": str(checkout.resolve())}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return json.loads(done.stdout.splitlines()[-1])
@@ -119,7 +145,7 @@ def show(case: Case, found: Sequence[Cost]) -> None:
     print(f"{case.name:<16}{row}" + ("" if same else "  other digests"), flush=True)
 
 
-def show_delivered(case: Case, rounds: int) -> None:
+def show_delivered(case: Drawn, rounds: int) -> None:
     """Prints a row of the table of what is delivered."""
     from qdqbridge.targets.engines.processors import start_without_vnni
 
@@ -142,8 +168,11 @@ def show_delivered(case: Case, rounds: int) -> None:
     )
 
 
-def _cases(folder: Path | None, networks: Sequence[str]) -> Iterator[Case]:
-    return cases(networks, 0) if folder is None else cases_in(folder, networks)
+def _cases(
+    folder: Path | None, networks: Sequence[str], given: int = 0, draw: int = 0
+) -> Iterator[Drawn]:
+    held = cases(networks, 0) if folder is None else cases_in(folder, networks)
+    return (Drawn.of(case, given, draw) for case in held)
 
 
 def main(given: Sequence[str]) -> int:
@@ -154,13 +183,16 @@ def main(given: Sequence[str]) -> int:
     parser.add_argument("--processors", action="store_true", help="print what is delivered")
     parser.add_argument("--beside", type=Path, help="another checkout")
     parser.add_argument("--rounds", type=int, default=2, help="the shortest of so many runs counts")
+    parser.add_argument("--given", type=int, default=0, help="samples; by default the first ones")
+    parser.add_argument("--draw", type=int, default=0, help="which of all samples these are")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--tool", default=OURS, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--deliver", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args(given)
+    drawn = arguments.given, arguments.draw
     if arguments.only is not None:
-        case = next(_cases(arguments.folder, [arguments.only]))
+        case = next(_cases(arguments.folder, [arguments.only], *drawn))
         if arguments.deliver is not None:
             print(json.dumps(delivered(case, arguments.deliver)))
         else:
@@ -168,8 +200,9 @@ def main(given: Sequence[str]) -> int:
         return 0
     if arguments.processors:
         names = [path.stem for path in sorted((ROOT / "models").glob("digits_*_float.onnx"))]
-        own = cases([name for name in names if name in (arguments.networks or names)], 0)
-        others = cases_in(arguments.folder, arguments.networks) if arguments.folder else ()
+        named = [name for name in names if name in (arguments.networks or names)]
+        own = _cases(None, named, *drawn) if named else ()
+        others = _cases(arguments.folder, arguments.networks, *drawn) if arguments.folder else ()
         columns = "network printed left-out here without-VNNI theirs s theirs MiB theirs"
         print(f"| {' | '.join(columns.split())} |")
         for case in chain(own, others):
@@ -178,7 +211,7 @@ def main(given: Sequence[str]) -> int:
     if arguments.folder is None:
         parser.error("--folder is needed without --processors")
     checkouts = [ROOT, *([arguments.beside] if arguments.beside else [])]
-    for case in cases_in(arguments.folder, arguments.networks):
+    for case in _cases(arguments.folder, arguments.networks, *drawn):
         found = [cost(case, checkout) for checkout in checkouts]
         for _ in range(arguments.rounds - 1):
             found = [

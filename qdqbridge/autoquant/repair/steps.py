@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,6 +51,10 @@ ORDER = ("equalize", "smooth", "round", "learn", "bias")
 """All steps in the order in which they are done."""
 PARTS = 4
 """In so many parts samples are left out, to judge what others' ranges do to them."""
+_ALL_BY_HALF = 2 / 3
+"""How much of the gap between what all samples gain that were learned from, and others by what half
+of them taught, is left where all taught. What is learned from n of them is off by 1/n: too close to
+these by that much, too far from others by that much, and from others by 2/n where half taught."""
 GRAPH_STEPS = ("equalize", "smooth")
 """Those that scale channels of the float graph, so that it has to be looked at again."""
 DEFAULT = ORDER
@@ -86,8 +90,8 @@ class StepRecord:
         before: Output SQNR on calibration data without it, in dB (where it did not help on samples
             that were left out, on these); None where nothing was tried.
         after: With it.
-        optimism: How much closer the outputs of samples come that it has learned from than with
-            what it learned from the others, in dB.
+        optimism: How much more it gains on samples that it has learned from than on others, in dB,
+            as what it learned from half of them shows.
     """
 
     step: str
@@ -177,8 +181,14 @@ def repaired(
     return trials.state, tuple(records)
 
 
-_Attempt = tuple[QuantizedState | None, str, float | None, float | None]
-"""What a step makes where it helps, what it did, and dB without and with it where it was tried."""
+class _Attempt(NamedTuple):
+    """What a step makes where it helps, what it did, dB without and with it where it was tried."""
+
+    found: QuantizedState | None
+    outcome: str
+    before: float | None = None
+    after: float | None = None
+    optimism: float = 0.0
 
 
 def _better(before: float, after: float) -> bool:
@@ -186,7 +196,7 @@ def _better(before: float, after: float) -> bool:
 
 
 def _after(attempt: _Attempt) -> float:
-    return -math.inf if attempt[3] is None else attempt[3]
+    return -math.inf if attempt.after is None else attempt.after
 
 
 def left_out_sqnr(before: Array, after: Array) -> tuple[float, float]:
@@ -225,20 +235,13 @@ class _Trials:
 
     def attempt(self, name: str) -> StepRecord:
         try:
-            found, outcome, before, after = (
-                self._scaled(name) if name in GRAPH_STEPS else self._changed(name)
-            )
+            made = self._scaled(name) if name in GRAPH_STEPS else self._changed(name)
         except QdqBridgeError as error:  # what was quantized without it is still good
             return StepRecord(name, applied=False, outcome=f"it could not be tried: {error.what}")
-        if before is None or after is None:
-            return StepRecord(name, applied=False, outcome=outcome)
-        if found is None:
-            return StepRecord(name, False, outcome, before, after)
-        self.state, self._plain = found, {}
-        self._sqnr = self._before()[0].sqnr(found.graph)
-        learned_from = name not in GRAPH_STEPS and self._seen is not self._samples
-        optimism = max(self._sqnr - after, 0.0) if learned_from else 0.0
-        return StepRecord(name, True, outcome, before, after, optimism)
+        if made.found is not None:
+            self.state, self._plain = made.found, {}
+            self._sqnr = self._before()[0].sqnr(made.found.graph)
+        return StepRecord(name, made.found is not None, *made[1:])
 
     def _changed(self, name: str) -> _Attempt:
         """Tries a step that changes parameters, on samples that it has not looked at.
@@ -246,18 +249,18 @@ class _Trials:
         Where it loses too much on data of other scales it is tried otherwise: of what loses less,
         that is kept which gains most.
         """
-        found, outcome, before, after = self._gained(name, *_PLAINLY)
-        if found is None or not (lost := self._lost_elsewhere(found)):
-            return found, outcome, before, after
-        refused = f"{outcome}; {lost}"
+        made = self._gained(name, *_PLAINLY)
+        if made.found is None or not (lost := self._lost_elsewhere(made.found)):
+            return made
+        refused = made._replace(found=None, outcome=f"{made.outcome}; {lost}", optimism=0.0)
         others = [self._gained(name, *way) for way in _OTHERWISE.get(name, ())]
-        gained = [each for each in others if each[0] is not None]
-        for found, outcome, before, after in sorted(gained, key=_after, reverse=True):
-            assert found is not None
-            if not (lost := self._lost_elsewhere(found)):
-                return found, outcome, before, after
-            refused = f"{outcome}; {lost}"
-        return None, refused, before, after
+        for other in sorted(others, key=_after, reverse=True):
+            if other.found is None:
+                continue
+            if not (lost := self._lost_elsewhere(other.found)):
+                return other
+            refused = other._replace(found=None, outcome=f"{other.outcome}; {lost}", optimism=0.0)
+        return refused
 
     def _gained(self, name: str, how: str, options: Mapping[str, Any]) -> _Attempt:
         """Tries a step in one way; nothing is found where the outputs come no closer."""
@@ -265,14 +268,29 @@ class _Trials:
         found, outcome = self._tried(name, self._seen, options)
         outcome += how
         if found is None:
-            return None, outcome, None, None
+            return _Attempt(None, outcome)
         judge, before = self._before()
         after = judge.sqnr(found.graph)
         if not _better(before, after):
-            return None, f"{outcome}; {_NO_CLOSER}", before, after
+            return _Attempt(None, f"{outcome}; {_NO_CLOSER}", before, after)
+        gain = after - before
         if self._seen is not self._samples:  # it helps: now with all data
             found = self._tried(name, self._samples, options)[0] or found
-        return found, outcome, before, after
+        else:
+            gain = self._gain_on_others(name, options)
+        whole = FloatReference(self.state.decision.plan.graph, self._samples)
+        more = whole.sqnr(found.graph) - whole.sqnr(self.state.graph) - gain
+        optimism = _ALL_BY_HALF * more if 0 < more < math.inf else 0.0
+        return _Attempt(found, outcome, before, after, optimism)
+
+    def _gain_on_others(self, name: str, options: Mapping[str, Any]) -> float:
+        """Returns the dB that half of the samples gain by what a step learned from the others."""
+        seen, unseen = (taken(self._samples, range(i, len(self._samples), 2)) for i in (0, 1))
+        found = self._tried(name, seen, options)[0] if len(unseen) else None
+        if found is None:
+            return 0.0
+        judge = FloatReference(self.state.decision.plan.graph, unseen)
+        return judge.sqnr(found.graph) - judge.sqnr(self.state.graph)
 
     def _lost_elsewhere(self, found: QuantizedState) -> str:
         """Returns what a change loses on data of other scales, nothing where that may be."""
@@ -286,23 +304,23 @@ class _Trials:
         """
         new, outcome = self._rewritten(name, self._seen)
         if new is None:
-            return None, outcome, None, None
+            return _Attempt(None, outcome)
         judge, before = self._before()
         found = self._again(new, None)
         after = judge.sqnr(found.graph)
         if not _better(before, after):
-            return None, f"{outcome}; {_NO_CLOSER}", before, after
+            return _Attempt(None, f"{outcome}; {_NO_CLOSER}", before, after)
         if len(self._samples) < 2:
             kept = worth_trying(name, before, after)
             why = "" if kept else "; one sample cannot tell what it does to others"
-            return found if kept else None, outcome + why, before, after
+            return _Attempt(found if kept else None, outcome + why, before, after)
         plain, scaled = left_out_sqnr(*self._left_out(name))
         if not scaled > plain:  # no number is no gain
-            return None, f"{outcome}; held-out samples come no closer on the whole", plain, scaled
+            outcome = f"{outcome}; held-out samples come no closer on the whole"
+            return _Attempt(None, outcome, plain, scaled)
         lost = self._lost_elsewhere(found)
-        return (
-            (None, f"{outcome}; {lost}", before, after) if lost else (found, outcome, before, after)
-        )
+        outcome += f"; {lost}" if lost else ""
+        return _Attempt(None if lost else found, outcome, before, after)
 
     def _left_out(self, name: str) -> tuple[Array, Array]:
         """Returns errors of samples that are left out one part after the other, without and with.

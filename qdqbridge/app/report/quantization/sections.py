@@ -78,7 +78,7 @@ def summary(record: QuantizationRecord) -> Markup:
     """The header: what was quantized, for what, with what, and how well that went."""
     tiles: list[Markup] = []
     if record.sqnr_db is not None:
-        tiles.append(_tile(f"outputs, on {record.judged}", exact_decibels(record.sqnr_db)))
+        tiles.append(_tile(f"outputs: {record.judged}", exact_decibels(record.sqnr_db)))
     if record.top1 is not None:
         tiles.append(_tile("same top-1 class", percent(record.top1)))
     tiles.append(_tile("layers compared", str(len(record.layers))))
