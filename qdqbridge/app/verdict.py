@@ -100,8 +100,7 @@ def first_sentence(made: JudgedModel) -> str:
         return f"{words}: {shown.on_others}"
     unseen = "left-out" if shown.left_out else "calibration"
     many = f"{shown.samples} {unseen} sample{'' if shown.samples == 1 else 's'}"
-    kept = f"the class is the float model's for {100 * shown.metrics.top1:.1f} % of {many}"
-    return f"{words}: {shown.on_others}; {kept}"
+    return f"{words}: {shown.on_others}; same class for {100 * shown.metrics.top1:.1f} % of {many}"
 
 
 def is_good(made: JudgedModel) -> bool:

@@ -82,9 +82,7 @@ class Delivered:
     def on_others(self) -> str:
         """What other samples most likely have, in words."""
         ends = "" if self.likely is None else " ({:.1f} to {:.1f})".format(*self.likely)
-        return (
-            f"{closeness(self.expected)}{ends} against the float model is likely on other samples"
-        )
+        return f"{closeness(self.expected)}{ends} likely on other samples"
 
     @property
     def where(self) -> str:
