@@ -204,12 +204,10 @@ def test_one_figure_everywhere(net, tmp_path, capsys):
     assert run(asked) == 0
     said = re.sub(r"\s+", " ", capsys.readouterr().out)
     low, high = facts["sqnr_likely"]
-    most = (
-        f"{facts['sqnr']:.2f} dB SQNR ({low:.1f} to {high:.1f}) against the float model is likely"
-    )
+    most = f"{facts['sqnr']:.2f} dB SQNR ({low:.1f} to {high:.1f}) likely on other samples"
     shown = page.read_text("utf-8")
     for place in (said, shown):
-        assert f"good: {most} on other samples; the class" in place
+        assert f"good: {most}; same class for" in place
         assert f"{figure:.2f} dB SQNR" in place and "6 left-out samples" in place
     assert f"{facts['sqnr']:.2f} dB</" in shown  # the first tile
     assert f"{facts['sqnr_all']:.2f} dB SQNR" in said and "on all 48 samples" in said
