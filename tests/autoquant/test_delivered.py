@@ -562,9 +562,9 @@ def test_a_step_gains_more_on_its_own_samples_than_on_others():
     A mean of n samples of noise is learned: these are left with 1 - 1/n of its power, others see
     1 + 1/n, and 1 + 2/n where half of them taught.
     """
-    n = 16
+    n = 64
     half, own, others = (-10 * np.log10(1 + k / n) for k in (2, -1, 1))
-    assert steps._ALL_BY_HALF * (own - half) == pytest.approx(own - others, abs=0.02)
+    assert steps.ALL_BY_HALF * (own - half) == pytest.approx(own - others, abs=CLOSE)
     path = MODELS / "digits_mlp_float.onnx"
     images = np.load(MODELS / "digits_test.npz")["x"][:24]
     found = quantization(path, {"input": images}, repair=("learn",), tune=False)

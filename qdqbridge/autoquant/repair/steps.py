@@ -51,7 +51,7 @@ ORDER = ("equalize", "smooth", "round", "learn", "bias")
 """All steps in the order in which they are done."""
 PARTS = 4
 """In so many parts samples are left out, to judge what others' ranges do to them."""
-_ALL_BY_HALF = 2 / 3
+ALL_BY_HALF = 2 / 3
 """How much of the gap between what all samples gain that were learned from, and others by what half
 of them taught, is left where all taught. What is learned from n of them is off by 1/n: too close to
 these by that much, too far from others by that much, and from others by 2/n where half taught."""
@@ -181,7 +181,7 @@ def repaired(
     return trials.state, tuple(records)
 
 
-class _Attempt(NamedTuple):
+class _StepAttempt(NamedTuple):
     """What a step makes where it helps, what it did, dB without and with it where it was tried."""
 
     found: QuantizedState | None
@@ -195,7 +195,7 @@ def _better(before: float, after: float) -> bool:
     return before < after >= before + GAIN
 
 
-def _after(attempt: _Attempt) -> float:
+def _after(attempt: _StepAttempt) -> float:
     return -math.inf if attempt.after is None else attempt.after
 
 
@@ -243,7 +243,7 @@ class _Trials:
             self._sqnr = self._before()[0].sqnr(made.found.graph)
         return StepRecord(name, made.found is not None, *made[1:])
 
-    def _changed(self, name: str) -> _Attempt:
+    def _changed(self, name: str) -> _StepAttempt:
         """Tries a step that changes parameters, on samples that it has not looked at.
 
         Where it loses too much on data of other scales it is tried otherwise: of what loses less,
@@ -262,17 +262,17 @@ class _Trials:
             refused = other._replace(found=None, outcome=f"{other.outcome}; {lost}", optimism=0.0)
         return refused
 
-    def _gained(self, name: str, how: str, options: Mapping[str, Any]) -> _Attempt:
+    def _gained(self, name: str, how: str, options: Mapping[str, Any]) -> _StepAttempt:
         """Tries a step in one way; nothing is found where the outputs come no closer."""
         self.tries += 1
         found, outcome = self._tried(name, self._seen, options)
         outcome += how
         if found is None:
-            return _Attempt(None, outcome)
+            return _StepAttempt(None, outcome)
         judge, before = self._before()
         after = judge.sqnr(found.graph)
         if not _better(before, after):
-            return _Attempt(None, f"{outcome}; {_NO_CLOSER}", before, after)
+            return _StepAttempt(None, f"{outcome}; {_NO_CLOSER}", before, after)
         gain = after - before
         if self._seen is not self._samples:  # it helps: now with all data
             found = self._tried(name, self._samples, options)[0] or found
@@ -280,8 +280,8 @@ class _Trials:
             gain = self._gain_on_others(name, options)
         whole = FloatReference(self.state.decision.plan.graph, self._samples)
         more = whole.sqnr(found.graph) - whole.sqnr(self.state.graph) - gain
-        optimism = _ALL_BY_HALF * more if 0 < more < math.inf else 0.0
-        return _Attempt(found, outcome, before, after, optimism)
+        optimism = ALL_BY_HALF * more if 0 < more < math.inf else 0.0
+        return _StepAttempt(found, outcome, before, after, optimism)
 
     def _gain_on_others(self, name: str, options: Mapping[str, Any]) -> float:
         """Returns the dB that half of the samples gain by what a step learned from the others."""
@@ -296,7 +296,7 @@ class _Trials:
         """Returns what a change loses on data of other scales, nothing where that may be."""
         return "" if self._scales is None else self._scales.refusal(self.state.graph, found.graph)
 
-    def _scaled(self, name: str) -> _Attempt:
+    def _scaled(self, name: str) -> _StepAttempt:
         """Tries a step that scales channels; it must gain on samples that gave no range.
 
         A channel of a scaled tensor ends at what was seen of it alone, so that other samples leave
@@ -304,23 +304,23 @@ class _Trials:
         """
         new, outcome = self._rewritten(name, self._seen)
         if new is None:
-            return _Attempt(None, outcome)
+            return _StepAttempt(None, outcome)
         judge, before = self._before()
         found = self._again(new, None)
         after = judge.sqnr(found.graph)
         if not _better(before, after):
-            return _Attempt(None, f"{outcome}; {_NO_CLOSER}", before, after)
+            return _StepAttempt(None, f"{outcome}; {_NO_CLOSER}", before, after)
         if len(self._samples) < 2:
             kept = worth_trying(name, before, after)
             why = "" if kept else "; one sample cannot tell what it does to others"
-            return _Attempt(found if kept else None, outcome + why, before, after)
+            return _StepAttempt(found if kept else None, outcome + why, before, after)
         plain, scaled = left_out_sqnr(*self._left_out(name))
         if not scaled > plain:  # no number is no gain
             outcome = f"{outcome}; held-out samples come no closer on the whole"
-            return _Attempt(None, outcome, plain, scaled)
+            return _StepAttempt(None, outcome, plain, scaled)
         lost = self._lost_elsewhere(found)
         outcome += f"; {lost}" if lost else ""
-        return _Attempt(None if lost else found, outcome, before, after)
+        return _StepAttempt(None if lost else found, outcome, before, after)
 
     def _left_out(self, name: str) -> tuple[Array, Array]:
         """Returns errors of samples that are left out one part after the other, without and with.
