@@ -94,6 +94,7 @@ def opened(
     kind = engine_kind(name)
     if path is not None and _read_by(kind, path):
         return _judge(name, path, graph, limits)
+    # The engine gets a file of its own kind, written by the profile that is made for it.
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / f"model{kind.suffix}"
         save(graph, written, kind.profile)
@@ -121,6 +122,7 @@ def tell_of_onnxruntime(engine: VendorEngine, path: Path) -> None:
     from qdqbridge.targets.engines.softmax_table import softmax_by_table
 
     saturating = (
+        # On processors with VNNI products of bytes are exact, so nothing has to be looked for.
         saturating_products(path) if engine.kind.pairs_saturate() else dict[str, StoredWeights]()
     )
 

@@ -471,6 +471,7 @@ def quantization(
     asked, tried = replace(options or QuantizeOptions(), **wanted), tuple[StepRecord, ...]()
     few, left_out, every = None, list[int](), samples
     if samples is not None:
+        # A profile has seen all samples: nothing can be left out of what it chose by.
         own = asked if profile is None else None
         samples, few, left_out = _parted(graph, samples, own, warn or _LOGGER.warning)
     given, within = asked, has_bodies(graph)
@@ -492,10 +493,12 @@ def quantization(
             empty=within,
         )
     except NanError as error:
+        # Only the samples say which of them gives NaN, and at which tensor.
         raise error if every is None else error.located(graph, every) from error
     if within:
         made = with_bodies_quantized(made, samples, given)
         check_anything(made)
+    # Repair changed scales since the fit: sums may have grown out of the accumulator again.
     if suited is not None and samples is not None:
         check_fitted(made, samples)
     steps = () if suited is None else (suited,)

@@ -113,6 +113,7 @@ def inspect_model(
     )
     header, raw = source.header(), operators(source.graph)  # before the graph is rewritten
     graph = source.canonical(options)
+    # A body's reasons for what stays float are said with its own place.
     inside = [(body.place, body.graph) for body in parts(graph)]
     bodies = [body for _, body in inside]
     return inspection(header, raw, graph, explanation(graph, inside), bodies)

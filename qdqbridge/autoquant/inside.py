@@ -156,10 +156,14 @@ def _body(
     try:
         own, _ = chosen(graph, data, own)
         inner = quantized(graph, data, own, profile=profile, empty=True)
+        # A body can have bodies.
         inner = with_bodies_quantized(inner, data, options)
     except QdqBridgeError as error:
+        # A body that cannot be quantized stays float. That is no reason to refuse the model around
+        # it.
         message = "; ".join(part for part in (error.what, error.why) if part)
         return QuantizedBody(body, None, message if seen else _NEVER)
+    # Nothing became an integer: the float body is the same function, and it is shorter.
     if not inner.decision.plan.rules and not any(b.integers for b in inner.inside):
         message = "; ".join(sorted(set(inner.decision.plan.floats.values())))
         return QuantizedBody(body, None, message if seen or not graph.nodes else _NEVER)

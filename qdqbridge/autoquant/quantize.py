@@ -277,6 +277,7 @@ def quantized(
     samples = _samples(graph.inputs, data)
     target, repair, skipped = _suited(target, repair, samples if options.tune else None)
     tune = options.tune and bool(target.candidates)
+    # Trying needs samples; and where nothing is quantized, every try gives the float model.
     if samples is None or not outset.rules:
         repair, tune = (), False
     rounds = Rounds(Rounds.of(repair, None).number + tune, progress)
@@ -313,6 +314,8 @@ def quantized(
     if tune:
         report = _in_units(rounds.next(), len(samples))
         state, tuning = with_choosers_tried(state, few, target, report, options.workers)
+        # Scaled channels were kept for the first choosers. Other choosers may do better without
+        # them: both ways are tried to the end.
         if any(step.applied for step in scaled):
             other = with_choosers_tried(plain, few, target, workers=options.workers)
             if is_closer(other[1], tuning):

@@ -344,6 +344,7 @@ def _typed_constant(
     field = _FIELD_OF.get(dtype, "int32_data")
     values: Any = getattr(tensor, field)
     count = _product_of_extents(shape)
+    # Elements of 2 or 4 bits share bytes; those of 6 bits, which do not divide 8, have one each.
     together = 0 < dtype.bits < 8 and 8 % dtype.bits == 0
     need = packed_nbytes(dtype, count) if together else count
     if len(values) != need:
@@ -353,6 +354,7 @@ def _typed_constant(
     if dtype is DType.STRING:
         return Constant.of(_strings(values, shape, where))
     if field != "int32_data":
+        # ONNX keeps uint32 in uint64_data, so a number may not fit: that is an error, not a wrap.
         source = {DType.UINT32: np.uint64}.get(dtype, dtype.numpy)
         return Constant.of(_fitting(np.fromiter(values, source, need), dtype, where).reshape(shape))
     numbers = np.fromiter(values, np.int32, need)

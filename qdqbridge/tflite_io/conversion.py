@@ -482,6 +482,7 @@ def densified(values: NDArray[Any], shape: tuple[int, ...], sparsity: Sparsity) 
         for place in range(len(blocks))
     }
     count = int(np.prod(shape, dtype=object))
+    # A few bytes of a file could ask for all memory otherwise.
     if count > _MOST + _SPARSEST * values.size:
         raise ValueError(f"a sparse tensor of {values.size} elements would have {count}")
     positions = np.zeros((1, len(order)), np.int64)
@@ -489,6 +490,7 @@ def densified(values: NDArray[Any], shape: tuple[int, ...], sparsity: Sparsity) 
     for level, axis in enumerate(order):
         size, segments, indices = sparsity.dimensions[level]
         if segments is None or indices is None:
+            # Checked before the array is made, since it grows with every level.
             if len(positions) * size > count:
                 raise ValueError("a sparse tensor has fewer elements than its levels say")
             inner = np.tile(np.arange(size), len(positions))
@@ -505,6 +507,7 @@ def densified(values: NDArray[Any], shape: tuple[int, ...], sparsity: Sparsity) 
         raise ValueError("a sparse tensor has other elements than its levels say")
     places = [positions[:, axis].copy() for axis in range(rank)]
     for place, axis in enumerate(blocks):
+        # The levels behind the tensor's axes are places inside a block.
         places[axis] = places[axis] * sizes[rank + place] + positions[:, rank + place]
     for axis, extent in enumerate(shape):
         if places[axis].size and not 0 <= places[axis].min() <= places[axis].max() < extent:

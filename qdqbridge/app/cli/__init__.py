@@ -1,4 +1,4 @@
-"""The command line: arguments and rendering only, over :mod:`.pipeline`."""
+"""The command line: arguments and rendering only, over :mod:`qdqbridge.app.pipeline`."""
 
 from __future__ import annotations
 

@@ -170,6 +170,7 @@ def attribute(
             fix="give data without NaN and infinities, as the model was made for",
         )
     lost = lost_samples(floats, data)
+    # One NaN in a sum of squares makes every error one.
     if lost:
         data = {name: np.delete(array, lost, axis=0) for name, array in data.items()}
         floats = GraphRuns(found.reference, data)
@@ -187,6 +188,7 @@ def attribute(
         if progress is not None:
             progress(number, len(found.rounded))
     rows.sort(key=lambda row: -row[0])
+    # Trying a repair runs the model again, so only what costs most is tried.
     worst = frozenset(each.value for _, _, each in rows[:repaired] if each is not None)
     attempts = _Attempts(floats, everything, together, worst)
     tensors = [

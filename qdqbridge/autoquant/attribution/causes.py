@@ -211,6 +211,8 @@ class _NodeWalk:
         inherited = self._run({})
         steps: list[tuple[str, list[Array]]] = []
         if self.running is not None and self.running.running is not None:
+            # Parameters that are chosen while the model runs depend on the data: the operand is
+            # rounded anew for each sample.
             read = self.running.value
             if read in self.known:
                 self.known[read] = [self.running.running(part) for part in self.known[read]]
@@ -225,6 +227,8 @@ class _NodeWalk:
             params = theirs.quant.params
             if params.per_tensor:
                 low, high = limits(params)
+                # Clipping before rounding: a range that is too small and steps that are too large
+                # have other cures.
                 last = [np.clip(part, low, high).astype(part.dtype) for part in last]
                 steps.append(("activation clipping", last))
                 last = [rounding(params)(part).astype(part.dtype) for part in last]

@@ -197,7 +197,11 @@ class PairRoom:
         count, terms = geometry.channels(shape), geometry.terms(shape)
         wanted = terms // taps * groups
         if low.size != wanted:
+            # Extremes are of one number per channel or of the whole tensor; a tensor's hold for
+            # each channel.
             low, high = (np.full(wanted, end) for end in (low.min(), high.max()))
+        # Neighbours are taps of one channel where channels come first, channels of one tap where
+        # they come last.
         along = np.repeat if self.order == "channels-first" else np.tile
         low, high = (along(each.reshape(groups, -1), (1, taps)) for each in (low, high))
         polygon = [np.tile(each, taps) for each in self._corners(node, x, high)]

@@ -211,6 +211,7 @@ def suited(
     result = with_room_for_biases(plan, values, weights)
     if plan.room is not None:
         for weight, params in result.items():
+            # Operand 0 may be a constant too, but pairs are added of what operand 1 holds.
             if weight.index == 1 and not isinstance(weight.spec, Fixed):
                 x = None if weight.node in plan.unstored else values.get(weight.node.operand(0))
                 result[weight] = plan.room.raised(weight.node, params, x)
@@ -228,6 +229,7 @@ def suited(
             least = plan.least_scales.get(weight.node.name)
             scale = rows.fitting(scale) if least is None else np.maximum(scale, least)
         made = stored_result(weight.node, plan, values)
+        # Last: where sums have to fit, it only makes scales larger, and what fits goes on to fit.
         if arithmetic.requantize is Rescaling.SHIFT and made is not None:
             scale = rows.shifts(scale, float(made.scale) / rows.unit)
         found = np.asarray(scale, np.float32).reshape(params.scale.shape)

@@ -239,6 +239,7 @@ class _QuantizationPlanner:
                 self._store_weight(node, self.rules[node])
             elif node in self.rules:
                 self._want(node, self.rules[node])
+        # Before parameters are decided: what only moves elements has the format of what it moves.
         self._spread_over_data_movement(nodes)
         for value in (*inputs, *(result for node in nodes for result in node.outputs)):
             if value in self.wanted:
@@ -255,6 +256,7 @@ class _QuantizationPlanner:
             rule = self._rule_for(node)
             if node in self.overrides.floats:
                 self.floats[node] = self.overrides.floats[node]
+            # What moves elements has no rule: it follows the values that it moves.
             elif node.op.flow is Flow.MOVE or not has_floats(node):
                 continue
             elif rule is None:
@@ -273,6 +275,8 @@ class _QuantizationPlanner:
     def _treat_by(self, rule: OperatorRule, node: Node) -> None:
         """Notes the rule of a node whose operands are float32."""
         read = self.overrides.formats.get(node) or rule.operands or self.target.activations
+        # Recurrent layers have no kernels that take stored activations: only their weights are
+        # stored.
         if node.op.name in RECURRENT and not isinstance(read, Unstored):
             read = rule.operands or Unstored.FLOAT
         if isinstance(read, Unstored):

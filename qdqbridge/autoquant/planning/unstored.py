@@ -46,6 +46,7 @@ def refusal(node: Node, read: Unstored) -> str:
         constant = all(node.operand(i).is_constant and node.operand(i).rank == 3 for i in (1, 2))
         if not constant:
             return "its weights are computed"
+        # onnxruntime has DynamicQuantizeLSTM, and nothing of that kind for GRU and RNN.
         kernel = read is Unstored.FLOAT or is_lstm(node)
         return "" if kernel else f"there is no dynamically quantized {node.op.name}"
     if geometry_of(node) is None or weight is None or not weight.is_constant:
@@ -54,6 +55,7 @@ def refusal(node: Node, read: Unstored) -> str:
         return "both of its operands are constants"
     if read is Unstored.FLOAT:
         return ""
+    # ConvInteger takes images of any rank; the checks below are those of MatMulInteger.
     if node.op is CONV and read is Unstored.DYNAMIC:
         return ""
     if node.op not in _MATRICES or weight.rank != 2:
@@ -147,6 +149,7 @@ def packed_variant(node: Node, params: QuantParams) -> str:
     if node.op is not MATMUL and node.operand(0).rank is None:
         return ROWS
     terms = rows[1] if _by_rows(node) else rows[0]
+    # One block for a whole row where it is short: MatMulNBits has blocks of a power of two only.
     whole = 1 << (int(terms) - 1).bit_length() if isinstance(terms, int) else _LEAST
     block, bits = params.block_size or min(max(whole, _LEAST), _LARGEST), params.storage_dtype.bits
     if not params.storage_dtype.is_integer:

@@ -506,6 +506,7 @@ class _PresetTrials:
         climb = Climb[_Attempt](lambda attempt: self.sqnr(attempt.target), start)
         outcome = "fewer integer operators would not help"
         for attempt in _attempts(target):
+            # An attempt that changes nothing of this model has a known result.
             if climb.best >= attempt.preset.good or not any(map(attempt.changes, rules)):
                 continue
             if not self.work.left:
@@ -515,6 +516,8 @@ class _PresetTrials:
         best, taken, closest = climb.best, climb.taken, climb.closest
         kept, found = (taken.description, taken.target) if taken is not None else ("", target)
         wide = -math.inf
+        # Such an engine computes 16-bit activations in floats. How good they would be says what
+        # leaving a few layers float has to reach.
         if start < GOOD and target.wide is Wide.FLOATS and self.work.left:
             wide = self.sqnr(with_wider(target, ()), unscaled)
         if closest is not None and closest.kept and climb.nearest < wide and self.work.left:

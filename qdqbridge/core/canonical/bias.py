@@ -72,6 +72,7 @@ def derived_bias(node: Node, context: RuleContext) -> Proposal:
         return Reject("its bias is not constant", (bias.name,))
     written, y = _Written.of(stored), node.output.quant
     exact = written.in_units(params)
+    # A float result keeps every bit of a float bias: rounding it would only lose some.
     if y is None and not exact:
         return None if bias.quant is None and bias.is_constant else _real_bias(node, written, bias)
     integers = written.integers(params)
@@ -82,6 +83,7 @@ def derived_bias(node: Node, context: RuleContext) -> Proposal:
         return _real_bias(node, written, bias, written.remarks(node, params, bias, rounded=False))
     assert integers is not None
     value = constant(Constant.of(integers), params, stored.name)
+    # Writers that leave biases in floats give back the number that the file had.
     value.written = None if exact else Constant.of(written.real())
     return _with_bias(node, value, written.remarks(node, params, bias, rounded=True))
 
@@ -386,6 +388,7 @@ def _step(node: Node, channels: int, axis: int) -> tuple[Array, Array] | None:
         if node.op is MUL:
             return number, zero
         if node.op is DIV:
+            # A number divided by the data is no factor of it.
             return (one / number, zero) if first else None
         if node.op is ADD:
             return one, number

@@ -512,6 +512,8 @@ def _index_start_and_strides(index: Value, depth: int) -> tuple[int, list[int]] 
         if a is None or b is None:
             return None
         if node.op is MUL:
+            # Only a factor that is one number keeps the steps even; the one that grows would make
+            # squares.
             factor = b[0] if not any(b[1]) else 0
             same = node.operand(0).type.shape == shape
             return (a[0] * factor, [step * factor for step in a[1]]) if factor and same else None
@@ -519,6 +521,8 @@ def _index_start_and_strides(index: Value, depth: int) -> tuple[int, list[int]] 
         for value, (_, own) in zip(node.inputs, (a, b), strict=True):
             extents = () if value is None else value.type.shape or ()
             for axis, (extent, step) in enumerate(zip(extents, own, strict=True), -len(own)):
+                # An extent of 1 is broadcast: along it every index is the same, whatever step it
+                # was said to have.
                 steps[axis] += 0 if extent == 1 else step
         return a[0] + b[0], steps
     if node.op in (UNSQUEEZE, RESHAPE) and node.operand(0).rank is not None:
@@ -526,6 +530,7 @@ def _index_start_and_strides(index: Value, depth: int) -> tuple[int, list[int]] 
         before = node.operand(0).type.shape or ()
         kept = [axis for axis, extent in enumerate(shape) if extent != 1]
         left = [axis for axis, extent in enumerate(before) if extent != 1]
+        # A reshape that splits or joins axes makes the steps along the new axes uneven.
         if own is None or [shape[axis] for axis in kept] != [before[axis] for axis in left]:
             return None
         found = dict(zip(kept, (own[1][axis] for axis in left), strict=True))

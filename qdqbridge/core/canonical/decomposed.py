@@ -133,6 +133,7 @@ class _FakeQuantize:
         x = _divided(divided, scale)
         if x is None or not isinstance(x.type, TensorType):
             return None
+        # Such steps move numbers besides rounding them: no type of a value says that.
         if not _equal_flat_constants(added, subtracted):
             return Reject("the zero points added and subtracted around a rounding differ")
         storage = _grid(low, high)
@@ -238,6 +239,7 @@ def _broadcast_qparams(
 ) -> QuantParams | None:
     """Returns parameters of a scale and zero point that broadcast against data of ``shape``."""
     numbers = _float_constant(scale)
+    # A zero point that is no integer shifts the grid: no stored code stands for it.
     if numbers is None or (zero_point is not None and (zero_point != np.rint(zero_point)).any()):
         return None
     wide = numbers.astype(np.float64)

@@ -74,6 +74,8 @@ def _channel_addend(conv: Node, addend: Value) -> Value | None:
     if shape is None or out is None or len(out) < 3:
         return None
     wanted = (out[1], *([1] * (len(out) - 2)))
+    # Only one number per channel, at the channels' axis, is a bias; (C,) alone broadcasts along the
+    # width.
     if shape not in (wanted, (1, *wanted)) or not isinstance(out[1], int):
         return None
     reshape = made_by(addend, RESHAPE)
@@ -159,6 +161,7 @@ def product_of_rows(node: Node, match: PatternMatch, context: RuleContext) -> Pr
         return None
     if source.rank != 2 or output.type != source.type.with_shape(wanted):
         return None
+    # A Reshape with other parameters on both sides is a rounding, which may not get lost.
     if not _same_encoding(x, match["rows"]):
         return None
     origin = match.origin()

@@ -266,6 +266,8 @@ def blocks_of_depth(node: Node, context: RuleContext) -> Proposal:
     image = x.type.shape and x.type.shape[1:]
     if image is None or len(image) != 3 or middle is None or after is None or len(middle) != 6:
         return None
+    # The extents of a Reshape are compared by number: with two open ones, others may be meant than
+    # here.
     if sum(isinstance(extent, str) for extent in image) > 1:
         return None
     known = tuple(extent if isinstance(extent, int) else None for extent in (0, *image))

@@ -81,6 +81,7 @@ def normal_operands(node: Node, context: RuleContext) -> Proposal:
     for index, value in node.data_operands():
         if value.constant is None or value.quant is None:
             continue
+        # An int32 operand is a bias: its units follow from the product's, and are not chosen here.
         if value.type.dtype is DType.INT32:
             if node.op in NORMS:
                 operands[index] = _float_offset(value)
@@ -88,6 +89,8 @@ def normal_operands(node: Node, context: RuleContext) -> Proposal:
         data, params = value.constant, value.quant.params
         data, params = mirror(data, params) or (data, params)
         params = coarsest(params.widened())
+        # Only weights become signed. Other constants keep the type that their file has, as
+        # activations do.
         if index == 1 and is_weight(node, value):
             data, params = signed_constant(data, params)
         if params != value.quant.params:

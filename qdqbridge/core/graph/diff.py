@@ -60,6 +60,8 @@ def params_words(a: QuantParams, b: QuantParams) -> Iterator[str]:
     if a == b:
         return
     shift = _recentred(a, b)
+    # uint8 around 128 and int8 around 0 say the same: one sentence instead of storage, zero point
+    # and range apart.
     if shift is not None:
         yield f"{a.storage_dtype} -> {b.storage_dtype} with all integers moved by {shift}"
         return

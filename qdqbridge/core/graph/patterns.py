@@ -198,6 +198,8 @@ def _solved(
                 return
             if value.producer is not None:
                 found.nodes.append(value.producer)
+            # Operands that may change places are the one choice here. Each is tried on a copy, so
+            # that what a wrong one has named is forgotten.
             if len(choices) > 1:
                 for choice in choices:
                     yield from _solved([*goals, *choice], found.copy(), settings)
@@ -205,6 +207,7 @@ def _solved(
             goals.extend(choices[0])
         elif isinstance(pattern, AnyOf):
             for each in pattern.patterns:
+                # Looking at the first operator is cheap, a copy of the match is not.
                 if _may_be(value, each):
                     yield from _solved([*goals, (value, each)], found.copy(), settings)
             return

@@ -164,6 +164,7 @@ def plan(
     if channels_last:
         found = _LayoutPlanner(graph.nodes, ranks, fixed).plan(graph.inputs, graph.outputs)
         windows = any(n.op in WINDOWS and n.output.rank in ranks for n in graph.nodes)
+        # Without a window nothing gains from channels-last, unless more transposes go than come.
         if windows or len(found.transposes) < _vanishing(found):
             return found
     alone = {node: ((False,) * len(node.inputs), False) for node in graph.nodes}
@@ -230,6 +231,7 @@ class _LayoutPlanner:
         return SOURCE if node is None else self._place(node, self.constraints[node].outputs[0])
 
     def _place(self, node: Node, side: LayoutConstraint) -> int:
+        # SOURCE and SINK are the two layouts; the cut between them is the fewest transposes.
         if side is LayoutConstraint.AS_IS or node.output.rank not in self.ranks:
             return SOURCE
         if side is LayoutConstraint.LAST:

@@ -83,6 +83,8 @@ class ElementTypes:
                 found[name] = bound[formal.type_str]
             elif len(types) == 1:
                 found[name] = types[0]
+            # An attribute like Cast's ``to`` names the result's type, if it is the only one that
+            # names any.
             elif len(named) == 1 and named[0] in types:
                 found[name] = named[0]
         return found

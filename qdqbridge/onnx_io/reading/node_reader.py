@@ -345,6 +345,8 @@ class NodeReader:
         These are reductions by constant axes, GridSample, and Mod of integers or with ``fmod``.
         """
         if (view.domain, view.op_type) == ("", "Mod") and view.opset >= _MOD_OF_FLOATS:
+            # Without fmod, Mod of floats is new in opset 28: all others mean what they meant
+            # before.
             floats = view.operand(0).type.dtype.is_float and not view.int_("fmod", 0)
             view.opset = view.opset if floats else _MOD_OF_FLOATS - 1
             return proto, operands
@@ -358,6 +360,7 @@ class NodeReader:
         known = None if axes is None else self.folding.constant(axes)
         x = view.operand(0).type.dtype
         old = schema_of(view.op_type, "", 13)
+        # A type that only the newer version has cannot be said in the older one.
         taken = old is not None and f"tensor({onnx_name(x)})" in old.inputs[0].types
         if (axes is not None and known is None) or not taken:
             return proto, operands
@@ -413,11 +416,14 @@ class NodeReader:
             return None
         if first is not None and first.quant and proto.op_type == "Cast":
             to = next(a.i for a in proto.attribute if a.name == "to")
+            # A Cast to the type that it has changes nothing; other Casts turn stored integers into
+            # numbers.
             if dtype_of(to, self.file) is first.type.dtype:
                 self.values[proto.output[0]] = first
                 return None
         row = BY_NAME.get(proto.op_type)
         moves = row is CONCAT or (row is not None and row.flow is Flow.MOVE)
+        # Joined codes keep one meaning only if all of them have the same parameters.
         alike = row is not CONCAT or (len(quants) == len(operands) and len(set(quants)) == 1)
         if moves and alike and quants[0].per_tensor:
             return operands

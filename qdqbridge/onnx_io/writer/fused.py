@@ -317,6 +317,8 @@ def packed_row(writer: RowWriter, node: Node, target: str, type_: TensorType) ->
 
     codes = found.codes
     if order.size:
+        # Reading sorted the columns by group. The file gets its own order back, and g_idx says
+        # which group each column is of.
         sorted_codes = codes.numpy()
         in_file = np.empty_like(sorted_codes)
         in_file[:, order] = sorted_codes
@@ -340,11 +342,13 @@ def packed_row(writer: RowWriter, node: Node, target: str, type_: TensorType) ->
     behind = bias is not None and not said.bias
     if bias is not None and not behind:
         inputs[5] = writer.bias(bias, dtype)
+    # ONNX has no name for an operand that is left out at the end: the list is shorter.
     while not inputs[-1]:
         inputs.pop()
     attributes = {"K": columns, "N": rows, "bits": bits, "block_size": block}
     if said.accuracy_level is not None:
         attributes["accuracy_level"] = said.accuracy_level
+    # The operator had no bias in its file: an Add that the reader took in stands behind it again.
     product = writer.free.take(f"{target}_product") if behind else target
     writer.row("MatMulNBits", inputs, product, type_, attributes, node, MICROSOFT)
     writer.spec.imports.setdefault(MICROSOFT, 1)

@@ -69,6 +69,8 @@ def qlinear_row(writer: RowWriter, node: Node) -> bool:
     if form is None:
         return False
     target, params = writer.tensors.of(result), result.quant.params
+    # A QLinear operator saturates at its type only: a narrower range is a Clip of stored integers
+    # behind it.
     whole = target if params.full_range else writer.free.take(f"{stem(target)}_unclamped")
     type_ = TensorType(params.storage_dtype, result.type.shape)
     writer.row(

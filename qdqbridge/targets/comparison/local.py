@@ -271,11 +271,14 @@ class _BatchWalk:
             nested = isinstance(value.type, NestedType)
             theirs = None if nested else self.recorded.get(value)
             if theirs is not None and (theirs.dtype != ours.dtype or theirs.shape != ours.shape):
+                # Another type or shape cannot be compared: what follows is judged from our result.
                 self.mismatched[value] = None
                 theirs = None
             meant = expected[place] if place < len(expected) else None
             self.values[value] = theirs if theirs is not None else ours if meant is None else meant
             if theirs is None:
+                # What an engine did not record is judged only if somebody looks behind it, so its
+                # bound is not computed yet.
                 behind = self._behind(read)
                 self.unrecorded[value] = partial(
                     self._exact_as_predicted, node, operands, behind, meant

@@ -161,6 +161,7 @@ def _prepared_spec(graph: Graph, profile: ExportProfile, given: int | None = Non
     options = profile.writing
     graph = as_the_file_had(graph) if options.packed else graph
     spec = spec_of(graph, options, given)
+    # The user's own opset goes before what the profile would rather have.
     if given is not None or profile.older is None or spec.imports[""] <= profile.older.newest:
         return spec
     model = _light(model_without_tensors(spec, graph.name, {}), spec)
@@ -171,6 +172,7 @@ def _prepared_spec(graph: Graph, profile: ExportProfile, given: int | None = Non
         older = choose_opset(
             graph, contrib=options.contrib, packed=options.packed, newest=profile.older.newest
         )
+    # An operator that only newer opsets have: the file keeps what was found, and the check says so.
     except UnsupportedTargetError:
         return spec
     return filled(graph, options, older)

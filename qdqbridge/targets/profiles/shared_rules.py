@@ -151,8 +151,10 @@ def sums_leave_int32(view: FileView, node: FileNode, bias: str) -> bool:
     added = np.abs(_as_sums(view, bias, x.scale, w.scale))
     reach = max(abs(low), abs(high)) * (w.dtype.qmax - w.dtype.qmin)
     codes = view.constant(w.node.input(0))
+    # The cheap bound first: it needs no weight, and nearly every product is below it.
     if terms * reach + added.max(initial=0.0) < LIMIT:
         return False
+    # Without numbers to sum, the cheap bound stands: the product may leave int32.
     if codes is None or w.block_size or (not rows and len(sizes) > 2):
         return True
     zero = np.zeros(1) if w.zero_point is None else w.zero_point.astype(np.float64)
@@ -163,6 +165,7 @@ def sums_leave_int32(view: FileView, node: FileNode, bias: str) -> bool:
     weights = (centred if rows else centred.T).reshape(-1, terms)
     ends = np.stack([weights * min(low, 0), weights * max(high, 0)])
     largest = np.maximum(ends.max(axis=0).sum(axis=1), -ends.min(axis=0).sum(axis=1))
+    # A bias that is not one number per row goes to no row in particular: each may get its largest.
     added = added if added.size in (1, largest.size) else added.max(initial=0.0)
     return bool((largest + added).max(initial=0.0) >= LIMIT)
 

@@ -103,6 +103,7 @@ def _built(
         return _float32_scalar(float(pattern))
     name, *parts = pattern
     row = BY_NAME.get(str(name))
+    # A row of any number of operands does not say where its operands end and its attributes begin.
     if row is None or row.arity == 0:
         return None
     count = len(parts) - len(row.fields)

@@ -162,7 +162,11 @@ class Executable:
             UnsupportedTargetError: It was compiled for a CPU with instructions that this one has
                 not, or TVM computes a shape that its own code does not take.
         """
+        # Inputs that fit at first sight are not looked at twice: small models take less time than
+        # the check.
         arrays = _as_they_are(self._takes, inputs) or check_inputs(self.graph.inputs, inputs)
+        # A library for another processor is loaded without its code, so that the error can say what
+        # it needs.
         if self._main is None:
             need_features(self._features)
         try:
@@ -171,6 +175,8 @@ class Executable:
             raise
         except Exception as error:  # TVM raises what it likes
             raise_interrupt(error)
+            # TVM's errors are texts. These extents are ones that only an error of the data can
+            # have.
             for extent, error_of in _EXTENT_ERRORS.items():
                 if extent in str(error):
                     raise error_of(error) from error

@@ -208,6 +208,7 @@ class _TracedBody:
         number = self.tracer.number
         if isinstance(expression, relax.Var):
             known = self.values.get(hash(expression))
+            # A number of its own, so that nothing is taken for equal that may differ.
             return self.tracer.opaque() if known is None else known
         if isinstance(expression, relax.Tuple):
             return ("tuple", tuple(self.value(item) for item in expression.fields))
@@ -220,6 +221,8 @@ class _TracedBody:
             return number(("constant", _content(expression)))
         if isinstance(expression, ir.Call):
             arguments = tuple(self.value(argument) for argument in expression.args)
+            # Equal calls of equal values have one number: this is how values are found again behind
+            # a pass that renamed them.
             return number((_operator(expression), str(expression.attrs), arguments))
         if isinstance(expression, (relax.If, relax.Function)):
             return self.tracer.opaque()

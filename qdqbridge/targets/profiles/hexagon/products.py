@@ -353,6 +353,8 @@ def float_products(node: Node, context: RuleContext) -> Proposal:
     if _quantized_on_the_way(node) or (x.quant is not None and CONV_TRANSPOSE.of(node) is not None):
         stored = x.quant is not None
         real = dequantized(x, _float_type(node), name=f"{x.name}_real") if stored else x
+        # A DQ in front would be taken into the product again; two negations, which nobody folds,
+        # keep it apart.
         operands[0] = _negated_twice(real)
     if operands == node.inputs:
         return None

@@ -176,6 +176,7 @@ def _refuse_quant_params(view: FileView, node: FileNode) -> Reason | None:
         return None
     for index, (name, found, _) in enumerate(_encodings(view, node)):
         weight = node.op in _ACCUMULATES and index == 1
+        # What is decided while a file is loaded needs parameters that are known then.
         if node.op in _DROPPED or (node.op == "Conv" and node.input(2)):
             if not view.is_folded(found.node.input(1)):
                 return Reason(f"the scale of '{name}' is not an initializer", (name,))

@@ -137,6 +137,8 @@ def result_of_16_bits(node: Node, context: RuleContext) -> Proposal:
     operands: list[Value | None] = [requantized(x, wide, node.origin, x.name), weight]
     if shift is not None and bias is not None:
         units = np.rint(shift.astype(np.float64) / sums.scale.astype(np.float64))
+        # The finer units of a 16-bit image can make a bias too large for its type: then it stays on
+        # the CPU.
         if np.abs(units).max(initial=0) > DType.INT32.qmax:
             return None
         operands.append(constant(Constant.of(units.astype(np.int32)), sums, bias.name))

@@ -115,6 +115,8 @@ def padding_apart(node: Node, context: RuleContext) -> Proposal:
     given, made = _spatial(x), _spatial(node.output)
     if given is None or made is None:
         return None
+    # TFLite's average pools never count their padding, so a pool that does gets a Pad even where
+    # the padding itself would fit.
     counted = isinstance(attributes, PoolAttrs) and attributes.count_include_pad
     fits = padding_of(attributes, kernel, given, made) is not None
     if fits and not (counted and any(attributes.pads)):

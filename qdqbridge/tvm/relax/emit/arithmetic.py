@@ -139,12 +139,15 @@ def _moved(name: str, node: Node, parts: list[Elements]) -> Elements | None:
         return _sliced(attributes, parts)
     if name == "Gather" and isinstance(attributes, AxisAttrs):
         length = len(parts[0])
+        # A pick that only the run knows, or that is out of bounds, names no extent.
         picks = [i for i in parts[1] if isinstance(i, int) and -length <= i < length]
         return [parts[0][i] for i in picks] if len(picks) == len(parts[1]) else None
     if name in ("ReduceProd", "ReduceSum") and len(parts) == 1:
         return [simple(math.prod(parts[0]) if name == "ReduceProd" else sum(parts[0]))]
     if name == "Where" and len(parts) == 3:
         rows = _broadcast_elements(parts) or []
+        # Only a condition that is a number here says which extent is taken: a symbolic one is known
+        # by the run.
         decided = [a if c else b for c, a, b in rows if isinstance(c, int)]
         return decided if rows and len(decided) == len(rows) else None
     compute = _ARITHMETIC.get(name)

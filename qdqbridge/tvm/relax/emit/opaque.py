@@ -83,11 +83,14 @@ def emit_opaque(
         raise unsupported(node, "it carries no ONNX node")
     reasons: list[str] = []
     cause: Exception | None = None
+    # Our own compositions come first, as they are exact. ONNX's definitions come last: every one of
+    # their steps is rounded.
     for way in (_composed, _imported, _defined):
         try:
             module = way(emitter, node, emit_graph)
             if module is not None:
                 return _call_opaque_function(emitter, node, module)
+        # The next way may have it. Only if none has, the reasons of all are said.
         except UnsupportedTargetError as error:
             reasons.append(error.why)
             cause = error

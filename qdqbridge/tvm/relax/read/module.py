@@ -146,9 +146,13 @@ class FunctionReader:
                 array = fitting(variable, params[str(variable.name)])
                 self.entries[variable] = self.reading.constant(array, str(variable.name))
                 continue
+            # A parameter that nobody gave would become an input by mistake; a module that says how
+            # many inputs it has can tell.
             self._need_no_params(attrs, index, variable)
             name = given[len(inputs)] if len(inputs) < len(given) else str(variable.name)
             value = self._input(variable, name)
+            # Relax has tensors of plain integers only. What our emission knew of an input's
+            # quantization is an attribute of the function.
             if len(inputs) < len(types):
                 self.reading.hints[value] = params_of(types[len(inputs)])
                 plain_dtype = plain_dtype_of(types[len(inputs)])

@@ -52,6 +52,8 @@ def match_matmul(node: Node, place: KernelPlace) -> Kernel | None:
     if found is None or found.multiplier.size != 1:
         return None
     opened = isinstance(inner, str)
+    # The epilogue rounds to int32, so the largest sum times the multiplier has to fit; of an open
+    # extent nobody knows the largest sum.
     if not found.holds(_ANY if opened else inner * 255 * 255) or (not opened and inner > _INNER):
         return None
     centre = w.zero_point - 128
