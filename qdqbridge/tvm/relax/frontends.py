@@ -172,7 +172,9 @@ def _arguments(node: Any, name: str, constants: Mapping[str, Array]) -> Argument
             fix="quantize to int8, uint8, int16 or uint16",
         )
     known = {
-        key: _array(node, value, key, constants) for key, value in given.items() if key in _NUMBERS
+        key: _attribute_array(node, value, key, constants)
+        for key, value in given.items()
+        if key in _NUMBERS
     }
     scale = known.get("scale", known.get("scales"))
     zero_point = known.get("zero_point", known.get("zero_points"))
@@ -192,7 +194,7 @@ def _element(array: Array, name: str) -> Array:
     return array.reshape(-1) if name.endswith("channel") else array.reshape(())
 
 
-def _array(node: Any, value: Any, key: str, constants: Mapping[str, Array]) -> Any:
+def _attribute_array(node: Any, value: Any, key: str, constants: Mapping[str, Array]) -> Any:
     if value is None:
         return None
     if isinstance(value, int | float):
