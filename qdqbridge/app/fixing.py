@@ -149,7 +149,10 @@ def fix(
     # real numbers are compared: the same codes mean others where parameters were chosen again
     real = pipeline.with_io(graph, "float")
     fed = _examples(real) if data is None else _as_reals(graph, data)
-    meaning = pipeline.compare(pipeline.with_io(pipeline.load(written), "float"), real, fed)
+    made = pipeline.load(written)
+    if profile is not None and data is not None:
+        after = pipeline.check(written, target, _as_stored(made, fed))
+    meaning = pipeline.compare(pipeline.with_io(made, "float"), real, fed)
     verdict, there, why = _on_engine(kind, written, graph if io is None else own, fed, target)
     return FixedModel(
         target=target,

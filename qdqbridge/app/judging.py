@@ -283,8 +283,9 @@ def blame(
         QdqBridgeError: A file cannot be read.
     """
     from qdqbridge.app.pipeline import engine_of
-    from qdqbridge.app.sources import load_model
+    from qdqbridge.app.sources import is_onnx, load_model
     from qdqbridge.autoquant.attribution import attribute, attribute_to_kernels
+    from qdqbridge.onnx_io.runtime.products import saturating_products
 
     ran = None if engine is None else engine_of(engine)
     original = reference if isinstance(reference, Graph) else load_model(path_of(reference))
@@ -296,4 +297,7 @@ def blame(
             )
         return attribute_to_kernels(original, ran, data)
     theirs = quantized if isinstance(quantized, Graph) else load_model(path_of(quantized))
-    return attribute(original, theirs, data, repaired=repairs, nodes=nodes, engine=ran)
+    file = None if isinstance(quantized, Graph) else path_of(quantized)
+    paired = None if file is None or not is_onnx(file) else saturating_products(file)
+    return attribute(original, theirs, data, repaired=repairs, nodes=nodes, engine=ran,
+                     saturating=paired)  # fmt: skip

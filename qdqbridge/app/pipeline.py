@@ -12,11 +12,12 @@ import json
 import tempfile
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from qdqbridge.app.sources import is_onnx, is_tflite, is_tosa, read_file
+from qdqbridge.app.sources import is_onnx, is_tflite, is_tosa, load_model, read_file
 from qdqbridge.core.arguments import ReadingOptions, checked, need_side, path_of
 from qdqbridge.core.graph.graph import Graph, Note
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from qdqbridge.autoquant.fixed_ranges import FixedRanges
     from qdqbridge.core.graph.diff import GraphDifference
+    from qdqbridge.onnx_io.runtime.products import StoredWeights
     from qdqbridge.onnx_io.runtime.session import OnnxRuntimeSession
     from qdqbridge.targets.comparison.compare import Comparison
     from qdqbridge.targets.comparison.engine import Engine
@@ -211,30 +213,6 @@ def evaluate(
     from qdqbridge.core.graph.interpreter import evaluate as interpret
 
     return interpret(graph, inputs, exact=exact)[0]
-
-
-def pair_cost(graph: Graph, data: Mapping[str, NDArray[Any]]) -> str:
-    """Returns what x86 without VNNI makes of a model's outputs, where onnxruntime's pairs saturate.
-
-    Args:
-        graph: A canonical quantized graph.
-        data: One array per input.
-
-    Raises:
-        InputDataError: The data does not fit.
-    """
-    from qdqbridge.autoquant.attribution.simulation import GraphRuns, decibels, noise
-    from qdqbridge.autoquant.hardware.arithmetic import outputs_in_pairs
-    from qdqbridge.core.graph.numerics import dequantize
-
-    found, runs = outputs_in_pairs(graph, data), GraphRuns(graph, data)
-    named = zip(graph.output_names, graph.outputs, strict=True)
-    held = [(found[name], value) for name, value in named if name in found]
-    real = [array if v.quant is None else dequantize(array, v.quant.params) for array, v in held]
-    loss = decibels(noise([runs.real(value) for _, value in held], real))
-    return (
-        f"on this data the outputs there have {loss:.1f} dB of signal to noise against the others"
-    )
 
 
 @checked
@@ -603,20 +581,74 @@ def export_profile(name: str | ExportProfile) -> ExportProfile:
 
 
 @checked
-def check(source: Graph | File, profile: AnyProfileName | ExportProfile = "ort") -> list[Finding]:
+def check(
+    source: Graph | File,
+    profile: AnyProfileName | ExportProfile = "ort",
+    data: Mapping[str, NDArray[Any]] | None = None,
+) -> list[Finding]:
     """Returns where and why a model would not run on integers on a profile's runtime.
 
     Args:
         source: A model file in whatever form, or a graph (checked as the profile would write it).
         profile: The name of the profile.
+        data: One array per input: where pairs of products saturate on some processors, the first
+            finding of them says what they all cost.
 
     Raises:
         InputDataError: There is no such profile.
         QdqBridgeError: The file cannot be read.
+        InputDataError: The data does not fit.
     """
+    from qdqbridge.targets.profiles import Effect
     from qdqbridge.targets.profiles import check as check_profile
 
-    return check_profile(source if isinstance(source, Graph) else path_of(source), profile)
+    file = source if isinstance(source, Graph) else path_of(source)
+    found = check_profile(file, profile)
+    paired = next((each for each in found if each.effect is Effect.PROCESSOR), None)
+    if data is None or paired is None:
+        return found
+    costly = replace(paired, reason=f"{paired.reason}; {_pair_cost(file, data)}")
+    return [costly if each is paired else each for each in found]
+
+
+def saturating(source: Graph | Path) -> Mapping[str, StoredWeights]:
+    """Returns what onnxruntime multiplies in pairs that saturate on x86 without VNNI.
+
+    Args:
+        source: An ONNX file, or a graph, of which the file counts that onnxruntime would be given.
+
+    Raises:
+        UnsupportedTargetError: onnxruntime cannot be given the graph.
+    """
+    from qdqbridge.onnx_io.runtime.products import saturating_products
+
+    if not isinstance(source, Graph):
+        return saturating_products(source)
+    with tempfile.TemporaryDirectory() as folder:
+        save(source, written := Path(folder) / "model.onnx")
+        return saturating_products(written)
+
+
+def _pair_cost(source: Graph | Path, data: Mapping[str, NDArray[Any]]) -> str:
+    """Returns what x86 without VNNI makes of a model's outputs, where onnxruntime's pairs saturate.
+
+    Raises:
+        InputDataError: The data does not fit.
+    """
+    from qdqbridge.autoquant.attribution.simulation import GraphRuns, decibels, noise
+    from qdqbridge.autoquant.hardware.arithmetic import outputs_in_pairs
+    from qdqbridge.core.graph.numerics import dequantize
+
+    graph = source if isinstance(source, Graph) else load_model(source)
+    found = outputs_in_pairs(graph, data, saturating(source))
+    runs = GraphRuns(graph, data)
+    named = zip(graph.output_names, graph.outputs, strict=True)
+    held = [(found[name], value) for name, value in named if name in found]
+    real = [array if v.quant is None else dequantize(array, v.quant.params) for array, v in held]
+    loss = decibels(noise([runs.real(value) for _, value in held], real))
+    return (
+        f"on this data the outputs there have {loss:.1f} dB of signal to noise against the others"
+    )
 
 
 @checked

@@ -107,6 +107,7 @@ def inspect_model(
     from qdqbridge.app.report.inspection import inspection, operators
     from qdqbridge.core.canonical import explanation
     from qdqbridge.onnx_io.control_flow.bodies import parts
+    from qdqbridge.targets.profiles import products_in_pairs
 
     source = _read_model_source(
         path_of(path), params, adapter, optional_inputs=optional_inputs, encodings=encodings
@@ -116,7 +117,10 @@ def inspect_model(
     # A body's reasons for what stays float are said with its own place.
     inside = [(body.place, body.graph) for body in parts(graph)]
     bodies = [body for _, body in inside]
-    return inspection(header, raw, graph, explanation(graph, inside), bodies)
+    plain = adapter is None and encodings is None and not optional_inputs
+    paired = products_in_pairs(path_of(path) if plain and is_onnx(path_of(path)) else graph)
+    names = [each.node for each in paired]
+    return inspection(header, raw, graph, explanation(graph, inside), bodies, names)
 
 
 def is_module(path: Path) -> bool:

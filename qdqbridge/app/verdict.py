@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from qdqbridge.core.graph.graph import Graph
 
 _SHOWN_REASONS = 10
+_ONNXRUNTIME = ("ort", "qoperator")
 _LOST = 0.01
 """A loss of accuracy that is called one, where labels are given."""
 
@@ -76,6 +77,8 @@ def verdict(
     reasons = floats(made)
     rows.append(("operators", f"{integers(made)} quantized, {len(reasons)} left float"))
     rows += [("float", row) for row in _float_rows(reasons)]
+    if text := processors(made):
+        rows.append(("processors", text))
     if made.fallback is not None:
         rows += [("reverted", f"{r.layer.name}: {r.reason}") for r in made.fallback.reverted]
     return rows
@@ -120,6 +123,18 @@ def floats(made: JudgedModel) -> dict[str, str]:
     decision = made.made.decision if made.fallback is None else made.fallback.decision
     reasons = {node.name: reason for node, reason in decision.plan.floats.items()}
     return reasons | {row.node: row.reason for row in floats_inside(made.inside)}
+
+
+def processors(made: JudgedModel) -> str:
+    """Returns what is to be said of x86 without VNNI, where onnxruntime's pairs saturate."""
+    from qdqbridge.autoquant.search.pair_cost import PAIRS
+    from qdqbridge.targets.profiles import products_in_pairs
+    from qdqbridge.targets.profiles.ort.pairs import pairs_sentence
+
+    tried = [step.outcome for step in made.made.repairs if step.step == PAIRS]
+    if tried or made.made.target.profile not in _ONNXRUNTIME:
+        return "".join(tried[-1:])
+    return pairs_sentence(products_in_pairs(made.graph))
 
 
 def integers(made: JudgedModel) -> int:

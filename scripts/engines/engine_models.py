@@ -397,6 +397,26 @@ class _OneProcess(VendorEngine):
         self._folder.cleanup()
 
 
+class _Predicted:
+    """Counts values that are predicted to be others than the contract's, and are the contract's."""
+
+    def __init__(self, engine: VendorEngine) -> None:
+        self.missing, self._told, self._own = 0, dict[str, Any](), engine.own
+        engine.own = self._remembered
+
+    def _remembered(self, node: Any, operands: Any) -> Any:
+        assert self._own is not None
+        found = self._own(node, operands)
+        results = () if found is None or found[0] != PAIRS else found[1]
+        self._told = dict(zip((value.name for value in node.outputs), results, strict=False))
+        return found
+
+    def witness(self, _: Any, value: Any, ours: Any, theirs: Any) -> None:
+        meant = self._told.get(value.name)
+        if meant is not None and meant.dtype == ours.dtype:
+            self.missing += int(((meant != ours) & (theirs == ours)).sum())
+
+
 def predicted(engine: str, folder: Path, every: int, largest: int) -> None:
     """Prints what engine and prediction differ in, file by file, and the counts of all files."""
     counts: Counter[str] = Counter()
@@ -410,13 +430,16 @@ def predicted(engine: str, folder: Path, every: int, largest: int) -> None:
             graph = with_numbers(graph, dict.fromkeys(symbolic_extents(graph), 1))
             with _OneProcess(ENGINES[engine], path, graph, LIMITS) as opened:
                 tell_of_onnxruntime(opened, path)
-                found = compare_locally(graph, opened, feedings(path, graph, 1)[0])
+                watch = _Predicted(opened)
+                feeding = feedings(path, graph, 1)[0]
+                found = compare_locally(graph, opened, feeding, witness=watch.witness)
         except QdqBridgeError as error:
             counts["files not run"] += 1
             print(f"{path.name}: {_flat(f'{error.what} {error.why}')}", flush=True)
             continue
         nodes = {value.name: node for node in graph.nodes for value in node.outputs}
         counts["files"] += 1
+        counts["values predicted to saturate that do not"] += watch.missing
         for value in found.values:
             node, left = nodes.get(value.name), value.causes.get(UNEXPLAINED, 0)
             if left:

@@ -127,6 +127,66 @@ def product_of_activations(net: Relatives) -> None:
     net.add("QLinearMatMul", [each for pair in pairs for each in pair])
 
 
+def _scaled(net: Relatives, codes: str, dtype: Any, scale: float) -> list[str]:
+    return [codes, net.constant(np.float32(scale)), net.point(dtype, 1.0)]
+
+
+def _result(net: Relatives, dtype: Any) -> list[str]:
+    return [net.constant(np.float32(0.3)), net.point(dtype, 1.0)]
+
+
+def quantized_conv(net: Relatives) -> None:
+    x, w = net.one_of((U8, S8), (U8, S8), (U8, S8), (S8, S8), (U8, U8))
+    group, channels = net.one_of((1, 3), (1, 8), (2, 4), (4, 1), (6, 2))
+    kernel = net.one_of([1, 1], [3, 3], [2, 3])
+    many = group * net.one_of(1, 2, 3)
+    operands = [
+        *_scaled(net, net.codes(x, net.one_of(1, 2), channels * group, 5, 6), x, 0.02),
+        *_scaled(net, net.weight_codes(w, many, channels, *kernel), w, 0.01),
+        *_result(net, x),
+    ]
+    net.add("QLinearConv", operands, group=group)
+
+
+def quantized_gemm(net: Relatives) -> None:
+    a, b = net.one_of((U8, S8), (U8, S8), (U8, S8), (S8, S8), (U8, U8))
+    rows, terms, columns = (net.one_of(1, 2, 5, 16) for _ in range(3))
+    turned = [int(net.often(0.3)), int(net.often(0.5))]
+    left, right = ((terms, rows)[:: 1 if turned[0] else -1], (columns, terms))
+    right = right if turned[1] else right[::-1]
+    operands = [
+        *_scaled(net, net.codes(a, *left), a, 0.02),
+        *_scaled(net, net.weight_codes(b, *right), b, 0.01),
+        "",
+        *_result(net, a),
+    ]
+    net.add("QGemm", operands, domain=MICROSOFT, transA=turned[0], transB=turned[1])
+
+
+def quantized_matmul(net: Relatives) -> None:
+    a, b = net.one_of((U8, S8), (U8, S8), (U8, S8), (S8, S8), (U8, U8))
+    rows, terms, columns = (net.one_of(1, 2, 5, 16) for _ in range(3))
+    operands = [
+        *_scaled(net, net.codes(a, rows, terms), a, 0.02),
+        *_scaled(net, net.weight_codes(b, terms, columns), b, 0.01),
+        *_result(net, a),
+    ]
+    net.add("QLinearMatMul", operands)
+
+
+def dynamic_product(net: Relatives) -> None:
+    kind = net.one_of(S8, S8, S8, U8)
+    rows, terms, columns = (net.one_of(1, 2, 5, 16) for _ in range(3))
+    b, scale = net.weight_codes(kind, terms, columns), net.constant(np.float32(0.01))
+    if net.often(0.5):
+        operands = [net.floats_of(rows, terms), b, scale, net.point(kind, 1.0)]
+        net.add("DynamicQuantizeMatMul", operands, domain=MICROSOFT)
+        return
+    operands = [net.codes(U8, rows, terms), b, net.constant(np.float32(0.02)), scale]
+    operands += [net.point(U8, 1.0), net.point(kind, 1.0)]
+    net.add("MatMulIntegerToFloat", operands, domain=MICROSOFT)
+
+
 def attention(net: Relatives) -> None:
     kind = S8 if net.often(0.8) else U8
     heads, size, wide = net.one_of(1, 2, 4), net.one_of(2, 4, 8), net.one_of(3, 8, 17)
@@ -202,7 +262,8 @@ def relatives(seed: int, count: int) -> Relatives:
     """Returns as many nodes of each kind."""
     net = Relatives(seed)
     kinds: tuple[Callable[[Relatives], None], ...] = (
-        conv_integer, matmul_integer, product_of_activations, attention, lstm,
+        conv_integer, matmul_integer, product_of_activations, attention, lstm, quantized_conv,
+        quantized_gemm, quantized_matmul, dynamic_product,
     )  # fmt: skip
     for _ in range(count):
         for kind in kinds:

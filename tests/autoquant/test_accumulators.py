@@ -12,7 +12,6 @@ from onnx import TensorProto, helper
 
 import qdqbridge as qb
 from qdqbridge.autoquant.hardware.accumulators import accumulators, bits_of, bounds, codes_used
-from qdqbridge.autoquant.hardware.pairs import can_saturate, paired, remedy, saturating
 from qdqbridge.autoquant.hardware.products import observe, products
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.profiling.stats import TensorStats
@@ -20,6 +19,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.quantization import per_tensor
+from qdqbridge.onnx_io.runtime.pairs import can_saturate, paired, remedy, saturating
 from tests.autoquant.test_collect import MODELS
 
 

@@ -96,6 +96,7 @@ def inspection_json(found: Inspection) -> dict[str, Any]:
         "quantized_constants": dict(found.constants),
         "float_activations": found.floats,
         "notes": [note_json(note) for note in found.notes],
+        "pairs_can_saturate": list(found.paired),
     }
 
 
@@ -120,6 +121,10 @@ def inspection_parts(found: Inspection) -> list[RenderableType]:
         ("float activations", str(found.floats)),
         ("digest", found.digest),
     ]
+    if found.paired:
+        count = f"{len(found.paired)} product{'s' * (len(found.paired) > 1)}"
+        row = ("x86 without VNNI", f"pairs of {count} can saturate; 'explain' names them")
+        rows.insert(-1, row)
     for key, value in rows:
         facts.add_row(key, Text(value))
     parts: list[RenderableType] = [facts, _operator_table(found)]

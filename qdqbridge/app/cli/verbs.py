@@ -45,6 +45,7 @@ from qdqbridge.app.cli.parameters import (
 )
 from qdqbridge.app.cli.reading import AS_IT_IS, Reading
 from qdqbridge.app.pipeline import as_onnx
+from qdqbridge.app.sources import is_onnx
 from qdqbridge.core.graph.archive import write_arrays
 from qdqbridge.core.graph.atomic_write import write_text
 from qdqbridge.core.graph.batches import Batch, batches, concat_batch_results
@@ -155,10 +156,12 @@ def explain(
     json: Json = False,
 ) -> None:
     """Say why nodes stayed float, and what was assumed while reading."""
-    from qdqbridge.autoquant.hardware.accumulators import pair_saturation
+    from qdqbridge.targets.profiles import products_in_pairs
+    from qdqbridge.targets.profiles.ort.pairs import pairs_sentence
 
-    graph = reading.read(model)
-    notes, pairs = pipeline.explain(graph), pair_saturation(graph)
+    graph, file = reading.read(model), reading.file(model)
+    read = file if file is not None and is_onnx(file) else graph
+    notes, pairs = pipeline.explain(graph), pairs_sentence(products_in_pairs(read))
     if pairs:
         output.say(pairs)
     if json:

@@ -17,6 +17,7 @@ from qdqbridge.app.cli import arrays, output
 from qdqbridge.app.cli.parameters import Extents, Force, Json, Model, extents_of
 from qdqbridge.app.cli.reading import AS_IT_IS, Reading
 from qdqbridge.app.report.blame import blame_article, cause_of
+from qdqbridge.app.sources import is_onnx
 from qdqbridge.core.graph.copying import with_numbers
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError
@@ -70,6 +71,7 @@ def blame(
     one model and --engine: which nodes that engine computes differently from the contract.
     """
     from qdqbridge.autoquant.attribution import attribute, attribute_to_kernels
+    from qdqbridge.onnx_io.runtime.products import saturating_products
 
     if samples < 1:
         raise InputDataError(
@@ -102,7 +104,11 @@ def blame(
                 found = attribute_to_kernels(theirs, ran, few)
         else:
             report = stack.enter_context(output.progress("tensors"))
-            found = attribute(original, theirs, few, repaired=repairs, engine=ran, progress=report)
+            own = reading.file(file)
+            found = attribute(
+                original, theirs, few, repaired=repairs, engine=ran, progress=report,
+                saturating=None if own is None or not is_onnx(own) else saturating_products(own),
+            )  # fmt: skip
     if path is not None:
         paints = (viewing.damage_paint(theirs, found), *viewing.node_paints(theirs, found))
         kernels = quantized is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -120,8 +119,8 @@ def export(
     data: Annotated[
         Path | None,
         Parameter(
-            help="An .npz file with examples, from which dynamically quantized activations get "
-            "fixed parameters; with --check also what pairs that saturate cost."
+            help="An .npz file with examples, from which dynamically quantized activations of what "
+            "is written get fixed parameters; --check also says what pairs that saturate cost."
         ),
     ] = None,
     opset: Annotated[
@@ -182,12 +181,12 @@ def export(
         path = output.free(output_, force=force, model=model, data=reading.params, suffix=".onnx")
     found: dict[str, Any] = {}
     file = reading.file(model)
-    as_it_is = file is not None and is_onnx(file) and not (extent or data)
+    as_it_is = path is None and file is not None and is_onnx(file) and not extent
     source: Graph | Path = model
     fixed: list[str] = []
-    if path is not None or engine is not None or not as_it_is:
+    if not as_it_is or engine is not None or data is not None:
         read = with_numbers(reading.read(model), extents_of(extent))
-        source, fixed = _prepared(read, data, float_=float_)
+        source, fixed = _prepared(read, None if as_it_is else data, float_=float_)
     if path is not None and isinstance(source, Graph):
         with pipeline.stored_as(source, io, path, overwrite=force) as source:
             pipeline.save(source, path, profile, recenter=recenter, overwrite=force, opset=opset)
@@ -201,14 +200,17 @@ def export(
             output.tell(*render_checks.changes_parts(changed))
             _say_what_is_open(source, profile)
     looked_at = path or (model if as_it_is else source)
-    findings = pipeline.check(looked_at, profile) if check else []
-    if data is not None and isinstance(source, Graph):
-        findings = _with_pair_cost(findings, source, data)
+    fed = (
+        read_inputs(data, source.inputs)
+        if check and data is not None and isinstance(source, Graph)
+        else None
+    )
+    findings = pipeline.check(looked_at, profile, fed) if check else []
     verdict = None
     if engine is not None and isinstance(source, Graph):
         with (
             output.status("asking the engine"),
-            opened(engine, path or (None if data else file), source) as judge,
+            opened(engine, path or (file if as_it_is else None), source) as judge,
         ):
             verdict = judge.taken()
     if json:
@@ -296,18 +298,6 @@ def _interface(graph: Graph, io: Interface | None, *, json: bool) -> dict[str, A
             numbers = "" if scale is None else f", scale {scale}, zero point {zero_point}"
             output.say(f"{what[:-1]} '{each['name']}': {each['dtype']}{numbers}")
     return {"interface": record}
-
-
-def _with_pair_cost(findings: Sequence[Finding], graph: Graph, data: Path) -> list[Finding]:
-    """Returns findings whose first one of pairs that saturate says what they all cost together."""
-    from qdqbridge.targets.profiles import Effect
-
-    paired = next((each for each in findings if each.effect is Effect.PROCESSOR), None)
-    if paired is None:
-        return list(findings)
-    cost = pipeline.pair_cost(graph, read_inputs(data, graph.inputs))
-    costly = replace(paired, reason=f"{paired.reason}; {cost}")
-    return [costly if each is paired else each for each in findings]
 
 
 def _prepared(graph: Graph, data: Path | None, *, float_: bool) -> tuple[Graph, list[str]]:

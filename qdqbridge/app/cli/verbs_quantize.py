@@ -468,6 +468,8 @@ def _show(
     next_: str,
 ) -> None:
     """Prints how good it is, what became of the model, what was done, and what to do next."""
+    from qdqbridge.autoquant.search.pair_cost import PAIRS
+
     table = Table(show_header=False, box=None)
     for name, sentence in first:
         table.add_row(name, Text(sentence))
@@ -477,7 +479,7 @@ def _show(
             Text(f"{name}: {low:.4g} to {high:.4g} in these data; feed the same scale in use"),
         )
     for step in facts["repairs"]:
-        if step["applied"] or verbose:
+        if step["step"] != PAIRS and (step["applied"] or verbose):  # the verdict tells of pairs
             kept = "kept" if step["applied"] else "not kept"
             table.add_row(step["step"], Text(f"{kept}: {step['outcome']}"))
     for point in facts["pareto"]:

@@ -96,6 +96,7 @@ class Inspection:
         outputs: The graph outputs.
         digest: SHA-256 of the canonical text form.
         notes: Why nodes stayed float, and what was assumed.
+        paired: Products whose pairs can saturate in onnxruntime, on x86 without VNNI.
     """
 
     header: Header
@@ -108,6 +109,7 @@ class Inspection:
     outputs: tuple[Port, ...]
     digest: str
     notes: tuple[Note, ...]
+    paired: tuple[str, ...]
 
 
 def inspection(
@@ -116,6 +118,7 @@ def inspection(
     canonical: Graph,
     notes: Sequence[Note],
     bodies: Sequence[Graph] = (),
+    paired: Sequence[str] = (),
 ) -> Inspection:
     """Returns the summary of a model.
 
@@ -125,6 +128,7 @@ def inspection(
         canonical: Its canonical form.
         notes: What ``explain`` says about it.
         bodies: The graphs inside its If, Loop and Scan.
+        paired: Products whose pairs can saturate.
     """
     values = [value for graph in (canonical, *bodies) for value in graph.values()]
     results = [value for value in values if not value.is_constant]
@@ -142,6 +146,7 @@ def inspection(
         ),
         digest=canonical.digest,
         notes=tuple(notes),
+        paired=tuple(paired),
     )
 
 

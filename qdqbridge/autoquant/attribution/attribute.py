@@ -42,6 +42,7 @@ from qdqbridge.autoquant.hardware.arithmetic import outputs_in_pairs
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.errors import InputDataError, UnsupportedModelError
+from qdqbridge.onnx_io.runtime.products import StoredWeights
 from qdqbridge.targets.comparison.engine import Engine
 
 Array = NDArray[Any]
@@ -137,6 +138,7 @@ def attribute(
     repaired: int = 5,
     nodes: bool = True,
     engine: Engine | None = None,
+    saturating: Mapping[str, StoredWeights] | None = None,
     progress: Progress | None = None,
 ) -> Attribution:
     """Returns which tensors of a quantized model lose its accuracy.
@@ -149,6 +151,8 @@ def attribute(
         nodes: Say of every node what it adds and inherits as well.
         engine: What runs the quantized model: what its kernels store otherwise than the contract,
             on the same operands, is charged to them.
+        saturating: Which products of the quantized model's file have pairs that saturate; None for
+            those that the graph has where it is written.
         progress: Called with the tensors done and their number.
 
     Raises:
@@ -196,7 +200,7 @@ def attribute(
         for index, (_, row, rounded) in enumerate(rows)
     ]
     runs = GraphRuns(found.quantized, fed(found.quantized, found, data))
-    paired = outputs_in_pairs(quantized, theirs) if share_ is None else {}
+    paired = outputs_in_pairs(quantized, theirs, saturating) if share_ is None else {}
     off = {kernel.theirs: kernel.gap for kernel in kernels}
     return Attribution(
         tuple(tensors),

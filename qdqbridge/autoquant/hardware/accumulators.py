@@ -4,7 +4,7 @@ Every term ``(x - zx) * (w - zw)`` of a dot product lies in an interval around z
 sums of all lower and of all upper ends bound every partial sum, in any order of additions.
 Source of the bound: "A2Q: Accumulator-Aware Quantization with Guaranteed Overflow Avoidance",
 arXiv 2308.13504. What 16-bit sums of two products do is in
-:mod:`qdqbridge.autoquant.hardware.pairs`.
+:mod:`qdqbridge.onnx_io.runtime.pairs`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.hardware.pairs import FULL, Order, remedy, saturating
 from qdqbridge.autoquant.hardware.products import Product, Seen, products
 from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.autoquant.record import AccumulatorRow
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.numerics import quantize
 from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.onnx_io.runtime.pairs import FULL, Order, remedy, saturating
 
 __all__ = [
     "CodeUsage",
@@ -149,20 +149,6 @@ def accumulators(
     """
     known, found = stats or {}, seen or {}
     return [_of_product(p, _range(p, known), found.get(p.node), order) for p in products(graph)]
-
-
-def pair_saturation(graph: Graph) -> str:
-    """Returns a sentence on pairs that can saturate in onnxruntime; empty where none can."""
-    paired = [product for product in products(graph) if product.paired]
-    counts = [int(saturating(product.in_order("channels-last")).sum()) for product in paired]
-    concerned = sum(count > 0 for count in counts)
-    if not concerned:
-        return ""
-    return (
-        f"on x86 with AVX2 and without VNNI, onnxruntime adds products in pairs of 16 bits, and "
-        f"{sum(counts):,} pairs of weights of {concerned} product{'s' * (concerned > 1)} can "
-        "saturate: compare --engine onnxruntime-avx2 tells what data loses"
-    )
 
 
 def codes_used(graph: Graph, stats: Mapping[str, TensorStats]) -> list[CodeUsage]:

@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.hardware.pairs import Order
-from qdqbridge.autoquant.hardware.pairs import lost as lost_in_pairs
 from qdqbridge.autoquant.hardware.products import Product, product_at, products
 from qdqbridge.core.graph.batches import batches, concat_batch_results
 from qdqbridge.core.graph.dtypes import DType
@@ -29,6 +27,8 @@ from qdqbridge.core.ops.dynamic import DYNAMIC_DENSE
 from qdqbridge.errors import InputDataError
 from qdqbridge.onnx_io.control_flow.bodies import is_control
 from qdqbridge.onnx_io.opaque.paired import multiplies_bytes
+from qdqbridge.onnx_io.runtime.pairs import Order
+from qdqbridge.onnx_io.runtime.pairs import lost as lost_in_pairs
 from qdqbridge.onnx_io.runtime.products import StoredWeights
 from qdqbridge.tflite_io.rounding import fixed_point, in_float32, rounded_twice
 
@@ -69,7 +69,7 @@ class IntegerArithmetic:
         accumulator_bits: Bits of the accumulator, in two's complement.
         overflow: What becomes of sums that it does not hold.
         pairs: In which order 8-bit kernels add neighbouring products with saturation to 16 bits
-            first (``vpmaddubsw``, see :mod:`qdqbridge.autoquant.hardware.pairs`); None for kernels
+            first (``vpmaddubsw``, see :mod:`qdqbridge.onnx_io.runtime.pairs`); None for kernels
             that do not.
         requantize: How sums are rounded.
     """
@@ -135,13 +135,20 @@ class Ran:
     overflows: Mapping[Node, int]
 
 
-def run(graph: Graph, inputs: Mapping[str, Array], arithmetic: IntegerArithmetic) -> Ran:
+def run(
+    graph: Graph,
+    inputs: Mapping[str, Array],
+    arithmetic: IntegerArithmetic,
+    saturating: Mapping[str, StoredWeights] | None = None,
+) -> Ran:
     """Runs ``graph`` with the arithmetic of some hardware.
 
     Args:
         graph: A canonical quantized graph.
         inputs: One array per input, by name; quantized inputs take stored integers.
         arithmetic: Of its products.
+        saturating: Which products of a file have pairs that saturate, as :func:`without_vnni` takes
+            them; None for those that the graph has where it is written.
 
     Raises:
         InputDataError: The inputs do not fit the graph.
@@ -158,8 +165,10 @@ def run(graph: Graph, inputs: Mapping[str, Array], arithmetic: IntegerArithmetic
         product = own.get(node)
         if product is None or not _is_rounded(node) or pairs_alone:
             count = 0
-            if arithmetic.pairs is not None and is_paired(node):
-                results, count = in_pairs(node, operands)
+            stored = None if saturating is None else _named(saturating, node)
+            saturates = is_paired(node) if saturating is None else stored is not None
+            if arithmetic.pairs is not None and saturates:
+                results, count = in_pairs(node, operands, stored)
             else:
                 results = computed(node, operands)
             if count:
@@ -268,13 +277,18 @@ def without_vnni(
         node: The node.
         operands: What it is given, as it is stored.
     """
-    weights = (value.name for value in node.inputs if value is not None and value.is_constant)
-    names = (node.name, *weights, *(value.name for value in node.outputs))
-    stored = next((saturating[name] for name in names if name in saturating), None)
+    stored = _named(saturating, node)
     if stored is None:
         return None
     results, count = in_pairs(node, operands, stored)
     return (PAIRS, results) if count else None
+
+
+def _named(saturating: Mapping[str, StoredWeights], node: Node) -> StoredWeights | None:
+    """Returns how the weights of a node are stored, if it is one of the named products."""
+    weights = (value.name for value in node.inputs if value is not None and value.is_constant)
+    names = (node.name, *weights, *(value.name for value in node.outputs))
+    return next((saturating[name] for name in names if name in saturating), None)
 
 
 WRAPPED = "sums beyond int32 wrap"
@@ -307,20 +321,27 @@ def beyond_int32(
     return WRAPPED, [np.where(leaves, _requantized(product, wrapped, CONTRACT.requantize), usual)]
 
 
-def outputs_in_pairs(graph: Graph, data: Mapping[str, Array]) -> dict[str, Array]:
+def outputs_in_pairs(
+    graph: Graph,
+    data: Mapping[str, Array],
+    saturating: Mapping[str, StoredWeights] | None = None,
+) -> dict[str, Array]:
     """Returns the stored outputs where pairs saturate, by name; none of a model without such pairs.
 
     Args:
         graph: A canonical quantized graph.
         data: One array per input, of any number of examples.
+        saturating: As :func:`run` takes it.
 
     Raises:
         InputDataError: The data does not fit.
     """
-    if not any(is_paired(node) for node in graph.nodes):
+    some = any(map(is_paired, graph.nodes)) if saturating is None else bool(saturating)
+    if not some:
         return {}
     pieces = list(batches(graph.inputs, data))
-    ran = [run(graph, piece.inputs, arithmetic_of(pairs=True)).outputs for piece in pieces]
+    hardware = arithmetic_of(pairs=True)
+    ran = [run(graph, piece.inputs, hardware, saturating).outputs for piece in pieces]
     return {
         name: concat_batch_results([each[name] for each in ran], pieces, name)
         for name in graph.output_names

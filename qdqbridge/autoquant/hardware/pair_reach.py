@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.hardware.pairs import Order
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import geometry_of
 from qdqbridge.core.ops.convolution import CONV
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
+from qdqbridge.onnx_io.runtime.pairs import Order
 
 Real = NDArray[np.float64]
 Place = tuple[str, int, bool]

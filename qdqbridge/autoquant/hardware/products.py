@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.hardware.pairs import Order, lost
 from qdqbridge.autoquant.profiling.samples import Sample, Samples
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
@@ -20,6 +19,7 @@ from qdqbridge.core.ops.accumulator import centered, integer_params
 from qdqbridge.core.ops.attributes import ConvAttrs, GemmAttrs
 from qdqbridge.core.ops.convolution import CONV, lost_in_sums
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
+from qdqbridge.onnx_io.runtime.pairs import Order, lost
 
 _PAIRED = (CONV, DENSE, GEMM, MATMUL)
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.hardware.accumulators import bounds
 from qdqbridge.autoquant.hardware.arithmetic import CONTRACT, IntegerArithmetic, Rescaling
-from qdqbridge.autoquant.hardware.pairs import FULL, saturating
 from qdqbridge.autoquant.planning.plan import Derived, Fixed, QuantizationPlan, Weight
 from qdqbridge.autoquant.profiling.stats import filled_by_masks
 from qdqbridge.core.canonical.bias import derived_params
@@ -21,6 +20,7 @@ from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.ops.attributes import GemmAttrs
 from qdqbridge.core.ops.elementwise import ADD
 from qdqbridge.core.ops.unary import CLIP, RELU
+from qdqbridge.onnx_io.runtime.pairs import FULL, saturating
 
 if TYPE_CHECKING:
     from qdqbridge.autoquant.planning.decide import Decision

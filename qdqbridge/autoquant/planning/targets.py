@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.choosers import MSE, Chooser, Extrapolated, MinMax, Percentile
 from qdqbridge.autoquant.hardware.arithmetic import CONTRACT, IntegerArithmetic
-from qdqbridge.autoquant.hardware.pairs import Order
 from qdqbridge.autoquant.planning.formats import Format, Unstored
 from qdqbridge.autoquant.planning.unstored import RECURRENT
 from qdqbridge.core.graph.dtypes import DType

@@ -28,6 +28,7 @@ from qdqbridge.core.ops.windows import extents, padded, taps
 from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.codecs.windows import kernel_of, window_of
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
+from qdqbridge.onnx_io.runtime.products import PRODUCTS_OF_BYTES
 
 Array = NDArray[Any]
 Operands: TypeAlias = "Sequence[Array | None]"
@@ -44,11 +45,13 @@ def multiplies_bytes(node: Node) -> bool:
     record = node.attributes
     if not isinstance(record, OpaqueAttrs):
         return False
-    factors = _FACTORS.get((record.domain, record.op_type))
-    if factors is None:
+    if (record.domain, record.op_type) not in _COMPUTED:
         return False
-    unsigned, signed = (None if i is None else node.operand(i).type.dtype for i in factors)
-    return signed is DType.INT8 and unsigned in (None, DType.UINT8)
+    operands = PRODUCTS_OF_BYTES[record.op_type]
+    if node.operand(operands.signed[0][0]).type.dtype is not DType.INT8:
+        return False
+    unsigned = operands.unsigned
+    return unsigned is None or node.operand(unsigned[0]).type.dtype is DType.UINT8
 
 
 def computed_with_losses(node: Node, operands: Operands, run: RunNode) -> Sequence[Array] | None:
@@ -227,15 +230,6 @@ def _turned(x: Array, lengths: Array) -> Array:
 
 _MICROSOFT = "com.microsoft"
 _Computed: TypeAlias = "Callable[[OpaqueAttrs, Operands, Lost, RunNode], Sequence[Array] | None]"
-_FACTORS: Mapping[tuple[str, str], tuple[int | None, int]] = MappingProxyType(
-    {
-        ("", "ConvInteger"): (1, 0),
-        ("", "MatMulInteger"): (0, 1),
-        (_MICROSOFT, "QAttention"): (0, 1),
-        (_MICROSOFT, "DynamicQuantizeLSTM"): (None, 1),
-    }
-)
-"""Operands with unsigned and with signed codes; None for what is rounded to them at run time."""
 _COMPUTED: Mapping[tuple[str, str], _Computed] = MappingProxyType(
     {
         ("", "ConvInteger"): _conv_integer,

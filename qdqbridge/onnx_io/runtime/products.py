@@ -65,7 +65,7 @@ _HALF = 1 << 7
 
 
 @dataclass(frozen=True, slots=True)
-class _Factors:
+class ByteOperands:
     """Which operands an operator multiplies as signed bytes, and which as unsigned ones.
 
     Attributes:
@@ -79,16 +79,16 @@ class _Factors:
     scale: int | None = None
 
 
-_FACTORS = {
-    "QLinearConv": _Factors(((3, 5),), (0, 2), 4),
-    "QLinearMatMul": _Factors(((3, 5),), (0, 2), 4),
-    "QGemm": _Factors(((3, 5),), (0, 2), 4),
-    "ConvInteger": _Factors(((0, 2),), (1, 3)),  # it multiplies weights by windows
-    "MatMulInteger": _Factors(((1, 3),), (0, 2)),
-    "MatMulIntegerToFloat": _Factors(((1, 5),), (0, 4), 3),
-    "DynamicQuantizeMatMul": _Factors(((1, 3),), None, 2),
-    "DynamicQuantizeLSTM": _Factors(((1, 9), (2, 11)), None),
-    "QAttention": _Factors(((1, 7),), (0, 6)),
+PRODUCTS_OF_BYTES = {
+    "QLinearConv": ByteOperands(((3, 5),), (0, 2), 4),
+    "QLinearMatMul": ByteOperands(((3, 5),), (0, 2), 4),
+    "QGemm": ByteOperands(((3, 5),), (0, 2), 4),
+    "ConvInteger": ByteOperands(((0, 2),), (1, 3)),  # it multiplies weights by windows
+    "MatMulInteger": ByteOperands(((1, 3),), (0, 2)),
+    "MatMulIntegerToFloat": ByteOperands(((1, 5),), (0, 4), 3),
+    "DynamicQuantizeMatMul": ByteOperands(((1, 3),), None, 2),
+    "DynamicQuantizeLSTM": ByteOperands(((1, 9), (2, 11)), None),
+    "QAttention": ByteOperands(((1, 7),), (0, 6)),
 }
 
 _ZERO_OF_RESULT = {"QuantizeLinear": 2, "QLinearConv": 7, "QLinearMatMul": 7, "QGemm": 8}
@@ -158,7 +158,7 @@ def saturating_products(path: Path) -> Mapping[str, StoredWeights]:
         tensors.see(node)
         if node.op_type == "DynamicQuantizeLinear":
             types[node.output[2]] = TensorProto.UINT8
-        factors = _FACTORS.get(node.op_type)
+        factors = PRODUCTS_OF_BYTES.get(node.op_type)
         if factors is None:
             continue
         names = [*node.input, *[""] * 12]
@@ -174,7 +174,7 @@ def saturating_products(path: Path) -> Mapping[str, StoredWeights]:
 
 
 def _stored_weights(
-    names: Sequence[str], factors: _Factors, tensors: _ReadableTensors
+    names: Sequence[str], factors: ByteOperands, tensors: _ReadableTensors
 ) -> StoredWeights:
     points = tensors.elements(names[factors.signed[0][1]])
     scales = None if factors.scale is None else tensors.elements(names[factors.scale])
@@ -264,7 +264,7 @@ def _keep(graph: onnx.GraphProto, outer: _ReadableTensors) -> None:
         for attribute in node.attribute:
             for body in bodies(attribute):
                 _keep(body, tensors)
-        factors = _FACTORS.get(node.op_type)
+        factors = PRODUCTS_OF_BYTES.get(node.op_type)
         if factors is not None:
             nodes += _made_unsigned(node, factors, tensors)
         tensors.see(node)
@@ -274,7 +274,7 @@ def _keep(graph: onnx.GraphProto, outer: _ReadableTensors) -> None:
 
 
 def _made_unsigned(
-    node: onnx.NodeProto, factors: _Factors, tensors: _ReadableTensors
+    node: onnx.NodeProto, factors: ByteOperands, tensors: _ReadableTensors
 ) -> Iterator[onnx.NodeProto]:
     """Gives a node other factors and zero points, if these are int8; yields what computes them."""
     needed = 1 + max(zero for _, zero in factors.signed)

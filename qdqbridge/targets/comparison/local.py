@@ -233,6 +233,7 @@ class _BatchWalk:
         self.explain, self.own = explain, own
         self.values: dict[Value, Array] = {}
         self.unrecorded: dict[Value, Source] = {}
+        self.carried: dict[Value, tuple[str, Array]] = {}
         self.left: dict[Value, tuple[NDArray[np.bool_], Array]] = {}
         self.read = read
 
@@ -248,6 +249,7 @@ class _BatchWalk:
                     if left[value] == 0:
                         self.values.pop(value, None)
                         self.unrecorded.pop(value, None)
+                        self.carried.pop(value, None)
 
     def _passed_on(self) -> None:
         """Compares outputs that no node makes: inputs and constants that are handed on."""
@@ -267,6 +269,10 @@ class _BatchWalk:
         results = evaluate_node(node, operands)
         predicted = None if self.own is None else self.own(node, operands)
         cause, expected = ("", ()) if predicted is None else predicted
+        carried = next((self.carried[v][0] for v in read.inputs if v in self.carried), "")
+        if carried:  # what was predicted of operands that nobody recorded is told of this result
+            cause, expected = cause or carried, expected or results
+            results = evaluate_node(*self.read(read, self._by_contract(read, stored)))
         for place, (value, ours) in enumerate(zip(read.outputs, results, strict=False)):
             nested = isinstance(value.type, NestedType)
             theirs = None if nested else self.recorded.get(value)
@@ -283,10 +289,17 @@ class _BatchWalk:
                 self.unrecorded[value] = partial(
                     self._exact_as_predicted, node, operands, behind, meant
                 )
+                if meant is not None and not np.array_equal(meant, ours):
+                    self.carried[value] = cause, ours
             if theirs is not None and ours.dtype != object and value in self.tallies:
                 if self.observe is not None:
                     self.observe(value, ours, theirs)
-                self._tally(node, value, operands, ours, theirs, (cause, meant))
+                self._tally(node, value, operands, ours, theirs, (cause, meant, bool(carried)))
+
+    def _by_contract(self, node: Node, stored: Sequence[Array | None]) -> list[Array | None]:
+        """Returns operands without what an engine's arithmetic did to those nobody recorded."""
+        pairs = zip(node.inputs, stored, strict=True)
+        return [self.carried[v][1] if v in self.carried else array for v, array in pairs]
 
     def _behind(self, node: Node) -> list[Source | None]:
         """Returns, for each operand that was not recorded, what gives its exact values."""
@@ -327,7 +340,7 @@ class _BatchWalk:
         operands: Sequence[Array | None],
         ours: Array,
         theirs: Array,
-        meant: tuple[str, Array | None],
+        meant: tuple[str, Array | None, bool],
     ) -> None:
         tally = self.tallies[value]
         tally.add(ours, theirs)
@@ -346,7 +359,7 @@ class _BatchWalk:
                     return
             if first:
                 known = self._exact_as_predicted(node, operands, self._behind(node), meant[1])
-                if known is not None and known.predicted and meant[1] is not None:
+                if meant[1] is not None and (meant[2] or (known is not None and known.predicted)):
                     ours = meant[1]
             self._blame(value, blame(ours, theirs, differs, known, value.type), ours)
 

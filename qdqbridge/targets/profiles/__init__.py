@@ -34,6 +34,7 @@ __all__ = [
     "Reason",
     "TargetRule",
     "check",
+    "products_in_pairs",
     "profile_of",
 ]
 
@@ -122,3 +123,19 @@ def check(
         QdqBridgeError: The file cannot be read.
     """
     return check_source(source, profile_of(profile))
+
+
+def products_in_pairs(source: Graph | str | PathLike[str]) -> list[Finding]:
+    """Returns the products whose pairs can saturate in onnxruntime, on x86 without VNNI.
+
+    Args:
+        source: An ONNX file, or a graph, of which the file counts that onnxruntime would be given.
+
+    Raises:
+        QdqBridgeError: The file cannot be read.
+    """
+    try:
+        found = check_source(source, replace(profile_of("ort"), rules=(ort.PAIRS_FIT,)))
+    except UnsupportedTargetError:  # onnxruntime has no such graph
+        return []
+    return [each for each in found if each.rule == ort.PAIRS_FIT.name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -31,6 +30,12 @@ from qdqbridge.targets.profiles.ort.fusion import (
     source,
     target,
 )
+from qdqbridge.targets.profiles.ort.pairs import (
+    RULE,
+    quantized_factors,
+    stored_factors,
+    unfit_pairs,
+)
 from qdqbridge.targets.profiles.predicates import domain, op, when, where
 from qdqbridge.targets.profiles.shared_rules import bias_ratio, sums_leave_int32
 
@@ -51,8 +56,6 @@ _EIGHT = (DType.INT8, DType.UINT8)
 _BYTE, _NIBBLE, _MATRIX = 8, 4, 2
 _UNTAKEN_BITS = (2, 32)
 _UNSAID = {"AveragePool": Effect.REFUSED}
-_BYTES, _HALF = 255, (1 << 15) - 1
-"""The largest code of a byte, and what a sum of two products may be in 16 bits."""
 _PACKED_PRODUCT = "com.microsoft::MatMulNBits"
 
 
@@ -616,36 +619,14 @@ def _clamped_float8(op: str) -> Check:
 
 def _pairs(view: FileView, node: FileNode) -> Reason | None:
     """Products of uint8 and int8, whose pairs saturate without VNNI."""
-    if node.op not in _ACCUMULATES or node not in float_regions_of(view):
-        return None
-    if any(
+    if node.op not in _ACCUMULATES:
+        return unfit_pairs(node, [*stored_factors(view, node)])
+    if node not in float_regions_of(view) or any(
         check(view, node)
         for check in (_operands, _result_rejection_reason, _types, _refuse_quant_params)
     ):
         return None  # it stays float
-    x, w = (source(view, node.input(index)) for index in (0, 1))
-    if x is None or w is None or x.dtype is not DType.UINT8 or w.dtype is not DType.INT8:
-        return None
-    weight = view.constant(w.encoding.node.input(0))
-    if weight is None or weight.ndim < _MATRIX:
-        return None
-    if node.op == "Conv":
-        group = int(node.attributes.get("group", 1))
-        if weight.shape[1] == 1 and weight.shape[0] == group:
-            return None
-        rows = np.moveaxis(weight, 1, -1)
-    elif node.op == "Gemm" and node.attributes.get("transB", 0):
-        rows = weight
-    else:
-        rows = np.swapaxes(weight, -1, -2)
-    rows = rows.reshape(-1, math.prod(rows.shape[1:]) if node.op == "Conv" else rows.shape[-1])
-    even = rows[:, : rows.shape[1] // 2 * 2].astype(np.int64).reshape(len(rows), -1, 2)
-    reach = _BYTES * np.maximum(np.maximum(even, 0).sum(axis=-1), -np.minimum(even, 0).sum(axis=-1))
-    count = int((reach > _HALF).sum())
-    if not count:
-        return None
-    text = f"{count} of the {reach.size} pairs of weights of '{node.name}' can saturate"
-    return Reason(text, (w.encoding.node.input(0),))
+    return unfit_pairs(node, [*quantized_factors(view, node)])
 
 
 def _rule(
@@ -680,6 +661,12 @@ BIAS_UNITS = TargetRule(
     "bias-units", "Conv, Gemm, MatMul + Add", _bias_units,
     "onnxruntime qdq_selectors.cc; measured on 1.32", Effect.OTHER,
     "give the bias scale x * scale w",
+)  # fmt: skip
+PAIRS_FIT = TargetRule(
+    RULE, "products of uint8 by int8, on x86 with AVX2 and without VNNI",
+    _pairs, "onnxruntime mlas QgemmU8S8KernelAvx2, ConvSymKernelAvx2; measured on 1.32",
+    Effect.PROCESSOR,
+    "quantize with --avoid-pairs; compare --engine onnxruntime-avx2 tells what is lost",
 )  # fmt: skip
 RULES: tuple[TargetRule, ...] = (
     TargetRule(
@@ -780,12 +767,7 @@ RULES: tuple[TargetRule, ...] = (
         "onnxruntime double_qdq_pairs_remover.cc; measured on 1.32", Effect.OTHER,
         "use one scale, or run without graph optimizations",
     ),
-    TargetRule(
-        "pairs-fit", "Conv, Gemm, MatMul of uint8 by int8, on x86 with AVX2 and without VNNI",
-        _pairs, "onnxruntime mlas QgemmU8S8KernelAvx2, ConvSymKernelAvx2; measured on 1.32",
-        Effect.PROCESSOR,
-        "quantize with --avoid-pairs; compare --engine onnxruntime-avx2 tells what is lost",
-    ),
+    PAIRS_FIT,
 )  # fmt: skip
 _UNOPTIMIZED = {
     "known-types", "no-dilations", "no-small-floats", "rank-0-parameters", "registered-operator",
