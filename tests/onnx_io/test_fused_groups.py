@@ -87,14 +87,14 @@ def right(found: Array | None, wanted: Array, model: onnx.ModelProto) -> bool:
 def as_written(path: Path, fed: dict[str, Array], wanted: Array, model: onnx.ModelProto) -> bool:
     """True where onnxruntime computes what a file says.
 
-    No option keeps pairs from saturating where both factors are computed: what is predicted of them.
+    No option keeps pairs from saturating where both factors are computed: there it is predicted.
     """
     if right(optimized(path, fed), wanted, model):
         return True
     if not saturates() or not products_in_pairs(path):
         return False
-    predicted = outputs_in_pairs(qb.load(path), fed, saturating_products(path))
-    return right(optimized(path, fed, [default_session]), *predicted.values(), model)
+    (predicted,) = outputs_in_pairs(qb.load(path), fed, saturating_products(path)).values()
+    return right(optimized(path, fed, [default_session]), predicted, model)
 
 
 def differences(seed: int, folder: Path) -> list[str]:
