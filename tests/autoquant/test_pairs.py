@@ -357,3 +357,29 @@ def test_every_value_of_operators_on_bytes_is_predicted(tmp_path: Path) -> None:
         touched[op_type] += told[name] > 0
         assert told[name] == np.count_nonzero(exact[name] != paired[name]), name
     assert set(touched) == set(PRODUCTS_OF_BYTES) and min(touched.values()) > 0
+
+
+def test_pairs_inside_of_a_body_are_those_of_its_products(tmp_path: Path) -> None:
+    net, chance = Net(21), np.random.default_rng(9)
+    codes = net.constant(np.asarray(chance.choice([-128, 127], (8, 4)), np.int8))
+    result = net.fake(net.op("MatMul", net.fake("x", 1 / 255, 0), net.dq(codes, 0.01, 0, S8)),
+                      0.1, 128)  # fmt: skip
+    plain, held = net.model([result], [3, 8]), onnx.ModelProto()
+    held.CopyFrom(plain)
+    body = onnx.GraphProto(name="body", node=plain.graph.node, output=plain.graph.output)
+    del held.graph.node[:]
+    held.graph.node.extend([
+        onnx.helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        onnx.helper.make_node("Cast", ["sum"], ["some"], to=onnx.TensorProto.BOOL),
+        onnx.helper.make_node("If", ["some"], ["chosen"], "if", then_branch=body, else_branch=body),
+    ])  # fmt: skip
+    held.graph.output[0].name = "chosen"
+    found: list[Any] = []
+    for name, model in (("plain", plain), ("held", held)):
+        onnx.save(model, path := tmp_path / f"{name}.onnx")
+        data = {"x": np.full((3, 8), 0.9, np.float32)}
+        stored = saturating_products(path)
+        found += outputs_in_pairs(qb.load(path), data, stored).values()
+        assert np.any(found[-1] != next(iter(qb.evaluate(qb.load(path), data).values())))
+    assert "if" in stored
+    np.testing.assert_array_equal(*found)

@@ -222,7 +222,7 @@ def in_pairs(
             them as the node has them.
     """
     count = 0
-    lost = lost_in_pairs if stored is None else _lost_of_file(node, stored)
+    lost = lost_in_pairs if stored is None or is_control(node) else _lost_of_file(node, stored)
 
     def counted(codes: Array, weights: Array) -> Array:
         nonlocal count

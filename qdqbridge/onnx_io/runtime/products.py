@@ -116,6 +116,9 @@ class StoredWeights:
     negative: NDArray[np.bool_]
 
 
+_AS_READ = StoredWeights(np.zeros(1, np.int64), np.zeros(1, np.bool_))
+
+
 @cache
 def saturates() -> bool:
     """Returns whether products of uint8 and int8 saturate in onnxruntime on this processor."""
@@ -142,7 +145,8 @@ def saturates() -> bool:
 def saturating_products(path: Path) -> Mapping[str, StoredWeights]:
     """Returns what names products whose pairs saturate without VNNI: nodes, results and weights.
 
-    With how their weights are stored: pairs are of these codes, whatever zero point they have.
+    With how their weights are stored: pairs are of these codes, whatever zero point they have. What
+    is inside of a body is also named by the If, the Loop or the Scan that has it.
 
     onnxruntime itself says what it makes of a file: which products are of integers, and of which.
 
@@ -152,10 +156,19 @@ def saturating_products(path: Path) -> Mapping[str, StoredWeights]:
     model = optimized(path)
     if model is None:
         return {}
-    tensors, found = _ReadableTensors().inside(model.graph), dict[str, StoredWeights]()
+    found = _saturating(model.graph, _ReadableTensors())
+    return {name: stored for name, stored in found.items() if name}
+
+
+def _saturating(graph: onnx.GraphProto, outer: _ReadableTensors) -> dict[str, StoredWeights]:
+    tensors, found = outer.inside(graph), dict[str, StoredWeights]()
     types = tensors.types
-    for node in model.graph.node:
+    for node in graph.node:
         tensors.see(node)
+        held = (body for attribute in node.attribute for body in bodies(attribute))
+        for inside in (_saturating(body, tensors) for body in held):
+            found |= inside
+            found |= dict.fromkeys((node.name, *node.output), _AS_READ) if inside else {}
         if node.op_type == "DynamicQuantizeLinear":
             types[node.output[2]] = TensorProto.UINT8
         factors = PRODUCTS_OF_BYTES.get(node.op_type)
@@ -170,7 +183,7 @@ def saturating_products(path: Path) -> Mapping[str, StoredWeights]:
             plain = [MARKS.sub("", name) for name in own]
             stored = _stored_weights(names, factors, tensors)
             found |= dict.fromkeys([*plain, plain[0].removesuffix(_WITH_BIAS)], stored)
-    return {name: stored for name, stored in found.items() if name}
+    return found
 
 
 def _stored_weights(
