@@ -119,8 +119,8 @@ def export(
     data: Annotated[
         Path | None,
         Parameter(
-            help="An .npz file with examples, from which dynamically quantized activations of what "
-            "is written get fixed parameters; --check also says what pairs that saturate cost."
+            help="An .npz file with examples, from which dynamically quantized activations get "
+            "fixed parameters; with --check also what pairs that saturate cost."
         ),
     ] = None,
     opset: Annotated[
