@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
 import io
 import json
 import os
@@ -27,6 +26,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,15 @@ import onnx
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import qdqbridge as qb
+from qdqbridge.core.canonical.form import canonicalize
+from qdqbridge.core.graph.copying import copied
 from tests.onnx_io.model_views import copy_of
 from tests.onnx_io.random_models import random_model
 from tests.onnx_io.rewriting_tools import TOOLS
 from tests.onnx_io.scrambler import ANYWHERE, scrambled
+
+_WIDTHS = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.001, 10.0, 100.0)
+"""How large inputs are: large ones saturate wherever numbers are quantized."""
 
 
 def digest(model: onnx.ModelProto, folder: Path) -> str:
@@ -66,79 +71,101 @@ def first_mover(model: onnx.ModelProto, seed: int, expected: str, folder: Path) 
 
 
 def meaning(graph: qb.Graph, other: qb.Graph) -> str:
-    """Returns what becomes of a graph's results in another one, on random inputs."""
+    """Returns what becomes of a graph's results in another one, on random inputs of any size."""
     if [v.type.shape for v in graph.inputs] != [v.type.shape for v in other.inputs]:
         return "other inputs"
     rng, extents = np.random.default_rng(0), dict[str, int]()
-    arrays: list[Any] = []
-    for value in graph.inputs:
-        shape = [
-            d if isinstance(d, int) else extents.setdefault(d, 2) for d in value.type.shape or ()
-        ]
-        arrays.append((rng.normal(size=shape) * 3).astype(value.type.dtype.numpy))
-    try:
-        results = [
-            list(
-                qb.evaluate(g, {v.name: a for v, a in zip(g.inputs, arrays, strict=True)}).values()
-            )
-            for g in (graph, other)
-        ]
-    except Exception as error:  # inputs at random are not what every model takes
-        return f"not run: {type(error).__name__}"
-    pairs = zip(*results, strict=True)
-    same = all(a.dtype == b.dtype and np.array_equal(a, b, equal_nan=True) for a, b in pairs)
-    return "the same bits" if same else "other results"
+    for width in _WIDTHS:
+        arrays: list[Any] = []
+        for value in graph.inputs:
+            shape = [
+                d if isinstance(d, int) else extents.setdefault(d, 2)
+                for d in value.type.shape or ()
+            ]
+            arrays.append((rng.normal(size=shape) * width).astype(value.type.dtype.numpy))
+        try:
+            results = [
+                [
+                    *qb.evaluate(
+                        g, dict(zip((v.name for v in g.inputs), arrays, strict=True))
+                    ).values()
+                ]
+                for g in (graph, other)
+            ]
+        except Exception as error:  # inputs at random are not what every model takes
+            return f"not run: {type(error).__name__}"
+        pairs = zip(*results, strict=True)
+        if not all(a.dtype == b.dtype and np.array_equal(a, b, equal_nan=True) for a, b in pairs):
+            return "other results"
+    scales, others = (
+        {value.quant.params.scale.tobytes() for node in g.nodes for value in node.outputs
+         if value.quant}
+        for g in (graph, other)
+    )  # fmt: skip
+    return "the same bits" if others <= scales else "the same bits on other scales"
 
 
 def _rest(graph: qb.Graph, other: qb.Graph) -> str:
     """Returns a graph's digest without inputs that nothing reads and another graph lacks."""
-    kept = {value.name for value in other.inputs}
-    rest = copy.copy(graph)
+    kept, rest = {value.name for value in other.inputs}, copied(graph).graph
     read = {*rest.outputs, *(value for value in rest.inputs if value.users)}
     rest.inputs[:] = [value for value in rest.inputs if value.name in kept or value in read]
-    return rest.digest
+    return canonicalize(rest).digest  # operands are in the order of the inputs behind them
 
 
-def through_tools(model: onnx.ModelProto, folder: Path) -> dict[str, str]:
-    """Returns what becomes of the digest in each tool."""
-    path, found = folder / "model.onnx", dict[str, str]()
+def through_tools(
+    model: onnx.ModelProto, folder: Path, names: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """Yields every tool's name as it begins, and again with what becomes of the digest in it."""
+    path = folder / "model.onnx"
     path.write_bytes(model.SerializeToString())
     graph = qb.load(path)
-    for name, tool in TOOLS.items():
+    for name in names:
+        yield name, "ended the process"
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                data = tool(model).SerializeToString()
+                data = TOOLS[name](model).SerializeToString()
         except Exception:  # tools do not know all that there is
-            found[name] = "failed"
+            yield name, "failed"
             continue
         path.write_bytes(data)
         try:
             other = qb.load(path)
         except qb.QdqBridgeError as error:
-            found[name] = f"refused: {str(error).splitlines()[0]}"
+            yield name, f"refused: {str(error).splitlines()[0]}"
             continue
         if other.digest == graph.digest:
-            found[name] = "kept"
+            yield name, "kept"
         elif other.digest == _rest(graph, other):
-            found[name] = "kept, but for unread inputs"
+            yield name, "kept, but for unread inputs"
         else:
-            found[name] = f"moved, {meaning(graph, other)}"
+            yield name, f"moved, {meaning(graph, other)}"
+
+
+def outcomes(model: onnx.ModelProto, folder: Path) -> dict[str, str]:
+    """Returns what tools do to a model, in processes of their own: some end theirs."""
+    found: dict[str, str] = {}
+    while names := [name for name in TOOLS if name not in found]:
+        reading, writing = os.pipe()
+        if (child := os.fork()) == 0:
+            os.close(reading)
+            with os.fdopen(writing, "w") as stream, contextlib.suppress(qb.QdqBridgeError):
+                for row in through_tools(model, folder, names):
+                    print(json.dumps(row), file=stream, flush=True)
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as stream:
+            told = dict(json.loads(line) for line in stream)
+        os.waitpid(child, 0)
+        if not told:
+            break  # it is refused
+        found |= told
     return found
 
 
 def told(label: str, model: onnx.ModelProto, folder: Path, counts: Counter[str]) -> None:
-    """Counts and tells what tools do to a model, in a process of its own: some end it."""
-    reading, writing = os.pipe()
-    if (child := os.fork()) == 0:
-        os.close(reading)
-        with contextlib.suppress(qb.QdqBridgeError):
-            os.write(writing, json.dumps(through_tools(model, folder)).encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as stream:
-        text = stream.read()
-    os.waitpid(child, 0)
-    for name, outcome in (json.loads(text) if text else {"process": "ended"}).items():
+    """Counts and tells what tools do to a model."""
+    for name, outcome in outcomes(model, folder).items():
         counts[f"{name} {outcome}"] += 1
         if outcome.startswith(("moved", "refused")):
             print(f"{label}: {name} {outcome}", flush=True)

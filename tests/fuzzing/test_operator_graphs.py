@@ -15,8 +15,9 @@ pytest.importorskip("tvm")
 
 import qdqbridge as qb
 from qdqbridge.core.graph.graph import Graph
+from qdqbridge.errors import UnsupportedTargetError
 from tests.fuzzing.operator_stages import STAGES, case_of, outcomes
-from tests.onnx_io.digest_trips import saved
+from tests.onnx_io.digest_trips import HOSTED, hosted, saved
 from tests.onnx_models import Array, Builder, canonical, load, run
 from tests.tvm.relax.targets import UNOPTIMIZED
 
@@ -583,3 +584,82 @@ def test_bodies_without_bytes_have_the_oldest_opset() -> None:
         b.output(b.op("Loop", count, b.init(np.array(True)), x, body=body), None)
         digests.add(canonical(b.model()).digest)
     assert len(digests) == 1
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize("op", ["CumSum", "CumProd"])
+@pytest.mark.parametrize("reverse", [0, 1])
+def test_an_exclusive_sum_of_nothing_is_nothing(op: str, reverse: int) -> None:
+    b = Builder(17 if op == "CumSum" else 26)
+    x, axis = b.input("x", ["n", 2]), b.init(np.array(0))
+    b.output(b.op(op, x, axis, exclusive=1, reverse=reverse), None)
+    graph = canonical(b.model())
+    executable = qb.compile(graph, UNOPTIMIZED, threads=1)
+    for count in (0, 1, 3):
+        feeds = {"x": np.arange(2 * count, dtype=np.float32).reshape(count, 2) + 2}
+        (found,) = executable.run(feeds).values()
+        np.testing.assert_array_equal(found, run(graph, feeds)[0])
+
+
+@pytest.mark.relax
+def test_bounds_of_run_time_leave_nan() -> None:
+    b = Builder(13)
+    b.output(b.op("Clip", b.input("x", ["n"]), b.input("low", []), b.init(np.float32(6))), ["n"])
+    feeds: dict[str, Array] = {
+        "x": np.array([np.nan, 0, 9], np.float32), "low": np.array(1, np.float32)
+    }  # fmt: skip
+    np.testing.assert_array_equal(everywhere(canonical(b.model()), feeds), [np.nan, 1, 6])
+
+
+def drawn_window(seed: int) -> Graph:
+    """A pool, of a constant at times, or a pad that goes around; one axis may be open."""
+    rng = np.random.default_rng(seed)
+    b, sizes = Builder(19), [int(size) for size in rng.integers(3, 8, 2)]
+    shape: list[Any] = ["n", 2, *sizes]
+    if rng.random() < 0.5:
+        shape[int(rng.integers(2, 4))] = "m"
+    fixed = seed % 5 == 0
+    data = rng.normal(size=(1, 2, *sizes)).astype(np.float32)
+    x = b.init(data) if fixed else b.input("x", shape)
+    if fixed:
+        b.input("unread", [2])
+    if seed % 5 == 4:
+        x = b.input("p", [2, 1, int(rng.integers(1, 3))])
+        pads = rng.integers(0, 4, 6)
+        b.output(b.op("Pad", x, b.init(pads), mode="wrap"), None)
+        return canonical(b.model())
+    kernel, strides = rng.integers(1, 4, 2), rng.integers(1, 4, 2)
+    pads = [*rng.integers(0, kernel), *rng.integers(0, kernel)]
+    op = ("AveragePool", "MaxPool")[seed % 2]
+    more: dict[str, Any] = {"count_include_pad": int(rng.integers(0, 2))} if not seed % 2 else {}
+    b.output(b.op(op, x, kernel_shape=kernel.tolist(), strides=strides.tolist(), ceil_mode=1,
+                  pads=[int(pad) for pad in pads], **more), None)  # fmt: skip
+    return canonical(b.model())
+
+
+@pytest.mark.relax
+def test_windows_come_back_as_they_were_said() -> None:
+    told = 0
+    for seed in range(100):
+        graph = drawn_window(seed)
+        for variant in HOSTED:
+            try:
+                back = hosted(graph, variant)
+            except UnsupportedTargetError:  # a last window that may start in the padding
+                continue
+            told += 1
+            assert back.text() == graph.text(), seed
+    assert told > 150
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize(
+    "factors", [{"beta": -1.0}, {"alpha": -1.0}, {"alpha": -1.0, "beta": -2.0}]
+)
+def test_negative_factors_of_unsigned_numbers_come_back(factors: dict[str, Any]) -> None:
+    kind = TensorProto.UINT32
+    b = Builder(13)
+    w, bias = (b.init(np.arange(n, dtype=np.uint32).reshape(s)) for n, s in ((6, (2, 3)), (3, 3)))
+    b.output(b.op("Gemm", b.input("x", ["n", 2], kind), w, bias, **factors), None, kind)
+    graph = canonical(b.model())
+    assert hosted(graph, "qnn").text() == graph.text()

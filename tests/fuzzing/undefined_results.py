@@ -26,8 +26,11 @@ def undefined(op_type: str, operands: Operands, attributes: Mapping[str, Any]) -
 def aborts(op_type: str, operands: Operands, attributes: Mapping[str, Any]) -> bool:
     """Returns whether a node ends onnxruntime's process.
 
-    Unique of slices without elements, and a ConvTranspose of an image without any.
+    Unique of slices without elements, a ConvTranspose of an image without any, an Einsum of two
+    such operands.
     """
+    if op_type == "Einsum":
+        return all(a is not None and not a.size for a in operands)
     x = operands[0] if operands else None
     if x is None or x.size:
         return False
@@ -44,6 +47,11 @@ def _nan(operands: Operands, attributes: Mapping[str, Any]) -> bool:
     """What compares: ONNX says nothing about NaN among numbers."""
     del attributes
     return any(bool(np.isnan(a).any()) for a in operands if a is not None and a.dtype.kind == "f")
+
+
+def _logarithm(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """NaN among float64: onnxruntime leaves it out of the sum, and gives logarithms above 0."""
+    return _given(operands, 0).dtype == np.float64 and _nan(operands, attributes)
 
 
 def _out_of_range(operands: Operands, attributes: Mapping[str, Any]) -> bool:
@@ -227,5 +235,5 @@ _ROWS: Mapping[str, Callable[[Operands, Mapping[str, Any]], bool]] = {
     **dict.fromkeys(("Resize", "Upsample"), _interpolated),
     "InstanceNormalization": _single, "PRelu": _slope, "LpPool": _window, "OneHot": _broken_index,
     "AveragePool": _average, "Hardmax": _reference_hardmax,
-    **dict.fromkeys(("MatMulInteger", "ConvInteger"), _no_terms),
+    **dict.fromkeys(("MatMulInteger", "ConvInteger"), _no_terms), "LogSoftmax": _logarithm,
 }  # fmt: skip

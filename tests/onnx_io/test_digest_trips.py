@@ -140,8 +140,35 @@ LEARNT_LATE = {
     "integers that only moved": ("int8[1] x",
         "<float[1] f = {1}, float s = {0.5}, int8 z = {3}> { "
         "r = Resize<mode = \"nearest\">(x, , f) y = DequantizeLinear(r, s, z) }"),
+    "numbers of constants beside what is computed": ("float[1] x",
+        "<float[3] c = {6, -1, 0.5}> "
+        "{ u, i = Unique<axis = 0>(c) f = Cast<to = 1>(i) y = Mul(u, f) }"),
+    "a rank that ONNX does not infer": ("float[2] x, int64[1] s",
+        "<int64[1] t = {-1}> { p = Split(x, s) y = Reshape(p, t) }"),
 }  # fmt: skip
 """What a graph was found to say only when it was read the second time: inputs and nodes."""
+
+
+@pytest.mark.parametrize("product", ["Gemm(h, w)", "MatMul(h, w)"])
+@pytest.mark.parametrize("count", ["", "<int64 three = {3}>"])
+def test_states_of_loops_in_bodies_keep_their_shape(product: str, count: str) -> None:
+    """A Gemm says of its operands that they are matrices; what it is quantized to does not."""
+    inner = (
+        "step (int64 j, bool more, float[] h) => (bool on, float[] n, float[] o) "
+        "{ on = Identity(more) p = PRODUCT n = Tanh(p) o = Identity(n) }"
+    ).replace("PRODUCT", product)
+    loop = f"s, steps = Loop(three, , x) <body = {inner}>"
+    then = (
+        f"t () => (float[] a) {count} {{ {loop} a = ReduceMax<axes = [0], keepdims = 0>(steps) }}"
+    )
+    body = (
+        f"<float[2,2] w = {{1, 2, 3, 4}}, int64 three = {{3}}> {{ m = ReduceMax<keepdims = 0>(x) "
+        f"c = Cast<to = 9>(m) r = If(c) <then_branch = {then}, "
+        "else_branch = e () => (float[] b) { b = Neg(x) }> y = MatMul(r, w) }"
+    )
+    graph = _read(body, opset=13)
+    assert graph.nodes[-1].op.name == "Gemm"
+    assert graph.nodes[-1].operand(0).type.shape == ("n", 2)
 
 
 @pytest.mark.parametrize("name", LEARNT_LATE)

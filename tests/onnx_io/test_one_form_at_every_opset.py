@@ -141,6 +141,38 @@ def test_what_is_said_otherwise_is_another_network(name: str, said: dict[str, An
     assert canonical(made(name, **said)).digest != canonical(made(name)).digest
 
 
+AXES: Mapping[str, tuple[Mapping[str, Any], Any]] = {
+    **{f"Reduce{name}": ({}, None) for name in ("L1", "L2", "LogSum", "LogSumExp", "SumSquare")},
+    **{name: ({}, None) for name in ("ArgMax", "ArgMin", "Hardmax", "LpNormalization")},
+    "Unique": ({}, None),
+    "TopK": ({"k": np.array([2])}, None),
+    "GatherElements": ({"i": np.zeros((2, 3, 4), np.int64)}, None),
+    "ScatterElements": ({"i": np.zeros((2, 3, 1), np.int64), "u": floats(2, 3, 1)}, None),
+    "Compress": ({"c": np.array([True, False])}, None),
+    "CumSum": ({}, np.array),
+    "CumProd": ({}, np.array),
+}
+"""Constants behind the first operand, and how the axis is one; None for an attribute."""
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("op_type", AXES)
+def test_axes_count_from_either_end(op_type: str, axis: int) -> None:
+    constants, operand = AXES[op_type]
+    texts: set[str] = set()
+    for each in (axis, axis - 3):
+        given = dict(constants) | ({} if operand is None else {"a": operand(each)})
+        more: dict[str, Any] = {"axes": [each]} if op_type.startswith("Reduce") else {"axis": each}
+        more = {} if operand else more
+        node = helper.make_node(op_type, ["x", *given], ["y"], **more)
+        held = [numpy_helper.from_array(array, name) for name, array in given.items()]
+        x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ("n", 3, 4))
+        graph = helper.make_graph([node], "g", [x], [onnx.ValueInfoProto(name="y")], held)
+        imports = [helper.make_opsetid("", 26 if op_type == "CumProd" else 17)]
+        texts.add(canonical(helper.make_model(graph, opset_imports=imports, ir_version=8)).text())
+    assert len(texts) == 1
+
+
 def test_the_order_of_a_body_and_its_copies_leave_no_trace() -> None:
     graph = canonical(made("Scan"))
     assert canonical(made("Scan", body=body(copied=True))).digest == graph.digest

@@ -17,14 +17,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.core.canonical.linear import with_added_bias
+from qdqbridge.core.canonical.linear import of_one_row_with_bias, with_added_bias
 from qdqbridge.core.canonical.weights import mirror
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Note, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import geometry_of
-from qdqbridge.core.graph.patterns import Part, PatternMatch
+from qdqbridge.core.graph.patterns import AnyOf, Part, PatternMatch
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.ops.accumulator import BIAS_MOVES
 from qdqbridge.core.ops.attributes import EpsilonAttrs
@@ -191,11 +191,16 @@ class _Written:
         return bool((np.abs(ratio - 1) <= _ULP).all())
 
 
-@pattern_rule(
-    "bias-from-add", ("Add", Part("product", (_WITH_BIAS, "x", "w"), sole=True), "addend")
-)
+_WITHOUT_BIAS = Part("product", (_WITH_BIAS, "x", "w"), sole=True)
+_AS_VECTOR = Part("vector", ("Reshape", _WITHOUT_BIAS), sole=True)
+
+
+@pattern_rule("bias-from-add", ("Add", AnyOf((_WITHOUT_BIAS, _AS_VECTOR)), "addend"))
 def bias_from_add(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
-    """``Add(MatMul(x, w), const) -> MatMul(x, w, const)``: there is no rounding between them."""
+    """``Add(MatMul(x, w), const) -> MatMul(x, w, const)``: there is no rounding between them.
+
+    So where the product of a vector, which is that of a row, becomes a vector again.
+    """
     del context
     product, w, addend = match.node("product"), match["w"], match["addend"]
     if product.output.quant is not None:  # it is rounded already
@@ -203,6 +208,8 @@ def bias_from_add(node: Node, match: PatternMatch, context: RuleContext) -> Prop
     if w.quant is None or not (match["x"].quant or product.op is DENSE):
         return None
     vector = _addend_as_bias(product, addend)
+    if "vector" in match.values:
+        return of_one_row_with_bias(product, match.node("vector"), node, vector)
     if vector is not None:
         return with_added_bias(product, node, vector)
     if (stored_behind(addend) or addend).constant is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qdqbridge.core.canonical.clamps import intersection
 from qdqbridge.core.canonical.storage import shifted_as
+from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.types import QuantType, TensorType
 from qdqbridge.core.ops.build import dequantized, quantized, requantized, result, retyped
@@ -74,16 +75,22 @@ def concat_keeps_range(node: Node, context: RuleContext) -> Proposal:
 
 @rule("joined-constant", CONCAT, WHERE)
 def joined_constant(node: Node, context: RuleContext) -> Proposal:
-    """``Concat(x, const) -> Concat(x, const')`` in the type of the result: converted once, here."""
+    """``Concat(x, const) -> Concat(x, const')`` in the type of the result: converted once, here.
+
+    So a float constant of a Where, which tools give a conversion of its own.
+    """
     del context
     target = node.output.quant
     if target is None or not target.params.per_tensor:
         return None
     operands = list(node.inputs)
     for index, value in node.data_operands():
-        if value.constant is None or value.quant is None:
+        if value.constant is None:
             continue
-        if not value.quant.params.same_mapping(target.params):
+        if value.quant is None:
+            if node.op is WHERE and value.type.dtype is DType.FLOAT32:
+                operands[index] = quantized(value, target.params, node.origin, value.name)
+        elif not value.quant.params.same_mapping(target.params):
             operands[index] = requantized(value, target.params, node.origin, value.name)
     if operands == node.inputs:
         return None

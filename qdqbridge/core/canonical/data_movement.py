@@ -48,6 +48,7 @@ from qdqbridge.core.rewrite.rule import (
     Replace,
     RuleContext,
     made_by,
+    replaced,
     rule,
     stored_behind,
 )
@@ -403,6 +404,26 @@ def negative_indices(node: Node, context: RuleContext) -> Proposal:
     if not _is_wrapped(node, wrapped, index):
         return Reject("its negative indices are not counted from the end", (wrapped.name,))
     return _gathered(node, index)
+
+
+_AXES_OPERAND = {"CumSum": 1, "CumProd": 1, "DFT": 2, "Slice": 3, "Pad": 3}
+"""Operators without a row whose axes are an operand, by its place."""
+
+
+@rule("axes-from-the-front", "CumSum", "CumProd", "DFT", "ai.onnx::Slice", "ai.onnx::Pad")
+def axes_from_the_front(node: Node, context: RuleContext) -> Proposal:
+    """``CumSum(x, -1) -> CumSum(x, 2)`` of three axes: constant axes count from the front."""
+    del context
+    place, rank = _AXES_OPERAND[node.op.name.rpartition("::")[2]], node.operand(0).rank
+    axes = node.inputs[place] if place < len(node.inputs) else None
+    if axes is None or axes.constant is None or rank is None or len(node.outputs) != 1:
+        return None
+    found: NDArray[Any] = axes.constant.numpy()
+    if not (found < 0).any() or (found < -rank).any():
+        return None
+    data = constant(np.where(found < 0, found + rank, found).astype(found.dtype), None, axes.name)
+    operands = [*node.inputs[:place], data, *node.inputs[place + 1 :]]
+    return replaced(node, node.op, node.attributes, operands)
 
 
 def _gathered(node: Node, index: Value) -> Replace:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.core.canonical.linear import of_one_row
 from qdqbridge.core.canonical.weights import mirror
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node, Value
@@ -30,12 +31,17 @@ from qdqbridge.core.rewrite.rule import (
 
 @rule("matmul-is-dense", MATMUL)
 def matmul_is_dense(node: Node, context: RuleContext) -> Proposal:
-    """``MatMul(x, w) -> Dense(x, transpose(w))`` for a quantized constant matrix w."""
+    """``MatMul(x, w) -> Dense(x, transpose(w))`` for a quantized constant matrix w.
+
+    A vector becomes a matrix of one row: ``Reshape(Dense(Reshape(x), transpose(w)))``.
+    """
     del context
     x, w = node.operand(0), node.operand(1)
-    if w.constant is None or w.quant is None or w.rank != 2 or x.rank is None or x.rank < 2:
+    if w.constant is None or w.quant is None or w.rank != 2 or not x.rank:
         return None
-    return _replace_by_dense(node, transposed(w), None)
+    if x.rank > 1:
+        return _replace_by_dense(node, transposed(w), None)
+    return of_one_row(node, x, DENSE, NO_ATTRIBUTES, transposed(w))
 
 
 @rule("gemm-is-dense", GEMM)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.operator import Operator
 from qdqbridge.core.graph.types import static_shape
 from qdqbridge.core.ops import resize
 from qdqbridge.core.ops.attributes import (
@@ -12,6 +17,7 @@ from qdqbridge.core.ops.attributes import (
     DepthSpaceAttrs,
     PadAttrs,
     PoolAttrs,
+    ReduceAttrs,
     ResizeAttrs,
     SliceAttrs,
     SplitAttrs,
@@ -25,12 +31,13 @@ from qdqbridge.core.ops.data_movement import (
     TILE,
     UNSQUEEZE,
 )
-from qdqbridge.core.ops.elementwise import CONCAT
-from qdqbridge.core.ops.pooling import MAX_POOL
+from qdqbridge.core.ops.elementwise import CONCAT, DIV, MUL, SUB
+from qdqbridge.core.ops.pooling import GLOBAL_AVERAGE_POOL, GLOBAL_MAX_POOL, MAX_POOL
+from qdqbridge.core.ops.reduction import REDUCE_MAX, REDUCE_MEAN, REDUCE_MIN, REDUCE_SUM
 from qdqbridge.core.ops.resize import RESIZE
 from qdqbridge.core.ops.selection import PAD, SLICE, SPLIT
 from qdqbridge.core.ops.unary import NEG
-from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, made_by, rule
+from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, made_by, replaced, rule
 
 
 @rule(
@@ -46,12 +53,42 @@ def moves_nothing(node: Node, context: RuleContext) -> Proposal:
     x = node.inputs[0] if node.inputs else None
     if x is None or len(node.outputs) != 1 or not _gives_back(node, x):
         return None
-    same = x.quant is node.output.quant is None and x.type.dtype is node.output.type.dtype
-    if not same and (x.quant is None or node.output.quant is None):
+    return Replace({node.output: x}) if _same_kind(x, node.output) else None
+
+
+def _same_kind(x: Value, y: Value) -> bool:
+    """True where a value has the element type of another, and its parameters."""
+    if x.quant is None or y.quant is None:
+        return x.quant is y.quant is None and x.type.dtype is y.type.dtype
+    return x.quant.params == y.quant.params
+
+
+@rule(
+    "reduces-nothing", REDUCE_MAX, REDUCE_MEAN, REDUCE_MIN, REDUCE_SUM, "ReduceProd",
+    GLOBAL_AVERAGE_POOL, GLOBAL_MAX_POOL,
+)  # fmt: skip
+def reduces_nothing(node: Node, context: RuleContext) -> Proposal:
+    """``ReduceMean(x) -> x`` along axes of one element; a Squeeze of them where they go."""
+    del context
+    x, output, given = node.operand(0), node.output, node.attributes
+    shape = x.type.shape
+    if shape is None or not _same_kind(x, output) or (x.quant and not x.quant.params.per_tensor):
         return None
-    if x.quant is not None and node.output.quant is not None:
-        same = x.quant.params == node.output.quant.params
-    return Replace({node.output: x}) if same else None
+    if isinstance(given, ReduceAttrs):
+        axes, kept = given.axes, given.keepdims
+    elif node.op.name == "ReduceProd":
+        stated = given.stated()
+        if len(node.inputs) > 1 or stated.get("noop_with_empty_axes"):
+            return None
+        axes = tuple(axis % len(shape) for axis in stated.get("axes", range(len(shape))))
+        kept = bool(stated.get("keepdims", 1))
+    else:
+        axes, kept = tuple(range(2, len(shape))), True
+    if any(shape[axis] != 1 for axis in axes):
+        return None
+    if kept or not axes:
+        return Replace({output: x})
+    return replaced(node, SQUEEZE, AxesAttrs(tuple(sorted(axes))), [x])
 
 
 @rule("negated-twice", NEG, "Not")
@@ -68,6 +105,33 @@ def negated_twice(node: Node, context: RuleContext) -> Proposal:
     if any(value.quant is not None for value in (x, inner.output, output)):
         return None
     return Replace({output: x})
+
+
+_NEUTRAL: Mapping[Operator, int] = {SUB: 0, MUL: 1, DIV: 1}
+"""What changes no bit as the second operand; a sum with 0 loses the sign of -0."""
+
+
+@rule("computes-nothing", *_NEUTRAL)
+def computes_nothing(node: Node, context: RuleContext) -> Proposal:
+    """``Mul(x, 1) -> x``, and so a Div by 1 and a Sub of 0, of what is not quantized."""
+    del context
+    x, other, output = node.operand(0), node.operand(1), node.output
+    if any(value.quant is not None for value in (x, other, output)) or other.constant is None:
+        return None
+    shape, own = other.type.shape, x.type.shape
+    if shape is None or own is None or x.is_constant or output.type != x.type:
+        return None
+    neutral = _NEUTRAL[node.op]
+    if math.prod(static_shape(shape) or ()) > _FEW or (other.constant.numpy() != neutral).any():
+        return None
+    widens = len(shape) > len(own) or any(
+        extent not in (1, mine) for extent, mine in zip(shape[::-1], own[::-1], strict=False)
+    )
+    negative = neutral == 0 and np.signbit(other.constant.numpy()).any()
+    return None if widens or negative else Replace({output: x})
+
+
+_FEW = 1 << 12
 
 
 def _gives_back(node: Node, x: Value) -> bool:

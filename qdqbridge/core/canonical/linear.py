@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from qdqbridge.core.canonical.reshapes import reshape_between
 from qdqbridge.core.graph.graph import Node, Origin, Value
-from qdqbridge.core.graph.operator import NO_ATTRIBUTES
-from qdqbridge.core.graph.patterns import Part, PatternMatch
-from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Operator
+from qdqbridge.core.graph.patterns import AnyOf, Part, PatternMatch
+from qdqbridge.core.graph.types import Dim, TensorType
 from qdqbridge.core.ops.attributes import GemmAttrs, ReshapeAttrs
 from qdqbridge.core.ops.build import constant, dequantized, result
 from qdqbridge.core.ops.data_movement import RESHAPE
@@ -98,10 +99,13 @@ def _channel_addend(conv: Node, addend: Value) -> Value | None:
 def product_of_matrices(node: Node, context: RuleContext) -> Proposal:
     """``MatMul(a, w) -> Gemm(a, transpose(w); transB)`` for float matrices and a constant w.
 
-    A Gemm says of itself that it takes matrices: nobody else has to know the rank of a.
+    A Gemm says of itself that it takes matrices: nobody else has to know the rank of a. A vector
+    becomes a matrix of one row: ``Reshape(Gemm(Reshape(a), transpose(w); transB))``.
     """
     del context
     a, w, given = node.operand(0), node.operand(1), node.attributes
+    if a.rank == 1 and w.rank == 2 and a.quant is None and _is_plain(w):
+        return of_one_row(node, a, GEMM, ROWS, _transposed_constant(w))
     matrices = w.rank == 2 and (a.rank == 2 or (a.rank is None and node.op is GEMM))
     if not matrices or a.quant is not None or not _is_plain(w):
         return None
@@ -110,17 +114,51 @@ def product_of_matrices(node: Node, context: RuleContext) -> Proposal:
     return replaced(node, GEMM, ROWS, [a, _transposed_constant(w), *node.inputs[2:]])
 
 
+def of_one_row(node: Node, x: Value, op: Operator, attributes: Attributes, w: Value) -> Proposal:
+    """Proposes for the product of a vector that of a matrix of one row with ``w``, row per unit."""
+    assert x.type.shape is not None and w.type.shape is not None  # a vector and a matrix
+    row = result(RESHAPE, ReshapeAttrs((1, -1)), [x], x.type.with_shape((1, *x.type.shape)))
+    type_ = node.output.type.with_shape((1, w.type.shape[0]))
+    product = result(op, attributes, [row, w], type_, node.origin)
+    return replaced(node, RESHAPE, ReshapeAttrs((-1,)), [product])
+
+
+def of_one_row_with_bias(product: Node, vector: Node, add: Node, bias: Value | None) -> Proposal:
+    """Proposes the product of a vector with the bias that an Add behind it adds."""
+    if bias is None or vector.output.rank != 1:
+        return None
+    operands, type_ = [*product.inputs[:2], bias], product.output.type
+    origin = added_origin(product, add)
+    row = result(product.op, product.attributes, operands, type_, origin)
+    return replaced(add, vector.op, vector.attributes, [row], vector.origin)
+
+
 def _is_plain(w: Value) -> bool:
     return w.constant is not None and w.quant is None and w.type.dtype.is_float
 
 
+@rule("bias-is-a-vector", GEMM)
+def bias_is_a_vector(node: Node, context: RuleContext) -> Proposal:
+    """``Gemm(a, w, row) -> Gemm(a, w, vector)`` for a constant of one row, as sums are folded."""
+    del context
+    bias, w = node.optional(2), node.operand(1)
+    if bias is None or bias.constant is None or bias.quant is not None or w.type.shape is None:
+        return None
+    units = w.type.shape[0 if node.record(GemmAttrs).trans_b else 1]
+    if bias.type.shape != (1, units) or not isinstance(units, int):
+        return None
+    vector = bias.constant.map(lambda array: array.reshape(-1), shape=(units,))
+    operands = [*node.inputs[:2], constant(vector, None, bias.name)]
+    return replaced(node, GEMM, node.attributes, operands)
+
+
+_WITHOUT_BIAS = Part("product", ("Gemm", "x", Part("w", constant=True)), sole=True)
+_AS_VECTOR = Part("flat", ("Reshape", _WITHOUT_BIAS), sole=True)
+
+
 @pattern_rule(
     "product-bias",
-    (
-        "Add",
-        Part("product", ("Gemm", "x", Part("w", constant=True)), sole=True),
-        Part("vector", constant=True),
-    ),
+    ("Add", AnyOf((_WITHOUT_BIAS, _AS_VECTOR)), Part("vector", constant=True)),
 )
 def product_bias(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``Add(Gemm(a, w), vector) -> Gemm(a, w, vector)`` for a float product and a constant."""
@@ -134,48 +172,92 @@ def product_bias(node: Node, match: PatternMatch, context: RuleContext) -> Propo
     if data.shape not in ((units,), (1, units)):
         return None
     flat = data.map(lambda array: array.reshape(-1), shape=data.shape[-1:])
-    return with_added_bias(product, node, constant(flat, None, vector.name))
+    bias = constant(flat, None, vector.name)
+    if "flat" in match.values:
+        return of_one_row_with_bias(product, match.node("flat"), node, bias)
+    return with_added_bias(product, node, bias)
 
 
+_CONVERSIONS = ("dequantize", "requantize", "quantize")
 _ROWS_OF_ALL = Part("rows", (("Reshape", "Flatten"), "x"))
-_PRODUCT_OF_ROWS = (("Gemm", "Dense"), _ROWS_OF_ALL, Part("w", constant=True), "bias?")
+_TAKEN = AnyOf((_ROWS_OF_ALL, Part("converted", (_CONVERSIONS, _ROWS_OF_ALL))))
+_PRODUCT = (("Gemm", "Dense"), _TAKEN, Part("w", constant=True), "bias?")
+_PRODUCT_OF_ROWS = Part("product", _PRODUCT, sole=True)
 
 
 @pattern_rule(
     "product-of-rows",
-    (("Reshape", "Flatten"), Part("product", _PRODUCT_OF_ROWS, sole=True)),
+    (
+        ("Reshape", "Flatten"),
+        AnyOf((_PRODUCT_OF_ROWS, Part("rounded", (_CONVERSIONS, _PRODUCT_OF_ROWS), sole=True))),
+    ),
 )
 def product_of_rows(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``Reshape(Gemm(Reshape(x), w, bias)) -> Add(MatMul(x, transpose(w)), bias)``; so Dense(x, w).
 
     The Reshapes make rows of all but the last axis and undo that: optimizers write a product of
-    more axes so.
+    more axes so. Conversions may stand between: they move past a Reshape. Each of the two may have
+    taken in a Reshape beside it: what is left then is that one.
     """
     del context
     product, x, w = match.node("product"), match["x"], match["w"]
-    source, bias, output = product.output, match.values.get("bias"), node.output
-    given, wanted = x.type.shape, output.type.shape
-    if w.type.shape is None or given is None or wanted is None or len(given) < 2:
-        return None
-    if given[-1] != w.type.shape[1] or (*given[:-1], w.type.shape[0]) != wanted:
-        return None
-    if source.rank != 2 or output.type != source.type.with_shape(wanted):
+    source, output, origin = product.output, node.output, match.origin()
+    given, wanted, size = x.type.shape, output.type.shape, w.type.shape
+    last = match.values.get("rounded", source)
+    if size is None or given is None or wanted is None or source.rank != 2 or len(given) < 2:
         return None
     # A Reshape with other parameters on both sides is a rounding, which may not get lost.
-    if not _same_encoding(x, match["rows"]):
+    if output.type != last.type.with_shape(wanted) or not _same_encoding(x, match["rows"]):
         return None
-    origin = match.origin()
+    moved = (x, match.values.get("converted"), source, last)
+    if any(v is not None and v.quant and not v.quant.params.per_tensor for v in moved):
+        return None
+    if given[-1] == size[1]:
+        shape = (*given[:-1], size[0])
+    elif wanted[-1:] == size[:1] and len(wanted) > 2:
+        shape = wanted
+        x = _reshaped(x, (*wanted[:-1], size[1]))
+    else:
+        return None
+    if x is None:
+        return None
+    if (taken := match.values.get("converted")) is not None:
+        conversion, type_ = match.node("converted"), taken.type.with_shape(x.type.shape)
+        x = result(conversion.op, conversion.attributes, [x], type_, conversion.origin)
+    value = _of_all_axes(product, x, w, match.values.get("bias"), shape)
+    if value is not None and last is not source:
+        rounding, type_ = match.node("rounded"), last.type.with_shape(shape)
+        value = result(rounding.op, rounding.attributes, [value], type_, rounding.origin)
+    if value is not None and shape != wanted:
+        value = _reshaped(value, wanted)
+    if value is None or value.producer is None:
+        return None
+    value.name, value.producer.origin = output.name, origin
+    return Replace({output: value})
+
+
+def _reshaped(x: Value, shape: tuple[Dim, ...]) -> Value | None:
+    """Returns a value of another shape; None where ONNX has no target for it."""
+    type_ = x.type.with_shape(shape)
+    target = reshape_between(x, Value(type_))
+    return None if target is None else result(RESHAPE, ReshapeAttrs(target), [x], type_)
+
+
+def _of_all_axes(
+    product: Node, x: Value, w: Value, bias: Value | None, shape: tuple[Dim, ...]
+) -> Value | None:
+    """Returns a product of rows as one of all axes; None where it has no such form."""
+    type_, origin = product.output.type.with_shape(shape), product.origin
     if product.op is DENSE:
-        return replaced(node, DENSE, product.attributes, [x, *product.inputs[1:]], origin)
+        return result(DENSE, product.attributes, [x, *product.inputs[1:]], type_, origin)
     if product.attributes != ROWS or not _is_plain(w) or x.quant is not None:
+        return None
+    if product.output.quant is not None:
         return None
     if bias is not None and (bias.constant is None or bias.rank != 1):
         return None
-    matrix = _transposed_constant(w)
-    if bias is None:
-        return replaced(node, MATMUL, NO_ATTRIBUTES, [x, matrix], origin)
-    value = result(MATMUL, NO_ATTRIBUTES, [x, matrix], output.type, origin)
-    return replaced(node, ADD, NO_ATTRIBUTES, [value, bias], origin)
+    value = result(MATMUL, NO_ATTRIBUTES, [x, _transposed_constant(w)], type_, origin)
+    return value if bias is None else result(ADD, NO_ATTRIBUTES, [value, bias], type_, origin)
 
 
 def _transposed_constant(w: Value) -> Value:

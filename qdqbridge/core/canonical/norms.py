@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from qdqbridge.core.ops.attributes import (
     SoftmaxAttrs,
 )
 from qdqbridge.core.ops.build import constant, result
+from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.data_movement import FLATTEN, RESHAPE
 from qdqbridge.core.ops.normalization import (
     GROUP_NORMALIZATION,
@@ -34,9 +36,11 @@ from qdqbridge.core.rewrite.rule import (
     Proposal,
     Replace,
     RuleContext,
+    made_by,
     pattern_rule,
     replaced,
     rule,
+    stored_behind,
 )
 
 _ROWS = (LAYER_NORMALIZATION, RMS_NORMALIZATION)
@@ -187,6 +191,28 @@ def softmax_of_a_matrix(node: Node, context: RuleContext) -> Proposal:
     name = node.output.name
     value = result(RESHAPE, back, [soft], node.output.type, node.origin, name)
     return Replace({node.output: value})
+
+
+_MOST_ONES = 1 << 12
+
+
+@rule("softmax-of-one-element", SOFTMAX, LOG_SOFTMAX)
+def softmax_of_one_element(node: Node, context: RuleContext) -> Proposal:
+    """``Softmax(dequantize(q)) -> 1`` along axes of one element; so of integers that are cast.
+
+    Of other floats, NaN may be.
+    """
+    del context
+    x, output, shape = node.operand(0), node.output, static_shape(node.operand(0).type.shape)
+    axes = node.record(SoftmaxAttrs).axes
+    cast = made_by(x, CAST)
+    finite = stored_behind(x) or (cast is not None and not cast.operand(0).type.dtype.is_float)
+    if shape is None or not finite or not isinstance(output.type, TensorType):
+        return None
+    if any(shape[axis] != 1 for axis in axes) or math.prod(shape) > _MOST_ONES:
+        return None
+    data = np.full(shape, int(node.op is SOFTMAX), output.type.dtype.numpy)
+    return Replace({output: constant(Constant.of(data), None, output.name)})
 
 
 _SOFTMAX_ROWS = ("Reshape", "Flatten")

@@ -82,7 +82,7 @@ def flatten_is_reshape(node: Node, context: RuleContext) -> Proposal:
     del context
     if node.attributes == _ROWS:
         return None
-    target = _reshape_between(node.operand(0), node.output)
+    target = reshape_between(node.operand(0), node.output)
     if target is None and node.attributes == AxisAttrs(0):
         target = (1, -1)
     return None if target is None else _as_reshape(node, "Reshape", ReshapeAttrs(target))
@@ -113,7 +113,7 @@ def reshape_target(node: Node, context: RuleContext) -> Proposal:
     """
     del context
     copied = _copied(node)
-    target = None if copied is None else _reshape_between(node.operand(0), node.output, copied)
+    target = None if copied is None else reshape_between(node.operand(0), node.output, copied)
     if target is None or node.attributes == ReshapeAttrs(target):
         return None
     return _as_reshape(node, "Reshape", ReshapeAttrs(target))
@@ -131,7 +131,7 @@ def _copied(node: Node) -> frozenset[int] | None:
     return frozenset(index for index, dim in zeros if dim == 0)
 
 
-def _reshape_between(
+def reshape_between(
     x: Value, y: Value, copied: frozenset[int] = frozenset()
 ) -> tuple[int, ...] | None:
     """Returns the target of a reshape of x to y, None where ONNX has none."""
@@ -181,11 +181,15 @@ def _as_reshape(node: Node, name: str, attributes: Attributes) -> Replace:
 
 @rule("moved-twice", RESHAPE, FLATTEN, TRANSPOSE, UNSQUEEZE, SQUEEZE, SLICE)
 def moved_twice(node: Node, context: RuleContext) -> Proposal:
-    """``Transpose(Transpose(x)) -> Transpose(x)``; so Reshape, Squeeze, Unsqueeze, Slice."""
+    """``Transpose(Transpose(x)) -> Transpose(x)``; so Reshape, Squeeze, Unsqueeze, Slice.
+
+    A Reshape needs no Squeeze or Unsqueeze before it.
+    """
     del context
     inner = made_by(node.operand(0), node.op)
-    if inner is None and node.op in (RESHAPE, FLATTEN):
-        inner = made_by(node.operand(0), FLATTEN if node.op is RESHAPE else RESHAPE)
+    if node.op in (RESHAPE, FLATTEN):
+        found = (made_by(node.operand(0), op) for op in (RESHAPE, FLATTEN, UNSQUEEZE, SQUEEZE))
+        inner = next(filter(None, found), None)
     if inner is None or not inner.inputs or inner.operand(0).quant != _quant_like(node, inner):
         return None
     attributes = _composed(node, inner)
@@ -217,7 +221,7 @@ def _composed(node: Node, inner: Node) -> Attributes | None:
     if isinstance(a, SliceAttrs) and isinstance(b, SliceAttrs):
         return _of_all_axes(a, b) if set(a.axes).isdisjoint(b.axes) else None
     if node.op in (RESHAPE, FLATTEN) and _is_static_reshape(inner) and _is_static_reshape(node):
-        target = _reshape_between(inner.operand(0), node.output)
+        target = reshape_between(inner.operand(0), node.output)
         return None if target is None else ReshapeAttrs(target)
     return None
 
@@ -229,7 +233,7 @@ def _of_all_axes(a: SliceAttrs, b: SliceAttrs) -> SliceAttrs:
 
 
 def _is_static_reshape(node: Node) -> bool:
-    return node.op is FLATTEN or _copied(node) is not None
+    return node.op is not RESHAPE or _copied(node) is not None
 
 
 def _joined(name: str, first: tuple[int, ...], then: tuple[int, ...], rank: int) -> AxesAttrs:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import onnx
@@ -27,8 +27,8 @@ from qdqbridge.onnx_io.inference.guarded import (
     without_dropped_windows,
 )
 from qdqbridge.onnx_io.inference.runtime_types import attention_extents, kept_extents, runtime_types
-from qdqbridge.onnx_io.inference.shapes import loop_results
-from qdqbridge.onnx_io.reading.structure import subgraphs, whole_results
+from qdqbridge.onnx_io.inference.shapes import is_small, loop_results
+from qdqbridge.onnx_io.reading.structure import all_nodes, captured_names, subgraphs, whole_results
 from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,20 @@ class Inferred:
 
 
 UNKNOWN = Inferred(TypeProto(), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outside:
+    """What bodies read from outside: types by name, and numbers where these are known and few."""
+
+    types: Mapping[str, TypeProto]
+    numbers: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
+
+    def with_types(self, more: Sequence[onnx.ValueInfoProto]) -> _Outside:
+        return replace(self, types={**self.types, **{value.name: value.type for value in more}})
+
+
+_NOTHING = _Outside({})
 _Key: TypeAlias = "tuple[Any, ...]"
 
 
@@ -92,6 +106,7 @@ class NodeTypes:
         operands: Sequence[TypeProto | None],
         data: Mapping[int, NDArray[Any]],
         captured: Mapping[str, TypeProto],
+        numbers: Mapping[str, NDArray[Any]] | None = None,
     ) -> list[Inferred]:
         """Returns what is known about the results of a node, one entry per output.
 
@@ -100,15 +115,20 @@ class NodeTypes:
             operands: The types of its operands, None where one is left out.
             data: Operands that are known to be small constants, by index.
             captured: The types of what its bodies read from outside.
+            numbers: What of it is known to be small constants.
         """
         contrib = proto.domain not in ONNX_DOMAINS
         if proto.op_type in _CONVERSIONS or (contrib and proto.op_type in _SHAPED_AS_INPUT):
             return [_shaped_as_input(proto, operands)]
         if any(True for _ in subgraphs(proto)):
-            whole = _without_declared(proto)
-            found = self._alone(whole, operands, data, captured)
-            if proto.op_type == "Loop" and not contrib:
-                known = [*map(_inferred_of, self._looped(whole, operands, data, captured))]
+            whole, outside = _without_declared(proto), _Outside(captured, numbers or {})
+            found = self._alone(whole, operands, data, outside)
+            if proto.op_type in ("If", "Loop") and not contrib:
+                known = (
+                    self._branched(whole, outside)
+                    if proto.op_type == "If"
+                    else [*map(_inferred_of, self._looped(whole, operands, data, outside))]
+                )
                 known += found[len(known) :]
                 found = [b if b.shape else a for a, b in zip(found, known, strict=False)]
             return found[: len(proto.output)]
@@ -134,7 +154,7 @@ class NodeTypes:
             known = kept_extents(proto, operands)
             return [replace(r, shape=r.shape or e) for r, e in zip(found, known, strict=True)]
         if not schema.has_type_and_shape_inference_function:  # then its body is looked at
-            return self._alone(proto, operands, data, {})
+            return self._alone(proto, operands, data)
         node = without_dropped_windows(_renamed(proto), _sizes(operands))
         types = {f"in_{i}": type_ for i, type_ in enumerate(operands) if type_ is not None}
         tensors = {f"in_{i}": numpy_helper.from_array(array) for i, array in data.items()}
@@ -143,7 +163,7 @@ class NodeTypes:
                 schema, node, types, tensors, opset_imports=self.imports
             )
         except onnx.checker.ValidationError:  # element types that this version does not take yet
-            return self._alone(proto, operands, data, {})
+            return self._alone(proto, operands, data)
         except _FAILURES as error:
             log.debug("%s: inference stopped: %s", proto.op_type, error)
             return _only_types(schema, len(proto.output))
@@ -158,58 +178,112 @@ class NodeTypes:
         proto: NodeProto,
         operands: Sequence[TypeProto | None],
         data: Mapping[int, NDArray[Any]],
-        captured: Mapping[str, TypeProto],
+        outside: _Outside = _NOTHING,
     ) -> list[Inferred]:
         """Infers a node as a model of its own, under the guards for whole models."""
         known_to_onnx, more = with_known_bodies(proto)
         graph = onnx.GraphProto(name="node", node=[known_to_onnx], input=more)
         graph.output.extend(onnx.ValueInfoProto(name=name) for name in proto.output if name)
-        types = dict(zip(proto.input, operands, strict=True)) | dict(captured)
+        given = zip(proto.input, operands, strict=True)
+        types = {name: type_ for name, type_ in given if type_ is not None} | dict(outside.types)
         constants = {proto.input[index]: array for index, array in data.items()}
-        for name, type_ in types.items():
-            if name in constants:
-                graph.initializer.append(numpy_helper.from_array(constants[name], name))
-            elif name:
-                graph.input.append(onnx.ValueInfoProto(name=name, type=type_))
+        _declare(graph, _Outside(types, constants | dict(outside.numbers)))
+        known = {value.name: value.type for value in self._inferred_graph(graph).output}
+        return [_inferred_of(known.get(name)) for name in proto.output]
+
+    def _inferred_graph(self, graph: onnx.GraphProto) -> onnx.GraphProto:
+        """Returns a graph with what can be inferred of its own; with nothing where that fails."""
         model = onnx.ModelProto(ir_version=self.ir_version, graph=graph, opset_import=self.imports)
         try:
-            known = {value.name: value.type for value in guarded_inference(model).graph.output}
+            return guarded_inference(model).graph
         except _FAILURES as error:
-            log.debug("%s: inference stopped: %s", proto.op_type, error)
-            known = {}
-        return [_inferred_of(known.get(name)) for name in proto.output]
+            log.debug("%s: inference stopped: %s", graph.name, error)
+            return onnx.GraphProto()
 
     def _looped(
         self,
         proto: NodeProto,
         operands: Sequence[TypeProto | None],
         data: Mapping[int, NDArray[Any]],
-        captured: Mapping[str, TypeProto],
+        outside: _Outside,
     ) -> list[TypeProto]:
         """Infers what a Loop's body makes, as a model of its own."""
         known_to_onnx, more = with_known_bodies(proto)
-        body = next(subgraphs(known_to_onnx))
+        body, outside = next(subgraphs(known_to_onnx)), outside.with_types(more)
         given, made = len(body.input), len(body.output)
         if not 2 <= given == len(operands) <= made + 1:
             return []  # a damaged file; whoever needs the body says so
-        outside = [onnx.ValueInfoProto(name=name, type=type_) for name, type_ in captured.items()]
+        return loop_results(body, operands, data, lambda types: self._body(body, types, outside))
 
-        def infer(inputs: Sequence[TypeProto]) -> Sequence[TypeProto]:
-            graph = onnx.GraphProto()
-            graph.CopyFrom(body)
-            for value, type_ in zip(graph.input, inputs, strict=True):
-                value.type.CopyFrom(type_)
-            graph.input.extend([*more, *outside])
-            model = onnx.ModelProto(
-                ir_version=self.ir_version, graph=graph, opset_import=self.imports
+    def _branched(self, proto: NodeProto, outside: _Outside) -> list[Inferred]:
+        """Infers what the branches of an If have in common, where Loops are in them."""
+        known_to_onnx, more = with_known_bodies(proto)
+        branches, outside = list(subgraphs(known_to_onnx)), outside.with_types(more)
+        if not _has_loop(known_to_onnx):
+            return []
+        made = [map(_inferred_of, self._body(body, (), outside)) for body in branches]
+        return [
+            replace(each[0], shape=_common([one.shape for one in each]))
+            for each in zip(*made, strict=False)
+        ]
+
+    def _body(
+        self, body: onnx.GraphProto, inputs: Sequence[TypeProto], outside: _Outside
+    ) -> list[TypeProto]:
+        """Returns the types of what a body gives; its own control flow is inferred before it."""
+        graph = onnx.GraphProto()
+        graph.CopyFrom(body)
+        for value, type_ in zip(graph.input, inputs, strict=True):
+            value.type.CopyFrom(type_)
+        _declare(graph, outside)
+        numbers = {t.name: numpy_helper.to_array(t) for t in graph.initializer if is_small(t)}
+        later = [node for node in graph.node if _has_loop(node)]
+        for node in later:
+            before = onnx.GraphProto()
+            before.CopyFrom(graph)
+            place = list(before.node).index(node)
+            del before.node[place:], before.output[:]
+            names = captured_names(node)
+            known = {t.name: tensor_type(t.data_type, t.dims) for t in before.initializer}
+            known |= {value.name: value.type for value in before.input}
+            read = {*node.input, *names} - known.keys() - {""}
+            before.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(read))
+            known |= {value.name: value.type for value in self._inferred_graph(before).output}
+            found = self.results(
+                node,
+                [known.get(name, TypeProto()) if name else None for name in node.input],
+                {i: numbers[name] for i, name in enumerate(node.input) if name in numbers},
+                {name: known.get(name, TypeProto()) for name in names},
+                {name: numbers[name] for name in names if name in numbers},
             )
-            try:
-                return [value.type for value in guarded_inference(model).graph.output]
-            except _FAILURES as error:
-                log.debug("body of a Loop: inference stopped: %s", error)
-                return [TypeProto() for _ in body.output]
+            if all(each.element for each in found):
+                types = [tensor_type(each.element, each.shape) for each in found]
+                made = dict(zip(node.output, types, strict=True))
+                graph.node.remove(node)
+                _declare(graph, _Outside({name: made[name] for name in made if name}))
+        found = {value.name: value.type for value in self._inferred_graph(graph).output}
+        return [found.get(value.name, TypeProto()) for value in body.output]
 
-        return loop_results(body, operands, data, infer)
+
+def _has_loop(node: NodeProto) -> bool:
+    return any(inner.op_type == "Loop" for inner in all_nodes([node]))
+
+
+def _common(shapes: Sequence[Extents | None]) -> Extents | None:
+    """Returns what is known of a value that has one of these shapes."""
+    if None in shapes or len({len(shape or ()) for shape in shapes}) > 1:
+        return None
+    columns = zip(*(shape or () for shape in shapes), strict=True)
+    return tuple(column[0] if len({*column}) == 1 else None for column in columns)
+
+
+def _declare(graph: onnx.GraphProto, outside: _Outside) -> None:
+    """Enters what a graph reads from outside: as an input, or an initializer where it is known."""
+    for name, type_ in outside.types.items():
+        if name in outside.numbers:
+            graph.initializer.append(numpy_helper.from_array(outside.numbers[name], name))
+        elif name:
+            graph.input.append(onnx.ValueInfoProto(name=name, type=type_))
 
 
 def tensor_type(element: int, shape: Sequence[Dim | None] | None) -> TypeProto:

@@ -28,7 +28,11 @@ from qdqbridge.onnx_io.control_flow.subgraph_names import (
     renamed_attribute,
 )
 from qdqbridge.onnx_io.domains import plain_domain
-from qdqbridge.onnx_io.opaque.versions import leave_out_defaults, oldest_version
+from qdqbridge.onnx_io.opaque.versions import (
+    count_axes_from_front,
+    leave_out_defaults,
+    oldest_version,
+)
 from qdqbridge.onnx_io.reading.structure import captured_names, whole_results
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 
@@ -201,6 +205,8 @@ def opaque_attributes(
     counter = Counter()
     for attribute in sorted(proto.attribute, key=lambda a: a.name):
         node.attribute.append(renamed_attribute(node.op_type, attribute, names, counter))
+    first = operands[0] if operands else None
+    count_axes_from_front(node, opset, (first and first.rank) or 0)
     leave_out_defaults(node, opset)
     inner = tuple(each.name for each in nodes_inside(proto))
     stored = StoredNode(

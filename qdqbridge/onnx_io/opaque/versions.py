@@ -344,6 +344,42 @@ _ACTIVATIONS = {
 }  # fmt: skip
 
 
+_OF_FIRST_OPERAND = frozenset(
+    (
+        "ArgMax", "ArgMin", "CenterCropPad", "Compress", "GatherElements", "Hardmax",
+        "LpNormalization", "OneHot", "Scatter", "ScatterElements", "Split", "SplitToSequence",
+        "TopK", "Unique",
+    )
+)  # fmt: skip
+"""Operators whose axes are those of their first operand; so are those of all reductions."""
+
+
+def count_axes_from_front(node: NodeProto, opset: int, rank: int) -> None:
+    """Gives axes of a node their numbers from the front; a default stays what it is.
+
+    Args:
+        node: The node; it is changed.
+        opset: The version of its domain.
+        rank: That of its first operand.
+    """
+    reduces = node.op_type.startswith("Reduce")
+    known = reduces or node.op_type in _OF_FIRST_OPERAND
+    if node.domain or not rank or not known:
+        return
+    rank += node.op_type == "OneHot"  # its axis is one of the result
+    schema = schema_of(node.op_type, "", opset)
+    own = range(-rank, rank)
+    for attribute in node.attribute:
+        if attribute.name == "axis" and attribute.i in own:
+            said = None if schema is None else schema.attributes.get("axis")
+            default = said.default_value if said is not None else AttributeProto()
+            stated = default.type == AttributeProto.INT and (default.i - attribute.i) % rank == 0
+            attribute.i = default.i if stated else attribute.i % rank
+        elif attribute.name == "axes" and all(axis in own for axis in attribute.ints):
+            axes = [axis % rank for axis in attribute.ints]
+            attribute.ints[:] = sorted(axes) if reduces else axes
+
+
 def leave_out_defaults(node: NodeProto, opset: int) -> None:
     """Takes out of a node, and of those in its bodies, what it says without saying it.
 

@@ -295,7 +295,9 @@ class NodeReader:
         op, attributes, operands = opaque_node(whole, view.opset, operands, captured, self.file)
         opset = self.opset if view.domain else view.opset
         made = self.results.of(whole, op, attributes, operands, self.values, opset)
-        self.values |= {value.name: value for value in made if value.name in self.unread}
+        for value in made:
+            if value.name in self.unread:
+                self.values.setdefault(value.name, value)
 
     def _drop_unread(self, proto: onnx.NodeProto) -> None:
         """Forgets results that nobody reads and that may be left out, such as a Dropout's mask."""

@@ -144,11 +144,12 @@ def graph_of(
     for node in filter(is_constant, model.graph.node):
         where = f"{path}, {describe(node)}"
         constants[node.output[0]] = constant_of_node(node, path.parent, where)
-    unread = set[str]()
-    graph, more = _graph_without(model, path, constants, unread)
+    unread, known = set[str](), dict(constants)
+    graph, more = _graph_without(model, path, known, unread)
     while more:
-        unread |= more
-        less, more = _graph_without(model, path, constants, unread)
+        unread |= more.keys()
+        known |= {name: constant for name, constant in more.items() if constant is not None}
+        less, more = _graph_without(model, path, known, unread)
         if not _is_whole(less):
             break
         graph = less
@@ -162,12 +163,12 @@ def _graph_without(
     path: Path,
     constants: Mapping[str, Constant],
     unread: Set[str],
-) -> tuple[Graph, set[str]]:
+) -> tuple[Graph, dict[str, Constant | None]]:
     """Reads a model as if nothing read some tensors.
 
     Returns:
-        The graph, and what may be left out too: it was read by what nothing needs. Without it, an
-        operator may have a row (MaxPool without indices).
+        The graph, and what may be left out too, with its numbers where these are known: it was read
+        by what nothing needs. Without it, an operator may have a row (MaxPool without indices).
     """
     proto, file, values = model.graph, str(path), _values(constants)
     held = sum(value.constant.size for value in values.values() if value.constant)
@@ -206,7 +207,7 @@ def _graph_without(
     Editor(graph).finish()
     made = (value for node in graph.nodes for value in node.outputs if not value.users)
     unneeded = {value.name for value in made if value not in outputs}
-    return graph, unneeded & reader.optional
+    return graph, {name: values[name].constant for name in unneeded & reader.optional}
 
 
 def _is_whole(graph: Graph) -> bool:

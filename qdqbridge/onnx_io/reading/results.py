@@ -72,6 +72,10 @@ _COUNTED = ("Range", "ai.onnx::Slice")
 """Opaque operators whose extents follow from the numbers in their operands."""
 _AXES = {"ai.onnx::Squeeze": -1, "ai.onnx::Unsqueeze": 1}
 """Opaque operators whose axes only the run knows: what each of them does to the rank."""
+_OF_THE_RANK = frozenset(
+    ("Pad", "CenterCropPad", "GroupNormalization", "MaxUnpool", "MeanVarianceNormalization")
+)
+"""Operators of which ONNX infers not even the rank where it does not know an operand."""
 
 
 class Results:
@@ -133,14 +137,19 @@ class Results:
             InvalidModelError: The file declares another element type than the node computes.
         """
         given = [values[name] if name else None for name in proto.input]
-        captured = {name: self._proto(values[name]) for name in captured_names(proto)}
+        outside = {name: values[name] for name in captured_names(proto)}
+        captured = {name: self._proto(value) for name, value in outside.items()}
         types = [None if value is None else self._proto(value) for value in given]
         opset = opset or self.opset
         if opset not in self._types:
             self._types[opset] = NodeTypes(self.versions, opset, self._ir_version)
         kept = _as_kept(proto, attributes, operands)
-        inferred = self._types[opset].results(kept, types, self._data(proto, given), captured)
+        known = {name: v.constant.numpy() for name, v in outside.items()
+                 if v.constant is not None and v.constant.size <= MOST and not v.quant}  # fmt: skip
+        data = self._data(proto, given)
+        inferred = self._types[opset].results(kept, types, data, captured, known)
         more = self._open_shape(op, attributes, operands) if len(inferred) == 1 else None
+        more = more or _ranked(proto, attributes, operands)
         results: list[Value] = []
         where = f"{self.file}, {describe(proto)}"
         for index, (name, known) in enumerate(zip(proto.output, inferred, strict=True)):
@@ -395,6 +404,26 @@ class Results:
             return self.folding.constant(value)
         except QdqBridgeError:  # whoever has to have the numbers says why there are none
             return None
+
+
+def _ranked(
+    proto: onnx.NodeProto, attributes: Attributes, operands: Sequence[Value | None]
+) -> Open | None:
+    """Returns what ONNX does not infer of an operator whose operands only the run knows."""
+    shape = operands[0].type.shape if operands and operands[0] is not None else None
+    if shape is None or not isinstance(attributes, OpaqueAttrs) or attributes.domain:
+        return None
+    given = {each.name: each.i for each in proto.attribute}
+    if proto.op_type == "Split":
+        axis = given.get("axis", 0) % max(len(shape), 1)
+        return tuple(None if index == axis else dim for index, dim in enumerate(shape))
+    if proto.op_type == "GatherND":  # of a scalar it says nothing
+        index = operands[1].type.shape if operands[1] is not None else None
+        if not index or not isinstance(index[-1], int):
+            return None
+        return (*index[:-1], *shape[given.get("batch_dims", 0) + index[-1] :])
+    kept = proto.op_type.startswith("Reduce") and given.get("keepdims", 1)
+    return (None,) * len(shape) if kept or proto.op_type in _OF_THE_RANK else None
 
 
 def _origin(

@@ -211,11 +211,21 @@ def test_movers_merge_by_attributes() -> None:
     assert g.outputs[0] is g.outputs[1]
 
 
-def test_computing_operators_and_constants_are_not_merged() -> None:
-    x, c = plain("x", (2,)), const(np.ones(2, np.uint8), U8)
-    g = graph([x], apply("Exp", x), apply("Exp", x), dq(c), dq(c))
+def test_equal_operators_are_one_and_constants_stay() -> None:
+    """In whatever order operands stand that may change places."""
+    x, y, c = plain("x", (2,)), plain("y", (2,)), const(np.ones(2, np.uint8), U8)
+    twins = [apply("Exp", x), apply("Exp", x), apply("Mul", x, y), apply("Mul", y, x)]
+    g = graph([x, y], *twins, apply("Sub", x, y), apply("Sub", y, x), dq(c), dq(c))
     alone(g, sharing.merge_equal)
-    assert names(g) == ["Exp", "Exp", "dequantize", "dequantize"]
+    assert names(g) == ["Exp", "Mul", "Sub", "Sub", "dequantize", "dequantize"]
+
+
+def test_each_may_take_in_a_quantize_of_its_own() -> None:
+    """One float sum for both would be rounded twice, and added in floats."""
+    x, y = stored("x", U8, (2,)), stored("y", U8, (2,))
+    a, b = dq(x), dq(y)
+    sums = [q(apply("Add", a, b), p) for p in (U8, OUT)]
+    assert names(canonicalize(graph([x, y], *sums))) == ["Add", "Add"]
 
 
 def test_many_equal_readers_stay_linear() -> None:

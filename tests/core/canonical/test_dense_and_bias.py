@@ -99,13 +99,14 @@ def test_float_and_activation_weights_keep_their_form() -> None:
     assert names(g) == ["Gemm", "MatMul"]
 
 
-def test_stacks_of_matrices_and_vectors_are_no_dense() -> None:
+def test_stacks_of_matrices_are_no_dense_and_a_vector_is_a_row() -> None:
     x, w = stored("x", U8, (2, 4, 2)), const(np.stack([CODES, CODES]), W8)
     v, m = stored("v", U8, (2,)), const(CODES, W8)
     g = graph([x, v], apply("MatMul", x, w, type_=typed((2, 4, 3))),
               apply("MatMul", v, m, type_=typed((3,))))  # fmt: skip
     alone(g, dense.matmul_is_dense)
-    assert names(g) == ["MatMul", "MatMul"]
+    assert names(g) == ["MatMul", "Reshape", "Dense", "Reshape"]
+    assert g.outputs[1].type.shape == (3,)
 
 
 @pytest.mark.idiom("D9")

@@ -112,6 +112,46 @@ def test_rows_between_reshapes_are_the_product_itself(shape: list[Any], quantize
     np.testing.assert_allclose(run(found, x)[0], run(load(rows), x)[0], tolerance, tolerance)
 
 
+def drawn_product(seed: int, *, rows: bool) -> Builder:
+    """A product of any rank as exporters write it, or as optimizers do: a Gemm between Reshapes."""
+    rng = np.random.default_rng(seed)
+    b, rank, count, units = Builder(17), int(rng.integers(1, 5)), int(rng.integers(2, 5)), 6
+    shape: list[Any] = [*map(int, rng.integers(1, 4, rank - 1)), count]
+    if rank > 1 and rng.random() < 0.5:
+        shape[0] = "n"
+    x, style = b.input("x", shape), seed % 3
+    w = b.init(rng.normal(size=(count, units)).astype(np.float32))
+    if style:
+        stored = rng.integers(-99, 99, (count, units)).astype(np.int8)
+        w = b.op("DequantizeLinear", b.init(stored), b.init(np.float32(0.02)), b.init(np.int8(0)))
+    x = b.qdq(x, 0.05, 128) if style == 2 or rng.random() < 0.5 else x
+    bias = b.init(rng.normal(size=units).astype(np.float32)) if rng.random() < 0.7 else ""
+    rounded, moved = rng.random() < 0.7, rng.random() < 0.5
+    y = b.op("Gemm", b.op("Reshape", x, ints(b, -1, count)), w, bias) if rows else ""
+    y = y or (b.op("Add", b.op("MatMul", x, w), bias) if bias else b.op("MatMul", x, w))
+    y = b.qdq(y, 0.1, 128) if rounded and not (rows and moved) else y
+    if rows:
+        left = [extent if isinstance(extent, int) else -1 for extent in shape[:-1]]
+        y = b.op("Reshape", y, ints(b, *left, units))
+        y = b.qdq(y, 0.1, 128) if rounded and moved else y
+    b.output(b.op("Neg", y), [*shape[:-1], units])
+    return b
+
+
+@pytest.mark.parametrize("first", range(0, 100, 25))
+def test_products_of_every_rank_have_one_form(first: int) -> None:
+    for seed in range(first, first + 25):
+        one, other = (canonical(drawn_product(seed, rows=r).model()) for r in (False, True))
+        assert one.text() == other.text(), seed
+        shape = [d if isinstance(d, int) else 3 for d in one.inputs[0].type.shape or ()]
+        data = {"x": floats(*shape)}
+        raw = load(drawn_product(seed, rows=True).model())
+        # a step of the result (0.1) where a bias of an integer product is rounded to its unit
+        np.testing.assert_allclose(
+            run(one, data)[0], run(raw, data)[0], 1e-5, 0.1001, err_msg=f"{seed}"
+        )
+
+
 def test_rows_of_other_extents_stay() -> None:
     b = Builder(17)
     x = b.input("x", [2, 3, 4])
@@ -217,3 +257,56 @@ def test_an_operator_without_a_row_is_there_once_unless_random(op_type: str, cou
         b.output(b.op("Relu", y), [2, 3])
     found = ops(canonical(b.model()))
     assert sum(op_type in name for name in found) == count
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+@pytest.mark.parametrize("op_type", [f"Reduce{name}" for name in ("Max", "Mean", "Min", "Prod")])
+def test_a_reduction_of_one_element_is_that_element(op_type: str, kept: int) -> None:
+    b = Builder(17)
+    x = b.input("x", ["n", 1, 3])
+    for axis in (1, 2):
+        y = b.op(op_type, b.op("Neg", x), axes=[axis], keepdims=kept)
+        b.output(b.op("Relu", y), None)
+    graph = canonical(b.model())
+    moved = [] if kept else ["Squeeze"]
+    assert ops(graph) == ["Neg", *moved, "Relu", op_type, "Relu"]
+
+
+def test_a_softmax_of_one_quantized_element_is_one() -> None:
+    """Of any other float NaN stays NaN."""
+    b = Builder(17)
+    x = b.input("x", [2, 1, 3])
+    b.output(b.op("Softmax", x, axis=1), [2, 1, 3])
+    b.output(b.op("Softmax", b.qdq(x, 0.05, 128), axis=1), [2, 1, 3])
+    graph = canonical(b.model())
+    assert ops(graph) == ["Softmax"]
+    assert graph.outputs[1].constant is not None
+
+
+def test_a_reshape_needs_no_unsqueeze_before_it() -> None:
+    b = Builder(17)
+    x = b.input("x", ["n", 4])
+    wide = b.op("Unsqueeze", b.op("Neg", x), ints(b, 1))
+    b.output(b.op("Relu", b.op("Flatten", wide)), ["n", 4])
+    b.output(b.op("Reshape", wide, ints(b, 0, 2, 2)), ["n", 2, 2])
+    assert ops(canonical(b.model())) == ["Neg", "Relu", "Reshape"]
+
+
+@pytest.mark.parametrize("number", [-10000.0, -0.24, 0.03, np.inf])
+def test_what_a_rounded_where_chooses_is_rounded_already(number: float) -> None:
+    """onnxruntime writes such a number as a constant with a scale of its own."""
+    texts: set[str] = set()
+    for scale in (None, np.float32(abs(number) / 128)):
+        b = Builder(17)
+        x = b.input("x", [2, 3])
+        other = b.init(np.float32(number))
+        if scale is not None and np.isfinite(number):
+            code = b.init(np.int8(-128)) if number < 0 else b.init(np.uint8(128))
+            zero = b.init(np.int8(0) if number < 0 else np.uint8(0))
+            other = b.op("DequantizeLinear", code, b.init(scale), zero)
+        y = b.op("Where", b.op("IsNaN", x), b.qdq(x, 0.05, 128), other)
+        b.output(b.qdq(y, 0.05, 128), [2, 3])
+        texts.add(canonical(b.model()).text())
+        found = run(canonical(b.model()), {"x": np.full((2, 3), np.nan, np.float32)})[0]
+        np.testing.assert_array_equal(found, run(load(b.model()), {"x": found * np.nan})[0])
+    assert len(texts) == 1

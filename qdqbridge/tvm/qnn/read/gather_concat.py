@@ -26,7 +26,7 @@ from qdqbridge.core.ops.attributes import (
 from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.conversion import QUANTIZE, REQUANTIZE
 from qdqbridge.core.ops.elementwise import WHERE
-from qdqbridge.core.ops.selection import SLICE, within
+from qdqbridge.core.ops.selection import GATHER, SLICE, within
 from qdqbridge.core.ops.shape_operator import SHAPE
 from qdqbridge.core.ops.shapes import sliced
 from qdqbridge.core.ops.table import MOVED_ALIKE
@@ -198,20 +198,42 @@ def _pair(pair: Any) -> tuple[int, ...]:
 def _uncropped(
     reading: Reading, call: Call, data: Value, attributes: PadAttrs, type_: ValueType
 ) -> Value:
-    """Joins a pad with the slice of its negative widths, where the span says so."""
-    given, node = call.stated(PadAttrs), data.producer
+    """Joins a pad with what crops before it, or goes around more than once, as its span says."""
+    given = call.stated(PadAttrs)
     if given is not None and given.mode == attributes.mode:
         value = attributes.value if given.mode == "constant" else given.value
-        stated = replace(given, value=value)
-        sources = [data] if node is None or node.op is not SLICE else [data, node.operand(0)]
+        stated, (inner, around) = replace(given, value=value), _gone_around(data, given, attributes)
+        node = inner.producer
+        sources = [inner] if node is None or node.op is not SLICE else [inner, node.operand(0)]
         for source in sources:
             pairs = _pairs(given, source)
             cropped = any(min(pair) < 0 for pair in pairs)
-            widths = tuple(max(pair[end], 0) for end in (0, 1) for pair in pairs)
-            if widths == attributes.pads and cropped == (source is not data):
+            widths = tuple(
+                0 if axis in around else max(pair[end], 0)
+                for end in (0, 1)
+                for axis, pair in enumerate(pairs)
+            )
+            if widths == attributes.pads and cropped == (source is not inner):
                 return hinted(reading, call, reading.node("Pad", stated, [source], type_, call))
     value = reading.node("Pad", attributes, [data], type_, call)
     return hinted(reading, call, value)
+
+
+def _gone_around(data: Value, given: PadAttrs, left: PadAttrs) -> tuple[Value, set[int]]:
+    """Returns what is padded, and the axes that Gathers have padded, as Pad itself cannot."""
+    rank, axes, node = len(given.pads) // 2, set[int](), data.producer
+    while node is not None and node.op is GATHER:
+        x, index, axis = node.operand(0), node.operand(1).constant, node.record(AxisAttrs).axis
+        extent = x.type.shape[axis] if x.type.shape else None
+        if index is None or not isinstance(extent, int) or any(left.pads[axis::rank]):
+            break
+        pads = [max(given.pads[axis], 0), max(given.pads[axis + rank], 0)]
+        mode: Any = given.mode
+        if not np.array_equal(index.numpy(), np.pad(np.arange(extent), pads, mode)):
+            break
+        axes.add(axis)
+        data, node = x, x.producer
+    return data, axes
 
 
 def _pairs(given: PadAttrs, source: Value) -> list[tuple[int, int]]:

@@ -108,15 +108,24 @@ def pool_attributes(call: Call, rank: int, data: Value) -> PoolAttrs:
 
 def _same_windows(given: PoolAttrs, stated: PoolAttrs, data: Value) -> bool:
     """True where the end pads that a call states stand for the ceil_mode of its span."""
-    rank = len(given.kernel_shape)
-    sizes = [extent for extent in (data.type.shape or ())[2:] if isinstance(extent, int)]
+    rank, sizes = len(given.kernel_shape), (data.type.shape or ())[2:]
     if not given.ceil_mode or given.pads[:rank] != stated.pads[:rank] or len(sizes) != rank:
         return False
-    counts = [
-        extents(sizes, a.kernel_shape, a.strides, a.dilations, a.pads, ceil_mode=a.ceil_mode)
-        for a in (given, stated)
-    ]
-    return counts[0] == counts[1]
+    for axis, size in enumerate(sizes):
+        if not isinstance(size, int):
+            if stated.pads[rank + axis] - given.pads[rank + axis] != given.strides[axis] - 1:
+                return False
+            continue
+        counts = [
+            extents(
+                [size], a.kernel_shape[axis : axis + 1], a.strides[axis : axis + 1],
+                a.dilations[axis : axis + 1], a.pads[axis::rank], ceil_mode=a.ceil_mode,
+            )
+            for a in (given, stated)
+        ]  # fmt: skip
+        if counts[0] != counts[1]:
+            return False
+    return True
 
 
 def _reduced(

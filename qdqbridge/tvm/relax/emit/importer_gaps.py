@@ -32,15 +32,17 @@ def gap(node: Node) -> str | None:
 
 def adjusted(model: Any, node: Node) -> Any:
     """Changes a model of one node, which an importer is given, to what TVM takes for it."""
-    (node,) = model.graph.node
+    (proto,) = model.graph.node
     _with_plain_extents(model.graph)
-    if node.op_type == "BatchNormalization" and not node.domain:
-        _batch_normalization(node)
-    if node.op_type == "TopK" and not node.domain:
+    if proto.domain:
+        return model
+    if proto.op_type == "BatchNormalization":
+        _batch_normalization(proto)
+    if proto.op_type == "TopK":
         _top_k(model)
-    if node.op_type in ("ScatterElements", "ScatterND") and not node.domain:
+    if proto.op_type in ("ScatterElements", "ScatterND"):
         _scatter(model)
-    if node.op_type in _INDEXED and not node.domain:
+    if proto.op_type in _INDEXED:
         _bound_indices(model, node)
     return model
 

@@ -65,7 +65,7 @@ def _like(reading: Reading, call: Call, value: Value) -> Value:
     if not isinstance(first, Value) or first.type.shape != call.result.shape:
         raise reading.refused("its shape is known at run time only")
     vector = TensorType(DType.INT64, (first.rank or 0,))
-    shape = reading.node("Shape", ShapeAttrs(), [first], vector)
+    shape = reading.node("Shape", ShapeAttrs(), [first], vector, call)
     return reading.node("Expand", ExpandAttrs(None), [value, shape], tensor(call), call)
 
 

@@ -10,7 +10,7 @@ from qdqbridge.core.ops.attributes import GemmAttrs, ReshapeAttrs, TransposeAttr
 from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.elementwise import ADD, MUL
-from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL, broken_factors
+from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL, broken_factors, factor
 from qdqbridge.core.rewrite.rule import Replace, Rule, RuleContext, pattern_rule, rule
 from qdqbridge.tvm.qnn.read.rules.recorded import (
     completed,
@@ -39,7 +39,7 @@ def gemm_of_scaled_product(node: Node, match: PatternMatch, context: RuleContext
     """``MatMul(a, b) * alpha -> Gemm(a, b)``."""
     del context
     given = stated(node, GEMM.name, GemmAttrs)
-    if given is None or not near(match.numbers["alpha"], given.alpha):
+    if given is None or not _is_factor(match.numbers["alpha"], given.alpha, match["product"]):
         return None
     operands = _before_transposes(match.node("product"), given)
     return None if operands is None else completed(node, GEMM, operands, given)
@@ -64,11 +64,15 @@ def scaled_bias(value: Value, given: GemmAttrs) -> Value | None:
     if given.beta == 1.0:
         return value
     found = PatternMatch()
-    if match_value_pattern(value, ("Mul", "c", "#beta"), found) and near(
-        found.numbers["beta"], given.beta
-    ):
-        return found.values["c"]
-    return None
+    if not match_value_pattern(value, ("Mul", "c", "#beta"), found):
+        return None
+    return found["c"] if _is_factor(found.numbers["beta"], given.beta, value) else None
+
+
+def _is_factor(number: float, given: float, of: Value) -> bool:
+    """True for a factor as the element type of what it scales has it: -1 of no unsigned one."""
+    dtype = of.type.dtype
+    return near(number, given) or (dtype.is_integer and number == factor(given, dtype.numpy))
 
 
 @rule("gemm-of-integers", CAST)

@@ -14,7 +14,6 @@ from qdqbridge.core.graph.interpreter import evaluate_node
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, AnyAttributes, Attributes, Operator
 from qdqbridge.core.graph.types import TensorType, ValueType
 from qdqbridge.core.ops.attributes import PadAttrs, PoolAttrs, ResizeAttrs
-from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.composition import CompositionAttrs
 from qdqbridge.core.ops.conversion import DEQUANTIZE, REINTERPRET
 from qdqbridge.core.ops.elementwise import MAX, MIN
@@ -140,13 +139,13 @@ def operator_of_sample(node: Node, context: RuleContext) -> Replace | None:
     read = source = _source_of_recorded(node.output, provenance, inside)
     if not inside or read is None or source is None:
         return None
-    if source.type.shape is None or shape is None:
+    if source.type.shape is None or shape is None or len(source.type.shape) != len(shape):
         return None
     if any(step.op in _CLAMPS for step in inside):
         return None  # of its result, and so behind it: a sample need not reach the bounds
     given = tuple(d if isinstance(d, int) else _ONE for d in source.type.shape)
-    wanted = tuple(d if isinstance(d, int) else _ONE for d in shape)
-    if np.prod(given) + np.prod(wanted) > _SAMPLE:
+    static = [d if isinstance(d, int) else None for d in shape]
+    if np.prod(given) + np.prod([d or _ONE for d in static]) > _SAMPLE:
         return None
     (source,) = as_written(BY_NAME[provenance.op], [source], provenance)
     assert source is not None
@@ -154,12 +153,11 @@ def operator_of_sample(node: Node, context: RuleContext) -> Replace | None:
     kind = dtype if dtype.is_float else source.type.dtype  # integers are rounded later
     sample = np.random.default_rng(0).normal(size=given).astype(kind.numpy)
     (expected,) = BY_NAME[provenance.op].compute(attributes, (sample,))
-    if expected.shape != wanted or not np.allclose(
-        _sampled_result(inside, read, sample.astype(read.type.dtype.numpy)),
-        expected,
-        rtol=1e-2,
-        atol=1e-3,
-    ):
+    found = _sampled_result(inside, read, sample.astype(read.type.dtype.numpy))
+    fits = all(d in (e, None) for d, e in zip(static, expected.shape, strict=True))
+    if not fits or found.shape != expected.shape:
+        return None
+    if not np.allclose(found, expected, rtol=1e-2, atol=1e-3):
         return None
     plain = _reinterpreted(source, TensorType(source.type.dtype, source.type.shape))
     if node.output.quant is None:
@@ -199,8 +197,8 @@ def _source_of_recorded(value: Value, provenance: Provenance, inside: list[Node]
         inside.append(node)
 
     visit(value)
-    if not sources and inside and inside[0].op in (CAST, GATHER):  # it reads a constant
-        return inside[0].operand(0)
+    if not sources and inside and inside[0].operand(0).constant is not None:
+        return inside[0].operand(0)  # first comes what is moved or averaged, then how much of it
     return next(iter(sources)) if len(sources) == 1 else None
 
 

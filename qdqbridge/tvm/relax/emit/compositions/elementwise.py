@@ -279,7 +279,17 @@ def _shrink(context: CompositionContext) -> Sequence[Expr]:
     ]
 
 
+def _clip(context: CompositionContext) -> Sequence[Expr]:
+    """Bounds that only the run knows; the importer's own calls lose NaN."""
+    x = context.arg(0)
+    for index, name in ((1, "maximum"), (2, "minimum")):
+        if context.has(index):
+            x = context(name, x, context("reshape", context.arg(index), ()))
+    return [x]
+
+
 ELEMENTWISE: Mapping[str, Composition] = {
+    "Clip": _clip,
     "IsInf": _is_inf,
     "BitShift": _bit_shift,
     "BitCast": _bit_cast,

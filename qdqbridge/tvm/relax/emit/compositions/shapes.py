@@ -222,8 +222,8 @@ def _accumulated(name: str, neutral: int) -> Composition:
         if exclusive:
             first = [*extents[:axis], 1, *extents[axis + 1 :]]
             start = context("broadcast_to", context.number(neutral, x), tuple(first))
-            shifted = context("strided_slice", y, axes=[axis], begin=[0], end=[extents[axis] - 1])
-            y = context("concat", [start, shifted], axis)
+            y = context("concat", [start, y], axis)  # cut behind it: of nothing stays nothing
+            y = context("strided_slice", y, axes=[axis], begin=[0], end=[extents[axis]])
         return context("flip", y, axis) if reverse else y
 
     def emit(context: CompositionContext) -> Sequence[Expr]:
