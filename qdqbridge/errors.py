@@ -50,6 +50,10 @@ class UnsupportedQuantization(UnsupportedModelError):
     """A quantization encoding that has no QDQ meaning here; the message names it."""
 
 
+class UnusableScaleError(UnsupportedQuantization):
+    """A scale that stands for no usable real numbers: 0, infinite, NaN, subnormal."""
+
+
 class UnsupportedTargetError(QdqBridgeError):
     """The graph is fine but the chosen destination (TVM, an export profile) cannot express it."""
 

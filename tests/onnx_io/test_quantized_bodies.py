@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 
 import qdqbridge as qb
 from qdqbridge.app.cli.failures import run as command
-from qdqbridge.errors import ScalesError
+from qdqbridge.errors import ScalesError, UnusableScaleError
 from qdqbridge.onnx_io.control_flow.bodies import parts
 from qdqbridge.tvm.byoc.model import partition_model
 from tests.onnx_io.quantized_bodies import FLOAT, INT8, case, info
@@ -39,14 +39,31 @@ def stored_in(body: onnx.GraphProto) -> list[onnx.NodeProto]:
     return [node for node in body.node if "uantizeLinear" in node.op_type]
 
 
+def stored_node(seed: int) -> tuple[onnx.ModelProto, onnx.GraphProto, onnx.NodeProto]:
+    """Returns a random model, a body of it that quantizes, and a node there that does."""
+    made, _ = random_model(seed)
+    bodies = outermost(made.graph)
+    body = bodies[seed % len(bodies)]
+    nodes = stored_in(body)
+    return made, body, nodes[seed // 3 % len(nodes)]
+
+
+@pytest.mark.parametrize("scale", [0.0, np.inf, np.nan, 1e-42])
+def test_scales_that_stand_for_nothing_are_seen_inside_bodies(scale: float, tmp_path: Path) -> None:
+    for seed in range(25):
+        made, body, node = stored_node(seed)
+        body.initializer.append(numpy_helper.from_array(np.float32(scale), "odd_scale"))
+        node.input[1] = "odd_scale"
+        onnx.save(made, tmp_path / "m.onnx")
+        with pytest.raises(UnusableScaleError) as error:
+            qb.load(tmp_path / "m.onnx")
+        assert (node.name or node.output[0]) in error.value.where
+
+
 def test_scales_that_do_not_fit_are_seen_inside_bodies(tmp_path: Path) -> None:
     refused = 0
     for seed in range(100):
-        made, _ = random_model(seed)
-        bodies = outermost(made.graph)
-        body = bodies[seed % len(bodies)]
-        nodes = stored_in(body)
-        node = nodes[seed // 3 % len(nodes)]
+        made, body, node = stored_node(seed)
         tensors = {"unfit_s": np.ones(7, np.float32), "unfit_z": np.zeros(7, np.int8)}
         body.initializer.extend(numpy_helper.from_array(a, n) for n, a in tensors.items())
         node.input[1], node.input[2] = tensors

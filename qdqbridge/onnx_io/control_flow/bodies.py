@@ -25,7 +25,12 @@ from qdqbridge.core.graph.edit import link, name_values, unlink
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.types import Dim, NestedType, Shape, TensorType
 from qdqbridge.core.graph.verify import verify
-from qdqbridge.errors import QdqBridgeError, ScalesError, UnsupportedTargetError
+from qdqbridge.errors import (
+    QdqBridgeError,
+    ScalesError,
+    UnsupportedTargetError,
+    UnusableScaleError,
+)
 from qdqbridge.onnx_io.control_flow.body_form import with_plain_bodies
 from qdqbridge.onnx_io.control_flow.subgraph_names import (
     CONTROL,
@@ -117,7 +122,7 @@ def bodies_of(node: Node, place: str, normal: Callable[[Graph], Graph]) -> tuple
             inside = f"{place}/{attribute.name}/"
             try:
                 found.append(_read_body_to_fixpoint(node, attribute.name, inside, normal))
-            except ScalesError:  # nobody could compute it
+            except (ScalesError, UnusableScaleError):  # nobody could compute it
                 raise
             except QdqBridgeError:  # a body that cannot be read by itself is kept as it is
                 continue
@@ -129,6 +134,7 @@ def verify_bodies(graph: Graph) -> None:
 
     Raises:
         ScalesError: Some do not fit the shape of their tensor.
+        UnusableScaleError: Some stand for no usable real numbers.
     """
     for node, place in _places(graph).items():
         if quantizes_inside(node.record(OpaqueAttrs).node.proto()):

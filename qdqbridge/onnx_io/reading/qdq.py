@@ -14,7 +14,12 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Note, Value
 from qdqbridge.core.graph.quantization import QuantParams, sound_scales
 from qdqbridge.core.graph.types import Shape
-from qdqbridge.errors import InvalidModelError, ScalesError, UnsupportedQuantization
+from qdqbridge.errors import (
+    InvalidModelError,
+    ScalesError,
+    UnsupportedQuantization,
+    UnusableScaleError,
+)
 from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.tensors import dtype_of
@@ -214,7 +219,7 @@ class Encoding:
         sound = sound_scales(scale, self.storage)
         if not sound.all():
             bad = scale.reshape(-1)[np.argmin(sound.reshape(-1))]
-            raise UnsupportedQuantization(
+            raise UnusableScaleError(
                 "a scale stands for no usable real numbers",
                 where=self.where,
                 why=f"it is {float(bad):.6g}: scales must be finite, not 0, not subnormal, and the "
