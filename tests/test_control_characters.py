@@ -111,6 +111,13 @@ def test_errors_and_graphs_of_python(bad: str) -> None:
     assert ALL in error.value.what + error.value.where + error.value.why + error.value.fix
 
 
+def test_logs(bad: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG", "qdqbridge"):
+        qb.load(bad)
+    assert caplog.text.strip()
+    assert not _SHOWN.findall(caplog.text)
+
+
 def test_what_is_escaped() -> None:
     for number in [*OBEYED, *TURNING]:
         shown = visible(f"a{chr(number)}b")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from qdqbridge.control_characters import visible
 from qdqbridge.core.graph.operator import Attributes
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.codecs import (
@@ -49,7 +50,7 @@ def decode(node: NodeView) -> Decoded | None:
     """
     result = _decode(node)
     if isinstance(result, NoRow):
-        log.debug("%s is kept as it is: %s", node.describe(), result)
+        log.debug("%s is kept as it is: %s", *map(visible, (node.describe(), str(result))))
         return None
     return result
 

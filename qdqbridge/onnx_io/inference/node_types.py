@@ -17,6 +17,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
+from qdqbridge.control_characters import visible
 from qdqbridge.core.graph.types import Dim, NestedType
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.control_flow.subgraph_names import forget_shape
@@ -165,7 +166,7 @@ class NodeTypes:
         except onnx.checker.ValidationError:  # element types that this version does not take yet
             return self._alone(proto, operands, data)
         except _FAILURES as error:
-            log.debug("%s: inference stopped: %s", proto.op_type, error)
+            log.debug("%s: inference stopped: %s", *map(visible, (proto.op_type, str(error))))
             return _only_types(schema, len(proto.output))
         results = [_inferred_of(found.get(f"out_{i}")) for i in range(len(proto.output))]
         if proto.op_type == "Attention" and not domain:
@@ -197,7 +198,7 @@ class NodeTypes:
         try:
             return guarded_inference(model).graph
         except _FAILURES as error:
-            log.debug("%s: inference stopped: %s", graph.name, error)
+            log.debug("%s: inference stopped: %s", *map(visible, (graph.name, str(error))))
             return onnx.GraphProto()
 
     def _looped(

@@ -14,6 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TypeProto, helper, numpy_helper
 
+from qdqbridge.control_characters import visible
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.symbols import product, quotient, total
 from qdqbridge.core.graph.types import Dim
@@ -47,7 +48,7 @@ def runtime_types(
     try:
         found = {each.name: each for each in _opened(proto, version, operands, data).get_outputs()}
     except Exception as error:  # onnxruntime has a dozen classes, none documented
-        log.debug("%s: onnxruntime infers nothing: %s", proto.op_type, error)
+        log.debug("%s: onnxruntime infers nothing: %s", *map(visible, (proto.op_type, str(error))))
         return unknown
     return [_type(found[name]) if name in found else TypeProto() for name in proto.output]
 

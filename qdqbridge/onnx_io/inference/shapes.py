@@ -16,6 +16,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
+from qdqbridge.control_characters import visible
 from qdqbridge.core.graph.symbols import dim_name
 from qdqbridge.core.graph.types import Shape
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS
@@ -141,7 +142,7 @@ def infer(model: onnx.ModelProto) -> dict[str, TypeAndShape]:
             light = guarded_inference(exact)
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, MemoryError) as error:
         # What onnx raises of a model that it cannot infer; what is known by then is not needed.
-        log.info("shape inference stopped: %s", error)
+        log.info("shape inference stopped: %s", visible(str(error)))
     known = declared_types((*model.graph.value_info, *model.graph.output))
     for name, (element, shape) in known.items():
         known[name] = element, None if shape is None else tuple(f"?{i}" for i in range(len(shape)))

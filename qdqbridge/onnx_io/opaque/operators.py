@@ -18,6 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, helper, numpy_helper
 
+from qdqbridge.control_characters import visible
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
@@ -375,7 +376,9 @@ def _referred(
         session = _evaluator(attributes, _signature(given), len(operands))
         results = tuple(_to_numpy_result(each) for each in session.run(None, _fed(given)))
     except Exception as error:  # whatever a Python implementation of an operator raises
-        log.debug("ONNX's reference cannot run %s: %s", attributes.op_type, error)
+        log.debug(
+            "ONNX's reference cannot run %s: %s", *map(visible, (attributes.op_type, str(error)))
+        )
         return None
     arrays = [each for each in results if isinstance(each, np.ndarray)]
     return results if all(array.dtype in _KNOWN for array in arrays) else None

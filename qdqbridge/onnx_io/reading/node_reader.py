@@ -13,6 +13,7 @@ from pathlib import Path
 
 import onnx
 
+from qdqbridge.control_characters import visible
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Note, Origin, Value
@@ -377,7 +378,7 @@ class NodeReader:
         try:
             new = renew_bodies(proto, view.opset, lambda hint: self.fresh(hint, numbered=True))
         except NoNewForm as reason:
-            log.debug("%s is kept as it is: %s", describe(proto), reason)
+            log.debug("%s is kept as it is: %s", visible(describe(proto)), visible(str(reason)))
             return False
         operands = [self._operand(name) for name in proto.input]
         found = older_form(proto, view.opset, operands, self, new)
@@ -387,7 +388,7 @@ class NodeReader:
         if found is None:
             view.opset = new
         else:
-            log.debug("%s is kept as it is: %s", describe(proto), found.reason)
+            log.debug("%s is kept as it is: %s", *map(visible, (describe(proto), found.reason)))
         return False
 
     def fresh(self, hint: str, *, numbered: bool = False) -> str:
