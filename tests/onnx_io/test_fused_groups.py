@@ -197,6 +197,35 @@ def test_a_bias_of_another_scale(tmp_path: Path) -> None:
     assert not strong(written)
 
 
+@pytest.mark.parametrize("op", ["Gemm", "MatMul"])
+def test_int8_codes_and_a_bias_that_leaves_no_room(op: str, tmp_path: Path) -> None:
+    """A MatMul with a bias is a Gemm, which takes int8 twice, and wraps in 32 bits."""
+    net, scales = Net(17), np.array([1e-7, 0.01, 1e-7, 0.01], np.float32)
+    top = np.iinfo(np.int32)
+    x = net.dq("x", 0.02, 3, S8)
+    codes = net.constant(np.array([top.max, 100, top.min, -50], np.int32))
+    bias = net.dq(codes, np.float32(0.02) * scales, 0, np.int32, axis=0)
+    rows = np.full((4, 3), 100, S8)
+    weight = net.constant(rows if op == "Gemm" else rows.T.copy())
+    weight = net.dq(weight, scales, 0, S8, axis=int(op == "MatMul"))
+    if op == "Gemm":
+        product = net.op("Gemm", x, weight, bias, transB=1)
+    else:
+        product = net.op("Add", net.op("MatMul", x, weight), bias)
+    code = TensorProto.INT8
+    model = net.model([net.q(product, 5.0, 0, S8)], [2, 3], dtype=code, output_dtype=code)
+    path, written = tmp_path / "source.onnx", tmp_path / "written.onnx"
+    onnx.save(model, path)
+    fed = {"x": np.stack([np.full(3, 127, S8), np.full(3, -128, S8)])}
+    wanted, graph = meant(path, fed), qb.load(path)
+    for profile in ("ort", "portable"):
+        qb.save(graph, written, profile, overwrite=True)
+        told = {each.rule for each in check(written, profile)}
+        assert right(optimized(written, fed), wanted, model) == (profile == "ort")
+        assert ("room-for-sums" in told) == (profile == "portable")
+        assert profile == "ort" or "element-types" not in told
+
+
 @pytest.mark.parametrize("moves", ["out", "sigmoid", "rounded"])
 def test_int32_is_moved_as_it_is_stored(moves: str, tmp_path: Path) -> None:
     """onnxruntime pushes the DequantizeLinear past the Transpose, and a Q of int32 between."""

@@ -426,3 +426,36 @@ def test_shared_weights_are_one_constant() -> None:
     assert load(b.model()).opset == 13
     assert first.quant is not None
     assert first.quant.params == per_tensor(first.type.dtype, 2**-6)
+
+
+def test_an_if_around_a_recurrent_layer_is_decided_by_extents(tmp_path):
+    """An LSTM whose steps come first stands as it is: nobody has to lower it first."""
+    numbers, info = np.random.default_rng(0), helper.make_tensor_value_info
+    held = {
+        "w": numbers.normal(size=(1, 8, 3)).astype(np.float32),
+        "r": numbers.normal(size=(1, 8, 2)).astype(np.float32), "two": np.array(2),
+    }  # fmt: skip
+    then = helper.make_graph(
+        [helper.make_node("LSTM", ["x", "w", "r"], ["", "h"], hidden_size=2)], "t", [],
+        [info("h", TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    other = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["same"])], "e", [],
+        [info("same", TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Gather", ["shape", "two"], ["last"]),
+        helper.make_node("Greater", ["last", "two"], ["wide"]),
+        helper.make_node("If", ["wide"], ["y"], then_branch=then, else_branch=other),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [info("x", TensorProto.FLOAT, [4, 1, 3])],
+        [info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(array, name) for name, array in held.items()],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    read = qb.load(tmp_path / "m.onnx")
+    assert [node.op.name for node in read.nodes] == ["LSTM"]
+    assert read.outputs[0].type.shape == (1, 1, 2)

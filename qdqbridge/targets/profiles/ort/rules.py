@@ -147,7 +147,10 @@ def _types(view: FileView, node: FileNode) -> Reason | None:
     if len({dtype for _, dtype in activations}) > 1:
         listed = ", ".join(f"'{name}' {dtype}" for name, dtype in activations)
         return Reason(f"operands and result differ in type on x86: {listed}")
-    if node.op in ("Conv", "MatMul") and found and found[0][1] is DType.INT8:
+    # with a bias a MatMul is a Gemm, which takes int8 twice
+    gemm = [dtype for _, dtype in found[1:2]] == [DType.INT8] and bias_add(view, node) is not None
+    unsigned = node.op == "Conv" or (node.op == "MatMul" and not gemm)
+    if unsigned and found and found[0][1] is DType.INT8:
         return Reason(
             f"'{found[0][0]}' stays int8 on x86, where {node.op} takes uint8 activations: only a "
             "Q/DQ pair with one reader is turned into uint8", (found[0][0],),
