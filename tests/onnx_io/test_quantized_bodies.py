@@ -52,7 +52,7 @@ def stored_node(seed: int) -> tuple[onnx.ModelProto, onnx.GraphProto, onnx.NodeP
 def test_scales_that_stand_for_nothing_are_seen_inside_bodies(scale: float, tmp_path: Path) -> None:
     for seed in range(25):
         made, body, node = stored_node(seed)
-        body.initializer.append(numpy_helper.from_array(np.float32(scale), "odd_scale"))
+        body.initializer.append(numpy_helper.from_array(np.array(scale, np.float32), "odd_scale"))
         node.input[1] = "odd_scale"
         onnx.save(made, tmp_path / "m.onnx")
         with pytest.raises(UnusableScaleError) as error:
