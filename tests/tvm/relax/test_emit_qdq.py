@@ -24,7 +24,7 @@ from tvm.relax.frontend.onnx import from_onnx
 from tvm.relax.transform import FuseOpsByPattern
 
 import qdqbridge as qb
-from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.errors import InputDataError
 from tests.tvm.relax.single_ops import Array, Model, X, codes, const, params
 from tests.tvm.relax.targets import UNOPTIMIZED
 
@@ -194,5 +194,5 @@ def test_quantize_breaks_ties_to_even_and_saturates() -> None:
 
 def test_there_is_no_other_spelling() -> None:
     graph = qb.load(MODELS / "digits_cnn_u8s8_per_channel.onnx")
-    with pytest.raises(UnsupportedTargetError, match="variant 'qnnn'"):
+    with pytest.raises(InputDataError, match="what variant is given"):
         qb.to_relax(graph, variant="qnnn")  # pyright: ignore[reportArgumentType]

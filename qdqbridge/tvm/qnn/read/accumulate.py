@@ -321,7 +321,7 @@ def rounded_product(reading: Reading, call: Call, product: UnroundedProduct) -> 
     return _node(reading, product, call, lambda shape: QuantType(params, shape))
 
 
-@call_rule("product-dequantized", ("qnn.dequantize", PRODUCT_BEHIND, "s?", "z?"))
+@call_rule("product-dequantized", (("qnn.dequantize", "dequantize"), PRODUCT_BEHIND, "s?", "z?"))
 def product_dequantized(reading: Reading, call: Call, match: PatternMatch) -> Value:
     """``qnn.dequantize(product(x, w)) -> Conv(x, w)`` or another product, its result real."""
     product = _scaled(reading, product_in(match), call)

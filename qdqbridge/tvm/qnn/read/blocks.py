@@ -94,7 +94,7 @@ def _in_blocks(unit: QuantParams, scale: NDArray[Any], axis: int, size: int) -> 
 _ROUNDED = ("Add", ("Round", ("Div", "x", "scale")), "zero")
 
 
-@call_rule("quantize-in-blocks", ("qnn.quantize", _ROUNDED, "unit", "shift"))
+@call_rule("quantize-in-blocks", (("qnn.quantize", "quantize"), _ROUNDED, "unit", "shift"))
 def quantize_in_blocks(reading: Reading, call: Call, match: PatternMatch) -> Value | None:
     """``quantize(round(x / repeat(scale)) + repeat(zero), 1, 0) -> quantize(x)``."""
     unit = result(reading, call, QUANTIZE_CALL, axis=call.integer("axis", -1))
