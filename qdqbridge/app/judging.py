@@ -38,7 +38,7 @@ engines tell whole microseconds."""
 
 @checked
 def open_engine(
-    name: EngineName,
+    name: EngineName | EngineKind,
     source: Graph | File,
     *,
     extents: Mapping[str, int] | None = None,
@@ -54,7 +54,7 @@ def open_engine(
         name: ``onnxruntime-optimized``, ``onnxruntime-avx2`` (on x86 without VNNI, emulated where
             this one has it), ``onnxruntime-web`` (in Node), ``iree``, ``qnn-htp``,
             ``qnn-htp-v73`` (the host build of the NPU's backend), ``openvino``, ``litert`` or
-            ``tosa`` (the reference model of TOSA).
+            ``tosa`` (the reference model of TOSA); or an engine of your own.
         source: A model file, which the engine gets as it is; or a graph, which is written with
             the engine's export profile.
         extents: Numbers for symbolic extents, by name.
@@ -78,7 +78,7 @@ def open_engine(
 
 
 def opened(
-    name: str, path: Path | None, graph: Graph, limits: ProcessLimits | None = None
+    name: str | EngineKind, path: Path | None, graph: Graph, limits: ProcessLimits | None = None
 ) -> VendorEngine:
     """Opens a model whose graph is known; see :func:`open_engine`.
 
@@ -101,7 +101,9 @@ def opened(
         return _judge(name, written, graph, limits)
 
 
-def _judge(name: str, path: Path, graph: Graph, limits: ProcessLimits | None) -> VendorEngine:
+def _judge(
+    name: str | EngineKind, path: Path, graph: Graph, limits: ProcessLimits | None
+) -> VendorEngine:
     from qdqbridge.targets.engines import open_engine
 
     engine = open_engine(name, path, graph, limits=limits)

@@ -47,6 +47,9 @@ _NORMAL = 1.96
 """19 times in 20 were logarithms normal; their tails are longer, and 17 or 18 in 20 it is."""
 _CERTAIN = 3.3
 """999 times in 1000."""
+_CHOSEN = 0.9
+"""What ranges and choosers gain on the samples that they were chosen by, and not on others, is not
+known of a network: root mean square in dB, over the twelve of docs/measurements.md."""
 _PARTS = 64
 """Parts of an output, at most: more are no boxes and scores."""
 
@@ -195,10 +198,13 @@ def expected_sqnr(
     alone = likely_sqnr(unseen, _CERTAIN)
     if alone is not None and decibels(float(others.mean())) > alone[1]:
         others = unseen
-    return decibels(float(others.mean())), likely_sqnr(others)
+    chosen = 0.0 if others is unseen else _CHOSEN
+    return decibels(float(others.mean())), likely_sqnr(others, chosen=chosen)
 
 
-def likely_sqnr(errors: NDArray[np.float64], sure: float = _NORMAL) -> tuple[float, float] | None:
+def likely_sqnr(
+    errors: NDArray[np.float64], sure: float = _NORMAL, chosen: float = 0.0
+) -> tuple[float, float] | None:
     """Returns between which SQNRs other samples lie, by the errors of a few.
 
     The mean error of a few samples is mostly that of one or two. Their logarithms are spread nearly
@@ -207,6 +213,7 @@ def likely_sqnr(errors: NDArray[np.float64], sure: float = _NORMAL) -> tuple[flo
     Args:
         errors: Of each sample, as share of the mean power.
         sure: The quantile of a normal distribution that bounds it.
+        chosen: How far errors may be off because parameters were chosen by these samples, in dB.
     """
     count, mean = len(errors), float(errors.mean()) if len(errors) else 0.0
     if count <= 2 or not np.isfinite(mean) or mean <= 0:
@@ -215,7 +222,7 @@ def likely_sqnr(errors: NDArray[np.float64], sure: float = _NORMAL) -> tuple[flo
     variance, free = float(logarithms.var(ddof=1)), count - 1
     sure += (sure**3 + sure) / (4 * free)  # Student's, nearly
     far = sure * math.sqrt(variance / count + variance**2 / (2 * free)) * 10 / math.log(10)
-    sqnr = decibels(mean)
+    far, sqnr = math.hypot(far, _NORMAL * chosen), decibels(mean)
     return sqnr - far, sqnr + far
 
 

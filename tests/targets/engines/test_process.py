@@ -180,7 +180,7 @@ def test_a_hang_ends(bad: str) -> None:
     ("request_", "said"), [("crash", "its process crashed (SIGSEGV)"), ("hang", "within 2 s")]
 )
 def test_an_engine_that_fails_on_a_model_is_reported_by_name(
-    bad: str, request_: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    bad: str, request_: str, said: str, tmp_path: Path
 ) -> None:
     from qdqbridge.targets.engines import kinds
 
@@ -188,9 +188,8 @@ def test_an_engine_that_fails_on_a_model_is_reported_by_name(
     failing = worker.replace('raise ValueError("layer 7 is too wide")', f"self.{request_}()")
     (tmp_path / "qdqbridge_bad_worker.py").write_text(failing)
     kind = kinds.EngineKind(bad, "The Bad Engine", "numpy", "pip install numpy", bad, "ort")
-    monkeypatch.setattr(kinds, "ENGINES", {bad: kind})
     with (
-        qdqbridge.open_engine(cast("Any", bad), CNN, limits=ProcessLimits(seconds=2)) as engine,
+        qdqbridge.open_engine(kind, CNN, limits=ProcessLimits(seconds=2)) as engine,
         pytest.raises(UnsupportedTargetError, match="The Bad Engine cannot load") as caught,
     ):
         engine.taken()
@@ -285,7 +284,7 @@ def test_an_engine_that_ends_in_the_middle_of_compare_is_named(
 
 @pytest.mark.parametrize("form", ["shape", "missing", "list"])
 def test_results_that_are_not_those_of_the_model_are_named(
-    form: str, bad: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    form: str, bad: str, tmp_path: Path
 ) -> None:
     from qdqbridge.targets.engines import kinds
 
@@ -296,10 +295,9 @@ def test_results_that_are_not_those_of_the_model_are_named(
         f"import numpy\n{worker}\n    def run(self, *arguments):\n        return {given}\n"
     )
     kind = kinds.EngineKind(bad, "The Bad Engine", "numpy", "pip install numpy", bad, "ort")
-    monkeypatch.setattr(kinds, "ENGINES", {bad: kind})
     data = {"input": np.load(MODELS / "digits_test.npz")["x"][:1]}
     with (
-        qdqbridge.open_engine(cast("Any", bad), CNN, extents={"batch": 1}) as engine,
+        qdqbridge.open_engine(kind, CNN, extents={"batch": 1}) as engine,
         pytest.raises(UnsupportedTargetError, match="The Bad Engine does not compute") as caught,
     ):
         engine.run(data, engine.outputs)
@@ -432,9 +430,9 @@ def test_a_missing_engine_is_named_with_its_pip_line(
 
 
 def test_an_engine_that_nobody_knows() -> None:
-    with pytest.raises(UnsupportedTargetError, match="there is no engine 'hexagon'") as caught:
+    with pytest.raises(InputDataError, match="what name is given") as caught:
         qdqbridge.open_engine("hexagon", CNN)  # pyright: ignore[reportArgumentType]
-    assert "qnn-htp" in caught.value.why
+    assert "'qnn-htp'" in caught.value.fix
 
 
 # ---- onnxruntime with its optimizations, which is always here --------------------------------
