@@ -20,6 +20,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from qdqbridge.autoquant.advice.few_samples import HALVED
 from qdqbridge.autoquant.planning.formats import Format, Unstored
 from qdqbridge.autoquant.planning.targets import ACCUMULATORS, OperatorRule, Target, Wide
@@ -27,11 +30,12 @@ from qdqbridge.autoquant.profiling.collect import Data, prepared
 from qdqbridge.autoquant.profiling.profile import Profile
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions, quantized
-from qdqbridge.autoquant.repair.float_reference import FloatReference
+from qdqbridge.autoquant.repair.float_reference import FloatReference, decibels
 from qdqbridge.autoquant.repair.steps import GRAPH_STEPS, RUNS, StepRecord
 from qdqbridge.autoquant.search.pair_cost import (
     COST,
     by_saturation,
+    doubt,
     fewest,
     of_pairs,
     with_and_without_vnni,
@@ -397,11 +401,15 @@ class _PairTrials:
         options = replace(self.plain, target=target, repair=("learn",) if learn else ())
         return quantized(self.graph, self.seen, options, profile=self.profile)
 
-    def _sqnr(self, learn: bool = False, **changed: Any) -> float:
+    def _errors(self, learn: bool = False, **changed: Any) -> NDArray[np.float64]:
+        """Returns the errors of ``unseen``."""
         made = self._made(learn, **changed)
         runs = RUNS["learn"] if learn else _RUNS
         self.work.spend(made.decision.plan.graph, self.profile, runs * len(self.seen))
-        return self.judge.sqnr(made.graph)
+        return self.judge.errors(made.graph)
+
+    def _sqnr(self, learn: bool = False, **changed: Any) -> float:
+        return decibels(float(self._errors(learn, **changed).mean()))
 
     def judged(
         self, avoided: Quantized, start: float, learn: bool
@@ -414,11 +422,14 @@ class _PairTrials:
             learn: Learned weights, which make up for much, decide where plain ones say no.
         """
         exact = self._made(avoided_pairs=None)
-        before = closest = self.judge.sqnr(exact.graph)
-        step = of_pairs(before, start)
+        errors, own = self.judge.errors(exact.graph), self.judge.errors(avoided.graph)
+        before = closest = decibels(float(errors.mean()))
+        step = of_pairs(before, start, doubt=doubt(errors, own))
         if not step.applied and learn:
-            closest = max(before, self._sqnr(True, avoided_pairs=None))
-            step = of_pairs(closest, max(start, self._sqnr(True)))
+            errors = min(errors, self._errors(True, avoided_pairs=None), key=np.mean)
+            own = min(own, self._errors(True), key=np.mean)
+            closest = decibels(float(errors.mean()))
+            step = of_pairs(closest, decibels(float(own.mean())), doubt=doubt(errors, own))
         if step.applied:
             return step, avoided, start, before
         room = avoided.decision.plan.room
