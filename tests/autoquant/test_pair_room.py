@@ -20,6 +20,7 @@ from qdqbridge.autoquant.profiling.stats import ChannelExtremes, TensorStats
 from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
 from qdqbridge.autoquant.search.pair_cost import (
     by_saturation,
+    doubt,
     fewest,
     of_pairs,
     on_both,
@@ -259,6 +260,24 @@ def test_pairs_may_saturate_in_some_products_which_is_told() -> None:
     untouched = of_pairs(50.0, 49.5)
     assert on_both([untouched], graph, avoided, *asked[3:], warnings.append) == (untouched,)
     assert len(warnings) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_surely_costs_too_much_is_not_avoided(seed: int) -> None:
+    """Errors of the same samples move together; how much more they are is known far better."""
+    rng = np.random.default_rng(seed)
+    exact = rng.lognormal(sigma=1.0, size=16)
+    costs = 1.02, 2.5, 1.02
+    apart = exact * rng.lognormal(sigma=[[0.1], [0.1], [0.8]], size=(3, 16))
+    apart *= exact.mean() / apart.mean(axis=1, keepdims=True)  # costs are what is measured
+    slightly, surely, unclear = apart * 10 ** (np.array(costs)[:, None] / 10)
+    assert doubt(exact, exact) == 0.0
+    assert 0.02 < doubt(exact, slightly) < doubt(exact, unclear) <= 1.0
+    steps = [
+        of_pairs(50.0, 50.0 - cost, doubt=doubt(exact, each))
+        for cost, each in zip(costs, (slightly, surely, unclear), strict=True)
+    ]
+    assert [step.applied for step in steps] == [True, False, True]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 17, 50])
