@@ -9,6 +9,7 @@ from qdqbridge.errors import (
     InvalidModelError,
     ScalesError,
     UnsupportedQuantization,
+    UnusableScaleError,
 )
 from tests.onnx_io.bad_parts import (
     CASES,
@@ -76,8 +77,8 @@ def _scale(value: float, index: int) -> Breaker:
 
 
 for _value in (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-42, 3e38):
-    CASES[f"activation scale {_value}"] = (_scale(_value, 0), UnsupportedQuantization)
-    CASES[f"weight scale {_value}"] = (_scale(_value, WEIGHT), UnsupportedQuantization)
+    CASES[f"activation scale {_value}"] = (_scale(_value, 0), UnusableScaleError)
+    CASES[f"weight scale {_value}"] = (_scale(_value, WEIGHT), UnusableScaleError)
 CASES["activation scale negative"] = (_scale(-0.5, 0), UnsupportedQuantization)
 
 
