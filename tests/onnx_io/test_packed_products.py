@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from qdqbridge.options import Kernels
 from tests.onnx_io.packed_products import PackedProduct, wrong
 
 MANY = 60
@@ -20,7 +21,7 @@ def test_random_products(first: int) -> None:
 
 @pytest.mark.relax
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
-def test_random_products_on_tvm(kernels: str) -> None:
+def test_random_products_on_tvm(kernels: Kernels) -> None:
     pytest.importorskip("tvm")
     seeds = range(200, 210)
     found = {seed: wrong(PackedProduct(seed), kernels)[0] for seed in seeds}

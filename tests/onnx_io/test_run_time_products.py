@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from qdqbridge.options import Kernels
 from tests.onnx_io.run_time_products import Product, wrong
 
 MANY = 60
@@ -19,7 +20,7 @@ def test_random_products(first: int) -> None:
 
 @pytest.mark.relax
 @pytest.mark.parametrize(("kernels", "first"), [("fast", 200), ("reference", 201)])
-def test_random_products_on_tvm(kernels: str, first: int) -> None:
+def test_random_products_on_tvm(kernels: Kernels, first: int) -> None:
     """Every operator on either kind of kernels; ``sweep_seeds`` tries all on both."""
     pytest.importorskip("tvm")
     seeds = range(first, 210, 2)
@@ -31,7 +32,7 @@ def test_random_products_on_tvm(kernels: str, first: int) -> None:
 @pytest.mark.slow
 @pytest.mark.relax
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
-def test_many_random_products_on_tvm(kernels: str) -> None:
+def test_many_random_products_on_tvm(kernels: Kernels) -> None:
     pytest.importorskip("tvm")
     seeds = range(200, 240)
     assert {seed: found for seed in seeds if (found := wrong(Product(seed), kernels))} == {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ import qdqbridge
 from qdqbridge.app.pipeline import check
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.options import EngineName, ProfileName
 from qdqbridge.targets.engines import Judge
 from qdqbridge.targets.profiles import Effect
 from tests.places import ROOT
@@ -23,7 +24,7 @@ from tests.targets.engines.processor import PAIRS_SATURATE
 FOLDER = ROOT / "docs" / "upstream"
 with (FOLDER / "faults.csv").open(encoding="utf-8", newline="") as _file:
     FAULTS = list(csv.DictReader(_file))
-PROFILES = {
+PROFILES: dict[str, ProfileName] = {
     "qnn-htp": "qnn", "qnn-htp-v73": "qnn-v73", "openvino": "openvino",
     "onnxruntime-optimized": "ort",
 }  # fmt: skip
@@ -40,7 +41,7 @@ def test_the_fault_is_there_and_the_profile_says_so(
     path = FOLDER / row["file"]
     graph = qdqbridge.load(path)
     data = random_data(graph)
-    with qdqbridge.open_engine(row["engine"], path) as engine:
+    with qdqbridge.open_engine(cast("EngineName", row["engine"]), path) as engine:
         if row["fault"] in ("refused", "crash"):
             with pytest.raises(UnsupportedTargetError) as caught:
                 loaded_and_run(engine, data)
@@ -63,7 +64,7 @@ def test_what_is_exported_does_not_have_the_fault(row: dict[str, str], tmp_path:
     written = tmp_path / "written.onnx"
     qdqbridge.save(graph, written, profile)
     assert not [f for f in check(written, profile) if f.effect in (Effect.REFUSED, Effect.OTHER)]
-    with qdqbridge.open_engine(row["engine"], written) as engine:
+    with qdqbridge.open_engine(cast("EngineName", row["engine"]), written) as engine:
         assert steps_off(engine, graph, random_data(graph, half=PAIRS_SATURATE)) <= 2
 
 

@@ -18,6 +18,7 @@ from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.reading.reader import read
+from qdqbridge.options import ProfileName
 from qdqbridge.targets.profiles import Effect, check
 from qdqbridge.targets.profiles.export import export, exported_proto
 from qdqbridge.targets.profiles.legalization import recentered
@@ -472,7 +473,8 @@ def test_what_onnxruntime_makes_of_a_portable_file_is_told(tmp_path: Path) -> No
     product = net.op("MatMul", "x", net.weight(8, 16))
     onnx.save(net.model([product], [2, 8]), tmp_path / "built.onnx")
     graph = canonicalize(read(tmp_path / "built.onnx"))
-    for profile, told in (("portable", 1), ("ort", 0), ("tensorrt", 0)):
+    expected: tuple[tuple[ProfileName, int], ...] = (("portable", 1), ("ort", 0), ("tensorrt", 0))
+    for profile, told in expected:
         found = export_costs(graph, profile, written(graph, profile, tmp_path))
         assert len(found) == told
         assert all("onnxruntime rounds activations to 8 bits" in each.after for each in found)

@@ -11,6 +11,7 @@ from onnx import TensorProto
 pytest.importorskip("tvm")
 
 import qdqbridge as qb
+from qdqbridge.options import Kernels
 from tests.onnx_models import Builder, canonical
 from tests.tvm.relax.integer_product_models import integer_products, wrong
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.relax
 
 
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
-def test_random_products(kernels: str) -> None:
+def test_random_products(kernels: Kernels) -> None:
     b, feeds = integer_products(5, 12)
     assert len(b.outputs) == 12
     assert wrong(b, feeds, kernels) == []

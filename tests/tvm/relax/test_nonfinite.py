@@ -9,6 +9,7 @@ from onnx import TensorProto
 pytest.importorskip("tvm")
 
 import qdqbridge as qb
+from qdqbridge.options import Kernels
 from tests.onnx_models import Array, Builder, canonical, run
 from tests.tvm.relax.nonfinite_models import differences, nonfinite_model
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.relax
 
 
 @pytest.mark.parametrize(("kernels", "seed"), [("fast", 3), ("reference", 4)])
-def test_random_operators(kernels: str, seed: int) -> None:
+def test_random_operators(kernels: Kernels, seed: int) -> None:
     made = nonfinite_model(seed, 14)
     assert len(made.labels) == 14
     assert any(not np.isfinite(array).all() for array in made.feeds.values())
