@@ -28,6 +28,8 @@ def read_inputs(path: Path, inputs: Sequence[Value]) -> dict[str, Array]:
     Raises:
         InputDataError: The file cannot be read, or its arrays are not the model's inputs.
     """
+    from qdqbridge.autoquant.profiling.samples import arrays_of_inputs
+
     arrays = read_arrays(path_of(path))
     names = [value.name for value in inputs]
     if _LABELS in arrays and _LABELS not in names:
@@ -35,20 +37,8 @@ def read_inputs(path: Path, inputs: Sequence[Value]) -> dict[str, Array]:
             f"the array '{_LABELS}' of {path.name} is ignored: the model has no input of that name"
         )
         del arrays[_LABELS]
-    if len(names) == 1 and len(arrays) == 1:
-        ((name, array),) = arrays.items()
-        if name != names[0] and path.suffix != ".npy":  # an .npy file has no names
-            warn(f"the array '{name}' is fed to the model's only input, '{names[0]}'")
-        arrays = {names[0]: array}
-    if set(arrays) != set(names):
-        missing = [name for name in names if name not in arrays]
-        unknown = [name for name in arrays if name not in names]
-        raise InputDataError(
-            "the data are not the inputs of the model",
-            where=str(path),
-            why=f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}",
-            fix=f"name the arrays {', '.join(names)}",
-        )
+    fed = arrays_of_inputs(path, names, list(arrays), warn)
+    arrays = {name: arrays[held] for name, held in fed.items()}
     for value in inputs:
         _check_axes(value, arrays[value.name], path)
     return arrays

@@ -20,7 +20,7 @@ from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.ops.attributes import GemmAttrs
 from qdqbridge.core.ops.elementwise import ADD
 from qdqbridge.core.ops.unary import CLIP, RELU
-from qdqbridge.onnx_io.runtime.pairs import FULL, saturating
+from qdqbridge.onnx_io.runtime.pairs import FULL, MARGIN, saturating
 
 if TYPE_CHECKING:
     from qdqbridge.autoquant.planning.decide import Decision
@@ -190,8 +190,6 @@ def _peaks(weight: Weight, axis: int | None) -> NDArray[Any]:
 
 
 Real = NDArray[np.float64]
-_MARGIN = 1 + 2.0**-20
-"""Room for three float32 roundings: of the scale, of the real weight, of their quotient."""
 _STEPS = 24
 _MOST = 2.0**24
 
@@ -284,7 +282,7 @@ class _Rows:
             middle = (low + high) / 2
             held = self._hold(scale * middle)
             low, high = np.where(held, low, middle), np.where(held, middle, high)
-        return scale * (high * _MARGIN)
+        return scale * (high * MARGIN)
 
     def _hold(self, scale: Real) -> NDArray[np.bool_]:
         """Returns for each scale whether no input makes a sum that is lost."""

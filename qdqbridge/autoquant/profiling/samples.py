@@ -392,9 +392,26 @@ def _chosen(
     if _LABELS in names and _LABELS not in wanted:
         said[_IGNORED] = None
         names.remove(_LABELS)
+    return arrays_of_inputs(path, wanted, names, lambda text: said.update({text: None}))
+
+
+def arrays_of_inputs(
+    path: Path, wanted: Sequence[str], names: Sequence[str], warn: Callable[[str], None]
+) -> dict[str, str]:
+    """Returns which array of a file is fed to each input of a model, by name.
+
+    Args:
+        path: The file.
+        wanted: The names of the inputs.
+        names: Of the arrays. A model with one input takes the only array whatever it is called.
+        warn: Called where it is called otherwise.
+
+    Raises:
+        InputDataError: The arrays are not the inputs of the model.
+    """
     if len(wanted) == 1 and len(names) == 1:
-        if names != list(wanted) and path.suffix != _NPY:
-            said[f"the array '{names[0]}' is fed to the model's only input, '{wanted[0]}'"] = None
+        if names[0] != wanted[0] and path.suffix != _NPY:  # an .npy file has no names
+            warn(f"the array '{names[0]}' is fed to the model's only input, '{wanted[0]}'")
         return {wanted[0]: names[0]}
     if set(names) != set(wanted):
         missing = [name for name in wanted if name not in names]

@@ -351,12 +351,13 @@ def chosen(
     made = quantized(graph, seen, unscaled, empty=True)
     if not made.decision.plan.rules:
         return options, ()  # all that can be quantized is in bodies, if anything
-    profile, start, found = made.profile, judge.sqnr(made.graph), tuple[StepRecord, ...]()
+    errors = judge.errors(made.graph)
+    profile, start, found = made.profile, decibels(float(errors.mean())), tuple[StepRecord, ...]()
     lost = 0.0  # by avoiding pairs, which no operator that is left float makes up for
     room = made.decision.plan.room
     if room is not None and room.used and work.left:
         trials = _PairTrials(graph, seen, unseen, unscaled, profile, judge, work)
-        step, made, start, before = trials.judged(made, start, "learn" in options.repair)
+        step, made, start, before = trials.judged(made, errors, "learn" in options.repair)
         found, lost = (step,), max(before - start, 0.0)
         if not step.applied or made.target.saturating:
             options, unscaled = (replace(each, target=made.target) for each in (options, unscaled))
@@ -412,18 +413,19 @@ class _PairTrials:
         return decibels(float(self._errors(learn, **changed).mean()))
 
     def judged(
-        self, avoided: Quantized, start: float, learn: bool
+        self, avoided: Quantized, own: NDArray[np.float64], learn: bool
     ) -> tuple[StepRecord, Quantized, float, float]:
         """Returns what was found out, the best, its dB, and those without avoiding any pair.
 
         Args:
             avoided: What avoiding them everywhere gives.
-            start: How close its outputs come, in dB.
+            own: The errors of its outputs.
             learn: Learned weights, which make up for much, decide where plain ones say no.
         """
         exact = self._made(avoided_pairs=None)
-        errors, own = self.judge.errors(exact.graph), self.judge.errors(avoided.graph)
+        errors = self.judge.errors(exact.graph)
         before = closest = decibels(float(errors.mean()))
+        start = decibels(float(own.mean()))
         step = of_pairs(before, start, doubt=doubt(errors, own))
         if not step.applied and learn:
             errors = min(errors, self._errors(True, avoided_pairs=None), key=np.mean)

@@ -34,7 +34,7 @@ Order: TypeAlias = "Literal['channels-last', 'channels-first']"
 FULL = (0, 255)
 """All codes of an unsigned byte."""
 _STEPS = 23
-_MARGIN = 1 + 2.0**-20
+MARGIN = 1 + 2.0**-20
 """Room for three float32 roundings: of the scale, of the real weight, of their quotient."""
 
 
@@ -86,7 +86,7 @@ def remedy(rows: NDArray[Any]) -> NDArray[np.float64]:
         still = can_saturate(np.rint(suspects / middle[:, None]).astype(np.int64))
         low, high = np.where(still, middle, low), np.where(still, high, middle)
     factors = np.ones(len(rows))
-    np.maximum.at(factors, channels, np.minimum(high * _MARGIN, 2.0))
+    np.maximum.at(factors, channels, np.minimum(high * MARGIN, 2.0))
     return factors
 
 
