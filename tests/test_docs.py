@@ -100,7 +100,7 @@ def test_blocks_run_and_print_what_the_page_says(
 HOW_TO = [
     (title, language, block)
     for title, text in re.findall(
-        r"^## (.+?)\n(.*?)(?=^## |\Z)", (DOCS / "how_to.md").read_text("utf-8"), re.M | re.S
+        r"^### (.+?)\n(.*?)(?=^##|\Z)", (DOCS / "how_to.md").read_text("utf-8"), re.M | re.S
     )
     for language, block in _FENCE.findall(text)
 ]
@@ -123,7 +123,8 @@ _LONG = ("quantize ", "blame ", "to-tvm ", "partition ", "compare ", "qb.quantiz
 def test_how_to_blocks_run(
     language: str, block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "models").symlink_to(ROOT / "models")
+    for folder in ("models", "tests"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
     if language == "python":
         exec(compile(block, "how_to.md", "exec"), {"__name__": "page"})
