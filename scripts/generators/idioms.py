@@ -1,6 +1,6 @@
-"""Writes the table of producers' idioms and the tests that hold them.
+"""Writes the list of producers' idioms, each of which has tests.
 
-Run as ``python scripts/generators/idioms.py``; with ``--check`` it only says whether the table is
+Run as ``python scripts/generators/idioms.py``; with ``--check`` it only says whether the list is
 current.
 """
 
@@ -54,19 +54,15 @@ Tests: `./scripts/test onnx_io`.
 
 ## Learned from onnx/ir-py and onnxscript
 
-- ir-py maps external tensors into memory and copies none of them; so does this room.
-- In ir-py nodes refer to values, not to names; here too, and the writer makes the names
-  (`writer/rows.py`).
-- onnxscript states a rewrite as pattern, condition and replacement; so do the rules of `core`.
-- ir-py takes a part of the invalid models, to repair them. We refuse them with place and reason:
-  files come from strangers.
-- ir-py is ONNX in memory. A graph here is not: Q and DQ are gone, one operator is one row
-  whatever the opset.
+- As in ir-py, external tensors are mapped and not copied, and nodes refer to values, not to names.
+- As in onnxscript, a rewrite is a pattern, a condition and a replacement.
+- ir-py reads a part of the invalid models, to repair them. Here they are refused with place and reason: files come from
+  strangers. And it is ONNX in memory; here Q and DQ are gone, and one operator is one row whatever the opset.
 
 ## Idioms
 
-Every way in which a known producer writes quantization, and the tests that hold how it is read.
-Made by `python scripts/generators/idioms.py` from the marks `@pytest.mark.idiom(...)`.
+Every way in which a known producer writes quantization. Each has tests: `git grep 'idiom(.*"A5"' tests` finds those of A5.
+Made by `python scripts/generators/idioms.py` from `tests/idioms.csv`.
 """
 
 
@@ -117,13 +113,12 @@ def _ids(tree: ast.AST) -> Iterator[str]:
 
 def table() -> str:
     """Returns the text of the README."""
-    tests, lines, family = held(), [_INTRODUCTION], ""
+    lines, family = [_INTRODUCTION], ""
     for name, what in idioms().items():
         if name[0] != family:
             family = name[0]
-            lines += [f"### {_FAMILIES[family]}", "", "| id | idiom | tests |", "|---|---|---|"]
-        places = "<br>".join(f"`{place}`" for place in tests.get(name, ()))
-        lines.append(f"| {name} | {what} | {places or '**none**'} |")
+            lines += [f"### {_FAMILIES[family]}", ""]
+        lines.append(f"- **{name}** {what}")
         if _last(name):
             lines.append("")
     return "\n".join(lines).rstrip() + "\n"
@@ -143,7 +138,7 @@ def main() -> int:
         return 0
     if TABLE.is_file() and TABLE.read_text("utf-8") == text:
         return 0
-    print("the table of idioms is old: run python scripts/generators/idioms.py", file=sys.stderr)
+    print("the list of idioms is old: run python scripts/generators/idioms.py", file=sys.stderr)
     return 1
 
 
