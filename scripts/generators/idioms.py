@@ -56,12 +56,15 @@ Tests: `./scripts/test onnx_io`.
 
 - As in ir-py, external tensors are mapped and not copied, and nodes refer to values, not to names.
 - As in onnxscript, a rewrite is a pattern, a condition and a replacement.
-- ir-py reads a part of the invalid models, to repair them. Here they are refused with place and reason: files come from
-  strangers. And it is ONNX in memory; here Q and DQ are gone, and one operator is one row whatever the opset.
+- ir-py reads a part of the invalid models, to repair them. Here they are refused with place and
+  reason: files come from
+    strangers. And it is ONNX in memory; here Q and DQ are gone, and one operator is one row
+  whatever the opset.
 
 ## Idioms
 
-Every way in which a known producer writes quantization. Each has tests: `git grep 'idiom(.*"A5"' tests` finds those of A5.
+Every way in which a known producer writes quantization. Each has tests: `git grep 'idiom(.*"A5"'
+tests` finds those of A5.
 Made by `python scripts/generators/idioms.py` from `tests/idioms.csv`.
 """
 
