@@ -24,6 +24,7 @@ TargetName: TypeAlias = Literal[
     "a16w8",
     "openvino",
     "tflite",
+    "tosa",
     "power-of-two",
     "weight-only",
     "dynamic",
@@ -80,7 +81,7 @@ RelayVariant: TypeAlias = Literal["canonical", "tflite", "dnnl", "fq2i"]
 """Whose tables match a Relay module: ``qdqbridge.tvm.relay.emit.variants.FORMS``."""
 Kernels: TypeAlias = Literal["fast", "reference"]
 """What computes on TVM: ``qdqbridge.tvm.relax.executable.KERNELS``."""
-Requantize: TypeAlias = Literal["half-even", "fixed-point", "truncation", "shift"]
+Requantize: TypeAlias = Literal["half-even", "fixed-point", "double-round", "truncation", "shift"]
 """How an accelerator scales sums."""
 Overflow: TypeAlias = Literal["wraparound", "saturation"]
 """What an accelerator's sums do beyond their type."""

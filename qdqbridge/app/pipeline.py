@@ -194,8 +194,8 @@ def evaluate(
         pairs: Products of 8 bits are first added in pairs that saturate at 16 bits
             (``vpmaddubsw``), channels before taps.
         requantize: How sums become stored results: ``half-even`` as in the contract,
-            ``fixed-point`` as in TFLite, ``truncation`` drops the fraction, ``shift`` multiplies
-            by powers of two.
+            ``fixed-point`` as in TFLite, ``double-round`` as in TOSA, ``truncation`` drops the
+            fraction, ``shift`` multiplies by powers of two.
 
     Raises:
         InputDataError: An input is missing, unknown, or of the wrong element type or shape; or

@@ -450,7 +450,7 @@ def quantization(
         QdqBridgeError: As :func:`quantize`.
     """
     from qdqbridge.autoquant.advice.few_samples import check_unseen
-    from qdqbridge.autoquant.hardware.fit import check_fitted, fitted
+    from qdqbridge.autoquant.hardware.fit import check_fitted, fitted, rounding_cost
     from qdqbridge.autoquant.inside import (
         check_anything,
         options_outside,
@@ -501,6 +501,8 @@ def quantization(
     # Repair changed scales since the fit: sums may have grown out of the accumulator again.
     if suited is not None and samples is not None:
         check_fitted(made, samples)
+    elif samples is not None:
+        suited = rounding_cost(made, graph, samples)
     steps = () if suited is None else (suited,)
     judged = None if samples is None else spread(samples, _JUDGING)
     if judged is not None:

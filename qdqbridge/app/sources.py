@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 File: TypeAlias = "str | PathLike[str]"
 MODULES = (".json", ".py")
 """Suffixes of Relax modules."""
+TOSA_FILES = (".tosa", ".mlir", ".mlirbc")
+"""Suffixes of what is written with Arm's programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ def is_module(path: Path) -> bool:
 
 def is_tosa(path: Path) -> bool:
     """Returns whether ``path`` names a TOSA file, which is written and not read."""
-    return path.suffix in (".tosa", ".mlir", ".mlirbc")
+    return path.suffix in TOSA_FILES
 
 
 def is_tflite(path: Path) -> bool:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qdqbridge.autoquant.hardware.arithmetic import CONTRACT
 from qdqbridge.autoquant.planning.decide import NewBodies, apply
 from qdqbridge.autoquant.planning.formats import Unstored
 from qdqbridge.autoquant.planning.targets import PRODUCTS, Target
@@ -146,7 +145,7 @@ def _body(
     own = options_inside(graph, options)
     if own is None:
         reason = reason or "the user quantizes others only"
-    elif target.arithmetic != CONTRACT:
+    elif not target.arithmetic.near_contract:
         reason = reason or "nothing proves that sums in bodies fit the hardware's accumulators"
     if reason or own is None:
         return QuantizedBody(body, None, reason)

@@ -76,6 +76,21 @@ def rounded_of_sixteen(
     return (total * reduced + (np.int64(1) << (places - 1))) >> places
 
 
+def double_round(total: NDArray[np.int64], multiplier: NDArray[np.float64]) -> NDArray[np.int64]:
+    """TOSA's RESCALE: half up, after half a unit of 31 places away from zero."""
+    mantissa, shift = fixed_point(multiplier)
+    return rescaled_twice(total, mantissa, 31 - shift)
+
+
+def rescaled_twice(
+    total: NDArray[np.int64], mantissa: NDArray[np.int64], places: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """TOSA's ``apply_scale_32`` with DOUBLE_ROUND."""
+    half = np.int64(1) << (places - 1)
+    away = np.where(places > 31, np.where(total >= 0, 1 << 30, -(1 << 30)), 0)
+    return (total * mantissa + half + away) >> places
+
+
 def of_eight_places(total: NDArray[np.int64], multiplier: NDArray[np.float64]) -> NDArray[np.int64]:
     """XNNPACK's conversions: the multiplier has 8 binary places; one shift, rounded half up."""
     mantissa = np.rint(multiplier.astype(np.float32) * np.float32(256)).astype(np.int64)

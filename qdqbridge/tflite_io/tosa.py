@@ -15,7 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.graph import Node
-from qdqbridge.core.ops.pooling import GLOBAL_AVERAGE_POOL
+from qdqbridge.core.ops.attributes import PoolAttrs
+from qdqbridge.core.ops.pooling import (
+    AVERAGE_POOL,
+    GLOBAL_AVERAGE_POOL,
+    window_counts,
+    window_sums,
+)
 from qdqbridge.core.ops.reduction import REDUCE_MEAN
 from qdqbridge.tflite_io.approximations import int16_lookup_table
 from qdqbridge.tflite_io.litert import (
@@ -26,31 +32,45 @@ from qdqbridge.tflite_io.litert import (
     Recorder,
     accumulated,
 )
-from qdqbridge.tflite_io.rounding import fixed_point, rounded_of_sixteen, rounded_once
+from qdqbridge.tflite_io.rounding import (
+    double_round,
+    fixed_point,
+    rescaled_twice,
+    rounded_of_sixteen,
+    rounded_once,
+)
 from qdqbridge.tflite_io.writer.writer import TFLiteModel
 
 Array = NDArray[Any]
-
-
-def double_round(total: NDArray[np.int64], multiplier: NDArray[np.float64]) -> NDArray[np.int64]:
-    """RESCALE with DOUBLE_ROUND: half up, after half a unit of 31 places away from zero."""
-    mantissa, shift = fixed_point(multiplier)
-    return _double_round(total, mantissa, 31 - shift)
 
 
 def mean_rounded(total: NDArray[np.int64], multiplier: float, count: int) -> NDArray[np.int64]:
     """MEAN of integers: the number of terms divides the mantissa, which loses its last places."""
     mantissa, shift = fixed_point(np.asarray(multiplier))
     more = count.bit_length() - 1
-    return _double_round(total, (mantissa << more) // count, 31 - shift + more)
+    return rescaled_twice(total, (mantissa << more) // count, 31 - shift + more)
 
 
-def _double_round(
-    total: NDArray[np.int64], mantissa: NDArray[np.int64], places: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    half = np.int64(1) << (places - 1)
-    away = np.where(places > 31, np.where(total >= 0, 1 << 30, -(1 << 30)), 0)
-    return (total * mantissa + half + away) >> places
+def _averaged(total: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """AVG_POOL2D: the number of elements is a reciprocal of 31 bits; rounded half up."""
+    more = np.ceil(np.log2(counts)).astype(np.int64)
+    reciprocal = (((1 << 30) + 1) << more) // counts
+    return (total * reciprocal + (np.int64(1) << (29 + more))) >> (30 + more)
+
+
+def rescaled(node: Node, operands: Sequence[Array | None]) -> Array | None:
+    """Returns what RESCALE gives of a node's operands; None for a node that needs none of it."""
+    quant = node.output.quant
+    if quant is None or not quant.params.per_tensor or not operands or operands[0] is None:
+        return None
+    ways = _ways(node, operands, operands[0].ndim)[1]
+    if not ways:
+        return None
+    params = quant.params
+    # what is 16 bits wide is rounded by 15
+    way = ways[-1] if operands[0].dtype == np.int16 else ways[0]
+    stored = np.clip(way + int(params.zero_point), params.qmin, params.qmax)
+    return stored.astype(params.storage_dtype.numpy)
 
 
 class TosaEngine(LiteRTEngine):
@@ -92,6 +112,13 @@ def _ways(
         first, rest = table[place >> 7], place & 127
         between = (first << 7) + (table[(place >> 7) + 1] - first) * rest
         return APPROXIMATION, [(between + 64) >> 7]
+    if isinstance(node.attributes, PoolAttrs) and x is not None and quant is not None:
+        if node.op is not AVERAGE_POOL or float(quant.params.scale.item()) != step:
+            return FIXED_POINT, []
+        # the converter gives the operator no zero points: what is averaged are codes
+        total = window_sums(node.attributes, x.astype(np.int64))
+        averages = _averaged(total, window_counts(node.attributes, x))
+        return FIXED_POINT, [averages - int(quant.params.zero_point.item())]
     found = accumulated(node, operands, rank)
     if found is None:
         return FIXED_POINT, []

@@ -124,7 +124,7 @@ def test_evaluate_simulates_by_name() -> None:
     several: tuple[dict[str, Any], ...] = (
         {"accumulator_bits": 16}, {"accumulator_bits": 16, "overflow": "saturation"},
         {"pairs": True}, {"requantize": "truncation"}, {"requantize": "shift"},
-        {"requantize": "fixed-point"},
+        {"requantize": "fixed-point"}, {"requantize": "double-round"},
     )  # fmt: skip
     for wanted in several:
         found = qb.evaluate(graph, UNSEEN, **wanted)["logits"]
@@ -211,6 +211,23 @@ def test_what_is_chosen_for_a_rounding_is_better_on_it_than_the_default(
     hardware = arithmetic_of(requantize=requantize)
     plain, found = made("cnn", repair=(), tune=False), made("cnn", requantize=requantize)
     assert closeness(found, hardware) > closeness(plain, hardware) + gain
+
+
+@pytest.mark.parametrize("name", ["mlp", "mobile"])
+def test_what_rounds_to_nearest_keeps_repair_and_tuning(name: str) -> None:
+    """TOSA's RESCALE differs from the contract in few values, and what that costs is told."""
+    graph = qb.load(MODELS / f"digits_{name}_float.onnx")
+    found = quantization(graph, DATA, target="tosa")
+    usual = quantization(graph, DATA, target="tflite")
+    first, *steps = found.made.repairs
+    assert first.step == "arithmetic" and "double-round" in first.outcome
+    assert [(s.step, s.applied) for s in steps] == [(s.step, s.applied) for s in usual.made.repairs]
+    assert found.made.tuning is not None and found.graph.digest == usual.graph.digest
+    assert first.before is not None and first.after is not None
+    assert abs(first.before - first.after) < 1
+    assert f"{first.before - first.after:.2f} dB" in first.outcome
+    untuned = quantization(graph, DATA, target="tosa", tune=False, repair=())
+    assert "double-round; " in untuned.made.repairs[0].outcome  # the trial's chooser follows
 
 
 def test_shifts_are_multipliers_that_are_powers_of_two() -> None:

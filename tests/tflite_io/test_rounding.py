@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,7 @@ pytest.importorskip("ai_edge_litert", reason="LiteRT, the judge")
 import qdqbridge as qb
 from qdqbridge.targets.comparison.causes import UNEXPLAINED
 from qdqbridge.tflite_io.litert import FIXED_POINT, Kernels, LiteRTEngine, products_by_formula
-from qdqbridge.tflite_io.rounding import furthest, rounded_once, rounded_twice
+from qdqbridge.tflite_io.rounding import double_round, furthest, rounded_once, rounded_twice
 from qdqbridge.tflite_io.writer import converted
 
 RNG = np.random.default_rng(3)
@@ -73,3 +75,25 @@ def test_no_fixed_point_result_is_further_away_than_proved() -> None:
             far = np.abs(way(total, wide) - total * multiplier) - 0.5
             bound = furthest(multiplier, float(np.abs(total).max() * multiplier))
             assert far.max() <= bound + 1e-9
+
+
+def apply_scale_32(value: int, multiplier: int, shift: int) -> int:
+    """TOSA 1.0, 4.6.1, with DOUBLE_ROUND, in Python's integers."""
+    round_ = 1 << (shift - 1)
+    if shift > 31:
+        round_ += (1 << 30) if value >= 0 else -(1 << 30)
+    return (value * multiplier + round_) >> shift
+
+
+def test_rescale_is_the_one_of_the_specification() -> None:
+    rng = np.random.default_rng(5)
+    totals = rng.integers(-(1 << 24), 1 << 24, 200)
+    # sums that are just between two results, where the roundings part
+    totals[::2] = np.rint(np.arange(-50, 50) * 2.0 + 1) * 64
+    scales = np.where(rng.random(200) < 0.5, 2.0 ** -rng.integers(6, 20, 200), rng.random(200))
+    found = double_round(totals, scales)
+    for total, scale, result in zip(totals, scales, found, strict=True):
+        fraction, exponent = math.frexp(scale)
+        mantissa = math.floor(fraction * 2**31 + 0.5)
+        assert result == apply_scale_32(int(total), mantissa, 31 - exponent)
+    assert (found != rounded_once(totals, scales)).any()

@@ -19,6 +19,7 @@ from qdqbridge.app.cli.helping import ARITHMETIC, FORMATS, GOALS, MORE, SEARCH
 from qdqbridge.app.cli.parameters import Extents, Force, Json, Model, Variant, extents_of
 from qdqbridge.app.cli.reading import AS_IT_IS, Reading
 from qdqbridge.app.cli.writing import FOR_TVM, ONNX, check_extents, check_suffix, write_for_tvm
+from qdqbridge.app.sources import TOSA_FILES
 from qdqbridge.core.graph.copying import with_numbers
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.options import (
@@ -324,7 +325,7 @@ def quantize(
     from qdqbridge.autoquant.search.search import Goal
 
     path = output.free(output_, force=force, model=model, data=data)
-    check_suffix(path, (ONNX, _TFLITE, *FOR_TVM))
+    check_suffix(path, (ONNX, _TFLITE, *TOSA_FILES, *FOR_TVM))
     if report is not None:
         output.free(report, force=force, model=model, data=data, suffix=".html")
     drop = None if max_drop is None else _share(max_drop)
@@ -370,7 +371,7 @@ def quantize(
             made = made.meeting(
                 min_sqnr=min_sqnr, max_drop=drop, fallback=fallback, progress=progress
             )
-    if path.suffix in (ONNX, _TFLITE):
+    if path.suffix in (ONNX, _TFLITE, *TOSA_FILES):
         written = with_numbers(made.graph, extents_of(extent))
         pipeline.save(written, path, export_profile or made.made.target.profile, overwrite=True)
     else:

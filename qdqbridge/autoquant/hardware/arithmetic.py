@@ -2,7 +2,8 @@
 
 The contract adds products exactly and rounds once, half to even, in float32.
 :class:`IntegerArithmetic` says what hardware does instead, and :func:`run` computes a graph so.
-It is about products whose result is stored as integers; everything else keeps the contract.
+It is about products whose result is stored as integers, and all that TOSA rescales; everything else
+keeps the contract.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from qdqbridge.onnx_io.opaque.paired import multiplies_bytes
 from qdqbridge.onnx_io.runtime.pairs import Order
 from qdqbridge.onnx_io.runtime.pairs import lost as lost_in_pairs
 from qdqbridge.onnx_io.runtime.products import StoredWeights
-from qdqbridge.tflite_io.rounding import fixed_point, in_float32, rounded_twice
+from qdqbridge.tflite_io.rounding import double_round, fixed_point, in_float32, rounded_twice
+from qdqbridge.tflite_io.tosa import rescaled
 
 Array = NDArray[Any]
 Sums = NDArray[np.int64]
@@ -55,6 +57,8 @@ class Rescaling(Enum):
     """A float32 multiplier, rounded half to even: the numeric contract."""
     FIXED_POINT = "fixed-point"
     """TFLite's multiplier of 31 bits and a shift, each rounded."""
+    DOUBLE_ROUND = "double-round"
+    """TOSA's RESCALE, of every operator that has one: 31 bits and a shift, rounded half up."""
     TRUNCATION = "truncation"
     """A multiplier of 31 bits and a shift that drops what is below, towards minus infinity."""
     SHIFT = "shift"
@@ -83,6 +87,12 @@ class IntegerArithmetic:
     def narrow(self) -> bool:
         """True where a sum can be lost."""
         return self.accumulator_bits < EXACT_BITS or self.pairs is not None
+
+    @property
+    def near_contract(self) -> bool:
+        """True where sums are exact and rounded to nearest: little but ties differs."""
+        nearest = (Rescaling.HALF_EVEN, Rescaling.FIXED_POINT, Rescaling.DOUBLE_ROUND)
+        return not self.narrow and self.requantize in nearest
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -170,7 +180,7 @@ def run(
             if arithmetic.pairs is not None and saturates:
                 results, count = in_pairs(node, operands, stored)
             else:
-                results = computed(node, operands)
+                results = _rescaled_or_computed(node, operands, arithmetic.requantize)
             if count:
                 lost[node] = count
         else:
@@ -182,6 +192,13 @@ def run(
         values.update(zip(node.outputs, results, strict=False))
     pairs = zip(graph.output_names, graph.outputs, strict=True)
     return Ran({name: _constant_or_computed(value, values) for name, value in pairs}, lost)
+
+
+def _rescaled_or_computed(
+    node: Node, operands: Sequence[Array | None], requantize: Rescaling
+) -> Sequence[Array]:
+    result = rescaled(node, operands) if requantize is Rescaling.DOUBLE_ROUND else None
+    return computed(node, operands) if result is None else [result]
 
 
 def _constant_or_computed(value: Value, values: Mapping[Value, Array]) -> Array:
@@ -437,6 +454,7 @@ _FORMULAS: Mapping[Rescaling, Callable[[Sums, NDArray[np.float64]], Sums]] = Map
     {
         Rescaling.HALF_EVEN: in_float32,
         Rescaling.FIXED_POINT: rounded_twice,
+        Rescaling.DOUBLE_ROUND: double_round,
         Rescaling.TRUNCATION: _truncated,
         Rescaling.SHIFT: _shifted,
     }

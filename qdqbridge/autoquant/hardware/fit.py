@@ -54,13 +54,16 @@ def fitted(
     Args:
         graph: The float graph.
         data: Samples to try formats and choosers on.
-        options: What the user wants; as they are where the target's arithmetic is the contract's.
+        options: What the user wants; as they are where the target's arithmetic is the contract's,
+            or so near that repair and tuning choose for it as well (see :func:`rounding_cost`).
 
     Raises:
         UnsupportedTargetError: There are no samples.
     """
     target = options.described()
-    if target.arithmetic == CONTRACT:
+    if target.arithmetic == CONTRACT or (
+        target.arithmetic.near_contract and (options.tune or data is None)
+    ):
         return options, None
     if data is None:
         raise UnsupportedTargetError(
@@ -78,7 +81,7 @@ def fitted(
         best = max(best, trial.of(replace(best.target, chooser=chooser)), key=_closeness)
     repair = [step for step in options.repair if step in GRAPH_STEPS and target.proven]
     tune = options.tune and target.proven
-    if target.arithmetic.requantize is not Rescaling.HALF_EVEN:
+    if target.arithmetic.requantize in (Rescaling.TRUNCATION, Rescaling.SHIFT):
         repair, tune = [], False
     found = replace(
         options,
@@ -89,6 +92,26 @@ def fitted(
         **_IN_TARGET,
     )
     return found, StepRecord(STEP, True, _fit_in_words(best, before), before, best.sqnr)
+
+
+def rounding_cost(made: Quantized, original: Graph, data: Data) -> StepRecord | None:
+    """Returns what its target's arithmetic costs a graph; None for that of the contract.
+
+    Args:
+        made: What was quantized.
+        original: The float graph.
+        data: Samples to compute on.
+    """
+    arithmetic = made.target.arithmetic
+    if arithmetic == CONTRACT:
+        return None
+    pieces = spread(data, _SAMPLES).batches(original.inputs)
+    wanted = list(outputs_of(original, pieces))
+    before, after = (
+        _closeness_of(made.graph, pieces, wanted, each) for each in (CONTRACT, arithmetic)
+    )
+    words = f"rounded by {arithmetic.requantize.value}; it costs {before - after:.2f} dB"
+    return StepRecord(STEP, True, words, before, after)
 
 
 def check_fitted(made: Quantized, data: Data) -> None:
@@ -180,11 +203,17 @@ class _HardwareTrials:
 
     def _sqnr(self, graph: Graph, arithmetic: IntegerArithmetic) -> float:
         arithmetic = IntegerArithmetic(requantize=arithmetic.requantize)  # nothing is lost any more
-        found = (
-            _dequantized_outputs(graph, run(graph, piece, arithmetic).outputs)
-            for piece in self._pieces
-        )
-        return measured(graph.output_names, self._wanted, found).sqnr
+        return _closeness_of(graph, self._pieces, self._wanted, arithmetic)
+
+
+def _closeness_of(
+    graph: Graph,
+    pieces: Sequence[Mapping[str, NDArray[Any]]],
+    wanted: Sequence[Sequence[NDArray[Any]]],
+    arithmetic: IntegerArithmetic,
+) -> float:
+    found = (_dequantized_outputs(graph, run(graph, piece, arithmetic).outputs) for piece in pieces)
+    return measured(graph.output_names, wanted, found).sqnr
 
 
 class _NothingYet(dict[str, NDArray[np.float64]]):

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.choosers import MSE, Chooser, Extrapolated, MinMax, Percentile
-from qdqbridge.autoquant.hardware.arithmetic import CONTRACT, IntegerArithmetic
+from qdqbridge.autoquant.hardware.arithmetic import CONTRACT, IntegerArithmetic, Rescaling
 from qdqbridge.autoquant.planning.formats import Format, Unstored
 from qdqbridge.autoquant.planning.unstored import RECURRENT
 from qdqbridge.core.graph.dtypes import DType
@@ -357,6 +357,8 @@ TFLITE = Target(
     ),
     functions=False,
 )
+TOSA = replace(TFLITE, name="tosa", arithmetic=IntegerArithmetic(requantize=Rescaling.DOUBLE_ROUND))
+"""Written through TFLite, and computed with TOSA's RESCALE."""
 POWER_OF_TWO = Target(
     "power-of-two",
     "ort",
@@ -386,7 +388,7 @@ DYNAMIC = Target(
 )
 DYNAMIC_ROWS = replace(DYNAMIC, name="dynamic-rows", activations=Unstored.DYNAMIC_ROWS)
 _ALL = (
-    ORT, ORT_S8, TENSORRT, QNN, A16W8, OPENVINO, TFLITE, POWER_OF_TWO, WEIGHT_ONLY, DYNAMIC,
+    ORT, ORT_S8, TENSORRT, QNN, A16W8, OPENVINO, TFLITE, TOSA, POWER_OF_TWO, WEIGHT_ONLY, DYNAMIC,
     DYNAMIC_ROWS, FLOAT8,
 )  # fmt: skip
 TARGETS: Mapping[str, Target] = MappingProxyType({t.name: t for t in _ALL})

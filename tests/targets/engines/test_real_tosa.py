@@ -14,6 +14,8 @@ from onnx import TensorProto, helper
 import qdqbridge as qb
 from qdqbridge.app.cli.failures import run
 from qdqbridge.app.pipeline import save_tosa
+from qdqbridge.autoquant.hardware.arithmetic import arithmetic_of
+from qdqbridge.autoquant.hardware.arithmetic import run as simulate
 from qdqbridge.core.graph.copying import symbolic_extents, with_numbers
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import UnsupportedTargetError
@@ -48,8 +50,10 @@ def saved(nodes: list[Any], inputs: Any, outputs: Any, constants: list[Any], pat
 
 
 def run_in_tosa(graph: Graph, x: Any) -> Any:
+    """Returns the one output of a graph with one input, in the reference model."""
     with qb.open_engine("tosa", graph) as engine:
-        return engine.run({"x": x}, ["y"])["y"]
+        (name,) = graph.output_names
+        return engine.run({graph.inputs[0].name: x}, [name])[name]
 
 
 @pytest.mark.parametrize("model", NETWORKS, ids=lambda path: path.stem)
@@ -68,6 +72,9 @@ def test_the_projects_networks(model: Path, tmp_path: Path) -> None:
     images = np.load(MODELS / "digits_test.npz")["x"][:4]
     found = compared(graph, {"input": images})
     assert found.unexplained == 0 and found.max_lsb <= 1 and len(found.values) > 10
+    mapped = converted(graph, tosa=True).graph
+    simulated = simulate(mapped, {"input": images}, arithmetic_of(requantize="double-round"))
+    np.testing.assert_array_equal(simulated.outputs["logits"], run_in_tosa(graph, images))
 
 
 @pytest.mark.parametrize("seed", range(110, 122))
