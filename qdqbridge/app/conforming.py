@@ -186,7 +186,7 @@ def outputs_of(
 
 
 def _run(engine: str, model: bytes, inputs: dict[str, NDArray[Any]], names: list[str]) -> list[Any]:
-    from qdqbridge.targets.conformance.running import LEVELS, REFERENCE, proto_of, run_directly
+    from qdqbridge.targets.conformance.case import LEVELS, REFERENCE, proto_of, run_directly
 
     if engine in (*LEVELS, REFERENCE):
         return run_directly(engine, model, inputs)

@@ -26,10 +26,9 @@ from qdqbridge.options import FixTarget, IoType
 
 if TYPE_CHECKING:
     from qdqbridge.targets.comparison.compare import Comparison
-    from qdqbridge.targets.engines.judge import EngineVerdict
-    from qdqbridge.targets.engines.kinds import EngineKind
+    from qdqbridge.targets.engines.kinds import EngineKind, EngineVerdict
     from qdqbridge.targets.profiles import Finding
-    from qdqbridge.targets.profiles.changes import ExportChange
+    from qdqbridge.targets.profiles.export import ExportChange
 
 File: TypeAlias = "str | PathLike[str]"
 TFLITE_TARGETS = ("tflite", "ethos-u")

@@ -37,12 +37,11 @@ if TYPE_CHECKING:
     from qdqbridge.core.graph.diff import GraphDifference
     from qdqbridge.onnx_io.runtime.products import StoredWeights
     from qdqbridge.onnx_io.runtime.session import OnnxRuntimeSession
-    from qdqbridge.targets.comparison.compare import Comparison
-    from qdqbridge.targets.comparison.engine import Engine
-    from qdqbridge.targets.engines.judge import Judge
+    from qdqbridge.targets.comparison.compare import Comparison, Engine
+    from qdqbridge.targets.engines.kinds import Judge
     from qdqbridge.targets.engines.process import ProcessLimits
     from qdqbridge.targets.profiles import ExportProfile, Finding
-    from qdqbridge.targets.profiles.changes import ExportChange
+    from qdqbridge.targets.profiles.export import ExportChange
     from qdqbridge.targets.tosa import TosaModel
     from qdqbridge.tflite_io.litert import LiteRTEngine
     from qdqbridge.tflite_io.vela import VelaReport
@@ -410,7 +409,7 @@ def save_encodings(
             are quantized; all of them are listed.
     """
     from qdqbridge.core.graph.diff import diff as differences
-    from qdqbridge.targets.encodings.writing import write_encodings
+    from qdqbridge.targets.encodings.application import write_encodings
 
     if not is_onnx(path_of(path)) or path_of(path) == path_of(encodings):
         raise InputDataError(
@@ -536,9 +535,8 @@ def litert(
         UnsupportedTargetError: TFLite has no counterpart of some operators, or the engine is not
             installed.
     """
-    from qdqbridge.targets.engines.recording import ChildRecorder
-    from qdqbridge.tflite_io.litert import LiteRTEngine
-    from qdqbridge.tflite_io.tosa import TosaEngine
+    from qdqbridge.targets.engines.vendor import ChildRecorder
+    from qdqbridge.tflite_io.litert import LiteRTEngine, TosaEngine
     from qdqbridge.tflite_io.writer import converted
 
     recorder, tosa = ChildRecorder(engine), engine == "tosa"
@@ -666,7 +664,7 @@ def changes(
         InputDataError: There is no such profile.
         QdqBridgeError: A file cannot be read.
     """
-    from qdqbridge.targets.profiles.changes import changes as changes_of
+    from qdqbridge.targets.profiles.export import changes as changes_of
 
     return changes_of(path_of(source), path_of(written), export_profile(profile))
 
@@ -686,7 +684,7 @@ def export_costs(
         InputDataError: It is not a graph, but a path for example.
         InputDataError: There is no such profile.
     """
-    from qdqbridge.targets.profiles.changes import costs, run_otherwise
+    from qdqbridge.targets.profiles.export import costs, run_otherwise
 
     chosen = export_profile(profile)
     otherwise = [] if written is None else run_otherwise(path_of(written), chosen)
@@ -758,7 +756,7 @@ def _graph_of(side: Side, *, canonical: bool) -> Graph:
 
 def engine_of(side: Side) -> Engine:
     """Returns what runs a side of a comparison and shows what it computes."""
-    from qdqbridge.targets.comparison.engine import Built, Interpreter, is_engine
+    from qdqbridge.targets.comparison.compare import Built, Interpreter, is_engine
 
     if isinstance(side, Graph):
         return Interpreter(side)

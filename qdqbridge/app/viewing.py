@@ -20,7 +20,7 @@ from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.interpreter import check_inputs, evaluate_node
 
 if TYPE_CHECKING:
-    from qdqbridge.app.report.quantization.plots import Markup
+    from qdqbridge.app.report.plots import Markup
     from qdqbridge.autoquant.attribution import Attribution, SuspectTensor
     from qdqbridge.targets.comparison.compare import Comparison
     from qdqbridge.targets.engines import EngineVerdict
@@ -50,7 +50,7 @@ def view(
         data: One array per graph input. The interpreter runs the first batch, and the page shows
             histograms of all values.
         paints: Further ways to colour nodes.
-        report: What is shown beside the graph: :func:`qdqbridge.app.report.blame.blame_article`.
+        report: What is shown beside the graph: :func:`qdqbridge.app.report.articles.blame_article`.
 
     Raises:
         InputDataError: The data does not fit the model.

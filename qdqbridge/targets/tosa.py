@@ -15,8 +15,7 @@ from qdqbridge.core.graph.atomic_write import placed_together
 from qdqbridge.core.graph.copying import symbolic_extents
 from qdqbridge.core.graph.graph import Graph, Note
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.targets.engines.judge import Placement
-from qdqbridge.targets.engines.kinds import engine_kind
+from qdqbridge.targets.engines.kinds import Placement, engine_kind
 from qdqbridge.targets.engines.process import EngineProcess, ProcessLimits
 from qdqbridge.tflite_io.writer import TFLiteModel, converted
 from qdqbridge.tflite_io.writer.flatbuffer import TensorRecord

@@ -11,8 +11,7 @@ from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.types import Shape
 from qdqbridge.errors import ModelFileError
 from qdqbridge.onnx_io.assembly import Assembly
-from qdqbridge.tflite_io.conversion import FileState, SubgraphConversion, UnknownForm, refuse
-from qdqbridge.tflite_io.open_extents import named
+from qdqbridge.tflite_io.conversion import FileState, SubgraphConversion, UnknownForm, named, refuse
 from qdqbridge.tflite_io.operators import ROWS
 from qdqbridge.tflite_io.schema import Model, parsed
 

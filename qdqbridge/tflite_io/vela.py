@@ -9,15 +9,28 @@ from __future__ import annotations
 import csv
 import math
 import re
+import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.tflite_io.programs import installed_program
 from qdqbridge.tflite_io.writer.flatbuffer import ModelRecord, OperatorRecord
+
+# ---- Programs of other projects, which may be in an environment of their own ---------------------
+
+
+def installed_program(name: str) -> str | None:
+    """Returns where a program is: on the PATH, or beside this Python."""
+    beside = Path(sys.executable).with_name(name)
+    return shutil.which(name) or (str(beside) if beside.exists() else None)
+
+
+# ---- Vela asked about a file that the writer made ------------------------------------------------
+
 
 ACCELERATORS = (
     "ethos-u55-32", "ethos-u55-64", "ethos-u55-128", "ethos-u55-256", "ethos-u65-256",

@@ -1,6 +1,6 @@
 """Which of LiteRT's kernels round how, measured: one operator at a time, on random operands.
 
-For products the accumulator is known, and every formula of :mod:`qdqbridge.tflite_io.rounding` is
+For products the accumulator is known, and every formula of :mod:`qdqbridge.tflite_io.arithmetic` is
 tried on it: what gives LiteRT's result in every element is how that kernel rounds. For all
 operators: how many results differ from the numeric contract, and by how many steps at most.
 """

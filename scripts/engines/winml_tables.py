@@ -45,8 +45,7 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.targets.engines import engine_kind
 from qdqbridge.targets.engines.process import EngineProcess, ProcessLimits
 from qdqbridge.targets.profiles import PROFILES
-from qdqbridge.targets.profiles.checker import check_model
-from qdqbridge.targets.profiles.finding import Effect
+from qdqbridge.targets.profiles.finding import Effect, check_model
 
 TABLES = Path(__file__).resolve().parents[2] / "tests" / "targets" / "engines"
 PROFILE, ENGINE = "qnn-v73", "qnn-htp-v73"

@@ -33,10 +33,10 @@ from qdqbridge.tflite_io.litert import (
     Kernels,
     LiteRTSession,
     NodeDifference,
+    TosaEngine,
     node_differences,
     shapes_of,
 )
-from qdqbridge.tflite_io.tosa import TosaEngine
 from qdqbridge.tflite_io.writer import TFLiteModel, converted, write
 
 FIELDS: tuple[str, ...] = (

@@ -240,7 +240,7 @@ def test_our_bugs_exit_with_70_without_a_traceback(monkeypatch, capsys):
         raise ZeroDivisionError("[red]oops")
 
     monkeypatch.delenv("QDQBRIDGE_DEBUG", raising=False)
-    monkeypatch.setattr("qdqbridge.app.cli.reading.inspect_model", broken)
+    monkeypatch.setattr("qdqbridge.app.cli.files.inspect_model", broken)
     assert run(["inspect", MODEL]) == 70
     err = capsys.readouterr().err
     assert "a bug in qdqbridge" in err
@@ -255,7 +255,7 @@ def test_an_interrupt_exits_with_130(monkeypatch, capsys):
     def interrupted(path, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("qdqbridge.app.cli.reading.inspect_model", interrupted)
+    monkeypatch.setattr("qdqbridge.app.cli.files.inspect_model", interrupted)
     assert run(["inspect", MODEL]) == failures.INTERRUPTED == 130
     assert "interrupted" in capsys.readouterr().err
 

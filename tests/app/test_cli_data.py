@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.lib import format as npy
 
-from qdqbridge.app.cli.arrays import read_inputs
 from qdqbridge.app.cli.failures import run
+from qdqbridge.app.cli.files import read_inputs
 from qdqbridge.core.graph.archive import write_arrays
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value

@@ -17,7 +17,7 @@ import qdqbridge as qb
 from qdqbridge.autoquant.hardware.arithmetic import outputs_in_pairs
 from qdqbridge.onnx_io.runtime.products import saturates, saturating_products
 from qdqbridge.targets.profiles import Effect, Finding, check, products_in_pairs, profile_of
-from qdqbridge.targets.profiles.changes import run_otherwise
+from qdqbridge.targets.profiles.export import run_otherwise
 from tests.exact_sessions import exact_session
 from tests.onnx_io.fused_groups import KINDS, group
 from tests.onnx_io.writer_models import S8, Net

@@ -12,7 +12,7 @@ pytest.importorskip("ai_edge_litert", reason="LiteRT, the judge")
 
 import qdqbridge as qb
 from qdqbridge.targets.comparison.causes import UNEXPLAINED
-from qdqbridge.tflite_io.approximations import approximated
+from qdqbridge.tflite_io.arithmetic import approximated
 from qdqbridge.tflite_io.litert import APPROXIMATION, Kernels, LiteRTEngine, recorded_tensors
 from qdqbridge.tflite_io.writer import converted
 

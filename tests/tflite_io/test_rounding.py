@@ -14,8 +14,8 @@ pytest.importorskip("ai_edge_litert", reason="LiteRT, the judge")
 
 import qdqbridge as qb
 from qdqbridge.targets.comparison.causes import UNEXPLAINED
+from qdqbridge.tflite_io.arithmetic import double_round, furthest, rounded_once, rounded_twice
 from qdqbridge.tflite_io.litert import FIXED_POINT, Kernels, LiteRTEngine, products_by_formula
-from qdqbridge.tflite_io.rounding import double_round, furthest, rounded_once, rounded_twice
 from qdqbridge.tflite_io.writer import converted
 
 RNG = np.random.default_rng(3)

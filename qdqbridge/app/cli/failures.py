@@ -36,7 +36,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     try:
-        from qdqbridge.app.cli.helping import ALL, HELP
+        from qdqbridge.app.cli.parameters import ALL, HELP
         from qdqbridge.app.cli.verbs import app
 
         everything = ALL in arguments

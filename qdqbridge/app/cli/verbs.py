@@ -15,24 +15,26 @@ from numpy.typing import NDArray
 import qdqbridge
 from qdqbridge.app import hosting, judging, pipeline
 from qdqbridge.app.cli import (
-    arrays,
+    files,
     output,
     render,
-    render_checks,
     verbs_blame,
     verbs_byoc,
-    verbs_conformance,
-    verbs_doctor,
+    verbs_environment,
     verbs_export,
     verbs_fix,
-    verbs_processors,
     verbs_profile,
     verbs_quantize,
-    verbs_statistics,
     verbs_view,
 )
-from qdqbridge.app.cli.helping import COMPILED, EPILOGUE, FLOAT, HELP, HERE, QUANTIZED
+from qdqbridge.app.cli.files import AS_IT_IS, Reading
 from qdqbridge.app.cli.parameters import (
+    COMPILED,
+    EPILOGUE,
+    FLOAT,
+    HELP,
+    HERE,
+    QUANTIZED,
     Data,
     Extents,
     Force,
@@ -43,7 +45,6 @@ from qdqbridge.app.cli.parameters import (
     Threads,
     extents_of,
 )
-from qdqbridge.app.cli.reading import AS_IT_IS, Reading
 from qdqbridge.app.pipeline import as_onnx
 from qdqbridge.app.sources import is_onnx
 from qdqbridge.core.graph.archive import write_arrays
@@ -54,7 +55,7 @@ from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.printer import text
 from qdqbridge.errors import InputDataError
 from qdqbridge.options import EngineName
-from qdqbridge.targets.comparison.compare import Comparison
+from qdqbridge.targets.comparison.compare import Comparison, comparison_parts
 from qdqbridge.targets.engines.kinds import ENGINES
 
 app = App(
@@ -196,8 +197,8 @@ def run(
         output.free(path, force=force, model=model, data=data, suffix=".npz")
     graph = reading.read(model)
     graph = with_numbers(graph, extents_of(extent))
-    inputs = arrays.read_inputs(data, graph.inputs)
-    arrays.tell_misfits(graph, inputs)
+    inputs = files.read_inputs(data, graph.inputs)
+    files.tell_misfits(graph, inputs)
     with ExitStack() as stack:
         kept = None if profile_kernels else cache  # a loaded library does not know its kernels
         runner = _runner(engine, graph, reading.file(model), target, threads, stack, kept)
@@ -208,10 +209,10 @@ def run(
         write_arrays(path, whole)
         output.say(f"wrote {path}")
     if not json:
-        tables = [] if times is None else [render_checks.kernels_table(*times)]
+        tables = [] if times is None else [render.kernels_table(*times)]
         return output.show(render.arrays_table(whole), *tables)
     found = {"engine": engine, "batches": len(fed), "outputs": render.arrays_json(whole)}
-    own = {} if times is None else render_checks.kernels_json(*times)
+    own = {} if times is None else render.kernels_json(*times)
     output.show_json({**found, **own, "output": None if path is None else str(path)})
 
 
@@ -334,8 +335,8 @@ def compare(
         )
     graph = reading.read(model)
     graph = with_numbers(graph, extents_of(extent))
-    inputs = arrays.read_inputs(data, graph.inputs)
-    arrays.tell_misfits(graph, inputs)
+    inputs = files.read_inputs(data, graph.inputs)
+    files.tell_misfits(graph, inputs)
     with ExitStack() as stack:
         sides = _ComparedSides(reading.file(model), graph, target, stack)
         theirs: pipeline.Side
@@ -357,7 +358,7 @@ def compare(
     if json:
         output.show_json(render.comparison_json(found))
     else:
-        output.show(*render.comparison_parts(found, everything=everything))
+        output.show(*comparison_parts(found, everything=everything))
     saturate = [side for side in (ours, theirs) if getattr(side, "own", None) is not None]
     if saturate and not (local or found.equal):
         output.say("pairs of products saturate on its processor: --local counts what is theirs")
@@ -401,12 +402,16 @@ def _verdict(found: Comparison, max_lsb: int | None, *, explained: bool) -> int:
 
 for _verb in (
     verbs_export.export, verbs_fix.fix, verbs_export.diff, verbs_view.view, verbs_blame.blame,
-    verbs_statistics.accumulators,
+    verbs_profile.accumulators,
 ):  # fmt: skip
     app.command(_verb, group=QUANTIZED, help_epilogue="")
 app.command(verbs_quantize.quantize, group=FLOAT, help_epilogue="")
 app.command(verbs_profile.app)
-for _verb in (verbs_export.to_tvm, verbs_byoc.partition, verbs_processors.processors):
+for _verb in (verbs_export.to_tvm, verbs_byoc.partition, verbs_environment.processors):
     app.command(_verb, group=COMPILED, help_epilogue="")
-for _verb in (verbs_doctor.doctor, verbs_doctor.completion, verbs_conformance.conformance):
+for _verb in (
+    verbs_environment.doctor,
+    verbs_environment.completion,
+    verbs_environment.conformance,
+):
     app.command(_verb, group=HERE, help_epilogue="")

@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from qdqbridge.app import judging, pipeline, viewing
-from qdqbridge.app.cli import arrays, output
+from qdqbridge.app.cli import files, output
+from qdqbridge.app.cli.files import AS_IT_IS, Reading
 from qdqbridge.app.cli.parameters import Extents, Force, Json, Model, extents_of
-from qdqbridge.app.cli.reading import AS_IT_IS, Reading
-from qdqbridge.app.report.blame import blame_article, cause_of
+from qdqbridge.app.report.articles import blame_article, cause_of
 from qdqbridge.app.sources import is_onnx
 from qdqbridge.core.graph.copying import with_numbers
 from qdqbridge.core.graph.graph import Graph
@@ -90,8 +90,8 @@ def blame(
     original = with_numbers(reading.read_any(reference), extents)
     file = quantized or reference
     theirs = original if quantized is None else with_numbers(reading.read_any(file), extents)
-    inputs = arrays.read_inputs(data, original.inputs)
-    arrays.tell_misfits(theirs, inputs)
+    inputs = files.read_inputs(data, original.inputs)
+    files.tell_misfits(theirs, inputs)
     few = {name: array[:samples] if array.ndim else array for name, array in inputs.items()}
     with ExitStack() as stack:
         ran = None

@@ -13,8 +13,8 @@ from cyclopts import Parameter
 
 from qdqbridge.app import hosting
 from qdqbridge.app.cli import output
+from qdqbridge.app.cli.files import AS_IT_IS, Reading
 from qdqbridge.app.cli.parameters import Extents, Json, extents_of
-from qdqbridge.app.cli.reading import AS_IT_IS, Reading
 from qdqbridge.errors import QdqBridgeError
 
 if TYPE_CHECKING:

@@ -9,10 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from qdqbridge.app import hosting, pipeline
-from qdqbridge.app.cli import output, render_checks
-from qdqbridge.app.cli.arrays import read_inputs
-from qdqbridge.app.cli.helping import MORE
+from qdqbridge.app.cli import output, render
+from qdqbridge.app.cli.files import (
+    AS_IT_IS,
+    EXACTLY,
+    FOR_TVM,
+    LIBRARY,
+    RELAY,
+    Reading,
+    Rewriting,
+    check_extents,
+    check_suffix,
+    read_inputs,
+    write_for_tvm,
+)
 from qdqbridge.app.cli.parameters import (
+    MORE,
     Extents,
     Force,
     Json,
@@ -22,15 +34,6 @@ from qdqbridge.app.cli.parameters import (
     Target,
     Variant,
     extents_of,
-)
-from qdqbridge.app.cli.reading import AS_IT_IS, EXACTLY, Reading, Rewriting
-from qdqbridge.app.cli.writing import (
-    FOR_TVM,
-    LIBRARY,
-    RELAY,
-    check_extents,
-    check_suffix,
-    write_for_tvm,
 )
 from qdqbridge.app.judging import opened
 from qdqbridge.app.sources import is_onnx, is_tflite, is_tosa, load_model
@@ -42,7 +45,7 @@ from qdqbridge.options import AnyProfileName, EncodingsFormat, EngineName, IoTyp
 if TYPE_CHECKING:
     from qdqbridge.core.canonical.interface import Interface
     from qdqbridge.targets.profiles import Finding
-    from qdqbridge.targets.profiles.changes import ExportChange
+    from qdqbridge.targets.profiles.export import ExportChange
 
 TFLITE = "tflite"
 """The profile, and the suffix, of TFLite files."""
@@ -193,11 +196,11 @@ def export(
         changed = [] if file is None or not is_onnx(file) else pipeline.changes(file, path, profile)
         changed += [*map(_now_fixed, fixed), *pipeline.export_costs(source, profile, path)]
         found = {"output": str(path), "profile": profile, "digest": source.digest}
-        found |= {"changes": render_checks.changes_json(changed)}
+        found |= {"changes": render.changes_json(changed)}
         found |= _interface(source, io, json=json)
         if not json:
             output.show_text(str(path))
-            output.tell(*render_checks.changes_parts(changed))
+            output.tell(*render.changes_parts(changed))
             _say_what_is_open(source, profile)
     looked_at = path or (model if as_it_is else source)
     fed = (
@@ -214,13 +217,13 @@ def export(
         ):
             verdict = judge.taken()
     if json:
-        asked = {} if verdict is None else {"engine": render_checks.verdict_json(verdict)}
+        asked = {} if verdict is None else {"engine": render.verdict_json(verdict)}
         own = _checked_json(profile, findings) if check else {}
         output.show_json({**found, **own, **asked})
     elif check:
-        output.show(*render_checks.findings_parts(pipeline.export_profile(profile), findings))
-        output.show(*(render_checks.verdict_parts(verdict) if verdict is not None else ()))
-    broken = any(finding.effect.value not in render_checks.KEPT for finding in findings)
+        output.show(*render.findings_parts(pipeline.export_profile(profile), findings))
+        output.show(*(render.verdict_parts(verdict) if verdict is not None else ()))
+    broken = any(finding.effect.value not in render.KEPT for finding in findings)
     return NOT_MET if broken or (verdict is not None and not verdict.takes_all) else DONE
 
 
@@ -314,7 +317,7 @@ def _prepared(graph: Graph, data: Path | None, *, float_: bool) -> tuple[Graph, 
 
 
 def _now_fixed(text: str) -> ExportChange:
-    from qdqbridge.targets.profiles.changes import ExportChange
+    from qdqbridge.targets.profiles.export import ExportChange
 
     node, _, cost = text.partition(": ")
     return ExportChange(f"numbers of {node}", "quantized while it runs", cost, "--data")
@@ -390,8 +393,8 @@ def _export_tflite(
         with output.status("asking Vela"):
             report = pipeline.vela(graph, accelerator, layout=layout)
         if not json:
-            output.show(*render_checks.report_parts(report))
-        found |= render_checks.report_json(report)
+            output.show(*render.report_parts(report))
+        found |= render.report_json(report)
     if engine is not None:
         with (
             output.status("asking the engine"),
@@ -401,8 +404,8 @@ def _export_tflite(
         ):
             verdict = judge.taken()
         if not json:
-            output.show(*render_checks.verdict_parts(verdict))
-        found["engine"] = render_checks.verdict_json(verdict)
+            output.show(*render.verdict_parts(verdict))
+        found["engine"] = render.verdict_json(verdict)
     if json:
         output.show_json(found)
     short = report is not None and report.share < LEAST_SHARE
@@ -435,7 +438,7 @@ def _written(
 
 
 def _checked_json(profile: AnyProfileName, findings: Sequence[Finding]) -> dict[str, Any]:
-    return render_checks.findings_json(pipeline.export_profile(profile), findings)
+    return render.findings_json(pipeline.export_profile(profile), findings)
 
 
 def diff(
@@ -454,9 +457,9 @@ def diff(
 
     found = pipeline.diff(reading.read_any(a), reading.read_any(b))
     if json:
-        output.show_json(render_checks.differences_json(found))
+        output.show_json(render.differences_json(found))
     else:
-        output.show(*render_checks.differences_parts(found))
+        output.show(*render.differences_parts(found))
     return NOT_MET if found else DONE
 
 

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from qdqbridge.app import pipeline
-from qdqbridge.app.cli import output, render_checks
-from qdqbridge.app.cli.arrays import read_inputs
+from qdqbridge.app.cli import output, render
+from qdqbridge.app.cli.files import read_inputs
 from qdqbridge.app.cli.parameters import Extents, Force, Json, Model, Out, extents_of
 from qdqbridge.app.fixing import TFLITE_TARGETS
 from qdqbridge.app.fixing import fix as fix_model
@@ -67,7 +67,7 @@ def fix(
         output.show_json(_json(made))
     else:
         _show(made)
-    open_rules = [each for each in made.after or () if each.effect.value not in render_checks.KEPT]
+    open_rules = [each for each in made.after or () if each.effect.value not in render.KEPT]
     leaves = made.verdict is not None and not made.verdict.takes_all
     return NOT_MET if open_rules or leaves else DONE
 
@@ -93,16 +93,16 @@ def _show(made: FixedModel) -> None:
     table.add_row("engine", Text(engine))
     output.show(table)
     if made.changes:
-        output.show(*render_checks.changes_parts(made.changes))
+        output.show(*render.changes_parts(made.changes))
     if made.after:
         profile = pipeline.export_profile(made.target)
-        output.show(*render_checks.findings_parts(profile, made.after))
+        output.show(*render.findings_parts(profile, made.after))
     if made.verdict is not None:
-        output.show(*render_checks.verdict_parts(made.verdict))
+        output.show(*render.verdict_parts(made.verdict))
 
 
 def _counted(findings: tuple[Finding, ...]) -> int:
-    return sum(each.effect.value not in render_checks.KEPT for each in findings)
+    return sum(each.effect.value not in render.KEPT for each in findings)
 
 
 def _outputs(found: Comparison, where: str) -> str:
@@ -133,7 +133,7 @@ def _json(made: FixedModel) -> dict[str, Any]:
         if found is None:
             return None
         profile = pipeline.export_profile(made.target)
-        return render_checks.findings_json(profile, found)["findings"]
+        return render.findings_json(profile, found)["findings"]
 
     return {
         "output": str(made.path),
@@ -144,11 +144,11 @@ def _json(made: FixedModel) -> dict[str, Any]:
         "extents": dict(made.extents),
         "before": listed(made.before),
         "after": listed(made.after),
-        "changes": render_checks.changes_json(made.changes),
+        "changes": render.changes_json(made.changes),
         "data": made.data,
         "meaning": outputs(made.meaning),
         "engine": made.engine,
         "without_engine": made.without_engine,
         "there": outputs(made.there),
-        "verdict": None if made.verdict is None else render_checks.verdict_json(made.verdict),
+        "verdict": None if made.verdict is None else render.verdict_json(made.verdict),
     }

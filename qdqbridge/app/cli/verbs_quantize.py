@@ -15,10 +15,28 @@ from rich.text import Text
 from qdqbridge.app import pipeline, quantizing, verdict
 from qdqbridge.app.cli import output
 from qdqbridge.app.cli.failures import usage
-from qdqbridge.app.cli.helping import ARITHMETIC, FORMATS, GOALS, MORE, SEARCH
-from qdqbridge.app.cli.parameters import Extents, Force, Json, Model, Variant, extents_of
-from qdqbridge.app.cli.reading import AS_IT_IS, Reading
-from qdqbridge.app.cli.writing import FOR_TVM, ONNX, check_extents, check_suffix, write_for_tvm
+from qdqbridge.app.cli.files import (
+    AS_IT_IS,
+    FOR_TVM,
+    ONNX,
+    Reading,
+    check_extents,
+    check_suffix,
+    write_for_tvm,
+)
+from qdqbridge.app.cli.parameters import (
+    ARITHMETIC,
+    FORMATS,
+    GOALS,
+    MORE,
+    SEARCH,
+    Extents,
+    Force,
+    Json,
+    Model,
+    Variant,
+    extents_of,
+)
 from qdqbridge.app.sources import TOSA_FILES
 from qdqbridge.core.graph.copying import with_numbers
 from qdqbridge.errors import InputDataError, UnsupportedTargetError

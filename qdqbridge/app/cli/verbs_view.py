@@ -11,9 +11,9 @@ from cyclopts import Parameter
 from numpy.typing import NDArray
 
 from qdqbridge.app import hosting, judging, pipeline, viewing
-from qdqbridge.app.cli import arrays, output
+from qdqbridge.app.cli import files, output
+from qdqbridge.app.cli.files import AS_IT_IS, Reading
 from qdqbridge.app.cli.parameters import Extents, Force, Json, Model, extents_of
-from qdqbridge.app.cli.reading import AS_IT_IS, Reading
 from qdqbridge.app.viewer import (
     Document,
     Paint,
@@ -114,7 +114,7 @@ def view(
             _graph_with_explanation(graph, model), _graph_with_explanation(theirs, other)
         )
     else:
-        inputs = None if data is None else arrays.read_inputs(data, graph.inputs)
+        inputs = None if data is None else files.read_inputs(data, graph.inputs)
         with ExitStack() as stack:
             judged = _Judged(reading.file(model), graph, inputs, stack)
             paints = tuple(judged.paints(table, engine, reference, timed=profile_kernels))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from importlib.resources import files
 
-from qdqbridge.app.report.quantization.plots import Markup, tag
+from qdqbridge.app.report.plots import Markup, tag
 from qdqbridge.app.viewer.document import Document
 from qdqbridge.control_characters import all_visible
 

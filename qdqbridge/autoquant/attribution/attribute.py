@@ -43,7 +43,7 @@ from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.errors import InputDataError, UnsupportedModelError
 from qdqbridge.onnx_io.runtime.products import StoredWeights
-from qdqbridge.targets.comparison.engine import Engine
+from qdqbridge.targets.comparison.compare import Engine
 
 Array = NDArray[Any]
 Progress = Callable[[int, int], None]

@@ -17,8 +17,8 @@ from qdqbridge.core.graph.interpreter import computed
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
+from qdqbridge.targets.comparison.compare import Engine
 from qdqbridge.targets.comparison.difference import TensorDifference
-from qdqbridge.targets.comparison.engine import Engine
 from qdqbridge.targets.comparison.local import compare_locally
 
 # ---- The error of one tensor, split by cause -----------------------------------------------------

@@ -12,7 +12,7 @@ from qdqbridge.autoquant.attribution.attribute import Attribution, SuspectTensor
 from qdqbridge.autoquant.attribution.causes import KERNEL, KernelShare, kernel_share
 from qdqbridge.autoquant.attribution.simulation import GraphRuns, decibels, ratio
 from qdqbridge.core.graph.graph import Graph, Value
-from qdqbridge.targets.comparison.engine import Engine
+from qdqbridge.targets.comparison.compare import Engine
 
 Array = NDArray[Any]
 

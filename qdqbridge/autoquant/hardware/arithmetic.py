@@ -31,8 +31,8 @@ from qdqbridge.onnx_io.opaque.paired import multiplies_bytes
 from qdqbridge.onnx_io.runtime.pairs import Order
 from qdqbridge.onnx_io.runtime.pairs import lost as lost_in_pairs
 from qdqbridge.onnx_io.runtime.products import StoredWeights
-from qdqbridge.tflite_io.rounding import double_round, fixed_point, in_float32, rounded_twice
-from qdqbridge.tflite_io.tosa import rescaled
+from qdqbridge.tflite_io.arithmetic import double_round, fixed_point, in_float32, rounded_twice
+from qdqbridge.tflite_io.litert import rescaled
 
 Array = NDArray[Any]
 Sums = NDArray[np.int64]

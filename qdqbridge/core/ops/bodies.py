@@ -30,10 +30,9 @@ from qdqbridge.core.graph.operator import (
     OnnxOp,
     Operands,
     Operator,
-    Pattern,
     Row,
 )
-from qdqbridge.core.graph.patterns import near, scalar
+from qdqbridge.core.graph.patterns import Pattern, near, scalar
 from qdqbridge.core.ops.forms import written
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from qdqbridge.core.graph.patterns import Pattern, PatternMatch, match_value_pat
 
 OPERANDS = ("", "x", "ab")
 """The letters of the operands in a form, by the operator's arity."""
-LETTERS = frozenset("xab")
+OPERAND_LETTERS = frozenset("xab")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _is_part(pattern: Pattern, whole: Pattern) -> bool:
 def _patterns_overlap(pattern: Pattern, other: Pattern) -> bool:
     if isinstance(pattern, tuple) and isinstance(other, tuple) and len(pattern) == len(other):
         return pattern[0] == other[0] and all(map(_patterns_overlap, pattern[1:], other[1:]))
-    return pattern in LETTERS or pattern == other
+    return pattern in OPERAND_LETTERS or pattern == other
 
 
 def ends(op: Operator) -> tuple[str, ...]:

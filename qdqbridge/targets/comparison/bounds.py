@@ -1,40 +1,19 @@
-"""How far a float32 engine may lie from the exact result of one node.
-
-With ``u`` = 2**-24 (float32), n roundings grow to ``growth(n)``: the smaller of the worst case
-``n*u / (1 - n*u)`` (Higham, Accuracy and Stability of Numerical Algorithms, 3.1; any order of
-additions) and ``8 * sqrt(n) * u`` (Higham and Mary, A New Approach to Probabilistic Rounding Error
-Analysis, 2019; missed with a probability below 2*n*exp(-32), and then a difference stays without
-explanation, which is the safe side). The real result of a node may be off by
-
-* **accumulate, average**: ``growth(K + 10) * sum |x*w|`` for K terms: K + 1 roundings of products
-  and sums, two of the dequantized factors, four of the bias and its scale, three of a requantizing
-  multiplier (its two factors and its product with the accumulator).
-* **softmax**: ``growth(K + 16 + max|d|) * y``: an exponential of a rounded difference ``d``.
-* **normalizations**: first-order propagation of ``growth(K + 8)`` through mean, variance
-  ``E[x*x] - E[x]**2`` and the affine map.
-* **linear and cubic resize**: ``u * (32 + 8 * largest extent) * max|x|``: coordinates are float32.
-* **sums of quantized operands**: ``8 * u * (|y| + sum (|x| + 2 |scale * zero point|))``: kernels
-  that make one number of all zero points (onnxruntime's QLinearAdd) add codes as they are stored.
-* **everything else**: ``8 * u * (|y| + m)``, where m is the largest intermediate result of usual
-  implementations (1 for a sigmoid, |x| for a gelu; of a composition, of its own steps). Operands
-  are the float32 values that every engine starts from, so that their rounding does not count.
-
-The quantization that follows adds ``2*u*|y / scale|`` for the division and ``u*|t|`` for engines
-that add the zero point before they round.
-"""
+"""How far an engine that computes in float32 or float16 may lie from a node's exact result."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import chain, combinations, product
+from typing import Any, cast
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.graph import Node
+from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import Flow, Magnitude, geometry_of
 from qdqbridge.core.graph.types import QuantType
@@ -54,6 +33,31 @@ from qdqbridge.core.ops.elementwise import ADD, SUB
 from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION, GROUPED, groups_of
 from qdqbridge.core.ops.softmax import LOG_SOFTMAX
 
+# ---- How far a float32 engine may lie from the exact result of one node --------------------------
+# With ``u`` = 2**-24 (float32), n roundings grow to ``growth(n)``: the smaller of the worst case
+# ``n*u / (1 - n*u)`` (Higham, Accuracy and Stability of Numerical Algorithms, 3.1; any order of
+# additions) and ``8 * sqrt(n) * u`` (Higham and Mary, A New Approach to Probabilistic Rounding
+# Error Analysis, 2019; missed with a probability below 2*n*exp(-32), and then a difference stays
+# without explanation, which is the safe side). The real result of a node may be off by
+#
+# * **accumulate, average**: ``growth(K + 10) * sum |x*w|`` for K terms: K + 1 roundings of products
+#   and sums, two of the dequantized factors, four of the bias and its scale, three of a
+#   requantizing multiplier (its two factors and its product with the accumulator).
+# * **softmax**: ``growth(K + 16 + max|d|) * y``: an exponential of a rounded difference ``d``.
+# * **normalizations**: first-order propagation of ``growth(K + 8)`` through mean, variance ``E[x*x]
+#   - E[x]**2`` and the affine map.
+# * **linear and cubic resize**: ``u * (32 + 8 * largest extent) * max|x|``: coordinates are
+#   float32.
+# * **sums of quantized operands**: ``8 * u * (|y| + sum (|x| + 2 |scale * zero point|))``: kernels
+#   that make one number of all zero points (onnxruntime's QLinearAdd) add codes as they are stored.
+# * **everything else**: ``8 * u * (|y| + m)``, where m is the largest intermediate result of usual
+#   implementations (1 for a sigmoid, |x| for a gelu; of a composition, of its own steps). Operands
+#   are the float32 values that every engine starts from, so that their rounding does not count.
+#
+# The quantization that follows adds ``2*u*|y / scale|`` for the division and ``u*|t|`` for engines
+# that add the zero point before they round.
+
+
 Array = NDArray[Any]
 Operands = Sequence["Array | None"]
 UNIT = 2.0**-24
@@ -70,7 +74,7 @@ class Exact:
         as_written: The float64 result with the bias that the file has, where the graph's is a
             rounding of it.
         halves: Intervals of the results of engines that compute in float16
-            (:mod:`qdqbridge.targets.comparison.float16`); any of them may be the right one.
+            (:mod:`qdqbridge.targets.comparison.bounds`); any of them may be the right one.
         predicted: It is the result of an engine's own arithmetic, which is known.
     """
 
@@ -320,3 +324,163 @@ def _normalization_size(node: Node, reals: Sequence[Array | None]) -> Array:
     if shift is not None:
         size = size + np.abs(groups.placed(shift, x.ndim))
     return size
+
+
+# ---- float16 -------------------------------------------------------------------------------------
+# What an engine that computes in float16 (or bfloat16) may give in the place of a node's result.
+#
+# onnxruntime 1.31 on x86 has few float16 kernels. A pass that cannot be disabled
+# (InsertCastTransformer) runs the other operators in float32 between Casts, and which of their
+# operands were rounded to float16 on the way depends on their neighbours: constants were,
+# activations that only such an operator reads were not, and a value that several of them pass on
+# was rounded at some of its readers. The arithmetic itself is float32, its result rounded to
+# float16 before a float16 operator (QuantizeLinear for one) reads it. (Seen in the graphs that it
+# runs, for 15 files of 4 networks: 22 operators in float32; LayerNormalization, Concat and Slice in
+# float16.)
+#
+# So the result lies in one of a few narrow intervals: one for each choice of the operands that are
+# rounded, each once as it is and once rounded to float16. A result outside of all of them is no
+# effect of float16. Rounding is monotone, so an interval is rounded by rounding its ends.
+
+
+HALVES = (DType.FLOAT16, DType.BFLOAT16)
+_MOST = 3
+"""Operands whose roundings are distinguished; of more, all or none are rounded."""
+
+
+def unit(dtype: DType) -> float:
+    """Returns the largest relative error of one rounding to ``dtype``."""
+    return float(cast("Any", ml_dtypes.finfo)(dtype.numpy).eps) / 2
+
+
+def smallest(dtype: DType) -> float:
+    """Returns the largest error of one rounding to ``dtype`` near 0."""
+    return float(cast("Any", ml_dtypes.finfo)(dtype.numpy).smallest_subnormal) / 2
+
+
+def half_of(node: Node) -> DType | None:
+    """Returns the 16-bit float type in which ``node`` may be computed, None where it is float32."""
+    if node.origin.computed in HALVES:
+        return node.origin.computed
+    for value in (*node.outputs, *node.inputs):
+        dtype = None if value is None else _expressed(value)
+        if dtype in HALVES:
+            return dtype
+    return None
+
+
+def _expressed(value: Value) -> DType:
+    return value.quant.params.expressed_dtype if value.quant else value.type.dtype
+
+
+def with_halves(node: Node, operands: Operands, known: Exact | None) -> Exact | None:
+    """Returns the exact results of ``node`` and the intervals of its results in float16.
+
+    Args:
+        node: Any node.
+        operands: The stored values of its operands.
+        known: Its exact results.
+    """
+    dtype = half_of(node)
+    if known is None or dtype is None:
+        return known
+    return replace(known, halves=tuple(_intervals(node, operands, dtype)))
+
+
+def _intervals(node: Node, operands: Operands, dtype: DType) -> Iterator[tuple[Array, Array]]:
+    for rounded in _choices(node):
+        for low, high in _spans(node, operands, dtype, rounded):
+            yield low, high
+            yield _narrowed(low, dtype), _narrowed(high, dtype)
+
+
+def _narrowed(real: Array, dtype: DType) -> Array:
+    with np.errstate(over="ignore"):
+        return real.astype(dtype.numpy).astype(np.float64)
+
+
+def _choices(node: Node) -> list[frozenset[int]]:
+    """Returns sets of quantized operands whose real values are rounded."""
+    computed = node.origin.computed in HALVES
+    places = [
+        i for i, v in enumerate(node.inputs) if v is not None and _rounds(v, computed=computed)
+    ]
+    if len(places) > _MOST:
+        return [frozenset(), frozenset(places)]
+    sizes = range(len(places) + 1)
+    return [frozenset(some) for some in chain.from_iterable(combinations(places, k) for k in sizes)]
+
+
+def _rounds(value: Value, *, computed: bool) -> bool:
+    return isinstance(value.type, QuantType) and (computed or _expressed(value) in HALVES)
+
+
+def _spans(
+    node: Node, operands: Operands, dtype: DType, rounded: frozenset[int]
+) -> Iterator[tuple[Array, Array]]:
+    """Yields the float32 result's interval: for float operands as recorded, and before rounding.
+
+    A float operand was recorded in float16; an operator that runs in float32 may have read it
+    before it was rounded.
+    """
+    known = exact(node, operands, rounded=rounded, half=dtype)
+    if known is None:
+        return
+    center = known.real if known.as_written is None else known.as_written
+    width = _capped(node, known)
+    yield center - width, center + width
+    floats = [
+        i for i, v in node.data_operands()
+        if not v.quant and v.constant is None and v.type.dtype in HALVES
+    ]  # fmt: skip
+    if floats:
+        yield from _unrounded(node, operands, dtype, rounded, floats, known)
+
+
+def _capped(node: Node, known: Exact) -> Array:
+    """Float32 sums may move a value by no more than an eighth of an LSB."""
+    quant = node.output.quant
+    if quant is None or not quant.params.per_tensor:
+        return known.accumulated
+    return np.minimum(known.accumulated, 0.125 * float(quant.params.scale))
+
+
+def _unrounded(
+    node: Node,
+    operands: Operands,
+    dtype: DType,
+    rounded: frozenset[int],
+    floats: Sequence[int],
+    known: Exact,
+) -> Iterator[tuple[Array, Array]]:
+    error, tiny = unit(dtype), smallest(dtype)
+    size = None
+    match node.op.flow:
+        case Flow.ACCUMULATE | Flow.AVERAGE:
+            size = len(floats) * (error * magnitude(node, operands) + tiny)
+        case Flow.ROUND:
+            size = sensitivity(node, operands, error)
+        case Flow.ELEMENTWISE if len(floats) <= _MOST:
+            yield from _corners(node, operands, dtype, rounded, floats)
+        case _:
+            return
+    if size is not None:
+        center = known.real if known.as_written is None else known.as_written
+        yield center - known.accumulated - size, center + known.accumulated + size
+
+
+def _corners(
+    node: Node, operands: Operands, dtype: DType, rounded: frozenset[int], floats: Sequence[int]
+) -> Iterator[tuple[Array, Array]]:
+    """Yields the hull of results for operands at both ends: the operators are monotone there."""
+    ends: list[Array] = []
+    for signs in product((-1, 1), repeat=len(floats)):
+        moved = list(operands)
+        for index, sign in zip(floats, signs, strict=True):
+            real = np.asarray(operands[index]).astype(np.float64)
+            moved[index] = real + sign * (np.abs(real) * unit(dtype) + smallest(dtype))
+        found = exact(node, moved, rounded=rounded, half=dtype)
+        if found is not None:
+            ends += [found.real - found.accumulated, found.real + found.accumulated]
+    if ends:
+        yield np.minimum.reduce(ends), np.maximum.reduce(ends)

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType, ValueType
-from qdqbridge.targets.comparison.bounds import UNIT, Exact
-from qdqbridge.targets.comparison.float16 import HALVES, smallest, unit
+from qdqbridge.targets.comparison.bounds import HALVES, UNIT, Exact, smallest, unit
 
 Array = NDArray[Any]
 TIE = "tie"

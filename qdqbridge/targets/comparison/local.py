@@ -29,7 +29,7 @@ from qdqbridge.core.ops.elementwise import CONCAT
 from qdqbridge.core.ops.matmul import DENSE
 from qdqbridge.core.ops.packed_products import packed_product
 from qdqbridge.errors import QdqBridgeError
-from qdqbridge.targets.comparison.bounds import Exact, exact
+from qdqbridge.targets.comparison.bounds import HALVES, Exact, exact, with_halves
 from qdqbridge.targets.comparison.causes import (
     MISREAD,
     REWRITTEN,
@@ -40,17 +40,96 @@ from qdqbridge.targets.comparison.causes import (
 )
 from qdqbridge.targets.comparison.compare import (
     Comparison,
+    Engine,
+    OwnArithmetic,
     Progress,
     ordered,
     producers,
     same_meaning,
+    visible_values,
 )
 from qdqbridge.targets.comparison.difference import Tally, differing
-from qdqbridge.targets.comparison.engine import Engine, OwnArithmetic, visible
-from qdqbridge.targets.comparison.float16 import with_halves
-from qdqbridge.targets.comparison.passing import concat_exact, moved
 
-Array = NDArray[Any]
+# ---- Exact results behind nodes that pass values on: they are those of the nodes before, moved ---
+# Where the reference did not record what is moved or joined, the result differs because of the
+# node before; that node's exact values and bounds explain it.
+
+
+Array: TypeAlias = NDArray[Any]
+
+
+def moved(node: Node, behind: Exact, operands: Sequence[Array | None]) -> Exact:
+    """Returns exact results after a data-movement operator: the values and their bounds move alike.
+
+    Args:
+        node: A node that only moves values.
+        behind: The exact values of its first operand.
+        operands: Its operands; the first one gives the shape.
+    """
+    first = operands[0]
+    shape = behind.real.shape if first is None else first.shape
+
+    def move(array: Array) -> Array:
+        whole = np.broadcast_to(np.asarray(array, np.float64), shape)
+        return node.op.compute(node.attributes, [whole, *operands[1:]])[0]
+
+    written = None if behind.as_written is None else move(behind.as_written)
+    halves = tuple((move(low), move(high)) for low, high in behind.halves)
+    moved_bounds = move(behind.elementwise), move(behind.accumulated)
+    return Exact(move(behind.real), *moved_bounds, written, halves)
+
+
+def concat_exact(
+    node: Node, behind: Sequence[Exact | None], operands: Sequence[Array | None]
+) -> Exact:
+    """Returns exact results of a Concat: those of its operands, where they are known, side by side.
+
+    Args:
+        node: A Concat.
+        behind: For each operand the exact values that it was rounded from, None where it is given.
+        operands: The stored values of its operands.
+    """
+    parts = [
+        _given(value, stored) if known is None else known
+        for value, known, stored in zip(node.inputs, behind, operands, strict=True)
+    ]
+
+    def join(arrays: Sequence[Array]) -> Array:
+        wide = [np.broadcast_to(a, p.real.shape) for a, p in zip(arrays, parts, strict=True)]
+        return node.op.compute(node.attributes, wide)[0]
+
+    written = [p.real if p.as_written is None else p.as_written for p in parts]
+    return Exact(
+        join([p.real for p in parts]),
+        join([p.elementwise for p in parts]),
+        join([p.accumulated for p in parts]),
+        join(written) if any(p.as_written is not None for p in parts) else None,
+        tuple(
+            (join([_half(p, i)[0] for p in parts]), join([_half(p, i)[1] for p in parts]))
+            for i in range(max(len(p.halves) for p in parts))
+        ),
+    )
+
+
+def _given(value: Value | None, stored: Array | None) -> Exact:
+    assert value is not None and stored is not None
+    real = stored if value.quant is None else dequantize(stored, value.quant.params)
+    wide, halves = real.astype(np.float64), ()
+    expressed = value.quant.params.expressed_dtype if value.quant else DType.FLOAT32
+    if expressed in HALVES:
+        short = real.astype(expressed.numpy).astype(np.float64)
+        halves = ((wide, wide), (short, short))
+    return Exact(wide, np.zeros(()), np.zeros(()), halves=halves)
+
+
+def _half(part: Exact, index: int) -> tuple[Array, Array]:
+    """Returns one of the intervals of a part; every element belongs to one part only."""
+    if not part.halves:
+        return part.real, part.real
+    return part.halves[min(index, len(part.halves) - 1)]
+
+
+# ---- The local comparison: each node on the operands that the reference recorded -----------------
 
 
 def compare_locally(
@@ -75,7 +154,7 @@ def compare_locally(
     Raises:
         InputDataError: The data does not fit.
     """
-    seen = visible(graph)
+    seen = visible_values(graph)
     known = set(reference.names)
     names = [
         name
@@ -133,7 +212,7 @@ def _left_of_rewritten(
         explain: Of the engine.
         own: Of the engine.
     """
-    seen = {name: value for name, value in visible(graph).items() if name in recorded}
+    seen = {name: value for name, value in visible_values(graph).items() if name in recorded}
     tallies = {v: Tally(name, "", v.type, is_output=False) for name, v in seen.items()}
     there, mismatched = {value: recorded[name] for name, value in seen.items()}, dict[Value, None]()
     walk = _BatchWalk(tallies, there, mismatched, explain, own, read=_rounding_activations)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqbridge.errors import InputDataError, ModelFileError, UnsupportedTargetError
-from qdqbridge.targets.encodings import aimet, onnxruntime, tensorrt
+from qdqbridge.targets.encodings import aimet, calibration
 from qdqbridge.targets.encodings.encoding import TensorEncoding, Unfit
 
 
@@ -60,18 +60,18 @@ FORMATS = (
         unsaid=aimet.of_any_type, written=aimet.written_types,
     ),
     EncodingsFormat(
-        "ort-overrides", lambda _, record: onnxruntime.is_overrides(record),
-        lambda record: iter(record.items()), onnxruntime.of_overrides, all_tensors=False,
-        unsaid=onnxruntime.overrides_can_say, written=onnxruntime.written_overrides,
+        "ort-overrides", lambda _, record: calibration.is_overrides(record),
+        lambda record: iter(record.items()), calibration.of_overrides, all_tensors=False,
+        unsaid=calibration.overrides_can_say, written=calibration.written_overrides,
     ),
     EncodingsFormat(
-        "ort-table", lambda _, record: onnxruntime.is_table(record),
-        onnxruntime.ranges_in, onnxruntime.of_ranges, weights=False,
+        "ort-table", lambda _, record: calibration.is_table(record),
+        calibration.ranges_in, calibration.of_ranges, weights=False,
     ),
     EncodingsFormat(
-        "tensorrt", lambda text, _: tensorrt.is_cache(text),
-        tensorrt.lines_of, tensorrt.of_bits, weights=False,
-        unsaid=tensorrt.cache_can_say, written=tensorrt.written_cache,
+        "tensorrt", lambda text, _: calibration.is_cache(text),
+        calibration.lines_of, calibration.of_bits, weights=False,
+        unsaid=calibration.cache_can_say, written=calibration.written_cache,
     ),
 )  # fmt: skip
 DEFAULT = "aimet-2.0.0"
@@ -113,7 +113,7 @@ def read_encodings(path: Path) -> Encodings:
             "upper ends, give the calibration.json beside it",
         ) from error
     record, reason = None, ""
-    if not tensorrt.is_cache(text):
+    if not calibration.is_cache(text):
         try:
             record = json.loads(text)
         except (ValueError, RecursionError) as error:

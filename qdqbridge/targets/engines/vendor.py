@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,16 +15,25 @@ from qdqbridge.core.graph.copying import symbolic_extents
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.types import Dim, ValueType
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.targets.comparison.engine import OwnArithmetic
-from qdqbridge.targets.engines.judge import EngineVerdict, NodeTime, Placement
-from qdqbridge.targets.engines.kinds import EngineKind, engine_kind
+from qdqbridge.targets.comparison.compare import OwnArithmetic
+from qdqbridge.targets.engines.kinds import (
+    EngineKind,
+    EngineVerdict,
+    NodeTime,
+    Placement,
+    engine_kind,
+)
 from qdqbridge.targets.engines.process import EngineProcess, ProcessLimits
+
+if TYPE_CHECKING:
+    from qdqbridge.tflite_io.litert import Kernels
+
 
 Array = NDArray[Any]
 
 
 class VendorEngine:
-    """A model in somebody else's engine; see :class:`~qdqbridge.targets.engines.judge.Judge`.
+    """A model in somebody else's engine; see :class:`~qdqbridge.targets.engines.kinds.Judge`.
 
     Outputs alone come from the model as it is. Intermediate values come from a copy that has them
     as outputs too, which an engine may fuse otherwise; they are the stored integers behind a
@@ -281,3 +290,39 @@ def open_engine(
             takes no such file.
     """
     return VendorEngine(engine_kind(name), path, graph, limits or ProcessLimits())
+
+
+# ---- recording -----------------------------------------------------------------------------------
+# An engine of TFLite files in a process of its own that gives every tensor, not outputs alone.
+
+
+class ChildRecorder:
+    """Runs TFLite files where a crash takes nothing along.
+
+    The process starts when a file is to be run, and ends with this object.
+
+    Args:
+        name: The engine, ``litert`` or ``tosa``.
+        limits: What the engine may take.
+
+    Raises:
+        UnsupportedTargetError: The engine is not installed.
+    """
+
+    def __init__(self, name: str = "litert", limits: ProcessLimits | None = None) -> None:
+        self._kind, self._limits = engine_kind(name), limits or ProcessLimits()
+        self._process: EngineProcess | None = None
+
+    def __call__(
+        self, data: bytes, kernels: Kernels, inputs: Mapping[int, Array], wanted: list[int]
+    ) -> dict[int, Array]:
+        """Runs a file once and returns tensors by index, those that it still has.
+
+        Raises:
+            UnsupportedTargetError: The engine refuses the file, crashes or hangs.
+        """
+        kind = self._kind
+        if self._process is None or not self._process.alive:
+            self._process = EngineProcess(kind.worker, kind.label, self._limits, kind.install)
+        asked = (data, kernels.name, dict(inputs), wanted)
+        return self._process.ask("run the model", "record", *asked)

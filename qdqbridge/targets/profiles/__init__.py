@@ -16,15 +16,21 @@ from qdqbridge.onnx_io.writer.spec import (
     Clamp,
     WriterOptions,
 )
-from qdqbridge.targets.profiles import portable, qoperator, tensorrt
-from qdqbridge.targets.profiles.checker import check_source
-from qdqbridge.targets.profiles.finding import Effect, Finding, Reason, TargetRule
+from qdqbridge.targets.profiles import portable, tensorrt
+from qdqbridge.targets.profiles.finding import (
+    Effect,
+    ExportProfile,
+    Finding,
+    Older,
+    Reason,
+    TargetRule,
+    check_source,
+)
 from qdqbridge.targets.profiles.hexagon import legalizations as hexagon
 from qdqbridge.targets.profiles.hexagon import rules as qnn
 from qdqbridge.targets.profiles.openvino import reductions
 from qdqbridge.targets.profiles.openvino import rules as openvino
 from qdqbridge.targets.profiles.ort import rules as ort
-from qdqbridge.targets.profiles.profile import ExportProfile, Older
 
 __all__ = [
     "PROFILES",
@@ -78,7 +84,7 @@ _ALL = (
     ExportProfile(
         "qoperator", "onnxruntime without graph optimizations",
         WriterOptions(Clamp.STORED, bias=Bias.INT32, operators=True, newest=ONNXRUNTIME_1_31),
-        (*qoperator.RULES, *ort.FUSED_WRONGLY), exported=(ort.ROUNDED_ACTIVATION,),
+        (*portable.QOPERATOR_RULES, *ort.FUSED_WRONGLY), exported=(ort.ROUNDED_ACTIVATION,),
     ),
 )  # fmt: skip
 

@@ -39,7 +39,7 @@ from qdqbridge.core.ops.softmax import SOFTMAX
 from qdqbridge.core.ops.unary import ABS, ERF, EXP, GELU, HARD_SIGMOID, NEG, RELU, SIGMOID, TANH
 from qdqbridge.core.rewrite.driver import run
 from qdqbridge.core.rewrite.rule import Proposal, Replace, Rule, RuleContext, rule
-from qdqbridge.targets.profiles.hexagon.clamps import kept
+from qdqbridge.targets.profiles.hexagon.units import kept
 
 
 def legalized(graph: Graph, legalizations: Sequence[Rule]) -> Graph:

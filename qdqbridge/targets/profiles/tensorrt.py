@@ -15,12 +15,14 @@ from qdqbridge.targets.profiles.file_view import (
     is_quantize,
 )
 from qdqbridge.targets.profiles.finding import Effect, Reason, TargetRule
-from qdqbridge.targets.profiles.float_regions import COPIES, bare, float_regions_of
 from qdqbridge.targets.profiles.predicates import DEQUANTIZES, OWN, when
 from qdqbridge.targets.profiles.shared_rules import (
+    COPIES,
     WEIGHTED,
+    bare,
     both_or_none,
     constant_positive_scale,
+    float_regions_of,
     onnx_domain,
     per_tensor_activations,
     quantized_while_running,

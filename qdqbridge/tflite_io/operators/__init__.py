@@ -7,14 +7,11 @@ from types import MappingProxyType
 
 from qdqbridge.tflite_io.conversion import Row
 from qdqbridge.tflite_io.operators import (
-    control,
     detection,
     elementwise,
-    indices,
     movement,
     products,
     recurrent,
-    signal,
     windows,
 )
 
@@ -24,10 +21,7 @@ ROWS: Mapping[str, Row] = MappingProxyType({
     **windows.ROWS,
     **movement.ROWS,
     **movement.SLICES_ROWS,
-    **indices.ROWS,
     **movement.BLOCKS_ROWS,
     **recurrent.ROWS,
-    **signal.ROWS,
     **detection.ROWS,
-    **control.ROWS,
 })  # fmt: skip

@@ -9,8 +9,39 @@ import numpy as np
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.tflite_io.conversion import Row, SubgraphConversion, UnknownForm
-from qdqbridge.tflite_io.flexbuffer import root_map
 from qdqbridge.tflite_io.schema import Op
+
+# ---- Options of custom operators: a flat map in FlexBuffers' encoding ----------------------------
+
+
+_MOST_OPTIONS = 1000
+
+
+def root_map(data: bytes) -> dict[str, Any]:
+    """Returns the numbers of a map; whatever else it holds is left out.
+
+    Raises:
+        UnknownForm: The data are no such map.
+    """
+    from flatbuffers import flexbuffers
+
+    try:
+        root = flexbuffers.GetRoot(bytearray(data))
+        if not root.IsMap or len(root.AsMap) > _MOST_OPTIONS:
+            raise UnknownForm("its options are no map, or a long one")
+        found = root.AsMap
+        keys, values = found.Keys, found.Values
+        return {
+            keys[i].AsKey: values[i].Value
+            for i in range(len(found))
+            if values[i].IsNumeric or values[i].IsBool
+        }
+    except (ValueError, IndexError, TypeError, OverflowError, UnicodeDecodeError) as error:
+        # flatbuffers reads wherever the bytes point, without a check of its own
+        raise UnknownForm("its options cannot be read") from error
+
+
+# ---- Heads of detectors: boxes decoded and thinned out by non-maximum suppression ----------------
 
 
 def detection_post_process(c: SubgraphConversion, op: Op) -> None:

@@ -25,7 +25,7 @@ from qdqbridge.core.ops.elementwise import DIV, POW
 from qdqbridge.core.ops.unary import EXP, RECIPROCAL
 from qdqbridge.core.rewrite.rule import stored_behind
 from qdqbridge.tflite_io.writer.flatbuffer import ModelRecord, OperatorRecord, TensorRecord
-from qdqbridge.tflite_io.writer.values import (
+from qdqbridge.tflite_io.writer.tensors import (
     TYPE_NAMES,
     NoCounterpart,
     axis_in,

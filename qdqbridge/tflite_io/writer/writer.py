@@ -25,8 +25,8 @@ from qdqbridge.core.ops.table import BY_NAME, OPERATORS
 from qdqbridge.core.rewrite.driver import run
 from qdqbridge.core.rewrite.rule import Rule
 from qdqbridge.errors import UnsupportedModelError, UnsupportedTargetError
-from qdqbridge.tflite_io.approximations import tabulated_reach
-from qdqbridge.tflite_io.open_extents import METADATA_NAME, encoded
+from qdqbridge.tflite_io.arithmetic import tabulated_reach
+from qdqbridge.tflite_io.conversion import METADATA_NAME, encoded
 from qdqbridge.tflite_io.reader import read
 from qdqbridge.tflite_io.writer import expansion, rules
 from qdqbridge.tflite_io.writer.emission import Emission
@@ -34,9 +34,8 @@ from qdqbridge.tflite_io.writer.flatbuffer import ModelRecord
 from qdqbridge.tflite_io.writer.rows import ROWS
 from qdqbridge.tflite_io.writer.rules import ethos
 from qdqbridge.tflite_io.writer.rules.scales import INTEGERS_ONLY, too_coarse
-from qdqbridge.tflite_io.writer.storage import AROUND_ZERO, stored_signed
+from qdqbridge.tflite_io.writer.tensors import AROUND_ZERO, NoCounterpart, stored_signed
 from qdqbridge.tflite_io.writer.tosa import rewritten_for_tosa
-from qdqbridge.tflite_io.writer.values import NoCounterpart
 
 RULES = (*rules.RULES, *expansion.RULES)
 """What is rewritten, in this order."""

@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from qdqbridge.app.report.quantization import quantization_article
-from qdqbridge.app.report.quantization.plots import (
+from qdqbridge.app.report.articles import quantization_article
+from qdqbridge.app.report.plots import (
     clean,
     concat_markup,
     decibels,

@@ -28,7 +28,7 @@ from qdqbridge.core.graph.interpreter import evaluate_node
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.errors import InputDataError, UnsupportedModelError
 from qdqbridge.onnx_io.runtime.products import saturates
-from qdqbridge.targets.comparison.engine import Interpreter, visible
+from qdqbridge.targets.comparison.compare import Interpreter, visible_values
 from qdqbridge.targets.engines import EngineVerdict
 from tests.autoquant.attribution.sabotage import KINDS, named, quantized_by_onnxruntime, spoil
 from tests.places import MODELS
@@ -240,7 +240,7 @@ class _WrongKernel(Interpreter):
                     values[value] = np.clip(array.astype(int) + self.steps, 0, 255).astype(
                         array.dtype
                     )
-        shown = visible(self.graph)
+        shown = visible_values(self.graph)
         return {name: values[shown[name]] for name in names}
 
 

@@ -12,9 +12,8 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.quantization import per_tensor
 from qdqbridge.core.graph.types import QuantType, TensorType
 from qdqbridge.targets.comparison.causes import UNEXPLAINED
-from qdqbridge.targets.comparison.compare import compare_engines
+from qdqbridge.targets.comparison.compare import Interpreter, compare_engines
 from qdqbridge.targets.comparison.difference import Tally
-from qdqbridge.targets.comparison.engine import Interpreter
 from qdqbridge.targets.comparison.local import compare_locally
 from tests.places import MODELS
 

@@ -16,9 +16,8 @@ from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.core.graph.quantization import QuantParams
 from qdqbridge.core.graph.types import QuantType, TensorType, static_shape
 from qdqbridge.core.ops.table import BY_NAME
-from qdqbridge.targets.comparison.bounds import exact
+from qdqbridge.targets.comparison.bounds import exact, half_of, with_halves
 from qdqbridge.targets.comparison.causes import HALF, UNEXPLAINED, blame
-from qdqbridge.targets.comparison.float16 import half_of, with_halves
 from tests.onnx_models import Builder, ints
 
 TYPES = (DType.FLOAT16, DType.BFLOAT16)

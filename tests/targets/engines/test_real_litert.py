@@ -64,7 +64,7 @@ def test_it_is_a_side_of_comparisons(
 def test_a_local_comparison_takes_nothing_along_when_litert_crashes(
     data: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qdqbridge.targets.engines.recording.ProcessLimits", _tight)
+    monkeypatch.setattr("qdqbridge.targets.engines.vendor.ProcessLimits", _tight)
     assert run(["compare", str(CNN), *data, *ENGINE, "--local"]) == 3
     said = capfd.readouterr().err
     assert "LiteRT, CPU cannot" in said

@@ -22,7 +22,7 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.targets.comparison.compare import Comparison
 from qdqbridge.targets.engines.workers.tosa import TosaWorker
 from qdqbridge.targets.tosa import SUFFIXES
-from qdqbridge.tflite_io.tosa import TosaEngine
+from qdqbridge.tflite_io.litert import TosaEngine
 from qdqbridge.tflite_io.writer import converted
 from tests.places import MODELS
 from tests.tflite_io.drawn_inputs import drawn_inputs

@@ -17,9 +17,9 @@ from qdqbridge.core.canonical import canonicalize
 from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.targets.profiles import Effect, Finding
 from qdqbridge.targets.profiles import check as findings_of
-from qdqbridge.targets.profiles.checker import view_of
 from qdqbridge.targets.profiles.export import export
-from qdqbridge.targets.profiles.float_regions import bare, float_region_nodes
+from qdqbridge.targets.profiles.finding import view_of
+from qdqbridge.targets.profiles.shared_rules import bare, float_region_nodes
 from tests.onnx_io.writer_models import CNN, IMAGES, MATRICES, S8, U8, Net, X, Y, network
 from tests.places import MODELS
 from tests.targets.profiles import test_profiles

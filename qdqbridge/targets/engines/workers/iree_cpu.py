@@ -13,8 +13,8 @@ import iree.compiler
 import iree.runtime
 import numpy as np
 
-from qdqbridge.targets.engines.workers.rows import Array, Loaded
-from qdqbridge.tflite_io.programs import installed_program
+from qdqbridge.targets.engines.workers import Array, Loaded
+from qdqbridge.tflite_io.vela import installed_program
 
 IMPORTER = "iree-import-onnx"
 _SAID = 400

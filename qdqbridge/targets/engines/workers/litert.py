@@ -8,7 +8,7 @@ from typing import Any
 
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-from qdqbridge.targets.engines.workers.rows import Array, Loaded
+from qdqbridge.targets.engines.workers import Array, Loaded
 from qdqbridge.tflite_io.litert import Kernels, recorded_here
 
 

@@ -12,7 +12,7 @@ import onnxruntime as ort
 
 from qdqbridge.onnx_io.runtime.products import MARKS
 from qdqbridge.onnx_io.runtime.session import run
-from qdqbridge.targets.engines.workers.rows import Array, Loaded, Row, TimeRow
+from qdqbridge.targets.engines.workers import Array, Loaded, Row, TimeRow
 
 _OPTIMIZED = "optimized.onnx"
 _KERNEL = "_kernel_time"
@@ -78,7 +78,7 @@ def _session(file: str, options: Any) -> Any:
 
 def _times(events: Sequence[Mapping[str, Any]], optimized: Path) -> list[TimeRow]:
     """Returns the shortest of each node's events in a profile."""
-    from qdqbridge.targets.profiles.checker import optimized_view
+    from qdqbridge.targets.profiles.finding import optimized_view
 
     results = {node.name: node.outputs for node in optimized_view(optimized).nodes}
     taken: dict[str, list[float]] = {}
@@ -101,8 +101,8 @@ def _names(node: str, results: Sequence[str]) -> tuple[str, ...]:
 
 
 def _ort_node_placement(optimized: Path) -> list[Row]:
-    from qdqbridge.targets.profiles.checker import optimized_view
-    from qdqbridge.targets.profiles.float_regions import float_region_nodes
+    from qdqbridge.targets.profiles.finding import optimized_view
+    from qdqbridge.targets.profiles.shared_rules import float_region_nodes
 
     view = optimized_view(optimized)
     real = set(float_region_nodes(view))

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from qdqbridge.targets.engines.workers.rows import Array, Loaded
-from qdqbridge.tflite_io.programs import installed_program
+from qdqbridge.targets.engines.workers import Array, Loaded
+from qdqbridge.tflite_io.vela import installed_program
 
 _SCRIPT = Path(__file__).with_name("onnxruntime_web.cjs")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import openvino
 
-from qdqbridge.targets.engines.workers.rows import Array, Loaded, Row, TimeRow
+from qdqbridge.targets.engines.workers import Array, Loaded, Row, TimeRow
 
 _INTEGERS = ("i8", "u8", "i16", "u16", "i32", "i4", "u4", "i64", "boolean")
 _MOVING = frozenset(

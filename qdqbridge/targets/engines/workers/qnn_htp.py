@@ -14,7 +14,7 @@ from typing import IO, Any
 import onnxruntime as ort
 import onnxruntime_qnn as qnn
 
-from qdqbridge.targets.engines.workers.rows import Array, Loaded, Row
+from qdqbridge.targets.engines.workers import Array, Loaded, Row
 
 _PROVIDER = "QNNExecutionProvider"
 _UNIT = re.compile(

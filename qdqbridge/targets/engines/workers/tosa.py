@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from qdqbridge.targets.engines.kinds import ENGINES
-from qdqbridge.targets.engines.workers.rows import Array, Loaded, Row
-from qdqbridge.tflite_io.programs import installed_program
+from qdqbridge.targets.engines.workers import Array, Loaded, Row
 from qdqbridge.tflite_io.schema import Subgraph, parsed
+from qdqbridge.tflite_io.vela import installed_program
 from qdqbridge.tflite_io.writer.tosa import ERF
 
 CONVERTER, SERIALIZER, MODEL = ENGINES["tosa"].programs

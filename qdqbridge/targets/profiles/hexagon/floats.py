@@ -35,12 +35,14 @@ from qdqbridge.targets.profiles.file_view import (
     is_quantize,
 )
 from qdqbridge.targets.profiles.finding import Effect, Reason, TargetRule
-from qdqbridge.targets.profiles.float_regions import COPIES
-from qdqbridge.targets.profiles.hexagon.bias import behind_bias
-from qdqbridge.targets.profiles.hexagon.clamps import lost_clamp, nothing_left
-from qdqbridge.targets.profiles.hexagon.dynamic import only_dequantized
-from qdqbridge.targets.profiles.hexagon.operators import MOST_AXES
-from qdqbridge.targets.profiles.shared_rules import WEIGHTED
+from qdqbridge.targets.profiles.hexagon.units import (
+    MOST_AXES,
+    behind_bias,
+    lost_clamp,
+    nothing_left,
+    only_dequantized,
+)
+from qdqbridge.targets.profiles.shared_rules import COPIES, WEIGHTED
 
 # ---- Normalizations as Hexagon takes them, and computes them right: parameters in 8 and 32 bits
 

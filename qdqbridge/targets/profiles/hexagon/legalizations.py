@@ -36,8 +36,6 @@ from qdqbridge.core.rewrite.rule import (
     replaced,
     rule,
 )
-from qdqbridge.targets.profiles.hexagon.clamps import kept_clamps
-from qdqbridge.targets.profiles.hexagon.factors import kept_factors
 from qdqbridge.targets.profiles.hexagon.floats import (
     exact_norms,
     norms_of_channels,
@@ -45,16 +43,17 @@ from qdqbridge.targets.profiles.hexagon.floats import (
     quantized_norms,
     wide_norms,
 )
-from qdqbridge.targets.profiles.hexagon.operators import IMAGES, MOST_AXES, ROWS_ONLY
 from qdqbridge.targets.profiles.hexagon.products import (
     channels_of_blocks,
     float_products,
     half_biases,
+    kept_factors,
     stretched_weights,
     weights_in_digits,
     whole_bytes,
     wide_products,
 )
+from qdqbridge.targets.profiles.hexagon.units import IMAGES, MOST_AXES, ROWS_ONLY, kept_clamps
 from qdqbridge.targets.profiles.legalization import (
     enters,
     erfs_in_steps,

@@ -23,17 +23,6 @@ from qdqbridge.targets.profiles.file_view import (
     is_quantize,
 )
 from qdqbridge.targets.profiles.finding import Effect, Reason, TargetRule
-from qdqbridge.targets.profiles.float_regions import float_regions_of
-from qdqbridge.targets.profiles.hexagon.bias import (
-    behind_bias,
-    bias_granularity,
-    is_bias,
-    is_clamped_gemm,
-    stored_bias,
-)
-from qdqbridge.targets.profiles.hexagon.clamps import UNIT_RULES
-from qdqbridge.targets.profiles.hexagon.dynamic import DYNAMIC_RULES
-from qdqbridge.targets.profiles.hexagon.factors import moved_factor
 from qdqbridge.targets.profiles.hexagon.floats import (
     FLOAT_RULES,
     is_added_behind,
@@ -41,12 +30,22 @@ from qdqbridge.targets.profiles.hexagon.floats import (
     is_padded,
     wide_weight_on_v73,
 )
-from qdqbridge.targets.profiles.hexagon.operators import OPERATOR_RULES
 from qdqbridge.targets.profiles.hexagon.products import (
     behind_clamp,
     is_of_integers,
+    moved_factor,
     wide_arithmetic,
     wide_arithmetic_of_v73,
+)
+from qdqbridge.targets.profiles.hexagon.units import (
+    DYNAMIC_RULES,
+    OPERATOR_RULES,
+    UNIT_RULES,
+    behind_bias,
+    bias_granularity,
+    is_bias,
+    is_clamped_gemm,
+    stored_bias,
 )
 from qdqbridge.targets.profiles.shared_rules import (
     WEIGHTED,
@@ -56,6 +55,7 @@ from qdqbridge.targets.profiles.shared_rules import (
     constant_positive_scale,
     encoding_of,
     fixed_shapes,
+    float_regions_of,
     is_parameter,
     per_tensor_activations,
     storage,

@@ -36,8 +36,7 @@ from qdqbridge.targets.profiles.file_view import (
     is_quantize,
 )
 from qdqbridge.targets.profiles.finding import Reason
-from qdqbridge.targets.profiles.float_regions import COPIES, WEIGHTED
-from qdqbridge.targets.profiles.shared_rules import is_parameter
+from qdqbridge.targets.profiles.shared_rules import COPIES, WEIGHTED, is_parameter
 
 _EXTREMES = ("ReduceMax", "ReduceMin")
 _AVERAGES = ("ReduceMean", "ReduceSum")

@@ -17,7 +17,6 @@ from qdqbridge.targets.profiles.file_view import (
     is_quantize,
 )
 from qdqbridge.targets.profiles.finding import Check, Effect, Reason, TargetRule
-from qdqbridge.targets.profiles.float_regions import COMPUTED, COPIES
 from qdqbridge.targets.profiles.openvino.reductions import (
     averaged_products,
     reduced_axes,
@@ -26,6 +25,8 @@ from qdqbridge.targets.profiles.openvino.reductions import (
 )
 from qdqbridge.targets.profiles.predicates import OWN, PARAMETER, constant, domain, op, when, where
 from qdqbridge.targets.profiles.shared_rules import (
+    COMPUTED,
+    COPIES,
     WEIGHTED,
     active_ends,
     both_or_none,

@@ -18,7 +18,6 @@ from qdqbridge.targets.profiles.file_view import (
     is_quantize,
 )
 from qdqbridge.targets.profiles.finding import Check, Effect, Reason, TargetRule
-from qdqbridge.targets.profiles.float_regions import COMPUTED, COPIES, float_regions_of
 from qdqbridge.targets.profiles.ort.fusion import (
     REDUNDANT,
     bias_add,
@@ -37,7 +36,13 @@ from qdqbridge.targets.profiles.ort.pairs import (
     unfit_pairs,
 )
 from qdqbridge.targets.profiles.predicates import domain, op, when, where
-from qdqbridge.targets.profiles.shared_rules import bias_ratio, sums_leave_int32
+from qdqbridge.targets.profiles.shared_rules import (
+    COMPUTED,
+    COPIES,
+    bias_ratio,
+    float_regions_of,
+    sums_leave_int32,
+)
 
 _SELECTORS = "onnxruntime qdq_selectors.cc; measured on 1.31.1"
 _UNARY = frozenset({"AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid", "Softmax"})

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from qdqbridge.tflite_io.writer.emission import WriterRow
-from qdqbridge.tflite_io.writer.rows import elementwise, movement, opaque, products, windows
+from qdqbridge.tflite_io.writer.rows import elementwise, movement, products, windows
 
 ROWS: Mapping[str, WriterRow] = MappingProxyType({
     **elementwise.ROWS,
     **products.ROWS,
     **windows.ROWS,
     **movement.ROWS,
-    **opaque.ROWS,
 })  # fmt: skip

@@ -33,7 +33,7 @@ from qdqbridge.core.ops.shape_operator import SHAPE
 from qdqbridge.tflite_io.counterparts import Counterpart, Family, of_families
 from qdqbridge.tflite_io.writer.emission import Emission, WriteRow, WriterRow, written
 from qdqbridge.tflite_io.writer.rows import kernels
-from qdqbridge.tflite_io.writer.values import NoCounterpart, extents
+from qdqbridge.tflite_io.writer.tensors import NoCounterpart, extents
 
 _FAR = (1 << 31) - 1
 _INT8 = "INT8"

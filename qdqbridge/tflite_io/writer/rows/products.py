@@ -16,7 +16,7 @@ from qdqbridge.core.ops.matmul import GEMM
 from qdqbridge.tflite_io.writer.emission import Emission, WriterRow, written
 from qdqbridge.tflite_io.writer.rows import kernels
 from qdqbridge.tflite_io.writer.rows.windows import SAME, VALID, same_or_valid
-from qdqbridge.tflite_io.writer.values import NoCounterpart, extents, fixed_extents, is_weight
+from qdqbridge.tflite_io.writer.tensors import NoCounterpart, extents, fixed_extents, is_weight
 
 _IMAGE = 4
 _CONV_VERSIONS = {DType.FLOAT32: 1, DType.INT8: 3, DType.INT16: 4, DType.INT4: 7}

@@ -22,7 +22,7 @@ from qdqbridge.tflite_io.counterparts import RESIZE_PLACES, Counterpart, Family,
 from qdqbridge.tflite_io.writer.emission import Emission, Integers, WriteRow, WriterRow, written
 from qdqbridge.tflite_io.writer.rows import kernels
 from qdqbridge.tflite_io.writer.rows.kernels import stored
-from qdqbridge.tflite_io.writer.values import NoCounterpart, extents
+from qdqbridge.tflite_io.writer.tensors import NoCounterpart, extents
 
 _IMAGE = 4
 

@@ -7,11 +7,11 @@ number; those that round once more say so in their notes, which ``export`` shows
 from __future__ import annotations
 
 from qdqbridge.core.rewrite.rule import Rule
-from qdqbridge.tflite_io.writer.rules import scales, weights, windows
+from qdqbridge.tflite_io.writer.rules import scales, windows
 
 RULES: tuple[Rule, ...] = (
     *windows.SHAPES,
-    *weights.RULES,
+    *scales.WEIGHT_RULES,
     *windows.RULES,
     *windows.RESIZES_RULES,
     *scales.RULES,

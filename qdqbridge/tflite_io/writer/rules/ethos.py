@@ -28,7 +28,7 @@ from qdqbridge.core.ops.matmul import DENSE
 from qdqbridge.core.ops.unary import RELU
 from qdqbridge.core.rewrite.rule import Proposal, Replace, Rule, RuleContext, rule, stored_behind
 from qdqbridge.tflite_io.writer.rows.kernels import activation
-from qdqbridge.tflite_io.writer.rules.weights import real_constant
+from qdqbridge.tflite_io.writer.rules.scales import real_constant
 
 _LARGEST_CODES = (127, 128)
 """What a quantizer of weights maps the largest of them to."""

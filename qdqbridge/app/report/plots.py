@@ -14,6 +14,7 @@ from qdqbridge.control_characters import visible
 if TYPE_CHECKING:
     from qdqbridge.autoquant.record import LayerError, TensorReport
 
+
 # ---- HTML and SVG that is escaped by construction: text is text unless it was made here ----------
 
 _UNPRINTABLE = re.compile("[\ud800-\udfff\ufffe\uffff]")

@@ -1,21 +1,30 @@
-"""The verbs ``doctor`` and ``completion``: what is installed here, and the shell's help."""
+"""The verbs about what is here: ``doctor``, ``completion``, ``processors``, ``conformance``."""
 
 from __future__ import annotations
 
 import platform
 import sys
+from collections import Counter
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from shutil import which
-from typing import Literal
+from typing import Annotated, Literal
 
+from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
 import qdqbridge
+from qdqbridge.app import hosting
 from qdqbridge.app.cli import output
 from qdqbridge.app.cli.parameters import Json
 from qdqbridge.errors import QdqBridgeError
+from qdqbridge.options import EngineName
+
+# ---- The verbs ``doctor`` and ``completion``: what is installed here, and the shell's help -------
+
 
 _PACKAGES = {
     "numpy": "", "onnx": "", "onnxruntime": "", "apache-tvm": "relax", "tflite": "tflite",
@@ -103,3 +112,92 @@ def _processor() -> dict[str, str]:
     said = "pairs of uint8 and int8 saturate at 16 bits: quantize with --avoid-pairs"
     found["onnxruntime"] = said if saturates() else "products of uint8 and int8 are exact"
     return found
+
+
+# ---- verbs processors ----------------------------------------------------------------------------
+# The verb ``processors``: which classes of processors have kernels, and what a library needs.
+
+
+Library = Annotated[
+    Path | None, Parameter(help="A compiled .so: what it needs is shown, and if this CPU has it.")
+]
+
+
+def processors(library: Library = None, /, *, json: Json = False) -> None:
+    """Show the classes of processors that compiled models have kernels for, best ones first.
+
+    The class of this machine is marked; other processors run kernels of LLVM's plain vectors.
+    """
+    if library is not None:
+        found = hosting.library_needs(library)
+        if json:
+            output.show_json({"library": str(library), **found})
+            return
+        lacking = ", ".join(found["missing"])
+        output.show_text(f"needs {', '.join(found['features'])}")
+        output.show_text(f"this CPU lacks {lacking}" if lacking else "this CPU has all of it")
+        return
+    rows = hosting.processors()
+    if json:
+        output.show_json({"processors": rows})
+        return
+    table = Table("class", "here", "processors and their dot product", "LLVM's features", box=None)
+    for row in rows:
+        here = "yes" if row["host"] else ""
+        table.add_row(row["name"], here, row["about"], " ".join(row["features"]))
+    output.show(table)
+
+
+# ---- verbs conformance ---------------------------------------------------------------------------
+# The verb ``conformance``: an engine on small models of which ONNX's text says what is right.
+
+
+TestedEngine = Annotated[
+    Literal[
+        "interpreter",
+        "tvm",
+        "tvm-importer",
+        "onnxruntime",
+        "onnxruntime-basic",
+        "onnx.reference",
+        EngineName,
+    ],
+    Parameter(help="What runs the cases."),
+]
+Only = Annotated[str, Parameter(help="A part of the names of cases, or a pattern with *.")]
+
+
+def conformance(
+    *, engine: TestedEngine = "interpreter", only: Only = "*", json: Json = False
+) -> int:
+    """Run an engine on small models whose exact results ONNX's text says.
+
+    Each case is equal, within the text's freedom, wrong, refused or crashed. Exits with 1 if any is
+    wrong or crashed.
+    """
+    from qdqbridge.app.cli.failures import DONE, NOT_MET
+    from qdqbridge.app.conforming import OUTCOMES, conform, engine_version
+
+    with output.progress(f"running {engine}") as report:
+        results = list(conform(engine, only, report))
+    counts = Counter(result.outcome for result in results)
+    if json:
+        totals = {outcome: counts[outcome] for outcome in OUTCOMES}
+        output.show_json(
+            {
+                "engine": engine,
+                "version": engine_version(engine),
+                "counts": totals,
+                "cases": [asdict(each) for each in results],
+            }
+        )
+        return NOT_MET if counts["wrong"] + counts["crashed"] else DONE
+    table = Table("situation", *OUTCOMES, "first of them", box=None)
+    for situation in dict.fromkeys(result.situation for result in results):
+        own = [result for result in results if result.situation == situation]
+        of = Counter(result.outcome for result in own)
+        bad = [f"{r.name}: {r.cause}" for r in own if r.outcome in OUTCOMES[2:]]
+        table.add_row(situation, *(str(of[o] or "") for o in OUTCOMES), *bad[:1])
+    table.add_row("all", *(str(counts[outcome]) for outcome in OUTCOMES))
+    output.show(table)
+    return NOT_MET if counts["wrong"] + counts["crashed"] else DONE
