@@ -71,4 +71,4 @@ class OutputFileError(QdqBridgeError):
 
 
 class GraphError(QdqBridgeError):
-    """A graph breaks an invariant of :mod:`qdqbridge.core.graph.verify`."""
+    """A graph breaks an invariant of :mod:`qdqbridge.core.graph.edit`."""

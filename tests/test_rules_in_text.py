@@ -12,8 +12,7 @@ import onnx
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.core.rewrite.driver import run
-from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.core.rewrite import Rule, run
 from qdqbridge.onnx_io.lowering.context import file_operator
 from qdqbridge.tvm.qnn.origin import provenance_of, written
 from qdqbridge.tvm.qnn.read.rules.recorded import recorded_origin

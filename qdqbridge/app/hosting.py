@@ -88,7 +88,7 @@ def from_relax(
     name = function or (entry_name(module) if hasattr(module, "functions") else "") or "main"
     need_module(module, "from_relax", name)
     from qdqbridge.core.canonical import canonicalize
-    from qdqbridge.core.graph.verify import verify
+    from qdqbridge.core.graph.edit import verify
     from qdqbridge.tvm.relax.read import channels_last
     from qdqbridge.tvm.relax.read import from_relax as read_relax
 
@@ -233,7 +233,7 @@ def export_tvm(
 
     write_module(module, file)
     if params is not None and arrays:
-        from qdqbridge.core.graph.archive import write_arrays
+        from qdqbridge.core.graph.atomic_write import write_arrays
 
         write_arrays(Path(params), arrays)
     return len(arrays)

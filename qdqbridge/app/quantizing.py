@@ -15,8 +15,7 @@ import numpy as np
 from qdqbridge.app.pipeline import explain, load, unquantize
 from qdqbridge.app.profiling import load_profile
 from qdqbridge.core.arguments import checked, path_of
-from qdqbridge.core.graph.archive import read_arrays
-from qdqbridge.core.graph.atomic_write import write_text
+from qdqbridge.core.graph.atomic_write import read_arrays, write_text
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError
 from qdqbridge.options import ChooserName, FallbackFormat, TargetName, WeightFormat
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from qdqbridge.autoquant.search.time_limit import TimeLimit
     from qdqbridge.autoquant.simulation.metrics import Metric, Metrics
     from qdqbridge.autoquant.simulation.user_metric import MetricScore, UserMetric
-    from qdqbridge.core.graph.quantization import QuantParams
+    from qdqbridge.core.graph.types import QuantParams
 
 File: TypeAlias = "str | PathLike[str]"
 _REPAIR = ("equalize", "smooth", "round", "learn", "bias")

@@ -45,7 +45,7 @@ class ModelSource:
             options: What is rewritten beyond what keeps every bit.
         """
         from qdqbridge.core.canonical import canonicalize
-        from qdqbridge.core.graph.verify import verify
+        from qdqbridge.core.graph.edit import verify
 
         graph = self.graph
         canonicalize(graph, options, channels_first=self.channels_last)
@@ -164,7 +164,7 @@ def read_file(
         QdqBridgeError: As :func:`qdqbridge.load`.
     """
     from qdqbridge.core.canonical import canonicalize
-    from qdqbridge.core.graph.verify import verify
+    from qdqbridge.core.graph.edit import verify
 
     if is_tflite(file):
         if adapter is not None:
@@ -236,7 +236,7 @@ def _read_model_source(
 def _read_module(file: Path, params: File | None) -> ModelSource:
     need_tvm()
     from qdqbridge.app.hosting import from_relax
-    from qdqbridge.core.graph.archive import read_arrays
+    from qdqbridge.core.graph.atomic_write import read_arrays
     from qdqbridge.tvm.relax.read import channels_last
     from qdqbridge.tvm.relax.saved import read_module, summary
 

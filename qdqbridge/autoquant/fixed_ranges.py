@@ -22,7 +22,7 @@ from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.interpreter import check_inputs, evaluate, evaluate_node
 from qdqbridge.core.graph.numerics import quantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Operator
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
+from qdqbridge.core.graph.types import QuantParams, per_tensor
 from qdqbridge.core.ops.build import quantized, result
 from qdqbridge.core.ops.convolution import CONV
 from qdqbridge.core.ops.dynamic import DYNAMIC_CONV, DYNAMIC_DENSE, dynamic_parameters

@@ -52,8 +52,7 @@ from qdqbridge.autoquant.simulation.metrics import float_values
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import Flow
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.graph.types import QuantParams, TensorType
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.errors import InputDataError, UnsupportedModelError, UnsupportedTargetError
 

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto
 
-from qdqbridge.core.graph.constant import Constant, HeldBytes, StoredBytes
+from qdqbridge.core.graph.constant import Constant, HeldBytes, StoredBytes, parts
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.row_major import parts
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
 from qdqbridge.onnx_io.external_data import external_bytes
 from qdqbridge.onnx_io.reading.model_file import bytes_apart

@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.operator import Operator
-from qdqbridge.core.graph.quantization import QuantParams, params_of_interval, per_tensor
-from qdqbridge.core.ops.softmax import SOFTMAX
+from qdqbridge.core.graph.types import QuantParams, params_of_interval, per_tensor
+from qdqbridge.core.ops.normalization import SOFTMAX
 from qdqbridge.core.ops.unary import SIGMOID, TANH
 
 

@@ -18,7 +18,7 @@ from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.interpreter import evaluate_node
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.graph.types import TensorType, ValueType, static_shape
-from qdqbridge.core.layout.constraints import channels_first
+from qdqbridge.core.layout import channels_first
 from qdqbridge.core.ops.attributes import AlphaAttrs, PoolAttrs
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.pooling import AVERAGE_POOL, GLOBAL_AVERAGE_POOL, window_counts, window_sums

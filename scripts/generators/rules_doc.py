@@ -23,8 +23,8 @@ from qdqbridge.autoquant.attribution.common_form import (
 )
 from qdqbridge.autoquant.planning import batch_norms
 from qdqbridge.core.arguments import ReadingOptions
-from qdqbridge.core.canonical.rules import RULES, rules_with
-from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.core.canonical.form import RULES, rules_with
+from qdqbridge.core.rewrite import Rule
 from qdqbridge.onnx_io.lowering.rules import ENCODINGS
 from qdqbridge.onnx_io.reading.older_operators import OLDER
 from qdqbridge.onnx_io.writer import fused
@@ -110,7 +110,7 @@ SETS: tuple[RuleSet, ...] = (
 _INTRODUCTION = """\
 # Rules
 
-Every rule that the rewriter (`qdqbridge/core/rewrite/`) applies, by set, in the order in which
+Every rule that the rewriter (`qdqbridge/core/rewrite.py`) applies, by set, in the order in which
 rules look at a node. A rule of several sets is shown once. Made by
 `python scripts/generators/rules_doc.py` from the rules' docstrings and from
 `tests/<room>/text_cases/`, which are tests: a rule alone makes exactly the second text of the

@@ -11,7 +11,7 @@ from numpy.lib import format as npy
 
 from qdqbridge.app.cli.failures import run
 from qdqbridge.app.cli.files import read_inputs
-from qdqbridge.core.graph.archive import write_arrays
+from qdqbridge.core.graph.atomic_write import write_arrays
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.types import TensorType

@@ -18,8 +18,13 @@ import pytest
 import qdqbridge as qb
 from qdqbridge.app.pipeline import save_tflite
 from qdqbridge.core.graph import atomic_write
-from qdqbridge.core.graph.archive import read_arrays, write_arrays
-from qdqbridge.core.graph.atomic_write import placed, placed_together, write_text
+from qdqbridge.core.graph.atomic_write import (
+    placed,
+    placed_together,
+    read_arrays,
+    write_arrays,
+    write_text,
+)
 from qdqbridge.errors import OutputExistsError, OutputFileError
 from qdqbridge.onnx_io.writer import files
 from tests.places import MODELS

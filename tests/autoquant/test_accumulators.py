@@ -18,7 +18,7 @@ from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.graph.numerics import dequantize, quantize
-from qdqbridge.core.graph.quantization import per_tensor
+from qdqbridge.core.graph.types import per_tensor
 from qdqbridge.onnx_io.runtime.pairs import can_saturate, paired, remedy, saturating
 from tests.autoquant.test_collect import MODELS
 

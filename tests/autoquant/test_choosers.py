@@ -26,8 +26,7 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
-from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.graph.types import QuantParams, TensorType, per_tensor
 from qdqbridge.errors import InputDataError
 from tests.places import MODELS
 

@@ -31,7 +31,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node
 from qdqbridge.core.graph.numerics import quantize
 from qdqbridge.core.graph.operator import geometry_of
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
+from qdqbridge.core.graph.types import QuantParams, per_tensor
 from tests.targets.engines.target_networks import MODELS, Net
 
 IMAGES = np.load(MODELS / "digits_test.npz")["x"]

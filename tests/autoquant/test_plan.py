@@ -11,7 +11,7 @@ from qdqbridge.autoquant.planning.targets import ORT, PER_TENSOR, QNN, TENSORRT,
 from qdqbridge.autoquant.quantize import QuantizeOptions
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.interpreter import evaluate
-from qdqbridge.core.graph.quantization import per_tensor
+from qdqbridge.core.graph.types import per_tensor
 from qdqbridge.errors import InputDataError
 from tests.autoquant.float_models import quantize_plainly
 from tests.onnx_models import Builder, canonical

@@ -17,7 +17,7 @@ from qdqbridge.autoquant.repair.float_reference import FloatReference
 from qdqbridge.autoquant.repair.layers import layer_of
 from qdqbridge.autoquant.repair.steps import CHOOSERS, CLEARLY, DEFAULT, GAIN, left_out_sqnr
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.quantization import per_tensor
+from qdqbridge.core.graph.types import per_tensor
 from qdqbridge.errors import InputDataError, UnsupportedModelError
 from tests.autoquant.float_models import quantize_model
 from tests.combinations import each_once

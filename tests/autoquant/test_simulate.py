@@ -22,7 +22,7 @@ from qdqbridge.autoquant.simulation.engines import OnnxRuntime
 from qdqbridge.autoquant.simulation.teams import TrialJob, TrialWorker
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.graph.numerics import dequantize
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.errors import InputDataError, UnsupportedQuantization, UnsupportedTargetError
 from tests.autoquant.float_models import data, decided, network, quantize_plainly
 from tests.onnx_models import Builder, canonical

@@ -27,7 +27,7 @@ from qdqbridge.autoquant.search.tuning import (
 )
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.quantization import per_tensor
+from qdqbridge.core.graph.types import per_tensor
 from tests.autoquant.float_models import quantize_model
 from tests.onnx_models import Builder, canonical
 from tests.places import MODELS

@@ -11,8 +11,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.edit import verify
 from qdqbridge.core.graph.graph import Graph
-from qdqbridge.core.graph.verify import verify
 from qdqbridge.errors import (
     QdqBridgeError,
 )

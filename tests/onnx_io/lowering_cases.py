@@ -12,7 +12,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from tests.exact_sessions import exact_session
 from tests.onnx_models import Builder
 

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import qdqbridge as qb
 from qdqbridge.app.cli.failures import MODEL, run
-from qdqbridge.core.graph.archive import write_arrays
+from qdqbridge.core.graph.atomic_write import write_arrays
 from qdqbridge.errors import InputDataError, ModelFileError
 from tests.combinations import each_once
 

@@ -14,13 +14,15 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes
 from qdqbridge.core.ops import attributes as a
-from qdqbridge.core.ops.attention import MergedAttentionAttrs, MultiHeadAttentionAttrs
-from qdqbridge.core.ops.causal_convolution import CausalConvAttrs
-from qdqbridge.core.ops.dot_product_attention import AttentionAttrs
+from qdqbridge.core.ops.attention import (
+    AttentionAttrs,
+    MergedAttentionAttrs,
+    MultiHeadAttentionAttrs,
+    RotaryEmbeddingAttrs,
+)
+from qdqbridge.core.ops.convolution import CausalConvAttrs
 from qdqbridge.core.ops.experts import ExpertsAttrs
-from qdqbridge.core.ops.group_query_attention import GroupQueryAttentionAttrs
-from qdqbridge.core.ops.rotary_embedding import RotaryEmbeddingAttrs
-from qdqbridge.core.ops.sparse_attention import SparseAttentionAttrs
+from qdqbridge.core.ops.group_query_attention import GroupQueryAttentionAttrs, SparseAttentionAttrs
 from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.codecs import BY_ROW, decode, encode, since

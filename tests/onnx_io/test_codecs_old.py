@@ -13,8 +13,7 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
-from qdqbridge.core.graph.quantization import per_tensor
-from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.graph.types import QuantType, per_tensor
 from qdqbridge.core.ops import attributes as a
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from qdqbridge.core.graph.verify import verify
+from qdqbridge.core.graph.edit import verify
 from tests.onnx_io import equivalence_bases
 from tests.onnx_io.model_views import copy_of
 from tests.onnx_io.scrambler import REWRITES, scrambled

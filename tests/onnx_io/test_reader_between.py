@@ -10,8 +10,7 @@ from onnx import TensorProto
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
-from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.graph.types import QuantParams, QuantType, per_tensor
 from tests.onnx_models import (
     Array,
     Builder,

@@ -10,10 +10,9 @@ import pytest
 from onnx import TensorProto
 
 from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.edit import verify
 from qdqbridge.core.graph.graph import Graph
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
-from qdqbridge.core.graph.types import QuantType
-from qdqbridge.core.graph.verify import verify
+from qdqbridge.core.graph.types import QuantParams, QuantType, per_tensor
 from tests.onnx_models import (
     WEIGHT_SCALES,
     Builder,

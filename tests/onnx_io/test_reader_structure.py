@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqbridge as qb
-from qdqbridge.core.graph.quantization import per_tensor
+from qdqbridge.core.graph.types import per_tensor
 from qdqbridge.onnx_io.reading.reader import read
 from tests.onnx_io.lowering_cases import ort_run
 from tests.onnx_models import (

@@ -146,7 +146,7 @@ def test_what_cannot_be_is_refused_whatever_is_declared() -> None:
 
 def canonical_file(model: onnx.ModelProto) -> Graph:
     """Returns what ``qb.load`` makes of a model, checks included."""
-    from qdqbridge.core.graph.verify import verify
+    from qdqbridge.core.graph.edit import verify
 
     graph = load(model)
     verify(graph)

@@ -14,11 +14,10 @@ import qdqbridge as qb
 from qdqbridge.core.canonical import canonicalize
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.edit import verify
 from qdqbridge.core.graph.graph import Graph, Node, Origin, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
-from qdqbridge.core.graph.quantization import per_tensor
-from qdqbridge.core.graph.types import QuantType, TensorType
-from qdqbridge.core.graph.verify import verify
+from qdqbridge.core.graph.types import QuantType, TensorType, per_tensor
 from qdqbridge.core.ops.attributes import AxisAttrs
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.errors import InvalidModelError, UnsupportedTargetError

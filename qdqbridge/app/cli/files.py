@@ -16,7 +16,7 @@ from qdqbridge.app.cli.parameters import READ, extents_of
 from qdqbridge.app.report.inspection import Inspection, misfits
 from qdqbridge.app.sources import inspect_model, is_module, load_model
 from qdqbridge.core.arguments import BIT_FOR_BIT, ReadingOptions, need_relay, need_tvm, path_of
-from qdqbridge.core.graph.archive import read_arrays
+from qdqbridge.core.graph.atomic_write import read_arrays
 from qdqbridge.core.graph.copying import symbolic_extents, with_numbers
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.errors import InputDataError, UnsupportedTargetError

@@ -47,8 +47,7 @@ from qdqbridge.app.cli.parameters import (
 )
 from qdqbridge.app.pipeline import as_onnx
 from qdqbridge.app.sources import is_onnx
-from qdqbridge.core.graph.archive import write_arrays
-from qdqbridge.core.graph.atomic_write import write_text
+from qdqbridge.core.graph.atomic_write import write_arrays, write_text
 from qdqbridge.core.graph.batches import Batch, batches, concat_batch_results
 from qdqbridge.core.graph.copying import with_numbers
 from qdqbridge.core.graph.graph import Graph

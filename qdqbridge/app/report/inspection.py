@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.graph import Graph, Header, Note, Value
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import ValueType
+from qdqbridge.core.graph.types import QuantParams, ValueType
 from qdqbridge.core.ops.conversion import QUANTIZE
 
 # --------------------------------------------------------------------------------------------------

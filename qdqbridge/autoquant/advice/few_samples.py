@@ -29,7 +29,7 @@ from qdqbridge.autoquant.profiling.samples import (
 from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.autoquant.simulation.metrics import float_values
 from qdqbridge.core.graph.graph import Graph
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 
 ENOUGH = 8
 """Different samples from which ranges are chosen by what was seen alone."""

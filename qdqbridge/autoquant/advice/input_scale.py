@@ -38,8 +38,7 @@ from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.attributes import EpsilonAttrs, SoftmaxAttrs
-from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION
-from qdqbridge.core.ops.softmax import SOFTMAX
+from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION, SOFTMAX
 from qdqbridge.core.ops.unary import HARD_SIGMOID, SIGMOID, TANH
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.targets.running import Runner

@@ -15,7 +15,7 @@ from qdqbridge.core.graph.batches import Batch, concat_batch_results
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.interpreter import computed
 from qdqbridge.core.graph.numerics import dequantize
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.targets.comparison.compare import Engine
 from qdqbridge.targets.comparison.difference import TensorDifference

@@ -32,14 +32,13 @@ from qdqbridge.core.graph.patterns import Part, PatternMatch
 from qdqbridge.core.graph.types import QuantType, TensorType, ValueType
 from qdqbridge.core.ops.attributes import GemmAttrs, SliceAttrs, SplitAttrs
 from qdqbridge.core.ops.build import result
-from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.composition import CompositionAttrs
+from qdqbridge.core.ops.conversion import CAST
 from qdqbridge.core.ops.dynamic import UNROUNDED
 from qdqbridge.core.ops.elementwise import ADD
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.core.ops.selection import SLICE, SPLIT
-from qdqbridge.core.rewrite.driver import run
-from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, pattern_rule, rule
+from qdqbridge.core.rewrite import Proposal, Replace, RuleContext, pattern_rule, rule, run
 
 Array = NDArray[Any]
 _BIAS = 2

@@ -31,7 +31,7 @@ from qdqbridge.core.graph.edit import link, rewire
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow, geometry_of
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.conversion import REQUANTIZE
 from qdqbridge.core.ops.data_movement import (
     FLATTEN,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.attribution.correspondence import Rounded
 from qdqbridge.autoquant.attribution.simulation import Change, rounding
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.dynamic import DYNAMIC_DENSE
 from qdqbridge.core.ops.dynamic import rounded as dynamically_rounded
 

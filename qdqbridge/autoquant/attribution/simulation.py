@@ -15,7 +15,7 @@ from qdqbridge.core.graph.batches import batches
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.interpreter import check_inputs, computed
 from qdqbridge.core.graph.numerics import dequantize, quantize
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 
 Array = NDArray[Any]
 

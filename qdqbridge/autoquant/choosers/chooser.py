@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.planning.formats import Format
 from qdqbridge.autoquant.profiling.stats import TensorStats
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from qdqbridge.autoquant.choosers.mse import MSE
 from qdqbridge.autoquant.choosers.rows import Pairs, Rows, half_quadratic
 from qdqbridge.autoquant.planning.formats import Format
 from qdqbridge.autoquant.profiling.stats import TensorStats
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 
 
 @dataclass(frozen=True, slots=True)

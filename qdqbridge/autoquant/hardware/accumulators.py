@@ -21,7 +21,7 @@ from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.autoquant.record import AccumulatorRow
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.numerics import quantize
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.onnx_io.runtime.pairs import FULL, Order, remedy, saturating
 
 __all__ = [

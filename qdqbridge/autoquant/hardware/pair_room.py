@@ -32,7 +32,7 @@ from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.core.graph.graph import Graph, Node
 from qdqbridge.core.graph.numerics import quantize
 from qdqbridge.core.graph.operator import geometry_of
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.convolution import CONV
 from qdqbridge.onnx_io.runtime.pairs import Order
 

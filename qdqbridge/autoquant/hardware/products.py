@@ -14,7 +14,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.graph.operator import Flow, geometry_of
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.accumulator import centered, integer_params
 from qdqbridge.core.ops.attributes import ConvAttrs, GemmAttrs
 from qdqbridge.core.ops.convolution import CONV, lost_in_sums

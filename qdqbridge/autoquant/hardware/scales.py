@@ -16,7 +16,7 @@ from qdqbridge.autoquant.profiling.stats import filled_by_masks
 from qdqbridge.core.canonical.bias import derived_params
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Flow, geometry_of
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.attributes import GemmAttrs
 from qdqbridge.core.ops.elementwise import ADD
 from qdqbridge.core.ops.unary import CLIP, RELU

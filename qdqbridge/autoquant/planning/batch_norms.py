@@ -29,8 +29,7 @@ from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.data_movement import TRANSPOSE
 from qdqbridge.core.ops.elementwise import ADD, DIV, MUL
 from qdqbridge.core.ops.matmul import DENSE, GEMM
-from qdqbridge.core.rewrite.driver import run
-from qdqbridge.core.rewrite.rule import Proposal, Replace, Rule, RuleContext, pattern_rule
+from qdqbridge.core.rewrite import Proposal, Replace, Rule, RuleContext, pattern_rule, run
 
 _IMAGE = 4
 _PRODUCTS = tuple(op.name for op in (CONV, CONV_TRANSPOSE, GEMM, DENSE))

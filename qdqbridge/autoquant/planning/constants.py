@@ -20,7 +20,7 @@ from qdqbridge.autoquant.choosers.rows import Pairs, RowChooser, in_chunks
 from qdqbridge.autoquant.planning.formats import Format
 from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 
 _ELEMENTS = 1 << 20
 """Weights that are looked at together, about."""

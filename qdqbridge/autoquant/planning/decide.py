@@ -46,7 +46,7 @@ from qdqbridge.core.graph.edit import Editor, rewire
 from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Node, Value
 from qdqbridge.core.graph.numerics import quantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, geometry_of
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.build import constant, dequantized, quantized, result, retyped
 from qdqbridge.core.ops.elementwise import ADD
 from qdqbridge.errors import InputDataError

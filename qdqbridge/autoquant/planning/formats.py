@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 
 _TINY = float(np.finfo(np.float32).tiny)

@@ -23,8 +23,7 @@ from qdqbridge.autoquant.planning.unstored import RECURRENT, refusal, weight_for
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import Flow, geometry_of
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.graph.types import QuantParams, TensorType
 from qdqbridge.core.ops.elementwise import ADD, CONCAT, DIV, MAX, MIN, MUL, PRELU, SUB, WHERE
 from qdqbridge.core.ops.matmul import GEMM, MATMUL
 from qdqbridge.core.ops.selection import PAD

@@ -10,20 +10,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qdqbridge.autoquant.planning.formats import Format, Unstored
-from qdqbridge.core.canonical.dense import transposed
-from qdqbridge.core.canonical.weights import coarsest, signed_constant
+from qdqbridge.core.canonical.linear import transposed
+from qdqbridge.core.canonical.storage import coarsest, signed_constant
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.edit import Editor
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, geometry_of
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import Shape
+from qdqbridge.core.graph.types import QuantParams, Shape
 from qdqbridge.core.ops.build import constant, result
 from qdqbridge.core.ops.convolution import CONV
 from qdqbridge.core.ops.dynamic import DYNAMIC_CONV, DYNAMIC_DENSE, DynamicAttrs
 from qdqbridge.core.ops.elementwise import ADD
-from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
-from qdqbridge.core.ops.packed_products import PackedProduct
+from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL, PackedProduct
 from qdqbridge.onnx_io.runtime.operators import is_lstm
 from qdqbridge.onnx_io.writer.variants import ROWS
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from qdqbridge.core.graph.archive import DAMAGES, NotRead, damage_of
+from qdqbridge.core.graph.atomic_write import DAMAGES, NotRead, damage_of
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.interpreter import array_of, check_inputs, check_mapping, most_bytes
 from qdqbridge.core.graph.operator import Flow

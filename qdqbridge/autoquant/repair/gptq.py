@@ -19,9 +19,9 @@ from qdqbridge.autoquant.planning.plan import Weight
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair.layers import ProductLayer, layer_of
 from qdqbridge.autoquant.repair.sweep import SAMPLES, Batches, sweep
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs
-from qdqbridge.core.ops.windows import extents, padded, taps
+from qdqbridge.core.ops.shapes import extents, padded, taps
 
 Array = NDArray[Any]
 Matrix = NDArray[np.float64]

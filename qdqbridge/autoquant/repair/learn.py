@@ -24,7 +24,7 @@ from qdqbridge.autoquant.repair.gptq import columns, loss, rounded_rows
 from qdqbridge.autoquant.repair.layers import ProductLayer, layer_of
 from qdqbridge.autoquant.repair.sweep import SAMPLES, Batches, sweep
 from qdqbridge.core.graph.graph import Node
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 
 # ---- Integers on a grid that are close to what rows of a matrix shall compute --------------------
 # The squared error of a row is a quadratic in it. Its least point on the grid is approached by

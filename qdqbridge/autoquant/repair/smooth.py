@@ -32,7 +32,7 @@ from qdqbridge.autoquant.repair.gptq import columns
 from qdqbridge.autoquant.repair.layers import End, PathRefused, Vector, layer_of, norm_of
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.dynamic import dynamic_codes, dynamic_parameters
 
 Array = NDArray[Any]

@@ -21,7 +21,7 @@ from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.interpreter import computed
 from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.operator import Flow
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.pooling import MAX_POOL
 from qdqbridge.errors import UnsupportedTargetError
 

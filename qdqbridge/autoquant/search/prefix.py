@@ -20,7 +20,7 @@ from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.simulation.engines import OnnxRuntime
 from qdqbridge.autoquant.simulation.graph import Feeds, Needs, simulated
 from qdqbridge.core.graph.graph import Node, Value
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 
 Array = NDArray[Any]
 Chosen = Callable[[Sequence[Weight]], Mapping[Weight, QuantParams]]

@@ -28,7 +28,7 @@ from qdqbridge.autoquant.simulation.teams import TrialTeam
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import Flow
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 
 # ---- What else could be decided for a model: layers left float, or stored with more bits ---------
 

@@ -35,7 +35,7 @@ from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.simulation.teams import TrialTeam
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import Flow, geometry_of
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 
 SAMPLES = 64
 """How many samples choosers are tried on, at most."""

@@ -29,10 +29,15 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.edit import Editor, link, rewire
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import Shape, TensorType
+from qdqbridge.core.graph.types import QuantParams, Shape, TensorType
 from qdqbridge.core.ops.matmul import DENSE
-from qdqbridge.core.ops.simulated import CODES, DISABLED, FLOAT_CODES, SIMULATE, SimulatedAttrs
+from qdqbridge.core.ops.run_time_parameters import (
+    CODES,
+    DISABLED,
+    FLOAT_CODES,
+    SIMULATE,
+    SimulatedAttrs,
+)
 from qdqbridge.errors import UnsupportedQuantization
 
 Operand = tuple[Node, int]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qdqbridge.core.canonical.casts import before_cast, stored_before_cast, taken_in
+from qdqbridge.core.canonical.conversions import before_cast, stored_before_cast, taken_in
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Flow, geometry_of
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.graph.types import QuantParams, TensorType
 from qdqbridge.core.ops.attributes import ResizeAttrs
 from qdqbridge.core.ops.build import dequantized, retyped
 from qdqbridge.core.ops.conversion import QUANTIZE
 from qdqbridge.core.ops.elementwise import POW
 from qdqbridge.core.ops.table import PRODUCTS
-from qdqbridge.core.rewrite.rule import Proposal, Reject, Replace, RuleContext, rule
+from qdqbridge.core.rewrite import Proposal, Reject, Replace, RuleContext, rule
 
 _WEIGHT_BITS = 16
 

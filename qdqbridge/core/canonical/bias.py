@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.canonical.linear import of_one_row_with_bias, with_added_bias
-from qdqbridge.core.canonical.weights import mirror
+from qdqbridge.core.canonical.storage import mirror
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Note, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import geometry_of
 from qdqbridge.core.graph.patterns import AnyOf, Part, PatternMatch
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.accumulator import BIAS_MOVES
 from qdqbridge.core.ops.attributes import EpsilonAttrs
 from qdqbridge.core.ops.build import constant, result, retyped
@@ -34,7 +34,7 @@ from qdqbridge.core.ops.elementwise import ADD, DIV, MUL, SUB
 from qdqbridge.core.ops.matmul import DENSE
 from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION
 from qdqbridge.core.ops.table import PRODUCTS
-from qdqbridge.core.rewrite.rule import (
+from qdqbridge.core.rewrite import (
     Proposal,
     Reject,
     Replace,

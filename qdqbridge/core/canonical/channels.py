@@ -35,16 +35,15 @@ from qdqbridge.core.ops.build import (
     result,
     retyped,
 )
-from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.composition import COMPOSITION
-from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
+from qdqbridge.core.ops.conversion import CAST, DEQUANTIZE, QUANTIZE, REQUANTIZE
 from qdqbridge.core.ops.data_movement import FLATTEN, RESHAPE, TILE, TRANSPOSE
 from qdqbridge.core.ops.elementwise import CONCAT
+from qdqbridge.core.ops.normalization import LOG_SOFTMAX, SOFTMAX
 from qdqbridge.core.ops.reduction import REDUCE_MAX, REDUCE_MEAN, REDUCE_MIN, REDUCE_SUM
 from qdqbridge.core.ops.selection import GATHER, PAD, SLICE, SPLIT
 from qdqbridge.core.ops.shapes import sliced
-from qdqbridge.core.ops.softmax import LOG_SOFTMAX, SOFTMAX
-from qdqbridge.core.rewrite.rule import Proposal, Replace, Rule, RuleContext, made_by, rule
+from qdqbridge.core.rewrite import Proposal, Replace, Rule, RuleContext, made_by, rule
 
 _LAST = ((0, 2, 1), (0, 2, 3, 1), (0, 2, 3, 4, 1))
 

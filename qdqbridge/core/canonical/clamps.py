@@ -11,14 +11,13 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.operator import Attributes, Flow
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.graph.types import QuantParams, QuantType
 from qdqbridge.core.ops.attributes import ClipAttrs, PadAttrs
 from qdqbridge.core.ops.build import quantized, result, retyped
 from qdqbridge.core.ops.conversion import QUANTIZE, REQUANTIZE, is_finite
 from qdqbridge.core.ops.elementwise import MAX, MIN
 from qdqbridge.core.ops.unary import CLIP, RELU
-from qdqbridge.core.rewrite.rule import (
+from qdqbridge.core.rewrite import (
     Proposal,
     Reject,
     Replace,

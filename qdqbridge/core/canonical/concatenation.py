@@ -10,7 +10,7 @@ from qdqbridge.core.graph.types import QuantType, TensorType
 from qdqbridge.core.ops.build import dequantized, quantized, requantized, result, retyped
 from qdqbridge.core.ops.conversion import QUANTIZE
 from qdqbridge.core.ops.elementwise import CONCAT, WHERE
-from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule, stored_behind
+from qdqbridge.core.rewrite import Proposal, Replace, RuleContext, rule, stored_behind
 
 
 @rule("dequantize-through-concat", CONCAT)

@@ -15,8 +15,7 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import Dim, QuantType, Shape, TensorType, static_shape
+from qdqbridge.core.graph.types import Dim, QuantParams, QuantType, Shape, TensorType, static_shape
 from qdqbridge.core.ops import resize
 from qdqbridge.core.ops.attributes import (
     AxesAttrs,
@@ -39,10 +38,10 @@ from qdqbridge.core.ops.conversion import QUANTIZE, REINTERPRET, REQUANTIZE
 from qdqbridge.core.ops.data_movement import FLATTEN, RESHAPE, SQUEEZE, UNSQUEEZE
 from qdqbridge.core.ops.elementwise import ADD, MUL, WHERE
 from qdqbridge.core.ops.folding import proportionate
-from qdqbridge.core.ops.result_shapes import result_shape
 from qdqbridge.core.ops.selection import GATHER, PAD
+from qdqbridge.core.ops.shapes import result_shape
 from qdqbridge.core.ops.table import OPERATORS
-from qdqbridge.core.rewrite.rule import (
+from qdqbridge.core.rewrite import (
     Proposal,
     Reject,
     Replace,

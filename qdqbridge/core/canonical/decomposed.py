@@ -13,14 +13,13 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Operator
 from qdqbridge.core.graph.patterns import AnyOf, Part, PatternMatch
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType, TensorType
+from qdqbridge.core.graph.types import QuantParams, QuantType, TensorType
 from qdqbridge.core.ops.attributes import ClipAttrs
 from qdqbridge.core.ops.build import constant, dequantized, quantized, result
 from qdqbridge.core.ops.conversion import REINTERPRET
 from qdqbridge.core.ops.elementwise import ADD, DIV, MAX, MIN, MUL, SUB
 from qdqbridge.core.ops.unary import ROUND
-from qdqbridge.core.rewrite.rule import (
+from qdqbridge.core.rewrite import (
     Proposal,
     Reject,
     Replace,

@@ -15,9 +15,9 @@ from qdqbridge.core.graph.graph import Graph, Node, Note, Value
 from qdqbridge.core.graph.operator import Flow, geometry_of
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE
-from qdqbridge.core.ops.softmax import SOFTMAX
+from qdqbridge.core.ops.normalization import SOFTMAX
 from qdqbridge.core.ops.unary import ABS, EXP, HARD_SIGMOID, SIGMOID, SOFTPLUS, SQRT
-from qdqbridge.core.rewrite.rule import stored_behind
+from qdqbridge.core.rewrite import stored_behind
 
 _ROUNDING = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
 _STEPS = np.arange(1, 256, dtype=np.float64)

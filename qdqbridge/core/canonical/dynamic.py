@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.core.canonical.dense import transposed
-from qdqbridge.core.canonical.weights import signed_constant
+from qdqbridge.core.canonical.linear import transposed
+from qdqbridge.core.canonical.storage import signed_constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Origin, Value
 from qdqbridge.core.graph.patterns import (
@@ -18,7 +18,7 @@ from qdqbridge.core.graph.patterns import (
     Pattern,
     PatternMatch,
 )
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.accumulator import centered
 from qdqbridge.core.ops.attributes import ConvAttrs
 from qdqbridge.core.ops.build import constant, result
@@ -30,10 +30,9 @@ from qdqbridge.core.ops.dynamic import (
     BlockAttrs,
     DynamicAttrs,
 )
-from qdqbridge.core.ops.matmul import MATMUL
-from qdqbridge.core.ops.packed_products import packed_product
+from qdqbridge.core.ops.matmul import MATMUL, packed_product
 from qdqbridge.core.ops.run_time_parameters import DEQUANTIZE_LINEAR
-from qdqbridge.core.rewrite.rule import (
+from qdqbridge.core.rewrite import (
     Proposal,
     Replace,
     RuleContext,

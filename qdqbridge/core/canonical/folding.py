@@ -13,21 +13,20 @@ from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.types import Dim, static_shape
 from qdqbridge.core.ops.attributes import ExpandAttrs, ReshapeAttrs, ShapeAttrs
 from qdqbridge.core.ops.build import constant, evaluated, result
-from qdqbridge.core.ops.cast import CAST
-from qdqbridge.core.ops.conversion import QUANTIZE, REINTERPRET
+from qdqbridge.core.ops.conversion import CAST, QUANTIZE, REINTERPRET
 from qdqbridge.core.ops.data_movement import EXPAND, RESHAPE
 from qdqbridge.core.ops.elementwise import DIV, MUL, SUB
 from qdqbridge.core.ops.folding import affordable
-from qdqbridge.core.ops.shape_operator import SHAPE
 from qdqbridge.core.ops.shape_values import (
     FOLLOWED,
     MOST,
+    SHAPE,
     Extents,
     computed_extents,
     shape_extents,
 )
 from qdqbridge.core.ops.unary import ROUND
-from qdqbridge.core.rewrite.rule import (
+from qdqbridge.core.rewrite import (
     Proposal,
     Replace,
     RuleContext,

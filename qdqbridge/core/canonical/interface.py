@@ -13,12 +13,11 @@ from qdqbridge.core.graph.copying import copied
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.edit import Editor
 from qdqbridge.core.graph.graph import Graph, Value
-from qdqbridge.core.graph.quantization import QuantParams, shiftable, shifted_params
-from qdqbridge.core.graph.types import QuantType, TensorType
+from qdqbridge.core.graph.types import QuantParams, QuantType, TensorType, shiftable, shifted_params
 from qdqbridge.core.ops.build import dequantized, quantized, requantized
 from qdqbridge.core.ops.conversion import QUANTIZE
-from qdqbridge.core.ops.shape_operator import SHAPE
-from qdqbridge.core.rewrite.rule import stored_behind
+from qdqbridge.core.ops.shape_values import SHAPE
+from qdqbridge.core.rewrite import stored_behind
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 
 Interface: TypeAlias = Literal["float", "as-stored", "int8", "uint8"]

@@ -22,17 +22,18 @@ from qdqbridge.core.ops.attributes import (
     SoftmaxAttrs,
 )
 from qdqbridge.core.ops.build import constant, result
-from qdqbridge.core.ops.cast import CAST
+from qdqbridge.core.ops.conversion import CAST
 from qdqbridge.core.ops.data_movement import FLATTEN, RESHAPE
 from qdqbridge.core.ops.normalization import (
     GROUP_NORMALIZATION,
     INSTANCE_NORMALIZATION,
     LAYER_NORMALIZATION,
+    LOG_SOFTMAX,
     RMS_NORMALIZATION,
+    SOFTMAX,
     deviation,
 )
-from qdqbridge.core.ops.softmax import LOG_SOFTMAX, SOFTMAX
-from qdqbridge.core.rewrite.rule import (
+from qdqbridge.core.rewrite import (
     Proposal,
     Replace,
     RuleContext,

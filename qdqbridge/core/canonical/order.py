@@ -25,7 +25,7 @@ from qdqbridge.core.graph.printer import attributes_text, elements, params_text
 from qdqbridge.core.graph.types import QuantType, ValueType
 from qdqbridge.core.ops.build import requantized, result, retyped
 from qdqbridge.core.ops.composition import CompositionAttrs, Step
-from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
+from qdqbridge.core.rewrite import Proposal, Replace, RuleContext, rule
 
 _Key: TypeAlias = "Callable[[Value], Any]"
 _LITERAL = 16

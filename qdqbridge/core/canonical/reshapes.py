@@ -24,14 +24,14 @@ from qdqbridge.core.ops.data_movement import (
     FLATTEN,
     RESHAPE,
     SQUEEZE,
+    STEPS,
     TILE,
     TRANSPOSE,
     UNSQUEEZE,
 )
-from qdqbridge.core.ops.depth_space import STEPS
 from qdqbridge.core.ops.selection import SLICE
 from qdqbridge.core.ops.table import BY_NAME
-from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, made_by, rule
+from qdqbridge.core.rewrite import Proposal, Replace, RuleContext, made_by, rule
 
 _ROWS = AxisAttrs(1)
 

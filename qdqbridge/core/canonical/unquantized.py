@@ -17,19 +17,17 @@ from qdqbridge.core.graph.edit import Editor
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow, Operator
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.graph.types import QuantParams, TensorType
 from qdqbridge.core.ops.attributes import CastAttrs, ClipAttrs
 from qdqbridge.core.ops.build import result
-from qdqbridge.core.ops.cast import CAST
-from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET, REQUANTIZE
+from qdqbridge.core.ops.conversion import CAST, DEQUANTIZE, QUANTIZE, REINTERPRET, REQUANTIZE
 from qdqbridge.core.ops.convolution import CONV
 from qdqbridge.core.ops.dynamic import DYNAMIC_BLOCK_DENSE, DYNAMIC_CONV, DYNAMIC_DENSE
 from qdqbridge.core.ops.elementwise import ADD, CONCAT, MUL
 from qdqbridge.core.ops.matmul import DENSE
+from qdqbridge.core.ops.normalization import SOFTMAX
 from qdqbridge.core.ops.pooling import MAX_POOL
-from qdqbridge.core.ops.shape_operator import SHAPE
-from qdqbridge.core.ops.softmax import SOFTMAX
+from qdqbridge.core.ops.shape_values import SHAPE
 from qdqbridge.core.ops.unary import CLIP, RELU, SIGMOID
 from qdqbridge.errors import UnsupportedTargetError
 

@@ -19,8 +19,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.edit import link, rewire
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import Attributes, Flow
-from qdqbridge.core.graph.quantization import shifted_constant, shifted_params
-from qdqbridge.core.graph.types import Dim, QuantType, TensorType
+from qdqbridge.core.graph.types import Dim, QuantType, TensorType, shifted_constant, shifted_params
 from qdqbridge.errors import InputDataError
 
 Slot = tuple[Node, int]

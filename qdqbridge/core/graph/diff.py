@@ -16,8 +16,7 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.graph.printer import attributes_text
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType, Shape, ValueType
+from qdqbridge.core.graph.types import QuantParams, QuantType, Shape, ValueType
 
 # ---- what distinguishes two types, parameters or constants, in words with values -----------------
 

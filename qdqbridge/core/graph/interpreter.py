@@ -21,8 +21,14 @@ from numpy.typing import NDArray
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.operator import Flow, Nested
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import Dim, NestedType, QuantType, TensorType, static_shape
+from qdqbridge.core.graph.types import (
+    Dim,
+    NestedType,
+    QuantParams,
+    QuantType,
+    TensorType,
+    static_shape,
+)
 from qdqbridge.errors import InputDataError, InvalidModelError, UnsupportedModelError
 
 # ---- what a node's results may take, and what is said where they cannot be computed --------------

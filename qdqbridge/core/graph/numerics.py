@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 
 # --------------------------------------------------------------------------------------------------
 # A float32 exponential made of single IEEE operations, so that every backend repeats its bits.

@@ -22,12 +22,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.core.graph.constant import parts
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import UNSAID, Attributes, Serialized
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.row_major import parts
-from qdqbridge.core.graph.types import NestedType, QuantType, Shape, ValueType
+from qdqbridge.core.graph.types import NestedType, QuantParams, QuantType, Shape, ValueType
 from qdqbridge.errors import InputDataError
 
 # ---- ids of tensors that do not depend on how a file is stored or its nodes are numbered ---------

@@ -17,8 +17,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.numerics import dequantize, multiplier, quantize, requantize
 from qdqbridge.core.graph.operator import Array, geometry_of
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType, ValueType, static_shape
+from qdqbridge.core.graph.types import QuantParams, QuantType, ValueType, static_shape
 
 Lost: TypeAlias = "Callable[[Array, Array], Array]"
 """What simulated hardware adds to the exact sums of ``codes[..., M, K] @ w[..., K, N]``, for

@@ -17,8 +17,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import NO_ORIGIN, Node, Origin, Value
 from qdqbridge.core.graph.interpreter import computed
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Operator
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType, Shape, TensorType, ValueType
+from qdqbridge.core.graph.types import QuantParams, QuantType, Shape, TensorType, ValueType
 from qdqbridge.core.ops.attributes import IN_FLOAT32
 from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
 

@@ -14,8 +14,7 @@ import numpy as np
 from qdqbridge.core.graph.graph import NO_ORIGIN, Node, Origin
 from qdqbridge.core.graph.numerics import codes, dequantize, quantize
 from qdqbridge.core.graph.operator import Array, Attributes, Flow, Operands, Operator, Row, Types
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.graph.types import QuantParams, QuantType
 from qdqbridge.core.ops.stored import present
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.operator import (
@@ -18,12 +19,13 @@ from qdqbridge.core.graph.operator import (
     Attributes,
     Flow,
     NoAttributes,
+    OnnxOp,
     Operands,
     Row,
     Types,
 )
 from qdqbridge.core.graph.types import QuantType, TensorType
-from qdqbridge.core.ops.attributes import QuantizeAttrs
+from qdqbridge.core.ops.attributes import CastAttrs, QuantizeAttrs
 from qdqbridge.core.ops.shapes import differ, known
 from qdqbridge.core.ops.stored import present
 
@@ -145,8 +147,6 @@ REINTERPRET = Row(
     numerics="The same stored bits under other parameters. Exact.",
 )
 
-OPERATORS = (QUANTIZE, DEQUANTIZE, REQUANTIZE, REINTERPRET)
-
 
 def is_finite(value: Value) -> bool:
     """Returns whether a value is a number whatever runs: quantized as integers, or dequantized."""
@@ -159,3 +159,33 @@ def is_finite(value: Value) -> bool:
     with np.errstate(over="ignore"):
         largest = np.abs(params.scale) * np.float32(2.0 ** (params.storage_dtype.bits + 1))
         return bool(np.isfinite(np.asarray(largest).astype(real.numpy)).all())
+
+
+# ---- Cast: the same numbers in another element type ----------------------------------------------
+
+
+def _compute_cast(attributes: CastAttrs, operands: Operands) -> tuple[Array, ...]:
+    (x,) = present(operands, 1)
+    target = attributes.to.numpy
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (np.asarray(x.astype(target)),)
+
+
+_NEWER = {DType.INT4: 21, DType.UINT4: 21, DType.INT2: 25, DType.UINT2: 25}
+CAST = Row(
+    name="Cast", flow=Flow.FLOAT, attributes=CastAttrs, compute=_compute_cast,
+    onnx=(
+        OnnxOp(name="Cast", newer={"to": _NEWER}),
+        OnnxOp(name="CastLike", read_only=True),
+    ),
+    numerics="The element type changes; float to float rounds half to even.",
+)  # fmt: skip
+
+
+OPERATORS = (
+    QUANTIZE,
+    DEQUANTIZE,
+    REQUANTIZE,
+    REINTERPRET,
+    CAST,
+)

@@ -18,8 +18,7 @@ import numpy as np
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.operator import Array, Attributes, Flow, Operands, Operator, Row, Types
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType, ValueType
+from qdqbridge.core.graph.types import QuantParams, QuantType, ValueType
 from qdqbridge.core.ops.accumulator import (
     accumulation_dtype,
     centered,

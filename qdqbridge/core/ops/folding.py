@@ -41,9 +41,9 @@ from qdqbridge.core.ops.normalization import (
 from qdqbridge.core.ops.pooling import AVERAGE_POOL, MAX_POOL
 from qdqbridge.core.ops.resize import RESIZE, sizes
 from qdqbridge.core.ops.selection import GATHER, PAD, SLICE, SPLIT
-from qdqbridge.core.ops.shape_operator import SHAPE
+from qdqbridge.core.ops.shape_values import SHAPE
+from qdqbridge.core.ops.shapes import extents, span
 from qdqbridge.core.ops.table import BY_NAME
-from qdqbridge.core.ops.windows import extents, span
 
 # ---- how much a node takes to compute, told from its operands before anything is computed --------
 # A file of two hundred bytes can ask for a tensor of terabytes. Whoever computes what a *file*

@@ -20,12 +20,11 @@ from qdqbridge.core.graph.edit import Editor, rewire
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
-from qdqbridge.core.graph.types import QuantType, TensorType
+from qdqbridge.core.graph.types import QuantParams, QuantType, TensorType, per_tensor
 from qdqbridge.core.ops.attributes import ClipAttrs, PadAttrs
 from qdqbridge.core.ops.conversion import REINTERPRET, REQUANTIZE
 from qdqbridge.core.ops.elementwise import CONCAT
-from qdqbridge.core.ops.shape_operator import SHAPE
+from qdqbridge.core.ops.shape_values import SHAPE
 from qdqbridge.core.ops.unary import CLIP
 
 Hints: TypeAlias = "Mapping[Value, QuantParams | None]"

@@ -22,9 +22,16 @@ from qdqbridge.core.graph.operator import (
 from qdqbridge.core.graph.types import Dim, Shape
 from qdqbridge.core.ops.accumulator import accumulation_dtype, averaged, centered, integer_params
 from qdqbridge.core.ops.attributes import PoolAttrs
-from qdqbridge.core.ops.shapes import per_tensor, spatial_lengths
+from qdqbridge.core.ops.shapes import (
+    elements_read,
+    extents,
+    fitted,
+    padded,
+    per_tensor,
+    spatial_lengths,
+    taps,
+)
 from qdqbridge.core.ops.stored import moved, present
-from qdqbridge.core.ops.windows import elements_read, extents, fitted, padded, taps
 
 
 def _out(attrs: PoolAttrs, x: Array) -> tuple[int, ...]:

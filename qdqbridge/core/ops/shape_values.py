@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+import numpy as np
+
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.operator import Attributes
+from qdqbridge.core.graph.operator import Array, Attributes, Flow, OnnxOp, Operands, Row
 from qdqbridge.core.graph.symbols import product, quotient, terms, total
 from qdqbridge.core.graph.types import Dim, Shape
 from qdqbridge.core.ops.attributes import AxisAttrs, CastAttrs, ShapeAttrs, SliceAttrs
+from qdqbridge.core.ops.stored import present
 
 Extents: TypeAlias = "list[Dim]"
 MOST = 64
@@ -158,3 +161,25 @@ FOLLOWED = (
     *_BINARY,
 )  # fmt: skip
 """Rows of the operator table that :func:`computed_extents` follows."""
+
+
+# ---- Shape: the extents of a tensor as numbers ---------------------------------------------------
+
+
+def _compute_shape_op(attributes: ShapeAttrs, operands: Operands) -> tuple[Array, ...]:
+    (x,) = present(operands, 1)
+    return (np.array(x.shape[attributes.start : attributes.end], np.int64),)
+
+
+SHAPE = Row(
+    name="Shape", flow=Flow.FLOAT, attributes=ShapeAttrs, compute=_compute_shape_op, data=(),
+    onnx=(
+        OnnxOp(
+            name="Shape", defaults={"start": 0, "end": None}, later={"start": 15, "end": 15},
+            unsaid=("start", "end"),
+        ),
+    ),
+    numerics="Extents, exact; the same of a tensor and of its stored integers.",
+)  # fmt: skip
+
+OPERATORS = (SHAPE,)

@@ -1,11 +1,31 @@
-"""What the ``check`` functions of the operator table share: known extents and complaints."""
+"""Extents: what checks share, sliding windows, and results whose extents have names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from qdqbridge.core.graph.graph import Node, Value
-from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.graph.operator import Array, Attributes
+from qdqbridge.core.graph.symbols import product, quotient, total
+from qdqbridge.core.graph.types import Dim, QuantType, Shape
+from qdqbridge.core.ops.attributes import (
+    AxisAttrs,
+    ConvAttrs,
+    ConvTransposeAttrs,
+    ExpandAttrs,
+    PadAttrs,
+    PoolAttrs,
+    ReshapeAttrs,
+    SliceAttrs,
+    TileAttrs,
+    TransposeAttrs,
+)
+
+# ---- What the ``check`` functions of the operator table share: known extents and complaints ------
 
 
 def sliced(extent: int, start: int, end: int, step: int) -> range:
@@ -90,3 +110,335 @@ def spatial_lengths(
             yield f"{name} has {len(entries)} entries for {rank} spatial axes"
         if any(entry < smallest for entry in entries):
             yield f"{name} {tuple(entries)} has an entry below {smallest}"
+
+
+# ---- Sliding windows over the spatial axes of an ``(N, C, spatial…)`` array ----------------------
+
+
+def span(kernel: int, dilation: int) -> int:
+    """Returns how many elements a dilated kernel covers."""
+    return (kernel - 1) * dilation + 1
+
+
+def covered(count: int, stride: int, kernel: int, dilation: int) -> int:
+    """Returns how many elements ``count`` windows cover together."""
+    return (count - 1) * stride + span(kernel, dilation)
+
+
+def window_count(room: Any, stride: int) -> Any:
+    """Returns how many windows begin in the ``room`` that one of them leaves; also of expressions.
+
+    Args:
+        room: What is left of the padded input behind one window.
+        stride: How far windows lie apart.
+    """
+    return room // stride + 1
+
+
+def same_padding(size: int, span: int, stride: int) -> int:
+    """Returns both pads of ``auto_pad`` SAME together: a window begins at every stride.
+
+    Below 0 where strides leave elements over, which callers take for what their format says.
+    """
+    return (-(-size // stride) - 1) * stride + span - size
+
+
+def split_padding(totals: Sequence[int], *, upper: bool) -> tuple[int, ...]:
+    """Returns begin and end pads; an odd total's extra element goes to the end if ``upper``."""
+    less = tuple(total // 2 for total in totals)
+    more = tuple(total - half for total, half in zip(totals, less, strict=True))
+    return (*less, *more) if upper else (*more, *less)
+
+
+def extents(
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads: Sequence[int],
+    *,
+    ceil_mode: bool = False,
+    clipped: bool = False,
+) -> tuple[int, ...]:
+    """Returns the number of windows along every spatial axis.
+
+    Args:
+        sizes: The extents of the input.
+        kernel: The extents of the window.
+        strides: How far windows lie apart.
+        dilations: How far the elements of a window lie apart.
+        pads: Begin and end padding.
+        ceil_mode: A last window may reach beyond the padding, but has to start inside the input or
+            its begin padding (ONNX AveragePool and MaxPool).
+        clipped: A window wider than the padded input by less than a stride counts as one (see
+            :func:`fitted`).
+    """
+    result: list[int] = []
+    for i, size in enumerate(sizes):
+        room = size + pads[i] + pads[i + len(sizes)] - span(kernel[i], dilations[i])
+        up = ceil_mode or (clipped and room < 0)
+        count = window_count(room + (strides[i] - 1) * up, strides[i])
+        # ONNX leaves out a last window that begins in the end padding; its inference counts it.
+        if ceil_mode and (count - 1) * strides[i] >= size + pads[i]:
+            count -= 1
+        result.append(max(count, 0))
+    return tuple(result)
+
+
+def elements_read(
+    count: int,
+    size: int,
+    stride: int,
+    kernel: int,
+    dilation: int,
+    pads: tuple[int, int],
+    *,
+    with_padding: bool,
+) -> Array:
+    """Returns how many elements each of ``count`` windows reads along one axis.
+
+    Padding counts with ``with_padding`` (``count_include_pad``); what lies beyond it never does.
+    """
+    begin, end = pads
+    low, high = (0, begin + size + end) if with_padding else (begin, begin + size)
+    reads = np.arange(count)[:, None] * stride + np.arange(kernel) * dilation
+    return ((reads >= low) & (reads < high)).sum(axis=1)
+
+
+def reaching(size: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int]) -> int:
+    """Returns the end padding as far as the windows of ``ceil_mode`` reach along one axis.
+
+    Less than there is where a last window would start in it: ONNX leaves that one out.
+    """
+    (count,) = extents((size,), (kernel,), (stride,), (dilation,), pads, ceil_mode=True)
+    return max(0, covered(count, stride, kernel, dilation) - size - pads[0])
+
+
+def fitted(
+    size: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int]
+) -> tuple[int, int, int]:
+    """Returns kernel, stride and end padding of a pool whose windows fit along one axis.
+
+    A window that is wider than the padded input, by less than a stride, fits nowhere: ONNX's text,
+    which rounds the number of windows down, yields none. ONNX's shape inference and onnxruntime
+    (1.32) round it towards zero and yield one, of the elements there are; files are made for that.
+    Where that leaves padding as wide as the window, which onnxruntime refuses, it stays as it is.
+    """
+    room = size + sum(pads)
+    fewer = (room - 1) // dilation + 1
+    end = max(pads[1] - (room - span(fewer, dilation)), 0)
+    fits = not -stride < room - span(kernel, dilation) < 0
+    if fits or max(pads[0], end) >= fewer:
+        return kernel, stride, pads[1]
+    whole = size + pads[0] + end
+    return fewer, stride if whole == span(fewer, dilation) else whole, end
+
+
+def padded(
+    x: Array,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads: Sequence[int],
+    out: Sequence[int],
+    fill: object,
+) -> Array:
+    """Returns ``x`` with ``fill`` around it, as far as the ``out`` windows reach."""
+    widths = [(0, 0), (0, 0)]
+    for i, size in enumerate(x.shape[2:]):
+        wide = covered(out[i], strides[i], kernel[i], dilations[i])
+        widths.append((pads[i], max(pads[i + len(out)], wide - size - pads[i])))
+    if not any(width for pair in widths for width in pair):
+        return x
+    return np.pad(x, widths, constant_values=np.asarray(fill, x.dtype))  # pyright: ignore
+
+
+def taps(
+    x: Array,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    out: Sequence[int],
+) -> Iterator[tuple[tuple[int, ...], Array]]:
+    """Yields every position of the kernel with the view of ``x`` that it reads."""
+    for tap in np.ndindex(*kernel):
+        region = tuple(
+            slice(t * d, t * d + (o - 1) * s + 1 if o else t * d, s)
+            for t, d, s, o in zip(tap, dilations, strides, out, strict=True)
+        )
+        yield tap, x[(slice(None), slice(None), *region)]
+
+
+# ---- Result shapes where extents have names: what follows beyond ONNX's own inference ------------
+
+
+Open: TypeAlias = "tuple[Dim | None, ...]"
+"""Extents of which some are not known."""
+
+
+def result_shape(
+    name: str, attributes: Attributes, shapes: Sequence[Shape], target: Sequence[Dim] | None
+) -> Open | None:
+    """Returns the shape of an operator's only result; None where nothing is known here.
+
+    Args:
+        name: The operator.
+        attributes: Its attributes.
+        shapes: The shapes of its operands.
+        target: The elements of the shape that a Reshape or an Expand takes as its operand.
+    """
+    first = shapes[0] if shapes else None
+    if isinstance(attributes, ReshapeAttrs | ExpandAttrs) and attributes.shape is not None:
+        target = attributes.shape
+    rank = _length(shapes[1]) if target is None and len(shapes) > 1 else None
+    if isinstance(attributes, ReshapeAttrs):
+        if rank == 1:
+            target = (-1,)  # a vector has as many elements as there are
+        elif rank is not None:
+            return (None,) * rank
+        return None if target is None else _reshaped(first, target, attributes.allow_zero)
+    if first is None:
+        return None
+    if isinstance(attributes, TransposeAttrs) and len(attributes.perm) == len(first):
+        return tuple(first[axis] for axis in attributes.perm)  # ONNX infers nothing of a scalar's
+    if isinstance(attributes, ExpandAttrs):
+        target = (-1,) * rank if rank is not None else target
+        return None if target is None else _broadcast_open_shapes(first, target)
+    if name == "Flatten" and isinstance(attributes, AxisAttrs):
+        return (product(first[: attributes.axis]), product(first[attributes.axis :]))
+    if name == "Concat" and isinstance(attributes, AxisAttrs):
+        return _joined(shapes, attributes.axis)
+    if isinstance(attributes, TileAttrs) and len(attributes.repeats) == len(first):
+        return tuple(product(pair) for pair in zip(first, attributes.repeats, strict=True))
+    if isinstance(attributes, SliceAttrs) and 0 not in attributes.steps:
+        own = all(-len(first) <= axis < len(first) for axis in attributes.axes)
+        return _sliced(first, attributes) if own else None
+    if isinstance(attributes, PadAttrs) and len(attributes.pads) == 2 * len(first):
+        ends = attributes.pads[len(first) :]
+        return tuple(total(row) for row in zip(first, attributes.pads, ends, strict=False))
+    return None
+
+
+def _length(shape: Shape) -> int | None:
+    """Returns how many elements a vector has; None for what is none, or of an open length."""
+    return shape[0] if shape and len(shape) == 1 and isinstance(shape[0], int) else None
+
+
+def windows_shape(
+    attributes: ConvAttrs | ConvTransposeAttrs | PoolAttrs,
+    data: Shape,
+    kernel: Sequence[int | None],
+    channels: Dim | None,
+) -> Open | None:
+    """Returns the shape of a convolution's or pool's result.
+
+    Args:
+        attributes: The operator's attributes.
+        data: The shape of its first operand.
+        kernel: The spatial extents of its window, None where only the run knows one.
+        channels: How many channels the result has.
+    """
+    rank = len(kernel)
+    lists = (attributes.strides, attributes.dilations, attributes.pads[:rank])
+    if data is None or len(data) != rank + 2 or {len(each) for each in lists} != {rank}:
+        return None
+    spatial = (_windows(attributes, index, dim, kernel) for index, dim in enumerate(data[2:]))
+    return (data[0], channels, *spatial)
+
+
+def _windows(
+    attributes: ConvAttrs | ConvTransposeAttrs | PoolAttrs,
+    index: int,
+    dim: Dim,
+    kernel: Sequence[int | None],
+) -> Dim | None:
+    """Returns the extent of a result along one spatial axis, None where strides leave it open."""
+    stride, dilation, size = attributes.strides[index], attributes.dilations[index], kernel[index]
+    if size is None:
+        return None
+    pads = (attributes.pads[index], attributes.pads[index + len(kernel)])
+    wide = span(size, dilation)
+    if isinstance(attributes, ConvTransposeAttrs):
+        grown = product([total([dim, -1]), stride])
+        return total([grown, wide, attributes.output_padding[index], *(-pad for pad in pads)])
+    pool = isinstance(attributes, PoolAttrs)
+    ceil_mode = pool and attributes.ceil_mode
+    if isinstance(dim, int):
+        window = ([dim], [size], [stride], [dilation], pads)
+        return extents(*window, ceil_mode=ceil_mode, clipped=pool)[0] if stride > 0 else None
+    return total([dim, *pads, 1 - wide]) if stride == 1 and not ceil_mode else None
+
+
+def _reshaped(source: Shape, target: Sequence[Dim], allow_zero: bool) -> Open:
+    found: list[Dim | None] = []
+    for index, dim in enumerate(target):
+        if dim == 0 and not allow_zero:
+            found.append(source[index] if source is not None and index < len(source) else None)
+        else:
+            found.append(dim)
+    rest = found.index(-1) if -1 in found else _renamed(source, found)
+    if rest is not None:
+        others = product(dim for index, dim in enumerate(found) if index != rest)
+        left = None if source is None else quotient(product(source), others)
+        found[rest] = left if left is not None or found[rest] == -1 else found[rest]
+    return tuple(None if isinstance(dim, int) and dim < 0 else dim for dim in found)
+
+
+def _renamed(source: Shape, target: Sequence[Dim | None]) -> int | None:
+    """Returns the only axis of a target that has a name which the source does not have there.
+
+    The elements that are left for it are as many as the source says, whatever it is named.
+    """
+    named = [
+        index
+        for index, dim in enumerate(target)
+        if isinstance(dim, str) and (dim,) != (source or ())[index : index + 1]
+    ]
+    return named[0] if len(named) == 1 else None
+
+
+def _sliced(source: Sequence[Dim], attributes: SliceAttrs) -> Open:
+    extents: list[Dim | None] = list(source)
+    cuts = zip(attributes.starts, attributes.ends, attributes.steps, strict=True)
+    for axis, cut in zip(attributes.axes, cuts, strict=True):
+        extent = source[axis]
+        extents[axis] = len(sliced(extent, *cut)) if isinstance(extent, int) else None
+    return tuple(extents)
+
+
+def broadcast_columns(*shapes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Returns the extents that meet on each axis of what shapes broadcast to; in front stand 1s."""
+    return list(zip_longest(*map(reversed, shapes), fillvalue=1))[::-1]
+
+
+def broadcast_extents(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
+    """Returns what two shapes broadcast to that are known to fit; also of expressions."""
+    return [right if left == 1 else left for left, right in broadcast_columns(a, b)]
+
+
+def _broadcast_open_shapes(a: Sequence[Dim], b: Sequence[Dim]) -> Open:
+    return tuple(_common(left, right) for left, right in broadcast_columns(a, b))
+
+
+def _common(a: Dim, b: Dim) -> Dim | None:
+    if any(isinstance(dim, int) and dim < 0 for dim in (a, b)):
+        return None
+    if b in (a, 1):
+        return a
+    if a == 1:
+        return b
+    numbers = [dim for dim in (a, b) if isinstance(dim, int)]
+    return numbers[0] if len(numbers) == 1 else None
+
+
+def _joined(shapes: Sequence[Shape], axis: int) -> Open | None:
+    known = [shape for shape in shapes if shape is not None]
+    if len({len(shape) for shape in known}) != 1:
+        return None
+    columns: list[Dim | None] = []
+    for index, column in enumerate(zip(*known, strict=True)):
+        if index == axis:
+            columns.append(total(column) if len(known) == len(shapes) else None)
+        else:
+            columns.append(next((dim for dim in column if isinstance(dim, int)), column[0]))
+    return tuple(columns)

@@ -9,8 +9,7 @@ import numpy as np
 
 from qdqbridge.core.graph.numerics import codes, dequantize, quantize
 from qdqbridge.core.graph.operator import Array, Compute, Contract, Operands, Types
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType, TensorType, ValueType
+from qdqbridge.core.graph.types import QuantParams, QuantType, TensorType, ValueType
 from qdqbridge.core.ops.attributes import TransposeAttrs
 
 

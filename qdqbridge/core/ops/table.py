@@ -8,13 +8,10 @@ from types import MappingProxyType
 from qdqbridge.core.graph.operator import Flow, Operator
 from qdqbridge.core.ops import (
     attention,
-    cast,
-    causal_convolution,
     composition,
     conversion,
     convolution,
     data_movement,
-    dot_product_attention,
     dynamic,
     elementwise,
     experts,
@@ -24,12 +21,9 @@ from qdqbridge.core.ops import (
     pooling,
     reduction,
     resize,
-    rotary_embedding,
     run_time_parameters,
     selection,
-    shape_operator,
-    softmax,
-    sparse_attention,
+    shape_values,
     unary,
 )
 from qdqbridge.core.ops.attributes import PoolAttrs
@@ -42,23 +36,17 @@ OPERATORS: tuple[Operator, ...] = (
     *reduction.OPERATORS,
     *elementwise.OPERATORS,
     *unary.OPERATORS,
-    *softmax.OPERATORS,
     *normalization.OPERATORS,
     *resize.OPERATORS,
     *data_movement.OPERATORS,
     *selection.OPERATORS,
     *conversion.OPERATORS,
     *run_time_parameters.OPERATORS,
-    *cast.OPERATORS,
     *composition.OPERATORS,
-    *shape_operator.OPERATORS,
+    *shape_values.OPERATORS,
     *group_query_attention.OPERATORS,
-    *sparse_attention.OPERATORS,
     *attention.OPERATORS,
-    *dot_product_attention.OPERATORS,
-    *rotary_embedding.OPERATORS,
     *experts.OPERATORS,
-    *causal_convolution.OPERATORS,
 )
 
 BY_NAME: Mapping[str, Operator] = MappingProxyType({row.name: row for row in OPERATORS})

@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.edit import link, name_values
+from qdqbridge.core.graph.edit import link, name_values, verify
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import (
     AnyAttributes,
@@ -23,13 +23,11 @@ from qdqbridge.core.graph.operator import (
 )
 from qdqbridge.core.graph.printer import RAW_VERSION, VERSION
 from qdqbridge.core.graph.types import NestedType
-from qdqbridge.core.graph.verify import verify
 from qdqbridge.core.ops.attributes import SplitAttrs
 from qdqbridge.core.ops.composition import Step
-from qdqbridge.core.ops.simulated import SIMULATE
+from qdqbridge.core.ops.run_time_parameters import SIMULATE
 from qdqbridge.core.ops.table import BY_NAME
-from qdqbridge.core.text.lexer import Lexer, Token, TokenKind, real
-from qdqbridge.core.text.types import Types
+from qdqbridge.core.text.types import Lexer, Token, TokenKind, Types, real
 from qdqbridge.errors import InputDataError, InvalidModelError, ModelFileError
 
 # ---- attribute records of the text form, read as their fields are declared -----------------------

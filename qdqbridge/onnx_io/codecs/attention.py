@@ -9,14 +9,19 @@ from typing import Any
 from qdqbridge.core.graph.attribute_codecs import attribute_codecs_of
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.operator import Attributes, Operator
-from qdqbridge.core.ops.attention import MERGED_ATTENTION, MULTI_HEAD_ATTENTION
-from qdqbridge.core.ops.causal_convolution import CAUSAL_CONV
-from qdqbridge.core.ops.dot_product_attention import ATTENTION, RESULTS, AttentionAttrs
+from qdqbridge.core.ops.attention import (
+    ATTENTION,
+    MERGED_ATTENTION,
+    MULTI_HEAD_ATTENTION,
+    RESULTS,
+    ROTARY_EMBEDDING,
+    AttentionAttrs,
+    RotaryEmbeddingAttrs,
+)
+from qdqbridge.core.ops.convolution import CAUSAL_CONV
 from qdqbridge.core.ops.experts import ACTIVATIONS as EXPERT_ACTIVATIONS
 from qdqbridge.core.ops.experts import EXPERTS, GATED, STORED_EXPERTS
-from qdqbridge.core.ops.group_query_attention import GROUP_QUERY_ATTENTION
-from qdqbridge.core.ops.rotary_embedding import ROTARY_EMBEDDING, RotaryEmbeddingAttrs
-from qdqbridge.core.ops.sparse_attention import SPARSE_ATTENTION
+from qdqbridge.core.ops.group_query_attention import GROUP_QUERY_ATTENTION, SPARSE_ATTENTION
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.codecs.codec import (
     OLDEST,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs
-from qdqbridge.core.ops.windows import split_padding
+from qdqbridge.core.ops.shapes import split_padding
 from qdqbridge.onnx_io.codecs.codec import Decode, Decoded, decoded
 from qdqbridge.onnx_io.codecs.view import Ints, NodeView, NoRow
 from qdqbridge.onnx_io.codecs.windows import ResolvedWindow, open_kernel_of, window_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qdqbridge.core.ops.windows import same_padding, span, split_padding
+from qdqbridge.core.ops.shapes import same_padding, span, split_padding
 from qdqbridge.onnx_io.codecs.view import Ints, NodeView, NoRow
 
 _AUTO = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")

@@ -21,10 +21,9 @@ from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 
 from qdqbridge.core.canonical import canonicalize
 from qdqbridge.core.graph.copying import copied
-from qdqbridge.core.graph.edit import link, name_values, unlink
+from qdqbridge.core.graph.edit import link, name_values, unlink, verify
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.types import Dim, NestedType, Shape, TensorType
-from qdqbridge.core.graph.verify import verify
 from qdqbridge.errors import (
     QdqBridgeError,
     ScalesError,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
-from qdqbridge.core.ops.windows import covered, extents, span, window_count
+from qdqbridge.core.ops.shapes import covered, extents, span, window_count
 from qdqbridge.errors import InvalidModelError
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies, nodes_inside
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS

@@ -22,7 +22,7 @@ from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Attributes, Flow, Operator
 from qdqbridge.core.graph.patterns import AnyPattern, PatternMatch, match_value_pattern
 from qdqbridge.core.graph.types import TensorType
-from qdqbridge.core.rewrite.rule import (
+from qdqbridge.core.rewrite import (
     Proposal,
     Reject,
     Replace,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.core.rewrite import Rule
 from qdqbridge.onnx_io.lowering.context import (
     LoweringContext,
     Perm,

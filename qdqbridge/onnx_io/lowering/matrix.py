@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.core.rewrite import Rule
 from qdqbridge.onnx_io.lowering.context import LoweringContext, reading_rule, usual_rank
 from qdqbridge.onnx_io.lowering.normalization import activated
 

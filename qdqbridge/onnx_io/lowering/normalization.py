@@ -9,7 +9,7 @@ import numpy as np
 
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.ops.unary import HARD_SIGMOID, LEAKY_RELU
-from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.core.rewrite import Rule
 from qdqbridge.onnx_io.lowering.context import MICROSOFT, LoweringContext, reading_rule
 
 # ---- the activations that onnxruntime fuses into other operators ---------------------------------

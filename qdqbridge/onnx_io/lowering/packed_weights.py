@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.types import static_shape
-from qdqbridge.core.ops.packed_products import OWN_ORDER, PERMUTED, PackedGather, PackedProduct
-from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.core.ops.matmul import OWN_ORDER, PERMUTED, PackedGather, PackedProduct
+from qdqbridge.core.rewrite import Rule
 from qdqbridge.onnx_io.lowering.context import UNSIGNED, LoweringContext, reading_rule, unpacked
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
 

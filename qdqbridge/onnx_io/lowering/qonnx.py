@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.core.rewrite import Rule
 from qdqbridge.onnx_io.lowering.context import MICROSOFT, LoweringContext, reading_rule
 from qdqbridge.onnx_io.lowering.normalization import clipped
 from qdqbridge.onnx_io.tensors import onnx_name

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.core.rewrite import Rule
 from qdqbridge.onnx_io.lowering.context import LoweringContext, Perm, reading_rule, transposed
 
 # ---- com.microsoft's RelativePositionBias, the bias of T5's attentions, as ONNX's Gathers --------

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from qdqbridge.core.rewrite.driver import RulesByOperator
-from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.core.rewrite import Rule, RulesByOperator
 from qdqbridge.onnx_io.lowering import (
     elementwise,
     matrix,

@@ -7,8 +7,8 @@ from typing import Any
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.ops.windows import reaching
-from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.core.ops.shapes import reaching
+from qdqbridge.core.rewrite import Rule
 from qdqbridge.onnx_io.lowering.context import (
     LoweringContext,
     reading_rule,

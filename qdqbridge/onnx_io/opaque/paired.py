@@ -24,7 +24,7 @@ from qdqbridge.core.ops.accumulator import Lost, exact_dtype, lost_of_bytes
 from qdqbridge.core.ops.attributes import ConvAttrs
 from qdqbridge.core.ops.convolution import correlate
 from qdqbridge.core.ops.dynamic import dynamic_codes, dynamic_parameters
-from qdqbridge.core.ops.windows import extents, padded, taps
+from qdqbridge.core.ops.shapes import extents, padded, taps
 from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.codecs.windows import kernel_of, window_of
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs

@@ -18,15 +18,13 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Note, Origin, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow, Operator
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType, TensorType
+from qdqbridge.core.graph.types import QuantParams, QuantType, TensorType
 from qdqbridge.core.ops.attributes import ClipAttrs, GemmAttrs, LinearAttrs, QuantizeAttrs
 from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET, REQUANTIZE
 from qdqbridge.core.ops.data_movement import IDENTITY
 from qdqbridge.core.ops.elementwise import CONCAT
 from qdqbridge.core.ops.table import BY_NAME
-from qdqbridge.core.rewrite.driver import Growing
-from qdqbridge.core.rewrite.rule import Reject, Replace
+from qdqbridge.core.rewrite import Growing, Reject, Replace
 from qdqbridge.errors import InvalidModelError
 from qdqbridge.onnx_io.codecs import decode
 from qdqbridge.onnx_io.codecs.schema import check_nested, schema_of

@@ -22,8 +22,7 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.types import TensorType
-from qdqbridge.core.rewrite.driver import Growing
-from qdqbridge.core.rewrite.rule import Proposal, Reject, Replace, Rule
+from qdqbridge.core.rewrite import Growing, Proposal, Reject, Replace, Rule
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies

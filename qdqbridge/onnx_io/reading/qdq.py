@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Note, Value
-from qdqbridge.core.graph.quantization import QuantParams, sound_scales
-from qdqbridge.core.graph.types import Shape
+from qdqbridge.core.graph.types import QuantParams, Shape, sound_scales
 from qdqbridge.errors import (
     InvalidModelError,
     ScalesError,

@@ -32,7 +32,6 @@ from qdqbridge.core.ops.attributes import (
     ShapeAttrs,
     SplitAttrs,
 )
-from qdqbridge.core.ops.result_shapes import result_shape, windows_shape
 from qdqbridge.core.ops.shape_values import (
     MOST,
     Extents,
@@ -41,6 +40,7 @@ from qdqbridge.core.ops.shape_values import (
     shape_extents,
     sliced_shape,
 )
+from qdqbridge.core.ops.shapes import result_shape, windows_shape
 from qdqbridge.errors import InvalidModelError, QdqBridgeError
 from qdqbridge.onnx_io.codecs.schema import schema_of, schema_type
 from qdqbridge.onnx_io.domains import ONNX_DOMAINS, plain_domain

@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqbridge.core.ops.packed_products import EIGHT_BITS
+from qdqbridge.core.ops.matmul import EIGHT_BITS
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies
 
 # ---- What onnxruntime makes of a model before it runs it: other operators, fewer of them ---------

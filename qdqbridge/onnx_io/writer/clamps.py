@@ -11,8 +11,7 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.numerics import dequantize
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType, TensorType
+from qdqbridge.core.graph.types import QuantParams, QuantType, TensorType
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.writer.rows import RowWriter, quantizing, real_bounds, starts_at_zero, stem
 

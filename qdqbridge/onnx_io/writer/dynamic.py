@@ -11,12 +11,11 @@ from onnx import NodeProto, TensorProto, helper
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import Shape, TensorType
+from qdqbridge.core.graph.types import QuantParams, Shape, TensorType
 from qdqbridge.core.ops.accumulator import centered
 from qdqbridge.core.ops.convolution import CONV
 from qdqbridge.core.ops.dynamic import DYNAMIC_CONV, DYNAMIC_DENSE
-from qdqbridge.core.ops.simulated import FLOAT_CODES, SimulatedAttrs
+from qdqbridge.core.ops.run_time_parameters import FLOAT_CODES, SimulatedAttrs
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.codecs import encode
 from qdqbridge.onnx_io.tensors import dtype_to_onnx

@@ -15,15 +15,14 @@ from qdqbridge.core.graph.copying import copied
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.patterns import Part, PatternMatch
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.graph.types import QuantParams, TensorType
 from qdqbridge.core.ops.attributes import AxisAttrs, NormAttrs
 from qdqbridge.core.ops.build import constant, permuted_constant
 from qdqbridge.core.ops.dynamic import DYNAMIC_BLOCK_DENSE
-from qdqbridge.core.ops.matmul import DENSE, MATMUL
-from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION
-from qdqbridge.core.ops.packed_products import (
+from qdqbridge.core.ops.matmul import (
+    DENSE,
     EIGHT_BITS,
+    MATMUL,
     OWN_ORDER,
     PERMUTED,
     PackedGather,
@@ -31,9 +30,9 @@ from qdqbridge.core.ops.packed_products import (
     packed_gather,
     packed_product,
 )
+from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION
 from qdqbridge.core.ops.selection import GATHER
-from qdqbridge.core.rewrite.driver import run
-from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, pattern_rule
+from qdqbridge.core.rewrite import Proposal, Replace, RuleContext, pattern_rule, run
 from qdqbridge.onnx_io.lowering.context import MICROSOFT, UNSIGNED, packed
 from qdqbridge.onnx_io.lowering.normalization import BIAS_GELU, DATA, SKIP, WITH_BIAS
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs, opaque_attributes

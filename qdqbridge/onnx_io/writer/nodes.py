@@ -9,14 +9,14 @@ from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.graph.types import NestedType, TensorType
 from qdqbridge.core.ops.attributes import GemmAttrs, QuantizeAttrs
-from qdqbridge.core.ops.cast import CAST
 from qdqbridge.core.ops.composition import CompositionAttrs
+from qdqbridge.core.ops.conversion import CAST
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.dynamic import DYNAMIC_BLOCK_DENSE, DYNAMIC_CONV, DYNAMIC_DENSE
 from qdqbridge.core.ops.elementwise import CONCAT
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.core.ops.pooling import AVERAGE_POOL
-from qdqbridge.core.ops.simulated import SimulatedAttrs
+from qdqbridge.core.ops.run_time_parameters import SimulatedAttrs
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.codecs import BY_ROW, encode, since
 from qdqbridge.onnx_io.codecs.linear import dividing

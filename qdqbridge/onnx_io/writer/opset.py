@@ -10,13 +10,11 @@ import onnx
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import Flow
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.graph.types import QuantParams, QuantType
 from qdqbridge.core.ops.attributes import LinearAttrs, QuantizeAttrs
 from qdqbridge.core.ops.composition import CompositionAttrs
 from qdqbridge.core.ops.conversion import QUANTIZE, REQUANTIZE
-from qdqbridge.core.ops.run_time_parameters import QUANTIZE_LINEAR
-from qdqbridge.core.ops.simulated import SimulatedAttrs
+from qdqbridge.core.ops.run_time_parameters import QUANTIZE_LINEAR, SimulatedAttrs
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.codecs import BY_ROW, since
 from qdqbridge.onnx_io.codecs.schema import schema_of, schema_type

@@ -13,8 +13,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import Flow
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType, TensorType
+from qdqbridge.core.graph.types import QuantParams, QuantType, TensorType
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.onnx_io.reading.structure import subgraphs

@@ -18,9 +18,9 @@ from qdqbridge.core.ops.conversion import DEQUANTIZE
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.elementwise import WHERE
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
+from qdqbridge.core.ops.normalization import SOFTMAX
 from qdqbridge.core.ops.pooling import AVERAGE_POOL, GLOBAL_AVERAGE_POOL
 from qdqbridge.core.ops.reduction import REDUCE_MEAN
-from qdqbridge.core.ops.softmax import SOFTMAX
 from qdqbridge.core.ops.unary import LEAKY_RELU, SIGMOID
 from qdqbridge.onnx_io.writer.fused import packed_row
 from qdqbridge.onnx_io.writer.rows import RowWriter, is_quantized, real_dtype

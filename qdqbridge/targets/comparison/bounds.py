@@ -30,8 +30,7 @@ from qdqbridge.core.ops.bodies import body_of, results
 from qdqbridge.core.ops.composition import CompositionAttrs, step_results
 from qdqbridge.core.ops.dynamic import rounding_of
 from qdqbridge.core.ops.elementwise import ADD, SUB
-from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION, GROUPED, groups_of
-from qdqbridge.core.ops.softmax import LOG_SOFTMAX
+from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION, GROUPED, LOG_SOFTMAX, groups_of
 
 # ---- How far a float32 engine may lie from the exact result of one node --------------------------
 # With ``u`` = 2**-24 (float32), n roundings grow to ``growth(n)``: the smaller of the worst case

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType, ValueType
+from qdqbridge.core.graph.types import QuantParams, QuantType, ValueType
 from qdqbridge.targets.comparison.bounds import HALVES, UNIT, Exact, smallest, unit
 
 Array = NDArray[Any]

@@ -26,8 +26,7 @@ from qdqbridge.core.graph.types import NestedType, TensorType
 from qdqbridge.core.ops.conversion import QUANTIZE
 from qdqbridge.core.ops.dynamic import rounded_blocks
 from qdqbridge.core.ops.elementwise import CONCAT
-from qdqbridge.core.ops.matmul import DENSE
-from qdqbridge.core.ops.packed_products import packed_product
+from qdqbridge.core.ops.matmul import DENSE, packed_product
 from qdqbridge.errors import QdqBridgeError
 from qdqbridge.targets.comparison.bounds import HALVES, Exact, exact, with_halves
 from qdqbridge.targets.comparison.causes import (

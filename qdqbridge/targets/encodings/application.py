@@ -18,7 +18,7 @@ from qdqbridge.core.graph.edit import Editor
 from qdqbridge.core.graph.graph import Graph, Node, Note, Value
 from qdqbridge.core.graph.numerics import quantize
 from qdqbridge.core.graph.operator import Flow, geometry_of
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.build import constant, dequantized, permuted_params, quantized
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.onnx_io.reading.reader import read

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.ops.attributes import SoftmaxAttrs
-from qdqbridge.core.ops.softmax import SOFTMAX
+from qdqbridge.core.ops.normalization import SOFTMAX
 
 Array = NDArray[Any]
 TABLE = "softmax by a table"

@@ -14,7 +14,7 @@ import onnx
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph
-from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.core.rewrite import Rule
 from qdqbridge.errors import UnsupportedQuantization
 from qdqbridge.onnx_io.control_flow.bodies import is_quantized
 from qdqbridge.onnx_io.control_flow.branches import take_constant_branches

@@ -21,8 +21,13 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Note, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow, Operator
-from qdqbridge.core.graph.quantization import QuantParams, params_of_interval, per_tensor
-from qdqbridge.core.graph.types import QuantType, TensorType
+from qdqbridge.core.graph.types import (
+    QuantParams,
+    QuantType,
+    TensorType,
+    params_of_interval,
+    per_tensor,
+)
 from qdqbridge.core.ops.attributes import GeluAttrs
 from qdqbridge.core.ops.build import constant, dequantized, quantized, requantized, result, retyped
 from qdqbridge.core.ops.composition import CompositionAttrs
@@ -34,11 +39,10 @@ from qdqbridge.core.ops.normalization import (
     GROUP_NORMALIZATION,
     INSTANCE_NORMALIZATION,
     LAYER_NORMALIZATION,
+    SOFTMAX,
 )
-from qdqbridge.core.ops.softmax import SOFTMAX
 from qdqbridge.core.ops.unary import ABS, ERF, EXP, GELU, HARD_SIGMOID, NEG, RELU, SIGMOID, TANH
-from qdqbridge.core.rewrite.driver import run
-from qdqbridge.core.rewrite.rule import Proposal, Replace, Rule, RuleContext, rule
+from qdqbridge.core.rewrite import Proposal, Replace, Rule, RuleContext, rule, run
 from qdqbridge.targets.profiles.hexagon.units import kept
 
 

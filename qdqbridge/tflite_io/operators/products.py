@@ -12,7 +12,7 @@ from struct import unpack_from
 import numpy as np
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.ops.windows import same_padding
+from qdqbridge.core.ops.shapes import same_padding
 from qdqbridge.tflite_io.conversion import Row, SubgraphConversion, UnknownForm
 from qdqbridge.tflite_io.schema import Op
 

@@ -19,11 +19,10 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import AnyAttributes, Flow, Row
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType, TensorType, ValueType
+from qdqbridge.core.graph.types import QuantParams, QuantType, TensorType, ValueType
 from qdqbridge.core.ops.elementwise import DIV, POW
 from qdqbridge.core.ops.unary import EXP, RECIPROCAL
-from qdqbridge.core.rewrite.rule import stored_behind
+from qdqbridge.core.rewrite import stored_behind
 from qdqbridge.tflite_io.writer.flatbuffer import ModelRecord, OperatorRecord, TensorRecord
 from qdqbridge.tflite_io.writer.tensors import (
     TYPE_NAMES,

@@ -25,14 +25,13 @@ from qdqbridge.core.ops.attributes import (
     ReduceAttrs,
     ReshapeAttrs,
 )
-from qdqbridge.core.ops.bodies import folded
+from qdqbridge.core.ops.bodies import OPERANDS, folded, form_for
 from qdqbridge.core.ops.build import constant, dequantized, quantized, result
 from qdqbridge.core.ops.composition import CompositionAttrs
-from qdqbridge.core.ops.forms import OPERANDS, form_for
 from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION, groups_of
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.core.ops.unary import ELU, ERF
-from qdqbridge.core.rewrite.rule import Proposal, Replace, Rule, RuleContext, rule, stored_behind
+from qdqbridge.core.rewrite import Proposal, Replace, Rule, RuleContext, rule, stored_behind
 from qdqbridge.tflite_io.writer.rows import ROWS
 
 _TINY = 1e-20

@@ -15,21 +15,22 @@ from qdqbridge.core.graph.edit import Editor, rewire
 from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Node, Note, Origin, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.operator import Flow
-from qdqbridge.core.graph.quantization import (
+from qdqbridge.core.graph.types import (
     QuantParams,
+    QuantType,
+    Shape,
     shifted_constant,
     shifted_params,
     sound_scales,
+    static_shape,
 )
-from qdqbridge.core.graph.types import QuantType, Shape, static_shape
 from qdqbridge.core.ops.attributes import PadAttrs
 from qdqbridge.core.ops.build import requantized
-from qdqbridge.core.ops.cast import CAST
-from qdqbridge.core.ops.conversion import DEQUANTIZE, REINTERPRET
+from qdqbridge.core.ops.conversion import CAST, DEQUANTIZE, REINTERPRET
 from qdqbridge.core.ops.convolution import CONV
 from qdqbridge.core.ops.matmul import DENSE
-from qdqbridge.core.ops.shape_operator import SHAPE
-from qdqbridge.core.rewrite.rule import stored_behind
+from qdqbridge.core.ops.shape_values import SHAPE
+from qdqbridge.core.rewrite import stored_behind
 from qdqbridge.tflite_io.conversion import DTYPES
 from qdqbridge.tflite_io.writer.flatbuffer import TensorQuantization
 

@@ -16,14 +16,19 @@ from qdqbridge.core.graph.copying import copied
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.edit import Editor, link, rewire
 from qdqbridge.core.graph.graph import Graph, Node, Note, Value
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.layout import ConvertedGraph, apply_layout, plan
-from qdqbridge.core.layout.constraints import WINDOWS, channels_first, channels_last
+from qdqbridge.core.graph.types import QuantParams
+from qdqbridge.core.layout import (
+    WINDOWS,
+    ConvertedGraph,
+    apply_layout,
+    channels_first,
+    channels_last,
+    plan,
+)
 from qdqbridge.core.ops.attributes import TransposeAttrs
 from qdqbridge.core.ops.build import result
 from qdqbridge.core.ops.table import BY_NAME, OPERATORS
-from qdqbridge.core.rewrite.driver import run
-from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.core.rewrite import Rule, run
 from qdqbridge.errors import UnsupportedModelError, UnsupportedTargetError
 from qdqbridge.tflite_io.arithmetic import tabulated_reach
 from qdqbridge.tflite_io.conversion import METADATA_NAME, encoded

@@ -27,8 +27,7 @@ from qdqbridge.core.graph.copying import copied, recentered
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Node, Note, Value
 from qdqbridge.core.graph.operator import Attributes, Flow, Operator
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.graph.types import QuantParams, QuantType
 from qdqbridge.core.ops.attributes import (
     AxisAttrs,
     ConvAttrs,
@@ -44,12 +43,19 @@ from qdqbridge.core.ops.build import requantized, retyped
 from qdqbridge.core.ops.conversion import REQUANTIZE
 from qdqbridge.core.ops.elementwise import WHERE
 from qdqbridge.core.ops.matmul import OPERATORS as MATRIX_PRODUCTS
+from qdqbridge.core.ops.normalization import SOFTMAX
 from qdqbridge.core.ops.reduction import reduces
-from qdqbridge.core.ops.softmax import SOFTMAX
 from qdqbridge.core.ops.table import OPERATORS, PRODUCTS
-from qdqbridge.core.rewrite.driver import run
-from qdqbridge.core.rewrite.interface import converted_interface
-from qdqbridge.core.rewrite.rule import Proposal, Reject, Replace, Rule, RuleContext, rule
+from qdqbridge.core.rewrite import (
+    Proposal,
+    Reject,
+    Replace,
+    Rule,
+    RuleContext,
+    converted_interface,
+    rule,
+    run,
+)
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.tvm.byoc.constraints import Constraints, Limits
 from qdqbridge.tvm.byoc.table import Table

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Origin, Value, Whole
 from qdqbridge.core.graph.operator import Attributes, Flow
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType, ValueType
+from qdqbridge.core.graph.types import QuantParams, QuantType, ValueType
 from qdqbridge.core.ops.composition import CompositionAttrs, Step
 from qdqbridge.core.ops.elementwise import CONCAT, MAX, MIN
 from qdqbridge.core.ops.selection import GATHER

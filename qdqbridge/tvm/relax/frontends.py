@@ -16,8 +16,8 @@ from tvm.relax.frontend.onnx import from_onnx
 
 from qdqbridge.core.arguments import ReadingOptions
 from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.edit import verify
 from qdqbridge.core.graph.graph import Graph, Note
-from qdqbridge.core.graph.verify import verify
 from qdqbridge.errors import (
     InputDataError,
     QdqBridgeError,

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.edit import verify
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.interpreter import evaluate
-from qdqbridge.core.graph.verify import verify
-from qdqbridge.core.rewrite.driver import run
-from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.core.rewrite import Rule, run
 
 Array = np.ndarray[Any, Any]
 

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 
 from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.edit import verify
 from qdqbridge.core.graph.graph import Graph, Node
-from qdqbridge.core.graph.verify import verify
 from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.targets.profiles.export import export
 from tests.core.canonical.at_work import data_for

@@ -9,7 +9,7 @@ from qdqbridge.core.canonical import absorb
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
+from qdqbridge.core.graph.types import QuantParams, per_tensor
 from qdqbridge.core.ops.attributes import (
     AxisAttrs,
     ConvAttrs,
@@ -331,6 +331,6 @@ def test_antialiased_resize_stays_float() -> None:
 
 
 def absorb_reasons(g: Graph) -> list[str]:
-    from qdqbridge.core.rewrite.driver import run
+    from qdqbridge.core.rewrite import run
 
     return [reject.reason for reject in run(g, [absorb.absorb_both_sides]).values()]

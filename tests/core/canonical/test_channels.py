@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from qdqbridge.core.canonical import canonicalize
-from qdqbridge.core.graph.verify import verify
+from qdqbridge.core.graph.edit import verify
 from tests.onnx_models import Builder, ints, load, ops, run
 
 LAST, FIRST = [0, 2, 3, 1], [0, 3, 1, 2]

@@ -8,7 +8,7 @@ import pytest
 from qdqbridge.core.canonical import clamps
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
+from qdqbridge.core.graph.types import QuantParams, per_tensor
 from qdqbridge.core.ops.attributes import ClipAttrs, PadAttrs, TransposeAttrs
 from tests.core.canonical.at_work import alone, settled
 from tests.core.graph.graphs import (

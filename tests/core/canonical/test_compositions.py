@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqbridge.core.canonical import compositions
+from qdqbridge.core.canonical import fusions
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.ops.composition import CompositionAttrs
 from tests.core.canonical.at_work import alone, reasons, settled
 from tests.core.graph.graphs import OUT, U8, apply, const, dq, graph, names, plain, q, stored
 
-RULE = compositions.compose_elementwise
+RULE = fusions.compose_elementwise
 
 
 def gelu(x: Value) -> Value:

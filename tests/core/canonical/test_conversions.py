@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdqbridge.core.canonical import canonicalize, conversions, folding, sharing
+from qdqbridge.core.canonical import canonicalize, conversions, folding, identities
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor, shifted_params
-from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.graph.types import QuantParams, TensorType, per_tensor, shifted_params
 from qdqbridge.core.ops.attributes import AxesAttrs, CastAttrs, ReshapeAttrs, TransposeAttrs
 from tests.core.canonical.at_work import alone, data_for, outputs, settled
 from tests.core.graph.graphs import (
@@ -185,7 +184,7 @@ def test_equal_conversions_are_one() -> None:
     x = plain("x", (8,))
     y = apply("Add", dq(q(x, U8, "q1")), dq(q(x, U8, "q2")))
     g = graph([x], y)
-    alone(g, sharing.merge_equal)
+    alone(g, identities.merge_equal)
     assert names(g) == ["quantize", "dequantize", "Add"]
     add = g.nodes[-1]
     assert add.inputs[0] is add.inputs[1]
@@ -195,7 +194,7 @@ def test_equal_conversions_are_one() -> None:
 def test_different_conversions_are_two(second: QuantParams) -> None:
     x = plain("x", (8,))
     g = graph([x], q(x, U8), q(x, second))
-    alone(g, sharing.merge_equal)
+    alone(g, identities.merge_equal)
     assert names(g) == ["quantize", "quantize"]
 
 
@@ -206,7 +205,7 @@ def test_movers_merge_by_attributes() -> None:
         return apply("Transpose", x, type_=typed((2, 2, 2), U8), attributes=TransposeAttrs(perm))
 
     g = graph([x], move((0, 2, 1)), move((0, 2, 1)), move((1, 0, 2)))
-    alone(g, sharing.merge_equal)
+    alone(g, identities.merge_equal)
     assert names(g) == ["Transpose", "Transpose"]
     assert g.outputs[0] is g.outputs[1]
 
@@ -216,7 +215,7 @@ def test_equal_operators_are_one_and_constants_stay() -> None:
     x, y, c = plain("x", (2,)), plain("y", (2,)), const(np.ones(2, np.uint8), U8)
     twins = [apply("Exp", x), apply("Exp", x), apply("Mul", x, y), apply("Mul", y, x)]
     g = graph([x, y], *twins, apply("Sub", x, y), apply("Sub", y, x), dq(c), dq(c))
-    alone(g, sharing.merge_equal)
+    alone(g, identities.merge_equal)
     assert names(g) == ["Exp", "Mul", "Sub", "Sub", "dequantize", "dequantize"]
 
 
@@ -231,7 +230,7 @@ def test_each_may_take_in_a_quantize_of_its_own() -> None:
 def test_many_equal_readers_stay_linear() -> None:
     x = stored("x", U8, (2,))
     g = graph([x], *(apply("Exp", dq(x)) for _ in range(300)))
-    alone(g, sharing.merge_equal)
+    alone(g, identities.merge_equal)
     assert names(g).count("dequantize") == 1
 
 
@@ -240,7 +239,7 @@ def test_equal_conversions_behind_many_other_readers_are_one() -> None:
     others = [apply("Neg", x, type_=typed((2,), U8)) for _ in range(200)]
     narrow = [U8.with_range(low, 255) for low in range(128)] * 2
     g = graph([x], *others, *(apply("requantize", x, type_=typed((2,), p)) for p in narrow))
-    alone(g, sharing.merge_equal)
+    alone(g, identities.merge_equal)
     assert names(g).count("requantize") == 128
     assert g.outputs[200:328] == g.outputs[328:]
 

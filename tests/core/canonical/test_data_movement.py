@@ -10,8 +10,7 @@ from qdqbridge.core.canonical import data_movement
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.graph.types import QuantParams, TensorType
 from qdqbridge.core.ops.attributes import (
     AxesAttrs,
     AxisAttrs,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdqbridge.core.canonical import bias, canonicalize, dense
+from qdqbridge.core.canonical import bias, canonicalize, linear
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.numerics import dequantize
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
+from qdqbridge.core.graph.types import QuantParams, per_tensor
 from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs
 from tests.core.canonical.at_work import alone, reasons, settled
 from tests.core.graph.graphs import (
@@ -86,7 +86,7 @@ def test_matmul_and_gemm_are_one_dense(params: QuantParams) -> None:
 def test_gemm_with_more_to_it_keeps_its_form() -> None:
     x = stored("x", U8, (4, 2))
     g = graph([x], gemm(x, const(CODES, W8), attributes=GemmAttrs(alpha=0.3)))
-    assert alone(g, dense.gemm_is_dense) == [
+    assert alone(g, linear.gemm_is_dense) == [
         "Gemm with alpha 0.3 keeps its form: no exact part of the scales"
     ]
     assert names(settled(g)) == ["Gemm"]
@@ -95,7 +95,7 @@ def test_gemm_with_more_to_it_keeps_its_form() -> None:
 def test_float_and_activation_weights_keep_their_form() -> None:
     x, b = rows(), stored("b", W8, (2, 3))
     g = graph([x, b], gemm(x, b), apply("MatMul", x, b, type_=typed((4, 3))))
-    assert alone(g, dense.gemm_is_dense, dense.matmul_is_dense) == []
+    assert alone(g, linear.gemm_is_dense, linear.matmul_is_dense) == []
     assert names(g) == ["Gemm", "MatMul"]
 
 
@@ -104,7 +104,7 @@ def test_stacks_of_matrices_are_no_dense_and_a_vector_is_a_row() -> None:
     v, m = stored("v", U8, (2,)), const(CODES, W8)
     g = graph([x, v], apply("MatMul", x, w, type_=typed((2, 4, 3))),
               apply("MatMul", v, m, type_=typed((3,))))  # fmt: skip
-    alone(g, dense.matmul_is_dense)
+    alone(g, linear.matmul_is_dense)
     assert names(g) == ["MatMul", "Reshape", "Dense", "Reshape"]
     assert g.outputs[1].type.shape == (3,)
 
@@ -121,7 +121,7 @@ def test_bias_shapes(shape: tuple[int, ...], kept: bool, beta: float) -> None:
     data = np.arange(1, 1 + int(np.prod(shape)), dtype=np.float32).reshape(shape)
     x = rows()
     g = graph([x], gemm(x, const(CODES, W8), const(data), GemmAttrs(beta=beta)))
-    refused = alone(g, dense.gemm_is_dense)
+    refused = alone(g, linear.gemm_is_dense)
     assert refused == ([] if kept else [f"its bias has shape {shape}"])
     if kept:
         expected = np.broadcast_to(data.reshape(-1) * np.float32(beta), (3,))
@@ -132,7 +132,7 @@ def test_bias_shapes(shape: tuple[int, ...], kept: bool, beta: float) -> None:
 def test_a_gemm_with_a_computed_bias_keeps_its_form() -> None:
     x, c = rows(), stored("c", OUT, (3,))
     g = graph([x, c], gemm(x, const(CODES, W8), dq(c)))
-    assert alone(g, dense.gemm_is_dense) == ["its bias is not constant"]
+    assert alone(g, linear.gemm_is_dense) == ["its bias is not constant"]
 
 
 # ---- derived-bias -----------------------------------------------------------------------------

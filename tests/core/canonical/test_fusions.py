@@ -14,7 +14,7 @@ from qdqbridge.core.arguments import ReadingOptions
 from qdqbridge.core.canonical import canonicalize
 from qdqbridge.core.canonical.norms import scale_into_norm
 from qdqbridge.core.graph.graph import Graph
-from qdqbridge.core.rewrite.driver import run as rewrite
+from qdqbridge.core.rewrite import run as rewrite
 from tests.onnx_models import Builder, load, ops, run
 
 Steps = Callable[[Builder, str], str]

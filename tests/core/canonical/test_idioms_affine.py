@@ -14,9 +14,9 @@ from qdqbridge.app.pipeline import load as load_file
 from qdqbridge.app.sources import inspect_model
 from qdqbridge.core.arguments import ReadingOptions
 from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.edit import verify
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.interpreter import evaluate
-from qdqbridge.core.graph.verify import verify
 from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.targets.profiles.export import export
 from tests.core.canonical.at_work import data_for

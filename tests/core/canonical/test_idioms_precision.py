@@ -15,8 +15,8 @@ import qdqbridge as qb
 from qdqbridge.app.pipeline import session
 from qdqbridge.core.canonical import canonicalize
 from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.edit import verify
 from qdqbridge.core.graph.graph import Graph
-from qdqbridge.core.graph.verify import verify
 from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.targets.profiles.export import export
 from tests.core.canonical.idiom_models import X, node_of, notes_of, settled

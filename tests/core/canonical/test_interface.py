@@ -11,11 +11,11 @@ import pytest
 from qdqbridge.core.canonical import canonicalize
 from qdqbridge.core.canonical.interface import Interface, interface_record, with_interface
 from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.edit import verify
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.graph.numerics import dequantize, quantize
-from qdqbridge.core.graph.quantization import per_tensor
-from qdqbridge.core.graph.verify import verify
+from qdqbridge.core.graph.types import per_tensor
 from qdqbridge.core.ops.attributes import TransposeAttrs
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from tests.core.graph.graphs import OUT, U8, apply, const, dq, graph, names, plain, q, quant, typed

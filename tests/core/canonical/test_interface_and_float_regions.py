@@ -8,10 +8,10 @@ import pytest
 from qdqbridge.core.canonical import RULES, canonicalize, float_region_notes
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Value
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
+from qdqbridge.core.graph.types import QuantParams, per_tensor
 from qdqbridge.core.ops.attributes import ConvAttrs, GemmAttrs, ReduceAttrs, SoftmaxAttrs
 from qdqbridge.core.ops.integers import propagate_parameters
-from qdqbridge.core.rewrite.driver import run
+from qdqbridge.core.rewrite import run
 from tests.core.canonical.at_work import settled
 from tests.core.graph.graphs import (
     OUT,

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.core.canonical import rules
-from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.core.canonical import form
+from qdqbridge.core.rewrite import Rule
 from tests.onnx_io.digest_trips import loaded
 from tests.onnx_io.random_models import random_model
 from tests.places import ROOT
@@ -31,7 +31,7 @@ def expected() -> list[str]:
 
 def another_order(seed: int) -> list[Rule]:
     """Returns the rules in a random order, but for those that have to stand last."""
-    order, last = [r for r in rules.RULES if r.name not in LAST], rules.RULES[-len(LAST) :]
+    order, last = [r for r in form.RULES if r.name not in LAST], form.RULES[-len(LAST) :]
     random.Random(seed).shuffle(order)
     return [*order, *last]
 
@@ -40,13 +40,13 @@ def another_order(seed: int) -> list[Rule]:
 def test_another_order_gives_the_same_digests(
     seed: int, expected: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rules, "RULES", tuple(another_order(seed)))
+    monkeypatch.setattr(form, "RULES", tuple(another_order(seed)))
     assert digests() == expected
 
 
 def test_what_takes_operators_in_has_to_stand_last(
     expected: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert tuple(rule.name for rule in rules.RULES[-len(LAST) :]) == LAST
-    monkeypatch.setattr(rules, "RULES", (*rules.RULES[-len(LAST) :], *rules.RULES[: -len(LAST)]))
+    assert tuple(rule.name for rule in form.RULES[-len(LAST) :]) == LAST
+    monkeypatch.setattr(form, "RULES", (*form.RULES[-len(LAST) :], *form.RULES[: -len(LAST)]))
     assert digests() != expected

@@ -9,13 +9,13 @@ import pytest
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Value
-from qdqbridge.core.graph.quantization import (
+from qdqbridge.core.graph.types import (
     QuantParams,
+    TensorType,
     per_tensor,
     shifted_constant,
     shifted_params,
 )
-from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.attributes import AxisAttrs, CastAttrs, TransposeAttrs
 from tests.core.canonical.at_work import settled
 from tests.core.graph.graphs import (

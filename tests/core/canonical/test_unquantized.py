@@ -9,10 +9,10 @@ import qdqbridge as qb
 from qdqbridge.core.canonical import canonicalize
 from qdqbridge.core.canonical.unquantized import is_quantized, unquantized
 from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.edit import verify
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.interpreter import evaluate
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
-from qdqbridge.core.graph.verify import verify
+from qdqbridge.core.graph.types import QuantParams, per_tensor
 from qdqbridge.core.ops.attributes import ClipAttrs
 from tests.core.graph.graphs import S8, U8, apply, const, dq, graph, names, plain, q, typed
 from tests.places import MODELS

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdqbridge.core.canonical import weights
+from qdqbridge.core.canonical import storage
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Value
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
+from qdqbridge.core.graph.types import QuantParams, per_tensor
 from qdqbridge.core.ops.attributes import NormAttrs
 from tests.core.canonical.at_work import alone, settled
 from tests.core.graph.graphs import (
@@ -65,7 +65,7 @@ CODES = np.array([[0, 128, 255], [1, 127, 200]], np.uint8)
 )
 def test_unsigned_weights_around_128_are_signed(params: QuantParams) -> None:
     g = weighed(CODES, params)
-    alone(g, weights.signed_weight)
+    alone(g, storage.signed_weight)
     data, signed = weight(g)
     assert data.dtype == np.int8
     assert data.tolist() == (CODES.astype(int) - 128).tolist()
@@ -78,7 +78,7 @@ def test_unsigned_weights_around_128_are_signed(params: QuantParams) -> None:
 def test_different_zero_points_are_signed_where_everything_fits() -> None:
     codes = np.array([[0, 100, 127], [200, 255, 180]], np.uint8)
     g = weighed(codes, per_axis(DType.UINT8, [100, 210]))
-    alone(g, weights.signed_weight)
+    alone(g, storage.signed_weight)
     data, params = weight(g)
     assert data.tolist() == [[-100, 0, 27], [-10, 45, -30]]
     assert params == per_axis(DType.INT8)
@@ -89,7 +89,7 @@ def test_different_zero_points_are_signed_where_something_does_not_fit() -> None
     codes = np.array([[0, 100, 255], [200, 255, 180]], np.uint8)
     params = per_axis(DType.UINT8, [100, 210])  # 255 - 100 > 127
     g = weighed(codes, params)
-    alone(g, weights.signed_weight)
+    alone(g, storage.signed_weight)
     data, signed = weight(g)
     assert data.tolist() == [[-128, -28, 127], [72, 127, 52]]
     assert signed == per_axis(DType.INT8, [-28, 82])
@@ -111,7 +111,7 @@ def test_unsigned_weights_of_any_zero_point_are_their_signed_twins() -> None:
 
 def test_signed_zero_points_are_subtracted() -> None:
     g = weighed(np.array([[3, 4, 5], [6, 7, 8]], np.int8), per_tensor(DType.INT8, 0.5, 3))
-    alone(g, weights.signed_weight)
+    alone(g, storage.signed_weight)
     assert weight(g)[0].tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
@@ -122,7 +122,7 @@ def test_other_widths(dtype: DType, signed: DType) -> None:
     middle = 1 << (dtype.bits - 1)
     codes = np.array([[0, middle, 2 * middle - 1]] * 2).astype(dtype.numpy)
     g = weighed(codes, per_tensor(dtype, 0.5, middle))
-    alone(g, weights.signed_weight)
+    alone(g, storage.signed_weight)
     data, params = weight(g)
     assert params == per_tensor(signed, 0.5)
     assert [int(v) for v in data[0]] == [-middle, 0, middle - 1]
@@ -132,7 +132,7 @@ def test_symmetric_signed_weights_are_left_alone() -> None:
     params = per_tensor(DType.INT8, 0.5)
     g = weighed(np.ones((2, 3), np.int8), params)
     before = g.text()
-    alone(g, weights.signed_weight)
+    alone(g, storage.signed_weight)
     assert g.text() == before
 
 
@@ -151,7 +151,7 @@ def test_constants_that_are_no_weights_keep_their_type() -> None:
 def test_negative_scales_mirror_the_integers(zero_point: int) -> None:
     codes = np.array([[-100, 0, 100], [-100, 0, 100]], np.int8)
     g = weighed(codes, per_axis(DType.INT8, zero_point, scale=np.array([-0.5, 0.25], np.float32)))
-    assert alone(g, weights.positive_scale) == []
+    assert alone(g, storage.positive_scale) == []
     data, params = weight(g)
     assert params.scale.tolist() == [0.5, 0.25]
     assert data[0].tolist() == [2 * zero_point - v for v in (-100, 0, 100)]
@@ -161,7 +161,7 @@ def test_negative_scales_mirror_the_integers(zero_point: int) -> None:
 @pytest.mark.idiom("A27")
 def test_a_mirrored_weight_that_does_not_fit_is_refused() -> None:
     g = weighed(np.array([[-128, 0, 0]] * 2, np.int8), per_tensor(DType.INT8, -0.5))
-    (reason,) = alone(g, weights.positive_scale)
+    (reason,) = alone(g, storage.positive_scale)
     assert "a mirrored weight exceeds its type" in reason
     assert weight(g)[1].scale == -0.5
 
@@ -197,7 +197,7 @@ def blocked(scale: list[list[float]], zero_point: object = 0) -> QuantParams:
 )  # fmt: skip
 def test_granularity(params: QuantParams, expected: QuantParams) -> None:
     g = weighed(np.array([[1, -2, 3], [4, 5, -6]], np.int8), params)
-    alone(g, weights.coarsest_granularity)
+    alone(g, storage.coarsest_granularity)
     assert weight(g)[1] == expected
     settled(g)
 
@@ -221,7 +221,7 @@ OFFSET = per_tensor(DType.INT32, 2**-10)
 @pytest.mark.idiom("C8")
 def test_int32_offsets_of_norms_are_float() -> None:
     g = norm(const(np.array([7, -900, 5], np.int32), OFFSET))
-    alone(g, weights.float_norm_offset)
+    alone(g, storage.float_norm_offset)
     (node,) = [n for n in g.nodes if n.op.name == "LayerNormalization"]
     offset = node.operand(2)
     assert offset.constant is not None
@@ -243,5 +243,5 @@ def test_int32_offsets_of_norms_are_float() -> None:
 def test_other_offsets_stay(offset: Value, shared: bool) -> None:
     g = norm(offset, shared=shared)
     before = g.text()
-    alone(g, weights.float_norm_offset)
+    alone(g, storage.float_norm_offset)
     assert g.text() == before

@@ -12,8 +12,14 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.edit import Editor
 from qdqbridge.core.graph.graph import Graph, Node, Origin, Value
 from qdqbridge.core.graph.operator import Attributes
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
-from qdqbridge.core.graph.types import QuantType, Shape, TensorType, ValueType
+from qdqbridge.core.graph.types import (
+    QuantParams,
+    QuantType,
+    Shape,
+    TensorType,
+    ValueType,
+    per_tensor,
+)
 from qdqbridge.core.ops.table import BY_NAME
 
 Array = np.ndarray[Any, Any]

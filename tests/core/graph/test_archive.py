@@ -9,7 +9,7 @@ import pytest
 from numpy.lib import format as npy
 
 from qdqbridge.autoquant.profiling.samples import open_samples
-from qdqbridge.core.graph.archive import read_arrays
+from qdqbridge.core.graph.atomic_write import read_arrays
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.types import TensorType
@@ -96,6 +96,6 @@ def test_two_members_of_one_name_are_told(tmp_path):
 
 def test_what_unpacks_to_more_than_memory_is_not_unpacked(tmp_path, monkeypatch):
     np.savez_compressed(tmp_path / "d.npz", x=np.zeros((100, 1000), np.float32))
-    monkeypatch.setattr("qdqbridge.core.graph.archive.most_bytes", lambda: 100_000)
+    monkeypatch.setattr("qdqbridge.core.graph.atomic_write.most_bytes", lambda: 100_000)
     with pytest.raises(InputDataError, match="unpacked it has 400128 bytes"):
         read_arrays(tmp_path / "d.npz")

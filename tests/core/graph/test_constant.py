@@ -10,7 +10,7 @@ import pytest
 
 from qdqbridge.core.graph.constant import Constant, StoredBytes
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.quantization import shifted_constant
+from qdqbridge.core.graph.types import shifted_constant
 from qdqbridge.onnx_io.tensors import from_bytes, raw_bytes
 
 LARGE = (2048, 1024)

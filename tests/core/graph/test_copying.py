@@ -6,8 +6,7 @@ import pytest
 import qdqbridge as qb
 from qdqbridge.core.canonical import canonicalize
 from qdqbridge.core.graph.copying import copied
-from qdqbridge.core.graph.edit import Editor
-from qdqbridge.core.graph.verify import verify
+from qdqbridge.core.graph.edit import Editor, verify
 from tests.autoquant.test_collect import MODELS
 
 

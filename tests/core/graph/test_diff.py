@@ -15,7 +15,7 @@ from qdqbridge.core.graph.alignment import main_operand
 from qdqbridge.core.graph.diff import DifferenceKind, GraphDifference, diff
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
+from qdqbridge.core.graph.types import QuantParams, per_tensor
 from qdqbridge.core.ops.attributes import AxisAttrs, ConvAttrs, TransposeAttrs
 from tests.core.graph.graphs import (
     OUT,

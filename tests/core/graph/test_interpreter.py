@@ -9,7 +9,7 @@ import pytest
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.interpreter import evaluate
-from qdqbridge.core.graph.quantization import per_tensor
+from qdqbridge.core.graph.types import per_tensor
 from qdqbridge.core.ops.attributes import TransposeAttrs
 from qdqbridge.errors import InputDataError
 from tests.core.graph.graphs import (

@@ -16,7 +16,7 @@ from qdqbridge.core.graph.numerics import (
     requantize,
     saturate,
 )
-from qdqbridge.core.graph.quantization import per_tensor
+from qdqbridge.core.graph.types import per_tensor
 from tests.core.graph.graphs import Array, quant
 
 

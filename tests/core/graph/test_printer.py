@@ -13,7 +13,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.edit import Editor
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.printer import array_hash, elements, params_text
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
+from qdqbridge.core.graph.types import QuantParams, per_tensor
 from qdqbridge.core.ops.attributes import ClipAttrs, ConvAttrs, ReshapeAttrs
 from tests.core.graph.graphs import (
     OUT,
@@ -199,7 +199,7 @@ def test_hashes_do_not_see_strides(array: Array) -> None:
 
 
 def test_hashes_in_chunks_are_the_hash_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qdqbridge.core.graph.row_major.PART", 64)
+    monkeypatch.setattr("qdqbridge.core.graph.constant.PART", 64)
     array = np.arange(700, dtype=np.int32).reshape(35, 20).T
     assert array_hash(array) == hashlib.sha256(array.tobytes()).hexdigest()[:32]
 

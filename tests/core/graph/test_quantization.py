@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.quantization import QuantParams, params_of_interval, per_tensor
+from qdqbridge.core.graph.types import QuantParams, params_of_interval, per_tensor
 from qdqbridge.errors import UnsupportedQuantization
 from tests.core.graph.graphs import quant
 

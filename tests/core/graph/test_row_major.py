@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from qdqbridge.core.graph import row_major
-from qdqbridge.core.graph.row_major import fill, parts
+from qdqbridge.core.graph import constant
+from qdqbridge.core.graph.constant import fill, parts
 
 _DTYPES = (
     np.int8, np.uint8, np.float16, np.int32, np.float64, np.bool_, ml_dtypes.float8_e4m3fn,
@@ -38,7 +38,7 @@ def drawn(seed: int) -> NDArray[Any]:
 
 @pytest.mark.parametrize("start", range(0, 400, 100))
 def test_random_orders(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_major, "PART", 256)
+    monkeypatch.setattr(constant, "PART", 256)
     for seed in range(start, start + 100):
         source = drawn(seed)
         target = np.empty(source.shape, source.dtype)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.edit import verify
 from qdqbridge.core.graph.graph import Graph, Value
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
-from qdqbridge.core.graph.verify import verify
+from qdqbridge.core.graph.types import QuantParams, per_tensor
 from qdqbridge.core.ops.attributes import TransposeAttrs
 from qdqbridge.errors import GraphError, InvalidModelError
 from tests.core.graph.graphs import (

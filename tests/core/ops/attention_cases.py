@@ -12,13 +12,17 @@ from numpy.typing import NDArray
 from onnx import ModelProto, helper, numpy_helper
 
 from qdqbridge.core.graph.operator import Attributes
-from qdqbridge.core.ops.attention import MergedAttentionAttrs, MultiHeadAttentionAttrs
-from qdqbridge.core.ops.causal_convolution import CausalConvAttrs
-from qdqbridge.core.ops.dot_product_attention import DOUBLE, AttentionAttrs
+from qdqbridge.core.ops.attention import (
+    DOUBLE,
+    AttentionAttrs,
+    MergedAttentionAttrs,
+    MultiHeadAttentionAttrs,
+    RotaryEmbeddingAttrs,
+    heads_last,
+)
+from qdqbridge.core.ops.convolution import CausalConvAttrs
 from qdqbridge.core.ops.experts import ExpertsAttrs
-from qdqbridge.core.ops.group_query_attention import GroupQueryAttentionAttrs
-from qdqbridge.core.ops.rotary_embedding import RotaryEmbeddingAttrs, heads_last
-from qdqbridge.core.ops.sparse_attention import SparseAttentionAttrs
+from qdqbridge.core.ops.group_query_attention import GroupQueryAttentionAttrs, SparseAttentionAttrs
 
 Array = NDArray[Any]
 _OWN = ("Attention", "RotaryEmbedding")

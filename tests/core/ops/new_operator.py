@@ -23,8 +23,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.edit import Editor
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.graph.types import QuantParams, QuantType
 from qdqbridge.core.ops.build import permuted_constant
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.targets.comparison.bounds import exact

@@ -181,7 +181,7 @@ from dataclasses import dataclass
 from qdqbridge.core.graph.operator import Attributes, OnnxOp
 from qdqbridge.core.graph.patterns import Pattern
 from qdqbridge.core.ops.attributes import AxesAttrs, TransposeAttrs
-from qdqbridge.core.ops.products import product
+from qdqbridge.core.ops.matmul import product
 
 
 @dataclass(frozen=True, slots=True)

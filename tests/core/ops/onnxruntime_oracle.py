@@ -16,8 +16,7 @@ from onnx import TensorProto, helper
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.numerics import dequantize, quantize
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
-from qdqbridge.core.graph.types import QuantType, TensorType, ValueType
+from qdqbridge.core.graph.types import QuantParams, QuantType, TensorType, ValueType, per_tensor
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.onnx_io.runtime.products import keep_fused_products, saturates
 

@@ -14,7 +14,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import (
 )
 
 import qdqbridge as qb
-from qdqbridge.core.graph.verify import verify
+from qdqbridge.core.graph.edit import verify
 from qdqbridge.core.ops.attention import MergedAttentionAttrs
 from qdqbridge.core.ops.table import BY_NAME
 from tests.core.ops.attention_cases import FAMILIES, AttentionCase

@@ -10,8 +10,7 @@ import pytest
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
-from qdqbridge.core.graph.types import QuantType, Shape, TensorType
+from qdqbridge.core.graph.types import QuantParams, QuantType, Shape, TensorType, per_tensor
 from qdqbridge.core.ops.attributes import (
     AxesAttrs,
     AxisAttrs,

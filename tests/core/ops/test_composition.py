@@ -7,8 +7,7 @@ import numpy as np
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.numerics import codes, dequantize, quantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
-from qdqbridge.core.graph.quantization import per_tensor
-from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.graph.types import QuantType, per_tensor
 from qdqbridge.core.ops.composition import COMPOSITION, CompositionAttrs, Step, table
 from qdqbridge.core.ops.table import BY_NAME
 

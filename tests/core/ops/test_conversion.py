@@ -8,8 +8,7 @@ import pytest
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.numerics import codes
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Array
-from qdqbridge.core.graph.quantization import per_tensor
-from qdqbridge.core.graph.types import QuantType, TensorType, ValueType
+from qdqbridge.core.graph.types import QuantType, TensorType, ValueType, per_tensor
 from qdqbridge.core.ops.attributes import IN_FLOAT32
 from qdqbridge.core.ops.table import BY_NAME
 from tests.core.ops.onnxruntime_oracle import Operand, mismatches, ours, pairs, theirs

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
+from qdqbridge.core.graph.types import QuantParams, per_tensor
 from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs
 from qdqbridge.core.ops.convolution import scattered
 from qdqbridge.core.ops.table import BY_NAME

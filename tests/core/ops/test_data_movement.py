@@ -7,8 +7,7 @@ import pytest
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
-from qdqbridge.core.graph.types import QuantType, TensorType
+from qdqbridge.core.graph.types import QuantParams, QuantType, TensorType, per_tensor
 from qdqbridge.core.ops.attributes import (
     AxesAttrs,
     AxisAttrs,

@@ -9,8 +9,7 @@ import pytest
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
-from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.graph.types import QuantParams, QuantType, per_tensor
 from qdqbridge.core.ops.attributes import AxisAttrs
 from qdqbridge.core.ops.table import BY_NAME
 from tests.core.ops.onnxruntime_oracle import (

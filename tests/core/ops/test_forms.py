@@ -9,7 +9,7 @@ import pytest
 
 from qdqbridge.core.graph.operator import Form, Operator
 from qdqbridge.core.graph.patterns import Pattern
-from qdqbridge.core.ops.forms import OPERANDS, form_for, outermost_forms
+from qdqbridge.core.ops.bodies import OPERANDS, form_for, outermost_forms
 from qdqbridge.core.ops.table import BY_NAME, OPERATORS
 
 FORMS = [(op, form) for op in OPERATORS for form in op.forms]

@@ -9,7 +9,7 @@ import pytest
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
+from qdqbridge.core.graph.types import QuantParams, per_tensor
 from qdqbridge.core.ops.accumulator import exact_dtype
 from qdqbridge.core.ops.attributes import GemmAttrs
 from qdqbridge.core.ops.table import BY_NAME

@@ -9,8 +9,7 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Attributes, Operator, Row
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
-from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.graph.types import QuantParams, TensorType, per_tensor
 from qdqbridge.core.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
 from qdqbridge.core.ops.bodies import body_of, folded, results
 from qdqbridge.core.ops.folding import NODE, steps

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.quantization import per_tensor
+from qdqbridge.core.graph.types import per_tensor
 from qdqbridge.core.ops.attributes import ResizeAttrs
 from qdqbridge.core.ops.resize import COORDINATES, moves, sizes
 from qdqbridge.core.ops.table import BY_NAME

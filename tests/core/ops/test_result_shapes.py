@@ -7,7 +7,7 @@ import pytest
 from qdqbridge.core.graph.operator import Attributes
 from qdqbridge.core.graph.types import Shape
 from qdqbridge.core.ops.attributes import ExpandAttrs, ReshapeAttrs, TransposeAttrs
-from qdqbridge.core.ops.result_shapes import result_shape
+from qdqbridge.core.ops.shapes import result_shape
 
 
 @pytest.mark.parametrize(

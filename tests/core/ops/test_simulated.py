@@ -10,9 +10,14 @@ from qdqbridge.core.graph.edit import link
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.graph.numerics import dequantize, quantize
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import TensorType
-from qdqbridge.core.ops.simulated import CODES, DISABLED, FLOAT_CODES, SIMULATE, SimulatedAttrs
+from qdqbridge.core.graph.types import QuantParams, TensorType
+from qdqbridge.core.ops.run_time_parameters import (
+    CODES,
+    DISABLED,
+    FLOAT_CODES,
+    SIMULATE,
+    SimulatedAttrs,
+)
 from qdqbridge.targets.running import Runner
 
 STORAGES = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT4, DType.UINT4, None)

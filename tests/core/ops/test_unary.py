@@ -12,8 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.numerics import codes, dequantize, quantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, NoAttributes
-from qdqbridge.core.graph.quantization import per_tensor
-from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.graph.types import QuantType, per_tensor
 from qdqbridge.core.ops import unary
 from qdqbridge.core.ops.attributes import (
     AlphaAttrs,

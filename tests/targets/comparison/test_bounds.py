@@ -16,8 +16,7 @@ from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.interpreter import evaluate_node
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
-from qdqbridge.core.graph.types import QuantType, TensorType
+from qdqbridge.core.graph.types import QuantParams, QuantType, TensorType, per_tensor
 from qdqbridge.core.ops.attributes import NormAttrs, SoftmaxAttrs
 from qdqbridge.core.ops.composition import COMPOSITION, CompositionAttrs, Step
 from qdqbridge.core.ops.table import BY_NAME

@@ -9,8 +9,7 @@ from onnx import TensorProto, helper
 
 import qdqbridge as qb
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.quantization import per_tensor
-from qdqbridge.core.graph.types import QuantType, TensorType
+from qdqbridge.core.graph.types import QuantType, TensorType, per_tensor
 from qdqbridge.targets.comparison.causes import UNEXPLAINED
 from qdqbridge.targets.comparison.compare import Interpreter, compare_engines
 from qdqbridge.targets.comparison.difference import Tally

@@ -13,8 +13,7 @@ from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.interpreter import evaluate_node
 from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType, TensorType, static_shape
+from qdqbridge.core.graph.types import QuantParams, QuantType, TensorType, static_shape
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.targets.comparison.bounds import exact, half_of, with_halves
 from qdqbridge.targets.comparison.causes import HALF, UNEXPLAINED, blame

@@ -28,7 +28,7 @@ import qdqbridge as qb
 from qdqbridge.core.graph.diff import diff
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.targets.encodings.encoding import of_range
 from tests.targets.encodings.networks import random_network, said
 

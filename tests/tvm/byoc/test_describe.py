@@ -15,7 +15,7 @@ pytest.importorskip("tvm")
 import qdqbridge as qb
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node
-from qdqbridge.core.graph.quantization import QuantParams, shifted_params
+from qdqbridge.core.graph.types import QuantParams, shifted_params
 from qdqbridge.core.ops.attributes import ConvAttrs
 from qdqbridge.core.ops.dynamic import DynamicAttrs
 from qdqbridge.tvm.byoc import canonical, composites, describe, partition

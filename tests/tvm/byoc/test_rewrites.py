@@ -10,10 +10,9 @@ import pytest
 
 import qdqbridge as qb
 from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.edit import verify
 from qdqbridge.core.graph.graph import Graph
-from qdqbridge.core.graph.quantization import per_tensor
-from qdqbridge.core.graph.types import QuantType
-from qdqbridge.core.graph.verify import verify
+from qdqbridge.core.graph.types import QuantType, per_tensor
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.tvm.byoc import Constraints, Limits, canonical, prepare
 from qdqbridge.tvm.byoc.rewrites import NAMED, Rewrite, named

@@ -10,8 +10,7 @@ import numpy as np
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.numerics import dequantize, quantize
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType, TensorType
+from qdqbridge.core.graph.types import QuantParams, QuantType, TensorType
 from qdqbridge.core.ops.table import BY_NAME
 
 Array = np.ndarray[Any, Any]

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.interpreter import evaluate
-from qdqbridge.core.layout import LayoutPlan, apply_layout, plan
-from qdqbridge.core.layout.conversion import INFINITE, SINK, SOURCE, Network
+from qdqbridge.core.layout import INFINITE, SINK, SOURCE, LayoutPlan, Network, apply_layout, plan
 from qdqbridge.core.ops.resize import RESIZE
 from tests.tvm.qnn.layout_models import Net, axes, blocks, cnn, patches, unet, wrapped
 

@@ -9,7 +9,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.tvm.relax import dialect
 from tests.tvm.dialect.contract import Array, contract, every_code, params
 from tests.tvm.relax.targets import UNOPTIMIZED

@@ -16,7 +16,7 @@ from onnx import helper
 import qdqbridge as qb
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from tests.onnx_models import Builder
 from tests.tvm.relax.read_cases import same
 

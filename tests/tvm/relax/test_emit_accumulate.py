@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("tvm")
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from tests.tvm.relax.single_ops import Array, Model, X, call_names, codes, const, equal, params
 
 pytestmark = pytest.mark.relax

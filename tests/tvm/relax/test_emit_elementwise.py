@@ -10,8 +10,7 @@ import pytest
 pytest.importorskip("tvm")
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.graph.types import QuantParams, QuantType
 from tests.tvm.relax.single_ops import (
     Model,
     X,

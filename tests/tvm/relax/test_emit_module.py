@@ -16,7 +16,7 @@ from tvm.relax.dpl import is_const, is_op, wildcard
 import qdqbridge as qb
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.tvm.qnn.emit.nodes import KNOWN
 from tests.tvm.relax.single_ops import (

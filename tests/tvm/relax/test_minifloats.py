@@ -18,7 +18,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.graph.numerics import dequantize, quantize
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.tvm.qnn.dialect.quantize import FORMATS, decoded
 from qdqbridge.tvm.relax.dialect import call, tensor_type
 from tests.onnx_models import Array, Builder, canonical

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.edit import verify
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.interpreter import evaluate
-from qdqbridge.core.graph.verify import verify
 from qdqbridge.core.ops.attributes import ConvAttrs
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.tvm.qnn.read import CALLS, ROWS, Call, Entry, Reading, Result

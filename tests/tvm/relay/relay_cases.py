@@ -10,7 +10,7 @@ import numpy as np
 import tvm
 from tvm import relay
 
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.tvm.relay.build import build
 from qdqbridge.tvm.relay.dialect import call
 from tests.tvm.dialect.contract import Array

@@ -18,14 +18,20 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Note, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Operator
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
-from qdqbridge.core.graph.types import QuantType, Shape, TensorType, static_shape
+from qdqbridge.core.graph.types import (
+    QuantParams,
+    QuantType,
+    Shape,
+    TensorType,
+    per_tensor,
+    static_shape,
+)
 from qdqbridge.core.ops.attributes import NormAttrs, ReshapeAttrs
 from qdqbridge.core.ops.build import constant, dequantized, result
 from qdqbridge.core.ops.data_movement import RESHAPE
 from qdqbridge.core.ops.elementwise import ADD, MUL
 from qdqbridge.core.ops.normalization import INSTANCE_NORMALIZATION, LAYER_NORMALIZATION
-from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
+from qdqbridge.core.rewrite import Proposal, Replace, RuleContext, rule
 from qdqbridge.targets.profiles.file_view import (
     FileEncoding,
     FileNode,

@@ -16,8 +16,7 @@ from qdqbridge.core.graph.graph import Graph, Node, Note, Value
 from qdqbridge.core.graph.numerics import quantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow
 from qdqbridge.core.graph.patterns import AnyOf, Part, PatternMatch
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
-from qdqbridge.core.graph.types import static_shape
+from qdqbridge.core.graph.types import QuantParams, per_tensor, static_shape
 from qdqbridge.core.ops.attributes import ReshapeAttrs
 from qdqbridge.core.ops.build import constant, quantized, requantized, result
 from qdqbridge.core.ops.conversion import DEQUANTIZE, REQUANTIZE
@@ -27,11 +26,11 @@ from qdqbridge.core.ops.matmul import DENSE, MATMUL
 from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION
 from qdqbridge.core.ops.selection import PAD
 from qdqbridge.core.ops.table import BY_NAME
-from qdqbridge.core.rewrite.interface import converted_interface
-from qdqbridge.core.rewrite.rule import (
+from qdqbridge.core.rewrite import (
     Proposal,
     Replace,
     RuleContext,
+    converted_interface,
     pattern_rule,
     replaced,
     rule,

@@ -16,8 +16,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import NO_ORIGIN, Node, Note, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow, WeightGeometry, geometry_of
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
-from qdqbridge.core.graph.types import QuantType, TensorType
+from qdqbridge.core.graph.types import QuantParams, QuantType, TensorType, per_tensor
 from qdqbridge.core.ops.attributes import PadAttrs
 from qdqbridge.core.ops.build import constant, dequantized, quantized, result, retyped
 from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE
@@ -27,7 +26,7 @@ from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION
 from qdqbridge.core.ops.selection import PAD
 from qdqbridge.core.ops.table import BY_NAME
-from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, replaced, rule
+from qdqbridge.core.rewrite import Proposal, Replace, RuleContext, replaced, rule
 from qdqbridge.targets.profiles.file_view import FileEncoding, FileNode, FileView, is_quantize
 from qdqbridge.targets.profiles.finding import Reason
 from qdqbridge.targets.profiles.hexagon.units import (

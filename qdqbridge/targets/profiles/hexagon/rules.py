@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.quantization import params_of_interval
-from qdqbridge.core.ops.softmax import SOFTMAX
+from qdqbridge.core.graph.types import params_of_interval
+from qdqbridge.core.ops.normalization import SOFTMAX
 from qdqbridge.core.ops.unary import HARD_SIGMOID, SIGMOID, TANH
 from qdqbridge.targets.profiles.file_view import (
     FileEncoding,

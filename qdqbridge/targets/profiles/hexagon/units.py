@@ -10,13 +10,12 @@ import numpy as np
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import Shape
+from qdqbridge.core.graph.types import QuantParams, Shape
 from qdqbridge.core.ops.build import constant, result
 from qdqbridge.core.ops.conversion import REQUANTIZE
 from qdqbridge.core.ops.elementwise import CONCAT, MAX
 from qdqbridge.core.ops.table import BY_NAME
-from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, rule
+from qdqbridge.core.rewrite import Proposal, Replace, RuleContext, rule
 from qdqbridge.targets.profiles.file_view import (
     FileEncoding,
     FileNode,

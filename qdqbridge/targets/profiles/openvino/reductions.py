@@ -20,14 +20,14 @@ from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Node, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.core.graph.patterns import PatternMatch, match_value_pattern
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.build import constant, result
 from qdqbridge.core.ops.conversion import DEQUANTIZE
 from qdqbridge.core.ops.elementwise import ADD, MAX, SUB
 from qdqbridge.core.ops.matmul import DENSE, MATMUL
 from qdqbridge.core.ops.reduction import REDUCE_MAX, REDUCE_MEAN, REDUCE_MIN, REDUCE_SUM
 from qdqbridge.core.ops.unary import RELU
-from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, replaced, rule
+from qdqbridge.core.rewrite import Proposal, Replace, RuleContext, replaced, rule
 from qdqbridge.targets.profiles.file_view import (
     FileEncoding,
     FileNode,

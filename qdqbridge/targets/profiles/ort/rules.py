@@ -8,8 +8,8 @@ import numpy as np
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.ops.accumulator import BIAS_MOVES
-from qdqbridge.core.ops.packed_products import OWN_ORDER, PackedProduct
-from qdqbridge.core.ops.windows import reaching
+from qdqbridge.core.ops.matmul import OWN_ORDER, PackedProduct
+from qdqbridge.core.ops.shapes import reaching
 from qdqbridge.targets.profiles.file_view import (
     FileEncoding,
     FileNode,

@@ -9,8 +9,7 @@ from collections.abc import Iterable
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.graph.types import QuantParams, QuantType
 from qdqbridge.core.ops.accumulator import leaves_int32
 from qdqbridge.tflite_io.counterparts import Counterpart
 from qdqbridge.tflite_io.writer.emission import Integers

@@ -22,14 +22,14 @@ from qdqbridge.core.ops.attributes import (
 )
 from qdqbridge.core.ops.data_movement import (
     SQUEEZE,
+    STEPS,
     TILE,
     TRANSPOSE,
     UNSQUEEZE,
 )
-from qdqbridge.core.ops.depth_space import STEPS
 from qdqbridge.core.ops.elementwise import CONCAT
 from qdqbridge.core.ops.selection import GATHER, PAD, SLICE, SPLIT
-from qdqbridge.core.ops.shape_operator import SHAPE
+from qdqbridge.core.ops.shape_values import SHAPE
 from qdqbridge.tflite_io.counterparts import Counterpart, Family, of_families
 from qdqbridge.tflite_io.writer.emission import Emission, WriteRow, WriterRow, written
 from qdqbridge.tflite_io.writer.rows import kernels

@@ -9,7 +9,7 @@ import numpy as np
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import dequantize
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.matmul import GEMM

@@ -16,8 +16,8 @@ from qdqbridge.core.ops.attributes import (
 )
 from qdqbridge.core.ops.reduction import reduction_of
 from qdqbridge.core.ops.resize import RESIZE
+from qdqbridge.core.ops.shapes import span, window_count
 from qdqbridge.core.ops.table import BY_NAME
-from qdqbridge.core.ops.windows import span, window_count
 from qdqbridge.tflite_io.counterparts import RESIZE_PLACES, Counterpart, Family, of_families
 from qdqbridge.tflite_io.writer.emission import Emission, Integers, WriteRow, WriterRow, written
 from qdqbridge.tflite_io.writer.rows import kernels

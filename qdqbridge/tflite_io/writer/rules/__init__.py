@@ -6,7 +6,7 @@ number; those that round once more say so in their notes, which ``export`` shows
 
 from __future__ import annotations
 
-from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.core.rewrite import Rule
 from qdqbridge.tflite_io.writer.rules import scales, windows
 
 RULES: tuple[Rule, ...] = (

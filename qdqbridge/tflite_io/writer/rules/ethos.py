@@ -18,15 +18,14 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Note, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.graph.types import QuantParams, QuantType
 from qdqbridge.core.ops.attributes import ConvTransposeAttrs, GemmAttrs
 from qdqbridge.core.ops.build import constant, dequantized, requantized, result, retyped
 from qdqbridge.core.ops.conversion import REQUANTIZE
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.matmul import DENSE
 from qdqbridge.core.ops.unary import RELU
-from qdqbridge.core.rewrite.rule import Proposal, Replace, Rule, RuleContext, rule, stored_behind
+from qdqbridge.core.rewrite import Proposal, Replace, Rule, RuleContext, rule, stored_behind
 from qdqbridge.tflite_io.writer.rows.kernels import activation
 from qdqbridge.tflite_io.writer.rules.scales import real_constant
 

@@ -11,13 +11,12 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Note, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.operator import geometry_of
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType, TensorType
+from qdqbridge.core.graph.types import QuantParams, QuantType, TensorType
 from qdqbridge.core.ops.accumulator import centered
 from qdqbridge.core.ops.build import constant, dequantized, quantized, requantized, retyped
 from qdqbridge.core.ops.elementwise import WHERE
-from qdqbridge.core.ops.softmax import SOFTMAX
-from qdqbridge.core.rewrite.rule import Proposal, Replace, Rule, RuleContext, rule, stored_behind
+from qdqbridge.core.ops.normalization import SOFTMAX
+from qdqbridge.core.rewrite import Proposal, Replace, Rule, RuleContext, rule, stored_behind
 from qdqbridge.tflite_io.counterparts import COUNTERPARTS
 from qdqbridge.tflite_io.writer.rows.kernels import activation, product
 

@@ -31,9 +31,9 @@ from qdqbridge.core.ops.build import (
     result,
 )
 from qdqbridge.core.ops.pooling import AVERAGE_POOL, MAX_POOL
+from qdqbridge.core.ops.shapes import span
 from qdqbridge.core.ops.table import BY_NAME
-from qdqbridge.core.ops.windows import span
-from qdqbridge.core.rewrite.rule import Proposal, Replace, Rule, RuleContext, rule
+from qdqbridge.core.rewrite import Proposal, Replace, Rule, RuleContext, rule
 from qdqbridge.tflite_io.writer.rows.products import transposed_padding
 from qdqbridge.tflite_io.writer.rows.windows import padding_of, resize_flags
 

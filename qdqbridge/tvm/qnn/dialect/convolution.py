@@ -13,7 +13,7 @@ from typing import Any
 
 from tvm import te
 
-from qdqbridge.core.ops.windows import span, window_count
+from qdqbridge.core.ops.shapes import span, window_count
 from qdqbridge.tvm.qnn.dialect.arithmetic import BLOCK, Prim, entry, stage, tirx
 from qdqbridge.tvm.qnn.dialect.context import (
     SPATIAL,

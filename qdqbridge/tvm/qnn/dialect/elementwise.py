@@ -10,9 +10,9 @@ from tvm import te, topi
 
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Operator
 from qdqbridge.core.graph.patterns import Pattern
+from qdqbridge.core.ops.bodies import OPERANDS
 from qdqbridge.core.ops.elementwise import OPERATORS, POW
-from qdqbridge.core.ops.forms import OPERANDS
-from qdqbridge.core.ops.result_shapes import broadcast_columns
+from qdqbridge.core.ops.shapes import broadcast_columns
 from qdqbridge.tvm.qnn.dialect.arithmetic import (
     Prim,
     analyzer,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import te
 
-from qdqbridge.core.ops.windows import covered, elements_read, span, window_count
+from qdqbridge.core.ops.shapes import covered, elements_read, span, window_count
 from qdqbridge.tvm.qnn.dialect.arithmetic import BLOCK, Prim, saturated, stage, tirx
 from qdqbridge.tvm.qnn.dialect.context import (
     REQUIRED,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tvm import te
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.ops.simulated import CODES
+from qdqbridge.core.ops.run_time_parameters import CODES
 from qdqbridge.tvm.qnn.dialect.arithmetic import (
     ROUNDINGS,
     Prim,

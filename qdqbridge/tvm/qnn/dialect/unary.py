@@ -18,7 +18,7 @@ from qdqbridge.core.graph import numerics
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.numerics import codes, dequantize, quantize
 from qdqbridge.core.graph.operator import Array, Operator
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.attributes import ClipAttrs
 from qdqbridge.core.ops.unary import CLIP, LEAKY_RELU, OPERATORS, RELU
 from qdqbridge.tvm.qnn.dialect.arithmetic import Prim, fenced, kind_of, quantized, real, stage, tirx

@@ -14,11 +14,10 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import geometry_of
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import static_shape
+from qdqbridge.core.graph.types import QuantParams, static_shape
 from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs
 from qdqbridge.core.ops.matmul import DENSE
-from qdqbridge.core.ops.result_shapes import broadcast_extents
+from qdqbridge.core.ops.shapes import broadcast_extents
 from qdqbridge.tvm.qnn.emit.dtypes import storage, tvm_dtype
 from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, unsupported
 from qdqbridge.tvm.qnn.ranges import accumulator_dtype, magnitude

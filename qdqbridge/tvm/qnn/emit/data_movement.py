@@ -22,7 +22,7 @@ from qdqbridge.core.ops.attributes import (
     SliceAttrs,
     SplitAttrs,
 )
-from qdqbridge.core.ops.cast import CAST
+from qdqbridge.core.ops.conversion import CAST
 from qdqbridge.core.ops.data_movement import (
     DEPTH_TO_SPACE,
     EXPAND,
@@ -31,11 +31,11 @@ from qdqbridge.core.ops.data_movement import (
     RESHAPE,
     SPACE_TO_DEPTH,
     SQUEEZE,
+    STEPS,
     TILE,
     TRANSPOSE,
     UNSQUEEZE,
 )
-from qdqbridge.core.ops.depth_space import STEPS
 from qdqbridge.core.ops.pooling import MAX_POOL
 from qdqbridge.core.ops.reduction import reduces
 from qdqbridge.core.ops.selection import GATHER, PAD, SLICE, SPLIT, within

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.errors import UnsupportedTargetError
 
 HOLDABLE = frozenset(

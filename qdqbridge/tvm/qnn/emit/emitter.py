@@ -14,7 +14,7 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import quantize
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.tvm.qnn.emit.dtypes import as_bytes, storage, tvm_dtype
 from qdqbridge.tvm.qnn.emit.variant import CANONICAL, Variant

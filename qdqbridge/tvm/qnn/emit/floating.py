@@ -14,8 +14,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Attributes, Flow, Operator, Row
 from qdqbridge.core.graph.patterns import Pattern
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
-from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.graph.types import QuantParams, TensorType, per_tensor
 from qdqbridge.core.ops.attributes import (
     AlphaAttrs,
     AxisAttrs,
@@ -28,19 +27,18 @@ from qdqbridge.core.ops.attributes import (
     ShapeAttrs,
     SoftmaxAttrs,
 )
-from qdqbridge.core.ops.bodies import body_of, folded, parts
-from qdqbridge.core.ops.cast import CAST
+from qdqbridge.core.ops.bodies import OPERANDS, body_of, folded, form_for, parts
+from qdqbridge.core.ops.conversion import CAST
 from qdqbridge.core.ops.dynamic import (
     DYNAMIC_BLOCK_DENSE,
     DYNAMIC_CONV,
     DYNAMIC_DENSE,
 )
 from qdqbridge.core.ops.elementwise import CONCAT, DIV, POW, WHERE
-from qdqbridge.core.ops.forms import OPERANDS, form_for
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL, broken_factors, factor
 from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION, RMS_NORMALIZATION
 from qdqbridge.core.ops.reduction import reduces
-from qdqbridge.core.ops.shape_operator import SHAPE
+from qdqbridge.core.ops.shape_values import SHAPE
 from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.core.ops.unary import CLIP, GELU, THRESHOLDED_RELU
 from qdqbridge.errors import UnsupportedTargetError

@@ -23,13 +23,12 @@ from qdqbridge.core.ops.attributes import (
 )
 from qdqbridge.core.ops.bodies import LETTERS, body_of, folded, trimmed
 from qdqbridge.core.ops.elementwise import CONCAT
-from qdqbridge.core.ops.matmul import DENSE, MATMUL
+from qdqbridge.core.ops.matmul import DENSE, MATMUL, is_by_steps, moved_type, no_number
 from qdqbridge.core.ops.normalization import (
     BATCH_NORMALIZATION,
     GROUP_NORMALIZATION,
     INSTANCE_NORMALIZATION,
 )
-from qdqbridge.core.ops.products import is_by_steps, moved_type, no_number
 from qdqbridge.errors import GraphError, UnsupportedTargetError
 from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, reason, unsupported
 from qdqbridge.tvm.qnn.emit.nodes import KNOWN, EmitOpaque, Form, in_integers

@@ -11,7 +11,7 @@ from qdqbridge.core.graph.attribute_codecs import call_attributes, spatial_axes
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Flow, Operator
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.attributes import AxisAttrs, QuantizeAttrs
 from qdqbridge.core.ops.composition import COMPOSITION, CompositionAttrs, table
 from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET, REQUANTIZE

@@ -6,7 +6,7 @@ import numpy as np
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node
-from qdqbridge.core.ops.simulated import DISABLED, FLOAT_CODES, SIMULATE, SimulatedAttrs
+from qdqbridge.core.ops.run_time_parameters import DISABLED, FLOAT_CODES, SIMULATE, SimulatedAttrs
 from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter
 from qdqbridge.tvm.qnn.emit.table import at
 

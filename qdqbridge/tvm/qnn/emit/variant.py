@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.operator import Operator
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.tvm.qnn.emit.dtypes import storage
 
 if TYPE_CHECKING:

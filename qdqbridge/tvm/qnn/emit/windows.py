@@ -17,7 +17,7 @@ from qdqbridge.core.ops.reduction import (
     REDUCE_SUM,
     reduction_of,
 )
-from qdqbridge.core.ops.windows import reaching, span
+from qdqbridge.core.ops.shapes import reaching, span
 from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, fills, unsupported
 
 Emit = Callable[[FunctionEmitter, Node, list[Expr]], Expr]

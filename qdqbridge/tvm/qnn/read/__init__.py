@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.core.rewrite import Rule
 from qdqbridge.tvm.qnn.read import accumulate, blocks
 from qdqbridge.tvm.qnn.read.call import Call, Entry, Result, UnroundedProduct
 from qdqbridge.tvm.qnn.read.floating import FLOATING

@@ -15,8 +15,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, weight_geometry
 from qdqbridge.core.graph.patterns import AnyOf, Part, PatternMatch
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType, Shape, TensorType, ValueType
+from qdqbridge.core.graph.types import QuantParams, QuantType, Shape, TensorType, ValueType
 from qdqbridge.core.ops.attributes import (
     AxesAttrs,
     ConvAttrs,
@@ -33,7 +32,7 @@ from qdqbridge.core.ops.dynamic import (
     DynamicAttrs,
 )
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
-from qdqbridge.core.rewrite.rule import Reject, Rule
+from qdqbridge.core.rewrite import Reject, Rule
 from qdqbridge.errors import InvalidModelError
 from qdqbridge.tvm.qnn.read import parameters
 from qdqbridge.tvm.qnn.read.call import Call, UnroundedProduct, unrounded

@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.core.graph.patterns import PatternMatch, match_value_pattern
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.graph.types import QuantParams, QuantType
 from qdqbridge.core.ops.attributes import IN_FLOAT32, QuantizeAttrs
 from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE
-from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.core.rewrite import Rule
 from qdqbridge.tvm.qnn.origin import element
 from qdqbridge.tvm.qnn.read.call import Call
 from qdqbridge.tvm.qnn.read.parameters import as_stated, expressed, result, small_float_as_stated

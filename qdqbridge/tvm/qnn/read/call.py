@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import AnyAttributes, Attributes, Flow, Operator
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import Shape, TensorType
+from qdqbridge.core.graph.types import QuantParams, Shape, TensorType
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
 from qdqbridge.tvm.qnn.origin import Provenance
 

@@ -11,8 +11,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.numerics import quantize as rounded
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.graph.types import QuantParams, QuantType
 from qdqbridge.core.ops.attributes import ClipAttrs
 from qdqbridge.core.ops.composition import COMPOSITION, CompositionAttrs, table
 from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET, REQUANTIZE

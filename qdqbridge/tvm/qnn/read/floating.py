@@ -17,8 +17,7 @@ from qdqbridge.core.ops.attributes import (
     ShapeAttrs,
 )
 from qdqbridge.core.ops.build import Perm
-from qdqbridge.core.ops.cast import CAST
-from qdqbridge.core.ops.conversion import DEQUANTIZE
+from qdqbridge.core.ops.conversion import CAST, DEQUANTIZE
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.table import BY_NAME, OPERATORS
 from qdqbridge.core.ops.unary import LEAKY_RELU

@@ -11,8 +11,7 @@ from qdqbridge.core.graph.attribute_codecs import read_attributes
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import Operator
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType, TensorType, ValueType
+from qdqbridge.core.graph.types import QuantParams, QuantType, TensorType, ValueType
 from qdqbridge.core.ops.attributes import (
     AxesAttrs,
     AxisAttrs,
@@ -23,11 +22,10 @@ from qdqbridge.core.ops.attributes import (
     SplitAttrs,
     TileAttrs,
 )
-from qdqbridge.core.ops.cast import CAST
-from qdqbridge.core.ops.conversion import QUANTIZE, REQUANTIZE
+from qdqbridge.core.ops.conversion import CAST, QUANTIZE, REQUANTIZE
 from qdqbridge.core.ops.elementwise import WHERE
 from qdqbridge.core.ops.selection import GATHER, SLICE, within
-from qdqbridge.core.ops.shape_operator import SHAPE
+from qdqbridge.core.ops.shape_values import SHAPE
 from qdqbridge.core.ops.shapes import sliced
 from qdqbridge.core.ops.table import MOVED_ALIKE
 from qdqbridge.tvm.qnn.origin import Provenance

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.tvm.qnn.origin import element
 from qdqbridge.tvm.qnn.read.call import Call, Entry
 from qdqbridge.tvm.qnn.read.constants import constant_of

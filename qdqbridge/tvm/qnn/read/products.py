@@ -18,7 +18,7 @@ from qdqbridge.core.ops.convolution import OPERATORS as CONVOLUTIONS
 from qdqbridge.core.ops.elementwise import ADD
 from qdqbridge.core.ops.matmul import DENSE, GEMM
 from qdqbridge.core.ops.matmul import OPERATORS as MATRIX_PRODUCTS
-from qdqbridge.core.ops.result_shapes import broadcast_extents
+from qdqbridge.core.ops.shapes import broadcast_extents
 from qdqbridge.tvm.qnn.origin import Provenance
 from qdqbridge.tvm.qnn.read.call import Call, product_behind
 from qdqbridge.tvm.qnn.read.layout import transposed

@@ -16,19 +16,19 @@ from qdqbridge.core.graph.edit import Editor, name_values
 from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Node, Origin, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow, NoAttributes, Operator
 from qdqbridge.core.graph.patterns import AnyPattern, PatternMatch
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType, Shape, TensorType, ValueType
+from qdqbridge.core.graph.types import QuantParams, QuantType, Shape, TensorType, ValueType
 from qdqbridge.core.ops.conversion import REINTERPRET, REQUANTIZE
 from qdqbridge.core.ops.integers import propagate_parameters
 from qdqbridge.core.ops.table import BY_NAME
-from qdqbridge.core.rewrite.driver import Growing, run
-from qdqbridge.core.rewrite.rule import (
+from qdqbridge.core.rewrite import (
+    Growing,
     Proposal,
     Reject,
     Replace,
     Rule,
     RuleContext,
     pattern_rule,
+    run,
 )
 from qdqbridge.errors import QdqBridgeError, UnsupportedModelError
 from qdqbridge.tvm.qnn.origin import Provenance, ranks_of

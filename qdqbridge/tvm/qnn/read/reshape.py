@@ -8,7 +8,7 @@ from typing import Any
 
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.types import Shape, TensorType, static_shape
-from qdqbridge.core.layout.constraints import channels_first, channels_last
+from qdqbridge.core.layout import channels_first, channels_last
 from qdqbridge.core.ops import data_movement
 from qdqbridge.core.ops.attributes import (
     AxesAttrs,
@@ -19,7 +19,7 @@ from qdqbridge.core.ops.attributes import (
     TransposeAttrs,
 )
 from qdqbridge.core.ops.build import permuted_shape as permuted
-from qdqbridge.core.ops.depth_space import STEPS
+from qdqbridge.core.ops.data_movement import STEPS
 from qdqbridge.core.ops.elementwise import CONCAT, WHERE
 from qdqbridge.tvm.qnn.origin import layout_of
 from qdqbridge.tvm.qnn.read.call import Call, Entry, Result

@@ -10,10 +10,10 @@ from qdqbridge.core.graph.attribute_codecs import permuted_attributes, read_attr
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes
 from qdqbridge.core.graph.types import QuantType, TensorType, ValueType
-from qdqbridge.core.layout.constraints import channels_first as first
+from qdqbridge.core.layout import channels_first as first
 from qdqbridge.core.ops.attributes import AxisAttrs, DepthSpaceAttrs, ResizeAttrs
 from qdqbridge.core.ops.build import inverse, permuted_shape
-from qdqbridge.core.ops.cast import CAST
+from qdqbridge.core.ops.conversion import CAST
 from qdqbridge.core.ops.resize import moves, with_defaults
 from qdqbridge.tvm.qnn.origin import layout_of
 from qdqbridge.tvm.qnn.read import parameters

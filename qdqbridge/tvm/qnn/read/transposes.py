@@ -17,16 +17,19 @@ from qdqbridge.core.graph.attribute_codecs import permuted_attributes
 from qdqbridge.core.graph.edit import Editor, link, unlink
 from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
-from qdqbridge.core.layout.constraints import (
+from qdqbridge.core.layout import (
+    INFINITE,
+    SINK,
+    SOURCE,
     WINDOWS,
     LayoutConstraint,
+    Network,
     broadcast_constant,
     channels_first,
     channels_last,
     constraints,
     unmoved,
 )
-from qdqbridge.core.layout.conversion import INFINITE, SINK, SOURCE, Network
 from qdqbridge.core.ops.attributes import ReduceAttrs, ReshapeAttrs, TransposeAttrs
 from qdqbridge.core.ops.build import permuted_constant, permuted_shape, permuted_type, widened
 from qdqbridge.core.ops.data_movement import (
@@ -46,8 +49,7 @@ from qdqbridge.core.ops.normalization import (
 from qdqbridge.core.ops.pooling import GLOBAL_AVERAGE_POOL
 from qdqbridge.core.ops.reduction import REDUCE_MEAN
 from qdqbridge.core.ops.resize import RESIZE
-from qdqbridge.core.rewrite.driver import run
-from qdqbridge.core.rewrite.rule import Proposal, Replace, RuleContext, replaced, rule
+from qdqbridge.core.rewrite import Proposal, Replace, RuleContext, replaced, rule, run
 from qdqbridge.tvm.qnn.read.reader import (
     AS_WRITTEN,
     CONVERTED,

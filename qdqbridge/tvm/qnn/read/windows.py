@@ -11,8 +11,8 @@ from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow, Opera
 from qdqbridge.core.graph.types import QuantType, ValueType
 from qdqbridge.core.ops.attributes import PoolAttrs, ReduceAttrs
 from qdqbridge.core.ops.pooling import GLOBAL_POOLS
+from qdqbridge.core.ops.shapes import extents
 from qdqbridge.core.ops.table import OPERATORS
-from qdqbridge.core.ops.windows import extents
 from qdqbridge.tvm.qnn.read import parameters
 from qdqbridge.tvm.qnn.read.call import Call
 from qdqbridge.tvm.qnn.read.data_movement import hinted, moved_operand, type_like

@@ -11,8 +11,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.operator import Operator
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType, TensorType
+from qdqbridge.core.graph.types import QuantParams, QuantType, TensorType
 from qdqbridge.core.ops.conversion import DEQUANTIZE
 from qdqbridge.tvm.qnn.origin import Provenance, folded_params
 

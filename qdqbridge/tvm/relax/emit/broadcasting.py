@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm import sym, te, tirx
 
-from qdqbridge.core.ops.result_shapes import broadcast_columns
+from qdqbridge.core.ops.shapes import broadcast_columns
 from qdqbridge.tvm.qnn.dialect.arithmetic import stage
 from qdqbridge.tvm.qnn.emit.emitter import Expr
 from qdqbridge.tvm.relax.dialect.broadcast import broadcast_to

@@ -12,10 +12,9 @@ import tvm
 from numpy.typing import NDArray
 from tvm import ir, relax, tirx
 
-from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.constant import Constant, fill
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node
-from qdqbridge.core.graph.row_major import fill
 from qdqbridge.core.graph.symbols import is_computed, terms
 from qdqbridge.core.graph.types import Shape
 from qdqbridge.core.ops.attributes import ReshapeAttrs

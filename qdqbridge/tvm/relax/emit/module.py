@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import ir, relax, tirx
 
-from qdqbridge.core.graph.constant import Constant
+from qdqbridge.core.graph.constant import Constant, fill
 from qdqbridge.core.graph.graph import Graph, Node, Value
-from qdqbridge.core.graph.row_major import fill
 from qdqbridge.core.graph.symbols import name_in_files
 from qdqbridge.core.graph.types import NestedType
 from qdqbridge.errors import UnsupportedTargetError

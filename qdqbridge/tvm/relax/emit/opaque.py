@@ -19,12 +19,11 @@ from tvm.relax.frontend.onnx import from_onnx
 from qdqbridge.core.canonical import canonicalize
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.edit import Editor, link
+from qdqbridge.core.graph.edit import Editor, link, verify
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.types import TensorType
-from qdqbridge.core.graph.verify import verify
 from qdqbridge.core.ops.attributes import CastAttrs, LinearAttrs
-from qdqbridge.core.ops.cast import CAST
+from qdqbridge.core.ops.conversion import CAST
 from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.onnx_io.control_flow.conditional import is_conditional

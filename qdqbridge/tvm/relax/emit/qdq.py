@@ -19,8 +19,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import Attributes, Flow, Operator
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
-from qdqbridge.core.graph.types import TensorType, static_shape
+from qdqbridge.core.graph.types import QuantParams, TensorType, per_tensor, static_shape
 from qdqbridge.core.ops.attributes import LinearAttrs, ResizeAttrs
 from qdqbridge.core.ops.composition import CompositionAttrs
 from qdqbridge.core.ops.matmul import DENSE

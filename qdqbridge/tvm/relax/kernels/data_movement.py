@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.numerics import codes, dequantize, quantize
 from qdqbridge.core.graph.operator import Operator, typed
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.attributes import (
     AxisAttrs,
     DepthSpaceAttrs,
@@ -25,8 +25,14 @@ from qdqbridge.core.ops.attributes import (
     TileAttrs,
     TransposeAttrs,
 )
-from qdqbridge.core.ops.data_movement import DEPTH_TO_SPACE, EXPAND, SPACE_TO_DEPTH, TILE, TRANSPOSE
-from qdqbridge.core.ops.depth_space import STEPS
+from qdqbridge.core.ops.data_movement import (
+    DEPTH_TO_SPACE,
+    EXPAND,
+    SPACE_TO_DEPTH,
+    STEPS,
+    TILE,
+    TRANSPOSE,
+)
 from qdqbridge.core.ops.elementwise import CONCAT
 from qdqbridge.core.ops.selection import PAD, SLICE, SPLIT
 from qdqbridge.core.ops.shapes import sliced

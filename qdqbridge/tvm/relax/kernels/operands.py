@@ -9,8 +9,7 @@ import numpy as np
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import geometry_of
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import Shape
+from qdqbridge.core.graph.types import QuantParams, Shape
 from qdqbridge.tvm.relax.kernels.kernel import Array
 
 _HALF = 128

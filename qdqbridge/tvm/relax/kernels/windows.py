@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from qdqbridge.core.graph.attribute_codecs import permuted_attributes
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.numerics import codes, dequantize, quantize
-from qdqbridge.core.layout.constraints import channels_first
+from qdqbridge.core.layout import channels_first
 from qdqbridge.core.ops.attributes import PoolAttrs, ResizeAttrs
 from qdqbridge.core.ops.pooling import MAX_POOL, window_counts
 from qdqbridge.core.ops.reduction import reduction_of

@@ -11,13 +11,13 @@ from tvm import relay as _relay
 
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.operator import Operator
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.attributes import AxisAttrs, PoolAttrs, ReduceAttrs, ResizeAttrs
 from qdqbridge.core.ops.elementwise import CONCAT, MAX, MIN
+from qdqbridge.core.ops.normalization import SOFTMAX
 from qdqbridge.core.ops.pooling import AVERAGE_POOL, GLOBAL_AVERAGE_POOL
 from qdqbridge.core.ops.reduction import REDUCE_MEAN, REDUCE_SUM
 from qdqbridge.core.ops.resize import RESIZE
-from qdqbridge.core.ops.softmax import SOFTMAX
 from qdqbridge.core.ops.unary import ABS, HARD_SWISH, LEAKY_RELU, SIGMOID, TANH
 from qdqbridge.tvm.qnn.emit.dtypes import storage
 from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.graph import Origin, Value
-from qdqbridge.core.layout.constraints import channels_first, channels_last
+from qdqbridge.core.layout import channels_first, channels_last
 from qdqbridge.core.ops.attributes import AxisAttrs, PadAttrs
 from qdqbridge.core.ops.data_movement import RESHAPE
 from qdqbridge.core.ops.matmul import DENSE

@@ -7,11 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.edit import verify
 from qdqbridge.core.graph.graph import Graph
-from qdqbridge.core.graph.verify import verify
 from qdqbridge.core.ops.conversion import QUANTIZE
-from qdqbridge.core.rewrite.driver import run
-from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.core.rewrite import Rule, run
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.tvm.qnn import read
 from qdqbridge.tvm.qnn.read import resize

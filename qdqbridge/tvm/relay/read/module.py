@@ -13,7 +13,7 @@ from tvm import relay
 
 from qdqbridge.core.graph.graph import Graph, Note, Value
 from qdqbridge.core.graph.types import Dim, QuantType
-from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.core.rewrite import Rule
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.tvm.qnn.origin import Provenance, layout_of, params_of, provenance_of
 from qdqbridge.tvm.qnn.read.call import Call, Entry, Result

@@ -8,7 +8,7 @@ from dataclasses import replace
 from qdqbridge.core.graph.graph import Origin, Value
 from qdqbridge.core.graph.patterns import PatternMatch
 from qdqbridge.core.graph.types import ValueType
-from qdqbridge.core.layout.constraints import channels_first, channels_last
+from qdqbridge.core.layout import channels_first, channels_last
 from qdqbridge.core.ops.attributes import AxesAttrs, AxisAttrs, ReshapeAttrs, TransposeAttrs
 from qdqbridge.core.ops.build import permuted_shape
 from qdqbridge.core.ops.data_movement import TRANSPOSE

@@ -17,8 +17,7 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
-from qdqbridge.core.graph.quantization import QuantParams, per_tensor
-from qdqbridge.core.graph.types import QuantType, TensorType
+from qdqbridge.core.graph.types import QuantParams, QuantType, TensorType, per_tensor
 from qdqbridge.core.ops.attributes import IN_FLOAT32, ClipAttrs
 from qdqbridge.tvm.qnn.read.reader import CallReader
 

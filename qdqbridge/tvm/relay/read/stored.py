@@ -18,13 +18,12 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import NO_ORIGIN, Node, Note, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow
 from qdqbridge.core.graph.patterns import PatternMatch
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType, TensorType, static_shape
+from qdqbridge.core.graph.types import QuantParams, QuantType, TensorType, static_shape
 from qdqbridge.core.ops.attributes import IN_FLOAT32
 from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
 from qdqbridge.core.ops.data_movement import TRANSPOSE
 from qdqbridge.core.ops.reduction import REDUCE_SUM
-from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.core.rewrite import Rule
 from qdqbridge.tvm.qnn import read
 from qdqbridge.tvm.qnn.read import parameters
 from qdqbridge.tvm.qnn.read.accumulate import PRODUCT_BEHIND, product_in, rounded_product

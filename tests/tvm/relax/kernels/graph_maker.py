@@ -16,8 +16,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.edit import Editor
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.operator import Attributes
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType, Shape, TensorType
+from qdqbridge.core.graph.types import QuantParams, QuantType, Shape, TensorType
 from qdqbridge.core.ops.table import BY_NAME
 from tests.core.graph.graphs import apply, const
 from tests.tvm.dialect.contract import Array, every_code, params

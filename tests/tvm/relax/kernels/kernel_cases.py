@@ -14,10 +14,9 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Attributes, Flow
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType, TensorType
-from qdqbridge.core.layout.constraints import channels_first
-from qdqbridge.core.layout.constraints import channels_last as to_last
+from qdqbridge.core.graph.types import QuantParams, QuantType, TensorType
+from qdqbridge.core.layout import channels_first
+from qdqbridge.core.layout import channels_last as to_last
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.building import compiled

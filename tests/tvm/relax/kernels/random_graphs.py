@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from qdqbridge.core.canonical import canonicalize
+from qdqbridge.core.graph.edit import verify
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes
 from qdqbridge.core.graph.types import QuantType
-from qdqbridge.core.graph.verify import verify
 from qdqbridge.core.ops import attributes as at
 from qdqbridge.tvm.relax.executable import compile_relax
 from tests.core.graph.graphs import apply, const

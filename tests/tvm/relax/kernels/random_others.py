@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.attributes import (
     IN_FLOAT32,
     AlphaAttrs,

@@ -8,7 +8,7 @@ import numpy as np
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels.kernel_cases import Operand

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.elementwise.binary import (

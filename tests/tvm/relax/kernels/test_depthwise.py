@@ -10,8 +10,7 @@ import pytest
 
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.graph.types import QuantParams, QuantType
 from qdqbridge.core.ops.attributes import ConvAttrs
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu

@@ -10,8 +10,7 @@ import pytest
 from qdqbridge.core.graph.edit import Editor
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.interpreter import evaluate
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType, Shape
+from qdqbridge.core.graph.types import QuantParams, QuantType, Shape
 from qdqbridge.core.ops.attributes import ReshapeAttrs, TransposeAttrs
 from qdqbridge.tvm.relax.executable import compile_relax
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu

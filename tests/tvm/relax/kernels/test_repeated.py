@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from qdqbridge.core.graph.graph import Node
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.layout.constraints import channels_last
+from qdqbridge.core.graph.types import QuantParams
+from qdqbridge.core.layout import channels_last
 from qdqbridge.core.ops.attributes import ConvAttrs, ResizeAttrs
 from qdqbridge.core.ops.resize import RESIZE
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu

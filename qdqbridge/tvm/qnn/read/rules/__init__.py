@@ -8,7 +8,7 @@ spans, only chains that nobody writes for anything else. A host adds rules of it
 
 from __future__ import annotations
 
-from qdqbridge.core.rewrite.rule import Rule
+from qdqbridge.core.rewrite import Rule
 from qdqbridge.tvm.qnn.read.rules import activations, frontends, products, recorded, steps
 
 RECORDED: tuple[Rule, ...] = (

@@ -9,15 +9,14 @@ from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Form, Operator
 from qdqbridge.core.graph.patterns import Pattern, near, scalar
 from qdqbridge.core.ops.attributes import AlphaAttrs, ClipAttrs, SoftmaxAttrs
-from qdqbridge.core.ops.bodies import body_of, in_order, matched
-from qdqbridge.core.ops.cast import CAST
+from qdqbridge.core.ops.bodies import body_of, in_order, matched, outermost_forms, written
+from qdqbridge.core.ops.conversion import CAST
 from qdqbridge.core.ops.data_movement import EXPAND, RESHAPE
 from qdqbridge.core.ops.elementwise import DIV, MAX, MIN, MUL, PRELU, WHERE
-from qdqbridge.core.ops.forms import outermost_forms, written
-from qdqbridge.core.ops.softmax import OPERATORS as SOFTMAXES
+from qdqbridge.core.ops.normalization import OPERATORS as SOFTMAXES
 from qdqbridge.core.ops.table import BY_NAME, OPERATORS
 from qdqbridge.core.ops.unary import ABS, CLIP, THRESHOLDED_RELU
-from qdqbridge.core.rewrite.rule import Replace, Rule, RuleContext, rule
+from qdqbridge.core.rewrite import Replace, Rule, RuleContext, rule
 from qdqbridge.tvm.qnn.read.rules.recorded import (
     UNREAD,
     candidates,

@@ -28,7 +28,7 @@ from qdqbridge.core.ops.normalization import (
 )
 from qdqbridge.core.ops.pooling import GLOBAL_AVERAGE_POOL
 from qdqbridge.core.ops.reduction import REDUCE_MEAN
-from qdqbridge.core.rewrite.rule import Replace, Rule, RuleContext, pattern_rule
+from qdqbridge.core.rewrite import Replace, Rule, RuleContext, pattern_rule
 from qdqbridge.tvm.qnn.read.rules.recorded import completed, provenance_of_node
 
 # ---- Relax -------------------------------------------------------------------------------------

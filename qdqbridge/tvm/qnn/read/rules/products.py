@@ -7,11 +7,11 @@ from qdqbridge.core.graph.operator import Attributes
 from qdqbridge.core.graph.patterns import Part, PatternMatch, match_value_pattern, near, scalar
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.attributes import GemmAttrs, ReshapeAttrs, TransposeAttrs
-from qdqbridge.core.ops.cast import CAST
+from qdqbridge.core.ops.conversion import CAST
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.elementwise import ADD, MUL
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL, broken_factors, factor
-from qdqbridge.core.rewrite.rule import Replace, Rule, RuleContext, pattern_rule, rule
+from qdqbridge.core.rewrite import Replace, Rule, RuleContext, pattern_rule, rule
 from qdqbridge.tvm.qnn.read.rules.recorded import (
     completed,
     present,

@@ -20,7 +20,7 @@ from qdqbridge.core.ops.elementwise import MAX, MIN
 from qdqbridge.core.ops.selection import GATHER
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.core.ops.unary import CLIP, RELU
-from qdqbridge.core.rewrite.rule import Replace, Rule, RuleContext, rule
+from qdqbridge.core.rewrite import Replace, Rule, RuleContext, rule
 from qdqbridge.tvm.qnn.origin import Provenance
 from qdqbridge.tvm.qnn.read.written import as_written
 

@@ -17,10 +17,9 @@ from qdqbridge.core.graph.types import QuantType, ValueType
 from qdqbridge.core.ops.bodies import LETTERS, body_of, folded, parts, trimmed
 from qdqbridge.core.ops.build import permuted_constant
 from qdqbridge.core.ops.data_movement import TRANSPOSE
-from qdqbridge.core.ops.matmul import DENSE, MATMUL
-from qdqbridge.core.ops.products import moved_type, no_number
+from qdqbridge.core.ops.matmul import DENSE, MATMUL, moved_type, no_number
 from qdqbridge.core.ops.table import BY_NAME
-from qdqbridge.core.rewrite.rule import Replace, Rule, RuleContext, rule
+from qdqbridge.core.rewrite import Replace, Rule, RuleContext, rule
 
 
 @rule("operator-of-steps")

@@ -14,12 +14,13 @@ import numpy as np
 from tvm import te
 
 from qdqbridge.core.ops.attention import (
+    DOUBLE,
     MERGED_ATTENTION,
     MULTI_HEAD_ATTENTION,
+    AttentionAttrs,
     MergedAttentionAttrs,
     MultiHeadAttentionAttrs,
 )
-from qdqbridge.core.ops.dot_product_attention import DOUBLE, AttentionAttrs
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.arithmetic import stage, tirx
 from qdqbridge.tvm.qnn.emit.emitter import Expr
@@ -37,7 +38,7 @@ from qdqbridge.tvm.relax.emit.compositions.rotary_embedding import heads_first, 
 
 
 def attention(context: CompositionContext, a: AttentionAttrs) -> Sequence[Expr]:
-    """As :data:`qdqbridge.core.ops.dot_product_attention.ATTENTION` says."""
+    """As :data:`qdqbridge.core.ops.attention.ATTENTION` says."""
     own = context.dtype(context.arg(0))
     q, k, v = _heads(context, a)
     k, v = (_behind(context, past, new) for past, new in ((4, k), (5, v)))

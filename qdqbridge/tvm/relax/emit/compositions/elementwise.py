@@ -9,7 +9,7 @@ import numpy as np
 from tvm import te
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.core.graph.quantization import per_tensor
+from qdqbridge.core.graph.types import per_tensor
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.arithmetic import stage, tirx
 from qdqbridge.tvm.qnn.emit.emitter import Expr

@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 from tvm import te
 
-from qdqbridge.core.ops.group_query_attention import GroupQueryAttentionAttrs
-from qdqbridge.core.ops.sparse_attention import SparseAttentionAttrs, seen_blocks
+from qdqbridge.core.ops.group_query_attention import (
+    GroupQueryAttentionAttrs,
+    SparseAttentionAttrs,
+    seen_blocks,
+)
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.arithmetic import stage, tirx
 from qdqbridge.tvm.qnn.emit.emitter import Expr
@@ -72,7 +75,7 @@ def group_query_attention(
 
 
 def sparse_attention(context: CompositionContext, a: SparseAttentionAttrs) -> Sequence[Expr]:
-    """As :data:`qdqbridge.core.ops.sparse_attention.SPARSE_ATTENTION` says."""
+    """As :data:`qdqbridge.core.ops.group_query_attention.SPARSE_ATTENTION` says."""
     ends, found = (context.onnx.operand(index).constant for index in (5, 6))
     if ends is None or found is None:
         raise NoRow("the blocks that are seen are known at run time only")

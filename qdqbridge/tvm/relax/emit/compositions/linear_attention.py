@@ -13,7 +13,7 @@ from typing import Any
 from tvm import relax, te
 
 from qdqbridge.core.ops.attributes import NormAttrs
-from qdqbridge.core.ops.causal_convolution import CAUSAL_CONV, CausalConvAttrs
+from qdqbridge.core.ops.convolution import CAUSAL_CONV, CausalConvAttrs
 from qdqbridge.core.ops.dynamic import LAST_OF_BLOCK, SMALLEST
 from qdqbridge.core.ops.experts import EXPERTS, GATED, INTERLEAVED, STORED_EXPERTS, ExpertsAttrs
 from qdqbridge.core.ops.normalization import RMS_NORMALIZATION
@@ -504,7 +504,7 @@ def _swiglu(context: CompositionContext, a: ExpertsAttrs, x: Expr, other: Expr |
 
 
 def _causal(context: CompositionContext, a: CausalConvAttrs) -> Sequence[Expr]:
-    """As :data:`qdqbridge.core.ops.causal_convolution.CAUSAL_CONV` says."""
+    """As :data:`qdqbridge.core.ops.convolution.CAUSAL_CONV` says."""
     x, weight = wide(context, context.arg(0)), wide(context, context.arg(1))
     batch, channels, length = context.extents(x)
     taps = context.static(weight)[2]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te
 
-from qdqbridge.core.ops.windows import extents, same_padding, span, window_count
+from qdqbridge.core.ops.shapes import extents, same_padding, span, window_count
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.onnx_io.codecs.windows import ResolvedWindow, window_of
 from qdqbridge.tvm.qnn.dialect.arithmetic import stage, tirx

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import te
 
+from qdqbridge.core.ops.attention import RotaryEmbeddingAttrs
 from qdqbridge.core.ops.attributes import NormAttrs
 from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION
-from qdqbridge.core.ops.rotary_embedding import RotaryEmbeddingAttrs
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.arithmetic import stage, tirx
 from qdqbridge.tvm.qnn.emit.emitter import Expr
@@ -173,7 +173,7 @@ def rotated(
 ) -> Expr:
     """Returns pairs of numbers turned by their places.
 
-    As :func:`qdqbridge.core.ops.rotary_embedding.rotated` does, of places that the tables have
+    As :func:`qdqbridge.core.ops.attention.rotated` does, of places that the tables have
     (:func:`need_rows`); no memory beyond them is read before a run ends with the error.
     """
     half = context.extents(tables[0])[-1]
@@ -206,7 +206,7 @@ def rotated(
 
 
 def rotary_embedding(context: CompositionContext, a: RotaryEmbeddingAttrs) -> Sequence[Expr]:
-    """As :data:`qdqbridge.core.ops.rotary_embedding.ROTARY_EMBEDDING` says."""
+    """As :data:`qdqbridge.core.ops.attention.ROTARY_EMBEDDING` says."""
     x, tables = context.arg(0), [context.arg(1), context.arg(2)]
     data = wide(context, x)
     data = data if context.rank(data) == 4 else heads_first(context, data, a.num_heads)

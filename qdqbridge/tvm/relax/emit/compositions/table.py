@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from qdqbridge.core.graph.graph import Node
-from qdqbridge.core.ops.dot_product_attention import ATTENTION
-from qdqbridge.core.ops.group_query_attention import GROUP_QUERY_ATTENTION
-from qdqbridge.core.ops.rotary_embedding import ROTARY_EMBEDDING
-from qdqbridge.core.ops.sparse_attention import SPARSE_ATTENTION
+from qdqbridge.core.ops.attention import ATTENTION, ROTARY_EMBEDDING
+from qdqbridge.core.ops.group_query_attention import GROUP_QUERY_ATTENTION, SPARSE_ATTENTION
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.tvm.qnn.emit.emitter import Expr
 from qdqbridge.tvm.relax.emit.compositions.attention import (

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import Dim, Shape
+from qdqbridge.core.graph.types import Dim, QuantParams, Shape
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.lanes import (

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import dequantize
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.attributes import QuantizeAttrs
 from qdqbridge.core.ops.elementwise import DIV, MUL
 from qdqbridge.core.ops.table import BY_NAME

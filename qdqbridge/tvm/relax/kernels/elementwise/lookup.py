@@ -14,8 +14,7 @@ from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.interpreter import evaluate_node
 from qdqbridge.core.graph.numerics import codes, dequantize, quantize
 from qdqbridge.core.graph.operator import Flow
-from qdqbridge.core.graph.quantization import QuantParams
-from qdqbridge.core.graph.types import QuantType
+from qdqbridge.core.graph.types import QuantParams, QuantType
 from qdqbridge.core.ops.attributes import EpsilonAttrs
 from qdqbridge.core.ops.stored import converted
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx

@@ -19,7 +19,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import codes, dequantize, quantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Operator
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.elementwise import ADD, SUB
 from qdqbridge.tvm.relax.kernels.codegen.codes import alike
 from qdqbridge.tvm.relax.kernels.elementwise.lookup import table_of

@@ -17,7 +17,7 @@ import numpy as np
 
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.ops.attributes import ConvAttrs
-from qdqbridge.core.ops.windows import covered
+from qdqbridge.core.ops.shapes import covered
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.broadcasting import worth_sharing
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu

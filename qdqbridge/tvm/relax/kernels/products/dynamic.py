@@ -28,7 +28,7 @@ from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.accumulator import centered
 from qdqbridge.core.ops.attributes import CastAttrs, ConvAttrs
 from qdqbridge.core.ops.build import constant, result
-from qdqbridge.core.ops.cast import CAST
+from qdqbridge.core.ops.conversion import CAST
 from qdqbridge.core.ops.convolution import CONV
 from qdqbridge.core.ops.dynamic import (
     DYNAMIC_CONV,

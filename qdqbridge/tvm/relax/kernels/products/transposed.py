@@ -16,7 +16,7 @@ import numpy as np
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.operator import geometry_of
 from qdqbridge.core.ops.attributes import ConvTransposeAttrs
-from qdqbridge.core.ops.windows import span
+from qdqbridge.core.ops.shapes import span
 from qdqbridge.tvm.relax.kernels.epilogues.float_sums import Plain, Scaled
 from qdqbridge.tvm.relax.kernels.epilogues.integer_sums import Requantize
 from qdqbridge.tvm.relax.kernels.epilogues.requantization import sum_scale

@@ -9,7 +9,7 @@ import numpy as np
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.numerics import multiplier
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.attributes import ConvAttrs, GemmAttrs
 from qdqbridge.tvm.relax.kernels.codegen.codes import storage, words_of
 from qdqbridge.tvm.relax.kernels.epilogues.requantization import integer_bias

@@ -17,7 +17,7 @@ from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Array, Flow, Operands, 
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.build import constant, result
 from qdqbridge.core.ops.matmul import DENSE
-from qdqbridge.core.rewrite.rule import stored_behind
+from qdqbridge.core.rewrite import stored_behind
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import dequantize
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
 from qdqbridge.core.ops.normalization import RMS_NORMALIZATION
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx

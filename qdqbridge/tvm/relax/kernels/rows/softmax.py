@@ -16,8 +16,7 @@ import numpy as np
 from qdqbridge.core.graph import numerics
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.ops.attributes import GeluAttrs, NormAttrs, SoftmaxAttrs
-from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION
-from qdqbridge.core.ops.softmax import LOG_SOFTMAX, SOFTMAX
+from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION, LOG_SOFTMAX, SOFTMAX
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.qnn.dialect.unary import FRACTION
 from qdqbridge.tvm.relax.kernels.codegen.broadcasting import GRAIN, Open, OpenExtents, worth_sharing

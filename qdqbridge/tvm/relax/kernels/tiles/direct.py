@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from qdqbridge.core.ops.windows import span
+from qdqbridge.core.ops.shapes import span
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.lanes import LINE, Buffer, Prim, ask, bound, flat, load
 from qdqbridge.tvm.relax.kernels.codegen.loops import (

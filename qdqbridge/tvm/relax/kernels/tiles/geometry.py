@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from qdqbridge.core.ops.windows import covered
+from qdqbridge.core.ops.shapes import covered
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.lanes import LINE
 from qdqbridge.tvm.relax.kernels.epilogues.float_sums import Plain, Scaled

@@ -16,7 +16,7 @@ import numpy as np
 
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node, Value
-from qdqbridge.core.graph.quantization import QuantParams
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.matmul import DENSE
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
