@@ -209,7 +209,8 @@ def likely_sqnr(
     """Returns between which SQNRs other samples lie, by the errors of a few.
 
     The mean error of a few samples is mostly that of one or two. Their logarithms are spread nearly
-    evenly, and say how far the mean of others may be (Cox's interval of a lognormal mean).
+    evenly, and say how far the mean of others may be (Cox's interval of a lognormal mean). Where
+    one or two samples are further off than that, the spread of the errors themselves says it.
 
     Args:
         errors: Of each sample, as share of the mean power.
@@ -223,6 +224,8 @@ def likely_sqnr(
     variance, free = float(logarithms.var(ddof=1)), count - 1
     sure += (sure**3 + sure) / (4 * free)  # Student's, nearly
     far = sure * math.sqrt(variance / count + variance**2 / (2 * free)) * 10 / math.log(10)
+    spread = sure * float(errors.std(ddof=1)) / (math.sqrt(count) * mean)
+    far = max(far, -decibels(1 + spread))
     far, sqnr = math.hypot(far, _NORMAL * chosen), decibels(mean)
     return sqnr - far, sqnr + far
 
