@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from qdqbridge.core.ops.attributes import PoolAttrs, ReduceAttrs, SoftmaxAttrs
-from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION
-from qdqbridge.core.ops.normalization import OPERATORS as NORMS
+from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION, NORMS
 from qdqbridge.core.ops.table import OPERATORS
 
 _SPATIAL = "DHW"

@@ -18,7 +18,7 @@ from qdqbridge.core.ops.normalization import (
     BATCH_NORMALIZATION,
     GROUP_NORMALIZATION,
     INSTANCE_NORMALIZATION,
-    OPERATORS,
+    NORMS,
 )
 from qdqbridge.tvm.qnn.emit.dtypes import storage
 from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter
@@ -154,7 +154,7 @@ OVER_CHANNELS = frozenset(
 """Norms that are emitted channels-first only; layout plans have to know."""
 
 QUANTIZED_NORMS: Mapping[Operator, Callable[[FunctionEmitter, Node], Expr | None]] = {
-    **{row: quantized_norm(row.qnn) for row in OPERATORS if row.qnn},
+    **{row: quantized_norm(row.qnn) for row in NORMS if row.qnn},
     BATCH_NORMALIZATION: quantized_batch_norm,
 }
 FLOATING_NORMS: Mapping[Operator, Callable[[FunctionEmitter, Node, list[Expr]], Expr]] = {

@@ -14,7 +14,7 @@ from qdqbridge.core.graph.patterns import PatternMatch
 from qdqbridge.core.graph.types import QuantType, Shape, TensorType
 from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs, TransposeAttrs
 from qdqbridge.core.ops.conversion import QUANTIZE, REINTERPRET, REQUANTIZE
-from qdqbridge.core.ops.convolution import OPERATORS as CONVOLUTIONS
+from qdqbridge.core.ops.convolution import CONVOLUTIONS
 from qdqbridge.core.ops.elementwise import ADD
 from qdqbridge.core.ops.matmul import DENSE, GEMM
 from qdqbridge.core.ops.matmul import OPERATORS as MATRIX_PRODUCTS

@@ -13,8 +13,7 @@ from qdqbridge.core.ops.attributes import (
     EpsilonAttrs,
     SoftmaxAttrs,
 )
-from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION
-from qdqbridge.core.ops.normalization import OPERATORS as NORMS
+from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION, NORMS
 from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.tvm.qnn.origin import is_swapped
 from qdqbridge.tvm.qnn.read import accumulate, parameters

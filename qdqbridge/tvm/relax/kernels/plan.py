@@ -24,8 +24,7 @@ from qdqbridge.core.layout import plan as plan_layout
 from qdqbridge.core.ops.attributes import PoolAttrs, SoftmaxAttrs
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.dynamic import DYNAMIC_BLOCK_DENSE
-from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION
-from qdqbridge.core.ops.normalization import OPERATORS as NORMS
+from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION, NORMS
 from qdqbridge.core.ops.reduction import reduces
 from qdqbridge.core.ops.resize import RESIZE
 from qdqbridge.core.ops.table import OPERATORS

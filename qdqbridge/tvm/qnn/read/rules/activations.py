@@ -13,7 +13,7 @@ from qdqbridge.core.ops.bodies import body_of, in_order, matched, outermost_form
 from qdqbridge.core.ops.conversion import CAST
 from qdqbridge.core.ops.data_movement import EXPAND, RESHAPE
 from qdqbridge.core.ops.elementwise import DIV, MAX, MIN, MUL, PRELU, WHERE
-from qdqbridge.core.ops.normalization import OPERATORS as SOFTMAXES
+from qdqbridge.core.ops.normalization import SOFTMAXES
 from qdqbridge.core.ops.table import BY_NAME, OPERATORS
 from qdqbridge.core.ops.unary import ABS, CLIP, THRESHOLDED_RELU
 from qdqbridge.core.rewrite import Replace, Rule, RuleContext, rule
