@@ -129,7 +129,7 @@ def test_how_to_blocks_run(
     if language == "python":
         exec(compile(block, "how_to.md", "exec"), {"__name__": "page"})
         return
-    for line in block.splitlines():
+    for line in block.replace("\\\n", "").splitlines():
         command, _, otherwise = line.partition(" || ")
         name, *arguments = shlex.split(command)
         assert name == "qdqbridge"
