@@ -60,13 +60,13 @@ install_tosa() { # PYTHON
 
 main_environment() {
     local folder=${QDQBRIDGE_VENV:-$PWD/.venv}
-    environment "$folder" relax,test
+    environment "$folder" relax,gate
     venv_python=$folder/bin/python
 }
 
 engines_environment() {
     local folder=${QDQBRIDGE_ENGINES_VENV:-$PWD/.venv-engines}
-    environment "$folder" relax,test,engines install_tosa
+    environment "$folder" relax,gate,engines install_tosa
     engines_python=$folder/bin/python
 }
 

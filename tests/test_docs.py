@@ -144,6 +144,44 @@ def test_the_rows_on_the_page_are_those_that_a_test_adds() -> None:
     assert all(block in tested for block in blocks)
 
 
+GENERATED = ("docs/operators.md", "docs/rules.md", "docs/conformance.md", "docs/engine_*.md",
+             "tests/conformance/README.md")  # fmt: skip
+"""Pages that a script writes whole; parts of others stand between comments."""
+_TUTORIALS = ("how_to", "deploy", "tflite", "relay", "view", "blame")
+TEACHING = [
+    ROOT / "README.md",
+    *(DOCS / f"{name}.md" for name in _TUTORIALS),
+    *(ROOT / "qdqbridge" / room / "README.md" for room in ("autoquant", "tvm/byoc")),
+]
+
+
+def test_pages_by_hand_have_at_most_35_000_words() -> None:
+    words: dict[str, int] = {}
+    folders = (".github", "docs", "qdqbridge", "scripts", "tests")
+    for page in (*ROOT.glob("*.md"), *(p for f in folders for p in (ROOT / f).rglob("*.md"))):
+        name = page.relative_to(ROOT)
+        if "node_modules" in name.parts or any(name.match(pattern) for pattern in GENERATED):
+            continue
+        made = r"<!-- (.+?) -->.*?<!-- end of the \1 -->"
+        hand = re.sub(made, "", page.read_text("utf-8"), flags=re.DOTALL)
+        words[name.as_posix()] = len(hand.split())
+    assert sum(words.values()) <= 35_000, sorted((n, name) for name, n in words.items())
+
+
+@pytest.mark.parametrize("page", [*map(named, TEACHING)])
+def test_tutorials_and_how_tos_are_easy_to_read(page: Path) -> None:
+    """Flesch's reading ease, without code and tables; a group of vowels is a syllable."""
+    text = re.sub(r"`[^`]*`|^\|.*$|\]\([^)]*\)", " ", prose(page), flags=re.MULTILINE)
+    text = re.sub(r"\n\s*(\n|[-*] |\d+\. )", ". ", text)
+    words = re.findall(r"[a-z]+", text.lower())
+    syllables = sum(
+        len(re.findall(r"[aeiouy]+", re.sub(r"(?<=[^aeiouyl])e$", "", w))) or 1 for w in words
+    )
+    sentences = len(re.findall(r"[a-z][^.:;?!]*[.:;?!]", text, re.IGNORECASE))
+    ease = 206.835 - 1.015 * len(words) / sentences - 84.6 * syllables / len(words)
+    assert ease > 45, f"{page.name}: {ease:.0f}"
+
+
 def script(name: str) -> ModuleType:
     """Returns a script of ``scripts/generators/`` as a module."""
     return importlib.import_module(f"scripts.generators.{name}")

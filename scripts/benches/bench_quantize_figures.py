@@ -38,7 +38,7 @@ INTEGER_KERNELS = ("QLinear", "QGemm", "QAttention", "DynamicQuantize")
 QGEMM_SCALE = 7
 """Which input of a QGemm is the scale of its result, which is float without one."""
 DRAWS, SURE = 2000, 95.0
-"""How often samples are drawn anew, and how many percent of what they say is told."""
+"""How often samples are drawn anew, and how many percent of what they say is printed."""
 WITH_WEIGHTS = frozenset({"Conv", "ConvTranspose", "GRU", "Gemm", "LSTM", "MatMul"})
 
 

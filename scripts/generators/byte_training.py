@@ -43,7 +43,7 @@ def descend(
         parameters: What is trained.
         loss: Gives the loss of a step.
         steps: How many there are.
-        every: After so many steps the perplexity is told.
+        every: After so many steps the perplexity is printed.
         **adam: The optimizer's rate, betas and decay.
     """
     import torch

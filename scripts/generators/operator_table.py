@@ -25,7 +25,7 @@ _INTRODUCTION = """\
 # Operators
 
 Every row of the operator table (`qdqbridge/core/ops/`), by how quantization flows through it. Made
-by `python scripts/generators/operator_table.py`; a test holds that it is current. [What is
+by `python scripts/generators/operator_table.py`; a test checks that it is current. [What is
 supported](support.md) says what happens to operators that are not here, [the numeric
 contract](numerics.md) what all of them have in common.
 

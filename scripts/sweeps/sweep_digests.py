@@ -2,7 +2,7 @@
 
 ``scripts/sweeps/sweep_digests --models 500``: models of ``tests/onnx_io/random_models.py``, each
 saved and loaded, and emitted to Relax in both forms and read back. What is refused is counted by
-its reason; every digest that moves is told with its seed, ``--text`` adds the difference of the
+its reason; every digest that moves is printed with its seed, ``--text`` adds the difference of the
 texts.
 """
 

@@ -5,7 +5,7 @@ values that are read twice, diamonds, residuals and outputs in the middle
 (``tests/tvm/relax/kernels/ random_graphs.py``), with the batch open in every other one (1, 3 and
 7 are run); on each class of CPUs whose code runs here and with one thread and two, by turns.
 ``scripts/sweeps/sweep_kernels`` looks at single kernels; this looks at the plan of layouts and
-fusions and at buffers that are shared. Every difference or refusal is told with its seed;
+fusions and at buffers that are shared. Every difference or refusal is printed with its seed;
 ``--seed`` begins there.
 """
 

@@ -4,7 +4,7 @@
 reductions, pools, ArgMax, Softmax, activations, products by 0, chains that become one
 Composition), half of them quantized, one model on fast kernels and on the reference ones
 (``tests/tvm/relax/nonfinite_models.py``). A NaN or an infinity that the interpreter has not, or
-another number by more than rounding, is told with its seed; ``--seed`` begins there.
+another number by more than rounding, is printed with its seed; ``--seed`` begins there.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 ``scripts/sweeps/sweep_open --models 240``: broadcasting, products, computed shapes, reductions,
 norms, softmaxes, resizes, pads, windows and data movement over extents that the inputs leave open
 (``tests/tvm/relax/open_models.py``), with fast kernels and with plain loops, each fed with
-several extents, 1 and unfit ones among them. Every difference or refusal is told with its seed;
+several extents, 1 and unfit ones among them. Every difference or refusal is printed with its seed;
 ``--seed`` begins there.
 """
 

@@ -4,11 +4,11 @@
 rewritten five times by some of the rewrites of ``tests/onnx_io/scrambler.py`` (names, order of
 nodes and of operands, storage of constants, forms of reshapes, Identity nodes, opsets,
 conversions). A file that cannot be read is left out and counted. Every scramble that moves the
-digest is told with its seed and the first rewrite after which it is another one.
+digest is printed with its seed and the first rewrite after which it is another one.
 
 ``--tools`` also sends each file, and with ``--random 200`` so many models of
 ``tests/onnx_io/random_models.py``, through the tools of ``tests/onnx_io/rewriting_tools.py`` that
-are installed. What a tool moves is told with what it does to the results: where their bits stay,
+are installed. What a tool moves is printed with what it does to the results: where their bits stay,
 there is another form to be read; where they do not, it is another network. Inputs that nothing
 reads and a tool takes away are left out before digests are compared.
 """

@@ -2,7 +2,7 @@
 
 ``python scripts/sweeps/sweep_tflite_graphs.py --graphs 500``: graphs of about eight operators
 with values that are read twice, residuals, open batches and outputs in the middle, quantized ones
-and ONNX files by turns. Every difference is told with its seed; ``--seed`` begins there.
+and ONNX files by turns. Every difference is printed with its seed; ``--seed`` begins there.
 """
 
 from __future__ import annotations

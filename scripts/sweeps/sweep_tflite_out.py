@@ -136,7 +136,7 @@ def _first(inputs: Arrays, graph: Graph) -> dict[str, np.ndarray]:
 def by_producer(table: Path) -> Iterator[list[str]]:
     """Yields a summary of a table by folder, with its head."""
     with table.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["status"][:4] in ("fixe", "open")]
+        rows = [row for row in csv.DictReader(file) if row["status"].startswith(("fixed", "open"))]
     yield ["producer", "shapes", "files", "whole", "run", "within", "unexplained", "equal"]
     groups: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in rows:

@@ -181,7 +181,7 @@ Labels = Annotated[
     Parameter(
         name="--labels",
         help="The right class of each example, .npy or .npz (the array 'labels' or 'y'): accuracy "
-        "is told and decides.",
+        "is printed and decides.",
     ),
 ]
 MaxSize = Annotated[
