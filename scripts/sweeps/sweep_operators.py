@@ -15,8 +15,8 @@ of types), each node of which onnxruntime or ONNX's reference has run by itself,
     tvm        ``qdqbridge.compile`` (of a share of the graphs), run on each set of inputs
 
 in forked children; one that dies or hangs is charged to the stage it was in. What is wrong, ends
-in an error of Python's or is refused is printed with its seed; ``--shrink`` prints the smallest part of
-the graph that does the same.
+in an error of Python's or is refused is printed with its seed; ``--shrink`` prints the smallest
+part of the graph that does the same.
 """
 
 from __future__ import annotations
