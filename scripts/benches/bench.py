@@ -13,7 +13,8 @@ what quantizing does to networks, beside other tools: see bench_profile.py, benc
 bench_sabotage.py; ``bench.py cost`` what it takes in seconds and memory: see bench_cost.py.
 ``bench.py run [NETWORK ...]`` measures latency of whole networks, ours beside onnxruntime's and
 TVM's: see bench_run.py, which has its own options. ``bench.py weights`` measures products with
-weights of 4 or 8 bits in blocks: see bench_weights.py.
+weights of 4 or 8 bits in blocks: see bench_weights.py. ``bench.py microcontroller`` measures
+networks as C on boards that QEMU has: see bench_microcontroller.py.
 """
 
 from __future__ import annotations
@@ -360,6 +361,7 @@ def main() -> int:
     commands.add_parser("cost", help="what quantizing takes; see bench cost --help")
     commands.add_parser("run", help="latency of whole networks; see bench run --help")
     commands.add_parser("weights", help="weights in blocks; see bench weights --help")
+    commands.add_parser("microcontroller", help="C; see bench microcontroller --help")
     commands.add_parser("export", help="onnxruntime on what we export; see bench export --help")
     worker = commands.add_parser("measure", help="one measurement (used by the others)")
     worker.add_argument("job")
@@ -380,6 +382,10 @@ def main() -> int:
         from bench_export import main as bench_export
 
         return bench_export(sys.argv[2:])
+    if sys.argv[1:2] == ["microcontroller"]:
+        from bench_microcontroller import main as bench_microcontroller
+
+        return bench_microcontroller(sys.argv[2:])
     arguments = parser.parse_args()
     if arguments.command == "measure":
         print(json.dumps(measure(arguments.job, arguments.path)))

@@ -106,9 +106,9 @@ class Net:
         return onnx.shape_inference.infer_shapes(model)
 
 
-def _classified(net: Net, x: str, channels: int) -> onnx.ModelProto:
+def _classified(net: Net, x: str, channels: int, classes: int = 1000) -> onnx.ModelProto:
     pooled = net.op("Flatten", net.op("GlobalAveragePool", x))
-    return net.finish(net.dense(pooled, channels, 1000))
+    return net.finish(net.dense(pooled, channels, classes))
 
 
 def resnet18() -> onnx.ModelProto:
@@ -172,6 +172,30 @@ def mobilenet() -> onnx.ModelProto:
             channels = width
     x = net.conv(x, channels, 1280, then="HardSwish")
     return _classified(net, x, 1280)
+
+
+def keywords() -> onnx.ModelProto:
+    """DS-CNN of MLPerf Tiny: 49 frames of 10 coefficients, four separable blocks of 64."""
+    net = Net((1, 1, 49, 10))
+    fan = {"kernel_shape": [10, 4], "strides": [2, 2], "pads": [4, 1, 5, 1]}
+    weight = (net.rng.standard_normal((64, 1, 10, 4)) * math.sqrt(2 / 40)).astype(np.float32)
+    bias = (net.rng.standard_normal(64) * 0.1).astype(np.float32)
+    x = net.op("Relu", net.op("Conv", "x", net.constant(weight), net.constant(bias), **fan))
+    for _ in range(4):
+        x = net.conv(net.conv(x, 64, 64, 3, groups=64), 64, 64)
+    return _classified(net, x, 64, 12)
+
+
+def person() -> onnx.ModelProto:
+    """MobileNetV1 of a quarter of its width, 96x96, grey: TFLite Micro's person detector."""
+    net = Net((1, 1, 96, 96))
+    x, channels = net.conv("x", 1, 8, 3, stride=2), 8
+    for width, stride in zip(
+        (16, 32, 32, 64, 64, *[128] * 6, 256, 256), (1, 2, 1, 2, 1, 2, *[1] * 5, 2, 1), strict=True
+    ):
+        x = net.conv(x, channels, channels, 3, stride=stride, groups=channels)
+        x, channels = net.conv(x, channels, width), width
+    return _classified(net, x, channels, 2)
 
 
 def unet() -> onnx.ModelProto:
@@ -278,3 +302,8 @@ NETWORKS: Mapping[str, Callable[[], onnx.ModelProto]] = {
     "row3072": products(768, 3072, 768),
     "row4096": products(4096, 4096, 4096),
 }
+MICROCONTROLLERS: Mapping[str, Callable[[], onnx.ModelProto]] = {
+    "keywords": keywords,
+    "person": person,
+}
+"""Those of ``scripts/bench microcontroller``."""

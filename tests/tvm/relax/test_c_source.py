@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,37 +21,16 @@ from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import OutputExistsError, UnsupportedTargetError
 from qdqbridge.tvm.relax.c_source.steps import ALIGNED, ArenaNeed, arena
 from tests.places import MODELS, ROOT
+from tests.tvm.relax.c_programs import (
+    BOARDS,
+    SANITIZED,
+    on_board,
+    results,
+    wanted,
+    write_program,
+)
+from tests.tvm.relax.kernels.test_weight_codes import INNER, UNITS, network
 
-_STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-Wvla", "-pedantic"]
-_SANITIZED = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1"]
-_CORTEX = "-mthumb -mfloat-abi=hard --specs=rdimon.specs -T board.ld"
-_BOARDS = {
-    "cortex-m4": ("mps2-an386", f"-mcpu=cortex-m4 -mfpu=fpv4-sp-d16 {_CORTEX}".split()),
-    "cortex-m7": ("mps2-an500", f"-mcpu=cortex-m7 -mfpu=fpv5-d16 {_CORTEX}".split()),
-}
-"""Boards that QEMU has, and what GCC is told of their processors."""
-_BOARD = """\
-MEMORY { FLASH (rx) : ORIGIN = 0, LENGTH = 4M  RAM (rwx) : ORIGIN = 0x20000000, LENGTH = 4M }
-SECTIONS {
-  .text : { KEEP(*(.vectors)) *(.text*) *(.rodata*) } > FLASH
-  .ARM.exidx : { *(.ARM.exidx*) } > FLASH
-  .data : { *(.data*) } > RAM
-  .bss : { __bss_start__ = .; *(.bss*) *(COMMON) __bss_end__ = .; end = .; __end__ = .; } > RAM
-}
-"""
-_START = """\
-#include <stdint.h>
-extern void _start(void);
-static void reset(void)
-{
-  *(volatile uint32_t *)0xE000ED88 |= 0xFu << 20; /* the unit of floats is switched on */
-  __asm__ volatile("dsb\\nisb");
-  _start();
-}
-__attribute__((section(".vectors"), used)) static const uintptr_t vectors[] = {
-  0x20400000, (uintptr_t)reset
-};
-"""
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
 on_arm = pytest.mark.skipif(
     not all(map(shutil.which, ("aarch64-linux-gnu-gcc", "qemu-aarch64"))),
@@ -72,51 +50,6 @@ def _written(model: str, folder: Path, target: Any = "c") -> Graph:
     graph = qb.load(MODELS / f"{model}.onnx")
     qb.save(graph, folder, target=target, extents=_one(graph), overwrite=True)
     return graph
-
-
-def _program(folder: Path, feeds: Sequence[Mapping[str, NDArray[Any]]]) -> None:
-    """Writes a program that runs the model on arrays and prints the bytes of its results."""
-    header = next(folder.glob("*_data.h")).name.removesuffix("_data.h")
-    text = (folder / f"{header}.h").read_text()
-    found = re.search(r"_run\((.*)\);", text)
-    assert found is not None
-    given, taken = [], []
-    for parameter in found[1].split(", "):
-        kind, name, count = re.fullmatch(r"(?:const )?(\w+) (\w+)\[(\d+)\]", parameter).groups()  # type: ignore[union-attr]
-        (given if parameter.startswith("const") else taken).append((kind, name, int(count)))
-    lines = ["#include <stdio.h>", "#include <string.h>", f'#include "{header}.h"']
-    lines += [f"static {kind} {name}[{count}];" for kind, name, count in (*given, *taken)]
-    body: list[str] = []
-    for number, feed in enumerate(feeds):
-        for (_, name, _), array in zip(given, feed.values(), strict=True):
-            data = ",".join(map(str, array.tobytes()))
-            lines.append(f"static const unsigned char fed_{number}_{name}[] = {{{data}}};")
-            body.append(f"memcpy({name}, fed_{number}_{name}, sizeof {name});")
-        body.append(f"{header}_run({', '.join(name for _, name, _ in (*given, *taken))});")
-        for _, name, _ in taken:
-            body.append(
-                f"for (unsigned i = 0; i < sizeof {name}; i++) "
-                f'printf("%02x", ((const unsigned char *){name})[i]);'
-            )
-    lines += ["int main(void) {", *body, 'printf("\\n"); return 0; }', ""]
-    (folder / "check.c").write_text("\n".join(lines))
-
-
-def _results(folder: Path, compiler: Sequence[str], run: Sequence[str] = ()) -> str:
-    """Builds the program of a folder, and returns what it prints."""
-    name = next(folder.glob("*_data.h")).name.removesuffix("_data.h")
-    files = ["check.c", f"{name}.c", f"{name}_data.c"]
-    more = ["start.c"] if "board.ld" in compiler else []
-    command = [*compiler, *_STRICT, *files, *more, "-lm", "-o", "check"]
-    subprocess.run(command, cwd=folder, check=True, timeout=120)
-    done = subprocess.run(
-        [*run, "./check"], cwd=folder, check=True, timeout=60, capture_output=True, text=True
-    )
-    return done.stdout.strip()
-
-
-def _wanted(graph: Graph, feeds: Sequence[Mapping[str, NDArray[Any]]]) -> str:
-    return "".join(r.tobytes().hex() for feed in feeds for r in qb.evaluate(graph, feed).values())
 
 
 def _images(graph: Graph, count: int) -> list[dict[str, NDArray[Any]]]:
@@ -141,8 +74,28 @@ _CNN = "digits_cnn_u8s8_per_channel"
 def test_bits_are_those_of_the_interpreter(model: str, target: Any, tmp_path: Path) -> None:
     graph = _written(model, tmp_path, target)
     feeds = _images(graph, 4)
-    _program(tmp_path, feeds)
-    assert _results(tmp_path, ["gcc", *_SANITIZED]) == _wanted(graph, feeds)
+    write_program(tmp_path, feeds)
+    assert results(tmp_path, ["gcc", *SANITIZED]) == wanted(graph, feeds)
+
+
+@needs_gcc
+@pytest.mark.parametrize(
+    ("kind", "size", "target"),
+    [("uint4 each", 32, "c/cortex-m4"), ("int4", 16, "c"), ("int8", 128, "c/cortex-m7")],
+)
+def test_codes_of_blocks_stay_packed(kind: str, size: int, target: str, tmp_path: Path) -> None:
+    graph = network(kind, size, (3, INNER), rounded=True)
+    qb.save(graph, tmp_path, target=target)
+    x = np.random.default_rng(size).normal(0, 1, (2, 3, INNER)).astype(np.float32)
+    feeds = [{"x": rows} for rows in x]
+    write_program(tmp_path, feeds)
+    assert results(tmp_path, ["gcc", *SANITIZED]) == wanted(graph, feeds)
+    header = (tmp_path / f"{tmp_path.name}.h").read_text()
+    arena_bytes, weights = (int(n) for n in re.findall(r"_BYTES (\d+)", header))
+    codes = (UNITS + 1) * INNER * (1 if kind == "int8" else 0.5)
+    # a scale and a zero point of every block, which are rounded up to pairs of columns, and biases
+    assert weights <= codes + (UNITS + 1) * (8 * INNER / size + 4)
+    assert arena_bytes <= 3 * INNER * (1 + 8 / size) + 4 * INNER
 
 
 @needs_gcc
@@ -153,34 +106,31 @@ def test_a_maximum_is_read_again_behind_a_store(tmp_path: Path) -> None:
     graph, folder = qb.load(tmp_path / "row.onnx"), tmp_path / "row"
     qb.save(graph, folder, target="c")
     feeds = [{"x": np.array([[[1.0], [-2.0], [0.0], [88.0]]], np.float32)}]
-    _program(folder, feeds)
-    assert _results(folder, ["gcc"]) == _wanted(graph, feeds)
+    write_program(folder, feeds)
+    assert results(folder, ["gcc"]) == wanted(graph, feeds)
 
 
 @on_arm
 def test_bits_on_64_bit_arm(tmp_path: Path) -> None:
     graph = _written(_CNN, tmp_path)
     feeds = _images(graph, 4)
-    _program(tmp_path, feeds)
-    found = _results(tmp_path, ["aarch64-linux-gnu-gcc", "-O2", "-static"], ["qemu-aarch64"])
-    assert found == _wanted(graph, feeds)
+    write_program(tmp_path, feeds)
+    found = results(tmp_path, ["aarch64-linux-gnu-gcc", "-O2", "-static"], ["qemu-aarch64"])
+    assert found == wanted(graph, feeds)
 
 
 @on_cortex_m
-@pytest.mark.parametrize("processor", _BOARDS)
+@pytest.mark.parametrize("processor", BOARDS)
 def test_cortex_m_has_the_bits_in_48_kb_of_code(processor: str, tmp_path: Path) -> None:
     graph = _written(_CNN, tmp_path, f"c/{processor}")
     feeds = _images(graph, 4)
-    _program(tmp_path, feeds)
-    (tmp_path / "board.ld").write_text(_BOARD)
-    (tmp_path / "start.c").write_text(_START)
-    board, flags = _BOARDS[processor]
-    run = ["qemu-system-arm", "-M", board, "-nographic", "-semihosting", "-kernel"]
-    found = _results(tmp_path, ["arm-none-eabi-gcc", "-Os", *flags], run)
-    assert found == _wanted(graph, feeds)
+    write_program(tmp_path, feeds)
+    compiler, run = on_board(tmp_path, processor)
+    found = results(tmp_path, compiler, run)
+    assert found == wanted(graph, feeds)
     source = next(tmp_path.glob("*_data.h")).name.removesuffix("_data.h") + ".c"
     subprocess.run(
-        ["arm-none-eabi-gcc", "-Os", *flags[:4], "-std=c99", "-c", source, "-o", "model.o"],
+        [*compiler[:6], "-std=c99", "-c", source, "-o", "model.o"],
         cwd=tmp_path, check=True, timeout=60,
     )  # fmt: skip
     sizes = subprocess.run(
@@ -202,12 +152,12 @@ def test_the_page_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     blocks = dict(re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL))
     exec(blocks["python"], {"qb": qb, "graph": qb.load(MODELS / f"{_CNN}.onnx")})
     (tmp_path / "digits" / "check.c").write_text(blocks["c"])
-    printed = _results(tmp_path / "digits", ["gcc", "-Os"])
+    printed = results(tmp_path / "digits", ["gcc", "-Os"])
     header = (tmp_path / "digits" / "digits.h").read_text()
     found = re.search(r"ARENA_BYTES (\d+)", header)
     assert found is not None and printed.endswith(f"from {found[1]} bytes of RAM")
     (tmp_path / "digits" / "check.c").write_text((tmp_path / "digits" / "main.c").read_text())
-    assert _results(tmp_path / "digits", ["gcc", "-Os"]).count("logits[") == 10
+    assert results(tmp_path / "digits", ["gcc", "-Os"]).count("logits[") == 10
 
 
 def test_the_header_has_the_quantization_of_integers(tmp_path: Path) -> None:

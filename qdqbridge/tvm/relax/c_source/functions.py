@@ -162,7 +162,7 @@ def _plain_c(text: str, name: str, inputs: int) -> str:
         names.append(own)
     unused = [own for own in names if not re.search(rf"\b{own}\b", body)]
     ignored = "".join(f"\n  (void){own};" for own in unused)
-    return f"static void {name}({', '.join(parameters)}) {{{ignored}{body.rstrip()}\n"
+    return f"static QDQ_APART void {name}({', '.join(parameters)}) {{{ignored}{body.rstrip()}\n"
 
 
 def used_functions(texts: Sequence[str]) -> frozenset[str]:
@@ -175,7 +175,7 @@ def used_functions(texts: Sequence[str]) -> frozenset[str]:
 
 _NEAREST = """\
 /* float32 to int32, rounded half to even */
-static inline int32_t qdq_nearest(float x)
+static QDQ_WITHIN int32_t qdq_nearest(float x)
 {
 #if defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
   __asm__("vcvtr.s32.f32 %0, %0" : "+t"(x));
@@ -195,7 +195,7 @@ static inline int32_t qdq_nearest(float x)
 """
 _DOT4 = """\
 /* four products of a uint8 and an int8, the lowest bytes first, are added to a sum */
-static inline int32_t qdq_dot4(int32_t sum, int32_t codes, int32_t weights)
+static QDQ_WITHIN int32_t qdq_dot4(int32_t sum, int32_t codes, int32_t weights)
 {
 #if defined(__ARM_FEATURE_DSP) && __ARM_FEATURE_DSP && defined(__arm__)
   int32_t even, odd, low, high;
@@ -215,7 +215,7 @@ static inline int32_t qdq_dot4(int32_t sum, int32_t codes, int32_t weights)
 """
 _WORD = """\
 /* four bytes, the lowest first */
-static inline uint32_t qdq_word(const void *bytes)
+static QDQ_WITHIN uint32_t qdq_word(const void *bytes)
 {
   uint32_t word;
   memcpy(&word, bytes, sizeof word);
@@ -230,7 +230,7 @@ static inline uint32_t qdq_word(const void *bytes)
 def _bits(name: str, source: str, result: str) -> str:
     return f"""\
 /* the same bits as another type */
-static inline {result} {name}({source} value)
+static QDQ_WITHIN {result} {name}({source} value)
 {{
   {result} bits;
   memcpy(&bits, &value, sizeof bits);
@@ -242,7 +242,7 @@ static inline {result} {name}({source} value)
 def _extremes() -> Iterator[tuple[str, str]]:
     for dtype, type_ in C_TYPES.items():
         for name, sign in (("qdq_max", ">"), ("qdq_min", "<")):
-            head = f"static inline {type_} {name}_{dtype}({type_} a, {type_} b)"
+            head = f"static QDQ_WITHIN {type_} {name}_{dtype}({type_} a, {type_} b)"
             yield f"{name}_{dtype}", f"{head}\n{{\n  return a {sign} b ? a : b;\n}}\n"
 
 
@@ -258,7 +258,19 @@ _SUPPORT = {
 }
 
 
+_INLINING = """\
+/* Kernels stay apart: registers do not suffice for several. What they call is put into them. */
+#if defined(__GNUC__)
+#define QDQ_APART __attribute__((noinline))
+#define QDQ_WITHIN inline __attribute__((always_inline))
+#else
+#define QDQ_APART
+#define QDQ_WITHIN inline
+#endif
+"""
+
+
 def support(texts: Sequence[str]) -> str:
-    """Returns the definitions of those that some bodies call."""
+    """Returns the definitions of those that some bodies call, and how all are inlined."""
     used = used_functions(texts)
-    return "\n".join(text for name, text in _SUPPORT.items() if name in used)
+    return "\n".join([_INLINING, *(text for name, text in _SUPPORT.items() if name in used)])

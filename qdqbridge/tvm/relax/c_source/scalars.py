@@ -111,6 +111,9 @@ class Scalars:
 
     def __init__(self) -> None:
         self._held: dict[Any, Any] = {}
+        self._words: dict[Any, Any] = {}
+        self._before: list[Any] = []
+        self._totals: list[tuple[Any, Any]] = []
         self._views: dict[Any, Any] = {}
         self._names: Iterator[int] = count()
 
@@ -122,6 +125,15 @@ class Scalars:
         Raises:
             NoCError: It has something for which there is no C.
         """
+        outer = self._before, self._totals
+        self._before, self._totals = [], []
+        made = self._of_lanes(stmt)
+        made = sequence([*self._before, made]) if self._before else made
+        self._before, self._totals = outer
+        return made
+
+    def _of_lanes(self, stmt: Any) -> Any:
+        """Returns a statement without vectors, before which ``_before`` belongs."""
         match type(stmt).__name__:
             case "SeqStmt":
                 return sequence([self.statement(one) for one in stmt.seq])
@@ -159,6 +171,11 @@ class Scalars:
         lanes = lanes_of(stmt.value)
         if lanes == 1:
             return tirx.Bind(stmt.var, self.lane(stmt.value, 0))
+        if _op(stmt.value) == "tirx.reinterpret" and lanes_of(stmt.value.args[0]) < lanes:
+            # parts of words are taken from the words, and words of them are these
+            words = stmt.value.args[0]
+            self._words[stmt.var] = tirx.Var(stmt.var.name, words.ty)
+            return self._bind(tirx.Bind(self._words[stmt.var], words))
         held = tirx.decl_buffer((lanes,), _element(stmt.value), name=stmt.var.name)
         self._held[stmt.var] = held
         filling = self._each(lanes, stmt.value, lambda i: [i], held)
@@ -244,6 +261,8 @@ class Scalars:
         if kind == "FloatImm":
             return _literal(value)
         if kind == "Var":
+            if value in self._words:
+                return self._reinterpreted(self._words[value], _element(value), i)
             held = self._held.get(value)
             return value if held is None else tirx.BufferLoad(held, [i])
         if kind == "TensorLoad":
@@ -289,11 +308,7 @@ class Scalars:
         if name in ("tirx.call_llvm_pure_intrin", "tirx.call_llvm_intrin"):
             reduction = _known(_REDUCTIONS, value)
             if reduction is not None:
-                vector = value.args[1]
-                total = self.lane(vector, 0)
-                for lane in range(1, lanes_of(vector)):
-                    total = _REDUCTIONS[reduction](total, self.lane(vector, lane))
-                return total
+                return self._reduced(value.args[1], _REDUCTIONS[reduction])
             function = _known(_FUNCTIONS, value)
             if function is None:
                 raise NoCError(f"LLVM's intrinsic {int(value.args[0])}")
@@ -306,8 +321,39 @@ class Scalars:
         type_ = value.ty if lanes_of(value) == 1 else tvm.ir.PrimType(dtype)
         return tvm.ir.Call(value.op, args, value.attrs, value.ty_args, ret_ty=type_)
 
+    def _reduced(self, vector: Prim, of_two: Callable[[Prim, Prim], Prim]) -> Prim:
+        """Returns the reduction of a vector, of more than a few lanes written before the statement.
+
+        An expression would have every lane as often as TVM's passes put it for its name.
+        """
+        lanes = lanes_of(vector)
+        if lanes <= _UNROLLED:
+            total = self.lane(vector, 0)
+            for i in range(1, lanes):
+                total = of_two(total, self.lane(vector, i))
+            return total
+        for known, total in self._totals:
+            if tvm_ffi.structural_equal(known, vector):
+                return total
+        held = tirx.decl_buffer((1,), _element(vector), name=f"total{next(self._names)}")
+        so_far = tirx.BufferLoad(held, [0])
+
+        def added(i: Prim) -> Any:
+            return tirx.BufferStore(held, of_two(so_far, self.lane(vector, i)), [0])
+
+        first = tirx.BufferStore(held, self.lane(vector, 0), [0])
+        if self._same_for_all(vector):
+            i = tirx.Var(f"lane{next(self._names)}", "int32")
+            rest = [tirx.For(i, _int32(1), _int32(lanes - 1), tirx.ForKind.SERIAL, added(i))]
+        else:
+            rest = [added(i) for i in range(1, lanes)]
+        self._before += [tirx.AllocBuffer(held), first, *rest]
+        self._totals.append((vector, so_far))
+        return so_far
+
     def _reinterpreted(self, value: Prim, dtype: str, i: Prim) -> Prim:
         """Returns bits as another type, the lowest byte first."""
+        value = self._words.get(value, value) if type(value).__name__ == "Var" else value
         own, wanted = _bits(_element(value)), _bits(dtype)
         if own == wanted:
             return _converted(self.lane(value, i), dtype)
@@ -413,8 +459,8 @@ def _branches(select: Any) -> tuple[Prim, Prim]:
     return select.true_value, select.false_value
 
 
-def _op(call: Any) -> str:
-    return str(getattr(call.op, "name", ""))
+def _op(value: Any) -> str:
+    return str(getattr(getattr(value, "op", None), "name", ""))
 
 
 LITERAL = "QDQ_NUMBER_"
@@ -443,7 +489,7 @@ def literals_in(text: str) -> str:
 
 
 def _consecutive(index: Prim) -> bool:
-    return type(index).__name__ == "Ramp" and str(index.stride) == "1"
+    return type(index).__name__ == "Ramp" and int(index.stride) == 1
 
 
 def _converted(value: Prim, dtype: str) -> Prim:

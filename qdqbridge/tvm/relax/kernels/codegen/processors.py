@@ -38,6 +38,7 @@ class Dot:
             with as much more: ``centre * sum(w)``.
         code_bits: Bits of unsigned codes that it multiplies with int8, as blocks of weights are
             stored; 0 where there is no such product.
+        codes_added: As ``added``, of four codes in a lane, where that takes fewer.
     """
 
     source: str
@@ -46,6 +47,7 @@ class Dot:
     added: Callable[[Prim, Prim, Prim], Prim]
     centre: int = 0
     code_bits: int = 0
+    codes_added: Callable[[Prim, Prim, Prim], Prim] | None = None
 
     @property
     def bytes_in(self) -> bool:
@@ -394,11 +396,12 @@ def _smlad(sums: Prim, activations: Prim, weights: Prim) -> Prim:
 CORTEX_M = Cpu(
     "cortex_m_dsp",
     "C for Cortex-M with DSP instructions (M4, M7, M33, M55): smlad on two pairs of 16 bits",
-    C, ("dsp",), 1, _C_REGISTERS, Dot("uint8", "int8", 4, _smlad), fuses=True, room=_ROOM,
+    C, ("dsp",), 1, _C_REGISTERS, Dot("uint8", "int8", 4, _smlad, code_bits=8), fuses=True,
+    room=_ROOM,
 )  # fmt: skip
 GENERIC_C = Cpu(
     "generic_c", "C for any other processor: one product after the other", C, (), 1, _C_REGISTERS,
-    Dot("uint8", "int8", 1, _product), fuses=False, room=_ROOM,
+    Dot("uint8", "int8", 1, _product, code_bits=8, codes_added=_smlad), fuses=False, room=_ROOM,
 )  # fmt: skip
 
 

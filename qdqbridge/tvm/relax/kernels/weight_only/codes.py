@@ -258,6 +258,8 @@ def match_block_dense(node: Node, place: KernelPlace) -> Kernel | None:
         return None
     if not is_real(node.operand(0)) or not is_real(node.output):
         return None
+    if not size and place.cpu.lanes == 1:
+        return None  # three digits take longer than a product of floats
     steps = [step for step in _BLOCKS if step == size] if size else _STEPS
     step = next((step for step in steps if weight.size % step == 0), None)
     units, inner = weight.shape

@@ -322,6 +322,7 @@ class ByteDots:
         """Adds the products."""
         d, lanes = self.d, self.d.cpu.lanes
         kind = typed("int8", 4 * lanes)
+        added = d.cpu.dot.codes_added or d.cpu.dot.added
         steps = d.chunk // 4
         runs = min(steps, max(1, len(asked)))
         for run in range(runs):
@@ -337,7 +338,7 @@ class ByteDots:
                     for (total, at), own in zip(sums, codes.values(), strict=True):
                         code = load(own, (first + i) * lanes, lanes)
                         before = load(total, at + chain, lanes)
-                        after = d.cpu.dot.added(before, code, spread)
+                        after = added(before, code, spread)
                         store(total, at + chain, after, lanes)
 
 
