@@ -336,12 +336,12 @@ class Scalars:
             if tvm_ffi.structural_equal(known, vector):
                 return total
         held = tirx.decl_buffer((1,), _element(vector), name=f"total{next(self._names)}")
-        so_far = tirx.BufferLoad(held, [0])
+        so_far = tirx.BufferLoad(held, [_int32(0)])
 
         def added(i: Prim) -> Any:
-            return tirx.BufferStore(held, of_two(so_far, self.lane(vector, i)), [0])
+            return tirx.BufferStore(held, of_two(so_far, self.lane(vector, i)), [_int32(0)])
 
-        first = tirx.BufferStore(held, self.lane(vector, 0), [0])
+        first = tirx.BufferStore(held, self.lane(vector, 0), [_int32(0)])
         if self._same_for_all(vector):
             i = tirx.Var(f"lane{next(self._names)}", "int32")
             rest = [tirx.For(i, _int32(1), _int32(lanes - 1), tirx.ForKind.SERIAL, added(i))]
