@@ -25,10 +25,9 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import AsRead, Graph, Value
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.onnx_io.control_flow.subgraph_names import nodes_inside
-from qdqbridge.onnx_io.domains import plain_domain
 from qdqbridge.onnx_io.inference.shapes import declared_types
 from qdqbridge.onnx_io.reading.constants import is_constant
-from qdqbridge.onnx_io.reading.structure import all_nodes, describe, subgraphs
+from qdqbridge.onnx_io.reading.structure import all_nodes, describe, plain_domain, subgraphs
 from qdqbridge.onnx_io.tensors import dtype_of, embed_external_data
 
 _HOLDING = (onnx.AttributeProto.TENSOR, onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)

@@ -255,7 +255,7 @@ def _rules(file: Path, graph: Graph, engine: str, folder: Path) -> str:
     """Returns the rules that a file breaks with the extents that the engine gets."""
     if file.suffix != ".onnx":
         return ""
-    from qdqbridge.onnx_io.runtime.prepared import PreparedModel
+    from qdqbridge.onnx_io.runtime.session import PreparedModel
 
     shapes = {value.name: value.type.shape or () for value in graph.inputs}
     fixed = folder / "fixed.onnx"

@@ -46,7 +46,7 @@ onnxruntime as reference.
 | `reading/older_operators.py` | rules: what opsets before 13 say otherwise |
 | `codecs/` | a node to the row of its operator, and back: `derived.py` by rows, others compute |
 | `opaque/`, `control_flow/` | operators without a row; the bodies of If, Loop and Scan |
-| `writer/` | the way out: `nodes.py`, `rows.py`; `spec.py` says what, `opset.py` in which opset |
+| `writer/` | the way out: `nodes.py`; `spec.py` says what, `opset.py` in which opset |
 | `runtime/` | onnxruntime with optimizations off, the reference |
 
 To add a codec, see [adding an operator](../../docs/adding_an_operator.md#of-another-family).

@@ -19,7 +19,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.types import per_tensor
-from qdqbridge.onnx_io.runtime.pairs import can_saturate, paired, remedy, saturating
+from qdqbridge.onnx_io.runtime.products import can_saturate, paired, remedy, saturating
 from tests.autoquant.test_collect import MODELS
 
 

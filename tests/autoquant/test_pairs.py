@@ -20,10 +20,10 @@ from qdqbridge.app.pipeline import check
 from qdqbridge.autoquant.hardware.accumulators import accumulators
 from qdqbridge.autoquant.hardware.arithmetic import PAIRS, is_paired, outputs_in_pairs
 from qdqbridge.core.ops.accumulator import simulated
-from qdqbridge.onnx_io.runtime.pairs import lost
 from qdqbridge.onnx_io.runtime.products import (
     MARKS,
     PRODUCTS_OF_BYTES,
+    lost,
     optimized,
     saturates,
     saturating_products,

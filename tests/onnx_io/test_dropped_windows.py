@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqbridge as qb
-from qdqbridge.onnx_io.inference.guarded import without_dropped
+from qdqbridge.onnx_io.inference.shapes import without_dropped
 from tests.onnx_models import Builder, canonical, run
 
 Window: TypeAlias = "dict[str, Any]"

@@ -11,8 +11,7 @@ import pytest
 import qdqbridge
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.errors import UnsupportedModelError, UnsupportedQuantization
-from qdqbridge.onnx_io.lowering.refusals import refusal
-from qdqbridge.onnx_io.lowering.rules import ENCODINGS
+from qdqbridge.onnx_io.lowering.rules import ENCODINGS, refusal
 from tests.onnx_io.lowering_cases import MS, Case, ort_run
 from tests.onnx_models import Builder, canonical, check_carried, load, run
 

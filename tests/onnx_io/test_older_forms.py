@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqbridge.app.pipeline import evaluate, load, save, session
 from qdqbridge.app.quantizing import quantize
 from qdqbridge.errors import UnsupportedModelError
-from qdqbridge.onnx_io.reading.operator_versions import can_be_moved, carries_over
+from qdqbridge.onnx_io.reading.operators_known import can_be_moved, carries_over
 from qdqbridge.options import TargetName
 from tests.onnx_io.old_checks import problem
 from tests.onnx_io.old_models import KINDS

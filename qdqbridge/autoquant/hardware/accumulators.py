@@ -4,7 +4,7 @@ Every term ``(x - zx) * (w - zw)`` of a dot product lies in an interval around z
 sums of all lower and of all upper ends bound every partial sum, in any order of additions.
 Source of the bound: "A2Q: Accumulator-Aware Quantization with Guaranteed Overflow Avoidance",
 arXiv 2308.13504. What 16-bit sums of two products do is in
-:mod:`qdqbridge.onnx_io.runtime.pairs`.
+:mod:`qdqbridge.onnx_io.runtime.products`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qdqbridge.autoquant.record import AccumulatorRow
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.numerics import quantize
 from qdqbridge.core.graph.types import QuantParams
-from qdqbridge.onnx_io.runtime.pairs import FULL, Order, remedy, saturating
+from qdqbridge.onnx_io.runtime.products import FULL, Order, remedy, saturating
 
 __all__ = [
     "CodeUsage",

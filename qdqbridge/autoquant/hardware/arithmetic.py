@@ -28,9 +28,8 @@ from qdqbridge.core.ops.dynamic import DYNAMIC_DENSE
 from qdqbridge.errors import InputDataError
 from qdqbridge.onnx_io.control_flow.bodies import is_control
 from qdqbridge.onnx_io.opaque.paired import multiplies_bytes
-from qdqbridge.onnx_io.runtime.pairs import Order
-from qdqbridge.onnx_io.runtime.pairs import lost as lost_in_pairs
-from qdqbridge.onnx_io.runtime.products import StoredWeights
+from qdqbridge.onnx_io.runtime.products import Order, StoredWeights
+from qdqbridge.onnx_io.runtime.products import lost as lost_in_pairs
 from qdqbridge.tflite_io.arithmetic import double_round, fixed_point, in_float32, rounded_twice
 from qdqbridge.tflite_io.litert import rescaled
 
@@ -73,7 +72,7 @@ class IntegerArithmetic:
         accumulator_bits: Bits of the accumulator, in two's complement.
         overflow: What becomes of sums that it does not hold.
         pairs: In which order 8-bit kernels add neighbouring products with saturation to 16 bits
-            first (``vpmaddubsw``, see :mod:`qdqbridge.onnx_io.runtime.pairs`); None for kernels
+            first (``vpmaddubsw``, see :mod:`qdqbridge.onnx_io.runtime.products`); None for kernels
             that do not.
         requantize: How sums are rounded.
     """

@@ -16,7 +16,7 @@ from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import geometry_of
 from qdqbridge.core.ops.convolution import CONV
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
-from qdqbridge.onnx_io.runtime.pairs import Order
+from qdqbridge.onnx_io.runtime.products import Order
 
 Real = NDArray[np.float64]
 Place = tuple[str, int, bool]

@@ -1,7 +1,7 @@
 """Scales of weights for which the pairs that data makes do not saturate, and room to learn in.
 
 Some processors that an engine runs on add pairs of products in 16 bits
-(:mod:`qdqbridge.onnx_io.runtime.pairs`), others exactly: onnxruntime on AVX2, and on VNNI. One
+(:mod:`qdqbridge.onnx_io.runtime.products`), others exactly: onnxruntime on AVX2, and on VNNI. One
 file is for both. So a row of weights gets a larger scale where two neighbours saturate with what
 was seen of their own two channels, and only as large as these need: few channels reach the end of a
 range that all of them share, and fewer at once.
@@ -34,7 +34,7 @@ from qdqbridge.core.graph.numerics import quantize
 from qdqbridge.core.graph.operator import geometry_of
 from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.convolution import CONV
-from qdqbridge.onnx_io.runtime.pairs import Order
+from qdqbridge.onnx_io.runtime.products import Order
 
 Real = NDArray[np.float64]
 _MOST = 32767.0

@@ -19,7 +19,7 @@ from qdqbridge.core.ops.accumulator import centered, integer_params
 from qdqbridge.core.ops.attributes import ConvAttrs, GemmAttrs
 from qdqbridge.core.ops.convolution import CONV, lost_in_sums
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
-from qdqbridge.onnx_io.runtime.pairs import Order, lost
+from qdqbridge.onnx_io.runtime.products import Order, lost
 
 _PAIRED = (CONV, DENSE, GEMM, MATMUL)
 

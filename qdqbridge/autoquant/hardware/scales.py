@@ -20,7 +20,7 @@ from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.attributes import GemmAttrs
 from qdqbridge.core.ops.elementwise import ADD
 from qdqbridge.core.ops.unary import CLIP, RELU
-from qdqbridge.onnx_io.runtime.pairs import FULL, MARGIN, saturating
+from qdqbridge.onnx_io.runtime.products import FULL, MARGIN, saturating
 
 if TYPE_CHECKING:
     from qdqbridge.autoquant.planning.decide import Decision

@@ -33,7 +33,7 @@ from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.core.ops.unary import CLIP, RELU
 from qdqbridge.onnx_io.runtime.operators import is_lstm
-from qdqbridge.onnx_io.runtime.pairs import Order
+from qdqbridge.onnx_io.runtime.products import Order
 from qdqbridge.options import ProfileName
 from qdqbridge.targets.profiles.openvino import rules as openvino
 from qdqbridge.tflite_io.writer.rows import ROWS

@@ -19,7 +19,7 @@ from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow, OnnxOp, Operator
 from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.onnx_io.codecs import conversion, convolution, data_movement, resize
+from qdqbridge.onnx_io.codecs import data_movement, elementwise, windows
 from qdqbridge.onnx_io.codecs.codec import (
     OLDEST,
     Codec,
@@ -38,10 +38,10 @@ from qdqbridge.onnx_io.codecs.windows import kernel_of, window_of
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
 
 READ: Mapping[str, Decode] = {
-    **conversion.READ,
-    **convolution.READ,
+    **elementwise.READ,
+    **windows.READ,
     **data_movement.READ,
-    **resize.READ,
+    **windows.RESIZE_READ,
 }
 """What reads operators whose nodes do not say the fields of their records."""
 

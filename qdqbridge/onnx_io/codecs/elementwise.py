@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,10 +11,11 @@ from numpy.typing import NDArray
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
-from qdqbridge.core.ops.attributes import ClipAttrs
+from qdqbridge.core.ops.attributes import CastAttrs, ClipAttrs
 from qdqbridge.core.ops.conversion import is_finite
 from qdqbridge.onnx_io.codecs.codec import (
     Codec,
+    Decode,
     Decoded,
     Encoded,
     Operands,
@@ -22,6 +24,7 @@ from qdqbridge.onnx_io.codecs.codec import (
     real_dtype,
 )
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
+from qdqbridge.onnx_io.tensors import dtype_of
 
 Array: TypeAlias = "NDArray[Any]"
 
@@ -98,3 +101,26 @@ CODECS = (
     Codec(onnx_name="Clip", row="Clip", read=_read_clip, write=_write_clip),
     Codec(onnx_name="Dropout", row="Identity", read=_read_dropout),
 )
+
+
+# ---- Cast, and CastLike --------------------------------------------------------------------------
+
+
+def _decode_cast(node: NodeView) -> Decoded:
+    to = dtype_of(node.int_("to", 0), node.describe())
+    if DType.STRING in (to, real_dtype(node.operand(0))):
+        raise NoRow("it converts strings")
+    if to.is_small_float:
+        raise NoRow(f"it rounds to {to} by rules of its own")
+    return decoded("Cast", CastAttrs(to), node.operands)
+
+
+def _read_like(node: NodeView) -> Decoded:
+    """A Cast to the element type of another tensor, which is always known."""
+    to = real_dtype(node.operand(1))
+    if DType.STRING in (to, real_dtype(node.operand(0))) or to.is_small_float:
+        raise NoRow(f"it converts to {to} by rules of its own")
+    return decoded("Cast", CastAttrs(to), node.operands[:1])
+
+
+READ: Mapping[str, Decode] = {"Cast": _decode_cast, "CastLike": _read_like}

@@ -7,15 +7,16 @@ import logging
 from qdqbridge.control_characters import visible
 from qdqbridge.core.graph.operator import Attributes
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.onnx_io.codecs import (
-    attention,
-    data_movement,
-    derived,
-    elementwise,
-    linear,
-    schema,
+from qdqbridge.onnx_io.codecs import attention, data_movement, derived, elementwise, linear
+from qdqbridge.onnx_io.codecs.codec import (
+    OLDEST,
+    Codec,
+    Decoded,
+    Encoded,
+    Operands,
+    check,
+    narrowed,
 )
-from qdqbridge.onnx_io.codecs.codec import OLDEST, Codec, Decoded, Encoded, Operands
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
 
 log = logging.getLogger(__name__)
@@ -61,8 +62,8 @@ def _decode(node: NodeView) -> Decoded | NoRow:
         return NoRow(f"operator {node.op_type} has no row")
     if node.domain == "" and node.opset < OLDEST_READ:
         return NoRow(f"opset {node.opset} is older than {OLDEST_READ}")
-    schema.check(node, codec.known)
-    if node.domain == "" and node.opset < OLDEST and schema.narrowed(node, OLDEST):
+    check(node, codec.known)
+    if node.domain == "" and node.opset < OLDEST and narrowed(node, OLDEST):
         return NoRow(f"opset {OLDEST} has no {node.op_type} of its element type")
     try:
         return codec.read(node)

@@ -15,8 +15,8 @@ from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.types import QuantType, Shape
 from qdqbridge.errors import InvalidModelError
-from qdqbridge.onnx_io.domains import plain_domain
 from qdqbridge.onnx_io.reading.constants import Folding
+from qdqbridge.onnx_io.reading.structure import plain_domain
 
 Ints = tuple[int, ...]
 D = TypeVar("D")

@@ -37,11 +37,10 @@ from qdqbridge.onnx_io.control_flow.subgraph_names import (
     nodes_inside,
     rename_inside,
 )
-from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.opaque.nodes import IR_VERSION, OpaqueAttrs, opaque_attributes
-from qdqbridge.onnx_io.reading.operator_versions import can_be_moved, moved
+from qdqbridge.onnx_io.reading.operators_known import can_be_moved, moved
 from qdqbridge.onnx_io.reading.reader import read_proto
-from qdqbridge.onnx_io.reading.structure import captured_names
+from qdqbridge.onnx_io.reading.structure import ONNX_DOMAINS, captured_names
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 from qdqbridge.onnx_io.writer import to_proto
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from onnx import GraphProto, NodeProto
 
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies, rename_inside
-from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.reading.constants import constant_of_node, is_constant
-from qdqbridge.onnx_io.reading.structure import captured_names
+from qdqbridge.onnx_io.reading.structure import ONNX_DOMAINS, captured_names
 from qdqbridge.onnx_io.tensors import constant_from_proto, proto_from_constant
 
 

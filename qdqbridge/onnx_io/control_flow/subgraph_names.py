@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onnx import AttributeProto, GraphProto, NodeProto, ValueInfoProto
 
-from qdqbridge.onnx_io.domains import ONNX_DOMAINS
+from qdqbridge.onnx_io.reading.structure import ONNX_DOMAINS
 
 CONTROL = ("If", "Loop", "Scan")
 """ONNX's operators with bodies."""

@@ -33,7 +33,7 @@ from qdqbridge.core.rewrite import (
 )
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.onnx_io.codecs.view import NodeView
-from qdqbridge.onnx_io.domains import plain_domain
+from qdqbridge.onnx_io.reading.structure import plain_domain
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, from_bytes
 
 MICROSOFT = "com.microsoft"

@@ -11,7 +11,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.rewrite import Rule
 from qdqbridge.onnx_io.lowering.context import MICROSOFT, LoweringContext, reading_rule
-from qdqbridge.onnx_io.lowering.normalization import clipped
+from qdqbridge.onnx_io.lowering.elementwise import clipped
 from qdqbridge.onnx_io.tensors import onnx_name
 
 # ---- AMD Quark's ExtendedQuantizeLinear and ExtendedDequantizeLinear (Vitis* before) -------------

@@ -9,12 +9,11 @@ import onnx
 from onnx import FunctionProto, NodeProto, TypeProto
 
 from qdqbridge.core.graph.graph import Graph, Node
-from qdqbridge.onnx_io.codecs.schema import schema_of
+from qdqbridge.onnx_io.codecs.codec import schema_of
 from qdqbridge.onnx_io.control_flow.subgraph_names import all_defined, rename_inside
-from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.onnx_io.reading.reader import read_proto
-from qdqbridge.onnx_io.reading.structure import subgraphs
+from qdqbridge.onnx_io.reading.structure import ONNX_DOMAINS, subgraphs
 
 
 def expanded(node: Node) -> Graph | None:

@@ -17,7 +17,7 @@ from onnx import NodeProto, helper, numpy_helper
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Attributes, Serialized
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.onnx_io.codecs.schema import schema_of
+from qdqbridge.onnx_io.codecs.codec import schema_of
 from qdqbridge.onnx_io.control_flow.subgraph_names import (
     Counter,
     FileNames,
@@ -27,13 +27,12 @@ from qdqbridge.onnx_io.control_flow.subgraph_names import (
     rename_inside,
     renamed_attribute,
 )
-from qdqbridge.onnx_io.domains import plain_domain
 from qdqbridge.onnx_io.opaque.versions import (
     count_axes_from_front,
     leave_out_defaults,
     oldest_version,
 )
-from qdqbridge.onnx_io.reading.structure import captured_names, whole_results
+from qdqbridge.onnx_io.reading.structure import captured_names, plain_domain, whole_results
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 
 BODY_OPSET = 17

@@ -27,11 +27,10 @@ from qdqbridge.core.graph.types import NestedType, TensorType
 from qdqbridge.core.text.parser import OpaqueNodes
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.onnx_io.codecs import BY_ROW
-from qdqbridge.onnx_io.codecs.schema import schema_of
+from qdqbridge.onnx_io.codecs.codec import schema_of
 from qdqbridge.onnx_io.control_flow.subgraph_names import CONTROL, bodies, nodes_inside
-from qdqbridge.onnx_io.domains import plain_domain
 from qdqbridge.onnx_io.inference.node_types import nested_proto
-from qdqbridge.onnx_io.lowering.refusals import refusal
+from qdqbridge.onnx_io.lowering.rules import refusal
 from qdqbridge.onnx_io.opaque.nodes import (
     BODY_OPSET,
     IR_VERSION,
@@ -42,9 +41,9 @@ from qdqbridge.onnx_io.opaque.nodes import (
     record_problem,
 )
 from qdqbridge.onnx_io.opaque.paired import computed_with_losses
-from qdqbridge.onnx_io.reading.operator_versions import carries_over
+from qdqbridge.onnx_io.reading.operators_known import carries_over
 from qdqbridge.onnx_io.reading.results import check_operand_types
-from qdqbridge.onnx_io.reading.structure import describe, whole_results
+from qdqbridge.onnx_io.reading.structure import describe, plain_domain, whole_results
 from qdqbridge.onnx_io.runtime.products import (
     keep_byte_products,
     keep_half_products,

@@ -13,17 +13,16 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, numpy_helpe
 from onnx.defs import OpSchema
 
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.onnx_io.codecs.schema import oldest_alike, schema_of, schema_type
+from qdqbridge.onnx_io.codecs.codec import oldest_alike, schema_of, schema_type
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies, nodes_inside
-from qdqbridge.onnx_io.domains import ONNX_DOMAINS, plain_domain
-from qdqbridge.onnx_io.inference.runtime_types import DOMAINS as RUNTIME_DOMAINS
-from qdqbridge.onnx_io.reading.operator_versions import (
+from qdqbridge.onnx_io.inference.node_types import DOMAINS as RUNTIME_DOMAINS
+from qdqbridge.onnx_io.reading.operators_known import (
     AXES_OPERAND,
     REDUCTIONS,
     carries_over,
     with_axes_attribute,
 )
-from qdqbridge.onnx_io.reading.structure import captured_names
+from qdqbridge.onnx_io.reading.structure import ONNX_DOMAINS, captured_names, plain_domain
 from qdqbridge.onnx_io.tensors import onnx_name
 
 NAMING = ("to", "dtype", "output_dtype", "stash_type")

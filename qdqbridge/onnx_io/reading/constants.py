@@ -15,8 +15,7 @@ from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.types import TensorType, ValueType
 from qdqbridge.core.ops.folding import Budget, folded
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
-from qdqbridge.onnx_io.domains import ONNX_DOMAINS
-from qdqbridge.onnx_io.reading.structure import all_nodes, subgraphs
+from qdqbridge.onnx_io.reading.structure import ONNX_DOMAINS, all_nodes, subgraphs
 from qdqbridge.onnx_io.tensors import constant_from_proto, proto_from_constant
 
 _NUMBERS = {

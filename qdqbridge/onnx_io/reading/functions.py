@@ -12,11 +12,16 @@ from typing import NamedTuple
 import onnx
 
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
-from qdqbridge.onnx_io.codecs.schema import schema_of
+from qdqbridge.onnx_io.codecs.codec import schema_of
 from qdqbridge.onnx_io.control_flow.subgraph_names import all_defined, rename_inside
-from qdqbridge.onnx_io.domains import plain_domain
 from qdqbridge.onnx_io.reading.model_file import default_opset
-from qdqbridge.onnx_io.reading.structure import all_nodes, captured_names, describe, subgraphs
+from qdqbridge.onnx_io.reading.structure import (
+    all_nodes,
+    captured_names,
+    describe,
+    plain_domain,
+    subgraphs,
+)
 
 _MAX_DEPTH = 64
 _ALWAYS, _TIMES = 20_000, 50

@@ -20,7 +20,7 @@ from onnx.external_data_helper import uses_external_data
 
 from qdqbridge.core.graph.graph import Header
 from qdqbridge.errors import InvalidModelError, ModelFileError
-from qdqbridge.onnx_io.domains import ONNX_DOMAINS
+from qdqbridge.onnx_io.reading.structure import ONNX_DOMAINS
 
 OLDEST_OPSET, OLDEST_IR = 1, 3
 

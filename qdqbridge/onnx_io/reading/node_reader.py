@@ -27,19 +27,17 @@ from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.core.rewrite import Growing, Reject, Replace
 from qdqbridge.errors import InvalidModelError
 from qdqbridge.onnx_io.codecs import decode
-from qdqbridge.onnx_io.codecs.schema import check_nested, schema_of
+from qdqbridge.onnx_io.codecs.codec import check_nested, schema_of
 from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.control_flow.body_form import with_plain_bodies
 from qdqbridge.onnx_io.control_flow.branches import taken_branch
-from qdqbridge.onnx_io.domains import ONNX_DOMAINS, plain_domain
 from qdqbridge.onnx_io.lowering.context import NoNewForm, file_node, file_operator
-from qdqbridge.onnx_io.lowering.refusals import refusal
-from qdqbridge.onnx_io.lowering.rules import ENCODINGS
+from qdqbridge.onnx_io.lowering.rules import ENCODINGS, refusal
 from qdqbridge.onnx_io.opaque.operators import opaque_node
 from qdqbridge.onnx_io.opaque.versions import with_older_reductions
 from qdqbridge.onnx_io.reading.constants import constant_of_node, constant_value, is_constant
 from qdqbridge.onnx_io.reading.older_operators import older_form, renew_bodies
-from qdqbridge.onnx_io.reading.operator_versions import (
+from qdqbridge.onnx_io.reading.operators_known import (
     AXES_OPERAND,
     REDUCTIONS,
     with_axes_attribute,
@@ -47,7 +45,13 @@ from qdqbridge.onnx_io.reading.operator_versions import (
 )
 from qdqbridge.onnx_io.reading.qdq import encoding_of, params_of, remarks
 from qdqbridge.onnx_io.reading.results import Results, check_moved, check_quantizes
-from qdqbridge.onnx_io.reading.structure import all_nodes, captured_names, describe
+from qdqbridge.onnx_io.reading.structure import (
+    ONNX_DOMAINS,
+    all_nodes,
+    captured_names,
+    describe,
+    plain_domain,
+)
 from qdqbridge.onnx_io.runtime.operators import BEFORE, OWN_GELU
 from qdqbridge.onnx_io.tensors import dtype_of, embed_external_data, onnx_name
 

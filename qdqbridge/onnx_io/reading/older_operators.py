@@ -24,9 +24,8 @@ from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.rewrite import Growing, Proposal, Reject, Replace, Rule
 from qdqbridge.errors import UnsupportedModelError
-from qdqbridge.onnx_io.codecs.schema import schema_of
+from qdqbridge.onnx_io.codecs.codec import schema_of
 from qdqbridge.onnx_io.control_flow.subgraph_names import bodies
-from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.inference.shapes import TypeAndShape, infer, is_small, shape_of
 from qdqbridge.onnx_io.lowering.context import (
     LoweringContext,
@@ -40,7 +39,7 @@ from qdqbridge.onnx_io.lowering.context import (
 )
 from qdqbridge.onnx_io.reading.constants import constant_value
 from qdqbridge.onnx_io.reading.model_file import default_opset
-from qdqbridge.onnx_io.reading.structure import all_nodes, describe
+from qdqbridge.onnx_io.reading.structure import ONNX_DOMAINS, all_nodes, describe
 from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx, proto_from_constant
 
 Fresh: TypeAlias = "Callable[[str], str]"

@@ -20,7 +20,7 @@ from qdqbridge.errors import (
     UnusableScaleError,
 )
 from qdqbridge.onnx_io.codecs.view import NodeView
-from qdqbridge.onnx_io.domains import ONNX_DOMAINS
+from qdqbridge.onnx_io.reading.structure import ONNX_DOMAINS
 from qdqbridge.onnx_io.tensors import dtype_of
 
 SCALE_DTYPES = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT8_E8M0)

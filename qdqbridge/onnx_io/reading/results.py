@@ -42,8 +42,7 @@ from qdqbridge.core.ops.shape_values import (
 )
 from qdqbridge.core.ops.shapes import result_shape, windows_shape
 from qdqbridge.errors import InvalidModelError, QdqBridgeError
-from qdqbridge.onnx_io.codecs.schema import schema_of, schema_type
-from qdqbridge.onnx_io.domains import ONNX_DOMAINS, plain_domain
+from qdqbridge.onnx_io.codecs.codec import schema_of, schema_type
 from qdqbridge.onnx_io.inference.node_types import Extents as Open
 from qdqbridge.onnx_io.inference.node_types import (
     Inferred,
@@ -55,7 +54,7 @@ from qdqbridge.onnx_io.inference.node_types import (
 from qdqbridge.onnx_io.inference.shapes import TypeAndShape
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.onnx_io.reading.constants import Folding
-from qdqbridge.onnx_io.reading.structure import captured_names, describe
+from qdqbridge.onnx_io.reading.structure import ONNX_DOMAINS, captured_names, describe, plain_domain
 from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx, onnx_name
 
 _NUMBERS = (DType.INT64, DType.INT32, DType.BOOL)

@@ -7,7 +7,20 @@ from collections.abc import Iterable, Iterator, Sequence
 import onnx
 
 from qdqbridge.errors import InvalidModelError, ModelFileError, UnsupportedModelError
-from qdqbridge.onnx_io.domains import ONNX_DOMAINS
+
+# ---- The domain of ONNX's own operators, which has two names -------------------------------------
+
+
+ONNX_DOMAINS = ("", "ai.onnx")
+
+
+def plain_domain(domain: str) -> str:
+    """Returns the one name that the bridge uses: empty for ONNX's own domain."""
+    return "" if domain in ONNX_DOMAINS else domain
+
+
+# ---- ONNX's structural rules: names defined once, defined before use, no cycles ------------------
+
 
 _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 

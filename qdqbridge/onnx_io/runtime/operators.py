@@ -18,7 +18,7 @@ from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION, RMS_NORMALIZATION
 from qdqbridge.core.ops.unary import GELU, SWISH
 from qdqbridge.onnx_io.lowering.context import MICROSOFT
-from qdqbridge.onnx_io.lowering.normalization import BIAS_GELU, DATA, WITH_BIAS
+from qdqbridge.onnx_io.lowering.elementwise import BIAS_GELU, DATA, WITH_BIAS
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs, opaque_attributes
 from qdqbridge.onnx_io.opaque.operators import opaque_operator
 

@@ -21,8 +21,13 @@ from qdqbridge.onnx_io.writer.opset import (
     needs_contrib,
     untaken,
 )
-from qdqbridge.onnx_io.writer.rows import TensorNames
-from qdqbridge.onnx_io.writer.spec import ONNXRUNTIME, GraphSpec, WriterOptions, plain_type
+from qdqbridge.onnx_io.writer.spec import (
+    ONNXRUNTIME,
+    GraphSpec,
+    TensorNames,
+    WriterOptions,
+    plain_type,
+)
 
 _MICROSOFT = "com.microsoft"
 

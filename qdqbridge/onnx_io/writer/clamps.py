@@ -13,7 +13,7 @@ from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.types import QuantParams, QuantType, TensorType
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.onnx_io.writer.rows import RowWriter, quantizing, real_bounds, starts_at_zero, stem
+from qdqbridge.onnx_io.writer.spec import RowWriter, quantizing, real_bounds, starts_at_zero, stem
 
 COARSE = 2
 """How many steps of a result one of its operand has, from which a wrong end of a range is seen."""

@@ -19,8 +19,7 @@ from qdqbridge.core.ops.run_time_parameters import FLOAT_CODES, SimulatedAttrs
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.codecs import encode
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
-from qdqbridge.onnx_io.writer.rows import RowWriter, stem
-from qdqbridge.onnx_io.writer.spec import NodeRow
+from qdqbridge.onnx_io.writer.spec import NodeRow, RowWriter, stem
 
 # ---- dynamic -------------------------------------------------------------------------------------
 # Products of activations that are quantized while the model runs, as onnxruntime's tools do it.

@@ -17,8 +17,8 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.symbols import name_in_files
 from qdqbridge.core.graph.types import NestedType, Shape, TensorType
 from qdqbridge.errors import ModelFileError
-from qdqbridge.onnx_io.inference.guarded import leave_open
 from qdqbridge.onnx_io.inference.node_types import nested_proto
+from qdqbridge.onnx_io.inference.shapes import leave_open
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, packed_nbytes, proto_from_constant, raw_parts
 from qdqbridge.onnx_io.writer.opset import ir_version_of
 from qdqbridge.onnx_io.writer.spec import GraphSpec, NodeRow

@@ -34,11 +34,11 @@ from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION
 from qdqbridge.core.ops.selection import GATHER
 from qdqbridge.core.rewrite import Proposal, Replace, RuleContext, pattern_rule, run
 from qdqbridge.onnx_io.lowering.context import MICROSOFT, UNSIGNED, packed
-from qdqbridge.onnx_io.lowering.normalization import BIAS_GELU, DATA, SKIP, WITH_BIAS
+from qdqbridge.onnx_io.lowering.elementwise import BIAS_GELU, DATA, SKIP, WITH_BIAS
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs, opaque_attributes
 from qdqbridge.onnx_io.opaque.operators import opaque_operator
 from qdqbridge.onnx_io.tensors import raw_bytes
-from qdqbridge.onnx_io.writer.rows import RowWriter, real_dtype, stem
+from qdqbridge.onnx_io.writer.spec import RowWriter, real_dtype, stem
 
 # ---- Steps as the one operator of com.microsoft that their file had: rules of the writer ---------
 # Each node's variant says what the file had. What the rules make has no row: it is written as it

@@ -21,7 +21,7 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.codecs import BY_ROW, encode, since
 from qdqbridge.onnx_io.codecs.linear import dividing
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs, opaque_node_proto
-from qdqbridge.onnx_io.reading.operator_versions import moved
+from qdqbridge.onnx_io.reading.operators_known import moved
 from qdqbridge.onnx_io.runtime.operators import runtime_operator
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
 from qdqbridge.onnx_io.writer.clamps import (
@@ -37,16 +37,19 @@ from qdqbridge.onnx_io.writer.dynamic import dynamic_rows, simulated_row
 from qdqbridge.onnx_io.writer.fused import is_packed_matmul, unread_orders
 from qdqbridge.onnx_io.writer.opset import OUTPUT_DTYPE_SINCE
 from qdqbridge.onnx_io.writer.qlinear import qlinear_row
-from qdqbridge.onnx_io.writer.rows import (
+from qdqbridge.onnx_io.writer.spec import (
+    Clamp,
+    NodeRow,
     RowWriter,
     is_quantized,
+    output_type,
+    plain_type,
     quantizable,
     quantizing,
     real_dtype,
     real_name,
     stem,
 )
-from qdqbridge.onnx_io.writer.spec import Clamp, NodeRow, output_type, plain_type
 from qdqbridge.onnx_io.writer.variants import (
     add_behind,
     adds_behind,

@@ -17,12 +17,11 @@ from qdqbridge.core.ops.conversion import QUANTIZE, REQUANTIZE
 from qdqbridge.core.ops.run_time_parameters import QUANTIZE_LINEAR, SimulatedAttrs
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.codecs import BY_ROW, since
-from qdqbridge.onnx_io.codecs.schema import schema_of, schema_type
-from qdqbridge.onnx_io.domains import ONNX_DOMAINS, plain_domain
+from qdqbridge.onnx_io.codecs.codec import schema_of, schema_type
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
-from qdqbridge.onnx_io.reading.operator_versions import can_be_moved
+from qdqbridge.onnx_io.reading.operators_known import can_be_moved
 from qdqbridge.onnx_io.reading.qdq import PRECISION
-from qdqbridge.onnx_io.reading.structure import subgraphs
+from qdqbridge.onnx_io.reading.structure import ONNX_DOMAINS, plain_domain, subgraphs
 from qdqbridge.onnx_io.runtime.operators import runtime_operator
 from qdqbridge.onnx_io.tensors import onnx_name
 from qdqbridge.onnx_io.writer.fused import packed_weights

@@ -26,7 +26,7 @@ from qdqbridge.core.ops.pooling import GLOBAL_AVERAGE_POOL
 from qdqbridge.core.ops.unary import LEAKY_RELU, SIGMOID
 from qdqbridge.onnx_io.codecs import encode
 from qdqbridge.onnx_io.writer.clamps import clip_stored
-from qdqbridge.onnx_io.writer.rows import RowWriter, stem
+from qdqbridge.onnx_io.writer.spec import RowWriter, stem
 
 _EIGHT = (DType.INT8, DType.UINT8)
 _MICROSOFT = "com.microsoft"

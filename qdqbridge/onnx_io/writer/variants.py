@@ -23,7 +23,7 @@ from qdqbridge.core.ops.pooling import AVERAGE_POOL, GLOBAL_AVERAGE_POOL
 from qdqbridge.core.ops.reduction import REDUCE_MEAN
 from qdqbridge.core.ops.unary import LEAKY_RELU, SIGMOID
 from qdqbridge.onnx_io.writer.fused import packed_row
-from qdqbridge.onnx_io.writer.rows import RowWriter, is_quantized, real_dtype
+from qdqbridge.onnx_io.writer.spec import RowWriter, is_quantized, real_dtype
 
 # ---- What onnxruntime must not fuse: it would compute something else, or refuse the file ---------
 # Its optimizations (1.32) put operators between DequantizeLinear and QuantizeLinear into kernels of

@@ -24,8 +24,7 @@ from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.onnx_io.writer import spec_of
 from qdqbridge.onnx_io.writer.files import model_without_tensors, places_of, write_files
-from qdqbridge.onnx_io.writer.rows import TensorNames
-from qdqbridge.onnx_io.writer.spec import ONNXRUNTIME
+from qdqbridge.onnx_io.writer.spec import ONNXRUNTIME, TensorNames
 from qdqbridge.targets.encodings import Encodings, EncodingsFormat, encodings_format, listed
 from qdqbridge.targets.encodings.encoding import TensorEncoding, Unfit
 

@@ -217,7 +217,7 @@ class _OnnxSource:
     """An ONNX file with the shapes that it shall have."""
 
     def __init__(self, path: Path, graph: Graph) -> None:
-        from qdqbridge.onnx_io.runtime.prepared import PreparedModel
+        from qdqbridge.onnx_io.runtime.session import PreparedModel
 
         shapes = {value.name: value.type.shape or () for value in graph.inputs}
         self._model = PreparedModel(path, shapes)

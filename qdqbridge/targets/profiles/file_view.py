@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.types import Shape
-from qdqbridge.onnx_io.domains import ONNX_DOMAINS
 from qdqbridge.onnx_io.inference.shapes import TypeAndShape
 from qdqbridge.onnx_io.reading.constants import constant_of_node
 from qdqbridge.onnx_io.reading.model_file import default_opset
-from qdqbridge.onnx_io.reading.structure import subgraphs
+from qdqbridge.onnx_io.reading.structure import ONNX_DOMAINS, subgraphs
 from qdqbridge.onnx_io.tensors import constant_from_proto, dtype_of
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ model says in which precision a layer runs.
 from __future__ import annotations
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.onnx_io.domains import ONNX_DOMAINS
+from qdqbridge.onnx_io.reading.structure import ONNX_DOMAINS
 from qdqbridge.onnx_io.writer.clamps import COARSE, ON_A_STEP
 from qdqbridge.targets.profiles.file_view import (
     FileEncoding,

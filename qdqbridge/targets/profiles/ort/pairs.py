@@ -1,7 +1,7 @@
 """Products of uint8 by int8 in a file, and how many pairs of their weights can saturate.
 
-On x86 with AVX2 and without VNNI, as :mod:`qdqbridge.onnx_io.runtime.pairs` says: what is counted
-here can, what data makes of it is predicted there.
+On x86 with AVX2 and without VNNI, as :mod:`qdqbridge.onnx_io.runtime.products` says: what is
+counted here can, what data makes of it is predicted there.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.onnx_io.runtime.pairs import FULL, can_saturate, paired
-from qdqbridge.onnx_io.runtime.products import PRODUCTS_OF_BYTES
+from qdqbridge.onnx_io.runtime.products import FULL, PRODUCTS_OF_BYTES, can_saturate, paired
 from qdqbridge.targets.profiles.file_view import FileNode, FileView
 from qdqbridge.targets.profiles.finding import Finding, Reason
 from qdqbridge.targets.profiles.ort.fusion import DequantizeSource, result_of, source, target

@@ -14,7 +14,7 @@ import numpy as np
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.types import static_shape
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
-from qdqbridge.onnx_io.runtime.prepared import bound_indices
+from qdqbridge.onnx_io.runtime.session import bound_indices
 
 _INDEXED = ("GatherElements", "GatherND", "ScatterElements", "ScatterND")
 _DROPOUT_MASK = 12
