@@ -15,8 +15,8 @@ from qdqbridge.options import ProfilingEngine
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from qdqbridge.autoquant.profiling.collect import BindingStatistics
     from qdqbridge.autoquant.profiling.profile import Profile
-    from qdqbridge.autoquant.profiling.profile_map import BindingStatistics
 
 File: TypeAlias = "str | PathLike[str]"
 
@@ -140,7 +140,7 @@ def find_in_profile(
         InputDataError: The profile is of another model, or there is nothing of that name.
         UnsupportedTargetError: There is no such stage, or TVM is not installed.
     """
-    from qdqbridge.autoquant.profiling.profile_map import lookup
+    from qdqbridge.autoquant.profiling.collect import lookup
 
     need_tvm()
     found = load_profile(profile) if isinstance(profile, (str, PathLike)) else profile

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from qdqbridge.autoquant.profiling.samples import Samples
     from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions
     from qdqbridge.autoquant.search.search import Fallback, Goal
-    from qdqbridge.autoquant.search.size_limit import SizeLimit
-    from qdqbridge.autoquant.search.time_limit import TimeLimit
+    from qdqbridge.autoquant.search.time_limit import SizeLimit, TimeLimit
     from qdqbridge.autoquant.simulation.metrics import Metric, Metrics
     from qdqbridge.autoquant.simulation.user_metric import MetricScore, UserMetric
     from qdqbridge.core.graph.types import QuantParams
@@ -153,7 +152,7 @@ class Quantization:
             UnsupportedTargetError: There is no such engine, or it tells no times.
         """
         from qdqbridge.autoquant.search.search import Goal
-        from qdqbridge.autoquant.search.size_limit import SizeLimit, within
+        from qdqbridge.autoquant.search.time_limit import SizeLimit, within
 
         given = min_sqnr is not None or max_drop is not None
         goal = Goal(min_sqnr, max_drop, self._optimism()) if given else None
@@ -212,7 +211,7 @@ class Quantization:
 
         They name the layers that do it, and what mends it.
         """
-        from qdqbridge.autoquant.advice.doubts import BAD, doubt
+        from qdqbridge.autoquant.reporting import BAD, doubt
 
         found = self.delivered()
         if found is None or self.samples is None:
@@ -274,8 +273,7 @@ class Quantization:
         """
         from qdqbridge.app.verdict import verdict as verdict_of
         from qdqbridge.app.viewer import document_of_quantization, page
-        from qdqbridge.autoquant.advice.doubts import ranked
-        from qdqbridge.autoquant.reporting import record_of
+        from qdqbridge.autoquant.reporting import ranked, record_of
 
         ranking = None if self.fallback is None else self.fallback.ranking
         if ranking is None and self.samples is not None:
@@ -594,8 +592,7 @@ def _parted(
     does not represent others. A profile has seen all of them: none are left out then.
     """
     from qdqbridge.autoquant.advice.few_samples import FAR, outlying, parted, unseen
-    from qdqbridge.autoquant.advice.input_scale import misscaled
-    from qdqbridge.autoquant.advice.uninformative import uninformative
+    from qdqbridge.autoquant.advice.input_scale import misscaled, uninformative
 
     far = outlying(samples) if asked and asked.tune else []
     if far:

@@ -86,7 +86,7 @@ def verdict(
 
 def first_sentence(made: JudgedModel) -> str:
     """Returns how good it is in one sentence: in the user's measure where he has one."""
-    from qdqbridge.autoquant.advice.doubts import BAD, WANTED
+    from qdqbridge.autoquant.reporting import BAD, WANTED
 
     scores, shown = made.scores(), made.delivered()
     if scores is not None:
@@ -108,7 +108,7 @@ def first_sentence(made: JudgedModel) -> str:
 
 def is_good(made: JudgedModel) -> bool:
     """Returns whether nothing more has to be looked for."""
-    from qdqbridge.autoquant.advice.doubts import WANTED
+    from qdqbridge.autoquant.reporting import WANTED
 
     scores, shown = made.scores(), made.delivered()
     if scores is not None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.profiling.stats import comparable
 from qdqbridge.autoquant.record import Output, OutputPart
-from qdqbridge.autoquant.repair.float_reference import decibels
+from qdqbridge.autoquant.repair.sweep import decibels
 from qdqbridge.autoquant.search.tuning import errors_between
 from qdqbridge.autoquant.simulation import batches_of
 from qdqbridge.autoquant.simulation.metrics import (

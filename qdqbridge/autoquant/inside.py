@@ -19,8 +19,8 @@ from qdqbridge.autoquant.profiling.control_flow import runs_of_bodies, watched
 from qdqbridge.autoquant.profiling.profile import Profile
 from qdqbridge.autoquant.profiling.samples import RunSamples, Sample, Samples
 from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions, matches, quantized
-from qdqbridge.autoquant.repair.float_reference import FloatReference
 from qdqbridge.autoquant.repair.steps import StepRecord
+from qdqbridge.autoquant.repair.sweep import FloatReference
 from qdqbridge.autoquant.search.presets import GAIN, PRESETS, chosen, with_fewer
 from qdqbridge.autoquant.search.search import Climb, Reverted
 from qdqbridge.autoquant.search.time_limit import (

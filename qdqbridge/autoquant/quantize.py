@@ -14,9 +14,8 @@ from qdqbridge.autoquant.choosers import CHOOSERS, Chooser
 from qdqbridge.autoquant.hardware.arithmetic import CONTRACT, arithmetic_of
 from qdqbridge.autoquant.hardware.pair_room import PairRoom
 from qdqbridge.autoquant.planning.decide import Decision, apply, decide
-from qdqbridge.autoquant.planning.format_names import in_blocks
 from qdqbridge.autoquant.planning.formats import Format, Unstored
-from qdqbridge.autoquant.planning.plan import Overrides, QuantizationPlan, plan
+from qdqbridge.autoquant.planning.plan import Overrides, QuantizationPlan, in_blocks, plan
 from qdqbridge.autoquant.planning.targets import TARGETS, WEIGHTS, Target
 from qdqbridge.autoquant.profiling.collect import (
     Data,
@@ -33,7 +32,6 @@ from qdqbridge.autoquant.profiling.collect import (
 )
 from qdqbridge.autoquant.profiling.profile import Profile
 from qdqbridge.autoquant.profiling.samples import Samples
-from qdqbridge.autoquant.repair.float_reference import OtherScales
 from qdqbridge.autoquant.repair.steps import (
     DEFAULT,
     GRAPH_STEPS,
@@ -46,6 +44,7 @@ from qdqbridge.autoquant.repair.steps import (
     repaired,
     with_choosers_tried,
 )
+from qdqbridge.autoquant.repair.sweep import OtherScales
 from qdqbridge.autoquant.search.tuning import WorkBudget, shares_of_operations, spread_unlike
 from qdqbridge.autoquant.simulation import batches_of
 from qdqbridge.autoquant.simulation.metrics import float_values

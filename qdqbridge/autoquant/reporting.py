@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Protocol
@@ -9,8 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from qdqbridge.autoquant.delivered import Delivered, delivered
-from qdqbridge.autoquant.hardware.accumulators import accumulators
-from qdqbridge.autoquant.hardware.products import observe
+from qdqbridge.autoquant.hardware.products import accumulators, observe
 from qdqbridge.autoquant.planning.decide import Decision
 from qdqbridge.autoquant.planning.plan import Derived, Fixed, Observed, Shared, has_floats
 from qdqbridge.autoquant.planning.targets import Target
@@ -18,6 +18,7 @@ from qdqbridge.autoquant.profiling.collect import observable
 from qdqbridge.autoquant.profiling.profile import Profile
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.profiling.stats import SIDE, Histogram, TensorStats
+from qdqbridge.autoquant.quantize import Quantized
 from qdqbridge.autoquant.record import (
     Culprit,
     FallbackRow,
@@ -26,7 +27,20 @@ from qdqbridge.autoquant.record import (
     RepairRow,
     TensorReport,
 )
-from qdqbridge.autoquant.search.errors import LIMIT, Errors, errors, spread, weight_errors
+from qdqbridge.autoquant.search.search import stats_of
+from qdqbridge.autoquant.search.sensitivity import (
+    LIMIT,
+    Errors,
+    Ranking,
+    Variants,
+    errors,
+    layers_of,
+    sensitivity,
+    some_of,
+    weight_errors,
+)
+from qdqbridge.autoquant.search.tuning import spread
+from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.printer import origin_of
 
@@ -34,7 +48,7 @@ if TYPE_CHECKING:
     from qdqbridge.autoquant.inside import QuantizedBody
     from qdqbridge.autoquant.repair.steps import StepRecord as Repair
     from qdqbridge.autoquant.search.search import Fallback
-    from qdqbridge.autoquant.search.sensitivity import Ranking
+
 
 Progress = Callable[[int, int], None]
 _BINS = 64
@@ -116,7 +130,7 @@ def record_of(
             limit=limit,
             progress=lambda done, total: report(done, 2 * total),
         )
-        few = spread(samples, limit)
+        few = some_of(samples, limit)
         shown = shown or delivered(made.original or made.decision.plan.graph, made.graph, few)
         seen = observe(
             made.graph, few, progress=lambda done, total: report(total + done, 2 * total)
@@ -290,3 +304,58 @@ def _binned(histogram: Histogram) -> tuple[float, float, tuple[int, ...]]:
     first, last = int(filled[0]), int(filled[-1])
     counts = tuple(int(count) for count in histogram.counts[first : last + 1])
     return (first - SIDE) * histogram.width, histogram.width, counts
+
+
+# ---- What is reported of a network that quantizes badly: which layers do it, and what mends it ---
+
+
+BAD = 20.0
+"""Outputs further than this from the float model's, in dB, are reported."""
+WANTED = 30.0
+"""What the command that mends it asks for, in dB."""
+_SAMPLES, _LAYERS, _SHOWN = 16, 400, 3
+
+
+def doubt(made: Quantized, samples: Samples, sqnr: float) -> str:
+    """Returns a warning about outputs that are far from the float model's.
+
+    Args:
+        made: What was quantized.
+        samples: Some of these show which layers are to blame.
+        sqnr: Of its outputs, in dB.
+    """
+    message = f"the outputs reach only {sqnr:.1f} dB SQNR against the float model"
+    if sqnr == -math.inf:
+        message = "outputs are NaN or infinite, or not zero where the float model gives zeros alone"
+    names = culprits(made, samples)
+    if names:
+        message += f"; most of the error comes from {', '.join(names)}"
+    excluded = "".join(f" --exclude '{name}'" for name in names)
+    return (
+        f"{message}. 'qdqbridge quantize … --min-sqnr {WANTED:g}' gives layers more bits until "
+        f"that is reached, with '--fallback float' leaves them float;"
+        f"{excluded or ' --exclude NAME'} leaves these float right away"
+    )
+
+
+def culprits(made: Quantized, samples: Samples) -> list[str]:
+    """Returns the names of the layers that cost most alone, the worst first."""
+    ranking = ranked(made, samples)
+    named = () if ranking is None else ranking.layers[:_SHOWN]
+    return [entry.layer.name for entry in named if entry.layer.name]
+
+
+def ranked(made: Quantized, samples: Samples) -> Ranking | None:
+    """Returns what every layer costs alone; None where there are very many: each takes a run.
+
+    Args:
+        made: What was quantized.
+        samples: Some of these are run.
+    """
+    plan = made.decision.plan
+    if not 1 < len(layers_of(plan)) <= _LAYERS:
+        return None
+    overrides = made.options.overrides(plan.graph)
+    variants = Variants(made.decision, made.target, stats_of(made), overrides)
+    simulation = Simulation(plan, spread(samples, _SAMPLES), original=made.original)
+    return sensitivity(variants, simulation, without=False)

@@ -81,7 +81,7 @@ def ours(
 
     def run(case: Case, out: Path) -> str:
         import qdqbridge
-        from qdqbridge.autoquant.planning.format_names import format_of
+        from qdqbridge.autoquant.planning.plan import format_of
 
         formats = {} if activations is None else {"*": format_of(activations)}
         graph = qdqbridge.quantize(

@@ -9,8 +9,7 @@ from onnx import TensorProto, helper
 
 import qdqbridge as qb
 from qdqbridge.app.cli.failures import run
-from qdqbridge.autoquant.hardware.accumulators import accumulators
-from qdqbridge.autoquant.hardware.products import observe
+from qdqbridge.autoquant.hardware.products import accumulators, observe
 from qdqbridge.autoquant.profiling.samples import Samples
 from tests.places import MODELS
 

@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import qdqbridge as qb
-from qdqbridge.autoquant.hardware.accumulators import accumulators, bits_of, bounds, codes_used
-from qdqbridge.autoquant.hardware.products import observe, products
+from qdqbridge.autoquant.hardware.products import (
+    accumulators,
+    bits_of,
+    bounds,
+    codes_used,
+    observe,
+    products,
+)
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.core.graph.dtypes import DType

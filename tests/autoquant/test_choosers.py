@@ -13,11 +13,12 @@ from qdqbridge.autoquant.choosers import (
     Extrapolated,
     MeanOfMaxima,
     MinMax,
+    Moments,
     Percentile,
     RangeChooser,
+    divergences,
+    threshold,
 )
-from qdqbridge.autoquant.choosers.kl import divergences, threshold
-from qdqbridge.autoquant.choosers.mse import Moments
 from qdqbridge.autoquant.planning.constants import of_constant
 from qdqbridge.autoquant.planning.formats import Format
 from qdqbridge.autoquant.planning.targets import WEIGHTS

@@ -15,7 +15,7 @@ from qdqbridge.autoquant.planning.formats import Format
 from qdqbridge.autoquant.planning.targets import ORT, U16
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair import sweep as sweeping
-from qdqbridge.autoquant.repair.correct import Correcting, corrected, correction, places
+from qdqbridge.autoquant.repair.learn import Correcting, corrected, correction, places
 from qdqbridge.autoquant.repair.steps import DEFAULT
 from qdqbridge.autoquant.repair.sweep import batches, sweep
 from qdqbridge.autoquant.simulation import Simulation

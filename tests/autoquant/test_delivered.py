@@ -23,7 +23,7 @@ from qdqbridge.autoquant.advice.input_scale import misscaled
 from qdqbridge.autoquant.delivered import Delivered, expected_sqnr, likely_sqnr
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair import steps
-from qdqbridge.autoquant.search.size_limit import size_of
+from qdqbridge.autoquant.search.time_limit import size_of
 from qdqbridge.errors import InputDataError, UnsupportedModelError
 from tests.onnx_models import Builder, canonical
 from tests.places import MODELS

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.autoquant.hardware.accumulators import accumulators
+from qdqbridge.autoquant.hardware.products import accumulators
 from qdqbridge.autoquant.planning.targets import ORT
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.autoquant.reporting import record_of, tensors
-from qdqbridge.autoquant.search.errors import errors, matches, spread, sqnr, weight_errors
+from qdqbridge.autoquant.search.sensitivity import errors, matches, some_of, sqnr, weight_errors
 from qdqbridge.core.graph.interpreter import evaluate, evaluate_node
 from qdqbridge.core.graph.numerics import dequantize, quantize
 from tests.autoquant.float_models import quantize_model
@@ -112,11 +112,11 @@ def test_progress_ends_with_all():
 
 def test_samples_are_spread_over_all():
     samples = Samples({"x": np.arange(100)}, 1)
-    assert spread(samples, 5).arrays["x"].tolist() == [0, 24, 49, 74, 99]
-    assert len(spread(samples, 1000)) == 100
+    assert some_of(samples, 5).arrays["x"].tolist() == [0, 24, 49, 74, 99]
+    assert len(some_of(samples, 1000)) == 100
     pairs = Samples({"x": np.arange(100)}, 2)
-    assert spread(pairs, 4).arrays["x"].tolist() == [0, 1, 98, 99]
-    assert len(spread(pairs, 1)) == 1
+    assert some_of(pairs, 4).arrays["x"].tolist() == [0, 1, 98, 99]
+    assert len(some_of(pairs, 1)) == 1
 
 
 def test_ratios_of_powers():

@@ -16,8 +16,8 @@ import qdqbridge as qb
 from qdqbridge.app import pipeline
 from qdqbridge.app.cli.failures import run
 from qdqbridge.app.quantizing import quantization
-from qdqbridge.autoquant.planning.format_names import format_of, weights_of
 from qdqbridge.autoquant.planning.formats import Format, Unstored
+from qdqbridge.autoquant.planning.plan import format_of, weights_of
 from qdqbridge.autoquant.planning.targets import E4M3, WEIGHTS
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph

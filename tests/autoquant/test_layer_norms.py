@@ -5,7 +5,7 @@ import pytest
 
 from qdqbridge.autoquant.profiling.collect import prepared
 from qdqbridge.autoquant.profiling.samples import Samples
-from qdqbridge.autoquant.repair.float_reference import FloatReference
+from qdqbridge.autoquant.repair.sweep import FloatReference
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.ops.attributes import NormAttrs
 from tests.autoquant.float_models import quantize_model

@@ -7,8 +7,8 @@ from onnx import TensorProto
 import qdqbridge as qb
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair import steps
-from qdqbridge.autoquant.repair.float_reference import MOST_LOST, SCALES, OtherScales
 from qdqbridge.autoquant.repair.steps import DEFAULT
+from qdqbridge.autoquant.repair.sweep import MOST_LOST, SCALES, OtherScales
 from qdqbridge.core.graph.interpreter import evaluate
 from tests.autoquant.float_models import quantize_model, quantize_plainly
 from tests.onnx_models import Builder, canonical

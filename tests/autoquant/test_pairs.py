@@ -17,8 +17,8 @@ import pytest
 import qdqbridge as qb
 from qdqbridge.app.cli.failures import run
 from qdqbridge.app.pipeline import check
-from qdqbridge.autoquant.hardware.accumulators import accumulators
 from qdqbridge.autoquant.hardware.arithmetic import PAIRS, is_paired, outputs_in_pairs
+from qdqbridge.autoquant.hardware.products import accumulators
 from qdqbridge.core.ops.accumulator import simulated
 from qdqbridge.onnx_io.runtime.products import (
     MARKS,

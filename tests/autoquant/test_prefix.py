@@ -8,8 +8,8 @@ import pytest
 import qdqbridge as qb
 from qdqbridge.autoquant.choosers import MinMax
 from qdqbridge.autoquant.profiling.samples import Samples
-from qdqbridge.autoquant.search.prefix import QuantizedPrefix
 from qdqbridge.autoquant.simulation import Simulation
+from qdqbridge.autoquant.simulation.graph import QuantizedPrefix
 from tests.autoquant.float_models import data, network, quantize_plainly
 from tests.targets.engines.target_networks import NETWORKS, samples
 

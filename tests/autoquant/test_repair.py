@@ -13,9 +13,9 @@ from qdqbridge.autoquant.profiling.collect import prepared
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair import steps
 from qdqbridge.autoquant.repair.equalize import equalized, links, rescaled
-from qdqbridge.autoquant.repair.float_reference import FloatReference
 from qdqbridge.autoquant.repair.layers import layer_of
 from qdqbridge.autoquant.repair.steps import CHOOSERS, CLEARLY, DEFAULT, GAIN, left_out_sqnr
+from qdqbridge.autoquant.repair.sweep import FloatReference
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.types import per_tensor
 from qdqbridge.errors import InputDataError, UnsupportedModelError

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from qdqbridge.autoquant.profiling import collect as collecting
-from qdqbridge.autoquant.profiling import running_stats as module
+from qdqbridge.autoquant.profiling import stats as module
 from qdqbridge.autoquant.profiling.collect import Recording
-from qdqbridge.autoquant.profiling.running_stats import FastRunning, PlainRunning, running
+from qdqbridge.autoquant.profiling.stats import FastRunning, PlainRunning, running
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.types import TensorType

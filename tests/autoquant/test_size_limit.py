@@ -14,7 +14,7 @@ import pytest
 import qdqbridge as qb
 from qdqbridge.app.cli.failures import run
 from qdqbridge.app.quantizing import Quantization, quantization
-from qdqbridge.autoquant.search.size_limit import size_of
+from qdqbridge.autoquant.search.time_limit import size_of
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from qdqbridge.autoquant.planning.decide import apply
-from qdqbridge.autoquant.planning.format_names import weights_of
+from qdqbridge.autoquant.planning.plan import weights_of
 from qdqbridge.autoquant.planning.targets import DYNAMIC, DYNAMIC_ROWS, ORT, WEIGHT_ONLY
 from qdqbridge.autoquant.profiling.samples import Samples
-from qdqbridge.autoquant.repair.smooth import EXPONENTS, activation_aware, smoothed, smoothing
+from qdqbridge.autoquant.repair.equalize import EXPONENTS, activation_aware, smoothed, smoothing
 from qdqbridge.core.graph.interpreter import evaluate
 from tests.autoquant.float_models import quantize_plainly
 from tests.onnx_models import Builder, canonical

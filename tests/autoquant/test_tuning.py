@@ -16,8 +16,8 @@ from qdqbridge.autoquant.planning.plan import Derived, plan
 from qdqbridge.autoquant.planning.targets import ORT, OperatorRule
 from qdqbridge.autoquant.profiling.collect import collect, onnxruntime_observer, prepared
 from qdqbridge.autoquant.profiling.samples import Samples
-from qdqbridge.autoquant.repair.float_reference import FloatReference
 from qdqbridge.autoquant.repair.steps import QuantizedState, folds_of, with_choosers_tried
+from qdqbridge.autoquant.repair.sweep import FloatReference
 from qdqbridge.autoquant.search.tuning import (
     LEAST,
     errors_of,

@@ -8,7 +8,7 @@ from onnx import TensorProto
 
 import qdqbridge as qb
 from qdqbridge.app.quantizing import quantization
-from qdqbridge.autoquant.advice.uninformative import before_bounds, uninformative
+from qdqbridge.autoquant.advice.input_scale import before_bounds, uninformative
 from qdqbridge.autoquant.profiling.samples import Samples
 from tests.onnx_models import Builder, canonical
 from tests.places import MODELS

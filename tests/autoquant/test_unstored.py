@@ -9,8 +9,8 @@ import qdqbridge as qb
 from qdqbridge.app.quantizing import quantization
 from qdqbridge.autoquant.choosers import HQQ, MSE, Context, MinMax
 from qdqbridge.autoquant.planning.constants import of_constant
-from qdqbridge.autoquant.planning.format_names import format_of, weights_of
 from qdqbridge.autoquant.planning.formats import Format, Unstored
+from qdqbridge.autoquant.planning.plan import format_of, weights_of
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value

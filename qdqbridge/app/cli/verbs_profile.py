@@ -22,9 +22,9 @@ from qdqbridge.errors import InputDataError, UnsupportedModelError
 from qdqbridge.options import ProfilingEngine
 
 if TYPE_CHECKING:
-    from qdqbridge.autoquant.hardware.accumulators import ProductAccumulator
+    from qdqbridge.autoquant.hardware.products import ProductAccumulator
+    from qdqbridge.autoquant.profiling.collect import BindingStatistics
     from qdqbridge.autoquant.profiling.profile import Profile
-    from qdqbridge.autoquant.profiling.profile_map import BindingStatistics
     from qdqbridge.autoquant.profiling.samples import Sample, Samples
     from qdqbridge.autoquant.record import AccumulatorRow
 
@@ -274,7 +274,7 @@ def accumulators(
     Exits with 1 if --max-bits is exceeded.
     """
     from qdqbridge.app.cli.failures import DONE, NOT_MET
-    from qdqbridge.autoquant.hardware.accumulators import accumulators as found_in
+    from qdqbridge.autoquant.hardware.products import accumulators as found_in
     from qdqbridge.autoquant.hardware.products import observe
     from qdqbridge.autoquant.profiling.control_flow import has_bodies, runs_of_bodies
     from qdqbridge.onnx_io.control_flow.bodies import parts
@@ -316,11 +316,11 @@ def _pieces(
 ) -> tuple[Samples | Sequence[Sample], int]:
     """Returns what to run and how many examples that is; all at once where they cannot be cut."""
     from qdqbridge.autoquant.profiling.samples import Samples
-    from qdqbridge.autoquant.search.errors import spread
+    from qdqbridge.autoquant.search.sensitivity import some_of
 
     if len({array.shape[:1] for array in feeds.values()}) > 1:
         return [feeds], 1
-    cut = spread(Samples.of(graph.inputs, feeds), limit)
+    cut = some_of(Samples.of(graph.inputs, feeds), limit)
     return cut, len(cut) * cut.step
 
 

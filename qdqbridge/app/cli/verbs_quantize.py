@@ -338,7 +338,7 @@ def quantize(
     json: Json = False,
 ) -> int | None:
     """Quantize a float model with ranges from calibration data, and keep what helps its outputs."""
-    from qdqbridge.autoquant.planning.format_names import format_of, weights_of
+    from qdqbridge.autoquant.planning.plan import format_of, weights_of
     from qdqbridge.autoquant.quantize import QuantizeOptions
     from qdqbridge.autoquant.search.search import Goal
 

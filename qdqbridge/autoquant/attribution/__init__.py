@@ -7,8 +7,12 @@ worst ones repairs are tried (:mod:`.repairs`). What a node adds to the error of
 split likewise (there, too), and so are two runtimes of one model (:mod:`.runtimes`).
 """
 
-from qdqbridge.autoquant.attribution.attribute import Attribution, SuspectTensor, attribute
+from qdqbridge.autoquant.attribution.attribute import (
+    Attribution,
+    SuspectTensor,
+    attribute,
+    attribute_to_kernels,
+)
 from qdqbridge.autoquant.attribution.causes import NodeError
-from qdqbridge.autoquant.attribution.runtimes import attribute_to_kernels
 
 __all__ = ["Attribution", "NodeError", "SuspectTensor", "attribute", "attribute_to_kernels"]

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from qdqbridge.autoquant.attribution.correspondence import Rounded
+from qdqbridge.autoquant.attribution.correspondence import Correspondence, Rounded
 from qdqbridge.autoquant.attribution.simulation import Change, rounding
+from qdqbridge.autoquant.repair.equalize import EqualizedLink, reach_of, rescaled
+from qdqbridge.autoquant.repair.layers import (
+    Array,
+    Norm,
+    PathRefused,
+    ProductLayer,
+    Vector,
+    layer_of,
+    norm_of,
+)
 from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.dynamic import DYNAMIC_DENSE
 from qdqbridge.core.ops.dynamic import rounded as dynamically_rounded
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +158,212 @@ def _nearest(rounded: Rounded, params: QuantParams) -> Change:
         return (np.rint(real / step.reshape(-1)) * step.reshape(-1)).astype(real.dtype)
 
     return change
+
+
+# ---- rescaling -----------------------------------------------------------------------------------
+# Channels that a quantizer has scaled: factors of one node's results that the next ones take back.
+#
+# Cross-layer equalization, SmoothQuant and AWQ write other weights that are the same function.
+# Where the quantized weights are those of the float model times one factor for every row and
+# column, within what rounding does to them, the float model is given the factors as well: what is
+# left is rounding.
+
+
+_SWEEPS = 100
+_SETTLED = 1e-7
+"""Largest change of a logarithm in a sweep at which factors count as found."""
+_SMALLEST = 0.02
+"""Logarithm of the largest factor below which nothing was scaled: rounding moves as much."""
+_EXPLAINED = 0.25
+"""The share of the weights' error that may be left for the factors to be believed."""
+
+
+def rescaled_as(found: Correspondence) -> tuple[Graph, tuple[str, ...]] | None:
+    """Returns the float graph with its channels scaled as the quantized one has them.
+
+    With it the names of the tensors whose channels these are; None where none are.
+
+    Args:
+        found: What corresponds.
+    """
+    theirs = {each.value: each.replaced for each in found.rounded if each.replaced is not None}
+    links = [link for link in _links(found.reference) if _is_known(link, theirs)]
+    if not links:
+        return None
+    logs = _ChannelFactors(links, theirs, found.nodes.forward).solved()
+    scales = {link: np.exp(log) for link, log in logs.items() if np.abs(log).max() > _SMALLEST}
+    if not scales:
+        return None
+    graph = rescaled(found.reference, scales)
+    made = dict(zip(found.reference.nodes, graph.nodes, strict=True))
+    believed = {
+        link: scale for link, scale in scales.items() if _is_explained(link, scale, made, theirs)
+    }
+    if not believed:
+        return None
+    graph = graph if len(believed) == len(scales) else rescaled(found.reference, believed)
+    return graph, tuple(link.source.node.output.name for link in believed)
+
+
+def _is_explained(
+    link: EqualizedLink, scale: Vector, made: Mapping[Node, Node], theirs: Mapping[Value, Array]
+) -> bool:
+    """True where the weights that read the channels are much nearer with the factors."""
+    before, after = 0.0, 0.0
+    for end in link.reach.ends:
+        other, layer = theirs.get(end.layer.node.operand(1)), layer_of(made[end.layer.node])
+        if other is not None and layer is not None:
+            without = layer.multiplied(np.ones(layer.outputs), 1 / scale[end.channels])
+            before += _distance(without, other)
+            after += _distance(layer.weight, other)
+    return after < _EXPLAINED * before
+
+
+def _links(graph: Graph) -> list[EqualizedLink]:
+    found: list[EqualizedLink] = []
+    for node in graph.nodes:
+        source = norm_of(node) or layer_of(node)
+        if source is None:
+            continue
+        try:
+            found.append(EqualizedLink(source, reach_of(graph.outputs, source, {})))
+        except PathRefused:
+            continue
+    return found
+
+
+def _is_known(link: EqualizedLink, theirs: Mapping[Value, Array]) -> bool:
+    """True where a weight that reads the channels is another one in the quantized graph."""
+    return any(end.layer.node.operand(1) in theirs for end in link.reach.ends)
+
+
+def _distance(a: Array, b: Array) -> float:
+    """Returns the power of a difference over that of what it is a difference to."""
+    wide = a.astype(np.float64)
+    signal = float(np.square(wide).sum())
+    return float(np.square(b - wide).sum()) / signal if signal else 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ratio:
+    """Logarithms of a weight's ratios, each with how much it tells: the power of the float weights.
+
+    Attributes:
+        power: Of each row and column of a group, over its taps, as parts of the largest one.
+        unit: The largest one: weights of 1e-25 have none that a float32 holds.
+        rows: The sums over columns of the logarithms times the powers, and of the powers.
+        columns: Such sums over rows.
+    """
+
+    power: Array
+    unit: float
+    rows: tuple[Array, Array]
+    columns: tuple[Array, Array]
+
+
+class _ChannelFactors:
+    """Logarithms of the factors, by least squares over all weights that they have moved.
+
+    The ratio of two weights is the factor of its column over that of its row; so every factor is
+    the mean of what rows of its source and columns of its readers say, the others being known.
+    A weight of a node to which none corresponds says nothing.
+    """
+
+    def __init__(
+        self, links: list[EqualizedLink], theirs: Mapping[Value, Array], known: Container[Node]
+    ) -> None:
+        self.theirs, self.known = theirs, known
+        self.ratios: dict[Node, _Ratio] = {}
+        self.logs = {link: np.zeros(link.source.outputs) for link in links}
+        self.rows: dict[Node, EqualizedLink] = {}
+        self.columns: dict[Node, tuple[EqualizedLink, Array]] = {}
+        self.exact: dict[EqualizedLink, Vector] = {}
+        for link in links:
+            self.rows[link.source.node] = link
+            if isinstance(link.source, ProductLayer):
+                self._note(link.source)
+            else:
+                self._note_norm(link, link.source)
+            for end in link.reach.ends:
+                self.columns[end.layer.node] = link, end.channels
+                self._note(end.layer)
+
+    def _note(self, layer: ProductLayer) -> None:
+        node = layer.node
+        if node in self.ratios or node not in self.known:
+            return
+        own = layer.grid(layer.weight)
+        other = self.theirs.get(node.operand(1))
+        new = own if other is None else layer.grid(other)
+        # Rows and columns are compared by what their codes have in common, taps added up.
+        inner, power = (
+            np.einsum("grct,grct->grc", own, each, dtype=np.float64) for each in (new, own)
+        )
+        usable = (inner > 0) & (power > 0)
+        mean = np.log(np.divide(inner, power, out=np.ones_like(inner), where=usable))
+        power[~usable] = 0.0
+        mean *= power
+        rows, columns = ((mean.sum(axis), power.sum(axis)) for axis in (2, 1))
+        unit = float(power.max(initial=0.0)) or 1.0
+        self.ratios[node] = _Ratio((power / unit).astype(np.float32), unit, rows, columns)
+
+    def _note_norm(self, link: EqualizedLink, norm: Norm) -> None:
+        """A norm's constants are mostly floats: they say the factors as they are."""
+        gamma = norm.node.operand(1)
+        other, data = self.theirs.get(gamma), gamma.constant
+        if data is None or norm.node not in self.known:
+            return
+        own = data.numpy().astype(np.float64)
+        new = own if other is None else np.asarray(other, np.float64).reshape(own.shape)
+        usable = own * new > 0
+        if usable.all():
+            self.exact[link] = np.log(own / new)
+
+    def solved(self) -> dict[EqualizedLink, Vector]:
+        """Returns the logarithm of what each channel of a link is divided by."""
+        for link, log in self.exact.items():
+            self.logs[link] = log
+        for _ in range(_SWEEPS):
+            moved = 0.0
+            for link, before in self.logs.items():
+                if link in self.exact:
+                    continue
+                after = self._step(link)
+                moved = max(moved, float(np.abs(after - before).max(initial=0.0)))
+                self.logs[link] = after
+            if moved < _SETTLED:
+                break
+        return self.logs
+
+    def _step(self, link: EqualizedLink) -> Vector:
+        total, weight = np.zeros((2, link.source.outputs))
+        ratio = self.ratios.get(link.source.node)
+        if ratio is not None:
+            said, powers = ratio.rows
+            total += (self._incoming(link.source.node, ratio) - said).reshape(-1)
+            weight += powers.reshape(-1)
+        for end in link.reach.ends:
+            ratio = self.ratios.get(end.layer.node)
+            if ratio is not None:
+                said, powers = ratio.columns
+                said = said + self._outgoing(end.layer.node, ratio)
+                np.add.at(total, end.channels, said.reshape(-1))
+                np.add.at(weight, end.channels, powers.reshape(-1))
+        return np.divide(total, weight, out=np.zeros_like(total), where=weight > 0)
+
+    def _incoming(self, node: Node, ratio: _Ratio) -> Array | float:
+        """Returns the logarithms of a weight's columns, added up with their powers."""
+        if node not in self.columns:
+            return 0.0
+        link, channels = self.columns[node]
+        groups, _, inside = ratio.power.shape
+        logs = self.logs[link][channels].reshape(groups, inside)
+        return np.einsum("grc,gc->gr", ratio.power, logs) * ratio.unit
+
+    def _outgoing(self, node: Node, ratio: _Ratio) -> Array | float:
+        """Returns those of a weight's rows, by which it is divided."""
+        if node not in self.rows:
+            return 0.0
+        groups, rows, _ = ratio.power.shape
+        logs = self.logs[self.rows[node]].reshape(groups, rows)
+        return np.einsum("grc,gr->gc", ratio.power, logs) * ratio.unit

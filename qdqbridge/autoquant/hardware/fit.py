@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.hardware.accumulators import ProductAccumulator, accumulators
 from qdqbridge.autoquant.hardware.arithmetic import CONTRACT, IntegerArithmetic, Rescaling, run
-from qdqbridge.autoquant.hardware.products import observe
+from qdqbridge.autoquant.hardware.products import ProductAccumulator, accumulators, observe
 from qdqbridge.autoquant.planning.formats import Format
 from qdqbridge.autoquant.planning.targets import Target
 from qdqbridge.autoquant.profiling.collect import Data, prepared

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.hardware.accumulators import bounds
 from qdqbridge.autoquant.hardware.arithmetic import CONTRACT, IntegerArithmetic, Rescaling
+from qdqbridge.autoquant.hardware.products import bounds
 from qdqbridge.autoquant.planning.plan import Derived, Fixed, QuantizationPlan, Weight
 from qdqbridge.autoquant.profiling.stats import filled_by_masks
 from qdqbridge.core.canonical.bias import derived_params
@@ -184,7 +184,7 @@ def _peaks(weight: Weight, axis: int | None) -> NDArray[Any]:
 # Scales of weights that suit a target's arithmetic: sums that fit, multipliers that are shifts.
 #
 # A sum of ``x * w`` lies between the sums of the lower and of the upper ends of its terms, whatever
-# the input and the order (:func:`qdqbridge.autoquant.hardware.accumulators.bounds`). A channel
+# the input and the order (:func:`qdqbridge.autoquant.hardware.products.bounds`). A channel
 # whose ends do not fit its accumulator gets a larger scale, and with it smaller integers, until
 # they do.
 

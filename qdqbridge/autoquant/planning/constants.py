@@ -15,8 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.choosers import Chooser, Context, MinMax, RangeChooser
-from qdqbridge.autoquant.choosers.rows import Pairs, RowChooser, in_chunks
+from qdqbridge.autoquant.choosers import (
+    Chooser,
+    Context,
+    MinMax,
+    Pairs,
+    RangeChooser,
+    RowChooser,
+    in_chunks,
+)
 from qdqbridge.autoquant.planning.formats import Format
 from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.core.graph.graph import Value

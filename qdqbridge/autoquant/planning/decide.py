@@ -55,7 +55,7 @@ from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.onnx_io.runtime import operators
 
 if TYPE_CHECKING:
-    from qdqbridge.autoquant.search.prefix import QuantizedPrefix
+    from qdqbridge.autoquant.simulation.graph import QuantizedPrefix
 
 Look: TypeAlias = "Callable[[Value, Mapping[Value, QuantParams]], Sequence[NDArray[Any]]]"
 """Returns a value for every batch of samples, behind the parameters of those before it."""
@@ -142,7 +142,7 @@ def _looks(plan: QuantizationPlan, target: Target, samples: Samples | None) -> L
     prefix: list[QuantizedPrefix] = []
 
     def look(value: Value, chosen: Mapping[Value, QuantParams]) -> Sequence[NDArray[Any]]:
-        from qdqbridge.autoquant.search.prefix import QuantizedPrefix  # it simulates decisions
+        from qdqbridge.autoquant.simulation.graph import QuantizedPrefix  # it simulates decisions
 
         if not prefix:
             prefix.append(QuantizedPrefix(plan, samples, lambda few: _chosen(few, target, {})))

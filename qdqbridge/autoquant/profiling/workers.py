@@ -14,9 +14,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from qdqbridge.autoquant.profiling.control_flow import ModelRecipe
-from qdqbridge.autoquant.profiling.running_stats import running
 from qdqbridge.autoquant.profiling.samples import Sample
-from qdqbridge.autoquant.profiling.stats import TensorStats
+from qdqbridge.autoquant.profiling.stats import TensorStats, running
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 

@@ -16,18 +16,16 @@ from qdqbridge.autoquant.planning.targets import Target
 from qdqbridge.autoquant.profiling.collect import collect, onnxruntime_observer
 from qdqbridge.autoquant.profiling.profile import Profile
 from qdqbridge.autoquant.profiling.samples import Samples
-from qdqbridge.autoquant.repair.correct import corrected
-from qdqbridge.autoquant.repair.equalize import equalized
-from qdqbridge.autoquant.repair.float_reference import (
+from qdqbridge.autoquant.repair.equalize import equalized, smoothed
+from qdqbridge.autoquant.repair.gptq import with_rounding
+from qdqbridge.autoquant.repair.learn import corrected, learned
+from qdqbridge.autoquant.repair.sweep import (
     MIXED,
     Array,
     FloatReference,
     OtherScales,
     decibels,
 )
-from qdqbridge.autoquant.repair.gptq import with_rounding
-from qdqbridge.autoquant.repair.learn import learned
-from qdqbridge.autoquant.repair.smooth import smoothed
 from qdqbridge.autoquant.search.tuning import (
     ELEMENTS,
     LEAST,

@@ -30,8 +30,8 @@ from qdqbridge.autoquant.profiling.collect import Data, prepared
 from qdqbridge.autoquant.profiling.profile import Profile
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions, quantized
-from qdqbridge.autoquant.repair.float_reference import FloatReference, decibels
 from qdqbridge.autoquant.repair.steps import GRAPH_STEPS, RUNS, StepRecord
+from qdqbridge.autoquant.repair.sweep import FloatReference, decibels
 from qdqbridge.autoquant.search.pair_cost import (
     COST,
     by_saturation,
