@@ -56,6 +56,7 @@ FallbackFormat: TypeAlias = Literal["int16", "float"]
 EngineName: TypeAlias = Literal[
     "onnxruntime-optimized",
     "onnxruntime-avx2",
+    "onnxruntime-arm",
     "onnxruntime-web",
     "qnn-htp",
     "qnn-htp-v73",

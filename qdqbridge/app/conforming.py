@@ -140,7 +140,7 @@ class _EngineRun:
 
     def _started(self) -> EngineProcess:
         kind, limits = self._kind, ProcessLimits(seconds=_SECONDS)
-        return EngineProcess(kind.worker, kind.label, limits, kind.install, kind.start())
+        return EngineProcess(kind.worker, kind.label, limits, kind.install, kind.python())
 
     def outputs_of(self, body: CaseBody) -> list[NDArray[Any]] | str | None:
         """Returns what the engine computes, its error, or None where its process died."""

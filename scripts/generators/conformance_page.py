@@ -29,6 +29,7 @@ LABELS: Mapping[str, str] = {
     "onnxruntime-basic": "basic",
     "onnxruntime-optimized": "all",
     "onnxruntime-avx2": "AVX2",
+    "onnxruntime-arm": "Arm",
     "onnxruntime-web": "WASM",
     "openvino": "OpenVINO",
     "litert": "LiteRT",

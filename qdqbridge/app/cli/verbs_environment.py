@@ -91,7 +91,7 @@ def _engines() -> dict[str, str | None]:
             found[name] = f"not installed: {kind.install}"
             continue
         try:
-            kind.start()
+            kind.python()
             found[name] = None
         except QdqBridgeError as error:
             found[name] = error.what

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -39,6 +41,7 @@ class EngineKind:
         shows: Intermediate tensors can be asked for.
         untimed: Why there is no time of its nodes; empty where there is one.
         without_vnni: It runs on x86 with AVX2 and without VNNI, emulated where this one is another.
+        arm_python: It runs on 64-bit Arm: elsewhere this program is a Python of that kind.
         programs: What has to be beside this Python or on the PATH.
         node_package: What Node has to find from the working directory.
     """
@@ -54,6 +57,7 @@ class EngineKind:
     shows: bool = True
     untimed: str = ""
     without_vnni: bool = False
+    arm_python: str = ""
     programs: tuple[str, ...] = ()
     node_package: str = ""
 
@@ -61,7 +65,8 @@ class EngineKind:
         """Returns what of it is not installed; empty where all of it is."""
         if self.package and find_spec(self.package) is None:
             return f"package '{self.package}'"
-        if gone := [name for name in self.programs if installed_program(name) is None]:
+        programs = (self.arm_python, *self.programs) if self._emulates_arm else self.programs
+        if gone := [name for name in programs if installed_program(name) is None]:
             return f"program '{gone[0]}'"
         if self.node_package and not _is_in_node(self.node_package):
             return f"package '{self.node_package}' of Node, looked for from {Path.cwd()}"
@@ -72,20 +77,30 @@ class EngineKind:
         """What brings it, in words."""
         if self.node_package:
             return f"{self.install}, in the working directory"
+        if self._emulates_arm:
+            return f"{self.install}, which is then put on the PATH"
         where = " in an environment of its own that is on the PATH" if self.programs else ""
         return f"{self.install}{where}; all engines: pip install 'qdqbridge[engines]'"
 
-    def start(self) -> tuple[str, ...]:
-        """Returns what stands before the command of its process.
+    def python(self) -> tuple[str, ...]:
+        """Returns the command of the Python that drives it; nothing for this one.
 
         Raises:
             UnsupportedTargetError: It cannot run on this machine.
         """
-        return start_without_vnni(self.name) if self.without_vnni else ()
+        if self._emulates_arm:
+            return (str(installed_program(self.arm_python)),)
+        emulator = start_without_vnni(self.name) if self.without_vnni else ()
+        return (*emulator, sys.executable) if emulator else ()
+
+    @property
+    def _emulates_arm(self) -> bool:
+        return self.arm_python != "" and platform.machine() not in ("aarch64", "arm64")
 
     def pairs_saturate(self) -> bool:
         """Returns whether onnxruntime's products of bytes saturate where this engine runs."""
-        return self.without_vnni or (self.package == "onnxruntime" and saturates())
+        own = self.package == "onnxruntime" and not self.arm_python
+        return self.without_vnni or (own and saturates())
 
 
 def _is_in_node(package: str) -> bool:
@@ -105,6 +120,12 @@ _ALL = (
         "onnxruntime-avx2", "onnxruntime on x86 without VNNI", "onnxruntime",
         "pip install onnxruntime", "onnxruntime_avx2", "ort",
         untimed="where the processor is emulated, what it takes says nothing", without_vnni=True,
+    ),
+    EngineKind(
+        "onnxruntime-arm", "onnxruntime on 64-bit Arm", "onnxruntime",
+        "scripts/arm_python FOLDER", "onnxruntime_arm", "ort",
+        untimed="where the processor is emulated, what it takes says nothing",
+        arm_python="arm-python",
     ),
     EngineKind(
         "onnxruntime-web", "onnxruntime-web in Node (WebAssembly)", "",
@@ -169,7 +190,7 @@ def engine_kind(name: str | EngineKind) -> EngineKind:
             why=f"there is no {missing}",
             fix=kind.fix,
         )
-    kind.start()
+    kind.python()
     return kind
 
 

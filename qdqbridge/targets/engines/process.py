@@ -59,7 +59,7 @@ class EngineProcess:
         label: The engine's name, for messages.
         limits: What it may take.
         install: The pip line that brings the engine.
-        start: What stands before its command: an emulator.
+        python: The command of the Python that drives it, an emulated one; by default this one.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class EngineProcess:
         label: str,
         limits: ProcessLimits,
         install: str = "pip install",
-        start: Sequence[str] = (),
+        python: Sequence[str] = (),
     ) -> None:
         self._label, self._limits = label, limits
         ours_in, theirs_out = os.pipe()
         theirs_in, ours_out = os.pipe()
         numbers = [str(theirs_in), str(theirs_out), str(limits.memory)]
         self._process = subprocess.Popen(
-            [*start, sys.executable, "-c", _SERVE, worker, *numbers],
+            [*(python or (sys.executable,)), "-c", _SERVE, worker, *numbers],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -90,7 +90,7 @@ class EngineProcess:
         assert self._process.stdout is not None
         self._said = _LastWords(self._process.stdout)
         self._end = weakref.finalize(self, _end, self._process, self._answers, self._requests)
-        seconds = _STARTING * (_EMULATED if start else 1)
+        seconds = _STARTING * (_EMULATED if python else 1)
         try:
             self.version: str = self.ask("be imported", "version", seconds=seconds)
         except UnsupportedTargetError as error:

@@ -180,7 +180,7 @@ class VendorEngine:
 
     def _started(self) -> EngineProcess:
         kind = self.kind
-        return EngineProcess(kind.worker, kind.label, self._limits, kind.install, kind.start())
+        return EngineProcess(kind.worker, kind.label, self._limits, kind.install, kind.python())
 
     def _ordered(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Returns the arrays in the model's order: some engines name inputs otherwise."""

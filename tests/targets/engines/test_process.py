@@ -487,6 +487,20 @@ def test_a_package_of_node_is_looked_for_from_the_working_directory(
     assert kinds.engine_kind("onnxruntime-web").missing() == ""
 
 
+def test_an_emulated_python_is_a_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnsupportedTargetError, match="not installed") as caught:
+        kinds.engine_kind("onnxruntime-arm")
+    assert "'arm-python'" in caught.value.why and "scripts/arm_python" in caught.value.fix
+    program = tmp_path / "arm-python"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', "utf-8")
+    program.chmod(0o755)
+    assert kinds.engine_kind("onnxruntime-arm").python() == (str(program),)
+    with pytest.raises(UnsupportedTargetError, match="this Python runs on"):  # it is no Arm
+        qdqbridge.open_engine("onnxruntime-arm", CNN)
+
+
 # ---- onnxruntime on x86 without VNNI ---------------------------------------------------------
 
 
