@@ -52,16 +52,13 @@ class TosaModel:
     def interface(self) -> dict[str, Any]:
         """What its inputs and outputs mean, for a JSON file."""
         model = self.made.model
-        ends = {"inputs": (model.inputs, model.input_names)}
-        ends |= {"outputs": (model.outputs, model.output_names)}
-        found = {
-            key: [
-                _tensor(model.tensors[index], name)
-                for index, name in zip(indices, names, strict=True)
-            ]
-            for key, (indices, names) in ends.items()
+        inputs = zip(model.inputs, model.input_names, strict=True)
+        outputs = zip(model.outputs, model.output_names, strict=True)
+        return {
+            "requires": list(self.requires),
+            "inputs": [_tensor(model.tensors[index], name) for index, name in inputs],
+            "outputs": [_tensor(model.tensors[index], name) for index, name in outputs],
         }
-        return {"requires": list(self.requires), **found}
 
 
 def tosa(
@@ -129,8 +126,8 @@ def write_tosa(
             f"'{path.name}' does not end as TOSA does", fix=f"end it in {', '.join(SUFFIXES)}"
         )
     model = tosa(graph, path.suffix, layout=layout, limits=limits)
-    places = [path, path.with_name(f"{path.name}.json")]
-    with placed_together(places, overwrite=overwrite) as (file, interface):
+    beside = path.with_name(f"{path.name}.json")
+    with placed_together([path, beside], overwrite=overwrite) as (file, interface):
         file.write_bytes(model.data)
         interface.write_text(json.dumps(model.interface, indent=1) + "\n", "utf-8")
     return model
@@ -147,9 +144,8 @@ def _refuse(graph: Graph, left: Iterable[Placement]) -> None:
 
 
 def _tensor(tensor: TensorRecord, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "name": name, "dtype": tensor.type.lower(), "shape": list(tensor.shape),
-    }  # fmt: skip
+    found: dict[str, Any] = {"name": name, "dtype": tensor.type.lower()}
+    found["shape"] = list(tensor.shape)
     if tensor.quantization is not None:
         found["scale"] = tensor.quantization.scale.ravel().tolist()
         found["zero_point"] = tensor.quantization.zero_point.ravel().tolist()

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import TypeAlias
 
 import numpy as np
 
@@ -40,12 +41,9 @@ class _RecordRewriter:
 
     def scalar(self, number: float, like: int) -> int:
         """Adds a float constant of one element, with the rank of a tensor."""
-        shape = (1,) * len(self.tensor(like).shape)
-        data, name = (
-            Constant.of(np.full(shape, number, np.float32)),
-            f"{NEW}{len(self.model.tensors)}",
-        )
-        return self._added(TensorRecord(name, "FLOAT32", shape, data=data))
+        data = np.full((1,) * len(self.tensor(like).shape), number, np.float32)
+        name = f"{NEW}{len(self.model.tensors)}"
+        return self._added(TensorRecord(name, "FLOAT32", data.shape, data=Constant.of(data)))
 
     def result(
         self, operator: str, operands: tuple[int, ...], of: int, options: str = "", name: str = NEW
@@ -75,11 +73,9 @@ def _clamped_quantize(rewriter: _RecordRewriter, operator: OperatorRecord) -> Op
         return operator
     zero, scale = int(parameters.zero_point.item()), parameters.scale.item()
     low, high = ((end - zero) * scale for end in _RANGES[made.type])
-    above = rewriter.result("MAXIMUM", (x, rewriter.scalar(low, x)), x, "MaximumMinimumOptions")
-    within = rewriter.result(
-        "MINIMUM", (above, rewriter.scalar(high, x)), x, "MaximumMinimumOptions"
-    )
-    return replace(operator, inputs=(within,))
+    for name, end in (("MAXIMUM", low), ("MINIMUM", high)):
+        x = rewriter.result(name, (x, rewriter.scalar(end, x)), x, "MaximumMinimumOptions")
+    return replace(operator, inputs=(x,))
 
 
 def _exact_gelu(rewriter: _RecordRewriter, operator: OperatorRecord) -> OperatorRecord:
@@ -128,15 +124,12 @@ def _halfway_nearest(rewriter: _RecordRewriter, operator: OperatorRecord) -> Ope
     return replace(operator, fields={**operator.fields, "HalfPixelCenters": True})
 
 
-_FORMS: Mapping[str, Callable[[_RecordRewriter, OperatorRecord], OperatorRecord]] = (
-    MappingProxyType(
-        {
-            "QUANTIZE": _clamped_quantize,
-            "GELU": _exact_gelu,
-            "RESIZE_NEAREST_NEIGHBOR": _halfway_nearest,
-        }
-    )
-)
+_Form: TypeAlias = "Callable[[_RecordRewriter, OperatorRecord], OperatorRecord]"
+_FORMS: Mapping[str, _Form] = MappingProxyType({
+    "QUANTIZE": _clamped_quantize,
+    "GELU": _exact_gelu,
+    "RESIZE_NEAREST_NEIGHBOR": _halfway_nearest,
+})  # fmt: skip
 
 
 def rewritten_for_tosa(model: ModelRecord) -> ModelRecord:

@@ -12,6 +12,7 @@ import qdqbridge
 from qdqbridge.app.cli.failures import run
 from qdqbridge.app.pipeline import save_tosa
 from qdqbridge.core.graph.copying import with_numbers
+from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.targets.engines import ENGINES, ProcessLimits
 from qdqbridge.targets.engines.kinds import engine_kind
@@ -60,12 +61,13 @@ def leaves(programs: Path, text: str) -> None:
     write(programs / CONVERTER, f'cp "{programs}/left.mlir" "$5"')
 
 
-def refused(out: Path, limits: ProcessLimits | None = None) -> str:
-    """Returns the error of a file that is not written."""
-    graph = with_numbers(qdqbridge.load(CNN), {"batch": 1})
+def refused(out: Path, limits: ProcessLimits | None = None, graph: Graph | None = None) -> str:
+    """Returns the error of a file that is not written, and leaves what was there."""
+    graph = graph or with_numbers(qdqbridge.load(CNN), {"batch": 1})
+    out.write_text("before")
     with pytest.raises(UnsupportedTargetError) as failed:
-        save_tosa(graph, out, limits=limits)
-    assert not list(out.parent.iterdir())
+        save_tosa(graph, out, overwrite=True, limits=limits)
+    assert out.read_text() == "before" and list(out.parent.iterdir()) == [out]
     return str(failed.value)
 
 
@@ -87,6 +89,18 @@ def test_a_converter_that_hangs(programs: Path, out: Path) -> None:
     assert "within 3 s" in refused(out, ProcessLimits(seconds=3))
     state = Path("/proc", (programs / "pid").read_text().strip(), "stat")
     assert not state.exists() or ") Z " in state.read_text()  # nobody may have asked how it ended
+
+
+def test_a_converter_without_end_of_output(programs: Path, out: Path) -> None:
+    write(programs / CONVERTER, 'yes 0123456789 > "$5"; exit 1')
+    write(programs / SERIALIZER, "exit 0")
+    assert "within 3 s" in refused(out, ProcessLimits(seconds=3))
+
+
+def test_a_serializer_that_hangs(programs: Path, out: Path) -> None:
+    leaves(programs, LEFT.replace("tfl.conv_2d", "tosa.conv2d"))
+    write(programs / SERIALIZER, "sleep 600")
+    assert "within 3 s" in refused(out, ProcessLimits(seconds=3))
 
 
 def test_a_serializer_that_fails(programs: Path, out: Path) -> None:
@@ -117,7 +131,22 @@ def test_open_extents_are_refused(
     assert not list(out.parent.iterdir())
 
 
-def test_programs_that_are_not_there() -> None:
+def test_operators_without_counterpart_are_named(programs: Path, out: Path) -> None:
+    """TFLite has none: the converter is not even asked."""
+    write(programs / CONVERTER, "exit 3")
+    graph = qdqbridge.parse(
+        "qnn-raw 1\ninput %x: float32[2,3]\n"
+        "%y = ThresholdedRelu(%x) {alpha=0.5}: float32[2,3]\noutput %y\n"
+    )
+    words = refused(out, graph=graph)
+    assert "ThresholdedRelu (1," in words and "exit code 3" not in words
+
+
+def test_programs_that_are_not_there(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qdqbridge.targets.engines.kinds.installed_program", lambda name: None)
+    words = refused(out)
+    assert f"there is no program '{CONVERTER}'" in words and "pip install tosa-tools" in words
+    monkeypatch.undo()
     with pytest.raises(UnsupportedTargetError, match="no-such-program") as failed:
         engine_kind(replace(ENGINES["tosa"], programs=("no-such-program",)))
     assert "pip install tosa-tools tosa-converter-for-tflite" in failed.value.fix

@@ -127,7 +127,7 @@ def _converted(data: bytes) -> _ConvertedModule:
     text = _with_erf(_distinct(text[: head.start()] + named + text[head.end() :]))
     inputs, outputs = ([_plain(n) for n in _NAME.findall(head[part])] for part in (1, 2))
     graph = parsed(data, "the file").subgraphs[0]
-    if (len(inputs), len(outputs)) != (len(graph.inputs), len(graph.outputs)):
+    if len(inputs + outputs) != len(graph.inputs + graph.outputs):
         raise RuntimeError(
             f"{CONVERTER} loses the names of inputs and outputs: the file has no signature, or one "
             "of the names has a comma"
@@ -141,7 +141,7 @@ def _distinct(text: str) -> str:
     found = _RETURN.search(text)
     if found is None:
         return text
-    operands, types = found[1].split(", "), found[2].split(", ")
+    operands, types = (part.split(", ") for part in found.groups())
     copies: list[str] = []
     for place, (operand, kind) in enumerate(zip(operands, types, strict=True)):
         if operand.startswith("%arg") or operand in operands[:place]:
@@ -161,7 +161,7 @@ def _with_erf(text: str) -> str:
 
 def _rows(text: str, graph: Subgraph) -> tuple[list[Row], bool]:
     """Returns a row per operator of a TFLite file, and whether all of it is TOSA."""
-    places = {alias: where for alias, where in _ALIAS.findall(text)}
+    places = dict[str, str](_ALIAS.findall(text))
     dialects: dict[str, list[str]] = {}
     floats: dict[str, list[str]] = {}
     whole = True
@@ -226,11 +226,11 @@ def _serialized(module: _ConvertedModule, suffix: str) -> tuple[bytes, list[str]
             ".mlir": ["-o", str(made)],
         }[suffix]  # fmt: skip
         for _ in range(_ROUNDS):
-            profiles = ",".join(name for name in required if name.startswith("pro_"))
-            more = ",".join(name for name in required if not name.startswith("pro_"))
+            profiles = [name for name in required if name.startswith("pro_")]
+            more = [name for name in required if name not in profiles]
             code, said = _ended(
                 SERIALIZER, str(source), "--tosa-convert-integer-type-to-signless",
-                f"--tosa-attach-target=profiles={profiles} extensions={more}",
+                f"--tosa-attach-target=profiles={','.join(profiles)} extensions={','.join(more)}",
                 "--tosa-validate=strict-op-spec-alignment", *form,
             )  # fmt: skip
             missing = {a or b for a, b in _REQUIRED.findall(said)} - set(required)
@@ -238,10 +238,8 @@ def _serialized(module: _ConvertedModule, suffix: str) -> tuple[bytes, list[str]
                 break
             required += sorted(missing)
         if code:
-            errors = [
-                line.partition("error: ")[2] for line in said.splitlines() if "error: " in line
-            ]
-            raise RuntimeError(f"{SERIALIZER}: {'; '.join(dict.fromkeys(errors)) or said[-_SAID:]}")
+            errors = dict.fromkeys(re.findall("error: (.*)", said))
+            raise RuntimeError(f"{SERIALIZER}: {'; '.join(errors) or said[-_SAID:]}")
         return made.read_bytes(), required
 
 
