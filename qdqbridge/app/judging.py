@@ -53,8 +53,8 @@ def open_engine(
     Args:
         name: ``onnxruntime-optimized``, ``onnxruntime-avx2`` (on x86 without VNNI, emulated where
             this one has it), ``onnxruntime-arm``, ``onnxruntime-web`` (in Node), ``iree``,
-            ``qnn-htp``, ``qnn-htp-v73`` (the host build of the NPU's backend), ``openvino``, ``litert`` or
-            ``tosa`` (the reference model of TOSA); or an engine of your own.
+            ``qnn-htp``, ``qnn-htp-v73`` (the host build of the NPU's backend), ``openvino``,
+            ``litert`` or ``tosa`` (the reference model of TOSA); or an engine of your own.
         source: A model file, which the engine gets as it is; or a graph, which is written with
             the engine's export profile.
         extents: Numbers for symbolic extents, by name.

@@ -85,9 +85,7 @@ class Asked:
 
     def _start(self) -> EngineProcess:
         limits = ProcessLimits(seconds=120)
-        return EngineProcess(
-            self.kind.worker, self.kind.label, limits, python=self.kind.python()
-        )
+        return EngineProcess(self.kind.worker, self.kind.label, limits, python=self.kind.python())
 
     def about(self, file: Path, graph: Graph, feeds: dict[str, Any], rules: str) -> Outcome:
         if not self.process.alive:

@@ -69,7 +69,7 @@ def _clamped_quantize(rewriter: _RecordRewriter, operator: OperatorRecord) -> Op
     parameters = made.quantization
     if rewriter.tensor(x).type != "FLOAT32" or parameters is None or made.type not in _RANGES:
         return operator
-    if not parameters.zero_point.any():
+    if not parameters.zero_point.any() or parameters.zero_point.size > 1:  # it takes one only
         return operator
     zero, scale = int(parameters.zero_point.item()), parameters.scale.item()
     low, high = ((end - zero) * scale for end in _RANGES[made.type])

@@ -143,6 +143,21 @@ def test_floats_beyond_the_range_saturate(dtype: int, zero: int, tmp_path: Path)
     np.testing.assert_array_equal(found, meant.astype(info.dtype))
 
 
+def test_zero_points_of_an_axis_are_refused_by_name(tmp_path: Path) -> None:
+    scales = helper.make_tensor("s", TensorProto.FLOAT, [2], [0.25, 0.5])
+    zeros = helper.make_tensor("z", TensorProto.INT8, [2], [3, -4])
+    graph = saved(
+        [helper.make_node("QuantizeLinear", ["x", "s", "z"], ["y"], axis=1)],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 2])],
+        [helper.make_tensor_value_info("y", TensorProto.INT8, [3, 2])],
+        [scales, zeros],
+        tmp_path / "axis.onnx",
+    )
+    with pytest.raises(UnsupportedTargetError, match="has no TOSA for QUANTIZE"):
+        save_tosa(graph, tmp_path / "axis.tosa")
+    assert not (tmp_path / "axis.tosa").exists()
+
+
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_gelu_is_the_one_that_the_file_says(approximate: str, tmp_path: Path) -> None:
     """The converter makes a tanh of either, with a cube that has no number for negative floats."""
