@@ -10,9 +10,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.errors import UnsupportedTargetError
@@ -39,25 +40,42 @@ class _RecordRewriter:
         """Returns a tensor."""
         return self.model.tensors[index]
 
-    def scalar(self, number: float, like: int) -> int:
-        """Adds a float constant of one element, with the rank of a tensor."""
-        data = np.full((1,) * len(self.tensor(like).shape), number, np.float32)
-        name = f"{NEW}{len(self.model.tensors)}"
-        return self._added(TensorRecord(name, "FLOAT32", data.shape, data=Constant.of(data)))
+    def floats(self, operator: str, x: int, *others: int | float, name: str = NEW) -> int:
+        """Adds an operator on floats, whose result is like ``x``; a float is a scalar."""
+        operands = (x, *(self._scalar(o, x) if isinstance(o, float) else o for o in others))
+        return self.added(operator, operands, replace(self.tensor(x), data=None), name)
 
-    def result(
-        self, operator: str, operands: tuple[int, ...], of: int, options: str = "", name: str = NEW
+    def added(
+        self, operator: str, operands: tuple[int, ...], like: TensorRecord, name: str = NEW
     ) -> int:
-        """Adds an operator; its result has the shape of the tensor ``of`` and is a float."""
-        name = f"{name}{len(self.model.tensors)}"
-        made = replace(self.tensor(of), name=name, type="FLOAT32", quantization=None, data=None)
-        index = self._added(made)
-        self.model.operators.append(OperatorRecord(operator, 1, operands, (index,), options))
+        """Adds an operator and returns its result, which is like another tensor."""
+        index = self._new(replace(like, name=f"{name}{len(self.model.tensors)}"))
+        record = OperatorRecord(operator, 1, operands, (index,), _OPTIONS.get(operator, ""))
+        self.model.operators.append(record)
         return index
 
-    def _added(self, tensor: TensorRecord) -> int:
+    def shape(self, extents: tuple[int, ...]) -> int:
+        """Adds a shape."""
+        return self._constant("INT32", np.array(extents, np.int32))
+
+    def _scalar(self, number: float, like: int) -> int:
+        shape = (1,) * len(self.tensor(like).shape)
+        return self._constant("FLOAT32", np.full(shape, number, np.float32))
+
+    def _constant(self, kind: str, data: NDArray[Any]) -> int:
+        name = f"{NEW}{len(self.model.tensors)}"
+        return self._new(TensorRecord(name, kind, data.shape, data=Constant.of(data)))
+
+    def _new(self, tensor: TensorRecord) -> int:
         self.model.tensors.append(tensor)
         return len(self.model.tensors) - 1
+
+
+_OPTIONS: Mapping[str, str] = MappingProxyType({
+    "ADD": "AddOptions", "MAXIMUM": "MaximumMinimumOptions",
+    "MINIMUM": "MaximumMinimumOptions", "MUL": "MulOptions", "RESHAPE": "ReshapeOptions",
+    "SIGN": "SignOptions", "SUB": "SubOptions",
+})  # fmt: skip
 
 
 def _clamped_quantize(rewriter: _RecordRewriter, operator: OperatorRecord) -> OperatorRecord:
@@ -72,9 +90,8 @@ def _clamped_quantize(rewriter: _RecordRewriter, operator: OperatorRecord) -> Op
     if not parameters.zero_point.any() or parameters.zero_point.size > 1:  # it takes one only
         return operator
     zero, scale = int(parameters.zero_point.item()), parameters.scale.item()
-    low, high = ((end - zero) * scale for end in _RANGES[made.type])
-    for name, end in (("MAXIMUM", low), ("MINIMUM", high)):
-        x = rewriter.result(name, (x, rewriter.scalar(end, x)), x, "MaximumMinimumOptions")
+    low, high = (float((end - zero) * scale) for end in _RANGES[made.type])
+    x = rewriter.floats("MINIMUM", rewriter.floats("MAXIMUM", x, low), high)
     return replace(operator, inputs=(x,))
 
 
@@ -84,22 +101,74 @@ def _exact_gelu(rewriter: _RecordRewriter, operator: OperatorRecord) -> Operator
     TOSA has a POW for positive ones only. It has an ERF that TFLite has not: the name of a TANH
     says where it is one (:data:`ERF`).
     """
-    (x,) = operator.inputs
+    (x,), add = operator.inputs, rewriter.floats
     if rewriter.tensor(x).type != "FLOAT32":
         return operator
-
-    def times(a: int, b: float) -> int:
-        return rewriter.result("MUL", (a, rewriter.scalar(b, x)), x, "MulOptions")
-
     if operator.fields.get("Approximate"):
-        square = rewriter.result("MUL", (x, x), x, "MulOptions")
-        cube = rewriter.result("MUL", (square, x), x, "MulOptions")
-        inner = rewriter.result("ADD", (x, times(cube, 0.044715)), x, "AddOptions")
-        wave = rewriter.result("TANH", (times(inner, math.sqrt(2 / math.pi)),), x)
+        inner = add("ADD", x, add("MUL", _power(rewriter, x, 3), 0.044715))
+        wave = add("TANH", add("MUL", inner, math.sqrt(2 / math.pi)))
     else:
-        wave = rewriter.result("TANH", (times(x, math.sqrt(0.5)),), x, name=ERF)
-    share = rewriter.result("ADD", (wave, rewriter.scalar(1.0, x)), x, "AddOptions")
-    return OperatorRecord("MUL", 1, (times(x, 0.5), share), operator.outputs, "MulOptions")
+        wave = add("TANH", add("MUL", x, math.sqrt(0.5)), name=ERF)
+    share = add("ADD", wave, 1.0)
+    return _binary("MUL", add("MUL", x, 0.5), share, operator)
+
+
+def _power(rewriter: _RecordRewriter, x: int, exponent: int) -> int:
+    product = x
+    for _ in range(exponent - 1):
+        product = rewriter.floats("MUL", product, x)
+    return product
+
+
+def _binary(name: str, a: int, b: int, operator: OperatorRecord) -> OperatorRecord:
+    return OperatorRecord(name, 1, (a, b), operator.outputs, _OPTIONS[name])
+
+
+def _multiplied_power(rewriter: _RecordRewriter, operator: OperatorRecord) -> OperatorRecord:
+    """POW of floats by 2 or 3 is a product: TOSA's POW leaves negative bases undefined."""
+    x, exponent = operator.inputs
+    constant = rewriter.tensor(exponent).data
+    number = constant.numpy().ravel()[0] if constant is not None and constant.size == 1 else 0
+    if number not in (2, 3) or rewriter.tensor(x).type != "FLOAT32":
+        return operator
+    if rewriter.tensor(x).shape != rewriter.tensor(operator.outputs[0]).shape:
+        return operator
+    return _binary("MUL", _power(rewriter, x, int(number) - 1), x, operator)
+
+
+def _even_round(rewriter: _RecordRewriter, operator: OperatorRecord) -> OperatorRecord:
+    """ROUND is made of FLOOR, which rounds halves up: floats from 2^23 on have no halves."""
+    (x,), add = operator.inputs, rewriter.floats
+    whole = float(1 << 23)
+    size = add("ABS", x)
+    small = add("MINIMUM", size, whole)
+    rounded = add("SUB", add("ADD", small, whole), whole)
+    rounded = add("ADD", rounded, add("SUB", size, small))
+    return _binary("MUL", rounded, add("SIGN", x), operator)
+
+
+def _three_axes(rewriter: _RecordRewriter, operator: OperatorRecord) -> OperatorRecord:
+    """BATCH_MATMUL of 16 bits: with other than three axes sums of 48 bits are reshaped.
+
+    TOSA does not do that: so operands and result are.
+    """
+    x, y = rewriter.tensor(operator.inputs[0]), rewriter.tensor(operator.outputs[0])
+    batches = {rewriter.tensor(index).shape[:-2] for index in (*operator.inputs, *operator.outputs)}
+    if x.type != "INT16" or len(y.shape) == 3 or len(batches) > 1:
+        return operator
+
+    def flat(tensor: TensorRecord) -> TensorRecord:
+        shape = (math.prod(tensor.shape[:-2]), *tensor.shape[-2:])
+        return replace(tensor, shape=shape, data=None)
+
+    operands = tuple(
+        rewriter.added("RESHAPE", (index, rewriter.shape(made.shape)), made)
+        for index in operator.inputs
+        for made in (flat(rewriter.tensor(index)),)
+    )
+    made = rewriter.added(operator.name, operands, flat(y))
+    rewriter.model.operators[-1] = replace(operator, inputs=operands, outputs=(made,))
+    return _binary("RESHAPE", made, rewriter.shape(y.shape), operator)
 
 
 def _halfway_nearest(rewriter: _RecordRewriter, operator: OperatorRecord) -> OperatorRecord:
@@ -127,7 +196,10 @@ def _halfway_nearest(rewriter: _RecordRewriter, operator: OperatorRecord) -> Ope
 _Form: TypeAlias = "Callable[[_RecordRewriter, OperatorRecord], OperatorRecord]"
 _FORMS: Mapping[str, _Form] = MappingProxyType({
     "QUANTIZE": _clamped_quantize,
+    "BATCH_MATMUL": _three_axes,
     "GELU": _exact_gelu,
+    "POW": _multiplied_power,
+    "ROUND": _even_round,
     "RESIZE_NEAREST_NEIGHBOR": _halfway_nearest,
 })  # fmt: skip
 

@@ -158,6 +158,48 @@ def test_zero_points_of_an_axis_are_refused_by_name(tmp_path: Path) -> None:
     assert not (tmp_path / "axis.tosa").exists()
 
 
+HALVES = np.concatenate([
+    np.arange(-5.5, 6, 0.5), [2.0**22 + 0.5, -(2.0**22) - 1.5, 2.0**23 + 1, -3e38, np.inf],
+]).astype(np.float32)[None]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "constants", "meant"),
+    [
+        ("Round", [], np.rint),
+        ("Pow", [2.0], lambda x: x * x),
+        ("Pow", [3.0], lambda x: x * x * x),
+    ],
+)
+def test_floats_are_those_of_the_operator(
+    kind: str, constants: list[float], meant: Any, tmp_path: Path
+) -> None:
+    """The converter rounds halves up, and TOSA's POW has no negative bases."""
+    graph = saved(
+        [helper.make_node(kind, ["x", *(["k"] if constants else [])], ["y"])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, HALVES.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, HALVES.shape)],
+        [helper.make_tensor("k", TensorProto.FLOAT, [], constants)] if constants else [],
+        tmp_path / "floats.onnx",
+    )
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(run_in_tosa(graph, HALVES), meant(HALVES))
+
+
+@pytest.mark.parametrize("batches", [(), (2, 3)])
+def test_products_of_16_bits_have_any_axes(batches: tuple[int, ...]) -> None:
+    """The converter reshapes sums of 48 bits, which TOSA does not."""
+    shape = ",".join(map(str, (*batches, 4, 4)))
+    graph = qb.parse(
+        f"qnn-raw 1\ninput %x: quant<int16, 0.001, 0>[{shape}]\n"
+        f"%y = MatMul(%x, %x): quant<int16, 0.002, 0>[{shape}]\noutput %y\n"
+    )
+    rng = np.random.default_rng(0)
+    x = rng.integers(-3000, 3000, (*batches, 4, 4)).astype(np.int16)
+    found = compared(graph, {"x": x})
+    assert found.unexplained == 0 and found.max_lsb <= 1
+
+
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_gelu_is_the_one_that_the_file_says(approximate: str, tmp_path: Path) -> None:
     """The converter makes a tanh of either, with a cube that has no number for negative floats."""
