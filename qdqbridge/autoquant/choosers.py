@@ -17,6 +17,9 @@ from qdqbridge.core.graph.types import QuantParams
 
 # ---- What a chooser is told, and what it returns -------------------------------------------------
 
+_MORE = 1000.0
+"""How many times as many samples as were seen formats with many codes have room for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -67,10 +70,16 @@ class RangeChooser(ABC):
         """Returns the smallest and largest number that codes shall stand for."""
 
     def __call__(self, stats: TensorStats, format: Format, context: Context) -> QuantParams:
-        """Returns parameters that cover :meth:`range`, as far as numbers can lie there."""
+        """Returns parameters that cover :meth:`range`, as far as numbers can lie there.
+
+        Where codes are many they cover what many more samples would reach too.
+        """
         if stats.minimum > stats.maximum:
             return format.per_tensor().params(0, 0)
         low, high = self.range(stats, format)
+        if format.fine:  # a bit of rounding costs nothing there, and what other data clip does
+            least, most = stats.extrapolated(_MORE)
+            low, high = min(low, least), max(high, most)
         if context.interval is not None:
             low, high = max(low, context.interval[0]), min(high, context.interval[1])
         return format.per_tensor().params(low, high)
@@ -274,8 +283,6 @@ class MeanOfMaxima(RangeChooser):
 class Extrapolated(RangeChooser):
     """What more samples would reach: all that was seen, and further where samples differ in it.
 
-    The largest of ``n`` numbers of an exponential tail lies ``H(n) - 1`` of its means beyond their
-    own mean (``H`` the harmonic numbers), and that of ``times`` as many ``ln(times)`` further.
     Pictures that all reach white get no more room; what has long tails does.
 
     Attributes:
@@ -287,14 +294,7 @@ class Extrapolated(RangeChooser):
     def range(self, stats: TensorStats, format: Format) -> tuple[float, float]:
         """Returns the extremes moved by what that tail of the samples' extremes says."""
         del format
-        seen = stats.per_sample
-        if seen.samples < 2:
-            return stats.minimum, stats.maximum
-        means = float(np.sum(1 / np.arange(2, seen.samples + 1)))
-        share = float(np.log(self.times)) / means
-        below = max(seen.mean_minimum - stats.minimum, 0.0)
-        above = max(stats.maximum - seen.mean_maximum, 0.0)
-        return stats.minimum - share * below, stats.maximum + share * above
+        return stats.extrapolated(self.times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,8 +346,6 @@ def _quantile(cumulative: np.ndarray, edges: np.ndarray, rank: float) -> float:
 # its two borders, so that one candidate costs as many steps as there are codes, not bins.
 
 
-_MANY = 1 << 12
-"""Codes from which rounding errors are negligible beside clipping: nothing is searched then."""
 _TOGETHER = 1 << 13
 """Borders that are looked at together: small arrays stay in the cache, and need no pages."""
 _NARROW = 1e-3
@@ -480,7 +478,7 @@ class MSE(RangeChooser):
     def range(self, stats: TensorStats, format: Format) -> tuple[float, float]:
         """Returns the best of many ranges; that of the extremes is among them."""
         low, high = min(stats.minimum, 0.0), max(stats.maximum, 0.0)
-        if len(format.grid) >= _MANY or stats.histogram.total == 0:
+        if format.fine or stats.histogram.total == 0:
             return low, high
         if format.symmetric:
             low, high = -stats.magnitude, stats.magnitude

@@ -169,6 +169,24 @@ def test_samples_that_reach_alike_get_no_room():
     assert reached([3.0]) == (-0.5, 3.0)  # one sample tells no spread
 
 
+CHOOSERS = [MSE(), MinMax(), Percentile(99.9), MeanOfMaxima(), KL()]
+
+
+@pytest.mark.parametrize("chooser", CHOOSERS, ids=[type(each).__name__ for each in CHOOSERS])
+@pytest.mark.parametrize("symmetric", [False, True], ids=["u16", "s16"])
+def test_sixteen_bits_have_room_for_what_other_data_reach(chooser, symmetric):
+    format = Format(DType.INT16 if symmetric else DType.UINT16, symmetric=symmetric)
+    rng = np.random.default_rng(0)
+    drawn = rng.lognormal(0, 1, (4000, 8)).astype(np.float32)
+    stats = TensorStats.of(drawn[0])
+    for row in drawn[1:100]:
+        stats = stats.merged(TensorStats.of(row))
+    assert drawn.max() > 1.5 * drawn[:100].max()
+    assert error(drawn.ravel(), chooser(stats, format, HERE)) < 1e-3
+    alone = chooser(TensorStats.of(drawn), format, HERE)  # as a constant: nothing else comes
+    assert quantize(drawn.max(), alone) in (format.high, format.high - 1)
+
+
 @pytest.mark.parametrize("format", F8, ids=["e4m3", "e5m2"])
 @each_tensor
 def test_mse_finds_the_best_scale_of_floats(name, format):

@@ -22,6 +22,7 @@ from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 
 _TINY = float(np.finfo(np.float32).tiny)
+_FINE = 1 << 12
 
 
 class Unstored(Enum):
@@ -117,6 +118,11 @@ class Format:
     def levels(self) -> int:
         """Number of codes used."""
         return self.high - self.low + 1
+
+    @property
+    def fine(self) -> bool:
+        """Whether codes are so many that rounding errors are negligible beside clipping."""
+        return not self.is_float and self.levels >= _FINE
 
     @property
     def grid(self) -> NDArray[np.float64]:

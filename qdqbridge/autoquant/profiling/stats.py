@@ -324,6 +324,21 @@ class TensorStats:
         """The largest finite magnitude; 0 where nothing is finite."""
         return max(self.maximum, -self.minimum, 0.0)
 
+    def extrapolated(self, times: float) -> tuple[float, float]:
+        """Returns the extremes that ``times`` as many samples would most likely have.
+
+        The largest of ``n`` numbers of an exponential tail lies ``H(n) - 1`` of its means beyond
+        their own mean (``H`` the harmonic numbers), and that of ``times`` as many ``ln(times)``
+        further.
+        """
+        seen = self.per_sample
+        if seen.samples < 2:
+            return self.minimum, self.maximum
+        share = math.log(times) / float(np.sum(1 / np.arange(2, seen.samples + 1)))
+        below = max(seen.mean_minimum - self.minimum, 0.0)
+        above = max(self.maximum - seen.mean_maximum, 0.0)
+        return self.minimum - share * below, self.maximum + share * above
+
 
 def _of_sample(low: float, high: float) -> SampleExtremes:
     if low > high:
