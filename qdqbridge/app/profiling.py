@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from qdqbridge.app.pipeline import load
 from qdqbridge.core.arguments import checked, need_tvm, path_of
@@ -13,10 +13,9 @@ from qdqbridge.core.graph.graph import Graph
 from qdqbridge.options import ProfilingEngine
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from qdqbridge.autoquant.profiling.collect import BindingStatistics
     from qdqbridge.autoquant.profiling.profile import Profile
+    from qdqbridge.autoquant.profiling.samples import GivenData
 
 File: TypeAlias = "str | PathLike[str]"
 
@@ -24,7 +23,7 @@ File: TypeAlias = "str | PathLike[str]"
 @checked
 def profile(
     model: Graph | File,
-    data: Mapping[str, NDArray[Any]] | Sequence[Mapping[str, NDArray[Any]]] | File,
+    data: GivenData | File,
     *,
     engine: ProfilingEngine = "onnxruntime",
     histograms: bool = True,
@@ -45,7 +44,8 @@ def profile(
         model: A canonical float graph, or the file of one.
         data: One array per input with examples along axis 0; an ``.npz`` file of such arrays, or a
             folder of such files, which are read sample by sample; or the inputs of each run, as a
-            sequence of mappings or, for a model without a batch axis, one file per run.
+            list or generator of mappings, of lists of arrays or of the only input's arrays, or, for
+            a model without a batch axis, one file per run.
         engine: What runs the model. With ``tvm`` statistics are computed in the compiled module.
         histograms: Collect histograms as well as extremes.
         start: A profile of the first samples, or its file, to continue from.
@@ -60,10 +60,10 @@ def profile(
         InputDataError: The data does not fit the model, or ``start`` is of another model or data.
         UnsupportedTargetError: The engine cannot run the model, or is not installed.
     """
-    from qdqbridge.autoquant.profiling.collect import profile_model
+    from qdqbridge.autoquant.profiling.collect import in_float32, profile_model
 
     return profile_model(
-        graph_of(model),
+        in_float32(graph_of(model)),
         path_of(data) if isinstance(data, (str, PathLike)) else data,
         engine=engine,
         histograms=histograms,
@@ -140,11 +140,11 @@ def find_in_profile(
         InputDataError: The profile is of another model, or there is nothing of that name.
         UnsupportedTargetError: There is no such stage, or TVM is not installed.
     """
-    from qdqbridge.autoquant.profiling.collect import lookup
+    from qdqbridge.autoquant.profiling.collect import in_float32, lookup
 
     need_tvm()
     found = load_profile(profile) if isinstance(profile, (str, PathLike)) else profile
-    return lookup(found, graph_of(model), stage, name)
+    return lookup(found, in_float32(graph_of(model)), stage, name)
 
 
 def partial_file(path: Path) -> Path:

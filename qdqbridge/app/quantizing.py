@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from qdqbridge.autoquant.planning.targets import Target
     from qdqbridge.autoquant.profiling.collect import Data
     from qdqbridge.autoquant.profiling.profile import Profile
-    from qdqbridge.autoquant.profiling.samples import Samples
+    from qdqbridge.autoquant.profiling.samples import GivenData, Samples
     from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions
     from qdqbridge.autoquant.search.search import Fallback, Goal
     from qdqbridge.autoquant.search.time_limit import SizeLimit, TimeLimit
@@ -314,7 +314,7 @@ class _Fallen:
 @checked
 def quantize(
     model: Graph | File,
-    data: Mapping[str, NDArray[Any]] | Sequence[Mapping[str, NDArray[Any]]] | File | None,
+    data: GivenData | File | None,
     *,
     target: TargetName | Target = "ort",
     profile: Profile | File | None = None,
@@ -341,9 +341,10 @@ def quantize(
         model: A canonical float graph, or the file of one. A quantized one is quantized again, as
             :func:`qdqbridge.unquantize` returns it.
         data: Samples: one array per input with examples along axis 0; an ``.npz`` file of such
-            arrays, or a folder of such files; or the inputs of each run, as a sequence of mappings
-            or, for a model without a batch axis, one file per run. None if only ``profile`` is
-            used.
+            arrays, or a folder of such files; or the inputs of each run, as a list or generator of
+            mappings, of lists of arrays or of the only input's arrays, or, for a model without a
+            batch axis, one file per run. Inputs that nothing reads may be left out. None if only
+            ``profile`` is used.
         target: What the result is for: a name (``qdqbridge.autoquant.planning.targets``), or a
             target of your own.
         profile: The statistics that ``qdqbridge profile`` collected for the same model.
@@ -420,7 +421,7 @@ def quantize(
 @checked
 def quantization(
     model: Graph | File,
-    data: Mapping[str, NDArray[Any]] | Sequence[Mapping[str, NDArray[Any]]] | File | None,
+    data: GivenData | File | None,
     options: QuantizeOptions | None = None,
     *,
     profile: Profile | File | None = None,
@@ -511,7 +512,7 @@ def quantization(
 
 def _samples(
     graph: Graph,
-    data: Mapping[str, NDArray[Any]] | Sequence[Mapping[str, NDArray[Any]]] | File | None,
+    data: GivenData | File | None,
     warn: Callable[[str], None] | None,
     *,
     labelled: bool,
@@ -571,16 +572,17 @@ def _labels_of(path: Path) -> NDArray[Any]:
 
 
 def _as_float(graph: Graph, warn: Callable[[str], None] | None) -> Graph:
-    """Returns a float graph, or what a quantized one has been: it is quantized again."""
+    """Returns a float32 graph, or what a quantized one has been: it is quantized again."""
+    from qdqbridge.autoquant.profiling.collect import in_float32
     from qdqbridge.core.canonical.unquantized import is_quantized
 
     if not is_quantized(graph):
-        return graph
+        return in_float32(graph)
     (warn or _LOGGER.warning)(
         "the model is quantized already: it is compared with its float form, whose weights are "
         "those that its integers stand for; better give the float model that it was made from"
     )
-    return unquantize(graph)
+    return in_float32(unquantize(graph))
 
 
 def _parted(

@@ -24,7 +24,6 @@ from qdqbridge.autoquant.profiling.collect import (
     check_numbers,
     check_profile,
     collect,
-    listed,
     observable,
     onnxruntime_observer,
     prepared,
@@ -48,10 +47,9 @@ from qdqbridge.autoquant.repair.sweep import OtherScales
 from qdqbridge.autoquant.search.tuning import WorkBudget, shares_of_operations, spread_unlike
 from qdqbridge.autoquant.simulation import batches_of
 from qdqbridge.autoquant.simulation.metrics import float_values
-from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import Flow
-from qdqbridge.core.graph.types import QuantParams, TensorType
+from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.errors import InputDataError, UnsupportedModelError, UnsupportedTargetError
 
@@ -426,23 +424,11 @@ def check_plan(plan: QuantizationPlan) -> None:
     """
     if plan.rules:
         return
-    half = [v.name for v in plan.graph.values() if _is_half(v)]
-    if half:
-        raise UnsupportedModelError(
-            "a float16 model cannot be quantized",
-            why=f"float16: {listed(half)}",
-            fix="give the model as it was before its conversion to float16",
-        )
     raise UnsupportedModelError(
         "nothing in the model can be quantized",
         why="; ".join(sorted(set(plan.floats.values()))) or "it has no operator that computes",
         fix="choose another target, or exclude less",
     )
-
-
-def _is_half(value: Value) -> bool:
-    kinds = (DType.FLOAT16, DType.BFLOAT16)
-    return isinstance(value.type, TensorType) and value.type.dtype in kinds
 
 
 def nodes_around(values: Mapping[Value, str]) -> dict[Node, str]:

@@ -82,7 +82,7 @@ class _Ours:
     """Stands for what is imported for the type checker only: a class of this package or TVM."""
 
 
-_LOOKED_AT = ("Chooser", "Dialect", "Judge", "Metric", "Side")
+_LOOKED_AT = ("Chooser", "Dialect", "GivenData", "Judge", "Metric", "Side")
 """Protocols and aliases among them: those who use such an argument see whether it is one."""
 
 

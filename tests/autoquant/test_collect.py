@@ -1,4 +1,9 @@
+from collections import Counter
+
+import ml_dtypes
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 
 import qdqbridge as qb
@@ -6,6 +11,7 @@ from qdqbridge.autoquant.profiling.collect import (
     Recording,
     check_profile,
     collect,
+    in_float32,
     observable,
     onnxruntime_observer,
 )
@@ -13,6 +19,7 @@ from qdqbridge.autoquant.profiling.profile import merge, parse_profile, profile_
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.errors import InputDataError
+from tests.onnx_models import FLOAT, canonical
 from tests.places import MODELS
 
 IMAGES = np.load(MODELS / "digits_test.npz")["x"][:12]
@@ -128,3 +135,72 @@ def test_engines_agree(graph, observer):
 def test_data_that_is_none(graph, data):
     with pytest.raises(InputDataError):
         Samples.of(graph.inputs, data)
+
+
+def in_halves(model, kind):
+    """Returns a float model with half floats everywhere."""
+    for tensor in model.graph.initializer:
+        if tensor.data_type == FLOAT:
+            array = onnx.numpy_helper.to_array(tensor).astype(kind)
+            tensor.CopyFrom(onnx.helper.make_tensor(
+                tensor.name, onnx.helper.np_dtype_to_tensor_dtype(np.dtype(kind)), array.shape,
+                array.tobytes(), raw=True,
+            ))  # fmt: skip
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        if value.type.tensor_type.elem_type == FLOAT:
+            value.type.tensor_type.elem_type = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    return model
+
+
+@pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("network", ["cnn", "attention"])
+def test_half_floats_are_quantized(network, kind, tmp_path):
+    """Inputs and outputs stay half floats; nothing else does."""
+    file = MODELS / f"digits_{network}_float.onnx"
+    onnx.save(in_halves(onnx.load(file), kind), tmp_path / "half.onnx")
+    half, images = qb.load(tmp_path / "half.onnx"), np.load(MODELS / "digits_test.npz")["x"][:32]
+    fed = {half.inputs[0].name: images.astype(kind)}
+    made, full = (
+        qb.quantize(g, data, repair=(), chooser="minmax")
+        for g, data in ((half, fed), (qb.load(file), {half.inputs[0].name: images}))
+    )
+    assert [v.type for v in (*made.inputs, *made.outputs)] == [
+        v.type for v in (*half.inputs, *half.outputs)
+    ]
+    counts = [Counter(n.op.name for n in g.nodes if n.op.name != "Cast") for g in (made, full)]
+    assert counts[0] == counts[1]
+    profile = qb.profile(half, fed)
+    assert qb.quantize(half, None, profile=profile, repair=(), chooser="minmax").digest
+    real = qb.evaluate(qb.load(file), {half.inputs[0].name: images})["logits"]
+    out = qb.evaluate(made, fed)["logits"].astype(np.float64)
+    assert np.sum((out - real) ** 2) < np.sum(real**2) / 10**2.5  # bfloat16 images: 8 bits
+
+
+def test_half_floats_of_operators_without_a_row():
+    """What says its type, by an attribute or in a body, keeps it; other operators are widened."""
+    graph = canonical(onnx.parser.parse_model(HALF_BODY))
+    wide = in_float32(graph)
+    assert {n.op.name: n.output.type.dtype.name.lower() for n in wide.nodes} | {"Cast": ""} == {
+        "Gemm": "float32", "If": "float16", "Relu": "float32", "Cast": "",
+        "RandomNormalLike": "float16", "Mul": "float32",
+    }  # fmt: skip
+    fed = {"x": np.eye(4, dtype=np.float16), "c": np.array(True)}
+    assert np.array_equal(*(qb.evaluate(each, fed)["z"] for each in (wide, graph)))
+    assert in_float32(wide).digest == wide.digest
+
+
+HALF_BODY = """
+<ir_version: 8, opset_import: ["" : 17]>
+half (float16[4, 4] x, bool c) => (float16[4, 4] y, float16[4, 4] z)
+<float16[4, 4] w = {1, 2, 3, 4, 0, 0, 1, 0, 1, 0, 1, 0, 2, 0, 0, 1}>
+{
+    noise = RandomNormalLike<dtype = 10>(x)
+    product = MatMul(x, w)
+    chosen = If(c) <
+        then_branch = then () => (float16[4, 4] a) { a = Add(product, x) },
+        else_branch = other () => (float16[4, 4] b) { b = Sub(product, x) }
+    >
+    z = Relu(chosen)
+    y = Mul(noise, z)
+}
+"""

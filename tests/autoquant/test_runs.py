@@ -173,3 +173,91 @@ def test_a_model_all_of_whose_nodes_are_in_branches(stream, tmp_path):
     assert outputs.sqnr > 30
     assert quantization(stream, given).graph.digest == made.graph.digest
     assert profile_text(qb.profile(stream, given)) == profile_text(qb.profile(stream, folder))
+
+
+def one_input():
+    """Returns a network and eighteen of its inputs."""
+    images = np.random.default_rng(3).standard_normal((18, 6)).astype(np.float32)
+    return canonical(onnx.parser.parse_model(ONE_INPUT)), images
+
+
+ONE_INPUT = """
+<ir_version: 8, opset_import: ["" : 17]>
+one (float[n, 6] x) => (float[n, 3] y)
+<float[6, 3] w = {1, 0, 0, 2, 0, 1, 0, 1, 3, 0, 0, 1, 0, 0, 1, 0, 1, 0}>
+{
+    product = MatMul(x, w)
+    y = Relu(product)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda rows: rows,
+        list,
+        lambda rows: (row for row in rows),
+        lambda rows: [row[None] for row in rows],
+        lambda rows: iter([{"x": row[None]} for row in rows]),
+        lambda rows: [row.tolist() for row in rows.astype(np.float64).astype(np.float32)],
+    ],
+    ids=["array", "arrays", "generator", "runs", "mappings", "numbers"],
+)
+def test_arrays_of_the_only_input(given):
+    graph, images = one_input()
+    wanted = qb.quantize(graph, {"x": images}, repair=(), chooser="minmax")
+    try:
+        found = qb.quantize(graph, given(images), repair=(), chooser="minmax")
+    except InputDataError as error:  # lists of Python's numbers are of float64, as NumPy reads them
+        assert error.fix == "convert it: array.astype('float32')"
+    else:
+        assert found.digest == wanted.digest
+
+
+def test_arrays_in_the_order_of_the_inputs(stream):
+    state, rate = np.ones((2, 1, 8), np.float32), np.int64(16000)
+    sounds = np.random.default_rng(2).standard_normal((3, 1, 16)).astype(np.float32)
+    in_order = samples_of(stream.inputs, ([sound, state, rate] for sound in sounds))
+    named = [{"sound": sound, "state": state, "rate": rate} for sound in sounds]
+    for found, wanted in zip(in_order, samples_of(stream.inputs, named), strict=True):
+        assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+    for wrong in ([sounds[0]], [[sounds[0], state]], [sounds[0], state, rate], 5, []):
+        with pytest.raises(InputDataError):
+            samples_of(stream.inputs, wrong)
+
+
+UNREAD = """
+<ir_version: 8, opset_import: ["" : 17]>
+unread (float[n, 6] x, int64[n, t] mask, float rate) => (float[n, 3] y)
+<float[6, 3] w = {1, 0, 0, 2, 0, 1, 0, 1, 3, 0, 0, 1, 0, 0, 1, 0, 1, 0}>
+{
+    product = MatMul(x, w)
+    y = Relu(product)
+}
+"""
+
+
+@pytest.mark.parametrize("form", ["arrays", "runs", "array", "file", "files"])
+def test_what_nothing_reads_need_not_be_fed(form, tmp_path):
+    graph, images = canonical(onnx.parser.parse_model(UNREAD)), one_input()[1]
+    np.savez(tmp_path / "a.npz", x=images[:9])
+    np.savez(tmp_path / "b.npz", x=images[9:])
+    np.savez(tmp_path / "all.npz", anything=images)
+    (tmp_path / "all.npz").rename(tmp_path.parent / f"{form}_all.npz")
+    data = {
+        "arrays": {"x": images},
+        "runs": [{"x": image[None]} for image in images],
+        "array": images,
+        "file": tmp_path.parent / f"{form}_all.npz",
+        "files": tmp_path,
+    }[form]
+    assert len(quantization(graph, data, repair=()).graph.inputs) == 3
+    profile = qb.profile(graph, data)
+    assert profile_text(profile) == profile_text(qb.profile(graph, {"x": images}))
+    with pytest.raises(InputDataError, match="not the inputs of the model"):
+        qb.quantize(graph, {"mask": np.ones((18, 2), np.int64)})
+    fed = {"x": images, "mask": np.ones((18, 2), np.int64)}  # what is given is looked at
+    assert samples_of(graph.inputs, fed)[3]["mask"].tolist() == [[1, 1]]
+    with pytest.raises(InputDataError, match="same number"):
+        samples_of(graph.inputs, {**fed, "mask": fed["mask"][:5]})

@@ -27,6 +27,7 @@ from qdqbridge.autoquant.profiling.profile import (
     sample_hash,
 )
 from qdqbridge.autoquant.profiling.samples import (
+    GivenData,
     Sample,
     cut_along_examples,
     open_samples,
@@ -34,16 +35,26 @@ from qdqbridge.autoquant.profiling.samples import (
 )
 from qdqbridge.autoquant.profiling.stats import APART, HUGE, Measured, Running, TensorStats, running
 from qdqbridge.autoquant.profiling.workers import MOST, Job, Team, TeamObserver, team_of
+from qdqbridge.core.canonical.form import canonicalize
 from qdqbridge.core.canonical.fusions import FUSIONS
-from qdqbridge.core.graph.edit import name_values
-from qdqbridge.core.graph.graph import Graph, Value
+from qdqbridge.core.graph.copying import copied
+from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.edit import Editor, name_values, rewire
+from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.interpreter import check_inputs
 from qdqbridge.core.graph.printer import origin_of, tensor_id
+from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.ops.attributes import CastAttrs
+from qdqbridge.core.ops.build import result
+from qdqbridge.core.ops.conversion import CAST
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 
 _HUGE = math.ldexp(1.0, 100)
 """Magnitudes that stand for infinity, such as the lowest float32 in an attention mask."""
 _SHOWN = 5
+_TYPES = ("dtype", "to")
+_PLAIN = (int, float, bytes, list)
 _WITHOUT_TVM = 1 << 27
 """Elements that NumPy looks at while TVM would be loaded."""
 
@@ -88,6 +99,69 @@ def prepared(graph: Graph) -> Graph:
     ready = without_layout(graph, (*FOLDS, *FUSIONS))
     ready.notes = list(graph.notes)
     return name_values(ready)
+
+
+def in_float32(graph: Graph) -> Graph:
+    """Returns a graph that computes in float32 what it computed in half floats; itself if nothing.
+
+    Its inputs and outputs stay what they are, and so does what operators without a row read and
+    make whose attributes or bodies may say the type too: casts stand between.
+    """
+    if not any(map(_is_half, graph.values())):
+        return graph
+    own = copied(graph).graph
+    own.canonical, editor = False, Editor(own)
+    ends = [value for value in own.outputs if _is_half(value)]
+    kept = [value for node in own.nodes if _says_types(node) for value in node.outputs]
+    kept = [value for value in (*own.inputs, *kept) if _is_half(value)]
+    halves = [value for value in own.values() if _is_half(value) and value not in set(kept)]
+    narrow = {value: value.type.dtype for value in halves}
+    for value in halves:
+        value.type = TensorType(DType.FLOAT32, value.type.shape)
+        if value.constant is not None:
+            stored = value.constant
+            value.constant, value.written = stored.map(_wide, dtype=DType.FLOAT32), None
+    for node in own.nodes:
+        cast = CAST.of(node)
+        if cast is not None and node.output in narrow:
+            node.attributes = CastAttrs(DType.FLOAT32)
+    for value in kept:
+        _cast(editor, value, DType.FLOAT32, [u for u in value.users if not _says_types(u[0])])
+    for value, dtype in narrow.items():
+        _cast(editor, value, dtype, [user for user in value.users if _says_types(user[0])])
+    for slot, value in enumerate(own.outputs):
+        if value in narrow and value in ends:
+            own.outputs[slot] = _cast(editor, value, narrow[value], [])
+    editor.finish()
+    return name_values(canonicalize(own))
+
+
+def _is_half(value: Value) -> bool:
+    """True for a tensor of half floats."""
+    halves = (DType.FLOAT16, DType.BFLOAT16)
+    return isinstance(value.type, TensorType) and value.type.dtype in halves
+
+
+def _wide(array: NDArray[np.generic]) -> NDArray[np.generic]:
+    return array.astype(np.float32)
+
+
+def _says_types(node: Node) -> bool:
+    """True for an operator without a row whose attributes may say what type it makes."""
+    opaque = node.attributes
+    if not isinstance(opaque, OpaqueAttrs):
+        return False
+    return any(n in _TYPES or not isinstance(v, _PLAIN) for n, v in opaque.stated().items())
+
+
+def _cast(editor: Editor, value: Value, dtype: DType, readers: Sequence[tuple[Node, int]]) -> Value:
+    """Makes ``readers`` read a value in another type, and returns it."""
+    type_ = TensorType(dtype, value.type.shape)
+    new = result(CAST, CastAttrs(dtype), [value], type_, name=value.name)
+    for node, index in readers:
+        rewire(node, index, new)
+    editor.insert(new)
+    return new
 
 
 def check_float(graph: Graph) -> None:
@@ -426,12 +500,11 @@ def listed(names: list[str]) -> str:
 
 Engine: TypeAlias = Literal["onnxruntime", "tvm"]
 Workers: TypeAlias = "int | Literal['ray'] | None"
-Arrays: TypeAlias = "Mapping[str, NDArray[Any]]"
 
 
 def profile_model(
     graph: Graph,
-    data: Arrays | Sequence[Arrays] | Path,
+    data: GivenData | Path,
     *,
     engine: Engine = "onnxruntime",
     histograms: bool = True,

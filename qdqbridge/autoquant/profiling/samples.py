@@ -5,11 +5,19 @@ from __future__ import annotations
 import math
 import os
 import zipfile
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeAlias, cast
 
 import numpy as np
 from numpy.lib import format as npy
@@ -27,6 +35,8 @@ from qdqbridge.errors import InputDataError, UnsupportedTargetError
 
 Array = NDArray[Any]
 Sample = Mapping[str, Array]
+GivenData: TypeAlias = "Mapping[str, Array] | Array | Iterable[Sample | Sequence[Array] | Array]"
+"""What users give: arrays of many examples, or what each of several runs is given."""
 _BATCH = 8
 _AS_THEY_LIE = (Flow.ELEMENTWISE, Flow.CONVERT)
 
@@ -96,17 +106,42 @@ def cut_along_examples(inputs: Sequence[Value]) -> Generator[None, None, None]:
         ) from error
 
 
+def inputs_to_feed(inputs: Sequence[Value], given: Collection[str]) -> list[Value]:
+    """Returns the inputs that data has to be for: those that something reads, and those given."""
+    return [value for value in inputs if value.users or value.name in given]
+
+
+def _with_unread(inputs: Sequence[Value], sample: Sample) -> Sample:
+    """Returns what a run is given, with zeros for inputs that it leaves out."""
+    left = [value for value in inputs if value.name not in sample]
+    if not left:
+        return sample
+    extents: dict[object, int] = {}
+    for value in inputs:
+        if value.name in sample:
+            extents.update(zip(value.type.shape or (), sample[value.name].shape, strict=False))
+    return {**sample} | {
+        value.name: np.zeros(
+            [d if isinstance(d, int) else extents.get(d, 1) for d in value.type.shape or ()],
+            value.type.dtype.numpy,
+        )
+        for value in left
+    }
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
     """Samples of a model, cut from arrays that hold many; nothing is copied.
 
     Attributes:
-        arrays: One array per graph input; axis 0 numbers examples.
+        arrays: One array per graph input that is fed; axis 0 numbers examples.
         step: Examples that the model takes at once: what axis 0 of an input is fixed to, else 1.
+        inputs: The graph's inputs, where some of them are not fed: these get zeros.
     """
 
     arrays: Mapping[str, Array]
     step: int
+    inputs: Sequence[Value] = ()
 
     @staticmethod
     def of(inputs: Sequence[Value], data: Mapping[str, Array]) -> Samples:
@@ -122,6 +157,7 @@ class Samples:
                 not the shape or element type of its input.
         """
         check_mapping(inputs, data)
+        every, inputs = inputs, inputs_to_feed(inputs, data)
         names = [value.name for value in inputs]
         if set(names) != set(data):
             raise InputDataError(
@@ -133,7 +169,7 @@ class Samples:
         lengths = {name: a.shape[0] if a.ndim else 0 for name, a in arrays.items()}
         total = min(lengths.values(), default=0)
         if is_one_run(inputs, arrays):
-            return RunSamples.of_runs([arrays])
+            return RunSamples.of_runs([_with_unread(every, arrays)])
         if len(set(lengths.values())) > 1 or total == 0:
             listed = ", ".join(f"{name}: {count}" for name, count in lengths.items())
             raise InputDataError(
@@ -150,9 +186,9 @@ class Samples:
                 why=f"axis 0 of its inputs is fixed to {step}, the data holds {total}",
                 fix=f"give a multiple of {step} examples",
             )
-        found = Samples(arrays, step)
+        found = Samples(arrays, step, every if len(every) > len(inputs) else ())
         try:
-            check_inputs(inputs, found[0])
+            check_inputs(every, found[0])
         except InputDataError:
             check_inputs(inputs, arrays)  # says what is wrong with the shapes that were given
             raise
@@ -163,7 +199,8 @@ class Samples:
 
     def __getitem__(self, index: int) -> Sample:
         start = index * self.step
-        return {name: array[start : start + self.step] for name, array in self.arrays.items()}
+        cut = {name: array[start : start + self.step] for name, array in self.arrays.items()}
+        return _with_unread(self.inputs, cut)
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[index] for index in range(len(self)))
@@ -181,7 +218,8 @@ class Samples:
     def picked(self, indices: Sequence[int]) -> Samples:
         """Returns some of the samples, by their numbers."""
         rows = [index * self.step + offset for index in indices for offset in range(self.step)]
-        return Samples({name: array[rows] for name, array in self.arrays.items()}, self.step)
+        arrays = {name: array[rows] for name, array in self.arrays.items()}
+        return replace(self, arrays=arrays)
 
     def batches(self, inputs: Sequence[Value], size: int = _BATCH) -> list[Sample]:
         """Returns the samples, several at once where every input leaves axis 0 open.
@@ -193,29 +231,58 @@ class Samples:
         takes_any = all(value.type.shape and examples(value) is None for value in inputs)
         if not self.together or not takes_any:
             return list(self)
-        several = Samples(self.arrays, size)
+        several = replace(self, step=size)
         return [several[index] for index in range(-(-len(self) // size))]
 
 
-def samples_of(inputs: Sequence[Value], data: Mapping[str, Array] | Sequence[Sample]) -> Samples:
+def samples_of(inputs: Sequence[Value], data: GivenData) -> Samples:
     """Returns the samples in a user's arrays.
 
     Args:
         inputs: The graph's inputs.
-        data: Arrays as :meth:`Samples.of` takes them, or what each of several runs is given.
+        data: Arrays as :meth:`Samples.of` takes them; or what each of several runs is given, by
+            name, as arrays in the order of the inputs, or as the array of the only input, which
+            may lack the axis of examples. Inputs that nothing reads may be left out.
 
     Raises:
         InputDataError: They do not fit the model.
     """
-    if isinstance(data, Mapping) or not hasattr(data, "__len__"):
+    if isinstance(data, Mapping):
         return Samples.of(inputs, cast("Mapping[str, Array]", data))
-    if not len(data):
+    if isinstance(data, np.ndarray):
+        return Samples.of(inputs, _by_name(inputs, data, lacking=False))
+    if not isinstance(data, Iterable):
+        check_mapping(inputs, data)
+    runs = [_with_unread(inputs, _by_name(inputs, run)) for run in data]
+    if not runs:
         raise InputDataError("there is no sample", fix="give what at least one run is given")
-    for sample in data:
-        check_inputs(inputs, sample)
-    return batch_samples(
-        [{name: np.asarray(array) for name, array in sample.items()} for sample in data]
-    )
+    for run in runs:
+        check_inputs(inputs, run)
+    return batch_samples(runs)
+
+
+def _by_name(inputs: Sequence[Value], run: object, *, lacking: bool = True) -> Sample:
+    """Returns arrays by name.
+
+    Args:
+        inputs: The graph's inputs.
+        run: What is given: by name, in the order of the inputs, or of the only one.
+        lacking: The array of the only input may lack the axis of examples.
+    """
+    if isinstance(run, Mapping):
+        given = cast("Mapping[str, object]", run)
+        return {name: array_of(name, array) for name, array in given.items()}
+    wanted = [value for value in inputs if value.users] or inputs
+    if len(wanted) == 1:
+        value, array = wanted[0], array_of(wanted[0].name, run)
+        shape = value.type.shape
+        alone = lacking and shape is not None and array.ndim == len(shape) - 1
+        return {value.name: array[None] if alone else array}
+    if not isinstance(run, list | tuple) or len(cast("Sequence[object]", run)) != len(wanted):
+        check_mapping(wanted, run)
+    arrays = cast("Sequence[object]", run)
+    pairs = zip(wanted, arrays, strict=True)
+    return {value.name: array_of(value.name, array) for value, array in pairs}
 
 
 def batch_samples(runs: Sequence[Sample]) -> Samples:
@@ -246,7 +313,7 @@ class RunSamples(Samples):
     @staticmethod
     def of_runs(runs: Sequence[Sample]) -> RunSamples:
         """Returns the samples that runs of a part of a model were given."""
-        return RunSamples({}, 1, tuple(runs))
+        return RunSamples({}, 1, runs=tuple(runs))
 
     def __len__(self) -> int:
         return len(self.runs)
@@ -299,15 +366,18 @@ class DataFile:
         names: Name of the array in it, per input of the model.
         samples: How many it holds.
         step: Examples of a sample; None where the whole file is what one run is given.
+        inputs: The graph's inputs, where some of them are not fed.
     """
 
     path: Path
     names: Mapping[str, str]
     samples: int
     step: int | None
+    inputs: Sequence[Value] = ()
 
     def __iter__(self) -> Iterator[Sample]:
-        return _stream_samples(self.path, self.names, self.samples, self.step)
+        found = _stream_samples(self.path, self.names, self.samples, self.step)
+        return (_with_unread(self.inputs, sample) for sample in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +432,8 @@ def open_samples(
     files: list[DataFile] = []
     for file in found:
         headers = _headers(file)
-        chosen = _chosen(file, [value.name for value in inputs], headers, said)
+        wanted = [value.name for value in inputs_to_feed(inputs, headers)]
+        chosen = _chosen(file, wanted, headers, said)
         stand_ins = {name: _stand_in(headers[array]) for name, array in chosen.items()}
         try:
             check_mapping(inputs, stand_ins)
@@ -372,7 +443,8 @@ def open_samples(
                 error.what, where=str(file), why=error.why, fix=error.fix
             ) from error
         step = None if isinstance(samples, RunSamples) else samples.step
-        files.append(DataFile(file, chosen, len(samples), step))
+        unread = inputs if len(chosen) < len(inputs) else ()
+        files.append(DataFile(file, chosen, len(samples), step, unread))
     if warn is not None:
         for text in said:
             if not (labelled and text == _IGNORED):
