@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.app import pipeline
-from qdqbridge.app.sources import is_onnx, load_model
+from qdqbridge.app.sources import is_onnx, is_tosa, load_model
 from qdqbridge.core.arguments import checked, path_of
 from qdqbridge.core.graph.atomic_write import placed
 from qdqbridge.core.graph.copying import symbolic_extents, with_numbers
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.types import Dim
-from qdqbridge.core.ops.conversion import QUANTIZE
+from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE
 from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
-from qdqbridge.options import FixTarget, IoType
+from qdqbridge.options import AnyProfileName, FixTarget, IoType
 
 if TYPE_CHECKING:
     from qdqbridge.targets.comparison.compare import Comparison
@@ -31,8 +31,75 @@ if TYPE_CHECKING:
     from qdqbridge.targets.profiles.export import ExportChange
 
 File: TypeAlias = "str | PathLike[str]"
-TFLITE_TARGETS = ("tflite", "ethos-u")
+TFLITE_TARGETS = ("tflite", "ethos-u", "tosa")
 _SAMPLES = 4
+
+
+def profile_of(target: FixTarget) -> AnyProfileName:
+    """Returns the name of the profile that files for a target are written by."""
+    return "ort" if target == "onnxruntime-web" else target
+
+
+@dataclass(frozen=True, slots=True)
+class SymmetricForm:
+    """A model without zero points, and what that cost.
+
+    Attributes:
+        graph: A canonical graph: activations and weights of 8 bits are int8 around zero.
+        text: What was done.
+        meaning: The graph against the model on some data, both computed by the contract.
+        lsb: The largest difference of each output in the steps that it had; of quantized ones.
+        data: Which data.
+    """
+
+    graph: Graph
+    text: str
+    meaning: Comparison
+    lsb: Mapping[str, float]
+    data: str
+
+    @property
+    def cost(self) -> str:
+        """What the outputs lost, in words."""
+        worst = min(self.meaning.outputs, key=lambda each: each.sqnr_db, default=None)
+        if worst is None or self.meaning.equal:
+            return f"every output is equal ({self.data})"
+        steps = self.lsb.get(worst.name)
+        off = "" if steps is None else f", at most {steps:.1f} LSB off"
+        return f"'{worst.name}' has {worst.sqnr_db:.1f} dB SQNR{off} ({self.data})"
+
+
+def symmetric(graph: Graph, data: Mapping[str, NDArray[Any]] | None = None) -> SymmetricForm:
+    """Returns a graph whose 8-bit values lie around zero, and what that cost.
+
+    Where a range does, the numbers stay what they were; another one gets larger steps.
+
+    Args:
+        graph: A canonical graph; it is not changed.
+        data: Inputs to compare with, as the graph stores them; by default random numbers from the
+            range of each quantized input.
+    """
+    from qdqbridge.targets.profiles.symmetric import around_zero
+
+    made, real = around_zero(graph), pipeline.with_io(graph, "float")
+    fed = _examples(real) if data is None else _as_reals(graph, data)
+    meaning = pipeline.compare(pipeline.with_io(made.graph, "float"), real, fed)
+    steps = dict(zip(graph.output_names, map(_step, graph.outputs), strict=True))
+    lsb = {o.name: o.max_abs / step for o in meaning.outputs if (step := steps.get(o.name))}
+    return SymmetricForm(made.graph, made.text, meaning, lsb, _told(data))
+
+
+def _step(output: Value) -> float | None:
+    """Returns the step of a quantized output, also of one that leaves as real numbers."""
+    node, quant = output.producer, output.quant
+    if quant is None and node is not None and node.op is DEQUANTIZE:
+        quant = node.operand(0).quant
+    per_tensor = quant is not None and quant.params.per_tensor
+    return float(quant.params.scale) if quant is not None and per_tensor else None
+
+
+def _told(data: object) -> str:
+    return f"{_SAMPLES} random samples" if data is None else "the given data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +165,9 @@ def fix(
 
     Args:
         model: The model's file, of any kind.
-        target: The name of a profile.
-        path: The file to write.
+        target: The name of a profile, or ``onnxruntime-web``.
+        path: The file to write; ``.tflite`` for ``tflite``, ``ethos-u`` and ``tosa``, which may
+            also be ``.tosa``, ``.mlir`` or ``.mlirbc``.
         data: Inputs to compare with, one array per input; by default random numbers from the
             range of each quantized input. A model that the target cannot take as it is quantized
             (TensorRT: uint8, other zero points than 0) is made symmetric, or quantized again with
@@ -116,25 +184,29 @@ def fix(
     from qdqbridge.onnx_io.reading.model_file import has_files_beside
 
     source, written = path_of(model), path_of(path)
-    kind = _engine_of(target)
-    profile = None if target in TFLITE_TARGETS else pipeline.export_profile(target)
+    kind, name = _engine_of(target), profile_of(target)
+    profile = None if target in TFLITE_TARGETS else pipeline.export_profile(name)
     graph, numbers = _with_extents(
         load_model(source), extents or {},
         needed=profile is None or profile.fixed or (kind is not None and kind.fixed),
     )  # fmt: skip
-    again, symmetric = _for_its_types(graph, target, data)
+    again, how = _for_its_types(graph, name, data)
     before = after = None
     changes: list[ExportChange] = []
     as_it_was = False
     with pipeline.stored_as(again or graph, io, written, overwrite=overwrite) as own:
-        if profile is None:
-            pipeline.save_tflite(own, written, npu=target == "ethos-u", overwrite=overwrite)
+        if is_tosa(written):
+            pipeline.save_tosa(own, written, overwrite=overwrite)
+        elif profile is None:
+            pipeline.save_tflite(
+                own, written, npu=target == "ethos-u", tosa=target == "tosa", overwrite=overwrite
+            )
         else:
-            pipeline.save(own, written, target, overwrite=overwrite)
+            pipeline.save(own, written, name, overwrite=overwrite)
     if profile is not None:
-        after = pipeline.check(written, target)
+        after = pipeline.check(written, name)
         if is_onnx(source):
-            before = pipeline.check(source, target)
+            before = pipeline.check(source, name)
             asked = bool(numbers) or io is not None or again is not None
             as_it_was = not asked and len(_broken(before)) <= len(_broken(after))
     if as_it_was and before is not None and not has_files_beside(source):
@@ -143,22 +215,23 @@ def fix(
         after = before
     elif profile is not None:
         as_it_was = False
-        changes = [] if before is None else pipeline.changes(source, written, target)
-        changes += pipeline.export_costs(own, target, written)
+        changes = [] if before is None else pipeline.changes(source, written, name)
+        changes += pipeline.export_costs(own, name, written)
     # real numbers are compared: the same codes mean others where parameters were chosen again
     real = pipeline.with_io(graph, "float")
     fed = _examples(real) if data is None else _as_reals(graph, data)
-    made = pipeline.load(written)
+    made = own if is_tosa(written) else pipeline.load(written)
     if profile is not None and data is not None:
-        after = pipeline.check(written, target, _as_stored(made, fed))
+        after = pipeline.check(written, name, _as_stored(made, fed))
     meaning = pipeline.compare(pipeline.with_io(made, "float"), real, fed)
-    verdict, there, why = _on_engine(kind, written, graph if io is None else own, fed, target)
+    file = None if is_tosa(written) else written  # the engine reads TFLite, and makes TOSA of it
+    verdict, there, why = _on_engine(kind, file, graph if io is None else own, fed, target)
     return FixedModel(
         target=target,
         path=written,
         as_it_was=as_it_was,
-        again=again is not None and not symmetric,
-        symmetric=symmetric,
+        again=again is not None and not how,
+        symmetric=how,
         extents=numbers,
         before=None if before is None else tuple(before),
         after=None if after is None else tuple(after),
@@ -168,12 +241,12 @@ def fix(
         without_engine=why,
         verdict=verdict,
         there=there,
-        data=f"{_SAMPLES} random samples" if data is None else "the given data",
+        data=_told(data),
     )
 
 
 def _for_its_types(
-    graph: Graph, target: FixTarget, data: Mapping[str, NDArray[Any]] | None
+    graph: Graph, target: AnyProfileName, data: Mapping[str, NDArray[Any]] | None
 ) -> tuple[Graph | None, str]:
     """Returns the graph in types that the target has, and how; None where it has those it was in.
 
@@ -206,7 +279,7 @@ def _for_its_types(
     )
 
 
-def _refusal(graph: Graph, target: FixTarget) -> UnsupportedTargetError | None:
+def _refusal(graph: Graph, target: AnyProfileName) -> UnsupportedTargetError | None:
     """Returns why a graph cannot be written for a target."""
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -235,6 +308,8 @@ def _broken(findings: list[Finding]) -> list[Finding]:
 def _engine_of(target: str) -> EngineKind | None:
     from qdqbridge.targets.engines.kinds import ENGINES
 
+    if target in ENGINES:
+        return ENGINES[target]
     return next((kind for kind in ENGINES.values() if kind.profile == target), None)
 
 
@@ -294,7 +369,11 @@ def _extent(dim: Dim, otherwise: int) -> int:
 
 
 def _on_engine(
-    kind: EngineKind | None, path: Path, graph: Graph, data: Mapping[str, NDArray[Any]], target: str
+    kind: EngineKind | None,
+    path: Path | None,
+    graph: Graph,
+    data: Mapping[str, NDArray[Any]],
+    target: str,
 ) -> tuple[EngineVerdict | None, Comparison | None, str]:
     """Returns what the engine takes and computes, or why it was not asked."""
     from qdqbridge.app.judging import opened

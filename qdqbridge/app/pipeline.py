@@ -233,6 +233,7 @@ def save(
     profile: AnyProfileName | ExportProfile = "ort",
     *,
     recenter: bool = False,
+    symmetric: bool = False,
     overwrite: bool = False,
     opset: int | None = None,
     io: IoType | None = None,
@@ -248,6 +249,9 @@ def save(
         profile: The runtime that the file is for; ``ort`` is onnxruntime.
         recenter: Write int8 activations as uint8, with zero points shifted by 128. Results are
             equal, and onnxruntime on x86 is several times faster. The digest changes.
+        symmetric: Write 8-bit values as int8 around zero, for runtimes without zero points: equal
+            where the range allows it, else in larger steps
+            (:func:`qdqbridge.app.fixing.symmetric` says what that costs).
         overwrite: Replace an existing file.
         opset: The opset to write. By default the source's if the profile's runtime reads it,
             else the newest that it reads.
@@ -266,6 +270,10 @@ def save(
     from qdqbridge.core.graph.copying import with_numbers
 
     numbered = with_numbers(graph, extents or {})
+    if symmetric:
+        from qdqbridge.targets.profiles.symmetric import around_zero
+
+        numbered = around_zero(numbered).graph
     with stored_as(numbered, io, path_of(path), overwrite=overwrite) as own:
         if target is not None:
             _save_for(target, own, path, overwrite=overwrite)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import qdqbridge as qb
 from qdqbridge.app import pipeline
 from qdqbridge.app.cli.failures import DONE, NOT_MET, USAGE, run
-from qdqbridge.app.fixing import fix
+from qdqbridge.app.fixing import fix, profile_of, symmetric
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.options import FixTarget
 from qdqbridge.targets.profiles import Effect
@@ -35,22 +35,27 @@ def broken(findings: Any) -> int:
 
 
 @pytest.mark.parametrize("model", [CNN, SIGNED], ids=["u8s8", "s8s8"])
-@pytest.mark.parametrize("target", ["ort", "portable", "qnn", "openvino", "qoperator", "tflite"])
+@pytest.mark.parametrize(
+    "target",
+    ["ort", "portable", "qnn", "openvino", "qoperator", "tflite", "tosa", "onnxruntime-web"],
+)
 def test_the_meaning_is_kept_and_fewer_rules_are_broken(
     tmp_path: Path, target: FixTarget, model: Path
 ) -> None:
-    path = tmp_path / ("m.tflite" if target == "tflite" else "m.onnx")
+    path = tmp_path / ("m.tflite" if target in ("tflite", "tosa") else "m.onnx")
     made = fix(model, target, path)
     assert path.exists()
     assert not made.again
     worst = min(each.sqnr_db for each in made.meaning.outputs)
-    if target in ("ort", "portable", "qoperator"):
+    if target in ("ort", "portable", "qoperator", "onnxruntime-web"):
         assert made.meaning.equal
+    if target == "onnxruntime-web":
+        assert made.engine == "onnxruntime-web in Node (WebAssembly)"
     assert worst > 25
     if made.after is not None:
         assert made.before is not None
         assert broken(made.after) <= broken(made.before)
-        assert made.after == tuple(pipeline.check(path, target))
+        assert made.after == tuple(pipeline.check(path, profile_of(target)))
 
 
 def test_a_file_that_is_right_already_is_kept_byte_for_byte(tmp_path: Path) -> None:
@@ -112,3 +117,39 @@ def test_zero_points_are_taken_out_without_data_and_the_cost_is_told(
     stored = [v.quant.params for v in graph.values() if v.quant is not None and not v.is_constant]
     assert stored and all(p.symmetric and p.storage_dtype is DType.INT8 for p in stored)
     assert sum(node.op_type == "Relu" for node in onnx.load(path).graph.node) == 5
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["random", "data"])
+def test_export_takes_zero_points_out_on_one_argument(
+    tmp_path: Path, data: dict[str, NDArray[Any]], capsys: pytest.CaptureFixture[str], given: bool
+) -> None:
+    path, samples = tmp_path / "m.onnx", tmp_path / "d.npz"
+    np.savez(samples, **data)  # pyright: ignore[reportArgumentType]
+    command = ["export", str(CNN), "--profile", "tensorrt", "-o", str(path), "--symmetric"]
+    assert run([*command, *(["--data", str(samples)] if given else []), "--json"]) == DONE
+    told = json.loads(capsys.readouterr().out)["symmetric"]
+    assert "12 in larger steps" in told and "dB SQNR" in told and "LSB off" in told
+    assert ("the given data" if given else "random samples") in told
+    made = symmetric(qb.load(CNN), data if given else None)
+    assert f"{made.text}: {made.cost}" == told
+    qb.save(qb.load(CNN), tmp_path / "n.onnx", "tensorrt", symmetric=True)
+    assert qb.load(tmp_path / "n.onnx").digest == qb.load(path).digest
+    out = qb.evaluate(qb.load(CNN), data)["logits"] - qb.evaluate(qb.load(path), data)["logits"]
+    if given:
+        node = qb.load(CNN).outputs[0].producer
+        assert node is not None and node.operand(0).quant is not None
+        scale = float(node.operand(0).quant.params.scale)
+        assert made.lsb["logits"] == pytest.approx(np.abs(out).max() / scale)
+
+
+def test_what_lies_around_zero_is_left_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = symmetric(qb.load(SIGNED))
+    assert made.graph.digest == qb.load(SIGNED).digest
+    assert made.text == "every 8-bit value lies around zero already"
+    assert made.cost == "every output is equal (4 random samples)"
+    command = ["export", str(SIGNED), "-o", str(tmp_path / "m.onnx"), "--symmetric"]
+    assert run([*command, "--recenter"]) == USAGE
+    assert run([*command, "--float"]) == USAGE
+    assert "give one of them" in capsys.readouterr().err

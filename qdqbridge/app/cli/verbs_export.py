@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from qdqbridge.app import hosting, pipeline
+from qdqbridge.app import fixing, hosting, pipeline
 from qdqbridge.app.cli import output, render
 from qdqbridge.app.cli.files import (
     AS_IT_IS,
@@ -78,6 +78,14 @@ def export(
             group=MORE,
             negative=(),
             help="Write int8 activations as uint8, which runs faster on x86; results are equal.",
+        ),
+    ] = False,
+    symmetric: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            help="Write 8-bit values as int8 around zero (TensorRT has no zero points), exactly or "
+            "in larger steps; what that costs is told.",
         ),
     ] = False,
     io: Annotated[
@@ -157,7 +165,8 @@ def export(
 
     tflite = profile in (TFLITE, ETHOS_U, TOSA) or engine in (LITERT, TOSA)
     changing = {
-        "--opset": opset, "--recenter": recenter, "--io": io, "--float": float_,
+        "--opset": opset, "--recenter": recenter, "--symmetric": symmetric, "--io": io,
+        "--float": float_,
         "--encodings-to": encodings_to,
     }  # fmt: skip
     given = [name for name, value in changing.items() if value not in (None, False)]
@@ -173,9 +182,9 @@ def export(
         if opset is not None:
             return usage("--opset is for ONNX files")
         return _export_tflite(
-            model, output_, profile, recenter=recenter, io=io, float_=float_, layout=layout,
-            extent=extent, data=data, check=check, engine=engine, accelerator=accelerator,
-            force=force, reading=reading, json=json,
+            model, output_, profile, recenter=recenter, symmetric=symmetric, io=io, float_=float_,
+            layout=layout, extent=extent, data=data, check=check, engine=engine,
+            accelerator=accelerator, force=force, reading=reading, json=json,
         )  # fmt: skip
     if layout != "model":
         return usage("--layout is for TFLite files: give an --output that ends in .tflite")
@@ -186,10 +195,11 @@ def export(
     file = reading.file(model)
     as_it_is = path is None and file is not None and is_onnx(file) and not extent
     source: Graph | Path = model
-    fixed: list[str] = []
+    fixed, cost = list[str](), ""
     if not as_it_is or engine is not None or data is not None:
         read = with_numbers(reading.read(model), extents_of(extent))
-        source, fixed = _prepared(read, None if as_it_is else data, float_=float_)
+        given_data = None if as_it_is else data
+        source, fixed, cost = _prepared(read, given_data, float_=float_, symmetric=symmetric)
     if path is not None and isinstance(source, Graph):
         with pipeline.stored_as(source, io, path, overwrite=force) as source:
             pipeline.save(source, path, profile, recenter=recenter, overwrite=force, opset=opset)
@@ -197,9 +207,9 @@ def export(
         changed += [*map(_now_fixed, fixed), *pipeline.export_costs(source, profile, path)]
         found = {"output": str(path), "profile": profile, "digest": source.digest}
         found |= {"changes": render.changes_json(changed)}
-        found |= _interface(source, io, json=json)
+        found |= _interface(source, io, json=json) | ({"symmetric": cost} if cost else {})
         if not json:
-            output.show_text(str(path))
+            output.show_text("\n".join(filter(None, (str(path), cost))))
             output.tell(*render.changes_parts(changed))
             _say_what_is_open(source, profile)
     looked_at = path or (model if as_it_is else source)
@@ -244,10 +254,14 @@ def _wrong_usage(
         return f"{given[0]} changes what is written: give --output as well"
     if path is None and not check:
         return "give --output to write the model, or --check to look at it"
-    if "--float" in given and {"--io", "--recenter"} & set(given):
-        return "a float model stores no integers: leave --io and --recenter out"
-    if "--encodings-to" in given and (check or {"--io", "--recenter", "--float"} & set(given)):
-        return "--encodings-to writes a float model: leave --check, --io, --recenter, --float out"
+    stored = sorted({"--io", "--recenter", "--symmetric"} & set(given))
+    if "--float" in given and stored:
+        return f"a float model stores no integers: leave {' and '.join(stored)} out"
+    if {"--recenter", "--symmetric"} <= set(given):
+        return "--recenter writes uint8 and --symmetric int8: give one of them"
+    others = [*["--check"] * check, *stored, *(["--float"] if "--float" in given else [])]
+    if "--encodings-to" in given and others:
+        return f"--encodings-to writes a float model: leave {', '.join(others)} out"
     return ""
 
 
@@ -270,7 +284,7 @@ def _export_encodings(
     out = output.free(path, force=force, model=model, data=reading.params, suffix=".onnx")
     beside = output.free(encodings, force=force, model=model, data=path)
     read = with_numbers(reading.read(model), extents_of(extent))
-    graph, _ = _prepared(read, data, float_=False)
+    graph, _, _ = _prepared(read, data, float_=False)
     otherwise = pipeline.save_encodings(
         graph, out, beside, format=chosen, opset=opset, overwrite=force
     )
@@ -303,17 +317,28 @@ def _interface(graph: Graph, io: Interface | None, *, json: bool) -> dict[str, A
     return {"interface": record}
 
 
-def _prepared(graph: Graph, data: Path | None, *, float_: bool) -> tuple[Graph, list[str]]:
-    """Returns the float form of a graph, or fixed parameters from data, and what those cost."""
+def _prepared(
+    graph: Graph, data: Path | None, *, float_: bool, symmetric: bool = False
+) -> tuple[Graph, list[str], str]:
+    """Returns a graph as options want it.
+
+    Returns:
+        The float form, or fixed parameters from data, or values around zero; what those parameters
+        cost; and what zero points cost.
+    """
     if float_:
-        return pipeline.unquantize(graph), []
-    if data is None:
-        return graph, []
-    with output.status("computing ranges"):
-        found = pipeline.fixed_ranges(graph, read_inputs(data, graph.inputs))
-    if not found.ranges:
-        output.say("the model has no dynamic quantization: --data changes nothing")
-    return found.graph, [f"'{each.node}': {each.text}" for each in found.ranges]
+        return pipeline.unquantize(graph), [], ""
+    fed, fixed = None if data is None else read_inputs(data, graph.inputs), list[str]()
+    if fed is not None:
+        with output.status("computing ranges"):
+            found = pipeline.fixed_ranges(graph, fed)
+        if not found.ranges and not symmetric:
+            output.say("the model has no dynamic quantization: --data changes nothing")
+        graph, fixed = found.graph, [f"'{each.node}': {each.text}" for each in found.ranges]
+    if not symmetric:
+        return graph, fixed, ""
+    made = fixing.symmetric(graph, fed)
+    return made.graph, fixed, f"{made.text}: {made.cost}"
 
 
 def _now_fixed(text: str) -> ExportChange:
@@ -336,6 +361,7 @@ def _export_tflite(
     profile: AnyProfileName,
     *,
     recenter: bool,
+    symmetric: bool,
     io: Interface | None,
     float_: bool,
     layout: TFLiteLayout,
@@ -368,7 +394,8 @@ def _export_tflite(
         suffix = "" if is_tosa(path) else f".{TOSA if tosa else TFLITE}"
         out = output.free(path, force=force, model=model, data=reading.params, suffix=suffix)
     read = with_numbers(reading.read(model), extents_of(extent))
-    graph, fixed = _prepared(read, data, float_=float_)
+    graph, fixed, cost = _prepared(read, data, float_=float_, symmetric=symmetric)
+    fixed += [cost] * symmetric
     found: dict[str, Any] = {
         "profile": TOSA if tosa else profile if profile in (ETHOS_U, TOSA) else TFLITE
     }

@@ -13,9 +13,9 @@ from qdqbridge.app import pipeline
 from qdqbridge.app.cli import output, render
 from qdqbridge.app.cli.files import read_inputs
 from qdqbridge.app.cli.parameters import Extents, Force, Json, Model, Out, extents_of
-from qdqbridge.app.fixing import TFLITE_TARGETS
+from qdqbridge.app.fixing import TFLITE_TARGETS, profile_of
 from qdqbridge.app.fixing import fix as fix_model
-from qdqbridge.app.sources import load_model
+from qdqbridge.app.sources import is_tosa, load_model
 from qdqbridge.options import FixTarget, IoType
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ def fix(
     from qdqbridge.app.cli.failures import DONE, NOT_MET
 
     suffix = ".tflite" if target in TFLITE_TARGETS else ".onnx"
+    if target == "tosa" and is_tosa(output_):
+        suffix = ""
     path = output.free(output_, force=force, model=model, data=data, suffix=suffix)
     fed = None if data is None else read_inputs(data, load_model(model).inputs)
     with output.status("fixing"):
@@ -95,7 +97,7 @@ def _show(made: FixedModel) -> None:
     if made.changes:
         output.show(*render.changes_parts(made.changes))
     if made.after:
-        profile = pipeline.export_profile(made.target)
+        profile = pipeline.export_profile(profile_of(made.target))
         output.show(*render.findings_parts(profile, made.after))
     if made.verdict is not None:
         output.show(*render.verdict_parts(made.verdict))
@@ -132,7 +134,7 @@ def _json(made: FixedModel) -> dict[str, Any]:
     def listed(found: tuple[Finding, ...] | None) -> Any:
         if found is None:
             return None
-        profile = pipeline.export_profile(made.target)
+        profile = pipeline.export_profile(profile_of(made.target))
         return render.findings_json(profile, found)["findings"]
 
     return {

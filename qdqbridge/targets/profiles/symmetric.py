@@ -43,6 +43,8 @@ class Symmetric:
     @property
     def text(self) -> str:
         """What was done, in words."""
+        if not self.exact and not self.wider:
+            return "every 8-bit value lies around zero already"
         if not self.wider:
             return f"{self.exact} tensors made symmetric, with the same real numbers"
         name, factor = max(self.wider.items(), key=lambda each: each[1])

@@ -169,9 +169,7 @@ def _check_concat_scales(view: FileView, node: FileNode) -> Reason | None:
 
 
 _PLACEMENT = "NVIDIA, Explicit Quantization: Q/DQ layer-placement recommendations"
-_OFFER = (
-    "quantize symmetrically, or 'qdqbridge fix MODEL --for tensorrt' makes it so and says the cost"
-)
+_OFFER = "quantize symmetrically, or export with --symmetric, which says what that costs"
 _TYPES = "onnx-tensorrt operators.md; NVIDIA/TensorRT#2774, #4698"
 
 RULES: tuple[TargetRule, ...] = (

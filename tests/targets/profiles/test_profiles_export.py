@@ -287,7 +287,7 @@ def test_everything_that_tensorrt_refuses_is_listed(tmp_path: Path) -> None:
     named = [v for v in stored if v.name and any(f"'{v.name}'" in line for line in lines)]
     assert named and len(named) == len([v for v in stored if v.name])
     assert len(lines) == len(set(lines))
-    assert "qdqbridge fix MODEL --for tensorrt" in caught.value.fix
+    assert "export with --symmetric" in caught.value.fix
 
 
 @pytest.mark.parametrize("axis", [0, 1])
