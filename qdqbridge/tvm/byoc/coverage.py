@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from qdqbridge.tvm.byoc.host import Composite, Contents
 from qdqbridge.tvm.byoc.table import Table, Verdict
-from qdqbridge.tvm.byoc.terms import Applied, Group, Term
+from qdqbridge.tvm.byoc.terms import Applied, Free, Group, Term
 
 Kind: TypeAlias = Literal["refused", "no pattern", "read elsewhere", "float", "plain integers"]
 _CODES = frozenset(("int8", "uint8", "int16", "uint16"))
@@ -50,7 +50,8 @@ class Left:
 
     Attributes:
         operator: Its name.
-        name: Its result's name in the model, or the variable that holds it.
+        name: Its result's name in the model; where it has none, that of a value near it
+            (``behind 'x'``, ``before 'y'``), else the operator's.
         kind: ``refused`` by a check, ``no pattern`` for what it is or stands in, ``read
             elsewhere`` than in a composite that would hold it, ``float``, or an operator on
             ``plain integers`` (indices, shapes).
@@ -200,8 +201,13 @@ def _seen_from(call: Applied, other: Applied) -> str:
 
     The calls that one node became have one name. Equal reasons are then equal texts.
     """
-    tells = other.name != call.name and _GENERATED.fullmatch(other.name) is None
-    return f"{other.op} {other.name}" if tells and other.name else other.op
+    tells = other.name != call.name and _tells(other.name)
+    return f"{other.op} {other.name}" if tells else other.op
+
+
+def _tells(name: str) -> bool:
+    """True for a name that is not one which a host counts out."""
+    return bool(name) and _GENERATED.fullmatch(name) is None
 
 
 def _widened(term: Term) -> bool:
@@ -240,7 +246,28 @@ class _Explainer:
     def _left(self, call: Applied) -> Left:
         kind, reasons = self._reasons(call)
         unique = tuple(dict.fromkeys(reasons))
-        return Left(call.op, call.name or call.op, kind, unique, shape_of(call))
+        return Left(call.op, self._known_as(call), kind, unique, shape_of(call))
+
+    def _known_as(self, call: Applied) -> str:
+        """Returns a name that a person finds in the model: a call's own, or of one near it."""
+        if _tells(call.name):
+            return call.name
+        for word, near in (("behind", self._operands), ("before", self._reading)):
+            level, seen = [call], {call}
+            while level:
+                level = [other for each in level for other in near(each) if other not in seen]
+                seen |= set(level)
+                named = next((other.name for other in level if _tells(other.name)), None)
+                if named is not None:
+                    return f"{word} '{named}'"
+        return call.op
+
+    def _operands(self, call: Applied | Free) -> list[Applied | Free]:
+        args = call.args if isinstance(call, Applied) else ()
+        return [term for term in _flat(args) if isinstance(term, Applied | Free)]
+
+    def _reading(self, call: Applied | Free) -> list[Applied | Free]:
+        return [*self.readers.get(call, ())] if isinstance(call, Applied) else []
 
     def _reasons(self, call: Applied) -> tuple[Kind, list[str]]:
         own = [(call, v) for v in self.verdicts[call] if v.match is not None]

@@ -37,9 +37,12 @@ from qdqbridge.tvm.byoc import (
     prepare,
     runnable,
 )
+from qdqbridge.tvm.byoc.coverage import reasons_of
 from qdqbridge.tvm.byoc.descriptions import other
+from qdqbridge.tvm.byoc.host import Contents
 from qdqbridge.tvm.byoc.partition import host_of
 from qdqbridge.tvm.byoc.records import Record
+from qdqbridge.tvm.byoc.terms import Applied, Free, Term
 from qdqbridge.tvm.relax.read import read_function
 from tests.tvm.byoc.emission_models import CASES, model_of
 from tests.tvm.relax.single_ops import Model, X, codes, const, params
@@ -328,3 +331,25 @@ def test_a_thousand_operators_take_seconds() -> None:
     _, coverage = partition(module, canonical())
     assert coverage.complete and coverage.operators > 499
     assert perf_counter() - start < 20
+
+
+def test_operators_are_named_by_what_a_person_finds() -> None:
+    """Variables that a host counts out (``lv31``) are nobody's names."""
+
+    def call(name: str, *args: Term, op: str = "mystery") -> Applied:
+        return Applied(None, (1,), "int8", op, lambda: args, dict[str, Any], name=name)
+
+    image = Free(None, (1,), "int8", "image")
+    first = call("lv", image)
+    second = call("lv31", first)
+    named = call("logits", second)
+    last = call("gv", named)
+    alone = call("lv7", call("lv8"))
+    before = call("lv9")
+    read = call("scores", before)
+    left = (first, second, named, last, alone, before, read)
+    found = reasons_of(canonical())(Contents(left, (), ()))
+    assert [each.name for each in found] == [
+        "behind 'image'", "behind 'image'", "logits", "behind 'logits'", "mystery",
+        "before 'scores'", "scores",
+    ]  # fmt: skip
