@@ -14,8 +14,8 @@ ProfileName: TypeAlias = Literal[
 TFLiteProfileName: TypeAlias = Literal["tflite", "ethos-u", "tosa"]
 """Profiles of files that are written through TFLite."""
 AnyProfileName: TypeAlias = Literal[ProfileName, TFLiteProfileName]
-FixTarget: TypeAlias = Literal[ProfileName, "tflite", "ethos-u"]
-"""What :func:`qdqbridge.app.fixing.fix` makes a file right for."""
+FixTarget: TypeAlias = Literal[ProfileName, TFLiteProfileName, "onnxruntime-web"]
+"""What :func:`qdqbridge.app.fixing.fix` makes a file right for: a profile, or an engine of one."""
 TargetName: TypeAlias = Literal[
     "ort",
     "ort-s8",
@@ -51,6 +51,8 @@ WeightFormat: TypeAlias = Literal[
     "mxfp4_e2m1",
 ]
 """Storage types of weights: ``qdqbridge.autoquant.planning.targets.WEIGHTS``."""
+PresetName: TypeAlias = Literal["full", "fast"]
+"""How much is tried: ``qdqbridge.autoquant.quantize.PRESETS``."""
 FallbackFormat: TypeAlias = Literal["int16", "float"]
 """What layers become that cost too much in 8 bits."""
 EngineName: TypeAlias = Literal[

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from numpy.typing import NDArray
@@ -34,6 +35,7 @@ from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair.steps import (
     DEFAULT,
     GRAPH_STEPS,
+    TRYING_CHOOSERS,
     QuantizedState,
     Rounds,
     StepRecord,
@@ -60,6 +62,15 @@ Progress = Callable[[int, int], None]
 Arrays = Mapping[str, NDArray[Any]]
 _REPAIRING = 256
 """How many samples are held in memory, for what looks at them again and again."""
+
+
+PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "full": {},
+        "fast": {"tune": False, "chooser": "extrapolated", "repair": ("bias",)},
+    }
+)
+"""What options are where a preset is named, and the user says nothing else of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +107,7 @@ class QuantizeOptions:
             None for this process.
         budget: After so much work no further step of repair, or choice of what runs on integers,
             is begun: in seconds of a usual core, counted in operations and not by a clock.
+        preset: One of :data:`PRESETS`: ``full``, or ``fast``, which tries nothing but biases.
     """
 
     target: str | Target = "ort"
@@ -118,8 +130,13 @@ class QuantizeOptions:
     requantize: str | None = None
     workers: int | str | None = None
     budget: float = 120.0
+    preset: str = "full"
 
     def __post_init__(self) -> None:
+        unsaid = {each.name: each.default for each in fields(self)}
+        for name, value in _resolve_by_name("preset", self.preset, PRESETS).items():
+            if getattr(self, name) == unsaid[name]:
+                object.__setattr__(self, name, value)
         if not self.budget >= 0:
             raise InputDataError(
                 f"{self.budget} is no budget", fix="give seconds: 0 tries nothing, inf everything"
@@ -283,6 +300,7 @@ def quantized(
                 "there is nothing to choose parameters by",
                 fix="give samples, or a profile of the model",
             )
+        rounds.trying("ranges", [TRYING_CHOOSERS] * tune + list(repair))
         profile = collect(graph, samples, onnxruntime_observer(graph), progress=rounds.next())
     few = None if samples is None else spread_unlike(samples, _REPAIRING)
     start = _plainly(graph, target, options, profile, few, empty=empty)
@@ -305,9 +323,13 @@ def quantized(
     work = WorkBudget(options.budget)
     scales = OtherScales.of(plain.decision, few)
     steps = [[s for s in repair if (s in GRAPH_STEPS) is scaling] for scaling in (True, False)]
-    state, scaled = repaired(plain, few, again, steps[0], work, scales)
+    state, scaled = repaired(
+        plain, few, again, steps[0], work, scales,
+        lambda step, left: rounds.trying(step, [*left, *[TRYING_CHOOSERS] * tune, *steps[1]]),
+    )  # fmt: skip
     tuning = None
     if tune:
+        rounds.trying(TRYING_CHOOSERS, steps[1])
         report = _in_units(rounds.next(), len(samples))
         state, tuning = with_choosers_tried(state, few, target, report, options.workers)
         # Scaled channels were kept for the first choosers. Other choosers may do better without
@@ -317,7 +339,7 @@ def quantized(
             if is_closer(other[1], tuning):
                 (state, tuning), scaled = other, outdone(scaled)
                 scales = OtherScales.of(plain.decision, few)
-    state, rounded = repaired(state, few, again, steps[1], work, scales)
+    state, rounded = repaired(state, few, again, steps[1], work, scales, rounds.trying)
     rounds.finish()
     return replace(
         start,

@@ -11,6 +11,7 @@ from qdqbridge import options
 from qdqbridge.autoquant.choosers import CHOOSERS
 from qdqbridge.autoquant.hardware.arithmetic import Overflow, Rescaling
 from qdqbridge.autoquant.planning.targets import TARGETS, WEIGHTS
+from qdqbridge.autoquant.quantize import PRESETS
 from qdqbridge.targets import encodings
 from qdqbridge.targets.engines import ENGINES
 from qdqbridge.targets.profiles import PROFILES
@@ -31,6 +32,7 @@ def _words(of: Any) -> Iterator[str]:
         (options.TargetName, TARGETS),
         (options.WeightFormat, WEIGHTS),
         (options.ChooserName, CHOOSERS),
+        (options.PresetName, PRESETS),
         (options.EngineName, ENGINES),
         (options.TFLiteLayout, LAYOUTS),
         (options.RelaxVariant, VARIANTS),

@@ -7,18 +7,28 @@ import numpy as np
 import pytest
 
 import qdqbridge
+from qdqbridge.app.quantizing import quantization
 from qdqbridge.autoquant.planning.formats import Format
 from qdqbridge.autoquant.planning.targets import ORT
 from qdqbridge.autoquant.profiling.collect import prepared
 from qdqbridge.autoquant.profiling.samples import Samples
+from qdqbridge.autoquant.quantize import QuantizeOptions
 from qdqbridge.autoquant.repair import steps
 from qdqbridge.autoquant.repair.equalize import equalized, links, rescaled
 from qdqbridge.autoquant.repair.layers import layer_of
-from qdqbridge.autoquant.repair.steps import CHOOSERS, CLEARLY, DEFAULT, GAIN, left_out_sqnr
+from qdqbridge.autoquant.repair.steps import (
+    CLEARLY,
+    DEFAULT,
+    GAIN,
+    GRAPH_STEPS,
+    SCALED,
+    TRYING_CHOOSERS,
+    left_out_sqnr,
+)
 from qdqbridge.autoquant.repair.sweep import FloatReference
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.types import per_tensor
-from qdqbridge.errors import InputDataError, UnsupportedModelError
+from qdqbridge.errors import InputDataError, UnsupportedModelError, UnsupportedTargetError
 from tests.autoquant.float_models import quantize_model
 from tests.combinations import each_once
 from tests.onnx_models import Builder, canonical
@@ -158,7 +168,7 @@ def test_channels_stay_as_they_are_where_other_choosers_do_better(apart, monkeyp
     def choosers_tried(state, *_, **__):
         tried.append(state)
         sqnr = 30.0 + apart * len(tried)
-        return state, steps.StepRecord(CHOOSERS, True, "", 20.0, sqnr)
+        return state, steps.StepRecord(TRYING_CHOOSERS, True, "", 20.0, sqnr)
 
     monkeypatch.setattr("qdqbridge.autoquant.quantize.with_choosers_tried", choosers_tried)
     graph, x = long_tailed(4)
@@ -189,7 +199,8 @@ def test_the_default_steps_help_on_other_samples(name, least):
     before, after = judged(graph, plain.graph, found.graph)
     assert after > before + least
     for record in found.repairs:
-        gained = record.after is not None and record.after >= (record.before or 0) + GAIN
+        wanted = (record.before or 0) + (SCALED if record.step in GRAPH_STEPS else GAIN)
+        gained = record.after is not None and record.after >= wanted
         assert record.applied == gained and record.outcome
 
 
@@ -258,3 +269,48 @@ def test_progress_never_goes_back():
     for told in (repaired("digits_mlp_float")[1], own):
         done, totals = zip(*told, strict=True)
         assert len(set(totals)) == 1 and list(done) == sorted(done) and done[-1] == totals[0]
+
+
+class Told:
+    """A callback that keeps what is tried and what is left."""
+
+    def __init__(self):
+        self.tried = []
+
+    def __call__(self, done, total):
+        assert 0 <= done <= total
+
+    def trying(self, what, left):
+        self.tried.append((what, *left))
+
+
+def test_fast_tries_biases_alone():
+    told = Told()
+    images = np.load(MODELS / "digits_test.npz")["x"][:48]
+    made = quantization(
+        MODELS / "digits_mlp_float.onnx", {"input": images}, preset="fast", progress=told
+    )
+    assert [step.step for step in made.made.repairs] == ["bias"]
+    assert made.made.tuning is None
+    assert made.made.options.chooser == "extrapolated"
+    assert told.tried[-2:] == [("ranges", "bias"), ("bias",)]
+    asked = QuantizeOptions(preset="fast", repair=("learn",), chooser="mse")
+    assert (asked.repair, asked.chooser, asked.tune) == (("learn",), "mse", False)
+    with pytest.raises(UnsupportedTargetError, match="no preset 'faster'"):
+        QuantizeOptions(preset="faster")
+
+
+def test_progress_says_what_is_left():
+    told = Told()
+    images = np.load(MODELS / "digits_test.npz")["x"][:24]
+    quantization(
+        MODELS / "digits_mlp_float.onnx", {"input": images}, repair=("equalize", "bias"),
+        progress=told,
+    )  # fmt: skip
+    assert told.tried[0][0] == "operators"
+    assert told.tried[-4:] == [
+        ("ranges", "choosers", "equalize", "bias"),
+        ("equalize", "choosers", "bias"),
+        ("choosers", "bias"),
+        ("bias",),
+    ]

@@ -7,8 +7,9 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -140,14 +142,38 @@ def say(message: str) -> None:
     stderr().print(Text(message, style="dim"), soft_wrap=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What tells how far something long has come: called with what is done, and of how much.
+
+    Attributes:
+        label: What it is.
+        shown: The bar on the terminal.
+        task: Its line.
+    """
+
+    label: str
+    shown: Progress
+    task: TaskID
+
+    def __call__(self, done: int, total: int) -> None:
+        """Shows how much is done."""
+        self.shown.update(self.task, completed=done, total=total)
+
+    def trying(self, what: str, left: Sequence[str]) -> None:
+        """Shows what is tried now, and what then."""
+        then = f", then {', '.join(left)}" if left else ""
+        self.shown.update(self.task, description=f"{self.label}: {what}{then}")
+
+
 @contextmanager
-def progress(label: str) -> Generator[Callable[[int, int], None], None, None]:
+def progress(label: str) -> Generator[Bar, None, None]:
     """Shows a bar with the time taken and left; yields ``report(done, total)``.
 
     It is on stderr, and only where that is a terminal.
     """
     columns = (
-        TextColumn(label),
+        TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -158,8 +184,7 @@ def progress(label: str) -> Generator[Callable[[int, int], None], None, None]:
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield Bar(label, bar, bar.add_task(label, total=None))
 
 
 @contextmanager

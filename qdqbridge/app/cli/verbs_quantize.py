@@ -43,6 +43,7 @@ from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.options import (
     ChooserName,
     FallbackFormat,
+    PresetName,
     ProfileName,
     Requantize,
     TargetName,
@@ -277,6 +278,14 @@ Workers = Annotated[
         help="Processes that try choosers and layers in parallel: a number, or 'ray'.",
     ),
 ]
+Preset = Annotated[
+    PresetName,
+    Parameter(
+        group=SEARCH,
+        name="--preset",
+        help="fast: one way to choose ranges, and no repair but biases; a tenth of the time.",
+    ),
+]
 Budget = Annotated[
     float,
     Parameter(
@@ -317,6 +326,7 @@ def quantize(
     requantize: Requantized = None,
     workers: Workers = None,
     budget: Budget = 120.0,
+    preset: Preset = "full",
     exclude: Patterns = (),
     only: Only = (),
     repair: Repair = "equalize,smooth,round,learn,bias",
@@ -366,7 +376,7 @@ def quantize(
         target=target, exclude=exclude, only=only, chooser=chooser, weights=weights, block=block,
         formats=_by_pattern(format_, format_of), repair=_parse_repair_steps(repair), budget=budget,
         weight_formats=_by_pattern(weight_format, weights_of), accumulator_bits=accumulator_bits,
-        avoid_pairs=avoid_pairs, sums_of=sums_of, requantize=requantize,
+        avoid_pairs=avoid_pairs, sums_of=sums_of, requantize=requantize, preset=preset,
         workers=int(workers) if workers is not None and workers.isdecimal() else workers,
     )  # fmt: skip
     if path.suffix == ONNX:

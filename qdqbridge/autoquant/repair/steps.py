@@ -45,6 +45,9 @@ from qdqbridge.errors import InputDataError, QdqBridgeError
 
 GAIN = 0.02
 """What a step has to gain at least, in dB; less is chance."""
+SCALED = 1.0
+"""What scaled channels have to gain, in dB, on the samples that gave the ranges: others gain less,
+and to know how much takes eight more rounds."""
 ORDER = ("equalize", "smooth", "round", "learn", "bias")
 """All steps in the order in which they are done."""
 PARTS = 4
@@ -141,6 +144,7 @@ def repaired(
     steps: Sequence[str] = DEFAULT,
     work: WorkBudget | None = None,
     scales: OtherScales | None = None,
+    trying: Callable[[str, Sequence[str]], None] | None = None,
 ) -> tuple[QuantizedState, tuple[StepRecord, ...]]:
     """Returns a quantized graph after all steps that helped, and what became of each.
 
@@ -154,6 +158,7 @@ def repaired(
         work: No step is begun once it is spent; None for no bound.
         scales: A step that loses too much on data of these is undone; None where data of other
             scales leave the ranges that are stored anyway.
+        trying: Called with each step that is begun, and those behind it.
 
     Raises:
         InputDataError: A step does not exist.
@@ -164,13 +169,15 @@ def repaired(
         return start, ()
     trials, records = _Trials(start, samples, again, scales), list[StepRecord]()
     work = work or WorkBudget(math.inf)
-    for name in wanted:
+    for number, name in enumerate(wanted):
         if not work.left:
             records.append(StepRecord(name, False, _LATE))
             continue
         if name == "bias" and any(r.step == "learn" and r.applied for r in records):
             records.append(StepRecord(name, False, "weights were learned with their biases"))
             continue
+        if trying is not None:
+            trying(name, wanted[number + 1 :])
         runs, tried = RUNS[name] * len(samples), trials.tries
         work.spend(start.decision.plan.graph, start.profile, runs)
         records.append(trials.attempt(name))
@@ -308,6 +315,9 @@ class _Trials:
         after = judge.sqnr(found.graph)
         if not _better(before, after):
             return _StepAttempt(None, f"{outcome}; {_NO_CLOSER}", before, after)
+        if after < before + SCALED:
+            outcome += f"; less than {SCALED:g} dB on the samples that gave the ranges"
+            return _StepAttempt(None, outcome, before, after)
         if len(self._samples) < 2:
             kept = worth_trying(name, before, after)
             why = "" if kept else "; one sample cannot tell what it does to others"
@@ -379,7 +389,7 @@ class _Trials:
 # ---- The target's further choosers, tried on a quantized graph: what the step ``choosers`` is ----
 
 
-CHOOSERS = "choosers"
+TRYING_CHOOSERS = "choosers"
 """What trying other choosers is called in records."""
 CLEARLY = 1.0
 """How much closer, in dB, choosers have to come without scaled channels to leave them unscaled."""
@@ -404,7 +414,7 @@ def with_choosers_tried(
     samples = spread(data, _calibration_sample_count(data))
     if len(samples) < LEAST:
         outcome = f"{len(samples)} samples are too few to try choosers on"
-        return state, StepRecord(CHOOSERS, applied=False, outcome=outcome)
+        return state, StepRecord(TRYING_CHOOSERS, applied=False, outcome=outcome)
     plan, seen = state.decision.plan, state.profile.by_name()
     found = tuned(
         state.decision,
@@ -418,8 +428,8 @@ def with_choosers_tried(
     )
     if found.decision is state.decision or found.end <= found.start:
         outcome = f"of {_listed(target)}, {target.chooser!r} is the best everywhere"
-        return state, StepRecord(CHOOSERS, False, outcome, found.start, found.end)
-    record = StepRecord(CHOOSERS, True, _tried_in_words(found), found.start, found.end)
+        return state, StepRecord(TRYING_CHOOSERS, False, outcome, found.start, found.end)
+    record = StepRecord(TRYING_CHOOSERS, True, _tried_in_words(found), found.start, found.end)
     return QuantizedState(apply(found.decision), found.decision, state.profile), record
 
 
@@ -488,6 +498,12 @@ class Rounds:
     def of(steps: Sequence[str], progress: Progress | None) -> Rounds:
         """Returns the passes that steps of repair may need: one, and one for each scaled graph."""
         return Rounds(1 + sum(name in GRAPH_STEPS for name in set(steps)), progress)
+
+    def trying(self, what: str, left: Sequence[str]) -> None:
+        """Tells what is tried now, and what then, where the callback has a method for it."""
+        tell = getattr(self.progress, "trying", None)
+        if tell is not None:
+            tell(what, left)
 
     def next(self) -> Progress | None:
         """Returns the callback for the next pass."""

@@ -364,7 +364,8 @@ def chosen(
     if not more or start + lost >= HEAD_GOOD:
         return options, found  # channels need not be scaled to know
     plain = unscaled
-    if any(step in GRAPH_STEPS for step in options.repair):
+    # Scaled channels may save a model whose products lose everything; the rest does not need them.
+    if start + lost < GOOD and any(step in GRAPH_STEPS for step in options.repair):
         plain = replace(unscaled, repair=[step for step in options.repair if step in GRAPH_STEPS])
         made = quantized(graph, seen, plain, profile=profile)
         start = judge.sqnr(made.graph)
