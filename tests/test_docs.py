@@ -187,7 +187,7 @@ def script(name: str) -> ModuleType:
     return importlib.import_module(f"scripts.generators.{name}")
 
 
-@pytest.mark.parametrize("name", ["operator_table", "rules_doc"])
+@pytest.mark.parametrize("name", ["operator_table", "rules_doc", "byoc_reference"])
 def test_a_generated_page_is_current(name: str) -> None:
     module = script(name)
     assert module.PAGE.read_text("utf-8") == module.page(), (
