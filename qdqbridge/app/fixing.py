@@ -127,7 +127,7 @@ class FixedModel:
         data: Which data was compared.
     """
 
-    target: str
+    target: FixTarget
     path: Path
     as_it_was: bool
     again: bool

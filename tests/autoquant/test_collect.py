@@ -185,7 +185,8 @@ def test_half_floats_of_operators_without_a_row():
         "RandomNormalLike": "float16", "Mul": "float32",
     }  # fmt: skip
     fed = {"x": np.eye(4, dtype=np.float16), "c": np.array(True)}
-    assert np.array_equal(*(qb.evaluate(each, fed)["z"] for each in (wide, graph)))
+    found, wanted = (qb.evaluate(each, fed)["z"] for each in (wide, graph))
+    assert np.array_equal(found, wanted)
     assert in_float32(wide).digest == wide.digest
 
 

@@ -222,6 +222,7 @@ def test_arrays_in_the_order_of_the_inputs(stream):
     named = [{"sound": sound, "state": state, "rate": rate} for sound in sounds]
     for found, wanted in zip(in_order, samples_of(stream.inputs, named), strict=True):
         assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+    wrong: Any
     for wrong in ([sounds[0]], [[sounds[0], state]], [sounds[0], state, rate], 5, []):
         with pytest.raises(InputDataError):
             samples_of(stream.inputs, wrong)

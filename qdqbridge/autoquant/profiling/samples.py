@@ -35,7 +35,9 @@ from qdqbridge.errors import InputDataError, UnsupportedTargetError
 
 Array = NDArray[Any]
 Sample = Mapping[str, Array]
-GivenData: TypeAlias = "Mapping[str, Array] | Array | Iterable[Sample | Sequence[Array] | Array]"
+GivenData: TypeAlias = (
+    "Mapping[str, Array] | Array | Iterable[Mapping[str, Any] | Sequence[Any] | Array]"
+)
 """What users give: arrays of many examples, or what each of several runs is given."""
 _BATCH = 8
 _AS_THEY_LIE = (Flow.ELEMENTWISE, Flow.CONVERT)
@@ -250,8 +252,8 @@ def samples_of(inputs: Sequence[Value], data: GivenData) -> Samples:
     if isinstance(data, Mapping):
         return Samples.of(inputs, cast("Mapping[str, Array]", data))
     if isinstance(data, np.ndarray):
-        return Samples.of(inputs, _by_name(inputs, data, lacking=False))
-    if not isinstance(data, Iterable):
+        return Samples.of(inputs, _by_name(inputs, cast("Array", data), lacking=False))
+    if not hasattr(data, "__iter__"):
         check_mapping(inputs, data)
     runs = [_with_unread(inputs, _by_name(inputs, run)) for run in data]
     if not runs:
@@ -278,9 +280,9 @@ def _by_name(inputs: Sequence[Value], run: object, *, lacking: bool = True) -> S
         shape = value.type.shape
         alone = lacking and shape is not None and array.ndim == len(shape) - 1
         return {value.name: array[None] if alone else array}
-    if not isinstance(run, list | tuple) or len(cast("Sequence[object]", run)) != len(wanted):
-        check_mapping(wanted, run)
-    arrays = cast("Sequence[object]", run)
+    arrays = cast("list[object]", run if isinstance(run, list | tuple) else [])
+    if len(arrays) != len(wanted):
+        check_mapping(wanted, cast("object", run))
     pairs = zip(wanted, arrays, strict=True)
     return {value.name: array_of(value.name, array) for value, array in pairs}
 
