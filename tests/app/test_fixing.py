@@ -140,6 +140,7 @@ def test_export_takes_zero_points_out_on_one_argument(
         stored = None if node is None else node.operand(0).quant
         assert stored is not None
         scale = float(stored.params.scale)
+        # one is a difference of float64 numbers, the other of float32 ones
         assert made.lsb["logits"] == pytest.approx(np.abs(out).max() / scale)
 
 

@@ -83,6 +83,7 @@ def export(
     symmetric: Annotated[
         bool,
         Parameter(
+            group=MORE,
             negative=(),
             help="Write 8-bit values as int8 around zero (TensorRT has no zero points), exactly or "
             "in larger steps; what that costs is told.",
