@@ -173,8 +173,7 @@ def processors() -> list[dict[str, Any]]:
     ``features``, and ``host``: True for the one of this machine.
     """
     need_tvm()
-    from qdqbridge.tvm.relax.kernels.codegen.cpu import cpu_of, host_target
-    from qdqbridge.tvm.relax.kernels.codegen.processors import PROCESSORS
+    from qdqbridge.tvm.relax.kernels.codegen.processors import PROCESSORS, cpu_of, host_target
 
     host = cpu_of(host_target())
     return [
@@ -194,8 +193,7 @@ def library_needs(path: File) -> dict[str, list[str]]:
         ModelFileError: The file cannot be read, is not such a library, or is damaged.
     """
     need_tvm()
-    from qdqbridge.tvm.relax.instructions import missing_features
-    from qdqbridge.tvm.relax.saving import features_in
+    from qdqbridge.tvm.relax.saving import features_in, missing_features
 
     features = features_in(path_of(path))
     return {"features": features, "missing": missing_features(features)}

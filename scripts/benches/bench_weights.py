@@ -25,11 +25,11 @@ import tvm
 from bench_run import RESTS, measure, onnxruntime, ours, table
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqbridge.tvm.relax.kernels.codegen.cpu import host_target
+from qdqbridge.tvm.relax.files import lasting
 from qdqbridge.tvm.relax.kernels.codegen.lanes import load, number, store
 from qdqbridge.tvm.relax.kernels.codegen.loops import turns
+from qdqbridge.tvm.relax.kernels.codegen.processors import host_target
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func
-from qdqbridge.tvm.relax.tensors import lasting
 from qdqbridge.tvm.relax.threads import Caller
 
 SIZES = ((4096, 4096), (4096, 14336))

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from qdqbridge.core.graph.operator import Operator
 from qdqbridge.core.ops.table import OPERATORS
-from qdqbridge.tvm.qnn.read.rules.frontends import RELAX
+from qdqbridge.tvm.qnn.read.rules.activations import RELAX
 from qdqbridge.tvm.relax.read.calls import _NAMES
 from qdqbridge.tvm.relax.read.module import ROWS
 from scripts.generators.generated_page import main
@@ -47,7 +47,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
     (r"atan2|cumprod|median|bucketize|multinomial", "no ONNX operator computes the same"),
 )
 _ELSE = "no row yet"
-_FOLLOWED = ("qdqbridge.core.ops.", "qdqbridge.tvm.qnn.read.layout")
+_FOLLOWED = ("qdqbridge.core.ops.", "qdqbridge.tvm.qnn.read.parameters")
 """Modules beside a row's own whose functions make nodes for it."""
 
 Row = Callable[..., Any]

@@ -294,7 +294,7 @@ def _kernel_times(
     executable: Any, target: str, inputs: Mapping[str, NDArray[Any]]
 ) -> tuple[Any, float]:
     from qdqbridge.tvm.relax.kernel_times import kernel_times
-    from qdqbridge.tvm.relax.kernels.codegen.cpu import cpu_of, target_of
+    from qdqbridge.tvm.relax.kernels.codegen.processors import cpu_of, target_of
     from qdqbridge.tvm.relax.kernels.tiles.limit import limit
 
     resolved = target_of(target)

@@ -26,8 +26,7 @@ Nothing here imports TVM before a module is given.
 
 from qdqbridge.core.arguments import renamed_in
 from qdqbridge.tvm.byoc.constraints import Constraints, Limits
-from qdqbridge.tvm.byoc.coverage import Coverage, Left, Taken
-from qdqbridge.tvm.byoc.host import Composite
+from qdqbridge.tvm.byoc.coverage import Composite, Coverage, Left, Taken
 from qdqbridge.tvm.byoc.partition import composites, describe, partition, runnable
 from qdqbridge.tvm.byoc.pattern import (
     Anything,

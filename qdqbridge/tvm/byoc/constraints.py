@@ -27,8 +27,8 @@ import numpy as np
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.errors import QdqBridgeError
 from qdqbridge.tvm.byoc import records
+from qdqbridge.tvm.byoc.pattern import Tensor
 from qdqbridge.tvm.byoc.records import Accumulation, Binary, Convolution, Pool, Record, Resize
-from qdqbridge.tvm.byoc.terms import Tensor
 
 # ---- The limits of an operator, stated as data ---------------------------------------------------
 

@@ -1,7 +1,7 @@
 """From a match to the record of what it computes.
 
 What stands where in a call is what the reader of graphs knows as well: the operands and parameters
-of its signature (:mod:`qdqbridge.tvm.qnn.signatures`), attributes by the codecs of the row's
+of its signature (:mod:`qdqbridge.tvm.qnn.ranges`), attributes by the codecs of the row's
 record.
 """
 
@@ -25,7 +25,7 @@ from qdqbridge.core.ops.attributes import (
     SoftmaxAttrs,
 )
 from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION
-from qdqbridge.tvm.byoc.pattern import Match
+from qdqbridge.tvm.byoc.pattern import Applied, FixedTerm, Group, Match, Tensor, Term
 from qdqbridge.tvm.byoc.records import (
     BatchMatmul,
     Binary,
@@ -46,8 +46,7 @@ from qdqbridge.tvm.byoc.records import (
     Softmax,
     Unary,
 )
-from qdqbridge.tvm.byoc.terms import Applied, FixedTerm, Group, Tensor, Term
-from qdqbridge.tvm.qnn.signatures import (
+from qdqbridge.tvm.qnn.ranges import (
     BATCH_NORM,
     CHOICE,
     DYNAMIC_PRODUCT,

@@ -36,12 +36,10 @@ from qdqbridge.targets.profiles.export import exported_proto
 from qdqbridge.tvm.byoc.coverage import Coverage
 from qdqbridge.tvm.byoc.partition import partition
 from qdqbridge.tvm.byoc.table import Table
-from qdqbridge.tvm.byoc.tables import canonical
-from qdqbridge.tvm.byoc.tables.floats import FLOATS
-from qdqbridge.tvm.relax.building import compiled
+from qdqbridge.tvm.byoc.tables import FLOATS, canonical
 from qdqbridge.tvm.relax.emit import emit
-from qdqbridge.tvm.relax.executable import Executable
-from qdqbridge.tvm.relax.kernels.codegen.cpu import target_of
+from qdqbridge.tvm.relax.executable import Executable, compiled
+from qdqbridge.tvm.relax.kernels.codegen.processors import target_of
 from qdqbridge.tvm.relax.read import read_function
 
 NAME = "qdqbridge_onnxruntime"

@@ -6,8 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from qdqbridge.errors import GraphError, InputDataError, QdqBridgeError, UnsupportedTargetError
-from qdqbridge.tvm.byoc.coverage import Coverage, coverage, reasons_of
-from qdqbridge.tvm.byoc.host import Composite, PartitionHost
+from qdqbridge.tvm.byoc.coverage import Composite, Coverage, PartitionHost, coverage, reasons_of
 from qdqbridge.tvm.byoc.records import Record
 from qdqbridge.tvm.byoc.table import Table
 

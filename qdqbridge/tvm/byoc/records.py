@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.arguments import renamed_in
-from qdqbridge.tvm.byoc.terms import RANGES, Tensor
+from qdqbridge.tvm.byoc.pattern import RANGES, Tensor
 
 Clamp: TypeAlias = "tuple[int, int]"
 """Smallest and largest stored value of a result."""

@@ -16,18 +16,23 @@ from tvm.relax.backend.utils import has_leaking_intermediate_variables
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.transform import FuseOpsByPattern, FusionPattern, LambdaLift, MergeCompositeFunctions
 
-from qdqbridge.tvm.byoc.host import Composite, Contents, kept, needed, variants
+from qdqbridge.tvm.byoc.coverage import Composite, Contents, kept, needed, variants
 from qdqbridge.tvm.byoc.pattern import (
     Anything,
+    Applied,
     CallPattern,
     ConstantPattern,
     Either,
+    Extents,
+    FixedTerm,
+    Free,
+    Group,
     Optional,
     Pattern,
+    Term,
     Tuple,
 )
 from qdqbridge.tvm.byoc.table import Entry, Table
-from qdqbridge.tvm.byoc.terms import Applied, Extents, FixedTerm, Free, Group, Term
 from qdqbridge.tvm.qnn.origin import label
 from qdqbridge.tvm.relax import dialect
 

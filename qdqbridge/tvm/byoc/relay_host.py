@@ -18,19 +18,24 @@ from tvm.relay import dataflow_pattern as dfp
 
 from qdqbridge.errors import QdqBridgeError
 from qdqbridge.tvm.byoc import descriptions
-from qdqbridge.tvm.byoc.host import Composite, Contents, kept, needed, variants
+from qdqbridge.tvm.byoc.coverage import Composite, Contents, kept, needed, variants
 from qdqbridge.tvm.byoc.pattern import (
     Anything,
+    Applied,
     CallPattern,
     ConstantPattern,
     Either,
+    Extents,
+    FixedTerm,
+    Free,
+    Group,
     Optional,
     Pattern,
+    Term,
     Tuple,
 )
 from qdqbridge.tvm.byoc.records import Record
 from qdqbridge.tvm.byoc.table import Check, Entry, Table
-from qdqbridge.tvm.byoc.terms import Applied, Extents, FixedTerm, Free, Group, Term
 from qdqbridge.tvm.qnn.origin import label
 
 # ---- Relay's own patterns in our algebra: so a shipped table can say why it leaves an operator

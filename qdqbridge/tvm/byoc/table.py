@@ -9,16 +9,17 @@ from difflib import get_close_matches
 from qdqbridge.errors import QdqBridgeError
 from qdqbridge.tvm.byoc.constraints import Constraints
 from qdqbridge.tvm.byoc.pattern import (
+    Applied,
     CallPattern,
     Match,
     Mismatch,
     Pattern,
+    Term,
     match_byoc_pattern,
     operators,
     roots,
 )
 from qdqbridge.tvm.byoc.records import Record
-from qdqbridge.tvm.byoc.terms import Applied, Term
 
 Describe = Callable[[Match], Record]
 Check = Callable[[Record], "list[str]"]

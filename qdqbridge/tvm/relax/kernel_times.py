@@ -23,10 +23,9 @@ from tvm import ir, relax, tirx
 from qdqbridge.core.graph.interpreter import check_inputs
 from qdqbridge.tvm.qnn.origin import provenance_of
 from qdqbridge.tvm.relax.executable import Executable
-from qdqbridge.tvm.relax.files import without_lines
-from qdqbridge.tvm.relax.instructions import features_of, need_features
-from qdqbridge.tvm.relax.kernels.emit import WORK
-from qdqbridge.tvm.relax.tensors import to_tensor
+from qdqbridge.tvm.relax.files import to_tensor, without_lines
+from qdqbridge.tvm.relax.kernels.plan import WORK
+from qdqbridge.tvm.relax.saving import features_of, need_features
 from qdqbridge.tvm.relax.threads import Caller
 
 _REPEATS = 7

@@ -12,9 +12,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from qdqbridge.tvm.qnn.dialect.arithmetic import stage
 from qdqbridge.tvm.qnn.dialect.elementwise import broadcast_indices
-from qdqbridge.tvm.relax.empty_reductions import is_empty
-from qdqbridge.tvm.relax.half_floats import HALF_FLOATS
-from qdqbridge.tvm.relax.nonfinite import NONFINITE
+from qdqbridge.tvm.relax.nonfinite import HALF_FLOATS, NONFINITE, is_empty
 from qdqbridge.tvm.relax.threads import BUILDING
 
 # ---- indices of ``take`` kept within their axis, whatever they are -------------------------------

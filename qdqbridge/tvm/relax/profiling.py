@@ -24,9 +24,9 @@ from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.interpreter import check_inputs
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.tvm.qnn.emit.emitter import Expr, reason
-from qdqbridge.tvm.relax.building import compiled
 from qdqbridge.tvm.relax.emit.module import ModuleEmitter
-from qdqbridge.tvm.relax.kernels.codegen.cpu import target_of
+from qdqbridge.tvm.relax.executable import compiled
+from qdqbridge.tvm.relax.kernels.codegen.processors import target_of
 from qdqbridge.tvm.relax.lowering import lowered
 from qdqbridge.tvm.relax.threads import raise_interrupt
 

@@ -29,7 +29,7 @@ from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.targets.comparison.bounds import exact
 from qdqbridge.tvm.byoc import canonical, partition
 from qdqbridge.tvm.byoc.tables import CANONICAL
-from qdqbridge.tvm.relax.kernels.codegen.cpu import cpu_of, host_target
+from qdqbridge.tvm.relax.kernels.codegen.processors import cpu_of, host_target
 from qdqbridge.tvm.relax.kernels.plan import plan
 from tests.core.ops.toys import TOYS, Toy, feed_of, model
 from tests.places import ROOT

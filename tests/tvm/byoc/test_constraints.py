@@ -12,6 +12,7 @@ import pytest
 from qdqbridge.errors import QdqBridgeError
 from qdqbridge.tvm.byoc import Constraints, Limits
 from qdqbridge.tvm.byoc.constraints import refusals
+from qdqbridge.tvm.byoc.pattern import FixedTerm, Free, Tensor
 from qdqbridge.tvm.byoc.records import (
     Binary,
     Concatenation,
@@ -23,7 +24,6 @@ from qdqbridge.tvm.byoc.records import (
     Record,
     Resize,
 )
-from qdqbridge.tvm.byoc.terms import FixedTerm, Free, Tensor
 
 
 def value(

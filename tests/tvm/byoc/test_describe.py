@@ -19,6 +19,7 @@ from qdqbridge.core.graph.types import QuantParams, shifted_params
 from qdqbridge.core.ops.attributes import ConvAttrs
 from qdqbridge.core.ops.dynamic import DynamicAttrs
 from qdqbridge.tvm.byoc import canonical, composites, describe, partition
+from qdqbridge.tvm.byoc.pattern import Tensor
 from qdqbridge.tvm.byoc.records import (
     Accumulation,
     Binary,
@@ -36,7 +37,6 @@ from qdqbridge.tvm.byoc.records import (
     Softmax,
     Unary,
 )
-from qdqbridge.tvm.byoc.terms import Tensor
 from tests.core.graph import graphs
 from tests.tvm.relax.single_ops import Model, X, codes, const, params
 

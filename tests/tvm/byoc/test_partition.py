@@ -37,12 +37,11 @@ from qdqbridge.tvm.byoc import (
     prepare,
     runnable,
 )
-from qdqbridge.tvm.byoc.coverage import reasons_of
+from qdqbridge.tvm.byoc.coverage import Contents, reasons_of
 from qdqbridge.tvm.byoc.descriptions import other
-from qdqbridge.tvm.byoc.host import Contents
 from qdqbridge.tvm.byoc.partition import host_of
+from qdqbridge.tvm.byoc.pattern import Applied, Free, Term
 from qdqbridge.tvm.byoc.records import Record
-from qdqbridge.tvm.byoc.terms import Applied, Free, Term
 from qdqbridge.tvm.relax.read import read_function
 from tests.tvm.byoc.emission_models import CASES, model_of
 from tests.tvm.relax.single_ops import Model, X, codes, const, params

@@ -11,12 +11,17 @@ import pytest
 from qdqbridge.errors import QdqBridgeError
 from qdqbridge.tvm.byoc.pattern import (
     Anything,
+    Applied,
     CallPattern,
     ConstantPattern,
     Either,
+    FixedTerm,
+    Free,
+    Group,
     Match,
     Mismatch,
     Pattern,
+    Term,
     Tuple,
     match_byoc_pattern,
     operators,
@@ -26,7 +31,6 @@ from qdqbridge.tvm.byoc.pattern import (
 )
 from qdqbridge.tvm.byoc.table import Entry, Table
 from qdqbridge.tvm.byoc.tables import canonical
-from qdqbridge.tvm.byoc.terms import Applied, FixedTerm, Free, Group, Term
 
 
 def free(name: str = "x") -> Free:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qdqbridge.tvm.qnn.signatures import SIGNATURES
+from qdqbridge.tvm.qnn.ranges import SIGNATURES
 
 pytest.importorskip("tvm")
 

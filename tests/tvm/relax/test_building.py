@@ -16,9 +16,9 @@ import qdqbridge as qb
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.ops.attributes import ConvAttrs
 from qdqbridge.core.ops.dynamic import DynamicAttrs
-from qdqbridge.tvm.relax import building
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
-from qdqbridge.tvm.relax.kernels.emit import WORK
+from qdqbridge.tvm.relax import executable as building
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
+from qdqbridge.tvm.relax.kernels.plan import WORK
 from tests.core.graph.graphs import apply, const, plain, quant, typed
 from tests.core.graph.graphs import graph as graph_of
 from tests.places import MODELS

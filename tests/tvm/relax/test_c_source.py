@@ -19,7 +19,7 @@ from qdqbridge.app.cli.failures import run
 from qdqbridge.core.canonical.interface import with_interface
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import OutputExistsError, UnsupportedTargetError
-from qdqbridge.tvm.relax.c_source.steps import ALIGNED, ArenaNeed, arena
+from qdqbridge.tvm.relax.c_source.functions import ALIGNED, ArenaNeed, arena
 from tests.places import MODELS, ROOT
 from tests.tvm.relax.c_programs import (
     BOARDS,

@@ -17,7 +17,7 @@ import pytest
 import qdqbridge as qb
 from qdqbridge.app import hosting
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.tvm.relax.kernels.codegen.cpu import cpu_of, target_of
+from qdqbridge.tvm.relax.kernels.codegen.processors import cpu_of, target_of
 from tests.places import MODELS, ROOT
 
 PAGE = (ROOT / "docs" / "deploy.md").read_text("utf-8")

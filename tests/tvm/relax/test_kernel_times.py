@@ -12,7 +12,7 @@ import pytest
 import qdqbridge as qb
 from qdqbridge.errors import InputDataError
 from qdqbridge.tvm.relax.kernel_times import kernel_times, node_times
-from qdqbridge.tvm.relax.kernels.codegen.cpu import cpu_of, host_target
+from qdqbridge.tvm.relax.kernels.codegen.processors import cpu_of, host_target
 from qdqbridge.tvm.relax.kernels.tiles.limit import limit
 from tests.tvm.relax.digits import digits
 

@@ -11,7 +11,7 @@ from tvm import relax as tvm_relax
 from tvm import tirx
 
 from qdqbridge.tvm.relax.executable import lowered
-from qdqbridge.tvm.relax.half_floats import along_columns
+from qdqbridge.tvm.relax.nonfinite import along_columns
 
 relax: Any = tvm_relax
 N, M = (tirx.Var(name, "int64") for name in "nm")

@@ -20,7 +20,7 @@ from qdqbridge.errors import (
     OutputFileError,
     UnsupportedTargetError,
 )
-from qdqbridge.tvm.relax import files, instructions
+from qdqbridge.tvm.relax import files, saving
 from qdqbridge.tvm.relax.kernel_times import kernel_times
 from tests.tvm.relax.digits import MODEL, digits
 
@@ -83,9 +83,9 @@ def test_damage_is_found(saved: Any, tmp_path: Path) -> None:
 
 def test_a_cpu_without_the_instructions(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     least = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
-    wanted = instructions.features_of(saved[0].target)
-    monkeypatch.setattr(instructions, "host_target", lambda: least)
-    if set(wanted) - set(instructions.features_of(least)):
+    wanted = saving.features_of(saved[0].target)
+    monkeypatch.setattr(saving, "host_target", lambda: least)
+    if set(wanted) - set(saving.features_of(least)):
         with pytest.raises(UnsupportedTargetError, match="cannot run the library"):
             qb.load_executable(saved[1])
 
@@ -112,7 +112,7 @@ def test_code_for_another_architecture_is_compiled_and_not_run(
 
 
 def test_habits_and_systems_instructions_do_not_matter() -> None:
-    lesser = instructions.features_of(tvm.target.Target({"kind": "llvm", "mcpu": "haswell"}))
+    lesser = saving.features_of(tvm.target.Target({"kind": "llvm", "mcpu": "haswell"}))
     assert {"avx2", "fma"} <= set(lesser)
     assert not {"ermsb", "invpcid", "macrofusion", "xsave"} & set(lesser)
 

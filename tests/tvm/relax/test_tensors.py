@@ -9,7 +9,7 @@ import pytest
 import tvm
 
 import qdqbridge as qb
-from qdqbridge.tvm.relax.tensors import aligned, handed_over, lasting, to_array, to_tensor
+from qdqbridge.tvm.relax.files import aligned, handed_over, lasting, to_array, to_tensor
 from tests.places import MODELS
 
 MODEL = MODELS / "digits_cnn_u8s8_per_channel.onnx"

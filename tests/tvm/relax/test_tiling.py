@@ -13,7 +13,7 @@ from tvm import relax
 import qdqbridge as qb
 from qdqbridge.errors import InputDataError
 from qdqbridge.tvm.relax.executable import lowered
-from qdqbridge.tvm.relax.kernels.codegen.cpu import target_of
+from qdqbridge.tvm.relax.kernels.codegen.processors import target_of
 from tests.onnx_models import Builder, canonical, run
 
 

@@ -16,7 +16,7 @@ from qdqbridge.tvm.qnn.dialect import QNN_OPS
 from qdqbridge.tvm.relay import build
 from qdqbridge.tvm.relay.dialect import call, half_even, lookup, register
 from qdqbridge.tvm.relay.dialect.host import names_of
-from qdqbridge.tvm.relay.dialect.native import NATIVE
+from qdqbridge.tvm.relay.dialect.registration import NATIVE
 from tests.tvm.dialect.contract import Array, every_code, params
 from tests.tvm.relay.relay_cases import TARGETS, Cases, all_args, const, scale_of, zero_of
 

@@ -13,7 +13,7 @@ from tvm.ir import Op
 
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.tvm.relay.dialect import call, half_even
-from qdqbridge.tvm.relay.dialect.native import NATIVE
+from qdqbridge.tvm.relay.dialect.registration import NATIVE
 from tests.tvm.dialect.contract import Array, contract, params
 from tests.tvm.relay.relay_cases import TARGETS, all_args, const
 

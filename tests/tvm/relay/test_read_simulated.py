@@ -14,8 +14,8 @@ from qdqbridge.core.graph.interpreter import evaluate_node
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.errors import InputDataError, UnsupportedModelError, UnsupportedTargetError
 from qdqbridge.tvm.relay.read import export_quantized, from_simulated
+from qdqbridge.tvm.relay.read.entry import NAME, Grid
 from qdqbridge.tvm.relay.read.export import calibrated
-from qdqbridge.tvm.relay.read.simulated import NAME, Grid
 from tests.places import MODELS
 from tests.tvm.relay.relay_side import fixed, imported, run_each
 

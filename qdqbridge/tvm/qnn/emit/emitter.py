@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,11 +16,129 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import quantize
+from qdqbridge.core.graph.operator import Operator
 from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.tvm.qnn.emit.dtypes import as_bytes, storage, tvm_dtype
-from qdqbridge.tvm.qnn.emit.variant import CANONICAL, Variant
 from qdqbridge.tvm.qnn.origin import written
+
+# ---- Element types of TVM's tensors --------------------------------------------------------------
+
+
+HOLDABLE = frozenset(
+    (
+        DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.INT64, DType.INT32,
+        DType.INT16, DType.INT8, DType.UINT64, DType.UINT32, DType.UINT16, DType.UINT8, DType.BOOL,
+    )
+)  # fmt: skip
+"""Element types that TVM stores in tensors."""
+
+_SUB_BYTE = {DType.INT4: np.int8, DType.INT2: np.int8, DType.UINT4: np.uint8, DType.UINT2: np.uint8}
+_MINIFLOATS = frozenset(dtype for dtype in DType if dtype.is_small_float)
+
+
+def as_bytes(array: NDArray[Any]) -> NDArray[Any]:
+    """Returns floats of 8 bits and fewer as the bytes that TVM holds; any other array as it is."""
+    return array.view(np.uint8) if DType.of(array.dtype) in _MINIFLOATS else array
+
+
+def from_tvm_array(array: NDArray[Any], dtype: DType) -> NDArray[Any]:
+    """Returns an array of TVM's in the element type that it stands for."""
+    if dtype in _MINIFLOATS:
+        return array.view(dtype.numpy)
+    return array.astype(dtype.numpy, copy=False)
+
+
+def storage(params: QuantParams) -> str:
+    """Returns the TVM element type that holds ``params``' stored values."""
+    return tvm_dtype(params.storage_dtype)
+
+
+def tvm_dtype(dtype: DType) -> str:
+    """Returns TVM's name of an element type.
+
+    A byte holds an element of a sub-byte type, and the bits of an 8- or 4-bit float.
+
+    Raises:
+        UnsupportedTargetError: TVM has no tensors of it.
+    """
+    if dtype in _SUB_BYTE:
+        return str(np.dtype(_SUB_BYTE[dtype]))
+    if dtype in _MINIFLOATS:
+        return "uint8"
+    if dtype not in HOLDABLE:
+        raise UnsupportedTargetError(
+            f"TVM cannot hold tensors of {dtype}",
+            why="this is a limit of TVM, not of the model",
+            fix="run it with the interpreter or onnxruntime, or export the graph",
+        )
+    return str(dtype)
+
+
+# ---- The choices between equivalent forms that differ from table to table ------------------------
+
+
+Row = Callable[["FunctionEmitter", Node], Any]
+"""Emits a node whose data is quantized; returns None where its form does not apply."""
+
+
+def add_bias(emitter: FunctionEmitter, acc: Any, bias: NDArray[Any], axis: int) -> Any:
+    """``add(acc, bias)``, the bias shaped to broadcast along ``axis``."""
+    trailing = emitter.rank(acc) - 1 - axis
+    column = bias.reshape(-1, *([1] * trailing)) if trailing and axis >= 0 else bias
+    return emitter.emit(emitter.op.add(acc, emitter.number(column)))
+
+
+def requantize(
+    emitter: FunctionEmitter, acc: Any, scale: NDArray[np.float32], axis: int, params: QuantParams
+) -> Any:
+    """``requantize(acc, scale, 0, sy, zy)`` and the clamp of a narrower range."""
+    attrs = {
+        "axis": axis, "rounding": "TONEAREST_EVEN", "compute_dtype": "float32",
+        "out_dtype": storage(params),
+    }  # fmt: skip
+    zero = emitter.number(np.zeros((), np.int32))
+    args = [acc, emitter.number(scale), zero, emitter.scale(params), emitter.zero_point(params)]
+    return emitter.clamp(emitter.qnn("requantize", args, attrs), params)
+
+
+def clip(emitter: FunctionEmitter, stored: Any, params: QuantParams) -> Any:
+    """``clip(stored, qmin, qmax)``."""
+    return emitter.emit(emitter.op.clip(stored, params.qmin, params.qmax))
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Variant:
+    """How equivalent things are written; the defaults are the canonical form.
+
+    Attributes:
+        name: What it is called.
+        bias: Adds an integer bias along an axis of the accumulator (-1: the last).
+        zero_bias: True to add a bias of zeros where a convolution or product has none.
+        scalar_zero_point: True to give a kernel zero point that is all zeros as one number.
+        requantize: Rounds an accumulator into the result's type.
+        clamp: Limits stored values to a range narrower than their type.
+        kernel_layout: ``(depthwise, transposed) -> layout`` of 2-D kernels under channels-last
+            data; None keeps the graph's.
+        rows: Forms of quantized operators that come before the canonical ones, by operator.
+    """
+
+    name: str = "canonical"
+    bias: Callable[[FunctionEmitter, Any, NDArray[Any], int], Any] = add_bias
+    zero_bias: bool = False
+    scalar_zero_point: bool = False
+    requantize: Callable[[FunctionEmitter, Any, NDArray[np.float32], int, QuantParams], Any] = (
+        requantize
+    )
+    clamp: Callable[[FunctionEmitter, Any, QuantParams], Any] = clip
+    kernel_layout: Callable[[bool, bool], str] | None = None
+    rows: Mapping[Operator, Row] = field(default_factory=lambda: MappingProxyType({}))
+
+
+CANONICAL = Variant()
+
+
+# ---- What an emission function works with: the host's operators, and an expression per value -----
+
 
 Expr = Any
 """An expression of the host."""

@@ -30,9 +30,9 @@ from qdqbridge.core.ops.normalization import (
     INSTANCE_NORMALIZATION,
 )
 from qdqbridge.errors import GraphError, UnsupportedTargetError
+from qdqbridge.tvm.qnn.emit.accumulate import need_fitting_windows
 from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, reason, unsupported
 from qdqbridge.tvm.qnn.emit.nodes import KNOWN, EmitOpaque, Form, in_integers
-from qdqbridge.tvm.qnn.emit.windows import need_fitting_windows
 
 LISTED = 8
 Bind = Callable[[Value, Expr], Expr]
@@ -166,7 +166,7 @@ def expanded(graph: Graph) -> Graph:
     """Returns a graph in which the steps of products that others stand for are nodes.
 
     Each says which operator it is a part of (``Origin.whole``), so that
-    :mod:`qdqbridge.tvm.qnn.read.rules.steps` can make that of them again. The graph itself is
+    :mod:`qdqbridge.tvm.qnn.read.rules.products` can make that of them again. The graph itself is
     returned where it has none; it is not changed.
     """
     if not any(is_by_steps(node.op) for node in graph.nodes):

@@ -21,12 +21,10 @@ from qdqbridge.core.ops.reduction import reduces, reduction_of
 from qdqbridge.core.ops.resize import RESIZE
 from qdqbridge.core.ops.selection import GATHER, SLICE, SPLIT
 from qdqbridge.tvm.qnn.emit.accumulate import quantized_accumulation
-from qdqbridge.tvm.qnn.emit.data_movement import DATA_MOVEMENT
-from qdqbridge.tvm.qnn.emit.dtypes import storage, tvm_dtype
-from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, unsupported
+from qdqbridge.tvm.qnn.emit.data_movement import DATA_MOVEMENT, emit_resize
+from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, storage, tvm_dtype, unsupported
 from qdqbridge.tvm.qnn.emit.floating import FLOATING
 from qdqbridge.tvm.qnn.emit.norms import QUANTIZED_NORMS
-from qdqbridge.tvm.qnn.emit.resize import emit_resize
 from qdqbridge.tvm.qnn.emit.table import at
 from qdqbridge.tvm.qnn.origin import written
 

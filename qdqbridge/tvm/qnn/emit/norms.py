@@ -20,8 +20,7 @@ from qdqbridge.core.ops.normalization import (
     INSTANCE_NORMALIZATION,
     NORMS,
 )
-from qdqbridge.tvm.qnn.emit.dtypes import storage
-from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter
+from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, storage
 from qdqbridge.tvm.qnn.emit.table import at
 from qdqbridge.tvm.qnn.ranges import longest_row
 

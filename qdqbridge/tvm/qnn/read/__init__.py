@@ -37,21 +37,21 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from qdqbridge.core.rewrite import Rule
-from qdqbridge.tvm.qnn.read import accumulate, blocks
+from qdqbridge.tvm.qnn.read import accumulate, conversions
 from qdqbridge.tvm.qnn.read.call import Call, Entry, Result, UnroundedProduct
 from qdqbridge.tvm.qnn.read.floating import FLOATING
 from qdqbridge.tvm.qnn.read.gather_concat import GATHER_CONCAT
 from qdqbridge.tvm.qnn.read.reading import Reading, Row
 from qdqbridge.tvm.qnn.read.reshape import RESHAPE
+from qdqbridge.tvm.qnn.read.resize import WINDOWS
 from qdqbridge.tvm.qnn.read.rounded import QNN
-from qdqbridge.tvm.qnn.read.windows import WINDOWS
 
 ROWS: Mapping[str, Row] = MappingProxyType(
     {**QNN, **RESHAPE, **GATHER_CONCAT, **WINDOWS, **FLOATING}
 )
 """What every operator that emission writes becomes, by Relay's name."""
 
-CALLS: tuple[Rule, ...] = (*accumulate.RULES, *blocks.RULES)
+CALLS: tuple[Rule, ...] = (*accumulate.RULES, *conversions.RULES)
 """The rules of calls that decide types: integer products with bias and rounding, blocks."""
 
 __all__ = ["CALLS", "ROWS", "Call", "Entry", "Reading", "Result", "Row", "UnroundedProduct"]

@@ -34,9 +34,10 @@ from qdqbridge.core.ops.dynamic import (
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.core.rewrite import Reject, Rule
 from qdqbridge.errors import InvalidModelError
+from qdqbridge.tvm.qnn.ranges import DYNAMIC_PRODUCT, PRODUCT, REQUANTIZE
 from qdqbridge.tvm.qnn.read import parameters
 from qdqbridge.tvm.qnn.read.call import Call, UnroundedProduct, unrounded
-from qdqbridge.tvm.qnn.read.layout import (
+from qdqbridge.tvm.qnn.read.parameters import (
     channels_first,
     laid_out,
     transposed,
@@ -44,7 +45,6 @@ from qdqbridge.tvm.qnn.read.layout import (
 )
 from qdqbridge.tvm.qnn.read.products import fused_product, product_of_stacks, vector
 from qdqbridge.tvm.qnn.read.reading import Reading, Row, call_rule
-from qdqbridge.tvm.qnn.signatures import DYNAMIC_PRODUCT, PRODUCT, REQUANTIZE
 
 _CLOSE = 1e-6
 """The relative difference that passes between a product of scales and what a call says."""

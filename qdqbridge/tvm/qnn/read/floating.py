@@ -23,7 +23,7 @@ from qdqbridge.core.ops.table import BY_NAME, OPERATORS
 from qdqbridge.core.ops.unary import LEAKY_RELU
 from qdqbridge.tvm.qnn.read.call import Call, Entry
 from qdqbridge.tvm.qnn.read.conversions import clip
-from qdqbridge.tvm.qnn.read.layout import channels_first, laid_out, weight_first
+from qdqbridge.tvm.qnn.read.parameters import channels_first, laid_out, weight_first
 from qdqbridge.tvm.qnn.read.reading import Reading, Row, tensor
 from qdqbridge.tvm.qnn.read.rounded import stated_operands
 from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node

@@ -21,7 +21,7 @@ from qdqbridge.core.ops.matmul import OPERATORS as MATRIX_PRODUCTS
 from qdqbridge.core.ops.shapes import broadcast_extents
 from qdqbridge.tvm.qnn.origin import Provenance
 from qdqbridge.tvm.qnn.read.call import Call, product_behind
-from qdqbridge.tvm.qnn.read.layout import transposed
+from qdqbridge.tvm.qnn.read.parameters import transposed
 from qdqbridge.tvm.qnn.read.reading import Reading, call_rule
 from qdqbridge.tvm.qnn.read.rules.products import bias_from_column, scaled_bias
 from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node

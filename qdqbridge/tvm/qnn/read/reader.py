@@ -18,8 +18,7 @@ from qdqbridge.core.ops.build import permuted_type
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.tvm.qnn import read
-from qdqbridge.tvm.qnn.read.call import Call, Entry
-from qdqbridge.tvm.qnn.read.constants import constant_of, constant_value
+from qdqbridge.tvm.qnn.read.call import Call, Entry, constant_of, constant_value
 from qdqbridge.tvm.qnn.read.reading import Reading, Row, flat
 
 Ints: TypeAlias = "tuple[int, ...]"

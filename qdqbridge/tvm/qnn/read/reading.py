@@ -36,10 +36,10 @@ from qdqbridge.tvm.qnn.read.call import Call, Entry, product_behind
 from qdqbridge.tvm.qnn.read.rules import FROM_RELAX, WHOLE
 from qdqbridge.tvm.qnn.read.rules.recorded import (
     UNREAD,
+    as_written,
     provenance_of_node,
     recorded_origin,
 )
-from qdqbridge.tvm.qnn.read.written import as_written
 
 _LISTED = 8
 

@@ -23,8 +23,8 @@ from qdqbridge.core.ops.data_movement import STEPS
 from qdqbridge.core.ops.elementwise import CONCAT, WHERE
 from qdqbridge.tvm.qnn.origin import layout_of
 from qdqbridge.tvm.qnn.read.call import Call, Entry, Result
-from qdqbridge.tvm.qnn.read.data_movement import hinted, moved, type_like
-from qdqbridge.tvm.qnn.read.layout import transposed
+from qdqbridge.tvm.qnn.read.gather_concat import hinted, moved, type_like
+from qdqbridge.tvm.qnn.read.parameters import transposed
 from qdqbridge.tvm.qnn.read.reading import Reading, Row
 from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node
 

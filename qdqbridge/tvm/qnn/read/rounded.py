@@ -16,6 +16,7 @@ from qdqbridge.core.ops.attributes import (
 from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION, NORMS
 from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.tvm.qnn.origin import is_swapped
+from qdqbridge.tvm.qnn.ranges import BATCH_NORM, CHOICE, NORM, ONE, TWO, Signature
 from qdqbridge.tvm.qnn.read import accumulate, parameters
 from qdqbridge.tvm.qnn.read.call import Call
 from qdqbridge.tvm.qnn.read.conversions import (
@@ -29,7 +30,6 @@ from qdqbridge.tvm.qnn.read.conversions import (
 )
 from qdqbridge.tvm.qnn.read.reading import Reading, Row, flat
 from qdqbridge.tvm.qnn.read.resize import RESIZE
-from qdqbridge.tvm.qnn.signatures import BATCH_NORM, CHOICE, NORM, ONE, TWO, Signature
 
 # ---- elementwise -------------------------------------------------------------------------------
 

@@ -19,8 +19,8 @@ from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.types import static_shape
 from qdqbridge.errors import OutputFileError, UnsupportedTargetError
 from qdqbridge.tvm.qnn.emit.graph import agreed
-from qdqbridge.tvm.relax.c_source.functions import C_TYPES, support
-from qdqbridge.tvm.relax.c_source.steps import (
+from qdqbridge.tvm.relax.c_source.functions import (
+    C_TYPES,
     Arena,
     ArenaNeed,
     Array,
@@ -29,10 +29,10 @@ from qdqbridge.tvm.relax.c_source.steps import (
     arena,
     lifetimes,
     steps_of,
+    support,
 )
 from qdqbridge.tvm.relax.kernels.codegen.processors import CORTEX_M, GENERIC_C, Cpu
-from qdqbridge.tvm.relax.kernels.emit import emit_plan
-from qdqbridge.tvm.relax.kernels.plan import plan
+from qdqbridge.tvm.relax.kernels.plan import emit_plan, plan
 from qdqbridge.tvm.relax.lowering import lowered
 
 # ---- The processors that C is written for, by the names that compilers have for them -------------

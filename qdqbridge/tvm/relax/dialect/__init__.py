@@ -9,7 +9,7 @@ from qdqbridge.tvm.qnn.dialect import QNN_OPS, REQUIRED, Attribute, QnnOp
 from qdqbridge.tvm.qnn.dialect.quantize import MINIFLOAT_OPS as MINIFLOAT_OPS
 from qdqbridge.tvm.qnn.dialect.quantize import SIMULATED_OPS as SIMULATED_OPS
 from qdqbridge.tvm.qnn.ranges import accumulator_dtype, magnitude
-from qdqbridge.tvm.relax.dialect import broadcast
+from qdqbridge.tvm.relax.dialect import registration
 from qdqbridge.tvm.relax.dialect.registration import (
     RelaxHost,
     call,
@@ -22,7 +22,7 @@ from qdqbridge.tvm.relax.dialect.registration import (
 register(QNN_OPS)
 register(MINIFLOAT_OPS)
 register(SIMULATED_OPS)
-broadcast.register()
+registration.register_broadcast()
 
 __all__ = [
     "QNN_OPS",

@@ -11,7 +11,7 @@ from tvm import sym, te, tirx
 from qdqbridge.core.ops.shapes import broadcast_columns
 from qdqbridge.tvm.qnn.dialect.arithmetic import stage
 from qdqbridge.tvm.qnn.emit.emitter import Expr
-from qdqbridge.tvm.relax.dialect.broadcast import broadcast_to
+from qdqbridge.tvm.relax.dialect.registration import broadcast_to
 
 if TYPE_CHECKING:
     from qdqbridge.tvm.relax.emit.emitter import RelaxEmitter

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tvm
 from numpy.typing import NDArray
 from tvm import ir, relax, tirx
+from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from qdqbridge.core.graph.constant import Constant, fill
 from qdqbridge.core.graph.dtypes import DType
@@ -19,8 +20,7 @@ from qdqbridge.core.graph.symbols import is_computed, terms
 from qdqbridge.core.graph.types import Shape
 from qdqbridge.core.ops.attributes import ReshapeAttrs
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.tvm.qnn.emit.dtypes import as_bytes, tvm_dtype
-from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter
+from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, as_bytes, tvm_dtype
 from qdqbridge.tvm.relax.dialect import call
 from qdqbridge.tvm.relax.emit.arithmetic import (
     Arithmetic,
@@ -337,3 +337,52 @@ def to_tensor(constant: Constant) -> Any:
     array = np.empty(view.shape, view.dtype)  # NumPy 1 takes no memory of others to write into
     fill(array, as_bytes(constant.numpy()))
     return tvm.runtime.tensor(array)
+
+
+# ---- The functions of one module in another: what a node stands for, and what that calls ---------
+
+
+def added(builder: relax.BlockBuilder, module: ir.IRModule, name: str) -> ir.GlobalVar:
+    """Adds ``main`` of a module, and whatever that calls, under new names."""
+    functions = {variable.name_hint: function for variable, function in module.functions.items()}
+    main: Any = functions["main"].without_attr("global_symbol")
+    for attribute in ("num_input", "input_names", "input_types", "output_names"):
+        main = main.without_attr(attribute)
+    return builder.add_func(_Moved(builder, functions, {}).visit_expr(main), name)  # type: ignore[arg-type]
+
+
+@mutator
+class _Moved(PyExprMutator):
+    """Adds the functions that are called to another module, and calls them there."""
+
+    def __init__(
+        self,
+        builder: relax.BlockBuilder,
+        functions: Mapping[str, Any],
+        names: dict[str, ir.GlobalVar],
+        moving: frozenset[str] = frozenset(),
+    ) -> None:
+        super().__init__()
+        self.target, self.functions, self.names, self.moving = builder, functions, names, moving
+
+    def visit_global_var_(self, op: ir.GlobalVar) -> ir.GlobalVar:
+        name = op.name_hint
+        if name not in self.names:
+            function = self.functions[name].without_attr("global_symbol")
+            if name in self.moving:  # it calls itself, so others find it before it is moved
+                function = self._declared(function)
+            elif isinstance(function, relax.Function):
+                moving = self.moving | {name}
+                inner: Any = _Moved(self.target, self.functions, self.names, moving)
+                function = inner.visit_expr(function)
+            if name in self.names:
+                self.target.update_func(self.names[name], function)
+            else:
+                self.names[name] = self.target.add_func(function, name)
+        return self.names[name]
+
+    def _declared(self, function: relax.Function) -> relax.Function:
+        """Returns a function without its body, unlike all others: equal ones become one."""
+        number: Any = {"declared": len(self.target.get().functions)}
+        attrs: Any = ir.make_node("ir.DictAttrs", **number)
+        return relax.Function.create_empty(list(function.params), function.ret_ty, True, attrs)

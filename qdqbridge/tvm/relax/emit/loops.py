@@ -28,12 +28,10 @@ from qdqbridge.onnx_io.control_flow.bodies import Body, first_types, read_body
 from qdqbridge.onnx_io.control_flow.conditional import branch_of, branches_of
 from qdqbridge.onnx_io.control_flow.unrolling import stays_true
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
-from qdqbridge.tvm.qnn.emit.dtypes import tvm_dtype
-from qdqbridge.tvm.qnn.emit.emitter import Expr, unsupported
+from qdqbridge.tvm.qnn.emit.emitter import Expr, tvm_dtype, unsupported
 from qdqbridge.tvm.qnn.emit.graph import unique_identifier
 from qdqbridge.tvm.relax.emit.broadcasting import equal
-from qdqbridge.tvm.relax.emit.emitter import RelaxEmitter
-from qdqbridge.tvm.relax.emit.functions import added
+from qdqbridge.tvm.relax.emit.emitter import RelaxEmitter, added
 
 EmitBody = Callable[[Graph], ir.IRModule]
 op: Any = relax.op

@@ -14,8 +14,7 @@ from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.symbols import name_in_files
 from qdqbridge.core.graph.types import NestedType
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.tvm.qnn.emit.dtypes import as_bytes, tvm_dtype
-from qdqbridge.tvm.qnn.emit.emitter import Expr
+from qdqbridge.tvm.qnn.emit.emitter import Expr, as_bytes, tvm_dtype
 from qdqbridge.tvm.qnn.emit.graph import (
     check_known,
     emit_nodes,

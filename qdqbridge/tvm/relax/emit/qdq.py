@@ -24,12 +24,10 @@ from qdqbridge.core.ops.attributes import LinearAttrs, ResizeAttrs
 from qdqbridge.core.ops.composition import CompositionAttrs
 from qdqbridge.core.ops.matmul import DENSE
 from qdqbridge.core.ops.run_time_parameters import QUANTIZE_LINEAR
-from qdqbridge.tvm.qnn.emit.data_movement import DATA_MOVEMENT
-from qdqbridge.tvm.qnn.emit.dtypes import storage, tvm_dtype
-from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, unsupported
+from qdqbridge.tvm.qnn.emit.data_movement import DATA_MOVEMENT, emit_resize
+from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, storage, tvm_dtype, unsupported
 from qdqbridge.tvm.qnn.emit.floating import FLOATING, unit_params
 from qdqbridge.tvm.qnn.emit.nodes import CONVERSIONS, EmitOpaque, computes_minifloats, in_integers
-from qdqbridge.tvm.qnn.emit.resize import emit_resize
 from qdqbridge.tvm.relax.emit.broadcasting import equal
 from qdqbridge.tvm.relax.emit.emitter import RelaxEmitter
 

@@ -37,13 +37,6 @@ from qdqbridge.core.ops.elementwise import CONCAT
 from qdqbridge.core.ops.selection import PAD, SLICE, SPLIT
 from qdqbridge.core.ops.shapes import sliced
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
-from qdqbridge.tvm.relax.kernels.codegen.broadcasting import (
-    GRAIN,
-    Open,
-    batch_of,
-    known,
-    strides_over,
-)
 from qdqbridge.tvm.relax.kernels.codegen.codes import CODES, bytes_of, extents, one_batch
 from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     Buffer,
@@ -55,12 +48,18 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     splat,
     store,
 )
-from qdqbridge.tvm.relax.kernels.codegen.loops import turns
+from qdqbridge.tvm.relax.kernels.codegen.loops import (
+    GRAIN,
+    Open,
+    batch_of,
+    known,
+    strides_over,
+    turns,
+)
 from qdqbridge.tvm.relax.kernels.codegen.processors import REGISTER, permuted
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
-from qdqbridge.tvm.relax.kernels.elementwise.lookup import TABLE
-from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace
-from qdqbridge.tvm.relax.kernels.views import strides_of
+from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace, strides_of
+from qdqbridge.tvm.relax.kernels.lookup import TABLE
 
 # ---- Codes that are laid out anew: copies between strided views, transposed in registers
 

@@ -7,11 +7,13 @@ open though they follow from its inputs are those that Relax infers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import tirx
+import numpy as np
+import tvm
+from tvm import ir, relax, tirx
 
 from qdqbridge.core.graph.copying import copied, recentered
 from qdqbridge.core.graph.dtypes import DType
@@ -30,21 +32,32 @@ from qdqbridge.core.ops.resize import RESIZE
 from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.core.ops.unary import GELU
 from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.onnx_io.control_flow.conditional import is_conditional
+from qdqbridge.onnx_io.control_flow.unrolling import is_repeated
 from qdqbridge.tvm.qnn.dialect.elementwise import computable
-from qdqbridge.tvm.qnn.emit.graph import expanded
-from qdqbridge.tvm.qnn.emit.nodes import computes_minifloats
+from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, tvm_dtype
+from qdqbridge.tvm.qnn.emit.graph import agreed, expanded
+from qdqbridge.tvm.qnn.emit.nodes import EmitOpaque, computes_minifloats
 from qdqbridge.tvm.qnn.emit.norms import OVER_CHANNELS
-from qdqbridge.tvm.relax.emit.module import ModuleEmitter
-from qdqbridge.tvm.relax.kernels import data_movement, windows
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
-from qdqbridge.tvm.relax.kernels.elementwise import binary, lookup
-from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelMatch, KernelPlace
+from qdqbridge.tvm.relax.emit.module import ModuleEmitter, emit_part
+from qdqbridge.tvm.relax.emit.opaque import emit_conditional, emit_opaque, emit_repeated
+from qdqbridge.tvm.relax.emit.qdq import in_codes
+from qdqbridge.tvm.relax.files import to_tensor
+from qdqbridge.tvm.relax.kernels import (
+    binary,
+    data_movement,
+    lookup,
+    normalization,
+    softmax,
+    windows,
+)
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
+from qdqbridge.tvm.relax.kernels.kernel import Array, Kernel, KernelMatch, KernelPlace
 from qdqbridge.tvm.relax.kernels.products import (
     convolution,
     depthwise,
     dynamic,
     matmul,
-    transposed,
     uint16_products,
 )
 from qdqbridge.tvm.relax.kernels.products.dynamic import (
@@ -57,9 +70,8 @@ from qdqbridge.tvm.relax.kernels.products.dynamic import (
 from qdqbridge.tvm.relax.kernels.recurrent import nodes as recurrent
 from qdqbridge.tvm.relax.kernels.recurrent.layers import KINDS
 from qdqbridge.tvm.relax.kernels.recurrent.nodes import in_steps
-from qdqbridge.tvm.relax.kernels.rows import normalization, softmax
 from qdqbridge.tvm.relax.kernels.weight_only import codes as weight_codes
-from qdqbridge.tvm.relax.kernels.weight_only import dequantized as weight_only
+from qdqbridge.tvm.relax.kernels.weight_only import codes as weight_only
 
 # ---- Which families of kernels can have a node, the best one first -------------------------------
 
@@ -79,7 +91,7 @@ FAMILIES: Mapping[str, tuple[KernelMatch, ...]] = {
         convolution.match_conv,
         uint16_products.match_convolution,
     ),
-    CONV_TRANSPOSE.name: (transposed.match_conv_transpose,),
+    CONV_TRANSPOSE.name: (uint16_products.match_conv_transpose,),
     "Dense": (
         weight_codes.match_block_dense,
         weight_only.match_weight_only_dense,
@@ -307,3 +319,101 @@ def with_steps(graph: Graph, place: KernelPlace) -> Graph:
             editor.replace_value(old, new)
     editor.finish()
     return copy.graph
+
+
+# ---- emit ----------------------------------------------------------------------------------------
+# A plan as a Relax module: calls of PrimFuncs, and the plain legalization where there are none.
+
+
+WORK = "qdqbridge.work"
+"""Attribute of a PrimFunc: operations of one call, an open extent counting as 1; 0 where they are
+not counted."""
+
+
+def emit_plan(made: KernelPlan) -> ir.IRModule:
+    """Returns the module of a plan; equal descriptions of kernels are one PrimFunc in it.
+
+    Raises:
+        UnsupportedTargetError: A node or an element type that TVM cannot run; lists every one.
+    """
+    return _PlanEmitter(made).module(made.graph)
+
+
+class _PlanEmitter(ModuleEmitter):
+    def __init__(self, made: KernelPlan) -> None:
+        super().__init__(checked=True)
+        self._plan = made
+        self._functions: dict[tuple[type, Hashable], relax.GlobalVar] = {}
+        self.emitter.channels_last = made.converted.channels_last
+        self.form = self._form
+
+    def _form(
+        self, emitter: FunctionEmitter, node: Node, emit_opaque: EmitOpaque
+    ) -> Sequence[Expr]:
+        if node not in self._plan.needed:
+            return [None] * len(node.outputs)
+        kernel = self._plan.kernels.get(node)
+        return in_codes(emitter, node, emit_opaque) if kernel is None else self._call(kernel)
+
+    def _opaque(self, node: Node) -> Sequence[Expr]:
+        if is_conditional(node):
+            return emit_conditional(self.emitter, node, self._inside)
+        if is_repeated(node):
+            return emit_repeated(self.emitter, node, self._inside)
+        if node.op.name in KINDS:  # their weights are transposed once, not at every run
+            return emit_opaque(self.emitter, node, emit_part, shown=False)
+        return super()._opaque(node)
+
+    def _inside(self, graph: Graph) -> ir.IRModule:
+        return emit_plan(plan(agreed(graph), self._plan.cpu, self._plan.threads))
+
+    def _bound(self, value: Value, expr: Expr | None) -> Expr:
+        return None if expr is None else super()._bound(value, expr)
+
+    def _call(self, kernel: Kernel) -> list[Expr]:
+        operands = [self.emitter.value(value) for value in kernel.inputs]
+        constants = [_relax_const(array) for array in kernel.constants]
+        extents = _open_extents(kernel.inputs, operands)
+        types = [self._type(value, extents) for value in kernel.outputs]
+        args: Any = [*operands, *constants]
+        call = relax.call_tir(self._function(kernel), args, types if len(types) > 1 else types[0])
+        called = self.emitter.emit(call)
+        if len(types) == 1:
+            return [called]
+        return [self.builder.emit(relax.TupleGetItem(called, i)) for i in range(len(types))]
+
+    def _type(self, value: Value, known: Mapping[str, Any]) -> relax.TensorType:
+        assert value.type.shape is not None
+        other = next(iter(known.values()), None)  # what has a name of its own is the operand's too
+        shape: list[Any] = []
+        for extent in value.type.shape:
+            if isinstance(extent, str) and other is None:
+                shape.append(self.emitter.extent(extent))  # the plan has none but those of inputs
+            else:
+                shape.append(extent if isinstance(extent, int) else known.get(extent, other))
+        return relax.TensorType(shape, tvm_dtype(value.type.dtype))
+
+    def _function(self, kernel: Kernel) -> relax.GlobalVar:
+        key = type(kernel.description), kernel.description
+        if key not in self._functions:
+            made = kernel.build(kernel.description).with_attr(WORK, kernel.work)
+            self._functions[key] = self.builder.add_func(made, kernel.name)
+        return self._functions[key]
+
+
+def _open_extents(values: Sequence[Value], operands: Sequence[Expr]) -> Mapping[str, Any]:
+    """Returns the open extents of operands by name, those of the first axes first."""
+    found: dict[str, Any] = {}
+    shapes = [
+        (v.type.shape or (), e.ty.shape.values) for v, e in zip(values, operands, strict=True)
+    ]
+    for axis in range(max((len(shape) for shape, _ in shapes), default=0)):
+        for shape, own in shapes:
+            if axis < len(shape) and isinstance(name := shape[axis], str):
+                found.setdefault(name, own[axis])
+    return found
+
+
+def _relax_const(array: Array) -> Any:
+    """Returns a constant; one that lies as TVM wants it is not copied."""
+    return relax.const(to_tensor(np.ascontiguousarray(array), tvm.cpu()))

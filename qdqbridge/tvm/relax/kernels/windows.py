@@ -20,8 +20,8 @@ from qdqbridge.core.ops.pooling import MAX_POOL, window_counts
 from qdqbridge.core.ops.reduction import reduction_of
 from qdqbridge.core.ops.resize import interpolated_axes
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
-from qdqbridge.tvm.qnn.dialect.interpolation import linear_sides, nearest_indices
-from qdqbridge.tvm.relax.kernels.codegen.broadcasting import Open, batch_of, known, worth_sharing
+from qdqbridge.tvm.qnn.dialect.resize import linear_sides, nearest_indices
+from qdqbridge.tvm.relax.kernels import normalization
 from qdqbridge.tvm.relax.kernels.codegen.codes import (
     BYTES,
     CodesForm,
@@ -47,12 +47,10 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     store,
     wide,
 )
-from qdqbridge.tvm.relax.kernels.codegen.loops import turns
+from qdqbridge.tvm.relax.kernels.codegen.loops import Open, batch_of, known, turns, worth_sharing
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
-from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace
-from qdqbridge.tvm.relax.kernels.operands import along, image_of
-from qdqbridge.tvm.relax.kernels.rows import normalization
-from qdqbridge.tvm.relax.kernels.rows.normalization import LARGEST, SMALLEST, SUM, Reduce
+from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace, along, image_of
+from qdqbridge.tvm.relax.kernels.normalization import LARGEST, SMALLEST, SUM, Reduce
 
 # ---- pooling -------------------------------------------------------------------------------------
 # MaxPool and AveragePool of channels-last images of 8-bit codes, vectors along the channels.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from qdqbridge.tvm.relax.read.calls import channels_last
 from qdqbridge.tvm.relax.read.module import entry_name, from_relax, read_function
-from qdqbridge.tvm.relax.read.shape_values import channels_last
 
 __all__ = ["channels_last", "entry_name", "from_relax", "read_function"]

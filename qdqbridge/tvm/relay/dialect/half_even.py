@@ -17,8 +17,7 @@ from tvm import relay as _relay
 from tvm.ir import Op
 
 from qdqbridge.tvm.relay.dialect.host import typed
-from qdqbridge.tvm.relay.dialect.native import NATIVE
-from qdqbridge.tvm.relay.dialect.registration import CANONICALIZE, RECORDS, canonicalization
+from qdqbridge.tvm.relay.dialect.registration import CANONICALIZE, NATIVE, RECORDS, canonicalization
 
 # --------------------------------------------------------------------------------------------------
 # Rounding half to even in Relay's own operators; ``relay.round`` rounds halves away from zero.

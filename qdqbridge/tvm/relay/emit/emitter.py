@@ -11,9 +11,7 @@ from tvm import ir, relay
 
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node
-from qdqbridge.tvm.qnn.emit.dtypes import tvm_dtype
-from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, unsupported
-from qdqbridge.tvm.qnn.emit.variant import Variant
+from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, Variant, tvm_dtype, unsupported
 from qdqbridge.tvm.relay.dialect import call
 from qdqbridge.tvm.relay.dialect.host import typed
 from qdqbridge.tvm.relay.emit.operators import Operators, dtype_of, shape_of

@@ -17,8 +17,7 @@ from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.layout import apply_layout, plan
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
-from qdqbridge.tvm.qnn.emit.dtypes import tvm_dtype
-from qdqbridge.tvm.qnn.emit.emitter import Expr, unsupported
+from qdqbridge.tvm.qnn.emit.emitter import Expr, tvm_dtype, unsupported
 from qdqbridge.tvm.qnn.emit.graph import (
     check_known,
     emit_nodes,

@@ -22,8 +22,7 @@ from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError, UnsupportedModelError, UnsupportedTargetError
 from qdqbridge.targets.profiles.export import export
 from qdqbridge.tvm.relay.build import arrays_of, checked, module_of
-from qdqbridge.tvm.relay.read.entry import from_simulated
-from qdqbridge.tvm.relay.read.simulated import NAME
+from qdqbridge.tvm.relay.read.entry import NAME, from_simulated
 
 # ---- TVM's auto-quantization, run up to the stage at which every scale is a number ---------------
 

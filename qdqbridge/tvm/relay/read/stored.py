@@ -25,15 +25,14 @@ from qdqbridge.core.ops.data_movement import TRANSPOSE
 from qdqbridge.core.ops.reduction import REDUCE_SUM
 from qdqbridge.core.rewrite import Rule
 from qdqbridge.tvm.qnn import read
+from qdqbridge.tvm.qnn.ranges import REQUANTIZE as REQUANTIZE_CALL
 from qdqbridge.tvm.qnn.read import parameters
 from qdqbridge.tvm.qnn.read.accumulate import PRODUCT_BEHIND, product_in, rounded_product
-from qdqbridge.tvm.qnn.read.call import Call, Entry, Result, unrounded
-from qdqbridge.tvm.qnn.read.constants import constant_of
+from qdqbridge.tvm.qnn.read.call import Call, Entry, Result, constant_of, unrounded
 from qdqbridge.tvm.qnn.read.parameters import changed, result
 from qdqbridge.tvm.qnn.read.reader import TO_FIRST, TO_LAST, WITHOUT_PROVENANCE
 from qdqbridge.tvm.qnn.read.reading import Reading, Row, call_rule
 from qdqbridge.tvm.qnn.read.rules.recorded import provenance_of_node
-from qdqbridge.tvm.qnn.signatures import REQUANTIZE as REQUANTIZE_CALL
 
 Clamp = Callable[[QuantParams], QuantParams]
 """The same mapping over the range that a clamp of the integers leaves."""

@@ -13,11 +13,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from qdqbridge.tvm.relay.tables.adapter import Adapter
-from qdqbridge.tvm.relay.tables.arm_compute_lib import ARM_COMPUTE_LIB
-from qdqbridge.tvm.relay.tables.cmsis_nn import CMSIS_NN
+from qdqbridge.tvm.relay.tables.arm import ARM_COMPUTE_LIB, CMSIS_NN, ETHOS_N, ETHOS_U
 from qdqbridge.tvm.relay.tables.dnnl import DNNL
-from qdqbridge.tvm.relay.tables.ethos_n import ETHOS_N
-from qdqbridge.tvm.relay.tables.ethos_u import ETHOS_U
 from qdqbridge.tvm.relay.tables.forks import MRVL, VSI_NPU
 
 __all__ = ["TABLES", "Adapter"]

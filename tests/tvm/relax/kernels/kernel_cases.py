@@ -19,14 +19,17 @@ from qdqbridge.core.layout import channels_first
 from qdqbridge.core.layout import channels_last as to_last
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
-from qdqbridge.tvm.relax.building import compiled
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu, cpu_features, cpu_of, host_target
+from qdqbridge.tvm.relax.executable import compiled
 from qdqbridge.tvm.relax.kernels.codegen.processors import (
     AVX2,
     AVX512_VNNI,
     AVX_VNNI,
     GENERIC,
     NEON_DOT,
+    Cpu,
+    cpu_features,
+    cpu_of,
+    host_target,
 )
 from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelMatch, KernelPlace
 from tests.tvm.dialect.contract import Array, contract

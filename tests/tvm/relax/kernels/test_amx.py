@@ -10,11 +10,20 @@ import numpy as np
 import pytest
 
 from qdqbridge.core.ops.attributes import ConvAttrs, GemmAttrs
-from qdqbridge.tvm.relax.kernels.codegen.cpu import amx_of_this_machine, host_target
-from qdqbridge.tvm.relax.kernels.codegen.processors import AVX512_VNNI
+from qdqbridge.tvm.relax.kernels.codegen.processors import (
+    AVX512_VNNI,
+    amx_of_this_machine,
+    host_target,
+)
 from qdqbridge.tvm.relax.kernels.products import convolution
-from qdqbridge.tvm.relax.kernels.tiles.amx import LANES, ROWS, STEPS, AmxShape, steps_at_once
 from qdqbridge.tvm.relax.kernels.tiles.geometry import Direct
+from qdqbridge.tvm.relax.kernels.tiles.register_tile import (
+    LANES,
+    ROWS,
+    STEPS,
+    AmxShape,
+    steps_at_once,
+)
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels.kernel_cases import HOST, Cases, Operand
 

@@ -10,13 +10,13 @@ import pytest
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.table import BY_NAME
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
-from qdqbridge.tvm.relax.kernels.elementwise.binary import (
+from qdqbridge.tvm.relax.kernels.binary import (
     LINEAR,
     PRODUCT,
     BinaryKernel,
     match_binary,
 )
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.epilogues import fused_operators
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand

@@ -8,9 +8,9 @@ import pytest
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.core.ops.attributes import IN_FLOAT32
 from qdqbridge.core.ops.table import BY_NAME
+from qdqbridge.tvm.relax.kernels.binary import match_conversion
 from qdqbridge.tvm.relax.kernels.codegen.codes import multiplies
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
-from qdqbridge.tvm.relax.kernels.elementwise.binary import match_conversion
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from tests.tvm.dialect.contract import Array, every_code, params
 from tests.tvm.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 

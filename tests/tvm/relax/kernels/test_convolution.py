@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from qdqbridge.core.ops.attributes import ConvAttrs
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
-from qdqbridge.tvm.relax.kernels.codegen.processors import AVX512_VNNI
+from qdqbridge.tvm.relax.kernels.codegen.processors import AVX512_VNNI, Cpu
 from qdqbridge.tvm.relax.kernels.products.convolution import match_conv, merge_groups
 from qdqbridge.tvm.relax.kernels.tiles.geometry import Direct
 from tests.tvm.dialect.contract import every_code, params

@@ -22,7 +22,7 @@ from qdqbridge.core.ops.attributes import (
     TransposeAttrs,
 )
 from qdqbridge.core.ops.table import BY_NAME
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.data_movement import match_data_movement
 from qdqbridge.tvm.relax.kernels.kernel import KernelPlace
 from tests.tvm.dialect.contract import every_code, params

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qdqbridge.core.ops.attributes import GemmAttrs
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.products.convolution import match_constant_matmul
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels import random_products

@@ -13,7 +13,7 @@ from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.core.graph.types import QuantParams, QuantType
 from qdqbridge.core.ops.attributes import ConvAttrs
 from qdqbridge.core.ops.table import BY_NAME
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.kernel import KernelPlace
 from qdqbridge.tvm.relax.kernels.products.depthwise import extend, match_depthwise
 from tests.tvm.dialect.contract import contract, every_code, params

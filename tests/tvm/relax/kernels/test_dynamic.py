@@ -16,7 +16,7 @@ from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.ops.attributes import ConvAttrs
 from qdqbridge.core.ops.dynamic import DynamicAttrs
 from qdqbridge.tvm.relax.executable import compile_relax
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.plan import plan
 from tests.combinations import each_once
 from tests.core.graph.graphs import apply, const, graph, plain, quant, typed

@@ -14,7 +14,7 @@ from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.attributes import ClipAttrs, ConvAttrs, ConvTransposeAttrs, GemmAttrs
 from qdqbridge.tvm.relax.executable import compile_relax
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.plan import plan
 from tests.core.graph.graphs import apply, const, plain, quant
 from tests.tvm.relax.kernels.kernel_cases import CPUS, HOST, target_of

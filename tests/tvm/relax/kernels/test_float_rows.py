@@ -11,7 +11,7 @@ from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.ops.attributes import GeluAttrs, NormAttrs, SoftmaxAttrs
 from qdqbridge.tvm.relax.executable import compile_relax
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.plan import plan
 from tests.combinations import first_with_all
 from tests.core.graph.graphs import apply, const, graph, plain, typed

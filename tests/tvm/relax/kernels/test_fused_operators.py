@@ -13,7 +13,7 @@ from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.graph.types import QuantParams, QuantType
 from qdqbridge.core.ops.attributes import ConvAttrs, ResizeAttrs
 from qdqbridge.tvm.relax.executable import compile_relax
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.epilogues import fused_operators
 from qdqbridge.tvm.relax.kernels.plan import plan
 from tests.combinations import first_with_all

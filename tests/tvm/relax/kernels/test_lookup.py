@@ -9,8 +9,8 @@ import pytest
 
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.core.ops.attributes import AlphaAttrs, GeluAttrs, HardSigmoidAttrs
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
-from qdqbridge.tvm.relax.kernels.elementwise.lookup import match_byte_lookup, table_of
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
+from qdqbridge.tvm.relax.kernels.lookup import match_byte_lookup, table_of
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 

@@ -13,7 +13,7 @@ from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.graph.types import QuantParams, QuantType, Shape
 from qdqbridge.core.ops.attributes import ReshapeAttrs, TransposeAttrs
 from qdqbridge.tvm.relax.executable import compile_relax
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.plan import plan
 from qdqbridge.tvm.relax.kernels.products.matmul import match_matmul
 from tests.combinations import each_once

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from qdqbridge.core.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
+from qdqbridge.tvm.relax.kernels.normalization import match_quantized_norm
 from qdqbridge.tvm.relax.kernels.plan import kernel_of
-from qdqbridge.tvm.relax.kernels.rows.normalization import match_quantized_norm
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 

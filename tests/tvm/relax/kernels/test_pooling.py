@@ -7,7 +7,7 @@ import pytest
 
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
 from qdqbridge.core.ops.attributes import PoolAttrs, ReduceAttrs
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.windows import match_axes, match_window
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from qdqbridge.tvm.relax.executable import compile_relax
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.plan import plan
 from tests.combinations import first_with_all
 from tests.onnx_models import Builder, canonical

@@ -10,7 +10,7 @@ from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.layout import channels_last
 from qdqbridge.core.ops.attributes import ConvAttrs, ResizeAttrs
 from qdqbridge.core.ops.resize import RESIZE
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.tvm.relax.kernels.products.convolution import match_resized_conv
 from tests.combinations import each_once

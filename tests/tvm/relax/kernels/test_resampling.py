@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qdqbridge.core.ops.attributes import ResizeAttrs
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.windows import match_resize
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
-from qdqbridge.tvm.relax.kernels.elementwise.lookup import match_where
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
+from qdqbridge.tvm.relax.kernels.lookup import match_where
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels.kernel_cases import CPUS, Cases, Operand
 

@@ -6,7 +6,7 @@ import numpy as np
 
 import qdqbridge as qb
 from qdqbridge.core.graph.graph import Graph
-from qdqbridge.tvm.relax.kernels.codegen.cpu import cpu_of, host_target
+from qdqbridge.tvm.relax.kernels.codegen.processors import cpu_of, host_target
 from qdqbridge.tvm.relax.kernels.plan import plan, with_extents
 from tests.places import MODELS
 from tests.tvm.qnn.layout_models import cnn

@@ -13,7 +13,7 @@ from qdqbridge.core.ops.attributes import (
     ResizeAttrs,
     SoftmaxAttrs,
 )
-from qdqbridge.tvm.relax.kernels.codegen.broadcasting import worth_sharing
+from qdqbridge.tvm.relax.kernels.codegen.loops import worth_sharing
 from qdqbridge.tvm.relax.kernels.plan import kernel_of
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels.kernel_cases import Cases, Operand

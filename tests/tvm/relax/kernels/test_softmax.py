@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from qdqbridge.core.ops.attributes import SoftmaxAttrs
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
-from qdqbridge.tvm.relax.kernels.rows.softmax import match_quantized_softmax
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
+from qdqbridge.tvm.relax.kernels.softmax import match_quantized_softmax
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from qdqbridge.core.ops.attributes import ConvTransposeAttrs
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
-from qdqbridge.tvm.relax.kernels.products.transposed import match_conv_transpose, phases
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
+from qdqbridge.tvm.relax.kernels.products.uint16_products import match_conv_transpose, phases
 from tests.tvm.dialect.contract import every_code, params
 from tests.tvm.relax.kernels import random_products
 from tests.tvm.relax.kernels.kernel_cases import DOT_CPUS, HOST, Cases, Operand

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.plan import kernel_of
 from qdqbridge.tvm.relax.kernels.tiles.byte_halves import Halves
 from tests.tvm.dialect.contract import params

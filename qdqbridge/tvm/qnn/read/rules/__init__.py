@@ -9,7 +9,7 @@ spans, only chains that nobody writes for anything else. A host adds rules of it
 from __future__ import annotations
 
 from qdqbridge.core.rewrite import Rule
-from qdqbridge.tvm.qnn.read.rules import activations, frontends, products, recorded, steps
+from qdqbridge.tvm.qnn.read.rules import activations, products, recorded
 
 RECORDED: tuple[Rule, ...] = (
     *recorded.RULES,
@@ -22,15 +22,15 @@ FROM_RELAX: tuple[Rule, ...] = (
     *RECORDED,
     *activations.UNMISTAKABLE,
     *products.UNMISTAKABLE,
-    *frontends.RELAX,
+    *activations.RELAX,
 )
 """The rules of a Relax module, in the order in which they look at a node."""
 FROM_RELAY: tuple[Rule, ...] = (
     *RECORDED,
     *activations.UNMISTAKABLE,
     *products.UNMISTAKABLE,
-    *frontends.RELAY,
+    *activations.RELAY,
 )
 """Those of a Relay module."""
-WHOLE: tuple[Rule, ...] = steps.RULES
+WHOLE: tuple[Rule, ...] = products.STEP_RULES
 """Those behind all others: operators of steps that are operators themselves."""

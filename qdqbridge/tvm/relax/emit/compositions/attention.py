@@ -25,7 +25,7 @@ from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.arithmetic import stage, tirx
 from qdqbridge.tvm.qnn.emit.emitter import Expr
 from qdqbridge.tvm.relax.emit.broadcasting import equal
-from qdqbridge.tvm.relax.emit.compositions.context import (
+from qdqbridge.tvm.relax.emit.compositions.elementwise import (
     Composition,
     CompositionContext,
     loops,

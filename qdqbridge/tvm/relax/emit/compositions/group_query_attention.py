@@ -23,7 +23,7 @@ from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.arithmetic import stage, tirx
 from qdqbridge.tvm.qnn.emit.emitter import Expr
 from qdqbridge.tvm.relax.emit.compositions.attention import Lines, Sight, products, seen_softmax
-from qdqbridge.tvm.relax.emit.compositions.context import CompositionContext, loops, wide
+from qdqbridge.tvm.relax.emit.compositions.elementwise import CompositionContext, loops, wide
 from qdqbridge.tvm.relax.emit.compositions.rotary_embedding import (
     heads_first,
     heads_last,

@@ -20,7 +20,7 @@ from qdqbridge.core.ops.normalization import RMS_NORMALIZATION
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.arithmetic import stage, tirx
 from qdqbridge.tvm.qnn.emit.emitter import Expr
-from qdqbridge.tvm.relax.emit.compositions.context import (
+from qdqbridge.tvm.relax.emit.compositions.elementwise import (
     Composition,
     CompositionContext,
     loops,

@@ -16,7 +16,7 @@ from tvm import relax
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.qnn.emit.emitter import Expr
-from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext, wide
+from qdqbridge.tvm.relax.emit.compositions.elementwise import Composition, CompositionContext, wide
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
 from qdqbridge.tvm.relax.kernels.recurrent.layers import DIRECTIONS, CellFunction, functions_of
 

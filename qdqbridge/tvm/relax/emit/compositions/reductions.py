@@ -17,7 +17,7 @@ from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.onnx_io.codecs.windows import kernel_of, window_of
 from qdqbridge.tvm.qnn.emit.emitter import Expr
 from qdqbridge.tvm.relax.emit.broadcasting import Extent, common, known_to_agree, spread
-from qdqbridge.tvm.relax.emit.compositions.context import (
+from qdqbridge.tvm.relax.emit.compositions.elementwise import (
     Composition,
     CompositionContext,
     loops,

@@ -11,10 +11,9 @@ from tvm import relax, te, tirx
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.tvm.qnn.dialect.arithmetic import stage
-from qdqbridge.tvm.qnn.emit.dtypes import tvm_dtype
-from qdqbridge.tvm.qnn.emit.emitter import Expr
+from qdqbridge.tvm.qnn.emit.emitter import Expr, tvm_dtype
 from qdqbridge.tvm.relax.emit.broadcasting import need_indices
-from qdqbridge.tvm.relax.emit.compositions.context import (
+from qdqbridge.tvm.relax.emit.compositions.elementwise import (
     Composition,
     CompositionContext,
     loops,

@@ -14,19 +14,20 @@ from qdqbridge.tvm.relax.emit.compositions.attention import (
     QUANTIZED_ATTENTION,
     attention,
 )
-from qdqbridge.tvm.relax.emit.compositions.context import Composition, CompositionContext, of_row
 from qdqbridge.tvm.relax.emit.compositions.elementwise import (
     BROADCASTING,
     CONVERSION,
     ELEMENTWISE,
     PRESENCE,
+    Composition,
+    CompositionContext,
+    of_row,
 )
-from qdqbridge.tvm.relax.emit.compositions.fourier import FOURIER
 from qdqbridge.tvm.relax.emit.compositions.group_query_attention import (
     group_query_attention,
     sparse_attention,
 )
-from qdqbridge.tvm.relax.emit.compositions.images import IMAGES
+from qdqbridge.tvm.relax.emit.compositions.images import FOURIER, IMAGES
 from qdqbridge.tvm.relax.emit.compositions.linear_attention import (
     EXPERT_LOOPS,
     GATES,

@@ -14,7 +14,6 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.types import Dim, QuantParams, Shape
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     Buffer,
     Prim,
@@ -28,9 +27,10 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     splat,
     wide,
 )
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.script import T
-from qdqbridge.tvm.relax.kernels.operands import any_open
-from qdqbridge.tvm.relax.kernels.operands import extents as open_extents
+from qdqbridge.tvm.relax.kernels.kernel import any_open
+from qdqbridge.tvm.relax.kernels.kernel import extents as open_extents
 
 BYTES = {DType.UINT8: "uint8", DType.INT8: "int8"}
 CODES = {**BYTES, DType.UINT16: "uint16", DType.INT16: "int16"}

@@ -22,10 +22,9 @@ from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Operator
 from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.elementwise import ADD, SUB
 from qdqbridge.tvm.relax.kernels.codegen.codes import alike
-from qdqbridge.tvm.relax.kernels.elementwise.lookup import table_of
 from qdqbridge.tvm.relax.kernels.epilogues.integer_sums import Linear, Requantize
-from qdqbridge.tvm.relax.kernels.kernel import Array, Kernel
-from qdqbridge.tvm.relax.kernels.operands import codes_of
+from qdqbridge.tvm.relax.kernels.kernel import Array, Kernel, codes_of
+from qdqbridge.tvm.relax.kernels.lookup import table_of
 from qdqbridge.tvm.relax.kernels.tiles.geometry import Direct
 from qdqbridge.tvm.relax.kernels.tiles.packing import per_lane
 

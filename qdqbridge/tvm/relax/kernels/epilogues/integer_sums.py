@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     Buffer,
     Prim,
@@ -28,7 +27,7 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     typed,
     wide,
 )
-from qdqbridge.tvm.relax.kernels.codegen.processors import permuted
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu, permuted
 from qdqbridge.tvm.relax.kernels.codegen.script import T
 from qdqbridge.tvm.relax.kernels.tiles.register_tile import TileSums
 

@@ -11,8 +11,7 @@ from qdqbridge.core.graph.numerics import multiplier
 from qdqbridge.core.ops.accumulator import with_bias
 from qdqbridge.tvm.relax.kernels.epilogues.float_sums import Scaled
 from qdqbridge.tvm.relax.kernels.epilogues.integer_sums import Requantize
-from qdqbridge.tvm.relax.kernels.kernel import Array
-from qdqbridge.tvm.relax.kernels.operands import ActivationCodes, codes_of
+from qdqbridge.tvm.relax.kernels.kernel import ActivationCodes, Array, codes_of
 from qdqbridge.tvm.relax.kernels.products.float_products import is_real
 
 _REACH = 1 << 30

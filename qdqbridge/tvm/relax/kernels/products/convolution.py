@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,11 +13,19 @@ from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.ops.attributes import ConvAttrs, GemmAttrs
 from qdqbridge.core.ops.resize import RESIZE
 from qdqbridge.tvm.relax.kernels.epilogues.float_sums import Plain, Scaled
+from qdqbridge.tvm.relax.kernels.epilogues.fused_operators import extend
 from qdqbridge.tvm.relax.kernels.epilogues.integer_sums import Requantize
-from qdqbridge.tvm.relax.kernels.epilogues.requantization import sum_scale
-from qdqbridge.tvm.relax.kernels.kernel import Array, Kernel, KernelPlace
-from qdqbridge.tvm.relax.kernels.operands import (
+from qdqbridge.tvm.relax.kernels.epilogues.requantization import (
+    integer_bias,
+    requantization,
+    scaled,
+    sum_scale,
+)
+from qdqbridge.tvm.relax.kernels.kernel import (
     ActivationCodes,
+    Array,
+    Kernel,
+    KernelPlace,
     Open,
     along,
     by_channel,
@@ -28,10 +37,82 @@ from qdqbridge.tvm.relax.kernels.operands import (
     leading,
 )
 from qdqbridge.tvm.relax.kernels.products.float_products import is_real, real_constant, real_product
-from qdqbridge.tvm.relax.kernels.products.product import Operands, product
+from qdqbridge.tvm.relax.kernels.products.names import name_of
+from qdqbridge.tvm.relax.kernels.tiles.direct import build_parts
 from qdqbridge.tvm.relax.kernels.tiles.geometry import Direct, Pair
+from qdqbridge.tvm.relax.kernels.tiles.packing import pack, per_lane, reach
 from qdqbridge.tvm.relax.kernels.tiles.repeated_loops import pixels_at_once, sums_of_a_block
 from qdqbridge.tvm.relax.kernels.windows import nearest_pixels
+
+# ---- What every product of bytes with a constant weight shares: its operands and its kernel ------
+
+
+Form = Requantize | Scaled
+"""How sums of integers become results."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operands:
+    """What a product computes with.
+
+    Attributes:
+        x: How its activations are stored.
+        scale: float32 scale of the sums, one entry or one per output channel.
+        weights: Centred weights, (groups, channels of a group, runs, length); several arrays where
+            parts of the result have weights of their own.
+    """
+
+    x: ActivationCodes
+    scale: Array
+    weights: Sequence[Array]
+
+
+def product(
+    node: Node, operands: Operands, describe: Callable[[int, int, Form], Direct]
+) -> Kernel | None:
+    """Returns the kernel of a node.
+
+    Args:
+        node: The node; its operand 2 is a bias.
+        operands: What it computes with.
+        describe: Makes the description of a part: its index, the sums that make a weight, and the
+            form of the epilogue.
+
+    Returns:
+        None where sums could leave int32, the result is neither codes nor float32, or codes have a
+        bias that is not an integer.
+    """
+    x, weights = operands.x, operands.weights
+    groups, channels = weights[0].shape[0], weights[0].shape[0] * weights[0].shape[1]
+    real = scaled(node, operands.scale, channels)
+    result = real or requantization(node.output, operands.scale)
+    whole, bias = integer_bias(node, operands.scale, channels)
+    if result is None or not (whole or real):
+        return None
+    parts: list[Direct] = []
+    arrays: list[Array] = []
+    for i, own in enumerate(weights):
+        cpu = describe(i, 1, result.form).cpu
+        packed = pack(cpu, own, x.zero_point, bias)
+        if packed is None or not result.holds(reach(packed, own)):
+            return None
+        parts.append(describe(i, packed.parts, result.form))
+        arrays += [packed.weights, packed.bias]
+    spread = np.broadcast_to(result.multiplier, (channels,))
+    multiplier = per_lane(parts[0].cpu, spread, groups)
+    ends = np.asarray((*result.ends, x.zero_point), np.int32)
+    work = sum(2 * part.counted * own.size for part, own in zip(parts, weights, strict=True))
+    constants = [*arrays, multiplier, ends]
+    if result.added is not None:
+        constants.append(per_lane(parts[0].cpu, result.added, groups))
+    return Kernel(
+        name_of(node, parts), tuple(parts), build_parts, (node.operand(0),), tuple(constants),
+        (node.output,), work, None if real else extend,
+    )  # fmt: skip
+
+
+# ---- Quantized convolutions of one or two spatial axes, channels-last, as direct convolutions ----
+
 
 _RANKS = (3, 4)
 Shape = tuple["int | None", ...]

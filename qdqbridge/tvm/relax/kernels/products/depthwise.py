@@ -19,8 +19,6 @@ from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.ops.attributes import ConvAttrs
 from qdqbridge.core.ops.shapes import covered
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
-from qdqbridge.tvm.relax.kernels.codegen.broadcasting import worth_sharing
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     Buffer,
     Prim,
@@ -33,9 +31,9 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     store,
     typed,
 )
-from qdqbridge.tvm.relax.kernels.codegen.loops import turns
+from qdqbridge.tvm.relax.kernels.codegen.loops import turns, worth_sharing
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
-from qdqbridge.tvm.relax.kernels.elementwise.lookup import TABLE, table_of
 from qdqbridge.tvm.relax.kernels.epilogues.fused_operators import LARGE
 from qdqbridge.tvm.relax.kernels.epilogues.integer_sums import ENDS, Extras, Requantize, Writer
 from qdqbridge.tvm.relax.kernels.epilogues.requantization import (
@@ -43,8 +41,17 @@ from qdqbridge.tvm.relax.kernels.epilogues.requantization import (
     requantization,
     sum_scale,
 )
-from qdqbridge.tvm.relax.kernels.kernel import Array, Kernel, KernelPlace
-from qdqbridge.tvm.relax.kernels.operands import along, centred_weight, codes_of, extents, image_of
+from qdqbridge.tvm.relax.kernels.kernel import (
+    Array,
+    Kernel,
+    KernelPlace,
+    along,
+    centred_weight,
+    codes_of,
+    extents,
+    image_of,
+)
+from qdqbridge.tvm.relax.kernels.lookup import TABLE, table_of
 from qdqbridge.tvm.relax.kernels.tiles.packing import padded, per_lane
 from qdqbridge.tvm.relax.kernels.tiles.register_tile import Tile, parts
 

@@ -39,8 +39,6 @@ from qdqbridge.core.ops.dynamic import (
 from qdqbridge.core.ops.elementwise import ADD, MUL, SUB
 from qdqbridge.core.ops.stored import present
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
-from qdqbridge.tvm.relax.kernels.codegen.broadcasting import GRAIN
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     Buffer,
     Prim,
@@ -56,12 +54,12 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     splat,
     store,
 )
-from qdqbridge.tvm.relax.kernels.codegen.loops import turns
+from qdqbridge.tvm.relax.kernels.codegen.loops import GRAIN, turns
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
 from qdqbridge.tvm.relax.kernels.epilogues.float_sums import Scaled, ScaledWriter
 from qdqbridge.tvm.relax.kernels.epilogues.integer_sums import Extras
-from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace
-from qdqbridge.tvm.relax.kernels.operands import Open, any_open
+from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace, Open, any_open
 from qdqbridge.tvm.relax.kernels.products.convolution import Rows, rows_of
 from qdqbridge.tvm.relax.kernels.tiles.direct import loops_of, opened, packed_weights
 from qdqbridge.tvm.relax.kernels.tiles.geometry import Direct

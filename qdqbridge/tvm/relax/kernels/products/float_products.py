@@ -20,7 +20,7 @@ from qdqbridge.core.ops.attributes import ClipAttrs, GemmAttrs
 from qdqbridge.core.ops.elementwise import ADD
 from qdqbridge.core.ops.unary import RELU
 from qdqbridge.tvm.relax.kernels.codegen.codes import alike
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.epilogues.float_sums import Plain
 from qdqbridge.tvm.relax.kernels.kernel import Array, Kernel
 from qdqbridge.tvm.relax.kernels.products.names import name_of

@@ -14,11 +14,18 @@ from qdqbridge.core.ops.attributes import GemmAttrs, TransposeAttrs
 from qdqbridge.tvm.relax.kernels.epilogues.float_sums import Plain, Scaled
 from qdqbridge.tvm.relax.kernels.epilogues.integer_sums import Requantize
 from qdqbridge.tvm.relax.kernels.epilogues.requantization import requantization, scaled, sum_scale
-from qdqbridge.tvm.relax.kernels.kernel import Array, Kernel, KernelPlace
-from qdqbridge.tvm.relax.kernels.operands import codes_of
+from qdqbridge.tvm.relax.kernels.kernel import (
+    Array,
+    Kernel,
+    KernelPlace,
+    Stride,
+    View,
+    codes_of,
+    full_view,
+    view_of,
+)
 from qdqbridge.tvm.relax.kernels.products.float_products import is_real
 from qdqbridge.tvm.relax.kernels.tiles.batched import Batched, Matrices, build_batched_matmul
-from qdqbridge.tvm.relax.kernels.views import Stride, View, full_view, view_of
 
 _INNER = 1 << 13
 """Sums of as many products, corrections included, stay within int32."""

@@ -20,8 +20,7 @@ from qdqbridge.core.ops.matmul import DENSE
 from qdqbridge.core.rewrite import stored_behind
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
-from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace
-from qdqbridge.tvm.relax.kernels.operands import any_open
+from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace, any_open
 from qdqbridge.tvm.relax.kernels.products.float_products import is_real, real_constant
 from qdqbridge.tvm.relax.kernels.recurrent.layers import (
     DIRECTIONS,

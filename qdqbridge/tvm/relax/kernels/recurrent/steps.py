@@ -12,8 +12,6 @@ from typing import Any
 
 from qdqbridge.core.graph import numerics
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
-from qdqbridge.tvm.relax.kernels.codegen.broadcasting import Open
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     Buffer,
     Prim,
@@ -24,10 +22,11 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     number,
     store,
 )
-from qdqbridge.tvm.relax.kernels.codegen.loops import turns
+from qdqbridge.tvm.relax.kernels.codegen.loops import Open, turns
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
 from qdqbridge.tvm.relax.kernels.recurrent.layers import SUMS, RecurrentAttrs, Stage
-from qdqbridge.tvm.relax.kernels.rows.softmax import exponential_parts
+from qdqbridge.tvm.relax.kernels.softmax import exponential_parts
 from qdqbridge.tvm.relax.kernels.tiles.register_tile import Tile, elements_of, parts
 
 # ---- What the gates of LSTM, GRU and RNN make of their sums, and the states that steps carry

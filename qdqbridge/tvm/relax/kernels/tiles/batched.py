@@ -18,7 +18,6 @@ from typing import Any
 
 from qdqbridge.core.graph.types import Dim
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     Buffer,
     Prim,
@@ -31,6 +30,7 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     summed,
 )
 from qdqbridge.tvm.relax.kernels.codegen.loops import ceiling, overlapping, total_of, turns
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
 from qdqbridge.tvm.relax.kernels.epilogues.float_sums import (
     Plain,
@@ -39,6 +39,7 @@ from qdqbridge.tvm.relax.kernels.epilogues.float_sums import (
     ScaledWriter,
 )
 from qdqbridge.tvm.relax.kernels.epilogues.integer_sums import Extras, Requantize, Writer
+from qdqbridge.tvm.relax.kernels.kernel import Stride
 from qdqbridge.tvm.relax.kernels.tiles.packing import Panel, pack_panel, stage_matrix
 from qdqbridge.tvm.relax.kernels.tiles.register_tile import (
     Elements,
@@ -49,7 +50,6 @@ from qdqbridge.tvm.relax.kernels.tiles.register_tile import (
     most_pixels,
     parts,
 )
-from qdqbridge.tvm.relax.kernels.views import Stride
 
 NUMBERS = 6
 """Entries of ``numbers``: zero point, smallest and largest code of the result; the zero points of

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     Buffer,
     Prim,
@@ -25,6 +24,7 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     store,
     typed,
 )
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.epilogues.integer_sums import Extras
 from qdqbridge.tvm.relax.kernels.tiles.register_tile import TileSums
 

@@ -21,7 +21,6 @@ from qdqbridge.tvm.relax.kernels.codegen.loops import (
     within,
 )
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
-from qdqbridge.tvm.relax.kernels.elementwise.lookup import TABLE
 from qdqbridge.tvm.relax.kernels.epilogues.float_sums import (
     Plain,
     PlainWriter,
@@ -29,12 +28,21 @@ from qdqbridge.tvm.relax.kernels.epilogues.float_sums import (
     ScaledWriter,
 )
 from qdqbridge.tvm.relax.kernels.epilogues.integer_sums import ENDS, Extras, Writer
-from qdqbridge.tvm.relax.kernels.tiles.amx import ROWS, AmxShape, AmxTile, configure, release, room
+from qdqbridge.tvm.relax.kernels.lookup import TABLE
 from qdqbridge.tvm.relax.kernels.tiles.byte_halves import Halves, HalvesWriter
-from qdqbridge.tvm.relax.kernels.tiles.geometry import Direct, Pair
-from qdqbridge.tvm.relax.kernels.tiles.register_tile import Tile, TileSums, channel_pieces
+from qdqbridge.tvm.relax.kernels.tiles.geometry import Direct, Pair, stage_rows
+from qdqbridge.tvm.relax.kernels.tiles.register_tile import (
+    ROWS,
+    AmxShape,
+    AmxTile,
+    Tile,
+    TileSums,
+    channel_pieces,
+    configure,
+    release,
+    room,
+)
 from qdqbridge.tvm.relax.kernels.tiles.repeated_loops import RepeatedLoops
-from qdqbridge.tvm.relax.kernels.tiles.staging import stage_rows
 
 # ---- direct loops --------------------------------------------------------------------------------
 # The loops around the register tiles of a direct convolution: tasks, channels, pixels, runs.

@@ -10,21 +10,23 @@ import numpy as np
 import tvm
 
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.lanes import load, number, store
 from qdqbridge.tvm.relax.kernels.codegen.loops import turns
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
-from qdqbridge.tvm.relax.kernels.tiles.amx import (
+from qdqbridge.tvm.relax.kernels.tiles.register_tile import (
     LANES,
     ROWS,
     STEPS,
     AmxShape,
     AmxTile,
+    Tile,
     configure,
+    elements_of,
+    most_pixels,
     release,
 )
-from qdqbridge.tvm.relax.kernels.tiles.amx import room as sums_of
-from qdqbridge.tvm.relax.kernels.tiles.register_tile import Tile, elements_of, most_pixels
+from qdqbridge.tvm.relax.kernels.tiles.register_tile import room as sums_of
 
 _STEPS, _ROUNDS, _REPEATS = 128, 400, 7
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.tvm.relax.files import lasting
 from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     Buffer,
     Prim,
@@ -27,9 +27,9 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     typed,
 )
 from qdqbridge.tvm.relax.kernels.codegen.loops import ceiling, each, turns
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.script import T
 from qdqbridge.tvm.relax.kernels.tiles.register_tile import Elements
-from qdqbridge.tvm.relax.tensors import lasting
 
 Array = NDArray[Any]
 _PIECE = 1 << 20

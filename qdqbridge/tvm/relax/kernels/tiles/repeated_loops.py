@@ -19,13 +19,12 @@ from functools import cached_property
 from typing import Protocol
 
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.lanes import Buffer, Prim, bound, load, number, store
 from qdqbridge.tvm.relax.kernels.codegen.loops import share, turns, within
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.script import T
-from qdqbridge.tvm.relax.kernels.tiles.geometry import Direct
+from qdqbridge.tvm.relax.kernels.tiles.geometry import Direct, StagedRow, Staging
 from qdqbridge.tvm.relax.kernels.tiles.register_tile import Tile, TileSums, channel_pieces, parts
-from qdqbridge.tvm.relax.kernels.tiles.staging import StagedRow, Staging
 
 _ROOM = 1 << 18
 """Bytes of sums that stay in the second-level cache beside what else is used."""

@@ -25,7 +25,7 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
 )
 from qdqbridge.tvm.relax.kernels.codegen.loops import turns, when
 from qdqbridge.tvm.relax.kernels.codegen.script import T
-from qdqbridge.tvm.relax.kernels.tiles.amx import (
+from qdqbridge.tvm.relax.kernels.tiles.register_tile import (
     LANES,
     ROWS,
     address,

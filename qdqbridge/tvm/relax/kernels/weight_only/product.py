@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.lanes import LINE, Prim
-from qdqbridge.tvm.relax.kernels.operands import Open
-from qdqbridge.tvm.relax.kernels.tiles.amx import ROWS
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
+from qdqbridge.tvm.relax.kernels.kernel import Open
+from qdqbridge.tvm.relax.kernels.tiles.register_tile import ROWS
 
 NIBBLE, DIGIT = 4, 8
 """Bits of a packed code, and of a digit of an activation."""

@@ -19,13 +19,6 @@ from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
 from qdqbridge.core.ops.normalization import RMS_NORMALIZATION
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
-from qdqbridge.tvm.relax.kernels.codegen.broadcasting import (
-    Open,
-    OpenExtents,
-    batch_of,
-    known,
-    worth_sharing,
-)
 from qdqbridge.tvm.relax.kernels.codegen.codes import (
     CodesForm,
     TargetCodes,
@@ -51,10 +44,16 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     typed,
     wide,
 )
-from qdqbridge.tvm.relax.kernels.codegen.loops import turns
+from qdqbridge.tvm.relax.kernels.codegen.loops import (
+    Open,
+    OpenExtents,
+    batch_of,
+    known,
+    turns,
+    worth_sharing,
+)
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
-from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace
-from qdqbridge.tvm.relax.kernels.operands import any_open
+from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace, any_open
 
 _MOMENTS = 5
 """Entries of ``moments``."""

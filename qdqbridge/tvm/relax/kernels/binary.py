@@ -16,7 +16,6 @@ from qdqbridge.core.ops.attributes import QuantizeAttrs
 from qdqbridge.core.ops.elementwise import DIV, MUL
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.tvm.qnn.dialect.elementwise import computable, formula
-from qdqbridge.tvm.relax.kernels.codegen.broadcasting import Formula, Open, Operand, elementwise
 from qdqbridge.tvm.relax.kernels.codegen.codes import (
     BYTES,
     REACH,
@@ -41,11 +40,11 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     splat,
     wide,
 )
+from qdqbridge.tvm.relax.kernels.codegen.loops import Formula, Open, Operand, elementwise
 from qdqbridge.tvm.relax.kernels.codegen.script import T
 from qdqbridge.tvm.relax.kernels.epilogues import fused_operators
 from qdqbridge.tvm.relax.kernels.epilogues.fused_operators import Fit
-from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace
-from qdqbridge.tvm.relax.kernels.operands import any_open
+from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace, any_open
 
 LINEAR, PRODUCT = "linear", "product"
 """Formulas of :mod:`~qdqbridge.tvm.relax.kernels.epilogues.fused_operators`; else operators."""

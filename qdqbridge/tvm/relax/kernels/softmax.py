@@ -19,7 +19,6 @@ from qdqbridge.core.ops.attributes import GeluAttrs, NormAttrs, SoftmaxAttrs
 from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION, LOG_SOFTMAX, SOFTMAX
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.qnn.dialect.unary import FRACTION
-from qdqbridge.tvm.relax.kernels.codegen.broadcasting import GRAIN, Open, OpenExtents, worth_sharing
 from qdqbridge.tvm.relax.kernels.codegen.codes import (
     CodesForm,
     TargetCodes,
@@ -30,7 +29,6 @@ from qdqbridge.tvm.relax.kernels.codegen.codes import (
     numbers,
     storage,
 )
-from qdqbridge.tvm.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     Buffer,
     Prim,
@@ -50,10 +48,24 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     summed,
     typed,
 )
-from qdqbridge.tvm.relax.kernels.codegen.loops import total_of, turns
+from qdqbridge.tvm.relax.kernels.codegen.loops import (
+    GRAIN,
+    Open,
+    OpenExtents,
+    total_of,
+    turns,
+    worth_sharing,
+)
+from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
-from qdqbridge.tvm.relax.kernels.kernel import Array, Kernel, KernelPlace
-from qdqbridge.tvm.relax.kernels.operands import any_open, known_extent, leading
+from qdqbridge.tvm.relax.kernels.kernel import (
+    Array,
+    Kernel,
+    KernelPlace,
+    any_open,
+    known_extent,
+    leading,
+)
 from qdqbridge.tvm.relax.kernels.products.float_products import is_real, real_constant
 
 _INTEGERS = 2.0**52

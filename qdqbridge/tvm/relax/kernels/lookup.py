@@ -18,14 +18,6 @@ from qdqbridge.core.graph.types import QuantParams, QuantType
 from qdqbridge.core.ops.attributes import EpsilonAttrs
 from qdqbridge.core.ops.stored import converted
 from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
-from qdqbridge.tvm.relax.kernels.codegen.broadcasting import (
-    Formula,
-    Loops,
-    Open,
-    OpenExtents,
-    Operand,
-    elementwise,
-)
 from qdqbridge.tvm.relax.kernels.codegen.codes import (
     CodesForm,
     TargetCodes,
@@ -49,10 +41,17 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     splat,
     store,
 )
+from qdqbridge.tvm.relax.kernels.codegen.loops import (
+    Formula,
+    Loops,
+    Open,
+    OpenExtents,
+    Operand,
+    elementwise,
+)
 from qdqbridge.tvm.relax.kernels.codegen.processors import ByteLookup
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func
-from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace
-from qdqbridge.tvm.relax.kernels.operands import any_open
+from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace, any_open
 
 TABLE = 256
 """Entries of a table."""

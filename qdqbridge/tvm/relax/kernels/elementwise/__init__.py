@@ -1,1 +1,0 @@
-"""Operators that look at one element at a time, of codes."""

@@ -1,1 +1,0 @@
-"""Operators that look at a row or an axis at once: Softmax, norms, reductions."""
