@@ -33,6 +33,7 @@ from qdqbridge.autoquant.simulation.metrics import (
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.core.graph.interpreter import computed
 from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.ops.dynamic import OPERATORS as RUN_TIME_SCALES
 from qdqbridge.core.ops.elementwise import CONCAT
 
 Array = NDArray[Any]
@@ -144,8 +145,10 @@ def delivered(
         unseen: Those that were left out.
         optimism: How much closer ``samples`` come by what was learned from them, in dB.
     """
-    first = [] if unseen is None else batches_of(unseen, graph)
-    batches = [*first, *batches_of(samples, graph)]
+    # Scales of a run are those of all that is run at once: one example is what a device is given.
+    together = 1 if any(node.op in RUN_TIME_SCALES for node in graph.nodes) else None
+    first = [] if unseen is None else batches_of(unseen, graph, together)
+    batches = [*first, *batches_of(samples, graph, together)]
     parts = [_JoinedParts.of(value) for value in given.outputs]
     leaves = [leaf for part in parts for leaf in part.leaves]
     floats = list(float_values(given, [*given.outputs, *leaves], batches))
