@@ -223,7 +223,8 @@ def _serialized(module: _ConvertedModule, suffix: str) -> tuple[bytes, list[str]
                 "-o", os.devnull,
             ],
             ".mlirbc": ["--emit-bytecode", "-o", str(made)],
-            ".mlir": ["-o", str(made)],
+            # how operators are printed differs between versions of MLIR, but for their generic form
+            ".mlir": ["--mlir-print-op-generic", "-o", str(made)],
         }[suffix]  # fmt: skip
         for _ in range(_ROUNDS):
             profiles = [name for name in required if name.startswith("pro_")]
