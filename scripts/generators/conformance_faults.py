@@ -109,6 +109,11 @@ FAULTS = (
         near="onnx/onnx pull request 8182 is about newer opsets.",
     ),
     EngineFault(
+        _ONNX, "onnx.reference", "body_uint8_loop",
+        "Reference Loop without a condition runs no iteration",
+        "An input cond that is left out counts as false, where the text runs M iterations.",
+    ),
+    EngineFault(
         _ORT, "onnxruntime-basic", "fake_quantize_uint8_two_pairs",
         "DoubleQDQPairsRemover changes results",
         "Of Q, DQ, Q, DQ with two sets of parameters one pair is left, with parameters of its own; "

@@ -328,12 +328,12 @@ class Emission:
         Raises:
             NoCounterpart: TFLite has none for it.
         """
-        if is_late(node):
-            return
         row = self.rows.get(node.op.name)
         if row is None:
             raise NoCounterpart("TFLite has no counterpart")
         refuse_other_floats(node)
+        if is_late(node):
+            return
         before = len(self.model.operators)
         try:
             self._written(row, node)
