@@ -47,7 +47,7 @@ _TFLITE = ("litert", "tosa")
 _CAUSES: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...] = (
     ("q", ("onnx.reference",), ("quantize_far", "quantize_infinity"),
      "the quotient becomes int32 before it is clipped, and wraps"),
-    ("t", ("onnx.reference",), ("quantize_mixed_types", "quantize_float32_by_float16"),
+    ("t", ("onnx.reference", "tvm-importer"), ("quantize_mixed_types", "quantize_float32_by_float16"),
      "divides in the wider of the two types, not in that of y_scale"),
     ("i", ("onnx.reference", "litert", "tosa", "openvino"), ("quantize_large_int32",),
      "int32 is not divided in float32: beyond 2^24 it is rounded before, or not at all"),
@@ -85,7 +85,7 @@ _CAUSES: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...] = (
     ("k", _HEXAGON, ("*",),
      "kernels of the NPU round in ways of their own, at most a few steps off"),
     ("n", ("iree",), ("matmulinteger*",), "zero points are not subtracted"),
-    ("e", ("iree", "tvm-importer"), ("*",),
+    ("e", ("iree",), ("*",),
      "operators between Q and DQ are computed in floats"),
 )  # fmt: skip
 """Why cells are wrong: a letter, engines, situations; the first row that fits."""
