@@ -47,7 +47,8 @@ _TFLITE = ("litert", "tosa")
 _CAUSES: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...] = (
     ("q", ("onnx.reference",), ("quantize_far", "quantize_infinity"),
      "the quotient becomes int32 before it is clipped, and wraps"),
-    ("t", ("onnx.reference", "tvm-importer"), ("quantize_mixed_types", "quantize_float32_by_float16"),
+    ("t", ("onnx.reference", "tvm-importer"),
+     ("quantize_mixed_types", "quantize_float32_by_float16"),
      "divides in the wider of the two types, not in that of y_scale"),
     ("i", ("onnx.reference", "litert", "tosa", "openvino"), ("quantize_large_int32",),
      "int32 is not divided in float32: beyond 2^24 it is rounded before, or not at all"),

@@ -141,7 +141,8 @@ def test_what_has_no_counterpart_is_refused_by_name_and_nothing_is_written(tmp_p
 def test_a_dequantized_constant_of_another_float_is_no_float32(kind: str, tmp_path: Path) -> None:
     graph = qb.parse(
         f"{HEADER}input %x: float32[1]\n"
-        f"%y = dequantize(const quant<int4, 0.5, -7>[4] [1 2 3 4]): {kind}[4]\noutput %y\noutput %x\n"
+        f"%y = dequantize(const quant<int4, 0.5, -7>[4] [1 2 3 4]): {kind}[4]\n"
+        "output %y\noutput %x\n"
     )
     with pytest.raises(UnsupportedTargetError, match=f"it computes in {kind}"):
         write(graph, tmp_path / "m.tflite")

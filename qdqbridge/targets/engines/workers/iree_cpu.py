@@ -12,6 +12,7 @@ from typing import Any
 import iree.compiler
 import iree.runtime
 import numpy as np
+import onnx
 
 from qdqbridge.targets.engines.workers import Array, Loaded
 from qdqbridge.tflite_io.vela import installed_program
@@ -25,6 +26,7 @@ class IreeWorker:
 
     def __init__(self) -> None:
         self._modules: dict[str, Any] = {}
+        self._types: dict[str, list[Any]] = {}
 
     def version(self) -> str:
         """Returns the version that decides."""
@@ -54,13 +56,19 @@ class IreeWorker:
         context.add_vm_module(module)
         names = [name for name in module.function_names if "$" not in name and name[:2] != "__"]
         self._modules[key] = context.modules[module.name][names[0]]
+        outputs = onnx.load(file, load_external_data=False).graph.output
+        types = [each.type.tensor_type.elem_type for each in outputs]
+        self._types[key] = list(map(onnx.helper.tensor_dtype_to_np_dtype, types))
         return [], 1
 
     def run(self, key: str, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-        """Runs a model."""
+        """Runs a model; IREE's integers have no signs."""
         found = self._modules[key](*inputs.values())
-        arrays = found if isinstance(found, list | tuple) else [found]
-        return {name: np.asarray(each) for name, each in zip(names, arrays, strict=True)}
+        arrays = map(np.asarray, found if isinstance(found, list | tuple) else [found])
+        return {
+            name: array.view(kind) if array.dtype.kind == "i" and kind.kind == "u" else array
+            for name, array, kind in zip(names, arrays, self._types[key], strict=True)
+        }
 
 
 WORKER = IreeWorker
