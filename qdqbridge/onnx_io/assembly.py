@@ -28,6 +28,8 @@ from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 
 OPSET = 21
 """The opset of assembled nodes: the first with 4-bit and blocked quantization."""
+_OF_2_BITS = 25
+"""The first opset with types of 2 bits."""
 _IR_VERSION = 10
 _MAPPED = 1024
 """Bytes from which data stay in the file; smaller ones may be shapes, which inference looks at."""
@@ -206,7 +208,10 @@ class Assembly:
         for tensor, name, dtype, shape in outputs:
             self._graph.node.append(helper.make_node("Identity", [tensor], [name]))
             self._graph.output.append(_info(name, dtype, shape))
-        imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
+        narrow = {dtype_to_onnx(DType.INT2), dtype_to_onnx(DType.UINT2)}
+        stored = any(tensor.data_type in narrow for tensor in self._graph.initializer)
+        opset = _OF_2_BITS if stored else OPSET
+        imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
         model = helper.make_model(self._graph, opset_imports=imports, ir_version=_IR_VERSION)
         for key, value in metadata.items():
             model.metadata_props.add(key=key, value=value)

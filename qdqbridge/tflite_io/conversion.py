@@ -9,6 +9,7 @@ same, and the canonical rules do the rest.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -252,7 +253,33 @@ class SubgraphConversion:
 
     def quantization(self, tensor: TFLiteTensor) -> TFLiteQuantization | None:
         """Returns the parameters of a tensor whose numbers are quantized."""
-        return tensor.quantization if DTYPES.get(tensor.type) in _QUANTIZED else None
+        if DTYPES.get(tensor.type) not in _QUANTIZED:
+            return None
+        return tensor.quantization if tensor.blocks is None else self._in_blocks(tensor)
+
+    def _in_blocks(self, tensor: TFLiteTensor) -> TFLiteQuantization:
+        """Returns the parameters of blocks along the last axis, which are tensors."""
+        blocks, shape = tensor.blocks, tensor.shape or ()
+        assert blocks is not None
+        if blocks.size < 1 or not shape or shape[-1] % blocks.size:
+            raise UnknownForm(f"'{tensor.label}' is quantized along several axes")
+        found = [shape[-1] // blocks.size]
+        scale, zero_point = (
+            None if at < 0 else self.array(at) for at in (blocks.scales, blocks.zero_points)
+        )
+        if scale is None or scale.size != math.prod(shape[:-1]) * found[0]:
+            raise UnknownForm(f"the scales of the blocks of '{tensor.label}' do not fit")
+        if zero_point is None:
+            zero_point = np.zeros(scale.shape, np.int64)
+        if blocks.zero_points >= 0 and zero_point.size != scale.size:
+            raise UnknownForm(f"the zero points of the blocks of '{tensor.label}' do not fit")
+        of_blocks = (*shape[:-1], *found)
+        return TFLiteQuantization(
+            scale.astype(np.float32).reshape(of_blocks),
+            zero_point.astype(np.int64).reshape(of_blocks),
+            len(shape) - 1,
+            blocks.size,
+        )
 
     def known(self, index: int) -> bool:
         """Returns whether a tensor is given or has been computed."""
@@ -376,7 +403,7 @@ class SubgraphConversion:
         """Returns the operands of Q and DQ behind the data, and their axis."""
         dtype = self.dtype(tensor)
         scale, zero_point = params.scale, params.zero_point
-        if params.per_tensor:
+        if params.per_tensor and not params.block_size:
             scale, zero_point = scale.reshape(()), zero_point.reshape(())
         if not (dtype.qmin <= zero_point.min() and zero_point.max() <= dtype.qmax):
             raise UnknownForm(f"a zero point of '{tensor.label}' does not fit {dtype}")
@@ -390,7 +417,10 @@ class SubgraphConversion:
 
     def _dequantized(self, stored: str, tensor: TFLiteTensor, params: TFLiteQuantization) -> str:
         operands, axis = self._params(tensor, params)
-        return self.to.node("DequantizeLinear", [stored, *operands], label=tensor.name, axis=axis)
+        blocks = {"block_size": params.block_size} if params.block_size else {}
+        return self.to.node(
+            "DequantizeLinear", [stored, *operands], label=tensor.name, axis=axis, **blocks
+        )
 
     def quantized(self, real: str, tensor: TFLiteTensor) -> str:
         """Returns real numbers as a tensor stores them."""

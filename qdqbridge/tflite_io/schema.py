@@ -26,16 +26,25 @@ _SMALLEST_TABLE = 4
 DAMAGED = (truncated, ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError)
 """What flatbuffers' runtime and arithmetic raise where a file's offsets and numbers are wrong."""
 _CUSTOM = 32
+_LATER_TYPES = {19: "INT2", 20: "UINT4", 21: "FLOAT8_E4M3FN", 22: "FLOAT8_E5M2"}
+"""Element types that the schema has got since the package ``tflite`` was made of it."""
+_BLOCKWISE, _MULTI_AXIS = 2, 3
+"""Kinds of ``QuantizationDetails``; the package knows neither."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class TFLiteQuantization:
-    """A tensor's scales and zero points: one each, or one per index along ``axis``."""
+    """A tensor's scales and zero points: one each, or one per index along ``axis``.
+
+    With ``block_size`` there is one for so many neighbours along ``axis``, for each index of the
+    other axes.
+    """
 
     scale: NDArray[np.float32]
     zero_point: NDArray[np.int64]
     axis: int
+    block_size: int = 0
 
     @property
     def per_tensor(self) -> bool:
@@ -54,6 +63,21 @@ class Sparsity:
 
 
 @dataclass(frozen=True, slots=True)
+class QuantizedBlocks:
+    """Where the parameters of blocks are: tensors of their own (``BlockwiseQuantization``).
+
+    Attributes:
+        scales: The tensor of scales, of the shape of the blocks.
+        zero_points: That of zero points; below 0 where all are 0.
+        size: Elements along the last axis for one scale; 0 where blocks are of another kind.
+    """
+
+    scales: int
+    zero_points: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class TFLiteTensor:
     """A tensor of a subgraph.
 
@@ -67,6 +91,7 @@ class TFLiteTensor:
         quantization: Its parameters; None for tensors that are not quantized.
         sparsity: How its data are laid out, where they are sparse.
         variable: It keeps its data from one run to the next.
+        blocks: Where its parameters are, if it is quantized in blocks.
     """
 
     index: int
@@ -78,6 +103,7 @@ class TFLiteTensor:
     quantization: TFLiteQuantization | None
     sparsity: Sparsity | None
     variable: bool
+    blocks: QuantizedBlocks | None = None
 
     @property
     def label(self) -> str:
@@ -192,7 +218,7 @@ class _FlatbufferParser:
 
     @cached_property
     def types(self) -> dict[int, str]:
-        return _enum(self.schema.TensorType)
+        return {**_LATER_TYPES, **_enum(self.schema.TensorType)}
 
     def model(self) -> Model:
         root = self.schema.Model.GetRootAsModel(self.data, 0)
@@ -247,7 +273,9 @@ class _FlatbufferParser:
     # ---- records ------------------------------------------------------------------------------
 
     def _code(self, code: Any) -> tuple[str, int]:
-        number = max(int(code.BuiltinCode()), int(code.DeprecatedBuiltinCode()))
+        # the package gives the old field where the new one has a number that fits it, but newer
+        # tools leave the old one out
+        number = max(_int_field(code, 10), int(code.DeprecatedBuiltinCode()))
         if number == _CUSTOM:
             return f"CUSTOM {_text(code.CustomCode())}", int(code.Version())
         return self.operators.get(number, f"operator {number}"), int(code.Version())
@@ -324,6 +352,7 @@ class _FlatbufferParser:
             self._quantization(tensor.Quantization()),
             self._sparsity(tensor.Sparsity()),
             bool(tensor.IsVariable()),
+            self._blocks(tensor.Quantization()),
         )
 
     @staticmethod
@@ -342,6 +371,17 @@ class _FlatbufferParser:
             raise ValueError(f"{scale.size} scales have {zero_point.size} zero points")
         zero_point = np.broadcast_to(zero_point, scale.shape)
         return TFLiteQuantization(scale, zero_point, int(found.QuantizedDimension()))
+
+    @staticmethod
+    def _blocks(found: Any) -> QuantizedBlocks | None:
+        kind = 0 if found is None else int(found.DetailsType())
+        details = found.Details() if kind in (_BLOCKWISE, _MULTI_AXIS) else None
+        if details is None:
+            return None
+        if kind == _MULTI_AXIS:
+            return QuantizedBlocks(-1, -1, 0)
+        scales, zero_points, size = (_int_field(details, at) for at in (4, 6, 8))
+        return QuantizedBlocks(scales, zero_points, size)
 
     def _sparsity(self, found: Any) -> Sparsity | None:
         if found is None:
@@ -399,6 +439,15 @@ class _FlatbufferParser:
     @cached_property
     def _kinds2(self) -> dict[int, str]:
         return _enum(self.schema.BuiltinOptions2)
+
+
+def _int_field(table: Any, place: int) -> int:
+    """Returns an int32 of a table by its place, 0 where it is left out."""
+    from flatbuffers.number_types import Int32Flags
+
+    inner = getattr(table, "_tab", table)
+    offset = inner.Offset(place)
+    return int(inner.Get(Int32Flags, inner.Pos + offset)) if offset else 0
 
 
 def _enum(names: Any) -> dict[int, str]:

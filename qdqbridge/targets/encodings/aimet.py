@@ -1,4 +1,4 @@
-"""Encodings as AIMET writes them, and QAIRT and QNN read them (versions 0.6.1, 1.0.0, 2.0.0).
+"""Encodings as AIMET writes them, and QAIRT and QNN read them (versions 0.6.1 to 2.1.0).
 
 Until version 1 integers ``q`` are counted from 0 and ``real = (q + offset) * scale``; a symmetric
 tensor is signed. From version 2 an entry is what QuantizeLinear has. Source: AIMET's
@@ -13,9 +13,15 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
-from qdqbridge.targets.encodings.encoding import TensorEncoding, Unfit, checked_encoding
+from qdqbridge.targets.encodings.encoding import (
+    TensorEncoding,
+    Unfit,
+    checked_encoding,
+    numbers,
+)
 
 _INTEGERS: Mapping[tuple[bool, int], DType] = MappingProxyType(
     {(d.is_signed, d.bits): d for d in DType if d.is_integer and (d.bits <= 16 or d is DType.INT32)}
@@ -91,15 +97,51 @@ def _counted_from_zero(
 
 def of_types(name: str, entry: Any) -> TensorEncoding:
     """Returns what a file of version 2 says of a tensor."""
-    if "per_block_int_scale" in entry or isinstance(entry["y_scale"], dict):
-        raise Unfit("its scales are quantized themselves (LPBQ)")
     dtype = _TYPES.get(entry["output_dtype"])
     if dtype is None:
         raise Unfit(f"there is no type {entry['output_dtype']!r}")
     return checked_encoding(
-        name, dtype, entry["y_scale"], entry.get("y_zero_point", 0), axis=entry.get("axis"),
+        name, dtype, _scales(entry), entry.get("y_zero_point", 0), axis=entry.get("axis"),
         block_size=entry.get("block_size"),
     )  # fmt: skip
+
+
+def _scales(entry: Any) -> Any:
+    """Returns the scales of an entry of version 2, also where they are quantized themselves (LPBQ).
+
+    Version 2.0.0 has whole numbers for blocks and a float for each channel, whose axis it does not
+    say; version 2.1.0 has what a DequantizeLinear of them has.
+    """
+    if "per_block_int_scale" in entry:
+        codes = numbers(entry["per_block_int_scale"], "per_block_int_scale")
+        steps, zero_point = entry["per_channel_float_scale"], 0
+        axis, block_size = int(entry["axis"] % max(codes.ndim, 1) != 1), None
+    elif isinstance(entry["y_scale"], dict):
+        meta: dict[str, Any] = entry["y_scale"]
+        codes, steps, zero_point = (
+            numbers(meta["x"], "x"),
+            meta["x_scale"],
+            meta.get("x_zero_point", 0),
+        )
+        axis, block_size = meta.get("axis"), meta.get("block_size")
+    else:
+        return entry["y_scale"]
+    found = [numbers(each, "scale of scales") for each in (steps, zero_point)]
+    step, zero = (_along(each, codes.shape, axis, block_size) for each in found)
+    return ((codes - zero).astype(np.float32) * step.astype(np.float32)).astype(np.float64)
+
+
+def _along(
+    array: NDArray[np.float64], shape: tuple[int, ...], axis: int | None, block_size: int | None
+) -> NDArray[np.float64]:
+    """Returns parameters of scales as scales of a shape are multiplied with them."""
+    if block_size is not None:
+        raise Unfit("its scales are quantized in blocks of their own")
+    if array.size == 1:
+        return array.reshape(())
+    if axis is None or not -len(shape) <= axis < len(shape) or array.size != shape[axis]:
+        raise Unfit(f"its scales of shape {shape} have {array.size} scales of their own")
+    return array.reshape([array.size if i == axis % len(shape) else 1 for i in range(len(shape))])
 
 
 def written_lists(encodings: Sequence[TensorEncoding]) -> str:

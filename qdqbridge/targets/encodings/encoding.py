@@ -68,7 +68,7 @@ def checked_encoding(
     Raises:
         Unfit: They are not numbers, not positive, not whole, or do not fit the type.
     """
-    scales, offsets = _numbers(scale, "scale"), _numbers(zero_point, "zero point")
+    scales, offsets = numbers(scale, "scale"), numbers(zero_point, "zero point")
     with np.errstate(over="ignore"):
         rounded = scales.astype(np.float32)
     if not scales.size:
@@ -121,7 +121,7 @@ def of_range(
     )
 
 
-def _numbers(found: Any, what: str) -> NDArray[np.float64]:
+def numbers(found: Any, what: str) -> NDArray[np.float64]:
     """Returns numbers of a JSON file as an array."""
     try:
         array = np.asarray(found)

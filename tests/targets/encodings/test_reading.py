@@ -44,6 +44,32 @@ def test_what_aimet_exports_is_its_own_qdq_model(kind: str, version: str) -> Non
     assert found.digest == qb.load(AIMET / f"{kind}.qdq.onnx").digest
 
 
+def test_scales_that_are_quantized_themselves_are_those_of_aimets_qdq_model(tmp_path: Path) -> None:
+    """LPBQ as version 2.0.0 writes it, and as AIMET turns that into version 2.1.0."""
+    wanted = qb.load(AIMET / "lpbq.qdq.onnx").digest
+    file = AIMET / "lpbq-2.0.0.json"
+    assert qb.load(AIMET / "float.onnx", encodings=file).digest == wanted
+    record = json.loads(file.read_text())
+    quantized = [entry for entry in record["encodings"] if "per_block_int_scale" in entry]
+    assert quantized
+    for entry in quantized:
+        steps = np.asarray(entry.pop("per_channel_float_scale")).reshape(-1).tolist()
+        axis = 0 if entry["axis"] == 1 else 1
+        entry["y_scale"] = {"x": entry.pop("per_block_int_scale"), "x_scale": steps, "axis": axis}
+    newer = tmp_path / "newer.json"
+    newer.write_text(json.dumps({**record, "version": "2.1.0"}))
+    assert qb.load(AIMET / "float.onnx", encodings=newer).digest == wanted
+    for key, value, reason in (
+        ("x_scale", [1.0, 2.0, 3.0], "3 scales of their own"),
+        ("block_size", 2, "in blocks of their own"),
+    ):
+        wrong = {**quantized[0], "y_scale": {**quantized[0]["y_scale"], key: value}}
+        newer.write_text(json.dumps({"version": "2.1.0", "encodings": [wrong]}))
+        with pytest.raises(qb.QdqBridgeError) as caught:
+            qb.load(AIMET / "float.onnx", encodings=newer)
+        assert reason in caught.value.why and f"'{quantized[0]['name']}'" in caught.value.why
+
+
 FORMS = (*(f"aimet-{version}" for version in VERSIONS), "ort-overrides", "tensorrt")
 
 
@@ -181,8 +207,12 @@ ENTRIES = [
     ("1.0.0", {**VERSION_1, "offset": [3]}, "zero point is -3"),
     ("1.0.0", {**VERSION_1, "name": "z"}, "'z': the model has no such tensor"),
     ("1.0.0", {**VERSION_1, "name": "i"}, "'i': its elements are int64"),
-    ("2.0.0", {"name": "w", "output_dtype": "int4", "per_block_int_scale": [1]}, "LPBQ"),
-    ("2.0.0", {"name": "w", "output_dtype": "int4", "y_scale": {"x": [1]}}, "LPBQ"),
+    (
+        "2.0.0",
+        {"name": "w", "output_dtype": "int4", "per_block_int_scale": [1]},
+        "no 'per_channel_",
+    ),
+    ("2.0.0", {"name": "w", "output_dtype": "int4", "y_scale": {"x": [1]}}, "no 'x_scale'"),
     ("2.0.0", {"name": "w", "output_dtype": "int3", "y_scale": 1}, "no type 'int3'"),
     ("2.0.0", {"name": "w", "output_dtype": "int8", "y_scale": [[1, 2], [3]]}, "no array"),
     ("2.0.0", {"name": "w", "output_dtype": "int8"}, "no 'y_scale'"),
