@@ -417,7 +417,7 @@ class SubgraphConversion:
 
     def _dequantized(self, stored: str, tensor: TFLiteTensor, params: TFLiteQuantization) -> str:
         operands, axis = self._params(tensor, params)
-        blocks = {"block_size": params.block_size} if params.block_size else {}
+        blocks: dict[str, Any] = {"block_size": params.block_size} if params.block_size else {}
         return self.to.node(
             "DequantizeLinear", [stored, *operands], label=tensor.name, axis=axis, **blocks
         )

@@ -374,9 +374,10 @@ class _FlatbufferParser:
 
     @staticmethod
     def _blocks(found: Any) -> QuantizedBlocks | None:
-        kind = 0 if found is None else int(found.DetailsType())
-        details = found.Details() if kind in (_BLOCKWISE, _MULTI_AXIS) else None
-        if details is None:
+        if found is None:
+            return None
+        kind, details = int(found.DetailsType()), found.Details()
+        if details is None or kind not in (_BLOCKWISE, _MULTI_AXIS):
             return None
         if kind == _MULTI_AXIS:
             return QuantizedBlocks(-1, -1, 0)

@@ -78,7 +78,7 @@ def test_blocks_that_do_not_fit_are_refused_by_name(place: str, tmp_path: Path) 
     old, new = (tensor.blocks.scales, 0) if place == "scales" else (tensor.blocks.size, 7)
     refused = 0
     for at in range(len(data) - 4):
-        if data[at : at + 4] != old.to_bytes(4, "little"):
+        if int.from_bytes(data[at : at + 4], "little") != old:
             continue
         broken = bytearray(data)
         broken[at : at + 4] = new.to_bytes(4, "little")
