@@ -289,7 +289,7 @@ def quantized(
         check_plan(outset)
     samples = _samples(graph.inputs, data)
     target, repair, skipped = _suited(target, repair, samples if options.tune else None)
-    tune = options.tune and bool(target.candidates)
+    tune = bool(options.tune and target.candidates)
     # Trying needs samples; and where nothing is quantized, every try gives the float model.
     if samples is None or not outset.rules:
         repair, tune = (), False

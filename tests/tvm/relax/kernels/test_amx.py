@@ -109,8 +109,8 @@ def test_a_target_says_what_the_process_may_use() -> None:
 
 
 def test_a_process_that_never_compiled_asks_by_itself() -> None:
-    code = "from qdqbridge.tvm.relax.kernels.codegen import cpu\n"
-    code += "print(cpu.cpu_of(cpu.host_target()).amx)"
+    code = "from qdqbridge.tvm.relax.kernels.codegen import processors\n"
+    code += "print(processors.cpu_of(processors.host_target()).amx)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240
     )
