@@ -144,8 +144,10 @@ def test_the_rows_on_the_page_are_those_that_a_test_adds() -> None:
     assert all(block in tested for block in blocks)
 
 
-GENERATED = ("docs/operators.md", "docs/rules.md", "docs/byoc_reference.md", "docs/conformance.md",
-             "docs/engine_*.md", "tests/conformance/README.md", "qdqbridge/onnx_io/README.md")  # fmt: skip
+GENERATED = (
+    "docs/operators.md", "docs/rules.md", "docs/byoc_reference.md", "docs/conformance.md",
+    "docs/engine_*.md", "tests/conformance/README.md", "qdqbridge/onnx_io/README.md",
+)  # fmt: skip
 """Pages that a script writes whole; parts of others stand between comments."""
 _TUTORIALS = ("how_to", "gallery", "deploy", "tflite", "relay", "view", "blame")
 TEACHING = [
