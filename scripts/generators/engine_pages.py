@@ -93,23 +93,6 @@ RUNTIMES = (
         "export --profile ort",
     ),
     Runtime(
-        "onnxruntime-avx2",
-        "QDQ models on onnxruntime without VNNI",
-        "All figures are for onnxruntime's CPU kernels with all graph optimizations on an x86 with "
-        "AVX2 and without VNNI (Haswell, under qemu-user), where pairs of products of uint8 and "
-        "int8 saturate at 16 bits: rule `pairs-fit`.",
-        "ort",
-        "export --profile ort",
-    ),
-    Runtime(
-        "onnxruntime-arm",
-        "QDQ models on onnxruntime on 64-bit Arm",
-        "All figures are for onnxruntime's CPU kernels with all graph optimizations on 64-bit Arm "
-        "(Neoverse N1, under qemu-user), whose products of bytes are exact.",
-        "ort",
-        "export --profile ort",
-    ),
-    Runtime(
         "onnxruntime-web",
         "QDQ models on onnxruntime-web",
         "All figures are for the WebAssembly build of browsers with all graph optimizations, in "
