@@ -144,6 +144,18 @@ FAULTS = (
         _ISSUES("microsoft/onnxruntime", 32719),
     ),
     EngineFault(
+        "iree-org/iree", "iree", "matmulinteger_two_axes_uint8_uint8_none",
+        "MatMulInteger of uint8 by uint8 multiplies the codes as signed",
+        "Both factors are sign-extended: 255 counts as -1.",
+        near="iree-org/iree issue 24583 sees wrong products, and blames zero points.",
+    ),
+    EngineFault(
+        "apache/tvm", "tvm-importer", "quantize_mixed_types_uint8_float32_by_float16",
+        "ONNX importer: QuantizeLinear-23 does not divide in the type of y_scale",
+        "Without the attribute precision x and y_scale are divided in float32.",
+        near="apache/tvm pull request 19993 brought opset 23.",
+    ),
+    EngineFault(
         _OPENVINO, "openvino", "quantize_rounds_before_zero_point_uint8_low",
         "QuantizeLinear rounds after it adds the zero point",
         "A FakeQuantize stands for it, which rounds the distance to the end of the range: ties "

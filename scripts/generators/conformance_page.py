@@ -61,8 +61,9 @@ _CAUSES: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...] = (
      "pairs of products of bytes are added in 16 bits, which saturate"),
     ("r", _OPTIMIZED, ("arithmetic_between", "shared_dequantize", "quantize_constant"),
      "the fused QLinear kernel multiplies by ratios of scales: ties are none any more"),
-    ("h", ("onnxruntime-web",), ("quantize_float16_scale", "quantize_precision"),
-     "divides in float32 what the text divides in float16"),
+    ("h", ("onnxruntime-web", "iree"),
+     ("quantize_*float16*", "quantize_precision", "quantize_mixed_types", "dequantize_float_types"),
+     "computes in float32 what the text computes in float16 or bfloat16"),
     ("w", ("onnxruntime-web", "litert"), ("quantize_far", "quantize_infinity"),
      "the quotient becomes int32 before it is clipped, and wraps"),
     ("o", ("openvino",), ("quantize_saturates_after_zero_point",),
@@ -85,9 +86,8 @@ _CAUSES: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...] = (
      "an Add of a stored bias behind the convolution is computed as another operator"),
     ("k", _HEXAGON, ("*",),
      "kernels of the NPU round in ways of their own, at most a few steps off"),
-    ("n", ("iree",), ("matmulinteger*",), "zero points are not subtracted"),
-    ("e", ("iree",), ("*",),
-     "operators between Q and DQ are computed in floats"),
+    ("n", ("iree",), ("matmulinteger*", "qlinearmatmul"),
+     "the unsigned codes of both factors are multiplied as signed ones"),
 )  # fmt: skip
 """Why cells are wrong: a letter, engines, situations; the first row that fits."""
 MARKS = dict(zip(OUTCOMES, ("", "free", "wrong", "refused", "crashed"), strict=True))
