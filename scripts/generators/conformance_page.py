@@ -87,7 +87,7 @@ _CAUSES: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...] = (
     ("k", _HEXAGON, ("*",),
      "kernels of the NPU round in ways of their own, at most a few steps off"),
     ("n", ("iree",), ("matmulinteger*", "qlinearmatmul"),
-     "the unsigned codes of both factors are multiplied as signed ones"),
+     "unsigned codes are multiplied as signed ones; batches of results are rounded once more"),
 )  # fmt: skip
 """Why cells are wrong: a letter, engines, situations; the first row that fits."""
 MARKS = dict(zip(OUTCOMES, ("", "free", "wrong", "refused", "crashed"), strict=True))

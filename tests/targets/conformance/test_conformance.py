@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from fractions import Fraction
@@ -186,3 +187,15 @@ def test_tvm_computes_a_sample(name: str):
     pytest.importorskip("tvm")
     found = outcome("tvm", next(case for case in cases() if case.name == name))
     assert found.outcome == "equal", found
+
+
+def test_the_page_says_of_every_wrong_cell_why() -> None:
+    page = (ROOT / "docs" / "conformance.md").read_text("utf-8")
+    table = [line for line in page.splitlines() if line.startswith("| `")]
+    wrong = [cell for line in table for cell in line.split("|")[4:] if " wrong" in cell]
+    assert len(wrong) > 50 and all(re.search(r"\d wrong \([a-z]\)", cell) for cell in wrong)
+    letters = set(re.findall(r"wrong \(([a-z])\)", page))
+    assert letters == set(re.findall(r"^\| ([a-z]) \|", page, re.MULTILINE))
+    head = next(line for line in page.splitlines() if line.startswith("| situation"))
+    for engine in ("TOSA", "IREE", "Arm", "TVM's importer", "WASM", "AVX2"):
+        assert f"| {engine} |" in head
