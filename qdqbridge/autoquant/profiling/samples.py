@@ -109,8 +109,11 @@ def cut_along_examples(inputs: Sequence[Value]) -> Generator[None, None, None]:
 
 
 def inputs_to_feed(inputs: Sequence[Value], given: Collection[str]) -> list[Value]:
-    """Returns the inputs that data has to be for: those that something reads, and those given."""
-    return [value for value in inputs if value.users or value.name in given]
+    """Returns the inputs that data has to be for: those that something reads, and those given.
+
+    Where nothing reads any, all.
+    """
+    return [value for value in inputs if value.users or value.name in given] or list(inputs)
 
 
 def _with_unread(inputs: Sequence[Value], sample: Sample) -> Sample:
