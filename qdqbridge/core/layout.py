@@ -96,7 +96,7 @@ def _over_windows(row: Operator) -> bool:
     window = any(
         codec.holds is Holds.SPATIAL for codec in attribute_codecs_of(row.attributes).values()
     )
-    return (window and row.body is None) or row in GLOBAL_POOLS or row is RESIZE
+    return (window and not row.by_steps) or row in GLOBAL_POOLS or row is RESIZE
 
 
 WINDOWS = frozenset(row for row in OPERATORS if _over_windows(row))
@@ -254,7 +254,7 @@ def _expand(node: Node, attributes: ExpandAttrs, ranks: Collection[int]) -> Node
 
 def _plain_rows(record: type[AnyAttributes]) -> list[Row[AnyAttributes]]:
     """Returns the operators that hosts compute in any layout, not by the steps of a body."""
-    found = (row for row in OPERATORS if row.attributes is record and row.body is None)
+    found = (row for row in OPERATORS if row.attributes is record and not row.by_steps)
     return [cast("Row[AnyAttributes]", row) for row in found]
 
 

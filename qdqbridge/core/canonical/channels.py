@@ -444,6 +444,8 @@ class _FloatRegion:
 def _transposes_in_any_layout(node: Node) -> bool:
     """True for an operator that gives the same numbers wherever its axes lie in memory."""
     attributes = node.attributes
+    if node.op.by_steps and node.op.flow is not Flow.ELEMENTWISE:
+        return False
     if isinstance(attributes, SoftmaxAttrs):
         return len(attributes.axes) == 1
     if isinstance(attributes, ReduceAttrs):  # a sum depends on the order in memory

@@ -160,7 +160,7 @@ def _gives_back(node: Node, x: Value) -> bool:
             return not axes
         case DepthSpaceAttrs(block_size):
             return block_size == 1
-        case PoolAttrs(kernel_shape, strides, _, pads):
+        case PoolAttrs(kernel_shape, strides, _, pads) if not node.op.by_steps:
             return {*kernel_shape, *strides} == {1} and not any(pads)
         case ResizeAttrs():
             return _keeps_extents(node.attributes, x)

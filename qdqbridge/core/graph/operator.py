@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.patterns import Pattern
-from qdqbridge.core.graph.types import NestedType, Shape, ValueType
+from qdqbridge.core.graph.types import Dim, NestedType, Shape, ValueType
 
 if TYPE_CHECKING:
     from qdqbridge.core.graph.constant import Constant
@@ -283,7 +283,7 @@ class Operator:
             where hosts write it out by the first of ``forms``, or in a way of their own.
         forms: Ways in which hosts and files write it out. The first is what emission writes where
             there is no call; every one can be fused (:mod:`qdqbridge.core.canonical.fusions`).
-        body: The operators that it stands for, from its attributes and the rank of its first
+        body: The operators that it stands for, from its attributes and the shape of its first
             operand (:mod:`qdqbridge.core.ops.bodies`); for what is not of single elements.
         magnitude: How large its intermediate results get.
         interval: The real interval of its results where it is known.
@@ -312,7 +312,7 @@ class Operator:
     qnn: str = ""
     tvm: str = ""
     forms: tuple[Form, ...] = ()
-    body: Callable[[Any, int], Pattern] | None = None
+    body: Callable[[Any, tuple[Dim | None, ...]], Pattern] | None = None
     magnitude: Magnitude = Magnitude.RESULT
     interval: tuple[float, float] | None = None
     quantize: bool = True
@@ -325,6 +325,11 @@ class Operator:
     def fields(self) -> tuple[str, ...]:
         """The names of its attributes, in their record's order."""
         return tuple(self.attributes.__dataclass_fields__)
+
+    @property
+    def by_steps(self) -> bool:
+        """Whether hosts have no call of it, and compute the steps of its body."""
+        return self.body is not None and not (self.tvm or self.qnn)
 
     def values(self, attributes: Attributes) -> dict[str, Any]:
         """Returns a record of its attributes by name."""

@@ -1,9 +1,9 @@
 """Operators that others stand for, as ONNX's functions: computed, emitted and recognized by them.
 
-The body of an operator is a chain of others, as its forms are, made of its attributes; a step of
-several attributes has its record behind its operands::
+The body of an operator is a chain of others, as its forms are, made of its attributes and of its
+first operand's shape; a step of several attributes has its record behind its operands::
 
-    def _euclidean(a: ReduceAttrs) -> Pattern:
+    def _euclidean(a: ReduceAttrs, shape: Open) -> Pattern:
         return ("Sqrt", ("ReduceSum", ("Mul", "x", "x"), a))
 
 ``"x"`` is the operand, ``"a"``, ``"b"`` and so on are those of several; a number has the
@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import reduce
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import (
@@ -28,14 +30,25 @@ from qdqbridge.core.graph.operator import (
     Array,
     Attributes,
     Compute,
+    Contract,
     Flow,
     Form,
     OnnxOp,
     Operands,
     Operator,
     Row,
+    Types,
 )
 from qdqbridge.core.graph.patterns import Pattern, PatternMatch, match_value_pattern, near, scalar
+from qdqbridge.core.graph.types import Shape, TensorType
+from qdqbridge.core.ops.attributes import PoolAttrs, ReduceAttrs
+from qdqbridge.core.ops.shapes import (
+    Open,
+    broadcast_open_shapes,
+    reduced_shape,
+    result_shape,
+    windows_shape,
+)
 
 # ---- forms ---------------------------------------------------------------------------------------
 # The forms of an operator, recognized: one matcher for files, for hosts, and for fusion rules.
@@ -149,11 +162,13 @@ def form_for(op: Operator, attributes: Attributes) -> Form | None:
 
 
 T = TypeVar("T")
+Body: TypeAlias = "Callable[[Any, Open], Pattern]"
+"""From the attributes and the shape of the first operand, whose open extents are named or None."""
 LETTERS = "abcdefgh"
 
 
 def function(
-    name: str, body: Callable[[Any], Pattern], check: Callable[[Node, Any], Iterator[str]], *,
+    name: str, body: Body, check: Callable[[Node, Any], Iterator[str]], *,
     attributes: type[AnyAttributes], onnx: tuple[OnnxOp, ...], numerics: str,
     flow: Flow = Flow.ROUND,
 ) -> Row[AnyAttributes]:  # fmt: skip
@@ -161,7 +176,7 @@ def function(
 
     Args:
         name: ONNX's name.
-        body: The chain of others, from its attributes.
+        body: The chain of others.
         check: What is wrong with a node.
         attributes: The record of its attributes.
         onnx: How ONNX writes it.
@@ -170,13 +185,8 @@ def function(
     """
     return Row(
         name=name, flow=flow, attributes=attributes, compute=computed(body), check=check,
-        onnx=onnx, body=of_any_rank(body), numerics=numerics,
+        onnx=onnx, body=body, numerics=numerics,
     )  # fmt: skip
-
-
-def of_any_rank(body: Callable[[Any], Pattern]) -> Callable[[Any, int], Pattern]:
-    """Returns a body that does not depend on the rank of its operand as rows have it."""
-    return lambda attributes, rank: body(attributes)
 
 
 def parts(body: tuple[Any, ...]) -> tuple[Operator, tuple[Pattern, ...], Attributes]:
@@ -221,10 +231,13 @@ def folded(
     return value(body)
 
 
-def body_of(row: Operator, attributes: Attributes, rank: int | None, count: int) -> Pattern:
+def body_of(row: Operator, attributes: Attributes, shape: Open | None, count: int) -> Pattern:
     """Returns the body of a row with the steps of so many operands as are given."""
     assert row.body is not None
-    body = row.body(attributes, rank or 0)
+    return _of_operands(row.body(attributes, shape or ()), count)
+
+
+def _of_operands(body: Pattern, count: int) -> Pattern:
     if not isinstance(body, tuple) or not str(body[-1]).endswith("?"):
         return body
     step, inner, left_out = body
@@ -232,13 +245,33 @@ def body_of(row: Operator, attributes: Attributes, rank: int | None, count: int)
     return (step, inner, letter) if LETTERS.find(letter) < count else inner
 
 
-def computed(body: Callable[[Any], Pattern]) -> Compute:
+def computed(body: Body) -> Compute:
     """Returns the reference function of a body: its rows', in the operands' element type."""
 
     def compute(attributes: Any, operands: Operands) -> tuple[Array, ...]:
-        return (results(body(attributes), operands)[-1],)
+        steps = _of_operands(body(attributes, first_shape(operands)), len(operands))
+        return (results(steps, operands)[-1],)
 
     return compute
+
+
+def contract_of_step(body: Body) -> Contract:
+    """Returns the contract of a body of one step: that of its operator."""
+
+    def contract(
+        attributes: Any, operands: Operands, types: Types, results: Types
+    ) -> tuple[Array, ...] | None:
+        step = body(attributes, first_shape(operands))
+        assert isinstance(step, tuple)
+        row, _, own = parts(step)
+        return None if row.contract is None else row.contract(own, operands, types, results)
+
+    return contract
+
+
+def first_shape(operands: Operands) -> Open:
+    """Returns the shape of the first operand."""
+    return () if operands[0] is None else operands[0].shape
 
 
 def results(body: Pattern, operands: Operands) -> list[Array]:
@@ -260,6 +293,60 @@ def trimmed(values: Sequence[T]) -> list[T]:
     """Returns operands without those at the end that are left out."""
     last = max((i for i, value in enumerate(values) if value is not None), default=-1)
     return list(values[: last + 1])
+
+
+def float_steps(node: Node, dtype: DType) -> list[Node]:
+    """Returns the nodes that a node stands for, which compute in ``dtype``; none is in a graph.
+
+    The last one has a result of the node's own type and name.
+    """
+
+    def number(value: float) -> Value:
+        data = Constant.of(np.asarray(value, dtype.numpy))
+        return Value(TensorType(dtype, ()), "", constant=data)
+
+    made: list[Node] = []
+
+    def step(row: Operator, attributes: Attributes, values: list[Value | None]) -> Value:
+        operands = trimmed(values)
+        shapes = [None if v is None else v.type.shape for v in operands]
+        type_ = TensorType(dtype, named(step_shape(row, attributes, shapes)))
+        made.append(Node(row, attributes, operands, [Value(type_)]))
+        return made[-1].output
+
+    inputs = node.inputs
+    body = body_of(node.op, node.attributes, node.operand(0).type.shape, len(inputs))
+    folded(body, [*inputs, *[None] * len(LETTERS)], step, number)
+    made[-1] = Node(
+        made[-1].op, made[-1].attributes, made[-1].inputs,
+        [Value(node.output.type, node.output.name)], node.origin,
+    )  # fmt: skip
+    return made
+
+
+def named(shape: Open | None) -> Shape:
+    """Returns a shape; None where an extent of it is not known."""
+    known = [dim for dim in shape or () if dim is not None]
+    return None if shape is None or len(known) < len(shape) else tuple(known)
+
+
+def step_shape(row: Operator, attributes: Attributes, shapes: Sequence[Open | None]) -> Open | None:
+    """Returns the shape of a step's result from those of its operands; None where it is open."""
+    first = shapes[0] if shapes else None
+    if first is None:
+        return None
+    if row.body is not None:
+        body = body_of(row, attributes, first, len(shapes))
+        return folded(body, [*shapes, *[()] * len(LETTERS)], step_shape, lambda _: ())
+    if isinstance(attributes, ReduceAttrs):
+        return reduced_shape(attributes, first)
+    if isinstance(attributes, PoolAttrs):
+        return windows_shape(attributes, named(first), attributes.kernel_shape, first[1])
+    if row.flow is Flow.MOVE:
+        return result_shape(row.name, attributes, [named(shape) for shape in shapes], None)
+    if row.flow not in (Flow.ELEMENTWISE, Flow.ROUND):
+        return None
+    return reduce(broadcast_open_shapes, [shape for shape in shapes if shape is not None])
 
 
 def matched(value: Value | None, body: Pattern, operands: dict[str, Value]) -> bool:
@@ -285,7 +372,7 @@ def _step_operands(value: Value, row: Operator, attributes: Attributes) -> list[
         return [operand for operand in node.inputs if operand is not None]
     if row.body is not None:
         found: dict[str, Value] = {}
-        body = body_of(row, attributes, value.rank, len(LETTERS))
+        body = body_of(row, attributes, value.type.shape, len(LETTERS))
         return in_order(found) if matched(value, body, found) else None
     form = written(row, value, stated=attributes) if row.forms else None
     return form.operands if form is not None and form.attributes == attributes else None

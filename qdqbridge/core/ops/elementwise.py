@@ -27,7 +27,7 @@ from qdqbridge.core.graph.operator import (
 )
 from qdqbridge.core.graph.types import QuantType
 from qdqbridge.core.ops.attributes import AlphaAttrs, AxisAttrs
-from qdqbridge.core.ops.bodies import function
+from qdqbridge.core.ops.bodies import Open, function
 from qdqbridge.core.ops.shapes import differ, known
 from qdqbridge.core.ops.stored import converted, present
 
@@ -263,7 +263,7 @@ CONCAT = Row(
 )
 
 
-def _gated(attributes: AlphaAttrs) -> Pattern:
+def _gated(attributes: AlphaAttrs, shape: Open) -> Pattern:
     return ("Mul", ("Swish", "a", attributes), "b")
 
 

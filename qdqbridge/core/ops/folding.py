@@ -70,7 +70,7 @@ def steps(node: Node, operands: OperandConstants) -> int | None:
         return node.op.steps(node.attributes, operands)
     if BY_NAME.get(node.op.name) is not node.op:
         return None
-    if node.op.body is not None and node.op not in _MADE:
+    if node.op.by_steps and node.op not in _MADE:
         return None
     shapes = [() if operand is None else operand.shape for operand in operands]
     try:

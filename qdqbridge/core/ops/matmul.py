@@ -19,7 +19,6 @@ from qdqbridge.core.graph.operator import (
     OnnxOp,
     Operands,
     Operator,
-    Pattern,
     Row,
     Types,
     WeightGeometry,
@@ -42,7 +41,7 @@ from qdqbridge.core.ops.accumulator import (
     with_bias,
 )
 from qdqbridge.core.ops.attributes import AxesAttrs, GemmAttrs, TransposeAttrs
-from qdqbridge.core.ops.bodies import LETTERS, computed, folded, of_any_rank, trimmed
+from qdqbridge.core.ops.bodies import LETTERS, Body, computed, first_shape, folded, trimmed
 from qdqbridge.core.ops.build import permuted_params
 from qdqbridge.core.ops.shapes import (
     differ,
@@ -305,7 +304,7 @@ OPERATORS = (DENSE, GEMM, MATMUL)
 # The body of such an operator (:mod:`qdqbridge.core.ops.bodies`) has one product of the table in
 # it, a Conv, ConvTranspose, Dense or MatMul, and operators that move values around that::
 #
-#     def _of_pixels(a: EinsumAttrs) -> Pattern:
+#     def _of_pixels(a: EinsumAttrs, shape: Open) -> Pattern:
 #         return ("Conv", "a", ("Unsqueeze", "b", AxesAttrs((2, 3))), POINTWISE)
 #
 # Moving moves stored integers as well, so that the product is the exact one of its integers. Hosts
@@ -314,7 +313,7 @@ OPERATORS = (DENSE, GEMM, MATMUL)
 
 
 def product(
-    name: str, body: Callable[[Any], Pattern], check: Callable[[Node, Any], Iterator[str]], *,
+    name: str, body: Body, check: Callable[[Node, Any], Iterator[str]], *,
     attributes: type[AnyAttributes], onnx: tuple[OnnxOp, ...], numerics: str,
     weight: Callable[[Any, int | None], WeightGeometry | None], bias: bool = False,
 ) -> Row[AnyAttributes]:  # fmt: skip
@@ -322,7 +321,7 @@ def product(
 
     Args:
         name: ONNX's name.
-        body: The other product with what is moved, from its attributes.
+        body: The other product with what is moved.
         check: What is wrong with a node.
         attributes: The record of its attributes.
         onnx: How ONNX writes it.
@@ -332,7 +331,7 @@ def product(
     """
     return Row(
         name=name, flow=Flow.ACCUMULATE, attributes=attributes, compute=computed(body),
-        contract=_contract(body), check=check, onnx=onnx, body=of_any_rank(body), weight=weight,
+        contract=_contract(body), check=check, onnx=onnx, body=body, weight=weight,
         bias=bias,
         numerics=numerics,
     )  # fmt: skip
@@ -346,7 +345,7 @@ def is_by_steps(op: Operator) -> bool:
 # ---- the exact product -------------------------------------------------------------------------
 
 
-def _contract(body: Callable[[Any], Pattern]) -> Contract:
+def _contract(body: Body) -> Contract:
     """Returns the contract of a body: the product's, between moves of stored integers."""
 
     def contract(
@@ -371,7 +370,7 @@ def _contract(body: Callable[[Any], Pattern]) -> Contract:
             )  # fmt: skip
             return (None, None) if found is None else (found[0], result)
 
-        stored = folded(body(attributes), typed, step, no_number)[0]
+        stored = folded(body(attributes, first_shape(operands)), typed, step, no_number)[0]
         return None if stored is None else (stored,)
 
     return contract

@@ -15,12 +15,15 @@ from qdqbridge.core.graph.patterns import AnyPattern, Pattern
 from qdqbridge.core.graph.types import QuantType, ValueType
 from qdqbridge.core.ops.accumulator import accumulation_dtype, centered, integer_params
 from qdqbridge.core.ops.attributes import (
+    AxesAttrs,
     EpsilonAttrs,
     GroupNormAttrs,
     NormAttrs,
     ReduceAttrs,
+    ReshapeAttrs,
     SoftmaxAttrs,
 )
+from qdqbridge.core.ops.bodies import Body, Open
 from qdqbridge.core.ops.shapes import axes_fit, differ, known, vector_fits
 from qdqbridge.core.ops.stored import optional, present
 
@@ -73,15 +76,42 @@ def deviation(variance: AnyPattern, epsilon: float | str = "#epsilon") -> Patter
     return ("Sqrt", ("Add", variance, epsilon))
 
 
-def _rows_body(groups_of: Callable[[NormAttrs], NormalizedGroups]) -> Callable[[Any, int], Pattern]:
+def _rows_body(groups_of: Callable[[NormAttrs], NormalizedGroups]) -> Body:
     """Returns the body of a norm over the last axes: the interpreter takes exact statistics."""
 
-    def body(attributes: NormAttrs, rank: int) -> Pattern:
-        over = ReduceAttrs(tuple(range(attributes.axis, rank)))
+    def body(attributes: NormAttrs, shape: Open) -> Pattern:
+        over = ReduceAttrs(tuple(range(attributes.axis, len(shape))))
         normal = groups_of(attributes).steps(attributes.epsilon, "a", over)
         return ("Add", ("Mul", normal, "b"), "c?")
 
     return body
+
+
+def _instance_body(attributes: EpsilonAttrs, shape: Open) -> Pattern:
+    over = ReduceAttrs(tuple(range(2, len(shape))))
+    normal = INSTANCES.steps(attributes.epsilon, "a", over)
+    return ("Add", ("Mul", normal, _column("b", shape)), _column("c", shape))
+
+
+def _group_body(attributes: GroupNormAttrs, shape: Open) -> Pattern:
+    rows = ("Reshape", "a", ReshapeAttrs((0, attributes.num_groups, -1)))
+    groups = channel_groups(attributes.num_groups)
+    normal = groups.steps(attributes.epsilon, rows, ReduceAttrs((2,)))
+    extents = (extent if isinstance(extent, int) else -1 for extent in shape[1:])
+    back = ("Reshape", normal, ReshapeAttrs((0, *extents)))
+    return ("Add", ("Mul", back, _column("b", shape)), _column("c", shape))
+
+
+def _batch_body(attributes: EpsilonAttrs, shape: Open) -> Pattern:
+    scale = ("Mul", ("Div", 1.0, deviation("e", attributes.epsilon)), "b")
+    shift = ("Sub", "c", ("Mul", "d", scale))
+    return ("Add", ("Mul", "a", _column(scale, shape)), _column(shift, shape))
+
+
+def _column(vector: Pattern, shape: Open) -> Pattern:
+    """Returns a vector of the channels with an axis for each one behind them."""
+    axes = tuple(range(1, len(shape) - 1))
+    return ("Unsqueeze", vector, AxesAttrs(axes)) if axes else vector
 
 
 def _layer_groups(attributes: NormAttrs) -> NormalizedGroups:
@@ -306,6 +336,7 @@ INSTANCE_NORMALIZATION = Row(
     onnx=(OnnxOp(name="InstanceNormalization", defaults=_EPSILON),),
     flow=Flow.ROUND,
     attributes=EpsilonAttrs,
+    body=_instance_body,
     compute=_compute(_instance_groups),
     contract=_contract(_instance_groups),
     check=_check_channels,
@@ -318,6 +349,7 @@ GROUP_NORMALIZATION = Row(
     onnx=(OnnxOp(name="GroupNormalization", since=21, defaults=_EPSILON, fixed=_WIDE),),
     flow=Flow.ROUND,
     attributes=GroupNormAttrs,
+    body=_group_body,
     compute=_compute(_group_groups),
     contract=_contract(_group_groups),
     check=_check_channels,
@@ -330,6 +362,7 @@ BATCH_NORMALIZATION = Row(
     onnx=(OnnxOp(name="BatchNormalization", defaults=_EPSILON, fixed=_INFERENCE),),
     flow=Flow.ROUND,
     attributes=EpsilonAttrs,
+    body=_batch_body,
     compute=_batch,
     check=_check_channels,
     qnn="batch_norm",

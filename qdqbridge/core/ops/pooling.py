@@ -21,7 +21,8 @@ from qdqbridge.core.graph.operator import (
 )
 from qdqbridge.core.graph.types import Dim, Shape
 from qdqbridge.core.ops.accumulator import accumulation_dtype, averaged, centered, integer_params
-from qdqbridge.core.ops.attributes import PoolAttrs
+from qdqbridge.core.ops.attributes import PoolAttrs, ReduceAttrs
+from qdqbridge.core.ops.bodies import Body, computed, contract_of_step
 from qdqbridge.core.ops.shapes import (
     elements_read,
     extents,
@@ -91,28 +92,9 @@ def _average_contract(
     return (averaged(total, window_counts(attrs, x), params, results[0]),)
 
 
-def _spatial(x: Array) -> tuple[int, ...]:
-    return tuple(range(2, x.ndim))
-
-
-def _global_average(attrs: NoAttributes, operands: Operands) -> tuple[Array, ...]:
-    del attrs
-    (x,) = present(operands, 1)
-    wide = x.astype(accumulation_dtype(x))
-    return (wide.mean(axis=_spatial(x), keepdims=True).astype(x.dtype),)
-
-
-def _global_average_contract(
-    attrs: NoAttributes, operands: Operands, types: Types, results: Types
-) -> tuple[Array, ...] | None:
-    del attrs
-    params = integer_params(types[0])
-    if params is None or not params.per_tensor:
-        return None
-    (x,) = present(operands, 1)
-    total = centered(x, params).sum(axis=_spatial(x), keepdims=True, dtype=np.int64)
-    count = int(np.prod(x.shape[2:], dtype=np.int64))
-    return (averaged(total, count, params, results[0]),)
+def _over_pixels(reduction: str) -> Body:
+    """Returns the body of a global pool: a reduction of the spatial axes."""
+    return lambda attrs, shape: (reduction, "x", ReduceAttrs(tuple(range(2, len(shape)))))
 
 
 def lowest(dtype: np.dtype[Any]) -> Any:
@@ -148,12 +130,6 @@ def _max_pool(attrs: PoolAttrs, operands: Operands) -> tuple[Array, ...]:
         best = view.copy() if best is None else np.maximum(best, view)
     assert best is not None
     return (best.astype(x.dtype, copy=False),)
-
-
-def _global_max(attrs: NoAttributes, operands: Operands) -> tuple[Array, ...]:
-    del attrs
-    (x,) = present(operands, 1)
-    return (comparable(x).max(axis=_spatial(x), keepdims=True).astype(x.dtype),)
 
 
 def _check_pool(node: Node, attrs: PoolAttrs) -> Iterator[str]:
@@ -253,13 +229,15 @@ AVERAGE_POOL = Row(
     tvm="nn.avg_pool{rank}d",
     numerics=_MEAN + _WINDOWS + _FLOAT,
 )
+_PIXELS_AVERAGED = _over_pixels("ReduceMean")
 GLOBAL_AVERAGE_POOL = Row(
     name="GlobalAveragePool",
     onnx=(OnnxOp(name="GlobalAveragePool"),),
     flow=Flow.AVERAGE,
     attributes=NoAttributes,
-    compute=_global_average,
-    contract=_global_average_contract,
+    body=_PIXELS_AVERAGED,
+    compute=computed(_PIXELS_AVERAGED),
+    contract=contract_of_step(_PIXELS_AVERAGED),
     check=_check_global,
     qnn="mean",
     tvm="mean",
@@ -287,13 +265,15 @@ MAX_POOL = Row(
     + _WINDOWS.strip()
     + NAN_WINS,
 )
+_LARGEST_PIXELS = _over_pixels("ReduceMax")
 GLOBAL_MAX_POOL = Row(
     name="GlobalMaxPool",
     onnx=(OnnxOp(name="GlobalMaxPool"),),
     flow=Flow.MOVE,
     attributes=NoAttributes,
-    compute=_global_max,
-    contract=moved(_global_max),
+    body=_LARGEST_PIXELS,
+    compute=computed(_LARGEST_PIXELS),
+    contract=contract_of_step(_LARGEST_PIXELS),
     check=_check_global,
     tvm="max",
     numerics="The largest stored value over the spatial axes. Exact." + NAN_WINS,

@@ -28,8 +28,8 @@ from qdqbridge.core.ops.stored import moved, present
 
 
 def reduces(row: Operator) -> bool:
-    """True of a reduction, and of a global pool, which is one over the spatial axes."""
-    return row.attributes is ReduceAttrs or row in GLOBAL_POOLS
+    """True of a plain reduction, and of a global pool, which is one over the spatial axes."""
+    return (row.attributes is ReduceAttrs and not row.by_steps) or row in GLOBAL_POOLS
 
 
 def reduction_of(node: Node, spatial: Sequence[int]) -> ReduceAttrs:

@@ -13,12 +13,14 @@ from qdqbridge.core.graph.operator import Array, Attributes
 from qdqbridge.core.graph.symbols import product, quotient, total
 from qdqbridge.core.graph.types import Dim, QuantType, Shape
 from qdqbridge.core.ops.attributes import (
+    AxesAttrs,
     AxisAttrs,
     ConvAttrs,
     ConvTransposeAttrs,
     ExpandAttrs,
     PadAttrs,
     PoolAttrs,
+    ReduceAttrs,
     ReshapeAttrs,
     SliceAttrs,
     TileAttrs,
@@ -303,7 +305,14 @@ def result_shape(
         return tuple(first[axis] for axis in attributes.perm)  # ONNX infers nothing of a scalar's
     if isinstance(attributes, ExpandAttrs):
         target = (-1,) * rank if rank is not None else target
-        return None if target is None else _broadcast_open_shapes(first, target)
+        return None if target is None else broadcast_open_shapes(first, target)
+    if name == "Unsqueeze" and isinstance(attributes, AxesAttrs):
+        whole: list[Dim] = list(first)
+        for axis in attributes.axes:
+            whole.insert(axis, 1)
+        return tuple(whole)
+    if name == "Squeeze" and isinstance(attributes, AxesAttrs):
+        return tuple(dim for axis, dim in enumerate(first) if axis not in attributes.axes)
     if name == "Flatten" and isinstance(attributes, AxisAttrs):
         return (product(first[: attributes.axis]), product(first[attributes.axis :]))
     if name == "Concat" and isinstance(attributes, AxisAttrs):
@@ -369,6 +378,17 @@ def _windows(
     return total([dim, *pads, 1 - wide]) if stride == 1 and not ceil_mode else None
 
 
+def reduced_shape(attributes: ReduceAttrs, shape: Open) -> Open:
+    """Returns the shape of a reduction's result."""
+    kept: list[Dim | None] = []
+    for axis, dim in enumerate(shape):
+        if axis not in attributes.axes:
+            kept.append(dim)
+        elif attributes.keepdims:
+            kept.append(1)
+    return tuple(kept)
+
+
 def _reshaped(source: Shape, target: Sequence[Dim], allow_zero: bool) -> Open:
     found: list[Dim | None] = []
     for index, dim in enumerate(target):
@@ -416,11 +436,12 @@ def broadcast_extents(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
     return [right if left == 1 else left for left, right in broadcast_columns(a, b)]
 
 
-def _broadcast_open_shapes(a: Sequence[Dim], b: Sequence[Dim]) -> Open:
+def broadcast_open_shapes(a: Sequence[Dim | None], b: Sequence[Dim | None]) -> Open:
+    """Returns what two shapes broadcast to, as far as that is known."""
     return tuple(_common(left, right) for left, right in broadcast_columns(a, b))
 
 
-def _common(a: Dim, b: Dim) -> Dim | None:
+def _common(a: Dim | None, b: Dim | None) -> Dim | None:
     if any(isinstance(dim, int) and dim < 0 for dim in (a, b)):
         return None
     if b in (a, 1):

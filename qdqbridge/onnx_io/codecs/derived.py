@@ -114,6 +114,9 @@ def _attribute(node: NodeView, written: OnnxOp, name: str, codec: AttributeCodec
         return (node.wrap(node.int_(codec.onnx, int(default or 0))),)
     if codec.holds in (Holds.AXIS, Holds.LAST_AXES):
         return node.wrap(node.int_(codec.onnx, int(default or 0)))
+    if codec.kind == Ints:
+        given: Ints = node.ints(codec.onnx, default or ())
+        return tuple(sorted(node.wrap_all(given))) if codec.holds is Holds.AXES else given
     if codec.kind is bool:
         return node.flag(codec.onnx, default=bool(default))
     if codec.kind is int:

@@ -32,6 +32,7 @@ from qdqbridge.core.ops.attributes import (
     ShapeAttrs,
     SplitAttrs,
 )
+from qdqbridge.core.ops.bodies import step_shape
 from qdqbridge.core.ops.shape_values import (
     MOST,
     Extents,
@@ -230,6 +231,8 @@ class Results:
             return self._counted_shape(op.name, shapes[0], operands)
         elif op.name in _AXES and len(shapes) > 1:
             return _reranked(shapes[0], shapes[1], _AXES[op.name])
+        if op.body is not None:
+            return step_shape(op, attributes, shapes)
         return result_shape(op.name, attributes, shapes, target)
 
     def _counted_shape(

@@ -9,6 +9,7 @@ from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.graph.types import NestedType, TensorType
 from qdqbridge.core.ops.attributes import GemmAttrs, QuantizeAttrs
+from qdqbridge.core.ops.bodies import float_steps
 from qdqbridge.core.ops.composition import CompositionAttrs
 from qdqbridge.core.ops.conversion import CAST
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
@@ -108,6 +109,9 @@ class NodeWriter(RowWriter):
                 self._compute(part)
         elif node.op.name in BY_ROW:
             self._compute(node)
+        elif node.op.body is not None:
+            for step in self._float_steps(node):
+                self.node(step)
         else:
             raise UnsupportedTargetError(
                 f"ONNX has no operator for {node.op.name}",
@@ -178,6 +182,17 @@ class NodeWriter(RowWriter):
             values.append(value)
         self._real_result(node, parts[-1])
         return parts
+
+    def _float_steps(self, node: Node) -> list[Node]:
+        """Returns the steps of an operator that ONNX has not, float in between."""
+        steps, output = float_steps(node, real_dtype(node)), self.tensors.of(node.output)
+        for step in steps:
+            inside = {v for v in step.inputs if v and v.constant and v not in node.inputs}
+            for value in (*inside, step.output):
+                self.tensors.adopt(value, self.free.take(f"{output}_{step.op.name}"))
+        self.tensors.adopt(steps[-1].output, output)
+        self._real_result(node, steps[-1])
+        return steps
 
     def _real_result(self, node: Node, last: Node) -> None:
         if node in self.own_names:

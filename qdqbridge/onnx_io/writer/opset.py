@@ -12,6 +12,7 @@ from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.graph.types import QuantParams, QuantType
 from qdqbridge.core.ops.attributes import LinearAttrs, QuantizeAttrs
+from qdqbridge.core.ops.bodies import float_steps
 from qdqbridge.core.ops.composition import CompositionAttrs
 from qdqbridge.core.ops.conversion import QUANTIZE, REQUANTIZE
 from qdqbridge.core.ops.run_time_parameters import QUANTIZE_LINEAR, SimulatedAttrs
@@ -262,6 +263,9 @@ def _node_needs(node: Node, source: int) -> Iterator[Need]:
         parts = [(node.op.name, attributes)]
         if isinstance(attributes, CompositionAttrs):
             parts += [(step.op.name, step.attributes) for step in attributes.steps]
+        elif node.op.name not in BY_ROW and node.op.body is not None:
+            steps = float_steps(node, DType.FLOAT32)
+            parts = [(step.op.name, step.attributes) for step in steps]
         for name, own in parts:
             lowest = since(name, own) if name in BY_ROW else OLDEST
             if lowest > OLDEST:

@@ -20,8 +20,6 @@ from qdqbridge.core.graph.types import QuantType
 from qdqbridge.core.ops.attributes import (
     EpsilonAttrs,
     GemmAttrs,
-    GroupNormAttrs,
-    NormAttrs,
     PoolAttrs,
     ResizeAttrs,
     SoftmaxAttrs,
@@ -141,13 +139,13 @@ def sensitivity(node: Node, operands: Operands, error: float) -> Array | None:
     x = reals[0]
     assert x is not None
     match node.attributes:
-        case SoftmaxAttrs(axes):
+        case SoftmaxAttrs(axes) if not node.op.by_steps:
             largest = np.abs(x).max(axis=axes, keepdims=True)
             moved = np.expm1(2 * error * largest)
             return moved if node.op is LOG_SOFTMAX else moved * _compute_float64(node, reals)
         case ResizeAttrs():
             return np.asarray(4 * error * np.abs(x).max(initial=0))
-        case NormAttrs() | GroupNormAttrs() | EpsilonAttrs() if node.op is not BATCH_NORMALIZATION:
+        case _ if node.op in GROUPED:
             return 2 * error * _normalization_size(node, reals)
         case _:
             return None
@@ -259,7 +257,7 @@ def _rounding_bound(node: Node, reals: list[Array | None]) -> Exact:
     assert x is not None
     few = 8 * UNIT * np.abs(real)
     match node.attributes:
-        case SoftmaxAttrs():
+        case SoftmaxAttrs() if not node.op.by_steps:
             return Exact(real, few, _softmax_bound(node, x, real))
         case EpsilonAttrs() if node.op is BATCH_NORMALIZATION:
             signed = [-v if i == 3 else v for i, v in enumerate(_absolute(reals)) if v is not None]
@@ -278,7 +276,7 @@ def _body_bound(node: Node, reals: Sequence[Array | None]) -> float:
     """Returns the bound of the largest result of any step, each of which may sum all elements."""
     x = reals[0]
     assert x is not None
-    steps = results(body_of(node.op, node.attributes, x.ndim, len(reals)), reals)
+    steps = results(body_of(node.op, node.attributes, x.shape, len(reals)), reals)
     largest = max((float(np.abs(step).max(initial=0)) for step in steps), default=0.0)
     terms = max((real.size for real in reals if real is not None), default=1)
     return growth(terms + 8 * len(steps)) * largest

@@ -11,36 +11,42 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import NO_ORIGIN, Node, Value
 from qdqbridge.core.graph.numerics import dequantize
-from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Operator
+from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow, Operator
 from qdqbridge.core.graph.patterns import Pattern
-from qdqbridge.core.graph.types import Shape, TensorType, static_shape
+from qdqbridge.core.graph.types import Shape, TensorType
 from qdqbridge.core.ops.attributes import (
     AlphaAttrs,
     AxisAttrs,
     DepthSpaceAttrs,
-    EpsilonAttrs,
     GeluAttrs,
-    GroupNormAttrs,
-    NormAttrs,
-    ReduceAttrs,
-    ReshapeAttrs,
 )
-from qdqbridge.core.ops.bodies import OPERANDS, folded, form_for
+from qdqbridge.core.ops.bodies import (
+    LETTERS,
+    OPERANDS,
+    body_of,
+    folded,
+    form_for,
+    named,
+    step_shape,
+    trimmed,
+)
 from qdqbridge.core.ops.build import constant, dequantized, quantized, result
 from qdqbridge.core.ops.composition import CompositionAttrs
-from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION, groups_of
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.core.ops.unary import ELU, ERF
 from qdqbridge.core.rewrite import Proposal, Replace, Rule, RuleContext, rule, stored_behind
 from qdqbridge.tflite_io.writer.rows import ROWS
+from qdqbridge.tflite_io.writer.rows.elementwise import OPAQUE
 
+_OWN = ROWS.keys() - OPAQUE.keys()
+"""Operators of the table that TFLite has."""
 _TINY = 1e-20
 """What keeps a quotient from being 0 / 0 and is lost beside any other number."""
 
 
 @rule("operator-written-out")
 def operator_written_out(node: Node, context: RuleContext) -> Proposal:
-    """``Mish(x) -> Mul(x, Tanh(…))``: an operator without a counterpart as the first of its forms.
+    """``Mish(x) -> Mul(x, Tanh(…))``: an operator without a counterpart as what it stands for.
 
     ``Erf(x) -> 2 · Gelu(v) / v - 1``, ``v = x · sqrt(2)``, which is what Gelu is made of. The chain
     computes on floats; quantized operands and results keep their parameters.
@@ -49,7 +55,7 @@ def operator_written_out(node: Node, context: RuleContext) -> Proposal:
     if not _lacks(node.op, node.attributes) or node.output.type.shape is None:
         return None
     operands = [_dequantized_value(value) for value in node.inputs if value is not None]
-    made = _expand_by_form(node.op, node.attributes, operands, node)
+    made = _expanded(node.op, node.attributes, operands, node)
     return None if made is None else _replace_requantized(node, made)
 
 
@@ -65,7 +71,7 @@ def steps_written_out(node: Node, context: RuleContext) -> Proposal:
         operands = [values[index] for index in step.operands]
         made: Value | None = None
         if _lacks(step.op, step.attributes):
-            made = _expand_by_form(step.op, step.attributes, operands, node)
+            made = _expanded(step.op, step.attributes, operands, node)
             if made is None:
                 return None
         values.append(made or _apply(step.op.name, operands, node, step.attributes))
@@ -73,17 +79,20 @@ def steps_written_out(node: Node, context: RuleContext) -> Proposal:
 
 
 def _lacks(op: Operator, attributes: Attributes) -> bool:
-    """True for an element-wise operator that TFLite does not have with these attributes."""
+    """True for an operator that TFLite does not have with these attributes, but others of it."""
     if op is ELU:
         return isinstance(attributes, AlphaAttrs) and attributes.alpha != 1.0
-    return op.name not in ROWS and (bool(op.forms) or op is ERF)
+    by_body = op.body is not None and op.flow in (Flow.ELEMENTWISE, Flow.ROUND)
+    return op.name not in _OWN and (bool(op.forms) or by_body or op is ERF)
 
 
-def _expand_by_form(
+def _expanded(
     op: Operator, attributes: Attributes, operands: Sequence[Value], node: Node
 ) -> Value | None:
     if op is ERF:
         return _error_function(operands[0], node)
+    if op.body is not None:
+        return _expand_by_body(op, attributes, operands, node)
     form = form_for(op, attributes)
     if form is None or op.arity != len(operands):
         return None
@@ -113,8 +122,31 @@ def _built(
     fields = [numbers[p[1:]] if isinstance(p, str) and p[:1] == "#" else p for p in parts[count:]]
     attributes = row.attributes(*fields)
     if _lacks(row, attributes):
-        return _expand_by_form(row, attributes, given, node)
-    return _apply(row.name, given, node, attributes) if row.name in ROWS else None
+        return _expanded(row, attributes, given, node)
+    return _apply(row.name, given, node, attributes) if row.name in _OWN else None
+
+
+def _expand_by_body(
+    op: Operator, attributes: Attributes, operands: Sequence[Value], node: Node
+) -> Value | None:
+    def step(row: Operator, own: Attributes, values: list[Value | None]) -> Value | None:
+        given = [value for value in trimmed(values) if value is not None]
+        if len(given) < len(trimmed(values)):
+            return None
+        stored = [value.constant for value in given]
+        if None not in stored:
+            arrays = [data.numpy() for data in stored if data is not None]
+            name = given[0].name if row.flow is Flow.MOVE else ""
+            return constant(row.compute(own, arrays)[0], None, name)
+        if _lacks(row, own):
+            return _expanded(row, own, given, node)
+        shape = named(step_shape(row, own, [value.type.shape for value in given]))
+        if row.name not in _OWN or shape is None:
+            return None
+        return _apply(row.name, given, node, own, shape)
+
+    body = body_of(op, attributes, operands[0].type.shape, len(operands))
+    return folded(body, [*operands, *[None] * len(LETTERS)], step, _float32_scalar)
 
 
 def _error_function(x: Value, node: Node) -> Value:
@@ -124,89 +156,6 @@ def _error_function(x: Value, node: Node) -> Value:
     return _apply(
         "Sub", [_apply("Mul", [halves, _float32_scalar(2.0)], node), _float32_scalar(1.0)], node
     )
-
-
-# ---- norms ------------------------------------------------------------------------------------
-
-
-@rule("norm-written-out", "LayerNormalization", "RMSNormalization", "InstanceNormalization",
-      "GroupNormalization", "BatchNormalization")  # fmt: skip
-def norm_written_out(node: Node, context: RuleContext) -> Proposal:
-    """``LayerNormalization(x) -> (x - mean) / Sqrt(mean((x - mean)²) + e) · gamma + beta``."""
-    del context
-    x, attributes = node.operand(0), node.attributes
-    shape = x.type.shape
-    if shape is None:
-        return None
-    assert isinstance(attributes, NormAttrs | GroupNormAttrs | EpsilonAttrs)
-    rank, epsilon = len(shape), attributes.epsilon
-    rest = [_dequantized_value(value) for value in node.inputs[1:] if value is not None]
-    real: Value | None = _dequantized_value(x)
-    if node.op is BATCH_NORMALIZATION:
-        return _batch(node, real, rest, epsilon, rank)
-    groups = groups_of(node)
-    axes = tuple(range(groups.first, rank))
-    if groups.groups is not None:
-        real, axes = _reshape_to_groups(real, groups.groups, node), (2,)
-    if real is None or any(value.constant is None for value in rest):
-        return None
-
-    def step(op: Operator, own: Attributes, values: list[Value]) -> Value:
-        return _apply(op.name, values, node, own)
-
-    made = folded(groups.steps(epsilon, "x", ReduceAttrs(axes)), [real], step, _float32_scalar)
-    if groups.groups is not None:
-        made = _reshaped(made, shape, node)
-    if groups.channels:
-        rest = [_column(value, rank) for value in rest]
-    if rest:
-        made = _apply("Mul", [made, rest[0]], node)
-    if len(rest) > 1:
-        made = _apply("Add", [made, rest[1]], node)
-    return _replace_requantized(node, made)
-
-
-def _batch(node: Node, real: Value, rest: Sequence[Value], epsilon: float, rank: int) -> Proposal:
-    data = [value.constant.numpy() for value in rest if value.constant is not None]
-    if len(data) != 4:
-        return None
-    gamma, beta, mean, variance = (array.astype(np.float32) for array in data)
-    scale = gamma * (np.float32(1) / np.sqrt(variance + np.float32(epsilon)))
-    shift = beta - mean * scale
-    made = _apply(
-        "Mul", [real, _column(_unnamed_float_constant(scale.astype(np.float32)), rank)], node
-    )
-    return _replace_requantized(
-        node,
-        _apply(
-            "Add", [made, _column(_unnamed_float_constant(shift.astype(np.float32)), rank)], node
-        ),
-    )
-
-
-def _reshape_to_groups(x: Value, groups: int, node: Node) -> Value | None:
-    """Returns x as (batch, groups, the rest)."""
-    shape = x.type.shape
-    assert shape is not None
-    rest = static_shape(shape[1:])
-    if rest is None or rest[0] % groups:
-        return None
-    return _reshaped(x, (shape[0], groups, math.prod(rest) // groups), node)
-
-
-def _reshaped(x: Value, shape: Shape, node: Node) -> Value:
-    assert shape is not None
-    target = tuple(-1 if isinstance(extent, str) else extent for extent in shape)
-    return _apply("Reshape", [x], node, ReshapeAttrs(target), shape)
-
-
-def _column(value: Value, rank: int) -> Value:
-    """Returns a constant per channel, with an axis for every one behind the channels."""
-    data = value.constant
-    if data is None:
-        return value
-    shape = (*data.shape, *([1] * (rank - 2)))
-    return constant(data.map(lambda array: array.reshape(shape), shape=shape), None, value.name)
 
 
 # ---- data movement ----------------------------------------------------------------------------
@@ -271,8 +220,6 @@ def _apply(
     """Returns the result of an operator on floats, of the shape of its largest operand."""
     if shape is None:
         shape = max((v.type.shape or () for v in operands), key=len)
-    if isinstance(attributes, ReduceAttrs):
-        shape = tuple(1 if axis in attributes.axes else e for axis, e in enumerate(shape))
     return result(
         BY_NAME[name], attributes, operands, TensorType(DType.FLOAT32, shape), node.origin
     )
@@ -289,6 +236,5 @@ def _unnamed_float_constant(array: np.ndarray[tuple[int, ...], np.dtype[np.float
 RULES: tuple[Rule, ...] = (
     operator_written_out,
     steps_written_out,
-    norm_written_out,
     columns_before_rows,
 )

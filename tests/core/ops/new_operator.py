@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
+import pytest
 from numpy.typing import NDArray
 
 import qdqbridge as qb
@@ -26,6 +27,7 @@ from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow
 from qdqbridge.core.graph.types import QuantParams, QuantType
 from qdqbridge.core.ops.build import permuted_constant
 from qdqbridge.core.ops.table import BY_NAME
+from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.targets.comparison.bounds import exact
 from qdqbridge.tvm.byoc import canonical, partition
 from qdqbridge.tvm.byoc.tables import CANONICAL
@@ -45,13 +47,18 @@ def outputs(path: Path, feed: dict[str, NDArray[Any]]) -> NDArray[Any]:
 def through_everything(folder: Path, toy: Toy) -> None:
     op, feed = toy.op, feed_of(toy)
     path, again = folder / f"{op}.onnx", folder / f"{op}.again.onnx"
+    in_onnx = not BY_NAME[op].onnx[0].domain
     onnx.save(model(toy, quantized=True), path)
     graph = qb.load(path)
     node = next(n for n in graph.nodes if n.op.name == op)
     assert node.output.quant is not None, f"{op} stays float"
     assert not [n for n in qb.explain(graph) if n.rule == "float-region"]
-    wanted = outputs(path, feed)
+    qb.save(graph, again, overwrite=True)  # what ONNX has not is written as its steps
+    wanted = outputs(path if in_onnx else again, feed)
     found = qb.evaluate(graph, feed)["y"]
+    assert np.array_equal(qb.evaluate(qb.load(again), feed)["y"], found)
+    assert not in_onnx or qb.load(again).digest == graph.digest
+    through_tflite(folder, toy, graph, feed, found)
     assert np.abs(found - wanted).max() <= 1.04 * toy.scale, f"{op} is not onnxruntime's"
     for kernels in ("fast", "reference"):
         assert np.array_equal(qb.compile(graph, kernels=kernels).run(feed)["y"], found), (
@@ -62,8 +69,6 @@ def through_everything(folder: Path, toy: Toy) -> None:
         module, params = qb.to_relax(graph, variant=variant)
         assert qb.from_relax(module, params).digest == graph.digest, (op, variant)
     assert qb.parse(graph.text("inline")).digest == graph.digest
-    qb.save(graph, again)
-    assert qb.load(again).digest == graph.digest
     stored = [np.zeros(shape, np.uint8) for shape in toy.operands] + list(toy.more)
     stored += [] if toy.weight is None else [toy.weight[0]]
     assert exact(node, stored[: len(node.inputs)]) is not None
@@ -81,8 +86,24 @@ def through_everything(folder: Path, toy: Toy) -> None:
     if node.op.flow is not Flow.MOVE:
         assert ORT.rule_for(node) is not None, f"{op} is not quantized"
     page = script("operator_table").page()
-    assert f"| {op} | {op} |" in page
+    assert f"| {op} | {op if in_onnx else ''}" in page
     plain(folder, toy, feed)
+
+
+def through_tflite(
+    folder: Path, toy: Toy, graph: Graph, feed: dict[str, NDArray[Any]], wanted: NDArray[Any]
+) -> None:
+    """Writes what TFLite has, or can say with others, and computes it; the rest is refused."""
+    path = folder / "toy.tflite"
+    if toy.tflite:
+        with pytest.raises(UnsupportedTargetError, match=toy.tflite):
+            qb.save(graph, path, overwrite=True)
+        return
+    qb.save(graph, path, overwrite=True)
+    written = qb.load(path)
+    data = zip(written.inputs, feed.values(), strict=True)
+    (found,) = qb.evaluate(written, {value.name: array for value, array in data}).values()
+    assert np.allclose(found, wanted, rtol=0, atol=2e-6)
 
 
 def exact_product(graph: Graph, module: Any) -> None:
@@ -128,6 +149,9 @@ def plain(folder: Path, toy: Toy, feed: dict[str, NDArray[Any]]) -> None:
     module, params = qb.to_relax(graph)
     assert qb.from_relax(module, params).digest == graph.digest
     close = qb.compile(graph).run(feed)["y"], qb.evaluate(graph, feed)["y"]
+    if BY_NAME[toy.op].onnx[0].domain:
+        qb.save(graph, path, overwrite=True)
+    through_tflite(folder, toy, graph, feed, close[1])
     # Floats: TVM and onnxruntime have exponentials and roots, and orders of sums, of their own.
     assert np.allclose(*close, rtol=2e-6, atol=2e-6)
     assert np.allclose(close[1], outputs(path, feed), rtol=2e-6, atol=2e-6)

@@ -63,10 +63,10 @@ OPERATORS = (*OPERATORS, MEAN)
 """
 REDUCTION = """
 from qdqbridge.core.graph.patterns import Pattern
-from qdqbridge.core.ops.bodies import function
+from qdqbridge.core.ops.bodies import Open, function
 
 
-def _euclidean(a: ReduceAttrs) -> Pattern:
+def _euclidean(a: ReduceAttrs, shape: Open) -> Pattern:
     return ("Sqrt", ("ReduceSum", ("Mul", "x", "x"), a))
 
 
@@ -105,7 +105,7 @@ from dataclasses import dataclass
 from qdqbridge.core.graph.operator import Attributes, OnnxOp
 from qdqbridge.core.graph.patterns import Pattern
 from qdqbridge.core.ops.attributes import Dilations, Kernel, Pads, Strides
-from qdqbridge.core.ops.bodies import function
+from qdqbridge.core.ops.bodies import Open, function
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class LpPoolAttrs(Attributes):
     p: int
 
 
-def _norm_of_windows(a: LpPoolAttrs) -> Pattern:
+def _norm_of_windows(a: LpPoolAttrs, shape: Open) -> Pattern:
     windows = (a.kernel_shape, a.strides, a.dilations, a.pads, a.ceil_mode)
     mean = ("AveragePool", ("Pow", ("Abs", "x"), float(a.p)), PoolAttrs(*windows, True))
     return ("Pow", ("Mul", mean, float(math.prod(a.kernel_shape))), 1 / a.p)
@@ -137,11 +137,76 @@ LP_POOL = function(
 
 OPERATORS = (*OPERATORS, LP_POOL)
 '''
+OWN_POOLS = """
+def _least(a: PoolAttrs, shape: Open) -> Pattern:
+    return ("Neg", ("MaxPool", ("Neg", "x"), a))
+
+
+MIN_POOL = function(
+    "MinPool",
+    _least,
+    _check_pool,
+    attributes=PoolAttrs,
+    onnx=(OnnxOp(name="MinPool", domain="toys", defaults={"count_include_pad": False}),),
+    numerics="quantize(min(x)) of every window, x dequantized.",
+)
+
+
+def _root_mean_square(a: PoolAttrs, shape: Open) -> Pattern:
+    return ("Sqrt", ("AveragePool", ("Mul", "x", "x"), a))
+
+
+RMS_POOL = function(
+    "RmsPool",
+    _root_mean_square,
+    _check_pool,
+    attributes=PoolAttrs,
+    onnx=(OnnxOp(name="RmsPool", domain="toys", defaults={"count_include_pad": False}),),
+    numerics="quantize(sqrt(mean(x * x))) in float32, x dequantized.",
+)
+
+OPERATORS = (*OPERATORS, MIN_POOL, RMS_POOL)
+"""
+OWN_REDUCTION = """
+def _range(a: ReduceAttrs, shape: Open) -> Pattern:
+    return ("Sub", ("ReduceMax", "x", a), ("ReduceMin", "x", a))
+
+
+REDUCE_RANGE = function(
+    "ReduceRange",
+    _range,
+    _check_reduce,
+    attributes=ReduceAttrs,
+    onnx=(OnnxOp(name="ReduceRange", domain="toys", defaults={"keepdims": True}),),
+    numerics="quantize(max(x) - min(x)) in float32, x dequantized.",
+)
+
+OPERATORS = (*OPERATORS, REDUCE_RANGE)
+"""
+OWN_NORM = """
+def _by_mean_deviation(a: NormAttrs, shape: Open) -> Pattern:
+    over = ReduceAttrs(tuple(range(a.axis, len(shape))))
+    centred = ("Sub", "a", ("ReduceMean", "a", over))
+    spread = ("Add", ("ReduceMean", ("Abs", centred), over), a.epsilon)
+    return ("Add", ("Mul", ("Div", centred, spread), "b"), "c?")
+
+
+MEAN_DEVIATION_NORM = function(
+    "MeanDeviationNormalization",
+    _by_mean_deviation,
+    _check_axis,
+    attributes=NormAttrs,
+    onnx=(OnnxOp(name="MeanDeviationNormalization", domain="toys", defaults=_ALONG),),
+    numerics="quantize((x - mean(x)) / (mean(|x - mean(x)|) + epsilon) * gamma + beta) in float32.",
+)
+
+OPERATORS = (*OPERATORS, MEAN_DEVIATION_NORM)
+"""
 NORM = '''
 from qdqbridge.core.graph.operator import Attributes
 from qdqbridge.core.graph.patterns import Pattern
 from qdqbridge.core.ops.attributes import Axis, ReduceAttrs
-from qdqbridge.core.ops.bodies import function
+from qdqbridge.core.ops.bodies import Open, function
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +217,7 @@ class LpNormAttrs(Attributes):
     p: int
 
 
-def _by_norm(a: LpNormAttrs) -> Pattern:
+def _by_norm(a: LpNormAttrs, shape: Open) -> Pattern:
     along = ReduceAttrs((a.axis,))
     if a.p == 1:
         return ("Div", "x", ("ReduceSum", ("Abs", "x"), along))
@@ -181,6 +246,7 @@ from dataclasses import dataclass
 from qdqbridge.core.graph.operator import Attributes, OnnxOp
 from qdqbridge.core.graph.patterns import Pattern
 from qdqbridge.core.ops.attributes import AxesAttrs, TransposeAttrs
+from qdqbridge.core.ops.bodies import Open
 from qdqbridge.core.ops.matmul import product
 
 
@@ -191,7 +257,7 @@ class EinsumAttrs(Attributes):
     equation: str
 
 
-def _of_pixels(a: EinsumAttrs) -> Pattern:
+def _of_pixels(a: EinsumAttrs, shape: Open) -> Pattern:
     """``bchw,co->bohw``: a convolution of single pixels, its weight transposed."""
     axes = tuple(range(2, len(a.equation.split(",")[0])))
     ones = (1,) * len(axes)
@@ -228,7 +294,7 @@ PIXELS = """
 from qdqbridge.core.graph.operator import NoAttributes
 
 
-def _pixels(a: NoAttributes) -> Pattern:
+def _pixels(a: NoAttributes, shape: Open) -> Pattern:
     weight = ("Unsqueeze", "b", AxesAttrs((2, 3)))
     return ("Conv", "a", weight, "c", ConvAttrs((1, 1), (1, 1), (0, 0, 0, 0)))
 
@@ -271,8 +337,11 @@ ELEMENTWISE: Mapping[str, Edits] = {
 """One row in one file each; no other file of the package changes."""
 OTHERS: Mapping[str, Edits] = {
     "reduction": {"core/ops/reduction.py": {END: REDUCTION}},
+    "reduction that ONNX has not": {"core/ops/reduction.py": {END: OWN_REDUCTION}},
     "pool": {"core/ops/pooling.py": {END: POOL}},
+    "pools that ONNX has not": {"core/ops/pooling.py": {END: OWN_POOLS}},
     "norm": {"core/ops/normalization.py": {END: NORM}},
+    "norm that ONNX has not": {"core/ops/normalization.py": {END: OWN_NORM}},
     "product": {"core/ops/convolution.py": {END: PRODUCT}},
     "product with a bias": {"core/ops/convolution.py": {END: PIXELS}},
     "data movement": {

@@ -28,6 +28,8 @@ class Toy:
         attributes: ONNX's attributes.
         more: Constants that are operands after the quantized ones.
         scale: Of the result.
+        zero: The zero point of the result.
+        tflite: Why the writer of TFLite refuses it; empty where it writes it.
         weight: A constant that is an operand after these: of 8 bits, its scales along an axis.
     """
 
@@ -36,26 +38,41 @@ class Toy:
     attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     more: Sequence[NDArray[Any]] = ()
     scale: float = 0.03
+    zero: int = 90
+    tflite: str = ""
     weight: tuple[NDArray[Any], int] | None = None
 
 
 _INDICES = np.random.default_rng(1).integers(0, 3, (2, 2, 16))
 """TVM's operator takes none that count from the end; a row to keep would emit them wrapped."""
+_FACTORS = np.random.default_rng(3).normal(1, 0.2, (3, 16)).astype(np.float32)
+_WINDOWS = {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1], "ceil_mode": 1}
+_LACKING, _DILATED = "TFLite has no counterpart", "it is dilated"
 TOYS = (
-    Toy("Atan"),
-    Toy("Shrink", attributes={"lambd": 0.75, "bias": 0.25}),
+    Toy("Atan", tflite=_LACKING),
+    Toy("Shrink", attributes={"lambd": 0.75, "bias": 0.25}, tflite=_LACKING),
     Toy("Mean", (_ROWS, _ROWS)),
     Toy("ReduceL2", attributes={"keepdims": 0}, more=(np.array([-1, 1]),), scale=0.07),
-    Toy("GatherElements", attributes={"axis": 1}, more=(_INDICES,), scale=0.05),
+    Toy("GatherElements", attributes={"axis": 1}, more=(_INDICES,), scale=0.05, tflite=_LACKING),
     Toy(
         "LpPool", (_IMAGE,), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 0, 0]},
         scale=0.07,
     ),
     Toy(
-        "Einsum", ((2, 6, 5, 7),), {"equation": "bchw,co->bohw"}, scale=0.05,
+        "Einsum", ((2, 6, 5, 7),), {"equation": "bchw,co->bohw"}, scale=0.05, tflite=_LACKING,
         weight=(np.random.default_rng(2).integers(-127, 128, (6, 4), np.int8), 1),
     ),
     Toy("LpNormalization", attributes={"axis": 1, "p": 2}, scale=1 / 128),
+    Toy("MinPool", (_IMAGE,), _WINDOWS | {"dilations": [1, 2]}, scale=0.05, tflite=_DILATED),
+    Toy("RmsPool", (_IMAGE,), _WINDOWS | {"count_include_pad": 1}, zero=0),
+    Toy("RmsPool", (_IMAGE,), {"kernel_shape": [1, 1]}, zero=0),
+    Toy("ReduceRange", attributes={"axes": [-1, 1], "keepdims": 0}, scale=0.07, zero=0),
+    Toy("ReduceRange", attributes={"axes": [2]}, scale=0.07, zero=0),
+    Toy(
+        "MeanDeviationNormalization", attributes={"axis": 1, "epsilon": 0.01},
+        more=(_FACTORS, _FACTORS - 1), scale=0.04,
+    ),
+    Toy("MeanDeviationNormalization", more=(_FACTORS[0],), scale=0.04),
 )  # fmt: skip
 
 
@@ -63,7 +80,7 @@ def model(toy: Toy, *, quantized: bool) -> onnx.ModelProto:
     letters = "ab"[: len(toy.operands)]
     moves = BY_NAME[toy.op].flow is Flow.MOVE
     numbers: dict[str, Any] = {"s": np.float32(0.05), "z": np.uint8(120)}
-    numbers |= {"sy": np.float32(toy.scale), "zy": np.uint8(120 if moves else 90)}
+    numbers |= {"sy": np.float32(toy.scale), "zy": np.uint8(120 if moves else toy.zero)}
     constants: dict[str, NDArray[Any]] = dict(zip("mn", toy.more, strict=False))
     tensors = [numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items()]
     if quantized:
@@ -79,7 +96,8 @@ def model(toy: Toy, *, quantized: bool) -> onnx.ModelProto:
             nodes.append(helper.make_node("DequantizeLinear", [f"{name}q", "s", "z"], [f"{name}d"]))
         names.append(f"{name}d" if quantized else name)
     rest = quantized or moves
-    node = helper.make_node(toy.op, [*names, *constants], ["r" if rest else "y"], "toy")
+    output, domain = "r" if rest else "y", BY_NAME[toy.op].onnx[0].domain
+    node = helper.make_node(toy.op, [*names, *constants], [output], "toy", domain=domain)
     node.attribute.extend(helper.make_attribute(key, v) for key, v in toy.attributes.items())
     nodes.append(node)
     if quantized:
@@ -93,7 +111,7 @@ def model(toy: Toy, *, quantized: bool) -> onnx.ModelProto:
     ]
     output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     graph = helper.make_graph(nodes, "g", inputs, [output], tensors)
-    imports = [helper.make_opsetid("", 18)]
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid("toys", 1)]
     return helper.make_model(graph, opset_imports=imports, ir_version=8)
 
 

@@ -365,6 +365,23 @@ def _constant_int_operand(node: Node, place: int) -> int:
     return int(value.constant.numpy().reshape(()))
 
 
+OPAQUE: Mapping[str, WriterRow] = {
+    **{
+        row.onnx: WriterRow(plain(row.tflite, row.options), kernels.never)
+        for row in of_families(Family.COMPARISON, Family.LOGICAL)
+    },
+    **{
+        row.onnx: WriterRow(extreme_index(row.tflite, row.options), kernels.never)
+        for row in of_families(Family.INDEX)
+    },
+    "CumSum": WriterRow(cumulated, kernels.never, own=(1,)),
+    "GatherND": WriterRow(gather_entries, kernels.never),
+    "Mod": WriterRow(modulus, kernels.never),
+    "ReduceL2": WriterRow(squares, kernels.never),
+    "ReduceSumSquare": WriterRow(squares, kernels.never),
+    "TopK": WriterRow(largest, kernels.never, own=(1,)),
+}
+"""Of operators without a row of the table."""
 ROWS: Mapping[str, WriterRow] = {
     **{row.onnx: _elementwise_writer_row(row) for row in of_families(*_FAMILIES)},
     "Cast": WriterRow(cast, kernels.never),
@@ -384,18 +401,5 @@ ROWS: Mapping[str, WriterRow] = {
             written(LEAKY_RELU, leaky, stored(*ACTIVATIONS)),
         )
     ),
-    **{
-        row.onnx: WriterRow(plain(row.tflite, row.options), kernels.never)
-        for row in of_families(Family.COMPARISON, Family.LOGICAL)
-    },
-    **{
-        row.onnx: WriterRow(extreme_index(row.tflite, row.options), kernels.never)
-        for row in of_families(Family.INDEX)
-    },
-    "CumSum": WriterRow(cumulated, kernels.never, own=(1,)),
-    "GatherND": WriterRow(gather_entries, kernels.never),
-    "Mod": WriterRow(modulus, kernels.never),
-    "ReduceL2": WriterRow(squares, kernels.never),
-    "ReduceSumSquare": WriterRow(squares, kernels.never),
-    "TopK": WriterRow(largest, kernels.never, own=(1,)),
+    **OPAQUE,
 }

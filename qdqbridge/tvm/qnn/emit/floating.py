@@ -350,7 +350,8 @@ def by_steps(
     def number(value: float) -> Expr:
         return _like(emitter, args[0], value)
 
-    body = body_of(row, attributes, emitter.rank(args[0]), len(args))
+    extents = [e if isinstance(e, int) else None for e in emitter.extents(args[0])]
+    body = body_of(row, attributes, tuple(extents), len(args))
     assert isinstance(body, tuple)
     op, inner, own = parts(body)
     made: dict[Pattern, Expr] = {}
@@ -393,7 +394,7 @@ def _elementwise(row: Operator) -> Emit:
 
 def _of_row(row: Operator) -> Emit:
     """What follows from a row: by the record of its attributes, or from its one or two operands."""
-    if row.body is not None and not row.tvm:
+    if row.by_steps:
         return lambda emitter, node, args: by_steps(emitter, row, node.attributes, args)
     record = ReduceAttrs if reduces(row) else row.attributes
     return _elementwise(row) if row.arity else _FAMILIES.get(record) or _emit_tvm_operator(row)

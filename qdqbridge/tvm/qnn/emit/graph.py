@@ -203,7 +203,7 @@ def _decompose_node(node: Node) -> list[Node]:
         steps.append(Node(row, attributes, trimmed(values), [result], origin))
         return result
 
-    body = body_of(node.op, node.attributes, node.operand(0).rank, len(node.inputs))
+    body = body_of(node.op, node.attributes, node.operand(0).type.shape, len(node.inputs))
     folded(body, [*node.inputs, *[None] * len(LETTERS)], step, no_number)
     if not whole or not steps:
         return [node]

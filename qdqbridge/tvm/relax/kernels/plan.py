@@ -80,8 +80,8 @@ _BINARY = tuple(row.name for row in OPERATORS if computable(row))
 
 
 def _with(record: type[Attributes], *matches: KernelMatch) -> dict[str, tuple[KernelMatch, ...]]:
-    """Returns the same kernels for every operator with these attributes."""
-    return {row.name: matches for row in OPERATORS if row.attributes is record}
+    """Returns the same kernels for all operators with these attributes that are no steps."""
+    return {row.name: matches for row in OPERATORS if row.attributes is record and not row.by_steps}
 
 
 FAMILIES: Mapping[str, tuple[KernelMatch, ...]] = {

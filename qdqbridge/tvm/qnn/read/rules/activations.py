@@ -208,7 +208,7 @@ def recorded_body(node: Node, context: RuleContext) -> Replace | None:
         row, operands = BY_NAME.get(one.op), dict[str, Value]()
         if row is None or row.body is None or not isinstance(one.attributes, row.attributes):
             continue
-        body = body_of(row, one.attributes, node.output.rank, len(one.operands))
+        body = body_of(row, one.attributes, node.output.type.shape, len(one.operands))
         if matched(node.output, body, operands):
             return completed(node, row, in_order(operands), one.attributes)
     return None

@@ -221,7 +221,7 @@ def operator_of_steps(node: Node, context: RuleContext) -> Replace | None:
     if whole is None or row is None or row.body is None or len(node.outputs) != 1:
         return None
     match = _BodyMatch(row, whole)
-    body = body_of(row, whole.attributes, node.output.rank, len(whole.shapes))
+    body = body_of(row, whole.attributes, node.output.type.shape, len(whole.shapes))
     if not match.fits(node.output, body):
         return None
     result = Value(node.output.type, node.output.name)
