@@ -137,7 +137,11 @@ LP_POOL = function(
 
 OPERATORS = (*OPERATORS, LP_POOL)
 '''
-OWN_POOLS = """
+MIN_POOL = """
+from qdqbridge.core.graph.patterns import Pattern
+from qdqbridge.core.ops.bodies import Open, function
+
+
 def _least(a: PoolAttrs, shape: Open) -> Pattern:
     return ("Neg", ("MaxPool", ("Neg", "x"), a))
 
@@ -151,7 +155,9 @@ MIN_POOL = function(
     numerics="quantize(min(x)) of every window, x dequantized.",
 )
 
-
+OPERATORS = (*OPERATORS, MIN_POOL)
+"""
+ROOT_MEAN_SQUARE_POOL = """
 def _root_mean_square(a: PoolAttrs, shape: Open) -> Pattern:
     return ("Sqrt", ("AveragePool", ("Mul", "x", "x"), a))
 
@@ -165,7 +171,7 @@ RMS_POOL = function(
     numerics="quantize(sqrt(mean(x * x))) in float32, x dequantized.",
 )
 
-OPERATORS = (*OPERATORS, MIN_POOL, RMS_POOL)
+OPERATORS = (*OPERATORS, RMS_POOL)
 """
 OWN_REDUCTION = """
 def _range(a: ReduceAttrs, shape: Open) -> Pattern:
@@ -184,6 +190,9 @@ REDUCE_RANGE = function(
 OPERATORS = (*OPERATORS, REDUCE_RANGE)
 """
 OWN_NORM = """
+from qdqbridge.core.ops.bodies import function
+
+
 def _by_mean_deviation(a: NormAttrs, shape: Open) -> Pattern:
     over = ReduceAttrs(tuple(range(a.axis, len(shape))))
     centred = ("Sub", "a", ("ReduceMean", "a", over))
@@ -339,7 +348,8 @@ OTHERS: Mapping[str, Edits] = {
     "reduction": {"core/ops/reduction.py": {END: REDUCTION}},
     "reduction that ONNX has not": {"core/ops/reduction.py": {END: OWN_REDUCTION}},
     "pool": {"core/ops/pooling.py": {END: POOL}},
-    "pools that ONNX has not": {"core/ops/pooling.py": {END: OWN_POOLS}},
+    "pool that ONNX has not": {"core/ops/pooling.py": {END: MIN_POOL}},
+    "pool of squares": {"core/ops/pooling.py": {END: ROOT_MEAN_SQUARE_POOL}},
     "norm": {"core/ops/normalization.py": {END: NORM}},
     "norm that ONNX has not": {"core/ops/normalization.py": {END: OWN_NORM}},
     "product": {"core/ops/convolution.py": {END: PRODUCT}},
