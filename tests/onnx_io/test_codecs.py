@@ -243,7 +243,7 @@ def identify(item: object) -> str:
 
 
 def test_every_codec_that_writes_is_tried() -> None:
-    assert {name for name, _, _ in CASES} == set(BY_ROW)
+    assert {name for name, _, _ in CASES} == set(BY_ROW), "write a case into CASES"
 
 
 @pytest.mark.parametrize(("row", "attributes", "operands"), CASES, ids=identify)

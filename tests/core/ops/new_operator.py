@@ -103,6 +103,7 @@ def through_tflite(
     written = qb.load(path)
     data = zip(written.inputs, feed.values(), strict=True)
     (found,) = qb.evaluate(written, {value.name: array for value, array in data}).values()
+    # Floats of both are rounded step by step, in sums of other orders.
     assert np.allclose(found, wanted, rtol=0, atol=2e-6)
 
 

@@ -11,7 +11,7 @@ from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Attributes, Operator, Row
 from qdqbridge.core.graph.types import QuantParams, TensorType, per_tensor
 from qdqbridge.core.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
-from qdqbridge.core.ops.bodies import body_of, folded, results
+from qdqbridge.core.ops.bodies import body_of, folded, results, step_shape
 from qdqbridge.core.ops.folding import NODE, steps
 from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION, RMS_NORMALIZATION
 from qdqbridge.core.ops.table import BY_NAME
@@ -161,10 +161,33 @@ def test_a_norm_is_what_its_body_says(row: Row[NormAttrs]) -> None:
         vary = [int(n) if rng.random() < 0.7 else 1 for n in shape[rng.integers(len(shape)) :]]
         x, gamma, beta = (rng.normal(1, 2, s).astype(np.float32) for s in (shape, vary, vary))
         operands = (x, gamma, beta)[: rng.integers(2, 4)]
-        body = body_of(row, attributes, x.ndim, len(operands))
+        body = body_of(row, attributes, x.shape, len(operands))
         (wanted,) = row.compute(attributes, operands)
         # float32 steps; rows of nearly equal numbers magnify their roundings
         np.testing.assert_allclose(results(body, operands)[-1], wanted, rtol=2e-4, atol=2e-4)
+
+
+def test_a_norm_of_channels_is_what_its_body_says() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(60):
+        groups, share = (int(n) for n in rng.integers(1, 4, 2))
+        batch, *pixels = (int(n) for n in rng.integers(2, 5, rng.integers(2, 4)))
+        shape, epsilon = (batch, groups * share, *pixels), float(10.0 ** -rng.integers(1, 4))
+        x = rng.normal(1, 2, shape).astype(np.float32)
+        vectors = [rng.normal(1, 2, shape[1]).astype(np.float32) for _ in range(3)]
+        vectors.append(rng.uniform(0.5, 2, shape[1]).astype(np.float32))
+        for name, attributes, count in (
+            ("InstanceNormalization", EpsilonAttrs(epsilon), 2),
+            ("GroupNormalization", GroupNormAttrs(groups, epsilon), 2),
+            ("BatchNormalization", EpsilonAttrs(epsilon), 4),
+        ):
+            row, operands = BY_NAME[name], (x, *vectors[:count])
+            found = results(body_of(row, attributes, shape, len(operands)), operands)[-1]
+            (wanted,) = row.compute(attributes, operands)
+            # float32 steps; rows of nearly equal numbers magnify their roundings
+            np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=2e-3)
+            opened = ("N", *shape[1:])
+            assert step_shape(row, attributes, [opened, *(v.shape for v in vectors)]) == opened
 
 
 def test_equal_steps_of_a_body_are_one_and_the_offset_may_be_left_out() -> None:
@@ -175,13 +198,13 @@ def test_equal_steps_of_a_body_are_one_and_the_offset_may_be_left_out() -> None:
         counted.append(op.name)
         return f"{op.name}({', '.join(operands)})"
 
-    body = body_of(LAYER_NORMALIZATION, NormAttrs(1, 0.5), 2, 2)
+    body = body_of(LAYER_NORMALIZATION, NormAttrs(1, 0.5), (2, 3), 2)
     text = folded(body, ["x", "g"], step, str)
     assert counted == ["ReduceMean", "Sub", "Mul", "ReduceMean", "Add", "Sqrt", "Div", "Mul"]
     centred = "Sub(x, ReduceMean(x))"
     root = f"Sqrt(Add(ReduceMean(Mul({centred}, {centred})), 0.5))"
     assert text == f"Mul(Div({centred}, {root}), g)"
-    whole = body_of(LAYER_NORMALIZATION, NormAttrs(1, 0.5), 2, 3)
+    whole = body_of(LAYER_NORMALIZATION, NormAttrs(1, 0.5), (2, 3), 3)
     assert folded(whole, ["x", "g", "b"], step, str) == f"Add({text}, b)"
 
 
