@@ -40,8 +40,8 @@ from qdqbridge.core.graph.operator import (
     Types,
 )
 from qdqbridge.core.graph.patterns import Pattern, PatternMatch, match_value_pattern, near, scalar
-from qdqbridge.core.graph.types import Shape, TensorType
-from qdqbridge.core.ops.attributes import PoolAttrs, ReduceAttrs
+from qdqbridge.core.graph.types import Shape, TensorType, static_shape
+from qdqbridge.core.ops.attributes import AxesAttrs, PoolAttrs, ReduceAttrs
 from qdqbridge.core.ops.shapes import (
     Open,
     broadcast_open_shapes,
@@ -359,10 +359,25 @@ def matched(value: Value | None, body: Pattern, operands: dict[str, Value]) -> b
         number = scalar(value)
         return number is not None and near(number, body, value.type.dtype)
     row, inner, attributes = parts(body)
+    if value.constant is not None:
+        before = _constant_before(row, attributes, value)
+        return before is not None and matched(before, inner[0], operands)
     given = _step_operands(value, row, attributes)
     if given is None or len(given) != len(inner):
         return False
     return all(matched(v, part, operands) for v, part in zip(given, inner, strict=True))
+
+
+def _constant_before(row: Operator, attributes: Attributes, value: Value) -> Value | None:
+    """Returns the constant that got axes of one element when the module was read."""
+    data, shape = value.constant, static_shape(value.type.shape)
+    if row.name != "Unsqueeze" or not isinstance(attributes, AxesAttrs) or value.quant is not None:
+        return None
+    if data is None or shape is None or any(shape[axis] != 1 for axis in attributes.axes):
+        return None
+    own = tuple(extent for axis, extent in enumerate(shape) if axis not in attributes.axes)
+    reshaped = data.map(lambda array: array.reshape(own), shape=own)
+    return Value(value.type.with_shape(own), value.name, constant=reshaped)
 
 
 def _step_operands(value: Value, row: Operator, attributes: Attributes) -> list[Value] | None:
@@ -370,6 +385,10 @@ def _step_operands(value: Value, row: Operator, attributes: Attributes) -> list[
     node = value.producer
     if node is not None and node.op is row and node.attributes == attributes:
         return [operand for operand in node.inputs if operand is not None]
+    if node is not None and node.op.body is not None:  # a global pool is a reduction
+        whole = body_of(node.op, node.attributes, node.operand(0).type.shape, len(node.inputs))
+        if whole == (row.name, "x", attributes):
+            return [node.operand(0)]
     if row.body is not None:
         found: dict[str, Value] = {}
         body = body_of(row, attributes, value.type.shape, len(LETTERS))

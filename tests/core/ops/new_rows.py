@@ -211,6 +211,43 @@ MEAN_DEVIATION_NORM = function(
 
 OPERATORS = (*OPERATORS, MEAN_DEVIATION_NORM)
 """
+OWN_SOFTMAX = """
+def _beside_one(a: SoftmaxAttrs, shape: Open) -> Pattern:
+    over = ReduceAttrs(a.axes)
+    top = ("ReduceMax", "x", over)
+    powers = ("Exp", ("Sub", "x", top))
+    return ("Div", powers, ("Add", ("ReduceSum", powers, over), ("Exp", ("Neg", top))))
+
+
+SOFTMAX_ONE = function(
+    "SoftmaxOne",
+    _beside_one,
+    _check_softmax,
+    attributes=SoftmaxAttrs,
+    onnx=(OnnxOp(name="SoftmaxOne", domain="toys", defaults={"axes": -1}),),
+    numerics="quantize(exp(x) / (1 + sum(exp(x)))) in float32, x dequantized.",
+)
+
+OPERATORS = (*OPERATORS, SOFTMAX_ONE)
+"""
+NORM_OF_CHANNELS = """
+def _channels_by_largest(a: EpsilonAttrs, shape: Open) -> Pattern:
+    largest = ("ReduceMax", ("Abs", "a"), ReduceAttrs(tuple(range(2, len(shape)))))
+    normal = ("Div", "a", ("Add", largest, a.epsilon))
+    return ("Add", ("Mul", normal, _column("b", shape)), _column("c", shape))
+
+
+LARGEST_NORM = function(
+    "LargestNormalization",
+    _channels_by_largest,
+    _check_channels,
+    attributes=EpsilonAttrs,
+    onnx=(OnnxOp(name="LargestNormalization", domain="toys", defaults=_EPSILON),),
+    numerics="quantize(x / (max(|x|) + epsilon) * gamma + beta) in float32, x dequantized.",
+)
+
+OPERATORS = (*OPERATORS, LARGEST_NORM)
+"""
 NORM = '''
 from qdqbridge.core.graph.operator import Attributes
 from qdqbridge.core.graph.patterns import Pattern
@@ -352,6 +389,8 @@ OTHERS: Mapping[str, Edits] = {
     "pool of squares": {"core/ops/pooling.py": {END: ROOT_MEAN_SQUARE_POOL}},
     "norm": {"core/ops/normalization.py": {END: NORM}},
     "norm that ONNX has not": {"core/ops/normalization.py": {END: OWN_NORM}},
+    "norm of channels": {"core/ops/normalization.py": {END: NORM_OF_CHANNELS}},
+    "softmax that ONNX has not": {"core/ops/normalization.py": {END: OWN_SOFTMAX}},
     "product": {"core/ops/convolution.py": {END: PRODUCT}},
     "product with a bias": {"core/ops/convolution.py": {END: PIXELS}},
     "data movement": {
@@ -386,7 +425,7 @@ def check_new_rows(module: str, folder: Path, environment: Mapping[str, str]) ->
     paths = environment["PYTHONPATH"] + os.pathsep + str(ROOT)
     done = subprocess.run(
         [sys.executable, "-m", module, str(folder)], env={**environment, "PYTHONPATH": paths},
-        cwd=folder, capture_output=True, text=True, check=False, timeout=240,
+        cwd=folder, capture_output=True, text=True, check=False, timeout=480,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
 

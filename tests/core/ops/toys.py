@@ -73,6 +73,8 @@ TOYS = (
         more=(_FACTORS, _FACTORS - 1), scale=0.04,
     ),
     Toy("MeanDeviationNormalization", more=(_FACTORS[0],), scale=0.04),
+    Toy("LargestNormalization", (_IMAGE,), more=(_FACTORS[:, 0], _FACTORS[:, 1]), scale=0.02),
+    Toy("SoftmaxOne", attributes={"axis": 1}, scale=1 / 256, zero=0),
 )  # fmt: skip
 
 
