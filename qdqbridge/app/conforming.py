@@ -211,7 +211,6 @@ def judged(case: ConformanceCase, found: list[NDArray[Any]] | str | None) -> Con
     """Returns how what an engine computed stands to what the text says.
 
     Args:
-        case: The case.
         found: What it computed, its error, or None if its process died.
     """
     name, situation = case.name, case.situation.name

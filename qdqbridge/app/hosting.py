@@ -68,7 +68,6 @@ def from_relax(
     regions) are inlined. Modules that are lowered to kernels are refused.
 
     Args:
-        module: The module.
         params: Its parameters by name, if they are stored separately, or the result of
             ``relax.frontend.detach_params``.
         function: The function to read; by default ``main``, or the only one

@@ -685,7 +685,6 @@ def export_costs(
 
     Args:
         graph: What is written.
-        profile: The profile.
         written: The file, to be reported as well where onnxruntime computes something else from it.
 
     Raises:

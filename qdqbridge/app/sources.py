@@ -27,7 +27,6 @@ class ModelSource:
     """A model file as it is written.
 
     Attributes:
-        file: The file.
         graph: The graph, verified, before any rule.
         header: Reads what the file says of itself.
         channels_last: Whether images lie channels-last in it.
@@ -155,7 +154,6 @@ def read_file(
     """Reads a TFLite file, or what is taken as ONNX, with the arrays of an adapter as constants.
 
     Args:
-        file: The file.
         adapter: The adapter's file.
         optional_inputs: Inputs of an ONNX model that have initializers stay inputs.
         encodings: A file that says how tensors are quantized.

@@ -286,7 +286,6 @@ class _JoinedParts:
     """An output as data movement of what Concats join.
 
     Attributes:
-        output: The output.
         leaves: What they join; the output itself where there is no Concat.
     """
 

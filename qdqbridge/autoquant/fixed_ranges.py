@@ -104,7 +104,6 @@ class _DynamicProduct:
     """A product of an activation that is quantized while the model runs.
 
     Attributes:
-        node: The product.
         x: The activation.
         end: The real result, scales multiplied in.
         op: The operator that computes it of stored numbers.

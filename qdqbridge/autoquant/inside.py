@@ -52,7 +52,6 @@ class QuantizedBody:
     """A body and what became of it.
 
     Attributes:
-        body: The body.
         made: How it was quantized; None where it stays float.
         reason: Why it does.
     """

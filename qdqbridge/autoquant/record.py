@@ -28,7 +28,6 @@ class Output:
     """How one output of the model came out.
 
     Attributes:
-        name: Its name.
         sqnr_db: Power of the float result over that of the difference, in dB; infinite where
             nothing differs, NaN where nothing was compared.
         parts: What Concats join to it; empty where none does.
@@ -66,7 +65,6 @@ class TensorReport:
         operator: The operator that computes it; empty for an input.
         storage: Storage type; empty where the tensor stays float.
         scale: Its scale; None where it stays float.
-        zero_point: Its zero point.
         low: The smallest real number that its codes stand for.
         high: The largest.
         decided: Who chose the range: the chooser's name, ``fixed: …``, ``as …``.
@@ -104,7 +102,6 @@ class WeightError:
 
     Attributes:
         node: The node that reads them.
-        operator: Its operator.
         name: The constant's name.
         storage: Storage type.
         scales: Number of scales: 1 per tensor, else one for each channel.
@@ -127,7 +124,6 @@ class AccumulatorRow:
 
     Attributes:
         node: Its name.
-        operator: Its operator.
         channels: Number of output channels.
         terms: Products in one sum.
         naive_bits: Bits by the widths of the types alone.
@@ -168,7 +164,6 @@ class FloatNode:
 
     Attributes:
         node: Its name.
-        operator: Its operator.
         reason: Why.
     """
 

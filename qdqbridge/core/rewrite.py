@@ -196,8 +196,6 @@ def replaced(
     Args:
         node: What readers read today.
         op: The operator.
-        attributes: Its attributes.
-        operands: Its operands.
         origin: Where it comes from; by default that of ``node``.
         notes: What somebody should know about it.
     """
@@ -393,7 +391,6 @@ def converted_interface(
     """Proposes conversions of the inputs and outputs of a graph that a node reads and gives.
 
     Args:
-        node: The node.
         context: What a rule may ask.
         wanted: Of which inputs and outputs, where they are not converted already.
         convert: Returns a value behind a requantize that changes nothing but the type, later.

@@ -41,7 +41,6 @@ class FileNodes:
     """A checked model whose functions are inlined and whose nodes are in order.
 
     Attributes:
-        nodes: Its nodes.
         constants: Its initializers.
         types: The types that it declares of what nodes make.
         imports: Opset versions by domain.
@@ -97,7 +96,6 @@ def kept_file(model: onnx.ModelProto, path: Path) -> KeptFile | None:
     """Returns what is to be kept of a model; None where it quantizes, or nodes hold much.
 
     Args:
-        model: The model.
         path: Its file; external data lies in its folder.
     """
     graph = model.graph

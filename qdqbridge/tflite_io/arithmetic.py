@@ -156,7 +156,6 @@ def approximated(node: Node, x: NDArray[Any], rank: int) -> list[Integers]:
     """Returns what LiteRT's kernels of a node give; nothing for others, and of other integers.
 
     Args:
-        node: The node.
         x: Its first operand as it is stored.
         rank: The rank of its result.
     """

@@ -59,7 +59,6 @@ class FileState:
     """What the subgraphs of a file share.
 
     Attributes:
-        model: The file.
         rows: What adds the nodes of an operator, by TFLite's name.
         notes: What somebody should know.
         refused: Operators without a counterpart, and why.
@@ -114,7 +113,6 @@ class SubgraphConversion:
 
     Args:
         state: What all subgraphs share.
-        subgraph: The subgraph.
         to: Where its nodes go.
     """
 

@@ -73,7 +73,6 @@ class Port:
 
     Attributes:
         name: Its interface name.
-        type: Its type.
     """
 
     name: str

@@ -40,7 +40,6 @@ def tag(
     """Returns an element.
 
     Args:
-        name: Its name.
         content: What is in it; text is escaped, None is nothing.
         attributes: Its attributes; ``class_`` is ``class``, ``aria_label`` is ``aria-label``, None
             leaves one out.

@@ -174,7 +174,6 @@ def with_metadata(graph: Graph, document: Document) -> Graph:
     """Returns a copy whose nodes carry what a page of the graph says of them.
 
     Args:
-        graph: The graph.
         document: What is shown of it.
     """
     copy, shown = copied(graph), document.graphs[0]
@@ -214,7 +213,6 @@ class Document:
     """What a page shows.
 
     Attributes:
-        title: Its title.
         graphs: One graph, or two that are compared.
         pairs: Which nodes of two graphs correspond, by index.
         differences: Where two graphs differ.
@@ -442,7 +440,6 @@ def document_of_quantization(
     Args:
         record: What is known of it.
         original: The float graph that was given.
-        quantized: The quantized one.
         notes: What ``explain`` says about the quantized one.
         verdict: What is said first, as rows of a name and a sentence.
     """

@@ -142,7 +142,6 @@ def by_number(
         title: What it is called on the page.
         found: The number of a node.
         graph: The graph that is painted.
-        unit: The unit of the numbers.
         higher: True where the larger number is the better one.
         words: What more there is to say of a node.
     """

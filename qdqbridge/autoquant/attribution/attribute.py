@@ -424,6 +424,7 @@ class _Attempts:
             for each in repairs(rounded, original)
         ]
         gains = [_gain(before, left) for _, left in tried]
+        # The last of the repairs leaves the tensor float.
         whole = gains[-1]
         best: dict[int, int] = {}  # of what costs the same, what gains most
         for index, (each, _) in enumerate(tried):

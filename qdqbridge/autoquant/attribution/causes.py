@@ -116,8 +116,6 @@ class NodeError:
     """One node of a quantized graph.
 
     Attributes:
-        name: Its name.
-        operator: Its operator.
         tensor: Its result.
         added_db: Signal to noise of the result where the operands have no error, in dB.
         inherited_db: That where the node itself adds none.
@@ -125,7 +123,6 @@ class NodeError:
         outputs_inherited_db: The outputs with nothing but what the node's operands bring, in dB.
         parts: Signal to noise by what adds it, in dB, the worst first: ``weight rounding`` and
             ``clipping``, ``bias``, ``activation rounding`` and ``clipping``, ``kernel``, ``body``.
-        place: The node.
     """
 
     name: str
@@ -384,7 +381,6 @@ def kernel_share(graph: Graph, engine: Engine, data: Mapping[str, Array]) -> Ker
 
     Args:
         graph: The graph that the engine runs.
-        engine: The engine.
         data: One array per graph input.
 
     Raises:

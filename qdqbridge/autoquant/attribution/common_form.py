@@ -143,7 +143,6 @@ def unfolded(form: CommonForm, nodes: Iterable[Node]) -> CommonForm:
     """Returns a form in which some nodes are their steps again.
 
     Args:
-        form: The form.
         nodes: Nodes of ``form.whole``.
     """
     copy = copied(form.whole)

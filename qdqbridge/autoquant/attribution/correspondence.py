@@ -84,7 +84,6 @@ def paired_graphs(reference: Graph, quantized: Graph) -> PairedGraphs:
 
     Args:
         reference: The float graph.
-        quantized: The quantized one.
     """
     if _splits(reference) != _splits(quantized):
         reference, quantized = with_slices(reference), with_slices(quantized)
@@ -299,7 +298,6 @@ def correspondence(reference: Graph, quantized: Graph) -> Correspondence:
 
     Args:
         reference: The float graph.
-        quantized: The quantized one.
     """
     met = paired_graphs(reference, quantized)
     found = Correspondence(met.reference, met.quantized, met.nodes)

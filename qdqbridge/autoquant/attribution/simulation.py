@@ -25,7 +25,6 @@ class Recomputed:
     """A tensor that another node computes, from what the graph holds.
 
     Attributes:
-        node: The node.
         operands: What it reads: values of the graph, and constants.
         index: Which of its results it is.
     """
@@ -55,7 +54,6 @@ class GraphRuns:
     """Runs of one graph on the same data, batch by batch as the graph takes it.
 
     Attributes:
-        graph: The graph.
         places: The place of every node in it.
         clean: What every value holds in each batch.
         rows: The share of each batch that is data; the rest fills it up.

@@ -232,7 +232,6 @@ def in_pairs(
     results are rounded.
 
     Args:
-        node: The node.
         operands: What it is given, as it is stored.
         stored: How a file stores its weights, whose pairs saturate there; None for files that store
             them as the node has them.
@@ -290,7 +289,6 @@ def without_vnni(
     Args:
         saturating: What is multiplied so in its file:
             :func:`qdqbridge.onnx_io.runtime.products.saturating_products`.
-        node: The node.
         operands: What it is given, as it is stored.
     """
     stored = _named(saturating, node)
@@ -317,7 +315,6 @@ def beyond_int32(
     """Returns what onnxruntime gives where sums and biases leave int32; None where none does.
 
     Args:
-        node: The node.
         operands: What it is given, as it is stored.
         predicted: What its own arithmetic gives elsewhere; None for the contract's.
     """
@@ -373,7 +370,6 @@ def summed(
     """Returns the sums of a product as hardware has them, and how many of them were lost.
 
     Args:
-        product: The product.
         x: Stored codes of its activation.
         other: Stored codes of its other operand.
         arithmetic: How they are added.

@@ -32,7 +32,6 @@ class Product:
     """A node that sums products of integers.
 
     Attributes:
-        node: The node.
         x: The activation that is fed at run time.
         params: Its parameters.
         other: The other operand: a constant, or a second activation.
@@ -272,7 +271,6 @@ class Seen:
         low: The smallest stored code of the activation.
         high: The largest.
         smallest: The smallest sum of each output channel, int64, the bias included.
-        largest: The largest.
     """
 
     low: int
@@ -351,11 +349,9 @@ class ProductAccumulator:
 
     Attributes:
         node: Its name.
-        operator: Its operator.
         terms: Products in one sum.
         naive_bits: Bits by the widths of the types alone.
         smallest: The smallest partial sum of any input, the bias included.
-        largest: The largest.
         bits: Bits of a two's complement accumulator that no input overflows.
         calibrated_bits: The same for inputs within the observed range; None where nothing is known.
         observed: The smallest and the largest sum that data gave; None without data.

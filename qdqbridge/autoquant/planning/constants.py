@@ -40,7 +40,6 @@ def of_constant(value: Value, format: Format, chooser: Chooser, context: Context
     """Returns the parameters of a constant.
 
     Args:
-        value: The constant.
         format: How it is stored; its axis is one of the constant's.
         chooser: Decides; one that can is shown the rows themselves.
         context: What else it knows.

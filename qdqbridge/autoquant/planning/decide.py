@@ -66,7 +66,6 @@ class NewBodies:
     """What an If, Loop or Scan becomes whose bodies are quantized.
 
     Attributes:
-        attributes: Its attributes.
         operands: Its operands: values of the plan's graph.
         places: Of the bodies that are quantized.
     """

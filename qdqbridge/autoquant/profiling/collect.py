@@ -424,7 +424,6 @@ class NanError(InputDataError):
 
         Args:
             graph: The float graph.
-            samples: All samples.
         """
         from qdqbridge.targets.running import Runner
 

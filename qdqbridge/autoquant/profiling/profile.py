@@ -99,6 +99,7 @@ class Profile:
         return replace(
             self,
             samples=self.samples + other.samples,
+            # A sum of the samples' hashes, so that neither order nor batches matter.
             data=(self.data + other.data) % _MODULUS,
             tensors=tensors,
         )

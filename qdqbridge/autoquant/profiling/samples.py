@@ -367,7 +367,6 @@ class DataFile:
     """A file of samples.
 
     Attributes:
-        path: The file.
         names: Name of the array in it, per input of the model.
         samples: How many it holds.
         step: Examples of a sample; None where the whole file is what one run is given.
@@ -390,7 +389,6 @@ class FileSamples:
     """Samples of a model in ``.npz`` files, one after the other.
 
     Attributes:
-        files: The files.
         left_out: Numbers of samples that are passed over.
     """
 

@@ -43,7 +43,6 @@ class ProductLayer:
     """A product ``op(x, w)`` with a float32 constant ``w``.
 
     Attributes:
-        node: The product.
         geometry: How its weight lies.
         outputs: Number of result channels.
         inputs: Number of operand channels.

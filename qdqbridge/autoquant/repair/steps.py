@@ -108,7 +108,6 @@ class QuantizedState:
     """A quantized graph, and how it came about.
 
     Attributes:
-        graph: The quantized graph.
         decision: What was decided.
         profile: What was seen of the float graph that was decided about.
     """

@@ -215,7 +215,6 @@ def with_fewer(
     """Returns a target with fewer integers, which says so of the nodes that stay float.
 
     Args:
-        target: The target.
         name: What runs on integers.
         rules: Of what does.
         changed: What else is otherwise.

@@ -189,7 +189,6 @@ class Reverted:
     """One layer that was changed, and why.
 
     Attributes:
-        layer: The layer.
         to: ``int16`` (or another storage type) or ``float``.
         rank: Its place among all layers, 1 for the most costly.
         alone: The outputs where only this layer is quantized.

@@ -299,7 +299,6 @@ class Sensitivity:
     """What one layer costs.
 
     Attributes:
-        layer: The layer.
         alone: The outputs where nothing but this layer is quantized.
         without: The outputs where everything but this layer is; None where that was not tried.
     """

@@ -467,7 +467,6 @@ class QuantizedPrefix:
         """Returns a value of the plan's graph for every batch of samples, before its rounding.
 
         Args:
-            value: The value.
             chosen: Parameters of the values before it, by the value that decides.
         """
         wanted = self._graph.values[value]

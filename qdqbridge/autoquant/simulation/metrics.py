@@ -146,7 +146,6 @@ def float_values(
     """Yields what a float graph computes, by onnxruntime, or the interpreter where it cannot.
 
     Args:
-        graph: The graph.
         values: What is wanted of it.
         pieces: Inputs by name.
     """

@@ -67,6 +67,7 @@ def clip_of_an_extreme(node: Node, context: RuleContext) -> Proposal:
     number = _scalar_constant(bound)
     assert number is not None
     rank = max((value.rank or 0 for value in others), default=0)
+    # A bound of a higher rank broadcasts the result, and Max with NaN is NaN, which no Clip gives.
     if (bound.rank or 0) > rank or math.isnan(number):
         return None
     low = node.op is MAX

@@ -152,7 +152,6 @@ def explanation(graph: Graph, bodies: Iterable[tuple[str, Graph]] = ()) -> list[
     """Returns the notes and float regions of a graph; one sentence where nothing is quantized.
 
     Args:
-        graph: The graph.
         bodies: What the bodies of its nodes are, by their places.
     """
     inside = [(place, body) for place, body in bodies if _is_quantized_graph(body)]

@@ -76,6 +76,7 @@ def small_constant(node: Node, context: RuleContext) -> Proposal:
             return None
         sizes.append(value.constant.size)
     is_small = max(sizes) <= _SMALL
+    # An Expand or a Tile of a number must not become a large constant of the file.
     grows = sizes[0] > _GROWTH * max(sizes[1:], default=0)
     if not is_small and (grows or not _is_only_quantized(node, context)):
         return None

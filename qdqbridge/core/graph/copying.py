@@ -31,7 +31,6 @@ class Copy:
     """A copy, and what became of what.
 
     Attributes:
-        graph: The copy.
         values: The copy of every value.
         nodes: The copy of every node.
     """

@@ -88,7 +88,6 @@ class Whole:
 
     Attributes:
         op: The operator.
-        attributes: Its attributes.
         shapes: The shape of each of its operands that is a constant.
     """
 

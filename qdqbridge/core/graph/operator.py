@@ -84,7 +84,6 @@ def weight_geometry(
 
     Args:
         op: The product.
-        attributes: Its attributes.
         rank: Rank of the weight.
 
     Returns:

@@ -140,7 +140,6 @@ def with_bias(
         accumulator: int64 sums.
         scale: float32 scale of the accumulator, broadcastable against it.
         bias: Stored bias, broadcastable against the accumulator.
-        type_: Its type.
 
     Returns:
         The accumulator, and the bias in float32 where it could not be added.

@@ -68,8 +68,6 @@ class Written:
 
     Attributes:
         op: Its row.
-        attributes: Its attributes.
-        operands: Its operands.
         nodes: The chain, its end first.
     """
 
@@ -210,7 +208,6 @@ def folded(
     """Returns what a body comes to, one step after the other.
 
     Args:
-        body: The body.
         operands: Those of the whole.
         step: Makes a result of an operator, its attributes and its operands.
         number: Makes an operand of a number.

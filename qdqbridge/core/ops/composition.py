@@ -24,7 +24,6 @@ class Step:
 
     Attributes:
         op: Its row, elementwise.
-        attributes: Its attributes.
         operands: Where they come from: the node's operands are numbered first, then the results of
             the steps before.
         origin: Where it comes from (provenance).

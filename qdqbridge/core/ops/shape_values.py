@@ -31,7 +31,6 @@ def computed_extents(
 
     Args:
         name: The operator; its result has rank 0 or 1.
-        attributes: Its attributes.
         parts: The elements of each operand, None where they are not known.
 
     Returns:

@@ -81,7 +81,6 @@ def per_channel(node: Node, index: int, axis: int | None, what: str) -> Iterator
     """Complains of a quantized operand with scales along another axis, if others are quantized too.
 
     Args:
-        node: The node.
         index: Which operand.
         axis: The one of its channels; None where it has to be per tensor.
         what: The operand in words.
@@ -285,7 +284,6 @@ def result_shape(
 
     Args:
         name: The operator.
-        attributes: Its attributes.
         shapes: The shapes of its operands.
         target: The elements of the shape that a Reshape or an Expand takes as its operand.
     """

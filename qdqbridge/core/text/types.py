@@ -85,7 +85,6 @@ class Lexer:
     """Reads a text token by token, one ahead.
 
     Args:
-        text: The text.
         start: Where to begin.
     """
 

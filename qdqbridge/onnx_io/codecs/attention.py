@@ -48,7 +48,6 @@ def _contrib(
     """Returns the codec of an operator of com.microsoft.
 
     Args:
-        row: Its row.
         most: Operands that the row has.
         results: Results that it has, which are asked for from the first on.
         *more: Attributes that it takes and that the row does not have.

@@ -205,7 +205,6 @@ def check(node: NodeView, known: tuple[str, ...]) -> None:
     before (:func:`qdqbridge.onnx_io.reading.operators_known.check_known`).
 
     Args:
-        node: The node.
         known: Its attribute names, where the onnx package has no schema for its domain.
 
     Raises:

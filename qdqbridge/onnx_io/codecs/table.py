@@ -77,7 +77,6 @@ def encode(row: str, attributes: Attributes, operands: Operands, opset: int) -> 
     Args:
         row: Name of the row.
         attributes: Its attribute record.
-        operands: Its operands.
         opset: The default-domain opset to write for, 13 or more.
 
     Raises:

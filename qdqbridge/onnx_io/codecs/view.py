@@ -33,7 +33,6 @@ class NodeView:
     """One node as a codec sees it.
 
     Args:
-        proto: The node.
         opset: Version of the node's domain.
         operands: One value per input, None where left out.
         file: File name, for messages.

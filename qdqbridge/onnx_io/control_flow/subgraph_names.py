@@ -64,7 +64,6 @@ def renamed_attribute(
 
     Args:
         op_type: The operator that has it.
-        attribute: The attribute.
         names: New names of the outer-scope tensors that its graphs read.
         counter: Where the numbers come from, one for a whole node.
     """

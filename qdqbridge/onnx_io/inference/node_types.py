@@ -139,7 +139,6 @@ def attention_extents(
     """Returns the extents of the four results: y, the present keys and values, the products.
 
     Args:
-        node: The Attention.
         operands: The types of its operands, None where one is left out.
 
     Returns:

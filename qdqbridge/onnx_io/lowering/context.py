@@ -84,7 +84,6 @@ class UnreadNode(Attributes):
     """What a node says that is not read yet.
 
     Attributes:
-        proto: The node.
         opset: The version of its domain that it is written in.
         maker: Who reads it.
         made_in: The opset of what is made in its place.
@@ -109,7 +108,6 @@ def file_node(
     """Returns a node of a file as one of the raw graph, its results without types.
 
     Args:
-        proto: The node.
         opset: The version of its domain.
         operands: What it reads.
         maker: Who reads what stands for it.
@@ -278,7 +276,6 @@ class LoweringContext(NodeView):
         node: A node of a file.
 
     Attributes:
-        node: The node.
         maker: Who reads the file.
         made_in: The opset that new nodes of ONNX's own domain are written in.
     """
@@ -434,7 +431,6 @@ class LoweringContext(NodeView):
 
         Args:
             value: A float tensor.
-            scale: Its scale.
             zero_point: Its zero point; None for 0.
             like: A tensor of the storage type, for a left-out zero point.
             result: Name of the result; a new one where empty.

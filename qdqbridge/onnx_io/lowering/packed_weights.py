@@ -189,7 +189,6 @@ def _same_bytes(
     Args:
         context: The node.
         index: The operand.
-        shape: The shape.
         count: Elements that there have to be as it is stored.
         stored: The element type that it has to have.
         dtype: The one that it gets.

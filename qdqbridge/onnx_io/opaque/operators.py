@@ -84,7 +84,6 @@ def opaque_steps(
 
     Args:
         proto: The node; its inputs are ``in_0`` …, its outputs are named.
-        domain: Its domain.
         version: The opset of the domain.
         operands: The data of its inputs.
 
@@ -205,7 +204,6 @@ def opaque_node(
     """Returns operator, attributes and operands of a node without a row.
 
     Args:
-        proto: The node.
         opset: Version of its domain.
         operands: One value per input.
         captured: The values that its subgraphs read from outside, in the order of

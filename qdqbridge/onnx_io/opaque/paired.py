@@ -58,7 +58,6 @@ def computed_with_losses(node: Node, operands: Operands, run: RunNode) -> Sequen
     """Returns the results of such a node where products of bytes lose something; None elsewhere.
 
     Args:
-        node: The node.
         operands: What it is given.
         run: Runs what follows the sums.
     """

@@ -77,7 +77,6 @@ class NodeReader:
 
     Args:
         path: The file; external data lies in its folder.
-        protos: All of the nodes.
         outputs: Names of the graph's outputs.
         values: The graph's inputs and constants by name; the results of nodes are entered.
         results: Types the results.

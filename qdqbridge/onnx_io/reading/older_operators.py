@@ -410,6 +410,7 @@ def _fourier(context: OldNode) -> Made:
 @_older(9, "Scan")
 def _scan(context: OldNode) -> Made:
     """``Scan(x) -> Scan(Scan(x))``: that of opset 8 works on a batch, along axis 0 of all."""
+    # The first operand of opset 8 is a vector of sequence lengths, which no newer Scan has.
     if context.optional(0):
         raise NoNewForm("its sequences have lengths of their own")
     body, count = context.take("body"), context.take("num_scan_inputs")
@@ -671,6 +672,7 @@ def _renew_body(body: GraphProto, opset: int, fresh: Fresh) -> int:
         changed, new = changed or made[0] is not node, max(new, newest)
         nodes += made
     if changed:
+        # Some of them are parts of the body, which is cleared before they are put in again.
         copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
         del body.node[:]
         body.node.extend(copies)

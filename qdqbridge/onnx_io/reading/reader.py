@@ -95,7 +95,6 @@ def read_proto(model: onnx.ModelProto, path: Path, normal: Callable[[Graph], Gra
     """Reads a model in memory, which may refer to external data; it is changed.
 
     Args:
-        model: The model.
         path: The file that it stands for; external data must lie in its folder.
         normal: As for :func:`read`, which says what is returned and raised too.
     """

@@ -128,8 +128,6 @@ class Results:
         Args:
             proto: The node.
             op: The operator it is read as.
-            attributes: Its attributes.
-            operands: Its operands.
             values: Every tensor that the node can read, by name.
             opset: The version of ONNX's own domain that it is written in; the file's if 0.
 
@@ -511,7 +509,6 @@ def check_moved(
 
     Args:
         op: Any operator.
-        operands: Its operands.
         results: Its results, typed as the file declares them.
         where: File and node, for messages.
 

@@ -33,8 +33,6 @@ class RuntimeOperator:
     """What onnxruntime has.
 
     Attributes:
-        name: Its name.
-        domain: Its domain.
         implied: Attributes of the row that the name stands for, and that it does not have.
     """
 

@@ -43,7 +43,6 @@ def dynamic_rows(writer: RowWriter, node: Node, target: str, type_: TensorType) 
         writer: Where they go.
         node: ``DynamicDense(x, w[N, K], bias[N])``, or ``DynamicConv(x, w, bias)``.
         target: The float tensor to write.
-        type_: Its type.
     """
     attributes = DYNAMIC_DENSE.of(node)
     if attributes is not None and attributes.rows:
@@ -162,7 +161,6 @@ def row_by_row(writer: RowWriter, node: Node, target: str, type_: TensorType) ->
         writer: Where they go.
         node: ``DynamicDense(x, w[N, K], bias[N])`` with ``rows``.
         target: The float tensor to write.
-        type_: Its type.
     """
     steps = _RowSteps(writer, node, target)
     codes, scale, zero_point = _quantized_rows(steps, node.operand(0))
@@ -315,6 +313,9 @@ class _BranchBody:
         steps = self.add("Cast", [reach], "steps", to=TensorProto.FLOAT)
         largest = self.add("Mul", [steps, scale], "largest")
         depth = self.add("Sub", [low, zero_point], "depth")
+        # The zero point is moved so that the lowest code becomes the lowest of int16:
+        # QuantizeLinear then saturates there by itself, and only the upper end has to be cut before
+        # it.
         shifted = self.add("Sub", [smallest, depth], "shifted")
         zero = self.add("Cast", [shifted], "zero_point", to=TensorProto.INT16)
         if axis is None:

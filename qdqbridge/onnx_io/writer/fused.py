@@ -77,11 +77,11 @@ def _contrib(
     Args:
         op_type: Its name.
         operands: Its operands; those at the end may be left out.
-        attributes: Its attributes.
         node: Where it comes from.
         results: What it stands for, by place.
     """
     given = list(operands)
+    # ONNX leaves operands at the end out, and names those between with an empty string.
     while given[-1] is None:
         given.pop()
     names = [f"in_{i}" if value is not None else "" for i, value in enumerate(given)]
@@ -301,7 +301,6 @@ def packed_row(writer: RowWriter, node: Node, target: str, type_: TensorType) ->
         writer: Where they go.
         node: ``Dense(x, w[N, K], bias[N])``, ``DynamicBlockDense``, or what ``is_packed_matmul``.
         target: The float tensor to write.
-        type_: Its type.
     """
     found, dtype = _packed_weight(node), real_dtype(node)
     if found is None:

@@ -238,9 +238,7 @@ class NodeWriter(RowWriter):
         """Returns the tensor that a node reads as operand ``index``, in real numbers.
 
         Args:
-            node: The node.
             index: Which of its operands.
-            value: That operand.
             dtype: The type in which the node computes.
             quantized: Any operand or result of the node is quantized.
         """
@@ -329,6 +327,8 @@ class NodeWriter(RowWriter):
         target = unfused_result(self, node, value.quant, target, type_)
         fuses = node.op.flow in _INTEGER_KERNELS
         own = value.quant.params.expressed_dtype
+        # OpenVINO moves a clamp in front of the DequantizeLinear, where its ends become stored
+        # numbers of the operand; a Max that changes nothing keeps it behind the average.
         if self.options.guarded and node.op.flow is Flow.AVERAGE:
             x = node.operand(0).quant
             if x is not None and cut_between_steps(x.params, value.quant.params):

@@ -104,7 +104,6 @@ def check_opset(graph: Graph, opset: int, *, contrib: bool = False, packed: bool
 
     Args:
         graph: What is to be written.
-        opset: The opset.
         contrib: 16-bit and 4-bit types may be written in ``com.microsoft``.
         packed: The runtime has operators of its own, and files keep them.
 
@@ -171,6 +170,7 @@ def imports_of(nodes: Iterable[Node], opset: int) -> dict[str, int]:
             )
         versions.setdefault(attributes.domain, attributes.version)
         for proto in _all(attributes.node.proto()):
+            # Nodes inside a body may be of domains that no node of the graph itself has.
             versions.setdefault(plain_domain(proto.domain), 1)
     return versions
 

@@ -38,7 +38,6 @@ class QLinear:
 
     Attributes:
         op_type: The operator.
-        domain: Its domain.
         inputs: Tensor names.
         attributes: As ``onnx.helper.make_attribute`` takes them.
     """

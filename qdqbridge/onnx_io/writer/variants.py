@@ -51,7 +51,6 @@ def unfused(writer: RowWriter, node: Node, weight: str, type_: TensorType) -> st
         writer: Where rows go.
         node: What multiplies.
         weight: The dequantized matrix.
-        type_: Its type.
     """
     w = node.operand(1)
     if not writer.options.packed:
@@ -82,7 +81,6 @@ def unfused_operand(
         node: What reads it.
         value: What is stored.
         real: The dequantized tensor.
-        type_: Its type.
     """
     if writer.options.packed and value.quant is not None and _unsaid(node, value, value):
         return hidden(writer, real, type_)
@@ -116,7 +114,6 @@ def unfused_result(
         node: What gives it.
         quant: What it is rounded to.
         real: The float tensor.
-        type_: Its type.
     """
     if not writer.options.packed or node is None or node.op not in _FUSED or quant is None:
         return real
@@ -200,7 +197,6 @@ def hidden(writer: RowWriter, real: str, type_: TensorType, target: str = "") ->
     Args:
         writer: Where it goes.
         real: What is hidden.
-        type_: Its type.
         target: The tensor to write, if there is a name for it.
     """
     shape = type_.shape
@@ -301,7 +297,6 @@ def dense_rows(writer: RowWriter, node: Node, target: str, type_: TensorType) ->
         node: ``Dense(x, w[N, K], bias[N])``; or ``DynamicBlockDense``, whose activations are not
             rounded where the profile has no operator for that.
         target: The float tensor to write.
-        type_: Its type.
     """
     if writer.options.packed and packed_row(writer, node, target, type_):
         return

@@ -84,7 +84,6 @@ def concat_exact(
     """Returns exact results of a Concat: those of its operands, where they are known, side by side.
 
     Args:
-        node: A Concat.
         behind: For each operand the exact values that it was rounded from, None where it is given.
         operands: The stored values of its operands.
     """

@@ -22,7 +22,6 @@ class CaseBody:
 
     Attributes:
         name: What tells it from the others of its situation.
-        model: The model.
         inputs: Of the model, in its order.
         allowed: What may come out, each with the reading of the text that leads to it. There is
             one, unless the text leaves a choice.

@@ -84,7 +84,6 @@ class Encodings:
 
     Attributes:
         file: Its name.
-        format: Its format.
         found: What it says of tensors, by name.
         unfit: Why it cannot be followed for others.
     """

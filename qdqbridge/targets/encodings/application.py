@@ -213,7 +213,6 @@ def write_encodings(
         graph: A canonical graph with float inputs and outputs.
         model: The ONNX file to write.
         path: The file of encodings to write.
-        format_name: The format of it.
         look: Looks at both files before they are where they shall be: what is there afterwards
             may be somebody else's.
         opset: The opset to write; by default the source's.

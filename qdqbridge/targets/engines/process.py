@@ -115,7 +115,6 @@ class EngineProcess:
         Args:
             doing: What it is asked to do, for messages: ``load the model``.
             request: The method of the worker.
-            arguments: Its arguments.
             seconds: How long it may take; by default what the limits say.
 
         Raises:

@@ -57,6 +57,8 @@ def processor() -> Processor:
             return registers.raw
 
         brand = b"".join(asked(0x80000002 + part) for part in range(3))
+        # Leaf 7 has AVX2 in bit 5 of EBX, VNNI in bit 11 of ECX and AMX-INT8 in bit 25 of EDX; VNNI
+        # without AVX-512 is bit 4 of EAX in its subleaf 1.
         _, ebx, ecx, edx = struct.unpack("<4I", asked(7))
         eax = struct.unpack("<4I", asked(7, 1))[0]
         del code  # the mapping cannot be closed while something points into it

@@ -32,7 +32,6 @@ def softmax_by_table(
     """Returns what QLinearSoftmax gives; None for nodes that it does not compute.
 
     Args:
-        node: The node.
         operands: What it is given, as it is stored.
     """
     x, result, attributes = node.inputs[0] if node.inputs else None, None, node.attributes

@@ -53,7 +53,6 @@ class FileNode:
         inputs: Tensor names; empty where left out, no trailing empty ones.
         outputs: Tensor names.
         attributes: By name, as Python values.
-        proto: The node.
     """
 
     op: str
@@ -88,7 +87,6 @@ class FileEncoding:
     """The parameters of one Q or DQ node as the file has them.
 
     Attributes:
-        node: The node.
         dtype: Element type of the stored side; None where it is not known.
         scale: None where it is not constant.
         zero_point: None where it is left out or not constant.

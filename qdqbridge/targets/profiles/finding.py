@@ -100,7 +100,6 @@ class Finding:
         rule: The rule's name.
         effect: What happens.
         node: Name of the node.
-        operator: Its operator.
         reason: One sentence that names the values.
         tensors: The tensors concerned.
         fix: What the user can do.

@@ -297,7 +297,6 @@ class _Steps:
     """Steps in the place of a node.
 
     Attributes:
-        node: The node.
         dtype: The floats of the steps.
     """
 

@@ -254,7 +254,6 @@ def when(
     """Returns a check that gives a reason where a predicate is true.
 
     Args:
-        predicate: When.
         text: One sentence. ``{x}``, ``{w}``, ``{bias}``, ``{y}`` and ``{own}`` are stored tensors,
             with ``dtype``, ``zero`` (0 where it has several), ``point`` (the first), ``scales``,
             ``block_size`` and ``axis``; ``{node}``, ``{inputs}`` and ``{output}`` are the node and
@@ -332,11 +331,7 @@ class Fact:
 
 
 class Facts:
-    """An engine's table.
-
-    Args:
-        rows: Its rows.
-    """
+    """An engine's table."""
 
     def __init__(self, rows: Mapping[str, Fact]) -> None:
         self.rows = rows

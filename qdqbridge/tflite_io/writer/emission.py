@@ -247,7 +247,6 @@ class Emission:
         """Returns a value's extents as an operand: -1 where one is open, several asked for.
 
         Args:
-            value: The value.
             source: A tensor whose extents it may share.
         """
         wanted = extents(value)

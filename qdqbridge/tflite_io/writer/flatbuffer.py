@@ -39,7 +39,6 @@ class TensorRecord:
     """One tensor to be written.
 
     Attributes:
-        name: Its name.
         type: The element type as TFLite names it.
         shape: Its extents; 1 where they are open.
         signature: Its extents with -1 where they are open; empty where none is.

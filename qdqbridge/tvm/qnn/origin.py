@@ -103,7 +103,6 @@ def written(
     """Returns the text for the spans of the calls that ``node`` becomes.
 
     Args:
-        node: The node.
         named: Say which names it has in its file.
         layout: Whether the calls take its operands and give its results channels-last where the
             file has them channels-first; None where a layout plan has changed nothing.

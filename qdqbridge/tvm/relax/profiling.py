@@ -464,7 +464,6 @@ class ProfilingModule:
     """A compiled module of statistics.
 
     Attributes:
-        graph: The graph.
         module: The Relax module before lowering.
     """
 

@@ -100,7 +100,6 @@ def fed(view: FileView, tensor: str, *, any_scale: bool = False) -> DequantizeFe
 
     Args:
         view: The file.
-        tensor: The tensor.
         any_scale: Past data movement whatever the scales are along, as where nothing is fused.
     """
     passed: list[tuple[str, bool]] = []

@@ -273,6 +273,7 @@ def _check_int32_bias(view: FileView, node: FileNode) -> Reason | None:
     if node.op not in ("Conv", "Gemm") or not name:
         return None
     beta = node.attributes.get("beta", 1.0)
+    # QGemm, which takes its place, has an alpha and no beta.
     if beta != 1.0:
         return Reason(f"beta is {beta}", (name,))
     found = view.dequantized(name)

@@ -123,6 +123,7 @@ def clip(
         e.add(known[low, high], x[:1], y)
         return
     steps = [(n, b) for n, b in (("MAXIMUM", low), ("MINIMUM", high)) if b is not None]
+    # A Clip without bounds copies; TFLite has no Identity, and its kernels of RESHAPE copy.
     if not steps:
         e.add("RESHAPE", [x[0], e.constant(e.type_of(x[0])[1], "shape")], y, "ReshapeOptions")
         return

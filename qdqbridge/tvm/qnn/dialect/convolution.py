@@ -187,7 +187,6 @@ def inferred(
 
     Args:
         context: The call.
-        window: Its window.
         scale: Which argument the weight's scales are.
         zero_point: Which argument its zero points are.
         dtype: Of the result.

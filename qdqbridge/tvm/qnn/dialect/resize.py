@@ -268,6 +268,8 @@ def _cubic_stage(
             term = source(where) * tables[weight][i[axis]]
             if divisor is not None:
                 term = term / tables[divisor][i[axis]]
+            # Without it LLVM would contract the product and the sum to one fused operation, whose
+            # missing rounding is another result.
             term = fenced(term, zero)
             total = term if total is None else total + term
         return total
@@ -530,6 +532,8 @@ def _decoded(context: CallContext, rank: int) -> tuple[ResizeAttrs, list[Extent]
         if wanted < 0 and not factors:
             context.fail(f"size is {size}", "give scales, or a size for every axis")
         if isinstance(extent, int):
+            # onnxruntime multiplies in float32 before it cuts: in float64 some extents would be one
+            # less.
             by_scale = int(np.float32(factors[axis]) * np.float32(extent)) if wanted < 0 else 0
             full.append(by_scale or wanted or extent)
             out.append(full[-1])
@@ -572,6 +576,8 @@ def _resize_attrs_of_call(
         half, lead = len(roi) // 2, len(ones)
         if len(roi) != 2 * (len(sizes) - lead):
             context.fail(f"roi has {len(roi)} entries", "give starts and ends of the resized axes")
+        # ONNX lists all starts and then all ends; axes that are not resized are taken whole, 0 to
+        # 1.
         roi = (*(0.0,) * lead, *roi[:half], *(1.0,) * lead, *roi[half:])
     return ResizeAttrs(
         mode=METHODS[method],

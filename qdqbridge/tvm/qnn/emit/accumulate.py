@@ -308,6 +308,7 @@ def _by_matrix(
     units, inner = (int(extent) for extent in extents)
     attrs = {"units": units, "out_dtype": _accumulator(node, inner)}
     lead = emitter.extents(x)[:-1]
+    # Relay's qnn.dense takes matrices alone; Relax's takes any number of axes before the last.
     flat = emitter.only_matrices and len(lead) != 1
     if flat:
         x = emitter.emit(emitter.op.reshape(x, (-1, inner)))

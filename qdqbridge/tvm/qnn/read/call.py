@@ -45,7 +45,6 @@ class UnroundedProduct(Attributes):
 
     Attributes:
         op: The graph operator that it will be (Conv, ConvTranspose, Dense, MatMul, Gemm).
-        attributes: Its attributes.
         x: First operand, quantized.
         w: Second operand, quantized; its parameters are per tensor or per output channel.
         scale: The accumulator's scale ``f32(sx * sw)``, rank 0 or 1.
@@ -182,7 +181,6 @@ class Call:
         """Returns an attribute that is an integer.
 
         Args:
-            name: Its name.
             default: What stands for an attribute that the call has not; None where it must have it.
 
         Raises:

@@ -41,7 +41,6 @@ def plain(name: str, attributes: Attributes = NO_ATTRIBUTES, count: int = 0) -> 
 
     Args:
         name: The graph's operator.
-        attributes: Its attributes.
         count: How many operands it has; by default as many as its row says.
     """
     count = count or BY_NAME[name].arity

@@ -41,7 +41,6 @@ def operand(
 
     Args:
         reading: The graph so far.
-        call: The call.
         argument: Where its data and parameters stand.
         axis: Axis of a vector of scales, where no attribute of the call names it.
         position: Index of the operand in the graph's node, where a record of it may be found;

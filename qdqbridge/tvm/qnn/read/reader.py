@@ -151,8 +151,6 @@ class CallReader:
 
         Args:
             op: The row's name.
-            operands: Its operands.
-            attributes: Its attributes.
             type_: The type of the result; by default that of this call's first result.
         """
         type_ = self.result if type_ is None else type_

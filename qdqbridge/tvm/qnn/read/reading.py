@@ -273,7 +273,6 @@ class CallNode(Attributes):
     """What a node says that stands for a call before it is read.
 
     Attributes:
-        call: The call.
         reading: The graph so far.
     """
 

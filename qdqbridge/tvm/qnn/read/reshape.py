@@ -42,6 +42,8 @@ def reshape(reading: Reading, call: Call) -> Value:
     op = "" if provenance is None else provenance.op
     if axis is not None and op == "Flatten" and _flattened(axis, data.type.shape, shape):
         return moved(reading, call, "Flatten", axis)
+    # Frontends write a Flatten as a reshape; a module of our own says in its span which of both it
+    # was.
     if provenance is None and _flattens(data.type.shape, shape):
         return moved(reading, call, "Flatten", AxisAttrs(1))
     grid = call.stated(DepthSpaceAttrs)

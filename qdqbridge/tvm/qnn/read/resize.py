@@ -373,7 +373,6 @@ def pool_attributes(call: Call, rank: int, data: Value) -> PoolAttrs:
     """Returns the attributes of a pool; those its span records where the windows are the same.
 
     Args:
-        call: The call.
         rank: Number of spatial axes.
         data: Its operand, channels first.
     """

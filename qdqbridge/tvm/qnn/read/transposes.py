@@ -81,7 +81,6 @@ def cancel(graph: Graph, ranks: Mapping[Value, int] = MappingProxyType({})) -> N
     say which nodes an emitter had made channels-last decide for these, and for those beside them.
 
     Args:
-        graph: The graph.
         ranks: How many axes constants of channels-last nodes had before they got more.
     """
     if any(_layout_move(node) or node.origin.variant == CONVERTED for node in graph.nodes):

@@ -63,7 +63,6 @@ class CFunction:
     """A kernel in C.
 
     Attributes:
-        name: Its name.
         text: Its definition.
         rooms: Arrays that it wants behind its other arguments.
     """

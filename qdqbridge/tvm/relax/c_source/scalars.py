@@ -403,6 +403,7 @@ def _read(stmt: Any, used: set[Any]) -> Any:
     """
     match type(stmt).__name__:
         case "SeqStmt":
+            # From the end: by then it is known what is read behind a statement.
             kept = [_read(one, used) for one in reversed(stmt.seq)]
             left = [one for one in reversed(kept) if one is not None]
             return sequence(left) if left else None

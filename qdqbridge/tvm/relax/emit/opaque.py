@@ -271,7 +271,6 @@ def emit_opaque(
 
     Args:
         emitter: Where to.
-        node: The node.
         emit_graph: Emits what the node stands for.
         shown: Its large constants are operands, which the call shows to readers; else they stand
             in the function, where what is computed of them alone is computed once.

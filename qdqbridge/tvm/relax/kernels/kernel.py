@@ -26,7 +26,6 @@ class KernelPlace:
     """Where a node is computed.
 
     Attributes:
-        cpu: The CPU.
         channels_last: True where the node's data operand and results are channels-last; their
             types have the shapes in which they are stored.
         threads: How many threads the machine has; the work is spread over no more.

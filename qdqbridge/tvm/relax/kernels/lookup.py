@@ -95,6 +95,8 @@ def build_lookup(lookup: Lookup) -> Any:
                 store(result, start, found, lanes)
                 return
             for lane in range(lanes):
+                # The table is by bit pattern, so that signed codes are an index without an
+                # addition.
                 entry = tirx.reinterpret(index, load(source, own[0] + lane, 1)).astype("int32")
                 store(result, start + lane, load(table, entry, 1), 1)
 
@@ -283,6 +285,8 @@ def build_where(where: Where) -> Any:
 
     The numbers are :func:`~.codes.numbers` of both operands to choose from.
     """
+    # What a call brings comes first and constants behind it, each in ONNX's order: sorting is
+    # stable.
     order = sorted(range(3), key=lambda i: where.fixed[i])
     operands = [Operand("cab"[i], where.shapes[i], where.dtypes[i]) for i in order]
 

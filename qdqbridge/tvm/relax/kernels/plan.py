@@ -168,7 +168,6 @@ def plan(graph: Graph, cpu: Cpu, threads: int = 1) -> KernelPlan:
 
     Args:
         graph: A canonical graph; it is not changed.
-        cpu: The CPU.
         threads: How many threads it has.
     """
     place = KernelPlace(cpu, False, threads)
@@ -245,6 +244,8 @@ def with_extents(graph: Graph) -> Graph:
     results = (value for node in graph.nodes for value in node.outputs)
     if not any(_left_open(value.type.shape, given) for value in results):
         return graph
+    # TVM's shape inference knows more of open extents than the graph says, and it is asked by
+    # emitting the graph; the module itself is thrown away.
     emitter = ModuleEmitter(keep_params=True)
     try:
         emitter.module(graph)

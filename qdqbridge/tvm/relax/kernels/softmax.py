@@ -285,7 +285,6 @@ class RealRows:
     """A function of float32 into float32.
 
     Attributes:
-        cpu: The CPU.
         shape: Extents of operand and result; None for open ones.
         softmax: True for Softmax over the last axis, False for Gelu.
         tasks: How many threads the work is to be spread over.
@@ -477,7 +476,6 @@ class RealNorm:
     """Rows of float32 that are normalized.
 
     Attributes:
-        cpu: The CPU.
         shape: Extents of operand and result; None for open ones, but for the last.
         tasks: How many threads the work is to be spread over.
     """

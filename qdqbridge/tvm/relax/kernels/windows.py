@@ -72,10 +72,7 @@ class PoolKernel:
         dtype: Element type of the operand.
         form: The codes of the result; of what is picked, only the type counts.
         image: Rows and columns of an image.
-        channels: Channels.
         kernel: Rows and columns of a window.
-        strides: Its strides.
-        dilations: Its dilations.
         begin: Rows above and columns left of an image.
         result: Rows and columns of the result.
         uniform: True where every window averages over as many elements.
@@ -235,6 +232,7 @@ def match_window(node: Node, place: KernelPlace) -> Kernel | None:
     averaged = () if largest else _averaged(node, _populations(attributes, shape))
     if averaged is None:
         return None
+    # Padding at the ends follows from the extents of operand and result; only that before counts.
     pool = PoolKernel(
         largest, shape, outcome, _dtype(node), form, image_of(shape), shape[-1] or 0,
         along(attributes.kernel_shape, 1), along(attributes.strides, 1),

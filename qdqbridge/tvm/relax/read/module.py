@@ -49,7 +49,6 @@ def chosen(reader: FunctionReader, expr: Any, condition: Value, type_: Any) -> E
     Args:
         reader: Reads the function that has it.
         expr: The If.
-        condition: Its condition.
         type_: The type of its result where it is bound to a variable.
     """
     bodies = (expr.true_branch, expr.false_branch)
@@ -142,7 +141,6 @@ def from_relax(
     that keep operators may have been applied; what they have lowered is refused.
 
     Args:
-        module: The module.
         params: Arrays of parameters by name, where the module keeps them apart and does not carry
             them in its attribute ``params``; or what ``relax.frontend.detach_params`` returns.
         function: Which of its functions.

@@ -32,7 +32,6 @@ def standard(
     Args:
         reading: The graph so far.
         op_type: ONNX's name.
-        operands: Its operands.
         types: The types of its results.
         call: The call that it comes from.
         opset: The opset whose meaning it has.

@@ -196,7 +196,6 @@ def summary(module: ir.IRModule, file: str) -> Header:
     """Returns the number of calls by operator of a module.
 
     Args:
-        module: The module.
         file: The name of its file.
     """
     names = Counter(

@@ -277,7 +277,6 @@ def _write(
         key: The keys, and which of their heads it is.
         v: The values.
         beta: How much is written; None: all.
-        state: The states.
         sums: Room for a value.
         at: Sequence, state and token.
         sizes: Of a key and of a value.

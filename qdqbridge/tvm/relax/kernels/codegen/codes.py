@@ -119,7 +119,6 @@ class CodesForm:
     """What shapes the code that makes codes of a result.
 
     Attributes:
-        cpu: The CPU.
         dtype: Their element type.
         multiplies: True where two multiplications divide by the scale; see :func:`multiplies`.
         shifted: True where the zero point is not 0.

@@ -190,7 +190,6 @@ class SharedPieces:
         Every task does so once after ``begin``, with the same arguments.
 
         Args:
-            task: The task.
             size: How many elements a piece has; the last one of a share may have fewer.
         """
         if self._taken is None:
@@ -242,11 +241,7 @@ def known(shape: Open, batch: Prim) -> list[Any]:
 
 
 class OpenExtents:
-    """Variables for the open extents of shapes that broadcast to one: axes at the end are theirs.
-
-    Args:
-        shapes: The shapes.
-    """
+    """Variables for the open extents of shapes that broadcast to one: the last axes are theirs."""
 
     def __init__(self, *shapes: Open) -> None:
         axes = {a - len(shape) for shape in shapes for a, e in enumerate(shape) if e is None}

@@ -45,7 +45,6 @@ class PlainWriter:
     """Writes the results of tiles.
 
     Args:
-        cpu: The CPU.
         form: What is done.
         bounds: The smallest and the largest result; None where there are none.
         other: What is added, flat; None for nothing.
@@ -62,7 +61,6 @@ class PlainWriter:
         """Writes a tile.
 
         Args:
-            tile: The tile.
             starts: Where the results of every pixel begin, at the tile's first channel.
             channel: The tile's first channel.
             tail: Channels of the tile's last block.
@@ -126,7 +124,6 @@ class ScaledWriter:
     """Writes the results of tiles.
 
     Args:
-        cpu: The CPU.
         form: What is done.
         extras: ``multiplier`` holds the scales, ``factors`` the bias.
         result: What is written to, flat.
@@ -140,7 +137,6 @@ class ScaledWriter:
         """Writes a tile.
 
         Args:
-            tile: The tile.
             starts: Where the results of every pixel begin, at the tile's first channel.
             channel: The tile's first channel.
             tail: Channels of the tile's last block.

@@ -104,7 +104,6 @@ class Writer:
     """Writes the results of tiles.
 
     Args:
-        cpu: The CPU.
         form: How sums become codes.
         extras: The operands of that.
         result: What is written to, flat.
@@ -127,7 +126,6 @@ class Writer:
         """Writes a tile.
 
         Args:
-            tile: The tile.
             starts: Where the results of every pixel begin, at the tile's first channel.
             channel: The tile's first channel.
             tail: Channels of the tile's last block.

@@ -169,6 +169,7 @@ def merge_groups(weight: Array, groups: int, lanes: int) -> tuple[Array, int]:
     """
     channels, inputs = weight.shape[0] // groups, weight.shape[1]
     sizes = [n for n in range(1, groups + 1) if groups % n == 0]
+    # The smallest that fills a register: every group that is joined adds products with zeros.
     size = next((n for n in sizes if n * channels >= lanes), groups)
     if size == 1:
         return weight, groups

@@ -65,16 +65,12 @@ class Depthwise:
     """A convolution of (batch, rows, columns, channels), every channel alone.
 
     Attributes:
-        cpu: The CPU.
         operand: Shape of the activations as their tensor has it; None for an open first extent.
         outcome: Shape of the result as its tensor has it.
         batch: Images; None where that is known at run time only.
         image: Rows and columns of an image.
-        channels: Channels.
         signed: True where activations are int8.
         kernel: Rows and columns of the kernel.
-        strides: Its strides.
-        dilations: Its dilations.
         begin: Rows above and columns left of an image.
         result: Rows and columns of the result.
         form: How sums become codes.

@@ -194,7 +194,6 @@ class DynamicCodes:
     """Codes of a tensor by its own extremes.
 
     Attributes:
-        cpu: The CPU.
         shape: Its extents; None for open ones.
         tasks: How many threads the work is to be spread over.
     """
@@ -245,6 +244,7 @@ class _DynamicCodeLoops:
         zero = tirx.const(0.0, "float32")
         with turns(self.tasks, parallel=self.tasks > 1) as task:
             self._extremes(task, ends)
+        # The range holds 0 whatever the data are: DynamicQuantizeLinear wants a code for 0.0.
         low, high = zero, zero
         for task in range(self.tasks):
             low = tirx.min(load(ends, 2 * task, 1), low)
@@ -252,6 +252,8 @@ class _DynamicCodeLoops:
         low, high = bound(low), bound(high)
         last = bound(fence(tirx.const(float(_LAST), "float32")))  # TVM would multiply by 1 / 255
         span = (high - low) / last
+        # A tensor of zeros has no range: onnxruntime's scale is 1 then, where ONNX's formula gives
+        # 0.
         store(scale, 0, tirx.Select(high <= low, tirx.const(1.0, "float32"), span), 1)
         step = bound(load(scale, 0, 1))
         place = bound(zero - low / step)
@@ -264,6 +266,8 @@ class _DynamicCodeLoops:
             if not self.d.cpu.fuses:
                 self._quantize(task, step, shift, None)
                 return
+            # A reciprocal and one fused correction give the quotient's own bits, except near the
+            # ends of float32, where the reciprocal or the remainder has lost some.
             inverse = bound(tirx.const(1.0, "float32") / step)
             with T.If(usual):
                 with T.Then():
@@ -321,11 +325,7 @@ class _DynamicCodeLoops:
 
 @dataclass(frozen=True, slots=True)
 class DynamicProduct:
-    """A product of codes whose scale and zero point are tensors.
-
-    Attributes:
-        direct: The product.
-    """
+    """A product of codes whose scale and zero point are tensors."""
 
     direct: Direct
 

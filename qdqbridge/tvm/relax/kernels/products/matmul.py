@@ -78,7 +78,6 @@ class _Product:
     Attributes:
         a: The first operand.
         b: The second operand.
-        result: The result.
         batches: Extents of the batch axes.
         strides: Strides of both operands along them.
         sizes: Rows, products of a sum, columns.

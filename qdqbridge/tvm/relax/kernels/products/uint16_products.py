@@ -118,6 +118,7 @@ def _uint16_product_kernel(
         return None
     form, factors, offsets = found
     image, kernel, strides, dilations, begin, end = grid
+    # A word is two bytes that the tile reads one beside the other: twice as many channels of uint8.
     direct = Direct(
         cpu, shape, outcome, batch, image, 2 * known_extent(shape[-1]), False, kernel, strides,
         dilations, begin, end, groups, 2 * channels, packed.parts, form, place.threads,
@@ -200,7 +201,6 @@ def phases(kernel: int, stride: int, pad: int, extent: int) -> list[Phase] | Non
 
     Args:
         kernel: Elements of the kernel.
-        stride: The stride.
         pad: Elements cropped at the beginning.
         extent: Elements of the result.
 

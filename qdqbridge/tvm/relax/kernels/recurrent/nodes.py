@@ -60,7 +60,6 @@ def in_steps(node: Node, place: KernelPlace) -> list[Value] | None:
     TVM's loops compute.
 
     Args:
-        node: The node.
         place: Where it is computed.
     """
     attributes = _recurrent_attrs(node)

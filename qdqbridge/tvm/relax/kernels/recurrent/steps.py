@@ -57,8 +57,6 @@ class ElementPlace:
     """Some elements of the state of a row, one register.
 
     Attributes:
-        step: The step.
-        row: The row.
         element: The first of them.
     """
 
@@ -71,7 +69,6 @@ class RecurrentStates:
     """Buffers of what steps carry; of the state two halves take turns.
 
     Args:
-        layer: The layer.
         batch: Rows of the batch.
         lanes: Elements of a register.
         peepholes: Weights by which gates look at the cell, of each direction, gate and element.
@@ -303,7 +300,6 @@ class RecurrentLoops:
     """The steps of a layer.
 
     Attributes:
-        cpu: The CPU.
         layer: What is computed.
         shape: Steps and rows of the batch; None for open ones.
         tasks: How many threads the work is to be spread over.
@@ -547,6 +543,8 @@ class _StepWriter:
         column = stage.column + first * gates * lanes
         inner = at.direction * d.columns + column
         starts = [bound(self._sum(at, row + r) + column) for r in range(count)]
+        # ``r * (h R + b)``: where the reset comes behind the product, the sum of the state must not
+        # meet the sum of the input before it is multiplied, so it begins apart.
         bracketed = d.layer.kind == "GRU" and not d.layer.reset_first
         for r, start in enumerate(starts):
             for i in registers:

@@ -85,7 +85,6 @@ class Batched:
     """A product of (rows, inner) and (inner, columns) for every batch.
 
     Attributes:
-        cpu: The CPU.
         a: The first operand.
         b: The second operand.
         y: The result, whose columns lie side by side.

@@ -53,7 +53,6 @@ class HalvesWriter:
     """Writes the results of tiles, whose blocks are pairs.
 
     Args:
-        cpu: The CPU.
         form: How both sums become codes.
         extras: ``multiplier`` and ``factors`` (the offsets) have one entry per channel,
             ``numbers`` the zero point, the smallest and the largest code.

@@ -57,9 +57,7 @@ class ChannelTile:
     """The output channels of a tile.
 
     Attributes:
-        group: The group.
         block: The first block of channels in it.
-        blocks: Blocks of the tile.
         tail: Channels of the last of them.
     """
 

@@ -80,7 +80,6 @@ class Staging:
     """What is copied, and how.
 
     Attributes:
-        row: A row.
         dtype: Element type of the copy: ``uint8``, ``int16``, or ``int8`` for codes less 128.
         signed: True where the source holds int8 codes, whose zero points count 128 less.
         paired: True where two bytes are a code, and the zero point has both.
@@ -197,7 +196,6 @@ class PixelPlacement:
     """Where pixels of a result lie, in pixels of its tensor.
 
     Attributes:
-        first: The first one.
         row: From one row to the next.
         column: From one column to the next.
         image: From one image to the next.
@@ -214,7 +212,6 @@ class Direct:
     """A convolution of (batch, rows, columns, channels), the weight being packed.
 
     Attributes:
-        cpu: The CPU.
         operand: Shape of the activations as their tensor has it; None for an open first extent.
         outcome: Shape of the result as its tensor has it.
         batch: Images; None where that is known at run time only.
@@ -222,11 +219,8 @@ class Direct:
         channels: Input channels.
         signed: True where activations are int8 (at the interface of a model).
         kernel: Rows and columns of the kernel.
-        strides: Its strides.
-        dilations: Its dilations.
         begin: Rows above and columns left of an image.
         result: Rows and columns of the result.
-        groups: Groups.
         out_channels: Output channels.
         weights: Sums that make a weight, see :class:`~.packing.Packed`.
         form: How sums become codes or floats, or what is done with sums of floats.

@@ -71,7 +71,6 @@ def pack(cpu: Cpu, weights: Array, zero_point: int, bias: Array | None) -> Packe
     """Packs weights, some channels after the other, so that copies stay small.
 
     Args:
-        cpu: The CPU.
         weights: Centred integers of at most 9 bits, (groups, channels, runs, length).
         zero_point: Of the activations, as they are stored (uint8).
         bias: int32 or int64 of (groups * channels), or None.
@@ -155,7 +154,6 @@ class Panel:
     """A matrix of bytes.
 
     Attributes:
-        cpu: The CPU.
         rows: Its rows; for the second operand of a product the inner extent.
         columns: Its columns; for the first operand the inner extent.
         strides: Elements from one row to the next, and from one column. Extents and strides that
@@ -198,7 +196,6 @@ def stage_matrix(panel: Panel, source: Buffer, start: Prim, zero_point: Prim) ->
     """Copies the first operand of a product; returns it, its rows being whole steps.
 
     Args:
-        panel: The matrix.
         source: The tensor that it lies in, flat.
         start: Where it begins.
         zero_point: As a code of uint8.

@@ -163,7 +163,6 @@ class Tile:
     """The accumulators of one tile, and the code that fills them.
 
     Args:
-        cpu: The CPU.
         pixels: Number of pixels.
         blocks: Number of blocks of output channels.
         elements: Element types; those of codes by default.

@@ -79,7 +79,6 @@ class WeightOnly:
     """A product of rows of float32 with a matrix of codes.
 
     Attributes:
-        cpu: The CPU.
         operand: Shape of the activations; None for an open first extent.
         outcome: Shape of the result.
         batch: How often there are ``rows`` rows; None where that is open.
@@ -239,7 +238,6 @@ class BlockedCodes:
         half: What makes a code of a stored integer when it is added.
         scales: float32, (units, blocks).
         zeros: float32, (units, blocks).
-        bits: Bits of a code.
         size: Products in a block.
     """
 
@@ -295,6 +293,8 @@ def blocked_codes(value: Value, block: int = 0) -> BlockedCodes | None:
     size = block if block and not params.blocked else _size(params, inner)
     if not units or not size or inner % size or size % (8 // dtype.bits):
         return None
+    # Kernels know codes without a sign only; codes and zero points move by the same number, so that
+    # their difference stays.
     half = 1 << (dtype.bits - 1) if dtype.is_signed else 0
     blocks = (units, inner // size)
     grid = (-1, 1) if params.axis == 0 and not params.blocked else params.scale.shape

@@ -40,7 +40,6 @@ class CodesProduct:
     """A product of rows of float32 with a matrix of codes.
 
     Attributes:
-        cpu: The CPU.
         operand: Shape of the activations; None for open extents.
         outcome: Shape of the result.
         units: Columns of the result.

@@ -336,7 +336,6 @@ class CodesTiles:
             digit: The digit; of ``begun_digits`` the last one takes what all of them need.
             block: The first block of the pair.
             after: How many blocks after it, 0 or 1.
-            group: The group.
         """
         lanes, begun = self.d.cpu.lanes, self.d.begun_digits
         at = next((i for i, digits in enumerate(begun) if digits[-1] == digit), None)
