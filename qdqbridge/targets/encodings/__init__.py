@@ -1,7 +1,7 @@
 """Quantization parameters in files beside a float model: a row for each format of a vendor.
 
 Files are recognised by what is in them. :mod:`.application` puts what they say into a graph, and
-:mod:`.writing` writes a quantized graph as a float model and such a file.
+:mod:`.application` writes a quantized graph as a float model and such a file.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def read(path: Path) -> tuple[Graph, Any, int]:
 
 
 def features_in(path: Path) -> list[str]:
-    """Returns which instruction sets a library needs; see :func:`~.instructions.features_of`.
+    """Returns which instruction sets a library needs; see :func:`features_of`.
 
     Raises:
         ModelFileError: The file cannot be read, is not such a library, or is damaged.

@@ -1,7 +1,7 @@
 """How graphs are put for Qualcomm's Hexagon: what its backend takes, and computes right.
 
 Measured on the host build of the backend (onnxruntime-qnn 2.7.0 on onnxruntime 1.32); each
-legalization keeps a rule of :mod:`.qnn`, whose page has the figures.
+legalization keeps a rule of :mod:`.rules`, whose page has the figures.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Scales are float32 and zero points int32 constants of rank 0 or 1.
 * resize1d, resize2d, resize3d, resize
 * unpack: codes of less than a byte
 
-Relay's simulated_quantize and simulated_dequantize are in :mod:`.simulated`, for hosts without
+Relay's simulated_quantize and simulated_dequantize are in :mod:`.quantize`, for hosts without
 them.
 """
 

@@ -1,6 +1,6 @@
 """qnn.resize1d, resize2d, resize3d and qnn.resize (any axes): nearest, linear and cubic.
 
-What a call asks for; how it is computed is :mod:`.interpolation`.
+What a call asks for, and how it is computed.
 """
 
 from __future__ import annotations
@@ -348,8 +348,8 @@ def outside_masks(plan: InterpolationPlan) -> list[tuple[int, int]]:
 
 # ---- Indices and weights of a Resize along an axis whose extents only the run knows
 #
-# What :mod:`.interpolation` computes with NumPy when a call is legalized, as stages of its
-# kernel: the same float32 operations in the same order.
+# What the tables above hold where extents are known, computed in stages of the kernel: the same
+# float32 operations in the same order.
 
 
 def scaled_extent(extent: Prim, scale: float) -> Prim:

@@ -3,8 +3,9 @@
 What a call becomes is one row of :data:`ROWS`: those that hosts share
 (:mod:`qdqbridge.tvm.qnn.read`), and Relay's own beside this file. :mod:`.stored` reads what
 importers
-and ``FakeQuantizationToInteger`` do on stored integers, :mod:`.simulated` what ``relay.quantize``
-leaves after calibration, :mod:`.transposes` brings channels-last modules into the graph's layout.
+and ``FakeQuantizationToInteger`` do on stored integers, :mod:`.entry` what ``relay.quantize``
+leaves after calibration; :mod:`qdqbridge.tvm.qnn.read.transposes` brings channels-last modules into
+the layout of the graph.
 """
 
 from __future__ import annotations

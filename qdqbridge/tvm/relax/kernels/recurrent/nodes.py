@@ -1,7 +1,7 @@
 """LSTM, GRU and RNN of float32: one product for the inputs of all steps, and what steps carry.
 
 Weights are constants, so each node becomes two before kernels are chosen: a product of rows whose
-columns lie as the steps read them, and the steps (:mod:`~.recurrent_steps`).
+columns lie as the steps read them, and the steps (:mod:`.steps`).
 """
 
 from __future__ import annotations

@@ -431,7 +431,7 @@ def build_parts(parts: tuple[Direct, ...]) -> Any:
 
     Returns:
         ``(x, other, weights and bias of each, multiplier, ends, extras, y)``; the other codes and
-        the extras are those of :class:`~.epilogue.Extras`, where the form has them. Other codes
+        the extras are those of :class:`~.integer_sums.Extras`, where the form has them. Other codes
         that are constants stand behind the extras' ends. Floats have no multiplier and no ends.
     """
     return prim_func(lambda: _body(parts))
