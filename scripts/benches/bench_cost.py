@@ -11,6 +11,8 @@ folder, what ``quantize`` says of each, what its file gives in a default session
 other samples, on this processor and on x86 with AVX2 and without VNNI (under qemu-user, where this
 one has it), and CPU seconds and peak memory beside onnxruntime's ``quantize_static`` (MinMax).
 ``--given 32 --draw 1`` gives that many of all samples, drawn, and measures on 128 others.
+``--preset fast`` is another preset of ``quantize``. The package's compiled files are used, as where
+it is installed: what compiling it takes is not counted.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class Cost:
         return self if self.seconds <= other.seconds else other
 
 
-def measured(case: Case, tool: str, out: Path | None) -> Cost:
+def measured(case: Case, tool: str, out: Path | None, preset: str) -> Cost:
     """Quantizes a network in this process, on one core."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     logging.disable(logging.WARNING)
@@ -69,7 +71,7 @@ def measured(case: Case, tool: str, out: Path | None) -> Cost:
     import qdqbridge
     from qdqbridge.app.quantizing import quantization
 
-    made = quantization(case.path, case.calibration)
+    made = quantization(case.path, case.calibration, preset=preset)
     shown = made.delivered()
     assert shown is not None
     low, high = shown.likely or (shown.expected, shown.expected)
@@ -84,9 +86,13 @@ def _so_far() -> Cost:
     return Cost(used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
 
 
-def cost(case: Drawn, checkout: Path, tool: str = OURS, out: Path | None = None) -> Cost:
+def cost(
+    case: Drawn, checkout: Path, tool: str = OURS, out: Path | None = None, preset: str = "full"
+) -> Cost:
     """Quantizes a network in a process of its own with the code of a checkout."""
     options = ["--tool", tool, *([] if out is None else ["--out", str(out)])]
+    if preset != "full":  # an older checkout has none
+        options += ["--preset", preset]
     return Cost(**_asked(case, options, checkout))
 
 
@@ -123,6 +129,7 @@ def _asked(case: Drawn, options: Sequence[str], checkout: Path, start: Sequence[
     if case.given:
         command += ["--given", str(case.given), "--draw", str(case.draw)]
     environment = {**os.environ, "PYTHONPATH": str(checkout.resolve())}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -145,14 +152,14 @@ def show(case: Case, found: Sequence[Cost]) -> None:
     print(f"{case.name:<16}{row}" + ("" if same else "  other digests"), flush=True)
 
 
-def show_delivered(case: Drawn, rounds: int) -> None:
+def show_delivered(case: Drawn, rounds: int, preset: str) -> None:
     """Prints a row of the table of what is delivered."""
     from qdqbridge.targets.engines.processors import start_without_vnni
 
     with tempfile.TemporaryDirectory() as folder:
         file, other = Path(folder) / "made.onnx", Path(folder) / "static.onnx"
         runs = [
-            [cost(case, ROOT, tool, out) for _ in range(rounds)]
+            [cost(case, ROOT, tool, out, preset) for _ in range(rounds)]
             for tool, out in ((OURS, file), (STATIC, other))
         ]
         ours, static = (reduce(Cost.least, each) for each in runs)
@@ -185,6 +192,7 @@ def main(given: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=2, help="the shortest of so many runs counts")
     parser.add_argument("--given", type=int, default=0, help="samples; by default the first ones")
     parser.add_argument("--draw", type=int, default=0, help="which of all samples these are")
+    parser.add_argument("--preset", default="full", choices=("full", "fast"))
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--tool", default=OURS, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
@@ -196,7 +204,8 @@ def main(given: Sequence[str]) -> int:
         if arguments.deliver is not None:
             print(json.dumps(delivered(case, arguments.deliver)))
         else:
-            print(json.dumps(vars(measured(case, arguments.tool, arguments.out))))
+            made = measured(case, arguments.tool, arguments.out, arguments.preset)
+            print(json.dumps(vars(made)))
         return 0
     if arguments.processors:
         names = [path.stem for path in sorted((ROOT / "models").glob("digits_*_float.onnx"))]
@@ -206,16 +215,17 @@ def main(given: Sequence[str]) -> int:
         columns = "network printed left-out here without-VNNI theirs s theirs MiB theirs"
         print(f"| {' | '.join(columns.split())} |")
         for case in chain(own, others):
-            show_delivered(case, arguments.rounds)
+            show_delivered(case, arguments.rounds, arguments.preset)
         return 0
     if arguments.folder is None:
         parser.error("--folder is needed without --processors")
     checkouts = [ROOT, *([arguments.beside] if arguments.beside else [])]
     for case in _cases(arguments.folder, arguments.networks, *drawn):
-        found = [cost(case, checkout) for checkout in checkouts]
+        preset = arguments.preset
+        found = [cost(case, checkout, preset=preset) for checkout in checkouts]
         for _ in range(arguments.rounds - 1):
             found = [
-                each.least(cost(case, checkout))
+                each.least(cost(case, checkout, preset=preset))
                 for each, checkout in zip(found, checkouts, strict=True)
             ]
         show(case, found)
