@@ -17,11 +17,13 @@ from qdqbridge.core.arguments import (
     path_of,
 )
 from qdqbridge.core.graph.graph import Graph, Value
+from qdqbridge.errors import InputDataError
 from qdqbridge.options import Kernels, RelaxVariant, RelayVariant
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    IRModule: TypeAlias = Any
     from qdqbridge.tvm.byoc.model import Dialect, Partitioned
     from qdqbridge.tvm.byoc.table import Table
     from qdqbridge.tvm.relax.executable import Executable
@@ -101,7 +103,7 @@ def from_relax(
 
 @checked
 def compile(
-    graph: Graph,
+    graph: Graph | IRModule,
     target: Any = "host",
     *,
     kernels: Kernels = "fast",
@@ -113,7 +115,8 @@ def compile(
     """Builds ``graph`` with TVM.
 
     Args:
-        graph: A canonical graph.
+        graph: A canonical graph, or a Relax module with regions that a code generator takes, as
+            ``qdqbridge.tvm.byoc.partition`` returns it: the rest has the kernels of the whole.
         target: ``host``, this machine's CPU; another machine and its CPU by LLVM's names, such as
             ``aarch64-linux-gnu/neoverse-n1``; or a TVM target such as ``llvm`` (any CPU of this
             architecture) or ``{"kind": "llvm", "mcpu": "haswell"}``, as a dictionary or JSON. Code
@@ -128,19 +131,28 @@ def compile(
             quantized products are.
         cache: A folder of compiled models. The same graph, for the same target and versions, is
             loaded from there (its ``graph`` has only inputs and outputs), else compiled and stored.
-            Several processes may share it; a damaged entry is compiled again.
+            Several processes may share it; a damaged entry is compiled again. Modules have no
+            ``expose``, ``extents`` and ``cache``.
 
     Raises:
         OutputFileError: The cache folder cannot be created.
         InputDataError: ``graph`` is not a graph (but a path, for example), ``threads`` is not a
-            positive number, or ``extents`` do not fit.
+            positive number, ``extents`` do not fit, or a module is given what it has not.
         UnsupportedTargetError: TVM is not installed, or cannot express the graph; or there are no
             such kernels.
     """
     need_tvm()
     from qdqbridge.core.graph.copying import with_numbers, with_outputs
-    from qdqbridge.tvm.relax.executable import compile_relax
+    from qdqbridge.tvm.relax.executable import compile_divided, compile_relax
 
+    if not isinstance(graph, Graph):
+        need_module(graph, "compile")
+        if expose or extents or cache is not None:
+            raise InputDataError(
+                "a module is compiled without expose, extents and cache",
+                fix="give numbers to the graph before it is partitioned, or compile the graph",
+            )
+        return compile_divided(graph, target, kernels=kernels, threads=threads)
     whole = with_numbers(with_outputs(graph, expose) if expose else graph, extents or {})
     if cache is not None:
         from qdqbridge.tvm.relax.executable import cached

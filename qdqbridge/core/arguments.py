@@ -141,7 +141,8 @@ _NUMBERS: dict[Any, tuple[type, ...]] = {
 def _unfit(function: str, name: str, value: Any, hint: Any) -> InputDataError:
     """Returns what to say of an argument that is something else than its hint."""
     kind = type(value).__name__
-    if hint is Graph:
+    first, *others = get_args(hint) or (hint,)
+    if first is Graph and all(isinstance(o, type) and issubclass(o, _Ours) for o in others):
         return InputDataError(
             f"{function} needs a graph, not {kind}", fix="load it first: qdqbridge.load(path)"
         )

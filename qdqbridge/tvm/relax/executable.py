@@ -21,8 +21,10 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 import qdqbridge
 from qdqbridge.core.arguments import path_of
+from qdqbridge.core.canonical import canonicalize
 from qdqbridge.core.graph.copying import symbolic_extents
 from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.graph.edit import verify
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.interpreter import check_inputs
 from qdqbridge.core.graph.types import Dim, NestedType, static_shape
@@ -47,6 +49,8 @@ from qdqbridge.tvm.relax.kernels.codegen.passes import pipeline
 from qdqbridge.tvm.relax.kernels.codegen.processors import HOST, cpu_of, host_threads, target_of
 from qdqbridge.tvm.relax.kernels.plan import WORK, emit_plan, plan
 from qdqbridge.tvm.relax.lowering import lowered
+from qdqbridge.tvm.relax.read import from_relax
+from qdqbridge.tvm.relax.read.module import is_region
 from qdqbridge.tvm.relax.saving import features_of, missing_features, need_features
 from qdqbridge.tvm.relax.threads import BUILDING, Caller, cores, raise_interrupt
 
@@ -456,6 +460,57 @@ def compile_relax(
         module = emit_plan(plan(graph, cpu_of(resolved), count))
     else:
         module = ModuleEmitter(checked=True).module(graph)
+    return _executable(graph, module, resolved, count, kernels)
+
+
+def compile_divided(
+    module: Any, target: Any = HOST, *, kernels: str = "fast", threads: int | None = None
+) -> Executable:
+    """Compiles a module, some of whose functions code generators make.
+
+    What these leave has the kernels that it has in the whole.
+
+    Args:
+        module: A Relax module with regions, as :func:`qdqbridge.tvm.byoc.partition` returns it.
+        target: As for :func:`compile_relax`.
+        kernels: As for :func:`compile_relax`.
+        threads: As for :func:`compile_relax`.
+
+    Raises:
+        UnsupportedTargetError: As :func:`compile_relax`; or there is no such code generator, or it
+            fails.
+    """
+    resolved, count = target_of(target), thread_count(threads)
+    graph = from_relax(module, regions=True)
+    verify(canonicalize(graph))
+    graph = agreed(graph)
+    regions = {
+        variable.name_hint: function
+        for variable, function in module.functions.items()
+        if isinstance(function, relax.Function) and is_region(function)
+    }
+    if kernels == "fast":
+        module = emit_plan(plan(graph, cpu_of(resolved), count), regions)
+    generators = {str(function.attrs["Codegen"]) for function in regions.values()}
+    for name in sorted(generators):
+        if tvm.get_global_func(f"relax.ext.{name}", allow_missing=True) is None:
+            raise UnsupportedTargetError(
+                f"there is no code generator '{name}'",
+                why=f"no function 'relax.ext.{name}' is registered",
+                fix="import the module that registers it, or give runnable(module)",
+            )
+    try:
+        made = relax.transform.RunCodegen()(module)
+    except Exception as error:  # whatever a code generator raises
+        raise_interrupt(error)
+        raise UnsupportedTargetError(
+            f"code generator {', '.join(sorted(generators))} fails", why=reason(error),
+            fix="have its table refuse what it cannot make",
+        ) from error  # fmt: skip
+    return _executable(graph, made, resolved, count, kernels)
+
+
+def _executable(graph: Graph, module: Any, resolved: Any, count: int, kernels: str) -> Executable:
     try:
         here = not missing_features(features_of(resolved))
         library = built(lowered(module), resolved, runs_here=here)

@@ -22,6 +22,7 @@ import numpy as np
 import tvm
 from numpy.typing import NDArray
 from tvm import ir
+from tvm_ffi.libinfo import include_paths
 
 from qdqbridge.core.graph.atomic_write import write_text
 from qdqbridge.core.graph.dtypes import DType
@@ -113,7 +114,9 @@ def shared(command: Sequence[str]) -> Callable[..., None]:
     """Returns TVM's ``fcompile`` of a command."""
 
     def compile_shared(output: str, objects: Sequence[str], **_: Any) -> None:
-        whole = [*command, "-shared", "-fPIC", "-o", output, *objects]
+        sources = any(name.endswith((".c", ".cc")) for name in objects)  # of a code generator
+        headers = [f"-I{include_path}" for include_path in include_paths()] if sources else []
+        whole = [*command, *headers, "-shared", "-fPIC", "-o", output, *objects]
         try:
             done = subprocess.run(
                 whole, capture_output=True, text=True, errors="replace", check=False,

@@ -72,6 +72,7 @@ from qdqbridge.tvm.relax.kernels.recurrent.layers import KINDS
 from qdqbridge.tvm.relax.kernels.recurrent.nodes import in_steps
 from qdqbridge.tvm.relax.kernels.weight_only import codes as weight_codes
 from qdqbridge.tvm.relax.kernels.weight_only import codes as weight_only
+from qdqbridge.tvm.relax.read.module import RegionAttrs
 
 # ---- Which families of kernels can have a node, the best one first -------------------------------
 
@@ -331,19 +332,23 @@ WORK = "qdqbridge.work"
 not counted."""
 
 
-def emit_plan(made: KernelPlan) -> ir.IRModule:
+def emit_plan(made: KernelPlan, regions: Mapping[str, Any] | None = None) -> ir.IRModule:
     """Returns the module of a plan; equal descriptions of kernels are one PrimFunc in it.
+
+    Args:
+        made: The plan.
+        regions: The functions of nodes that are regions.
 
     Raises:
         UnsupportedTargetError: A node or an element type that TVM cannot run; lists every one.
     """
-    return _PlanEmitter(made).module(made.graph)
+    return _PlanEmitter(made, regions or {}).module(made.graph)
 
 
 class _PlanEmitter(ModuleEmitter):
-    def __init__(self, made: KernelPlan) -> None:
+    def __init__(self, made: KernelPlan, regions: Mapping[str, Any]) -> None:
         super().__init__(checked=True)
-        self._plan = made
+        self._plan, self._regions = made, regions
         self._functions: dict[tuple[type, Hashable], relax.GlobalVar] = {}
         self.emitter.channels_last = made.converted.channels_last
         self.form = self._form
@@ -357,6 +362,8 @@ class _PlanEmitter(ModuleEmitter):
         return in_codes(emitter, node, emit_opaque) if kernel is None else self._call(kernel)
 
     def _opaque(self, node: Node) -> Sequence[Expr]:
+        if isinstance(node.attributes, RegionAttrs):
+            return self._region(node, node.attributes)
         if is_conditional(node):
             return emit_conditional(self.emitter, node, self._inside)
         if is_repeated(node):
@@ -364,6 +371,14 @@ class _PlanEmitter(ModuleEmitter):
         if node.op.name in KINDS:  # their weights are transposed once, not at every run
             return emit_opaque(self.emitter, node, emit_part, shown=False)
         return super()._opaque(node)
+
+    def _region(self, node: Node, region: RegionAttrs) -> list[Expr]:
+        function = self.builder.add_func(self._regions[region.symbol], region.symbol)
+        operands = [self.emitter.value(node.operand(i)) for i in range(len(node.inputs))]
+        called = self.emitter.emit(relax.Call(function, operands))
+        if not isinstance(called.ty, ir.TupleType):
+            return [called]
+        return [relax.TupleGetItem(called, i) for i in range(len(node.outputs))]
 
     def _inside(self, graph: Graph) -> ir.IRModule:
         return emit_plan(plan(agreed(graph), self._plan.cpu, self._plan.threads))

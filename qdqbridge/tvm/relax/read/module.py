@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
@@ -13,9 +15,10 @@ from tvm import ir, relax, tirx
 
 from qdqbridge.core.canonical import canonicalize
 from qdqbridge.core.graph.graph import Graph, Value
+from qdqbridge.core.graph.operator import Attributes, Flow, Operator
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.table import BY_NAME
-from qdqbridge.errors import InputDataError, InvalidModelError, UnsupportedModelError
+from qdqbridge.errors import GraphError, InputDataError, InvalidModelError, UnsupportedModelError
 from qdqbridge.onnx_io.control_flow.conditional import conditional
 from qdqbridge.onnx_io.opaque.spans import opaque_of_span
 from qdqbridge.tvm.qnn import read
@@ -36,6 +39,44 @@ from qdqbridge.tvm.relax.read import arithmetic, calls, reshape_permute, standar
 from qdqbridge.tvm.relax.read.calls import Extents, decoded, plain, results_of
 from qdqbridge.tvm.relax.read.module_errors import ReaderPlace, explained_errors
 from qdqbridge.tvm.relax.read.reshape_permute import generated
+
+# ---- Regions, which a code generator has taken: nodes where the rest of a module is compiled -----
+
+
+@dataclass(frozen=True, slots=True)
+class RegionAttrs(Attributes):
+    """A function that a code generator makes.
+
+    Attributes:
+        symbol: Its name in the module.
+    """
+
+    symbol: str
+
+
+def is_region(function: Any) -> bool:
+    """True for a function that a code generator has taken."""
+    return function.attrs is not None and "Codegen" in function.attrs
+
+
+def _region_node(reading: Reading, symbol: str, arguments: Sequence[Entry], type_: Any) -> Entry:
+    """Returns the results of a call of a region, on stored integers."""
+    operands = [reading.plain(entry) for entry in arguments]
+    types = [TensorType(dtype_of(r.dtype), r.shape) for r in results_of(type_)]
+    values = reading.several(_region(symbol), RegionAttrs(symbol), operands, types)
+    return values if hasattr(type_, "fields") else values[0]
+
+
+@cache
+def _region(symbol: str) -> Operator:
+    return Operator(
+        name=f"region::{symbol}", flow=Flow.FLOAT, attributes=RegionAttrs, compute=_by_its_code
+    )
+
+
+def _by_its_code(attributes: Attributes, operands: Any) -> tuple[NDArray[Any], ...]:
+    raise GraphError("a region is computed by the code that is made of it")
+
 
 # ---- Nodes that are functions: a call of an imported function whose span holds the ONNX node -----
 
@@ -133,7 +174,11 @@ ROWS: Mapping[str, Row] = MappingProxyType({**_WITH_OWN, **arithmetic.dynamic_ro
 
 
 def from_relax(
-    module: ir.IRModule, params: Arrays | None = None, *, function: str = "main"
+    module: ir.IRModule,
+    params: Arrays | None = None,
+    *,
+    function: str = "main",
+    regions: bool = False,
 ) -> Graph:
     """Reads a module: of TVM's frontends, of the QNN dialect as emission writes it, or of both.
 
@@ -144,6 +189,7 @@ def from_relax(
         params: Arrays of parameters by name, where the module keeps them apart and does not carry
             them in its attribute ``params``; or what ``relax.frontend.detach_params`` returns.
         function: Which of its functions.
+        regions: Make a node of each call of a region that a code generator has taken.
 
     Returns:
         The raw graph; :func:`qdqbridge.core.canonical.canonicalize` makes it canonical.
@@ -153,7 +199,7 @@ def from_relax(
         UnsupportedModelError: It has calls without a counterpart; every one is listed.
         InputDataError: ``params`` do not fit the function.
     """
-    reader = FunctionReader(module, f"function '{function}'")
+    reader = FunctionReader(module, f"function '{function}'", regions=regions)
     with explained_errors(reader.place):
         body = module[function]
         arrays = {} if params is None else named_params(body, function, params)
@@ -196,8 +242,8 @@ _OPAQUE_CALLS = ("call_tir", "call_tir_inplace", "call_tir_with_grad", "vm.call_
 class FunctionReader:
     """Reads the bindings of one function, and of those it calls."""
 
-    def __init__(self, module: ir.IRModule | None, where: str) -> None:
-        self.module, self.where = module, where
+    def __init__(self, module: ir.IRModule | None, where: str, *, regions: bool = False) -> None:
+        self.module, self.where, self.regions = module, where, regions
         self.place = ReaderPlace(where)
         self.reading = Reading(ROWS, CALLS, where, FROM_RELAX)
         self.entries: dict[Any, Entry] = {}
@@ -394,6 +440,9 @@ class FunctionReader:
             found = opaque_node(self.reading, provenance, [self._entry(a) for a in expr.args], expr)
             if found is not None:
                 return found
+        if callee is not None and self.regions and is_region(callee):
+            entries = [self._entry(arg) for arg in expr.args]
+            return _region_node(self.reading, _symbol(expr), entries, expr.ty)
         if callee is not None:
             return self._inlined(callee, expr, variable)
         if not isinstance(expr.op, ir.Op):
