@@ -14,7 +14,8 @@ bench_sabotage.py; ``bench.py cost`` what it takes in seconds and memory: see be
 ``bench.py run [NETWORK ...]`` measures latency of whole networks, ours beside onnxruntime's and
 TVM's: see bench_run.py, which has its own options. ``bench.py weights`` measures products with
 weights of 4 or 8 bits in blocks: see bench_weights.py. ``bench.py microcontroller`` measures
-networks as C on boards that QEMU has: see bench_microcontroller.py.
+networks as C on boards that QEMU has: see bench_microcontroller.py. ``bench.py instructions``
+counts what runs execute on 64-bit Arm and on x86 without VNNI: see bench_instructions.py.
 """
 
 from __future__ import annotations
@@ -362,6 +363,7 @@ def main() -> int:
     commands.add_parser("run", help="latency of whole networks; see bench run --help")
     commands.add_parser("weights", help="weights in blocks; see bench weights --help")
     commands.add_parser("microcontroller", help="C; see bench microcontroller --help")
+    commands.add_parser("instructions", help="under qemu; see bench instructions --help")
     commands.add_parser("export", help="onnxruntime on what we export; see bench export --help")
     worker = commands.add_parser("measure", help="one measurement (used by the others)")
     worker.add_argument("job")
@@ -382,6 +384,10 @@ def main() -> int:
         from bench_export import main as bench_export
 
         return bench_export(sys.argv[2:])
+    if sys.argv[1:2] == ["instructions"]:
+        from bench_instructions import main as bench_instructions
+
+        return bench_instructions(sys.argv[2:])
     if sys.argv[1:2] == ["microcontroller"]:
         from bench_microcontroller import main as bench_microcontroller
 

@@ -40,7 +40,7 @@ from qdqbridge.tvm.relax.kernels.products.float_products import is_real, real_co
 from qdqbridge.tvm.relax.kernels.products.names import name_of
 from qdqbridge.tvm.relax.kernels.tiles.direct import build_parts
 from qdqbridge.tvm.relax.kernels.tiles.geometry import Direct, Pair
-from qdqbridge.tvm.relax.kernels.tiles.packing import pack, per_lane, reach
+from qdqbridge.tvm.relax.kernels.tiles.packing import in_tiles, pack, per_lane, reach
 from qdqbridge.tvm.relax.kernels.tiles.repeated_loops import pixels_at_once, sums_of_a_block
 from qdqbridge.tvm.relax.kernels.windows import nearest_pixels
 
@@ -97,7 +97,7 @@ def product(
         if packed is None or not result.holds(reach(packed, own)):
             return None
         parts.append(describe(i, packed.parts, result.form))
-        arrays += [packed.weights, packed.bias]
+        arrays += [in_tiles(packed.weights, parts[-1].side_by_side), packed.bias]
     spread = np.broadcast_to(result.multiplier, (channels,))
     multiplier = per_lane(parts[0].cpu, spread, groups)
     ends = np.asarray((*result.ends, x.zero_point), np.int32)

@@ -63,7 +63,7 @@ from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelPlace, Open, any_op
 from qdqbridge.tvm.relax.kernels.products.convolution import Rows, rows_of
 from qdqbridge.tvm.relax.kernels.tiles.direct import loops_of, opened, packed_weights
 from qdqbridge.tvm.relax.kernels.tiles.geometry import Direct
-from qdqbridge.tvm.relax.kernels.tiles.packing import pack, per_lane
+from qdqbridge.tvm.relax.kernels.tiles.packing import in_tiles, pack, per_lane
 
 _LAST = 255
 _LANES = 64
@@ -346,7 +346,8 @@ def match_product(node: Node, place: KernelPlace) -> Kernel | None:
     form = Scaled(added=bias is not None)
     direct = rows.direct(place, units, packed.parts, form, signed=False)
     scale = np.broadcast_to(w.quant.params.scale.astype(np.float32), (units,))
-    constants = [packed.weights, per_lane(place.cpu, sums.astype(np.int32), 1)]
+    weights = in_tiles(packed.weights, direct.side_by_side)
+    constants = [weights, per_lane(place.cpu, sums.astype(np.int32), 1)]
     constants.append(per_lane(place.cpu, np.ascontiguousarray(scale), 1))
     if bias is not None and bias.constant is not None:
         constants.append(per_lane(place.cpu, bias.constant.numpy(), 1))

@@ -212,6 +212,7 @@ class DirectLoops:
         self._ask_added(at, extent, place)
         tile.begin(self.bias, self._lane(at))
         step, once = d.cpu.lanes * d.elements.depth, max(1, d.asked_steps)
+        later = step * d.side_by_side
         coming = (
             bound(self._coming(at, number, self._steps_of_block // once)) if d.asked_steps else 0
         )
@@ -224,7 +225,7 @@ class DirectLoops:
                         base + (y * down + x * right + turn * d.elements.depth) for y, x in pixels
                     ]
                     vectors = [
-                        [load(self.weights, w + own * step, step) for w in weights]
+                        [load(self.weights, w + own * later, step) for w in weights]
                         for own in range(turn, min(turn + d.cpu.steps_held, part.size))
                     ]
                     tile.step(self.source, starts, vectors)
@@ -291,7 +292,8 @@ class DirectLoops:
 
     def _weight(self, at: ChannelTile) -> Prim:
         """Returns where the weights of a tile begin."""
-        return (at.group * self.d.blocks + at.block) * self._block
+        blocks = -(-self.d.blocks // self.d.side_by_side) * self.d.side_by_side
+        return (at.group * blocks + at.block) * self._block
 
     @contextmanager
     def _steps(
@@ -311,14 +313,15 @@ class DirectLoops:
         d = self.d
         rows, columns = d.runs
         step = d.cpu.lanes * d.elements.depth
+        later, block = step * d.side_by_side, self._block if d.side_by_side == 1 else step
         many, once = part.many, part.size
         with turns(d.weights) as again, turns(rows) as i, turns(columns) as j, turns(many) as k:
             run = (again * rows + i) * columns + j
             under = i * (d.dilations[0] * d.pitch) + j * (d.dilations[1] * d.channels)
-            weights = self._weight(at) + (run * d.steps + k * once) * step
+            weights = self._weight(at) + (run * d.steps + k * once) * later
             if part.first:
-                weights, under = weights + part.first * step, under + part.first * d.elements.depth
-            starts = [weights + b * self._block for b in range(at.blocks)]
+                weights, under = weights + part.first * later, under + part.first * d.elements.depth
+            starts = [weights + b * block for b in range(at.blocks)]
             yield source + under + k * (once * d.elements.depth), starts, run * many + k
 
     def _write(self, tile: TileSums, at: ChannelTile, extent: Pair, place: Prim) -> None:
@@ -521,6 +524,8 @@ def loops_of(d: Direct) -> type[DirectLoops | RepeatedLoops]:
 def packed_weights(d: Direct, index: int) -> tuple[Buffer, Buffer]:
     """Declares the weights and the bias of a convolution as the arguments that come next."""
     runs = d.weights * d.runs[0] * d.runs[1]
-    shape = (d.groups, d.blocks, runs, d.steps, d.cpu.lanes, d.elements.depth)
+    shape: tuple[int, ...] = (d.groups, d.blocks, runs, d.steps, d.cpu.lanes, d.elements.depth)
+    if (width := d.side_by_side) > 1:
+        shape = (d.groups, -(-d.blocks // width), runs, d.steps, width, *shape[-2:])
     weights = T.arg(f"weights{index}", T.buffer(shape, d.elements.weight))
     return weights, T.arg(f"bias{index}", T.buffer((d.lanes,), d.elements.sum))

@@ -423,6 +423,17 @@ class Direct:
         return blocks_of(self.cpu, pixels, self.blocks)
 
     @cached_property
+    def side_by_side(self) -> int:
+        """Blocks of output channels whose weights of one step lie side by side.
+
+        Those of a tile where pixels have a register each: one instruction loads two of weights.
+        """
+        codes = self.elements.sum == "int32" and self.cpu.bytes_in
+        if self.cpu.steps_held == 1 or not codes or self.paired or self.repeats != (1, 1):
+            return 1
+        return self.tile_blocks
+
+    @cached_property
     def asked_steps(self) -> int:
         """Steps for which a tile asks memory for a vector of the weights that come next; 0: none.
 

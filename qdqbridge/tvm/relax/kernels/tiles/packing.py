@@ -99,6 +99,18 @@ def pack(cpu: Cpu, weights: Array, zero_point: int, bias: Array | None) -> Packe
     return Packed(packed, per_lane(cpu, start.astype(np.int32), groups), parts)
 
 
+def in_tiles(weights: Array, width: int) -> Array:
+    """Returns packed weights with those of ``width`` blocks side by side in every step."""
+    if width == 1:
+        return weights
+    several = padded(weights, 1, width)
+    groups, blocks, runs, count, lanes, depth = several.shape
+    split = several.reshape(groups, blocks // width, width, runs, count, lanes, depth)
+    found = lasting((groups, blocks // width, runs, count, width, lanes, depth), weights.dtype)
+    found[:] = split.transpose(0, 1, 3, 4, 2, 5, 6)
+    return found
+
+
 def _pieces(weights: Array, lanes: int) -> Iterator[tuple[int, int, Array]]:
     """Yields every group's channels, some at a time: group, first channel, and them as int32."""
     groups, channels, runs, length = weights.shape
