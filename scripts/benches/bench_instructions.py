@@ -4,10 +4,11 @@
 compiled for a 64-bit Arm processor, in onnxruntime on the same file, and in LiteRT with XNNPACK on
 our TFLite export of it. FOLDER is what ``scripts/arm_python FOLDER`` makes, a Python for 64-bit
 Arm; the wheels of apache-tvm, apache-tvm-ffi and ai-edge-litert for it (``pip download --platform
-manylinux_2_28_aarch64 --no-deps``) have to be unpacked into ``FOLDER/site``. ``--x86`` does the same for an x86 processor without VNNI (Haswell), with the engines of this
-environment (LiteRT is not among them). Counts are those of count_instructions.c, of the third run,
-and do not depend on what else the machine does. They are not time: a miss in a cache is not in
-them, and instructions do not all take as long.
+manylinux_2_28_aarch64 --no-deps``) have to be unpacked into ``FOLDER/site``. ``--x86`` does the
+same for an x86 processor without VNNI (Haswell), with the engines of this environment (LiteRT is
+not among them). Counts are those of count_instructions.c, of the third run, and do not depend on
+what else the machine does. They are not time: a miss in a cache is not in them, and instructions
+do not all take as long.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ def loader(machine: Machine, folder: Path) -> Path:
             [
                 machine.compiler, "-std=c++17", "-O1", str(HERE / "marked_runs.cc"), "-o",
                 str(program), f"-I{machine.site}/tvm_ffi/include", f"-L{machine.site}/tvm_ffi/lib",
-                "-ltvm_ffi", f"-L{machine.site}/tvm/lib", "-ltvm_runtime", "-Wl,--allow-shlib-undefined",
+                "-ltvm_ffi", f"-L{machine.site}/tvm/lib", "-ltvm_runtime",
+                "-Wl,--allow-shlib-undefined",
             ],
             check=True, timeout=600,
         )  # fmt: skip

@@ -93,7 +93,10 @@ def test_what_is_wrong_with_a_division_is_said(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedTargetError, match="no code generator 'nobodys'") as error:
         qb.compile(divided)
     assert "relax.ext.nobodys" in error.value.why
-    for more in ({"extents": {"batch": 1}}, {"cache": tmp_path}, {"expose": graph.outputs}):
+    given: list[dict[str, Any]] = [
+        {"extents": {"batch": 1}}, {"cache": tmp_path}, {"expose": graph.outputs},
+    ]  # fmt: skip
+    for more in given:
         with pytest.raises(InputDataError, match="without expose, extents and cache"):
             qb.compile(divided, **more)
     with pytest.raises(InputDataError, match="needs a graph, not str"):
