@@ -86,7 +86,7 @@ def export(
             group=MORE,
             negative=(),
             help="Write 8-bit values as int8 around zero (TensorRT has no zero points), exactly or "
-            "in larger steps; what that costs is told.",
+            "in larger steps; what that costs is printed.",
         ),
     ] = False,
     io: Annotated[
