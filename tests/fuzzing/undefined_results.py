@@ -158,9 +158,11 @@ def _single(operands: Operands, attributes: Mapping[str, Any]) -> bool:
 
 
 def _window(operands: Operands, attributes: Mapping[str, Any]) -> bool:
-    """onnxruntime pads dilated windows of SAME by what plain ones need."""
+    """onnxruntime pads dilated windows of SAME by what plain ones need, and shifts small ones."""
     del operands
-    return "dilations" in attributes and "auto_pad" in attributes
+    kernel = attributes.get("kernel_shape", ())
+    small = any(k < s for k, s in zip(kernel, attributes.get("strides", ()), strict=False))
+    return "auto_pad" in attributes and ("dilations" in attributes or small)
 
 
 def _maximum(operands: Operands, attributes: Mapping[str, Any]) -> bool:
@@ -168,9 +170,15 @@ def _maximum(operands: Operands, attributes: Mapping[str, Any]) -> bool:
 
 
 def _average(operands: Operands, attributes: Mapping[str, Any]) -> bool:
-    """ONNX's reference, which judges float64, takes NaN for padding."""
-    referred = _given(operands, 0).dtype == np.float64
-    return _window(operands, attributes) or (referred and _nan(operands, attributes))
+    """ONNX's reference, which judges float64, takes NaN for padding.
+
+    Below opset 19 onnxruntime divides by what lies beyond the padding as well.
+    """
+    x, kernel = _given(operands, 0), attributes.get("kernel_shape", ())
+    wide = any(k > extent for k, extent in zip(kernel, x.shape[2:], strict=False))
+    beyond = attributes.get("count_include_pad", 0) and (wide or attributes.get("ceil_mode", 0))
+    referred = x.dtype == np.float64 and _nan(operands, attributes)
+    return bool(beyond) or referred or _window(operands, attributes)
 
 
 def _reference_hardmax(operands: Operands, attributes: Mapping[str, Any]) -> bool:

@@ -18,6 +18,7 @@ from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.numerics import dequantize, multiplier, quantize, requantize
 from qdqbridge.core.graph.operator import Array, geometry_of
 from qdqbridge.core.graph.types import QuantParams, QuantType, ValueType, static_shape
+from qdqbridge.core.ops.stored import broadcast_into
 
 Lost: TypeAlias = "Callable[[Array, Array], Array]"
 """What simulated hardware adds to the exact sums of ``codes[..., M, K] @ w[..., K, N]``, for
@@ -146,6 +147,7 @@ def with_bias(
     """
     if bias is None:
         return accumulator, None
+    bias = broadcast_into(bias, accumulator.shape)
     if not isinstance(type_, QuantType):
         return accumulator, bias.astype(np.float32)
     params = type_.params

@@ -16,7 +16,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.operator import Array, Attributes, Flow, Operands, Row
 from qdqbridge.core.ops.shapes import differ, known
-from qdqbridge.core.ops.stored import optional, present
+from qdqbridge.core.ops.stored import broadcast_into, optional, present
 
 # ---- Rotary embedding: the numbers of a head are turned in pairs, by the place where it stands ---
 # The operator is onnxruntime's (``com.microsoft``) and ONNX's from opset 23 on.
@@ -213,7 +213,7 @@ def _multi_head(a: MultiHeadAttentionAttrs, operands: Operands) -> tuple[Array, 
     scores = (q @ k.swapaxes(-1, -2)) * scale
     bias, mask = optional(operands, 5), optional(operands, 4)
     if bias is not None:
-        scores = scores + bias.astype(scores.dtype)
+        scores = scores + broadcast_into(bias, scores.shape).astype(scores.dtype)
     if mask is not None:
         hidden = _hidden(mask, q.shape[0], scores.shape[-1])
         scores = scores + np.where(hidden, scores.dtype.type(a.mask_filter_value), 0)
@@ -383,7 +383,7 @@ def _attention(a: AttentionAttrs, operands: Operands) -> tuple[Array, ...]:
     masked, seen = bent, _seen(a, operands, raw.shape, past)
     mask = optional(operands, 3)
     if mask is not None:
-        mask = _as_wide(mask, raw.shape[-1])
+        mask = broadcast_into(_as_wide(mask, raw.shape[-1]), raw.shape)
         if mask.dtype == np.bool_:
             seen = np.logical_and(seen, mask)
         else:

@@ -29,7 +29,7 @@ from qdqbridge.core.graph.types import QuantType
 from qdqbridge.core.ops.attributes import AlphaAttrs, AxisAttrs
 from qdqbridge.core.ops.bodies import Open, function
 from qdqbridge.core.ops.shapes import differ, known
-from qdqbridge.core.ops.stored import converted, present
+from qdqbridge.core.ops.stored import broadcast_into, converted, present
 
 
 def _pairwise(function: Callable[[Array, Array], Array]) -> Compute:
@@ -70,7 +70,7 @@ def _integer_power(a: Array, b: Array) -> Array:
 
 
 def _prelu(x: Array, slope: Array) -> Array:
-    return np.where(x < 0, x * slope, x)
+    return np.where(x < 0, x * broadcast_into(slope, x.shape), x)
 
 
 def _where(attributes: NoAttributes, operands: Operands) -> tuple[Array, ...]:

@@ -24,7 +24,7 @@ from qdqbridge.core.ops.attention import (
     weights,
     wide,
 )
-from qdqbridge.core.ops.stored import optional
+from qdqbridge.core.ops.stored import broadcast_into, optional
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,8 @@ def _group_query(a: GroupQueryAttentionAttrs, operands: Operands) -> tuple[Array
     if bias is not None:
         columns = np.clip(at, 0, bias.shape[-1] - 1)
         each = np.broadcast_to(bias, (len(at), *bias.shape[1:])).astype(scores.dtype)
-        scores = scores + np.stack([x[..., c] for x, c in zip(each, columns, strict=True)])
+        added = np.stack([x[..., c] for x, c in zip(each, columns, strict=True)])
+        scores = scores + broadcast_into(added, scores.shape)
     sink = optional(operands, 11)
     if sink is None and a.smooth_softmax:
         sink = np.zeros(a.num_heads, scores.dtype)

@@ -51,7 +51,7 @@ from qdqbridge.core.ops.shapes import (
     result_shape,
     vector_fits,
 )
-from qdqbridge.core.ops.stored import optional, present
+from qdqbridge.core.ops.stored import broadcast_into, optional, present
 from qdqbridge.errors import GraphError
 
 
@@ -96,6 +96,7 @@ def _gemm(attrs: GemmAttrs, operands: Operands) -> tuple[Array, ...]:
         total = total * factor(attrs.alpha, total.dtype)
     bias = optional(operands, 2)
     if bias is not None:
+        bias = broadcast_into(bias, total.shape)
         total = total + bias.astype(total.dtype) * factor(attrs.beta, total.dtype)
     return (total.astype(a.dtype),)
 

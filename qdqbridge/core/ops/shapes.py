@@ -450,6 +450,34 @@ def _common(a: Dim | None, b: Dim | None) -> Dim | None:
     return numbers[0] if len(numbers) == 1 else None
 
 
+def einsum_labels(term: str, rank: int) -> list[str]:
+    """Returns the label of every axis of a term; those of an ellipsis are counted from its end."""
+    head, dots, tail = term.replace(" ", "").partition("...")
+    count = rank - len(head) - len(tail) if dots else 0
+    return [*head, *(f".{place}" for place in range(count, 0, -1)), *tail]
+
+
+def einsum_shape(equation: str, shapes: Sequence[Sequence[Dim]]) -> Open | None:
+    """Returns the extents of an Einsum's result, whose operands may have one element on an axis.
+
+    None of an equation that does not fit its operands.
+    """
+    terms, arrow, result = equation.partition("->")
+    found: dict[str, Dim | None] = {}
+    for term, shape in zip(terms.split(","), shapes, strict=False):
+        labels = einsum_labels(term, len(shape))
+        if len(labels) != len(shape):
+            return None
+        for label, extent in zip(labels, shape, strict=True):
+            met = found.get(label, 1)
+            found[label] = None if met is None else _common(met, extent)
+    if not arrow:
+        result = "..." + "".join(sorted(c for c in {*terms} - {*" ,."} if terms.count(c) == 1))
+    count = sum(label[0] == "." for label in found)
+    made = einsum_labels(result, len(result.replace(" ", "").replace("...", "")) + count)
+    return tuple(found[label] for label in made) if {*made} <= {*found} else None
+
+
 def _joined(shapes: Sequence[Shape], axis: int) -> Open | None:
     known = [shape for shape in shapes if shape is not None]
     if len({len(shape) for shape in known}) != 1:

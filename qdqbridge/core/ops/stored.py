@@ -141,3 +141,14 @@ def present(operands: Operands, count: int) -> tuple[Array, ...]:
 def optional(operands: Operands, index: int) -> Array | None:
     """Returns operand ``index``, or None where it is left out."""
     return operands[index] if index < len(operands) else None
+
+
+def broadcast_into(part: Array, shape: tuple[int, ...]) -> Array:
+    """Returns an operand that is repeated to a shape, which does not grow by it: a slope, a bias.
+
+    Raises:
+        ValueError: It is larger along an axis, or does not fit.
+    """
+    if np.broadcast_shapes(part.shape, shape) != shape:
+        raise ValueError(f"{part.shape} does not broadcast into {shape}")
+    return part

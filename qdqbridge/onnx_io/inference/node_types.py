@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import onnx
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from qdqbridge.control_characters import visible
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.symbols import product, quotient, total
 from qdqbridge.core.graph.types import Dim, NestedType
+from qdqbridge.core.ops.shapes import einsum_shape
 from qdqbridge.onnx_io.codecs.codec import schema_of
 from qdqbridge.onnx_io.control_flow.subgraph_names import forget_shape
 from qdqbridge.onnx_io.inference.shapes import (
@@ -384,6 +385,8 @@ class NodeTypes:
         if proto.op_type == "Attention" and not domain:
             known = attention_extents(proto, operands)
             results = [replace(r, shape=e or r.shape) for r, e in zip(results, known, strict=False)]
+        if proto.op_type == "Einsum" and not domain:
+            results = [replace(r, shape=_of_einsum(proto, operands) or r.shape) for r in results]
         return results
 
     def _alone(
@@ -593,6 +596,15 @@ def _renamed(proto: NodeProto) -> NodeProto:
     node.input.extend(f"in_{i}" if name else "" for i, name in enumerate(proto.input))
     node.output.extend(f"out_{i}" if name else "" for i, name in enumerate(proto.output))
     return node
+
+
+def _of_einsum(proto: NodeProto, operands: Sequence[TypeProto | None]) -> Extents | None:
+    """Returns the extents of an Einsum; ONNX's inference (1.23) takes the first that has a name."""
+    shapes = [each and each.tensor_type.HasField("shape") and _inferred_of(each).shape
+              for each in operands]  # fmt: skip
+    known = [shape for shape in shapes if isinstance(shape, tuple) and None not in shape]
+    equation = next((a.s.decode() for a in proto.attribute if a.name == "equation"), "")
+    return einsum_shape(equation, cast("Any", known)) if len(known) == len(shapes) else None
 
 
 def _sizes(operands: Sequence[TypeProto | None]) -> list[int]:

@@ -169,7 +169,7 @@ def repeating(b: OpenBuilder) -> tuple[Mapping[str, int], ...]:
     """What repeats open extents that have 0, 1, 2 or more elements when it runs."""
     b.opset = b.opsets[""] = 18
     kind = b.pick("expand", "expand", "computed", "tile", "repeats", *("met",) * 4, "gemm", "fit",
-                  "normed", "steps")  # fmt: skip
+                  "normed", "steps", "slope", "einsum", "einsum")  # fmt: skip
     rank = b.pick(1, 2, 3)
     shape = tuple(b.pick("n", "n", "m", 3, 1) for _ in range(rank))
     shape = shape if any(isinstance(d, str) for d in shape) else ("n", *shape[1:])
@@ -189,8 +189,14 @@ def repeating(b: OpenBuilder) -> tuple[Mapping[str, int], ...]:
         y = _met(b, shape, other)
     elif kind == "gemm":
         w = b.weight(b.rng.integers(-90, 90, (8, 5)).astype(np.int8), 0.01)
+        fixed = b.init(b.rng.normal(size=(3, b.pick(1, 5))).astype(np.float32))
         added = b.feed(b.pick(("p", 5), ("n", 5), ("p", 1), (1, 5), ("p", "q")))
-        y = b.op("Gemm", b.data(("n", 8)), w, added)
+        y = b.op("Gemm", b.data(("n", 8)), w, fixed if b.chance(0.3) else added)
+    elif kind == "slope":
+        x, slope = b.pick((b.data(shape), b.data(other)), (b.feed(shape), b.feed(other)))
+        y = b.op("PRelu", x, slope)
+    elif kind == "einsum":
+        y = _summed(b, shape)
     elif kind == "fit":
         w = b.weight(b.rng.integers(-90, 90, (8, 3)).astype(np.int8), 0.01)
         product = b.quantized(b.op("MatMul", b.data(("n", 2, 8)), w), 0.1)
@@ -212,6 +218,18 @@ def repeating(b: OpenBuilder) -> tuple[Mapping[str, int], ...]:
     runs = ((0, 0, 0, 0), (1, 1, 1, 1), (2, 2, 2, 2), (3, 3, 3, 3), (1, 1, 0, 5), (0, 1, 1, 1),
             (1, 3, 1, 5), (3, 1, 3, 5), (2, 3, 1, 5), (1, 2, 2, 1), (5, 5, 1, 1))  # fmt: skip
     return tuple(dict(zip(names, run, strict=True)) for run in runs)
+
+
+def _summed(b: OpenBuilder, shape: Dims) -> str:
+    """Returns an Einsum whose operands meet in a label and in an ellipsis."""
+    other = tuple(b.pick(d, 1, "p") for d in shape)
+    equation, left, right = b.pick(
+        ("...ik,...kj->...ij", (*shape, 2, "q"), (*other, "q", 3)),
+        ("k...,k...", ("q", *shape), ("q", *other)),
+        ("...,...->...", shape, other),
+        ("...i,i...->i...", (*shape, "q"), ("q", *other)),
+    )
+    return b.op("Einsum", b.feed(left), b.feed(right), equation=equation)
 
 
 def _met(b: OpenBuilder, shape: Dims, other: Dims) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,71 @@ def test_an_extent_that_may_be_1_is_repeated(
     b.output(b.qdq(b.op("Expand", x, target), 0.1, 120), None)
     feeds = tuple({"n": n, "m": n} for n in (0, 1, 2, 3))
     assert problems(Case("expand", b.model(), shapes, feeds, 0), kernels) == []
+
+
+def _slope(b: Builder) -> str:
+    return b.op("PRelu", b.input("x", ["n", 3]), b.input("y", ["p", 3]))
+
+
+def _gemm_bias(b: Builder) -> str:
+    w = b.weight(ints((3, 5)), 0.01)
+    return b.op("Gemm", b.qdq(b.input("x", ["n", 3]), 0.1, 120), w, b.input("y", ["p", 1]))
+
+
+def _mask(b: Builder) -> str:
+    heads = [b.input("x", ["n", 2, 3, 8]), *(b.input(each, ["n", 2, 5, 8]) for each in "kv")]
+    return b.op("Attention", *heads, b.input("y", ["p", 1, 3, 5]))
+
+
+@pytest.mark.parametrize("operator", [_slope, _gemm_bias, _mask])
+def test_what_is_added_makes_no_result_larger(operator: Callable[[Builder], str]) -> None:
+    """A mask of too few batches gave the last one's numbers for the others."""
+    b = Builder(23)
+    b.output(operator(b), None)
+    graph = canonical(b.model())
+    executable = qb.compile(graph, UNOPTIMIZED)
+    for n, p in ((3, 3), (3, 1), (1, 1), (1, 3), (1, 0), (3, 2), (2, 3), (3, 0)):
+        shapes = {v.name: [{"n": n, "p": p}.get(str(e), e) for e in v.type.shape or ()]
+                  for v in graph.inputs}  # fmt: skip
+        rng = np.random.default_rng(0)
+        given = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+        if p not in (1, n):
+            for run in (executable.run, lambda feeds: qb.evaluate(graph, feeds)):
+                with pytest.raises(QdqBridgeError, match="broadcast|extent"):
+                    run(given)
+            continue
+        (found,), (wanted,) = executable.run(given).values(), qb.evaluate(graph, given).values()
+        # products are added in another order; all else has the same bits
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+_EQUATIONS = (
+    ("...ik,...kj->...ij", ["n", 2, "k"], ["m", "k", 3]),
+    ("b...k,bk...->b...", ["b", "n", "m", "k"], ["b", "k", "p", "m"]),
+    ("...,...->...", ["n", 3], ["m", "r"]),
+    ("...i,...i", ["n", 1, "i"], [1, "m", "i"]),
+    ("ij,jk", ["n", "k"], ["k", "m"]),
+)
+
+
+def test_an_einsum_repeats_what_an_ellipsis_stands_for() -> None:
+    """By NumPy. TVM's operator reads beyond what has one element; onnxruntime ends on nothing."""
+    b = Builder(21)
+    for index, (equation, *shapes) in enumerate(_EQUATIONS):
+        names = (b.input(f"{'xy'[side]}{index}", s) for side, s in enumerate(shapes))
+        b.output(b.op("Einsum", *names, equation=equation), None)
+    graph = canonical(b.model())
+    executable = qb.compile(graph, UNOPTIMIZED)
+    rng = np.random.default_rng(0)
+    for n, m, p in ((2, 2, 1), (2, 1, 2), (1, 2, 3), (1, 1, 1), (0, 1, 1), (0, 0, 0), (3, 1, 3)):
+        sizes = {"n": n, "m": m, "p": p, "k": 2 * m, "b": 2, "i": 2, "r": 3 if m else 1}
+        feeds = {v.name: rng.normal(size=[sizes.get(str(e), e) for e in v.type.shape or ()])
+                 .astype(np.float32) for v in graph.inputs}  # fmt: skip
+        found, wanted = executable.run(feeds), qb.evaluate(graph, feeds)
+        for index, ((equation, *_), name) in enumerate(zip(_EQUATIONS, wanted, strict=True)):
+            exact = np.einsum(equation, feeds[f"x{index}"], feeds[f"y{index}"])
+            for each in (found[name], wanted[name]):  # summed in another order
+                np.testing.assert_allclose(each, exact, rtol=1e-5, atol=1e-5)
 
 
 def test_what_tvm_cannot_run_is_refused_beside_kernels_of_computed_extents() -> None:

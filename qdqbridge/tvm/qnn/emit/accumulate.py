@@ -369,8 +369,8 @@ def _finish(
     zero = emitter.number(np.zeros((), np.int32))
     real = emitter.qnn("dequantize", [acc, emitter.number(scale), zero], {"axis": axis})
     if bias is not None:
-        fitting = emitter.aligned([real, _real_bias(emitter, bias, axis, real, beta)])
-        real = emitter.emit(emitter.op.add(*fitting))
+        added = _real_bias(emitter, bias, axis, real, beta)
+        real = emitter.emit(emitter.op.add(real, emitter.fitted(added, emitter.extents(real))))
     if result is not None:
         return emitter.quantize(real, result.params)
     return emitter.cast(real, tvm_dtype(node.output.type.dtype))

@@ -30,7 +30,7 @@ from qdqbridge.core.ops.attributes import (
 from qdqbridge.core.ops.bodies import OPERANDS, body_of, folded, form_for, parts
 from qdqbridge.core.ops.conversion import CAST
 from qdqbridge.core.ops.dynamic import DYNAMIC_BLOCK_DENSE, DYNAMIC_CONV, DYNAMIC_DENSE
-from qdqbridge.core.ops.elementwise import CONCAT, DIV, POW, WHERE
+from qdqbridge.core.ops.elementwise import CONCAT, DIV, POW, PRELU, WHERE
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL, broken_factors, factor
 from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION, RMS_NORMALIZATION
 from qdqbridge.core.ops.reduction import reduces
@@ -195,7 +195,7 @@ def _gemm(emitter: FunctionEmitter, node: Node, attributes: GemmAttrs, args: lis
         bias = emitter.cast(args[2], wide)
         if attributes.beta != 1.0:
             bias = emitter.emit(emitter.op.multiply(bias, _factor(emitter, bias, attributes.beta)))
-        total = emitter.op.add(*emitter.aligned([total, bias]))
+        total = emitter.op.add(total, emitter.fitted(bias, emitter.extents(total)))
     return total if wide == own else emitter.op.astype(emitter.emit(total), own)
 
 
@@ -392,6 +392,12 @@ def _elementwise(row: Operator) -> Emit:
     return emit if row.arity == 1 else _emit_broadcast(emit)
 
 
+def _prelu(emitter: FunctionEmitter, node: Node, args: list[Expr]) -> Expr:
+    """The form of a PRelu, whose input does not grow by its slope."""
+    x, slope = args
+    return _emit_by_form(PRELU)(emitter, node, [x, emitter.fitted(slope, emitter.extents(x))])
+
+
 def _of_row(row: Operator) -> Emit:
     """What follows from a row: by the record of its attributes, or from its one or two operands."""
     if row.by_steps:
@@ -412,6 +418,7 @@ FLOATING: Mapping[Operator, Emit] = {
     DIV: _emit_broadcast(_divide),
     POW: _emit_broadcast(_power),
     WHERE: _emit_broadcast(_emit_builtin_call("where")),
+    PRELU: _prelu,
     **dict.fromkeys((DYNAMIC_DENSE, DYNAMIC_CONV, DYNAMIC_BLOCK_DENSE), _dynamic),
     **FLOATING_NORMS,
     **{row: _norm_of_rows(row) for row in (LAYER_NORMALIZATION, RMS_NORMALIZATION)},

@@ -16,7 +16,7 @@ from qdqbridge.core.ops.attributes import AxisAttrs, QuantizeAttrs
 from qdqbridge.core.ops.composition import COMPOSITION, CompositionAttrs, table
 from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET, REQUANTIZE
 from qdqbridge.core.ops.data_movement import OPERATORS as MOVES
-from qdqbridge.core.ops.elementwise import CONCAT, WHERE
+from qdqbridge.core.ops.elementwise import CONCAT, PRELU, WHERE
 from qdqbridge.core.ops.reduction import reduces, reduction_of
 from qdqbridge.core.ops.resize import RESIZE
 from qdqbridge.core.ops.selection import GATHER, SLICE, SPLIT
@@ -152,6 +152,8 @@ def _binary(emitter: FunctionEmitter, node: Node) -> Expr | None:
     left, right = _typed(emitter, node.operand(0)), _typed(emitter, node.operand(1))
     if left is None or right is None:
         return None
+    if node.op is PRELU:  # its input does not grow by a slope
+        right = (emitter.fitted(right[0], emitter.extents(left[0])), *right[1:])
     return _pair(emitter, name, left, right, _output_qparams(node))
 
 

@@ -82,8 +82,8 @@ def spread(emitter: RelaxEmitter, expr: Expr, shape: Sequence[Extent]) -> Expr:
     own = emitter.extents(expr)
     pairs = list(zip(own, list(shape)[len(shape) - len(own) :], strict=True))
     for have, want in pairs:
-        if not _is(have, 1) and not (isinstance(have, int) and isinstance(want, int)):
-            emitter.need_same(have if isinstance(have, int) else chosen(have, want), want)
+        if not (isinstance(have, int) and isinstance(want, int)):
+            need_one_or(emitter, have, want)
     if all(isinstance(a, int) or equal(a, b) for a, b in pairs):
         return emitter.op.broadcast_to(expr, list(shape))
     return broadcast_to(expr, list(shape), implied=False)
@@ -97,9 +97,15 @@ def fitted(emitter: RelaxEmitter, expr: Expr, shape: Sequence[Extent]) -> Expr:
     for axis, (have, want) in enumerate(zip(own, wanted, strict=True)):
         numbers = isinstance(have, int) and isinstance(want, int)
         if not _is(have, 1) and not numbers and not equal(have, want):
-            emitter.need_same(have if isinstance(have, int) else chosen(have, want), want)
+            need_one_or(emitter, have, want)
             target[axis] = have if isinstance(have, int) else want
     return expr if target == own else emitter.emit(broadcast_to(expr, target, implied=True))
+
+
+def need_one_or(emitter: RelaxEmitter, have: Extent, want: Extent) -> None:
+    """Ends a run with an error where an extent is neither 1 nor another one."""
+    if not _is(have, 1):
+        emitter.need_same(have if isinstance(have, int) else chosen(have, want), want)
 
 
 def known_to_agree(column: Sequence[Extent]) -> bool:

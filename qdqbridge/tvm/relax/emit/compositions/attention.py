@@ -24,7 +24,7 @@ from qdqbridge.core.ops.attention import (
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.arithmetic import stage, tirx
 from qdqbridge.tvm.qnn.emit.emitter import Expr
-from qdqbridge.tvm.relax.emit.broadcasting import equal
+from qdqbridge.tvm.relax.emit.broadcasting import equal, need_one_or
 from qdqbridge.tvm.relax.emit.compositions.elementwise import (
     Composition,
     CompositionContext,
@@ -108,6 +108,13 @@ def _behind(context: CompositionContext, index: int, new: Expr) -> Expr:
     return context("concat", [old, new], axis=2)
 
 
+def fit_bias(context: CompositionContext, bias: Expr, queries: Expr) -> None:
+    """Ends a run where what is added to products has other batches, heads or queries than they."""
+    own, rows = context.extents(bias)[:-1], context.extents(queries)[:3]
+    for have, want in zip(own, rows[len(rows) - len(own) :], strict=True):
+        need_one_or(context.emitter, have, want)
+
+
 def _sight(context: CompositionContext, a: AttentionAttrs, q: Expr, k: Expr) -> Sight:
     batch = context.extents(q)[0]
     count = context.emitter.run_time_extent(k, 2, _INT)
@@ -123,6 +130,8 @@ def _sight(context: CompositionContext, a: AttentionAttrs, q: Expr, k: Expr) -> 
     mask = None
     if context.has(3):
         extents = context.extents(context.arg(3))
+        fit_bias(context, context.arg(3), q)
+        context.emitter.need_at_most(extents[-1], context.extents(k)[2])
         mask = context("reshape", context.arg(3), (1,) * (4 - len(extents)) + tuple(extents))
     return Sight(
         Lines(begin, begin, begin), causal=a.is_causal, window=a.left_window_size + 1 or -1,
@@ -446,7 +455,8 @@ def _attended(
     def weigh(scores: Expr) -> Expr:
         scaled = context("multiply", scores, context.number(factor, scores))
         if added is not None:
-            scaled = context("add", *context.emitter.aligned([scaled, added]))
+            fitting = context.emitter.fitted(added, context.extents(scaled))
+            scaled = context("add", scaled, fitting)
         if not a.unidirectional:
             return context("nn.softmax", scaled, axis=3)
         return seen_softmax(context, scaled, sight, lambda x, kind: x)

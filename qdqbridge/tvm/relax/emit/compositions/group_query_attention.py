@@ -22,7 +22,13 @@ from qdqbridge.core.ops.group_query_attention import (
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.tvm.qnn.dialect.arithmetic import stage, tirx
 from qdqbridge.tvm.qnn.emit.emitter import Expr
-from qdqbridge.tvm.relax.emit.compositions.attention import Lines, Sight, products, seen_softmax
+from qdqbridge.tvm.relax.emit.compositions.attention import (
+    Lines,
+    Sight,
+    fit_bias,
+    products,
+    seen_softmax,
+)
 from qdqbridge.tvm.relax.emit.compositions.elementwise import CompositionContext, loops, wide
 from qdqbridge.tvm.relax.emit.compositions.rotary_embedding import (
     heads_first,
@@ -148,6 +154,7 @@ def _attended(
     bias = mask(lines, q, room)
     if bias is None and context.has(slots.bias):
         bias = context.arg(slots.bias)
+        fit_bias(context, bias, q)
 
     held = context("subtract", lines.ends, context("subtract", lines.starts, lines.before))
     sight = Sight(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from tvm import te
 
+from qdqbridge.core.ops.shapes import einsum_labels
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.onnx_io.codecs.windows import kernel_of, window_of
 from qdqbridge.tvm.qnn.emit.emitter import Expr
@@ -356,20 +357,21 @@ def _einsum(context: CompositionContext) -> Sequence[Expr]:
     """
     equation = context.onnx.string("equation", "")
     operands = [context.arg(index) for index in range(len(context.node.inputs))]
-    terms = [term.replace(" ", "") for term in equation.partition("->")[0].split(",")]
+    terms = equation.partition("->")[0].split(",")
+    shapes = [context.extents(operand) for operand in operands]
+    labels = [einsum_labels(term, len(shape)) for term, shape in zip(terms, shapes, strict=True)]
     columns: dict[str, list[Extent]] = {}
-    if "." not in equation and len(terms) == len(operands):
-        for term, operand in zip(terms, operands, strict=True):
-            for label, extent in zip(term, context.extents(operand), strict=True):
-                columns.setdefault(label, []).append(extent)
+    for names, shape in zip(labels, shapes, strict=True):
+        for label, extent in zip(names, shape, strict=True):
+            columns.setdefault(label, []).append(extent)
     unsure = {label for label, column in columns.items() if not known_to_agree(column)}
-    for index, term in enumerate(terms):
-        if not unsure.isdisjoint(term):
-            shape = [
+    for index, (names, shape) in enumerate(zip(labels, shapes, strict=True)):
+        if not unsure.isdisjoint(names):
+            wanted = [
                 common(columns[label]) if label in unsure else extent
-                for label, extent in zip(term, context.extents(operands[index]), strict=True)
+                for label, extent in zip(names, shape, strict=True)
             ]
-            operands[index] = context.emitter.emit(spread(context.emitter, operands[index], shape))
+            operands[index] = context.emitter.emit(spread(context.emitter, operands[index], wanted))
     return [context("einsum", operands, equation)]
 
 
