@@ -5,10 +5,13 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -16,7 +19,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
-from qdqbridge.errors import InputDataError, InvalidModelError, ModelFileError
+from qdqbridge.errors import InputDataError, InvalidModelError, ModelFileError, QdqBridgeError
+
+_Read = TypeVar("_Read")
 from qdqbridge.onnx_io.inference.shapes import declared_types
 
 # ---- low-rank adapters in files of onnxruntime: arrays by the names of a model's inputs ----------
@@ -96,13 +101,16 @@ class _MappedFile:
         self._map: NDArray[np.uint8] | None = None
 
     def check(self, where: str) -> None:
-        """Checks that the file is the one that was there when the model was read.
+        """Checks that the bytes are those that were there when the model was read.
 
-        Looking at what a shorter file no longer has would end the process.
+        Looking at what a shorter file no longer has would end the process. A file that is mapped
+        stays what it is where another one has taken its name, or none has it.
 
         Raises:
-            ModelFileError: It was removed, replaced or written to.
+            ModelFileError: It was written to; or it was removed or replaced, and is not mapped.
         """
+        if self.kept():
+            return
         try:
             identity = _identity(self.path.stat())
         except OSError as error:
@@ -113,11 +121,25 @@ class _MappedFile:
             size = f"had {was} bytes and has {now}" if was != now else "is another, or was written"
             raise _changed(where, f"'{self.path.name}' {size}")
 
+    def kept(self) -> bool:
+        """True where the bytes are mapped and nobody has written to them."""
+        pages, now = self._pages(), _state(self.path)
+        if pages is None or pages.size() != self._identity[-1]:
+            return False
+        return now == self._identity or now[:2] != self._identity[:2]
+
+    def current(self) -> bool:
+        """True where the file is still what it was."""
+        return _state(self.path) == self._identity
+
     def view(self, offset: int, nbytes: int, where: str) -> NDArray[np.uint8]:
         """Returns bytes of the file; the view need not be aligned."""
         if self._map is None:
             try:
-                self._memory = np.memmap(self.path, np.uint8, "r")
+                with self.path.open("rb") as stream:
+                    if _identity(os.fstat(stream.fileno())) != self._identity:
+                        raise _changed(where, f"'{self.path.name}' is another, or was written")
+                    self._memory = np.memmap(stream, np.uint8, "r")
                 self._map = np.asarray(self._memory)
             except (OSError, ValueError) as error:  # ValueError: the file is empty
                 raise ModelFileError(
@@ -128,9 +150,16 @@ class _MappedFile:
                 ) from error
         return self._map[offset : offset + nbytes]
 
+    @property
+    def size(self) -> int:
+        return self._identity[-1]
+
+    def _pages(self) -> mmap.mmap | None:
+        return getattr(self._memory, "_mmap", None)  # NumPy has no other way to the map
+
     def release(self, offset: int, nbytes: int) -> None:
         """Tells the operating system that pages need not stay in memory; they can be read again."""
-        pages = getattr(self._memory, "_mmap", None)  # NumPy has no other way to the map
+        pages = self._pages()
         advice = getattr(mmap, "MADV_DONTNEED", None)
         if pages is None or advice is None:
             return
@@ -154,6 +183,62 @@ def _changed(where: str, why: str) -> ModelFileError:
         why=why,
         fix="load the model again, and keep its data file in place while it is in use",
     )
+
+
+# ---- Files that somebody else writes while a model is read
+#
+# What is read of a model and of its data then is of two models. So it is read again until nothing
+# changed meanwhile.
+
+_OPENED: ContextVar[dict[Path, _MappedFile] | None] = ContextVar("opened", default=None)
+"""The data files of the model that is being read."""
+_TRIES, _PAUSE = 7, 0.02
+"""How often a model is read, and how many seconds lie between; each time twice as many."""
+
+
+def settled(read: Callable[[], _Read], path: Path) -> _Read:
+    """Returns what is read of a model that somebody else may be writing.
+
+    Args:
+        read: Reads the model and all that lies beside it.
+        path: Its file.
+
+    Raises:
+        ModelFileError: The files changed at every attempt.
+    """
+    for attempt in range(_TRIES):
+        before, opened = _state(path), dict[Path, _MappedFile]()
+        token = _OPENED.set(opened)
+        try:
+            found = read()
+        except QdqBridgeError:
+            if attempt == _TRIES - 1 or _same_files(path, before, opened):
+                raise
+        else:
+            alone = [*opened] == [path.resolve()]  # one file, open all the time
+            if alone and opened[path.resolve()].kept() or _same_files(path, before, opened):
+                return found
+        finally:
+            _OPENED.reset(token)
+        time.sleep(_PAUSE * 2**attempt)
+    raise ModelFileError(
+        "the model was written while it was read",
+        where=str(path),
+        why=f"its files were other ones after each of {_TRIES} attempts",
+        fix="load it when it is written; write new files elsewhere, and move them here",
+    )
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    try:
+        return _identity(path.stat())
+    except (OSError, ValueError):  # whoever reads it tells; ValueError: a NUL in the path
+        return ()
+
+
+def _same_files(path: Path, before: tuple[int, ...], opened: Mapping[Path, _MappedFile]) -> bool:
+    """True where everything that was read is still there: it is of one model."""
+    return _state(path) == before and all(file.current() for file in opened.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,24 +299,46 @@ def external_bytes(
             fix="give the path of the model file, or load the data into the model first",
         )
     path, status = _located(extent.location, folder, where)
-    if extent.offset + nbytes > status.st_size:
+    kept, offset = _mapped_file(path, status, where), extent.offset
+    if offset + nbytes > kept.size:
         raise ModelFileError(
             "external data ends before the tensor does",
             where=where,
-            why=f"offset {extent.offset} + {nbytes} bytes is beyond the {status.st_size} bytes "
+            why=f"offset {extent.offset} + {nbytes} bytes is beyond the {kept.size} bytes "
             f"of '{extent.location}'",
             fix="fetch the data file again (it may be a Git LFS pointer or a broken download)",
         )
-    key = (path, _identity(status))
-    mapped = _MAPPED.get(key)
-    if mapped is None:
-        mapped = _MAPPED[key] = _MappedFile(*key)
-    kept, offset = mapped, extent.offset
     return ExternalBytes(
         lambda: kept.view(offset, nbytes, where),
         lambda: kept.check(where),
         lambda: kept.release(offset, nbytes),
     )
+
+
+def file_bytes(path: Path) -> bytes:
+    """Returns what is in a file; tensors that lie there are read from the same state of it.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    path = path.resolve()
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) or not status.st_size:
+        return path.read_bytes()
+    return _mapped_file(path, status, str(path)).view(0, status.st_size, str(path)).tobytes()
+
+
+def _mapped_file(path: Path, status: os.stat_result, where: str) -> _MappedFile:
+    """Returns a file that is mapped, the one that was opened before for the same model."""
+    opened, key = _OPENED.get(), (path, _identity(status))
+    mapped = (opened or {}).get(path) or _MAPPED.get(key)
+    if mapped is None:
+        mapped = _MAPPED[key] = _MappedFile(*key)
+    if opened is not None:
+        opened[path] = mapped
+    with suppress(ModelFileError):  # of too many files some are mapped when they are looked at
+        mapped.view(0, 0, where)
+    return mapped
 
 
 def _extent(tensor: TensorProto, where: str) -> _ByteRange:

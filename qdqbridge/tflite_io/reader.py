@@ -11,6 +11,7 @@ from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.types import Shape
 from qdqbridge.errors import ModelFileError
 from qdqbridge.onnx_io.assembly import Assembly
+from qdqbridge.onnx_io.external_data import file_bytes, settled
 from qdqbridge.tflite_io.conversion import FileState, SubgraphConversion, UnknownForm, named, refuse
 from qdqbridge.tflite_io.operators import ROWS
 from qdqbridge.tflite_io.schema import Model, parsed
@@ -39,8 +40,7 @@ def read(
     """
     file = Path(path)
     try:
-        model = parsed(_content(file), str(file))
-        return _graph(model, file, normal)
+        return settled(lambda: _graph(parsed(_content(file), str(file)), file, normal), file)
     except UnknownForm as error:
         raise ModelFileError(
             "the TFLite file contradicts itself", where=str(file), why=str(error)
@@ -49,7 +49,7 @@ def read(
 
 def _content(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        return file_bytes(file)
     except OSError as error:
         raise ModelFileError(
             "the model file cannot be read", where=str(file), why=error.strerror or str(error)

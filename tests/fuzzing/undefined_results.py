@@ -26,15 +26,17 @@ def undefined(op_type: str, operands: Operands, attributes: Mapping[str, Any]) -
 def aborts(op_type: str, operands: Operands, attributes: Mapping[str, Any]) -> bool:
     """Returns whether a node ends onnxruntime's process.
 
-    Unique of slices without elements, a ConvTranspose of an image without any, an Einsum of two
-    such operands.
+    Unique of slices without elements, a ConvTranspose or InstanceNormalization of an image without
+    any, an Einsum of two such operands.
     """
     if op_type == "Einsum":
         return all(a is not None and not a.size for a in operands)
     x = operands[0] if operands else None
     if x is None or x.size:
         return False
-    return op_type == "ConvTranspose" or (op_type == "Unique" and "axis" in attributes)
+    return op_type in ("ConvTranspose", "InstanceNormalization") or (
+        op_type == "Unique" and "axis" in attributes
+    )
 
 
 def _given(operands: Operands, index: int) -> Array:

@@ -253,9 +253,9 @@ Extents: TypeAlias = "tuple[Dim | None, ...]"
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
 _SHAPED_AS_INPUT = ("Gelu", "QuickGelu", "RotaryEmbedding", "MoE", "QMoE")
 _NORMS = ("LayerNormalization", "SimplifiedLayerNormalization")
+"""Those of onnxruntime, which it has at every opset."""
 _NO_EXTENT = 1 << 63
 """The first number that no file can say of a shape."""
-"""Those of onnxruntime, which it has at every opset."""
 _FAILURES = (onnx.shape_inference.InferenceError, RuntimeError, ValueError, MemoryError)
 """What onnx raises of a node whose results it cannot tell; they stay unknown."""
 
@@ -344,7 +344,7 @@ class NodeTypes:
                     else [*map(_inferred_of, self._looped(whole, operands, data, outside))]
                 )
                 known += found[len(known) :]
-                found = [b if b.shape else a for a, b in zip(found, known, strict=False)]
+                found = [a if b.shape is None else b for a, b in zip(found, known, strict=False)]
             return found[: len(proto.output)]
         key = _key(proto, operands, data)
         if key not in self._known:
@@ -366,7 +366,8 @@ class NodeTypes:
             version = versions.get(domain, 1)
             found = map(_inferred_of, runtime_types(_renamed(proto), version, operands, data))
             known = kept_extents(proto, operands)
-            return [replace(r, shape=r.shape or e) for r, e in zip(found, known, strict=True)]
+            pairs = zip(found, known, strict=True)
+            return [replace(r, shape=e) if r.shape is None else r for r, e in pairs]
         if not schema.has_type_and_shape_inference_function:  # then its body is looked at
             return self._alone(proto, operands, data)
         node = without_dropped_windows(_renamed(proto), _sizes(operands))
@@ -385,8 +386,9 @@ class NodeTypes:
         if proto.op_type == "Attention" and not domain:
             known = attention_extents(proto, operands)
             results = [replace(r, shape=e or r.shape) for r, e in zip(results, known, strict=False)]
-        if proto.op_type == "Einsum" and not domain:
-            results = [replace(r, shape=_of_einsum(proto, operands) or r.shape) for r in results]
+        met = _of_einsum(proto, operands) if proto.op_type == "Einsum" and not domain else None
+        if met is not None:
+            results = [replace(r, shape=met) for r in results]
         return results
 
     def _alone(

@@ -404,8 +404,8 @@ def _check_runnable(
     """Keeps from onnxruntime 1.32 what ends the process there, or is not computed.
 
     That is a normal distribution of no width, an LSTM of no examples, a GRU also of no steps, an
-    Einsum of nothing, a ConvTranspose of an image without elements; and an integer product of no
-    terms, whose sums are whatever the memory held.
+    Einsum of nothing, a ConvTranspose or InstanceNormalization of an image without elements; and an
+    integer product of no terms, whose sums are whatever the memory held.
 
     Raises:
         UnsupportedModelError: The node is one of these.
@@ -419,7 +419,7 @@ def _check_runnable(
         raise _cannot_run(attributes, ValueError(f"it is given shape {shape}"))
     if attributes.op_type == "Einsum" and any(0 in np.shape(operand) for operand in operands):
         raise _cannot_run(attributes, ValueError("an operand has no elements"))
-    if attributes.op_type == "ConvTranspose" and 0 in shape[2:]:
+    if attributes.op_type in ("ConvTranspose", "InstanceNormalization") and 0 in shape[2:]:
         raise _cannot_run(attributes, ValueError(f"it is given shape {shape}"))
     if attributes.op_type in ("RandomNormal", "RandomNormalLike"):
         scales = [a.f for a in attributes.node.proto().attribute if a.name == "scale"]

@@ -20,7 +20,7 @@ from qdqbridge.core.ops.folding import Budget
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
 from qdqbridge.onnx_io.codecs import OLDEST_READ
 from qdqbridge.onnx_io.control_flow.branches import take_branches
-from qdqbridge.onnx_io.external_data import adapt, read_adapter
+from qdqbridge.onnx_io.external_data import adapt, read_adapter, settled
 from qdqbridge.onnx_io.file_nodes import KeptFile, kept_file
 from qdqbridge.onnx_io.inference.node_types import nested_type
 from qdqbridge.onnx_io.inference.shapes import declared_types, shape_of
@@ -66,14 +66,18 @@ def read(
         UnsupportedModelError: An operator or encoding has no counterpart here; all are listed.
         InputDataError: The adapter is another model's.
     """
-    model, apart = read_model_apart(path)
-    if optional_inputs:
-        _forget_defaults(model.graph)
-    if adapter is not None:
-        adapt(model, read_adapter(adapter), str(adapter))
-    graph = read_proto(model, path, normal)
-    del apart  # the graph holds of it what it needs
-    return graph
+
+    def graph() -> Graph:
+        model, apart = read_model_apart(path)
+        if optional_inputs:
+            _forget_defaults(model.graph)
+        if adapter is not None:
+            adapt(model, read_adapter(adapter), str(adapter))
+        found = read_proto(model, path, normal)
+        del apart  # the graph holds of it what it needs
+        return found
+
+    return settled(graph, path)
 
 
 def _forget_defaults(graph: onnx.GraphProto) -> None:
