@@ -16,6 +16,7 @@ from qdqbridge.autoquant.hardware.products import (
     bits_of,
     bounds,
     codes_used,
+    dynamic_accumulators,
     observe,
     products,
 )
@@ -27,6 +28,7 @@ from qdqbridge.core.graph.numerics import dequantize, quantize
 from qdqbridge.core.graph.types import per_tensor
 from qdqbridge.onnx_io.runtime.products import can_saturate, paired, remedy, saturating
 from tests.autoquant.test_collect import MODELS
+from tests.onnx_models import Builder, canonical
 
 
 @settings(max_examples=200, deadline=None)
@@ -267,3 +269,50 @@ def test_depthwise_convolutions_form_no_pairs(tmp_path):
     assert row.pairs == 0 and not row.saturating_pairs.any() and (row.remedy == 1).all()
     assert row.dead_channels == (1,)
     assert row.terms == 9 and row.largest.tolist() == [9 * 127 * 255, 0, 9 * 127 * 255]
+
+
+def _dynamic_model(kind: str, seed: int) -> onnx.ModelProto:
+    b, rng = Builder(17), np.random.default_rng(seed)
+    signed = bool(rng.integers(2))
+    dtype = np.int8 if signed else np.uint8
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    zero = b.init(np.array(rng.integers(low, high), dtype)) if rng.integers(2) else ""
+    if kind != "matrix":
+        image = kind == "image"
+        x = b.input("x", ["n", 2, 3, 3] if image else ["n", 6])
+        shape = (3, 2, 2, 2) if image else (6, 3)
+        weight = b.init(rng.integers(low, high, shape).astype(dtype))
+        codes = b.op("DynamicQuantizeLinear", x, outputs=3)
+        name = "ConvInteger" if image else "MatMulInteger"
+        sums = b.op(name, codes, weight, f"{codes}:2", zero)
+        scale = b.op("Mul", f"{codes}:1", b.init(np.float32(0.01)))
+        b.output(b.op("Mul", b.op("Cast", sums, to=1), scale), None)
+    else:
+        x = b.input("x", ["n", 6], TensorProto.UINT8)
+        weight = b.init(rng.integers(low, high, (6, 3)).astype(dtype))
+        point = b.input("z", [], TensorProto.UINT8) if rng.integers(2) else ""
+        b.output(b.op("MatMulInteger", x, weight, point, zero), None, TensorProto.INT32)
+    return b.model()
+
+
+@pytest.mark.parametrize("kind", ["quantized", "matrix", "image"])
+def test_sums_of_dynamic_products_lie_within_their_bounds(kind: str) -> None:
+    """By the file's own integers, of every end of codes and zero points: the bounds are met."""
+    for seed in range(12):
+        model = _dynamic_model(kind, seed)
+        (row,) = dynamic_accumulators(canonical(model))
+        held = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+        node = next(n for n in model.graph.node if n.op_type.endswith("Integer"))
+        weight = held[node.input[1]].astype(np.int64)
+        zero = int(held[node.input[3]]) if len(node.input) > 3 and node.input[3] else 0
+        rows = weight.reshape(len(weight), -1) if kind == "image" else weight.T
+        points = (0, 255) if len(node.input) > 2 and node.input[2] else (0,)
+        ends = [
+            np.where((rows - zero > 0) == up, 255 - point, -point) * (rows - zero)
+            for point in points for up in (True, False)
+        ]  # fmt: skip
+        sums = np.array([end.sum(axis=1) for end in ends])
+        np.testing.assert_array_equal(row.largest, np.maximum(sums.max(axis=0), 0))
+        np.testing.assert_array_equal(row.smallest, np.minimum(sums.min(axis=0), 0))
+        assert row.terms == rows.shape[1]
+        assert (row.bits <= row.naive_bits).all()

@@ -275,6 +275,7 @@ def accumulators(
     """
     from qdqbridge.app.cli.failures import DONE, NOT_MET
     from qdqbridge.autoquant.hardware.products import accumulators as found_in
+    from qdqbridge.autoquant.hardware.products import dynamic_accumulators
     from qdqbridge.autoquant.hardware.products import observe
     from qdqbridge.autoquant.profiling.control_flow import has_bodies, runs_of_bodies
     from qdqbridge.onnx_io.control_flow.bodies import parts
@@ -289,17 +290,18 @@ def accumulators(
             seen = observe(graph, pieces, progress=progress)
         if has_bodies(graph):
             runs = runs_of_bodies(graph, list(pieces), _RUNS)
-    found = found_in(graph, seen=seen, order=pairs)
+    found = found_in(graph, seen=seen, order=pairs) + dynamic_accumulators(graph)
     for body in parts(graph):
         given = runs.get(body.place)
         inside = None if given is None else observe(body.graph, given)
-        rows = found_in(body.graph, seen=inside, order=pairs)
+        rows = found_in(body.graph, seen=inside, order=pairs) + dynamic_accumulators(body.graph)
         found += [replace(row, node=body.named(row.node)) for row in rows]
     if not found:
         raise UnsupportedModelError(
             "the model has no product of integers",
             where=str(model),
-            why="no Conv, ConvTranspose, Gemm or MatMul has two quantized operands",
+            why="no Conv, ConvTranspose, Gemm or MatMul has two quantized operands, and no dynamic "
+            "product a constant of integers",
             fix="give a quantized model; 'qdqbridge explain' says why nodes stayed float",
         )
     if json:

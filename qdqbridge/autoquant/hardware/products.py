@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +21,19 @@ from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.accumulator import centered, integer_params
 from qdqbridge.core.ops.attributes import ConvAttrs, GemmAttrs
 from qdqbridge.core.ops.convolution import CONV, lost_in_sums
+from qdqbridge.core.ops.dynamic import DYNAMIC_BLOCK_DENSE, DYNAMIC_DENSE, LAST_OF_BLOCK
+from qdqbridge.core.ops.dynamic import OPERATORS as DYNAMIC_PRODUCTS
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
-from qdqbridge.onnx_io.runtime.products import FULL, Order, lost, remedy, saturating
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
+from qdqbridge.onnx_io.opaque.paired import multiplies_bytes
+from qdqbridge.onnx_io.runtime.products import (
+    FULL,
+    PRODUCTS_OF_BYTES,
+    Order,
+    lost,
+    remedy,
+    saturating,
+)
 
 _PAIRED = (CONV, DENSE, GEMM, MATMUL)
 
@@ -451,6 +462,146 @@ def accumulators(
     """
     known, found = stats or {}, seen or {}
     return [_of_product(p, _range(p, known), found.get(p.node), order) for p in products(graph)]
+
+
+# ---- Products of activations that are quantized while the model runs
+
+
+_ALL_SIGNED = (-128, 127)
+_DYNAMIC = ("ConvInteger", "MatMulInteger", "QAttention", "DynamicQuantizeLSTM")
+"""Operators without a row that multiply bytes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _DynamicFactors:
+    """What such a product multiplies.
+
+    Attributes:
+        name: What it is called.
+        stored: The constant, one row of terms for each sum that is added.
+        centred: The same without its zero points.
+        dtype: The type in which it is stored.
+        codes: Smallest and largest activation without its zero point, for each end of what that
+            may be.
+        per_channel: How many rows, of blocks, one output channel has.
+        signed_windows: In 16 bits are added the products of unsigned weights and signed windows.
+    """
+
+    name: str
+    stored: NDArray[np.int64]
+    centred: NDArray[np.int64]
+    dtype: DType
+    codes: tuple[tuple[int, int], ...]
+    per_channel: int = 1
+    signed_windows: bool = False
+
+
+_ANY_ZERO = ((0, 255), (-255, 0))
+"""Bytes whose zero point is one of their own numbers."""
+
+
+def dynamic_accumulators(graph: Graph) -> list[ProductAccumulator]:
+    """Returns the same of products by a constant whose activations are quantized when they run.
+
+    What data do to them is not observed: their codes are all used by every input.
+
+    Args:
+        graph: A canonical graph.
+    """
+    return [
+        _of_factors(node, factors) for node in graph.nodes for factors in _dynamic_factors(node)
+    ]
+
+
+def _dynamic_factors(node: Node) -> Iterator[_DynamicFactors]:
+    if node.op in DYNAMIC_PRODUCTS:
+        yield from _of_row(node)
+    record = node.attributes
+    if not isinstance(record, OpaqueAttrs) or record.op_type not in _DYNAMIC:
+        return
+    operands = PRODUCTS_OF_BYTES[record.op_type]
+    image = record.op_type == "ConvInteger"  # which multiplies weights by windows
+    data = operands.signed[0] if image else operands.unsigned
+    weights = (operands.unsigned,) if image else operands.signed
+    for pair in weights:
+        weight = None if pair is None else node.optional(pair[0])
+        if pair is None or weight is None or weight.constant is None:
+            continue
+        stored = weight.constant.numpy().astype(np.int64)
+        zero = _constant_zero(node, pair[1])
+        if zero is None:
+            continue
+        lined = zero.reshape(-1, *[1] * (stored.ndim - 1)) if image else zero[..., None, :]
+        zero = zero.reshape(()) if zero.size == 1 else lined
+        both = (stored, np.broadcast_to(stored - zero, stored.shape))
+        rows = [a.reshape(len(a), -1) if image else _columns(a) for a in both]
+        name = node.name if len(weights) == 1 else f"{node.name}, {weight.name}"
+        codes = _ANY_ZERO if data is None else _centred_codes(node, data)
+        yield _DynamicFactors(
+            name, rows[0], rows[1], weight.type.dtype, codes, signed_windows=image
+        )
+
+
+def _of_row(node: Node) -> Iterator[_DynamicFactors]:
+    weight = node.operand(1)
+    if weight.constant is None or weight.quant is None:
+        return
+    params, stored = weight.quant.params, weight.constant.numpy()
+    centred, codes, blocks = centered(stored, params).astype(np.int64), _ANY_ZERO, 1
+    rows = [a.reshape(len(a), -1) for a in (stored.astype(np.int64), centred)]
+    block = DYNAMIC_BLOCK_DENSE.of(node)
+    if block is not None:
+        size, terms = block.block_size, rows[0].shape[1]
+        blocks, codes = -(-terms // size), ((-LAST_OF_BLOCK, LAST_OF_BLOCK),)
+        room = [(0, 0), (0, blocks * size - terms)]
+        rows = [np.pad(a, room).reshape(-1, size) for a in rows]
+    yield _DynamicFactors(
+        node.name, rows[0], rows[1], params.storage_dtype, codes, per_channel=blocks
+    )
+
+
+def _constant_zero(node: Node, index: int) -> NDArray[np.int64] | None:
+    """Returns a zero point, 0 where it is left out; None where only the run knows it."""
+    zero = node.optional(index)
+    if zero is None:
+        return np.zeros(1, np.int64)
+    return None if zero.constant is None else np.atleast_1d(zero.constant.numpy()).astype(np.int64)
+
+
+def _centred_codes(node: Node, data: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+    zero, info = _constant_zero(node, data[1]), np.iinfo(node.operand(data[0]).type.dtype.numpy)
+    if zero is None or not zero.size:
+        return _ANY_ZERO
+    return tuple((int(info.min) - int(z), int(info.max) - int(z)) for z in (zero.min(), zero.max()))
+
+
+def _columns(matrix: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.swapaxes(matrix, -1, -2).reshape(-1, matrix.shape[-2])
+
+
+def _of_factors(node: Node, factors: _DynamicFactors) -> ProductAccumulator:
+    count, none = factors.per_channel, np.zeros(len(factors.centred), np.int64)
+    ends = [bounds(factors.centred, codes, none) for codes in factors.codes]
+    smallest = np.min([low for low, _ in ends], axis=0).reshape(-1, count).min(axis=1)
+    largest = np.max([high for _, high in ends], axis=0).reshape(-1, count).max(axis=1)
+    saturated, factor = none[: len(smallest)], np.ones(len(smallest))
+    windows = factors.signed_windows
+    paired = multiplies_bytes(node) or (node.op is DYNAMIC_DENSE and factors.dtype is DType.INT8)
+    if paired:
+        saturated = saturating(factors.stored, _ALL_SIGNED if windows else FULL)
+        factor = np.where(saturated > 0, 2.0, 1.0) if windows else remedy(factors.stored)
+    terms = factors.stored.shape[1]
+    reach = max(abs(code) for pair in factors.codes for code in pair)
+    whole = factors.stored - factors.centred
+    of_type = (factors.dtype.qmin, factors.dtype.qmax)
+    widest = max(int(np.abs(end - whole).max(initial=0)) for end in of_type)
+    naive = bits_of(np.array([-1]), np.array([reach * widest * terms]))
+    live = factors.centred.reshape(len(smallest), -1).any(axis=1)
+    pairs, dead = terms // 2 if paired else 0, tuple(int(i) for i in np.flatnonzero(~live))
+    return ProductAccumulator(
+        factors.name, node.op.name, terms, int(naive[0]), smallest, largest,
+        bits_of(smallest, largest), None, None, pairs, saturated, None, factor, dead,
+    )  # fmt: skip
 
 
 def codes_used(graph: Graph, stats: Mapping[str, TensorStats]) -> list[CodeUsage]:

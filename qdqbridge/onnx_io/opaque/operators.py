@@ -417,7 +417,8 @@ def _check_runnable(
         raise _cannot_run(attributes, ValueError(f"it is given shape {shape}"))
     if attributes.op_type == "MatMulInteger" and shape[-1:] == (0,):
         raise _cannot_run(attributes, ValueError(f"it is given shape {shape}"))
-    if attributes.op_type == "Einsum" and any(0 in np.shape(operand) for operand in operands):
+    arrays = [each for each in operands if isinstance(each, np.ndarray)]
+    if attributes.op_type == "Einsum" and any(0 in array.shape for array in arrays):
         raise _cannot_run(attributes, ValueError("an operand has no elements"))
     if attributes.op_type in ("ConvTranspose", "InstanceNormalization") and 0 in shape[2:]:
         raise _cannot_run(attributes, ValueError(f"it is given shape {shape}"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from qdqbridge.app.sources import load_model
 from qdqbridge.errors import InputDataError, QdqBridgeError, UnsupportedTargetError
 from qdqbridge.options import Kernels
 from qdqbridge.tvm.relax.files import write_module
-from tests.onnx_models import Builder, canonical, ints
+from tests.onnx_models import Array, Builder, canonical, ints
 from tests.tvm.relax.open_models import Case, case
 from tests.tvm.relax.targets import UNOPTIMIZED
 
@@ -79,6 +79,15 @@ def test_an_extent_that_may_be_1_is_repeated(
     assert problems(Case("expand", b.model(), shapes, feeds, 0), kernels) == []
 
 
+def _fed(graph: qb.Graph, sizes: Mapping[str, int]) -> dict[str, Array]:
+    rng = np.random.default_rng(0)
+    shapes = {
+        value.name: [sizes[e] if isinstance(e, str) else e for e in value.type.shape or ()]
+        for value in graph.inputs
+    }
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
 def _slope(b: Builder) -> str:
     return b.op("PRelu", b.input("x", ["n", 3]), b.input("y", ["p", 3]))
 
@@ -101,10 +110,7 @@ def test_what_is_added_makes_no_result_larger(operator: Callable[[Builder], str]
     graph = canonical(b.model())
     executable = qb.compile(graph, UNOPTIMIZED)
     for n, p in ((3, 3), (3, 1), (1, 1), (1, 3), (1, 0), (3, 2), (2, 3), (3, 0)):
-        shapes = {v.name: [{"n": n, "p": p}.get(str(e), e) for e in v.type.shape or ()]
-                  for v in graph.inputs}  # fmt: skip
-        rng = np.random.default_rng(0)
-        given = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+        given = _fed(graph, {"n": n, "p": p})
         if p not in (1, n):
             for run in (executable.run, lambda feeds: qb.evaluate(graph, feeds)):
                 with pytest.raises(QdqBridgeError, match=r"broadcast|extent"):
@@ -132,11 +138,9 @@ def test_an_einsum_repeats_what_an_ellipsis_stands_for() -> None:
         b.output(b.op("Einsum", *names, equation=equation), None)
     graph = canonical(b.model())
     executable = qb.compile(graph, UNOPTIMIZED)
-    rng = np.random.default_rng(0)
     for n, m, p in ((2, 2, 1), (2, 1, 2), (1, 2, 3), (1, 1, 1), (0, 1, 1), (0, 0, 0), (3, 1, 3)):
         sizes = {"n": n, "m": m, "p": p, "k": 2 * m, "b": 2, "i": 2, "r": 3 if m else 1}
-        feeds = {v.name: rng.normal(size=[sizes.get(str(e), e) for e in v.type.shape or ()])
-                 .astype(np.float32) for v in graph.inputs}  # fmt: skip
+        feeds = _fed(graph, sizes)
         found, wanted = executable.run(feeds), qb.evaluate(graph, feeds)
         for index, ((equation, *_), name) in enumerate(zip(_EQUATIONS, wanted, strict=True)):
             exact = np.einsum(equation, feeds[f"x{index}"], feeds[f"y{index}"])

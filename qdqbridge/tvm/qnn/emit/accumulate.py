@@ -370,7 +370,8 @@ def _finish(
     real = emitter.qnn("dequantize", [acc, emitter.number(scale), zero], {"axis": axis})
     if bias is not None:
         added = _real_bias(emitter, bias, axis, real, beta)
-        real = emitter.emit(emitter.op.add(real, emitter.fitted(added, emitter.extents(real))))
+        fitting = emitter.fitted(added, emitter.extents(real))
+        real = emitter.emit(emitter.op.add(*emitter.aligned([real, fitting])))
     if result is not None:
         return emitter.quantize(real, result.params)
     return emitter.cast(real, tvm_dtype(node.output.type.dtype))

@@ -195,7 +195,8 @@ def _gemm(emitter: FunctionEmitter, node: Node, attributes: GemmAttrs, args: lis
         bias = emitter.cast(args[2], wide)
         if attributes.beta != 1.0:
             bias = emitter.emit(emitter.op.multiply(bias, _factor(emitter, bias, attributes.beta)))
-        total = emitter.op.add(total, emitter.fitted(bias, emitter.extents(total)))
+        fitting = emitter.fitted(bias, emitter.extents(total))
+        total = emitter.op.add(*emitter.aligned([total, fitting]))
     return total if wide == own else emitter.op.astype(emitter.emit(total), own)
 
 
@@ -395,7 +396,8 @@ def _elementwise(row: Operator) -> Emit:
 def _prelu(emitter: FunctionEmitter, node: Node, args: list[Expr]) -> Expr:
     """The form of a PRelu, whose input does not grow by its slope."""
     x, slope = args
-    return _emit_by_form(PRELU)(emitter, node, [x, emitter.fitted(slope, emitter.extents(x))])
+    fitting = emitter.fitted(slope, emitter.extents(x))
+    return _emit_broadcast(_emit_by_form(PRELU))(emitter, node, [x, fitting])
 
 
 def _of_row(row: Operator) -> Emit:

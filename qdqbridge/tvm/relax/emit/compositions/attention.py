@@ -456,7 +456,7 @@ def _attended(
         scaled = context("multiply", scores, context.number(factor, scores))
         if added is not None:
             fitting = context.emitter.fitted(added, context.extents(scaled))
-            scaled = context("add", scaled, fitting)
+            scaled = context("add", *context.emitter.aligned([scaled, fitting]))
         if not a.unidirectional:
             return context("nn.softmax", scaled, axis=3)
         return seen_softmax(context, scaled, sight, lambda x, kind: x)
