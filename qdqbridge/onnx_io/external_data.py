@@ -216,7 +216,7 @@ def settled(read: Callable[[], _Read], path: Path) -> _Read:
                 raise
         else:
             alone = [*opened] == [path.resolve()]  # one file, open all the time
-            if alone and opened[path.resolve()].kept() or _same_files(path, before, opened):
+            if (alone and opened[path.resolve()].kept()) or _same_files(path, before, opened):
                 return found
         finally:
             _OPENED.reset(token)

@@ -275,8 +275,7 @@ def accumulators(
     """
     from qdqbridge.app.cli.failures import DONE, NOT_MET
     from qdqbridge.autoquant.hardware.products import accumulators as found_in
-    from qdqbridge.autoquant.hardware.products import dynamic_accumulators
-    from qdqbridge.autoquant.hardware.products import observe
+    from qdqbridge.autoquant.hardware.products import dynamic_accumulators, observe
     from qdqbridge.autoquant.profiling.control_flow import has_bodies, runs_of_bodies
     from qdqbridge.onnx_io.control_flow.bodies import parts
 
