@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from qdqbridge.errors import InputDataError, InvalidModelError, ModelFileError, QdqBridgeError
+from qdqbridge.onnx_io.inference.shapes import declared_types
 
 _Read = TypeVar("_Read")
-from qdqbridge.onnx_io.inference.shapes import declared_types
 
 # ---- low-rank adapters in files of onnxruntime: arrays by the names of a model's inputs ----------
 # Such a model reads the matrices of its adapters from inputs, which may have initializers without
