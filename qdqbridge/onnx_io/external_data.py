@@ -196,7 +196,7 @@ _TRIES, _PAUSE = 7, 0.02
 """How often a model is read, and how many seconds lie between; each time twice as many."""
 
 
-def settled(read: Callable[[], _Read], path: Path) -> _Read:
+def read_unchanged(read: Callable[[], _Read], path: Path) -> _Read:
     """Returns what is read of a model that somebody else may be writing.
 
     Args:

@@ -11,7 +11,7 @@ from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.types import Shape
 from qdqbridge.errors import ModelFileError
 from qdqbridge.onnx_io.assembly import Assembly
-from qdqbridge.onnx_io.external_data import file_bytes, settled
+from qdqbridge.onnx_io.external_data import file_bytes, read_unchanged
 from qdqbridge.tflite_io.conversion import FileState, SubgraphConversion, UnknownForm, named, refuse
 from qdqbridge.tflite_io.operators import ROWS
 from qdqbridge.tflite_io.schema import Model, parsed
@@ -40,7 +40,7 @@ def read(
     """
     file = Path(path)
     try:
-        return settled(lambda: _graph(parsed(_content(file), str(file)), file, normal), file)
+        return read_unchanged(lambda: _graph(parsed(_content(file), str(file)), file, normal), file)
     except UnknownForm as error:
         raise ModelFileError(
             "the TFLite file contradicts itself", where=str(file), why=str(error)

@@ -167,7 +167,10 @@ def static_reshape(node: Node, context: RuleContext) -> Proposal:
         if written is None:
             return None
         made = ReshapeAttrs(written)
-    value = result(node.op, made, node.inputs[:1], node.output.type, node.origin, node.output.name)
+    type_ = node.output.type
+    if not target:  # of a vector without elements, whose numbers ONNX's inference does not know
+        type_ = type_.with_shape(())
+    value = result(node.op, made, node.inputs[:1], type_, node.origin, node.output.name)
     return Replace({node.output: value})
 
 
@@ -206,6 +209,8 @@ def _made(value: Value, known: dict[Value, Extents | None], depth: int) -> Exten
     if value.constant is not None:
         small = value.constant.size <= MOST and value.constant.dtype.is_integer
         return [int(x) for x in value.constant.numpy().reshape(-1)] if small else None
+    if value.type.shape == (0,):
+        return []
     node = value.producer
     if node is None or depth > _DEPTH or value.type.dtype not in (DType.INT32, DType.INT64):
         return None

@@ -20,7 +20,7 @@ from qdqbridge.core.ops.folding import Budget
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
 from qdqbridge.onnx_io.codecs import OLDEST_READ
 from qdqbridge.onnx_io.control_flow.branches import take_branches
-from qdqbridge.onnx_io.external_data import adapt, read_adapter, settled
+from qdqbridge.onnx_io.external_data import adapt, read_adapter, read_unchanged
 from qdqbridge.onnx_io.file_nodes import KeptFile, kept_file
 from qdqbridge.onnx_io.inference.node_types import nested_type
 from qdqbridge.onnx_io.inference.shapes import declared_types, shape_of
@@ -77,7 +77,7 @@ def read(
         del apart  # the graph holds of it what it needs
         return found
 
-    return settled(graph, path)
+    return read_unchanged(graph, path)
 
 
 def _forget_defaults(graph: onnx.GraphProto) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 from qdqbridge.core.ops.attributes import (
     AxisAttrs,
@@ -14,7 +15,7 @@ from qdqbridge.core.ops.attributes import (
 )
 from tests.core.canonical.at_work import settled
 from tests.core.canonical.written_out import Make, halves, made, reshaped, vector
-from tests.onnx_models import Builder, load, ops
+from tests.onnx_models import Builder, canonical, load, ops
 
 # ---- changes of shape --------------------------------------------------------------------------
 
@@ -43,6 +44,33 @@ def test_flattens_along_other_axes_are_reshapes() -> None:
         flat = made(lambda b, x, a=axis: b.op("Flatten", x, axis=a), [2, 3, 4, 5])
         assert flat.digest == made(reshaped(*target), [2, 3, 4, 5]).digest
         assert ops(flat) == ["Reshape"]
+
+
+def test_a_target_of_no_elements_makes_a_scalar() -> None:
+    """The run has nothing to tell of it; the scalars of a Loop have a rank too."""
+    b = Builder(13)
+    target = b.input("target", [0], TensorProto.INT64)
+    b.output(b.op("Reshape", b.input("x", [], TensorProto.INT64), target), None, TensorProto.INT64)
+    assert canonical(b.model()).nodes == []
+
+    b = Builder(13)
+    state, going = helper.make_tensor_value_info("s", 1, None), TensorProto.BOOL
+    names = (("i", TensorProto.INT64), ("c", going))
+    inputs = [helper.make_tensor_value_info(name, kind, []) for name, kind in names]
+    results = [
+        helper.make_tensor_value_info("c2", going, []),
+        helper.make_tensor_value_info("s2", 1, None),
+    ]
+    nodes = [
+        helper.make_node("Add", ["s", "s"], ["s2"]),
+        helper.make_node("Identity", ["c"], ["c2"]),
+    ]
+    body = helper.make_graph(nodes, "body", [*inputs, state], results)
+    given = [b.input("n", [], TensorProto.INT64), b.init(np.array(True)), b.init(np.float32(1))]
+    made = b.op("Loop", *given, body=body)
+    b.output(b.op("Reshape", made, b.init(np.zeros(0, np.int64))), None)
+    (loop,) = canonical(b.model()).nodes
+    assert loop.output.type.shape == ()
 
 
 def test_an_empty_tensor_keeps_its_target() -> None:

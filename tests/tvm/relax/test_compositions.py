@@ -44,6 +44,7 @@ def test_the_deviation_around_a_large_mean() -> None:
              outputs=3)  # fmt: skip
     for index, extent in enumerate((8, 1, 1)):
         b.output(y if index == 0 else f"{y}:{index}", ["n", extent])
+    b.output(b.op("MeanVarianceNormalization", "x", axes=[1]), ["n", 8])
     x = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32) + 1000
     found = list(qb.compile(canonical(b.model()), UNOPTIMIZED).run({"x": x}).values())
     wide = x.astype(np.float64)
@@ -52,6 +53,7 @@ def test_the_deviation_around_a_large_mean() -> None:
     np.testing.assert_allclose(found[0], (wide - wide.mean(axis=1, keepdims=True)) / deviation,
                                atol=2e-4)  # fmt: skip
     np.testing.assert_allclose(found[2], 1 / deviation, rtol=1e-5)
+    np.testing.assert_allclose(found[3], found[0], rtol=1e-4)
 
 
 def _normalized() -> Graph:

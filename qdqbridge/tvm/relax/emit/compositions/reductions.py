@@ -56,7 +56,20 @@ def _layer_normalization(context: CompositionContext) -> Sequence[Expr]:
     return [result for index, result in enumerate(results) if context.asks(index)]
 
 
-NORMS: Mapping[str, Composition] = {"LayerNormalization": _layer_normalization}
+def _mean_variance_normalization(context: CompositionContext) -> Sequence[Expr]:
+    """The data less their mean, by their deviation; ONNX's definition as above, onnxruntime not."""
+    kind, x = context.dtype(context.arg(0)), wide(context, context.arg(0))
+    axes = [*context.onnx.ints("axes", [0, 2, 3])]
+    centred = context("subtract", x, context("mean", x, axis=axes, keepdims=True))
+    variance = context("mean", context("multiply", centred, centred), axis=axes, keepdims=True)
+    deviation = context("add", context("sqrt", variance), context.number(1e-9, x))
+    return [context.cast(context("divide", centred, deviation), kind)]
+
+
+NORMS: Mapping[str, Composition] = {
+    "LayerNormalization": _layer_normalization,
+    "MeanVarianceNormalization": _mean_variance_normalization,
+}
 """By the operator's name in ONNX's own domain."""
 
 
