@@ -462,7 +462,9 @@ def _gated(b, x, rng):
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("ends", ["regression", "gates", "transposed", "scaled inside"])
+@pytest.mark.parametrize(
+    "ends", ["regression", "gates", "transposed", "scaled inside", "residual", "recurrent"]
+)
 def test_pixels_for_a_model_of_numbers_around_one_are_told(ends, seed):
     """Networks without normalization or classes; right data and scaling inside are not told."""
     rng = np.random.default_rng(seed)
@@ -472,13 +474,24 @@ def test_pixels_for_a_model_of_numbers_around_one_are_told(ends, seed):
         x = b.op("Mul", x, b.init(np.float32(1 / 255)))
     if ends == "gates":
         y = _gated(b, x, rng)
+    elif ends == "recurrent":
+        steps = b.op("Transpose", b.op("Reshape", x, b.init(np.array([-1, 8, 8]))), perm=[1, 0, 2])
+        drawn = [rng.standard_normal((1, 96, side)) / np.sqrt(side) for side in (8, 32)]
+        weights = [b.init(array.astype(np.float32)) for array in drawn]
+        layer = b.op("GRU", steps, *weights, outputs=2, hidden_size=32)
+        y = b.op("Squeeze", f"{layer}:1", b.init(np.array([0])))
     else:
         if ends == "transposed":
             x = b.op("Reshape", x, b.init(np.array([-1, 8, 8])))
             x = b.op("Reshape", b.op("Transpose", x, perm=[0, 2, 1]), b.init(np.array([-1, 64])))
         weight = (rng.standard_normal((64, 32)) / 8).astype(np.float32)
         y = b.op("Relu", b.op("MatMul", x, b.init(weight)))
-    last = (rng.standard_normal((32 if ends != "gates" else 64, 3)) / 4).astype(np.float32)
+        if ends == "residual":
+            whole = b.init((rng.standard_normal((32, 64)) / 6).astype(np.float32))
+            y = b.op("Add", b.op("MatMul", y, whole), x)
+    last = (rng.standard_normal((64 if ends in ("gates", "residual") else 32, 3)) / 4).astype(
+        np.float32
+    )
     b.output(b.op("MatMul", y, b.init(last)))
     graph = canonical(b.model())
     right = rng.uniform(0, 1, (24, 64)).astype(np.float32)

@@ -146,6 +146,20 @@ def test_what_has_no_rule_stays_float_and_says_why():
     )
 
 
+def test_what_computes_with_extents_alone_is_not_left_float():
+    """Half of an extent, through floats, is nothing that anybody would quantize."""
+
+    def make(b, x):
+        extent = b.op("Cast", b.op("Gather", b.op("Shape", x), b.init(np.int64(3))), to=1)
+        half = b.op("Cast", b.op("Floor", b.op("Div", extent, b.init(np.float32(2)))), to=7)
+        ends = b.op("Unsqueeze", half, b.init(np.array([0])))
+        part = b.op("Slice", x, b.init(np.array([0])), ends, b.init(np.array([3])))
+        return conv(b, b.op("CumSum", part, b.init(np.int64(1))), 3)
+
+    _, result = planned(make, 3, 4, "w")
+    assert [node.op.name for node in result.floats] == ["ai.onnx::Slice", "CumSum"]
+
+
 def two_convs(b, x):
     return conv(b, b.op("Relu", conv(b, x, 3)), 8)
 

@@ -21,7 +21,7 @@ answers with thousands.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION, SOFTMAX
 from qdqbridge.core.ops.table import OPERATORS
 from qdqbridge.core.ops.unary import HARD_SIGMOID, SIGMOID, TANH
 from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.targets.running import Runner
 
 # ---- Samples that say nothing of others ----------------------------------------------------------
@@ -241,8 +242,7 @@ def _by_file_range(graph: Graph, samples: Samples) -> str:
         if node is None or found is None:
             continue
         what, unit = found
-        runner = Runner(graph, [node.output])
-        squares = [np.mean(runner.run(s)[0].astype(np.float64) ** 2) for s in samples]
+        squares = [np.mean(made**2) for made in _sums(graph, node, samples)]
         size = float(np.sqrt(np.mean(squares)))
         if size >= _LOUD and _QUIET <= size / unit <= _USUAL:
             name = node.origin.nodes[0] if node.origin.nodes else node.output.name
@@ -254,16 +254,31 @@ def _by_file_range(graph: Graph, samples: Samples) -> str:
 
 
 def _first_product(value: Value) -> Node | None:
-    """Returns the one product with a weight that reads an input, past what moves data."""
-    while len(value.users) == 1:
-        node = next(iter(value.users))[0]
-        if node.op.flow is Flow.ACCUMULATE:
+    """Returns the first product with a weight that reads an input, past what moves data."""
+    waiting = [value]
+    while waiting:
+        for node, _ in waiting.pop(0).users:
             weight = node.optional(1)
-            return node if weight is not None and weight.is_constant else None
-        if node.op.flow is not Flow.MOVE or len(node.outputs) != 1:
-            return None
-        value = node.output
+            if node.op.flow is Flow.ACCUMULATE or _is_recurrent(node):
+                if weight is not None and weight.is_constant:
+                    return node
+            elif node.op.flow is Flow.MOVE and len(node.outputs) == 1:
+                waiting.append(node.output)
     return None
+
+
+def _is_recurrent(node: Node) -> bool:
+    record = node.attributes
+    return isinstance(record, OpaqueAttrs) and record.op_type in ("RNN", "GRU", "LSTM")
+
+
+def _sums(graph: Graph, node: Node, samples: Samples) -> Iterator[NDArray[Any]]:
+    """Yields what a product makes of each sample; of a recurrent layer, of what it is fed."""
+    runner = Runner(graph, [node.operand(0) if _is_recurrent(node) else node.output])
+    weight = node.operand(1).constant if _is_recurrent(node) else None
+    for sample in samples:
+        made = runner.run(sample)[0].astype(np.float64)
+        yield made if weight is None else made @ weight.numpy()[0].T.astype(np.float64)
 
 
 def _file_range(arrays: Sequence[NDArray[Any]]) -> tuple[str, float] | None:

@@ -7,7 +7,7 @@ quantized; the values inside are never rounded, so they need no parameters.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -37,9 +37,11 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import Flow, geometry_of
 from qdqbridge.core.graph.types import QuantParams, TensorType
+from qdqbridge.core.ops.conversion import CAST
 from qdqbridge.core.ops.elementwise import ADD, CONCAT, DIV, MAX, MIN, MUL, PRELU, SUB, WHERE
 from qdqbridge.core.ops.matmul import GEMM, MATMUL
 from qdqbridge.core.ops.selection import PAD
+from qdqbridge.core.ops.shape_values import SHAPE
 from qdqbridge.core.ops.unary import RELU
 from qdqbridge.errors import UnsupportedTargetError
 
@@ -265,12 +267,13 @@ class _QuantizationPlanner:
                 self._reach_for_clamp(node)
 
     def _treat(self, nodes: Sequence[Node]) -> None:
+        indices = {node for node in _of_extents(nodes) if self._rule_for(node) is None}
         for node in nodes:
             rule = self._rule_for(node)
             if node in self.overrides.floats:
                 self.floats[node] = self.overrides.floats[node]
             # What moves elements has no rule: it follows the values that it moves.
-            elif node.op.flow is Flow.MOVE or not has_floats(node):
+            elif node.op.flow is Flow.MOVE or not has_floats(node) or node in indices:
                 continue
             elif rule is None:
                 self.floats[node] = self.target.why_float(node)
@@ -549,7 +552,26 @@ def _worth_quantizing(node: Node) -> bool:
 def has_floats(node: Node) -> bool:
     """False for arithmetic of indices and extents, which nobody would quantize."""
     values = [*(v for _, v in node.data_operands()), *node.outputs]
-    return any(not isinstance(v.type, TensorType) or v.type.dtype.is_float for v in values)
+    return any(map(_has_float_type, values))
+
+
+def _of_extents(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Yields what computes with nothing but extents and constants, and so is the same for all data.
+
+    Casts of integers are among it: they compute nothing.
+    """
+    known: set[Value] = set()
+    for node in nodes:
+        read = [v for v in node.inputs if v is not None and not v.is_constant]
+        if node.op is SHAPE or (read and known.issuperset(read)):
+            known.update(node.outputs)
+            yield node
+        elif node.op is CAST and not any(_has_float_type(v) for v in read):
+            yield node
+
+
+def _has_float_type(value: Value) -> bool:
+    return not isinstance(value.type, TensorType) or value.type.dtype.is_float
 
 
 def _is_float32(value: Value) -> bool:
