@@ -153,6 +153,8 @@ def _scale_and_shift(t: Array, groups: NormalizedGroups, gamma: Array, beta: Arr
 
 def _real_normalization(groups: NormalizedGroups, x: Array, epsilon: float) -> Array:
     """Returns x normalized: statistics in float64, the elements in the dtype of ``x``."""
+    if not x.size:
+        return x  # rows of nothing have no mean
     shifted = groups.split(x)
     axes, wide = groups.axes(shifted), shifted.astype(accumulation_dtype(x))
     mean = wide.mean(axis=axes, keepdims=True) if groups.centred else np.zeros(())
