@@ -32,6 +32,7 @@ from qdqbridge.core.ops.normalization import (
     LAYER_NORMALIZATION,
     RMS_NORMALIZATION,
 )
+from qdqbridge.core.ops.shapes import laid_along
 from qdqbridge.core.ops.unary import ABS, LEAKY_RELU, NEG, RELU
 
 Array = NDArray[Any]
@@ -149,11 +150,6 @@ def is_float32(value: Value) -> bool:
     return isinstance(value.type, TensorType) and str(value.type.dtype) == "float32"
 
 
-def along(vector: Array, axis: int, rank: int) -> Array:
-    """Returns a vector shaped to lie along ``axis`` of a tensor of ``rank`` axes."""
-    return vector.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
-
-
 # ---- paths ---------------------------------------------------------------------------------------
 # Where the channels of a tensor go: through what keeps a factor, to the products that read them.
 #
@@ -216,7 +212,7 @@ def reach(outputs: Iterable[Value], value: Value, axis: int) -> Reach:
     """
     shape = _concrete_shape(value)
     axis %= len(shape)
-    numbers = np.arange(shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    numbers = laid_along(np.arange(shape[axis]), axis, len(shape))
     walk = _PathWalk(set(outputs))
     walk.follow(value, np.broadcast_to(numbers, shape))
     return walk.found

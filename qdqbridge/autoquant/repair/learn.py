@@ -21,13 +21,14 @@ from qdqbridge.autoquant.planning.plan import Derived, QuantizationPlan, Weight
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.profiling.stats import comparable
 from qdqbridge.autoquant.repair.gptq import columns, loss, rounded_rows
-from qdqbridge.autoquant.repair.layers import ProductLayer, along, layer_of
+from qdqbridge.autoquant.repair.layers import ProductLayer, layer_of
 from qdqbridge.autoquant.repair.sweep import SAMPLES, Batches, sweep
 from qdqbridge.core.graph.copying import Slot, with_constants
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.matmul import DENSE, GEMM
+from qdqbridge.core.ops.shapes import laid_along
 
 # ---- Full bias correction in one sweep -----------------------------------------------------------
 # Rounding weights shifts the mean of what a product computes; errors of earlier layers shift it
@@ -117,7 +118,7 @@ class Correcting:
         if not shift.any():
             return None
         self.shifts[node] = shift
-        return along(shift, place.axis, rank)
+        return laid_along(shift, place.axis, rank)
 
 
 def correction(errors: Batches) -> Array:
@@ -191,7 +192,7 @@ def _corrected_bias(plan: QuantizationPlan, place: CorrectionPlace, shift: Array
     if array.size == place.channels:
         return array + (shift / factor).reshape(array.shape)
     rank = max(array.ndim, 1 if index == 2 else (node.output.rank or 1))
-    return array + along(shift / factor, place.axis if index != 2 else 0, rank)
+    return array + laid_along(shift / factor, place.axis if index != 2 else 0, rank)
 
 
 def _with_room(decision: Decision) -> Decision:

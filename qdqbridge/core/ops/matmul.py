@@ -46,6 +46,7 @@ from qdqbridge.core.ops.build import permuted_params
 from qdqbridge.core.ops.shapes import (
     differ,
     known,
+    laid_along,
     per_channel,
     per_tensor,
     result_shape,
@@ -420,7 +421,7 @@ def _moved_params(
     if known is None or params.blocked or params.axis is None:
         return None
     count = known[params.axis]
-    along = np.arange(count).reshape([-1 if i == params.axis else 1 for i in range(len(known))])
+    along = laid_along(np.arange(count), params.axis, len(known))
     moved = row.compute(attributes, (np.broadcast_to(along, known),))[0]
     if not moved.size:
         return None

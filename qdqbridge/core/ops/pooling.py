@@ -27,6 +27,7 @@ from qdqbridge.core.ops.shapes import (
     elements_read,
     extents,
     fitted,
+    laid_along,
     padded,
     per_tensor,
     spatial_lengths,
@@ -71,7 +72,7 @@ def window_counts(attrs: PoolAttrs, x: Array) -> Array:
             out[i], size, attrs.strides[i], attrs.kernel_shape[i], attrs.dilations[i],
             (attrs.pads[i], attrs.pads[i + rank]), with_padding=attrs.count_include_pad,
         )  # fmt: skip
-        counts = counts * along.reshape([-1 if j == i + 2 else 1 for j in range(rank + 2)])
+        counts = counts * laid_along(along, i + 2, rank + 2)
     return counts
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.operator import Array, Flow, OnnxOp, Operands, Row, Types
 from qdqbridge.core.ops.attributes import ResizeAttrs
+from qdqbridge.core.ops.shapes import laid_along
 from qdqbridge.core.ops.stored import moved, present
 
 OF_OPSET_11 = "tf_half_pixel_for_nn"
@@ -132,10 +133,6 @@ def interpolated_axes(attributes: ResizeAttrs, shape: tuple[int, ...]) -> tuple[
     return usual if usual is not None and set(scaled) <= set(usual) else scaled
 
 
-def _along(vector: Array, axis: int, rank: int) -> Array:
-    return vector.reshape([-1 if i == axis else 1 for i in range(rank)])
-
-
 def _linear(attributes: ResizeAttrs, x: Array) -> Array:
     f = x.dtype.type
     lower: dict[int, Array] = {}
@@ -151,7 +148,7 @@ def _linear(attributes: ResizeAttrs, x: Array) -> Array:
         same = lower[axis] == upper[axis]
         to_lower = np.where(same, f(0.5), np.abs(where - lower[axis].astype(f)))
         to_upper = np.where(same, f(0.5), np.abs(where - upper[axis].astype(f)))
-        weights[axis] = (_along(to_upper, axis, x.ndim), _along(to_lower, axis, x.ndim))
+        weights[axis] = (laid_along(to_upper, axis, x.ndim), laid_along(to_lower, axis, x.ndim))
     total: Array | None = None
     for corner in itertools.product((0, 1), repeat=len(axes)):
         values, weight = x, None
@@ -206,10 +203,10 @@ def _cubic_axis(attributes: ResizeAttrs, x: Array, axis: int, *, innermost: bool
         ]
         whole = ((f(0) + weights[0] + weights[1]) + weights[2]) + weights[3]
     total: Array | None = None
-    whole = _along(whole, axis, x.ndim)
+    whole = laid_along(whole, axis, x.ndim)
     for tap, weight in zip(taps, weights, strict=True):
         values = x.take(np.clip(tap, 0, length - 1), axis=axis)
-        column = _along(weight, axis, x.ndim)
+        column = laid_along(weight, axis, x.ndim)
         term = column / whole * values if innermost else values * column / whole
         total = term if total is None else total + term
     assert total is not None
@@ -222,7 +219,7 @@ def _outside(attributes: ResizeAttrs, shape: tuple[int, ...], dtype: Any) -> Arr
     outside = np.zeros((1,) * rank, np.bool_)
     for axis in range(rank):
         where = coordinates(attributes, shape, axis, dtype)
-        outside = outside | _along((where < 0) | (where > shape[axis] - 1), axis, rank)
+        outside = outside | laid_along((where < 0) | (where > shape[axis] - 1), axis, rank)
     return outside
 
 

@@ -18,7 +18,7 @@ from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.numerics import rounded_to
 from qdqbridge.core.graph.operator import Array, Attributes, Flow, Operands, Row
 from qdqbridge.core.ops.attributes import LinearAttrs
-from qdqbridge.core.ops.shapes import differ, known
+from qdqbridge.core.ops.shapes import differ, known, laid_along
 from qdqbridge.core.ops.stored import present
 
 
@@ -37,7 +37,7 @@ def aligned(parameter: Array, attributes: LinearAttrs, shape: tuple[int, ...]) -
     if parameter.ndim == 1 and not attributes.block_size:
         if parameter.shape[0] != shape[axis]:
             raise ValueError(f"parameters of shape {parameter.shape} for {shape}, axis {axis}")
-        return parameter.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+        return laid_along(parameter, axis, len(shape))
     if parameter.ndim != len(shape) or not all(parameter.shape):
         raise ValueError(f"parameters of shape {parameter.shape} for blocks of {shape}")
     size = attributes.block_size or -(-shape[axis] // parameter.shape[axis])
@@ -145,7 +145,7 @@ def _simulate(attributes: SimulatedAttrs, operands: Operands) -> tuple[Array, ..
     if int(code) == DISABLED:
         return (x,)
     scale, zero_point, low, high = (
-        _along(number.astype(x.dtype), attributes.axis, x.ndim) for number in numbers
+        laid_along(number.astype(x.dtype), attributes.axis, x.ndim) for number in numbers
     )
     for dtype, number in FLOAT_CODES.items():
         if int(code) == number:
@@ -156,12 +156,6 @@ def _simulate(attributes: SimulatedAttrs, operands: Operands) -> tuple[Array, ..
     # fmax takes the number where the other operand is NaN.
     codes = np.minimum(np.fmax(shifted, low), high)
     return (np.asarray((codes - zero_point) * scale, x.dtype),)
-
-
-def _along(number: Array, axis: int | None, rank: int) -> Array:
-    if axis is None or number.ndim == 0:
-        return number
-    return number.reshape([-1 if i == axis else 1 for i in range(rank)])
 
 
 def _check_simulated_quant(node: Node, _: Attributes) -> Iterator[str]:

@@ -35,6 +35,19 @@ def sliced(extent: int, start: int, end: int, step: int) -> range:
     return range(extent)[slice(0 if step < 0 and start < -extent else start, end, step)]
 
 
+def laid_along(vector: Array, axis: int | None, rank: int) -> Array:
+    """Returns a vector as it is combined with tensors of ``rank`` axes, along one of them.
+
+    Args:
+        vector: Shape [n]; a single number without an axis stays as it is.
+        axis: From either end.
+        rank: Of the tensors.
+    """
+    if axis is None or vector.ndim == 0:
+        return vector
+    return vector.reshape([-1 if other == axis % rank else 1 for other in range(rank)])
+
+
 def known(value: Value | None, axis: int) -> int | None:
     """Returns the extent of an axis where it is a number; negative axes count from the end."""
     if value is None or value.type.shape is None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.ops.accumulator import LIMIT
+from qdqbridge.core.ops.shapes import laid_along
 from qdqbridge.targets.profiles.file_view import (
     FileEncoding,
     FileNode,
@@ -158,10 +159,8 @@ def sums_leave_int32(view: FileView, node: FileNode, bias: str) -> bool:
     if codes is None or w.block_size or (not rows and len(sizes) > 2):
         return True
     zero = np.zeros(1) if w.zero_point is None else w.zero_point.astype(np.float64)
-    along = [-1 if axis == w.axis % len(sizes) else 1 for axis in range(len(sizes))]
-    centred = codes.astype(np.float64) - (
-        zero.reshape(along) if zero.size > 1 else zero.reshape(())
-    )
+    zero = laid_along(zero, w.axis, len(sizes)) if zero.size > 1 else zero.reshape(())
+    centred = codes.astype(np.float64) - zero
     weights = (centred if rows else centred.T).reshape(-1, terms)
     ends = np.stack([weights * min(low, 0), weights * max(high, 0)])
     largest = np.maximum(ends.max(axis=0).sum(axis=1), -ends.min(axis=0).sum(axis=1))

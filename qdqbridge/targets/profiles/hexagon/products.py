@@ -25,6 +25,7 @@ from qdqbridge.core.ops.elementwise import ADD, SUB
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION
 from qdqbridge.core.ops.selection import PAD
+from qdqbridge.core.ops.shapes import laid_along
 from qdqbridge.core.ops.table import BY_NAME
 from qdqbridge.core.rewrite import Proposal, Replace, RuleContext, replaced, rule
 from qdqbridge.targets.profiles.file_view import FileEncoding, FileNode, FileView, is_quantize
@@ -630,7 +631,7 @@ def stretched_weights(node: Node, context: RuleContext) -> Proposal:
     finer = _finer_bias(bias, powers)
     if own is None or (bias is not None and finer is None):
         return None
-    data = (codes << _along(powers, params.axis, codes.ndim)).astype(np.int8)
+    data = (codes << laid_along(powers, params.axis, codes.ndim)).astype(np.int8)
     operands = {(node, 1): constant(data, own, weight.name)}
     return Replace(operands=operands if finer is None else operands | {(node, 2): finer})
 
@@ -665,10 +666,6 @@ def _finer(params: QuantParams, powers: Array, dtype: DType) -> QuantParams | No
         params, storage_dtype=dtype, scale=scale, zero_point=zeros,
         qmin=int(dtype.qmin), qmax=int(dtype.qmax),
     )  # fmt: skip
-
-
-def _along(powers: Array, axis: int | None, rank: int) -> Array:
-    return powers if axis is None else powers.reshape([-1 if a == axis else 1 for a in range(rank)])
 
 
 def _finer_bias(bias: Value | None, powers: Array) -> Value | None:

@@ -16,6 +16,7 @@ from qdqbridge.core.ops.accumulator import centered
 from qdqbridge.core.ops.build import constant, dequantized, quantized, requantized, retyped
 from qdqbridge.core.ops.elementwise import WHERE
 from qdqbridge.core.ops.normalization import SOFTMAX
+from qdqbridge.core.ops.shapes import laid_along
 from qdqbridge.core.rewrite import Proposal, Replace, Rule, RuleContext, rule, stored_behind
 from qdqbridge.tflite_io.counterparts import COUNTERPARTS
 from qdqbridge.tflite_io.writer.rows.kernels import activation, product
@@ -194,9 +195,8 @@ def _around_zero(
     largest = np.abs(dequantize(stored, old)).max(axis=others, initial=0.0)
     scale = np.where(fits, old.scale, largest / np.float32(limits[1])).astype(np.float32)
     params = QuantParams(DType.INT8, scale, np.zeros(len(scale), np.int32), axis)
-    along = [-1 if other == axis else 1 for other in range(codes.ndim)]
     rounded = quantize(dequantize(stored, old), params)
-    kept = np.where(fits.reshape(along), codes, rounded).astype(np.int8)
+    kept = np.where(laid_along(fits, axis, codes.ndim), codes, rounded).astype(np.int8)
     return params, Constant.of(kept), int(np.count_nonzero(~fits))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import te
 
-from qdqbridge.core.ops.shapes import covered, elements_read, span, window_count
+from qdqbridge.core.ops.shapes import covered, elements_read, laid_along, span, window_count
 from qdqbridge.tvm.qnn.dialect.arithmetic import BLOCK, Prim, saturated, stage, tirx
 from qdqbridge.tvm.qnn.dialect.context import (
     REQUIRED,
@@ -129,7 +129,7 @@ def _populations(
             number, extents[i], strides[i], size[i], dilation[i], (pads[i], pads[i + rank]),
             with_padding=bool(context.attr("count_include_pad")),
         )  # fmt: skip
-        total = total * along.reshape([-1 if j == i else 1 for j in range(rank)])
+        total = total * laid_along(along, i, rank)
     return np.asarray([total.flat[0]]) if (total == total.flat[0]).all() else total
 
 
