@@ -43,7 +43,10 @@ def exported(model: Case) -> list[str]:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4
         session = exact_session(path, options)
+    summed = any(node.op_type == "Einsum" for node in model.model.graph.node)
     for extents in model.feeds:
+        if summed and 0 in extents.values():
+            continue  # an Einsum of nothing ends onnxruntime's process
         inputs = model.inputs(extents)
         try:
             expected = qb.evaluate(graph, inputs)
