@@ -25,6 +25,7 @@ from qdqbridge.core.ops.attributes import (
     SoftmaxAttrs,
 )
 from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION
+from qdqbridge.errors import QdqBridgeError
 from qdqbridge.tvm.byoc.pattern import Applied, FixedTerm, Group, Match, Tensor, Term
 from qdqbridge.tvm.byoc.records import (
     BatchMatmul,
@@ -166,6 +167,7 @@ def _root(match: Match) -> Applied:
 def accumulation(match: Match, weight_axis: int | None) -> dict[str, Any]:
     """Returns the fields that all accumulating operators have."""
     acc = _root(match)
+    _check_names(match)
     x, w = PRODUCT.operands
     requantize, dequantize = match.call("requantize"), match.call("dequantize")
     fields: dict[str, Any] = {
@@ -189,6 +191,23 @@ def accumulation(match: Match, weight_axis: int | None) -> dict[str, Any]:
         return {**fields, "output": plain(match.root)}
     fields["rounding"] = attr(quantize, "rounding", "TONEAREST")
     return {**fields, "output": result(match, quantize, QUANTIZE)}
+
+
+def _check_names(match: Match) -> None:
+    """Refuses a pattern of a vendor's that takes a clip or a bias and does not name it."""
+    inside = {call.op for call in match.calls}
+    unread = {"clip"} & inside - match.captures.keys()
+    if not {"bias", "float_bias"} & match.captures.keys():
+        unread |= {"add", "nn.bias_add"} & inside
+    if not {"requantize", "dequantize"} & match.captures.keys():
+        unread |= {"qnn.requantize", "qnn.dequantize"} & inside
+    if unread:
+        raise QdqBridgeError(
+            f"the record would not have the {' and the '.join(sorted(unread))} of the pattern",
+            why="descriptions read what the pattern names",
+            fix="name calls .named('requantize') and .named('clip'), the bias's constant "
+            ".named('bias')",
+        )
 
 
 def _scale_of_call(call: Applied) -> NDArray[np.float32]:

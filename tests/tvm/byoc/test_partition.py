@@ -38,7 +38,7 @@ from qdqbridge.tvm.byoc import (
     runnable,
 )
 from qdqbridge.tvm.byoc.coverage import Contents, reasons_of
-from qdqbridge.tvm.byoc.descriptions import other
+from qdqbridge.tvm.byoc.descriptions import convolution, other
 from qdqbridge.tvm.byoc.partition import host_of
 from qdqbridge.tvm.byoc.pattern import Applied, Free, Term
 from qdqbridge.tvm.byoc.records import Record
@@ -352,3 +352,16 @@ def test_operators_are_named_by_what_a_person_finds() -> None:
         "behind 'image'", "behind 'image'", "logits", "behind 'logits'", "mystery",
         "before 'scores'", "scores",
     ]  # fmt: skip
+
+
+def test_a_pattern_that_names_too_little_is_refused() -> None:
+    conv = CallPattern("qnn.conv2d", *[Anything()] * 6).named("op")
+    biased = CallPattern("add", conv, Anything())
+    rounded = CallPattern("qnn.requantize", biased, *[Anything()] * 4)
+    module = qb.to_relax(qb.load(MODELS / "digits_cnn_u8s8_per_channel.onnx"))[0]
+    for pattern, unread in (
+        (rounded.named("requantize"), "the add of the pattern"),
+        (rounded, "the add and the qnn.requantize of the pattern"),
+    ):
+        with pytest.raises(QdqBridgeError, match=f"would not have {unread}"):
+            partition(module, Table("npu", (Entry("conv", pattern, convolution),)))

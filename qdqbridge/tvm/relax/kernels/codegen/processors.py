@@ -49,7 +49,7 @@ class Dot:
         centre: What activations have less than codes of uint8: 128 where it takes int8. Sums begin
             with as much more: ``centre * sum(w)``.
         code_bits: Bits of unsigned codes that it multiplies with int8, as blocks of weights are
-            stored; 0 where there is no such product.
+            stored, by AVX2's or TVM's own instructions; 0 where there is no such product.
         codes_added: As ``added``, of four codes in a lane, where that takes fewer.
     """
 
