@@ -108,7 +108,7 @@ def test_tflite_files_are_models_too(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 TABLE = """
-from qdqbridge.tvm.byoc import canonical
+from qdqbridge.tvm.byoc import Table, canonical
 
 TABLE = canonical("npu").only("conv2d", "dense")
 NUMBER = 3
@@ -116,6 +116,10 @@ NUMBER = 3
 
 def made():
     return TABLE
+
+
+conv = canonical().entry("conv2d").checked(lambda record: [] if record.misspelled else [])
+FAILING = Table("npu", (conv,))
 """
 
 
@@ -159,6 +163,7 @@ def test_partition_of_several_models_with_a_table_of_a_file(
     [
         ("{npu}:NUMBER", "it is int"), ("{npu}:nothing", "it is not defined"),
         ("{npu}x.py:TABLE", "FileNotFoundError"), ("{bad}:TABLE", "ZeroDivisionError"),
+        ("{npu}", "npu.py:TABLE, with the name"), ("{npu}:FAILING", "line 12\n  why    Attribute"),
     ],
 )  # fmt: skip
 def test_what_is_no_table_is_refused(

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from runpy import run_path
+from traceback import extract_tb
 from typing import Any, Literal, Protocol, TypeAlias
 
 from qdqbridge.core.arguments import RELAY_INSTALL
 from qdqbridge.core.graph.copying import with_numbers
 from qdqbridge.core.graph.graph import Graph
-from qdqbridge.errors import InputDataError, UnsupportedTargetError
+from qdqbridge.errors import InputDataError, QdqBridgeError, UnsupportedTargetError
 from qdqbridge.tvm.byoc.constraints import Constraints, Limits
 from qdqbridge.tvm.byoc.coverage import Coverage, coverage, reasons_of
 from qdqbridge.tvm.byoc.partition import partition
@@ -149,8 +151,9 @@ def partition_model(
             the graph.
     """
     graph = with_numbers(graph, extents or {})
-    shipped = None
+    shipped, file = None, None
     if isinstance(table, str):
+        file = table.rpartition(":")[0]
         table, shipped = _find_pattern_table(table, dialect)
     done: list[Rewrite] = []
     if rewrite:
@@ -158,7 +161,8 @@ def partition_model(
         graph, done = prepare(graph, wanted)
     module = _emitted(graph, dialect, shipped)
     if shipped is None:
-        divided, coverage = partition(module, table)
+        with _of_user(file):
+            divided, coverage = partition(module, table)
     else:
         divided, coverage = partition_shipped(module, shipped)
     return Partitioned(divided, coverage, tuple(done))
@@ -176,15 +180,37 @@ def _find_pattern_table(name: str, dialect: Dialect) -> tuple[Table, ShippedTabl
         raise UnsupportedTargetError(
             f"there is no table '{name}' for {dialect.capitalize()}",
             why=f"there are {', '.join(known)}",
-            fix="use one of these"
+            fix=f"write {name}:TABLE, with the name that the table has in the file"
+            if name.endswith(".py")
+            else "use one of these"
             if shipped
             else "use one of these; tables that TVM ships, such as ethos-u, need the dialect relay",
         )
     return Table(name, ()), shipped[name]
 
 
+@contextmanager
+def _of_user(file: str | None) -> Generator[None]:
+    """Says that an error comes from a user's file, if one of its functions raises it."""
+    try:
+        yield
+    except QdqBridgeError:
+        raise
+    except Exception as error:  # a user's check may raise anything
+        lines = [at.lineno for at in extract_tb(error.__traceback__) if at.filename == file]
+        if not lines:
+            raise
+        raise InputDataError(
+            "a check or description of the table fails",
+            where=f"{file}, line {lines[-1]}",
+            why=f"{type(error).__name__}: {error}",
+            fix="let it return sentences for every record that it is given",
+        ) from error
+
+
 def _table_of_file(file: Path, variable: str) -> Table:
     """Runs a Python file of the user's and returns the table that it calls ``variable``."""
+    sys.path.insert(0, str(file.parent))  # as Python alone does
     try:
         found = run_path(str(file)).get(variable)
         table = found() if callable(found) else found
@@ -195,6 +221,8 @@ def _table_of_file(file: Path, variable: str) -> Table:
             why=f"{type(error).__name__}: {error}",
             fix="run it with Python alone first",
         ) from error
+    finally:
+        sys.path.remove(str(file.parent))
     if not isinstance(table, Table):
         raise InputDataError(
             f"'{variable}' is no pattern table",

@@ -35,6 +35,7 @@ from qdqbridge.tvm.byoc.pattern import (
 from qdqbridge.tvm.byoc.table import Entry, Table
 from qdqbridge.tvm.qnn.origin import label
 from qdqbridge.tvm.relax import dialect
+from qdqbridge.tvm.relax.read.module import is_region
 
 # ---- Relax expressions as terms: Relay's operator names, plain attributes, functions seen through
 
@@ -498,4 +499,7 @@ def composite(function: Any, symbol: str = "", region: str = "") -> Composite:
 def runnable(module: ir.IRModule) -> ir.IRModule:
     """Returns a partitioned module that any build runs without its codegen."""
     lifted: ir.IRModule = LambdaLift()(module)
+    for variable, function in list(lifted.functions_items()):
+        if isinstance(function, relax.Function) and is_region(function):
+            lifted.update_func(variable, function.without_attr("Codegen"))
     return lifted

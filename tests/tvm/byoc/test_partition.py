@@ -109,6 +109,8 @@ def test_a_partitioned_model_runs_to_the_same_bits(path: Path) -> None:
     for divided in (partition(module, few, regions=False)[0], runnable(merged)):
         (found,) = run(divided, {name: x})
         np.testing.assert_array_equal(found, wanted)
+    (found,) = qb.compile(runnable(merged)).run({name: x}).values()
+    np.testing.assert_array_equal(found, wanted)
 
 
 def test_all_operators_run_inside_composites(monkeypatch: pytest.MonkeyPatch) -> None:
