@@ -42,7 +42,9 @@ _RECORDS = """
 
 `describe(composite, table)` returns one of these; a type checker narrows it by `isinstance` and
 `match`.
-All have what `Record` has. Tensors have dtype, shape, scale, zero point and axis.
+All have what `Record` has. Tensors have dtype, shape, scale, zero point and axis; what only moves or
+compares stored integers (a maximum, a table, data movement) has no scale of its own, and both are
+None. Where no limit fits, `entry.checked(function)` asks one of yours.
 """
 _LIMITS = """
 ## Limits
@@ -88,13 +90,25 @@ def _lines() -> Iterator[str]:
         family = f"Family `{kind.family}`{more}. " if kind.family else ""
         summary = inspect.cleandoc(kind.__doc__ or "").splitlines()[0]
         yield f"\n### {kind.__name__}\n\n{family}{_in_markdown(summary)}\n"
-        listed = [f"- `{name}`: {text}\n" for name, text in described(kind).items()]
+        listed = [f"- `{name}`: {text}\n" for name, text in _members(kind).items()]
         yield "".join(["\n" * bool(listed), *listed])
     yield _LIMITS
     told = described(Limits)
     for each in fields(Limits):
         type_ = str(each.type).replace(" | None", "").replace("|", "\\|")
         yield f"| `{each.name}` | `{type_}` | {told[each.name]} |\n"
+
+
+def _members(kind: type) -> Mapping[str, str]:
+    """Returns what a record of its own has: what its docstring says, other fields, properties."""
+    said = described(kind)
+    own = {name: f"`{each}`" for name, each in inspect.get_annotations(kind).items()}
+    plain = {name: text for name, text in own.items() if "ClassVar" not in text}
+    found = {name: said.get(name, text) for name, text in plain.items()} | said
+    for name, value in vars(kind).items():
+        if isinstance(value, property):
+            found[name] = _in_markdown(inspect.cleandoc(value.__doc__ or "").splitlines()[0])
+    return found
 
 
 def _in_markdown(text: str) -> str:
