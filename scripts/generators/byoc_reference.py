@@ -43,8 +43,8 @@ _RECORDS = """
 `describe(composite, table)` returns one of these; a type checker narrows it by `isinstance` and
 `match`.
 All have what `Record` has. Tensors have dtype, shape, scale, zero point and axis; what only moves
-or compares stored integers (a maximum, a table, data movement) has no scale of its own, and both are
-None. Where no limit fits, `entry.checked(function)` asks one of yours.
+or compares stored integers (a maximum, a table, data movement) has no scale of its own, and both
+are None. Where no limit fits, `entry.checked(function)` asks one of yours.
 """
 _LIMITS = """
 ## Limits
