@@ -204,9 +204,9 @@ _WINDOWS = (
     "padding as well. "
 )
 _FLOAT = (
-    "onnxruntime 1.31 adds dequantized values in float32: 1 LSB different in 1 of 700 results "
-    "where the scales are tenths or powers of two (many exact midpoints), in 0 of 140,000 with "
-    "other scales; each is a midpoint within the error of its sum."
+    "onnxruntime 1.31 adds dequantized values in float32: 1 LSB different in up to 1 of 100 "
+    "results where sx / (sy * n) makes exact midpoints (one scale on both sides, tenths, powers of "
+    "two), in 0 of 140,000 elsewhere; each is a midpoint within the error of its sum."
 )
 _FIRST = ("kernel_shape", "strides", "pads", "ceil_mode", "count_include_pad")
 
