@@ -30,6 +30,7 @@ from qdqbridge.onnx_io.reading.older_operators import OLDER
 from qdqbridge.onnx_io.writer import fused
 from qdqbridge.targets.profiles.hexagon import legalizations as hexagon
 from qdqbridge.targets.profiles.openvino import reductions
+from qdqbridge.targets.profiles.ort import legalizations as ort
 from qdqbridge.tflite_io.writer import expansion, rules
 from qdqbridge.tflite_io.writer.rules import ethos
 from qdqbridge.tvm.byoc.rewrites import NAMED, named, rules_for
@@ -91,6 +92,7 @@ SETS: tuple[RuleSet, ...] = (
     RuleSet("TFLite: operators written out", "tflite_io", expansion.RULES, exact=False),
     RuleSet("Ethos-U", "tflite_io", (*ethos.WEIGHTS, *ethos.RULES), exact=False),
     RuleSet("Written for onnxruntime", "onnx_io", fused.FUSED, variants=True),
+    RuleSet("Written for onnxruntime: weights left float", "targets", ort.LEGALIZATIONS),
     RuleSet("Written for Hexagon", "targets", hexagon.LEGALIZATIONS, exact=False),
     RuleSet("Written for OpenVINO", "targets", reductions.LEGALIZATIONS, exact=False),
     RuleSet("Prepared for a backend of TVM", "tvm/byoc", rules_for(named(NAMED)), exact=False),

@@ -31,6 +31,7 @@ from qdqbridge.targets.profiles.hexagon import rules as qnn
 from qdqbridge.targets.profiles.openvino import reductions
 from qdqbridge.targets.profiles.openvino import rules as openvino
 from qdqbridge.targets.profiles.ort import rules as ort
+from qdqbridge.targets.profiles.ort.legalizations import LEGALIZATIONS as KEPT_FLOAT
 
 __all__ = [
     "PROFILES",
@@ -55,13 +56,13 @@ _QNN = ExportProfile(
 )  # fmt: skip
 _ALL = (
     ExportProfile(
-        "ort", "onnxruntime, CPU on x86", ONNXRUNTIME, ort.RULES,
+        "ort", "onnxruntime, CPU on x86", ONNXRUNTIME, ort.RULES, legalizations=KEPT_FLOAT,
         older=Older("int8-past-movers", 20), as_read=True,
     ),
     # Everybody else looks for the activation where training frameworks put it.
     ExportProfile(
         "portable", "any reader of QDQ files", WriterOptions(Clamp.BEFORE),
-        (*portable.RULES, *ort.FUSED_WRONGLY),
+        (*portable.RULES, *ort.FUSED_WRONGLY), legalizations=KEPT_FLOAT,
         exported=(ort.ROUNDED_ACTIVATION,),
     ),
     ExportProfile(

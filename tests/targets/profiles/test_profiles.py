@@ -63,6 +63,13 @@ def with_bias(net: Net, ratio: float) -> str:
     return conv(net, weight=weight, bias=bias)
 
 
+def far_weight(net: Net) -> str:
+    """A float weight of which one number takes the range that one scale has."""
+    weight = np.full((4, 4, 3, 3), 0.04, np.float32)
+    weight[0, 0, 0, 0] = 20
+    return net.constant(weight)
+
+
 def full_bias(net: Net) -> str:
     """A bias from which any product of 1 and a code goes beyond int32."""
     weight = net.dq(net.constant(np.ones((4, 4, 3, 3), S8)), np.float32(0.01), 0, S8)
@@ -265,6 +272,7 @@ BROKEN: dict[str, tuple[str, str, Callable[[Net], str]]] = {
         lambda n: n.fake(n.op("Add", conv(n), n.op("Sin", conv(n))), *Y),
     ),
     "ort_full_bias": ("ort", "room-for-sums", full_bias),
+    "ort_float_weight": ("ort", "float-weight-kept", lambda n: conv(n, weight=far_weight(n))),
     "ort_float_result": ("ort", "result-quantized", lambda n: conv(n, y=None)),
     "ort_result_read_twice": (
         "ort", "result-quantized",
