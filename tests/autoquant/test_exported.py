@@ -119,7 +119,9 @@ def test_a_layer_left_float_keeps_its_weight_in_onnxruntime(tmp_path):
         qb.save(made, tmp_path / "m.onnx", profile, overwrite=True)
         assert qb.load(tmp_path / "m.onnx").digest == made.digest
         plain, fused = (
-            ort.InferenceSession(str(tmp_path / "m.onnx"), only(level)).run(None, FED)[0]
+            np.asarray(
+                ort.InferenceSession(str(tmp_path / "m.onnx"), only(level)).run(None, FED)[0]
+            )
             for level in ("ORT_DISABLE_ALL", "ORT_ENABLE_ALL")
         )
         assert 20 * np.log10(np.linalg.norm(plain) / np.linalg.norm(plain - fused)) > 44

@@ -81,6 +81,8 @@ def test_binary(target: str) -> None:
             pa, pb = params(dtype, 0.031 * fine, 5), params(dtype, 0.0177 * fine, 97)
             py = params(dtype, 0.0213 * fine, 11)
             a, b = every_code(rng, dtype, sa), every_code(rng, dtype, sb)
+            if row == "PRelu" and np.broadcast_shapes(sa, sb) != sa:
+                continue  # a slope is no larger than its input
             expected = contract(row, NO_ATTRIBUTES, (a, b), (pa, pb), py)
             cases.add(f"qnn.{name}", [a, b, *all_args(pa, pb, py)], {}, expected)
     p8, p16, py = params("uint8", 0.031, 5), params("int16", 0.0177, 0), params("int8", 0.02, 1)
