@@ -86,7 +86,7 @@ def symmetric(graph: Graph, data: Mapping[str, NDArray[Any]] | None = None) -> S
     meaning = pipeline.compare(pipeline.with_io(made.graph, "float"), real, fed)
     steps = dict(zip(graph.output_names, map(_step, graph.outputs), strict=True))
     lsb = {o.name: o.max_abs / step for o in meaning.outputs if (step := steps.get(o.name))}
-    return SymmetricForm(made.graph, made.text, meaning, lsb, _told(data))
+    return SymmetricForm(made.graph, made.text, meaning, lsb, _data_in_words(data))
 
 
 def _step(output: Value) -> float | None:
@@ -98,7 +98,7 @@ def _step(output: Value) -> float | None:
     return float(quant.params.scale) if quant is not None and per_tensor else None
 
 
-def _told(data: object) -> str:
+def _data_in_words(data: object) -> str:
     return f"{_SAMPLES} random samples" if data is None else "the given data"
 
 
@@ -241,7 +241,7 @@ def fix(
         without_engine=why,
         verdict=verdict,
         there=there,
-        data=_told(data),
+        data=_data_in_words(data),
     )
 
 

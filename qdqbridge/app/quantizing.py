@@ -467,8 +467,8 @@ def quantization(
     from qdqbridge.autoquant.profiling.control_flow import has_bodies
     from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
     from qdqbridge.autoquant.repair.steps import Rounds, StepRecord
+    from qdqbridge.autoquant.search.operator_choice import chosen
     from qdqbridge.autoquant.search.pair_cost import on_both
-    from qdqbridge.autoquant.search.presets import chosen
     from qdqbridge.autoquant.search.tuning import spread
 
     if data is None and profile is None:

@@ -21,7 +21,7 @@ from qdqbridge.autoquant.profiling.samples import RunSamples, Sample, Samples
 from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions, matches, quantized
 from qdqbridge.autoquant.repair.steps import StepRecord
 from qdqbridge.autoquant.repair.sweep import FloatReference
-from qdqbridge.autoquant.search.presets import GAIN, PRESETS, chosen, with_fewer
+from qdqbridge.autoquant.search.operator_choice import CHOICES, GAIN, chosen, with_fewer
 from qdqbridge.autoquant.search.search import Climb, Reverted
 from qdqbridge.autoquant.search.time_limit import (
     Clock,
@@ -109,7 +109,7 @@ def with_bodies_quantized(
 
 def _fewer(target: Target) -> Sequence[tuple[str, Target]]:
     """Returns targets with fewer integers, for bodies that lose too much with the target's own."""
-    products = PRESETS[1]
+    products = CHOICES[1]
     few = with_fewer(target, products.name, products.rules(target.rules))
     weights = with_fewer(target, _WEIGHTS, PRODUCTS, activations=Unstored.FLOAT)
     return [(products.name, few), (_WEIGHTS, weights)]

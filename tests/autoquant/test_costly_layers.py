@@ -11,9 +11,9 @@ import qdqbridge as qb
 from qdqbridge.app.quantizing import quantization
 from qdqbridge.autoquant.planning.targets import ORT
 from qdqbridge.autoquant.quantize import QuantizeOptions
-from qdqbridge.autoquant.search import presets
-from qdqbridge.autoquant.search.presets import COSTLY_GAIN as GAIN
-from qdqbridge.autoquant.search.presets import STEP, _PresetTrials, left_float
+from qdqbridge.autoquant.search import operator_choice
+from qdqbridge.autoquant.search.operator_choice import COSTLY_GAIN as GAIN
+from qdqbridge.autoquant.search.operator_choice import STEP, _ChoiceTrials, left_float
 from tests.onnx_models import Builder
 
 LOUD = 10.0
@@ -99,10 +99,10 @@ class _Named:
 @pytest.fixture
 def tried(monkeypatch):
     """What is chosen where attempts have given figures, the target's own rules 10 dB."""
-    monkeypatch.setattr(presets, "costly", lambda *_: ["l0", "l1", "l2"])
-    monkeypatch.setattr(presets, "spread", lambda *_: None)
-    monkeypatch.setattr(presets._Attempt, "changes", lambda *_: True)
-    monkeypatch.setattr(_PresetTrials, "quantized", lambda *_: None)
+    monkeypatch.setattr(operator_choice, "costly", lambda *_: ["l0", "l1", "l2"])
+    monkeypatch.setattr(operator_choice, "spread", lambda *_: None)
+    monkeypatch.setattr(operator_choice._Attempt, "changes", lambda *_: True)
+    monkeypatch.setattr(_ChoiceTrials, "quantized", lambda *_: None)
     plan = SimpleNamespace(rules=[_Named("x")])
     made: Any = SimpleNamespace(target=ORT, decision=SimpleNamespace(plan=plan))
     nothing: Any = None
@@ -116,8 +116,8 @@ def tried(monkeypatch):
             work.left = len(asked) < enough
             return asked[-1]
 
-        monkeypatch.setattr(_PresetTrials, "sqnr", sqnr)
-        trials = _PresetTrials(nothing, nothing, made, nothing, nothing, nothing, work)
+        monkeypatch.setattr(_ChoiceTrials, "sqnr", sqnr)
+        trials = _ChoiceTrials(nothing, nothing, made, nothing, nothing, nothing, work)
         _, record = trials.chosen(QuantizeOptions(), 10.0, QuantizeOptions())
         assert record is not None
         return record.outcome.partition(";")[0], record.after, len(asked)

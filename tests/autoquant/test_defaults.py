@@ -27,8 +27,8 @@ from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
 from qdqbridge.autoquant.repair.steps import GRAPH_STEPS
-from qdqbridge.autoquant.search import presets
-from qdqbridge.autoquant.search.presets import STEP, chosen
+from qdqbridge.autoquant.search import operator_choice
+from qdqbridge.autoquant.search.operator_choice import STEP, chosen
 from qdqbridge.autoquant.search.sensitivity import wider
 from qdqbridge.autoquant.search.tuning import WorkBudget, spread_unlike
 from tests.autoquant.float_models import masked
@@ -293,7 +293,7 @@ def test_what_operators_are_chosen_by_is_not_looked_for_twice(monkeypatch):
         asked.append((tuple(options.repair), others.get("profile") is not None))
         return quantized(graph, data, options, **others)
 
-    monkeypatch.setattr(presets, "quantized", noted)
+    monkeypatch.setattr(operator_choice, "quantized", noted)
     graph = qb.load(MLP)
     samples = Samples.of(graph.inputs, {"input": IMAGES[:48]})
     chosen(graph, samples, QuantizeOptions())

@@ -144,7 +144,7 @@ def say(message: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What tells how far something long has come: called with what is done, and of how much.
+    """A progress bar, called with what is done, and of how much.
 
     Attributes:
         label: What it is.

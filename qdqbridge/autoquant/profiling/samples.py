@@ -277,7 +277,7 @@ def _by_name(inputs: Sequence[Value], run: object, *, lacking: bool = True) -> S
     if isinstance(run, Mapping):
         given = cast("Mapping[str, object]", run)
         return {name: array_of(name, array) for name, array in given.items()}
-    wanted = [value for value in inputs if value.users] or inputs
+    wanted = inputs_to_feed(inputs, ())
     if len(wanted) == 1:
         value, array = wanted[0], array_of(wanted[0].name, run)
         shape = value.type.shape

@@ -1,1 +1,1 @@
-"""Decisions made by trying: bits per layer, presets, fallbacks, choosers, within a budget."""
+"""Decisions made by trying: bits per layer, operators, fallbacks, choosers, within a budget."""

@@ -1,8 +1,8 @@
 """One search: options, what each gives, and what a result has to be like.
 
-Goals, sizes, times, bodies and presets offer other options. How these are tried is the same: each
-once; in order until one is good enough; by halving where they are ranked; with what was not needed
-taken back; and proven on the real graph, from which the simulation differs a little.
+Goals, sizes, times, bodies and choices of operators offer other options. How these are tried is
+the same: each once; in order until one is good enough; by halving where they are ranked; with what
+was not needed taken back; and proven on the real graph, from which the simulation differs a little.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
+from qdqbridge.core.ops.shapes import laid_along
 from qdqbridge.targets.encodings.encoding import (
     TensorEncoding,
     Unfit,
@@ -127,11 +128,11 @@ def _scales(entry: Any) -> Any:
     else:
         return entry["y_scale"]
     found = [numbers(each, "scale of scales") for each in (steps, zero_point)]
-    step, zero = (_along(each, codes.shape, axis, block_size) for each in found)
+    step, zero = (_of_scales(each, codes.shape, axis, block_size) for each in found)
     return ((codes - zero).astype(np.float32) * step.astype(np.float32)).astype(np.float64)
 
 
-def _along(
+def _of_scales(
     array: NDArray[np.float64], shape: tuple[int, ...], axis: int | None, block_size: int | None
 ) -> NDArray[np.float64]:
     """Returns parameters of scales as scales of a shape are multiplied with them."""
@@ -141,7 +142,7 @@ def _along(
         return array.reshape(())
     if axis is None or not -len(shape) <= axis < len(shape) or array.size != shape[axis]:
         raise Unfit(f"its scales of shape {shape} have {array.size} scales of their own")
-    return array.reshape([array.size if i == axis % len(shape) else 1 for i in range(len(shape))])
+    return laid_along(array, axis, len(shape))
 
 
 def written_lists(encodings: Sequence[TensorEncoding]) -> str:

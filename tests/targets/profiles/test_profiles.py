@@ -70,6 +70,15 @@ def far_weight(net: Net) -> str:
     return net.constant(weight)
 
 
+def float_matrix(net: Net) -> str:
+    """A MatMul with a bias, which becomes a Gemm, and a float weight as in :func:`far_weight`."""
+    weight = np.full((6, 4), 0.04, np.float32)
+    weight[0, 0] = 20
+    rows = net.op("Reshape", "x", net.constant(np.array([-1, 6])))
+    product = net.op("MatMul", net.fake(rows, *X), net.constant(weight))
+    return net.fake(net.op("Add", product, net.floats(4)), *Y)
+
+
 def full_bias(net: Net) -> str:
     """A bias from which any product of 1 and a code goes beyond int32."""
     weight = net.dq(net.constant(np.ones((4, 4, 3, 3), S8)), np.float32(0.01), 0, S8)
@@ -273,6 +282,7 @@ BROKEN: dict[str, tuple[str, str, Callable[[Net], str]]] = {
     ),
     "ort_full_bias": ("ort", "room-for-sums", full_bias),
     "ort_float_weight": ("ort", "float-weight-kept", lambda n: conv(n, weight=far_weight(n))),
+    "ort_float_matrix": ("ort", "float-weight-kept", float_matrix),
     "ort_float_result": ("ort", "result-quantized", lambda n: conv(n, y=None)),
     "ort_result_read_twice": (
         "ort", "result-quantized",

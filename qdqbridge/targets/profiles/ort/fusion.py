@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx
 
 from qdqbridge.core.graph.dtypes import DType
@@ -225,6 +226,17 @@ def result_of(view: FileView, node: FileNode) -> str:
     """Returns the tensor that a node writes once a bias behind it is part of it."""
     add = bias_add(view, node)
     return node.output if add is None else add.output
+
+
+def rounds_weight(view: FileView, node: FileNode) -> bool:
+    """True for products between DQ and Q whose float weight is rounded to 8 bits of all of it."""
+    product = node.op in ("Conv", "ConvTranspose", "Gemm")
+    if not product and (node.op != "MatMul" or bias_add(view, node) is None):
+        return False  # weight_bias_quantization.cc; a MatMul with a bias is a Gemm by then
+    weight = view.constant(node.input(1)) if view.is_folded(node.input(1)) else None
+    if weight is None or weight.dtype != np.float32 or source(view, node.input(0)) is None:
+        return False
+    return target(view, result_of(view, node)).encoding is not None
 
 
 def redundant(view: FileView, node: FileNode) -> FileEncoding | None:

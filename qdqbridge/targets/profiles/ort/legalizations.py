@@ -27,7 +27,10 @@ def float_weights(node: Node, context: RuleContext) -> Proposal:
     weight, output = node.optional(1), node.output
     if weight is None or weight.constant is None or output.type.dtype is not DType.FLOAT32:
         return None
-    if weight.quant is not None or not _is_rounded(output, alone=node.op is not MATMUL):
+    # A MatMul becomes a Gemm, which is what is rounded, only with a bias behind it.
+    matmul = node.op is MATMUL or node.origin.variant.startswith("MatMul")
+    alone = not matmul or node.optional(2) is not None
+    if weight.quant is not None or not _is_rounded(output, alone=alone):
         return None
     users = list(output.users)
     lowest = constant(np.asarray(-np.inf, np.float32), None, "")
@@ -40,7 +43,7 @@ def _is_rounded(value: Value, *, alone: bool = True) -> bool:
 
     Args:
         value: A float result.
-        alone: Whether a Q behind it is enough: a MatMul becomes a Gemm with a bias only.
+        alone: Whether a Q behind it is enough; else an operator with a constant stands between.
     """
     return any(
         (alone and user.op.flow is Flow.CONVERT and user.output.quant is not None)

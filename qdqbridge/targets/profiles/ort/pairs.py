@@ -18,7 +18,11 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.onnx_io.runtime.products import FULL, PRODUCTS_OF_BYTES, can_saturate, paired
 from qdqbridge.targets.profiles.file_view import FileNode, FileView
 from qdqbridge.targets.profiles.finding import Finding, Reason
-from qdqbridge.targets.profiles.ort.fusion import DequantizeSource, result_of, source, target
+from qdqbridge.targets.profiles.ort.fusion import (
+    DequantizeSource,
+    rounds_weight,
+    source,
+)
 
 RULE = "pairs-fit"
 _SIGNED = (-128, 127)
@@ -93,10 +97,8 @@ def _rounded_by_runtime(view: FileView, node: FileNode) -> NDArray[np.int8] | No
 
     The range of all of it, and 0, becomes the whole range of int8.
     """
-    real = view.constant(node.input(1)) if view.is_folded(node.input(1)) else None
-    if node.op not in ("Conv", "Gemm") or real is None or real.dtype != np.float32:
-        return None
-    if target(view, result_of(view, node)).encoding is None or not real.size:
+    real = view.constant(node.input(1)) if rounds_weight(view, node) else None
+    if node.op == "ConvTranspose" or real is None or not real.size:
         return None
     low, high = np.minimum(real.min(), np.float32(0)), np.maximum(real.max(), np.float32(0))
     scale = (high - low) / np.float32(255)

@@ -26,6 +26,7 @@ from qdqbridge.targets.profiles.ort.fusion import (
     on_x86,
     propagates,
     result_of,
+    rounds_weight,
     source,
     target,
 )
@@ -100,9 +101,7 @@ def _quantized_for_us(view: FileView, node: FileNode, index: int) -> bool:
         constant = view.constant(node.inputs[1 + index])
         folded = view.is_folded(node.inputs[1 + index])
         return any(pair) and folded and constant is not None and constant.size == 1
-    if node.op not in ("Conv", "Gemm") or index != 1 or not view.is_folded(node.input(1)):
-        return False  # weight_bias_quantization.cc
-    return target(view, node.output).encoding is not None
+    return index == 1 and node.op != "ConvTranspose" and rounds_weight(view, node)
 
 
 def _result_rejection_reason(view: FileView, node: FileNode) -> Reason | None:
@@ -536,12 +535,7 @@ def _float_bias(view: FileView, node: FileNode) -> Reason | None:
 
 def _float_weight(view: FileView, node: FileNode) -> Reason | None:
     """A float weight becomes int8 with one scale (weight_bias_quantization.cc)."""
-    if node.op not in ("Conv", "ConvTranspose", "Gemm") or not view.is_folded(node.input(1)):
-        return None
-    real = view.constant(node.input(1))
-    if real is None or real.dtype != np.float32 or source(view, node.input(0)) is None:
-        return None
-    if target(view, node.output).encoding is None:
+    if not rounds_weight(view, node):
         return None
     return Reason(f"the float weight '{node.input(1)}' is rounded to 8 bits of the whole tensor",
                   (node.input(1),))  # fmt: skip
@@ -769,7 +763,7 @@ RULES: tuple[TargetRule, ...] = (
         "reshape scale and zero point to rank 0",
     ),
     TargetRule(
-        "float-weight-kept", "Conv, ConvTranspose, Gemm", _float_weight,
+        "float-weight-kept", "Conv, ConvTranspose, Gemm, MatMul", _float_weight,
         "onnxruntime weight_bias_quantization.cc; measured on 1.32: 36.1 dB for 41.5", Effect.OTHER,
         "export it again, which puts a Max with -inf behind it, or quantize the weight",
     ),

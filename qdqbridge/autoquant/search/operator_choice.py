@@ -9,8 +9,7 @@ full work is done once, for what was chosen.
 
 An engine that computes 16-bit activations in floats between the roundings gains nothing by them:
 there the operators stay float, and a few of the others with them that cost most, while 16 bits
-everywhere would give more (:mod:`qdqbridge.autoquant.search.presets`). If they still do, that
-is reported.
+everywhere would give more. If they still do, that is reported.
 """
 
 from __future__ import annotations
@@ -150,7 +149,7 @@ _ENDS = (ADD, RELU, CLIP)
 
 
 @dataclass(frozen=True, slots=True)
-class Preset:
+class OperatorChoice:
     """A choice of what runs on integers as the target says.
 
     Attributes:
@@ -170,16 +169,16 @@ class Preset:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """A preset for a target.
+    """A choice for a target.
 
     Attributes:
-        preset: When it is tried, and what it has to gain.
+        choice: When it is tried, and what it has to gain.
         description: What users read of it.
         kept: The rules of what runs as the target says.
         target: What is quantized for.
     """
 
-    preset: Preset
+    choice: OperatorChoice
     description: str
     kept: tuple[OperatorRule, ...]
     target: Target
@@ -289,18 +288,18 @@ def _ends_product(node: Node) -> bool:
     return node.op.flow is Flow.ACCUMULATE
 
 
-PRESETS = (
-    Preset(
+CHOICES = (
+    OperatorChoice(
         "all but what follows the last products", "what follows the last products", _headless,
         HEAD_GOOD, HEAD_GAIN,
     ),
-    Preset("products only", "all but products", _products),
-    Preset(
+    OperatorChoice("products only", "all but products", _products),
+    OperatorChoice(
         "products with constant weights only", "all but products with constant weights", _weighted
     ),
 )  # fmt: skip
 """What is tried, most integers first."""
-_NONE = Preset("nothing", "all operators", lambda rules: ())
+_NONE = OperatorChoice("nothing", "all operators", lambda rules: ())
 """For what loses too much where even products with constant weights have 8-bit activations."""
 
 
@@ -311,15 +310,15 @@ def _attempts(target: Target) -> Iterator[_Attempt]:
     cut a model that else runs on integers from end to end.
     """
     wide = target.wide is Wide.INTEGERS and widened(target) is not None
-    for preset in (*PRESETS, _NONE) if wide else ():
-        kept = preset.rules(target.rules)
-        description = f"16-bit activations of {preset.rest}"
-        yield _Attempt(preset, description, kept, with_wider(target, kept))
-    for preset in PRESETS:
-        kept = preset.rules(target.rules)
-        own = replace(preset, good=GOOD, gain=GAIN) if wide else preset
-        description = f"{preset.name} on integers"
-        yield _Attempt(own, description, kept, with_fewer(target, preset.name, kept))
+    for choice in (*CHOICES, _NONE) if wide else ():
+        kept = choice.rules(target.rules)
+        description = f"16-bit activations of {choice.rest}"
+        yield _Attempt(choice, description, kept, with_wider(target, kept))
+    for choice in CHOICES:
+        kept = choice.rules(target.rules)
+        own = replace(choice, good=GOOD, gain=GAIN) if wide else choice
+        description = f"{choice.name} on integers"
+        yield _Attempt(own, description, kept, with_fewer(target, choice.name, kept))
 
 
 def chosen(
@@ -370,7 +369,7 @@ def chosen(
         start = judge.sqnr(made.graph)
     if start + lost >= HEAD_GOOD:
         return options, found
-    trials = _PresetTrials(graph, seen, made, profile, plain, judge, work)
+    trials = _ChoiceTrials(graph, seen, made, profile, plain, judge, work)
     options, tried = trials.chosen(options, start, unscaled)
     return options, found if tried is None else (tried, *found)
 
@@ -468,7 +467,7 @@ class _PairTrials:
 
 
 @dataclass(slots=True, eq=False)
-class _PresetTrials:
+class _ChoiceTrials:
     """Attempts on some samples, judged by others.
 
     Attributes:
@@ -520,12 +519,12 @@ class _PresetTrials:
         outcome = "fewer integer operators would not help"
         for attempt in _attempts(target):
             # An attempt that changes nothing of this model has a known result.
-            if climb.best >= attempt.preset.good or not any(map(attempt.changes, rules)):
+            if climb.best >= attempt.choice.good or not any(map(attempt.changes, rules)):
                 continue
             if not self.work.left:
                 outcome = "the budget was spent before all choices were tried; --budget gives more"
                 break
-            climb.step(attempt, attempt.preset.gain)
+            climb.step(attempt, attempt.choice.gain)
         best, taken, closest = climb.best, climb.taken, climb.closest
         kept, found = (taken.description, taken.target) if taken is not None else ("", target)
         wide = -math.inf
