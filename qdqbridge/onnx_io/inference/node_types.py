@@ -127,7 +127,8 @@ def _type(found: Any) -> TypeProto:
 # the keys and values that its own attentions keep only where both counts are numbers, and nothing
 # of what an Attention without a bias gives.
 
-_Extents: TypeAlias = "tuple[Dim | None, ...]"
+Extents: TypeAlias = "tuple[Dim | None, ...]"
+"""The shape of a result, None for each extent that does not follow."""
 _Q, _K, _V, _PAST = 0, 1, 2, 4
 _RANK = 3
 _KEPT = {"MultiHeadAttention": 6, "Attention": _PAST}
@@ -136,7 +137,7 @@ _KEPT = {"MultiHeadAttention": 6, "Attention": _PAST}
 
 def attention_extents(
     node: NodeProto, operands: Sequence[TypeProto | None]
-) -> list[_Extents | None]:
+) -> list[Extents | None]:
     """Returns the extents of the four results: y, the present keys and values, the products.
 
     Args:
@@ -157,7 +158,7 @@ def attention_extents(
     if len(operands) > _PAST and operands[_PAST] is not None:
         past = _operand_dims(operands, _PAST)
         count = None if past is None or len(past) != len(key) else total([past[2], count])
-    result: _Extents = (batch, heads, length, value[3])
+    result: Extents = (batch, heads, length, value[3])
     if len(_operand_dims(operands, _Q) or ()) == len(query) - 1:
         result = (batch, length, product([heads, value[3]]))
     return [
@@ -168,7 +169,7 @@ def attention_extents(
     ]
 
 
-def kept_extents(node: NodeProto, operands: Sequence[TypeProto | None]) -> list[_Extents | None]:
+def kept_extents(node: NodeProto, operands: Sequence[TypeProto | None]) -> list[Extents | None]:
     """Returns the extents of the results of an attention of com.microsoft, as far as they follow.
 
     Args:
@@ -183,7 +184,7 @@ def kept_extents(node: NodeProto, operands: Sequence[TypeProto | None]) -> list[
     return [first, *made, None, None, None][: len(node.output)]
 
 
-def _merged(node: NodeProto, operands: Sequence[TypeProto | None]) -> _Extents | None:
+def _merged(node: NodeProto, operands: Sequence[TypeProto | None]) -> Extents | None:
     """Returns the extents of the first result of com.microsoft's Attention."""
     x, width = _operand_dims(operands, _Q), _width(node, operands, _V)
     return None if x is None or len(x) != _RANK else (*x[:-1], width)
@@ -198,7 +199,7 @@ def _width(node: NodeProto, operands: Sequence[TypeProto | None], part: int) -> 
     return quotient(weights[-1], 3) if weights else None
 
 
-def _kept(node: NodeProto, operands: Sequence[TypeProto | None]) -> list[_Extents | None]:
+def _kept(node: NodeProto, operands: Sequence[TypeProto | None]) -> list[Extents | None]:
     """Returns the extents of keys and of values, or of both in one."""
     given = {attribute.name: attribute for attribute in node.attribute}
     heads, past = given["num_heads"].i if "num_heads" in given else 0, _KEPT[node.op_type]
@@ -214,8 +215,8 @@ def _kept(node: NodeProto, operands: Sequence[TypeProto | None]) -> list[_Extent
 
 
 def _behind(
-    new: _Extents | None, operands: Sequence[TypeProto | None], place: int
-) -> _Extents | None:
+    new: Extents | None, operands: Sequence[TypeProto | None], place: int
+) -> Extents | None:
     """Returns the extents of new rows behind those of an operand, if there is one."""
     if new is None or place >= len(operands) or operands[place] is None:
         return new
@@ -224,7 +225,7 @@ def _behind(
     return *new[:-2], total([past[-2], new[-2]]) if past and same else None, new[-1]
 
 
-def _operand_dims(operands: Sequence[TypeProto | None], place: int) -> _Extents | None:
+def _operand_dims(operands: Sequence[TypeProto | None], place: int) -> Extents | None:
     type_ = operands[place] if place < len(operands) else None
     if type_ is None or not type_.tensor_type.HasField("shape"):
         return None
@@ -234,7 +235,7 @@ def _operand_dims(operands: Sequence[TypeProto | None], place: int) -> _Extents 
     )
 
 
-def _with_heads(extents: _Extents | None, heads: int) -> _Extents | None:
+def _with_heads(extents: Extents | None, heads: int) -> Extents | None:
     """Returns batch, heads, length and size, also of heads that lie side by side."""
     if extents is None or len(extents) not in (3, 4):
         return None
@@ -246,9 +247,6 @@ def _with_heads(extents: _Extents | None, heads: int) -> _Extents | None:
 
 # ---- Element types and shapes of one node's results, by ONNX's own inference for its operator ----
 
-
-Extents: TypeAlias = "tuple[Dim | None, ...]"
-"""The shape of a result, None for each extent that does not follow."""
 
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
 _SHAPED_AS_INPUT = ("Gelu", "QuickGelu", "RotaryEmbedding", "MoE", "QMoE")

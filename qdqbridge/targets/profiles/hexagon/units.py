@@ -614,7 +614,8 @@ def _unrounded(view: FileView, node: FileNode) -> Reason | None:
     points = view.constant(node.input(_WEIGHT_ZERO)) if node.input(_WEIGHT_ZERO) else None
     if points is not None and (points != points.reshape(-1)[0]).any():
         return Reason("each channel of its weight has a zero point", (node.input(_WEIGHT_ZERO),))
-    text = f"its activations are not rounded: up to {_STEPS} of 256 steps of the largest result"
+    steps = f"up to {_DYNAMIC_STEPS} of 256 steps of the largest result"
+    text = f"its activations are not rounded: {steps}"
     return Reason(text, (node.input(0),), _DYNAMIC_STEPS)
 
 

@@ -261,11 +261,6 @@ def _by_axes(e: Emission, node: Node, attributes: DepthSpaceAttrs, x: int, y: in
         e.add("TRANSPOSE", [flat, back], [y], "TransposeOptions", 3)
 
 
-def same(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
-    """Nothing happens: RESHAPE to the same shape."""
-    e.add("RESHAPE", [x[0], e.shape_operand(node.output, x[0])], y, "ReshapeOptions")
-
-
 def shape_of(
     e: Emission, node: Node, attributes: ShapeAttrs, x: Sequence[int], y: Sequence[int]
 ) -> None:
@@ -296,7 +291,7 @@ ROWS: Mapping[str, WriterRow] = {
     **{row.onnx: WriterRow(blocks(row), kernels.moves) for row in of_families(Family.BLOCKS)},
     "Expand": WriterRow(expand, kernels.moves, own=(1,)),
     "Flatten": WriterRow(reshape, kernels.moves),
-    "Identity": WriterRow(same, kernels.moves),
+    "Identity": WriterRow(reshape, kernels.moves),
     "Reshape": WriterRow(reshape, kernels.moves, own=(1,)),
     **dict(
         (

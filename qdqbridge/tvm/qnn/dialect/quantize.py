@@ -439,7 +439,6 @@ UNPACK_OPS = (
 
 FORMATS = {dtype.label: dtype for dtype in DType if dtype.is_small_float}
 MINIFLOAT_ROUNDINGS = ("nearest", "up", "down")
-_FLOATS = ("float32", "float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,7 +502,7 @@ def _checked_scale_axis(context: CallContext) -> int:
 
 
 def _minifloat_infer_quantize(context: CallContext) -> ResultType:
-    context.expect_dtype(0, *_FLOATS)
+    context.expect_dtype(0, *FLOATS)
     _format(context)
     _checked_scale_axis(context)
     if context.attr("rounding") not in MINIFLOAT_ROUNDINGS:

@@ -154,7 +154,7 @@ def _accumulator(found: MatchedExpression) -> Iterator[str]:
 
 
 _PRODUCT = (_CMSIS_CODES, weights("int8"), symmetric_weight, _zero_at_16_bits((2,)), _accumulator)
-_POOL = (_CMSIS_CODES, attribute("layout", "NHWC", what="the layout"), batch)
+_POOL = (_CMSIS_CODES, _LAYOUT, batch)
 _BINARY = (operands("int8", "int16"), _zero_at_16_bits((3, 5, 7)))
 
 CMSIS_NN = Adapter(
@@ -246,17 +246,13 @@ ETHOS_N = Adapter(
         "qnn_conv2d": row("qnn.conv2d", *_ETHOS_N_PRODUCT, _ETHOS_N_LAYOUT),
         "qnn_conv2d_transpose": row("qnn.conv2d_transpose", *_ETHOS_N_PRODUCT, _ETHOS_N_LAYOUT),
         "qnn_fc": row("qnn.dense", *_ETHOS_N_PRODUCT),
-        "qnn_avg_pool2d": row(
-            "nn.avg_pool2d", _CODES, batch, attribute("layout", "NHWC", what="the layout")
-        ),
+        "qnn_avg_pool2d": row("nn.avg_pool2d", _CODES, batch, _LAYOUT),
         "qnn_mean": row("mean", *_TABLE),
         "qnn_sigmoid": row("sigmoid", *_TABLE),
         "qnn_tanh": row("tanh", *_TABLE),
         "qnn_leaky_relu": row("nn.leaky_relu", *_TABLE),
         "qnn_requantize": row("qnn.requantize", *_TABLE),
-        "qnn_resize": row(
-            "image.resize2d", _CODES, batch, attribute("layout", "NHWC", what="the layout")
-        ),
+        "qnn_resize": row("image.resize2d", _CODES, batch, _LAYOUT),
         "qnn_add": row("qnn.add", *_TABLE),
         "qnn_add_to_depthwise": row("qnn.add", *_TABLE),
         "qnn_add_to_reinterpret_quantize": row("qnn.add", *_TABLE),
@@ -270,7 +266,6 @@ ETHOS_N = Adapter(
 
 
 _INT8 = types("int8")
-_NARROW = types("int8", "uint8")
 _MAX_WINDOW = 4096
 _TWICE = 2
 
@@ -365,10 +360,10 @@ def _one_type(found: MatchedExpression) -> Iterator[str]:
 
 _STRIDES, _DILATION = extents("strides", 1, 3), extents("dilation", 1, 2)
 _CONVOLUTION = (
-    _NARROW, weights("int8", "uint8"), batch, _STRIDES, _DILATION, _ethos_u_padding(31, 31, 32, 32),
+    _CODES, weights("int8", "uint8"), batch, _STRIDES, _DILATION, _ethos_u_padding(31, 31, 32, 32),
     _refuse_large_kernel, ungrouped,
 )  # fmt: skip
-_ETHOS_U_POOL = (_NARROW, _one_type, batch, _pool_strides, _pool_window, _LAYOUT)
+_ETHOS_U_POOL = (_CODES, _one_type, batch, _pool_strides, _pool_window, _LAYOUT)
 _ETHOS_U_BINARY = (operands("int8", "uint8", "int32"), _refuse_ethosu_broadcast)
 _DATA_MOVEMENT = (_INT8, rank(1, 4))
 _SPATIAL = ((1,), (2,), (1, 2))
@@ -409,18 +404,18 @@ ETHOS_U = Adapter(
         "squeeze": row("squeeze", _INT8, rank(0, 4)),
         "split": row("split", _INT8),
         "concat": row(("concatenate", "qnn.concatenate"), _INT8, rank(1, 4), batch),
-        "abs": row("abs", _NARROW, rank(1, 4), batch),
+        "abs": row("abs", _CODES, rank(1, 4), batch),
         "tanh": _lookup("tanh"),
         "sigmoid": _lookup("sigmoid"),
         "leaky_relu": _lookup("nn.leaky_relu"),
         "hard_swish": _lookup("qnn.quantize"),
         "softmax": row("nn.softmax", _INT8, rank(1, 4)),
-        "mean": row("mean", _NARROW, rank(2, 4), _check_reduction_axes(*_SPATIAL), _mean_size),
+        "mean": row("mean", _CODES, rank(2, 4), _check_reduction_axes(*_SPATIAL), _mean_size),
         "sum": row("sum", types("int8", "uint8", "int16", "int32", result=("int8",)),
                    rank(1, 4), _check_reduction_axes((3,))),
         "requantize": row("qnn.requantize", *_DATA_MOVEMENT),
         "resize2d": row("image.resize2d", _INT8, rank(4, 4), _twice),
-        "pad2d": row("nn.pad", _NARROW, rank(4, 4), batch),
-        "channel-pad": row("nn.pad", _NARROW, rank(4, 4), batch),
+        "pad2d": row("nn.pad", _CODES, rank(4, 4), batch),
+        "channel-pad": row("nn.pad", _CODES, rank(4, 4), batch),
     },
 )  # fmt: skip

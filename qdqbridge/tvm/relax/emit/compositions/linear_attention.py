@@ -306,7 +306,6 @@ LINEAR_ATTENTION: Mapping[str, Composition] = {"LinearAttention": _linear_attent
 
 
 _Weight = Callable[[Expr, Expr, Expr], Expr]
-_KIND = "float32"
 
 
 def _experts(context: CompositionContext, a: ExpertsAttrs) -> Sequence[Expr]:
@@ -337,8 +336,8 @@ def _fake_quantize_blocks(context: CompositionContext, x: Expr, block: int) -> E
     shape = context.extents(x)
     parts = context("reshape", x, (*shape[:-1], shape[-1] // block, block))
     top = context("max", context("abs", parts), axis=-1, keepdims=True)
-    usual = context("greater_equal", top, context.number(SMALLEST, _KIND))
-    last, one, none = (context.number(n, _KIND) for n in (LAST_OF_BLOCK, 1, 0))
+    usual = context("greater_equal", top, context.number(SMALLEST, _REAL))
+    last, one, none = (context.number(n, _REAL) for n in (LAST_OF_BLOCK, 1, 0))
     safe = context("where", usual, top, one)
     codes = context("round", context("multiply", parts, context("divide", last, safe)))
     real = context("where", usual, context("multiply", codes, context("divide", safe, last)), none)
@@ -348,7 +347,7 @@ def _fake_quantize_blocks(context: CompositionContext, x: Expr, block: int) -> E
 def _as_floats(tensors: Sequence[te.Tensor], terms: int) -> _Weight:
     del terms
     weights = tensors[0]
-    return lambda e, n, k: weights(e, n, k).astype(_KIND)
+    return lambda e, n, k: weights(e, n, k).astype(_REAL)
 
 
 def _as_codes(a: ExpertsAttrs) -> Callable[[Sequence[te.Tensor], int], _Weight]:
@@ -373,7 +372,7 @@ def _as_codes(a: ExpertsAttrs) -> Callable[[Sequence[te.Tensor], int], _Weight]:
                 zero = code(points(e, n, k // block // each), k // block)
             elif points is not None:
                 zero = code(points(e, n // each), n)
-            return (number - zero).astype(_KIND) * scale
+            return (number - zero).astype(_REAL) * scale
 
         return weight
 
@@ -494,11 +493,11 @@ def _halves(context: CompositionContext, a: ExpertsAttrs, x: Expr) -> tuple[Expr
 def _swiglu(context: CompositionContext, a: ExpertsAttrs, x: Expr, other: Expr | None) -> Expr:
     assert other is not None
     if a.swiglu_limit:
-        high, low = (context.number(sign * a.swiglu_limit, _KIND) for sign in (1, -1))
+        high, low = (context.number(sign * a.swiglu_limit, _REAL) for sign in (1, -1))
         x = context("minimum", x, high)
         other = context("maximum", context("minimum", other, high), low)
-    gate = context("sigmoid", context("multiply", x, context.number(a.activation_alpha, _KIND)))
-    shifted = context("add", other, context.number(a.activation_beta, _KIND))
+    gate = context("sigmoid", context("multiply", x, context.number(a.activation_alpha, _REAL)))
+    shifted = context("add", other, context.number(a.activation_beta, _REAL))
     return context("multiply", context("multiply", x, gate), shifted)
 
 
@@ -514,13 +513,13 @@ def _causal(context: CompositionContext, a: CausalConvAttrs) -> Sequence[Expr]:
             context.emitter.need_same(have, want)
         past = context("reshape", past, (batch, channels, reach))
     else:
-        past = context("zeros", (batch, channels, reach), _KIND)
+        past = context("zeros", (batch, channels, reach), _REAL)
     whole = context("concat", [past, x], axis=2)
 
     def convolved(data: te.Tensor, taken: te.Tensor, like: te.Tensor) -> te.Tensor:
         def element(b: Expr, c: Expr, t: Expr) -> Expr:
             parts = (data(b, c, t + j * a.dilation) * taken(c, 0, j) for j in range(taps))
-            return sum(parts, start=tirx.const(0.0, _KIND))
+            return sum(parts, start=tirx.const(0.0, _REAL))
 
         return stage(like.shape, element, name="causal")
 
