@@ -108,30 +108,31 @@ def _judge(
 
     engine = open_engine(name, path, graph, limits=limits)
     if engine.kind.package == "onnxruntime":
-        tell_of_onnxruntime(engine, path)
+        tell_of_onnxruntime(engine)
     return engine
 
 
-def tell_of_onnxruntime(engine: VendorEngine, path: Path) -> None:
+def tell_of_onnxruntime(engine: VendorEngine) -> None:
     """Lets comparisons know what onnxruntime makes of a file, and how it computes that.
 
     Args:
         engine: An onnxruntime that has the file.
-        path: The file.
     """
     from qdqbridge.autoquant.hardware.arithmetic import beyond_int32, without_vnni
     from qdqbridge.onnx_io.runtime.products import StoredWeights, optimized, saturating_products
     from qdqbridge.targets.engines.softmax_table import softmax_by_table
 
-    saturating = (
+    @cache
+    def saturating(shown: tuple[str, ...]) -> Mapping[str, StoredWeights]:
         # On processors with VNNI products of bytes are exact, so nothing has to be looked for.
-        saturating_products(path) if engine.kind.pairs_saturate() else dict[str, StoredWeights]()
-    )
+        # Others make signed activations unsigned where one node reads them; what is shown has two.
+        del shown
+        return saturating_products(engine.showing()) if engine.kind.pairs_saturate() else {}
 
     def own(
         node: Node, operands: Sequence[NDArray[Any] | None]
     ) -> tuple[str, Sequence[NDArray[Any]]] | None:
-        found = without_vnni(saturating, node, operands) or softmax_by_table(node, operands)
+        found = without_vnni(saturating(engine.shown), node, operands) or softmax_by_table(node, operands)
         return beyond_int32(node, operands, found) or found
 
     @cache

@@ -401,7 +401,7 @@ class _Predicted:
     """Counts values that are predicted to be others than the contract's, and are the contract's."""
 
     def __init__(self, engine: VendorEngine) -> None:
-        self.missing, self._told, self._own = 0, dict[str, Any](), engine.own
+        self.missing, self._told, self._own = Counter[str](), dict[str, Any](), engine.own
         engine.own = self._remembered
 
     def _remembered(self, node: Any, operands: Any) -> Any:
@@ -414,7 +414,7 @@ class _Predicted:
     def witness(self, _: Any, value: Any, ours: Any, theirs: Any) -> None:
         meant = self._told.get(value.name)
         if meant is not None and meant.dtype == ours.dtype:
-            self.missing += int(((meant != ours) & (theirs == ours)).sum())
+            self.missing[value.name] += int(((meant != ours) & (theirs == ours)).sum())
 
 
 def predicted(engine: str, folder: Path, every: int, largest: int) -> None:
@@ -429,7 +429,7 @@ def predicted(engine: str, folder: Path, every: int, largest: int) -> None:
             graph = qdqbridge.load(path, decomposed="_decomposed" in path.name)
             graph = with_numbers(graph, dict.fromkeys(symbolic_extents(graph), 1))
             with _OneProcess(ENGINES[engine], path, graph, LIMITS) as opened:
-                tell_of_onnxruntime(opened, path)
+                tell_of_onnxruntime(opened)
                 watch = _Predicted(opened)
                 feeding = feedings(path, graph, 1)[0]
                 found = compare_locally(graph, opened, feeding, witness=watch.witness)
@@ -439,7 +439,9 @@ def predicted(engine: str, folder: Path, every: int, largest: int) -> None:
             continue
         nodes = {value.name: node for node in graph.nodes for value in node.outputs}
         counts["files"] += 1
-        counts["values predicted to saturate that do not"] += watch.missing
+        counts["values predicted to saturate that do not"] += watch.missing.total()
+        for name, missing in (+watch.missing).items():
+            print(f"{path}: {name}: {nodes[name]}: {missing} do not saturate", flush=True)
         for value in found.values:
             node, left = nodes.get(value.name), value.causes.get(UNEXPLAINED, 0)
             if left:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqbridge.core.ops.matmul import EIGHT_BITS
-from qdqbridge.onnx_io.control_flow.subgraph_names import bodies
+from qdqbridge.onnx_io.control_flow.subgraph_names import bodies, nodes_inside
 
 # ---- What onnxruntime makes of a model before it runs it: other operators, fewer of them ---------
 
@@ -142,7 +142,7 @@ def saturates() -> bool:
     return bool(np.asarray(found)[0, 0] != size * 255 * 127)
 
 
-def saturating_products(path: Path) -> Mapping[str, StoredWeights]:
+def saturating_products(source: Path | bytes) -> Mapping[str, StoredWeights]:
     """Returns what names products whose pairs saturate without VNNI: nodes, results and weights.
 
     With how their weights are stored: pairs are of these codes, whatever zero point they have. What
@@ -151,22 +151,38 @@ def saturating_products(path: Path) -> Mapping[str, StoredWeights]:
     onnxruntime itself says what it makes of a file: which products are of integers, and of which.
 
     Args:
-        path: The file. One that onnxruntime does not load has none.
+        source: The file, or its bytes. One that onnxruntime does not load has none.
     """
-    model = optimized(path)
+    model = optimized(source)
     if model is None:
         return {}
-    found = _saturating(model.graph, _ReadableTensors())
+    given = set(_names(_read(source).graph))
+    found = _saturating(model.graph, _ReadableTensors(), given)
     return {name: stored for name, stored in found.items() if name}
 
 
-def _saturating(graph: onnx.GraphProto, outer: _ReadableTensors) -> dict[str, StoredWeights]:
+def _read(source: Path | bytes) -> onnx.ModelProto:
+    if isinstance(source, bytes):
+        return onnx.load_from_string(source)
+    return onnx.load(source, load_external_data=False)
+
+
+def _names(graph: onnx.GraphProto) -> Iterator[str]:
+    """Yields the names of nodes and of what they read and give, bodies' too."""
+    for outside in graph.node:
+        for node in (outside, *nodes_inside(outside)):
+            yield from (node.name, *node.input, *node.output)
+
+
+def _saturating(
+    graph: onnx.GraphProto, outer: _ReadableTensors, given: Set[str]
+) -> dict[str, StoredWeights]:
     tensors, found = outer.inside(graph), dict[str, StoredWeights]()
     types = tensors.types
     for node in graph.node:
         tensors.see(node)
         held = (body for attribute in node.attribute for body in bodies(attribute))
-        for inside in (_saturating(body, tensors) for body in held):
+        for inside in (_saturating(body, tensors, given) for body in held):
             found |= inside
             found |= dict.fromkeys((node.name, *node.output), _AS_READ) if inside else {}
         if node.op_type == "DynamicQuantizeLinear":
@@ -180,7 +196,8 @@ def _saturating(graph: onnx.GraphProto, outer: _ReadableTensors) -> dict[str, St
         signed = any(types.get(names[w]) == TensorProto.INT8 for w, _ in factors.signed)
         if signed and other == TensorProto.UINT8:
             own = (node.name, *node.output, *(names[w] for w, _ in factors.signed))
-            plain = [MARKS.sub("", name) for name in own]
+            # Files that onnxruntime has written have such names of their own.
+            plain = [name if name in given else MARKS.sub("", name) for name in own]
             stored = _stored_weights(names, factors, tensors)
             found |= dict.fromkeys([*plain, plain[0].removesuffix(_WITH_BIAS)], stored)
     return found

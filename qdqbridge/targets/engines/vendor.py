@@ -79,7 +79,7 @@ class VendorEngine:
         self.names: Sequence[str] = [*self.outputs, *(stored if kind.shows else ())]
         self.operands: Sequence[str] = self._source.rounded if ours else ()
         self._loaded: dict[tuple[str, ...], str] = {}
-        self._shown: tuple[str, ...] = ()
+        self.shown: tuple[str, ...] = ()
         self._placed: tuple[list[Placement], int] | None = None
         self._process = self._started()
         self._folder = tempfile.TemporaryDirectory()
@@ -91,7 +91,7 @@ class VendorEngine:
         Raises:
             UnsupportedTargetError: The engine cannot load or run the model, crashes or hangs.
         """
-        self._shown = shown = tuple(name for name in names if name not in self.outputs)
+        self.shown = shown = tuple(name for name in names if name not in self.outputs)
         key = self._load(shown)
         asked = [*self.outputs, *shown]
         found = self._process.ask("run the model", "run", key, self._ordered(inputs), asked)
@@ -100,7 +100,7 @@ class VendorEngine:
 
     def showing(self) -> bytes:
         """Returns the model file as it was run last: what was asked for are outputs."""
-        return self._source.showing(self._shown)
+        return self._source.showing(self.shown)
 
     def taken(self) -> EngineVerdict:
         """Returns what the engine takes of the model, node by node.
