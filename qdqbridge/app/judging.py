@@ -132,7 +132,9 @@ def tell_of_onnxruntime(engine: VendorEngine) -> None:
     def own(
         node: Node, operands: Sequence[NDArray[Any] | None]
     ) -> tuple[str, Sequence[NDArray[Any]]] | None:
-        found = without_vnni(saturating(engine.shown), node, operands) or softmax_by_table(node, operands)
+        found = without_vnni(saturating(engine.shown), node, operands) or softmax_by_table(
+            node, operands
+        )
         return beyond_int32(node, operands, found) or found
 
     @cache

@@ -28,6 +28,7 @@ from qdqbridge.onnx_io.runtime.products import (
     saturates,
     saturating_products,
 )
+from qdqbridge.onnx_io.runtime.session import PreparedModel
 from qdqbridge.targets.engines.processors import QEMU
 from qdqbridge.targets.profiles import Effect
 from tests.autoquant.byte_operators import relatives
@@ -383,3 +384,27 @@ def test_pairs_inside_of_a_body_are_those_of_its_products(tmp_path: Path) -> Non
         assert np.any(found[-1] != next(iter(qb.evaluate(qb.load(path), data).values())))
     assert "if" in stored
     np.testing.assert_array_equal(*found)
+
+
+SIGNED = Path(__file__).parents[2] / "models" / "digits_cnn_s8s8_per_tensor.onnx"
+
+
+def test_what_is_shown_stays_signed_and_exact() -> None:
+    """onnxruntime makes int8 activations uint8 where one node reads them."""
+    shown = PreparedModel(SIGNED, {})
+    exact = (
+        saturating_products(SIGNED).keys() - saturating_products(shown.showing(shown.stored)).keys()
+    )
+    nodes = {node.name for node in qb.load(SIGNED).nodes if is_paired(node)}
+    assert len(nodes & exact) > 2
+
+
+def test_names_that_onnxruntime_has_written_are_those_of_their_nodes(tmp_path: Path) -> None:
+    model = optimized(SIGNED, layouts=False)
+    assert model is not None
+    onnx.save(model, path := tmp_path / "written.onnx")
+    found = saturating_products(path)
+    made_by = {name: node.op_type for node in model.graph.node for name in node.output}
+    assert any(name != MARKS.sub("", name) for name in made_by)
+    told = {made_by[name] for name in found if name in made_by}
+    assert told and told <= set(PRODUCTS_OF_BYTES)
