@@ -46,7 +46,10 @@ _NAMES: Mapping[str, frozenset[str] | None] = {
 }
 """Limits that list names, and all names there are; None where hosts may have others."""
 _RANGES = ("strides", "dilation")
-_COUNTS = ("max_kernel", "max_kernel_size", "max_padding", "batch", "max_rank", "max_extent")
+_COUNTS = (
+    "max_kernel", "max_kernel_size", "max_padding", "max_channels", "batch", "max_rank",
+    "max_extent",
+)  # fmt: skip
 _GROUPS = ("one", "depthwise")
 
 
@@ -78,6 +81,8 @@ class Limits:
         strides: Smallest and largest stride.
         dilation: Smallest and largest dilation.
         max_padding: Largest padding of one side.
+        max_channels: Most channels of the data or the result of what has a data layout.
+        channels_multiple: What the number of these channels has to be a multiple of.
         groups: ``one`` for plain convolutions only, ``depthwise`` to allow depthwise ones too.
         methods: Methods of resizing.
         batch: The only extent of axis 0.
@@ -113,6 +118,8 @@ class Limits:
     strides: tuple[int, int] | None = None
     dilation: tuple[int, int] | None = None
     max_padding: int | None = None
+    max_channels: int | None = None
+    channels_multiple: int | None = None
     groups: Literal["one", "depthwise"] | None = None
     methods: tuple[str, ...] | None = None
     batch: int | None = None
@@ -144,6 +151,9 @@ def _check_limit_value(name: str, value: Any) -> None:
     elif name in _COUNTS or name == "output_zero_point":
         if not _is_plain_int(value) or (name in _COUNTS and value < 0):
             raise _refused(name, value, "a whole number", f"{name}=1")
+    elif name == "channels_multiple":
+        if not _is_plain_int(value) or value < 1:
+            raise _refused(name, value, "a positive whole number", f"{name}=16")
     elif name == "output_scale":
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
             raise _refused(name, value, "a positive number", "output_scale=1 / 256")
@@ -419,6 +429,26 @@ def _max_padding(record: Record, most: int) -> Iterator[str]:
         yield f"padding is {list(padding)}, at most {most} is taken"
 
 
+def _channels(record: Record) -> Iterator[tuple[str, int]]:
+    axis = str(getattr(record, "data_layout", "")).find("C")
+    for what, value in (("the data", record.inputs[0]), ("the result", record.output)):
+        count = value.shape[axis] if axis >= 0 and value.shape is not None else None
+        if isinstance(count, int):
+            yield what, count
+
+
+def _max_channels(record: Record, most: int) -> Iterator[str]:
+    for what, count in _channels(record):
+        if count > most:
+            yield f"{what} has {count} channels, at most {most} are taken"
+
+
+def _channels_multiple(record: Record, unit: int) -> Iterator[str]:
+    for what, count in _channels(record):
+        if count % unit:
+            yield f"{what} has {count} channels, multiples of {unit} are taken"
+
+
 def _groups(record: Record, allowed: str) -> Iterator[str]:
     if not isinstance(record, Convolution) or record.groups == 1:
         return
@@ -488,6 +518,8 @@ _RULES: Mapping[str, Rule] = {
     "strides": _between("strides"),
     "dilation": _between("dilation"),
     "max_padding": _max_padding,
+    "max_channels": _max_channels,
+    "channels_multiple": _channels_multiple,
     "groups": _groups,
     "methods": _methods,
     "batch": _batch,
