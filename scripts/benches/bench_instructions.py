@@ -31,10 +31,9 @@ from bench_run import KINDS, feeds, quantize
 from run_networks import NETWORKS
 
 import qdqbridge as qb
+from qdqbridge.targets.engines.processors import HASWELL
 
 HERE = Path(__file__).parent
-HASWELL = "Haswell,-pcid,-x2apic,-tsc-deadline,-hle,-invpcid,-rtm"
-"""QEMU's model without what qemu-user does not have."""
 WHOLE = ("resnet18", "resnet50", "mobilenet", "unet", "bert2x256")
 _SECONDS = 3600
 """Longest run of a program."""

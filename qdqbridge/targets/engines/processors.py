@@ -19,7 +19,7 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.runtime.products import saturates
 
 QEMU = "qemu-x86_64"
-_HASWELL = "Haswell,-pcid,-x2apic,-tsc-deadline,-hle,-invpcid,-rtm"
+HASWELL = "Haswell,-pcid,-x2apic,-tsc-deadline,-hle,-invpcid,-rtm"
 """Without what qemu-user does not have and warns of."""
 _CPUID = bytes.fromhex("53 89f8 89f1 4989d0 0fa2 418900 41895804 41894808 4189500c 5b c3")
 """``cpuid(leaf, subleaf, registers)``: eax, ebx, ecx and edx into four words, as System V calls."""
@@ -92,4 +92,4 @@ def start_without_vnni(engine: str) -> tuple[str, ...]:
             "with AVX2 and without VNNI",
             fix="sudo apt install qemu-user (Debian, Ubuntu), sudo dnf install qemu-user (Fedora)",
         )
-    return found, "-cpu", _HASWELL
+    return found, "-cpu", HASWELL
