@@ -44,6 +44,8 @@ ROUNDED = frozenset({
 })  # fmt: skip
 """Operators whose last bits, of floats, nobody promises."""
 _EPSILON = {"float32": 2.0**-21, "float16": 2.0**-9, "float64": 2.0**-48}
+_STASHED = ("LayerNormalization", "RMSNormalization")
+"""Operators that ONNX lets compute in float32, whatever they are given (``stash_type``)."""
 _OPTIMIZED = 0.2
 """Of the graphs, what LLVM optimizes."""
 _TRIES, _MORE, _MARGIN = 8, 64, 4.0
@@ -303,11 +305,12 @@ def _noisy(
     nodes: list[NodeProto] = []
     count = 0
 
-    def factor(of: str) -> str:
+    def factor(of: str, op_type: str) -> str:
         nonlocal count
         array, key = arrays[of], f"noise_{count}"
+        kind = "float32" if op_type in _STASHED and array.dtype == np.float64 else array.dtype.name
         with np.errstate(all="ignore"):
-            around = 1 + rng.choice([-1.0, 1.0], array.shape) * _EPSILON[array.dtype.name]
+            around = 1 + rng.choice([-1.0, 1.0], array.shape) * _EPSILON[kind]
         noisy.graph.initializer.append(numpy_helper.from_array(around.astype(array.dtype), key))
         count += 1
         return key
@@ -334,16 +337,21 @@ def _noisy(
                 count += 1
             elif real(operand) and not (node.op_type in ("Resize", "Upsample") and i):
                 made = f"{operand}/{count}"
-                nodes.append(helper.make_node("Mul", [operand, factor(operand)], [made]))
+                nodes.append(
+                    helper.make_node("Mul", [operand, factor(operand, node.op_type)], [made])
+                )
                 copy.input[i] = made
         nodes.append(copy)
         for i, result in enumerate(node.output):
             if real(result):
                 copy.output[i] = f"{result}/exact"
                 made = result if node.op_type not in _BESIDE_ZERO else f"{result}/near"
-                nodes.append(helper.make_node("Mul", [copy.output[i], factor(result)], [made]))
+                nodes.append(
+                    helper.make_node("Mul", [copy.output[i], factor(result, node.op_type)], [made])
+                )
                 if made != result:
-                    one = helper.make_node("Sub", [factor(result), _one(noisy, arrays[result])],
+                    exact = _one(noisy, arrays[result])
+                    one = helper.make_node("Sub", [factor(result, node.op_type), exact],
                                            [f"{result}/bits"])  # fmt: skip
                     nodes += [one, helper.make_node("Add", [made, f"{result}/bits"], [result])]
     del noisy.graph.node[:]

@@ -436,6 +436,14 @@ def test_unique_slices_without_elements(shape: tuple[int, int], axis: int, is_so
     assert counts.tolist() == [number] * min(number, 1)
 
 
+def test_a_deviation_of_zero_divides_nothing() -> None:
+    """ONNX adds 1e-9 to the deviation, onnxruntime nothing."""
+    b = Builder(17)
+    b.output(b.op("MeanVarianceNormalization", b.input("x", [1, 1, 2, 2]), axes=[1]))
+    (found,) = run(canonical(b.model()), {"x": np.ones((1, 1, 2, 2), np.float32)})
+    assert np.array_equal(found, np.zeros((1, 1, 2, 2)))
+
+
 def test_versions_with_another_meaning_are_told_apart() -> None:
     node = helper.make_node("Hardmax", ["in_0"], ["out_0"], axis=1)
     found = {opaque_attributes(node, opset).version for opset in (7, 11, 12, 13, 21)}

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import qdqbridge as qb
 from qdqbridge.app.pipeline import session
+from tests.onnx_models import Builder, canonical
 
 
 def split(path: Path, read: list[int], sizes: list[int] | None) -> Path:
@@ -74,3 +75,11 @@ def test_a_split_keeps_its_parts(tmp_path, read, sizes):
     found = qb.evaluate(graph, x)
     for name in graph.output_names:
         np.testing.assert_array_equal(found[name], expected[name])
+
+
+def test_a_number_is_taken_where_onnx_names_an_extent() -> None:
+    """ONNX's inference of an old Max gives its first operand's shape, whatever the others have."""
+    b = Builder(7)
+    y = b.op("Max", b.input("x", ["n", "k"]), b.input("y", ["n", 3]))
+    b.output(b.op("Reshape", y, b.init(np.array([-1, 3, 1]))))
+    assert canonical(b.model()).nodes[0].output.type.shape == ("n", 3)

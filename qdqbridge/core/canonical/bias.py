@@ -40,6 +40,7 @@ from qdqbridge.core.rewrite import (
     Replace,
     RuleContext,
     pattern_rule,
+    replaced,
     rule,
     stored_behind,
 )
@@ -49,6 +50,20 @@ _ULP = 2.0**-22
 _LIMIT = 2**31 - 1
 _CLOSE = 1e-2
 """The relative error that onnxruntime lets pass between the scale of a bias and its units."""
+
+
+@rule("bias-of-zeros", *_WITH_BIAS)
+def bias_of_zeros(node: Node, context: RuleContext) -> Proposal:
+    """``Conv(x, w, 0) -> Conv(x, w)``: no sum changes, but for the sign of one that is 0."""
+    del context
+    bias = node.optional(2)
+    stored = None if bias is None else stored_behind(bias) or bias
+    if stored is None or stored.constant is None or len(node.inputs) > 3:
+        return None
+    real = stored.quant is not None or stored.type.dtype.is_float
+    if not real or np.any(_Written.of(stored).real()):
+        return None
+    return replaced(node, node.op, node.attributes, node.inputs[:2])
 
 
 @rule("derived-bias", *_WITH_BIAS)

@@ -126,6 +126,7 @@ RULES: tuple[Rule, ...] = (
     linear.product_bias,
     linear.product_of_rows,
     bias.bias_from_add,
+    bias.bias_of_zeros,
     bias.derived_bias,
     absorb.absorb_result,
     concatenation.dequantize_through_concat,

@@ -11,7 +11,7 @@ import numpy as np
 from qdqbridge.core.canonical.storage import same_elements
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Flow, Operator
-from qdqbridge.core.graph.types import static_shape
+from qdqbridge.core.graph.types import Shape, static_shape
 from qdqbridge.core.ops import resize
 from qdqbridge.core.ops.attributes import (
     AxesAttrs,
@@ -264,16 +264,16 @@ def merge_equal(node: Node, context: RuleContext) -> Proposal:
         if count == _MANY:
             break
         if _equal(node, other) and not _takes_in(other, context):
-            return Replace({node.output: other.output})
+            return _merged(node, other)
     # Behind so many readers: what was met before, which may have been rewritten meanwhile.
     count = node.op.commuting
     operands = (*sorted(map(id, node.inputs[:count])), *map(_identity, node.inputs[count:]))
-    key = node.op.name, repr(node.attributes), operands, node.output.type
+    key = node.op.name, repr(node.attributes), operands, node.output.type.with_shape(None)
     other = context.shared.setdefault(key, node)
     if other is node:
         return None
     if other.linked and _equal(node, other) and not _takes_in(other, context):
-        return Replace({node.output: other.output})
+        return _merged(node, other)
     context.shared[key] = node
     return None
 
@@ -322,8 +322,32 @@ def _equal(node: Node, other: Node) -> bool:
         and other.attributes == node.attributes
         and repr(other.attributes) == repr(node.attributes)  # 0.0 == -0.0
         and len(other.outputs) == 1
-        and other.output.type == node.output.type
+        and other.output.type.with_shape(node.output.type.shape) == node.output.type
+        and _agree(other.output.type.shape, node.output.type.shape)
     )
+
+
+def _agree(a: Shape, b: Shape) -> bool:
+    """True for shapes that one result may have, of which less may be known in one place."""
+    if a is None or b is None or a == b:
+        return True
+    pairs = zip(a, b, strict=False)
+    numbers = [pair for pair in pairs if all(isinstance(dim, int) for dim in pair)]
+    return len(a) == len(b) and all(left == right for left, right in numbers)
+
+
+def _merged(node: Node, other: Node) -> Replace:
+    """Has both read as the one that comes first, with what is known of the shape of either."""
+    shape, second = other.output.type.shape, node.output.type.shape
+    if shape is None:
+        shape = second
+    elif second is not None:
+        shape = tuple(b if isinstance(b, int) else a for a, b in zip(shape, second, strict=True))
+    if shape == other.output.type.shape:
+        return Replace({node.output: other.output})
+    type_ = other.output.type.with_shape(shape)
+    value = result(node.op, node.attributes, other.inputs, type_, other.origin, other.output.name)
+    return Replace({other.output: value, node.output: value})
 
 
 def _same_operands(node: Node, other: Node) -> bool:

@@ -279,6 +279,9 @@ def _compute(attributes: OpaqueAttrs, operands: Operands) -> tuple[Any, ...]:
     if (attributes.domain, attributes.op_type) == ("", "NonZero") and _is_scalar(first):
         # onnxruntime gives the place of a scalar an axis, ONNX none
         return (np.zeros((0, np.count_nonzero(first)), np.int64),)
+    own = attributes.op_type == "MeanVarianceNormalization" and attributes.version >= 9
+    if own and isinstance(first, np.ndarray):
+        return (_mean_variance_normalized(attributes, first),)
     nothing = _unique_of_nothing(attributes, first)
     if nothing is not None:
         return nothing
@@ -296,6 +299,14 @@ def _compute(attributes: OpaqueAttrs, operands: Operands) -> tuple[Any, ...]:
             raise error
     results = _run(attributes, [_as(own, np.float32, each) for each in given])
     return tuple(_as(np.float32, own, result) for result in results)
+
+
+def _mean_variance_normalized(attributes: OpaqueAttrs, x: NDArray[Any]) -> NDArray[Any]:
+    """Returns the data less their mean by their deviation plus ONNX's 1e-9; onnxruntime has 0."""
+    axes = tuple(attributes.stated().get("axes", (0, 2, 3)))
+    centred = x.astype(np.float64) - x.mean(axes, np.float64, keepdims=True)
+    deviation = np.sqrt(np.square(centred).mean(axes, keepdims=True))
+    return (centred / (deviation + 1e-9)).astype(x.dtype)
 
 
 def _later_versions(attributes: OpaqueAttrs) -> Iterator[OpaqueAttrs]:

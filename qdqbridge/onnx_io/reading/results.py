@@ -231,6 +231,9 @@ class Results:
             return _reranked(shapes[0], shapes[1], _AXES[op.name])
         if op.body is not None:
             return step_shape(op, attributes, shapes)
+        if op.flow is Flow.ELEMENTWISE:
+            known = all(v is None or v.rank is not None for v in operands)
+            return step_shape(op, attributes, shapes) if known else None
         return result_shape(op.name, attributes, shapes, target)
 
     def _counted_shape(
@@ -450,7 +453,10 @@ def _merged(known: Open | None, more: Open | None) -> Open | None:
         return more
     if more is None or len(known) != len(more):
         return known
-    return tuple(b if a is None else a for a, b in zip(known, more, strict=True))
+    return tuple(
+        b if a is None or (isinstance(a, str) and isinstance(b, int)) else a
+        for a, b in zip(known, more, strict=True)
+    )
 
 
 def _as_kept(

@@ -8,8 +8,21 @@ import pytest
 from qdqbridge.core.canonical import canonicalize, conversions, folding, identities
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Value
-from qdqbridge.core.graph.types import QuantParams, TensorType, per_tensor, shifted_params
-from qdqbridge.core.ops.attributes import AxesAttrs, CastAttrs, ReshapeAttrs, TransposeAttrs
+from qdqbridge.core.graph.types import (
+    QuantParams,
+    Shape,
+    TensorType,
+    per_tensor,
+    shifted_params,
+)
+from qdqbridge.core.ops.attributes import (
+    AxesAttrs,
+    AxisAttrs,
+    CastAttrs,
+    ReshapeAttrs,
+    TransposeAttrs,
+)
+from qdqbridge.core.rewrite import run
 from tests.core.canonical.at_work import alone, data_for, outputs, settled
 from tests.core.graph.graphs import (
     OUT,
@@ -210,6 +223,19 @@ def test_movers_merge_by_attributes() -> None:
     assert g.outputs[0] is g.outputs[1]
 
 
+def test_equal_operators_are_one_where_more_is_known_of_one_result() -> None:
+    x = plain("x", (2, "n", 4))
+    shapes: list[Shape] = [(2, "n*4"), (2, 12), None, (2, "m")]
+    flat = [
+        apply("Flatten", x, type_=TensorType(DType.FLOAT32, shape), attributes=AxisAttrs(1))
+        for shape in shapes
+    ]
+    g = graph([x], *flat)
+    run(g, [identities.merge_equal])
+    assert names(g) == ["Flatten"]
+    assert {value.type.shape for value in g.outputs} == {(2, 12)}
+
+
 def test_equal_operators_are_one_and_constants_stay() -> None:
     """In whatever order operands stand that may change places."""
     x, y, c = plain("x", (2,)), plain("y", (2,)), const(np.ones(2, np.uint8), U8)
@@ -306,9 +332,9 @@ def test_unsqueezed_parameters_move_their_axis() -> None:
 def test_run_time_reshapes_with_a_known_result_are_static() -> None:
     x, target = stored("x", U8, (2, 6)), plain("shape", (2,), DType.INT64)
     y = apply("Reshape", x, target, attributes=ReshapeAttrs(None), type_=typed((3, 4), U8))
-    unknown = typed(("n", "m"), U8)
-    z = apply("Reshape", x, target, attributes=ReshapeAttrs(None), type_=unknown)
-    g = canonicalize(graph([x, target], y, z))
+    other, unknown = plain("other", (2,), DType.INT64), typed(("n", "m"), U8)
+    z = apply("Reshape", x, other, attributes=ReshapeAttrs(None), type_=unknown)
+    g = canonicalize(graph([x, target, other], y, z))
     assert [n.attributes for n in g.nodes] == [ReshapeAttrs((-1, 4)), ReshapeAttrs(None)]
 
 

@@ -310,3 +310,33 @@ def test_what_a_rounded_where_chooses_is_rounded_already(number: float) -> None:
         found = run(canonical(b.model()), {"x": np.full((2, 3), np.nan, np.float32)})[0]
         np.testing.assert_array_equal(found, run(load(b.model()), {"x": found * np.nan})[0])
     assert len(texts) == 1
+
+
+# ---- a bias of zeros ---------------------------------------------------------------------------
+
+
+def product_with(op_type: str, bias: str, *, rounded: bool) -> Builder:
+    """Writes no bias, or one of zeros in some form."""
+    b = Builder(17)
+    x = b.qdq(b.input("x", [2, 4] if op_type == "Gemm" else [1, 4, 3, 3]), 0.5, 3)
+    shape = (4, 3) if op_type == "Gemm" else (4, 3, 2, 2) if "T" in op_type else (3, 4, 2, 2)
+    numbers = np.random.default_rng(0).integers(-9, 9, shape).astype(np.int8)
+    given = [x, b.weight(numbers, 0.25)]
+    if bias == "float":
+        given.append(b.init(np.zeros(3, np.float32)))
+    elif bias != "none":
+        scale = b.init(np.array(0.125 if bias == "int32" else 0.7, np.float32))
+        given.append(b.op("DequantizeLinear", b.init(np.zeros(3, np.int32)), scale))
+    y = b.op(op_type, *given)
+    b.output(b.qdq(y, 0.75, 7) if rounded else y)
+    return b
+
+
+@pytest.mark.parametrize("rounded", [True, False])
+@pytest.mark.parametrize("bias", ["float", "int32", "of another scale"])
+@pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose", "Gemm"])
+def test_a_bias_of_zeros_is_none(op_type: str, bias: str, rounded: bool) -> None:
+    without, written = (
+        canonical(product_with(op_type, each, rounded=rounded).model()) for each in ("none", bias)
+    )
+    assert written.digest == without.digest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ def norm(g: Grower) -> Draft | None:
         return Draft(op_type, [x], {"axis": axis_of(g, x.rank), "p": g.pick(1, 2)})
     if op_type == "MeanVarianceNormalization":
         axes = axes_of(g, x.rank, 1)
+        if math.prod(x.shape[axis] for axis in axes) < 2:
+            return None  # onnxruntime divides 0 by 0 where ONNX adds 1e-9 to the deviation
         return Draft(op_type, [x], {"axes": axes} if g.b.opset >= 9 else {})
     if op_type == "LRN":
         return Draft(op_type, [x], {"size": g.pick(1, 2, 3, 5), "alpha": 0.1, "bias": 1.5})
