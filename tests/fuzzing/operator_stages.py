@@ -44,8 +44,9 @@ ROUNDED = frozenset({
 })  # fmt: skip
 """Operators whose last bits, of floats, nobody promises."""
 _EPSILON = {"float32": 2.0**-21, "float16": 2.0**-9, "float64": 2.0**-48}
-_STASHED = ("LayerNormalization", "RMSNormalization")
-"""Operators that ONNX lets compute in float32, whatever they are given (``stash_type``)."""
+_STASHED = ("LayerNormalization", "RMSNormalization", "Shrink")
+"""Operators that ONNX (``stash_type``) or onnxruntime (Shrink) computes in float32 whatever they
+are given."""
 _OPTIMIZED = 0.2
 """Of the graphs, what LLVM optimizes."""
 _TRIES, _MORE, _MARGIN = 8, 64, 4.0

@@ -83,3 +83,25 @@ def test_a_number_is_taken_where_onnx_names_an_extent() -> None:
     y = b.op("Max", b.input("x", ["n", "k"]), b.input("y", ["n", 3]))
     b.output(b.op("Reshape", y, b.init(np.array([-1, 3, 1]))))
     assert canonical(b.model()).nodes[0].output.type.shape == ("n", 3)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "step", "extent"),
+    [
+        (2, 0, 1, 0),
+        (-1, -3, 2, 0),
+        (0, 2, -1, 0),
+        (-3, -1, -1, 0),
+        (-1, 2, 1, None),
+        (0, 2, 1, None),
+    ],
+)
+def test_nothing_lies_between_places_in_the_wrong_order(
+    start: int, end: int, step: int, extent: int | None
+) -> None:
+    b = Builder(17)
+    cut = [b.init(np.array([each])) for each in (start, end, 0, step)]
+    b.output(b.op("Exp", b.op("Slice", b.input("x", ["n", 3]), *cut)), None)
+    shape = canonical(b.model()).outputs[0].type.shape
+    assert shape is not None
+    assert (shape[0] == 0) == (extent == 0)

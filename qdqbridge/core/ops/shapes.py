@@ -432,8 +432,12 @@ def _sliced(source: Sequence[Dim], attributes: SliceAttrs) -> Open:
     extents: list[Dim | None] = list(source)
     cuts = zip(attributes.starts, attributes.ends, attributes.steps, strict=True)
     for axis, cut in zip(attributes.axes, cuts, strict=True):
-        extent = source[axis]
-        extents[axis] = len(sliced(extent, *cut)) if isinstance(extent, int) else None
+        extent, (start, end, step) = source[axis], cut
+        if isinstance(extent, int):
+            extents[axis] = len(sliced(extent, *cut))
+        else:  # of any extent nothing lies between two places in the wrong order
+            nothing = (start < 0) == (end < 0) and (end - start) * step <= 0
+            extents[axis] = 0 if nothing else None
     return tuple(extents)
 
 

@@ -157,7 +157,8 @@ class Results:
             if nested is not None:
                 results.append(Value(nested, name))
                 continue
-            extents = _merged(self._windows(attributes, operands), _merged(known.shape, more))
+            own = self._windows(attributes, operands) or _numbers(op, attributes, operands)
+            extents = _merged(own, _merged(known.shape, more))
             shape = self._shape(name, extents, (op, attributes, operands, index))
             dtype = self._dtype(where, name, known, operands)
             value = Value(TensorType(dtype, shape), name)
@@ -231,9 +232,6 @@ class Results:
             return _reranked(shapes[0], shapes[1], _AXES[op.name])
         if op.body is not None:
             return step_shape(op, attributes, shapes)
-        if op.flow is Flow.ELEMENTWISE:
-            known = all(v is None or v.rank is not None for v in operands)
-            return step_shape(op, attributes, shapes) if known else None
         return result_shape(op.name, attributes, shapes, target)
 
     def _counted_shape(
@@ -453,10 +451,19 @@ def _merged(known: Open | None, more: Open | None) -> Open | None:
         return more
     if more is None or len(known) != len(more):
         return known
-    return tuple(
-        b if a is None or (isinstance(a, str) and isinstance(b, int)) else a
-        for a, b in zip(known, more, strict=True)
-    )
+    return tuple(b if a is None else a for a, b in zip(known, more, strict=True))
+
+
+def _numbers(op: Operator, attributes: Attributes, operands: Sequence[Value | None]) -> Open | None:
+    """Returns the extents that are numbers of what broadcasts operands that may change places.
+
+    ONNX's inference of an old opset gives the names that the first operand has.
+    """
+    shapes = [value.type.shape for value in operands if value is not None]
+    if op.commuting < 2 or len(shapes) < 2 or None in shapes:
+        return None
+    found = step_shape(op, attributes, shapes)
+    return found and tuple(dim if isinstance(dim, int) else None for dim in found)
 
 
 def _as_kept(
