@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -175,13 +176,14 @@ class Executable:
         threads: How many threads run it.
         target: The TVM target; None of one that was loaded.
         source: The file that it was loaded from, also by a cache; None of one that was compiled.
+        regions: The symbols that code generators make.
     """
 
     def __init__(
         self, graph: Graph, module: Any, library: Any, threads: int = 1, target: Any = None,
-        source: Path | None = None,
+        source: Path | None = None, regions: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        self.source = source
+        self.source, self.regions = source, tuple(regions)
         self.graph, self.module, self.library = graph, module, library
         self.threads, self.target, self._caller = threads, target, Caller(threads)
         self._device: Any = tvm.cpu()
@@ -228,8 +230,8 @@ class Executable:
                 architecture ``TRIPLE-gcc``, ``clang`` or the package ``ziglang``.
 
         Raises:
-            InputDataError: The name does not end so, it was not compiled for one target, or ``cc``
-                is no command.
+            InputDataError: The name does not end so, it was not compiled for one target, ``cc`` is
+                no command, or a region is a function of this process.
             ModelFileError: What it was loaded from is not there any more, or damaged.
             OutputFileError: The operating system or the linker refuses, or there is none for the
                 target's architecture.
@@ -243,6 +245,14 @@ class Executable:
                 why="TVM did not compile it for one target",
                 fix="compile it with qdqbridge.compile",
             )
+        for symbol in self.regions:
+            if tvm.get_global_func(symbol, allow_missing=True) is not None:
+                raise InputDataError(
+                    "cannot save the executable",
+                    why=f"the region '{symbol}' is a registered function of this process, which no "
+                    "library holds",
+                    fix="have its code generator return runtime modules, such as C source",
+                )
         held = {id(v.constant): v.constant.nbytes for v in self.graph.values() if v.constant}
         code = len(self.graph.nodes) << 16  # rather more than less
         interface = saving.interface_of(self.graph, self.target, self.threads)
@@ -296,9 +306,17 @@ class Executable:
             for extent, error_of in _EXTENT_ERRORS.items():
                 if extent in str(error):
                     raise error_of(error) from error
+            if self._in_a_region(error):
+                raise _region_fails(error, self.regions) from error
             if not symbolic_extents(self.graph):
                 raise _cannot_run(error) from error
             raise _unfit(error, arrays) from error
+
+    def _in_a_region(self, error: Exception) -> bool:
+        """True where a function of this process computes a region, and raised the error."""
+        frames = traceback.extract_tb(error.__traceback__)  # those of C++ name its sources
+        registered = (tvm.get_global_func(name, allow_missing=True) for name in self.regions)
+        return frames[-1].filename.endswith(".py") and any(registered)
 
     def _compute(self, arrays: Sequence[NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Returns the results; what TVM allocates for them is freed when it returns."""
@@ -378,6 +396,17 @@ def _cannot_run(error: Exception) -> UnsupportedTargetError:
         "TVM cannot run the model on these inputs",
         why=reason(error),
         fix="run the graph with the interpreter, and report the module (to_relax)",
+    )
+
+
+def _region_fails(error: Exception, regions: Sequence[str]) -> UnsupportedTargetError:
+    """Returns the error of a function that computes a region, with the line that raised it."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return UnsupportedTargetError(
+        "a region's function fails on these inputs",
+        where=f"{last.name}, {last.filename}:{last.lineno}",
+        why=f"{type(error).__name__}: {error}",
+        fix=f"mend what computes {', '.join(regions)}; runnable(module) runs without it",
     )
 
 
@@ -507,14 +536,17 @@ def compile_divided(
             f"code generator {', '.join(sorted(generators))} fails", why=reason(error),
             fix="have its table refuse what it cannot make",
         ) from error  # fmt: skip
-    return _executable(graph, made, resolved, count, kernels)
+    symbols = [str(function.attrs["global_symbol"]) for function in regions.values()]
+    return _executable(graph, made, resolved, count, kernels, symbols)
 
 
-def _executable(graph: Graph, module: Any, resolved: Any, count: int, kernels: str) -> Executable:
+def _executable(
+    graph: Graph, module: Any, resolved: Any, count: int, kernels: str, regions: Sequence[str] = ()
+) -> Executable:
     try:
         here = not missing_features(features_of(resolved))
         library = built(lowered(module), resolved, runs_here=here)
-        return Executable(graph, module, library, count, resolved)
+        return Executable(graph, module, library, count, resolved, regions=regions)
     except Exception as error:  # whatever a pass or LLVM raises
         raise_interrupt(error)
         raise UnsupportedTargetError(

@@ -103,3 +103,27 @@ def test_what_is_wrong_with_a_division_is_said(tmp_path: Path) -> None:
         qb.compile("model.onnx")  # type: ignore[arg-type]
     with pytest.raises(InputDataError, match="function 'main'"):
         qb.compile(type(divided)({}))
+
+
+def test_a_function_of_python_is_not_saved_and_its_errors_name_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = qb.load(MODELS / "digits_cnn_u8s8_per_channel.onnx")
+    divided, _ = partition(qb.to_relax(graph)[0], canonical(NAME).only("dense"))
+    executable = qb.compile(divided, threads=1)
+    with pytest.raises(InputDataError, match="cannot save the executable") as error:
+        executable.save(tmp_path / "divided.so")
+    assert "a registered function of this process" in error.value.why
+    assert not list(tmp_path.iterdir())
+    (region,) = executable.regions
+
+    def failing(graph: Graph, given: Any) -> None:
+        raise ValueError(f"{len(given)} of {len(graph.inputs)}")
+
+    monkeypatch.setattr(qb, "evaluate", failing)
+    x = {v.name: np.zeros((3, 1, 8, 8), np.float32) for v in graph.inputs}
+    with pytest.raises(UnsupportedTargetError, match="a region's function fails") as failed:
+        executable.run(x)
+    assert "failing" in str(failed.value)
+    assert "ValueError: 1 of 1" in failed.value.why
+    assert region in failed.value.fix
