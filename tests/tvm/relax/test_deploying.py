@@ -17,7 +17,7 @@ import pytest
 import qdqbridge as qb
 from qdqbridge.app import hosting
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.tvm.relax.kernels.codegen.processors import cpu_of, target_of
+from qdqbridge.tvm.relax.kernels.codegen.processors import PROCESSORS, C, cpu_of, target_of
 from tests.places import MODELS, ROOT
 
 PAGE = (ROOT / "docs" / "deploy.md").read_text("utf-8")
@@ -29,27 +29,32 @@ on_arm = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize(
-    ("target", "name"),
-    [
-        ("aarch64-linux-gnu", "neon"),
-        ("aarch64-linux-gnu/cortex-a53", "neon"),
-        ("aarch64-linux-gnu/cortex-a72", "neon"),
-        ("aarch64-linux-gnu/cortex-a55", "neon_dot"),
-        ("aarch64-linux-gnu/cortex-a76", "neon_dot"),
-        ("aarch64-linux-gnu/neoverse-n1", "neon_dot"),
-        ("aarch64-unknown-linux-gnu/neoverse-v1", "neon_i8mm"),
-        ("arm64-apple-darwin/apple-m4", "neon_i8mm"),
-        ("armv7a-linux-gnueabihf/cortex-a15", "generic"),
-        ("riscv64-linux-gnu", "generic"),
-        ("x86_64-linux-gnu/haswell", "avx2"),
-        ("x86_64-linux-gnu/znver4", "avx512_vnni"),
-        ("x86_64-linux-gnu/alderlake", "avx_vnni"),
-        ({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+dotprod"]}, "neon_dot"),
-    ],
-)
+TARGETS: list[tuple[Any, str]] = [
+    ("aarch64-linux-gnu", "neon"),
+    ("aarch64-linux-gnu/cortex-a53", "neon"),
+    ("aarch64-linux-gnu/cortex-a72", "neon"),
+    ("aarch64-linux-gnu/cortex-a55", "neon_dot"),
+    ("aarch64-linux-gnu/cortex-a76", "neon_dot"),
+    ("aarch64-linux-gnu/neoverse-n1", "neon_dot"),
+    ("aarch64-unknown-linux-gnu/neoverse-v1", "neon_i8mm"),
+    ("arm64-apple-darwin/apple-m4", "neon_i8mm"),
+    ("armv7a-linux-gnueabihf/cortex-a15", "generic"),
+    ("riscv64-linux-gnu", "generic"),
+    ("x86_64-linux-gnu/haswell", "avx2"),
+    ("x86_64-linux-gnu/znver4", "avx512_vnni"),
+    ("x86_64-linux-gnu/alderlake", "avx_vnni"),
+    ({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+dotprod"]}, "neon_dot"),
+]
+
+
+@pytest.mark.parametrize(("target", "name"), TARGETS)
 def test_targets_have_the_kernels_of_their_processors(target: Any, name: str) -> None:
     assert cpu_of(target_of(target)).name == name
+
+
+def test_every_class_of_llvm_is_that_of_a_target() -> None:
+    classes = {cpu.name for cpu in PROCESSORS if cpu.architecture != C}
+    assert {name for _, name in TARGETS} == classes
 
 
 @pytest.mark.parametrize(

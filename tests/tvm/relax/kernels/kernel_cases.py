@@ -22,13 +22,12 @@ from qdqbridge.tvm.qnn.dialect.arithmetic import tirx
 from qdqbridge.tvm.relax.executable import compiled
 from qdqbridge.tvm.relax.kernels.codegen.processors import (
     AVX2,
-    AVX512_VNNI,
-    AVX_VNNI,
-    GENERIC,
     NEON_DOT,
+    PROCESSORS,
     Cpu,
     cpu_features,
     cpu_of,
+    host_architecture,
     host_target,
 )
 from qdqbridge.tvm.relax.kernels.kernel import Kernel, KernelMatch, KernelPlace
@@ -53,35 +52,28 @@ LIKE_DOT = replace(
 )
 """Arm's dot product, of instructions that every CPU has: all else kernels do as they do there, and
 as they do on a CPU of plain vectors."""
-_LEAST: dict[Cpu, dict[str, Any]] = {
-    AVX512_VNNI: {"mcpu": "cascadelake"},
-    AVX_VNNI: {"mcpu": "haswell", "mattr": ["+avxvnni"]},
-    AVX2: {"mcpu": "haswell"},
-    GENERIC: {"mcpu": "x86-64"},
-    LIKE_DOT: {"mcpu": "x86-64"},
-}
-_ABLE = {
-    AVX512_VNNI: (AVX512_VNNI, AVX2),
-    AVX_VNNI: (AVX_VNNI, AVX2),
-    AVX2: (AVX2,),
-    GENERIC: (GENERIC,),
-}
 HOST = cpu_of(host_target())
-CPUS = (HOST, *_ABLE[HOST][1:], LIKE_DOT)
-"""The classes of CPUs whose code runs here; the first one is the host's."""
+_OF_HOST = [cpu for cpu in PROCESSORS if cpu.architecture == HOST.architecture]
+_HOST_FEATURES = cpu_features(host_target())
+CPUS = (HOST, *(cpu for cpu in _OF_HOST[-1:] if cpu != HOST), LIKE_DOT)
+"""Classes of CPUs whose code runs here: the host's, and the plainest one of its architecture."""
 DOT_CPUS = (
     *CPUS,
     *((replace(HOST, amx=False),) if HOST.amx else ()),
-    *(cpu for cpu in (AVX_VNNI,) if cpu not in CPUS and "avxvnni" in cpu_features(host_target())),
+    *(cpu for cpu in _OF_HOST if cpu not in CPUS and _HOST_FEATURES.issuperset(cpu.features)),
 )
-"""Those, and those whose dot product only the host has as well."""
+"""Those, and those whose dot product the host has as well."""
+_PLAIN = {"x86_64": "x86-64", "aarch64": "generic"}
+"""LLVM's model of a CPU that has what all of its architecture have."""
 
 
 def target_of(cpu: Cpu) -> Any:
     """A target of a class of CPUs: the host's own, or the least one that has the features."""
     if cpu == HOST:
         return host_target()
-    return tvm.target.Target({"kind": "llvm", **_LEAST[cpu]})
+    features = [f"+{name}" for name in cpu.features if cpu in PROCESSORS]
+    plain = {"kind": "llvm", "mcpu": _PLAIN[host_architecture()]}
+    return tvm.target.Target({**plain, **({"mattr": features} if features else {})})
 
 
 @dataclass(frozen=True, eq=False)
