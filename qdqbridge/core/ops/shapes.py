@@ -436,7 +436,8 @@ def _sliced(source: Sequence[Dim], attributes: SliceAttrs) -> Open:
         if isinstance(extent, int):
             extents[axis] = len(sliced(extent, *cut))
         else:  # of any extent nothing lies between two places in the wrong order
-            nothing = (start < 0) == (end < 0) and (end - start) * step <= 0
+            counted = (start >= 0 and end >= 0) or (step > 0 and start < 0 and end < 0)
+            nothing = counted and (end - start) * step <= 0
             extents[axis] = 0 if nothing else None
     return tuple(extents)
 

@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from qdqbridge.core.canonical.bias import derived_params
+from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs
+from qdqbridge.core.ops.build import constant
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.matmul import GEMM
 from qdqbridge.tflite_io.writer.emission import Emission, WriterRow, written
@@ -48,6 +51,16 @@ def _write_bias(e: Emission, value: Value | None, x: Value) -> list[int]:
     return [e.quantized_constant(wide, kept, value.name)]
 
 
+def _zeros(e: Emission, node: Node) -> Value:
+    """Returns the bias of a convolution without one: LiteRT 2.3 refuses that, or crashes."""
+    x, weight = node.operand(0).quant, node.operand(1).quant
+    channels = fixed_extents(node.operand(1))[0]
+    if not e.integers or x is None or weight is None:
+        return constant(Constant.of(np.zeros(channels, np.float32)), None, f"{node.name}:bias")
+    params = derived_params(node, x.params, weight.params)
+    return constant(Constant.of(np.zeros(channels, np.int32)), params, f"{node.name}:bias")
+
+
 def _decides(node: Node, *, integers: bool) -> DType:
     """Returns the type that an operator's version follows from."""
     if not integers:
@@ -79,7 +92,8 @@ def convolution(
         "FusedActivationFunction": e.activation,
     }
     kind = _decides(node, integers=e.integers)
-    operands = [x[0], e.weight(weight, shape, order), *_write_bias(e, node.optional(2), image)]
+    bias = node.optional(2) or _zeros(e, node)
+    operands = [x[0], e.weight(weight, shape, order), *_write_bias(e, bias, image)]
     if depthwise:
         fields["DepthMultiplier"] = shape[0] // channels
         version = _DEPTHWISE_VERSIONS[kind]

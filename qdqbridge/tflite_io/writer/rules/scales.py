@@ -236,23 +236,6 @@ def integer_bias(node: Node, context: RuleContext) -> Proposal:
     return Replace({node.output: value}, (Note("integer-bias", node.name, reason),))
 
 
-@rule("bias-of-zeros", "Conv")
-def bias_of_zeros(node: Node, context: RuleContext) -> Proposal:
-    """``Conv(x, w) -> Conv(x, w, 0)``: LiteRT 2.3 refuses one without a bias, or crashes."""
-    del context
-    x, weight = node.operand(0), node.operand(1)
-    shape = weight.type.shape
-    if node.optional(2) is not None or shape is None or isinstance(shape[0], str):
-        return None
-    if product(node) and x.quant is not None and weight.quant is not None:
-        params = derived_params(node, x.quant.params, weight.quant.params)
-        bias = constant(Constant.of(np.zeros(shape[0], np.int32)), params, "")
-    else:
-        bias = constant(Constant.of(np.zeros(shape[0], np.float32)), None, "")
-    value = retyped(node, [x, weight, bias], node.output.type, node.output.name)
-    return Replace({node.output: value})
-
-
 @rule("float-bias", "Conv", "ConvTranspose", "Dense")
 def float_bias(node: Node, context: RuleContext) -> Proposal:
     """``Conv(x, w, int32 bias) -> Conv(x, w, float bias)`` of what is computed on floats.
@@ -327,7 +310,6 @@ def real_constant(value: Value) -> NDArray[np.float32] | None:
 WEIGHT_RULES: tuple[Rule, ...] = (
     symmetric_weight,
     integer_bias,
-    bias_of_zeros,
     float_bias,
     float_weight,
 )
