@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.ops.dynamic import BlockAttrs
 from qdqbridge.tvm.relax.executable import compile_relax
-from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
+from qdqbridge.tvm.relax.kernels.codegen.processors import AVX2, Cpu
 from qdqbridge.tvm.relax.kernels.plan import plan
 from qdqbridge.tvm.relax.kernels.weight_only import dots
 from tests.combinations import each_once
@@ -91,6 +92,17 @@ def test_three_digits_are_a_float(kind: str, size: int) -> None:
     x = np.random.default_rng(1).normal(0, 1, (9, INNER)).astype(np.float32)
     # 128 products, each within 2^-24 of the largest activation; their sums in float32
     assert errors(found, x).max() < 128 * 2.0**-24
+
+
+def test_a_class_without_products_of_pairs_reads_weights_otherwise() -> None:
+    """No class gets instructions that its description does not name."""
+    other = replace(AVX2, name="other", dot=replace(AVX2.dot, pairs=None))
+    for cpu, rounded, begin in (
+        (AVX2, False, ["dense_w4a32"]), (AVX2, True, ["dense_w4a8"]),
+        (other, False, ["dense_w4"]), (other, True, []),
+    ):  # fmt: skip
+        kernels = plan(network("int4", 32, rounded=rounded), cpu).kernels.values()
+        assert [kernel.name.partition("_128")[0].partition("_1x")[0] for kernel in kernels] == begin
 
 
 @pytest.mark.parametrize("cpu", BYTES, ids=lambda cpu: cpu.name)

@@ -48,8 +48,8 @@ class Dot:
             activations of a lane are one int32 where they are as long.
         centre: What activations have less than codes of uint8: 128 where it takes int8. Sums begin
             with as much more: ``centre * sum(w)``.
-        code_bits: Bits of unsigned codes that it multiplies with int8, as blocks of weights are
-            stored, by AVX2's or TVM's own instructions; 0 where there is no such product.
+        pairs: Where it takes int16: returns the products of codes of uint8 and int8, two neighbours
+            summed as int16; None where no instruction does that.
         codes_added: As ``added``, of four codes in a lane, where that takes fewer.
     """
 
@@ -58,13 +58,20 @@ class Dot:
     depth: int
     added: Callable[[Prim, Prim, Prim], Prim]
     centre: int = 0
-    code_bits: int = 0
+    pairs: Callable[[Prim, Prim], Prim] | None = None
     codes_added: Callable[[Prim, Prim, Prim], Prim] | None = None
 
     @property
     def bytes_in(self) -> bool:
         """True where activations are taken as they are stored, one byte each."""
         return np.dtype(self.source).itemsize == 1
+
+    @property
+    def code_bits(self) -> int:
+        """Bits of unsigned codes that are multiplied with int8, as blocks of weights are stored."""
+        if self.bytes_in:
+            return 4 if self.centre else 8  # what takes int8 has no room for codes beyond 127
+        return 0 if self.pairs is None else 8
 
     def in_lanes(self, activations: Prim, lanes: int) -> Prim:
         """Returns a register of activations as ``added`` takes it."""
@@ -200,12 +207,16 @@ def _vpdpbusd(lanes: int) -> Dot:
         codes = tirx.reinterpret(typed("int8", 4 * lanes), activations)
         return intrinsic(name, typed("int32", lanes), sums, codes, weights)
 
-    return Dot("uint8", "int8", 4, added, code_bits=8)
+    return Dot("uint8", "int8", 4, added)
 
 
 def _vpmaddwd(sums: Prim, activations: Prim, weights: Prim) -> Prim:
     pairs = tirx.reinterpret("int16x16", activations)
     return sums + intrinsic("llvm.x86.avx2.pmadd.wd", "int32x8", pairs, weights)
+
+
+def _vpmaddubsw(codes: Prim, digits: Prim) -> Prim:
+    return intrinsic("llvm.x86.avx2.pmadd.ub.sw", "int16x16", codes, digits)
 
 
 def _in_quarters(words: Prim, lanes: int) -> Prim:
@@ -287,8 +298,8 @@ AVX2 = Cpu(
     "avx2",
     "x86 with AVX2 (Haswell, Zen 1 to 3): vpmaddwd on 256 bits; vpmaddubsw only where codes are "
     "too small for it to saturate",
-    _X86, ("avx2", "fma"), 8, 16, Dot("int16", "int16", 2, _vpmaddwd, code_bits=8), fuses=True,
-    barrier=_FENCE, packing=_PACKED_256,
+    _X86, ("avx2", "fma"), 8, 16, Dot("int16", "int16", 2, _vpmaddwd, pairs=_vpmaddubsw),
+    fuses=True, barrier=_FENCE, packing=_PACKED_256,
 )  # fmt: skip
 
 
@@ -368,13 +379,13 @@ _PACKED = Packing(
 
 NEON_I8MM = _neon(
     "neon_i8mm", "64-bit Arm with I8MM (Neoverse V1, Cortex-A510, Apple M2): usdot on 128 bits",
-    ("neon", "dotprod", "i8mm"), Dot("uint8", "int8", 4, _usdot, code_bits=8),
+    ("neon", "dotprod", "i8mm"), Dot("uint8", "int8", 4, _usdot),
 )  # fmt: skip
 NEON_DOT = _neon(
     "neon_dot",
     "64-bit Arm with dot products (Neoverse N1, Cortex-A55, A76, Apple M1): sdot on 128 bits, "
     "activations less 128",
-    ("neon", "dotprod"), Dot("int8", "int8", 4, _sdot, centre=128, code_bits=4),
+    ("neon", "dotprod"), Dot("int8", "int8", 4, _sdot, centre=128),
 )  # fmt: skip
 NEON = _neon(
     "neon", "other 64-bit Arm (Cortex-A53, A57, A72): smlal on 128 bits, of int16", ("neon",),
@@ -408,12 +419,12 @@ def _smlad(sums: Prim, activations: Prim, weights: Prim) -> Prim:
 CORTEX_M = Cpu(
     "cortex_m_dsp",
     "C for Cortex-M with DSP instructions (M4, M7, M33, M55): smlad on two pairs of 16 bits",
-    C, ("dsp",), 1, _C_REGISTERS, Dot("uint8", "int8", 4, _smlad, code_bits=8), fuses=True,
+    C, ("dsp",), 1, _C_REGISTERS, Dot("uint8", "int8", 4, _smlad), fuses=True,
     room=_ROOM,
 )  # fmt: skip
 GENERIC_C = Cpu(
     "generic_c", "C for any other processor: one product after the other", C, (), 1, _C_REGISTERS,
-    Dot("uint8", "int8", 1, _product, code_bits=8, codes_added=_smlad), fuses=False, room=_ROOM,
+    Dot("uint8", "int8", 1, _product, codes_added=_smlad), fuses=False, room=_ROOM,
 )  # fmt: skip
 
 

@@ -20,7 +20,6 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     ask,
     bound,
     fence,
-    intrinsic,
     largest,
     load,
     nearest,
@@ -343,7 +342,7 @@ class ByteDots:
 
 
 class PairDots:
-    """``vpmaddubsw``: two products of bytes are added in 16 bits, and saturate beyond them.
+    """Two products of bytes are added in 16 bits, and may saturate beyond them (``vpmaddubsw``).
 
     A half of a code times a digit is at most 15 * 128, and a lane adds two of them for each of the
     ``CHUNK // 4`` steps of a chunk: 30720.
@@ -401,7 +400,8 @@ class PairDots:
         chains: int = 1,
     ) -> None:
         """Adds the products."""
-        assert chains == self.chains
+        multiplied = self.d.cpu.dot.pairs
+        assert chains == self.chains and multiplied is not None
         d, lanes, words = self.d, self.d.cpu.lanes, 2 * self.d.cpu.lanes
         steps, kind = d.chunk // 4, typed("int8", d.register)
         pairs = [
@@ -419,7 +419,7 @@ class PairDots:
                 for total, own in zip(columns, codes.values(), strict=True):
                     for half in range(self.halves):
                         code = load(own, (self.halves * i + half) * d.register, d.register)
-                        two = self._two(code, spread)
+                        two = multiplied(code, spread)
                         before = load(total, half * words, words)
                         store(total, half * words, before + two if i else two, words)
         for (_, sums), columns in zip(digits, pairs, strict=True):
@@ -428,14 +428,8 @@ class PairDots:
                 for half in range(self.halves):
                     unit = number(1 << (NIBBLE * half), "int16", words)
                     added = load(own, half * words, words)
-                    name, result = "llvm.x86.avx2.pmadd.wd", typed("int32", lanes)
-                    whole = whole + intrinsic(name, result, added, unit)
+                    whole = d.cpu.dot.added(whole, added, unit)
                 store(total, at, whole, lanes)
-
-    def _two(self, code: Prim, digits: Prim) -> Prim:
-        """Returns the sums of two products, int16."""
-        kind = typed("int16", 2 * self.d.cpu.lanes)
-        return intrinsic("llvm.x86.avx2.pmadd.ub.sw", kind, code, digits)
 
 
 def _whole_blocks(d: CodesProduct, parts: int) -> int:
