@@ -11,14 +11,14 @@ outputs that a Concat joins are told apart.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.profiling.samples import Samples
+from qdqbridge.autoquant.profiling.samples import Sample, Samples
 from qdqbridge.autoquant.profiling.stats import comparable
 from qdqbridge.autoquant.record import Output, OutputPart
 from qdqbridge.autoquant.repair.sweep import decibels
@@ -26,6 +26,7 @@ from qdqbridge.autoquant.search.tuning import errors_between
 from qdqbridge.autoquant.simulation import batches_of
 from qdqbridge.autoquant.simulation.metrics import (
     Metrics,
+    class_axes,
     float_values,
     measured,
     outputs_of,
@@ -52,6 +53,10 @@ _CHOSEN = 42.0
 """What ranges and choosers gain on the samples that they were chosen by, and not on others, is not
 known of a network: root mean square in dB, times the number of samples, to which it is inverse.
 Of twelve networks: 1.3 dB with two draws of 32 samples each, less than 0.5 with two of 128."""
+_LARGEST, _OTHERS = 10, 27.0
+"""So many of the largest samples tell how long a tail is, or one of so many."""
+_TAIL = 1.0
+"""In dB: an interval that tails make longer by less is told without them."""
 _PARTS = 64
 """Parts of an output, at most: more are no boxes and scores."""
 
@@ -71,6 +76,7 @@ class Delivered:
         optimism: How much closer all samples come than that, in dB.
         likely: Between which SQNRs their mean lies, nine times in ten; None where that is not
             known, or where many were left out.
+        tails: Whether that is so wide because a few samples reach much further than others.
     """
 
     metrics: Metrics
@@ -82,12 +88,14 @@ class Delivered:
     expected: float
     optimism: float
     likely: tuple[float, float] | None = None
+    tails: bool = False
 
     @property
     def on_others(self) -> str:
         """What other samples most likely have, in words."""
         ends = "" if self.likely is None else " ({:.1f} to {:.1f})".format(*self.likely)
-        return f"{closeness(self.expected)}{ends} likely on other samples"
+        tails = ", of which a few reach much further than these" if self.tails else ""
+        return f"{closeness(self.expected)}{ends} likely on other samples{tails}"
 
     @property
     def where(self) -> str:
@@ -159,7 +167,9 @@ def delivered(
     for values, real, other in zip(floats[:count], wanted, found, strict=False):
         for tally, y, z in zip(tallies, real, other, strict=True):
             tally.add(values, y, z)
-    everything = measured(graph.output_names, wanted, found, unseen=len(first))
+    everything = measured(
+        graph.output_names, wanted, found, unseen=len(first), axes=class_axes(given)
+    )
     judged = samples if unseen is None else unseen
     total = len(samples) * samples.step + (0 if unseen is None else len(unseen) * unseen.step)
     rows = zip(graph.output_names, tallies, strict=True)
@@ -167,6 +177,16 @@ def delivered(
     cut = len(errors_between(wanted[: len(first)], found[: len(first)])) if first else 0
     others = errors[cut:] * 10 ** (optimism / 10)
     expected, likely = expected_sqnr(errors[:cut], others)
+    tails = False
+    if likely is not None:
+        examples = [*(() if unseen is None else batches_of(unseen, graph, 1)),
+                    *batches_of(samples, graph, 1)]  # fmt: skip
+        lowest = _sqnr_of_tails(
+            given, graph, list(reaching_further(given, examples)), wanted, found
+        )
+        tails = lowest < likely[0] - _TAIL
+        usual = decibels(float(np.sort(errors)[:-1].mean())) if tails else expected
+        likely = min(likely[0], lowest), max(likely[1], usual)
     return Delivered(
         everything.unseen or everything,
         len(judged) * judged.step,
@@ -177,7 +197,49 @@ def delivered(
         expected,
         _above(decibels(float(errors.mean())), expected),
         likely,
+        tails,
     )
+
+
+def reaching_further(given: Graph, examples: Sequence[Sample]) -> Iterator[Sample]:
+    """Yields, for each float input, what reaches as far as an example of as many others may.
+
+    It is the example that reaches furthest, multiplied: Hill's estimate says what the largest
+    values of an input grow by, and the largest of three times as many others is beyond that of
+    these by less than the 27th power of it, nine times in ten (of the quotient of two exponentially
+    distributed numbers 9 is that quantile).
+
+    Args:
+        given: The model.
+        examples: One example each.
+    """
+    top = max(_LARGEST, len(examples) // _LARGEST)
+    for value in given.inputs:
+        if len(examples) < 2 * top or value.type.dtype.numpy.kind != "f":
+            continue
+        reach = np.array([float(np.max(np.abs(x[value.name]), initial=0)) for x in examples])
+        *largest, last = np.sort(reach)[: -top - 2 : -1]
+        if not 0 < last <= largest[0] < np.inf:
+            continue
+        further = _OTHERS ** float(np.mean(np.log(np.array(largest) / last)))
+        far = examples[int(reach.argmax())]
+        yield {**far, value.name: (far[value.name] * further).astype(far[value.name].dtype)}
+
+
+def _sqnr_of_tails(
+    given: Graph,
+    graph: Graph,
+    further: Sequence[Sample],
+    wanted: Sequence[Sequence[Array]],
+    found: Sequence[Sequence[Array]],
+) -> float:
+    """Returns the least SQNR that samples have together with one that reaches further."""
+    least = math.inf
+    real = float_values(given, given.outputs, further)
+    for values, other in zip(real, outputs_of(graph, further), strict=True):
+        errors = errors_between([*wanted, [values[v] for v in given.outputs]], [*found, other])
+        least = min(least, decibels(float(errors.mean())))
+    return least
 
 
 def _above(sqnr: float, expected: float) -> float:

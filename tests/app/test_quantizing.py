@@ -160,8 +160,8 @@ def test_labels_are_compared_with_the_classes_of_any_output(seed):
     elif kind == "index":
         scores = wanted = rng.integers(0, classes, (count, *inner))
     else:
-        labels = labels if len(inner) != 1 else labels[:, 0]
-        inner = inner if len(inner) != 1 else ()
+        if inner == (classes,):  # which axis is which nobody can say: then they are last
+            labels, inner = labels[:, 0], ()
         scores = rng.standard_normal((count, classes, *inner)).astype(np.float32)
         wanted = scores.argmax(1)
     metric = LabelledTop1(labels)

@@ -332,6 +332,17 @@ def test_data_ten_times_too_small_are_told_and_right_data_are_not(network, caplo
         assert not misscaled(graph, Samples.of(graph.inputs, {"input": IMAGES[:64] * scale}))
 
 
+@pytest.mark.parametrize("network", ["attention", "cnn", "mlp", "mobile"])
+def test_data_normalized_twice_or_not_at_all_are_told(network):
+    graph = qb.load(MODELS / f"digits_{network}_float.onnx")
+    for mean, deviation in ((0.5, 0.5), (0.449, 0.226)):
+        for x, said in (
+            ((IMAGES[:64] - mean) / deviation, "normalized twice"),
+            (IMAGES[:64] * deviation + mean, "normalized by a mean of"),
+        ):
+            assert said in misscaled(graph, Samples.of(graph.inputs, {"input": x}))
+
+
 def test_data_of_few_classes_are_no_data_of_another_scale():
     labels = np.load(MODELS / "digits_test.npz")["labels"]
     rng = np.random.default_rng(5)

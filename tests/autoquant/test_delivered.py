@@ -20,7 +20,12 @@ from qdqbridge.app.cli.failures import run
 from qdqbridge.app.quantizing import Quantization, quantization
 from qdqbridge.autoquant.advice.few_samples import unseen
 from qdqbridge.autoquant.advice.input_scale import misscaled
-from qdqbridge.autoquant.delivered import Delivered, expected_sqnr, likely_sqnr
+from qdqbridge.autoquant.delivered import (
+    Delivered,
+    expected_sqnr,
+    likely_sqnr,
+    reaching_further,
+)
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair import steps
 from qdqbridge.autoquant.search.time_limit import size_of
@@ -29,6 +34,7 @@ from tests.onnx_models import Builder, canonical
 from tests.places import MODELS
 
 IMAGES = np.load(MODELS / "digits_test.npz")["x"][:48]
+DRAWS = 10
 CLOSE = 0.01
 """dB between sums of squares of float32 results in one order and in another."""
 
@@ -598,3 +604,39 @@ def test_a_goal_is_met_by_what_is_printed(seed, tmp_path):
     assert told_of(found.meeting(min_sqnr=goal)).expected >= goal
     every = told_of(found.meeting(min_sqnr=300.0))
     assert every.expected == np.inf and "the same outputs" in every.judged
+
+
+def test_what_reaches_further_is_as_far_as_the_tail_is_long():
+    b = Builder()
+    b.output(b.op("Relu", b.input("x", [1, 4])))
+    graph = canonical(b.model())
+    flat = [{"x": np.full((1, 4), -1, np.float32)} for _ in range(30)]
+    assert [sample["x"].tolist() for sample in reaching_further(graph, flat)] == [[[-1.0] * 4]]
+    ranks = np.arange(1, 101)
+    heavy = [{"x": np.full((1, 4), rank**-0.5, np.float32)} for rank in ranks]
+    (further,) = reaching_further(graph, heavy)
+    index = np.mean(np.log((ranks[:10] / 11.0) ** -0.5))
+    np.testing.assert_allclose(further["x"], 27**index, rtol=1e-6)
+    assert not list(reaching_further(graph, heavy[:19]))  # too few to tell
+    assert not list(reaching_further(graph, [{"x": np.zeros((1, 4), np.float32)}] * 30))
+
+
+def test_the_interval_holds_what_data_of_long_tails_give():
+    rng = np.random.default_rng(5)
+    b = Builder()
+    hidden = b.op("Relu", b.op("Gemm", b.input("x", ["n", 6]),
+        b.init(rng.standard_normal((6, 16)).astype(np.float32))))  # fmt: skip
+    b.output(b.op("Gemm", hidden, b.init(rng.standard_normal((16, 3)).astype(np.float32))))
+    graph, held, tails = canonical(b.model()), 0, 0
+    for draw in range(DRAWS):
+        rng = np.random.default_rng(draw)
+        seen, fresh = (np.exp(rng.standard_normal((n, 6))).astype(np.float32) for n in (100, 300))
+        made = quantization(graph, {"x": seen}, repair=(), tune=False)
+        told = told_of(made)
+        assert told.likely is not None
+        figure = decibels(
+            *(list(qb.evaluate(g, {"x": fresh}).values()) for g in (graph, made.graph))
+        )
+        held += told.likely[0] <= figure <= told.likely[1]
+        tails += "reach much further" in told.on_others
+    assert held >= 0.8 * DRAWS and tails > DRAWS // 2

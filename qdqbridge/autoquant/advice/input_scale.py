@@ -1,4 +1,4 @@
-"""Samples of another scale than the model was trained on, shown by the float model itself.
+"""Samples of another scale or mean than the model was trained on, shown by the float model itself.
 
 A network whose inputs are ten times too small answers from its biases; ranges of inputs ten times
 too large leave the right ones a tenth of their codes. Either way it is good on nothing else. Two
@@ -163,6 +163,9 @@ _SAMPLES = 64
 _FACTORS = tuple(f for wide in (10.0, 30.0, 100.0, 255.0) for f in (wide, 1 / wide))
 """Scales that are tried. Nearer ones are not: samples of half of the classes may spread over more
 at three times their contrast, or a third."""
+_NORMALIZATIONS = ((2.0, -1.0), (1 / 0.225, -2.0), (0.5, 0.5), (0.225, 0.45))
+"""Factors and offsets of (x - 0.5) / 0.5 and of (x - 0.45) / 0.225, about what ImageNet's channels
+have, and of what undoes them."""
 _APART = 3.0
 """Spreads of a channel in training and in the data that are further apart are reported."""
 _CLASSES, _USED, _MORE, _NEAR = 8, 0.8, 1.8, 0.95
@@ -209,7 +212,7 @@ def misscaled(graph: Graph, data: Data) -> str:
     if not evidence:
         return ""
     return (
-        f"the data seem to have another scale than the training data: {evidence}. "
+        f"the data seem to have another scale or mean than the training data: {evidence}. "
         "Ranges chosen from them fit no other data: give samples as the model gets them in use, "
         "with the scale and mean of its preprocessing"
     )
@@ -373,25 +376,38 @@ def _by_classes(graph: Graph, samples: Samples) -> str:
     given = _answers(runner, batches)
     lost = given.used * _MORE <= most
     factors = _FACTORS if lost else [f for f in _FACTORS if f < 1]
-    found = {f: _answers(runner, [_scaled(each, name, f) for each in batches]) for f in factors}
-    working = {f: each for f, each in found.items() if each.used >= _USED * most}
+    tried = [*((factor, 0.0) for factor in factors), *_NORMALIZATIONS]
+    found = {
+        way: _answers(runner, [_scaled(each, name, *way) for each in batches]) for way in tried
+    }
+    working = {way: each for way, each in found.items() if each.used >= _USED * most}
     if not working:
         return ""
     used, lead = (max(getattr(a, k) for a in working.values()) for k in ("used", "lead"))
+    # Of what works nearly as well the firmest: a wrong mean may keep all classes.
     if lost and used >= _MORE * given.used:
-        factor = next(f for f, each in working.items() if each.used >= _NEAR * used)
+        near = [way for way, each in working.items() if each.used >= _NEAR * used]
+        way = max(near, key=lambda each: working[each].lead)
         message = f"uses {given.used:.1f} of {classes} classes (by the entropy of its answers)"
-        better = f"{found[factor].used:.1f}"
+        better = f"{found[way].used:.1f}"
     elif lead >= max(_FIRMER * given.lead, _FIRM):
-        factor = next(f for f, each in working.items() if each.lead >= _NEAR * lead)
+        way = next(way for way, each in working.items() if each.lead >= _NEAR * lead)
         message = f"prefers its first choice by {given.lead:.2g} standard deviations of an answer"
-        better = f"by {found[factor].lead:.2g}"
+        better = f"by {found[way].lead:.2g}"
     else:
         return ""
-    wanted = (
+    return f"the float model {message}, and {better} if input {name!r} is {_in_words(*way)}"
+
+
+def _in_words(factor: float, offset: float) -> str:
+    if offset > 0:
+        return f"multiplied by {factor:g} with {offset:g} added, as if it were normalized twice"
+    if offset < 0:
+        mean = -offset / factor
+        return f"normalized by a mean of {mean:.3g} and a deviation of {1 / factor:.3g} or so"
+    return (
         f"about {factor:g} times as large" if factor > 1 else f"divided by {1 / factor:.0f} or so"
     )
-    return f"the float model {message}, and {better} if input {name!r} is {wanted}"
 
 
 def _classes(graph: Graph) -> int:
@@ -401,8 +417,9 @@ def _classes(graph: Graph) -> int:
     return shape[1] if shape and len(shape) == 2 and isinstance(shape[1], int) else 0
 
 
-def _scaled(sample: Sample, name: str, factor: float) -> Sample:
-    return {**sample, name: (sample[name] * np.float64(factor)).astype(sample[name].dtype)}
+def _scaled(sample: Sample, name: str, factor: float, offset: float = 0.0) -> Sample:
+    changed = sample[name] * np.float64(factor) + offset
+    return {**sample, name: changed.astype(sample[name].dtype)}
 
 
 def _answers(runner: Runner, batches: Sequence[Sample]) -> _Answers:

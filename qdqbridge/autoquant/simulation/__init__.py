@@ -35,6 +35,7 @@ from qdqbridge.autoquant.simulation.graph import Feeds, Needs, Operand, Simulate
 from qdqbridge.autoquant.simulation.metrics import (
     Metric,
     Metrics,
+    class_axes,
     concat_outputs,
     measured,
     outputs_of,
@@ -283,13 +284,13 @@ class Simulation:
 
     def compared(self, outputs: Iterable[Outputs], reference: list[Outputs]) -> Metrics:
         """Returns the metrics of outputs that come from elsewhere, a real quantized graph."""
-        names = [value.name for value in self.values]
+        names, axes = [value.name for value in self.values], tuple[int | None, ...]()
         if not self._asked:
-            names = list(self.plan.graph.output_names)
+            names, axes = list(self.plan.graph.output_names), class_axes(self.plan.graph)
         metric, unseen = self._metric, self._unseen
         if metric is not None and self._score is None:
             self._score = float(metric(concat_outputs(names, reference)))
-        return measured(names, reference, outputs, metric, self._score, unseen)
+        return measured(names, reference, outputs, metric, self._score, unseen, axes)
 
     @property
     def batches(self) -> Sequence[Sample]:

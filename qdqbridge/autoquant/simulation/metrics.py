@@ -11,12 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.profiling.stats import comparable
-from qdqbridge.core.graph.graph import Graph, Value
+from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.graph.numerics import dequantize
+from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.core.ops.data_movement import TRANSPOSE
+from qdqbridge.core.ops.matmul import OPERATORS as PRODUCTS
+from qdqbridge.core.ops.normalization import LOG_SOFTMAX, SOFTMAX
+from qdqbridge.core.ops.resize import RESIZE
 from qdqbridge.errors import UnsupportedTargetError
 
 Array = NDArray[Any]
+_ROWS = 2
 Metric = Callable[[Mapping[str, Array]], float]
 """A user's score of all outputs, by name, examples along axis 0; more is better."""
 
@@ -62,6 +70,7 @@ def measured(
     metric: Metric | None = None,
     reference_score: float | None = None,
     unseen: int = 0,
+    axes: Sequence[int | None] = (),
 ) -> Metrics:
     """Returns the metrics of ``outputs``.
 
@@ -72,8 +81,9 @@ def measured(
         metric: The user's; it is asked about all samples alone, whose labels it may know.
         reference_score: What ``metric`` gives for the float model.
         unseen: So many of the first batches are samples that nothing was chosen by.
+        axes: Where each output has its classes: :func:`class_axes`.
     """
-    tallies = [_BatchTally(names, metric), _BatchTally(names, None)]
+    tallies = [_BatchTally(names, metric, axes), _BatchTally(names, None, axes)]
     for index, (wanted, found) in enumerate(zip(reference, outputs, strict=True)):
         for tally in tallies if index < unseen else tallies[:1]:
             tally.add(wanted, found)
@@ -84,8 +94,10 @@ def measured(
 class _BatchTally:
     """Sums over batches."""
 
-    def __init__(self, names: Sequence[str], metric: Metric | None) -> None:
-        self._names, self._metric = names, metric
+    def __init__(
+        self, names: Sequence[str], metric: Metric | None, axes: Sequence[int | None]
+    ) -> None:
+        self._names, self._metric, self._axes = names, metric, axes
         self._errors, self._powers = np.zeros(len(names)), np.zeros(len(names))
         self._agree = self._count = 0
         self._kept: list[Sequence[Array]] = []
@@ -95,7 +107,7 @@ class _BatchTally:
             real, other = comparable(y, z)
             self._errors[i] += float(np.sum((real - other) ** 2))
             self._powers[i] += float(np.sum(real**2))
-        same = _same_class(wanted, found)
+        same = _same_class(wanted, found, self._axes)
         self._agree, self._count = self._agree + int(same.sum()), self._count + same.size
         if self._metric is not None:
             self._kept.append(found)
@@ -115,20 +127,51 @@ def _nmse(errors: Array, powers: Array) -> float:
     return math.inf if math.isnan(mean) else mean
 
 
-def _same_class(wanted: Sequence[Array], found: Sequence[Array]) -> Array:
+def _same_class(
+    wanted: Sequence[Array], found: Sequence[Array], axes: Sequence[int | None]
+) -> Array:
     """Returns where the first output with classes has its largest value at the same class."""
-    for y, z in zip(wanted, found, strict=True):
-        axis = class_axis(y)
-        if axis is not None:
+    for y, z, axis in zip(wanted, found, axes, strict=False):
+        if axis is not None and y.shape[axis] > 1:
             return np.asarray(np.argmax(y, axis=axis) == np.argmax(z, axis=axis))
     return np.zeros(0, bool)
 
 
-def class_axis(output: Array) -> int | None:
-    """Returns the axis along which an output has a score for each class; None where it has none."""
-    axis = 1 if output.ndim in (2, 4, 5) else output.ndim - 1
-    classes = output.ndim >= 2 and output.shape[axis] > 1 and output.dtype.kind == "f"
-    return axis if classes else None
+def class_axes(graph: Graph) -> tuple[int | None, ...]:
+    """Returns the axis along which each output has a score for each class; None where it has none.
+
+    A row is one example's. Where there are more axes, what computes the output says it: a
+    convolution has its channels along axis 1, a product of matrices its columns along the last
+    one, wherever these are moved to; a Softmax names its axis.
+    """
+    return tuple(_class_axis(value) for value in graph.outputs)
+
+
+def _class_axis(output: Value) -> int | None:
+    dtype = output.type.dtype if isinstance(output.type, TensorType) else None
+    rank, moves, node = output.rank, list[Sequence[int]](), output.producer
+    if rank is None or rank < _ROWS or (dtype is not None and not dtype.is_float):
+        return None
+    while rank > _ROWS and node is not None:
+        if (transpose := TRANSPOSE.of(node)) is not None:
+            moves.append(transpose.perm)
+        elif node.op.flow not in (Flow.ELEMENTWISE, Flow.CONVERT) and node.op is not RESIZE:
+            break
+        same = (v for v in node.inputs if v is not None and not v.is_constant and v.rank == rank)
+        node = next((v.producer for v in same), None)
+    axis = 1 if rank == _ROWS else None if node is None else _axis_of_scores(node, rank)
+    for perm in reversed(moves):
+        axis = None if axis is None else perm.index(axis)
+    return axis
+
+
+def _axis_of_scores(node: Node, rank: int) -> int | None:
+    if node.op in (CONV, CONV_TRANSPOSE):
+        return 1
+    if node.op in PRODUCTS:
+        return rank - 1
+    softmax = SOFTMAX.of(node) or LOG_SOFTMAX.of(node)
+    return softmax.axes[0] % rank if softmax is not None and len(softmax.axes) == 1 else None
 
 
 def concat_outputs(names: Sequence[str], batches: Sequence[Sequence[Array]]) -> dict[str, Array]:

@@ -13,7 +13,6 @@ from qdqbridge.autoquant.simulation import batches_of
 from qdqbridge.autoquant.simulation.metrics import (
     Array,
     Metric,
-    class_axis,
     concat_outputs,
     float_values,
     outputs_of,
@@ -51,12 +50,10 @@ class LabelledTop1:
         for array in outputs.values():
             if array.dtype.kind in "iu" and self._fits(array.shape):
                 predicted = array
-            elif (axis := class_axis(array)) is not None:
+            elif (axis := self._class_axis(array)) is not None:
                 predicted = np.argmax(array, axis=axis)
             else:
                 continue
-            if not self._fits(predicted.shape):
-                break
             right: Array = predicted.reshape(self.labels.shape) == self.labels
             return float(np.mean(right))
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
@@ -66,6 +63,16 @@ class LabelledTop1:
             fix="give one label per example, in the order of the data; for other outputs, a metric "
             "of your own in Python: quantize(..., metric=function)",
         )
+
+    def _class_axis(self, array: Array) -> int | None:
+        """Returns the axis without which a float output has the shape of the labels.
+
+        Where several are as long, images have classes along axis 1, sequences along the last one.
+        """
+        usual = 1 if array.ndim in (2, 4, 5) else array.ndim - 1
+        axes = [usual, *range(1, array.ndim)] if array.dtype.kind == "f" and array.ndim > 1 else []
+        fitting = (a for a in axes if self._fits(array.shape[:a] + array.shape[a + 1 :]))
+        return next((a for a in fitting if array.shape[a] > 1), None)
 
     def _fits(self, shape: tuple[int, ...]) -> bool:
         return tuple(n for n in shape if n != 1) == tuple(n for n in self.labels.shape if n != 1)
