@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from qdqbridge.autoquant.search.fallback import Fallback
     from qdqbridge.autoquant.simulation.metrics import Metrics
     from qdqbridge.autoquant.simulation.user_metric import MetricScore
-    from qdqbridge.core.graph.graph import Graph
+    from qdqbridge.core.graph.graph import Graph, Value
 
 _SHOWN_REASONS = 10
 _ONNXRUNTIME = ("ort", "qoperator")
+_WIDE = 16
 _LOST = 0.01
 """A loss of accuracy that is called one, where labels are given."""
 
@@ -75,7 +76,11 @@ def verdict(
     share = f", {after / before:.0%} of the model's {before:,}" if before else ""
     rows.append(("size", f"{after:,} bytes{share}"))
     reasons = floats(made)
-    rows.append(("operators", f"{integers(made)} quantized, {len(reasons)} left float"))
+    wide = _computed_in_floats(made)
+    beside = (
+        f", {wide} with 16-bit activations, which onnxruntime computes in float" if wide else ""
+    )
+    rows.append(("operators", f"{integers(made)} quantized{beside}, {len(reasons)} left float"))
     rows += [("float", row) for row in _float_rows(reasons)]
     if text := processors(made):
         rows.append(("processors", text))
@@ -97,6 +102,8 @@ def first_sentence(made: JudgedModel) -> str:
         return "; ".join(texts)
     if shown is None:
         return "not measured: there was no data, only a profile"
+    if not integers(made):
+        return f"nothing is quantized: {shown.on_others}"
     sqnr = shown.expected
     words = "poor" if sqnr < BAD else "fair: check it with labels" if sqnr < WANTED else "good"
     if shown.metrics.top1 is None:
@@ -135,6 +142,26 @@ def processors(made: JudgedModel) -> str:
     if tried or made.made.target.profile not in _ONNXRUNTIME:
         return "".join(tried[-1:])
     return pairs_sentence(products_in_pairs(made.graph))
+
+
+def _computed_in_floats(made: JudgedModel) -> int:
+    """Returns how many operators have activations that the runtime has no integer kernels for."""
+    from qdqbridge.core.graph.operator import Flow
+
+    if made.made.target.profile not in _ONNXRUNTIME:
+        return 0
+    return sum(
+        node.op.flow not in (Flow.MOVE, Flow.CONVERT)
+        and any(_is_wide(value) for value in (*node.inputs, *node.outputs))
+        for node in made.graph.nodes
+    )
+
+
+def _is_wide(value: Value | None) -> bool:
+    if value is None or value.is_constant or value.quant is None:
+        return False
+    storage = value.quant.params.storage_dtype
+    return storage.is_integer and storage.bits == _WIDE
 
 
 def integers(made: JudgedModel) -> int:

@@ -103,6 +103,8 @@ def test_the_accuracy_by_labels_comes_first_in_the_summary_and_in_the_report(tmp
         (("--data", DATA, "--min-sqnr", "inf"), "says nothing"),
         (("--data", DATA, "--max-drop", "nan"), "says nothing"),
         (("--data", DATA, "--max-drop", "5%%"), "is not a share"),
+        (("--data", DATA, "--max-drop", "5"), "write 5%"),
+        (("--data", DATA, "--max-drop", "500%"), "is all there is"),
         (("--data", DATA, "--labels", "none.npy"), "none.npy"),
         (("--data", DATA, "--max-drop", -1), "says nothing"),
     ],

@@ -18,6 +18,7 @@ from onnx import TensorProto
 import qdqbridge as qb
 from qdqbridge.app.cli.failures import run
 from qdqbridge.app.quantizing import Quantization, quantization
+from qdqbridge.app.verdict import first_sentence, verdict
 from qdqbridge.autoquant.advice.few_samples import unseen
 from qdqbridge.autoquant.advice.input_scale import misscaled
 from qdqbridge.autoquant.delivered import (
@@ -26,6 +27,7 @@ from qdqbridge.autoquant.delivered import (
     likely_sqnr,
     reaching_further,
 )
+from qdqbridge.autoquant.planning.plan import format_of
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair import steps
 from qdqbridge.autoquant.search.time_limit import size_of
@@ -604,6 +606,18 @@ def test_a_goal_is_met_by_what_is_printed(seed, tmp_path):
     assert told_of(found.meeting(min_sqnr=goal)).expected >= goal
     every = told_of(found.meeting(min_sqnr=300.0))
     assert every.expected == np.inf and "the same outputs" in every.judged
+    assert first_sentence(found.meeting(min_sqnr=300.0)).startswith("nothing is quantized")
+
+
+def test_what_onnxruntime_computes_in_float_is_counted(net):
+    said = [
+        dict(verdict(quantization(net, {"input": IMAGES[:12]}, repair=(), tune=False, **wanted)))
+        for wanted in ({}, {"formats": {"*": format_of("uint16")}}, {"target": "a16w8"})
+    ]
+    told = [
+        "16-bit activations, which onnxruntime computes in float" in x["operators"] for x in said
+    ]
+    assert told == [False, True, False]
 
 
 def test_what_reaches_further_is_as_far_as_the_tail_is_long():

@@ -190,7 +190,8 @@ def _lines(found: Attribution) -> list[str]:
         lines.append(
             f"on x86 with AVX2 and without VNNI, where onnxruntime's pairs of products saturate: "
             f"{_format_decibels(found.paired_db)} dB, not "
-            f"{_format_decibels(found.quantized_db)} (quantize with --avoid-pairs)"
+            f"{_format_decibels(found.quantized_db)} (quantize with --avoid-pairs, for up to a bit "
+            "of weights)"
         )
     if found.left_out:
         places = _listed([str(place) for place in found.left_out])

@@ -347,7 +347,13 @@ def quantize(
     verbose: Verbose = False,
     json: Json = False,
 ) -> int | None:
-    """Quantize a float model with ranges from calibration data, and keep what helps its outputs."""
+    """Quantize a float model with ranges from calibration data, and keep what helps its outputs.
+
+    The first figure, as 33.1 dB SQNR (31.9 to 34.3) likely on other samples, is the signal to noise
+    ratio of the outputs against the float model's: what other samples most likely have in their
+    mean, and between which figures that lies, nine times in ten. Data of which a few samples reach
+    much further than the rest have a wide one.
+    """
     from qdqbridge.autoquant.planning.plan import format_of, weights_of
     from qdqbridge.autoquant.quantize import QuantizeOptions
     from qdqbridge.autoquant.search.search import Goal
@@ -456,6 +462,12 @@ def _share(text: str) -> float:
         found, rest = 0.0, str(error)
     if rest:
         raise InputDataError(f"'{text}' is not a share", fix="write 0.5%, or 0.005")
+    if found >= 1:
+        raise InputDataError(
+            f"a drop of '{text}' is all there is",
+            why="a drop is a share of all examples: 1 is 100 %",
+            fix="write 0.5% for half a percent, or 0.005" if sign else f"write {text}%",
+        )
     return found
 
 

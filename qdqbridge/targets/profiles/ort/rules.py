@@ -682,7 +682,8 @@ PAIRS_FIT = TargetRule(
     RULE, "products of uint8 by int8, on x86 with AVX2 and without VNNI",
     _pairs, "onnxruntime mlas QgemmU8S8KernelAvx2, ConvSymKernelAvx2; measured on 1.32",
     Effect.PROCESSOR,
-    "quantize with --avoid-pairs; compare --engine onnxruntime-avx2 tells what is lost",
+    "quantize with --avoid-pairs, which costs up to a bit of these weights; compare --engine "
+    "onnxruntime-avx2 tells what is lost",
 )  # fmt: skip
 RULES: tuple[TargetRule, ...] = (
     TargetRule(
