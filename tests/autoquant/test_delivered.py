@@ -630,6 +630,7 @@ def test_what_reaches_further_is_as_far_as_the_tail_is_long():
     heavy = [{"x": np.full((1, 4), rank**-0.5, np.float32)} for rank in ranks]
     (further,) = reaching_further(graph, heavy)
     index = np.mean(np.log((ranks[:10] / 11.0) ** -0.5))
+    # a product that is rounded to float32
     np.testing.assert_allclose(further["x"], 27**index, rtol=1e-6)
     assert not list(reaching_further(graph, heavy[:19]))  # too few to tell
     assert not list(reaching_further(graph, [{"x": np.zeros((1, 4), np.float32)}] * 30))
