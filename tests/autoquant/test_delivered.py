@@ -610,9 +610,12 @@ def test_a_goal_is_met_by_what_is_printed(seed, tmp_path):
 
 
 def test_what_onnxruntime_computes_in_float_is_counted(net):
+    options: list[dict[str, Any]] = [
+        {}, {"formats": {"*": format_of("uint16")}}, {"target": "a16w8"}
+    ]  # fmt: skip
     said = [
         dict(verdict(quantization(net, {"input": IMAGES[:12]}, repair=(), tune=False, **wanted)))
-        for wanted in ({}, {"formats": {"*": format_of("uint16")}}, {"target": "a16w8"})
+        for wanted in options
     ]
     told = [
         "16-bit activations, which onnxruntime computes in float" in x["operators"] for x in said
