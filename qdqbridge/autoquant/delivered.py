@@ -218,10 +218,10 @@ def reaching_further(given: Graph, examples: Sequence[Sample]) -> Iterator[Sampl
         if len(examples) < 2 * top or value.type.dtype.numpy.kind != "f":
             continue
         reach = np.array([float(np.max(np.abs(x[value.name]), initial=0)) for x in examples])
-        largest = np.sort(reach)[: -top - 2 : -1]
+        largest: NDArray[np.float64] = np.sort(reach)[: -top - 2 : -1]
         if not 0 < largest[-1] <= largest[0] < np.inf:
             continue
-        further = _OTHERS ** float(np.mean(np.log(largest[:-1] / largest[-1])))
+        further = _OTHERS ** float(np.log(largest[:-1] / largest[-1]).mean())
         far = examples[int(reach.argmax())]
         yield {**far, value.name: (far[value.name] * further).astype(far[value.name].dtype)}
 
