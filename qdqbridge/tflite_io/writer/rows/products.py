@@ -56,9 +56,9 @@ def _zeros(e: Emission, node: Node) -> Value:
     x, weight = node.operand(0).quant, node.operand(1).quant
     channels = fixed_extents(node.operand(1))[0]
     if not e.integers or x is None or weight is None:
-        return constant(Constant.of(np.zeros(channels, np.float32)), None, f"{node.name}:bias")
+        return constant(Constant.of(np.zeros(channels, np.float32)), None, "")
     params = derived_params(node, x.params, weight.params)
-    return constant(Constant.of(np.zeros(channels, np.int32)), params, f"{node.name}:bias")
+    return constant(Constant.of(np.zeros(channels, np.int32)), params, "")
 
 
 def _decides(node: Node, *, integers: bool) -> DType:
