@@ -64,7 +64,7 @@ def of_pairs(
     where = ": the same on x86 with VNNI and without"
     if names:
         where = f" but in {len(names)} product{'s' if len(names) > 1 else ''}"
-    outcome = f"with these data no pair of products saturates{where} (others may: export --check)"
+    outcome = f"with these data no pair of products saturates{where}"
     return StepRecord(PAIRS, avoided >= exact - COST - doubt, outcome, exact, avoided)
 
 
