@@ -130,7 +130,7 @@ def _show(
         output.show_text("\n".join([*head, *lines, page]))
     for name, error in failed.items():
         output.show_text(f"{name}\n{error}")
-    if len(found) > 1:
+    if len(found) > 1 and any(each.coverage.left for each in found.values()):
         output.show_text(_reasons_of_all(found))
 
 
