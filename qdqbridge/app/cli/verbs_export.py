@@ -159,7 +159,7 @@ def export(
     itself is asked. With --profile ethos-u, Vela says what runs on the NPU and why the rest does
     not; with --profile tosa, which operators TOSA has; for other TFLite files use --engine litert.
 
-    Exits with 1 if --check or the engine finds anything but other numbers on some processors; for
+    Exits with 1 for findings other than of other numbers on some processors; for
     Ethos-U, if less than 95 % of the multiplications run on the NPU.
     """
     from qdqbridge.app.cli.failures import DONE, NOT_MET, usage

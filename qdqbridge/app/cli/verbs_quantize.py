@@ -347,12 +347,9 @@ def quantize(
     verbose: Verbose = False,
     json: Json = False,
 ) -> int | None:
-    """Quantize a float model with ranges from calibration data, and keep what helps its outputs.
+    """Quantize a float model by calibration data, and keep what helps its outputs.
 
-    The first figure, as 33.1 dB SQNR (31.9 to 34.3) likely on other samples, is the signal to noise
-    ratio of the outputs against the float model's: what other samples most likely have in their
-    mean, and between which figures that lies, nine times in ten. Data of which a few samples reach
-    much further than the rest have a wide one.
+    The interval after an SQNR is where that of other samples lies, 9 times in 10.
     """
     from qdqbridge.autoquant.planning.plan import format_of, weights_of
     from qdqbridge.autoquant.quantize import QuantizeOptions
