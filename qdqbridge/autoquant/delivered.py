@@ -168,7 +168,7 @@ def delivered(
         for tally, y, z in zip(tallies, real, other, strict=True):
             tally.add(values, y, z)
     everything = measured(
-        graph.output_names, wanted, found, unseen=len(first), axes=class_axes(given)
+        graph.output_names, wanted, found, unseen=len(first), axes=class_axes(given.outputs)
     )
     judged = samples if unseen is None else unseen
     total = len(samples) * samples.step + (0 if unseen is None else len(unseen) * unseen.step)

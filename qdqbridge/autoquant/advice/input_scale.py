@@ -21,7 +21,7 @@ answers with thousands.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,6 +166,7 @@ at three times their contrast, or a third."""
 _NORMALIZATIONS = ((2.0, -1.0), (1 / 0.225, -2.0), (0.5, 0.5), (0.225, 0.45))
 """Factors and offsets of (x - 0.5) / 0.5 and of (x - 0.45) / 0.225, about what ImageNet's channels
 have, and of what undoes them."""
+_IMAGE = 4
 _APART = 3.0
 """Spreads of a channel in training and in the data that are further apart are reported."""
 _CLASSES, _USED, _MORE, _NEAR = 8, 0.8, 1.8, 0.95
@@ -376,27 +377,45 @@ def _by_classes(graph: Graph, samples: Samples) -> str:
     given = _answers(runner, batches)
     lost = given.used * _MORE <= most
     factors = _FACTORS if lost else [f for f in _FACTORS if f < 1]
-    tried = [*((factor, 0.0) for factor in factors), *_NORMALIZATIONS]
-    found = {
-        way: _answers(runner, [_scaled(each, name, *way) for each in batches]) for way in tried
-    }
-    working = {way: each for way, each in found.items() if each.used >= _USED * most}
+    for ways in (
+        [(factor, 0.0) for factor in factors],
+        _NORMALIZATIONS if _is_image(real[0]) else (),
+    ):
+        found = {
+            way: _answers(runner, [_scaled(each, name, *way) for each in batches]) for way in ways
+        }
+        said = _better(given, {w: a for w, a in found.items() if a.used >= _USED * most}, lost=lost)
+        if said is not None:
+            way, ours, theirs = said
+            ours = ours.format(classes=classes)
+            return f"the float model {ours}, and {theirs} if input {name!r} is {_in_words(*way)}"
+    return ""
+
+
+def _better(
+    given: _Answers, working: Mapping[tuple[float, float], _Answers], *, lost: bool
+) -> tuple[tuple[float, float], str, str] | None:
+    """Returns the way by which answers are much better, what they are like, and would be."""
     if not working:
-        return ""
+        return None
     used, lead = (max(getattr(a, k) for a in working.values()) for k in ("used", "lead"))
     # Of what works nearly as well the firmest: a wrong mean may keep all classes.
     if lost and used >= _MORE * given.used:
         near = [way for way, each in working.items() if each.used >= _NEAR * used]
-        way = max(near, key=lambda each: working[each].lead)
-        message = f"uses {given.used:.1f} of {classes} classes (by the entropy of its answers)"
-        better = f"{found[way].used:.1f}"
-    elif lead >= max(_FIRMER * given.lead, _FIRM):
+        firmest = max(near, key=lambda each: working[each].lead)
+        way = firmest if firmest in _NORMALIZATIONS else near[0]
+        ours = f"uses {given.used:.1f} of {{classes}} classes (by the entropy of its answers)"
+        return way, ours, f"{working[way].used:.1f}"
+    if lead >= max(_FIRMER * given.lead, _FIRM):
         way = next(way for way, each in working.items() if each.lead >= _NEAR * lead)
-        message = f"prefers its first choice by {given.lead:.2g} standard deviations of an answer"
-        better = f"by {found[way].lead:.2g}"
-    else:
-        return ""
-    return f"the float model {message}, and {better} if input {name!r} is {_in_words(*way)}"
+        ours = f"prefers its first choice by {given.lead:.2g} standard deviations of an answer"
+        return way, ours, f"by {working[way].lead:.2g}"
+    return None
+
+
+def _is_image(value: Value) -> bool:
+    """True for what has a batch, channels and two axes of space: what means are taken from."""
+    return value.rank == _IMAGE
 
 
 def _in_words(factor: float, offset: float) -> str:

@@ -284,9 +284,10 @@ class Simulation:
 
     def compared(self, outputs: Iterable[Outputs], reference: list[Outputs]) -> Metrics:
         """Returns the metrics of outputs that come from elsewhere, a real quantized graph."""
-        names, axes = [value.name for value in self.values], tuple[int | None, ...]()
+        names = [value.name for value in self.values]
         if not self._asked:
-            names, axes = list(self.plan.graph.output_names), class_axes(self.plan.graph)
+            names = list(self.plan.graph.output_names)
+        axes = class_axes(self.values)
         metric, unseen = self._metric, self._unseen
         if metric is not None and self._score is None:
             self._score = float(metric(concat_outputs(names, reference)))

@@ -20,6 +20,7 @@ from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.data_movement import TRANSPOSE
 from qdqbridge.core.ops.matmul import OPERATORS as PRODUCTS
 from qdqbridge.core.ops.normalization import LOG_SOFTMAX, SOFTMAX
+from qdqbridge.core.ops.pooling import OPERATORS as POOLS
 from qdqbridge.core.ops.resize import RESIZE
 from qdqbridge.errors import UnsupportedTargetError
 
@@ -137,14 +138,14 @@ def _same_class(
     return np.zeros(0, bool)
 
 
-def class_axes(graph: Graph) -> tuple[int | None, ...]:
+def class_axes(outputs: Sequence[Value]) -> tuple[int | None, ...]:
     """Returns the axis along which each output has a score for each class; None where it has none.
 
     A row is one example's. Where there are more axes, what computes the output says it: a
-    convolution has its channels along axis 1, a product of matrices its columns along the last
-    one, wherever these are moved to; a Softmax names its axis.
+    convolution or a pool has its channels along axis 1, a product of matrices its columns along the
+    last one, wherever these are moved to; a Softmax names its axis.
     """
-    return tuple(_class_axis(value) for value in graph.outputs)
+    return tuple(map(_class_axis, outputs))
 
 
 def _class_axis(output: Value) -> int | None:
@@ -166,7 +167,7 @@ def _class_axis(output: Value) -> int | None:
 
 
 def _axis_of_scores(node: Node, rank: int) -> int | None:
-    if node.op in (CONV, CONV_TRANSPOSE):
+    if node.op in (CONV, CONV_TRANSPOSE, *POOLS):
         return 1
     if node.op in PRODUCTS:
         return rank - 1
