@@ -384,27 +384,33 @@ def _by_classes(graph: Graph, samples: Samples) -> str:
         found = {
             way: _answers(runner, [_scaled(each, name, *way) for each in batches]) for way in ways
         }
-        said = _better(given, {w: a for w, a in found.items() if a.used >= _USED * most}, lost=lost)
+        working = {way: each for way, each in found.items() if each.used >= _USED * most}
+        said = _better(given, working, f"of {classes} classes" if lost else "")
         if said is not None:
             way, ours, theirs = said
-            ours = ours.format(classes=classes)
             return f"the float model {ours}, and {theirs} if input {name!r} is {_in_words(*way)}"
     return ""
 
 
 def _better(
-    given: _Answers, working: Mapping[tuple[float, float], _Answers], *, lost: bool
+    given: _Answers, working: Mapping[tuple[float, float], _Answers], of_classes: str
 ) -> tuple[tuple[float, float], str, str] | None:
-    """Returns the way by which answers are much better, what they are like, and would be."""
+    """Returns the way by which answers are much better, what they are like, and would be.
+
+    Args:
+        given: The answers.
+        working: Those that are given in other ways.
+        of_classes: In words, where not all classes are used now.
+    """
     if not working:
         return None
     used, lead = (max(getattr(a, k) for a in working.values()) for k in ("used", "lead"))
     # Of what works nearly as well the firmest: a wrong mean may keep all classes.
-    if lost and used >= _MORE * given.used:
+    if of_classes and used >= _MORE * given.used:
         near = [way for way, each in working.items() if each.used >= _NEAR * used]
         firmest = max(near, key=lambda each: working[each].lead)
         way = firmest if firmest in _NORMALIZATIONS else near[0]
-        ours = f"uses {given.used:.1f} of {{classes}} classes (by the entropy of its answers)"
+        ours = f"uses {given.used:.1f} {of_classes} (by the entropy of its answers)"
         return way, ours, f"{working[way].used:.1f}"
     if lead >= max(_FIRMER * given.lead, _FIRM):
         way = next(way for way, each in working.items() if each.lead >= _NEAR * lead)
