@@ -58,7 +58,7 @@ def test_a_goal_is_met(tmp_path, capsys) -> None:
     assert f"{told['sqnr']:.2f} dB SQNR" in said and " to uint16: " not in said
 
 
-def test_the_verdict_comes_first_and_the_next_command_last(tmp_path, capsys) -> None:
+def test_the_verdict_comes_first_and_the_next_command_last(tmp_path, capsys, monkeypatch) -> None:
     out, data = tmp_path / "out.onnx", tmp_path / "data.npz"
     np.savez(data, input=np.load(DATA)["x"][:24])
     arguments = ("quantize", FLOAT, "--data", data, "-o", out, "--repair", "round", "--force")
@@ -72,8 +72,11 @@ def test_the_verdict_comes_first_and_the_next_command_last(tmp_path, capsys) -> 
     assert "not kept" not in said and said.index(" next qdqbridge compare ") > said.index(
         " digest "
     )
+    monkeypatch.setattr("qdqbridge.app.cli.verbs_quantize.find_spec", lambda name: None)
     assert call(*arguments, "-v") == 0
-    assert "not kept: no weight has 4 bits or fewer" in " ".join(capsys.readouterr().out.split())
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"compare {out} --data {data} --engine interpreter" in told.replace("- ", "-")
+    assert "not kept: no weight has 4 bits or fewer" in told
 
 
 def test_the_accuracy_by_labels_comes_first_in_the_summary_and_in_the_report(tmp_path, capsys):

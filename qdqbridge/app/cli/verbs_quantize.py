@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -540,6 +541,8 @@ def _next(made: Quantization, model: Path, path: Path, data: Path | None) -> str
         return ""
     if verdict.is_good(made):
         told = ["qdqbridge", "compare", str(path), "--data", str(data)]
+        if find_spec("tvm") is None:
+            return f"{shlex.join([*told, '--engine', 'interpreter'])} runs it in onnxruntime"
         return f"{shlex.join(told)} runs it on TVM and onnxruntime"
     told = ["qdqbridge", "blame", str(model), str(path), "--data", str(data)]
     return f"{shlex.join(told)} says which layers lose what is lost"
