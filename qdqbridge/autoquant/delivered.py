@@ -204,10 +204,9 @@ def delivered(
 def reaching_further(given: Graph, examples: Sequence[Sample]) -> Iterator[Sample]:
     """Yields, for each float input, what reaches as far as an example of as many others may.
 
-    It is the example that reaches furthest, multiplied: Hill's estimate says what the largest
-    values of an input grow by, and the largest of three times as many others is beyond that of
-    these by less than the 27th power of it, nine times in ten (of the quotient of two exponentially
-    distributed numbers 9 is that quantile).
+    It is the example that reaches furthest, multiplied: of a tail whose index has Hill's estimate
+    h, the largest of three times as many others is less than 27**h times that of these, nine times
+    in ten (of the quotient of two exponentially distributed numbers 9 is that quantile).
 
     Args:
         given: The model.

@@ -72,7 +72,7 @@ def test_the_verdict_comes_first_and_the_next_command_last(tmp_path, capsys, mon
     assert "not kept" not in said and said.index(" next qdqbridge compare ") > said.index(
         " digest "
     )
-    monkeypatch.setattr("qdqbridge.app.cli.verbs_quantize.find_spec", lambda name: None)
+    monkeypatch.setattr("qdqbridge.app.cli.verbs_environment.has_host", lambda host: False)
     assert call(*arguments, "-v") == 0
     told = " ".join(capsys.readouterr().out.split())
     assert f"compare {out} --data {data} --engine interpreter" in told.replace("- ", "-")

@@ -37,7 +37,7 @@ _COMPILERS = ("cc", "c++", "clang", "aarch64-linux-gnu-g++", "arm-none-eabi-gcc"
 def doctor(*, json: Json = False) -> None:
     """Show what is installed here: packages, engines, compilers, and what this CPU saturates."""
     packages = {name: _version(name) for name in _PACKAGES}
-    hosts = [host for host in ("relax", "relay") if _has_host(host)]
+    hosts = [host for host in ("relax", "relay") if has_host(host)]
     engines, compilers, processor = _engines(), {n: which(n) for n in _COMPILERS}, _processor()
     if json:
         output.show_json({
@@ -76,7 +76,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _has_host(host: str) -> bool:
+def has_host(host: str) -> bool:
+    """True where TVM is installed, with Relax or with Relay."""
     return find_spec("tvm") is not None and find_spec(f"tvm.{host}") is not None
 
 

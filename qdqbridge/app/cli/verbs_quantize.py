@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -537,11 +536,13 @@ def _show(
 
 def _next(made: Quantization, model: Path, path: Path, data: Path | None) -> str:
     """Returns what to do next, as a command: to find what loses the accuracy, or to run it."""
+    from qdqbridge.app.cli.verbs_environment import has_host
+
     if data is None or path.suffix != ONNX:
         return ""
     if verdict.is_good(made):
         told = ["qdqbridge", "compare", str(path), "--data", str(data)]
-        if find_spec("tvm") is None:
+        if not has_host("relax"):
             return f"{shlex.join([*told, '--engine', 'interpreter'])} runs it in onnxruntime"
         return f"{shlex.join(told)} runs it on TVM and onnxruntime"
     told = ["qdqbridge", "blame", str(model), str(path), "--data", str(data)]

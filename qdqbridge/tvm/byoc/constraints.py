@@ -431,8 +431,10 @@ def _max_padding(record: Record, most: int) -> Iterator[str]:
 
 def _channels(record: Record) -> Iterator[tuple[str, int]]:
     axis = str(getattr(record, "data_layout", "")).find("C")
+    if axis < 0:
+        return
     for what, value in (("the data", record.inputs[0]), ("the result", record.output)):
-        count = value.shape[axis] if axis >= 0 and value.shape is not None else None
+        count = None if value.shape is None else value.shape[axis]
         if isinstance(count, int):
             yield what, count
 
