@@ -134,6 +134,7 @@ class Quantization:
         max_drop: float | None = None,
         threads: int | None = None,
         state: File | None = None,
+        sized: Callable[[Graph], int] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Quantization:
         """Returns this with bits per layer for a size or a time.
@@ -142,7 +143,7 @@ class Quantization:
         allows; else the model is as small as the goal leaves.
 
         Args:
-            max_bytes: Of all constants as they are stored, scales included.
+            max_bytes: Of the file.
             max_node_seconds: What each node may take that ``engine`` makes of the model, for one
                 sample.
             engine: ``tvm``, ``onnxruntime`` or ``openvino``.
@@ -151,6 +152,8 @@ class Quantization:
             max_drop: Largest loss of the user's measure, else of top-1 agreement (0.005 for half a
                 point).
             state: A file of trials: a search that was killed goes on with it.
+            sized: Returns the bytes of a graph's file; by default those of the ONNX file that is
+                written for the target.
             progress: Called with the trials done, and how many there will be, about.
 
         Raises:
@@ -158,8 +161,10 @@ class Quantization:
             UnsupportedTargetError: There is no such engine, or it tells no times.
         """
         from qdqbridge.autoquant.search.search import Goal
-        from qdqbridge.autoquant.search.time_limit import SizeLimit, within
+        from qdqbridge.autoquant.search.time_limit import SizeLimit, TimeLimit, within
+        from qdqbridge.targets.profiles.export import file_size
 
+        sized = sized or partial(file_size, profile=self.made.target.profile)
         given = min_sqnr is not None or max_drop is not None
         goal = Goal(min_sqnr, max_drop, self._optimism()) if given else None
         made, samples, metric = self._judged("no size or time can be judged without it")
@@ -167,27 +172,24 @@ class Quantization:
         if max_node_seconds is not None:
             if max_bytes is not None:
                 raise InputDataError("one search has one limit", fix="give a size or a time")
-            return self._within_time(max_node_seconds, engine, threads, goal, path, progress)
-        limit = SizeLimit(max_bytes, goal)
+            time = TimeLimit(max_node_seconds, engine, goal, threads, sized)
+            return self._within_time(time, path, progress)
+        limit = SizeLimit(max_bytes, goal, sized)
         found = within(made, limit, samples, state=path, metric=metric, progress=progress)
         return replace(self, goal=limit, fallback=found)
 
     def _within_time(
         self,
-        seconds: float,
-        engine: str,
-        threads: int | None,
-        goal: Goal | None,
+        limit: TimeLimit,
         state: Path | None,
         progress: Callable[[int, int], None] | None,
     ) -> Quantization:
         from qdqbridge.app.judging import node_times
         from qdqbridge.autoquant.inside import bodies_within_time
-        from qdqbridge.autoquant.search.time_limit import TimeLimit, within_time
+        from qdqbridge.autoquant.search.time_limit import within_time
 
         made, samples, metric = self._judged("no size or time can be judged without it")
-        limit = TimeLimit(seconds, engine, goal, threads)
-        clock = partial(node_times, engine, threads=threads)
+        clock = partial(node_times, limit.engine, threads=limit.threads)
         made, inside = bodies_within_time(made, limit, samples, clock, state)
         found = within_time(
             made, limit, samples, clock, state=state, metric=metric, progress=progress

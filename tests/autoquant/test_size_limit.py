@@ -14,10 +14,10 @@ import pytest
 import qdqbridge as qb
 from qdqbridge.app.cli.failures import run
 from qdqbridge.app.quantizing import Quantization, quantization
-from qdqbridge.autoquant.search.time_limit import size_of
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError
+from qdqbridge.targets.profiles.export import file_size
 from tests.places import MODELS
 
 IMAGES = np.load(MODELS / "digits_test.npz")["x"][:64]
@@ -38,13 +38,13 @@ def narrow(graph: Graph) -> int:
 
 
 def test_a_size_is_kept_with_as_few_layers_as_it_needs() -> None:
-    whole = size_of(made().graph)
+    whole = file_size(made().graph)
     sizes, closeness, layers = [], [], []
     for share in (1.0, 0.85, 0.7):
         found = made().within(max_bytes=int(whole * share))
         outputs = found.outputs()
         assert outputs is not None
-        sizes.append(size_of(found.graph))
+        sizes.append(file_size(found.graph))
         closeness.append(outputs.sqnr)
         layers.append(narrow(found.graph))
         assert sizes[-1] <= whole * share
@@ -54,13 +54,29 @@ def test_a_size_is_kept_with_as_few_layers_as_it_needs() -> None:
         made().within(max_bytes=1000)
 
 
-def test_the_size_is_that_of_the_file(tmp_path: Path) -> None:
-    """But for names, nodes and shapes, which are no part of it."""
-    for share in (1.0, 0.7):
-        graph = made().within(max_bytes=int(size_of(made().graph) * share)).graph
-        path = tmp_path / f"{share}.onnx"
-        qb.save(graph, path)
-        assert 0 < path.stat().st_size - size_of(graph) < 16_000
+def test_the_size_is_that_of_the_file_which_is_written(tmp_path: Path) -> None:
+    """Names, nodes and shapes included, which are most of a small model's bytes."""
+    whole = file_size(made().graph)
+    path = tmp_path / "out.onnx"
+    for most in (whole, whole - 4_000):
+        graph = made().within(max_bytes=most).graph
+        qb.save(graph, path, overwrite=True)
+        assert whole - 12_000 < path.stat().st_size == file_size(graph) <= most
+    with pytest.raises(InputDataError) as caught:
+        made().within(max_bytes=path.stat().st_size // 4)
+    least = int(str(caught.value.why).rsplit(maxsplit=1)[-1].replace(",", ""))
+    assert file_size(made().within(max_bytes=least).graph) == least
+
+
+def test_the_size_is_that_of_a_tflite_file(tmp_path: Path) -> None:
+    data, out = tmp_path / "x.npz", tmp_path / "out.tflite"
+    np.savez(data, input=IMAGES)
+    plain = ["quantize", str(MODEL), "--data", str(data), "-o", str(out), "--repair", "none"]
+    plain += ["--target", "tflite", "--chooser", "minmax", "--force"]
+    assert run(plain) == 0
+    most = out.stat().st_size - 4_000
+    assert run([*plain, "--max-size", str(most)]) == 0
+    assert out.stat().st_size <= most
 
 
 def test_as_small_as_a_goal_leaves() -> None:
@@ -71,14 +87,14 @@ def test_as_small_as_a_goal_leaves() -> None:
     outputs = found.outputs()
     assert outputs is not None and outputs.sqnr >= best.sqnr - 10
     assert narrow(found.graph) > 0
-    assert size_of(found.graph) < size_of(made().graph)
+    assert file_size(found.graph) < file_size(made().graph)
     half_a_point = made().within(max_drop=0.005)
     outputs = half_a_point.outputs()
     assert outputs is not None and outputs.drop <= 0.005
     better = made().within(min_sqnr=best.sqnr + 3)  # some layers stay float
-    assert size_of(better.graph) > size_of(made().graph)
+    assert file_size(better.graph) > file_size(made().graph)
     with pytest.raises(InputDataError, match="no bits per layer are"):
-        made().within(min_sqnr=best.sqnr, max_bytes=int(size_of(made().graph) * 0.6))
+        made().within(min_sqnr=best.sqnr, max_bytes=int(file_size(made().graph) * 0.75))
 
 
 def test_the_curve_is_in_the_report(tmp_path: Path) -> None:
@@ -100,7 +116,7 @@ class Stop(Exception):
 def test_a_search_goes_on_where_it_was_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state, limit = tmp_path / "trials.json", int(size_of(made().graph) * 0.8)
+    state, limit = tmp_path / "trials.json", int(file_size(made().graph) * 0.8)
     expected = made().within(max_bytes=limit)
     trials = _counted(monkeypatch)
     whole = made().within(max_bytes=limit, state=tmp_path / "whole.json")
@@ -150,9 +166,9 @@ def test_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
     np.savez(data, input=IMAGES)
     plain = ["quantize", str(MODEL), "--data", str(data), "-o", str(out), "--repair", "none"]
     plain += ["--chooser", "minmax", "--force"]
-    assert run([*plain, "--max-size", "26KB", "--trials", str(tmp_path / "t.json")]) == 0
-    assert "layers in 4 bits" in capfd.readouterr().out
-    assert size_of(qb.load(out)) <= 26_000
+    assert run([*plain, "--max-size", "32KB", "--trials", str(tmp_path / "t.json")]) == 0
+    assert "in 4 bits" in capfd.readouterr().out
+    assert out.stat().st_size <= 32_000
     assert run([*plain, "--smallest", "--max-drop", "0.05"]) == 0
     for wrong in (["--smallest"], ["--max-size", "small"], ["--max-size", "0"]):
         assert run([*plain, *wrong]) == 3

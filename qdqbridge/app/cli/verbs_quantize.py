@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -39,6 +41,7 @@ from qdqbridge.app.cli.parameters import (
 )
 from qdqbridge.app.sources import TOSA_FILES
 from qdqbridge.core.graph.copying import with_numbers
+from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.options import (
     ChooserName,
@@ -384,8 +387,11 @@ def quantize(
     )  # fmt: skip
     if path.suffix == ONNX:
         _check_kernels(options, export_profile)
+    profile_name = export_profile or options.described().profile
+    write = partial(_write, profile=profile_name, variant=variant, extents=extent)
     graph = reading.read(model)
     check_extents(path, graph, extent)
+
     with output.progress("quantizing") as progress:
         made = quantizing.quantization(
             graph, data, options, profile=profile, labels=labels, progress=progress,
@@ -395,18 +401,14 @@ def quantize(
         with output.progress("looking for bits per layer") as progress:
             made = made.within(
                 max_bytes=size, max_node_seconds=seconds, engine=engine, min_sqnr=min_sqnr,
-                max_drop=drop, state=trials, progress=progress,
+                max_drop=drop, state=trials, sized=partial(_size, path, write), progress=progress,
             )  # fmt: skip
     elif wanted:
         with output.progress("looking for layers that need more bits") as progress:
             made = made.meeting(
                 min_sqnr=min_sqnr, max_drop=drop, fallback=fallback, progress=progress
             )
-    if path.suffix in (ONNX, _TFLITE, *TOSA_FILES):
-        written = with_numbers(made.graph, extents_of(extent))
-        pipeline.save(written, path, export_profile or made.made.target.profile, overwrite=True)
-    else:
-        write_for_tvm(made.graph, path, variant=variant, extents=extent)
+    write(path, made.graph)
     sizes = (model.stat().st_size if model.is_file() else None, path.stat().st_size)
     first = verdict.verdict(made, sizes=sizes)
     if report is not None:
@@ -421,6 +423,20 @@ def quantize(
     for warning in made.doubts():
         output.warn(warning)
     return None
+
+
+def _write(path: Path, graph: Graph, *, profile: Any, variant: Variant, extents: Extents) -> None:
+    if path.suffix in (ONNX, _TFLITE, *TOSA_FILES):
+        pipeline.save(with_numbers(graph, extents_of(extents)), path, profile, overwrite=True)
+    else:
+        write_for_tvm(graph, path, variant=variant, extents=extents)
+
+
+def _size(path: Path, write: Callable[[Path, Graph], None], graph: Graph) -> int:
+    """Returns the bytes of the file that is written for a graph, of a name as that of path."""
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder, path.name), graph)
+        return sum(file.stat().st_size for file in Path(folder).iterdir())
 
 
 def _check_kernels(options: QuantizeOptions, profile: str | None) -> None:

@@ -37,6 +37,7 @@ from qdqbridge.core.graph.graph import Graph, Node
 from qdqbridge.errors import InputDataError
 from qdqbridge.onnx_io.control_flow.bodies import bodies_in, parts
 from qdqbridge.targets.engines import NodeTime
+from qdqbridge.targets.profiles.export import file_size
 from qdqbridge.targets.running import Runner
 
 # ---- Bits per layer for a size: at most so many bytes, or as few as a goal leaves ----------------
@@ -45,6 +46,9 @@ from qdqbridge.targets.running import Runner
 # a size is given, as few layers as possible get 4 bits; where only a goal is, as many as it leaves.
 # Every trial can be saved, so that a search that was killed goes on where it was.
 
+
+Sized: TypeAlias = Callable[[Graph], int]
+"""Returns the bytes of the file that a graph is written to."""
 
 _SIZE_POINTS = 12
 """Points of the curve that are tried, beside those that the search needs."""
@@ -56,12 +60,14 @@ class SizeLimit:
     """How large a model may be, and what it has to be like.
 
     Attributes:
-        max_bytes: Of all constants as they are stored; None for as few as the goal leaves.
+        max_bytes: Of the file that is written; None for as few as the goal leaves.
         goal: How good the outputs have to be; None for as good as the bytes allow.
+        sized: Returns the bytes of the file that a graph is written to.
     """
 
     max_bytes: int | None = None
     goal: Goal | None = None
+    sized: Sized = file_size
 
     def __post_init__(self) -> None:
         if self.max_bytes is None and self.goal is None:
@@ -77,21 +83,6 @@ class SizeLimit:
         if self.max_bytes is not None:
             size = f"at most {self.max_bytes:,} bytes"
         return size if self.goal is None else f"{size}, {self.goal}"
-
-
-def size_of(graph: Graph) -> int:
-    """Returns the bytes of all constants of a graph, scales and zero points included."""
-    total = 0
-    for value in dict.fromkeys(graph.values()):
-        if value.constant is None:
-            continue
-        bits = value.constant.dtype.bits
-        if value.quant is not None:
-            params = value.quant.params
-            bits = params.storage_dtype.bits
-            total += params.scale.size * 4 + params.zero_point.size
-        total += -(-value.constant.size * bits // 8)
-    return total
 
 
 def within(
@@ -168,12 +159,13 @@ class _SizeSearch:
         start = next(i for i, changes in enumerate(steps) if not changes)
         proven = self._search.proven(self._candidates(steps), self._unmet)
         shown = sorted({*np.linspace(0, len(steps) - 1, _SIZE_POINTS).astype(int).tolist(), start})
-        curve = [*(self._point(steps[index]) for index in shown), self._point(proven.changes)]
+        tried = [*(steps[index] for index in shown), proven.changes]
+        curve = [self._point(each) for each in {name_of(each): each for each in tried}.values()]
         return self._search.fallback(
             proven,
             self._report(proven.changes),
             self._search.simulation.trials,
-            pareto=tuple(sorted(set(curve), key=lambda point: point.size)),
+            pareto=tuple(sorted(curve, key=lambda point: point.size)),
         )
 
     def _candidates(self, steps: Sequence[Changes]) -> Iterator[Changes]:
@@ -218,8 +210,8 @@ class _SizeSearch:
         return sum(weights) * (own - bits) // 8
 
     def _size(self, changes: Changes) -> int:
-        """Returns the bytes of a variant's constants."""
-        return size_of(apply(self._variants.decision(changes)))
+        """Returns the bytes of a variant's file."""
+        return self._limit.sized(apply(self._variants.decision(changes)))
 
     def _chosen(self, steps: Sequence[Changes]) -> int:
         """Returns the first step that is small enough, or the last that is good enough."""
@@ -230,7 +222,9 @@ class _SizeSearch:
                 least = self._size(steps[-1])
                 raise InputDataError(
                     f"the model does not fit into {most:,} bytes",
-                    why=f"with 4-bit weights everywhere its constants take {least:,}",
+                    why=f"its smallest file takes {least:,}, as quantized"
+                    if self._few
+                    else f"with 4-bit weights everywhere its file takes {least:,}",
                     fix="allow more, or exclude less",
                 )
             if goal is not None and not goal.met(self._metrics(steps[index])):
@@ -286,11 +280,10 @@ class _SizeSearch:
             runner.run(batch)
             best = min(best, time.perf_counter() - began)
         count = len(next(iter(batch.values()))) if batch else 1
-        name = f"{narrow} of {len(self._layers)} layers in 4 bits" if narrow else "no 4 bits"
-        name += f", {floats} float" if floats else ""
-        return ParetoRow(
-            name, size_of(graph), metrics.sqnr, metrics.top1, round(1e3 * best / count, 4)
-        )
+        counts = [f"{n} in {kind}" for n, kind in ((narrow, "4 bits"), (floats, "float")) if n]
+        name = f"of {len(self._layers)} layers {', '.join(counts)}" if counts else "as quantized"
+        size, taken = self._limit.sized(graph), round(1e3 * best / count, 4)
+        return ParetoRow(name, size, metrics.sqnr, metrics.top1, taken)
 
     def _report(self, changes: Changes) -> list[Reverted]:
         found: list[Reverted] = []
@@ -332,12 +325,14 @@ class TimeLimit:
         engine: Whose nodes.
         goal: How good the outputs have to be; None for as good as the time allows.
         threads: How many the engine uses; None for its default.
+        sized: Returns the bytes of the file that a graph is written to, for the curve.
     """
 
     max_seconds: float
     engine: str
     goal: Goal | None = None
     threads: int | None = None
+    sized: Sized = file_size
 
     def __post_init__(self) -> None:
         if not 0 < self.max_seconds < math.inf:
@@ -549,7 +544,7 @@ class _TimeSearch:
         kinds = [str(change) for change in changes.values()]
         counts = [f"{kinds.count(kind)} in {kind}" for kind in dict.fromkeys(kinds)]
         name = f"of {len(self._layers)} layers {', '.join(counts)}" if counts else "as quantized"
-        size = size_of(self._graphs[name_of(changes)])
+        size = self._limit.sized(self._graphs[name_of(changes)])
         whole, slowest = 1e3 * sum(times), 1e3 * max(own, default=0.0)
         return ParetoRow(name, size, metrics.sqnr, metrics.top1, round(whole, 4), round(slowest, 4))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -80,6 +81,13 @@ def export(
     if chosen.strict:
         _refuse_what_breaks(model, spec, chosen, graph.name)
     write_files(model, spec.constants, path, overwrite=overwrite)
+
+
+def file_size(graph: Graph, profile: str | ExportProfile = "ort") -> int:
+    """Returns the bytes that :func:`export` writes for a graph."""
+    with tempfile.TemporaryDirectory() as folder:
+        export(graph, Path(folder, "model.onnx"), profile=profile)
+        return sum(file.stat().st_size for file in Path(folder).iterdir())
 
 
 def _as_read(
