@@ -318,11 +318,10 @@ def dense_rows(writer: RowWriter, node: Node, target: str, type_: TensorType) ->
 
 
 def _is_gemm(node: Node) -> bool:
-    variant = node.origin.variant
+    variant, rank = node.origin.variant, node.operand(0).rank
     if variant.startswith("Gemm"):
-        return True  # the rank of x may be unknown, ONNX says that it is 2
-    matrices = node.operand(0).rank == 2 or node.op is GEMM
-    return matrices and not variant.startswith("MatMul")
+        return rank in (2, None)  # ONNX says 2; of another rank it was one between Reshapes
+    return (rank == 2 or node.op is GEMM) and not variant.startswith("MatMul")
 
 
 def _from_add(node: Node) -> bool:

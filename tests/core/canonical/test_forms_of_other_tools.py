@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
+from qdqbridge.onnx_io.writer import to_proto
 from tests.onnx_models import Builder, canonical, load, ops, run
 
 
@@ -150,6 +151,31 @@ def test_products_of_every_rank_have_one_form(first: int) -> None:
         np.testing.assert_allclose(
             run(one, data)[0], run(raw, data)[0], 1e-5, 0.1001, err_msg=f"{seed}"
         )
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_rows_of_one_value_are_written_as_products(quantized: bool) -> None:
+    b = Builder(17)
+    x = b.input("x", [1, 3, 4])
+    x = b.qdq(x, 0.05, 128) if quantized else x
+    for _ in range(3):
+        rows = b.op("Reshape", x, ints(b, -1, 4))
+        rows = b.qdq(rows, 0.05, 128) if quantized else rows
+        w, bias = b.init(floats(4, 6)), b.init(floats(6, seed=2))
+        if quantized:
+            stored = np.random.default_rng(1).integers(-99, 99, (4, 6)).astype(np.int8)
+            w = b.op("DequantizeLinear", b.init(stored), b.init(np.float32(1)), b.init(np.int8(0)))
+        y = b.op("Gemm", rows, w, bias)
+        y = b.qdq(y, 0.1, 128) if quantized else y
+        b.output(b.op("Reshape", y, ints(b, 1, 3, 2, 3)), [1, 3, 2, 3])
+    found = canonical(b.model())
+    products = [node for node in found.nodes if node.op.name in ("Dense", "MatMul", "Gemm")]
+    assert {node.operand(0).rank for node in products} == {3}
+    again = canonical(to_proto(found))
+    assert again.digest == found.digest
+    data = {"x": floats(1, 3, 4)}
+    for ours, theirs in zip(run(again, data), run(found, data), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_rows_of_other_extents_stay() -> None:
