@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -26,6 +26,7 @@ from qdqbridge.options import AnyProfileName, FixTarget, IoType
 
 if TYPE_CHECKING:
     from qdqbridge.targets.comparison.compare import Comparison
+    from qdqbridge.targets.comparison.difference import TensorDifference
     from qdqbridge.targets.engines.kinds import EngineKind, EngineVerdict
     from qdqbridge.targets.profiles import Finding
     from qdqbridge.targets.profiles.export import ExportChange
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 File: TypeAlias = "str | PathLike[str]"
 TFLITE_TARGETS = ("tflite", "ethos-u", "tosa")
 _SAMPLES = 4
+_STEPS, _DECIBELS = 2, 1.0
+"""What an engine's rounding, otherwise than the contract's, may make of a value, and an output."""
+_WORDS = 300
+"""Letters of an engine's own words that are shown."""
 
 
 def profile_of(target: FixTarget) -> AnyProfileName:
@@ -82,7 +87,7 @@ def symmetric(graph: Graph, data: Mapping[str, NDArray[Any]] | None = None) -> S
     from qdqbridge.targets.profiles.symmetric import around_zero
 
     made, real = around_zero(graph), pipeline.with_io(graph, "float")
-    fed = _examples(real) if data is None else _as_reals(graph, data)
+    fed = examples(real) if data is None else _as_reals(graph, data)
     meaning = pipeline.compare(pipeline.with_io(made.graph, "float"), real, fed)
     steps = dict(zip(graph.output_names, map(_step, graph.outputs), strict=True))
     lsb = {o.name: o.max_abs / step for o in meaning.outputs if (step := steps.get(o.name))}
@@ -103,14 +108,30 @@ def _data_in_words(data: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class OnEngine:
+    """What an engine makes of a file.
+
+    Attributes:
+        verdict: What it takes; None where the file was not run.
+        results: Its results against the model that was read; None where the file was not run.
+        without: Why the file was not run.
+    """
+
+    verdict: EngineVerdict | None
+    results: Comparison | None
+    without: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class FixedModel:
     """What became of a model.
 
     Attributes:
         target: The runtime, by the name of its profile.
         path: The file that was written.
-        as_it_was: The file that was read is kept byte for byte: it breaks no more rules of the
-            target than what would be written.
+        as_it_was: The file that was read is kept: its engine computes it closer to the model than
+            what would be written or, where that says nothing, it breaks no more rules.
+        closer: The engine has decided that.
         again: It was quantized again, since the target cannot say how it was quantized.
         symmetric: What became of zero points that the target does not have; empty for nothing.
         extents: The numbers that symbolic extents got.
@@ -120,16 +141,16 @@ class FixedModel:
         changes: What was written otherwise, and where it has other numbers.
         meaning: The written file against the model that was read, both computed by the contract.
         engine: The engine that the target runs on here; empty where there is none.
-        without_engine: Why the file was not run there.
-        verdict: What the engine takes.
-        there: The engine's results against the model that was read; with ``io``, against what was
-            written.
+        there: What that engine makes of the written file; with ``io`` against what was written.
+        other: What it makes of the other one: the file that was read or, where that is kept, the
+            rewritten one. None where the engine does not read it.
         data: Which data was compared.
     """
 
     target: FixTarget
     path: Path
     as_it_was: bool
+    closer: bool
     again: bool
     symmetric: str
     extents: Mapping[str, int]
@@ -138,9 +159,8 @@ class FixedModel:
     changes: tuple[ExportChange, ...]
     meaning: Comparison
     engine: str
-    without_engine: str
-    verdict: EngineVerdict | None
-    there: Comparison | None
+    there: OnEngine
+    other: OnEngine | None
     data: str
 
 
@@ -158,10 +178,12 @@ def fix(
     """Writes a model so that a runtime computes it right, and says what that changed and cost.
 
     The model is read, open extents become numbers where the runtime needs them, and it is written
-    as the runtime's profile says. If that breaks no fewer rules than the file that was read has
-    broken, that file is kept as it is (unless it has external data, or extents or ``io`` change
-    it). The result is compared with the model that was read, by the numeric contract and, if the
-    runtime's engine is installed, on that engine.
+    as the runtime's profile says. The result is compared with the model that was read, by the
+    numeric contract and, if the runtime's engine is installed, on that engine. The file that was
+    read is kept where that engine runs it alone, finds the model's classes more often, or has an
+    operator in the other file that is off by more than rounding (with numbers for its extents where
+    the runtime needs them); or, where that says nothing, if the other one breaks no fewer rules. It
+    is not where ``io`` is given.
 
     Args:
         model: The model's file, of any kind.
@@ -181,19 +203,17 @@ def fix(
             lists why.
         QdqBridgeError: The file cannot be read, or the other one not be written.
     """
+    from qdqbridge.app.judging import reads
     from qdqbridge.onnx_io.reading.model_file import has_files_beside
 
     source, written = path_of(model), path_of(path)
-    kind, name = _engine_of(target), profile_of(target)
+    kind, name = engine_of(target), profile_of(target)
     profile = None if target in TFLITE_TARGETS else pipeline.export_profile(name)
     graph, numbers = _with_extents(
         load_model(source), extents or {},
         needed=profile is None or profile.fixed or (kind is not None and kind.fixed),
     )  # fmt: skip
     again, how = _for_its_types(graph, name, data)
-    before = after = None
-    changes: list[ExportChange] = []
-    as_it_was = False
     with pipeline.stored_as(again or graph, io, written, overwrite=overwrite) as own:
         if is_tosa(written):
             pipeline.save_tosa(own, written, overwrite=overwrite)
@@ -203,33 +223,39 @@ def fix(
             )
         else:
             pipeline.save(own, written, name, overwrite=overwrite)
+    before = after = None
     if profile is not None:
         after = pipeline.check(written, name)
-        if is_onnx(source):
-            before = pipeline.check(source, name)
-            asked = bool(numbers) or io is not None or again is not None
-            as_it_was = not asked and len(_broken(before)) <= len(_broken(after))
-    if as_it_was and before is not None and not has_files_beside(source):
-        with placed(written) as scratch:
-            scratch.write_bytes(source.read_bytes())
-        after = before
-    elif profile is not None:
-        as_it_was = False
-        changes = [] if before is None else pipeline.changes(source, written, name)
-        changes += pipeline.export_costs(own, name, written)
+        before = pipeline.check(source, name) if is_onnx(source) else None
     # real numbers are compared: the same codes mean others where parameters were chosen again
     real = pipeline.with_io(graph, "float")
-    fed = _examples(real) if data is None else _as_reals(graph, data)
+    fed = examples(real) if data is None else _as_reals(graph, data)
+    file = None if is_tosa(written) else written  # the engine reads TFLite, and makes TOSA of it
+    there, other = _on_engine(kind, file, graph if io is None else own, fed, target), None
+    if io is None and kind is not None and reads(kind, source):
+        other = _on_engine(kind, source, graph, fed, target)
+    closer = closer_there(there, other, lambda: rounds_only(kind, written, fed) if kind else False)
+    if closer is not None or io is not None or numbers or again or before is None or after is None:
+        as_it_was = closer is not None and closer is other
+    else:
+        as_it_was = len(_broken(before)) <= len(_broken(after)) and not has_files_beside(source)
+    changes: list[ExportChange] = []
+    if as_it_was:
+        _keep(source, written, graph, numbers)
+        again, how = None, ""
+        there, other, after = other or there, there if other else None, before
+    elif profile is not None:
+        changes = [] if before is None else pipeline.changes(source, written, name)
+        changes += pipeline.export_costs(own, name, written)
     made = own if is_tosa(written) else pipeline.load(written)
     if profile is not None and data is not None:
         after = pipeline.check(written, name, _as_stored(made, fed))
     meaning = pipeline.compare(pipeline.with_io(made, "float"), real, fed)
-    file = None if is_tosa(written) else written  # the engine reads TFLite, and makes TOSA of it
-    verdict, there, why = _on_engine(kind, file, graph if io is None else own, fed, target)
     return FixedModel(
         target=target,
         path=written,
         as_it_was=as_it_was,
+        closer=closer is not None,
         again=again is not None and not how,
         symmetric=how,
         extents=numbers,
@@ -238,9 +264,8 @@ def fix(
         changes=tuple(changes),
         meaning=meaning,
         engine="" if kind is None else kind.label,
-        without_engine=why,
-        verdict=verdict,
         there=there,
+        other=other,
         data=_data_in_words(data),
     )
 
@@ -305,12 +330,14 @@ def _broken(findings: list[Finding]) -> list[Finding]:
     return [each for each in findings if each.effect is not Effect.PROCESSOR]
 
 
-def _engine_of(target: str) -> EngineKind | None:
+def engine_of(target: str) -> EngineKind | None:
+    """Returns the engine that a target's files run on; None where there is none."""
     from qdqbridge.targets.engines.kinds import ENGINES
 
     if target in ENGINES:
         return ENGINES[target]
-    return next((kind for kind in ENGINES.values() if kind.profile == target), None)
+    profile = "ort" if target == "qoperator" else target  # its operators are onnxruntime's
+    return next((kind for kind in ENGINES.values() if kind.profile == profile), None)
 
 
 def _with_extents(
@@ -340,7 +367,7 @@ def _as_stored(graph: Graph, data: Mapping[str, NDArray[Any]]) -> dict[str, NDAr
     }
 
 
-def _examples(graph: Graph) -> dict[str, NDArray[Any]]:
+def examples(graph: Graph) -> dict[str, NDArray[Any]]:
     """Returns random numbers from the range of each quantized input, and zeros for the others."""
     rng = np.random.default_rng(0)
     return {value.name: _example(value, rng) for value in graph.inputs}
@@ -374,16 +401,91 @@ def _on_engine(
     graph: Graph,
     data: Mapping[str, NDArray[Any]],
     target: str,
-) -> tuple[EngineVerdict | None, Comparison | None, str]:
+) -> OnEngine:
     """Returns what the engine takes and computes, or why it was not asked."""
     from qdqbridge.app.judging import opened
 
     if kind is None:
-        return None, None, f"no engine runs files for {target} here: its rules are advice"
+        why = f"no engine runs files for {target} here: its rules are advice"
+        return OnEngine(None, None, why)
     try:
         with opened(kind.name, path, graph) as judge:
-            return judge.taken(), pipeline.compare(graph, judge, _as_stored(graph, data)), ""
-    except UnsupportedTargetError as error:
-        return None, None, f"{error.what}: {error.fix}" if error.fix else error.what
+            found = pipeline.compare(graph, judge, _as_stored(graph, data))
+            return OnEngine(judge.taken(), found)
     except QdqBridgeError as error:
-        return None, None, f"it does not run there: {error.what}"
+        lead = "" if isinstance(error, UnsupportedTargetError) else "it does not run there: "
+        why = f" ({' '.join(error.why.split())[:_WORDS]})" if error.why else ""
+        return OnEngine(None, None, f"{lead}{error.what}{why}{error.fix and f': {error.fix}'}")
+
+
+def closer_there(
+    new: OnEngine, old: OnEngine | None, rounds_only: Callable[[], bool]
+) -> OnEngine | None:
+    """Returns which of two files an engine computes closer to the model; None where it is one.
+
+    Args:
+        new: The rewritten one.
+        old: The one that was read; None where there is none.
+        rounds_only: Returns whether what the rewritten one is off comes from rounding.
+    """
+    if old is None or (new.results is None and old.results is None):
+        return None
+    if new.results is None or old.results is None:
+        return old if new.results is None else new
+    if has_other_classes(new.results, old.results):
+        return old
+    if is_further_off(new.results, old.results) and not rounds_only():
+        return old
+    others = has_other_classes(old.results, new.results)
+    return new if others or is_further_off(old.results, new.results) else None
+
+
+def has_other_classes(found: Comparison, beside: Comparison) -> bool:
+    """Returns whether an output has the classes of the reference less often than elsewhere."""
+    pairs = _outputs_of_both(found, beside)
+    return any(a.top1 is not None and b.top1 is not None and a.top1 < b.top1 for a, b in pairs)
+
+
+def is_further_off(found: Comparison, beside: Comparison) -> bool:
+    """Returns whether an output is further off than elsewhere, by more than it rounds."""
+    return any(
+        a.sqnr_db < b.sqnr_db - _DECIBELS
+        and (a.max_lsb is None or a.max_lsb - (b.max_lsb or 0) > _STEPS)
+        for a, b in _outputs_of_both(found, beside)
+    )
+
+
+def _outputs_of_both(
+    found: Comparison, beside: Comparison
+) -> Iterator[tuple[TensorDifference, TensorDifference]]:
+    others = {each.name: each for each in beside.outputs}
+    return ((each, others[each.name]) for each in found.outputs if each.name in others)
+
+
+def rounds_only(kind: EngineKind, path: Path, data: Mapping[str, NDArray[Any]] | None) -> bool:
+    """Returns whether operators of a file, on their own operands, are off by rounding at most.
+
+    Args:
+        kind: The engine.
+        path: The file, with numbers for what the engine needs.
+        data: Real numbers for its inputs; random ones where it is None.
+    """
+    from qdqbridge.app.judging import open_engine
+
+    with open_engine(kind, path) as judge:
+        fed = examples(judge.graph) if data is None else _as_stored(judge.graph, data)
+        found = pipeline.compare(judge.graph, judge, fed, local=True)
+    return found.max_lsb <= _STEPS or not found.unexplained
+
+
+def _keep(source: Path, written: Path, graph: Graph, numbers: Mapping[str, int]) -> None:
+    """Puts the file that was read where another was written; with numbers for its extents."""
+    from qdqbridge.onnx_io.reading.model_file import has_files_beside
+    from qdqbridge.onnx_io.runtime.session import PreparedModel
+
+    data = source.read_bytes()
+    if is_onnx(source) and (numbers or has_files_beside(source)):
+        shapes = {value.name: value.type.shape or () for value in graph.inputs}
+        data = PreparedModel(source, shapes).showing(())
+    with placed(written) as scratch:
+        scratch.write_bytes(data)

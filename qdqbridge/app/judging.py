@@ -92,7 +92,7 @@ def opened(
     from qdqbridge.targets.engines import engine_kind
 
     kind = engine_kind(name)
-    if path is not None and _read_by(kind, path):
+    if path is not None and reads(kind, path):
         return _judge(name, path, graph, limits)
     # The engine gets a file of its own kind, written by the profile that is made for it.
     with tempfile.TemporaryDirectory() as folder:
@@ -248,7 +248,7 @@ def _is_settled(before: Sequence[NodeTime], after: Sequence[NodeTime]) -> bool:
     )
 
 
-def _read_by(kind: EngineKind, path: Path) -> bool:
+def reads(kind: EngineKind, path: Path) -> bool:
     """Returns whether an engine reads a file as it is; a graph of others is written for it."""
     from qdqbridge.app.sources import is_onnx
 

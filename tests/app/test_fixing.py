@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import qdqbridge as qb
 from qdqbridge.app import pipeline
 from qdqbridge.app.cli.failures import DONE, NOT_MET, USAGE, run
-from qdqbridge.app.fixing import fix, profile_of, symmetric
+from qdqbridge.app.fixing import OnEngine, closer_there, fix, profile_of, symmetric
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.options import FixTarget
 from qdqbridge.targets.profiles import Effect
@@ -65,6 +65,33 @@ def test_a_file_that_is_right_already_is_kept_byte_for_byte(tmp_path: Path) -> N
     assert made.changes == ()
 
 
+def test_the_file_that_its_engine_computes_closer_to_the_model_is_kept(
+    data: dict[str, NDArray[Any]],
+) -> None:
+    graph = qb.load(CNN)
+    attention = MODELS / "digits_attention_u8s8_per_channel.onnx"
+
+    def there(model: Path) -> OnEngine:
+        found = pipeline.compare(graph, qb.load(model), data)
+        return OnEngine(None, found)
+
+    same, rounded, wrong, nothing = (
+        there(CNN),
+        there(SIGNED),
+        there(attention),
+        OnEngine(None, None),
+    )
+    assert closer_there(wrong, same, lambda: False) is same
+    assert closer_there(rounded, same, lambda: False) is same
+    assert closer_there(rounded, same, lambda: True) is None
+    assert closer_there(wrong, same, lambda: True) is same  # other classes are never rounding
+    assert closer_there(same, wrong, lambda: False) is same
+    assert closer_there(nothing, wrong, lambda: False) is wrong
+    assert closer_there(wrong, nothing, lambda: False) is wrong
+    assert closer_there(nothing, nothing, lambda: False) is None
+    assert closer_there(wrong, None, lambda: False) is None
+
+
 def test_extents_are_given_where_the_runtime_needs_them(tmp_path: Path) -> None:
     assert fix(CNN, "qnn", tmp_path / "a.onnx").extents == {"batch": 1}
     assert fix(CNN, "qnn", tmp_path / "b.onnx", extents={"batch": 3}).extents == {"batch": 3}
@@ -100,7 +127,8 @@ def test_integer_inputs_on_the_way(tmp_path: Path, data: dict[str, NDArray[Any]]
     for given in (None, data):
         made = fix(CNN, "ort", tmp_path / "m.onnx", given, io="int8", overwrite=True)
         assert made.meaning.equal and not made.as_it_was
-        assert made.there is not None and min(v.sqnr_db for v in made.there.outputs) > 25
+        assert made.there.results is not None
+        assert min(each.sqnr_db for each in made.there.results.outputs) > 25
     assert "qdqbridge.interface" not in qb.unquantize(qb.load(tmp_path / "m.onnx")).metadata
     assert (tmp_path / "m.io.json").exists()
 

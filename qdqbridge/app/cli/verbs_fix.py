@@ -19,7 +19,7 @@ from qdqbridge.app.sources import is_tosa, load_model
 from qdqbridge.options import FixTarget, IoType
 
 if TYPE_CHECKING:
-    from qdqbridge.app.fixing import FixedModel
+    from qdqbridge.app.fixing import FixedModel, OnEngine
     from qdqbridge.targets.comparison.compare import Comparison
     from qdqbridge.targets.profiles import Finding
 
@@ -49,8 +49,8 @@ def fix(
 
     Symbolic dimensions become numbers where the runtime needs them (1, unless --extent says
     another). The written file is compared with the model, by the numeric contract and, where its
-    engine is installed, on the runtime itself. A file that would break no fewer of the runtime's
-    rules afterwards is kept byte for byte.
+    engine is installed, on the runtime itself. A file that the engine computes closer to the model,
+    or that would break no fewer of the runtime's rules afterwards, is kept as it is.
 
     Exits with 1 if the written file still breaks a rule of the runtime, or its engine leaves nodes.
     """
@@ -70,7 +70,8 @@ def fix(
     else:
         _show(made)
     open_rules = [each for each in made.after or () if each.effect.value not in render.KEPT]
-    leaves = made.verdict is not None and not made.verdict.takes_all
+    verdict = made.there.verdict
+    leaves = verdict is not None and not verdict.takes_all
     return NOT_MET if open_rules or leaves else DONE
 
 
@@ -79,7 +80,7 @@ def _show(made: FixedModel) -> None:
     table = Table(show_header=False, box=None)
     table.add_row("for", Text(made.target))
     if made.as_it_was:
-        table.add_row("file", Text("kept as it was: it breaks no more rules than a rewritten one"))
+        table.add_row("file", Text(f"kept as it was: {_why_kept(made)}"))
     if made.again:
         table.add_row("file", Text("quantized again: the runtime cannot say its parameters"))
     if made.symmetric:
@@ -91,16 +92,30 @@ def _show(made: FixedModel) -> None:
         before = "" if made.before is None else f"{_counted(made.before)} before, "
         table.add_row("rules broken", Text(f"{before}{_counted(made.after)} now"))
     table.add_row("file", Text(_outputs(made.meaning, f"against the model on {made.data}")))
-    engine = made.without_engine if made.there is None else _outputs(made.there, made.engine)
-    table.add_row("engine", Text(engine))
+    table.add_row("engine", Text(_there(made.there, made.engine)))
+    if made.other is not None:
+        which = "a rewritten one" if made.as_it_was else "before"
+        table.add_row("engine", Text(_there(made.other, f"{made.engine}, {which}")))
     output.show(table)
     if made.changes:
         output.show(*render.changes_parts(made.changes))
     if made.after:
         profile = pipeline.export_profile(profile_of(made.target))
         output.show(*render.findings_parts(profile, made.after))
-    if made.verdict is not None:
-        output.show(*render.verdict_parts(made.verdict))
+    if made.there.verdict is not None:
+        output.show(*render.verdict_parts(made.there.verdict))
+
+
+def _why_kept(made: FixedModel) -> str:
+    if made.closer:
+        return f"{made.engine} computes it closer to the model than a rewritten one"
+    return "it breaks no more rules than a rewritten one"
+
+
+def _there(found: OnEngine, where: str) -> str:
+    if found.results is None:
+        return f"{found.without} ({where})" if where else found.without
+    return _outputs(found.results, where)
 
 
 def _counted(findings: tuple[Finding, ...]) -> int:
@@ -137,10 +152,12 @@ def _json(made: FixedModel) -> dict[str, Any]:
         profile = pipeline.export_profile(profile_of(made.target))
         return render.findings_json(profile, found)["findings"]
 
+    verdict = made.there.verdict
     return {
         "output": str(made.path),
         "target": made.target,
         "as_it_was": made.as_it_was,
+        "closer": made.closer,
         "again": made.again,
         "symmetric": made.symmetric or None,
         "extents": dict(made.extents),
@@ -150,7 +167,8 @@ def _json(made: FixedModel) -> dict[str, Any]:
         "data": made.data,
         "meaning": outputs(made.meaning),
         "engine": made.engine,
-        "without_engine": made.without_engine,
-        "there": outputs(made.there),
-        "verdict": None if made.verdict is None else render.verdict_json(made.verdict),
+        "without_engine": made.there.without,
+        "there": outputs(made.there.results),
+        "other": outputs(None if made.other is None else made.other.results),
+        "verdict": verdict and render.verdict_json(verdict),
     }
