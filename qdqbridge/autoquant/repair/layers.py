@@ -26,12 +26,7 @@ from qdqbridge.core.ops.attributes import (
     ResizeAttrs,
 )
 from qdqbridge.core.ops.matmul import GEMM
-from qdqbridge.core.ops.normalization import (
-    GROUP_NORMALIZATION,
-    INSTANCE_NORMALIZATION,
-    LAYER_NORMALIZATION,
-    RMS_NORMALIZATION,
-)
+from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION, OVER_CHANNELS, OVER_ROWS
 from qdqbridge.core.ops.shapes import laid_along
 from qdqbridge.core.ops.unary import ABS, LEAKY_RELU, NEG, RELU
 
@@ -138,9 +133,9 @@ def norm_of(node: Node) -> Norm | None:
         return None
     first = constants[0]
     assert first is not None
-    if node.op in (LAYER_NORMALIZATION, RMS_NORMALIZATION):
+    if node.op in OVER_ROWS:
         return Norm(node, first.shape[0], -1)
-    if node.op in (INSTANCE_NORMALIZATION, GROUP_NORMALIZATION):
+    if node.op in OVER_CHANNELS and node.op is not BATCH_NORMALIZATION:
         return Norm(node, first.shape[0], 1)
     return None
 

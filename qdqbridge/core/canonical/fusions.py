@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import numpy as np
 
@@ -13,10 +14,10 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Flow, Operator
-from qdqbridge.core.graph.patterns import Part, PatternMatch, near
+from qdqbridge.core.graph.patterns import Part, Pattern, PatternMatch, near
 from qdqbridge.core.graph.types import TensorType
-from qdqbridge.core.ops.attributes import SoftmaxAttrs
-from qdqbridge.core.ops.bodies import ends, written
+from qdqbridge.core.ops.attributes import PoolAttrs, ReduceAttrs, SoftmaxAttrs
+from qdqbridge.core.ops.bodies import ends, steps_of, steps_pattern, written
 from qdqbridge.core.ops.build import constant, result
 from qdqbridge.core.ops.composition import COMPOSITION, CompositionAttrs, Step
 from qdqbridge.core.ops.conversion import QUANTIZE
@@ -71,38 +72,68 @@ def fused_by(
 def _fusion(op: Operator) -> Rule:
     """Returns the rule that makes one operator of any of its forms."""
 
-    @rule(f"{_kebab(op.name)}-of-steps", *ends(op))
     def of_steps(node: Node, context: RuleContext) -> Proposal:
         found = written(op, node.output, either_order=True)
         if found is None:
             return None
         return fused_by(node, context, found.nodes, op.name, found.attributes, found.operands)
 
-    return of_steps
+    of_steps.__doc__ = _shown(op, op.forms[0].pattern)
+    return rule(f"{kebab(op.name)}-of-steps", *ends(op))(of_steps)
 
 
-def _kebab(name: str) -> str:
+def _shown(op: Operator, steps: Pattern) -> str:
+    """Returns the docstring of a rule: the steps, and what they are."""
+
+    def said(step: object) -> str:
+        if not isinstance(step, tuple):
+            return f"{step:.6g}" if isinstance(step, float) else str(step)
+        parts = cast("tuple[object, ...]", step)
+        return f"{parts[0]}({', '.join(said(p) for p in parts[1:] if not _is_record(p))})"
+
+    return f"``{said(steps).replace('#', '')} -> {op.name}(x)``"
+
+
+def _is_record(part: object) -> bool:
+    return isinstance(part, Attributes)
+
+
+def kebab(name: str) -> str:
+    """Returns an operator's name as it stands in the names of rules."""
     return re.sub("(?<=[a-z])(?=[A-Z])", "-", name).lower()
 
 
 ACTIVATIONS: tuple[Rule, ...] = tuple(_fusion(op) for op in OPERATORS if op.arity == 1 and op.forms)
 
 
+# ---- by the bodies of rows ---------------------------------------------------------------------
+
+_PASSED_ON = (SoftmaxAttrs, PoolAttrs, ReduceAttrs)
+"""Records that a body hands to its steps as they are, so that a chain says them."""
+
+
+def _fusion_by_body(op: Operator) -> Rule:
+    """Returns the rule that makes one operator of the steps of its body."""
+
+    def of_steps(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
+        stated: dict[str, Any] = {}
+        for name, value in match.numbers.items():
+            if stated.setdefault(name.rpartition(".")[2], value) != value:
+                return Reject(f"the steps of a {op.name} go along other axes or windows")
+        if op.attributes is SoftmaxAttrs and len(stated["axes"]) != 1:
+            return Reject(f"the steps of a {op.name} go along several axes, ONNX's along one")
+        return fused_by(node, context, match.nodes, op.name, op.attributes(**stated), [match["x"]])
+
+    of_steps.__doc__ = _shown(op, steps_of(op))
+    return pattern_rule(f"{kebab(op.name)}-of-steps", steps_pattern(op))(of_steps)
+
+
+BODIES: tuple[Rule, ...] = tuple(
+    _fusion_by_body(op) for op in OPERATORS if op.body is not None and op.attributes in _PASSED_ON
+)
+
+
 # ---- attention ---------------------------------------------------------------------------------
-
-_ALONG = {"axes": "#axes", "keepdims": True}
-_EXPONENTIALS = ("Exp", ("Sub", "x", ("ReduceMax", "x", {"axes": "#largest", "keepdims": "#kept"})))
-
-
-@pattern_rule("softmax-of-steps", ("Div", Part("e", _EXPONENTIALS), ("ReduceSum", "e", _ALONG)))
-def softmax_of_steps(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
-    """``e / ReduceSum(e)``, ``e = Exp(x - ReduceMax(x))`` ``-> Softmax(x)`` along one axis."""
-    axes = match.numbers["axes"]
-    if len(axes) != 1:
-        return Reject("a quotient of exponentials and their sum is not a Softmax of one axis")
-    if (match.numbers["largest"], match.numbers["kept"]) != (axes, True):
-        return Reject("the largest element is taken along other axes than the sum")
-    return fused_by(node, context, match.nodes, "Softmax", SoftmaxAttrs(axes), [match["x"]])
 
 
 @pattern_rule(
@@ -127,7 +158,7 @@ def scaled_scores(node: Node, match: PatternMatch, context: RuleContext) -> Prop
 
 FUSIONS: tuple[Rule, ...] = (
     *ACTIVATIONS,
-    softmax_of_steps,
+    *BODIES,
     scaled_scores,
     scale_into_norm,
     offset_into_norm,

@@ -39,7 +39,15 @@ from qdqbridge.core.graph.operator import (
     Row,
     Types,
 )
-from qdqbridge.core.graph.patterns import Pattern, PatternMatch, match_value_pattern, near, scalar
+from qdqbridge.core.graph.patterns import (
+    AnyPattern,
+    Part,
+    Pattern,
+    PatternMatch,
+    match_value_pattern,
+    near,
+    scalar,
+)
 from qdqbridge.core.graph.types import Shape, TensorType, static_shape
 from qdqbridge.core.ops.attributes import AxesAttrs, PoolAttrs, ReduceAttrs
 from qdqbridge.core.ops.shapes import (
@@ -392,6 +400,38 @@ def _step_operands(value: Value, row: Operator, attributes: Attributes) -> list[
         return in_order(found) if matched(value, body, found) else None
     form = written(row, value, stated=attributes) if row.forms else None
     return form.operands if form is not None and form.attributes == attributes else None
+
+
+def steps_of(row: Operator) -> Pattern:
+    """Returns the body of a row for attributes that it hands on as they are, named ``#axes``."""
+    assert row.body is not None
+    return row.body(row.attributes(**{field: f"#{field}" for field in row.fields}), ())
+
+
+def steps_pattern(row: Operator) -> Pattern:
+    """Returns :func:`steps_of` a row as a pattern.
+
+    Each step names the attributes of its own (``step0.axes``, ``step1.axes``), so that a rule can
+    say where they differ. Steps that are equal in the body are one value.
+    """
+    steps: dict[Pattern, str] = {}
+
+    def part(pattern: Pattern) -> AnyPattern:
+        if not isinstance(pattern, tuple):
+            return pattern
+        if pattern in steps:
+            return steps[pattern]
+        name = steps[pattern] = f"step{len(steps)}"
+        op, inner, attributes = parts(pattern)
+        stated = {
+            field: f"#{name}.{value[1:]}" if isinstance(value, str) else value
+            for field, value in op.values(attributes).items()
+        }
+        return Part(name, (op.name, *map(part, inner), stated))
+
+    whole = part(steps_of(row))
+    assert isinstance(whole, Part) and isinstance(whole.pattern, tuple)
+    return whole.pattern
 
 
 def in_order(operands: Mapping[str, Value]) -> list[Value]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from qdqbridge.core.graph.graph import Node
 from qdqbridge.core.graph.numerics import dequantize, exp32, quantize
-from qdqbridge.core.graph.operator import Array, Flow, OnnxOp, Operands, Row, Types, typed
+from qdqbridge.core.graph.operator import Array, Flow, OnnxOp, Operands, Operator, Row, Types, typed
 from qdqbridge.core.graph.patterns import AnyPattern, Pattern
 from qdqbridge.core.graph.types import QuantType, ValueType
 from qdqbridge.core.ops.accumulator import accumulation_dtype, centered, integer_params
@@ -430,6 +430,25 @@ def _log_softmax(attributes: SoftmaxAttrs, operands: Operands) -> tuple[Array, .
     return ((difference - np.log(total).astype(wide.dtype)).astype(x.dtype),)
 
 
+def _centred_below(over: ReduceAttrs) -> Pattern:
+    """Returns ``x - max(x)``, of which no exponential overflows."""
+    return ("Sub", "x", ("ReduceMax", "x", over))
+
+
+def _softmax_body(attributes: SoftmaxAttrs, shape: Open) -> Pattern:
+    del shape
+    over = ReduceAttrs(attributes.axes)
+    powers = ("Exp", _centred_below(over))
+    return ("Div", powers, ("ReduceSum", powers, over))
+
+
+def _log_softmax_body(attributes: SoftmaxAttrs, shape: Open) -> Pattern:
+    del shape
+    over = ReduceAttrs(attributes.axes)
+    difference = _centred_below(over)
+    return ("Sub", difference, ("Log", ("ReduceSum", ("Exp", difference), over)))
+
+
 def _check_softmax(node: Node, attributes: SoftmaxAttrs) -> Iterator[str]:
     if not attributes.axes:
         yield "no axis is given"
@@ -446,6 +465,7 @@ SOFTMAX = Row(
     onnx=(OnnxOp(name="Softmax", defaults={"axes": -1}),),
     flow=Flow.ROUND,
     attributes=SoftmaxAttrs,
+    body=_softmax_body,
     compute=_softmax,
     check=_check_softmax,
     qnn="softmax",
@@ -463,6 +483,7 @@ LOG_SOFTMAX = Row(
     onnx=(OnnxOp(name="LogSoftmax", defaults={"axes": -1}),),
     flow=Flow.ROUND,
     attributes=SoftmaxAttrs,
+    body=_log_softmax_body,
     compute=_log_softmax,
     check=_check_softmax,
     qnn="log_softmax",
@@ -480,5 +501,9 @@ NORMS = (
     GROUP_NORMALIZATION,
     BATCH_NORMALIZATION,
 )
+OVER_ROWS = (LAYER_NORMALIZATION, RMS_NORMALIZATION)
+"""Norms over the last axes, whose gamma and beta broadcast to a row."""
+OVER_CHANNELS: frozenset[Operator] = frozenset(NORMS).difference(OVER_ROWS)
+"""Norms with one gamma and beta per channel, which is axis 1."""
 SOFTMAXES = (SOFTMAX, LOG_SOFTMAX)
 OPERATORS = (*NORMS, *SOFTMAXES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from qdqbridge.core.ops.normalization import NORMS, SOFTMAXES
 from qdqbridge.core.ops.table import MOVED_ALIKE, OPERATORS
 from qdqbridge.tvm.byoc import descriptions
 from qdqbridge.tvm.byoc.constraints import Constraints
@@ -100,7 +101,6 @@ _BINARY = tuple(row.qnn for row in OPERATORS if row.arity == 2)
 UNARY_NAMES = (
     *(row.qnn for row in OPERATORS if row.arity == 1 and row.qnn), "relu", "clip", "rsqrt",
 )  # fmt: skip
-_NORMS = ("layer_norm", "rms_norm", "instance_norm", "group_norm")
 
 
 def one(name: str, operator: str, describing: Describe, *args: Pattern) -> Entry:
@@ -121,10 +121,8 @@ UNARY = (
     one("lookup", "qnn.lookup", descriptions.lookup, _OPERAND, ConstantPattern()),
 )
 ROW_ENTRIES = (
-    one("softmax", "qnn.softmax", descriptions.softmax, _OPERAND, *FOUR),
-    one("log_softmax", "qnn.log_softmax", descriptions.softmax, _OPERAND, *FOUR),
-    *(one(name, f"qnn.{name}", descriptions.normalization) for name in _NORMS),
-    one("batch_norm", "qnn.batch_norm", descriptions.normalization),
+    *(one(row.qnn, f"qnn.{row.qnn}", descriptions.softmax, _OPERAND, *FOUR) for row in SOFTMAXES),
+    *(one(row.qnn, f"qnn.{row.qnn}", descriptions.normalization) for row in NORMS),
 )
 
 

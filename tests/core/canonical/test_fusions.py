@@ -86,6 +86,13 @@ def softmax(b: Builder, x: str) -> str:
     return b.op("Div", e, b.op("ReduceSum", e, b.init(np.array([-1], np.int64))))
 
 
+def log_softmax(b: Builder, x: str) -> str:
+    difference = b.op("Sub", x, b.op("ReduceMax", x, axes=[-1]))
+    e = b.op("Exp", difference)
+    total = b.op("ReduceSum", e, b.init(np.array([-1], np.int64)))
+    return b.op("Sub", difference, b.op("Log", total))
+
+
 def layer_norm(b: Builder, x: str) -> str:
     centred = b.op("Sub", x, b.op("ReduceMean", x, axes=[-1]))
     variance = b.op("ReduceMean", b.op("Pow", centred, number(b, 2.0)), axes=[-1])
@@ -126,6 +133,7 @@ CASES: dict[str, tuple[list[str], Steps]] = {
     "softplus": (["Softplus"], softplus),
     "mish": (["Mish"], mish),
     "softmax": (["Softmax"], softmax),
+    "log softmax": (["LogSoftmax"], log_softmax),
     "layer norm": (["LayerNormalization"], layer_norm),
     "scaled scores": (["Relu", "Transpose", "MatMul", "Mul"], scores),
     "hard sigmoid of numbers": (["HardSigmoid"], hard_sigmoid_of_numbers),
@@ -173,7 +181,7 @@ def test_steps_that_leave_the_graph_stay(name: str) -> None:
     _, steps = CASES[name]
 
     def leave(b: Builder) -> None:
-        inner = {"softmax": "Sub", "scaled scores": "Mul"}.get(name)
+        inner = {"softmax": "Sub", "log softmax": "Exp", "scaled scores": "Mul"}.get(name)
         kinds = [n for n in b.nodes[:-1] if inner in (None, n.op_type)]
         b.output(kinds[-1].output[0], None)
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 import qdqbridge as qb
 from qdqbridge.autoquant.planning.targets import ORT
-from qdqbridge.core.canonical.fusions import FUSIONS
+from qdqbridge.core.canonical.fusions import FUSIONS, kebab
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.edit import Editor
@@ -150,6 +150,8 @@ def plain(folder: Path, toy: Toy, feed: dict[str, NDArray[Any]]) -> None:
     close = qb.compile(graph).run(feed)["y"], qb.evaluate(graph, feed)["y"]
     if BY_NAME[toy.op].onnx[0].domain:
         qb.save(graph, path, overwrite=True)
+        if f"{kebab(toy.op)}-of-steps" in {rule.name for rule in FUSIONS}:
+            assert qb.load(path, fuse=True).digest == graph.digest
     through_tflite(folder, toy, graph, feed, close[1])
     # Floats: TVM and onnxruntime have exponentials and roots, and orders of sums, of their own.
     assert np.allclose(*close, rtol=2e-6, atol=2e-6)
@@ -173,7 +175,8 @@ def main(folder: Path) -> None:
         if toy is next(each for each in TOYS if each.op == toy.op):
             plain(folder, toy, feed_of(toy))
     with_bias(folder)
-    assert "shrink-of-steps" in {rule.name for rule in FUSIONS}
+    of_steps = {"shrink", "min-pool", "rms-pool", "reduce-range", "softmax-one"}
+    assert {f"{name}-of-steps" for name in of_steps} <= {rule.name for rule in FUSIONS}
 
 
 if __name__ == "__main__":

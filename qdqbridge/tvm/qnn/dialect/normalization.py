@@ -5,13 +5,23 @@ Row statistics are exact integer sums; the rest is float64 per row and float32 p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from tvm import te
 
-from qdqbridge.core.ops.normalization import INSTANCES, NormalizedGroups, channel_groups
+from qdqbridge.core.graph.operator import Operator
+from qdqbridge.core.ops.normalization import (
+    GROUP_NORMALIZATION,
+    INSTANCE_NORMALIZATION,
+    INSTANCES,
+    LAYER_NORMALIZATION,
+    OVER_ROWS,
+    RMS_NORMALIZATION,
+    NormalizedGroups,
+    channel_groups,
+)
 from qdqbridge.tvm.qnn.dialect.arithmetic import (
     Prim,
     entry,
@@ -343,39 +353,25 @@ _EPSILON = Attribute("epsilon", 1e-5, "added to the variance, a float32 number")
 _AXIS = Attribute("axis", -1, "the first normalized axis; all after it are normalized too")
 _DOC = "exact integer statistics; quantize((c - mean) * r * gamma + beta)"
 
+_GROUPS: Mapping[Operator, tuple[Callable[[CallContext], NormalizedGroups], Attribute | None]] = {
+    LAYER_NORMALIZATION: (_layer, _AXIS),
+    RMS_NORMALIZATION: (_rms, _AXIS),
+    INSTANCE_NORMALIZATION: (_instance, None),
+    GROUP_NORMALIZATION: (_group, Attribute("num_groups", 1, "groups of channels")),
+}
+"""Which elements a call normalizes together, and what it says of them."""
+
+
+def _norm(row: Operator) -> QnnOp:
+    groups_of, stated = _GROUPS[row]
+    attributes = (*((stated,) if stated else ()), _EPSILON, OUT_DTYPE)
+    infer = _norm_type_inference(groups_of, 1 if row in OVER_ROWS else 2)
+    doc = "as layer_norm, without subtracting the mean" if row is RMS_NORMALIZATION else _DOC
+    return QnnOp(f"qnn.{row.qnn}", ELEVEN, attributes, infer, _lower_norm(row.qnn, groups_of), doc)
+
+
 OPS = (
-    QnnOp(
-        "qnn.layer_norm",
-        ELEVEN,
-        (_AXIS, _EPSILON, OUT_DTYPE),
-        _norm_type_inference(_layer, 1),
-        _lower_norm("layer_norm", _layer),
-        _DOC,
-    ),
-    QnnOp(
-        "qnn.rms_norm",
-        ELEVEN,
-        (_AXIS, _EPSILON, OUT_DTYPE),
-        _norm_type_inference(_rms, 1),
-        _lower_norm("rms_norm", _rms),
-        "as layer_norm, without subtracting the mean",
-    ),
-    QnnOp(
-        "qnn.instance_norm",
-        ELEVEN,
-        (_EPSILON, OUT_DTYPE),
-        _norm_type_inference(_instance),
-        _lower_norm("instance_norm", _instance),
-        _DOC,
-    ),
-    QnnOp(
-        "qnn.group_norm",
-        ELEVEN,
-        (Attribute("num_groups", 1, "groups of channels"), _EPSILON, OUT_DTYPE),
-        _norm_type_inference(_group),
-        _lower_norm("group_norm", _group),
-        _DOC,
-    ),
+    *map(_norm, _GROUPS),
     QnnOp(
         "qnn.batch_norm",
         NINE,

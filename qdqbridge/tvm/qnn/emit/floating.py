@@ -32,7 +32,7 @@ from qdqbridge.core.ops.conversion import CAST
 from qdqbridge.core.ops.dynamic import DYNAMIC_BLOCK_DENSE, DYNAMIC_CONV, DYNAMIC_DENSE
 from qdqbridge.core.ops.elementwise import CONCAT, DIV, POW, PRELU, WHERE
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL, broken_factors, factor
-from qdqbridge.core.ops.normalization import LAYER_NORMALIZATION, RMS_NORMALIZATION
+from qdqbridge.core.ops.normalization import OVER_ROWS
 from qdqbridge.core.ops.reduction import reduces
 from qdqbridge.core.ops.run_time_parameters import DISABLED, FLOAT_CODES, SIMULATE, SimulatedAttrs
 from qdqbridge.core.ops.shape_values import SHAPE
@@ -423,7 +423,7 @@ FLOATING: Mapping[Operator, Emit] = {
     PRELU: _prelu,
     **dict.fromkeys((DYNAMIC_DENSE, DYNAMIC_CONV, DYNAMIC_BLOCK_DENSE), _dynamic),
     **FLOATING_NORMS,
-    **{row: _norm_of_rows(row) for row in (LAYER_NORMALIZATION, RMS_NORMALIZATION)},
+    **{row: _norm_of_rows(row) for row in OVER_ROWS},
     **FLOATING_SIMULATED,
     **dict(
         (

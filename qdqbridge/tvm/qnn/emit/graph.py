@@ -24,11 +24,7 @@ from qdqbridge.core.ops.attributes import (
 from qdqbridge.core.ops.bodies import LETTERS, body_of, folded, trimmed
 from qdqbridge.core.ops.elementwise import CONCAT
 from qdqbridge.core.ops.matmul import DENSE, MATMUL, is_by_steps, moved_type, no_number
-from qdqbridge.core.ops.normalization import (
-    BATCH_NORMALIZATION,
-    GROUP_NORMALIZATION,
-    INSTANCE_NORMALIZATION,
-)
+from qdqbridge.core.ops.normalization import OVER_CHANNELS
 from qdqbridge.errors import GraphError, UnsupportedTargetError
 from qdqbridge.tvm.qnn.emit.accumulate import need_fitting_windows
 from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, reason, unsupported
@@ -37,7 +33,6 @@ from qdqbridge.tvm.qnn.emit.nodes import KNOWN, EmitOpaque, Form, in_integers
 LISTED = 8
 Bind = Callable[[Value, Expr], Expr]
 Pair = tuple["Dim | None", "Dim | None"]
-_PER_CHANNEL = (BATCH_NORMALIZATION, INSTANCE_NORMALIZATION, GROUP_NORMALIZATION)
 
 
 # ---- extents that operators want to be equal
@@ -120,7 +115,7 @@ def pairs(node: Node) -> Iterator[Pair]:
         yield _dim(node.operand(0), -1), _dim(node.operand(1), inner)
     elif op is CONCAT and isinstance(attributes, AxisAttrs):
         yield from _beside(node, attributes.axis)
-    elif op in _PER_CHANNEL:
+    elif op in OVER_CHANNELS:
         for value in node.inputs[1:]:
             yield _dim(node.operand(0), 1), _dim(value, 0)
     elif isinstance(attributes, NormAttrs):

@@ -16,9 +16,8 @@ from qdqbridge.core.graph.operator import Operator
 from qdqbridge.core.ops.attributes import EpsilonAttrs, NormAttrs
 from qdqbridge.core.ops.normalization import (
     BATCH_NORMALIZATION,
-    GROUP_NORMALIZATION,
-    INSTANCE_NORMALIZATION,
     NORMS,
+    OVER_CHANNELS,
 )
 from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, storage
 from qdqbridge.tvm.qnn.emit.table import at
@@ -28,23 +27,19 @@ _CODES = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
 _Typed = tuple[Expr, Expr, Expr]
 
 
-def quantized_norm(name: str) -> Callable[[FunctionEmitter, Node], Expr | None]:
-    """Returns what emits ``qnn.<name>(x, gamma, beta, sx, zx, sg, zg, sb, zb, sy, zy)``."""
-
-    def emit(emitter: FunctionEmitter, node: Node) -> Expr | None:
-        gamma = _emit_gamma_or_beta(emitter, node.operand(1))
-        given = node.optional(2)
-        if gamma is None or not _is_codes(node.operand(0)):
-            return None
-        if given is None:
-            found = emitter.extents(gamma[0])  # zeros that repeat serve where the run has more
-            extents = [extent if isinstance(extent, int) else 1 for extent in found]
-            beta = _unscaled(emitter, emitter.number(np.zeros(extents, np.float32)))
-        else:
-            beta = _emit_gamma_or_beta(emitter, given)
-        return None if beta is None else _call(emitter, node, name, [gamma, beta])
-
-    return emit
+def quantized_norm(emitter: FunctionEmitter, node: Node) -> Expr | None:
+    """Emits ``qnn.<norm>(x, gamma, beta, sx, zx, sg, zg, sb, zb, sy, zy)``."""
+    gamma = _emit_gamma_or_beta(emitter, node.operand(1))
+    given = node.optional(2)
+    if gamma is None or not _is_codes(node.operand(0)):
+        return None
+    if given is None:
+        found = emitter.extents(gamma[0])  # zeros that repeat serve where the run has more
+        extents = [extent if isinstance(extent, int) else 1 for extent in found]
+        beta = _unscaled(emitter, emitter.number(np.zeros(extents, np.float32)))
+    else:
+        beta = _emit_gamma_or_beta(emitter, given)
+    return None if beta is None else _call(emitter, node, [gamma, beta])
 
 
 def quantized_batch_norm(emitter: FunctionEmitter, node: Node) -> Expr | None:
@@ -53,10 +48,10 @@ def quantized_batch_norm(emitter: FunctionEmitter, node: Node) -> Expr | None:
     arrays = [emitter.number(array.astype(np.float32)) for array in statistics if array is not None]
     if len(arrays) < len(statistics) or not _is_codes(node.operand(0)):
         return None
-    return _call(emitter, node, "batch_norm", arrays)
+    return _call(emitter, node, arrays)
 
 
-def _call(emitter: FunctionEmitter, node: Node, name: str, rest: list[Any]) -> Expr:
+def _call(emitter: FunctionEmitter, node: Node, rest: list[Any]) -> Expr:
     """Emits a call; ``rest`` holds expressions, or tuples of one and its parameters."""
     source, result = node.operand(0).quant, node.output.quant
     assert source is not None and result is not None
@@ -72,7 +67,7 @@ def _call(emitter: FunctionEmitter, node: Node, name: str, rest: list[Any]) -> E
     args += [emitter.scale(result.params), emitter.zero_point(result.params)]
     attrs: dict[str, Any] = {"out_dtype": storage(result.params)}
     attrs |= call_attributes(node.attributes)
-    return emitter.clamp(emitter.qnn(name, args, attrs), result.params)
+    return emitter.clamp(emitter.qnn(node.op.qnn, args, attrs), result.params)
 
 
 def _normalized(node: Node, extents: list[Any]) -> list[Any]:
@@ -143,21 +138,11 @@ def _batch_norm(
     return emitter.item(emitter.emit(result), 0)
 
 
-OVER_CHANNELS = frozenset(
-    (
-        INSTANCE_NORMALIZATION,
-        GROUP_NORMALIZATION,
-        BATCH_NORMALIZATION,
-    )
-)
-"""Norms that are emitted channels-first only; layout plans have to know."""
-
 QUANTIZED_NORMS: Mapping[Operator, Callable[[FunctionEmitter, Node], Expr | None]] = {
-    **{row: quantized_norm(row.qnn) for row in NORMS if row.qnn},
+    **dict.fromkeys(NORMS, quantized_norm),
     BATCH_NORMALIZATION: quantized_batch_norm,
 }
 FLOATING_NORMS: Mapping[Operator, Callable[[FunctionEmitter, Node, list[Expr]], Expr]] = {
+    **dict[Operator, Any].fromkeys(OVER_CHANNELS, _channel_norm),
     **dict((at(BATCH_NORMALIZATION, _batch_norm),)),
-    INSTANCE_NORMALIZATION: _channel_norm,
-    GROUP_NORMALIZATION: _channel_norm,
 }

@@ -41,11 +41,7 @@ from qdqbridge.core.ops.data_movement import (
     TRANSPOSE,
     UNSQUEEZE,
 )
-from qdqbridge.core.ops.normalization import (
-    BATCH_NORMALIZATION,
-    GROUP_NORMALIZATION,
-    INSTANCE_NORMALIZATION,
-)
+from qdqbridge.core.ops.normalization import OVER_CHANNELS
 from qdqbridge.core.ops.pooling import GLOBAL_AVERAGE_POOL
 from qdqbridge.core.ops.reduction import REDUCE_MEAN
 from qdqbridge.core.ops.resize import RESIZE
@@ -60,8 +56,8 @@ from qdqbridge.tvm.qnn.read.reader import (
 
 _RANKS = (3, 4, 5)
 _NATIVE = frozenset(
-    (INSTANCE_NORMALIZATION, GROUP_NORMALIZATION, BATCH_NORMALIZATION, DEPTH_TO_SPACE,
-     SPACE_TO_DEPTH, RESHAPE, FLATTEN, UNSQUEEZE, SQUEEZE, TRANSPOSE)
+    (*OVER_CHANNELS, DEPTH_TO_SPACE, SPACE_TO_DEPTH, RESHAPE, FLATTEN, UNSQUEEZE, SQUEEZE,
+     TRANSPOSE)
 )  # fmt: skip
 """Operators whose graph nodes have one layout."""
 

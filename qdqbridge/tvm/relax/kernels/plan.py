@@ -26,7 +26,7 @@ from qdqbridge.core.layout import plan as plan_layout
 from qdqbridge.core.ops.attributes import PoolAttrs, SoftmaxAttrs
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.dynamic import DYNAMIC_BLOCK_DENSE
-from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION, NORMS
+from qdqbridge.core.ops.normalization import BATCH_NORMALIZATION, NORMS, OVER_CHANNELS
 from qdqbridge.core.ops.reduction import reduces
 from qdqbridge.core.ops.resize import RESIZE
 from qdqbridge.core.ops.table import OPERATORS
@@ -38,7 +38,6 @@ from qdqbridge.tvm.qnn.dialect.elementwise import computable
 from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, tvm_dtype
 from qdqbridge.tvm.qnn.emit.graph import agreed, expanded
 from qdqbridge.tvm.qnn.emit.nodes import EmitOpaque, computes_minifloats
-from qdqbridge.tvm.qnn.emit.norms import OVER_CHANNELS
 from qdqbridge.tvm.relax.emit.module import ModuleEmitter, emit_part
 from qdqbridge.tvm.relax.emit.opaque import emit_conditional, emit_opaque, emit_repeated
 from qdqbridge.tvm.relax.emit.qdq import in_codes

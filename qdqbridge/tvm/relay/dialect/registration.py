@@ -14,6 +14,7 @@ from tvm.relay.op.op import register_convert_op_layout, register_infer_correct_l
 from tvm.relay.qnn.op import _make as _make_untyped
 from tvm.relay.transform.infer_layout_utils import InferCorrectLayoutOutput
 
+from qdqbridge.core.ops.normalization import OVER_ROWS
 from qdqbridge.errors import GraphError
 from qdqbridge.tvm.qnn.dialect import QNN_OPS
 from qdqbridge.tvm.qnn.dialect.context import CallContext, QnnOp
@@ -265,7 +266,7 @@ NATIVE: tuple[Native, ...] = (
 AXES = ("axis", "lhs_axis", "rhs_axis")
 """Attributes that count axes of the data."""
 _FIRST = ("axis",)
-_WHOLE_TAIL = ("qnn.layer_norm", "qnn.rms_norm")
+_WHOLE_TAIL = tuple(f"qnn.{row.qnn}" for row in OVER_ROWS)
 """``axis`` means it and all axes after it, which another layout does not keep together."""
 
 

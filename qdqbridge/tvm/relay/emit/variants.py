@@ -42,7 +42,7 @@ from qdqbridge.core.graph.operator import Flow, Operator
 from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.attributes import AxisAttrs, PoolAttrs, ReduceAttrs, ResizeAttrs
 from qdqbridge.core.ops.elementwise import ADD, CONCAT, MAX, MIN
-from qdqbridge.core.ops.normalization import SOFTMAX
+from qdqbridge.core.ops.normalization import OVER_CHANNELS, SOFTMAX
 from qdqbridge.core.ops.pooling import AVERAGE_POOL, GLOBAL_AVERAGE_POOL
 from qdqbridge.core.ops.reduction import REDUCE_MEAN, REDUCE_SUM
 from qdqbridge.core.ops.resize import RESIZE
@@ -51,7 +51,6 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.tvm.qnn.emit.accumulate import window_pads
 from qdqbridge.tvm.qnn.emit.emitter import Expr, FunctionEmitter, Row, Variant, clip, storage
 from qdqbridge.tvm.qnn.emit.nodes import float_form
-from qdqbridge.tvm.qnn.emit.norms import OVER_CHANNELS
 from qdqbridge.tvm.qnn.emit.table import at
 from qdqbridge.tvm.qnn.weights import axis_weights
 

@@ -13,6 +13,7 @@ from qdqbridge.core.graph.operator import Operator
 from qdqbridge.core.graph.types import TensorType
 from qdqbridge.core.ops.attributes import ReduceAttrs, SoftmaxAttrs, TransposeAttrs
 from qdqbridge.core.ops.build import permuted_shape
+from qdqbridge.core.ops.normalization import OVER_CHANNELS
 from qdqbridge.onnx_io.assembly import standard_operator
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs
 from qdqbridge.onnx_io.opaque.spans import opaque_of_span
@@ -86,7 +87,7 @@ ROWS: Mapping[str, Callable[[CallReader], Read]] = {
     **dict.fromkeys(_FAST, fast),
     "rsqrt": rsqrt,
     "nn.prelu": prelu,
-    **dict.fromkeys(("nn.instance_norm", "nn.group_norm", "nn.batch_norm"), on_channels),
+    **dict.fromkeys((row.tvm for row in OVER_CHANNELS), on_channels),
     "copy": identity,
     "annotation.cast_hint": identity,
     "annotation.stop_fusion": identity,

@@ -13,6 +13,7 @@ from tvm import relay
 
 from qdqbridge.core.graph.graph import Graph, Note, Value
 from qdqbridge.core.graph.types import Dim, QuantType
+from qdqbridge.core.ops.normalization import NORMS
 from qdqbridge.core.rewrite import Rule
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.tvm.qnn.origin import Provenance, layout_of, params_of, provenance_of
@@ -93,7 +94,7 @@ def _order_clip_bounds(call: Call, reader: CallReader) -> Call:
 _CHANGES: Mapping[str, Callable[[Call, CallReader], Call]] = {
     "nn.pad": _pad_value_to_attribute,
     "clip": _order_clip_bounds,
-    **dict.fromkeys(("nn.layer_norm", "nn.instance_norm", "nn.group_norm", "nn.batch_norm"), _norm),
+    **dict.fromkeys((row.tvm for row in NORMS if row.tvm), _norm),
     **dict.fromkeys(("mean", "sum", "max", "min"), _reduction),
 }
 
