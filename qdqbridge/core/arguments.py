@@ -47,8 +47,6 @@ BIT_FOR_BIT = ReadingOptions()
 """Nothing that moves a rounding."""
 
 
-# --------------------------------------------------------------------------------------------------
-
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 

@@ -50,9 +50,6 @@ from qdqbridge.core.ops.resize import RESIZE
 from qdqbridge.core.ops.selection import GATHER, PAD, SLICE, SPLIT
 from qdqbridge.core.ops.table import OPERATORS
 
-# ---- In which layout each operator can take its operands and give its results --------------------
-
-
 # ---- the channels-last permutation, and which values do not notice it ----------------------------
 
 
@@ -70,9 +67,6 @@ def unmoved(value: Value) -> bool:
     """True where both layouts hold the elements in one order, so that a reshape converts them."""
     shape = value.type.shape
     return shape is not None and (shape[1:2] == (1,) or all(extent == 1 for extent in shape[2:]))
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 class LayoutConstraint(Enum):
@@ -269,9 +263,6 @@ _RULES: Mapping[Operator, Callable[[Node, Collection[int]], NodeConstraints]] = 
 }
 
 
-# ---- Channels-last: which values are stored so, decided once, and the graph with that carried out
-
-
 # ---- the minimum cut of a network by Dinic's algorithm (Soviet Math. Dokl. 11, 1970) -------------
 
 SOURCE, SINK = 0, 1
@@ -355,8 +346,6 @@ class Network:
             self._room[edge ^ 1] += amount
         return path[: next(i for i, edge in enumerate(path) if not self._room[edge])]
 
-
-# --------------------------------------------------------------------------------------------------
 
 _TRANSPOSE = 1 << 10
 """Cost of a transpose; its element size decides between equally many, a reshape costs 1."""

@@ -87,9 +87,6 @@ def adapt(model: onnx.ModelProto, adapter: Mapping[str, Array], where: str) -> N
         graph.initializer.append(tensor)
 
 
-# --------------------------------------------------------------------------------------------------
-
-
 class _MappedFile:
     """One file of external data, mapped once however many tensors read it."""
 

@@ -31,7 +31,6 @@ from qdqbridge.core.arguments import path_of
 from qdqbridge.core.graph.atomic_write import refused
 from qdqbridge.errors import InputDataError, OutputExistsError, UnsupportedTargetError
 
-# --------------------------------------------------------------------------------------------------
 # Standard streams that may be closed, broken, or of an encoding that lacks most characters.
 
 
@@ -68,8 +67,6 @@ def silence() -> None:
             os.dup2(null, stream.fileno())
     os.close(null)
 
-
-# --------------------------------------------------------------------------------------------------
 
 _PIPED_WIDTH = 160
 

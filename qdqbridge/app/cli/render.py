@@ -209,9 +209,6 @@ def _statistics(array: NDArray[Any]) -> dict[str, float]:
     return {"min": float(wide.min()), "max": float(wide.max()), "mean": float(wide.mean())}
 
 
-# ---- What a profile's check and a diff found, as tables for people and as JSON for programs ------
-
-
 # ---- what engines take, and what an export changed for one, as tables and as JSON ----------------
 
 _MOST_ENGINES = 20
@@ -373,8 +370,6 @@ def _summary(report: VelaReport) -> str:
         f"{report.cycles:,} cycles estimated"
     )
 
-
-# --------------------------------------------------------------------------------------------------
 
 _STYLES = {
     "refused": "bold red",

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 # ---- The parts of a report on a quantization, from top to bottom ---------------------------------
 
 
-# --------------------------------------------------------------------------------------------------
 # The report on a quantization as a part of a page: no script, no picture or style of its own.
 
 
@@ -68,8 +67,6 @@ def _section(id_: str, heading: str, content: Markup) -> Markup:
         aria_labelledby=f"{id_}-h"),
     )  # fmt: skip
 
-
-# --------------------------------------------------------------------------------------------------
 
 Section: TypeAlias = "Callable[[QuantizationRecord], Markup]"
 _SHOWN = 40

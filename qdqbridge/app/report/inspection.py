@@ -14,7 +14,6 @@ from qdqbridge.core.graph.graph import Graph, Header, Note, Value
 from qdqbridge.core.graph.types import QuantParams, ValueType
 from qdqbridge.core.ops.conversion import QUANTIZE
 
-# --------------------------------------------------------------------------------------------------
 # Data that do not fit the quantization of a model's inputs: it was calibrated with others.
 
 _OUTSIDE, _FILLED = 0.1, 0.1
@@ -62,9 +61,6 @@ def _input_qparams(value: Value) -> QuantParams | None:
     if quant is None or not quant.params.per_tensor or not quant.params.storage_dtype.is_integer:
         return None
     return quant.params
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

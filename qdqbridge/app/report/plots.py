@@ -151,8 +151,6 @@ def optional(value: int | None) -> str:
     return "–" if value is None else f"{value}"
 
 
-# --------------------------------------------------------------------------------------------------
-
 WIDTH, HEIGHT = 960, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 14, 36
 _MARKERS = 120

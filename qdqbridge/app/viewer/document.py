@@ -192,8 +192,6 @@ def with_metadata(graph: Graph, document: Document) -> Graph:
     return copy.graph
 
 
-# --------------------------------------------------------------------------------------------------
-
 _STATES = {"the same": GOOD, "changed": FAIR, "only here": BAD}
 _LISTED = 8
 """Numbers of a scale or zero point per channel that are written out."""

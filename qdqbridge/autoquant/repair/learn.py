@@ -202,9 +202,6 @@ def _with_room(decision: Decision) -> Decision:
     return replace(decision, weights=weights, integers=integers)
 
 
-# ---- Weights learned on the way through the graph, with biases, in few bits and in 8 -------------
-
-
 # ---- Integers on a grid that are close to what rows of a matrix shall compute --------------------
 # The squared error of a row is a quadratic in it. Its least point on the grid is approached by
 # rounding columns one after the other (:mod:`qdqbridge.autoquant.repair.gptq`) and then changing

@@ -160,8 +160,6 @@ def _distance_of(a: NDArray[Any], b: NDArray[Any]) -> tuple[int, float]:
         return int(differs.sum()), float(np.abs(wide - other)[differs].max())
 
 
-# --------------------------------------------------------------------------------------------------
-
 _BIAS = 2
 _LISTED = 16
 """Neighbours of a node that are looked at for words."""
@@ -278,7 +276,6 @@ def _first_line(a: Graph, b: Graph) -> str:
     return f"line {number}: {x} -> {y}"
 
 
-# ---- interface ----------------------------------------------------------------------------------
 def _interface(a: Graph, b: Graph) -> Iterator[GraphDifference]:
     for word, mine, others in (
         ("inputs", len(a.inputs), len(b.inputs)),
@@ -322,7 +319,6 @@ def _outputs(found: _Pairing) -> Iterator[GraphDifference]:
             )
 
 
-# ---- nodes --------------------------------------------------------------------------------------
 def _nodes(found: _Pairing) -> Iterator[GraphDifference]:
     for node in found.a.nodes:
         other = found.nodes.forward.get(node)

@@ -11,9 +11,6 @@ from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.graph.types import QuantParams, QuantType
 from qdqbridge.errors import GraphError, InvalidModelError, ScalesError
 
-# ---- The only place that changes a graph: rewiring edges, adding and removing nodes --------------
-
-
 # ---- the deterministic topological order of a graph ----------------------------------------------
 
 
@@ -56,9 +53,6 @@ def execution_order(outputs: Sequence[Value]) -> list[Node]:
             open_.add(producer)
             stack.append((producer, 0))
     return order
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 def link(node: Node) -> None:

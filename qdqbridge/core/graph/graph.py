@@ -76,8 +76,6 @@ def _state(graph: Graph) -> tuple[Any, ...]:
     return (*ends, graph.opset, nodes, values)
 
 
-# --------------------------------------------------------------------------------------------------
-
 _REMEMBERED = 256
 """Nodes of the file that one node remembers; a chain of any length may become one node."""
 

@@ -93,8 +93,6 @@ def _too_large(node: Node, why: str) -> UnsupportedModelError:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-
 Array = NDArray[Any]
 
 

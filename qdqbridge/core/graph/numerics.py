@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.types import QuantParams
 
-# --------------------------------------------------------------------------------------------------
 # A float32 exponential made of single IEEE operations, so that every backend repeats its bits.
 #
 # Cody-Waite range reduction with a two-part ln 2 and a degree-6 polynomial (the classic minimax
@@ -69,8 +68,6 @@ def exp32(x: NDArray[np.float32]) -> NDArray[np.float32]:
     power = ((n.astype(np.int32) + np.int32(127)) << np.int32(23)).view(np.float32)
     return np.where(x < LOWEST, np.float32(0), y * power)
 
-
-# --------------------------------------------------------------------------------------------------
 
 Array = NDArray[Any]
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from qdqbridge.core.graph.graph import Node
 
 
-# --------------------------------------------------------------------------------------------------
 # How the second operand of a product lies: which axis numbers the results, and what is summed.
 
 
@@ -96,8 +95,6 @@ def geometry_of(node: Node) -> WeightGeometry | None:
     """Returns how operand 1 of a node lies; see :func:`weight_geometry`."""
     return weight_geometry(node.op, node.attributes, node.operand(1).rank)
 
-
-# --------------------------------------------------------------------------------------------------
 
 Array: TypeAlias = "NDArray[Any]"
 Operands: TypeAlias = "Sequence[Array | None]"

@@ -52,8 +52,6 @@ def origin_of(value: Value) -> tuple[str, int]:
     return value.producer.op.name, value.producer.outputs.index(value)
 
 
-# --------------------------------------------------------------------------------------------------
-
 VERSION = "qnn-canonical 4"
 RAW_VERSION = "qnn-raw 1"
 _SHORT, _SHORT_COMPLETE = 4, 16

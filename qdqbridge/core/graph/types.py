@@ -13,9 +13,6 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.errors import UnsupportedQuantization
 
-# ---- Quantization parameters: how stored integers stand for real numbers -------------------------
-
-
 # ---- uint8 as int8 or back, zero points shifted by 128: the same real numbers, bit for bit -------
 # So for any type that has one of the other signedness and the same width.
 
@@ -49,9 +46,6 @@ def shifted_params(params: QuantParams) -> QuantParams:
 def shifted_constant(constant: Constant) -> Constant:
     """Returns stored integers in the type of the other signedness, shifted when looked at."""
     return constant.other_signedness(_OTHER[constant.dtype])
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,7 +21,6 @@ from qdqbridge.core.graph.types import QuantParams, QuantType, Shape, TensorType
 from qdqbridge.core.ops.attributes import IN_FLOAT32
 from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
 
-# --------------------------------------------------------------------------------------------------
 # A transpose moved through an operator: types, constants and attributes with their axes permuted.
 #
 # Everywhere, axis ``i`` of what comes out is axis ``perm[i]`` of what goes in. Parameters along an
@@ -98,9 +97,6 @@ def permuted_operand(value: Value, perm: Perm) -> Value | None:
         return value
     rank = len(perm)
     return None if len(data.shape) > rank else permuted_constant(widened(value, rank), perm)
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 def result(

@@ -256,8 +256,6 @@ _MADE: Mapping[Operator, _Made] = {
 }
 
 
-# --------------------------------------------------------------------------------------------------
-
 _ONE = 1 << 20
 """Steps that one node may always take; quantization parameters and shapes take far fewer."""
 

@@ -146,8 +146,6 @@ def _step(types: Types) -> Step:
     return Step(op, read_attributes(types, op.attributes), tuple(operands))
 
 
-# --------------------------------------------------------------------------------------------------
-
 _HEADER = re.compile(r"(?:\s+|//[^\n]*)*([^\n]*)")
 
 

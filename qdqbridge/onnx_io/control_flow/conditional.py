@@ -80,7 +80,6 @@ def _graphs(
     return steps, bodies if whole else {}
 
 
-# --------------------------------------------------------------------------------------------------
 # Which body of an If, Loop or Scan runs when, and on what (ONNX's If-11, Loop-11, Scan-9).
 
 Array: TypeAlias = "NDArray[Any]"
@@ -183,8 +182,6 @@ def _stacked(
         ),
     ]
 
-
-# --------------------------------------------------------------------------------------------------
 
 _CAPTURE = "captured_{}"
 _CONDITION = "in_0"

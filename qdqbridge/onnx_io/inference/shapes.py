@@ -416,9 +416,6 @@ def _forget(graph: onnx.GraphProto, names: set[str]) -> None:
                 extent.Clear()
 
 
-# ---- Shapes and element types of every tensor of a file, by ONNX's own inference on a light copy -
-
-
 # ---- Shapes of what a Loop makes, which ONNX's own inference leaves open
 #
 # A state that its body gives back in the shape it came in has that shape however often the body
@@ -512,8 +509,6 @@ def _goes_on(body: GraphProto) -> bool:
         held = [each.t for each in makers[name].attribute if each.name == "value"]
     return any(bool(numpy_helper.to_array(tensor).all()) for tensor in held)
 
-
-# ----
 
 log = logging.getLogger(__name__)
 

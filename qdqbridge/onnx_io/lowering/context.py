@@ -190,8 +190,6 @@ def _proposal(build: Callable[[LoweringContext], Made], node: Node) -> Proposal:
     return Replace(dict(zip(node.outputs, values, strict=True)))
 
 
-# --------------------------------------------------------------------------------------------------
-
 UNSIGNED = {2: DType.UINT2, 4: DType.UINT4, 8: DType.UINT8}
 """The unsigned element type of a width."""
 
@@ -262,9 +260,6 @@ def common_source(values: Sequence[Value]) -> tuple[list[Value], Perm | None]:
     if len(perms) != 1 or perm is None:
         return list(values), None
     return [source[0] for source in sources if source is not None], perm
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 class LoweringContext(NodeView):

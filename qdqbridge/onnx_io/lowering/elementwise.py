@@ -173,9 +173,6 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-# ---- Sums with a norm and Gelus that onnxruntime fuses, as the ONNX operators they are -----------
-
-
 # ---- the activations that onnxruntime fuses into other operators ---------------------------------
 
 _PLAIN = ("Relu", "Tanh", "Sigmoid")
@@ -227,8 +224,6 @@ def clipped(
     bounds = [context.enter(np.array(bound, dtype), "bound") for bound in (low, high)]
     return context.op("Clip", [x, *bounds], result)
 
-
-# --------------------------------------------------------------------------------------------------
 
 SKIP = {True: "SkipLayerNormalization", False: "SkipSimplifiedLayerNormalization"}
 """The variant of a norm whose operand was added in the same node, by whether it takes the mean."""
@@ -405,8 +400,6 @@ def _starts(side: int, reach: int) -> list[int]:
         starts.append(start)
     return starts
 
-
-# --------------------------------------------------------------------------------------------------
 
 _BATCH_SECOND: Perm = (1, 0, 2)
 _OPERANDS = (0, 5, 6)

@@ -23,9 +23,6 @@ from qdqbridge.onnx_io.lowering.context import (
 )
 from qdqbridge.onnx_io.lowering.elementwise import activated
 
-# ---- QLinearMatMul, QGemm, MatMulIntegerToFloat, DynamicQuantizeMatMul, FusedMatMul, FusedGemm ---
-
-
 # ---- Products of stored integers whose scales or zero points only the run knows
 #
 # Between Q and DQ of run time a product would be one of floats, rounded in its sums and once more
@@ -174,9 +171,6 @@ def _float32(context: LoweringContext, scale: Value) -> Value:
     if scale.type.dtype is DType.FLOAT32:
         return scale
     return context.op("Cast", [scale], to=TensorProto.FLOAT)
-
-
-# ----
 
 
 _QLINEAR_MATMUL = (

@@ -44,8 +44,6 @@ def _extended(op_type: str, name: str) -> Rule:
     return lower
 
 
-# --------------------------------------------------------------------------------------------------
-
 _ROUNDINGS = ("ROUND", "HALF_EVEN")
 _MOST_BITS = 32
 Integer = type[np.integer[Any]]

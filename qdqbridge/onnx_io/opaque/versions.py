@@ -119,8 +119,6 @@ def _tensor(code: int) -> str:
     return f"tensor({TensorProto.DataType.Name(code).lower()})"
 
 
-# --------------------------------------------------------------------------------------------------
-
 _OLDEST = 7
 """The oldest opset that onnxruntime promises to run."""
 

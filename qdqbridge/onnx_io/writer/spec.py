@@ -222,9 +222,6 @@ behind it; with the clamp on integers the Conv is a QLinearConv, and the clamp i
 On x86 that holds for uint8 only: int8 becomes uint8 where a DQ follows its Q at once."""
 
 
-# ---- Rows of a spec, and what all of them need: names, initializers, operands as real numbers ----
-
-
 # ---- Names for the tensors and nodes of a written file: the old ones where they are free ---------
 
 

@@ -288,9 +288,6 @@ def shape_of(term: Term) -> str:
     return f"{term.dtype}[{', '.join(map(str, term.shape))}]"
 
 
-# ---- reasons ---------------------------------------------------------------------------------
-
-
 def reasons_of(table: Table) -> Explain:
     """Returns what explains the operators that one of our tables left."""
     return lambda contents: _Explainer(table, contents).explain()

@@ -161,9 +161,6 @@ def _root(match: Match) -> Applied:
     return found if isinstance(found, Applied) else match.calls[-1]
 
 
-# ---- accumulations -------------------------------------------------------------------------
-
-
 def accumulation(match: Match, weight_axis: int | None) -> dict[str, Any]:
     """Returns the fields that all accumulating operators have."""
     acc = _root(match)

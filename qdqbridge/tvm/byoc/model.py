@@ -25,7 +25,6 @@ from qdqbridge.tvm.byoc.rewrites import Rewrite, named, prepare
 from qdqbridge.tvm.byoc.table import Table
 from qdqbridge.tvm.byoc.tables import canonical
 
-# --------------------------------------------------------------------------------------------------
 # Tables that ship with TVM or a vendor, on Relay: the small interface that an adapter implements.
 #
 # An adapter (``qdqbridge.tvm.relay.tables``) says how the table wants a model written and hands
@@ -95,8 +94,6 @@ def partition_shipped(
         explain = reasons_of(explaining(table.name, [*patterns, *table.others()], table.why))
         return divided, coverage(table.name, relay_host.contents(divided), explain)
 
-
-# --------------------------------------------------------------------------------------------------
 
 Dialect: TypeAlias = Literal["relax", "relay"]
 _INT8 = Constraints(

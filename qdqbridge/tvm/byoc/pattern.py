@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 # have Relay's names and attributes have Relay's names and plain Python values on both hosts.
 
 
-# --------------------------------------------------------------------------------------------------
 # A value as a composite sees it: shape, element type, parameters, and the data of a constant.
 
 RANGES = {
@@ -110,8 +109,6 @@ class Tensor:
             self.zero_point, other.zero_point
         )
 
-
-# --------------------------------------------------------------------------------------------------
 
 Extents: TypeAlias = "tuple[int | str, ...] | None"
 """Lengths of axes; symbolic ones by name. None for tuples and unknown ranks."""

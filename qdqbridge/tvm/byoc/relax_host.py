@@ -206,9 +206,6 @@ def _relax_attr_value(value: Any) -> Any:
     return str(value)
 
 
-# ----
-
-
 def with_stated_extents(module: ir.IRModule) -> ir.IRModule:
     """Returns a module whose composites take no shapes as parameters."""
     stated: dict[str, Any] = {}
@@ -255,8 +252,6 @@ class _Callers(PyExprMutator):
         kept = [arg for arg in call.args if not isinstance(arg.ty, relax.ShapeType)]
         return relax.Call(callee, kept)
 
-
-# --------------------------------------------------------------------------------------------------
 
 del dialect  # its import registers the operators
 

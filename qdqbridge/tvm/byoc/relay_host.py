@@ -166,8 +166,6 @@ def _own_check(entry: str, check: Callable[[Any], Any], why: Why | None) -> Chec
     return asked
 
 
-# ----
-
 Expr = Any
 
 

@@ -234,9 +234,6 @@ def _once_more(value: Value) -> Value:
     return requantized(value, value.quant.params, origin, value.name)
 
 
-# ---- softmax scale ---------------------------------------------------------------------------
-
-
 def _softmax_scale(constraints: Constraints) -> Rule:
     limits = constraints.of("softmax")
 

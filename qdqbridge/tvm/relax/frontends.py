@@ -26,9 +26,6 @@ from qdqbridge.errors import (
 )
 from qdqbridge.tvm.relax.read import read_function
 
-# ---- A program that ``torch.export`` made, float or quantized by PT2E, as a graph ----------------
-
-
 # ---- libraries that only the frontends need: imported when one is asked for ----------------------
 
 
@@ -210,7 +207,6 @@ def _attribute_array(node: Any, value: Any, key: str, constants: Mapping[str, Ar
     return found
 
 
-# --------------------------------------------------------------------------------------------------
 # Scales and zero points that a PT2E program finds as it runs, as ``DynamicQuantizeLinear`` does.
 #
 # PyTorch's ``choose_qparams`` takes them from the extremes of the data and 0, as ONNX does, in
@@ -319,8 +315,6 @@ def notes(program: Any) -> Iterator[Note]:
                 f"{np.float32(least * _LAST):.3g} have a finer one here",
             )
 
-
-# --------------------------------------------------------------------------------------------------
 
 _WHOLE = (
     "aten.elu.default", "aten.gelu.default", "aten.hardsigmoid.default", "aten.hardswish.default",

@@ -75,7 +75,6 @@ def _cut(base: Prim, exponent: Prim, kind: str) -> Prim:
     return tirx.Select(tirx.any(base == one, base == -one), unit, zero)
 
 
-# --------------------------------------------------------------------------------------------------
 # Slices whose places the run computes, also those of no element, whose extent TVM takes for less.
 #
 # TVM 0.27 gives ``x[3:1]`` the extent -2, and begins in front of the data where a negative step
@@ -163,7 +162,6 @@ def _tir_int64(value: int) -> Prim:
     return tirx.const(value, "int64")
 
 
-# --------------------------------------------------------------------------------------------------
 # Splits with parts of no element, which TVM's loops refuse: it wants every part to begin later.
 
 
@@ -212,8 +210,6 @@ def untiled(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | None:
             repeats[axis] = 1
     return relax.op.tile(x, repeats) if any(count != 1 for count in repeats) else x
 
-
-# --------------------------------------------------------------------------------------------------
 
 _LOWERINGS: Mapping[str, Callable[[relax.BlockBuilder, ir.Call], relax.Expr | None]] = {
     "relax.take": clipped,

@@ -479,8 +479,6 @@ def _loops(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr:
     return builder.call_te(compute, *call.args, primfunc_name_hint="conv_transpose")
 
 
-# --------------------------------------------------------------------------------------------------
-
 _HALVES = ("float16", "bfloat16")
 _SUMS: Mapping[str, tuple[Any, str]] = {
     "relax.matmul": (relax.op.matmul, "out_dtype"),

@@ -117,9 +117,6 @@ def _declare_primfunc(name: str) -> None:
     T.func_attr({"tirx.noalias": True, "global_symbol": name, "op_pattern": 8})
 
 
-# ---- the extremes ------------------------------------------------------------------------------
-
-
 class _Extremes:
     def __init__(self, x: _Tensor, keys: TirExpr, facts: TirExpr) -> None:
         self.x, self.keys, self.facts = x, keys, facts

@@ -139,9 +139,6 @@ def cores() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-# --------------------------------------------------------------------------------------------------
-
-
 class Caller:
     """Calls functions one after the other, with a pool of ``count`` threads for TVM's loops.
 
@@ -228,8 +225,6 @@ def raise_interrupt(error: Exception) -> None:
     if type(error) is RuntimeError and not str(error):
         raise KeyboardInterrupt from error
 
-
-# --------------------------------------------------------------------------------------------------
 
 BUILDING = RLock()
 """Held by whoever builds functions of Relax, or has TVM legalize them."""

@@ -335,8 +335,6 @@ def _as_16bit_constant(value: Value) -> Value:
     return constant(quantize(real.astype(np.float32), own), own, value.name)
 
 
-# ----
-
 _HOST = "onnxruntime-qnn 2.7.0, host build of Hexagon"
 _UNFINISHED = f"{_HOST}: 'Failed to finalize QNN graph', code 1002"
 _IMAGES, _IMAGE_AXES = frozenset({"Conv", "ConvTranspose"}), 4

@@ -329,9 +329,6 @@ _ERRORS: Mapping[str, Error] = MappingProxyType(
 )
 
 
-# ----
-
-
 @rule("product-in-floats")
 def float_products(node: Node, context: RuleContext) -> Proposal:
     """``Conv(x, w) -> Conv(Pad(x), dequantize(w))`` where operand or result is float.

@@ -347,8 +347,6 @@ REFUSAL_RULES: tuple[TargetRule, ...] = (
 )  # fmt: skip
 
 
-# ----
-
 _WIDE = (DType.INT16, DType.UINT16)
 _NARROW = (DType.INT4, DType.UINT4)
 _ACTIVATIONS = (DType.UINT8, DType.INT8, *_WIDE)

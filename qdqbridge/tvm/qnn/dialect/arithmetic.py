@@ -44,8 +44,6 @@ def analyzer() -> Any:
     return _tvm.sym.Analyzer() if hasattr(_tvm, "sym") else _tvm.arith.Analyzer()
 
 
-# --------------------------------------------------------------------------------------------------
-
 Prim = Any
 """A TIR expression."""
 

@@ -77,8 +77,6 @@ def vector(array: Any, dtype: str) -> NDArray[Any]:
     return np.ascontiguousarray(np.atleast_1d(np.asarray(array, dtype=dtype)))
 
 
-# --------------------------------------------------------------------------------------------------
-
 Extent = Any
 """A Python int, or a symbolic TIR expression."""
 

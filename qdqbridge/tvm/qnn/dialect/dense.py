@@ -12,7 +12,6 @@ from qdqbridge.tvm.qnn.dialect.context import Attribute, CallContext, Extent, Qn
 from qdqbridge.tvm.qnn.dialect.elementwise import broadcast_indices, broadcast_shape
 from qdqbridge.tvm.qnn.ranges import is_code
 
-# --------------------------------------------------------------------------------------------------
 # What the accumulating operators share: ranges, the accumulator's type, centred operands.
 
 OUT_DTYPE = Attribute("out_dtype", "int32", "int32, or int64 where int32 could overflow")
@@ -82,9 +81,6 @@ def padded_codes(
         return tirx.if_then_else(tirx.all(*inside), value, nothing)
 
     return stage(shape, element, name="centred_data")
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 def expect_rows(context: CallContext) -> tuple[list[Extent], list[Extent]]:

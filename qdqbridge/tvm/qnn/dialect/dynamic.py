@@ -198,9 +198,6 @@ def _conv(rank: int) -> QnnOp:
     )
 
 
-# ---- blocks -------------------------------------------------------------------------------------
-
-
 def _infer_blocks(context: CallContext) -> ResultType:
     kind = context.expect_dtype(0, "float32", "float16")
     if not is_code(context.dtype(1)):

@@ -29,7 +29,6 @@ from qdqbridge.tvm.qnn.dialect.quantize import REQUANTIZE
 from qdqbridge.tvm.qnn.dialect.unary import index_of, quantize_table, real_codes
 from qdqbridge.tvm.qnn.ranges import is_code
 
-# --------------------------------------------------------------------------------------------------
 # Element-wise operators of two operands as TIR expressions, by the rows of the operator table.
 
 Number: TypeAlias = "Callable[[float], Prim]"
@@ -147,8 +146,6 @@ def broadcast_indices(indices: Sequence[Prim], shape: Sequence[Any]) -> list[Pri
     own = list(indices)[len(indices) - len(shape) :]
     return [0 if _one(extent) else index for index, extent in zip(own, shape, strict=True)]
 
-
-# --------------------------------------------------------------------------------------------------
 
 EIGHT = (
     "lhs",

@@ -25,7 +25,6 @@ from qdqbridge.tvm.qnn.dialect.arithmetic import Prim, fenced, kind_of, quantize
 from qdqbridge.tvm.qnn.dialect.context import REQUIRED, Attribute, CallContext, QnnOp, ResultType
 from qdqbridge.tvm.qnn.ranges import is_code
 
-# --------------------------------------------------------------------------------------------------
 # Tables over the codes of an 8- or 16-bit type, computed by NumPy when a call is legalized.
 
 
@@ -53,8 +52,6 @@ def index_of(code: Prim) -> Prim:
     unsigned = "uint8" if kind_of(code) in ("int8", "uint8") else "uint16"
     return tirx.reinterpret(unsigned, code).astype("int32")
 
-
-# --------------------------------------------------------------------------------------------------
 
 FIVE = ("data", "input_scale", "input_zero_point", "output_scale", "output_zero_point")
 OUT_DTYPE = Attribute("out_dtype", "", "type of the result; empty takes the data's")

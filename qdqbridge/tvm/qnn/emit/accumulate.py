@@ -185,9 +185,6 @@ def _stacked(emitter: FunctionEmitter, x: Expr, lead: list[Any]) -> Expr:
     return x
 
 
-# --------------------------------------------------------------------------------------------------
-
-
 def quantized_accumulation(emitter: FunctionEmitter, node: Node) -> Expr | None:
     """Emits the integer form; returns None where the operands have none."""
     x, w = node.operand(0), node.operand(1)

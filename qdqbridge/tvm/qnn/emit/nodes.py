@@ -235,8 +235,6 @@ _OTHERWISE: Mapping[Operator, _Quantized] = {
 """Operators whose calls take other arguments than those of one or of two operands."""
 
 
-# --------------------------------------------------------------------------------------------------
-
 KNOWN = DATA_MOVEMENT.keys() | FLOATING.keys() | CONVERSIONS.keys() | {RESIZE, COMPOSITION}
 """Operators that have an emission function."""
 

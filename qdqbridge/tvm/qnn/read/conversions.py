@@ -180,9 +180,6 @@ def _repeated(reading: Reading, value: Value) -> tuple[NDArray[Any], int, int] |
 RULES: tuple[Rule, ...] = (dequantize_in_blocks, small_floats_in_blocks, quantize_in_blocks)
 
 
-# ---- qnn operators that change the type of a value, and tables over codes ------------------------
-
-
 # ---- qnn.unpack of a constant: a constant that is unpacked when somebody looks at it -------------
 
 
@@ -207,9 +204,6 @@ def _unpack_sub_byte(packed: NDArray[Any], bits: int, *, signed: bool) -> NDArra
         return codes
     half = np.uint8(1 << (bits - 1))
     return ((codes ^ half) - half).view(np.int8)
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 def quantize(reading: Reading, call: Call) -> Value:

@@ -114,8 +114,6 @@ ROWS: Mapping[str, Row] = rows_of({
 })  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------------------
-
 _UNSAID = {
     "method": "linear", "coordinate_transformation_mode": "half_pixel", "rounding_method": "",
     "cubic_exclude": False,

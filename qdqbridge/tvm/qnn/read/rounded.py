@@ -135,9 +135,6 @@ def batch_norm(reading: Reading, call: Call) -> Value:
     )
 
 
-# ---- the rows ----------------------------------------------------------------------------------
-
-
 QNN: dict[str, Row] = {
     "qnn.quantize": quantize,
     "qnn.dequantize": dequantize,

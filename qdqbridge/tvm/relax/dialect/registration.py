@@ -108,8 +108,6 @@ def tensor_type(shape: Any, dtype: str) -> relax.TensorType:
     return relax.TensorType(extents, dtype)
 
 
-# --------------------------------------------------------------------------------------------------
-
 _REGISTERED: dict[str, QnnOp] = {}
 
 

@@ -335,8 +335,6 @@ def transposed(vectors: Sequence[Prim]) -> list[Prim]:
     return current
 
 
-# ----
-
 Table = NDArray[Any]
 
 

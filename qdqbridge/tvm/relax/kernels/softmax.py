@@ -363,9 +363,6 @@ def open_pieces(count: Prim, lanes: int, body: Callable[[Prim, int], None]) -> N
             body(i, 1)
 
 
-# ---- softmax ------------------------------------------------------------------------------------
-
-
 def _softmax(d: RealRows, x: Buffer, y: Buffer, start: Prim, count: Prim) -> None:
     """Writes one row: exponentials of differences from the largest, over their sum."""
     start, lanes = bound(start), 2 * d.cpu.lanes

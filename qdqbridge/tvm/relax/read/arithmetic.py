@@ -103,8 +103,6 @@ ROWS: Mapping[str, Row] = {"nn.attention": attention, "nn.attention_bias": atten
 """One row per operator, by Relax's name."""
 
 
-# --------------------------------------------------------------------------------------------------
-
 Compute = Callable[[Reading, Call], Value]
 
 

@@ -83,9 +83,6 @@ def _relax_subexprs(expr: Any) -> list[Any]:
     return [expr.tuple_value] if isinstance(expr, relax.TupleGetItem) else []
 
 
-# --------------------------------------------------------------------------------------------------
-
-
 def attributes(call: ir.Call) -> dict[str, Any]:
     """Returns the attributes of a call."""
     attrs: Any = call.attrs
@@ -206,9 +203,6 @@ _ATTRIBUTES = {"tile": {"repeats": "reps"}, "nn.layer_norm": {"axes": "axis"}}
 """Relay's names of attributes where Relax has others."""
 
 
-# ---- Shapes as values: extents that a function computes with become vectors of integers ----------
-
-
 # ---- rows of tensors that are made from nothing: of one number, of a range, of a shape -----------
 
 _LARGEST = 1 << 16
@@ -310,8 +304,6 @@ def _attribute(attrs: Any, name: str) -> Any:
         return attrs[name] if name in attrs.keys() else ""  # noqa: SIM118 (no mapping)
     return getattr(attrs, name, "")
 
-
-# --------------------------------------------------------------------------------------------------
 
 _VECTOR = TensorType(DType.INT64, (1,))
 _ARITHMETIC = ((tirx.Add, "Add"), (tirx.Sub, "Sub"), (tirx.Mul, "Mul"), (tirx.FloorDiv, "Div"))

@@ -78,9 +78,6 @@ def _by_its_code(attributes: Attributes, operands: Any) -> tuple[NDArray[Any], .
     raise GraphError("a region is computed by the code that is made of it")
 
 
-# ---- Nodes that are functions: a call of an imported function whose span holds the ONNX node -----
-
-
 # ---- ``If`` whose condition is known at run time only --------------------------------------------
 
 
@@ -115,9 +112,6 @@ def _if(
     types = [value.type for value in branches[0].outputs]
     values = reader.reading.several(op, attributes, operands, types)
     return values[0] if len(values) == 1 else values
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 def opaque_node(
@@ -168,9 +162,6 @@ _WITH_OWN: Mapping[str, Row] = {
 }
 ROWS: Mapping[str, Row] = MappingProxyType({**_WITH_OWN, **arithmetic.dynamic_rows(_WITH_OWN)})
 """One row per operator, by Relay's name where that has it, else by Relax's."""
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 def from_relax(

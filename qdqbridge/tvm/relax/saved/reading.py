@@ -206,8 +206,6 @@ def summary(module: ir.IRModule, file: str) -> Header:
     return Header(file, None, {"relax": tvm.__version__}, "", dict(names.most_common()))
 
 
-# --------------------------------------------------------------------------------------------------
-
 SUFFIXES = (".json", ".py")
 _LARGEST_SCRIPT = 1 << 28
 """Bytes of TVMScript; Python's parser takes many times as much memory."""

@@ -71,8 +71,6 @@ def _operators() -> frozenset[str]:
     return frozenset(str(name) for name in ir.Op.list_op_names())
 
 
-# --------------------------------------------------------------------------------------------------
-
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
 _PLAIN = (int, float, bool, str, type(None))
 _EXTREMES = ("T.min", "T.max")

@@ -106,9 +106,6 @@ def _relay_float32(value: float) -> Any:
     return relay.Constant(tvm.nd.array(np.asarray(value, np.float32)))
 
 
-# ---- products ----------------------------------------------------------------------------------
-
-
 def _product_type(types: Sequence[Any], attrs: Any) -> Any:
     del attrs
     if not all(is_known(type_) for type_ in types[:2]):

@@ -19,7 +19,6 @@ from tvm.ir import Op
 from qdqbridge.tvm.relay.dialect.host import typed
 from qdqbridge.tvm.relay.dialect.registration import CANONICALIZE, NATIVE, RECORDS, canonicalization
 
-# --------------------------------------------------------------------------------------------------
 # Rounding half to even in Relay's own operators; ``relay.round`` rounds halves away from zero.
 
 relay: Any = _relay
@@ -39,8 +38,6 @@ def _like(x: Any, value: float) -> Any:
     dtype = str(typed(x).checked_type.dtype)
     return relay.Constant(tvm.nd.array(np.asarray(value, dtype)))
 
-
-# --------------------------------------------------------------------------------------------------
 
 LEGALIZE = "FTVMQnnLegalize"
 _ATTRIBUTES = (CANONICALIZE, LEGALIZE)

@@ -59,8 +59,6 @@ def emit_dynamic(emitter: RelayEmitter, node: Node) -> Sequence[Expr]:
     raise unsupported(node, "only a Relax module can hold a node of this operator")
 
 
-# --------------------------------------------------------------------------------------------------
-
 LARGE = 1 << 16
 """Bytes from which a constant becomes a parameter when parameters are kept apart."""
 

@@ -41,9 +41,6 @@ def like(x: Expr, value: float) -> Expr:
     return constant(np.asarray(value, dtype_of(x)))
 
 
-# ---- Relay's operators under Relax's names and with Relax's arguments, as ``qnn.emit`` calls them
-
-
 # ---- relay's ``nn`` operators under Relax's names and with Relax's arguments ---------------------
 
 _MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
@@ -164,9 +161,6 @@ def _wrapped(x: Expr, pairs: Sequence[tuple[int, int]]) -> Expr:
             indices = np.arange(-before, extent + after) % extent
             x = typed(relay.take(x, constant(indices.astype(np.int64)), axis=axis))
     return x
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 class Operators:

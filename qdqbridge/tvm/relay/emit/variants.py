@@ -54,9 +54,6 @@ from qdqbridge.tvm.qnn.emit.nodes import float_form
 from qdqbridge.tvm.qnn.emit.table import at
 from qdqbridge.tvm.qnn.weights import axis_weights
 
-# ---- Forms that several variants share, in Relay's operators -------------------------------------
-
-
 # ---- the variant of ``FakeQuantizationToInteger``, for tables written for its output -------------
 
 
@@ -150,8 +147,6 @@ def _is_single_use_product(value: Value) -> bool:
     return node is not None and node.op.flow is Flow.ACCUMULATE and len(value.users) == 1
 
 
-# --------------------------------------------------------------------------------------------------
-
 relay: Any = _relay
 
 
@@ -191,7 +186,6 @@ def rescaled(
 # ---- The variant of TVM's TFLite importer, which its shipped tables match ------------------------
 
 
-# --------------------------------------------------------------------------------------------------
 # ``image.resize2d`` where Relay's has ONNX's meaning, in the attributes that tables look for.
 
 _NEAREST = (
@@ -268,9 +262,6 @@ def _equal_resize_weights(
 ) -> bool:
     found = [axis_weights(plain, 0, n, m) for n, m in zip(lengths, size, strict=True)]
     return all(np.array_equal(a, b) for a, b in zip(wanted, found, strict=True))
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 def tflite_kernel_layout(depthwise: bool, transposed: bool) -> str:

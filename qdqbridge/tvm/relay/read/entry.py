@@ -131,9 +131,6 @@ def _grid(reader: CallReader) -> Grid:
     return Grid(np.float32(scale), int(low), int(high))
 
 
-# ---- The ways in: a Relay module as a canonical graph --------------------------------------------
-
-
 # ---- what each Relay operator becomes: the rows that hosts share, and those of Relay's own -------
 
 _OWN: Mapping[str, Callable[[CallReader], Read]] = {
@@ -158,9 +155,6 @@ ROWS: Mapping[str, Row] = MappingProxyType(
 """One row per operator, by Relay's name."""
 CALLS: tuple[Rule, ...] = (data_movement.needless_bias, *stored.CLAMPED, *read.CALLS)
 """The rules of calls that decide types, those of Relay's own first."""
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 def from_relay(mod: Any, params: Mapping[str, Any] | None = None) -> Graph:

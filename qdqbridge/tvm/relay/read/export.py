@@ -219,9 +219,6 @@ def _weight_threshold() -> Threshold:
     return threshold
 
 
-# --------------------------------------------------------------------------------------------------
-
-
 def export_quantized(
     mod: Any,
     params: Mapping[str, Any] | None,

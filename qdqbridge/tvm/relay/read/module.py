@@ -99,8 +99,6 @@ _CHANGES: Mapping[str, Callable[[Call, CallReader], Call]] = {
 }
 
 
-# --------------------------------------------------------------------------------------------------
-
 Array = NDArray[Any]
 
 

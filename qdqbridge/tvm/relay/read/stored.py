@@ -225,9 +225,6 @@ def _check_sum(reading: Reading, value: Value, call: Call) -> None:
         )
 
 
-# ---- clamps ------------------------------------------------------------------------------------
-
-
 def _clamp_between(low: float, high: float) -> Clamp:
     def clamp(params: QuantParams) -> QuantParams:
         qmin = int(min(max(params.qmin, low), params.qmax))

@@ -139,8 +139,6 @@ def _sight(context: CompositionContext, a: AttentionAttrs, q: Expr, k: Expr) -> 
     )  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------------------
-
 _INT = "int64"
 
 

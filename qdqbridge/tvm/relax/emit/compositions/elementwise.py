@@ -198,7 +198,6 @@ def wide(context: CompositionContext, x: Expr) -> Expr:
 # ---- Functions of each element that TVM's importer has not, or not wholly ------------------------
 
 
-# --------------------------------------------------------------------------------------------------
 # Comparisons, logic and sums of operands of which only the run knows which extents are 1.
 #
 # TVM's own operators give such results no shape, and nothing can be built of them.
@@ -341,9 +340,6 @@ def _dropout(context: CompositionContext) -> Sequence[Expr]:
 
 PRESENCE: Mapping[str, Composition] = {"Dropout": _dropout, "OptionalHasElement": _has_element}
 """By the operator's name in ONNX's own domain."""
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 def _is_inf(context: CompositionContext) -> Sequence[Expr]:

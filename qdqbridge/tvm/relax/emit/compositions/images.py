@@ -360,7 +360,6 @@ IMAGES: Mapping[str, Composition] = {"Resize": _resize, "Upsample": _resize}
 # the elements that the length asks for; ONNX's reference cuts it, or adds zeros, as here.
 
 
-# --------------------------------------------------------------------------------------------------
 # DFT and STFT whose axis, length or step only the run knows: sums over waves that it computes.
 
 
@@ -470,8 +469,6 @@ def spectrum(
 
     return loops(context, "spectrum", transform, rows)
 
-
-# --------------------------------------------------------------------------------------------------
 
 _AXIS_AS_OPERAND = 20
 """The opset since which the axis is an operand, the last but one by default."""

@@ -29,7 +29,6 @@ from qdqbridge.tvm.relax.emit.compositions.elementwise import (
 )
 from qdqbridge.tvm.relax.kernels.codegen.script import T, prim_func, root
 
-# --------------------------------------------------------------------------------------------------
 # Gates of com.microsoft: those of a LinearAttention, of the norm of its results, of a sum.
 
 
@@ -95,8 +94,6 @@ GATES: Mapping[str, Composition] = {
 }
 """By the operator's name in the domain com.microsoft."""
 
-
-# --------------------------------------------------------------------------------------------------
 
 _REAL = "float32"
 _RULES = ("linear", "gated", "delta", "gated_delta")

@@ -116,8 +116,6 @@ def activation(function: CellFunction) -> Activation:
     return compute
 
 
-# --------------------------------------------------------------------------------------------------
-
 _REAL = "float32"
 _AT_ONCE = 8
 """Terms of a product that are added before a sum is stored."""

@@ -73,9 +73,6 @@ NORMS: Mapping[str, Composition] = {
 """By the operator's name in ONNX's own domain."""
 
 
-# --------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class _RunTimeAxes:
     """Which axes are reduced, known at run time.
@@ -284,7 +281,6 @@ REDUCTIONS: Mapping[str, Composition] = {
 # ---- Products of integers, and of as many axes as an equation says -------------------------------
 
 
-# --------------------------------------------------------------------------------------------------
 # A MatMulNBits whose zero points lie between codes: loops over its weight as it is stored.
 
 _KIND = "float32"
@@ -335,8 +331,6 @@ def _compose_matmul_nbits(context: CompositionContext) -> Sequence[Expr]:
 PACKED_PRODUCTS: Mapping[str, Composition] = {"MatMulNBits": _compose_matmul_nbits}
 """By the operator's name in the domain com.microsoft."""
 
-
-# --------------------------------------------------------------------------------------------------
 
 _MOST_AXES = 3
 

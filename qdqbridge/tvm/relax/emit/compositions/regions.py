@@ -148,7 +148,6 @@ def _overlap(one: _Box, other: _Box, most: Any) -> Any:
 SUPPRESSION: Mapping[str, Composition] = {"NonMaxSuppression": _suppression}
 
 
-# --------------------------------------------------------------------------------------------------
 # Col2Im: an image from the windows that were cut out of it, which are added where they overlap.
 
 
@@ -209,8 +208,6 @@ def _sizes(context: CompositionContext, index: int) -> list[Any]:
 FOLDING: Mapping[str, Composition] = {"Col2Im": _col2im}
 """By the operator's name in ONNX's own domain."""
 
-
-# --------------------------------------------------------------------------------------------------
 
 _OWN_MODES = 16
 """The opset since which half a pixel is subtracted by default."""

@@ -122,8 +122,6 @@ EMBEDDINGS: Mapping[str, Composition] = {
 """By the operator's name in the domain com.microsoft."""
 
 
-# --------------------------------------------------------------------------------------------------
-
 _INT = "int64"
 ROTARY_ROWS = "rotary_rows"
 """What the extent is called that says how many rows tables need; errors of a run name it."""

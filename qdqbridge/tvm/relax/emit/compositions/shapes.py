@@ -20,7 +20,6 @@ from qdqbridge.tvm.relax.emit.compositions.elementwise import (
     wide,
 )
 
-# --------------------------------------------------------------------------------------------------
 # ConstantOfShape and AffineGrid, whose extents are an operand, and SpaceToDepth's other order.
 
 
@@ -102,9 +101,6 @@ COMPUTED_SIZES: Mapping[str, Composition] = {
     "ConstantOfShape": _constant_of_shape,
     "SpaceToDepth": _space_to_depth,
 }
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 def _runtime_split(context: CompositionContext) -> Sequence[Expr]:
@@ -332,7 +328,6 @@ SHAPES: Mapping[str, Composition] = {
 # the updates for as wide as the data along the other axes.
 
 
-# --------------------------------------------------------------------------------------------------
 # TensorScatter: rows that are written into a cache, each sequence's at a place of its own.
 
 
@@ -374,7 +369,6 @@ CACHES: Mapping[str, Composition] = {"TensorScatter": _tensor_scatter}
 """By the operator's name in ONNX's own domain."""
 
 
-# --------------------------------------------------------------------------------------------------
 # ReverseSequence: the first elements of every row, as many as it says, the other way round.
 
 
@@ -405,8 +399,6 @@ def _reverse_sequence(context: CompositionContext) -> Sequence[Expr]:
 
 REVERSAL: Mapping[str, Composition] = {"ReverseSequence": _reverse_sequence}
 
-
-# --------------------------------------------------------------------------------------------------
 
 _REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "min": "min", "max": "max"}
 """Relax's words for ONNX's."""

@@ -439,9 +439,6 @@ PROCESSORS: tuple[Cpu, ...] = (
 """The best ones first: a target gets the first one of which it has all features."""
 
 
-# ---- CPUs as targets, and which of the described processors they are -----------------------------
-
-
 # ---- The permission to use AMX, which Linux gives to a process that asks for it ------------------
 
 

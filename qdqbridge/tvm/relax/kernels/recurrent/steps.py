@@ -286,8 +286,6 @@ FUNCTIONS: Mapping[str, Callable[[Prim, int, float, float], Prim]] = {
 """By their names: of registers, and of alpha and beta."""
 
 
-# ----
-
 _MANY, _ROWS = 3, 8
 """Rows of a batch from which on tiles are high, and the height of the highest."""
 _SHARED = 1 << 20

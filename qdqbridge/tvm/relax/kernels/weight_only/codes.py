@@ -339,9 +339,6 @@ def by_lanes(cpu: Cpu, units: int, width: int, parts: Iterable[Array]) -> Array:
     return found
 
 
-# ---- Products of float32 with weights of 4 or 8 bits in blocks, on dot products of bytes ---------
-
-
 # ---- loops ---------------------------------------------------------------------------------------
 # The loops of a product with codes: what of rows, parts and columns stays in caches meanwhile.
 

@@ -138,8 +138,6 @@ def integers_of_digits(digits: Sequence[Prim], lanes: int) -> Prim:
     return total
 
 
-# ----
-
 Place = tuple[Buffer, Prim]
 """An element of a buffer."""
 _AHEAD = 8192
