@@ -47,6 +47,8 @@ class Assembly:
         self.file = file
         self._outer = outer
         self._graph = onnx.GraphProto(name=file.stem)
+        # A body shares the names of what is around it: one that a body defines again would hide an
+        # outer tensor.
         self._names: dict[str, int] = {} if outer is None else outer._names
         """Names that are taken, and the number behind the last one made of each."""
         self._shared: dict[tuple[str, tuple[int, ...], bytes], str] = {}
@@ -57,6 +59,8 @@ class Assembly:
         """Returns a name that no tensor has yet, ``wish`` where that is free."""
         wish = wish or "t"
         name, count = wish, self._names.get(wish, 0)
+        # Counted on from where the last one of this wish stopped: a file with thousands of tensors
+        # of one name would be searched from 1 for each.
         while name in self._names:
             count += 1
             name = f"{wish}_{count}"
@@ -154,6 +158,8 @@ class Assembly:
         for body in bodies:
             inner = Assembly(self.file, self)
             results = body(inner)
+            # An Identity gives each result a name of the body's own: a branch may return a tensor
+            # from around it, or one twice.
             for name in results:
                 own = inner.node("Identity", [name])
                 inner._graph.output.add(name=own)
@@ -208,6 +214,7 @@ class Assembly:
         for tensor, name, dtype, shape in outputs:
             self._graph.node.append(helper.make_node("Identity", [tensor], [name]))
             self._graph.output.append(_info(name, dtype, shape))
+        # The newest opset only where a type of 2 bits asks for it.
         narrow = {dtype_to_onnx(DType.INT2), dtype_to_onnx(DType.UINT2)}
         stored = any(tensor.data_type in narrow for tensor in self._graph.initializer)
         opset = _OF_2_BITS if stored else OPSET

@@ -24,11 +24,14 @@ def absorb_accumulator_operands(node: Node, context: RuleContext) -> Proposal:
     del context
     x, w = (_quantized_operand(node, index) for index in (0, 1))
     new_x, new_w = stored_before_cast(node.operand(0)), stored_before_cast(node.operand(1))
+    # Both are taken in already, or neither can be: say why only in the second case.
     if new_x is None and new_w is None:
         return _float_operands(node) if x is None or w is None else None
     x, w = new_x or x, new_w or w
     if w is None:
         return Reject("its weight is float", (node.operand(1).name,))
+    # A weight alone may have any granularity. Where x is quantized only later, by a rule that fires
+    # then, the weight is given back.
     refusal = _storage_refusal(w) or _granularity_refusal(node, x, w)
     if refusal is not None:
         return refusal if new_w is not None else _released(node, w) or refusal
@@ -103,6 +106,8 @@ def absorb_result(node: Node, context: RuleContext) -> Proposal:
         return None
     if op.operand(0).quant is None or op.operand(1).quant is None:
         return None
+    # Somebody else reads the float numbers, so that they are computed anyway; absorbing would
+    # compute the product twice.
     if not _only_reader(node, source, context):
         return _about(op, _shared(source, context))
     refusal = _result_refusal(target.params)

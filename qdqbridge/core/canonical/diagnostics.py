@@ -106,6 +106,8 @@ def _sample_channel_rows(node: Node, w: Value) -> NDArray[Any]:
     if geometry is not None:
         data = np.moveaxis(data, geometry.axis, 0)
     rows = data.reshape(len(data), -1)[:_SAMPLE]
+    # The largest ones: a step is looked for as a fraction of the largest weight, and small weights
+    # lie near any fine grid.
     order = np.argsort(-np.abs(rows.astype(np.float64)), axis=1, kind="stable")[:, :_SAMPLE]
     return np.take_along_axis(rows.astype(np.float64), order, axis=1)
 
@@ -119,8 +121,10 @@ def _on_grid(rows: NDArray[Any]) -> bool:
     if not len(live):
         return False
     largest = np.abs(live[:, :1])
+    # Rows of a few different values are on some grid by chance: of ones and zeros, of a blur.
     varied = [len(np.unique(np.abs(row))) >= _FEWEST for row in live]
     steps = live[:, None, :] / largest[:, None, :] * _STEPS[None, :, None]
+    # Every number of steps from 1 to 255 is tried at once as the height of the largest weight.
     near = np.abs(steps - np.rint(steps)).max(axis=2) <= _ON_GRID
     return bool(near.any(axis=1).all() and np.mean(varied) > 0.5)
 
@@ -173,6 +177,7 @@ def _placed(place: str, body: Graph) -> list[Note]:
 
 def _is_quantized_graph(graph: Graph) -> bool:
     names = (node.op.name for node in graph.nodes)
+    # Operators without a row say by their names that they quantize.
     return any(value.quant for value in graph.values()) or any(
         "Quantize" in name or "Integer" in name for name in names
     )

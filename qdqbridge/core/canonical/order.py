@@ -42,6 +42,8 @@ def order_operands(graph: Graph) -> None:
     for node in nodes:
         values, keys = _sorted(node, places)
         _reorder(node, values)
+        # Nothing behind or in front of them differs; any order gives the same numbers, but text and
+        # digest need one that does not depend on the file's.
         if len(set(keys)) < len(set(values)):
             alike[node] = tuple(keys)
     if alike:
@@ -65,6 +67,8 @@ def _sorted(node: Node, places: _Places) -> tuple[list[Value], list[Any]]:
     values = [value for value in commuting(node) if value is not None]
     chosen: list[_Key] = []
     pairs: list[tuple[Value, Any]] = []
+    # From the cheapest to the dearest, each only where those before leave operands alike: nothing
+    # hashes a file's weights to order an Add of two activations.
     for key in (places.near, places.form, places.contents, places.readers):
         chosen.append(key)
         keys = {value: tuple(part(value) for part in chosen) for value in values}

@@ -78,11 +78,15 @@ def align(
     before = _before(a, kin, places), _before(b, kin, places)
     behind = _behind(a, kin, places), _behind(b, kin, places)
     found = Alignment()
+    # From the strongest evidence to the weakest: a pair that is made is never undone, and its
+    # neighbours follow from it.
     keys: tuple[Callable[[int, Node], Hashable], ...] = (
         lambda s, n: (before[s].get(n), behind[s].get(n)),
         lambda s, n: before[s].get(n),
         lambda s, n: behind[s].get(n),
     )
+    # Names come last: tools rename nodes, and one that was removed shifts the numbers of the
+    # others.
     choices = (_in_order,) if apart is None else (_by_distance(apart), _by_name)
     for choice in choices:
         found.apart = None if choice is _by_name else apart
@@ -301,6 +305,7 @@ def _pair_producers(
     if first is None or second is None or first in found.forward or second in found.backward:
         return
     chains = list(_up(first, found.forward, kin)), list(_up(second, found.backward, kin))
+    # Only where nothing else is left (``replaced``) is a node of another operator its counterpart.
     converts = Flow.CONVERT in (first.op.flow, second.op.flow)  # inserted, no replacement
     pair = _first_alike(*chains, kin) or ((first, second) if replaced and not converts else None)
     if pair is not None and found.pair(*pair):
@@ -313,6 +318,7 @@ def _pair_readers(
     readers = [_readers(value, kin) for value in values]
     mine = [node for node in readers[0] if node not in found.forward]
     others = [node for node in readers[1] if node not in found.backward]
+    # Several readers are not told apart here; what stands behind them pairs them later.
     if len(mine) != 1 or len(others) != 1:
         return
     chains = mine, others

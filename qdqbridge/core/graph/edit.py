@@ -23,6 +23,8 @@ def execution_order(outputs: Sequence[Value]) -> list[Node]:
     Raises:
         InvalidModelError: The graph has a cycle.
     """
+    # A stack of its own instead of recursion: chains of nodes are longer than Python's calls may
+    # nest.
     order: list[Node] = []
     done: set[Node] = set()
     open_: set[Node] = set()
@@ -116,6 +118,7 @@ class Editor:
     ) -> set[Node]:
         """Makes every reader of ``old``, or those given, read ``new``; returns the readers."""
         readers: set[Node] = set()
+        # A copy, since rewiring takes readers out of ``old.users`` while they are walked.
         for node, index in list(old.users) if users is None else users:
             rewire(node, index, new)
             readers.add(node)
@@ -136,6 +139,8 @@ class Editor:
         order = execution_order(self.graph.outputs)
         alive = set(order)
         for node in self.graph.nodes:
+            # A dead node would stay among the readers of what lives, and rules that ask for a sole
+            # reader would not fire.
             if node not in alive and node.linked:
                 unlink(node)
         for node in order:
@@ -199,6 +204,8 @@ def verify(graph: Graph, file: str = "") -> None:
             InvalidModelError, "the model breaks the rules of its operators", problems, file
         )
     if graph.canonical:
+        # Many values share parameters, whose arrays have one entry per channel: each is looked at
+        # once.
         sound: set[QuantParams] = set()
         broken = [(node, p) for node in graph.nodes for p in _canonical_problems(node, sound)]
         if broken:

@@ -107,6 +107,7 @@ class _Printer:
         if value.constant is not None:
             type_ = self.type(value.type, shape=True)
             said = f"const {type_} {self.elements(value.constant.numpy())}"
+            # Its elements are in the file as well: a digest holds one constant in memory at a time.
             value.constant.release()
             return said
         return self.numbers[value]
@@ -149,6 +150,7 @@ class _Printer:
     def dim(self, dim: int | str) -> str:
         if isinstance(dim, int):
             return str(dim)
+        # Numbered as they are met: the digest does not depend on what a file calls an open extent.
         return self.dims.setdefault(dim, f"d{len(self.dims)}")
 
 
@@ -180,6 +182,7 @@ class _CompletePrinter(_Printer):
         return self.elements(array) if array.ndim < 2 else self.hashed(array)
 
     def elements(self, array: NDArray[Any]) -> str:
+        # A long constant, or one with NaNs, keeps its bytes behind a hash.
         if array.dtype == np.object_ or (array.size <= _SHORT_COMPLETE and not _has_nan(array)):
             return elements(array, _SHORT_COMPLETE)
         return self.hashed(array)
@@ -217,6 +220,7 @@ def params_text(params: QuantParams, written: Callable[[NDArray[Any]], str] | No
     if not params.saturate:
         parts[0] += ":unsaturated"
     zero_point = params.zero_point
+    # Files give one zero point or one per channel for the same mapping; both are one text.
     if zero_point.size and (zero_point == zero_point.flat[0]).all():
         zero_point = zero_point.reshape(-1)[0]
     parts += [written(params.scale), written(np.asarray(zero_point))]
@@ -245,6 +249,7 @@ def array_hash(array: NDArray[Any]) -> str:
 
     A mapped or transposed array is never copied whole.
     """
+    # Part by part, since a transposed view would be copied as a whole for one call.
     sha = hashlib.sha256()
     for part in parts(array):
         sha.update(part.data)
@@ -287,6 +292,7 @@ def attributes_text(attributes: Attributes, *, complete: bool = False) -> str:
 
 
 def _attribute(value: object, complete: bool) -> str:
+    # Hexadecimal: exact, and the same on every platform and Python.
     if isinstance(value, float):
         return value.hex()
     if isinstance(value, tuple):

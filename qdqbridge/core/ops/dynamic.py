@@ -60,6 +60,7 @@ def dynamic_parameters(x: Array, *, rows: bool) -> tuple[Array, Array]:
         x: float32.
         rows: One pair for every row, not for all data.
     """
+    # 0 is part of every range, so that a NaN that counts as 0 moves neither end.
     real = np.where(np.isnan(x), np.float32(0), x)
     axes = (x.ndim - 1,) if rows else None
     low = np.minimum(real.min(axis=axes, keepdims=True, initial=0), np.float32(0))
@@ -91,6 +92,8 @@ def _factors(
     scale, zero_point = dynamic_parameters(x, rows=rows)
     left = dynamic_codes(x, scale, zero_point).astype(np.int32) - zero_point
     right = centered(w, params)
+    # Sums are exact in a float type too, and NumPy multiplies matrices of floats by BLAS, those of
+    # integers by a plain loop.
     dtype = exact_dtype(left, right, math.prod(w.shape[1:]))
     return left.astype(dtype), right.astype(dtype), scale, params.scale.astype(np.float32)
 
@@ -114,6 +117,7 @@ def _contract(
     left, right, scale, weight_scale = factors
     total = np.matmul(left, right.T)
     x, w = present(operands, 2)
+    # Nothing but where a processor is simulated whose sums of two products saturate at 16 bits.
     lost = lost_of_bytes(DType.UINT8, types[1].dtype) if types[1] is not None else None
     if lost is not None:
         codes = dynamic_codes(x, *dynamic_parameters(x, rows=attributes.rows))
@@ -232,6 +236,7 @@ def block_codes(x: Array, block_size: int) -> tuple[Array, Array]:
     padded[..., :inner] = x
     parts = padded.reshape(*rows, blocks, block_size)
     top = np.abs(parts).max(axis=-1, initial=0)
+    # NaN compares False with everything, so that its block is not a usual one either.
     usual = (top >= SMALLEST) & (top < np.inf)
     safe = np.where(usual, top, np.float32(1))
     inverse = np.where(usual, np.float32(LAST_OF_BLOCK) / safe, np.float32(0))
@@ -263,6 +268,8 @@ def _block_contract(
     scale = np.broadcast_to(scale if params.blocked else scale.reshape(-1, 1), (units, blocks))
     dtype, total = exact_dtype(codes, weight, size), np.zeros((*x.shape[:-1], units), np.float32)
     with np.errstate(all="ignore"):
+        # In this order and one float32 operation after the other, as the contract says: another
+        # order rounds otherwise.
         for block in range(blocks):
             terms = np.matmul(codes[..., block, :].astype(dtype), weight[:, block].T.astype(dtype))
             total += terms.astype(np.float32) * step[..., block, None] * scale[:, block]

@@ -61,6 +61,8 @@ def coordinates(attributes: ResizeAttrs, shape: tuple[int, ...], axis: int, dtyp
     x, out, inn = np.arange(size).astype(f), f(size), f(length)
     half = f(0.5)
     match attributes.coordinate_transformation_mode:
+        # Every mode is the identity there in exact numbers; float32 would not always come back to
+        # x.
         case _ if scale == 1:
             return x
         case "asymmetric":
@@ -99,6 +101,8 @@ def _nearest_index(mode: str, x: Array, *, shrinks: bool) -> Array:
         return np.floor(x)
     if mode == "ceil":
         return np.ceil(x)
+    # C's round, half away from zero: np.rint goes to even. Next to a half the sum with 0.5 may
+    # round up to the next integer, which the second line takes back.
     away = np.trunc(x + np.copysign(np.float32(0.5), x))
     away = np.where(np.abs(x - np.trunc(x)) < 0.5, np.trunc(x), away)
     if mode == "round_prefer_floor":
@@ -145,6 +149,8 @@ def _linear(attributes: ResizeAttrs, x: Array) -> Array:
         where = np.maximum(f(0), np.minimum(where, f(last)))
         lower[axis] = np.minimum(where.astype(np.int64), last)
         upper[axis] = np.minimum(lower[axis] + 1, last)
+        # On the last element both neighbours are one: weights of 0.5 each give it back exactly,
+        # those of a distance of 0 would be 0.
         same = lower[axis] == upper[axis]
         to_lower = np.where(same, f(0.5), np.abs(where - lower[axis].astype(f)))
         to_upper = np.where(same, f(0.5), np.abs(where - upper[axis].astype(f)))
@@ -152,6 +158,7 @@ def _linear(attributes: ResizeAttrs, x: Array) -> Array:
     total: Array | None = None
     for corner in itertools.product((0, 1), repeat=len(axes)):
         values, weight = x, None
+        # Innermost axis first: weights are multiplied in onnxruntime's order, which float32 shows.
         for axis, side in reversed(list(zip(axes, corner, strict=True))):
             values = values.take((upper if side else lower)[axis], axis=axis)
             factor = weights[axis][side]

@@ -57,6 +57,7 @@ def inline_functions(model: onnx.ModelProto, file: str) -> onnx.ModelProto:
     model.graph.node.extend(nodes)
     known = {plain_domain(entry.domain) for entry in model.opset_import}
     for entry in (e for f in model.functions for e in f.opset_import):
+        # A function may import domains that the model does not, and its nodes are the model's now.
         if plain_domain(entry.domain) not in known:
             known.add(plain_domain(entry.domain))
             model.opset_import.append(entry)
@@ -94,6 +95,8 @@ class _Inliner:
         self.copies: dict[str, int] = {}
         self.named = {node.name for node in all_nodes(model.graph.node)}
         self._check_twice(model.functions)
+        # Sizes first: functions that call each other twice, ten deep, are a thousand bodies.
+        # Nothing is copied before it is known how much that would be.
         sizes: dict[_Key, _Size] = {}
         for key in self.functions:
             self._measure(key, sizes, ())
@@ -119,6 +122,8 @@ class _Inliner:
         names = self._tensors(call, function)
         self.named.discard(call.name)  # the call itself goes
         for inner, outer in zip(function.output, call.output, strict=False):
+            # An output that is an input: both names belong to the caller, so that a node has to
+            # lead from one to the other.
             if inner in function.input and outer:
                 name = self._node_name(call.name, "")
                 yield onnx.helper.make_node("Identity", [names[inner]], [outer], name)
@@ -164,6 +169,8 @@ class _Inliner:
         )
         for inner, outer in zip(function.output, call.output, strict=False):
             if outer:
+                # An output that the caller reads has the caller's name from the start, and needs no
+                # copy.
                 names.setdefault(inner, outer)
         for node in function.node:
             for name in node.output:
@@ -179,6 +186,7 @@ class _Inliner:
         node.input[:] = [names[name] if name else "" for name in node.input]
         node.output[:] = [names[name] if name else "" for name in node.output]
         for body in subgraphs(node):
+            # Two calls of a function have the same bodies, whose tensors would be defined twice.
             inner = {name: self._fresh(name) for name in all_defined(body)}
             rename_inside(body, {**names, **inner})
 
@@ -217,6 +225,7 @@ class _Inliner:
         Raises:
             InvalidModelError: The function calls itself, or functions are nested too deeply.
         """
+        # The depth of a path is bounded beside the sum below: this function itself recurs along it.
         if key in path or len(path) > _MAX_DEPTH:
             raise self._nested(key, path)
         if key not in sizes:

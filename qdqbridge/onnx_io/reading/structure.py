@@ -43,6 +43,7 @@ def check_text(model: onnx.ModelProto, file: str) -> None:
         header += [function.name, function.domain, *function.input, *function.output]
         header += [*function.attribute, *(entry.domain for entry in function.opset_import)]
         _check_nodes_text(function.node, graphs, file)
+    # Protobuf gives bytes in place of a string that is not UTF-8.
     if any(isinstance(text, bytes) for text in header):
         raise _not_text(file)
     while graphs:
@@ -95,6 +96,8 @@ def check_names(graph: onnx.GraphProto, file: str) -> None:
         t.values.name for t in graph.sparse_initializer
     ]
     _define(defined, (i.name for i in graph.input), "a graph input", file)
+    # An initializer may have the name of an input, whose default it is; only among themselves they
+    # are unique.
     twice: dict[str, str] = {}
     _define(twice, initializers, "an initializer", file)
     defined.update(twice)
@@ -162,6 +165,7 @@ def captured_names(node: onnx.NodeProto) -> list[str]:
     """Returns the outer-scope tensors that the subgraphs of ``node`` read, in order of use."""
     found: dict[str, None] = {}
     for body in subgraphs(node):
+        # A body sees the names around it, but its own come first.
         inner = {v.name for v in body.input} | {t.name for t in body.initializer}
         inner |= {o for n in body.node for o in n.output}
         for child in body.node:
@@ -190,6 +194,8 @@ def whole_results(node: onnx.NodeProto) -> list[str]:
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """Yields the graphs among the attributes of ``node``, whose order in the file means nothing."""
+    # By name: the operands that bodies capture are numbered in this order, and a digest depends on
+    # it.
     found = [a for a in node.attribute if a.type in _GRAPHS]
     for attribute in sorted(found, key=lambda a: a.name):
         if attribute.type == onnx.AttributeProto.GRAPH:
@@ -200,6 +206,7 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Yields nodes and those inside their subgraphs."""
+    # A stack of iterators: bodies may be nested more deeply than Python's calls.
     pending = [iter(nodes)]
     while pending:
         node = next(pending[-1], None)
@@ -234,8 +241,10 @@ def sort_nodes(graph: onnx.GraphProto, file: str) -> None:
         waiting.append(len(needs))
         for need in needs:
             readers.setdefault(need, []).append(index)
+    # A file in order keeps it: nodes are moved only where they have to be.
     if not is_sorted:
         order = [
+            # Copies: clearing the list below would empty the nodes that belong to it.
             onnx.NodeProto.FromString(n.SerializeToString())
             for n in _kahn(nodes, waiting, readers, file)
         ]
@@ -249,6 +258,7 @@ def _kahn(
     readers: dict[int, list[int]],
     file: str,
 ) -> list[onnx.NodeProto]:
+    # The list grows while it is walked.
     ready = [i for i, count in enumerate(waiting) if count == 0]
     for index in ready:
         for reader in readers.get(index, ()):

@@ -112,6 +112,8 @@ class Emission:
 
     def tensor(self, value: Value) -> int:
         """Returns the tensor of a value as the graph stores it."""
+        # A dequantized constant has no operator in its own place: the first that reads its floats
+        # gets one.
         if value not in self.tensors and is_late(value.producer):
             stored = stored_behind(value)
             assert stored is not None
@@ -228,6 +230,7 @@ class Emission:
     def rename(self, index: int, name: str) -> None:
         """Gives a tensor another name, where no other has it."""
         tensor = self.model.tensors[index]
+        # A reserved name is taken from the start, but for the one tensor that it was kept for.
         if tensor.name != name and (name in self._reserved or name not in self.names):
             self._reserved.discard(name)
             self.names.add(name)
@@ -250,6 +253,7 @@ class Emission:
             source: A tensor whose extents it may share.
         """
         wanted = extents(value)
+        # RESHAPE computes one extent from the number of elements.
         if wanted.count(-1) <= 1:
             return self.constant(list(wanted), "shape")
         return self.whole_shape(value, source)
@@ -331,8 +335,11 @@ class Emission:
         if row is None:
             raise NoCounterpart("TFLite has no counterpart")
         refuse_other_floats(node)
+        # Nothing is written in its place: whoever reads its floats dequantizes them there.
         if is_late(node):
             return
+        # All refusals are listed together, so that writing goes on behind this node; half of its
+        # operators would make a later message wrong.
         before = len(self.model.operators)
         try:
             self._written(row, node)
@@ -367,6 +374,7 @@ class Emission:
         if not integers:
             real = TensorType(DType.FLOAT32, value.type.shape)
             return wanted, self.temporary(real, f"{value.name}:float")
+        # What only moves codes gives none that its operand has not, whatever the range says.
         if quant.params.full_range or node.op.flow is Flow.MOVE:
             return wanted, wanted
         fused = fusable(quant.params) if row.fused else None
@@ -383,6 +391,7 @@ class Emission:
         assert quant is not None
         params = quant.params
         if self.type_of(made)[0] == "FLOAT32":
+            # LiteRT's QUANTIZE of infinity or NaN is whatever the cast of the processor gives.
             made = self._finite(made, params) if _may_overflow(value) else made
             if params.full_range:
                 self.add("QUANTIZE", [made], [self.tensor(value)], version=1)

@@ -124,6 +124,7 @@ class _FlatbufferBuilder:
     def __init__(self, model: ModelRecord, schema: Any, flatbuffers: Any) -> None:
         self.model, self.schema = model, schema
         self.builder = flatbuffers.Builder(1 << 16)
+        # Buffer 0 is empty by convention: tensors without data name it.
         self.buffers = [self.table("Buffer", {})]
         self.known: dict[object, int] = {}
         codes = ((op.name, op.version) for op in model.operators)
@@ -149,6 +150,8 @@ class _FlatbufferBuilder:
 
     def table(self, name: str, fields: Mapping[str, Any]) -> int:
         """Writes a table; strings, arrays and lists of offsets become vectors before it."""
+        # A flatbuffer grows backwards and tables cannot be nested while they are open: all parts of
+        # one stand before it.
         ready = {key: self._value(item) for key, item in fields.items()}
         getattr(self.schema, f"{name}Start")(self.builder)
         for key, item in ready.items():
@@ -166,6 +169,7 @@ class _FlatbufferBuilder:
 
     def _offsets(self, tables: Sequence[int]) -> int:
         self.builder.StartVector(4, len(tables), 4)
+        # Vectors are filled from their end.
         for offset in reversed(tables):
             self.builder.PrependUOffsetTRelative(offset)
         return self.builder.EndVector()
@@ -174,6 +178,7 @@ class _FlatbufferBuilder:
         """Writes a vector of bytes that begins at a multiple of 16."""
         builder = self.builder
         builder.StartVector(1, len(data), _ALIGNMENT)
+        # As CreateByteVector does, which knows no alignment.
         builder.head -= len(data)
         builder.Bytes[builder.head : builder.head + len(data)] = data
         return builder.EndVector()
@@ -199,6 +204,7 @@ class _FlatbufferBuilder:
 
     def _code(self, name: str, version: int) -> int:
         number = getattr(self.schema.BuiltinOperator, name)
+        # Old readers know a field of 8 bits only; newer ones take the larger of the two.
         old = min(number, _LAST_OLD_CODE)
         return self.table(
             "OperatorCode",
@@ -253,6 +259,8 @@ class _FlatbufferBuilder:
         if tensor.data in self.known:
             return self.known[tensor.data]
         data = packed(tensor.data)
+        # Long constants are told apart by identity: comparing all their bytes with each other would
+        # keep every one in memory.
         key: object = data if len(data) <= _SMALL else tensor.data
         if key not in self.known:
             self.buffers.append(self.table("Buffer", {"Data": self._bytes(data)}))
@@ -284,6 +292,7 @@ def packed(constant: Constant) -> bytes:
         return array.tobytes()
     per_byte = 8 // constant.dtype.bits
     mask = (1 << constant.dtype.bits) - 1
+    # Two's complement first: a negative number of 4 bits is the low half of its byte.
     numbers = array.reshape(-1).astype(np.int8).view(np.uint8) & mask
     numbers = np.pad(numbers, (0, -numbers.size % per_byte)).reshape(-1, per_byte)
     shifts = np.arange(per_byte, dtype=np.uint8) * constant.dtype.bits

@@ -113,6 +113,7 @@ def slices(
         zip(attributes.axes, zip(attributes.starts, attributes.ends, attributes.steps, strict=True),
             strict=True)
     )  # fmt: skip
+    # SLICE knows no steps, and no bounds that count from the end of an open extent.
     if all(step == 1 and given[axis] >= 0 for axis, (_, _, step) in places.items()):
         begins = [
             _begin(places[axis][0], extent) if axis in places else 0
@@ -132,6 +133,8 @@ def slices(
         start, end, step = places[axis]
         begins, steps = [*begins, _narrow(start)], [*steps, step]
         ends = [*ends, _narrow(end)]
+        # ONNX ends a backward slice in front of element 0 with a number below -extent. TFLite has
+        # no such end: a negative one counts from the back, and only the mask says "to the last".
         if step < 0 and given[axis] >= 0 and end < -given[axis]:
             to_last |= 1 << axis
         if step < 0 and given[axis] >= 0 and start >= given[axis]:
@@ -179,6 +182,8 @@ def _filling(e: Emission, node: Node, value: float) -> int:
     if quant is None or not e.integers:
         dtype = node.output.type.dtype.numpy if quant is None else np.dtype(np.float32)
         return e.constant(np.asarray(value).astype(dtype), "value")
+    # The whole range: what a narrower one would clamp may be asked for, such as what no maximum
+    # takes.
     code = quantize(np.asarray(value, np.float32), quant.params.widened())
     return e.quantized_constant(Constant.of(np.asarray(code)), quant.params.widened(), "value")
 
@@ -210,6 +215,7 @@ def gather(
     else:
         numbers = index.constant.numpy().astype(np.int64)
         extent = extents(node.operand(0))[axis]
+        # TFLite's GATHER takes no index that counts from the end.
         if numbers.min(initial=0) < 0:
             if extent < 0:
                 raise NoCounterpart("it counts from the end of an open extent")
@@ -231,6 +237,7 @@ def blocks(row: Counterpart) -> WriteRow:
         if e.channels_last(node):
             e.add(name, x[:1], y, options, BlockSize=attributes.block_size)
             return
+        # TFLite's blocks are channels-last, whatever the layout of what is around.
         permuted = e.transposed(x[0], [0, 2, 3, 1])
         shape = e.type_of(y[0])[1]
         made = e.like(y[0], [shape[0], shape[2], shape[3], shape[1]])

@@ -80,6 +80,7 @@ def convolution(
     channels = extents(image)[-1]
     if channels == -1:
         raise NoCounterpart("the number of its image's channels is open", "fix it with --extent")
+    # With one channel it is both, and written as CONV_2D.
     depthwise = attributes.group == channels and shape[1] == 1 and channels > 1
     order = (1, 2, 3, 0) if depthwise else (0, 2, 3, 1)
     padding = same_or_valid(node, attributes, shape[2:])
@@ -99,6 +100,7 @@ def convolution(
         version = _DEPTHWISE_VERSIONS[kind]
         e.add("DEPTHWISE_CONV_2D", operands, y, "DepthwiseConv2DOptions", version, **fields)
         return
+    # The version is what an older runtime refuses by: it counts whichever demand is the newest.
     version = max(_CONV_VERSIONS[kind], _GROUPED if attributes.group > 1 else 1)
     e.add("CONV_2D", operands, y, "Conv2DOptions", version, **fields)
 
@@ -146,6 +148,8 @@ def transposed_padding(
         forward: list[int] = []
         for out, stride, size in zip(wanted, attributes.strides, kernel, strict=True):
             room = out if padding == SAME else out - size + 1
+            # TFLite says a transposed convolution by the convolution that it is the gradient of:
+            # its result's extents are that one's image.
             forward.append(-(-room // stride))
             begins.append(max((forward[-1] - 1) * stride + size - out, 0) // 2)
         if tuple(begins) == attributes.pads[:2] and forward == list(given):
@@ -200,6 +204,8 @@ def matrix_product(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) 
     a, b = node.operand(0), node.operand(1)
     if (a.rank or 0) < 2 or (b.rank or 0) < 2:
         raise NoCounterpart("an operand is a vector", "reshape it to a matrix")
+    # Of stored integers FULLY_CONNECTED demands a weight around zero; BATCH_MATMUL takes any zero
+    # point.
     if is_weight(b) and b.rank == 2 and not e.integers:
         _write_fully_connected(e, node, x[0], e.weight(b, fixed_extents(b), (1, 0)), y)
         return

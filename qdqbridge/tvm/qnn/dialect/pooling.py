@@ -82,6 +82,7 @@ def _counts(context: CallContext, extents: Sequence[Extent], window: Four) -> li
     for i, extent in enumerate(extents):
         room = extent + pads[i] + pads[i + rank] - span(size[i], dilation[i])
         number = window_count(room + (strides[i] - 1) * ceil, strides[i])
+        # ONNX drops a window that would start in the padding behind the data, as onnxruntime does.
         if ceil and isinstance(number, int):
             number -= int((number - 1) * strides[i] >= extent + pads[i])
         elif ceil and _may_drop(window, i):
@@ -143,6 +144,9 @@ def _population(
         low, high = pads[i], extent + pads[i]
         if context.attr("count_include_pad"):
             low, high = 0, high + pads[i + len(size)]
+        # Places count from the begin of the padding. What counts lies between ``low`` and ``high``;
+        # the taps among these are counted in closed form, since a loop over a window would be run
+        # for every result.
         start = pixel[i] * strides[i]
         first = tirx.max(tirx.floordiv(low - start + dilation[i] - 1, dilation[i]), 0)
         last = tirx.min(tirx.floordiv(high - 1 - start, dilation[i]), size[i] - 1)
@@ -207,7 +211,10 @@ def _reach(
         end = pads[i + len(size)]
         if isinstance(extent, int):
             wide = covered(sizes[i], strides[i], size[i], dilation[i])
+            # The last window of ceil_mode reaches beyond the padding; what it reads there is the
+            # zero point, which adds nothing to a centred sum.
             end = max(end, wide - extent - pads[i])
+        # How far it reaches only the run knows: at most this.
         elif ceil:
             end += strides[i] - 1
         pairs.append((pads[i], end))
@@ -243,6 +250,7 @@ def _lower_reduce(*, mean: bool) -> Any:
         multiplier = (
             _ratio(context) if opened and mean else _multiplier(context, count if mean else 1)
         )
+        # No bound of an open extent says that int32 holds the sum.
         dtype = "int64" if opened else _sum_dtype(context, count)
 
         def reduce(x: te.Tensor, zx: te.Tensor, m: te.Tensor, zy: te.Tensor) -> te.Tensor:

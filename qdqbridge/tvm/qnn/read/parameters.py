@@ -56,6 +56,7 @@ def operand(
     params = parameters(
         reading, call, scale, zero_point, storage, axis=axis, rank=value.rank, block=block
     )
+    # Hosts store 4 bits in bytes and know scales of float32; the span has what was written so.
     wanted = () if call.provenance is None else call.provenance.operands
     position = argument.data if position < 0 else position
     if position < len(wanted) and wanted[position]:
@@ -86,8 +87,10 @@ def from_arrays(
 
     Matrices are those of blocks along the last axis.
     """
+    # The type of a scale says which floats a dequantize makes.
     expressed = DType.of(scales.dtype) if scales.dtype in _HALVES else DType.FLOAT32
     zeros = np.asarray(zeros, np.int32)
+    # Vectors of one entry: per channel of one channel is per tensor, whatever axis is stated.
     if scales.size == 1 and zeros.size == 1:
         return QuantParams(
             storage, scales.reshape(()), zeros.reshape(()), expressed_dtype=expressed
@@ -131,6 +134,7 @@ def as_stated(params: QuantParams, text: str, value: Value) -> QuantParams:
         stored = value.constant.numpy()
         fits = stored.min(initial=0) >= storage.qmin and stored.max(initial=0) <= storage.qmax
     else:
+        # Nothing says which codes a computed value has; its own node would have stated them.
         fits = value.producer is None
     return changed(params, storage) if fits else params
 
@@ -170,6 +174,7 @@ def expressed(params: QuantParams, text: str) -> QuantParams:
     scale = params.scale.astype(kind.numpy)
     if (expressed, kind) == (params.expressed_dtype, params.scale_dtype):
         return params
+    # A rewrite of the module changed the number since it was recorded: the call counts.
     if not np.array_equal(scale.astype(np.float32), params.scale.astype(np.float32)):
         return params
     return replace(params, scale=scale, expressed_dtype=expressed)

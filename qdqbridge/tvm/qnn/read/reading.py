@@ -83,9 +83,13 @@ class Reading:
         """Returns an operand as a quantized value of ``params``."""
         value = self.value(entry)
         if value.quant is not None:
+            # What a call states is float32; the value's own parameters may say more, such as a
+            # scale of half floats.
             if _same_numbers(value.quant.params, params):
                 return value
             value = self.plain(value)
+        # One reinterpretation for all readers: each would be a node of its own in the graph, and
+        # nothing would show that they read one tensor.
         key = (value, params)
         if key not in self._typed:
             self._typed[key] = self._stored(value, params)
@@ -98,6 +102,7 @@ class Reading:
         data = value.constant
         if data.dtype is not params.storage_dtype:
             kind = params.storage_dtype
+            # Hosts store these floats as bytes: a cast would convert numbers, and these are bits.
             bits = kind.is_small_float and data.dtype is DType.UINT8
             data = data.map(
                 lambda array: array.view(kind.numpy) if bits else array.astype(kind.numpy),
@@ -201,6 +206,8 @@ class Reading:
             if isinstance(found, Reject):
                 return self.unread(call, found.reason)[0]
             entry = self.unread(call) if row is None else row(self, call)
+        # Not an error yet: the call may be a step of an operator that a rule puts together, such as
+        # a comparison inside of a Round. What is still unread at the end is listed as a whole.
         except QdqBridgeError as error:
             entry = self.unread(call, f"{error.what}{': ' if error.why else ''}{error.why}")
         if isinstance(entry, list) and len(entry) == 1 and len(call.results) == 1:
@@ -234,12 +241,15 @@ class Reading:
         """
         results = [self.value(entry) for entry in flat(outputs)]
         graph = Graph(list(inputs), results, list(output_names), self.nodes, name=name)
+        # Rules look at readers, so that the nodes are linked before they run.
         Editor(graph).finish()
         run(graph, self.rules)
         left = [node for node in graph.nodes if node.op.name.startswith(UNREAD)]
         if left:
             raise self._left(left)
         self._forget_spans(graph)
+        # Behind the rules: a form that is put together carries codes which its steps, taken as
+        # floats, do not.
         propagate_parameters(graph, self.hints)
         run(graph, WHOLE)
         return name_values(graph)

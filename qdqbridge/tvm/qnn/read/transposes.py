@@ -79,6 +79,8 @@ def cancel(graph: Graph, ranks: Mapping[Value, int] = MappingProxyType({})) -> N
     Args:
         ranks: How many axes constants of channels-last nodes had before they got more.
     """
+    # Without one of these no call of the module was channels-last, and transposes are the model's
+    # own.
     if any(_layout_move(node) or node.origin.variant == CONVERTED for node in graph.nodes):
         for node in graph.nodes:
             if node.origin.variant == WITHOUT_PROVENANCE:
@@ -99,6 +101,7 @@ def _layout_move(node: Node) -> tuple[ChannelLayout, ChannelLayout] | None:
     rank = len(attributes.perm)
     if rank not in _RANKS:
         return None
+    # Of rank 3 both permutations are (0, 2, 1): what stands before the node tells them apart.
     if attributes.perm == channels_first(rank) and not _starts_last(node):
         return ChannelLayout.LAST, ChannelLayout.FIRST
     return (
@@ -273,6 +276,8 @@ class _Cancelling:
             return int(layout)
         if node not in self.places:
             self.places[node] = self.network.node()
+            # The span says that an emitter made it channels-last, so that the file had it the other
+            # way.
             if node.origin.variant == CONVERTED:
                 self.network.edge(self.places[node], SINK, INFINITE)
         return self.places[node]
@@ -283,6 +288,8 @@ class _Cancelling:
                    for use in self._uses(value)} - {producer}  # fmt: skip
         if not readers:
             return
+        # However many readers disagree with the producer, they share one transpose: each edge of 1
+        # is cut at most once, and no edge to a reader is.
         there, back = self.network.node(), self.network.node()
         self.network.edge(producer, there, 1)
         self.network.edge(back, producer, 1)
@@ -363,11 +370,14 @@ class _Cancelling:
             outputs.append(new)
         unlink(node)
         op, attributes = node.op, permuted_attributes(node.attributes, channels_first(rank))
+        # Channels-first it covers all of space, which the canonical form calls a pool; a node that
+        # was converted from a file's own is already what the file says.
         mean = op is REDUCE_MEAN and node.origin.variant != CONVERTED
         if mean and attributes == ReduceAttrs(tuple(range(2, rank))):
             op, attributes = GLOBAL_AVERAGE_POOL, NO_ATTRIBUTES
         made = Node(op, attributes, operands, outputs, node.origin)
         link(made)
+        # Without the reduced axes it has no layout left: its readers read the new result as it is.
         if not given:
             editor = Editor(self.graph)
             for old, new in zip(node.outputs, outputs, strict=True):
@@ -410,6 +420,8 @@ def _same_target(node: Node) -> bool:
     """True where the target does not copy extents of axes that a transpose renames."""
     attributes = node.attributes
     if isinstance(attributes, ReshapeAttrs):
+        # A 0 copies the extent of the axis in its place, and places differ in front of the
+        # transpose; the batch is axis 0 in both layouts.
         return attributes.shape is not None and 0 not in attributes.shape[1:]
     return node.attributes == type(node.attributes)(1)  # type: ignore[call-arg]
 

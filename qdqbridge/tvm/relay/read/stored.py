@@ -57,6 +57,7 @@ def _qparams_of(value: Value) -> QuantParams:
 def _rounding(value: Value) -> Node | None:
     """Returns the node that rounds ``value``: it may as well round into another type."""
     node = value.producer
+    # A transpose rounds nothing: the node in front of it does, and may give another type.
     if node is not None and node.op is TRANSPOSE and _for_layout(node):
         return _rounding(node.operand(0))
     if node is None or len(node.outputs) != 1:
@@ -97,8 +98,12 @@ def cast(reading: Reading, call: Call) -> Entry:
         return data
     qmin, qmax = max(params.qmin, dtype.qmin), min(params.qmax, dtype.qmax)
     same = changed(params, dtype, qmin, qmax)
+    # An average lies between the codes that it is of, so that a narrower type of these loses
+    # nothing.
     if (qmin, qmax) != (params.qmin, params.qmax) and not _is_average(reading, data):
         raise reading.refused(f"it cuts bits off integers of {params.qmin} to {params.qmax}")
+    # A wider type keeps every code; so does one that the codes fit into, of a value that nobody
+    # rounds.
     if dtype.bits >= params.storage_dtype.bits or _rounding(data) is None:
         type_ = QuantType(same, call.result.shape)
         return reading.node(REQUANTIZE, NO_ATTRIBUTES, [data], type_, call)
@@ -112,6 +117,7 @@ def requantize(reading: Reading, call: Call) -> Entry:
     if data is None or not (_is_average(reading, data) or _same_node(reading, data, call)):
         return plain(reading, call)
     _check_sum(reading, data, call)
+    # The call says other parameters of its operand than are known of it: as written, it converts.
     if not _agrees(reading, data, call):
         return plain(reading, call)
     return _retyped(reading, data, result(reading, call, REQUANTIZE_CALL), call)
@@ -139,9 +145,12 @@ def between(row: Row, when: Callable[[Call], bool] = lambda call: True) -> Row:
         real = _dequantize_node(reading, _narrow(reading, data, call))
         floats = tuple(Result("float32", r.shape) for r in call.results)
         made = row(reading, replace(call, args=(real, *call.args[1:]), results=floats))
+        # TVM gives the result in the operand's own codes; a requantize behind it says the real
+        # ones, and takes the place of this rounding.
         params = _summed(changed(_qparams_of(data), call.dtype), data, call)
         type_ = QuantType(params, call.result.shape)
         value = reading.node(QUANTIZE, IN_FLOAT32, [reading.value(made)], type_, call)
+        # What follows may round it once more, into the type that the average is meant to have.
         reading.memory["average", value] = True
         return value
 
@@ -174,6 +183,8 @@ def _narrow(reading: Reading, data: Value, call: Call) -> Value:
     if source.quant is None or source.type.dtype is DType.INT32:
         return data
     params = _qparams_of(source)
+    # Widening alone keeps the mapping; a rescaling beside it rounds every term, which one rounding
+    # at the end does not reproduce.
     if changed(params, DType.INT32) != changed(_qparams_of(data), DType.INT32):
         notes: list[Note] = reading.memory.setdefault(("notes",), [])
         why = (
@@ -239,6 +250,7 @@ def _clamped(reading: Reading, call: Call, clamp: Clamp) -> Entry | None:
     if data is None:
         return None
     params = clamp(_qparams_of(data))
+    # int32 codes are what a rounding has not saturated yet; the clamp is that saturation.
     if data.type.dtype is DType.INT32 and _rounding(data) is not None:
         return _retyped(reading, data, params, call)
     return reading.narrowed(data, params, call)
@@ -289,6 +301,7 @@ def extreme(op: str) -> Row:
     name = {"Max": "maximum", "Min": "minimum"}[op]
 
     def row(reading: Reading, call: Call) -> Entry:
+        # Frontends write the bound on either side.
         for first, second in (call.args, call.args[::-1]):
             data = _per_tensor_codes(first)
             bound = constant_of(second) if isinstance(second, Value) else None
@@ -308,6 +321,8 @@ def _of_two(reading: Reading, call: Call, op: str) -> Entry | None:
     a, b = (_per_tensor_codes(entry) for entry in call.args)
     if a is None or b is None or not _qparams_of(a).same_mapping(_qparams_of(b)):
         return None
+    # Of two operands either range may be the wider one, and the extreme of both lies in their
+    # union.
     type_ = QuantType(_qparams_of(a).widened(), call.result.shape)
     return reading.node(op, NO_ATTRIBUTES, [a, b], type_, call)
 
