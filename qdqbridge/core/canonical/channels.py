@@ -63,6 +63,7 @@ def operator_before_transpose(node: Node, context: RuleContext) -> Proposal:
         return None
     operands: list[Value | None] = []
     for index, value in enumerate(node.inputs):
+        # Indices have no layout.
         if value is not None and not node.op.is_data(index) and node.op is GATHER:
             operands.append(value)
             continue
@@ -96,6 +97,7 @@ def reduce_before_transpose(node: Node, context: RuleContext) -> Proposal:
         type_ = permuted_type(node.output.type, inverse(perm))
         inner = result(node.op, axes, [x], type_, node.origin, node.output.name)
         return Replace({node.output: _transposed(inner, perm, node)})
+    # Without the reduced axes nothing says a layout any more: the others would change places.
     if left != sorted(left):
         return None
     output = node.output
@@ -113,6 +115,8 @@ def split_before_transpose(node: Node, context: RuleContext) -> Proposal:
     if x is None or any(value.type.shape is None for value in node.outputs):
         return None
     parts = [Value(permuted_type(value.type, back), value.name) for value in node.outputs]
+    # Nobody needs the node itself: its results know it, and the editor links what they stand
+    # behind.
     Node(node.op, permuted_attributes(given, back), [x], parts, node.origin)
     return Replace({
         old: result(
@@ -129,6 +133,7 @@ def constant_of_fewer_axes(node: Node, context: RuleContext) -> Proposal:
     if node.op.flow is not Flow.ELEMENTWISE or node.op in (CONCAT, COMPOSITION):
         return None
     rank = node.output.rank
+    # Else the constant's extents of 1 are what makes the result's rank.
     if rank is None or not any(v and not v.is_constant and v.rank == rank for v in node.inputs):
         return None
     operands = [None if value is None else _shorter(value) for value in node.inputs]
@@ -146,6 +151,7 @@ def _shorter(value: Value) -> Value:
         return value
     count = next((i for i, extent in enumerate(data.shape) if extent != 1), len(data.shape))
     if params is not None and params.axis is not None:
+        # Its scales lie along an axis that would go.
         if params.axis < count or params.blocked:
             return value
         params = params.with_axis(params.axis - count)
@@ -162,6 +168,7 @@ def reshape_of_a_transpose(node: Node, context: RuleContext) -> Proposal:
         return None
     shape = turn.operand(0).type.shape
     perm, output = turn.attributes.perm, node.output
+    # A target may copy the batch with a 0, and ONNX's 0 looks at the axis in its own place.
     if shape is None or perm[0] != 0 or turn.operand(0).quant != _like(output, turn.operand(0)):
         return None
     long = [axis for axis in perm if shape[axis] != 1]
@@ -222,10 +229,12 @@ def slice_of_needed_axes(node: Node, context: RuleContext) -> Proposal:
 def _cut(extent: Dim, start: int, end: int, step: int) -> tuple[int, int, int] | None:
     """Returns start, end and step of an axis, None where all of it is taken as it lies."""
     if isinstance(extent, str):
+        # Of an open extent only what says "to the end" is known to take all.
         return None if start == 0 and end >= ENDLESS and step == 1 else (start, end, step)
     taken = sliced(extent, start, end, step)
     if taken == range(extent) and step == 1:
         return None
+    # A backward range ends at -1, which ONNX would count from the end.
     return taken.start, taken.stop if taken.stop >= 0 else BEFORE_ALL, step
 
 
@@ -312,6 +321,7 @@ def _turn(value: Value) -> tuple[Value, tuple[int, ...]] | None:
         return None
     perm = (0, 2, 3, 1)
     alike = tuple(before[axis] for axis in perm) == after
+    # Only where one of the two has extent 1 does a Reshape leave every element in its place.
     still = before[1] == 1 or before[2:] == (1, 1)
     return (node.operand(0), perm) if alike and still and before != after else None
 
@@ -407,6 +417,7 @@ class _FloatRegion:
 
     def _computed(self, value: Value) -> Value | None:
         node = value.producer
+        # Bounded, since the region is walked again for each transpose that could end one.
         if node is None or len(self.made) > _MOST:
             return None
         attributes = node.attributes

@@ -45,6 +45,8 @@ def narrowed(params: QuantParams, low: float, high: float) -> QuantParams:
     wide = params.widened()
     qmin, qmax = params.qmin, params.qmax
     if low > -math.inf:
+        # Rounding is monotone, so that the code of the bound bounds the codes; a bound beyond the
+        # other end leaves the one code there.
         qmin = max(qmin, min(int(quantize(np.array([low], np.float32), wide)[0]), qmax))
     if high < math.inf:
         qmax = min(qmax, max(int(quantize(np.array([high], np.float32), wide)[0]), qmin))
@@ -142,6 +144,7 @@ def clip_nothing(node: Node, context: RuleContext) -> Proposal:
     if not isinstance(own, ClipAttrs) or x.type != node.output.type:
         return None
     nothing = own == ClipAttrs(None, None)
+    # A bound of infinity clips nothing of a float; an integer type's largest number is a bound.
     if x.type.dtype.is_float:
         nothing = own.low in (None, -math.inf) and own.high in (None, math.inf)
     return Replace({node.output: x}) if nothing else None
@@ -152,6 +155,8 @@ def _both(first: ClipAttrs, then: ClipAttrs) -> ClipAttrs | None:
     lows = [end.low for end in (first, then) if end.low is not None]
     highs = [end.high for end in (first, then) if end.high is not None]
     low, high = max(lows, default=None), min(highs, default=None)
+    # Clips whose intervals do not meet give one number, which the bounds of both together do not
+    # say.
     if low is not None and high is not None and low > high:
         return None
     return ClipAttrs(low, high)
@@ -174,6 +179,7 @@ def clamp_before_quantize(node: Node, context: RuleContext) -> Proposal:
         return None
     if not target.params.per_tensor or not target.params.storage_dtype.is_integer:
         return Reject(f"the range of a clamp ({clamp.op.name}) cannot be per channel")
+    # Somebody needs the clamped floats, so that the clamp stays where it is.
     if context.is_output(clamp.output) or any(
         reader.op is not QUANTIZE for reader in context.readers(clamp.output)
     ):

@@ -97,8 +97,10 @@ def _quantized_matrix(w: Value, zero_point: Value | None, scales: Value) -> Valu
     zero = np.zeros((), np.int32) if zero_point is None else _flat(zero_point)
     scale: NDArray[Any] = factor.numpy().reshape(-1)
     columns = data.shape[1]
+    # Other shapes broadcast the result, which the operator does not.
     if factor.shape not in ((), (1,), (columns,), (1, columns)) or zero.size not in (1, columns):
         return None
+    # Parameters of a type are positive numbers; a Mul takes anything.
     if not (np.isfinite(scale).all() and (scale > 0).all()):
         return None
     params = _weight_qparams(data.dtype, scale, zero)
@@ -181,6 +183,7 @@ def _scaled_weight(w: Value, zero: NDArray[np.int32], scales: Value) -> Value | 
     reach = np.abs(data.numpy().astype(np.int64) - zero.reshape(-1, *[1] * (rank - 1)))
     largest = reach.reshape(channels, -1).sum(axis=1).max(initial=0)
     usual = np.isfinite(scale).all() and (scale > 0).all() and (zero == zero[:1]).all()
+    # The file's sums are int32, which wraps beyond this; the operator's are exact.
     if not usual or _REACH * largest >= _MOST:
         return None
     params = _weight_qparams(data.dtype, scale, zero[:1], axis=0)
@@ -190,6 +193,7 @@ def _scaled_weight(w: Value, zero: NDArray[np.int32], scales: Value) -> Value | 
 def _conv_integer_attrs(node: Node) -> ConvAttrs | None:
     """Returns the window of a ConvInteger; None where its padding depends on extents."""
     stated, rank = node.attributes.stated(), (node.operand(1).rank or 0) - 2
+    # SAME depends on the image, whose extents may be open.
     if rank < 1 or stated.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
         return None
 

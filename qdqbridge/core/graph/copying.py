@@ -42,6 +42,7 @@ class Copy:
 
 def copied(graph: Graph) -> Copy:
     """Returns a copy of ``graph``; the data of constants is not copied."""
+    # Values are made as they are met: a constant has no node and stands in no list.
     values: dict[Value, Value] = {}
     nodes: dict[Node, Node] = {}
 
@@ -82,6 +83,8 @@ def with_each_extent(graph: Graph, extent: Callable[[Dim], Dim]) -> Graph:
         if shape is not None:
             value.type = value.type.with_shape(tuple(extent(dim) for dim in shape))
     for node in copy.graph.nodes:
+        # Attributes may say something simpler once an extent is a number: windows of a pool are cut
+        # to what fits.
         if node.op.known is not None:
             node.attributes = node.op.known(node.attributes, node.operand(0).type.shape)
     return copy.graph

@@ -67,6 +67,7 @@ class AsRead:
 
 def _state(graph: Graph) -> tuple[Any, ...]:
     """Returns all parts of a graph; nodes and values are what they are by identity."""
+    # By identity of nodes and values: a walk, without a hash of any weight.
     nodes = tuple(
         (node, node.op, node.attributes, node.origin, tuple(node.inputs), tuple(node.outputs))
         for node in graph.nodes
@@ -118,6 +119,8 @@ class Origin:
     def joined(self, other: Origin) -> Origin:
         """Returns the origin of a node made from two."""
         return Origin(
+            # Bounded: a chain of thousands of nodes that become one would else copy its names at
+            # each step.
             tuple(dict.fromkeys((*self.nodes, *other.nodes)))[:_REMEMBERED],
             tuple(dict((*self.metadata, *other.metadata)).items())[:_REMEMBERED],
             self.variant or other.variant,

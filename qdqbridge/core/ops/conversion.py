@@ -52,6 +52,7 @@ def _dequantize(
     (x,), source, result = present(operands, 1), types[0], results[0]
     if not isinstance(source, QuantType):
         return None
+    # float32 first, then the type that is asked for: ONNX rounds a dequantized half float so.
     real = dequantize(x, source.params)
     return (real.astype(result.dtype.numpy) if isinstance(result, TensorType) else real,)
 
@@ -157,6 +158,8 @@ def is_finite(value: Value) -> bool:
     params = stored.quant.params
     real = params.expressed_dtype if value.quant is not None else value.type.dtype
     with np.errstate(over="ignore"):
+        # No code less a zero point is larger. A scale near the end of the type makes infinity of
+        # it.
         largest = np.abs(params.scale) * np.float32(2.0 ** (params.storage_dtype.bits + 1))
         return bool(np.isfinite(np.asarray(largest).astype(real.numpy)).all())
 

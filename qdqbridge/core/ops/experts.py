@@ -93,6 +93,7 @@ def chosen(logits: Array, attributes: ExpertsAttrs) -> tuple[Array, Array]:
     Of equal ones the last comes first, as in onnxruntime.
     """
     last = logits.shape[-1] - 1
+    # A stable order of the mirrored logits puts the last of equal ones first.
     order = last - np.argsort(-logits[:, ::-1], axis=-1, kind="stable")[:, : attributes.k]
     raised = np.exp(logits - logits.max(axis=-1, keepdims=True))
     shares = np.take_along_axis(raised, order, axis=-1)
@@ -174,6 +175,7 @@ def expert_weights(a: ExpertsAttrs, codes: Array, scales: Array, points: Array |
     numbers = _unpacked(codes, bits)
     experts, rows, terms = numbers.shape
     blocks = 1 if scales.ndim == 2 else scales.shape[2]
+    # Without zero points codes lie around the middle of their type.
     zero: Array = np.full((experts, rows, blocks), 1 << (bits - 1), np.int32)
     if points is not None:
         flat = points.reshape(experts, rows, -1) if scales.ndim == 3 else points

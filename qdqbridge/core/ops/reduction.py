@@ -56,6 +56,7 @@ def _reduce_mean(attrs: ReduceAttrs, operands: Operands) -> tuple[Array, ...]:
     (x,) = present(operands, 1)
     total, count = _sum(attrs, x), _reduced_element_count(attrs, x)
     if x.dtype.kind in "iu":
+        # Cut towards zero, as onnxruntime divides integers; NumPy's // floors.
         return ((np.sign(total) * (np.abs(total) // count)).astype(x.dtype),)
     return ((total / count).astype(x.dtype),)
 
@@ -63,6 +64,7 @@ def _reduce_mean(attrs: ReduceAttrs, operands: Operands) -> tuple[Array, ...]:
 def _reduce_max(attrs: ReduceAttrs, operands: Operands) -> tuple[Array, ...]:
     (x,) = present(operands, 1)
     wide = comparable(x)
+    # Of no element NumPy refuses an extreme without a first one; ONNX gives the least number.
     best = wide.max(axis=attrs.axes, keepdims=attrs.keepdims, initial=lowest(wide.dtype))
     return (np.asarray(best).astype(x.dtype),)
 

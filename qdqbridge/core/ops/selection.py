@@ -30,6 +30,8 @@ def _slice(attributes: SliceAttrs, operands: Operands) -> tuple[Array, ...]:
         attributes.starts, attributes.ends, attributes.axes, attributes.steps, strict=True
     ):
         taken = sliced(x.shape[axis], start, end, step)
+        # A stop of -1 is "in front of element 0" in a range, and the last element in a slice of
+        # Python.
         region[axis] = slice(taken.start, taken.stop if taken.stop >= 0 else None, step)
         if not taken:
             region[axis] = slice(0, 0)

@@ -158,6 +158,8 @@ def _steps(graph: Graph, target: CTarget) -> KernelCalls:
         problems.append(f"inputs of unknown rank: {', '.join(unranked)}")
     found: KernelCalls | None = None
     try:
+        # Open extents are refused below; with numbers for now, so that one error lists all that has
+        # no C.
         numbered = with_numbers(graph, dict.fromkeys(open_, 1))
         module = lowered(emit_plan(plan(agreed(numbered), target.cpu)))
         found, more = steps_of(module)
@@ -185,6 +187,7 @@ class _Writer:
             for array in step.arrays:
                 if array.constant is not None and array not in self.constants:
                     self.constants[array] = f"{name}_data_{len(self.constants)}"
+        # Names of parameters hide those of the file.
         taken = {"arena"}
         self.inputs = [identifier(value.name, taken) for value in graph.inputs]
         self.outputs = [identifier(text, taken) for text in graph.output_names]
@@ -199,6 +202,8 @@ class _Writer:
         for number, step in enumerate(self.steps.steps):
             rooms = step.function.rooms if step.function else ()
             counts.append(len(rooms))
+            # Scratch memory lives during its own step only, and shares the arena with all that
+            # lives otherwise.
             needs += [ArenaNeed(room.nbytes, number, number) for room in rooms]
         found = arena(needs)
         offsets = iter(found.offsets)
@@ -282,6 +287,9 @@ void {self.name}_run({self._parameters()});
     # ---- functions ------------------------------------------------------------------------------
 
     def _source(self) -> str:
+        # The sources keep the contract wherever they are compiled. Contracting a product and a sum
+        # into an FMA rounds once where the contract has two roundings: clang obeys the pragma of
+        # C99, GCC ignores it and has one of its own.
         bodies = [function.text for function in self.functions]
         calls = "\n".join(self._call(number, s) for number, s in enumerate(self.steps.steps))
         block = max(self.arena.nbytes, 1)
@@ -293,6 +301,7 @@ static union {{
   double also_aligned;
 }} arena;
 """ if self.arena.nbytes else ""  # fmt: skip
+        # An input that nothing reads is a parameter still: -Wextra -Werror would refuse the file.
         unused = "".join(
             f"  (void){name};\n"
             for name, array in zip(self.inputs, self.steps.inputs, strict=True)
@@ -328,6 +337,7 @@ void {self.name}_run({self._parameters()})
     def _call(self, number: int, step: KernelCall) -> str:
         arguments = [self._argument(array) for array in step.arrays]
         if step.function is None:
+            # An output that is an input, or another output: no kernel computes it.
             return f"  memcpy({arguments[1]}, {arguments[0]}, {step.arrays[1].memory.nbytes});"
         for room, offset in zip(step.function.rooms, self.rooms[number], strict=True):
             arguments.append(_in_arena(room.dtype, offset))

@@ -249,6 +249,7 @@ class _BoxCopy:
                 value = self._mapped(load(self.source, taken + start + lane, 1))
                 store(self.result, given + start + lane, value, 1)
 
+        # Without an instruction that looks up 64 codes at once they are looked up one by one.
         slow = self.table is not None and not self.move.permutes
         each_piece(count, 8 if slow else REGISTER, piece)
 
@@ -293,6 +294,7 @@ class _BoxCopy:
     def _tiles(self, taken: Prim, given: Prim, rows: _CopiedAxis, last: _CopiedAxis) -> None:
         """Square tiles; the last one of a row or column may overlap the one before."""
         down, across = rows.extent or 1, last.extent or 1
+        # A power of two, as the rounds of the transposition want it.
         size = 1 << (min(down, across, _TILE).bit_length() - 1)
         with turns(-(-down // size)) as i, turns(-(-across // size)) as j:
             row = bound(tirx.min(i * size, down - size))

@@ -158,6 +158,8 @@ class _NormalizedRow:
                 value = value - splat(mean, lanes)
             value = value * splat(inverse, lanes) * factor(0, offset, lanes)
             if normalize.shifts:
+                # The contract rounds the product before the sum; without a fence LLVM makes one FMA
+                # of both.
                 value = fence(value) + factor(1, offset, lanes)
             store(self.result, start + offset, self.target.quantized(bound(value), lanes), lanes)
 
@@ -188,6 +190,7 @@ class _NormalizedRow:
                 else:
                     store(single, 0, load(single, 0, 1) + total(value, lanes), 1)
 
+        # A last piece that overlaps would count elements twice.
         each_piece(self.normalize.count, full, piece, overlap=False)
         first, second = (
             bound(load(single, 0, 1) + total(load(vector, 0, full), full))
@@ -199,6 +202,8 @@ class _NormalizedRow:
         """Returns ``f32(mean)`` and ``f32(scale / sqrt(variance + epsilon))``."""
         n, square, scale_squared, epsilon, scale = (load(self.moments, i, 1) for i in range(5))
         mean = bound((first.astype("float64") / n).astype("float32"))
+        # n * S2 - S1 * S1 in integers: in floats the two nearly equal numbers would cancel all
+        # their digits.
         spread = second.astype("int64") * n.astype("int64")
         if self.normalize.centred:
             spread = spread - first.astype("int64") * first.astype("int64")
@@ -216,6 +221,7 @@ def match_quantized_norm(node: Node, place: KernelPlace) -> Kernel | None:
     shape, form = any_open(node.output.type.shape), _form_of_rows(node)
     if source is None or result is None or form is None or shape is None:
         return None
+    # The pixels of a channel are no row of memory there.
     if form.channels and place.channels_last:
         return None
     sums = _sums_of(source, form.count, 4 * place.cpu.lanes)
@@ -279,6 +285,7 @@ def _form_of_rows(node: Node) -> _NormalizationForm | None:
 def _sums_of(source: QuantParams, count: int, lanes: int) -> tuple[str, str] | None:
     """Returns the types of sums over ``count`` elements; None where int64 could be too small."""
     square = ((1 << source.storage_dtype.bits) - 1) ** 2
+    # n * S2 is at most the square of the codes' width times n * n.
     if 4 * square * count**2 >= 1 << 63:
         return None
     if square * count < 1 << 31:

@@ -95,6 +95,8 @@ def sparse_attention(context: CompositionContext, a: SparseAttentionAttrs) -> Se
         def seen(starts: te.Tensor, known: te.Tensor) -> te.Tensor:
             def element(b: Expr, h: Expr, s: Expr, t: Expr) -> Expr:
                 row = tirx.min(tirx.floordiv(starts(b) + s, size), count - 1)
+                # A place behind the last block is never seen, but loops still compute it: it reads
+                # inside of the table.
                 column = tirx.min(tirx.floordiv(t, size), count - 1)
                 return known(tirx.floormod(h, layouts), row, column) != 0
 
@@ -139,6 +141,7 @@ def _attended(
         rows = cache.joined(new, lines, room)
         seen.append(cache.real(rows))
         kept.append(cache.moved(rows, lines, a) if a.sliding_window_cache else rows)
+    # 0 is ONNX's default of the attribute, and stands for the root.
     factor = a.scale or 1 / math.sqrt(size)
 
     def bent(x: Expr, kind: str) -> Expr:
@@ -150,6 +153,7 @@ def _attended(
 
     sink = context.arg(slots.sink) if context.has(slots.sink) else None
     if sink is None and a.smooth_softmax:
+        # exp(0) = 1 beside the exponentials is what a smooth softmax adds to their sum.
         sink = context.number(np.zeros(a.num_heads), "float32")
     bias = mask(lines, q, room)
     if bias is None and context.has(slots.bias):
@@ -244,6 +248,7 @@ def _room(context: CompositionContext, a: GroupQueryAttentionAttrs, q: Expr, slo
     if a.sliding_window_cache:
         return past + context.extents(q)[2]
     total = context.constant_ints(slots.total)
+    # A number keeps the extents of loops constant.
     if total and isinstance(past, int):
         return max(total[0], past)
     wanted = context("reshape", context.cast(context.arg(slots.total), _INT), (1,))
@@ -300,6 +305,8 @@ class _Cache:
             def element(b: Expr, n: Expr, t: Expr, d: Expr) -> Expr:
                 own = tirx.all(t >= before(b), t < before(b) + data.shape[2])
                 added = tirx.if_then_else(own, data(b, n, t - before(b), d), none)
+                # The past is longer than the rows that hold something where caller and model share
+                # one buffer.
                 held = tirx.all(t < before(b), t < old.shape[2])
                 if self.in_place:
                     held = tirx.all(tirx.Not(own), t < old.shape[2])
@@ -341,6 +348,7 @@ class _Cache:
 
                 def element(b: Expr, n: Expr, t: Expr, d: Expr) -> Expr:
                     byte = data(b, n, t, d // 2).astype("int32")
+                    # Two codes in a byte, the lower half first, stored as code + 8.
                     code = tirx.Select(d % 2 == 0, byte & 15, byte >> 4) - 8
                     return code.astype("float32")
 

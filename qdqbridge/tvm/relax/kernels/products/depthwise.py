@@ -95,6 +95,7 @@ class Depthwise:
     @cached_property
     def height(self) -> int:
         """Rows of the result that are computed together."""
+        # Neighbouring rows of the result share no row of the image then, so that nothing is won.
         if self.dilations[0] > 1:
             return 1
         most = min(4, self.result[0])
@@ -207,6 +208,8 @@ class _Depthwise:
         shares = -(-d.result[0] // d.height)
         with turns(batch * shares, parallel=worth_sharing(d.tasks, d.outcome, 2)) as task:
             image = task // shares
+            # The last rows overlap those before them and are computed twice: all tiles have one
+            # height.
             row = tirx.min(task % shares * d.height, d.result[0] - d.height)
             self.rows = T.alloc_buffer((d.columns * d.pitch,), d.dtype)
             self._interleave(image, row * d.strides[0] - d.begin[0])
@@ -244,6 +247,8 @@ class _Depthwise:
         target = (column + before) * d.pitch + group * size
         rows = [top + offset for offset in offsets]
         inside = [bound(tirx.all(row >= 0, row < d.image[0])) for row in rows]
+        # A row outside of the image is read from inside of it, and the zero point taken in its
+        # place: a choice of vectors, not a branch in the innermost loop.
         held = [tirx.max(tirx.min(row, d.image[0] - 1), 0) for row in rows]
         starts = [
             bound(((image * d.image[0] + row) * d.image[1] + column) * d.channels) for row in held
@@ -258,6 +263,7 @@ class _Depthwise:
                 )
                 for start, there in zip(starts, inside, strict=True)
             ]
+            # Bytes of the dot product that no row fills.
             vectors += [number(0, "uint8", lanes)] * (d.cpu.depth - len(vectors))
             order = [row * lanes + lane for lane in range(lanes) for row in range(d.cpu.depth)]
             count = lanes * d.cpu.depth
@@ -270,6 +276,8 @@ class _Depthwise:
     def _carried(self, value: Prim, lanes: int) -> Prim:
         if not self.d.signed:
             return value
+        # The dot product takes unsigned activations: code + 128, whose zero point is larger by 128
+        # as well, stands for the same number.
         unsigned = tirx.reinterpret(typed("uint8", lanes), value)
         return tirx.bitwise_xor(unsigned, number(128, "uint8", lanes))
 

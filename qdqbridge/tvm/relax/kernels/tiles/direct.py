@@ -140,6 +140,7 @@ class DirectLoops:
         """Goes over the groups, and over the tiles of channels in each."""
         d = self.d
         first, number = share(channels, d.channel_shares, d.channel_units)
+        # A share is some of the channels of the only group, else some of the groups.
         if d.groups == 1:
             self._channels(tirx.const(0, "int32"), first, number, origin, place, count)
             return
@@ -166,6 +167,8 @@ class DirectLoops:
             self._open_rows(at, origin, place, count)
             return
         rows = [(0, count, 1)] if d.tile_rows == 1 else d.row_parts.pieces()
+        # Tiles are numbered across all their sizes, since each asks memory for its share of the
+        # next weights.
         in_row = d.column_parts.wide + d.column_parts.narrow
         before: Prim | int = 0
         for row, many, height in rows:
@@ -390,6 +393,8 @@ class AmxLoops(DirectLoops):
         """One tile: begin with the bias, go through the runs, finish, requantize."""
         del number
         shape, (down, right) = self._shape_of(extent[0] * extent[1]), self._apart
+        # Of an open number of rows the last tile is lower: registers are divided up for it, and
+        # back again.
         if shape is not self._shape:
             configure(shape.registers)
         tile = AmxTile(shape, at.blocks, self._room)
