@@ -83,6 +83,7 @@ def without_arithmetic(quantized: Graph, *, channels_first: bool = False) -> Cop
         channels_first: Undo transposes of images, which a tool for another layout has put in.
     """
     copy = copied(quantized)
+    # One after the other: together, the Div of a quantization would be folded into a product.
     for options in _OF_FLOATS:
         canonicalize(copy.graph, options, channels_first=channels_first)
     return copy
@@ -133,6 +134,8 @@ def common_form(graph: Graph) -> CommonForm:
     steps = replace(graph, inputs=inputs, outputs=outputs, nodes=made.nodes, notes=[])
     whole = copied(steps).graph
     for number, node in enumerate(whole.nodes):
+        # The number of a step instead of a name: what rules make of several joins their origins,
+        # and so says of which steps it is made.
         node.origin = Origin((str(number),))
     whole = without_layout(whole, (*FOLDS, *FUSIONS, matrix_is_dense, dense_bias))
     order_operands(whole)
@@ -174,6 +177,7 @@ def in_place_of(node: Node, steps: Sequence[Node], *, own: bool) -> list[Node] |
     operands = [v for step in steps for v in step.inputs if v is not None and v not in inner]
     outside = list(dict.fromkeys(v for v in operands if v.constant is None))
     given = list(dict.fromkeys(v for v in node.inputs if v is not None and v.constant is None))
+    # With several operands nothing would say which belongs where.
     if len(outside) != len(given) or len(given) > 1 or any(len(s.outputs) != 1 for s in steps):
         return None
     values = dict(zip(outside, given, strict=True))
@@ -212,6 +216,7 @@ def _find_original_constant(value: Value, node: Node, *, scaled: bool) -> Value:
         if own is None or own.constant is None or own.constant.size != array.size:
             continue
         gap = distance(own.constant.numpy(), array)
+        # A scale behind the product may have been folded into the weight of one of the graphs only.
         if gap is not None and (gap < _NEAR or not scaled):
             found.append((gap, index, own))
     if not found:
@@ -231,6 +236,7 @@ def distance(a: Array, b: Array) -> float | None:
         return None
     wide = a.astype(np.float64).reshape(-1)
     choices = [b.reshape(-1)]
+    # A square matrix may be transposed though the shapes are equal.
     if a.shape != b.shape or (a.ndim == 2 and a.shape[0] == a.shape[1]):
         choices.append(b.T.reshape(-1))
     signal = float(np.square(wide).sum())

@@ -77,6 +77,7 @@ class GraphRuns:
                 ]
                 values.update(zip(node.outputs, computed(node, operands), strict=False))
             self.clean.append(values)
+            # The last batch is filled up with copies, which would count twice in any mean.
             self.rows.append(batch.rows / batch.size if batch.size else 1.0)
 
     def stored(self, value: Value) -> Array:
@@ -148,6 +149,7 @@ class GraphRuns:
         for node in self.graph.nodes:
             touched = any(value in moved for value in node.inputs if value is not None)
             asked = any(value in changes or value in instead for value in node.outputs)
+            # Only what lies behind a change is computed again: a network is run once per tensor.
             if not touched and not asked:
                 continue
             if touched and not all(value in instead for value in node.outputs):
@@ -222,6 +224,8 @@ def lost_samples(runs: GraphRuns, data: Mapping[str, Array]) -> tuple[int, ...]:
         if array.ndim and len(array) == total:
             finite = _test_sample_elements(np.isfinite, array)
             lost |= _test_sample_elements(np.isnan, array).any(axis=1)
+            # A row of infinities alone compares with nothing; of no elements there is nothing to
+            # lose.
             lost |= ~finite.any(axis=1) & bool(finite.size)
     return () if lost.all() else tuple(int(place) for place in np.flatnonzero(lost))
 

@@ -109,6 +109,8 @@ class Simulation:
         self.trials, self.compiled = 0, 0
         self._asked = list(values)
         self.values = self._asked or list(plan.graph.outputs)
+        # Unseen samples stand first, so that what is measured of a prefix of the batches is
+        # measured of them.
         first = [] if unseen is None else batches_of(unseen, plan.graph, batch)
         self._batches, self._unseen = first + batches_of(samples, plan.graph, batch), len(first)
         self._needs = Needs.of((plan, *also))
@@ -179,6 +181,7 @@ class Simulation:
                 "the decision is of another graph than the simulation",
                 fix="make a new simulation of the graph that was decided about",
             )
+        # Before the feeds are made: compiling anew gives them other inputs.
         self.cover((decision.plan,))
         return {**self._constants, **self._feeds.of(decision, constants)}
 
@@ -212,6 +215,7 @@ class Simulation:
                 part(arrays)
             kept = {value: arrays[value] for value in between}
             used += sum(array.nbytes for array in kept.values())
+            # The batches that are held save their share; the others run from the begin.
             if used > self._memory:
                 break
             self._held.append({**kept, **inputs})
@@ -225,6 +229,8 @@ class Simulation:
         if not self._held:
             return 0
         for index, part in enumerate(self._parts):
+            # By identity: equal arrays are the same object as long as nobody chose anew, and
+            # comparing them would read every weight.
             if any(v in feeds and feeds[v] is not self._held_feeds[v] for v in part.inputs):
                 return index
         return len(self._parts)

@@ -124,6 +124,7 @@ class NodeView:
     def float_(self, name: str, default: float) -> float:
         """Returns a float attribute; ONNX's attributes are float32 numbers."""
         attribute = self._typed(name, AttributeProto.FLOAT)
+        # A default of 1e-5 in double precision is another number than the same one in a file.
         return float(np.float32(default if attribute is None else attribute.f))
 
     def string(self, name: str, default: str) -> str:
@@ -222,6 +223,8 @@ class NodeView:
             raise NoRow(f"input {index} has {array.size} elements")
         item = array.reshape(-1)[0]
         number = float(item)
+        # NaN is unequal to itself, which a record of attributes must not be; a large integer would
+        # be another one as a float.
         if np.isnan(number) or (array.dtype.kind in "iu" and int(number) != int(item)):
             raise NoRow(f"input {index} is {item}")
         return number

@@ -53,6 +53,7 @@ def unrolled(node: Node, most: int) -> Graph:
     made = _StepNodes(attributes.version)
     given = {a.name: helper.get_attribute_value(a) for a in call.attribute}
     steps = _FORMS[attributes.op_type](node, model, given, made)
+    # Of no steps the results have no shape that a Concat could make.
     if not 0 < steps.count <= most // max(len(steps.body.node), 1):
         raise UnknownSteps
     _unroll(steps, call, made)
@@ -132,6 +133,7 @@ def _inlined(body: GraphProto, step: int, inputs: list[str], made: _StepNodes) -
     """Adds the nodes of one step; returns its results. All share the body's initializers."""
     copy = GraphProto()
     copy.CopyFrom(body)
+    # Weights stand there once for all steps.
     shared = {tensor.name for tensor in body.initializer}
     names = {name: f"{name}.{step}" for name in all_defined(copy) if name not in shared}
     names |= {value.name: name for value, name in zip(body.input, inputs, strict=True)}
@@ -148,6 +150,7 @@ def _loop(node: Node, model: ModelProto, given: Mapping[str, Any], made: _StepNo
     (call,) = model.graph.node
     body: GraphProto = given["body"]
     count, condition, *_ = node.inputs
+    # A condition that a step computes says only when it runs how many there are.
     if count is None or count.constant is None or not stays_true(body):
         raise UnknownSteps
     if condition is not None and (

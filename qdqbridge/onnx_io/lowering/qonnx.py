@@ -63,6 +63,7 @@ def quant(context: LoweringContext) -> Value:
     """
     bits = _bits(context, 3)
     signed = context.flag("signed", default=True)
+    # One signed bit has the codes -1 and 1, and no 0: no integer type of ONNX.
     if bits == 1 and signed:
         return _bipolar(context)
     _check_rounding(context, "ROUND")
@@ -71,6 +72,7 @@ def quant(context: LoweringContext) -> Value:
     low, high = _range(bits, signed=signed, narrow=context.flag("narrow"))
     stored, scale_name, zero_name = _emit_qonnx_quantize(context, scale, zero_point, axis, dtype)
     info = np.iinfo(dtype)
+    # Fewer bits, or a narrow range: a Clip of codes says it, as exporters of ONNX write it.
     if (low, high) != (info.min, info.max):
         stored = clipped(context, stored, low, high, dtype)
     return context.dequantize(stored, scale_name, zero_name, axis=axis, result=context.output)
@@ -120,9 +122,12 @@ def trunc(context: LoweringContext) -> Value:
         )
     signed, wide, bits = context.flag("signed", default=True), _bits(context, 3), _bits(context, 6)
     result = np.float32(context.array(4, "its output scale").reshape(-1)[0])
+    # QONNX shifts by whole bits, whatever the scales' quotient is in floats.
     step = np.float32(2.0 ** np.round(np.log2(result / scale)))
     dtype = _storage(context, wide, signed=signed)
     stored, _, zero = _emit_qonnx_quantize(context, scale, zero_point, None, dtype)
+    # The codes as numbers, so that a second quantize divides them by a power of two, which is
+    # exact.
     unit = context.dequantize(stored, context.enter(np.float32(1), "unit"), zero)
     small = _storage(context, bits, signed=signed)
     small_zero = context.enter(np.zeros((), small), "zero_point")
@@ -203,6 +208,7 @@ def _squeezed(context: LoweringContext, scale: NDArray[Any]) -> tuple[NDArray[An
         )
     if not long:
         return scale.reshape(()), None
+    # From the end, since the scale may have fewer axes than the tensor.
     return scale.reshape(-1), long[0] - scale.ndim
 
 

@@ -57,6 +57,7 @@ class StoredNode(Serialized):
     def named(self) -> NodeProto:
         """Returns the node, free to be changed, whose inner nodes are called as in their file."""
         node = self.proto()
+        # Names are no part of the record, but a saved file shall have those that it had.
         for inner, name in zip(nodes_inside(node), self.names.nodes, strict=False):
             inner.name = name
         return node
@@ -111,6 +112,8 @@ class OpaqueAttrs(Attributes):
     def captured_once(self, firsts: Sequence[int]) -> OpaqueAttrs:
         """Returns the record where subgraphs read what is the same under one name."""
         kept = [first for index, first in enumerate(firsts) if first == index]
+        # Numbered anew: a record whose names have gaps would be another one than that of a file
+        # that reads the operand once.
         fresh = [f"capture_{kept.index(first)}" for first in firsts]
         node, names = self.node.proto(), dict(zip(self.captures, fresh, strict=True))
         for attribute in node.attribute:
@@ -155,6 +158,7 @@ class OpaqueAttrs(Attributes):
             initializers,
         )
         imports = [helper.make_opsetid(self.domain, self.version)]
+        # Bodies of a node of another domain hold ONNX's own operators.
         if self.domain:
             imports.append(helper.make_opsetid("", BODY_OPSET))
         return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)
@@ -202,9 +206,11 @@ def opaque_attributes(
     node.input.extend(f"in_{i}" if name else "" for i, name in enumerate(proto.input))
     node.output.extend(f"out_{i}" if name else "" for i, name in enumerate(proto.output))
     counter = Counter()
+    # Their order in the file means nothing, and the bytes of the node are part of the digest.
     for attribute in sorted(proto.attribute, key=lambda a: a.name):
         node.attribute.append(renamed_attribute(node.op_type, attribute, names, counter))
     first = operands[0] if operands else None
+    # -1 and the last axis are one axis; what is spelled out as its default says nothing.
     count_axes_from_front(node, opset, (first and first.rank) or 0)
     leave_out_defaults(node, opset)
     inner = tuple(each.name for each in nodes_inside(proto))

@@ -74,6 +74,7 @@ def _blocks_of_results(view: FileView, node: FileNode) -> Reason | None:
     if found is None or not found.block_size or view.rank(node.input(1)) != _MATRIX:
         return None
     transposed = node.op == "Gemm" and bool(node.attributes.get("transB", 0))
+    # The terms of a MatMul's sum are axis 0 of its weight, those of a Gemm with transB axis 1.
     if found.axis % _MATRIX == int(transposed):
         return None
     name = found.node.input(0)
@@ -318,6 +319,8 @@ def _cut_between_steps(view: FileView, node: FileNode) -> Reason | None:
         return None
     if not (x.per_tensor and result.per_tensor) or x.dtype is None or result.dtype is None:
         return None
+    # Only where a step of the operand is much coarser than one of the result does the rounded end
+    # show.
     step, own = (float(each.scale.reshape(())) for each in (x, result) if each.scale is not None)
     if step <= COARSE * own or not (step > 0 and own > 0):
         return None
