@@ -151,6 +151,8 @@ def weight_of(
     context: CallContext, channels: Extent, w: Sequence[int], groups: int
 ) -> ConvolutionWeight:
     """Returns the form of a weight of channels-first extents ``w``, after checking them."""
+    # Relay's form. ONNX's of the same extents would have several input channels per group, and then
+    # more channels than there are.
     if groups > 1 and w[0] == groups == channels and w[1] > 1:
         return ConvolutionWeight(w[0] * w[1], 1, tuple(w[2:]), multiplier=w[1])
     context.expect_equal(channels, w[1] * groups, "channels of data and weight")
@@ -207,6 +209,8 @@ def _lower_conv(rank: int) -> Any:
         shape, stored = operand_shapes(context, window)
         weight = weight_of(context, shape[1], stored, window.groups)
         zero_points = context.vector(3)
+        # A weight around zero is read as it is; else each element is shifted first, in a stage of
+        # its own.
         shifted = bool(zero_points.any())
         pads = [(0, 0), (0, 0), *zip(window.begin, window.end, strict=True)]
 
@@ -222,6 +226,7 @@ def _lower_conv(rank: int) -> Any:
             extents = (weight.out, weight.per_group, *weight.kernel)
             return correlation(data, at, extents, window, sizes)
 
+        # The zero point is what padding is filled with, too, so that it adds nothing.
         args = [context.args[0], context.args[1], context.const(context.vector(2), "int32")]
         args += [context.const(zero_points, "int32")] if shifted else []
         flat = _pointwise(window, weight.kernel) and all(isinstance(e, int) for e in shape[2:])

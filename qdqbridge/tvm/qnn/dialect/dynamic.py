@@ -81,6 +81,7 @@ def _centred_codes(x: te.Tensor, step: te.Tensor, place: te.Tensor, *, rows: boo
     def code(*i: Prim) -> Prim:
         at = _parameter_index(i, rows=rows)
         value = tirx.nearbyint(x(*i) / step(*at)) + place(*at)
+        # The cast of a NaN is whatever the processor gives.
         value = tirx.Select(tirx.isnan(value), tirx.const(0.0, "float32"), value)
         top = tirx.const(float(_LAST), "float32")
         bounded = tirx.max(tirx.min(value, top), tirx.const(0.0, "float32"))
@@ -113,6 +114,8 @@ def _te_dynamic_params(x: te.Tensor, last: te.Tensor, *, rows: bool) -> tuple[te
     low, high = extreme("lowest", te.min, tirx.min), extreme("highest", te.max, tirx.max)
 
     def step(*i: Prim) -> Prim:
+        # 255 is an operand and no constant of the code, so that no compiler makes a multiplication
+        # of the division, which would round otherwise.
         span = (high(*i) - low(*i)) / last[0]
         return tirx.Select(high(*i) <= low(*i), tirx.const(1.0, "float32"), span)
 
@@ -234,6 +237,7 @@ def _lower_blocks(context: CallContext) -> Any:
         def magnitude(*i: Prim) -> Prim:
             """As an integer: what is not a number is larger than infinity."""
             place = i[-1] * size + axis
+            # A Select reads both sides: behind the end of a row it reads inside, and counts as 0.
             value = x(*i[:-1], tirx.min(place, inner - 1)).astype("float32")
             bits = tirx.bitwise_and(tirx.reinterpret("int32", value), 0x7FFFFFFF)
             return te.max(tirx.Select(place < inner, bits, 0), axis=axis)
@@ -283,6 +287,7 @@ def _lower_blocks(context: CallContext) -> Any:
 
         def real(*i: Prim) -> Prim:
             sums = total(*i, block).astype("float32") * steps(*i[:-1], block)
+            # Without the fence LLVM would make one FMA of the product and the sum.
             return te.sum(fenced(sums * scales[i[-1] * blocks + block], zero), axis=block)
 
         whole = stage([*rows, units], real, name="real")

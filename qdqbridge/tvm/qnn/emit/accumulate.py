@@ -91,6 +91,7 @@ def convolution(
 ) -> ConvolutionCall:
     """Returns the call of a node whose weight has ``shape``."""
     transposed, last = isinstance(attributes, ConvTransposeAttrs), node in emitter.channels_last
+    # Relay's dialect has convolutions of images only.
     lifted = emitter.only_images and len(shape) == 3
     given = shape
     shape = (*shape[:2], 1, shape[2]) if lifted else shape
@@ -217,6 +218,7 @@ def _emit_zero_points_scales(emitter: FunctionEmitter, node: Node) -> list[Expr]
 
 
 def _kernel_zero_point(emitter: FunctionEmitter, params: QuantParams) -> NDArray[np.int32]:
+    # Tables of some backends take a number there, and no vector of zeros.
     if emitter.variant.scalar_zero_point and params.symmetric:
         return np.zeros((), np.int32)
     return params.zero_point
@@ -227,6 +229,7 @@ def _accumulator(node: Node, products: int) -> str:
     bias = node.optional(2)
     largest = 0
     if bias is not None and bias.quant is not None and bias.constant is not None:
+        # The bias is added to the sum, so that the type has to hold both.
         largest = int(np.abs(bias.constant.numpy().astype(np.int64)).max(initial=0))
     left = magnitude(storage(px), px.zero_point)
     right = magnitude(storage(pw), pw.zero_point)
@@ -300,6 +303,7 @@ def _by_matrix(
 ) -> Expr:
     """Emits ``qnn.dense`` of ``x`` and a weight of shape (units, K)."""
     extents = emitter.extents(stored)
+    # The call states the number of units.
     if not all(isinstance(extent, int) for extent in extents):
         raise unsupported(node, "qnn.dense takes a weight of known extents")
     units, inner = (int(extent) for extent in extents)
@@ -321,6 +325,7 @@ def _batch_matmul(emitter: FunctionEmitter, node: Node, gemm: GemmAttrs) -> Expr
     w = emitter.emit(emitter.op.expand_dims(w, [1])) if single[1] else w
     x, w = emitter.aligned([x, w], trailing=2)
     extent = emitter.extents(x)[-2 if gemm.trans_a else -1]
+    # As many products as an extent may count: then the sums are int64.
     inner = extent if isinstance(extent, int) else 1 << 31
     attrs = {
         "transpose_a": gemm.trans_a,

@@ -71,6 +71,7 @@ def dense(reading: Reading, call: Call) -> Value:
     x = _data(reading, call)
     w = parameters.operand(reading, call, PRODUCT.operands[1], axis=0)
     product = _as_gemm(reading, _accumulator(call, DENSE, NO_ATTRIBUTES, x, w))
+    # Dense is the form of a constant matrix, and of rows.
     if product.op is DENSE and (w.constant is None or x.rank == 1):
         product = _accumulator(call, MATMUL, NO_ATTRIBUTES, x, _swapped(reading, w))
     return unrounded(product)
@@ -127,6 +128,7 @@ def batch_matmul(reading: Reading, call: Call) -> Value:
         and x.rank == w.rank == 2
     ):
         given = provenance.attributes
+        # Else something has moved the operands since, and the span says another product.
         if (given.trans_a, given.trans_b) == (trans_a, trans_b):
             return unrounded(_accumulator(call, GEMM, given, x, w))
     x = _swapped(reading, x) if trans_a else x
@@ -167,6 +169,8 @@ def _accumulator(
         )
     alpha = np.float32(attributes.alpha if isinstance(attributes, GemmAttrs) else 1)
     left = np.asarray(alpha * x.quant.params.scale.astype(np.float32), np.float32)
+    # In float32 and in this order, as the contract multiplies them; alpha belongs to the first
+    # factor.
     scale = np.asarray(left * w.quant.params.scale.astype(np.float32), np.float32)
     geometry = weight_geometry(op, attributes, w.rank)
     scale = scale if geometry is None else geometry.spread(scale)
@@ -199,6 +203,8 @@ def _as_gemm(reading: Reading, product: UnroundedProduct) -> UnroundedProduct:
 def _turned_back(reading: Reading, w: Value) -> Value:
     """Returns a matrix transposed: what was transposed before it was one of codes, if it was."""
     params = None if w.quant is None else w.quant.params
+    # Its codes got a type behind the transposition; in front of it, scales lie along the other
+    # axis.
     if w.constant is None and params is not None and params.axis is not None:
         source = _before(reading, w, TransposeAttrs, replace(params, axis=1 - params.axis))
         if source is not None:
@@ -258,6 +264,7 @@ def _with_bias(reading: Reading, product: UnroundedProduct, bias: Value, axis: i
     if array.ndim == 1 and axis >= 0:
         rank = len(product.result.shape or ())
         array = array.reshape(-1, *([1] * (rank - 1 - axis)))
+    # In int64: several additions may stand in a row.
     total = array if product.bias is None else product.bias + array
     return unrounded(replace(product, bias=total))
 
@@ -297,6 +304,7 @@ def _accumulator_bias(product: UnroundedProduct) -> Value | None:
         ):
             array = array.reshape(-1)
     largest = np.abs(array).max(initial=0)
+    # A bias beyond int32 is legal in a module, where it was the sum of two.
     storage = DType.INT32 if largest < 1 << 31 else DType.INT64
     axis = (array.ndim - 1) if product.scale.ndim else None
     params = QuantParams(storage, product.scale, np.zeros(product.scale.shape, np.int32), axis=axis)
@@ -335,6 +343,8 @@ def _scaled(reading: Reading, product: UnroundedProduct, call: Call) -> Unrounde
     own = product.scale.reshape(-1)
     if given.size in (1, own.size) or own.size == 1:
         wide = own.astype(np.float64)  # a Gemm's alpha of 0 makes it 0
+        # Importers multiply the scales in float64 or in another order: the last bits are no other
+        # scale.
         if (np.abs(given - wide) <= _CLOSE * np.abs(wide)).all():
             return product
     if own.size > 1 and given.size != own.size:
@@ -342,6 +352,8 @@ def _scaled(reading: Reading, product: UnroundedProduct, call: Call) -> Unrounde
             f"its {given.size} scale(s) are not the product of its operands', which are {own.size}"
         )
     x, w = product.params
+    # The call gives the product a scale of its own. The activation's is known from elsewhere, so
+    # that the weight gets the quotient.
     scale = np.asarray(given.astype(np.float64) / x.scale.astype(np.float64), np.float32)
     if product.op is CONV_TRANSPOSE and given.size > 1:
         raise reading.refused("the scale of its result is not the product of its operands'")

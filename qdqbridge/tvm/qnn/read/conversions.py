@@ -52,6 +52,7 @@ def dequantize_in_blocks(reading: Reading, call: Call, match: PatternMatch) -> V
     params = QuantParams(
         stored.type.dtype, scale[0].astype(np.float32), zero[0], axis=scale[1], block_size=scale[2]
     )
+    # Hosts hold 4 bits in bytes: the span says which operand was stored so.
     for text in () if call.provenance is None else call.provenance.operands:
         if text and _same_kind(text, stored):
             params = as_stated(params, text, stored)
@@ -158,6 +159,7 @@ def divided(call: Call, data: Value, unit: QuantParams) -> tuple[Value, QuantPar
 def _uncast(value: Value, call: Call) -> Value:
     """Returns what the Casts of a node's own calls read."""
     behind = _behind_cast(value)
+    # A Cast of the model's own has another span, and stays.
     while behind is not value and provenance_of_node(value.producer) == call.provenance:
         value, behind = behind, _behind_cast(behind)
     return value
@@ -193,6 +195,7 @@ def unpack(reading: Reading, call: Call) -> Value:
     data = source.map(
         lambda array: _unpack_sub_byte(array, bits, signed=signed), dtype=call.dtype, shape=extents
     )
+    # Not kept: unpacked codes take two to four times the memory of the packed ones.
     return Value(tensor(call), call.name, constant=data.fleeting())
 
 
@@ -203,6 +206,7 @@ def _unpack_sub_byte(packed: NDArray[Any], bits: int, *, signed: bool) -> NDArra
     if not signed:
         return codes
     half = np.uint8(1 << (bits - 1))
+    # Extends the sign: flips its bit, and takes the weight of the bit off again.
     return ((codes ^ half) - half).view(np.int8)
 
 
@@ -230,6 +234,8 @@ def _sub_byte(
     )
     if not isinstance(bounds, ClipAttrs) or not parameters.holds(params.storage_dtype, storage):
         return data, params
+    # A clip in front of the rounding keeps to the narrower type; as codes its bounds are that
+    # type's range.
     ends = np.array([bounds.low, bounds.high], np.float32)  # None is NaN
     if not params.per_tensor or np.isnan(ends).any():
         return data, params

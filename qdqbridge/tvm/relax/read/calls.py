@@ -258,6 +258,7 @@ def arange(reading: Reading, call: Call) -> Value:
     if any(not isinstance(end, int | float) for end in ends):
         raise reading.refused("an end of its range is known at run time only")
     start, end, step = ends
+    # Text of a few letters must not make gigabytes.
     if step == 0 or (end - start) / step > _LONGEST:
         raise reading.refused(f"its range has more than {_LONGEST} elements, or a step of 0")
     return reading.constant(np.arange(start, end, step).astype(call.dtype.numpy))
@@ -325,6 +326,7 @@ class Extents:
         extents: list[Any] = list(getattr(type_.shape, "values", None) or ())
         for axis, extent in enumerate(extents):
             if isinstance(extent, tirx.Var):
+                # The first tensor that has it: inputs come before what is computed from them.
                 self.sources.setdefault(extent, (value, axis))
 
     def vector(self, extents: Sequence[Any]) -> Value:

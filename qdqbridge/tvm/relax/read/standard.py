@@ -125,6 +125,7 @@ def shifted(direction: str) -> Row:
 
     def read(reading: Reading, call: Call) -> Value:
         operands = [reading.plain(entry) for entry in call.args]
+        # ONNX's BitShift leaves open what becomes of a sign.
         if operands[0].type.dtype.numpy.kind != "u":
             raise reading.refused("ONNX shifts the bits of unsigned integers only")
         types = [tensor(call)]
@@ -188,6 +189,7 @@ def _scattered(
         if str(reduction) not in _REDUCTIONS:
             raise reading.refused(f"its reduction is {reduction}")
         more["reduction"] = _REDUCTIONS[str(reduction)]
+    # The oldest opset that has the reduction: a newer one would keep the file from older runtimes.
     newer = 18 if more.get("reduction") in ("min", "max") else OPSET
     operands[1] = _index_type(reading, operands[1])
     return standard(reading, op_type, operands, [tensor(call)], call, opset=newer, **more)[0]

@@ -72,6 +72,7 @@ def bias(emitter: FunctionEmitter, acc: Expr, array: NDArray[Any], axis: int) ->
 
 def clamp(emitter: FunctionEmitter, stored: Expr, params: QuantParams) -> Expr:
     """``maximum(stored, zero point)`` for a ReLU, else ``clip``."""
+    # Tables look for the maximum where a Relu is meant, and take any other clip as it is.
     upper = params.qmax == params.storage_dtype.qmax
     if not upper or not params.per_tensor or params.qmin != int(params.zero_point):
         return clip(emitter, stored, params)
@@ -213,6 +214,7 @@ def resized(
         return None
     axes = emitter.spatial(node, 4)
     size = [extent for axis in axes if isinstance(extent := after[axis], int)]
+    # Relay's operator resizes the two axes of the image only.
     others = [axis for axis in range(4) if axis not in axes]
     if len(size) != 2 or any(_resize_scale(attributes, axis) not in (None, 1.0) for axis in others):
         return None
@@ -260,6 +262,7 @@ def _attrs(method: str, coordinates: str, rounding: str) -> dict[str, Any]:
 def _equal_resize_weights(
     wanted: list[NDArray[Any]], plain: ResizeAttrs, lengths: list[int], size: list[int]
 ) -> bool:
+    # By what every result is made of, not by names: several modes agree for given extents.
     found = [axis_weights(plain, 0, n, m) for n, m in zip(lengths, size, strict=True)]
     return all(np.array_equal(a, b) for a, b in zip(wanted, found, strict=True))
 
@@ -275,6 +278,7 @@ def _average_pool(emitter: FunctionEmitter, node: Node, attributes: PoolAttrs) -
     if found is None or any(step != 1 for step in attributes.dilations):
         return None
     x, pads = emitter.value(node.operand(0)), attributes.pads
+    # Relay pads integers with 0, and that is not what the zero point stands for.
     if attributes.count_include_pad and any(pads):
         x, pads = _padded(emitter, node, x, attributes, found[0]), (0,) * len(pads)
     window = {
@@ -327,6 +331,7 @@ def _sum(emitter: FunctionEmitter, node: Node) -> Expr | None:
         return None
     axes, keepdims = _reduced(emitter, node)
     x = emitter.value(node.operand(0))
+    # Every term brings its zero point along.
     terms = int(np.prod([emitter.extents(x)[axis] for axis in axes]))
     total = emitter.emit(emitter.op.sum(emitter.cast(x, "int32"), axes, keepdims))
     return emitter.clamp(rescaled(emitter, total, *found, terms=terms), found[1])
