@@ -94,6 +94,8 @@ def from_relax(
     from qdqbridge.tvm.relax.read import from_relax as read_relax
 
     graph = read_relax(module, params, function=name)
+    # Modules are not trusted: what a file or a pass made of one may break the rules of its
+    # operators.
     verify(graph)
     if canonical:
         options = ReadingOptions(fuse=fuse)
@@ -153,6 +155,7 @@ def compile(
                 fix="give numbers to the graph before it is partitioned, or compile the graph",
             )
         return compile_divided(graph, target, kernels=kernels, threads=threads)
+    # Outputs first: values to expose belong to this graph, and numbers make a copy.
     whole = with_numbers(with_outputs(graph, expose) if expose else graph, extents or {})
     if cache is not None:
         from qdqbridge.tvm.relax.executable import cached

@@ -103,6 +103,7 @@ def load(
     if not canonical:
         return source.graph
     graph = source.canonical(ReadingOptions(decomposed, fold_affine, fuse))
+    # The graph as the file has it would stay in memory beside the canonical one.
     del source
     if sum(value.constant.nbytes for value in graph.values() if value.constant) > _MUCH:
         gc.collect()  # nodes and values of the graphs before refer to each other, and to weights
@@ -269,6 +270,7 @@ def save(
     """
     from qdqbridge.core.graph.copying import with_numbers
 
+    # Symmetric values and other inputs come after numbers: both look at shapes.
     numbered = with_numbers(graph, extents or {})
     if symmetric:
         from qdqbridge.targets.profiles.symmetric import around_zero
@@ -325,6 +327,7 @@ def stored_as(
         yield graph
         return
     own = with_io(graph, io)
+    # Written now and placed when the model is: neither is there without the other.
     with placed(interface_file(path), overwrite=overwrite, inside=True) as scratch:
         scratch.write_text(json.dumps(interface_record(own), indent=2) + "\n", "utf-8")
         yield own

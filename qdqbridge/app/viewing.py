@@ -124,6 +124,7 @@ def engine_paint(graph: Graph, found: EngineVerdict) -> Paint:
     said: dict[Node, tuple[str, str]] = {}
     for each in found.placements:
         node = nodes.get(each.node)
+        # A node may be several in the engine: it is taken only where all of them are.
         if node is None or (node in said and said[node][0] == "left"):
             continue
         words = "; ".join(part for part in (each.place, each.why) if part)

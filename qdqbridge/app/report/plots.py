@@ -186,6 +186,7 @@ def error_plot(layers: Sequence[LayerError]) -> Markup:
         layers: In topological order.
     """
     both = [value for layer in layers for value in (layer.accumulated_db, layer.local_db)]
+    # Layers without error would press all others to the lower edge.
     known = [value for value in both if math.isfinite(value) and value < _EQUAL]
     low = min(0.0, math.floor(min(known, default=0) / 10) * 10)
     high = max(math.ceil((max(known, default=0) + 1) / 10) * 10, low + 10)

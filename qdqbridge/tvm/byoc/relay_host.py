@@ -55,6 +55,7 @@ def converted(pattern: Any) -> Pattern:
 
 
 def _converted(pattern: Any, known: dict[Any, Pattern]) -> Pattern:
+    # Patterns share parts: without memory a part would be several, and each would match anything.
     if pattern not in known:
         known[pattern] = _made(pattern, known)
     return known[pattern]
@@ -122,6 +123,7 @@ def explaining(name: str, patterns: Sequence[Any], why: Why | None = None) -> Ta
     for full, pattern, *check in patterns:
         short = str(full).removeprefix(f"{name}.")
         used[short] = count = used.get(short, 0) + 1
+        # Shipped tables use one name for several patterns, in the order in which they are tried.
         unique = short if count == 1 else f"{short}#{count}"
         own = _own_check(short, check[0] if check else _anything, why)
         entries.append(Entry(unique, converted(pattern), descriptions.other, own))
@@ -139,6 +141,7 @@ def _extension(expr: Any) -> str:
         name = str(getattr(expr.op, "name", ""))
         if name.startswith(EXTENSION):
             return name
+        # Behind what a composite may end with stands the operator that it is about.
         if name not in _ENDS:
             return ""
         expr = expr.args[0]
@@ -205,6 +208,8 @@ def compile_pattern(pattern: Pattern, arities: Sequence[int] = _ARITIES) -> Any:
             missing = max(
                 int(tvm.ir.Op.get(_registered_op_names(op)[0]).num_inputs) - len(inside), 0
             )
+            # A wildcard alone would make constants parameters of the composite, which code
+            # generators want inside.
             inside += [dfp.is_constant() | dfp.wildcard() for _ in range(missing)]
             called = reduce(operator.or_, map(dfp.is_op, _registered_op_names(op)))(*inside)
             return called.has_attr(dict(attrs)) if attrs else called

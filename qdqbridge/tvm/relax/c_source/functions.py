@@ -92,7 +92,10 @@ def c_function(name: str, function: Any, results: int) -> CFunction:
     scalars = Scalars()
     body = scalars.statement(without_unused(loops.body))
     large: list[Any] = []
+    # A microcontroller's stack is a few kilobytes: the arena has these arrays, whose size is
+    # printed.
     body = _without_large_arrays(body, large)
+    # Plain pointers instead of TVM's packed arguments: there is no runtime to pack them.
     pointers = [_pointer(buffer) for buffer in (*loops.params, *large)]
     buffers = zip((*loops.params, *large), pointers, strict=True)
     views = [tirx.DeclBuffer(buffer, data=pointer) for buffer, pointer in buffers]
@@ -155,6 +158,7 @@ def _without_large_arrays(stmt: Any, found: list[Any]) -> Any:
 
 def _plain_c(text: str, name: str, inputs: int) -> str:
     """Returns the definition of a function in what TVM writes for its runtime."""
+    # The last one is the definition; TVM declares the function before.
     begin = text.rindex(f" {name}(")
     end = text.index(") {", begin)
     body = text[end + len(") {") :]
@@ -162,9 +166,11 @@ def _plain_c(text: str, name: str, inputs: int) -> str:
     parameters: list[str] = []
     for number, parameter in enumerate(text[begin + len(name) + 2 : end].split(", ")):
         kind, _, own = parameter.rpartition(" ")
+        # TVM marks no argument as read only; constants in flash have to be.
         constant = "const " if number < inputs else ""
         parameters.append(f"{constant}{kind.removesuffix('*')} *restrict {own}")
         names.append(own)
+    # -Wextra -Werror refuses parameters that nothing reads.
     unused = [own for own in names if not re.search(rf"\b{own}\b", body)]
     ignored = "".join(f"\n  (void){own};" for own in unused)
     return f"static QDQ_APART void {name}({', '.join(parameters)}) {{{ignored}{body.rstrip()}\n"
