@@ -139,13 +139,17 @@ class Results:
         captured = {name: self._proto(value) for name, value in outside.items()}
         types = [None if value is None else self._proto(value) for value in given]
         opset = opset or self.opset
+        # Nodes that rules have made may be written in another opset than the file.
         if opset not in self._types:
             self._types[opset] = NodeTypes(self.versions, opset, self._ir_version)
+        # ONNX's inference is asked about what the graph has, which may be less than what the file
+        # says.
         kept = _as_kept(proto, attributes, operands)
         known = {name: v.constant.numpy() for name, v in outside.items()
                  if v.constant is not None and v.constant.size <= MOST and not v.quant}  # fmt: skip
         data = self._data(proto, given)
         inferred = self._types[opset].results(kept, types, data, captured, known)
+        # ONNX infers no extent that is computed from shapes, nor follows a name through arithmetic.
         more = self._open_shape(op, attributes, operands) if len(inferred) == 1 else None
         more = more or _ranked(proto, attributes, operands)
         results: list[Value] = []
@@ -162,6 +166,8 @@ class Results:
             shape = self._shape(name, extents, (op, attributes, operands, index))
             dtype = self._dtype(where, name, known, operands)
             value = Value(TensorType(dtype, shape), name)
+            # Nothing is decided by what is only declared; hosts that check shapes when they run
+            # want it.
             if shape is None and name in self.declared:
                 value.declared = self.declared[name][1]
             if known.proto.WhichOneof("value") not in (None, "tensor_type"):
@@ -187,6 +193,7 @@ class Results:
         for index, value in enumerate(operands):
             if value is None or value.quant or (value.rank or 0) > 1:
                 continue
+            # A float constant decides no shape elsewhere, and ONNX's inference would copy it.
             if value.type.dtype not in _NUMBERS and proto.op_type not in _FLOAT_DATA:
                 continue
             constant = self.constant(value)
@@ -250,6 +257,8 @@ class Results:
         if known is None:
             return None
         known = tuple(None if isinstance(dim, int) and dim < 0 else dim for dim in known)
+        # Extents that are computed equally get one name: equal operators of one operand have one
+        # shape.
         key = _origin(name, *origin) if None in known else ()
         return tuple(
             self._name((*key, axis)) if dim is None else dim for axis, dim in enumerate(known)
@@ -263,6 +272,7 @@ class Results:
         self, where: str, name: str, known: Inferred, operands: Sequence[Value | None]
     ) -> DType:
         declared, _ = self.declared.get(name, (0, None))
+        # A file that contradicts itself is damaged, and either reading of it would be a guess.
         if known.element and declared and declared != known.element:
             made, said = (dtype_of(code, where) for code in (known.element, declared))
             raise InvalidModelError(
@@ -275,6 +285,8 @@ class Results:
             return dtype_of(known.element or declared, f"{self.file}, tensor '{name}'")
         first = next((v for v in operands if v is not None), None)
         guess = DType.FLOAT32 if first is None or first.quant else first.type.dtype
+        # Only an operator that nobody knows comes here: what reads its result says what that may
+        # be.
         taken = self._taken_types().get(name)
         if not taken or f"tensor({onnx_name(guess)})" in taken:
             return guess
@@ -330,6 +342,8 @@ class Results:
             shape = value.type.shape
             if extents is None or shape is None or len(shape) > 1:
                 continue
+            # The inferred shape is another one: one of the two is wrong, and numbers would decide
+            # shapes.
             if (static_shape(shape) or (1,)) != (len(extents),):
                 continue
             if any(isinstance(dim, str) for dim in extents):

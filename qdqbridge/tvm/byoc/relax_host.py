@@ -249,6 +249,7 @@ class _Callers(PyExprMutator):
         callee = self._added.get(getattr(call.op, "name_hint", ""))
         if callee is None:
             return call
+        # The function states its shapes now.
         kept = [arg for arg in call.args if not isinstance(arg.ty, relax.ShapeType)]
         return relax.Call(callee, kept)
 
@@ -293,6 +294,8 @@ def _compiled(pattern: Pattern, captures: dict[str, dpl.DFPattern]) -> dpl.DFPat
         case Either(choices=some):
             known = [choice for choice in some if needed(choice) <= _registered_relax_ops()]
             compiled = [_compiled(choice, captures) for choice in known]
+            # From the last one on: TVM tries the left side first, so that the order of the choices
+            # is kept.
             joined = compiled[-1]
             for each in reversed(compiled[:-1]):
                 joined = dpl.OrPattern(each, joined)
@@ -342,6 +345,7 @@ def _relax_pattern_check(table: Table, root: Pattern) -> Callable[[Any], bool]:
     entry: Entry = replace(table.entries[0], pattern=root)
 
     def check(context: Any) -> bool:
+        # A value inside is read elsewhere: the region would have to compute it twice.
         if has_leaking_intermediate_variables(context):
             return False
         bound: Any = context.matched_bindings
@@ -373,6 +377,7 @@ def partition(module: ir.IRModule, table: Table, *, regions: bool) -> ir.IRModul
     if wanted:
         fuse = FuseOpsByPattern(wanted, bind_constants=True, entry_functions=["main"])
         module = with_stated_extents(fuse(module))
+    # An exception that passes through TVM's pass loses its type and its text.
     if failures:
         raise failures[0]
     if not regions:

@@ -138,6 +138,8 @@ def emit_linked(
     for value, variable in emitter.variables.items():
         found = ids(value)
         if found is not None:
+            # TVM makes objects of Python anew for one object of its own: the hash is that of the
+            # latter.
             names.setdefault(hash(variable), _PREFIX + found)
     named = _renamed(module, names)
     return named, links_of(named)
@@ -283,6 +285,7 @@ class _Finder:
             if key in places:
                 link = _either(places[key].link, link)
             places[key] = BindingPlace(step.function, step.variable.name, step.expression, link)
+            # The variable is kept beside its link: a freed one's address may be that of another.
             if link is not None:
                 known[key] = (step.variable, link)
         values = {number: tuple(ids) for number, ids in self.ids.items()}

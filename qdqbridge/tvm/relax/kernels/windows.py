@@ -150,6 +150,7 @@ class _Window:
         pool = self.pool
         rows, columns = pool.kernel
         if rows * columns <= _UNROLLED:
+            # Written out, the tests of taps that are always inside fold away.
             for i, j in itertools.product(range(rows), range(columns)):
                 visit(*self._tap(i, j))
             return
@@ -166,6 +167,8 @@ class _Window:
             tirx.max(tirx.min(at, extent - 1), 0)
             for at, extent in zip(where, pool.image, strict=True)
         ]
+        # Every tap reads inside of the image, and what is not meant is chosen away: no branch per
+        # element.
         inside = tirx.all(*(a == b for a, b in zip(where, held, strict=True)))
         pixel = (self.image * pool.image[0] + held[0]) * pool.image[1] + held[1]
         return bound(pixel * pool.channels), inside
@@ -197,6 +200,8 @@ class _Window:
             zero_point = splat(load(integers, 0, 1), lanes)
             sums = T.alloc_buffer((lanes,), "int32")
             taps = pool.kernel[0] * pool.kernel[1]
+            # All zero points are taken off at once, since taps outside of the image add one as
+            # well.
             store(sums, 0, zero_point * number(-taps, "int32", lanes), lanes)
 
             def visit(start: Prim, inside: Prim) -> None:
@@ -225,6 +230,7 @@ def match_window(node: Node, place: KernelPlace) -> Kernel | None:
     attributes, largest = node.attributes, node.op is MAX_POOL
     shape, outcome = extents(node.operand(0).type.shape), extents(node.output.type.shape)
     form = _form(node, place, moved=largest)
+    # Vectors lie along the channels, which have to be neighbours.
     if not isinstance(attributes, PoolAttrs) or not place.channels_last or form is None:
         return None
     if shape is None or outcome is None or len(shape) not in _RANKS:
@@ -300,6 +306,7 @@ def _averaged(
     source, result = bytes_of(node.operand(0)), bytes_of(node.output)
     assert source is not None and result is not None
     scale = np.float64(source.scale)
+    # In float64 and rounded once, as the contract has it.
     exact = scale / (np.float64(result.scale) * counts.astype(np.float64))
     multipliers = exact.astype(np.float32)
     largest = 255 * max(int(counts.max()), terms)

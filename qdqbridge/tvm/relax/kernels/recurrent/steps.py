@@ -78,6 +78,7 @@ class RecurrentStates:
         self, layer: RecurrentAttrs, batch: Prim, lanes: int, peepholes: Buffer | None
     ) -> None:
         self.layer, self.batch, self.lanes, self.peepholes = layer, batch, lanes, peepholes
+        # Whole registers: what lies behind a state is computed with it and never stored.
         self.pitch = -(-layer.size // lanes) * lanes
         count = len(layer.turns) * batch * self.pitch
 
@@ -207,6 +208,7 @@ def _sigmoid(x: Prim, lanes: int, alpha: float, beta: float) -> Prim:
     """Returns ``1 / (1 + exp(-x))``, of small results too with all digits."""
     del alpha, beta
     x = bound(x)
+    # Of the smaller of the two exponentials: exp(-x) of a large negative x would be infinite.
     one = number(1.0, _REAL, lanes)
     less, power = _powers(-tirx.abs(x), lanes)
     found = bound(less + power)
@@ -219,6 +221,7 @@ def _tanh(x: Prim, lanes: int, alpha: float = 0.0, beta: float = 0.0) -> Prim:
     one = number(1.0, _REAL, lanes)
     x = bound(x)
     less, power = _powers(number(-2.0, _REAL, lanes) * tirx.abs(x), lanes)
+    # The power of 2 less 1 is exact, so that tanh of a small x keeps its digits.
     m = bound(less + (power - one))
     found = bound(m / (number(2.0, _REAL, lanes) + m))
     return tirx.Select(x < number(0.0, _REAL, lanes), found, number(0.0, _REAL, lanes) - found)
@@ -390,6 +393,8 @@ class _StepWriter:
         self.products = T.alloc_buffer((len(d.layer.turns) * self.batch * d.columns,), _REAL)
         rows = len(d.layer.turns) * self.batch
         self.times = None if lengths is None else T.alloc_buffer((rows,), "int32")
+        # Threads wait for each other at every step; below this the waiting takes longer than the
+        # step.
         large = 4 * d.columns * d.layer.size >= _SHARED and d.tasks > 1
         self.shares_directions = large and len(d.layer.turns) > 1
         self.shares_panels = large and len(d.layer.turns) == 1
@@ -408,6 +413,8 @@ class _StepWriter:
             with turns(self.batch) as row:
                 room, at = self.states.room(index, direction, row, 0)
                 whole = (direction * self.batch + row) * self.d.layer.size
+                # Whole registers are cleared first: elements behind the state are computed with as
+                # well.
                 zero = number(0.0, _REAL, self.d.cpu.lanes)
                 with turns(self.d.blocks) as block:
                     store(room, at + block * self.d.cpu.lanes, zero, self.d.cpu.lanes)
