@@ -164,8 +164,11 @@ def _reshape(node: Node, ranks: Collection[int]) -> NodeConstraints:
     """Batch and channels kept: a follower. One order of elements: a free operand or result."""
     before, after = node.operand(0), node.output
     rest = [LayoutConstraint.FREE] * (len(node.inputs) - 1)
+    # A target says one extent with -1 at most.
     if after.type.shape is None or sum(isinstance(e, str) for e in after.type.shape) > 1:
         return NodeConstraints((LayoutConstraint.AS_IS, *rest), (LayoutConstraint.AS_IS,))
+    # Batch and channels stay what they are, and the spatial elements keep their order, whether
+    # channels lie before or behind them.
     if before.rank in ranks and after.rank in ranks and _keeps_channels(before, after):
         return NodeConstraints((LayoutConstraint.FOLLOW, *rest), (LayoutConstraint.FOLLOW,))
     taken = (
@@ -209,6 +212,7 @@ def _dropping(node: Node, axes: Collection[int], ranks: Collection[int]) -> Node
     kept = [axis for axis in channels_last(rank) if axis not in axes]
     order = tuple(sorted(kept).index(axis) for axis in kept)
     rest = [LayoutConstraint.FREE] * (len(node.inputs) - 1)
+    # What is left lies in one order in both layouts, so that either operand will do.
     if order == tuple(range(left)):
         return NodeConstraints((LayoutConstraint.FREE, *rest), (LayoutConstraint.AS_IS,))
     if left in ranks and order == channels_last(left):
@@ -284,6 +288,8 @@ class Network:
 
     def edge(self, tail: int, head: int, capacity: int) -> None:
         """Adds an edge."""
+        # Each edge beside its reverse, by which flow can be taken back: ``edge ^ 1`` is the other
+        # one.
         for start, end, room in ((tail, head, capacity), (head, tail, 0)):
             self._leaving[start].append(len(self._to))
             self._to.append(end)
@@ -460,6 +466,7 @@ class _LayoutPlanner:
 
     def _producer(self, value: Value) -> int:
         node = value.producer
+        # Inputs are fed as the file has them.
         return SOURCE if node is None else self._place(node, self.constraints[node].outputs[0])
 
     def _place(self, node: Node, side: LayoutConstraint) -> int:
@@ -474,6 +481,7 @@ class _LayoutPlanner:
 
     def _connect(self, value: Value, producer: int, places: list[int]) -> None:
         """One conversion serves all readers of the other layout."""
+        # Equally many transposes: rather of bytes than of floats.
         cost = 1 if unmoved(value) else _TRANSPOSE + value.type.dtype.bits
         others = {place for place in places if place != producer}
         if not others:

@@ -81,10 +81,12 @@ def layers_of(plan: QuantizationPlan) -> list[Layer]:
         mine = [node]
         for _, value in node.data_operands():
             if value.producer in group and units.is_inside(value):
+                # What stays inside of a unit has no rounding of its own to choose for.
                 joined = group[value.producer]
                 mine = joined if mine is joined else [*joined, *mine]
         for member in mine:
             group[member] = mine
+    # Members share one list.
     unique = {id(nodes): nodes for nodes in group.values()}
     order = {node: index for index, node in enumerate(plan.graph.nodes)}
     found = [Layer(tuple(sorted(set(nodes), key=order.__getitem__))) for nodes in unique.values()]
@@ -194,6 +196,8 @@ class Variants:
             params = self._weight(own, weight)
             if params is not None:
                 result.weights[weight] = params
+        # Before the weights are suited, which look at biases; again behind it, since a weight that
+        # got other parameters has lost its correction.
         own.biases = self._biases(result)
         result.weights = suited(own, result.values, result.weights)
         self._carry_integers(result)
@@ -222,6 +226,8 @@ class Variants:
             return spec.params
         assert isinstance(spec, Observed)
         key = _key(own, value, spec)
+        # Of all variants together each choice is made once: hundreds of decisions differ in one
+        # layer.
         if key not in self._values:
             alone = QuantizationPlan(self.graph, specs={value: spec})
             if value in own.joined:
@@ -365,6 +371,7 @@ def sensitivity(
         return metrics
 
     singles = {layer: variants.decision(only(everyone, [layer])) for layer in chosen}
+    # All trials at once, so that the model is compiled once and not for each.
     simulation.cover([decision.plan for decision in singles.values()])
     everything = simulation.metrics(variants.base)
     alone = dict(

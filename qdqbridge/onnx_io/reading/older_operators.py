@@ -175,6 +175,8 @@ def _broadcasting(context: OldNode) -> Made:
     a, b = context.inputs(2)
     if broadcast and axis is not None:
         first, second = known_rank(a), known_rank(b)
+        # Broadcasting aligned b at an axis of a; today both end together, so that b wants axes of 1
+        # behind.
         behind = first - (axis + first if axis < 0 else axis) - second
         if behind > 0:
             b = context.op("Unsqueeze", [b, context.enter_ints(range(second, second + behind))])
@@ -215,6 +217,7 @@ def _clip(context: OldNode) -> Made:
 def _selu(context: OldNode) -> Made:
     """``Selu(x) -> Selu(x)`` with the numbers that version 1 had by default."""
     context.take("consumed_inputs")
+    # Version 6 has more digits.
     alpha, gamma = context.take("alpha", 1.6732), context.take("gamma", 1.0507)
     return context.end(context.operands, alpha=alpha, gamma=gamma)
 
@@ -243,6 +246,7 @@ def _dropout(context: OldNode) -> Made:
         zero = np.zeros(1, np.bool_) if context.since >= 10 else context.real(0).reshape(1)
         value = numpy_helper.from_array(zero)
         masks = [context.op("ConstantOfShape", [shape], outputs[1], value=value)]
+    # Ratio, seed and mode say nothing of an Identity.
     context.attributes.clear()
     return [*context.end([x], "Identity", results=1), *masks]
 
@@ -254,6 +258,7 @@ def _batch_normalization(context: OldNode) -> Made:
         context.take(name)
     if not context.take("spatial", 1):
         raise NoNewForm("it normalizes every position on its own (spatial=0)")
+    # The further results are statistics of the batch, which only training has.
     training = sum(1 for name in context.proto.output if name) > 1
     return context.end(context.operands, results=0 if training else 1)
 
@@ -296,10 +301,12 @@ def _coerced(context: OldNode) -> Made:
     """``Softmax(x) -> Reshape(Softmax(Flatten(x)))``: over all axes from ``axis`` on together."""
     x, axis = context.operand(0), context.take("axis", 1)
     shape = x.type.shape
+    # Over the last axis alone both meanings are one.
     if shape is not None and axis in (len(shape) - 1, -1):
         return context.end([x], axis=axis)
     if shape is not None and axis < 0:
         axis += len(shape)
+    # Of no elements there is nothing to compute.
     if shape is not None and 0 in shape:
         return context.end([x], "Identity")
     result = context.op(context.op_type, [context.op("Flatten", [x], axis=axis)], axis=1)
@@ -340,6 +347,7 @@ def _resize(context: OldNode) -> Made:
     if mode != "nearest":
         return _asymmetric(context, x, scales, mode, "floor")
     one = context.enter(np.ones(1, np.float32), "constant")
+    # Each axis goes up or down: one of two Resizes has scale 1 along it.
     smaller = context.op("Min", [scales, one])
     down = context.op(
         "Resize", [x, None, smaller],

@@ -107,6 +107,7 @@ def _quantized_for_us(view: FileView, node: FileNode, index: int) -> bool:
 def _result_rejection_reason(view: FileView, node: FileNode) -> Reason | None:
     if not _has_kernel(view, node):
         return None
+    # Q and DQ are moved past it, so that nothing is missing behind it.
     if node.op in _DROPPED and propagates(view, node) and source(view, node.input(0)):
         return None
     found = target(view, result_of(view, node))
@@ -144,6 +145,7 @@ def _types(view: FileView, node: FileNode) -> Reason | None:
     wide = [(name, dtype) for name, dtype in found if dtype not in _EIGHT]
     if wide:
         listed = ", ".join(f"'{name}' is {dtype}" for name, dtype in wide)
+        # Said by the rule weight-types, whose effect is worse.
         if _untaken_weight(view, node) is not None:
             return None
         return Reason(f"integer kernels take 8 bits: {listed}", tuple(name for name, _ in wide))
@@ -176,6 +178,7 @@ def _untaken_weight(view: FileView, node: FileNode) -> Reason | None:
         return None
     if not gemm and target(view, node.output).encoding is None:
         return None
+    # Then it is not fused, and runs in float.
     if any(check(view, node) for check in (_operands, _check_int32_bias, _zero_points)):
         return None
     return Reason(f"'{name}' is {dtype}, and integer kernels take weights of 8 bits", (name,))
@@ -196,6 +199,8 @@ def _refuse_quant_params(view: FileView, node: FileNode) -> Reason | None:
             continue
         if found.scale.dtype != np.float32 and node.op != "Concat":
             return Reason(f"the scale of '{name}' is {found.scale.dtype}", (name,))
+        # onnxruntime does not look at these before it fuses: no refusal, but wrong numbers
+        # (``_unsaid``).
         if _fused_unasked(view, node):
             continue
         if found.block_size and weight:
@@ -249,6 +254,7 @@ def _axis_at(view: FileView, tensor: str, found: FileEncoding) -> int | None:
         node = view.producer(tensor)
         if node is None or node.op != "Transpose":
             return None
+        # onnxruntime pushes the pair past Transposes, and the scales' axis with it.
         orders.append(list(node.attributes.get("perm", range(rank)[::-1])))
         tensor = node.input(0)
     axis = found.axis % rank
@@ -295,6 +301,7 @@ def _bias_scale(view: FileView, node: FileNode, bias: FileEncoding) -> Reason | 
     if weight is not None and not (weight > 0).all():
         return Reason(f"a scale of the weight '{node.input(1)}' is not positive", (node.input(1),))
     worst = bias_ratio(x.encoding, w.encoding, bias)
+    # As near as onnxruntime itself asks for.
     if worst is None or abs(worst - 1) < _NEAR:
         return None
     text = f"the scale of the bias is {worst:.6g} times scale x * scale w"
@@ -319,6 +326,7 @@ def _drop(view: FileView, node: FileNode) -> Reason | None:
     before = found.encoding
     if not before.same_mapping(behind):
         return Reason(f"'{node.input(0)}' and '{node.output}' are quantized differently")
+    # onnxruntime compares initializers: one that is left out equals none.
     if not (before.explicit and behind.explicit):
         return Reason("a zero point is left out, and the pair is only dropped with both written")
     if before.scale is not None and node.op != "Resize" and not (before.scale > 0).all():
@@ -345,6 +353,7 @@ def _scalars(view: FileView, node: FileNode) -> Reason | None:
 
 def _clash(view: FileView, node: FileNode) -> Reason | None:
     """From opset 21 on, a Q with ``output_dtype`` whose zero point is turned into uint8."""
+    # Before, QuantizeLinear has no output_dtype that could contradict the zero point.
     if view.opset < 21:
         return None
     if is_quantize(node):
@@ -435,6 +444,8 @@ def _counted_beyond(view: FileView, node: FileNode) -> Reason | None:
         both = (pads[axis], pads[rank + axis])
         if not isinstance(extent, int):
             return Reason("its last windows may reach beyond the padding", (node.output,))
+        # The integer kernel divides by all elements of a window; ONNX does not count what lies
+        # beyond the padding.
         if reaching(extent, kernel[axis], strides[axis], 1, both) > both[1]:
             return Reason(f"its last windows reach beyond the padding of axis {axis + 2}, and all "
                           "their elements are counted", (node.output,))  # fmt: skip
