@@ -663,3 +663,75 @@ def test_negative_factors_of_unsigned_numbers_come_back(factors: dict[str, Any])
     b.output(b.op("Gemm", b.input("x", ["n", 2], kind), w, bias, **factors), None, kind)
     graph = canonical(b.model())
     assert hosted(graph, "qnn").text() == graph.text()
+
+
+def _int8(b: Builder, op: str, x: str, scale: float) -> str:
+    return b.op(op, x, b.init(np.float32(scale)), b.init(np.int8(0)))
+
+
+def _stays(b: Builder) -> Graph:
+    """Returns a model's graph, whose digest is that of the saved file and of both modules."""
+    graph = canonical(b.model())
+    assert saved(graph).digest == graph.digest
+    for variant in HOSTED:
+        assert hosted(graph, variant).digest == graph.digest
+    return graph
+
+
+@pytest.mark.relax
+def test_a_loop_of_no_steps_stacks_rows_of_a_rank() -> None:
+    """It was one axis; behind it were other operators on TVM, which knows how many there are."""
+    b, info = Builder(17), helper.make_tensor_value_info
+    kind = TensorProto.FLOAT
+    body = helper.make_graph(
+        [helper.make_node("Add", ["state", "state"], ["next"]),
+         helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Neg", ["next"], ["row"])],
+        "body",
+        [info("i", INT64, []), info("go", TensorProto.BOOL, []), info("state", kind, [None])],
+        [info("on", TensorProto.BOOL, []), info("next", kind, [None]), info("row", kind, [None])],
+    )  # fmt: skip
+    steps = b.input("steps", [], INT64)
+    rows = b.op("Loop", steps, b.init(np.array(True)), b.input("x", [3]), outputs=2, body=body)
+    b.output(f"{rows}:1", None)
+    b.output(b.op("MatMul", f"{rows}:1", b.init(np.ones((3, 2), np.float32))), None)
+    graph = _stays(b)
+    assert [node.op.name for node in graph.nodes] == ["Loop", "Gemm"]
+    x = np.ones(3, np.float32)
+    assert run(graph, {"steps": np.array(2), "x": x})[1].shape == (2, 2)
+    del graph.outputs[1:], graph.output_names[1:]
+    assert run(saved(graph), {"steps": np.array(0), "x": x})[0].shape == (0, 0)
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize("kind", ["codes", "read", "moved", "joined", "joined as others"])
+def test_integers_that_leave_are_those_that_were_made(kind: str) -> None:
+    """What else their readers take them for is not in a file, nor in a module."""
+    b = Builder(17)
+    made = _int8(b, "QuantizeLinear", b.input("x", [2, 3]), 0.02)
+    if kind.startswith("joined"):
+        made = b.op("Concat", made, b.input("codes", [2, 3], INT8), axis=0)
+    other = _int8(b, "DequantizeLinear", made, 0.5)
+    if kind != "joined":
+        b.output(other)
+    if kind == "moved":
+        shape = b.init(np.array([3, 2]))
+        made = b.op("Reshape", _int8(b, "QuantizeLinear", other, 0.5), shape)
+    elif not kind.startswith("joined"):
+        made = _int8(b, "QuantizeLinear", other, 0.5)
+    b.output(made, None, INT8)
+    _stays(b)
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize("scales", [[2, 3, 1, 1], [1.5, 1, 1, 1]])
+@pytest.mark.parametrize("shape", [[5, 1, 1, 0], [0, 1, 2, 1]])
+def test_a_resize_of_no_codes(shape: list[int], scales: list[float]) -> None:
+    """A sample without elements had proven that a quantize is the Resize as well."""
+    b = Builder(11)
+    x = b.op("DequantizeLinear", b.input("x", shape, INT8), b.init(np.float32(0.5)))
+    factors = b.init(np.array(scales, np.float32))
+    nothing = b.init(np.zeros(0, np.float32))
+    b.output(b.op("Resize", x, nothing, factors, mode="nearest", nearest_mode="ceil"), None)
+    graph = _stays(b)
+    resized = any(node.op.name == "Resize" for node in graph.nodes)
+    assert resized == (graph.outputs[0].type.shape != tuple(shape))

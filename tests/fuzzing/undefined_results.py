@@ -233,6 +233,23 @@ def _interpolated(operands: Operands, attributes: Mapping[str, Any]) -> bool:
     return not nearest and x.dtype.kind == "f" and not bool(np.isfinite(x).all())
 
 
+def _scaled_away(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """0 times what is not finite is NaN in ONNX's formula; onnxruntime leaves the addend out."""
+    addend = operands[2] if len(operands) > 2 else None
+    left_out = addend is not None and attributes.get("beta") == 0
+    return _wraps(operands, attributes) or bool(
+        left_out and addend is not None and addend.dtype.kind == "f" and ~np.isfinite(addend).all()
+    )
+
+
+def _constant(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """Of a deviation of 0 onnxruntime makes NaN, or what two large numbers leave of each other."""
+    x, axes = _given(operands, 0).astype(np.float64), tuple(attributes.get("axes", (0, 2, 3)))
+    with np.errstate(all="ignore"):
+        deviation, largest = x.std(axes), np.abs(x).max(axes, initial=0)
+    return bool(np.any(deviation <= 1e-3 * largest))
+
+
 _COMPARE = ("GlobalMaxPool", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "TopK",
             "Unique", "QuantizeLinear", "DynamicQuantizeLinear")  # fmt: skip
 _ROWS: Mapping[str, Callable[[Operands, Mapping[str, Any]], bool]] = {
@@ -240,7 +257,8 @@ _ROWS: Mapping[str, Callable[[Operands, Mapping[str, Any]], bool]] = {
     **dict.fromkeys(("Cast", "CastLike"), _out_of_range),
     "Pow": _power, "Div": _quotient, "Mod": _quotient, "BitShift": _shift, "ReduceMean": _mean,
     "Concat": _joined, "Slice": _sliced, "Squeeze": _squeezed, "NonZero": _scalar,
-    **dict.fromkeys(("Gemm", "Einsum", "ReduceSum", "ReduceProd", "ReduceSumSquare"), _wraps),
+    "Gemm": _scaled_away, "MeanVarianceNormalization": _constant,
+    **dict.fromkeys(("Einsum", "ReduceSum", "ReduceProd", "ReduceSumSquare"), _wraps),
     "Erf": _error_function, "HardSwish": _float64, "Compress": _choice, "Clip": _unbounded,
     **dict.fromkeys(("Resize", "Upsample"), _interpolated),
     "InstanceNormalization": _single, "PRelu": _slope, "LpPool": _window, "OneHot": _broken_index,

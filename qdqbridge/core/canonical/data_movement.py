@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.core.canonical.clamps import clamped_pad
 from qdqbridge.core.canonical.folding import extents_of
+from qdqbridge.core.canonical.identities import has_equal
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.numerics import dequantize, quantize
@@ -215,33 +216,35 @@ def _means(reader: Node, params: QuantParams) -> bool:
 
 @rule("quantize-through-data-movement", QUANTIZE)
 def quantize_through_data_movement(node: Node, context: RuleContext) -> Proposal:
-    """``quantize(movement(x)) -> movement(quantize(x))`` where nothing else reads it."""
+    """``quantize(movement(x)) -> movement(quantize(x))`` where only quantizes read it.
+
+    Of one result each has a movement of its own parameters.
+    """
     source, target = node.operand(0), node.output.quant
     movement = source.producer
     if movement is None or target is None or not moves(movement) or not target.params.per_tensor:
         return None
-    if not isinstance(movement.operand(0).type, TensorType):
-        return None
+    if not isinstance(movement.operand(0).type, TensorType) or has_equal(movement):
+        return None  # what becomes one has the readers of both
     readers = [reader for value in movement.outputs for reader in context.readers(value)]
+    alike = [r for r in readers if r.output.quant and r.output.quant.params == target.params]
     leaves = any(context.is_output(value) for value in movement.outputs)
-    if leaves or any(
-        r.op is not QUANTIZE or r.output.quant is None or r.output.quant.params != target.params
-        for r in readers
-    ):
-        return Reject(
-            f"the result of {movement.op.name} is also read as float or with other parameters",
-            (source.name,),
-        )
+    if leaves or any(r.op is not QUANTIZE for r in readers):
+        reason = f"the result of {movement.op.name} is also read as float"
+        return Reject(reason, (source.name,))
+    if len(movement.outputs) > 1 and len(alike) < len(readers):
+        reason = f"the results of {movement.op.name} are read with several parameters"
+        return Reject(reason, (source.name,))
     first = movement.operand(0)
     stored = quantized(first, target.params, node.origin)
     attributes = _rounded_pad(movement, target.params)
-    names = {reader.operand(0): reader.output.name for reader in reversed(readers)}
+    names = {reader.operand(0): reader.output.name for reader in reversed(alike)}
     outputs = [
         Value(QuantType(target.params, v.type.shape), names.get(v, "")) for v in movement.outputs
     ]
     Node(movement.op, attributes, [stored, *movement.inputs[1:]], outputs, movement.origin)
     moved = dict(zip(movement.outputs, outputs, strict=True))
-    return Replace({reader.output: moved[reader.operand(0)] for reader in readers})
+    return Replace({reader.output: moved[reader.operand(0)] for reader in alike})
 
 
 @rule("data-movement-keeps-range", *DATA_MOVEMENT)

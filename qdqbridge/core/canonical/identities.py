@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from qdqbridge.core.canonical.storage import same_elements
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Flow, Operator
 from qdqbridge.core.graph.types import Shape, static_shape
@@ -61,11 +60,14 @@ from qdqbridge.core.rewrite import (
 def moves_nothing(node: Node, context: RuleContext) -> Proposal:
     """``Tile(x, 1) -> x``; so a Pad by 0, a Slice of all, a Resize to the same extents and others.
 
-    Only where x has the type of the result: rounding into another one is no move.
+    Whatever it moves, where x has no element. Only where x has the type of the result: rounding
+    into another one is no move.
     """
     del context
     x = node.inputs[0] if node.inputs else None
-    if x is None or len(node.outputs) != 1 or not _gives_back(node, x):
+    if x is None or len(node.outputs) != 1:
+        return None
+    if not _gives_back(node, x) and (0 not in (x.type.shape or ()) or x.type != node.output.type):
         return None
     return Replace({node.output: x}) if _same_kind(x, node.output) else None
 
@@ -278,6 +280,14 @@ def merge_equal(node: Node, context: RuleContext) -> Proposal:
     return None
 
 
+def has_equal(node: Node) -> bool:
+    """Returns whether another node computes the same, so that both become one."""
+    first = node.operand(0)
+    if len(node.outputs) != 1 or first.constant is not None:
+        return False
+    return any(other is not node and _equal(node, other) for other, _ in first.users)
+
+
 def _takes_in(node: Node, context: RuleContext) -> bool:
     """True for an operator of quantized values that a quantize reads."""
     if node.op.flow not in _TAKE_IN or node.output.quant is not None:
@@ -368,4 +378,4 @@ def _same_operand(a: Value | None, b: Value | None) -> bool:
         return True
     if a is None or b is None or a.constant is None or b.constant is None or a.type != b.type:
         return False
-    return a.constant.size <= _FEW_SHARED and same_elements(a.constant, b.constant)
+    return a.constant.size <= _FEW_SHARED and a.constant.same_bits(b.constant)

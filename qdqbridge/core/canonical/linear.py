@@ -23,7 +23,7 @@ from qdqbridge.core.graph.patterns import AnyOf, Part, PatternMatch
 from qdqbridge.core.graph.types import Dim, TensorType
 from qdqbridge.core.ops.attributes import GemmAttrs, ReshapeAttrs, TransposeAttrs
 from qdqbridge.core.ops.build import constant, dequantized, result
-from qdqbridge.core.ops.data_movement import RESHAPE, TRANSPOSE
+from qdqbridge.core.ops.data_movement import FLATTEN, RESHAPE, TRANSPOSE
 from qdqbridge.core.ops.elementwise import ADD
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.core.rewrite import (
@@ -191,24 +191,19 @@ _CONVERSIONS = ("dequantize", "requantize", "quantize")
 _ROWS_OF_ALL = Part("rows", (("Reshape", "Flatten"), "x"))
 _TAKEN = AnyOf((_ROWS_OF_ALL, Part("converted", (_CONVERSIONS, _ROWS_OF_ALL))))
 _PRODUCT = (("Gemm", "Dense"), _TAKEN, Part("w", constant=True), "bias?")
-_PRODUCT_OF_ROWS = Part("product", _PRODUCT, sole=True)
+_ROUNDED = Part("rounded", (_CONVERSIONS, Part("product", _PRODUCT, sole=True)))
 
 
 @pattern_rule(
-    "product-of-rows",
-    (
-        ("Reshape", "Flatten"),
-        AnyOf((_PRODUCT_OF_ROWS, Part("rounded", (_CONVERSIONS, _PRODUCT_OF_ROWS), sole=True))),
-    ),
+    "product-of-rows", (("Reshape", "Flatten"), AnyOf((Part("product", _PRODUCT), _ROUNDED)))
 )
 def product_of_rows(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``Reshape(Gemm(Reshape(x), w, bias)) -> Add(MatMul(x, transpose(w)), bias)``; so Dense(x, w).
 
     The Reshapes make rows of all but the last axis and undo that: optimizers write a product of
     more axes so. Conversions may stand between: they move past a Reshape. Each of the two may have
-    taken in a Reshape beside it: what is left then is that one.
+    taken in a Reshape beside it: what is left then is that one. So may others that read the rows.
     """
-    del context
     product, x, w = match.node("product"), match["x"], match["w"]
     source, output, origin = product.output, node.output, match.origin()
     given, wanted, size = x.type.shape, output.type.shape, w.type.shape
@@ -217,6 +212,11 @@ def product_of_rows(node: Node, match: PatternMatch, context: RuleContext) -> Pr
         return None
     # A Reshape with other parameters on both sides is a rounding, which may not get lost.
     if output.type != last.type.with_shape(wanted) or not _same_encoding(x, match["rows"]):
+        return None
+    others = [reader for reader in context.readers(last) if reader is not node]
+    if context.is_output(last) or any(other.op not in (RESHAPE, FLATTEN) for other in others):
+        return None
+    if others and wanted != (*given[:-1], size[0]):  # which of them undoes the rows?
         return None
     moved = (x, match.values.get("converted"), source, last)
     if any(v is not None and v.quant and not v.quant.params.per_tensor for v in moved):
@@ -242,7 +242,10 @@ def product_of_rows(node: Node, match: PatternMatch, context: RuleContext) -> Pr
     if value is None or value.producer is None:
         return None
     value.name, value.producer.origin = output.name, origin
-    return Replace({output: value})
+    rows = _reshaped(value, last.type.shape or ()) if others else None
+    if others and rows is None:
+        return None
+    return Replace({output: value} if rows is None else {output: value, last: rows})
 
 
 def _reshaped(x: Value, shape: tuple[Dim, ...]) -> Value | None:

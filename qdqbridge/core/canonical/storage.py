@@ -310,7 +310,7 @@ def share_dequantized(graph: Graph) -> bool:
         alike = kept.setdefault((source.type, node.output.type), [])
         for other in alike:
             first = other.operand(0).constant
-            if first is not None and same_elements(first, source.constant):
+            if first is not None and first.same_bits(source.constant):
                 editor.replace_value(node.output, other.output)
                 changed = True
                 break
@@ -319,11 +319,6 @@ def share_dequantized(graph: Graph) -> bool:
     if changed:
         editor.finish()
     return changed
-
-
-def same_elements(a: Constant, b: Constant) -> bool:
-    """Returns whether two constants of one type and shape hold the same bits."""
-    return a is b or a.numpy().tobytes() == b.numpy().tobytes()
 
 
 @dataclass(slots=True)

@@ -140,6 +140,10 @@ class Constant:
                 self._array, self._load = array, None
         return seen
 
+    def same_bits(self, other: Constant) -> bool:
+        """Returns whether a constant of the same type and shape holds the same bits."""
+        return self is other or self.numpy().tobytes() == other.numpy().tobytes()
+
     def packed(self) -> Bytes | None:
         """Returns codes of less than a byte as files pack them; None where they are not held so."""
         if self._stored is None or self.dtype.bits >= 8:

@@ -90,11 +90,11 @@ def release_interface(graph: Graph) -> None:
 
 
 def leave_as_stored(graph: Graph) -> bool:
-    """Gives the quantized value for an output of its plain integers; returns whether any were.
+    """Gives what an output reinterprets for that output; returns whether any did.
 
     A file says the same of both: integers that leave.
     """
-    found = [stored_integers(value) or value for value in graph.outputs]
+    found = [_as_made(value) for value in graph.outputs]
     if found == graph.outputs:
         return False
     graph.outputs[:] = found
@@ -102,13 +102,13 @@ def leave_as_stored(graph: Graph) -> bool:
     return True
 
 
-def stored_integers(value: Value) -> Value | None:
-    """Returns the quantized value whose stored integers ``value`` is as plain ones."""
+def _as_made(value: Value) -> Value:
+    """Returns the value whose stored integers ``value`` gives another meaning; else ``value``."""
     node = value.producer
-    if node is None or node.op is not REINTERPRET or value.quant is not None:
-        return None
+    if node is None or node.op is not REINTERPRET:
+        return value
     source = node.operand(0)
-    return source if source.type.dtype is value.type.dtype else None
+    return source if source.type.dtype is value.type.dtype else value
 
 
 _UNTOLD = per_tensor(DType.INT8, 1.0)

@@ -123,6 +123,25 @@ def not_stacked(op_type: str, body: GraphProto) -> list[ValueInfoProto]:
     ]
 
 
+def rank_stacked(node: NodeProto, ranks: Sequence[int | None]) -> None:
+    """Says how many axes the rows have that a Loop stacks, where its body does not.
+
+    Where no step is made, onnxruntime gives one axis without it.
+
+    Args:
+        node: Any node; a Loop's body is changed.
+        ranks: Those of its results but the left-out ones, None of an unknown one.
+    """
+    if (node.op_type, node.domain) != (_STACKING, ""):
+        return
+    body, known = next(a.g for a in node.attribute if a.type == AttributeProto.GRAPH), iter(ranks)
+    for index, (name, value) in enumerate(zip(node.output, body.output[1:], strict=False)):
+        rank = next(known, None) if name else None
+        if rank and index >= len(body.input) - 2 and not value.type.tensor_type.HasField("shape"):
+            for _ in range(rank - 1):
+                value.type.tensor_type.shape.dim.add()
+
+
 def forget_extents(value: ValueInfoProto) -> None:
     """Removes the extents that a body declares, and keeps their number."""
     if value.type.WhichOneof("value") == "tensor_type":

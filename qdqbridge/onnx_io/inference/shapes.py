@@ -475,14 +475,19 @@ def _shape(type_: TypeProto) -> _Shape | None:
 def _gathered(each: TypeProto, times: int | None) -> TypeProto:
     """Returns the type of what all runs of a body give, behind each other.
 
-    Of no run onnxruntime gives one axis, whatever the rank of the others.
+    Where there may be no run only its rank is known: onnxruntime has 0 for every extent that the
+    body does not declare.
     """
-    if _shape(each) is None or not times:
+    if not each.tensor_type.HasField("shape") or (times and _shape(each) is None):
         return TypeProto()
     gathered = TypeProto()
     gathered.tensor_type.elem_type = each.tensor_type.elem_type
-    gathered.tensor_type.shape.dim.add().dim_value = times
-    gathered.tensor_type.shape.dim.extend(each.tensor_type.shape.dim)
+    dims = gathered.tensor_type.shape.dim
+    first = dims.add()
+    if times:
+        first.dim_value = times
+    for extent in each.tensor_type.shape.dim:
+        dims.add().CopyFrom(extent if times else first)
     return gathered
 
 

@@ -28,13 +28,19 @@ from qdqbridge.core.text.parser import OpaqueNodes
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.onnx_io.codecs import BY_ROW
 from qdqbridge.onnx_io.codecs.codec import schema_of
-from qdqbridge.onnx_io.control_flow.subgraph_names import CONTROL, bodies, nodes_inside
+from qdqbridge.onnx_io.control_flow.subgraph_names import (
+    CONTROL,
+    bodies,
+    nodes_inside,
+    rank_stacked,
+)
 from qdqbridge.onnx_io.inference.node_types import nested_proto
 from qdqbridge.onnx_io.lowering.rules import refusal
 from qdqbridge.onnx_io.opaque.nodes import (
     BODY_OPSET,
     IR_VERSION,
     OpaqueAttrs,
+    StoredNode,
     interface_problem,
     opaque_attributes,
     opaque_node_proto,
@@ -251,10 +257,23 @@ OPAQUE_NODES = OpaqueNodes(
 
 
 def _inside(node: Node, operands: Operands) -> Sequence[NDArray[Any]] | None:
-    """Computes bodies that quantize; reading them needs the operators that this module makes."""
+    """Computes bodies that quantize, and Loops, which may make no step."""
+    # Reading bodies needs the operators that this module makes.
     from qdqbridge.onnx_io.control_flow.conditional import computed_by_bodies
 
-    return computed_by_bodies(node, operands)
+    found = computed_by_bodies(node, operands)
+    if found is None and node.op.name == "Loop":
+        ranks = tuple(value.rank for value in node.outputs)
+        return _compute(_with_ranked_rows(node.record(OpaqueAttrs), ranks), operands)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _with_ranked_rows(attributes: OpaqueAttrs, ranks: tuple[int | None, ...]) -> OpaqueAttrs:
+    stored = attributes.node.proto()
+    rank_stacked(stored, ranks)
+    data = stored.SerializeToString(deterministic=True)
+    return replace(attributes, node=StoredNode(data, attributes.node.names))
 
 
 def _with_losses(node: Node, operands: Operands) -> Sequence[NDArray[Any]] | None:

@@ -21,6 +21,7 @@ from qdqbridge.core.ops.run_time_parameters import SimulatedAttrs
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.codecs import BY_ROW, encode, since
 from qdqbridge.onnx_io.codecs.linear import dividing
+from qdqbridge.onnx_io.control_flow.subgraph_names import rank_stacked
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs, opaque_node_proto
 from qdqbridge.onnx_io.reading.operators_known import moved
 from qdqbridge.onnx_io.runtime.operators import runtime_operator
@@ -204,6 +205,7 @@ class NodeWriter(RowWriter):
         outputs = [self.tensors.of(value) for value in node.outputs]
         name, metadata = self.identity(node, f"{outputs[0]}_{attributes.op_type}")
         proto = opaque_node_proto(attributes, inputs, outputs)
+        rank_stacked(proto, [value.rank for value in node.outputs])
         if not attributes.domain:
             moved(proto, attributes.version, self.opset, lambda a: self.array(a, f"{name}_axes"))
         self.spec.nodes.append(

@@ -136,6 +136,8 @@ def drawn_product(seed: int, *, rows: bool) -> Builder:
         y = b.op("Reshape", y, ints(b, *left, units))
         y = b.qdq(y, 0.1, 128) if rounded and moved else y
     b.output(b.op("Neg", y), [*shape[:-1], units])
+    if seed % 2:  # another reader of the rows
+        b.output(b.op("Abs", b.op("Reshape", y, ints(b, -1, 2))), None)
     return b
 
 

@@ -360,6 +360,10 @@ def concatenate(reading: Reading, call: Call) -> Value:
     axis = _joined_axis(call, values)
     params = {v.quant.params.widened() for v in values if v.quant is not None}
     common = next(iter(params)) if len(params) == 1 else None
+    span = call.provenance
+    if common is not None and span is not None and tells_params(span, 0):
+        said = moved_params(span, 0)
+        common = common if said is not None and said.same_mapping(common) else None
     if common is None or not common.per_tensor:
         plain = [reading.plain(value) for value in values]
         type_: ValueType = TensorType(call.dtype, call.result.shape)

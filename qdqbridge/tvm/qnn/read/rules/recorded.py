@@ -18,7 +18,7 @@ from qdqbridge.core.graph.operator import NO_ATTRIBUTES, AnyAttributes, Attribut
 from qdqbridge.core.graph.types import QuantParams, QuantType, TensorType, ValueType
 from qdqbridge.core.ops.attributes import PadAttrs, PoolAttrs, ResizeAttrs
 from qdqbridge.core.ops.composition import CompositionAttrs
-from qdqbridge.core.ops.conversion import DEQUANTIZE, REINTERPRET
+from qdqbridge.core.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET
 from qdqbridge.core.ops.elementwise import MAX, MIN
 from qdqbridge.core.ops.selection import GATHER
 from qdqbridge.core.ops.table import BY_NAME
@@ -196,7 +196,7 @@ def operator_of_sample(node: Node, context: RuleContext) -> Replace | None:
     attributes = None if provenance is None else provenance.attributes
     if provenance is None or not isinstance(attributes, ResizeAttrs | PoolAttrs | PadAttrs):
         return None
-    if provenance.op in ("MaxPool", node.op.name) or len(node.outputs) != 1:
+    if provenance.op in ("MaxPool", node.op.name) or node.op is QUANTIZE or len(node.outputs) != 1:
         return None
     if isinstance(attributes, PadAttrs) and node.op is not GATHER:
         return None
