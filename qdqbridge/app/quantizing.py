@@ -198,12 +198,13 @@ class Quantization:
         return replace(self, made=made, goal=limit, fallback=found)
 
     def _judged(self, why: str) -> tuple[Quantized, Samples, Metric | None]:
-        """Returns what goals are judged on: all samples in their order for a user's measure."""
+        """Returns what goals are judged on: all samples for a user's measure."""
         if self.samples is None:
             raise _no_data(why)
         if self.measure is None:
             return self.made, self.samples, None
-        return replace(self.made, unseen=None), self.measure.samples, self.measure.metric
+        samples, unseen, metric = self.measure.apart()
+        return replace(self.made, unseen=unseen), samples, metric
 
     def scores(self) -> tuple[MetricScore, MetricScore | None] | None:
         """Returns the user's measure of the float model and of this; None where he has none.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -10,6 +11,8 @@ if TYPE_CHECKING:
     from qdqbridge.autoquant.inside import QuantizedBody
     from qdqbridge.autoquant.quantize import Quantized
     from qdqbridge.autoquant.search.fallback import Fallback
+    from qdqbridge.autoquant.search.search import Goal
+    from qdqbridge.autoquant.search.time_limit import SizeLimit, TimeLimit
     from qdqbridge.autoquant.simulation.metrics import Metrics
     from qdqbridge.autoquant.simulation.user_metric import MetricScore
     from qdqbridge.core.graph.graph import Graph, Value
@@ -19,6 +22,22 @@ _ONNXRUNTIME = ("ort", "qoperator")
 _WIDE = 16
 _LOST = 0.01
 """A loss of accuracy that is called one, where labels are given."""
+_LAST_BITS = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class SplitProduct:
+    """A product that is written as the sum of two.
+
+    Attributes:
+        name: Its node.
+        size: Bytes of its weight, which is stored twice.
+        share: Its part of the model's multiplications, which are done twice.
+    """
+
+    name: str
+    size: int
+    share: float
 
 
 class JudgedModel(Protocol):
@@ -27,6 +46,11 @@ class JudgedModel(Protocol):
     @property
     def made(self) -> Quantized:
         """What was quantized, before layers were taken back."""
+        ...
+
+    @property
+    def goal(self) -> Goal | SizeLimit | TimeLimit | None:
+        """What the outputs had to be like."""
         ...
 
     @property
@@ -68,10 +92,13 @@ def verdict(
         sizes: Bytes of the float file, where it is one, and of the written one; by default those
             of the constants of both.
     """
-    shown = made.delivered()
+    shown, scores = made.delivered(), made.scores()
     rows = [("verdict", first_sentence(made))]
+    if scores is not None and scores[1] is not None:
+        rows.append(("", f"{_scored(scores[0])}, most of which parameters were chosen by"))
+    rows += [("goal" if not index else "", text) for index, text in enumerate(_goal_texts(made))]
     if shown is not None:
-        rows += _outputs(shown, made.made.profile.samples, told=made.scores() is None)
+        rows += _outputs(shown, told=scores is None)
     before, after = sizes or (_constants(made.original), _constants(made.graph))
     share = f", {after / before:.0%} of the model's {before:,}" if before else ""
     rows.append(("size", f"{after:,} bytes{share}"))
@@ -82,10 +109,12 @@ def verdict(
     )
     rows.append(("operators", f"{integers(made)} quantized{beside}, {len(reasons)} left float"))
     rows += [("float", row) for row in _float_rows(reasons)]
-    if text := processors(made):
-        rows.append(("processors", text))
+    if shown is not None:
+        rows.append(("processors", processors(made)))
+    if parts := split_products(made):
+        rows.append(("split", _of_split(parts)))
     if made.fallback is not None:
-        rows += [("reverted", f"{r.layer.name}: {r.reason}") for r in made.fallback.reverted]
+        rows += [("layer", f"{r.layer.name}: {r.reason}") for r in made.fallback.reverted]
     return rows
 
 
@@ -96,10 +125,9 @@ def first_sentence(made: JudgedModel) -> str:
     scores, shown = made.scores(), made.delivered()
     if scores is not None:
         every, unseen = scores
-        texts = [_scored(every)]
-        if unseen is not None:
-            texts.append(f"of the {unseen.samples} left out {_pair(unseen)}")
-        return "; ".join(texts)
+        if unseen is None:
+            return f"{_scored(every)}, by which parameters were chosen"
+        return f"{unseen.name} {_pair(unseen)}, on {_left_out(unseen.samples)}"
     if shown is None:
         return "not measured: there was no data, only a profile"
     if not integers(made):
@@ -108,9 +136,8 @@ def first_sentence(made: JudgedModel) -> str:
     words = "poor" if sqnr < BAD else "fair: check it with labels" if sqnr < WANTED else "good"
     if shown.metrics.top1 is None:
         return f"{words}: {shown.on_others}"
-    unseen = "left-out" if shown.left_out else "calibration"
-    many = f"{shown.samples} {unseen} sample{'' if shown.samples == 1 else 's'}"
-    return f"{words}: {shown.on_others}; same class for {100 * shown.metrics.top1:.1f} % of {many}"
+    same = 100 * shown.metrics.top1
+    return f"{words}: {shown.on_others}; same class for {same:.1f} % of {_judged_on(shown)}"
 
 
 def is_good(made: JudgedModel) -> bool:
@@ -132,16 +159,117 @@ def floats(made: JudgedModel) -> dict[str, str]:
     return reasons | {row.node: row.reason for row in floats_inside(made.inside)}
 
 
+def goal_met(made: JudgedModel) -> bool | None:
+    """Returns whether the figures that are shown meet the goal; None where there is none."""
+    checks = _goal_checks(made)
+    return all(met for met, *_ in checks) if checks else None
+
+
+def _goal_checks(made: JudgedModel) -> list[tuple[bool, str, str]]:
+    """Returns of each part of the goal whether it is met, what it is, and what was measured."""
+    goal, shown = _goal(made), made.delivered()
+    if goal is None or shown is None:
+        return []
+    found: list[tuple[bool, str, str]] = []
+    if goal.min_sqnr is not None:
+        figures = [(shown.expected, "likely on other samples")]
+        figures += [(shown.metrics.sqnr, f"on {shown.where}")] if shown.left_out else []
+        said = ", ".join(f"{sqnr:.2f} dB {where}" for sqnr, where in figures)
+        met = all(sqnr >= goal.min_sqnr for sqnr, _ in figures)
+        found.append((met, f"at least {goal.min_sqnr:g} dB", said))
+    if goal.max_drop is not None:
+        name, drops = _drops(made, shown)
+        said = ", ".join(f"{_share(max(drop, 0.0))} on {where}" for drop, where in drops)
+        met = all(drop <= goal.max_drop + _LAST_BITS for drop, _ in drops)
+        found.append((met, f"at most {_share(goal.max_drop)} of {name} lost", said))
+    return found
+
+
+def _goal(made: JudgedModel) -> Goal | None:
+    from qdqbridge.autoquant.search.search import Goal
+
+    goal = made.goal
+    return goal if isinstance(goal, Goal) or goal is None else goal.goal
+
+
+def _drops(made: JudgedModel, shown: Delivered) -> tuple[str, list[tuple[float, str]]]:
+    """Returns what a largest drop is of, and what was lost of it, on left-out samples first."""
+    scores = made.scores()
+    if scores is None:
+        agreement = shown.metrics.top1
+        return "top-1 agreement", [] if agreement is None else [(1 - agreement, shown.where)]
+    every, unseen = scores
+    found = [(every.reference - every.score, f"all {every.samples}")]
+    if unseen is not None:
+        found.insert(0, (unseen.reference - unseen.score, _left_out(unseen.samples)))
+    return every.name, found
+
+
+def _share(drop: float) -> str:
+    return f"{100 * drop:.3g} %"
+
+
+def _goal_texts(made: JudgedModel) -> list[str]:
+    texts = [
+        f"{'met' if met else 'NOT MET'}: {wanted}: {said}"
+        for met, wanted, said in _goal_checks(made)
+    ]
+    goal, shown, scores = _goal(made), made.delivered(), made.scores()
+    if goal is None or shown is None or not shown.left_out or not goal.max_drop:
+        return texts
+    count = shown.samples if scores is None or scores[1] is None else scores[1].samples
+    if 1 / count > goal.max_drop:
+        texts.append(
+            f"{count} left-out samples resolve {_share(1 / count)}, and cannot show "
+            f"{_share(goal.max_drop)}: give more samples (one in eight is left out, 64 at most)"
+        )
+    return texts
+
+
+def split_products(made: JudgedModel) -> list[SplitProduct]:
+    """Returns the products that are written as the sum of two, and what that takes."""
+    from qdqbridge.autoquant.planning.decide import parted
+
+    decision = made.made.decision if made.fallback is None else made.fallback.decision
+    room = decision.plan.room
+    return [
+        SplitProduct(weight.node.name, weight.value.constant.size, room.shares[weight.node.name])
+        for weight, _ in parted(decision)
+        if room is not None and weight.value.constant is not None
+    ]
+
+
+def _of_split(split: Sequence[SplitProduct]) -> str:
+    many, s = len(split), "s" * (len(split) > 1)
+    return (
+        f"{many} product{s} ({_named([each.name for each in split])}) written as the sum of two, "
+        "of every other term each, since pairs would saturate on x86 without VNNI: the same "
+        f"numbers for {sum(each.size for each in split):,} more bytes and "
+        f"{_share(sum(each.share for each in split))} more multiplications; 'qdqbridge fix --for' "
+        "another runtime makes one of them again"
+    )
+
+
 def processors(made: JudgedModel) -> str:
-    """Returns what is to be said of x86 without VNNI, where onnxruntime's pairs saturate."""
+    """Returns for which processors and runtimes the figures hold."""
     from qdqbridge.autoquant.search.pair_cost import PAIRS
+    from qdqbridge.targets.engines.kinds import ENGINES
     from qdqbridge.targets.profiles import products_in_pairs
     from qdqbridge.targets.profiles.ort.pairs import pairs_sentence
 
     tried = [step.outcome for step in made.made.repairs if step.step == PAIRS]
-    if tried or made.made.target.profile not in _ONNXRUNTIME:
-        return "".join(tried[-1:])
-    return pairs_sentence(products_in_pairs(made.graph))
+    if tried:
+        return tried[-1]
+    target = made.made.target
+    if target.profile in _ONNXRUNTIME:
+        some = pairs_sentence(products_in_pairs(made.graph))
+        return some or "the same on all: onnxruntime adds no pairs of products that can saturate"
+    kinds = (kind for kind in ENGINES.values() if kind.profile in (target.name, target.profile))
+    engine = next(kinds, None)
+    exact = "of what the file says, computed exactly: the same on all processors"
+    if engine is None:
+        return f"{exact}; {target.name} does not run here, 'qdqbridge export --check' has its rules"
+    return f"{exact}; 'qdqbridge compare --engine {engine.name}' says what {engine.label} gives"
 
 
 def _computed_in_floats(made: JudgedModel) -> int:
@@ -180,8 +308,17 @@ def _closeness(metrics: Metrics) -> str:
 
 
 def _scored(score: MetricScore) -> str:
-    many = f"of {score.samples} sample{'' if score.samples == 1 else 's'}"
-    return f"{score.name} {_pair(score)}, {many}"
+    return f"{score.name} {_pair(score)}, on all {score.samples} samples"
+
+
+def _left_out(count: int) -> str:
+    return f"{count} left-out sample{'' if count == 1 else 's'}"
+
+
+def _judged_on(shown: Delivered) -> str:
+    return (
+        _left_out(shown.samples) if shown.left_out else f"the {shown.samples} calibration samples"
+    )
 
 
 def _pair(score: MetricScore) -> str:
@@ -192,17 +329,13 @@ def _pair(score: MetricScore) -> str:
     return f"{score.score:.6g}, float {score.reference:.6g}"
 
 
-def _outputs(shown: Delivered, chosen: int, *, told: bool) -> list[tuple[str, str]]:
+def _outputs(shown: Delivered, *, told: bool) -> list[tuple[str, str]]:
     """Returns what was measured; what is likely first where the verdict has not told it."""
     from qdqbridge.autoquant.delivered import closeness
 
     measured = f"{_closeness(shown.metrics)} against the float model on {shown.where}"
     rows = [] if told else [("outputs", shown.on_others)]
     rows.append(("outputs" if told else "", measured))
-    if shown.left_out:
-        given = chosen + shown.samples
-        several = f"all {given}" if given == shown.count else f"{shown.count} of {given}"
-        rows.append(("", f"{_closeness(shown.everything)} on {several} samples"))
     for each in shown.outputs if len(shown.outputs) > 1 or shown.mixed() else ():
         rows.append(("output", f"{each.name}: {closeness(each.sqnr_db)}"))
         rows += [("", f"{p.name}, a part of it: {closeness(p.sqnr_db)}") for p in each.parts]

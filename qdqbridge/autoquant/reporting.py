@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
+from glob import escape
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Protocol
 
@@ -330,7 +332,7 @@ def doubt(made: Quantized, samples: Samples, sqnr: float) -> str:
     names = culprits(made, samples)
     if names:
         message += f"; most of the error comes from {', '.join(names)}"
-    excluded = "".join(f" --exclude '{name}'" for name in names)
+    excluded = "".join(f" --exclude {shlex.quote(escape(name))}" for name in names)
     return (
         f"{message}. 'qdqbridge quantize … --min-sqnr {WANTED:g}' gives layers more bits until "
         f"that is reached, with '--fallback float' leaves them float;"

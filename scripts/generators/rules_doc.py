@@ -24,6 +24,7 @@ from qdqbridge.autoquant.attribution.common_form import (
 from qdqbridge.autoquant.planning import batch_norms
 from qdqbridge.core.arguments import ReadingOptions
 from qdqbridge.core.canonical.form import RULES, rules_with
+from qdqbridge.core.canonical.linear import parts_of_one_product
 from qdqbridge.core.rewrite import Rule
 from qdqbridge.onnx_io.lowering.rules import ENCODINGS
 from qdqbridge.onnx_io.reading.older_operators import OLDER
@@ -87,6 +88,12 @@ SETS: tuple[RuleSet, ...] = (
         "Reading with `channels_first`",
         "core/canonical",
         rules_with(ReadingOptions(), channels_first=True)[: -len(RULES)],
+    ),
+    RuleSet(
+        "Written for others than onnxruntime, and compared with floats",
+        "core/canonical",
+        (parts_of_one_product,),
+        exact=False,
     ),
     RuleSet("TFLite: what it requires", "tflite_io", rules.RULES, exact=False),
     RuleSet("TFLite: operators written out", "tflite_io", expansion.RULES, exact=False),

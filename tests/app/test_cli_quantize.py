@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 import qdqbridge as qb
 from qdqbridge.app.cli.failures import run
+from qdqbridge.app.quantizing import quantization
+from qdqbridge.app.verdict import goal_met
 from tests.places import MODELS
 
-FLOAT = MODELS / "digits_cnn_float.onnx"
+FLOAT, MLP = (MODELS / f"digits_{name}_float.onnx" for name in ("cnn", "mlp"))
 DATA = MODELS / "digits_test.npz"
 
 
@@ -79,20 +83,56 @@ def test_the_verdict_comes_first_and_the_next_command_last(tmp_path, capsys, mon
     assert "not kept: no weight has 4 bits or fewer" in told
 
 
-def test_the_accuracy_by_labels_comes_first_in_the_summary_and_in_the_report(tmp_path, capsys):
+def test_accuracy_on_left_out_samples_comes_first_then_whether_the_goal_is_met(tmp_path, capsys):
+    """The figures are those of default sessions of onnxruntime."""
     out, page, labels = (tmp_path / name for name in ("out.onnx", "page.html", "y.npy"))
-    np.save(labels, np.load(DATA)["labels"])
-    arguments = ("--labels", labels, "--max-drop", "0.5%", "--repair", "none", "--report", page)
-    code = call("quantize", FLOAT, "--data", DATA, "-o", out, *arguments)
-    assert code == 0
+    images, right = (np.load(DATA)[name] for name in ("x", "labels"))
+    np.save(labels, right)
+    arguments = ("quantize", MLP, "--data", DATA, "--labels", labels, "-o", out, "--max-drop",
+                 "0.5%", "--repair", "none", "--chooser", "minmax", "--force")  # fmt: skip
+    assert call(*arguments, "--report", page) == 0
+    rows = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert call(*arguments, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    hits, wanted = (
+        ort.InferenceSession(file, providers=["CPUExecutionProvider"])
+        .run(None, {"input": images})[0].argmax(axis=1) == right
+        for file in (out, MLP)
+    )  # fmt: skip
+    rest = told["left_out"]
+    share, real = (f"{100 * np.mean(each[rest]):.2f} %" for each in (hits, wanted))
+    first = f"top-1 accuracy {share}, float {real}, on 45 left-out samples"
+    assert rows[0] == f"verdict     {first}" and first in page.read_text("utf-8")
+    share, real = (f"{100 * np.mean(each):.2f} %" for each in (hits, wanted))
+    assert rows[1].startswith(f"top-1 accuracy {share}, float {real}, on all 360 samples")
+    lost = 100 * (np.mean(wanted[rest]) - np.mean(hits[rest]))
+    assert rows[2].startswith("goal        met: at most 0.5 % of top-1 accuracy lost: ")
+    assert f"{max(lost, 0):.3g} % on 45 left-out samples" in rows[2] and told["goal_met"] is True
+    assert "45 left-out samples resolve 2.22 %, and cannot show 0.5 %" in rows[3]
+
+
+def test_a_largest_drop_holds_on_left_out_samples_alone(tmp_path, capsys):
+    """Those that choices were made by may hide what the others lose."""
+    images, right = (np.load(DATA)[name].copy() for name in ("x", "labels"))
+    rough = quantization(MLP, {"input": images}, weights="int2", repair=(), tune=False,
+                         chooser="minmax", labels=right)  # fmt: skip
+    every, few = rough.scores()
+    assert few.score < few.reference
+    # A drop that all samples together keep, and those left out do not.
+    lost = every.reference - every.score
+    wanted = rough.meeting(max_drop=max(lost, 0.0) + 1e-6)
+    kept = wanted.scores()[1]
+    assert kept.reference - kept.score <= max(lost, 0.0) + 1e-6
+    assert goal_met(wanted) and not goal_met(replace(wanted, fallback=None))
+
+
+def test_where_tensorrt_has_no_16_bits_layers_stay_float_for_a_goal(tmp_path, capsys):
+    out = tmp_path / "out.onnx"
+    arguments = ("--target", "tensorrt", "--repair", "none", "--chooser", "minmax")
+    assert call("quantize", MLP, "--data", DATA, "-o", out, *arguments, "--min-sqnr", 42) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert said.startswith("verdict top-1 accuracy ") and "; of the 45 left out " in said
-    first = said.split(" outputs ")[0].removeprefix("verdict ")
-    assert first in page.read_text("utf-8")
-    given = {"input": np.load(DATA)["x"]}
-    (found,) = qb.evaluate(qb.load(out), given).values()
-    share = 100 * np.mean(found.argmax(axis=1) == np.load(DATA)["labels"])
-    assert f"top-1 accuracy {share:.2f} %" in first
+    assert "goal met: at least 42 dB: " in said and ": float for at least 42 dB" in said
+    assert "int16" not in said and "tensorrt does not run here" in said
 
 
 @pytest.mark.parametrize(

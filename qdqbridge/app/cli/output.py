@@ -160,14 +160,19 @@ class Bar:
     def trying(self, what: str, left: Sequence[str]) -> None:
         """Shows what is tried now, and what then."""
         then = f", then {', '.join(left)}" if left else ""
-        self.shown.update(self.task, description=f"{self.label}: {what}{then}")
+        now = f"{self.label}: {what}{then}"
+        if self.shown.disable:
+            say(now)
+        else:
+            self.shown.update(self.task, description=now)
+            self.shown.refresh()
 
 
 @contextmanager
 def progress(label: str) -> Generator[Bar, None, None]:
     """Shows a bar with the time taken and left; yields ``report(done, total)``.
 
-    It is on stderr, and only where that is a terminal.
+    It is on stderr; where that is no terminal, a line for each thing that is tried.
     """
     columns = (
         TextColumn("{task.description}"),

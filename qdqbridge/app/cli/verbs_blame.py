@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +17,7 @@ from qdqbridge.app import judging, pipeline, viewing
 from qdqbridge.app.cli import files, output
 from qdqbridge.app.cli.files import AS_IT_IS, Reading
 from qdqbridge.app.cli.parameters import Extents, Force, Json, Model, extents_of
-from qdqbridge.app.report.articles import blame_article, cause_of
+from qdqbridge.app.report.articles import blame_article, cause_of, gain_of, repair_of
 from qdqbridge.app.sources import is_onnx
 from qdqbridge.core.graph.copying import with_numbers
 from qdqbridge.core.graph.graph import Graph
@@ -109,10 +110,11 @@ def blame(
                 original, theirs, few, repaired=repairs, engine=ran, progress=report,
                 saturating=None if own is None or not is_onnx(own) else saturating_products(own),
             )  # fmt: skip
+    next_ = _repaired(found, reference, file, data) if quantized is not None else []
     if path is not None:
         paints = (viewing.damage_paint(theirs, found), *viewing.node_paints(theirs, found))
         kernels = quantized is None
-        lines = _kernel_lines(found) if kernels else _lines(found)
+        lines = _kernel_lines(found) if kernels else [*_lines(found), *next_]
         article = blame_article(found, file.name, lines, kernels=kernels)
         viewing.view(theirs, path=path, paints=paints, report=article)
         output.say(f"wrote {path}")
@@ -120,6 +122,7 @@ def blame(
         output.show_json(_json(found))
     else:
         output.show(*(_kernel_parts if quantized is None else _render_attribution)(found, rows))
+        output.show_text("\n".join(next_))  # a command that is wrapped cannot be copied
 
 
 def _runner(engine: str, file: Path | None, graph: Graph, stack: ExitStack) -> pipeline.Side:
@@ -140,6 +143,7 @@ def _json(found: Attribution) -> dict[str, Any]:
         "unseen": list(found.unseen),
         "left_out": list(found.left_out),
         "scaled": list(found.scaled),
+        "options": list(found.options),
         "nodes": [
             {
                 "name": each.name, "operator": each.operator, "tensor": each.tensor,
@@ -156,6 +160,7 @@ def _json(found: Attribution) -> dict[str, Any]:
                 "alone_db": each.alone_db, "added_db": each.added_db, "gain_db": each.gain_db,
                 "cause": each.cause, "causes": dict(each.causes),
                 "repair": each.repair, "repair_db": each.repair_db,
+                "options": list(each.options),
             }
             for each in found.tensors
         ],
@@ -172,18 +177,30 @@ def _render_attribution(found: Attribution, rows: int) -> list[Any]:
     for each in found.tensors[:rows]:
         table.add_row(
             Text(each.name), Text(each.node), Text(cause_of(each)), _format_decibels(each.added_db),
-            _format_decibels(each.alone_db), f"{each.gain_db:+.1f}" if each.gain_db else "",
-            Text(f"{each.repair} ({each.repair_db:+.1f} dB)" if each.repair else ""),
+            _format_decibels(each.alone_db), gain_of(each), Text(repair_of(each)),
         )  # fmt: skip
     return [Text("\n".join(_lines(found))), table, _nodes(found, rows)]
+
+
+def _repaired(found: Attribution, model: Path, quantized: Path, data: Path) -> list[str]:
+    """Returns what the proposed repairs give together, and the command that makes them."""
+    if not found.repaired:
+        return ["no repair of a single tensor brings the outputs closer"]
+    made = quantized.with_name(f"{quantized.stem}_repaired.onnx")
+    told = ["qdqbridge", "quantize", str(model), "--data", str(data), *found.options]
+    return [
+        f"repaired so, all else as it is: {_format_decibels(found.repaired_db)} dB instead of "
+        f"{_format_decibels(found.simulated_db)}. Quantize anew with these formats (and the "
+        "--target that the file is for), and see what that gives:",
+        shlex.join([*told, "-o", str(made)]),
+    ]
 
 
 def _lines(found: Attribution) -> list[str]:
     """Returns what is said of the outputs, and of what was not looked at."""
     lines = [
         f"outputs{_run_by(found)}: {_format_decibels(found.quantized_db)} dB of signal to noise; "
-        f"the tensors below explain {_format_decibels(found.simulated_db)} dB; "
-        f"repaired as proposed, {_format_decibels(found.repaired_db)} dB",
+        f"the tensors below explain {_format_decibels(found.simulated_db)} dB",
         f"aligned: {found.aligned:.1%} of the quantized model's nodes",
     ]
     if found.paired_db is not None and found.quantized_db - found.paired_db > _LEAST_LOSS:

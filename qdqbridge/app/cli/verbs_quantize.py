@@ -387,12 +387,14 @@ def quantize(
     )  # fmt: skip
     if path.suffix == ONNX:
         _check_kernels(options, export_profile)
-    profile_name = export_profile or options.described().profile
-    write = partial(_write, profile=profile_name, variant=variant, extents=extent)
-    graph = reading.read(model)
-    check_extents(path, graph, extent)
-
+    write = partial(
+        _write, profile=export_profile or options.described().profile, variant=variant,
+        extents=extent,
+    )  # fmt: skip
     with output.progress("quantizing") as progress:
+        progress.trying(f"reading {model.name}", ["ranges", *options.repair])
+        graph = reading.read(model)
+        check_extents(path, graph, extent)
         made = quantizing.quantization(
             graph, data, options, profile=profile, labels=labels, progress=progress,
             warn=output.warn,
@@ -408,9 +410,11 @@ def quantize(
             made = made.meeting(
                 min_sqnr=min_sqnr, max_drop=drop, fallback=fallback, progress=progress
             )
-    write(path, made.graph)
-    sizes = (model.stat().st_size if model.is_file() else None, path.stat().st_size)
-    first = verdict.verdict(made, sizes=sizes)
+    with output.progress("writing") as progress:
+        write(path, made.graph)
+        progress.trying("measuring the outputs", [])
+        sizes = (model.stat().st_size if model.is_file() else None, path.stat().st_size)
+        first = verdict.verdict(made, sizes=sizes)
     if report is not None:
         with output.progress("report") as progress:
             made.report(report, model=model.name, data=data.name if data else "", verdict=first,
@@ -422,7 +426,7 @@ def quantize(
         _show(made, facts, first, verbose=verbose, next_=_next(made, model, path, data))
     for warning in made.doubts():
         output.warn(warning)
-    return None
+    return 1 if verdict.goal_met(made) is False else None
 
 
 def _write(path: Path, graph: Graph, *, profile: Any, variant: Variant, extents: Extents) -> None:
@@ -532,7 +536,7 @@ def _show(
             "input",
             Text(f"{name}: {low:.4g} to {high:.4g} in these data; feed the same scale in use"),
         )
-    for step in facts["repairs"]:
+    for step in facts["repairs"] if facts["integer"] else ():  # of floats no step is left
         if step["step"] != PAIRS and (step["applied"] or verbose):  # the verdict tells of pairs
             kept = "kept" if step["applied"] else "not kept"
             table.add_row(step["step"], Text(f"{kept}: {step['outcome']}"))
@@ -541,13 +545,13 @@ def _show(
         if point["slowest_milliseconds"] is not None:
             line += f", {point['slowest_milliseconds']:.3f} ms the slowest node"
         table.add_row("curve", Text(f"{point['name']}: {line}"))
-    left_out = f", and {len(facts['left_out'])} left out" if facts["left_out"] else ""
-    table.add_row("samples", Text(f"{facts['samples']}{left_out}"))
+    left_out = f", {len(facts['left_out'])} left out to judge by" if facts["left_out"] else ""
+    table.add_row("samples", Text(f"{facts['samples']} to choose by{left_out}"))
     for name in ("output", "digest"):
         table.add_row(name, Text(facts[name]))
-    if next_:
-        table.add_row("next", Text(next_))
     output.show(table)
+    if next_:  # a command that is wrapped cannot be copied
+        output.show_text(f" next        {next_}")
 
 
 def _next(made: Quantization, model: Path, path: Path, data: Path | None) -> str:
@@ -602,6 +606,9 @@ def _facts(
         "outputs": [] if shown is None else [asdict(each) for each in shown.outputs],
         "integer": verdict.integers(made),
         "float": len(reasons),
+        "goal": None if made.goal is None else str(made.goal),
+        "goal_met": verdict.goal_met(made),
+        "split": [asdict(each) for each in verdict.split_products(made)],
         "fixed": sum(isinstance(spec, Fixed) for spec in specs),
         "shared": sum(isinstance(spec, Shared) for spec in specs),
         "reasons": reasons,

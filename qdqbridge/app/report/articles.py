@@ -32,6 +32,8 @@ if TYPE_CHECKING:
         TensorReport,
     )
 
+_SHOWN_GAIN = 0.05
+"""Decibels below which nothing is gained."""
 
 # ---- The parts of a report on a quantization, from top to bottom ---------------------------------
 
@@ -407,8 +409,17 @@ def _row(each: SuspectTensor) -> tuple[Content, ...]:
 
 
 def _repair(each: SuspectTensor) -> tuple[Content, ...]:
-    gain = f"{each.gain_db:+.1f}" if each.gain_db else ""
-    return gain, f"{each.repair} ({each.repair_db:+.1f} dB)" if each.repair else ""
+    return gain_of(each), repair_of(each)
+
+
+def gain_of(each: SuspectTensor) -> str:
+    """Returns what the outputs gain where a tensor stays float; nothing where they lose."""
+    return f"{each.gain_db:+.1f}" if each.gain_db >= _SHOWN_GAIN else ""
+
+
+def repair_of(each: SuspectTensor) -> str:
+    """Returns what is proposed for a tensor, and what it gains."""
+    return f"{each.repair} ({each.repair_db:+.1f} dB)" if each.repair else ""
 
 
 def _parts(parts: Mapping[str, float]) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,12 @@ from qdqbridge.autoquant.attribution.correspondence import (
     fed,
     share,
 )
-from qdqbridge.autoquant.attribution.repairs import repairs, rescaled_as
+from qdqbridge.autoquant.attribution.repairs import (
+    options_of,
+    repairs,
+    rescaled_as,
+    rounded_anew,
+)
 from qdqbridge.autoquant.attribution.simulation import (
     Change,
     GraphRuns,
@@ -50,6 +56,9 @@ _ENOUGH = 0.9
 """The share of what a float tensor gains at which a cheaper repair is proposed."""
 _WORTH = 0.3
 """Decibels that a repair must gain to be proposed."""
+CORRECTION = "correction of other errors"
+"""The cause of a constant that is no rounding of the original's, and better so."""
+_OF_OTHER_NUMBERS = ("bias of other numbers", "weight of other numbers")
 _RELATED = 0.5
 """The share of nodes below which a model is another network: pairs of other networks have at most
 0.36, those of one network above 0.98 (``scripts/checks/alignment.py``)."""
@@ -71,10 +80,13 @@ class SuspectTensor:
         alone_db: The outputs' signal to noise where only this tensor is rounded, in dB.
         added_db: The tensor's own signal to noise, in dB.
         gain_db: What the outputs gain where it is not rounded and the worse tensors are repaired.
-        cause: The cause of most of its error.
+        cause: The cause of most of its error; ``correction`` for a constant that is no rounding
+            of the original's and makes up for other errors.
         causes: Shares of its error by cause.
         repair: What was tried and helps; empty where nothing was tried or nothing helps.
-        repair_db: What the outputs gain by the repair, the worse tensors being repaired, in dB.
+        repair_db: What the outputs lose without the repair, all others being made, in dB.
+        options: The options of ``quantize`` that do it; empty where it does so by itself, or
+            cannot.
         place: The node of the quantized graph.
     """
 
@@ -89,6 +101,7 @@ class SuspectTensor:
     causes: Mapping[str, float]
     repair: str = ""
     repair_db: float = 0.0
+    options: tuple[str, ...] = ()
     place: Node | None = None
 
 
@@ -127,6 +140,17 @@ class Attribution:
     left_out: tuple[int, ...] = ()
     scaled: tuple[str, ...] = ()
     paired_db: float | None = None
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options of ``quantize`` that do the proposed repairs, each once."""
+        pairs = (zip(each.options[::2], each.options[1::2], strict=True) for each in self.tensors)
+        return tuple(part for pair in dict.fromkeys(chain(*pairs)) for part in pair)
+
+    @property
+    def repaired(self) -> bool:
+        """Whether a repair is proposed."""
+        return any(each.repair for each in self.tensors)
 
 
 def attribute(
@@ -182,7 +206,7 @@ def attribute(
     everything = _changes(found)
     kernels = _kernels(share_, quantized, found, floats)
     together = floats.noise(floats.outputs(everything))
-    rows: list[tuple[float, SuspectTensor, Rounded | None]] = [
+    rows: list[_Row] = [
         (noise_, row, None) for noise_, row in _kernel_rows(kernels, share_, floats)
     ]
     for number, rounded in enumerate(found.rounded, 1):
@@ -190,14 +214,20 @@ def attribute(
         rows.append((alone, _suspect_by_cause(rounded, floats, alone), rounded))
         if progress is not None:
             progress(number, len(found.rounded))
-    rows.sort(key=lambda row: -row[0])
+    rows = [_as_correction(row, floats, everything, together) for row in rows]
+    # What makes up for the errors of others has none of its own that a repair could take away.
+    rows.sort(key=lambda row: (row[1].cause == CORRECTION, -row[0]))
     # Trying a repair runs the model again, so only what costs most is tried.
     worst = frozenset(each.value for _, _, each in rows[:repaired] if each is not None)
-    attempts = _Attempts(floats, everything, together, worst)
-    tensors = [
-        attempts.row(row, rounded) if index < repaired and rounded is not None else row
+    attempts = _Attempts(floats, reference, everything, together, worst)
+    tried = [
+        (attempts.row(row, rounded), rounded)
+        if index < repaired and rounded is not None and row.cause != CORRECTION
+        else (row, None)
         for index, (_, row, rounded) in enumerate(rows)
     ]
+    attempts.keep_what_helps()
+    tensors = [row if rounded is None else attempts.kept(row, rounded) for row, rounded in tried]
     runs = GraphRuns(found.quantized, fed(found.quantized, found, data))
     paired = outputs_in_pairs(quantized, theirs, saturating) if share_ is None else {}
     off = {kernel.theirs: kernel.gap for kernel in kernels}
@@ -388,21 +418,46 @@ def _suspect_by_cause(rounded: Rounded, simulation: GraphRuns, alone: float) -> 
     )
 
 
+_Row: TypeAlias = "tuple[float, SuspectTensor, Rounded | None]"
+
+
+def _as_correction(
+    row: _Row, floats: GraphRuns, changes: Mapping[Value, Change], together: float
+) -> _Row:
+    """Returns a row that says so where a constant is another one to make up for other errors.
+
+    That is known by rounding it as usual, all else being as it is: the outputs are worse then.
+    """
+    alone, suspect, rounded = row
+    if rounded is None or suspect.cause not in _OF_OTHER_NUMBERS:
+        return row
+    anew = rounded_anew(rounded, floats.stored(rounded.value))
+    if floats.noise(floats.outputs({**changes, rounded.value: anew})) < together:
+        return row
+    share = suspect.causes.get(suspect.cause, 1.0)
+    causes = {CORRECTION: share} | {k: v for k, v in suspect.causes.items() if k != suspect.cause}
+    return alone, replace(suspect, cause=CORRECTION, causes=causes), rounded
+
+
 @dataclass(slots=True)
 class _Attempts:
     """Repairs one tensor after the other, and keeps what helps.
 
     Attributes:
         simulation: The float model.
+        reference: The same as it was given.
         changes: What happens to every tensor.
         noise: Noise over signal of the outputs then.
         suspects: The worst tensors, which may hide what the repair of one of them gains.
     """
 
     simulation: GraphRuns
+    reference: Graph
     changes: dict[Value, Change]
     noise: float
     suspects: frozenset[Value]
+    _before: dict[Value, Change] = field(default_factory=dict[Value, Change])
+    _gains: dict[Value, float] = field(default_factory=dict[Value, float])
 
     def row(self, row: SuspectTensor, rounded: Rounded) -> SuspectTensor:
         """Returns a row with the repair that was tried and helps."""
@@ -412,7 +467,31 @@ class _Attempts:
         alone = {v: c for v, c in self.changes.items() if v not in self.suspects - {rounded.value}}
         before = self.simulation.noise(self.simulation.outputs(alone))
         hidden = self._tried(row, rounded, alone, before)
-        return replace(made, repair=hidden.repair, repair_db=hidden.repair_db)
+        return replace(made, repair=hidden.repair, options=hidden.options)
+
+    def keep_what_helps(self) -> None:
+        """Takes back repairs without which the outputs are as good, the least useful first.
+
+        Errors make up for one another: what helps while others are there may harm when they are
+        gone, above all where roundings were learned together.
+        """
+        while self._before:
+            left = {
+                value: self._noise({**self.changes, value: change})
+                for value, change in self._before.items()
+            }
+            self._gains = {value: _gain(noise_, self.noise) for value, noise_ in left.items()}
+            least = min(left, key=self._gains.__getitem__)
+            if self._gains[least] >= _WORTH:
+                return
+            self.changes = {**self.changes, least: self._before.pop(least)}
+            self.noise = left[least]
+
+    def kept(self, row: SuspectTensor, rounded: Rounded) -> SuspectTensor:
+        """Returns a row with its repair only where that is kept, and what it gains."""
+        if rounded.value not in self._before:
+            return replace(row, repair="", repair_db=0.0, options=())
+        return replace(row, repair_db=self._gains[rounded.value])
 
     def _tried(
         self, row: SuspectTensor, rounded: Rounded, changes: Mapping[Value, Change], before: float
@@ -435,9 +514,11 @@ class _Attempts:
         if chosen is None:
             return replace(row, gain_db=whole)
         repair, _ = tried[chosen]
+        self._before[rounded.value] = self.changes[rounded.value]
         self.changes = {**self.changes, rounded.value: repair.change}
         self.noise = self._noise(self.changes)
-        return replace(row, gain_db=whole, repair=repair.words, repair_db=gains[chosen])
+        options = options_of(repair, rounded, self.reference)
+        return replace(row, gain_db=whole, repair=repair.words, options=options)
 
     def _noise(self, changes: Mapping[Value, Change]) -> float:
         return self.simulation.noise(self.simulation.outputs(changes))

@@ -20,6 +20,7 @@ from qdqbridge.autoquant.planning.batch_norms import FOLDS, without_layout
 from qdqbridge.core.arguments import ReadingOptions
 from qdqbridge.core.canonical import canonicalize
 from qdqbridge.core.canonical.fusions import FUSIONS
+from qdqbridge.core.canonical.linear import parts_of_one_product
 from qdqbridge.core.canonical.order import order_operands
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.copying import Copy, copied
@@ -86,6 +87,7 @@ def without_arithmetic(quantized: Graph, *, channels_first: bool = False) -> Cop
     # One after the other: together, the Div of a quantization would be folded into a product.
     for options in _OF_FLOATS:
         canonicalize(copy.graph, options, channels_first=channels_first)
+    run(copy.graph, (parts_of_one_product,))
     return copy
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from glob import escape
 
 import numpy as np
 
@@ -32,19 +33,25 @@ class Repair:
     """Another way to round a tensor.
 
     Attributes:
-        cost: What it takes: other numbers in the file, a scale per channel, 16 bits, or floats.
+        cost: What it takes: other numbers in the file, a scale per channel, 8 bits for fewer, 16,
+            or floats.
         words: What it is called.
         change: What becomes of the tensor.
+        option: The option of ``quantize`` that does it; empty where it does so by itself.
+        format: What the option gives a node, as in ``=uint16``.
     """
 
     cost: int
     words: str
     change: Change
+    option: str = ""
+    format: str = ""
 
 
-_NUMBERS, _CHANNELS, _WIDE, _FLOAT = range(4)
+_NUMBERS, _CHANNELS, _BYTES, _WIDE, _FLOAT = range(5)
 _BITS = 16
 """What a tensor gets that needs more bits."""
+_BYTE = 8
 _TAILS = (0.0, 1e-4, 1e-3)
 """Shares of an activation's elements that a range may leave out at each end."""
 
@@ -71,8 +78,42 @@ def repairs(rounded: Rounded, original: Array) -> Iterator[Repair]:
         dense = DYNAMIC_DENSE.of(rounded.their_node)
         if dense is not None and not dense.rows:
             rows = "a scale for every row"
-            yield Repair(_CHANNELS, rows, partial(dynamically_rounded, rows=True))
-    yield Repair(_FLOAT, "leave it float", lambda real: real)
+            change = partial(dynamically_rounded, rows=True)
+            yield Repair(_CHANNELS, rows, change, "--format", "=dynamic-rows")
+    yield Repair(_FLOAT, "leave it float", lambda real: real, "--exclude")
+
+
+def rounded_anew(rounded: Rounded, original: Array) -> Change:
+    """Returns what becomes of a constant where its float original is rounded as usual.
+
+    Args:
+        rounded: The constant.
+        original: What it holds in the float graph.
+    """
+    return next(each.change for each in repairs(rounded, original) if each.cost != _CHANNELS)
+
+
+def options_of(repair: Repair, rounded: Rounded, reference: Graph) -> tuple[str, ...]:
+    """Returns the options of ``quantize`` with which it does a repair.
+
+    Args:
+        repair: What is done.
+        rounded: To which tensor.
+        reference: The float graph as it was given, whose names the options have.
+    """
+    value = next((v for v in reference.values() if v.name and v.name == rounded.value.name), None)
+    nodes: list[Node] = []
+    if value is not None and rounded.running is None:
+        made = value.producer is not None and repair.option == "--format"
+        nodes = [value.producer] if made and value.producer else [n for n, _ in value.users]
+    names = [node.name for node in nodes]
+    if not names and rounded.their_node is not None:  # its constant was folded
+        known = {name for node in reference.nodes for name in node.origin.nodes}
+        names = [name for name in rounded.their_node.origin.nodes[:1] if name in known]
+    patterns = dict.fromkeys(escape(name) for name in names if name)
+    if not repair.option:
+        return ()
+    return tuple(part for each in patterns for part in (repair.option, f"{each}{repair.format}"))
 
 
 def _of_activation(params: QuantParams, original: Array) -> Iterator[Repair]:
@@ -93,7 +134,8 @@ def _of_activation(params: QuantParams, original: Array) -> Iterator[Repair]:
         return
     low, high = float(finite.min()), float(finite.max())
     wide = _ranged(replace(params, storage_dtype=DType.UINT16, qmin=0, qmax=65535), low, high)
-    yield Repair(_WIDE, "16 bits", rounding(wide))
+    format = "=int16" if params.storage_dtype.is_signed else "=uint16"
+    yield Repair(_WIDE, "16 bits", rounding(wide), "--format", format)
 
 
 def _ranged(params: QuantParams, low: float, high: float) -> QuantParams:
@@ -127,9 +169,14 @@ def _of_weight(rounded: Rounded, params: QuantParams, original: Array) -> Iterat
         words = f"per channel along axis {best[1]}" if params.per_tensor else "quantized anew"
         cost = _CHANNELS if params.per_tensor else _NUMBERS
         yield Repair(cost, words, lambda real: _round_to_grid(real, steps, params.qmax))
+    if params.storage_dtype.bits < _BYTE and best is not None:
+        bytes_ = _symmetric(original, 127, best[1])
+        change = partial(_round_to_grid, step=bytes_, largest=127)
+        yield Repair(_BYTES, "8 bits", change, "--weight-format", "=int8")
     if params.storage_dtype.bits < _BITS:
         wide = _symmetric(original, 32767)
-        yield Repair(_WIDE, "16 bits", lambda real: _round_to_grid(real, wide, 32767))
+        change = partial(_round_to_grid, step=wide, largest=32767)
+        yield Repair(_WIDE, "16 bits", change, "--weight-format", "=int16")
 
 
 def _symmetric(original: Array, largest: int, axis: int | None = None) -> Array:

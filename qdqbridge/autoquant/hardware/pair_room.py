@@ -203,6 +203,16 @@ class PairRoom:
                 self._own[id(found)] = found, base
         return self._raised[key][2]
 
+    def is_parted(self, node: Node, params: QuantParams, x: QuantParams | None) -> bool:
+        """Returns whether a product is computed in two parts: as it is stored, pairs saturate.
+
+        Args:
+            node: The product.
+            params: Of its weight.
+            x: Of its operand, as for :meth:`raised`.
+        """
+        return node.name in self.parted and self._rows(node, params, x) is not None
+
     def limits(
         self, node: Node, stored: NDArray[Any], params: QuantParams, x: QuantParams | None
     ) -> tuple[Real, Real] | None:

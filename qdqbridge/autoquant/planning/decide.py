@@ -249,14 +249,24 @@ def apply(decision: Decision) -> Graph:
     for value, params in decision.values.items():
         _round(editor, copy.values[value], params, unrounded)
     _read_unstored(editor, copy, decision)
-    parted = set[str]() if decision.plan.room is None else decision.plan.room.parted
-    for weight, params in decision.weights.items():
-        if weight.index == 1 and weight.node.name in parted and params.symmetric:
-            stored = stored_integers(weight, params, decision)
-            _part(editor, copy.nodes[weight.node], stored.numpy(), params)
+    for weight, params in parted(decision):
+        stored = stored_integers(weight, params, decision)
+        _part(editor, copy.nodes[weight.node], stored.numpy(), params)
     editor.finish()
     graph.canonical, graph.notes = False, []  # what stood in the way of integers stands no more
     return canonicalize(graph)
+
+
+def parted(decision: Decision) -> list[tuple[Weight, QuantParams]]:
+    """Returns the weights of products that are computed in two parts (``PairRoom.parted``)."""
+    room = decision.plan.room
+    return [
+        (weight, params)
+        for weight, params in decision.weights.items()
+        if room is not None
+        and weight.index == 1
+        and room.is_parted(weight.node, params, decision.values.get(weight.node.operand(0)))
+    ]
 
 
 def stored_integers(weight: Weight, params: QuantParams, decision: Decision) -> Constant:

@@ -137,7 +137,8 @@ class Wide(Enum):
 
     INTEGERS = "integer kernels"
     FLOATS = "floats between the roundings: right, but slower than what is not rounded"
-    REFUSED = "it takes none, or not of every operator"
+    REFUSED = "it does not take them of every operator"
+    ABSENT = "it has none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +307,7 @@ TENSORRT = Target(
     float_biases=True,
     functions=False,
     residuals=False,
+    wide=Wide.ABSENT,
 )
 QNN = Target("qnn", "qnn", U8, PER_CHANNEL, PRESCRIBED, functions=False, wide=Wide.INTEGERS)
 A16W8 = Target("a16w8", "qnn", U16, PER_CHANNEL, PRESCRIBED, functions=False)

@@ -266,7 +266,10 @@ def equalized(graph: Graph, seen: Mapping[str, TensorStats]) -> tuple[Graph, str
     factor = np.exp(scale_spread(scales))
     if scale_spread(scales) < CONVERGED:
         return graph, f"channels of {len(scales)} products are equal already"
-    outcome = f"channels of {len(scales)} products divided by factors up to {factor:.3g}"
+    outcome = (
+        f"channels of {len(scales)} products divided by factors up to {factor:.3g}, which the next "
+        "products take back"
+    )
     return rescaled(graph, scales), outcome
 
 
@@ -348,7 +351,10 @@ def smoothed(
             exponents.append(f"{exponent:g}")
     if not scales:
         return graph, f"none of {len(found)} tensors is better off"
-    outcome = f"{len(scales)} of {len(found)} tensors, exponents {', '.join(exponents)}"
+    outcome = (
+        f"channels of {len(scales)} of {len(found)} tensors scaled, which the weights that read "
+        f"them take back (exponents {', '.join(exponents)})"
+    )
     return rescaled(graph, scales), outcome
 
 

@@ -631,11 +631,14 @@ def learned(
     found = Learning(decision, Correcting(places(plan)), hold, alike)
     sweep(decision, samples, found, limit=limit)
     if not found.integers:
-        return decision, f"none of {found.rows[1]} rows of weights is better off"
+        return decision, f"rounding weights otherwise helps none of {found.rows[1]} channels"
     weights = {**decision.weights, **found.params}
     roomy = suited(plan, decision.values, weights)
     integers = {**decision.integers, **found.integers}
     kept = {w: a for w, a in integers.items() if roomy[w] == weights[w]}
     result = replace(decision, weights=roomy, integers=kept)
-    outcome = f"{found.rows[0]} of {found.rows[1]} rows of weights learned"
+    outcome = (
+        f"weights of {found.rows[0]} of {found.rows[1]} output channels rounded otherwise, and "
+        "biases, so that outputs come closer"
+    )
     return shifted(result, found.biases), outcome

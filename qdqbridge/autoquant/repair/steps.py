@@ -470,8 +470,8 @@ def _listed(target: Target) -> str:
 
 def _tried_in_words(found: Tuned) -> str:
     others = len(found.changes)
-    tensors = f"; another chooser for {others} tensor{'s' if others > 1 else ''}" if others else ""
-    return f"{found.chooser!r} for activations{tensors}"
+    tensors = f", of {others} tensor{'s' if others > 1 else ''} by others" if others else ""
+    return f"ranges of activations chosen by {found.chooser!r}{tensors}"
 
 
 # ---- Progress over several passes through the data, some of which may not be needed --------------

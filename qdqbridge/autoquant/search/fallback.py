@@ -269,9 +269,18 @@ def _report(changes: Changes, ranked: Sequence[Sensitivity]) -> list[Reverted]:
             continue
         to = str(change)
         alone = "no error" if math.isinf(entry.alone.sqnr) else f"{entry.alone.sqnr:.2f} dB"
-        reason = f"{change.reason}: quantized alone it gives {alone}, rank {rank} of {len(ranked)}"
+        reason = (
+            f"{change.reason}: with this layer alone quantized the outputs have {alone}, "
+            f"{_worst(rank)} of {len(ranked)} layers"
+        )
         found.append(Reverted(entry.layer, to, rank, entry.alone, reason))
     return found
+
+
+def _worst(rank: int) -> str:
+    ends = {1: "st", 2: "nd", 3: "rd"}
+    end = "th" if rank % 100 in (11, 12, 13) else ends.get(rank % 10, "th")
+    return "the worst" if rank == 1 else f"the {rank}{end} worst"
 
 
 def meet_goal(

@@ -22,7 +22,7 @@ from qdqbridge.autoquant.planning.plan import (
     moves_only,
     plan,
 )
-from qdqbridge.autoquant.planning.targets import Target
+from qdqbridge.autoquant.planning.targets import Target, Wide
 from qdqbridge.autoquant.planning.units import Units
 from qdqbridge.autoquant.profiling.samples import Sample, Samples
 from qdqbridge.autoquant.profiling.stats import TensorStats, comparable
@@ -272,8 +272,8 @@ def wider(format: Format | Unstored | None) -> Format | None:
 
 
 def widened(target: Target) -> Format | None:
-    """Returns the format of the target's activations in 16 bits; None where they have them."""
-    return wider(target.activations)
+    """Returns the format of the target's activations in 16 bits; None where there is none."""
+    return None if target.wide is Wide.ABSENT else wider(target.activations)
 
 
 def narrowed(target: Target) -> Format | None:

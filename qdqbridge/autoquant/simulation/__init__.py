@@ -33,8 +33,10 @@ from qdqbridge.autoquant.simulation.engines import (
 )
 from qdqbridge.autoquant.simulation.graph import Feeds, Needs, Operand, SimulatedGraph, simulated
 from qdqbridge.autoquant.simulation.metrics import (
+    DivisibleMetric,
     Metric,
     Metrics,
+    ReferenceScore,
     class_axes,
     concat_outputs,
     measured,
@@ -91,7 +93,7 @@ class Simulation:
             also: Further plans of the same graph that decisions will be of.
             values: Values of the plan's graph to return, as they are computed, before their own
                 rounding; by default the outputs, rounded where the decision says so.
-            metric: A user's score of the outputs.
+            metric: A user's score of the outputs of all samples, the unseen ones first.
             reference: Outputs to compare with instead of the float model's, batch by batch: those
                 of another simulation of the same samples.
             original: The float model whose outputs are compared with, where that is not the
@@ -104,7 +106,10 @@ class Simulation:
         Raises:
             UnsupportedTargetError: The engine cannot run the model.
         """
-        self.plan, self._engine, self._metric = plan, engine_of(engine), metric
+        self.plan, self._engine = plan, engine_of(engine)
+        self._metrics: list[Metric] = [] if metric is None else [metric]
+        if isinstance(metric, DivisibleMetric) and unseen is not None:
+            self._metrics.append(metric.picked(range(len(unseen) * unseen.step)))
         self._count, self._memory = parts or self._engine.parts, memory
         self.trials, self.compiled = 0, 0
         self._asked = list(values)
@@ -117,7 +122,7 @@ class Simulation:
         self._compile()
         self._reference: list[Outputs] | None = None if reference is None else list(reference)
         self._original = original
-        self._score: float | None = None
+        self._scores: list[ReferenceScore] = []
 
     def _compile(self) -> None:
         self.compiled += 1
@@ -294,10 +299,13 @@ class Simulation:
         if not self._asked:
             names = list(self.plan.graph.output_names)
         axes = class_axes(self.values)
-        metric, unseen = self._metric, self._unseen
-        if metric is not None and self._score is None:
-            self._score = float(metric(concat_outputs(names, reference)))
-        return measured(names, reference, outputs, metric, self._score, unseen, axes)
+        if not self._scores:
+            parts = (reference, reference[: self._unseen])
+            self._scores = [
+                ReferenceScore(metric, float(metric(concat_outputs(names, part))))
+                for metric, part in zip(self._metrics, parts, strict=False)
+            ]
+        return measured(names, reference, outputs, self._scores, self._unseen, axes)
 
     @property
     def batches(self) -> Sequence[Sample]:

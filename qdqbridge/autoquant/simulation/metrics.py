@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,27 @@ Array = NDArray[Any]
 _ROWS = 2
 Metric = Callable[[Mapping[str, Array]], float]
 """A user's score of all outputs, by name, examples along axis 0; more is better."""
+
+
+@runtime_checkable
+class DivisibleMetric(Protocol):
+    """A metric that tells of some of the examples as well, as one of labels can."""
+
+    def __call__(self, outputs: Mapping[str, Array], /) -> float:
+        """Returns the score of all examples."""
+        ...
+
+    def picked(self, rows: Sequence[int]) -> Metric:
+        """Returns the metric of some examples."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceScore:
+    """A user's metric, and what it gives for the float model."""
+
+    metric: Metric
+    reference: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +89,7 @@ def measured(
     names: Sequence[str],
     reference: Iterable[Sequence[Array]],
     outputs: Iterable[Sequence[Array]],
-    metric: Metric | None = None,
-    reference_score: float | None = None,
+    scores: Sequence[ReferenceScore] = (),
     unseen: int = 0,
     axes: Sequence[int | None] = (),
 ) -> Metrics:
@@ -79,26 +99,27 @@ def measured(
         names: Names of the outputs.
         reference: The float model's outputs, batch by batch.
         outputs: The same of what is looked at.
-        metric: The user's; it is asked about all samples alone, whose labels it may know.
-        reference_score: What ``metric`` gives for the float model.
+        scores: The user's metric of all samples; behind it that of the unseen ones, if it tells
+            of them alone.
         unseen: So many of the first batches are samples that nothing was chosen by.
         axes: Where each output has its classes: :func:`class_axes`.
     """
-    tallies = [_BatchTally(names, metric, axes), _BatchTally(names, None, axes)]
+    whole, first = (*scores, None, None)[:2]
+    tallies = [_BatchTally(names, whole, axes), _BatchTally(names, first, axes)]
     for index, (wanted, found) in enumerate(zip(reference, outputs, strict=True)):
         for tally in tallies if index < unseen else tallies[:1]:
             tally.add(wanted, found)
-    whole = replace(tallies[0].metrics(), reference=reference_score)
-    return replace(whole, unseen=tallies[1].metrics()) if unseen else whole
+    found = tallies[0].metrics()
+    return replace(found, unseen=tallies[1].metrics()) if unseen else found
 
 
 class _BatchTally:
     """Sums over batches."""
 
     def __init__(
-        self, names: Sequence[str], metric: Metric | None, axes: Sequence[int | None]
+        self, names: Sequence[str], score: ReferenceScore | None, axes: Sequence[int | None]
     ) -> None:
-        self._names, self._metric, self._axes = names, metric, axes
+        self._names, self._score, self._axes = names, score, axes
         self._errors, self._powers = np.zeros(len(names)), np.zeros(len(names))
         self._agree = self._count = 0
         self._kept: list[Sequence[Array]] = []
@@ -110,15 +131,16 @@ class _BatchTally:
             self._powers[i] += float(np.sum(real**2))
         same = _same_class(wanted, found, self._axes)
         self._agree, self._count = self._agree + int(same.sum()), self._count + same.size
-        if self._metric is not None:
+        if self._score is not None:
             self._kept.append(found)
 
     def metrics(self) -> Metrics:
         top1 = self._agree / self._count if self._count else None
-        score = None
-        if self._metric is not None:
-            score = float(self._metric(concat_outputs(self._names, self._kept)))
-        return Metrics(_nmse(self._errors, self._powers), top1, score)
+        nmse = _nmse(self._errors, self._powers)
+        if self._score is None:
+            return Metrics(nmse, top1)
+        score = float(self._score.metric(concat_outputs(self._names, self._kept)))
+        return Metrics(nmse, top1, score, self._score.reference)
 
 
 def _nmse(errors: Array, powers: Array) -> float:

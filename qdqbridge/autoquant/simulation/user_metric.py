@@ -145,6 +145,20 @@ class UserMetric:
             return None
         return self.metric.picked(rows), self.samples.picked(list(self.left_out))
 
+    def apart(self) -> tuple[Samples, Samples | None, Metric]:
+        """Returns the samples that choices are made by, those left out, and the metric of both.
+
+        It takes those left out first. Where it cannot tell of some alone, all are together.
+        """
+        found = self.of_left_out()
+        if found is None or not isinstance(self.metric, LabelledTop1):
+            return self.samples, None, self.metric
+        labels, (first, unseen), step = self.metric.labels, found, self.samples.step
+        rest = sorted(set(range(len(self.samples))) - set(self.left_out))
+        behind = [number * step + offset for number in rest for offset in range(step)]
+        joined = LabelledTop1(np.concatenate([first.labels, labels[behind]]))
+        return self.samples.picked(rest), unseen, joined
+
     def scores(self, graph: Graph) -> tuple[MetricScore, MetricScore | None]:
         """Returns what the measure says of a quantized graph: of all samples, and of the left-out.
 

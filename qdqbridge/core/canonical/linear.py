@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from qdqbridge.core.canonical.reshapes import reshape_between
 from qdqbridge.core.canonical.storage import mirror
 from qdqbridge.core.graph.constant import Constant
-from qdqbridge.core.graph.graph import Node, Origin, Value
+from qdqbridge.core.graph.graph import Node, Note, Origin, Value
 from qdqbridge.core.graph.numerics import dequantize
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Attributes, Operator
 from qdqbridge.core.graph.patterns import AnyOf, Part, PatternMatch
@@ -325,6 +325,41 @@ def gemm_is_dense(node: Node, context: RuleContext) -> Proposal:
     return _replace_by_dense(
         node, weight, bias, _transpose_gemm_a(node) if attributes.trans_a else None
     )
+
+
+@pattern_rule(
+    "parts-of-one-product",
+    (
+        "Add",
+        Part("product", ("Dense", "x", Part("w", constant=True), "bias?"), sole=True),
+        Part("rest", ("Dense", "x", Part("v", constant=True)), sole=True),
+    ),
+)
+def parts_of_one_product(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
+    """``Add(Dense(x, w, bias), Dense(x, v)) -> Dense(x, w + v, bias)``, floats, of two parts.
+
+    Each has zeros where the other one has weights, and their scales are the same: so ``quantize``
+    writes a product for onnxruntime on x86 without VNNI. Sums of integers stay the same; a float
+    is rounded once and not three times, so that this is no part of the canonical form.
+    """
+    del context
+    x, w, v, product = match["x"], match["w"], match["v"], match.node("product")
+    values = (product.output, match["rest"], node.output)
+    if x.quant is None or w.quant is None or v.quant is None or any(y.quant for y in values):
+        return None
+    if w.quant.params != v.quant.params or w.quant.params.zero_point.any():
+        return None
+    assert w.constant is not None and v.constant is not None
+    first, second = w.constant.numpy(), v.constant.numpy()
+    if first.shape != second.shape or np.any((first != 0) & (second != 0)):
+        return None
+    whole = constant(Constant.of(first + second), w.quant.params, w.name)
+    operands = [x, whole, *product.inputs[2:]]
+    value = result(
+        DENSE, NO_ATTRIBUTES, operands, node.output.type, match.origin(), node.output.name
+    )
+    text = "two parts of it are one product again, whose sum is rounded to float once"
+    return Replace({node.output: value}, (Note("parts-of-one-product", product.name, text),))
 
 
 def _times(w: Value, alpha: float) -> Value | None:

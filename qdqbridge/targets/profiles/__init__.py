@@ -7,6 +7,7 @@ from dataclasses import replace
 from os import PathLike
 from types import MappingProxyType
 
+from qdqbridge.core.canonical.linear import parts_of_one_product
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.writer.spec import (
@@ -67,7 +68,7 @@ _ALL = (
     ),
     ExportProfile(
         "tensorrt", "TensorRT", WriterOptions(Clamp.BEFORE, bias=Bias.FLOAT), tensorrt.RULES,
-        recentered=True, strict=True,
+        recentered=True, strict=True, legalizations=(parts_of_one_product,),
     ),
     _QNN,
     replace(

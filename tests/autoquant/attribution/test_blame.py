@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
@@ -19,13 +21,16 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 import qdqbridge as qb
 from qdqbridge.app.cli.failures import run
 from qdqbridge.app.viewing import record
+from qdqbridge.autoquant.attribution.attribute import CORRECTION
 from qdqbridge.autoquant.attribution.correspondence import correspondence, share
 from qdqbridge.autoquant.attribution.simulation import GraphRuns
+from qdqbridge.autoquant.planning.plan import weights_of
 from qdqbridge.autoquant.repair.equalize import EqualizedLink, reach_of, rescaled
 from qdqbridge.autoquant.repair.layers import PathRefused, layer_of, norm_of
 from qdqbridge.core.graph.graph import Value
 from qdqbridge.core.graph.interpreter import evaluate_node
 from qdqbridge.core.graph.numerics import dequantize
+from qdqbridge.core.ops.matmul import DENSE
 from qdqbridge.errors import InputDataError, UnsupportedModelError
 from qdqbridge.onnx_io.runtime.products import saturates
 from qdqbridge.targets.comparison.compare import Interpreter, visible_values
@@ -34,6 +39,7 @@ from tests.autoquant.attribution.sabotage import KINDS, named, quantized_by_onnx
 from tests.places import MODELS
 
 CNN, ATTENTION = (MODELS / f"digits_{name}_float.onnx" for name in ("cnn", "attention"))
+MLP = MODELS / "digits_mlp_float.onnx"
 PAIRS = [
     (CNN, MODELS / "digits_cnn_u8s8_per_channel.onnx"),
     (CNN, MODELS / "digits_cnn_s8s8_per_tensor.onnx"),
@@ -302,3 +308,80 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     alone = ["blame", PAIRS[0][1], "--data", tmp_path / "x.npz", "--engine", "onnxruntime"]
     assert run([str(each) for each in alone]) == 0
     assert "against the contract" in capsys.readouterr().out
+
+
+# ---- What quantize makes of a model: what was learned is no error, and repairs are its options ---
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("learned") / "mlp.onnx"
+    with np.load(MODELS / "digits_test.npz") as arrays:
+        qb.save(qb.quantize(MLP, {"input": arrays["x"][:100]}, repair=("learn",)), path)
+    return path
+
+
+def test_learned_biases_are_no_errors_and_spoiled_ones_are(learned: Path, tmp_path: Path) -> None:
+    data = {"input": images()}
+    found = qb.blame(MLP, learned, data, repairs=2, nodes=False)
+    biases = [each for each in found.tensors if each.kind == "bias"]
+    corrections = [each for each in biases if each.cause == CORRECTION]
+    assert corrections and not any(each.repair for each in corrections)
+    assert list(found.tensors[-len(corrections) :]) == corrections
+    model = onnx.load(learned)
+    (stored,) = (t for t in model.graph.initializer if t.name == "3.bias")
+    array = numpy_helper.to_array(stored)
+    stored.CopyFrom(numpy_helper.from_array(-array, stored.name))
+    onnx.save(model, tmp_path / "spoiled.onnx")
+    worst = qb.blame(MLP, tmp_path / "spoiled.onnx", data, repairs=2, nodes=False).tensors[0]
+    assert (worst.name, worst.cause) == ("3.bias", "bias of other numbers")
+
+
+def test_no_repair_is_proposed_without_which_the_outputs_are_as_good(learned: Path) -> None:
+    for reference, quantized in ((MLP, learned), PAIRS[0]):
+        found = qb.blame(reference, quantized, {"input": images()}, nodes=False)
+        made = [each for each in found.tensors if each.repair]
+        assert made and all(each.repair_db > 0.25 for each in made)
+        assert found.repaired_db > found.simulated_db + 0.25
+        assert all(
+            each.options or each.repair not in ("16 bits", "leave it float") for each in made
+        )
+
+
+def test_the_command_that_is_printed_makes_the_repairs(
+    learned: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """It is run as it is; default sessions of onnxruntime judge both files on other samples."""
+    data = tmp_path / "some images.npz"
+    np.savez(data, input=images(40))
+    assert run(["blame", str(MLP), str(learned), "--data", str(data)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    (command,) = (line for line in said if line.startswith("qdqbridge quantize "))
+    arguments = shlex.split(command)[1:]
+    assert "--format" in arguments and run(arguments) == 0
+    with np.load(MODELS / "digits_test.npz") as arrays:
+        x = {"input": arrays["x"][:200]}
+    floats, before, after = (
+        ort.InferenceSession(file, providers=["CPUExecutionProvider"]).run(None, x)[0]
+        for file in (MLP, learned, arguments[-1])
+    )
+    errors = [float(np.square(each - floats).sum()) for each in (before, after)]
+    assert errors[1] < errors[0], errors
+
+
+def test_patterns_in_names_of_nodes_mean_themselves(tmp_path: Path) -> None:
+    model = onnx.load(MLP)
+    for node in model.graph.node:
+        node.name = f"{node.name}[0]*"
+    onnx.save(model, tmp_path / "named.onnx")
+    data = {"input": images()}
+    made = qb.quantize(tmp_path / "named.onnx", data, repair=(), chooser="minmax", weights="int4")
+    found = qb.blame(tmp_path / "named.onnx", made, data, nodes=False)
+    names = [p.removesuffix("=int8") for p in found.options if p.endswith("=int8")]
+    assert names and "--weight-format" in found.options
+    again = qb.quantize(
+        tmp_path / "named.onnx", data, repair=(), chooser="minmax", weights="int4",
+        weight_formats={names[0]: weights_of("int8")},
+    )  # fmt: skip
+    stored = [str(n.operand(1).quant.params.storage_dtype) for n in again.nodes if n.op is DENSE]
+    assert sorted(stored) == ["int4", "int4", "int4", "int8"]

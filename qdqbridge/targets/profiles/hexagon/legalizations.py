@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from qdqbridge.core.canonical.linear import parts_of_one_product
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Note, Value
 from qdqbridge.core.graph.numerics import quantize
@@ -440,6 +441,7 @@ def _converted(value: Value) -> Value:
 
 
 LEGALIZATIONS = (
+    parts_of_one_product,
     whole_gelus,
     erfs_in_steps,
     result_encodings,

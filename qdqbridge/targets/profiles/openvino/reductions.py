@@ -15,6 +15,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 
+from qdqbridge.core.canonical.linear import parts_of_one_product
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import NO_ORIGIN, Graph, Node, Value
 from qdqbridge.core.graph.numerics import dequantize
@@ -309,5 +310,5 @@ def float_terms(node: Node, context: RuleContext) -> Proposal:
     return Replace(operands=dict.fromkeys(users, real))
 
 
-LEGALIZATIONS = (whole_blocks, float_terms, guarded_reductions)
-"""For the rules whole-blocks, stored-terms and rounded-extremes, in that order."""
+LEGALIZATIONS = (parts_of_one_product, whole_blocks, float_terms, guarded_reductions)
+"""Products whole; then for the rules whole-blocks, stored-terms and rounded-extremes."""

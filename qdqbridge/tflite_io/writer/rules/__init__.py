@@ -6,10 +6,12 @@ number; those that round once more say so in their notes, which ``export`` shows
 
 from __future__ import annotations
 
+from qdqbridge.core.canonical.linear import parts_of_one_product
 from qdqbridge.core.rewrite import Rule
 from qdqbridge.tflite_io.writer.rules import scales, windows
 
 RULES: tuple[Rule, ...] = (
+    parts_of_one_product,
     *windows.SHAPES,
     *scales.WEIGHT_RULES,
     *windows.RULES,
