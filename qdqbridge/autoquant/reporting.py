@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from glob import escape
 from importlib.metadata import PackageNotFoundError, version
@@ -332,7 +331,7 @@ def doubt(made: Quantized, samples: Samples, sqnr: float) -> str:
     names = culprits(made, samples)
     if names:
         message += f"; most of the error comes from {', '.join(names)}"
-    excluded = "".join(f" --exclude {shlex.quote(escape(name))}" for name in names)
+    excluded = "".join(f" --exclude '{escape(name)}'" for name in names)
     return (
         f"{message}. 'qdqbridge quantize … --min-sqnr {WANTED:g}' gives layers more bits until "
         f"that is reached, with '--fallback float' leaves them float;"

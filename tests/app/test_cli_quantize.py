@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 import pytest
+from numpy.typing import NDArray
 
 import qdqbridge as qb
 from qdqbridge.app.cli.failures import run
-from qdqbridge.app.quantizing import quantization
+from qdqbridge.app.quantizing import Quantization, quantization
 from qdqbridge.app.verdict import goal_met
+from qdqbridge.autoquant.simulation.user_metric import MetricScore
 from tests.places import MODELS
 
 FLOAT, MLP = (MODELS / f"digits_{name}_float.onnx" for name in ("cnn", "mlp"))
@@ -22,6 +26,18 @@ DATA = MODELS / "digits_test.npz"
 
 def call(*arguments: object) -> int:
     return run([str(argument) for argument in arguments])
+
+
+def outputs_of(file: Path, images: NDArray[Any]) -> NDArray[Any]:
+    """Returns what a default session of onnxruntime gives."""
+    session = ort.InferenceSession(file, providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {"input": images})[0])
+
+
+def scores_of(made: Quantization) -> tuple[MetricScore, MetricScore]:
+    every, few = made.scores() or (None, None)
+    assert every is not None and few is not None
+    return every, few
 
 
 def test_a_float_model_becomes_a_quantized_file(tmp_path, capsys) -> None:
@@ -94,11 +110,7 @@ def test_accuracy_on_left_out_samples_comes_first_then_whether_the_goal_is_met(t
     rows = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert call(*arguments, "--json") == 0
     told = json.loads(capsys.readouterr().out)
-    hits, wanted = (
-        ort.InferenceSession(file, providers=["CPUExecutionProvider"])
-        .run(None, {"input": images})[0].argmax(axis=1) == right
-        for file in (out, MLP)
-    )  # fmt: skip
+    hits, wanted = (outputs_of(file, images).argmax(axis=1) == right for file in (out, MLP))
     rest = told["left_out"]
     share, real = (f"{100 * np.mean(each[rest]):.2f} %" for each in (hits, wanted))
     first = f"top-1 accuracy {share}, float {real}, on 45 left-out samples"
@@ -116,12 +128,12 @@ def test_a_largest_drop_holds_on_left_out_samples_alone(tmp_path, capsys):
     images, right = (np.load(DATA)[name].copy() for name in ("x", "labels"))
     rough = quantization(MLP, {"input": images}, weights="int2", repair=(), tune=False,
                          chooser="minmax", labels=right)  # fmt: skip
-    every, few = rough.scores()
+    every, few = scores_of(rough)
     assert few.score < few.reference
     # A drop that all samples together keep, and those left out do not.
     lost = every.reference - every.score
     wanted = rough.meeting(max_drop=max(lost, 0.0) + 1e-6)
-    kept = wanted.scores()[1]
+    kept = scores_of(wanted)[1]
     assert kept.reference - kept.score <= max(lost, 0.0) + 1e-6
     assert goal_met(wanted) and not goal_met(replace(wanted, fallback=None))
 

@@ -69,7 +69,7 @@ def ratio(make, target):
     graph, data, start = made(make, target)
     samples = Samples.of(graph.inputs, data)
     result, told = smoothed(start.decision, samples, start.profile.by_name())
-    assert "1 of 1 tensors, exponents" in told
+    assert "of 1 of 1 tensors scaled" in told
     wanted, got = output(graph, data, exact=True), output(result, data, exact=True)
     assert np.abs(wanted - got).max() <= 1e-5 * np.abs(wanted).max()
     after = quantize_plainly(result, data, target)

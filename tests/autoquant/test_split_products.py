@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -18,7 +20,7 @@ from tests.places import MODELS
 FLOAT = MODELS / "digits_cnn_float.onnx"
 IMAGES = np.load(MODELS / "digits_test.npz")["x"]
 DATA = {"input": IMAGES[:64]}
-ROUGH = {"repair": (), "tune": False, "chooser": "mean-of-maxima"}
+ROUGH: dict[str, Any] = {"repair": (), "tune": False, "chooser": "mean-of-maxima"}
 HEAD = "/classifier/Gemm"
 
 

@@ -350,10 +350,11 @@ def parts_of_one_product(node: Node, match: PatternMatch, context: RuleContext) 
     if w.quant.params != v.quant.params or w.quant.params.zero_point.any():
         return None
     assert w.constant is not None and v.constant is not None
-    first, second = w.constant.numpy(), v.constant.numpy()
+    first: NDArray[Any] = w.constant.numpy()
+    second: NDArray[Any] = v.constant.numpy()
     if first.shape != second.shape or np.any((first != 0) & (second != 0)):
         return None
-    whole = constant(Constant.of(first + second), w.quant.params, w.name)
+    whole = constant(Constant.of(np.add(first, second)), w.quant.params, w.name)
     operands = [x, whole, *product.inputs[2:]]
     value = result(
         DENSE, NO_ATTRIBUTES, operands, node.output.type, match.origin(), node.output.name

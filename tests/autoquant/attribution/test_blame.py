@@ -362,7 +362,7 @@ def test_the_command_that_is_printed_makes_the_repairs(
     with np.load(MODELS / "digits_test.npz") as arrays:
         x = {"input": arrays["x"][:200]}
     floats, before, after = (
-        ort.InferenceSession(file, providers=["CPUExecutionProvider"]).run(None, x)[0]
+        np.asarray(ort.InferenceSession(file, providers=["CPUExecutionProvider"]).run(None, x)[0])
         for file in (MLP, learned, arguments[-1])
     )
     errors = [float(np.square(each - floats).sum()) for each in (before, after)]
@@ -383,5 +383,6 @@ def test_patterns_in_names_of_nodes_mean_themselves(tmp_path: Path) -> None:
         tmp_path / "named.onnx", data, repair=(), chooser="minmax", weights="int4",
         weight_formats={names[0]: weights_of("int8")},
     )  # fmt: skip
-    stored = [str(n.operand(1).quant.params.storage_dtype) for n in again.nodes if n.op is DENSE]
+    types = [n.operand(1).quant for n in again.nodes if n.op is DENSE]
+    stored = [str(each.params.storage_dtype) for each in types if each is not None]
     assert sorted(stored) == ["int4", "int4", "int4", "int8"]
