@@ -61,6 +61,7 @@ def test_nothing_is_split_for_other_runtimes(target):
 def test_blame_aligns_both_parts_with_the_product_they_are_of(file):
     found = qb.blame(FLOAT, file, {"input": IMAGES[200:232]}, nodes=False)
     assert found.aligned == 1.0 and not found.unknown
+    # Integer kernels round once where the simulation rounds a float sum: a quarter of a decibel.
     assert found.simulated_db == pytest.approx(found.quantized_db, abs=0.25)
     (weight,) = (each for each in found.tensors if each.name == "classifier.weight")
     # Half a step of 127 of the largest weight is above 30 dB; half of the weights would be 3.
