@@ -22,7 +22,9 @@ from qdqbridge.options import EngineName
 if TYPE_CHECKING:
     from qdqbridge.app.pipeline import Side
     from qdqbridge.autoquant.attribution import Attribution
-    from qdqbridge.targets.engines import EngineKind, NodeTime, ProcessLimits, VendorEngine
+    from qdqbridge.targets.engines.kinds import EngineKind, NodeTime
+    from qdqbridge.targets.engines.process import ProcessLimits
+    from qdqbridge.targets.engines.vendor import VendorEngine
 
 File: TypeAlias = "str | PathLike[str]"
 LEAST, MOST = 5, 100
@@ -67,7 +69,7 @@ def open_engine(
         QdqBridgeError: The file cannot be read.
     """
     from qdqbridge.app.sources import load_model
-    from qdqbridge.targets.engines import engine_kind
+    from qdqbridge.targets.engines.kinds import engine_kind
 
     engine_kind(name)  # before anything costly
     if isinstance(source, Graph):
@@ -89,7 +91,7 @@ def opened(
         limits: What the engine's process may take.
     """
     from qdqbridge.app.pipeline import save
-    from qdqbridge.targets.engines import engine_kind
+    from qdqbridge.targets.engines.kinds import engine_kind
 
     kind = engine_kind(name)
     if path is not None and reads(kind, path):
@@ -104,7 +106,7 @@ def opened(
 def _judge(
     name: str | EngineKind, path: Path, graph: Graph, limits: ProcessLimits | None
 ) -> VendorEngine:
-    from qdqbridge.targets.engines import open_engine
+    from qdqbridge.targets.engines.vendor import open_engine
 
     engine = open_engine(name, path, graph, limits=limits)
     if engine.kind.package == "onnxruntime":
@@ -183,7 +185,7 @@ def node_times(
             takes no such model.
     """
     from qdqbridge.core.graph.interpreter import check_inputs
-    from qdqbridge.targets.engines import NodeTime
+    from qdqbridge.targets.engines.kinds import NodeTime
 
     if engine == "tvm":
         from qdqbridge.app.hosting import compile

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from qdqbridge.app.report.plots import Markup
     from qdqbridge.autoquant.attribution import Attribution, SuspectTensor
     from qdqbridge.targets.comparison.compare import Comparison
-    from qdqbridge.targets.engines import EngineVerdict
+    from qdqbridge.targets.engines.kinds import EngineVerdict
     from qdqbridge.tvm.byoc.coverage import Coverage
     from qdqbridge.tvm.relax.kernel_times import NodeTimes
 

@@ -50,8 +50,9 @@ from qdqbridge.errors import InputDataError, QdqBridgeError
 from qdqbridge.onnx_io.runtime.products import saturating_products
 from qdqbridge.targets.comparison.causes import REWRITTEN, UNEXPLAINED
 from qdqbridge.targets.comparison.local import compare_locally
-from qdqbridge.targets.engines import ENGINES, ProcessLimits, VendorEngine
-from qdqbridge.targets.engines.process import EngineProcess
+from qdqbridge.targets.engines.kinds import ENGINES
+from qdqbridge.targets.engines.process import EngineProcess, ProcessLimits
+from qdqbridge.targets.engines.vendor import VendorEngine
 
 LIMITS = ProcessLimits(seconds=120)
 LIMIT = 2

@@ -31,7 +31,7 @@ import qdqbridge
 from qdqbridge.app.pipeline import check
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
-from qdqbridge.targets.engines import ENGINES, engine_kind
+from qdqbridge.targets.engines.kinds import ENGINES, engine_kind
 from qdqbridge.targets.engines.process import EngineProcess, ProcessLimits
 from qdqbridge.targets.profiles import Effect
 from qdqbridge.targets.profiles.predicates import COLUMNS as COLUMN_TYPES

@@ -42,7 +42,7 @@ from typing import Any, NamedTuple
 import onnx
 
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.targets.engines import engine_kind
+from qdqbridge.targets.engines.kinds import engine_kind
 from qdqbridge.targets.engines.process import EngineProcess, ProcessLimits
 from qdqbridge.targets.profiles import PROFILES
 from qdqbridge.targets.profiles.finding import Effect, check_model

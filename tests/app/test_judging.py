@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from qdqbridge.app import judging
-from qdqbridge.targets.engines import NodeTime
+from qdqbridge.targets.engines.kinds import NodeTime
 
 
 class _Clock:

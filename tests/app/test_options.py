@@ -13,7 +13,7 @@ from qdqbridge.autoquant.hardware.arithmetic import Overflow, Rescaling
 from qdqbridge.autoquant.planning.targets import TARGETS, WEIGHTS
 from qdqbridge.autoquant.quantize import PRESETS
 from qdqbridge.targets import encodings
-from qdqbridge.targets.engines import ENGINES
+from qdqbridge.targets.engines.kinds import ENGINES
 from qdqbridge.targets.profiles import PROFILES
 from qdqbridge.tflite_io.writer import LAYOUTS
 from qdqbridge.tvm.relax.emit.module import VARIANTS

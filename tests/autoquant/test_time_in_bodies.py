@@ -11,7 +11,7 @@ from qdqbridge.autoquant.search.time_limit import TimeLimit, within_time
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.errors import InputDataError
 from qdqbridge.onnx_io.control_flow.bodies import is_control
-from qdqbridge.targets.engines import NodeTime
+from qdqbridge.targets.engines.kinds import NodeTime
 from tests.control_flow_models import digits, loop_network, nested_network
 from tests.onnx_models import canonical
 

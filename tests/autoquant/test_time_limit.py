@@ -17,7 +17,7 @@ from qdqbridge.app.quantizing import Quantization
 from qdqbridge.autoquant.search import time_limit
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.targets.engines import NodeTime
+from qdqbridge.targets.engines.kinds import NodeTime
 from tests.autoquant.float_models import images, slow_layer
 from tests.places import MODELS
 

@@ -30,7 +30,7 @@ from qdqbridge.autoquant.simulation.metrics import Metric, Metrics, outputs_of
 from qdqbridge.core.graph.atomic_write import write_text
 from qdqbridge.core.graph.graph import Graph, Value
 from qdqbridge.errors import InputDataError
-from qdqbridge.targets.engines import NodeTime
+from qdqbridge.targets.engines.kinds import NodeTime
 
 # ---- trials --------------------------------------------------------------------------------------
 # Trials of a search for bits per layer, in a file with which a search that was killed goes on.

@@ -36,7 +36,7 @@ from qdqbridge.autoquant.simulation.metrics import Metric, Metrics
 from qdqbridge.core.graph.graph import Graph, Node
 from qdqbridge.errors import InputDataError
 from qdqbridge.onnx_io.control_flow.bodies import bodies_in, parts
-from qdqbridge.targets.engines import NodeTime
+from qdqbridge.targets.engines.kinds import NodeTime
 from qdqbridge.targets.profiles.export import file_size
 from qdqbridge.targets.running import Runner
 

@@ -34,7 +34,7 @@ from qdqbridge.core.ops.matmul import DENSE
 from qdqbridge.errors import InputDataError, UnsupportedModelError
 from qdqbridge.onnx_io.runtime.products import saturates
 from qdqbridge.targets.comparison.compare import Interpreter, visible_values
-from qdqbridge.targets.engines import EngineVerdict
+from qdqbridge.targets.engines.kinds import EngineVerdict
 from tests.autoquant.attribution.sabotage import KINDS, named, quantized_by_onnxruntime, spoil
 from tests.places import MODELS
 

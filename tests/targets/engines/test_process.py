@@ -469,7 +469,7 @@ def test_a_missing_input_is_named() -> None:
 
 
 def test_an_engine_of_tflite_files_refuses_others() -> None:
-    from qdqbridge.targets.engines import open_engine
+    from qdqbridge.targets.engines.vendor import open_engine
 
     with pytest.raises(UnsupportedTargetError, match=r"reads \.tflite files only"):
         open_engine("litert", CNN, qdqbridge.load(CNN))

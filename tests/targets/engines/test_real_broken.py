@@ -10,7 +10,7 @@ import pytest
 import qdqbridge
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.options import EngineName
-from qdqbridge.targets.engines import ENGINES
+from qdqbridge.targets.engines.kinds import ENGINES
 from qdqbridge.targets.engines.process import EngineProcess, ProcessLimits
 from tests.places import MODELS
 

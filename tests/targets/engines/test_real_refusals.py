@@ -11,7 +11,7 @@ import pytest
 
 import qdqbridge
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.targets.engines import engine_kind
+from qdqbridge.targets.engines.kinds import engine_kind
 from qdqbridge.targets.engines.process import EngineProcess, ProcessLimits
 from tests.onnx_io.hexagon_forms import REFUSED, TAKEN, choice
 

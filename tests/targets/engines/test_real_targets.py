@@ -21,7 +21,7 @@ from qdqbridge.autoquant.planning.targets import TARGETS
 from qdqbridge.core.graph.copying import symbolic_extents, with_numbers
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.options import EngineName
-from qdqbridge.targets.engines import ENGINES, EngineVerdict
+from qdqbridge.targets.engines.kinds import ENGINES, EngineVerdict
 from tests.autoquant.float_models import masked, quantize_plainly
 from tests.targets.engines.processor import PAIRS_SATURATE, crashes_in_floats
 from tests.targets.engines.target_networks import NETWORKS, samples

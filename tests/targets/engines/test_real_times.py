@@ -9,7 +9,7 @@ import pytest
 from qdqbridge.app.judging import node_times
 from qdqbridge.core.graph.copying import with_numbers
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.targets.engines import NodeTime
+from qdqbridge.targets.engines.kinds import NodeTime
 from tests.autoquant.float_models import images, slow_layer
 
 LAYER = "node_conv_5"

@@ -16,7 +16,7 @@ from qdqbridge.app.pipeline import check
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.options import EngineName, ProfileName
-from qdqbridge.targets.engines import Judge
+from qdqbridge.targets.engines.kinds import Judge
 from qdqbridge.targets.profiles import Effect
 from tests.places import ROOT
 from tests.targets.engines.processor import PAIRS_SATURATE

@@ -14,8 +14,8 @@ from qdqbridge.app.pipeline import save_tosa
 from qdqbridge.core.graph.copying import with_numbers
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.targets.engines import ENGINES, ProcessLimits
-from qdqbridge.targets.engines.kinds import engine_kind
+from qdqbridge.targets.engines.kinds import ENGINES, engine_kind
+from qdqbridge.targets.engines.process import ProcessLimits
 from tests.places import MODELS
 
 CNN = MODELS / "digits_cnn_u8s8_per_channel.onnx"

@@ -13,7 +13,8 @@ from onnx import helper, numpy_helper
 import qdqbridge
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.writer.spec import Clamp, WriterOptions
-from qdqbridge.targets.engines import EngineKind, open_engine
+from qdqbridge.targets.engines.kinds import EngineKind
+from qdqbridge.targets.engines.vendor import open_engine
 from qdqbridge.targets.profiles import Effect, ExportProfile, TargetRule, check
 from qdqbridge.targets.profiles.export import export
 from qdqbridge.targets.profiles.predicates import COLUMNS, MIN, Facts, X, op, rank, when
