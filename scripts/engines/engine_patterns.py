@@ -31,9 +31,10 @@ import qdqbridge
 from qdqbridge.app.pipeline import check
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
+from qdqbridge.options import AnyProfileName
 from qdqbridge.targets.engines.kinds import ENGINES, engine_kind
 from qdqbridge.targets.engines.process import EngineProcess, ProcessLimits
-from qdqbridge.targets.profiles import Effect
+from qdqbridge.targets.profiles import Effect, ExportProfile
 from qdqbridge.targets.profiles.predicates import COLUMNS as COLUMN_TYPES
 from qdqbridge.targets.profiles.predicates import LEFT, REFUSED
 
@@ -130,7 +131,7 @@ def outcomes(asked: Asked, pattern: Pattern, folder: Path) -> tuple[Outcome, Out
     return own, asked.about(written, read_back, feeds, rules)
 
 
-def broken_rules(file: Path, profile: str) -> str:
+def broken_rules(file: Path, profile: AnyProfileName | ExportProfile) -> str:
     """Returns the rules of a profile that a file breaks, with their bounds."""
     most: dict[str, int] = {}
     for finding in check(file, profile):

@@ -374,7 +374,7 @@ def test_a_hang_ends_though_nobody_is_left_to_wait(bad: str, tmp_path: Path) -> 
     script = tmp_path / "gone.py"
     script.write_text(
         "import os, threading, time\n"
-        "from qdqbridge.targets.engines import process, serve\n"
+        "from qdqbridge.targets.engines import process\n"
         f"e = process.EngineProcess({bad!r}, 'it', process.ProcessLimits(0.5))\n"
         "print(e._process.pid, flush=True)\n"
         "e._requests.send(('hang', (), 0.5))\n"
