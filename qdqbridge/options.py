@@ -14,7 +14,7 @@ ProfileName: TypeAlias = Literal[
 TFLiteProfileName: TypeAlias = Literal["tflite", "ethos-u", "tosa"]
 """Profiles of files that are written through TFLite."""
 AnyProfileName: TypeAlias = Literal[ProfileName, TFLiteProfileName]
-FixTarget: TypeAlias = Literal[ProfileName, TFLiteProfileName, "onnxruntime-web"]
+FixTarget: TypeAlias = Literal[ProfileName, TFLiteProfileName, "onnxruntime", "onnxruntime-web"]
 """What :func:`qdqbridge.app.fixing.fix` makes a file right for: a profile, or an engine of one."""
 TargetName: TypeAlias = Literal[
     "ort",
@@ -56,6 +56,7 @@ PresetName: TypeAlias = Literal["full", "fast"]
 FallbackFormat: TypeAlias = Literal["int16", "float"]
 """What layers become that cost too much in 8 bits."""
 EngineName: TypeAlias = Literal[
+    "onnxruntime",
     "onnxruntime-optimized",
     "onnxruntime-avx2",
     "onnxruntime-arm",

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.profiling.workers import WorkerDiedError, WorkerProcess
 from qdqbridge.errors import InputDataError, QdqBridgeError
-from qdqbridge.targets.engines.kinds import ENGINES, engine_kind
+from qdqbridge.targets.engines.kinds import ENGINES, OWN, engine_kind
 from qdqbridge.targets.engines.process import EngineProcess, ProcessLimits
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def conform(
             why=f"there are {len(cases())}, such as '{cases()[0].name}'",
             fix="give a part of a name, or a pattern with *",
         )
-    with _EngineRun(engine) if engine in ENGINES else _ConformanceProcess(engine) as runner:
+    apart = engine in ENGINES and engine not in OWN
+    with _EngineRun(engine) if apart else _ConformanceProcess(engine) as runner:
         for done, case in enumerate(chosen, 1):
             yield judged(case, runner.outputs_of(case.body))
             if report is not None:
@@ -82,7 +83,7 @@ def engine_version(engine: str) -> str:
     Args:
         engine: As for :func:`conform`.
     """
-    if engine not in ENGINES:
+    if engine not in ENGINES or engine in OWN:
         package = {"interpreter": "qdqbridge", "tvm": "qdqbridge", "tvm-importer": "apache-tvm"}
         name = package.get(engine, engine.partition("-")[0].partition(".")[0])
         return f"{name} {version(name)}"

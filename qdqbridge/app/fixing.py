@@ -42,7 +42,7 @@ _WORDS = 300
 
 def profile_of(target: FixTarget) -> AnyProfileName:
     """Returns the name of the profile that files for a target are written by."""
-    return "ort" if target == "onnxruntime-web" else target
+    return "ort" if target in ("onnxruntime", "onnxruntime-web") else target
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +334,8 @@ def engine_of(target: str) -> EngineKind | None:
     """Returns the engine that a target's files run on; None where there is none."""
     from qdqbridge.targets.engines.kinds import ENGINES
 
+    if target == "onnxruntime":  # as users run it
+        return ENGINES["onnxruntime-optimized"]
     if target in ENGINES:
         return ENGINES[target]
     profile = "ort" if target == "qoperator" else target  # its operators are onnxruntime's

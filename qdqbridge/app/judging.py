@@ -53,7 +53,8 @@ def open_engine(
     use ``with``.
 
     Args:
-        name: ``onnxruntime-optimized``, ``onnxruntime-avx2`` (on x86 without VNNI, emulated where
+        name: ``onnxruntime`` (graph optimizations off), ``onnxruntime-optimized``,
+            ``onnxruntime-avx2`` (on x86 without VNNI, emulated where
             this one has it), ``onnxruntime-arm``, ``onnxruntime-web`` (in Node), ``iree``,
             ``qnn-htp``, ``qnn-htp-v73`` (the host build of the NPU's backend), ``openvino``,
             ``litert`` or ``tosa`` (the reference model of TOSA); or an engine of your own.
@@ -109,7 +110,7 @@ def _judge(
     from qdqbridge.targets.engines.vendor import open_engine
 
     engine = open_engine(name, path, graph, limits=limits)
-    if engine.kind.package == "onnxruntime":
+    if engine.kind.package == "onnxruntime" and not engine.kind.reference:
         tell_of_onnxruntime(engine)
     return engine
 

@@ -55,7 +55,7 @@ from qdqbridge.core.graph.printer import text
 from qdqbridge.errors import InputDataError
 from qdqbridge.options import EngineName
 from qdqbridge.targets.comparison.compare import Comparison, comparison_parts
-from qdqbridge.targets.engines.kinds import ENGINES
+from qdqbridge.targets.engines.kinds import ENGINES, OWN
 
 app = App(
     name="qdqbridge",
@@ -70,7 +70,7 @@ BatchSize = Annotated[
     int | None, Parameter(help="Examples per run; by default the batch the model fixes, or all.")
 ]
 AnyEngine = Annotated[
-    Literal["tvm", "interpreter", "onnxruntime", EngineName], Parameter(help="What runs the model.")
+    Literal["tvm", "interpreter", EngineName], Parameter(help="What runs the model.")
 ]
 CheckedEngine = Annotated[
     Literal["tvm", "interpreter", EngineName] | None,
@@ -250,14 +250,14 @@ def _runner(
     cache: Path | None = None,
 ) -> Runner:
     """Returns a function from inputs by name to outputs by name."""
-    if engine in ENGINES:
-        judge = stack.enter_context(judging.opened(engine, file, graph))
-        return partial(judge.run, names=graph.output_names)
     if engine == "interpreter":
         return partial(pipeline.evaluate, graph)
     if engine == "onnxruntime":
         with as_onnx(file, graph) as written:
             return partial(pipeline.session(written).run, names=graph.output_names)
+    if engine in ENGINES:
+        judge = stack.enter_context(judging.opened(engine, file, graph))
+        return partial(judge.run, names=graph.output_names)
     _say_what_is_open(graph)
     with output.status("compiling"):
         return hosting.compile(graph, target, threads=threads, cache=cache).run
@@ -343,6 +343,8 @@ def compare(
             ours, theirs = pipeline.litert(graph, engine=engine)
         elif local and engine is not None and engine in ENGINES:
             ours, theirs = graph, sides.of(engine)
+        elif engine is not None and engine == reference:
+            ours, theirs = sides.of(engine), graph  # with itself it would agree
         else:
             ours = graph if local else sides.of(engine or "tvm")
             theirs = sides.of(reference)
@@ -361,7 +363,7 @@ def compare(
     saturate = [side for side in (ours, theirs) if getattr(side, "own", None) is not None]
     if saturate and not (local or found.equal):
         output.say("pairs of products saturate on its processor: --local counts what is theirs")
-    return _verdict(found, max_lsb, explained=not local or engine not in ENGINES)
+    return _verdict(found, max_lsb, explained=not local or engine not in ENGINES or engine in OWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,10 +377,10 @@ class _ComparedSides:
 
     def of(self, name: str) -> pipeline.Side:
         """Returns a side; any other name is that of a file."""
-        if name in ENGINES:
-            return self.stack.enter_context(judging.opened(name, self.file, self.graph))
         if name == "onnxruntime":
             return self.stack.enter_context(as_onnx(self.file, self.graph))
+        if name in ENGINES:
+            return self.stack.enter_context(judging.opened(name, self.file, self.graph))
         if name == "interpreter":
             return self.graph
         if name != "tvm":

@@ -158,7 +158,6 @@ TestedEngine = Annotated[
         "interpreter",
         "tvm",
         "tvm-importer",
-        "onnxruntime",
         "onnxruntime-basic",
         "onnx.reference",
         EngineName,

@@ -230,8 +230,8 @@ class _Judged:
         return viewing.error_paint(self.graph, found)
 
     def _side(self, name: str) -> pipeline.Side:
-        if name in ENGINES:
-            return self.stack.enter_context(judging.opened(name, self.file, self.graph))
         if name == "onnxruntime":
             return self.stack.enter_context(pipeline.as_onnx(self.file, self.graph))
+        if name in ENGINES:
+            return self.stack.enter_context(judging.opened(name, self.file, self.graph))
         return name

@@ -140,7 +140,7 @@ class OnnxRuntimeSession:
         """
         from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
-        session = self._session(tuple(names))
+        session = self.load(names)
         try:
             results = run(session, inputs, names)
         except (InvalidArgument, ValueError) as error:  # of onnxruntime, and of its Python part
@@ -152,7 +152,13 @@ class OnnxRuntimeSession:
             for name, array in zip(names, results, strict=True)
         }
 
-    def _session(self, names: tuple[str, ...]) -> Any:
+    def load(self, names: Sequence[str]) -> Any:
+        """Returns onnxruntime's own session that gives some tensors.
+
+        Raises:
+            UnsupportedTargetError: onnxruntime cannot load the model.
+        """
+        names = tuple(names)
         if names not in self._sessions:
             import onnxruntime as ort
 

@@ -39,6 +39,7 @@ class EngineKind:
         suffix: Of the model files it reads.
         fixed: It takes fixed shapes only.
         shows: Intermediate tensors can be asked for.
+        reference: It computes what a file says, node by node: nothing is known of it beyond that.
         untimed: Why there is no time of its nodes; empty where there is one.
         without_vnni: It runs on x86 with AVX2 and without VNNI, emulated where this one is another.
         arm_python: It runs on 64-bit Arm: elsewhere this program is a Python of that kind.
@@ -55,6 +56,7 @@ class EngineKind:
     suffix: str = ".onnx"
     fixed: bool = False
     shows: bool = True
+    reference: bool = False
     untimed: str = ""
     without_vnni: bool = False
     arm_python: str = ""
@@ -99,7 +101,7 @@ class EngineKind:
 
     def pairs_saturate(self) -> bool:
         """Returns whether onnxruntime's products of bytes saturate where this engine runs."""
-        own = self.package == "onnxruntime" and not self.arm_python
+        own = self.package == "onnxruntime" and not (self.arm_python or self.reference)
         return self.without_vnni or (own and saturates())
 
 
@@ -115,6 +117,11 @@ _ALL = (
     EngineKind(
         "onnxruntime-optimized", "onnxruntime with its graph optimizations", "onnxruntime",
         "pip install onnxruntime", "onnxruntime_cpu", "ort",
+    ),
+    EngineKind(
+        "onnxruntime", "onnxruntime without graph optimizations", "onnxruntime",
+        "pip install onnxruntime", "onnxruntime_reference", "ort", reference=True,
+        untimed="users run it with optimizations: onnxruntime-optimized tells times",
     ),
     EngineKind(
         "onnxruntime-avx2", "onnxruntime on x86 without VNNI", "onnxruntime",
@@ -181,7 +188,7 @@ def engine_kind(name: str | EngineKind) -> EngineKind:
     if kind is None:
         raise UnsupportedTargetError(
             f"there is no engine '{name}'",
-            why=f"the engines are {', '.join((*OWN, *ENGINES))}",
+            why=f"the engines are {', '.join(dict.fromkeys((*OWN, *ENGINES)))}",
             fix="use one of them",
         )
     if missing := kind.missing():

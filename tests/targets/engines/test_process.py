@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import qdqbridge
+from qdqbridge.app import pipeline
 from qdqbridge.app.cli.failures import run
 from qdqbridge.app.quantizing import quantization
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
@@ -584,3 +585,23 @@ def test_the_process_is_gone_when_the_engine_is_closed() -> None:
         number = engine._process._process.pid
         assert Path(f"/proc/{number}").exists()
     assert not Path(f"/proc/{number}").exists()
+
+
+def test_the_reference_is_an_engine_like_others(tmp_path: Path, capsys: Any) -> None:
+    """Every node runs as it is written: what it gives is what a session in this process gives."""
+    given = {"input": np.load(MODELS / "digits_test.npz")["x"][:4]}
+    session = pipeline.session(CNN)
+    with qdqbridge.open_engine("onnxruntime", CNN) as engine:
+        found = engine.run(given, engine.names)
+        own = session.run(given, engine.names)
+        assert all(np.array_equal(found[name], own[name]) for name in engine.names)
+        assert len(engine.names) > 10 and not engine.taken().takes_all
+        assert not engine.kind.pairs_saturate()
+    data = tmp_path / "few.npz"
+    np.savez(data, **given)
+    for asked in (["compare", CNN], ["compare", CNN, "--local"], ["run", CNN]):
+        assert run([*map(str, asked), "--engine", "onnxruntime", "--data", str(data)]) == 0
+    capsys.readouterr()
+    assert run(["export", str(CNN), "--check", "--engine", "onnxruntime"]) == 1
+    assert "onnxruntime without graph optimizations" in capsys.readouterr().out
+    assert run(["fix", str(CNN), "--for", "onnxruntime", "-o", str(tmp_path / "f.onnx")]) == 0

@@ -36,7 +36,7 @@ class OnnxRuntimeWorker:
         with tempfile.TemporaryDirectory() as folder:
             options, optimized = _options(folder)
             session, self._files[key] = _session(file, options), file
-            placed = _ort_node_placement(optimized)
+            placed = ort_node_placement(optimized)
             if any(operator in _BY_THREADS for _, operator, *_ in placed):
                 options.intra_op_num_threads = 1
                 session = _session(file, options)
@@ -100,11 +100,12 @@ def _names(node: str, results: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in plain if name))
 
 
-def _ort_node_placement(optimized: Path) -> list[Row]:
+def ort_node_placement(model: Path) -> list[Row]:
+    """Returns what onnxruntime makes of each node of a model that it runs as it is."""
     from qdqbridge.targets.profiles.finding import optimized_view
     from qdqbridge.targets.profiles.shared_rules import float_region_nodes
 
-    view = optimized_view(optimized)
+    view = optimized_view(model)
     real = set(float_region_nodes(view))
     why = "it stayed in float between DequantizeLinear and QuantizeLinear"
     return [
