@@ -252,6 +252,7 @@ class Quantization:
 
     def _optimism(self) -> float:
         """Returns how much closer samples come than others most likely do, in dB."""
+        # Of what was made before anything was taken back: the gain of choosing belongs to that.
         found = replace(self, goal=None, fallback=None).delivered()
         return 0.0 if found is None else found.optimism
 

@@ -135,6 +135,7 @@ class QuantizeOptions:
     def __post_init__(self) -> None:
         unsaid = {each.name: each.default for each in fields(self)}
         for name, value in _resolve_by_name("preset", self.preset, PRESETS).items():
+            # What the user says counts, beside a preset as well.
             if getattr(self, name) == unsaid[name]:
                 object.__setattr__(self, name, value)
         if not self.budget >= 0:
@@ -151,6 +152,7 @@ class QuantizeOptions:
         target = _resolve_by_name("target", self.target, TARGETS)
         if self.chooser is not None:
             chooser = _resolve_by_name("chooser", self.chooser, CHOOSERS)
+            # A chooser that is named is not competed with.
             target = replace(target, chooser=chooser, candidates=())
         if self.weight_chooser is not None:
             chooser = _resolve_by_name("chooser", self.weight_chooser, CHOOSERS)
@@ -283,6 +285,8 @@ def quantized(
     check_steps(repair)
     if profile is not None:
         check_profile(profile, graph)
+    # Outputs are compared with those of the model as it was given, and not of the one with folded
+    # norms.
     original, graph = graph, prepared(graph)
     outset = plan(graph, target, options.overrides(graph))
     if not empty:
@@ -322,6 +326,8 @@ def quantized(
     plain = QuantizedState(start.graph, start.decision, start.profile)
     work = WorkBudget(options.budget)
     scales = OtherScales.of(plain.decision, few)
+    # Scaling changes the graph, and every range with it: it comes before ranges are chosen for
+    # good.
     steps = [[s for s in repair if (s in GRAPH_STEPS) is scaling] for scaling in (True, False)]
     state, scaled = repaired(
         plain, few, again, steps[0], work, scales,
@@ -403,6 +409,7 @@ def _plainly(
         unfit = unusable(stats)
         if not unfit:
             break
+        # Anew, since a node that stays float moves quantization to others.
         overrides = replace(overrides, floats={**nodes_around(unfit), **overrides.floats})
     if target.avoided_pairs is not None and target.arithmetic == CONTRACT:
         planned.room = _pair_room(target, planned, profile, samples)

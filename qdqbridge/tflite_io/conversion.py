@@ -143,6 +143,8 @@ class SubgraphConversion:
                 if row is None:
                     raise UnknownForm("it has no counterpart")
                 row(self, op)
+            # All refusals are collected: the error at the end names every operator, and not the
+            # first.
             except UnknownForm as refusal:
                 first = self.subgraph.tensors[op.outputs[0]].label if op.outputs else ""
                 self.state.refused.setdefault((op.name, str(refusal)), []).append(first)
@@ -169,6 +171,7 @@ class SubgraphConversion:
         """
         if not 0 < index < len(self.state.model.subgraphs):
             raise UnknownForm(f"subgraph {index} does not exist")
+        # A loop of calls would never end; TFLite's own loops have operators.
         if index in self.state.called:
             raise UnknownForm(f"subgraph {index} calls itself")
         if len(self.state.called) >= _MOST_CALLS:
@@ -176,6 +179,7 @@ class SubgraphConversion:
         body = self.state.model.subgraphs[index]
         if len(body.inputs) != len(operands):
             raise UnknownForm(f"subgraph {index} takes {len(body.inputs)} operands")
+        # Its nodes go where the caller's go: a call without a condition is its body.
         inner = SubgraphConversion(self.state, body, to or self.to)
         inner.stored_names.update(zip(body.inputs, operands, strict=True))
         self.state.called.append(index)
@@ -401,8 +405,10 @@ class SubgraphConversion:
         """Returns the operands of Q and DQ behind the data, and their axis."""
         dtype = self.dtype(tensor)
         scale, zero_point = params.scale, params.zero_point
+        # ONNX says per tensor by rank 0; a vector of one entry would be per axis.
         if params.per_tensor and not params.block_size:
             scale, zero_point = scale.reshape(()), zero_point.reshape(())
+        # TFLite has zero points in 64 bits, and files are not trusted: a cast would wrap.
         if not (dtype.qmin <= zero_point.min() and zero_point.max() <= dtype.qmax):
             raise UnknownForm(f"a zero point of '{tensor.label}' does not fit {dtype}")
         stored = zero_point.astype(np.int64).astype(dtype.numpy)

@@ -112,6 +112,7 @@ def in_float32(graph: Graph) -> Graph:
     own = copied(graph).graph
     own.canonical, editor = False, Editor(own)
     ends = [value for value in own.outputs if _is_half(value)]
+    # Inside of their bodies half floats stay, so that their results are such.
     kept = [value for node in own.nodes if _says_types(node) for value in node.outputs]
     kept = [value for value in (*own.inputs, *kept) if _is_half(value)]
     halves = [value for value in own.values() if _is_half(value) and value not in set(kept)]
@@ -127,6 +128,7 @@ def in_float32(graph: Graph) -> Graph:
             node.attributes = CastAttrs(DType.FLOAT32)
     for value in kept:
         _cast(editor, value, DType.FLOAT32, [u for u in value.users if not _says_types(u[0])])
+    # What reads a type that its attributes or bodies name gets the value narrowed again.
     for value, dtype in narrow.items():
         _cast(editor, value, dtype, [user for user in value.users if _says_types(user[0])])
     for slot, value in enumerate(own.outputs):
@@ -228,6 +230,7 @@ class Recording:
             for array in arrays:
                 tensor.add(array)
                 self._left -= array.size
+        # NumPy first: loading TVM takes longer than looking at a few samples.
         if self._left < 0:
             self._before, self._left = self.taken(), math.inf
             self._running = self._empty(None)
@@ -348,6 +351,7 @@ def _added(total: Profile, observer: Observer, samples: int, data: int) -> Profi
     for value, stats in zip(observer.values, observer.taken(), strict=True):
         key = profile_id(value)
         tensors[key] = replace(tensors[key], stats=tensors[key].stats.merged(stats))
+    # A sum, so that parts of the data that others profile can be joined in any order.
     data = (total.data + data) % (1 << 256)
     return replace(total, samples=total.samples + samples, data=data, tensors=tensors)
 

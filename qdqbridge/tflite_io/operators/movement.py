@@ -106,6 +106,7 @@ def split_by_sizes(c: SubgraphConversion, op: Op) -> None:
         extent = c.shape(op.inputs[0])[axis]
         if extent < 0:
             raise UnknownForm("a part takes what is left of an open extent")
+        # The -1 is among the summands.
         sizes[sizes.index(-1)] = extent - sum(sizes) - 1
     _convert_split(c, op, c.real(op.inputs[0]), axis, sizes)
 
@@ -122,12 +123,14 @@ def pad(c: SubgraphConversion, op: Op) -> None:
     """PAD and PADV2: begins and ends per axis; a quantized tensor is padded with real zeros."""
     pads = c.array(op.inputs[1])
     if pads is not None:
+        # TFLite lists (begin, end) by axis, ONNX all begins and then all ends.
         amounts = c.longs(pads.T.reshape(-1))
     else:
         permuted = c.to.node("Transpose", [c.long(op, 1)], perm=[1, 0])
         amounts = c.to.node("Reshape", [permuted, c.longs([-1])])
     operands = [c.real(op.inputs[0]), amounts]
     if op.name == "PADV2":
+        # ONNX wants a scalar; TFLite has a vector of one element.
         operands.append(c.to.node("Reshape", [c.real(op.inputs[2]), c.longs([])]))
     c.put(op, c.to.node("Pad", operands, label=c.label(op), mode="constant"))
 
@@ -172,6 +175,7 @@ def fill(c: SubgraphConversion, op: Op) -> None:
 def reverse(c: SubgraphConversion, op: Op) -> None:
     """REVERSE_V2 along the listed axes."""
     x, axes = c.real(op.inputs[0]), c.numbers(op, 1)
+    # Backwards to in front of element 0, which no number from -extent on says.
     ends = [-_FAR] * len(axes)
     steps = c.longs([-1] * len(axes))
     operands = [x, c.longs([-1] * len(axes)), c.longs(ends), c.longs(axes), steps]
@@ -232,6 +236,7 @@ def strided_slice(c: SubgraphConversion, op: Op) -> None:
     if 0 in steps:
         raise UnknownForm("a stride is 0")
     if single.any():
+        # A single index ends one behind itself; behind -1 that would be 0, the first element.
         last = c.to.node("Equal", [starts, c.to.constant(np.int64(-1))])
         after = c.to.node("Add", [starts, c.to.constant(np.int64(1))])
         far = c.to.constant(np.int64(_FAR))
@@ -254,6 +259,7 @@ def strided_slice(c: SubgraphConversion, op: Op) -> None:
 
 def _layout(rank: int, entries: int, masks: Mapping[str, int]) -> list[tuple[str, int, int]]:
     """Returns kind, entry and axis of what an index expression says, from left to right."""
+    # An ellipsis counts where both bits are set, as in TensorFlow.
     new = [e for e in range(entries) if masks["NewAxis"] >> e & 1]
     ellipsis = next((e for e in range(entries) if masks["Ellipsis"] >> e & 1), None)
     own = entries - len([e for e in new if e != ellipsis]) - (ellipsis is not None)
@@ -430,6 +436,7 @@ def gather_nd(c: SubgraphConversion, op: Op) -> None:
 
 def scatter_nd(c: SubgraphConversion, op: Op) -> None:
     """SCATTER_ND (indices, updates, shape): sums into zeros."""
+    # TFLite adds updates of one place up, ONNX's default lets the last one win.
     zero = c.to.constant(np.zeros((), c.dtype(c.tensor(op.outputs[0])).numpy))
     base = c.to.node("Expand", [zero, c.long(op, 2)])
     operands = [base, c.long(op, 0), c.real(op.inputs[1])]
@@ -442,6 +449,7 @@ def top_k(c: SubgraphConversion, op: Op) -> None:
     values, index = c.to.nodes("TopK", [c.real(op.inputs[0]), count], 2, label=c.label(op), axis=-1)
     c.put(op, values)
     c.put_stored(op, c.cast(index, c.dtype(c.tensor(op.outputs[1]))), 1)
+    # Readers that want 64 bits take these, and not a Cast to 32 and back.
     c.wide_names[op.outputs[1]] = index
 
 
@@ -450,6 +458,7 @@ def one_hot(c: SubgraphConversion, op: Op) -> None:
     on, off = (c.to.node("Reshape", [c.real(op.inputs[i]), c.longs([1])]) for i in (2, 3))
     index, depth = c.long(op, 0), c.long(op, 1)
     negative = c.to.node("Less", [index, c.to.constant(np.int64(0))])
+    # An index of ``depth`` is beyond the range, which ONNX makes off as well.
     index = c.to.node("Where", [negative, depth, index])
     operands = [index, depth, c.to.node("Concat", [off, on], axis=0)]
     c.put(op, c.to.node("OneHot", operands, label=c.label(op), axis=int(op.option("Axis", -1))))

@@ -125,6 +125,7 @@ class Scalars:
         Raises:
             NoCError: It has something for which there is no C.
         """
+        # What an expression needs before it belongs to its own statement, also inside of a loop.
         outer = self._before, self._totals
         self._before, self._totals = [], []
         made = self._of_lanes(stmt)
@@ -193,11 +194,14 @@ class Scalars:
         index: Prim = None,
     ) -> Any:  # fmt: skip
         """Writes the lanes of a vector, of which none is read behind its writing."""
+        # A vector is read whole before any of it is stored; lane by lane a store would change what
+        # a later lane reads.
         if self._reads_elsewhere(value, buffer, index):
             held = tirx.decl_buffer((lanes,), _element(value), name=f"held{next(self._names)}")
             first = self._each(lanes, value, lambda i: [i], held)
             second = self._lane_loop(lanes, lambda i: tirx.BufferLoad(held, [i]), at, buffer)
             return sequence([tirx.AllocBuffer(held), first, second])
+        # A loop is shorter code; a few lanes, or lanes that differ, are written out.
         if lanes <= _UNROLLED or not self._same_for_all(value):
             return sequence(
                 [tirx.BufferStore(buffer, self.lane(value, i), at(i)) for i in range(lanes)]
@@ -303,6 +307,7 @@ class Scalars:
 
     def _call(self, value: Any, i: Prim) -> Prim:
         name, dtype = _op(value), _element(value)
+        # C has no vectors: of words and their parts one is computed from the other by shifts.
         if name == "tirx.reinterpret":
             return self._reinterpreted(value.args[0], dtype, i)
         if name in ("tirx.call_llvm_pure_intrin", "tirx.call_llvm_intrin"):
@@ -363,6 +368,7 @@ class Scalars:
             shift = tirx.const(wanted * (i % ratio), f"uint{own}")
             return _converted((word >> shift).astype(f"uint{wanted}"), dtype)
         ratio = wanted // own
+        # Four bytes that lie side by side are one load of a word.
         if type(value).__name__ == "TensorLoad" and _consecutive(value.indices[0]) and wanted == 32:
             first = tirx.BufferLoad(value.source, [self.lane(value.indices[0], i * ratio)])
             word = tirx.call_pure_extern("uint32", "qdq_word", tirx.address_of(first))
