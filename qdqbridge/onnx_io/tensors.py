@@ -184,6 +184,7 @@ def raw_parts(constant: Constant) -> Iterator[NDArray[np.uint8]]:
 
     Each piece is to be used before the next one is asked for.
     """
+    # A last byte that is not full is packed anew: what a file has in the rest of it is no element.
     held = constant.packed() if constant.size * constant.dtype.bits % 8 == 0 else None
     if held is not None:
         yield held
@@ -198,6 +199,7 @@ def raw_parts(constant: Constant) -> Iterator[NDArray[np.uint8]]:
 
 
 def _product_of_extents(shape: Iterable[int]) -> int:
+    # Python's integers: NumPy's product of what a file says may overflow, and look small.
     count = 1
     for extent in shape:
         count *= extent
@@ -287,6 +289,7 @@ def _decode_bytes(
         return codes.view(dtype.numpy).reshape(shape)
     if dtype.is_signed:
         half = np.uint8(1 << (dtype.bits - 1))
+        # Carries the sign bit of a narrow code on to all bits of its byte.
         codes = ((codes ^ half) - half).view(np.int8)
     return codes.astype(dtype.numpy).reshape(shape)
 
@@ -406,6 +409,7 @@ def _strings(values: Iterable[bytes], shape: tuple[int, ...], where: str) -> NDA
             why=str(error),
             fix="export the model again",
         ) from error
+    # An array of NumPy's own texts would lose zeros at their ends.
     array = np.empty(len(texts), object)
     array[:] = texts
     return array.reshape(shape)

@@ -210,8 +210,10 @@ class _Judged:
             raise InputDataError(
                 "--profile-kernels needs data to run the model on", fix="give --data x.npz"
             )
+        # TVM takes seconds to import: only the option that needs it pays for that.
         from qdqbridge.tvm.relax.kernel_times import node_times
 
+        # Kernels are timed by the shapes that the model has: one batch says as much as all.
         first = next(iter(batches(self.graph.inputs, self.inputs)))
         with output.status("compiling"):
             executable = hosting.compile(self.graph)

@@ -187,6 +187,8 @@ def attribute(
     found = correspondence(reference, quantized)
     scaled = rescaled_as(found)
     if scaled is not None:
+        # The factors are exact in both models: without them in the float one, every scaled weight
+        # would look as if it were rounded wrong.
         found = correspondence(scaled[0], quantized)
     _same_network(found)
     floats = GraphRuns(found.reference, data)
@@ -283,6 +285,8 @@ def _same_network(found: Correspondence) -> None:
         if rounded.kind == "weight" and rounded.replaced is not None and rounded.value.constant
     ]
     others = [(name, cosine) for name, cosine in alike if cosine < _KIN]
+    # One weight may have been trained anew, or be of a layer that was replaced; most of them are
+    # not.
     if len(alike) > 1 and len(others) > len(alike) / 2:
         raise UnsupportedModelError(
             "the quantized model has other weights than the float one",
@@ -464,6 +468,8 @@ class _Attempts:
         made = self._tried(row, rounded, self.changes, self.noise)
         if made.repair:
             return made
+        # What one repair gains is lost in the noise of tensors that are worse: so it is tried once
+        # more where none of the other suspects is rounded.
         alone = {v: c for v, c in self.changes.items() if v not in self.suspects - {rounded.value}}
         before = self.simulation.noise(self.simulation.outputs(alone))
         hidden = self._tried(row, rounded, alone, before)
@@ -607,6 +613,7 @@ def _moved(runs: GraphRuns, value: Value, steps: Array) -> list[Array] | None:
     clean = [values[value] for values in runs.clean]
     if parts is None or any(p.shape != c.shape for p, c in zip(parts, clean, strict=True)):
         return None
+    # In a wider type: a code and what it is off by may leave that of codes.
     sums = [c.astype(np.result_type(c, p)) + p for c, p in zip(clean, parts, strict=True)]
     if value.quant is None:
         return [s.astype(c.dtype) for s, c in zip(sums, clean, strict=True)]

@@ -88,6 +88,8 @@ def paired_graphs(reference: Graph, quantized: Graph) -> PairedGraphs:
     if _splits(reference) != _splits(quantized):
         reference, quantized = with_slices(reference), with_slices(quantized)
     met = _met(reference, without_arithmetic(quantized).graph)
+    # A file that a channels-last converter wrote has Transposes that the float model has not;
+    # brought to channels-first they may vanish, and the nodes around them meet.
     if not any(node.op is TRANSPOSE for node in _unmet(met)):
         return met
     other = _met(reference, without_arithmetic(quantized, channels_first=True).graph)

@@ -172,6 +172,8 @@ def repaired(
         if not work.left:
             records.append(StepRecord(name, False, _LATE))
             continue
+        # Both move biases by what samples show, and the second would only follow these samples
+        # further.
         if name == "bias" and any(r.step == "learn" and r.applied for r in records):
             records.append(StepRecord(name, False, "weights were learned with their biases"))
             continue
@@ -180,6 +182,7 @@ def repaired(
         runs, tried = RUNS[name] * len(samples), trials.tries
         work.spend(start.decision.plan.graph, start.profile, runs)
         records.append(trials.attempt(name))
+        # What was tried otherwise is spent afterwards: nobody knows before whether it is needed.
         held = max(0, trials.tries - tried - 1)
         work.spend(start.decision.plan.graph, start.profile, held * runs)
     return trials.state, tuple(records)

@@ -158,6 +158,8 @@ def fall_back(
         search.ahead = 0
         search.tell()
         simulation.release()
+        # Enough in the simulation and too little in the real graph: one more at a time, since they
+        # differ only a little.
         while changes is not None:
             yield changes
             changes = _further(changes, layers, levels)
@@ -201,6 +203,8 @@ def _chosen(
         if changes is not None:
             if below is not None:
                 most = {layer: change for layer, change in changes.items() if change is level}
+                # Those of the cheaper level were given it for want of a better one; few of them may
+                # need it.
                 others = [layer for layer in layers if layer not in most]
                 changes = _shortest(search, others, below, most) or changes
             return _pruned(search, changes, layers, levels)
@@ -239,6 +243,8 @@ def _pruned(
     def softer(layer: Layer) -> Callable[[Changes], Iterator[Changes]]:
         def options(kept: Changes) -> Iterator[Changes]:
             search.ahead -= 1 + levels.index(kept[layer])
+            # Halving takes all layers before the last one that is needed, whether each of them is
+            # or not.
             yield {key: value for key, value in kept.items() if key is not layer}
             for level in levels[: levels.index(kept[layer])]:
                 yield {**kept, layer: level}

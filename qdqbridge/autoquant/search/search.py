@@ -86,6 +86,7 @@ class Trials:
     def add(self, name: str, metrics: Metrics) -> Metrics:
         """Keeps how close the outputs are."""
         self._found["trials"][name] = asdict(metrics)
+        # After every trial: a search that is killed loses one at most.
         self._write()
         return metrics
 
@@ -116,6 +117,7 @@ def key_of(made: Quantized, samples: Samples, engine: str = "") -> str:
     """Returns what trials are of: the model, how it was quantized, the samples, who timed it."""
     digest = hashlib.sha256(made.graph.digest.encode())
     digest.update(repr(made.target.weights).encode() + engine.encode())
+    # Trials of other data say other things, though the model is the same.
     for sample in (*samples, *(() if made.unseen is None else made.unseen)):
         for name in sorted(sample):
             digest.update(name.encode() + np.ascontiguousarray(sample[name]).tobytes())
@@ -301,6 +303,7 @@ class Search(Generic[Option]):
         Where it holds for one it holds for those behind it; None where it does for none.
         """
         self.ahead = 1 + (count - 1).bit_length()
+        # The last one first: where even it fails, halving would be for nothing.
         if not holds(count - 1):
             return None
         low, high = 0, count - 1

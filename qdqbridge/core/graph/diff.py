@@ -152,7 +152,9 @@ def _distance(a: NDArray[Any], b: NDArray[Any]) -> tuple[int, float]:
 
 def _distance_of(a: NDArray[Any], b: NDArray[Any]) -> tuple[int, float]:
     wide, other = a.astype(np.float64), b.astype(np.float64)
+    # NaN is unequal to itself.
     differs = (wide != other) & ~(np.isnan(wide) & np.isnan(other))
+    # 0 and -0 are equal numbers and other bits; digests tell them apart.
     differs |= np.signbit(wide) != np.signbit(other)
     if not differs.any():
         return 0, 0.0
@@ -218,6 +220,7 @@ def diff(a: Graph, b: Graph) -> list[GraphDifference]:
     form = "canonical" if a.canonical else "raw"
     other = "canonical" if b.canonical else "raw"
     words = f"one is {form}, the other {other}" if form != other else _first_line(a, b)
+    # Texts differ and nothing above does: so no difference is ever reported as none.
     return [GraphDifference(DifferenceKind.STRUCTURE, "the text form", words)]
 
 

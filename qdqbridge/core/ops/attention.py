@@ -179,6 +179,8 @@ def weights(scores: Array, seen: Array, sink: Array | None) -> Array:
     if sink is not None:
         sink = sink.astype(scores.dtype).reshape(1, -1, 1, 1)
         top = np.maximum(top, sink)
+    # Of a query that sees no key, the top is minus infinity, and the difference would be NaN; its
+    # sum is 0, and it gets zeros.
     raised = np.exp(scores - np.where(np.isinf(top), 0, top))
     total = raised.sum(axis=-1, keepdims=True)
     if sink is not None:
@@ -215,6 +217,8 @@ def _multi_head(a: MultiHeadAttentionAttrs, operands: Operands) -> tuple[Array, 
     if bias is not None:
         scores = scores + broadcast_into(bias, scores.shape).astype(scores.dtype)
     if mask is not None:
+        # The number is added, as onnxruntime does: a query whose keys are all hidden weighs them as
+        # if none were, where minus infinity would leave it nothing.
         hidden = _hidden(mask, q.shape[0], scores.shape[-1])
         scores = scores + np.where(hidden, scores.dtype.type(a.mask_filter_value), 0)
     seen = np.ones((1, 1), np.bool_)
@@ -371,6 +375,7 @@ def _attention(a: AttentionAttrs, operands: Operands) -> tuple[Array, ...]:
     if old_k is not None and old_v is not None:
         past = old_k.shape[2]
         k, v = np.concatenate([old_k, k], axis=2), np.concatenate([old_v, v], axis=2)
+    # Heads of keys serve queries that are neighbours: 0, 0, 1, 1, not 0, 1, 0, 1.
     group = q.shape[1] // k.shape[1]
     keys, values = (np.repeat(wide(each), group, axis=1) for each in (k, v))
     queries = wide(q)
@@ -388,6 +393,8 @@ def _attention(a: AttentionAttrs, operands: Operands) -> tuple[Array, ...]:
             seen = np.logical_and(seen, mask)
         else:
             masked = masked + mask.astype(raw.dtype)
+            # Minus infinity hides a key as False does, also from a query that has no other: it gets
+            # zeros.
             seen = np.logical_and(seen, ~np.isneginf(mask))
     masked = np.where(seen, masked, -np.inf)
     kind = np.float64 if a.softmax_precision == DOUBLE else raw.dtype
@@ -405,6 +412,7 @@ def _seen(a: AttentionAttrs, operands: Operands, shape: tuple[int, ...], past: i
     held = optional(operands, 6)
     keys = counted(count)
     ends = np.full(batch, count) if held is None else held.reshape(-1)
+    # The queries stand behind the past; where a cache outside holds it, they are its last tokens.
     begin = np.full(batch, past) if held is None else ends - length
     places = (begin[:, None] + counted(length))[:, None, :, None]
     seen: Array = keys < ends[:, None, None, None]

@@ -44,11 +44,13 @@ def erf(x: Array) -> Array:
 
 
 def _sigmoid(x: Array) -> Array:
+    # exp of a negative number alone: it never overflows, and of both signs no digits are lost.
     small = np.exp(-np.abs(x))
     return np.where(x >= 0, 1.0, small) / (1.0 + small)
 
 
 def _softplus(x: Array) -> Array:
+    # log(1 + exp(x)) without its overflow, and without 1 + what is too small to be added to it.
     return np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x)))
 
 
@@ -67,6 +69,7 @@ def _elu(x: Array, alpha: float) -> Array:
 def _celu(x: Array, alpha: float) -> Array:
     """Returns ``max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0)``; above 0 the second is 0."""
     zero, factor = x.dtype.type(0), x.dtype.type(alpha)
+    # exp of what is above 0 is not wanted, and might be infinite.
     grown = _by(np.exp, np.minimum(x, zero) / factor) - x.dtype.type(1)
     return np.maximum(x, zero) + np.minimum(factor * grown, zero)
 
@@ -112,6 +115,7 @@ def _reciprocal(x: Array) -> Array:
 
 def _softsign(x: Array) -> Array:
     one = x.dtype.type(1)
+    # A product with the reciprocal, not a quotient: that rounds twice, as onnxruntime does.
     return x * (one / (one + np.abs(x)))
 
 

@@ -83,6 +83,7 @@ def open_kernel_of(node: NodeView, weight: int) -> Ints:
         NoRow: The extents are needed and not known.
     """
     shape = node.shape(weight)
+    # Then pads follow from the kernel, and 1 in its place would give wrong ones.
     computed = node.has("output_shape") or "SAME" in (node.string("auto_pad", "") or "")
     if node.has("kernel_shape") or computed:
         return kernel_of(node, weight)
@@ -130,6 +131,7 @@ def _same_pads(node: NodeView, window: ResolvedWindow) -> Ints:
     for i, (covered, stride) in enumerate(zip(window.spans(), window.strides, strict=True)):
         # With stride 1 the pads do not depend on the extent, which may be open.
         extent = 1 if stride == 1 else node.known_extent(i + 2)
+        # A kernel that is smaller than the stride would need to crop, which pads of SAME never do.
         totals.append(max(same_padding(extent, covered, stride), 0))
     return split_padding(totals, upper=window.auto_pad == "SAME_UPPER")
 
@@ -212,6 +214,8 @@ def _pads_for(
             continue
         total = stride * (node.known_extent(i + 2) - 1) + extra[i] + covered - shape[i]
         totals.append(max(total, 0))
+        # A wanted shape beyond what the kernel reaches cannot come from negative pads: the output
+        # is padded.
         extras.append(extra[i] + max(-total, 0))
         if total < 0 and extras[-1] >= max(stride, window.dilations[i]):
             raise NoRow("output_shape is larger than the operator reaches")
@@ -334,6 +338,7 @@ def _kept_ratio(
     shape = [node.known_extent(i) for i in range(node.rank())]
     if 0 in shape:
         raise NoRow("the input is empty")
+    # onnxruntime holds scales as float32, and sizes follow from the rounded one.
     scale = float(np.float32(choose(s / shape[a] for a, s in zip(axes, sizes, strict=True))))
     scales = tuple(scale if i in axes else 1.0 for i in range(len(shape)))
     out = tuple(

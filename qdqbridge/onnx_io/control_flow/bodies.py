@@ -178,6 +178,7 @@ def _read_body_to_fixpoint(
 ) -> Body:
     types = first_types(node, attribute)
     for _ in range(PASSES):
+        # A carried extent that changes gets a name, which may open extents of other carried values.
         body = read_body(node, attribute, types, place, normal)
         if not (wider := _wider(node, types, body.graph)):
             return body
@@ -297,6 +298,7 @@ def read_body(
     record = node.record(OpaqueAttrs)
     proto, own = _as_in_file(record), len(node.inputs) - len(record.captures)
     body = next(a.g for a in proto.attribute if a.name == attribute)
+    # Bodies may use one name for several things; here it is one thing in the whole graph.
     names = {name: place + name for name in _defined(body)}
     operands = dict(zip(record.captures, range(own, len(node.inputs)), strict=True))
     read = [name for name in _captured(body) if name in operands]
@@ -312,6 +314,7 @@ def read_body(
     graph.initializer.extend(body.initializer)
     for name in read:
         outer = node.operand(operands[name])
+        # Weights outside of a body are constants inside it, so that it is quantized like any graph.
         if outer.constant is not None:
             graph.initializer.append(proto_from_constant(names[name], outer.constant))
         elif isinstance(outer.type, TensorType):

@@ -134,6 +134,7 @@ def _order(context: LoweringContext, columns: int, block: int) -> NDArray[np.int
         return np.zeros(0, np.intp)
     groups = context.array(4, "g_idx").reshape(-1)[:columns]
     plain = np.arange(columns) // block
+    # Stable, so that columns of a block stay in the order that the file has them in.
     order = np.argsort(groups, kind="stable")
     if groups.size != columns or not np.array_equal(groups[order], plain):
         return None
@@ -374,6 +375,7 @@ def _unpack_bits_in_graph(
     rest, parts = _shaped(context, rest, (blocks.rows, width, 1)), list[Value]()
     base = context.enter(_typed_scalar(1 << blocks.bits, kind), "base")
     for _ in range(8 // blocks.bits - 1):
+        # Powers of two and bytes: division and difference are exact in every float type.
         above = context.op("Floor", [context.op("Div", [rest, base])])
         parts.append(context.op("Sub", [rest, context.op("Mul", [above, base])]))
         rest = above

@@ -261,6 +261,7 @@ class TensorNames:
         _check_interface(graph.inputs, outputs)
         self._names: dict[Value, str] = {value: value.name for value in graph.inputs}
         self.free = Names([*self._names.values(), *graph.output_names, *_names_inside(graph.nodes)])
+        # Before all others: of a tensor with two names it is the interface's that has to stay.
         for name, value in outputs:
             root = tensor_of(value)
             if root.producer is not None and root not in self._names:
@@ -329,6 +330,7 @@ def _names_inside(nodes: Iterable[Node]) -> Iterable[str]:
     """Yields the names inside subgraphs: outer tensors may not have them (ONNX, SSA)."""
     for node in nodes:
         if isinstance(node.attributes, OpaqueAttrs):
+            # Names are unique at every depth: a body inside a body sees the outermost tensors too.
             pending = list(subgraphs(node.attributes.node.proto()))
             while pending:
                 body = pending.pop()

@@ -86,6 +86,8 @@ def _lstm(
     if not steps:
         x = c.to.node("Transpose", [x], perm=[1, 0, 2])
 
+    # ONNX's `clip` bounds what goes into the gates, not the cell, so that only steps of a Scan can
+    # say this; where nothing is ever clipped it stays one LSTM.
     if clip and not _cell_clip_is_noop(c, op, clip, kind, steps=steps):
         ways = [
             c.to.node(
@@ -115,6 +117,7 @@ def _as_lstm(
     c: SubgraphConversion, op: Op, x: str, directions: Sequence[_Direction], units: int, act: str
 ) -> str:
     """Returns ONNX's LSTM: steps, directions, batch, units."""
+    # ONNX has a bias of the input's product and one of the state's; TFLite has their sum.
     nothing = c.to.constant(np.zeros((1, 4 * units), np.float32))
     biases = [c.to.node("Concat", [d.bias, nothing], axis=1) for d in directions]
     operands = [
@@ -243,6 +246,7 @@ def rnn(c: SubgraphConversion, op: Op) -> None:
     x = c.float_of(op.inputs[0])
     if not steps:
         x = c.to.node("Transpose", [x], perm=[1, 0, 2])
+    # ONNX's operands have an axis of directions in front.
     lead = c.longs([0])
     weights = [c.to.node("Unsqueeze", [c.float_of(op.inputs[i]), lead]) for i in (1, 2, 3)]
     bias = c.to.node(

@@ -507,11 +507,13 @@ class _Run:
         captures, calls = dict(self.captures), len(self.calls)
         if self.visit(pattern, term, depth):
             return True
+        # All but `worst` is as before the attempt: how far it got is what a refusal tells.
         self.captures = captures
         del self.calls[calls:]
         return False
 
     def _capture(self, name: str, term: Term, depth: int) -> bool:
+        # Hosts make one term of one expression, so that identity is equality.
         if name and self.captures.setdefault(name, term) is not term:
             return self._fail(depth, f"'{name}' stands for two different values")
         return True

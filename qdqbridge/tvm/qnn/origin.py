@@ -230,6 +230,7 @@ def provenance_of(text: str) -> Provenance | None:
     record = _loaded(text[len(_PREFIX) :])
     raw = record["attributes"]
     row = BY_NAME.get(record["op"])
+    # Lists of JSON are tuples again: records are compared and are keys.
     metadata = tuple((key, value) for key, value in record["metadata"])
     return Provenance(
         record["op"],
@@ -414,6 +415,8 @@ def _serialize_attrs(attributes: Attributes) -> dict[str, Any]:
 def _json_attribute(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_json_attribute(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    # JSON has neither records nor element types: both are written so that `_record` finds them
+    # again by the type of the field.
     if isinstance(value, Step):
         return {
             "op": value.op.name,

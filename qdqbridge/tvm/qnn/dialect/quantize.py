@@ -330,6 +330,7 @@ def _saturated(value: Prim, otherwise: Prim, code: Prim) -> Prim:
         chosen = code == tirx.const(number, "int32")
         low = tirx.Select(chosen, tirx.const(float(dtype.qmin), "float32"), low)
         high = tirx.Select(chosen, tirx.const(float(dtype.qmax), "float32"), high)
+    # min and max leave NaN to the host's instruction; quantize makes it the smallest code.
     number = tirx.Select(tirx.isnan(value), low, value)
     clipped = tirx.min(tirx.max(number, low), high)
     return tirx.Select(code == tirx.const(0, "int32"), otherwise, clipped)
@@ -407,6 +408,7 @@ def _lower_unpack_bits(context: CallContext) -> Any:
             if not signed:
                 return code.astype("uint8")
             half = tirx.const(1 << (bits - 1), "int32")
+            # Carries the sign bit of the code on to all bits.
             return (tirx.bitwise_xor(code, half) - half).astype("int8")
 
         return stage([*x.shape[:-1], x.shape[-1] * each], element, name="unpack")
@@ -534,14 +536,18 @@ def _float(value: float) -> Prim:
 
 def _code(value: Prim, known: _Format, *, saturate: bool) -> Prim:
     """Returns the code nearest to a float32 value, ties to even."""
+    # The code behind the largest one is that of overflow, so that no case needs a branch.
     size = tirx.min(tirx.abs(value), _float(known.largest if saturate else known.beyond))
+    # Subnormal numbers have the unit of the smallest normal one.
     exponent = tirx.max((_bits(size) >> _int(23)) - _int(127), _int(known.lowest))
     unit = tirx.reinterpret("float32", (_int(known.mantissa + 127) - exponent) << _int(23))
+    # A product with a power of two is exact: the number is rounded once.
     whole = tirx.nearbyint(size * unit)
     count = whole.astype("int32")
     code = ((exponent - _int(known.lowest)) << _int(known.mantissa)) + count
     sign = tirx.Select(_bits(value) < _int(0), _int(known.sign), _int(0))
     if not known.negative_zero:
+        # The bits of -0 are NaN in such a format.
         sign = tirx.Select(whole == _float(0), _int(0), sign)
     return tirx.Select(tirx.isnan(value), _int(known.nan), tirx.bitwise_or(code, sign))
 

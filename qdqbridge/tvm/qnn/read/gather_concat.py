@@ -188,6 +188,7 @@ def _original_gather_indices(
     if index.constant.size != written["size"]:
         return index
     array = index.constant.numpy().astype(written["dtype"])
+    # Emission counts negative indices from the front, since `take` would clip them to 0.
     array.reshape(-1)[written["negative"]] -= extent
     return reading.constant(array, index.name)
 
@@ -204,6 +205,7 @@ def _clip_or_wrap_indices(
         raise reading.refused("its indices are clipped or wrapped by an extent that is not known")
     if index.constant is not None:
         array = index.constant.numpy()
+        # ONNX's Gather neither clips nor wraps: indices that are out of range are an error.
         inside = array.clip(0, extent - 1) if mode == "clip" else np.mod(array, extent)
         return index if np.array_equal(array, inside) else reading.constant(inside, index.name)
     if mode == "wrap":
@@ -235,6 +237,7 @@ def pad(reading: Reading, call: Call) -> Value:
     type_ = type_like(data, call)
     if data.quant is not None and mode == "constant":
         code = np.asarray([value]).astype(data.type.dtype.numpy)
+        # A ReLU's range may leave out the code of what is put around.
         params = _reaching(data.quant.params, int(code[0]))
         value = float(dequantize(code, params)[0])
         type_ = QuantType(params, type_.shape)
@@ -305,6 +308,7 @@ def tile(reading: Reading, call: Call) -> Value:
     data = reading.value(call.args[0])
     reps, rank = call.ints("reps"), data.rank or 0
     if len(reps) > rank and data.type.shape is not None:
+        # ONNX's Tile wants one number for each axis; TVM's adds axes in front.
         lead = len(reps) - rank
         wide = replace(call.result, shape=(1,) * lead + data.type.shape)
         axes = AxesAttrs(tuple(range(lead)))

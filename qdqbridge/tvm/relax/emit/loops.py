@@ -55,6 +55,8 @@ def repeated_module(node: Node, emit_body: EmitBody) -> ir.IRModule:
     """
     form = _FORMS[node.record(OpaqueAttrs).op_type](node)
     types = first_types(node, "body")
+    # A wider type of one carried value may widen another one, so the body is read until none
+    # changes. It ends: an extent that has got a name keeps it.
     while True:
         body = read_body(node, "body", types, _PLACE, canonicalize)
         made = _Repetition(node, form, body, emit_body)
@@ -101,6 +103,8 @@ class _Form:
 def _loop(node: Node) -> _Form:
     record = node.record(OpaqueAttrs)
     (body,) = (a.g for a in record.node.proto().attribute if a.name == "body")
+    # A Loop's first operands are the number of steps and the condition, its body's first result is
+    # the condition; all others are carried or stacked.
     states = len(node.inputs) - len(record.captures) - 2
     stacks = ((0, False),) * (len(body.output) - 1 - states)
     return _Form(2, states, (), 1, not stays_true(body), stacks)
@@ -189,6 +193,8 @@ class _Repetition:
         builder = self.builder
         steps = builder.add_func(self._declared(), "steps")
         halves = self._halves(steps, self._second(steps))
+        # The functions call each other in a circle, so "steps" is declared before it has a body.
+        # That is made in another builder: in this one its name is taken.
         self.builder = relax.BlockBuilder()
         name = self._steps(halves)
         chosen: Any = self.builder.get()[name]
@@ -240,6 +246,7 @@ class _Repetition:
                 last = op.subtract(emitter.run_time_extent(x, axis, "int64"), _int(1))
                 place = emitter.emit(op.subtract(emitter.emit(last), number))
             slices.append(emitter.emit(op.take(x, place, axis=axis, mode="clip")))
+        # A step is only made where the condition held, so that is what the body is told.
         numbers: list[Expr] = [number, relax.const(True)][: self.form.first]
         numbers = [
             emitter.emit(op.reshape(each, _ones(value.rank))) if value.rank else each
@@ -252,6 +259,7 @@ class _Repetition:
             results = [
                 emitter.emit(relax.TupleGetItem(called, i)) for i in range(len(called.ty.fields))
             ]
+        # A condition that stays true is not handed on: then no half has to ask for it.
         results = results[0 if self.form.ends else self.form.conditions :]
         first = len(results) - len(self.form.stacks)
         return [*results[:first], *(results[first + index] for index in self.stacked)]
@@ -288,6 +296,8 @@ class _Repetition:
             with self.builder.dataflow():
                 left = self.builder.emit(op.subtract(last, first))
                 half = self.builder.emit(op.right_shift(left, _int(1)))
+                # Not (first + last) / 2: where nobody says how many steps there are, last is the
+                # largest int64.
                 middle = self.builder.emit_output(op.add(first, half))
             early = self._called(emitter, steps, [first, middle, *carried, *read])
             rest = relax.Call(second, [middle, last, *early.rows, *early.carried, *read])
@@ -323,6 +333,7 @@ class _Repetition:
         emitter = RelaxEmitter(self.builder, {})
         params: list[relax.Var] = []
         for value in self.node.inputs:
+            # An operand may be given twice, and is one parameter.
             if value is not None and value.constant is None and value not in emitter.exprs:
                 emitter.exprs[value] = _variable(emitter, value)
                 params.append(emitter.exprs[value])

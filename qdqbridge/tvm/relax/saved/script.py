@@ -209,6 +209,8 @@ class _Checker:
         if not node.decorator_list:
             _refuse(node, "a function without a decorator")
         names = {argument.arg for argument in given.args} | _bound(node.body)
+        # Calls are allowed by how they are spelled, so the spelling must mean TVM's module
+        # everywhere.
         reserved = names & (ROOTS | self.globals) - {"cls"}
         if reserved:
             _refuse(node, f"another meaning of {sorted(reserved)}")
@@ -259,6 +261,8 @@ class _Checker:
         if len(targets) != 1:
             _refuse(targets[0], "an assignment to several names")
         self._target(targets[0])
+        # Extents that are texts are evaluated as Python. They are found where they are written,
+        # which a name for a text would hide, as arithmetic with texts would.
         if isinstance(value, ast.Constant | ast.List | ast.Dict) and not _is_number(value):
             _refuse(value, "a name for a text or a list")
         self._expression(value)
@@ -369,6 +373,8 @@ class _Checker:
         local = not rest and name and name not in BUILTINS and any(name in n for n in self.names)
         if not (ours or local or known(name)):
             _refuse(node, f"a call of '{ast.unparse(node.func)[:60]}'")
+        # What `**` unpacks is not seen here, and derive_func names any function that TVM has
+        # registered.
         if any(keyword.arg in (None, "derive_func") for keyword in node.keywords):
             _refuse(node, "such an argument")
         if name == "R.tuple":
@@ -400,6 +406,7 @@ def _check_extent(node: ast.expr, text: str) -> None:
     chosen = [part for part in ast.walk(tree) if _is_extreme(part)]
     named = [part.func for part in chosen]
     for part in ast.walk(tree):
+        # Powers and shifts of a few digits are numbers that fill all memory.
         whole = isinstance(part, allowed) and not isinstance(part, ast.Pow | ast.LShift)
         whole = whole or part in chosen or part in named
         if isinstance(part, ast.Constant):

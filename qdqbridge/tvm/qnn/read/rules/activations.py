@@ -125,6 +125,7 @@ def extreme_of_several(node: Node, context: RuleContext) -> Replace | None:
         return None
     if inner is None or inner.op is not node.op:
         return None
+    # Values within one recorded node have its name: a Min that the file has by itself has another.
     if inner.output.name != provenance.name or len(node.inputs) != 2:
         return None
     return completed(node, node.op, [*present(inner), node.operand(1)])
@@ -137,6 +138,7 @@ def integer_quotient(node: Node, context: RuleContext) -> Replace | None:
     if not says(node, DIV.name):
         return None
     if node.op.name == _FLOOR_DIVIDE:
+        # Floor and truncation are the same without signs, so emission writes no choice.
         unsigned = not node.operand(0).type.dtype.is_signed
         return completed(node, DIV, present(node)) if unsigned else None
     whole = node.operand(2).producer

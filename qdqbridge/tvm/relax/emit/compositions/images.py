@@ -82,6 +82,8 @@ def _axis_by_axis(context: CompositionContext) -> Sequence[Expr]:
 def _cast_back(context: CompositionContext, y: Expr, kind: str) -> Expr:
     if "float" in kind or context.dtype(y) == kind:
         return context.cast(y, kind)
+    # Cubic weights are negative in places, so that sums leave the type, and what a cast makes of
+    # such a float is undefined.
     info, rounded = np.iinfo(kind), context("round", y)
     low, high = context.number(info.min, _REAL), context.number(info.max, _REAL)
     return context.cast(context("minimum", context("maximum", rounded, low), high), kind)
@@ -110,6 +112,7 @@ def _resized_axes(context: CompositionContext, x: Expr, *, new: bool) -> list[_R
                 place),
             counts[place], context.element(scales, place),
             () if roi is None or not crop
+            # ONNX lists where all axes begin, then where they end.
             else (context.element(roi, place), context.element(roi, len(chosen) + place)),
         )
         for axis, place in places.items()
@@ -137,12 +140,14 @@ def _coordinates(context: CompositionContext, axis: _ResizedAxis) -> Expr:
     """Returns where each element of the result lies in the input, as float32."""
     x, scale, size, length = context.counted(axis.count, _REAL), axis.scale, axis.size, axis.length
     half, one, zero = (context.number(n, _REAL) for n in (0.5, 1.0, 0.0))
+    # Resize 10 and Upsample had no choice: they are asymmetric.
     default = "half_pixel" if context.onnx.opset >= 11 else "asymmetric"
     default = default if context.onnx.op_type == "Resize" else "asymmetric"
     mode = context.onnx.string("coordinate_transformation_mode", default)
     if mode == "asymmetric":
         return context("divide", x, scale)
     if mode in ("align_corners", "tf_crop_and_resize"):
+        # One element has no steps to divide by, and lies at the first place.
         steps = context("maximum", context("subtract", size, one), one)
         last = context("subtract", length, one)
         if mode == "align_corners":
@@ -185,6 +190,7 @@ def _nearest(
         index = context("where", smaller, context("ceil", where), context("floor", where))
     elif mode in ("floor", "ceil"):
         index = context(mode, where)
+    # Halves go down here and up below, whatever a host's own rounding does with them.
     elif mode == "round_prefer_floor":
         index = context("ceil", context("subtract", where, half))
     else:
@@ -209,6 +215,7 @@ def _linear(context: CompositionContext, axis: _ResizedAxis, x: Expr, where: Exp
     one, zero = context.number(1.0, _REAL), context.number(0.0, _REAL)
     last = context("subtract", axis.length, one)
     bounded = context("maximum", context("minimum", where, last), zero)
+    # Of the last element the next one is beyond the end; it has the weight 0.
     low = context("floor", bounded)
     part = context("subtract", bounded, low)
     taps = [(low, context("subtract", one, part)), (context("add", low, one), part)]
@@ -236,6 +243,8 @@ def _cubic(context: CompositionContext, axis: _ResizedAxis, x: Expr, where: Expr
     floor, one = context("floor", where), context.number(1.0, _REAL)
     a = context.onnx.float_("cubic_coeff_a", -0.75)
     taps: list[tuple[Expr, Expr]] = []
+    # Unlike that of linear ones the place is not bounded: beyond an end the weights go on, of
+    # elements that are all the last one.
     for offset in (-1.0, 0.0, 1.0, 2.0):
         index = context("add", floor, context.number(offset, _REAL))
         weight = _keys(context, context("subtract", where, index), a)
@@ -266,6 +275,7 @@ def _smoothed(
     """
     one, zero = context.number(1.0, _REAL), context.number(0.0, _REAL)
     extent, length = axis.extent, axis.length
+    # Two lengths before the input, its own, and two behind it.
     reach = context("subtract", context.counted(5 * extent, _REAL),
                  context("multiply", length, context.number(2.0, _REAL)))  # fmt: skip
     each, centre = context.along(reach, 1, 2), context.along(where, 0, 2)

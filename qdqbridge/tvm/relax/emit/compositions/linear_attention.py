@@ -211,6 +211,7 @@ def _call_linear_attention(
 
 def _linear_attention_primfunc(r: _Recurrence, extents: Sequence[Sequence[Any]]) -> Any:
     """Returns the PrimFunc ``(q, k, v, decay?, beta?, past?, y, state)``, all by heads."""
+    # A PrimFunc has no names of its caller: open extents become variables of its own.
     opened: dict[str, Any] = {}
 
     def own(extent: Any) -> Any:
@@ -402,6 +403,8 @@ def _layer(
         weight, rows = weights(held, terms), held[0].shape[1]
         shape = (which.shape[0], which.shape[1], rows)
         axis = te.reduce_axis((0, terms), "k")
+        # A token's data are one row for all its experts in the first layer, and one for each behind
+        # it.
         last = data.shape[1] - 1
 
         def element(t: Expr, j: Expr, n: Expr) -> Expr:

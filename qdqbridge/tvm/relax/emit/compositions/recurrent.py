@@ -71,6 +71,7 @@ def _hard_sigmoid(x: Any, alpha: float, beta: float) -> Any:
 
 def _elu(x: Any, alpha: float, beta: float) -> Any:
     del beta
+    # A Select computes both sides, and exp of a large x would be infinite.
     below = _float32_const(alpha) * (
         tirx.exp(tirx.min(x, _float32_const(0.0))) - _float32_const(1.0)
     )
@@ -84,6 +85,7 @@ def _softsign(x: Any, alpha: float, beta: float) -> Any:
 
 def _softplus(x: Any, alpha: float, beta: float) -> Any:
     del alpha, beta
+    # Not log(1 + exp(x)), which is infinite from x = 89 on.
     rest = tirx.exp(_float32_const(0.0) - tirx.abs(x))
     return tirx.max(x, _float32_const(0.0)) + tirx.log(_float32_const(1.0) + rest)
 
@@ -108,6 +110,7 @@ def activation(function: CellFunction) -> Activation:
     clip = function.clip
 
     def compute(x: Any) -> Any:
+        # ONNX's `clip` bounds what goes into the functions, not what they give.
         within = (
             tirx.max(tirx.min(x, _float32_const(clip)), _float32_const(-clip)) if clip > 0 else x
         )
@@ -196,6 +199,7 @@ class _RecurrentStep:
         Some terms at a time, so that a sum is read and stored once for them.
         """
         size, buffer = self.layer.size, self.buffers[sums]
+        # A divisor, so that no rest needs loops of its own.
         at_once = math.gcd(size, _AT_ONCE)
         start = first * size if sums == "sums" else 0
         with T.serial(size // at_once) as block, T.serial(gates * size) as j:
@@ -211,6 +215,7 @@ def _lstm_step(step: _RecurrentStep) -> None:
     """Gates i, o, f, c; functions of gates, of the new part, of the cell."""
     step.add_product("sums", 0, 4, lambda k: step.state("state", k))
     with T.serial(step.layer.size) as j:
+        # An expression that is loaded where it is used: nothing behind `keep` may use it.
         old = step.state("cell", j)
         taken = step.made(0, step.sum(0, j) + step.peeped(0, j, old))
         kept = step.made(0, step.sum(2, j) + step.peeped(2, j, old))
@@ -227,6 +232,7 @@ def _gru_step(step: _RecurrentStep) -> None:
     size, inner = step.layer.size, step.buffers["inner"]
     step.add_product("sums", 0, 2, lambda k: step.state("state", k))
     with T.serial(size) as j:
+        # All of r before any of the product: an element of that reads every one.
         step.store(1, j, step.made(0, step.sum(1, j)))
     if step.layer.reset_first:
         with T.serial(size) as j:

@@ -261,6 +261,8 @@ class _Batched:
                 return packed, bias
             sums = T.alloc_buffer((lanes,), "int32")
             store(sums, 0, number(0, "int32", lanes), lanes)
+            # A product with ones is a sum: the instruction that multiplies adds several rows at a
+            # time.
             size, centre = lanes * d.elements.depth, d.cpu.dot.centre
             ones = d.cpu.dot.in_lanes(number(1, d.elements.source, size), lanes)
             with turns(self.steps) as k:

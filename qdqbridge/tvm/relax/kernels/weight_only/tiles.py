@@ -307,6 +307,8 @@ class CodesTiles:
                         whole = whole + load(sums[b], kind + chain * lanes, lanes)
                     real = floats(whole, lanes)
                     real = real * splat(load(self.rows.steps, place, 1), lanes)
+                    # LLVM would multiply and add in one instruction, and round once where
+                    # DynamicBlockDense does twice.
                     term = fence(bound(real * self.scales(own, b, group)))
                     before = load(total, (index + p) * lanes, lanes)
                     store(total, (index + p) * lanes, before + term, lanes)
