@@ -61,6 +61,7 @@ def conform(
     """
     from qdqbridge.targets.conformance.situations import cases
 
+    # A word is a part of a name; what has signs in it is a pattern.
     pattern = f"*{only}*" if only.isidentifier() else only
     chosen = [case for case in cases() if fnmatch.fnmatchcase(case.name, pattern)]
     if not chosen:
@@ -145,6 +146,7 @@ class _EngineRun:
 
     def outputs_of(self, body: CaseBody) -> list[NDArray[Any]] | str | None:
         """Returns what the engine computes, its error, or None where its process died."""
+        # A case that killed the engine says nothing of the next one.
         if not self.process.alive:
             self.process = self._started()
         file = Path(self._folder.name) / "model.onnx"
@@ -155,6 +157,7 @@ class _EngineRun:
             self.process.ask("load the model", "load", "case", str(file))
             names, inputs = body.output_names, dict(body.inputs)
             found = self.process.ask("run the model", "run", "case", inputs, names)
+            # By name: engines give results in an order of their own.
             return [np.asarray(found[name]) for name in names]
         except QdqBridgeError as error:
             return f"{error.what}: {error.why}" if self.process.alive else None
@@ -220,6 +223,8 @@ def judged(case: ConformanceCase, found: list[NDArray[Any]] | str | None) -> Con
     if isinstance(found, str):
         return ConformanceResult(name, situation, "refused", found)
     for reading, wanted in case.body.allowed:
+        # Where the text may be read in several ways each of them is right, the first one being the
+        # usual.
         if len(found) == len(wanted) and all(map(_same, found, wanted)):
             outcome = OUTCOMES[1] if case.is_open else OUTCOMES[0]
             return ConformanceResult(name, situation, outcome, reading)

@@ -235,6 +235,7 @@ def fix(
     if io is None and kind is not None and reads(kind, source):
         other = _on_engine(kind, source, graph, fed, target)
     closer = closer_there(there, other, lambda: rounds_only(kind, written, fed) if kind else False)
+    # Rules decide only between files that say the same graph, and where the engine does not.
     if closer is not None or io is not None or numbers or again or before is None or after is None:
         as_it_was = closer is not None and closer is other
     else:
@@ -248,6 +249,8 @@ def fix(
         changes = [] if before is None else pipeline.changes(source, written, name)
         changes += pipeline.export_costs(own, name, written)
     made = own if is_tosa(written) else pipeline.load(written)
+    # Only with the user's data: what saturates is counted on it, and on random numbers would say
+    # nothing.
     if profile is not None and data is not None:
         after = pipeline.check(written, name, _as_stored(made, fed))
     meaning = pipeline.compare(pipeline.with_io(made, "float"), real, fed)
@@ -347,6 +350,8 @@ def _with_extents(
 ) -> tuple[Graph, Mapping[str, int]]:
     numbers = dict(given)
     if needed:
+        # A number for an extent that the graph has not stays in, for `with_numbers` to refuse it by
+        # name.
         numbers = {name: given.get(name, 1) for name in symbolic_extents(graph)} | numbers
     return with_numbers(graph, numbers), numbers
 
@@ -387,6 +392,7 @@ def _example(value: Value, rng: np.random.Generator) -> NDArray[Any]:
         fractions = rng.random(shape)
         return fractions.astype(dtype) if value.type.dtype.is_float else np.zeros(shape, dtype)
     codes = rng.integers(params.qmin, params.qmax + 1, shape)
+    # An input of integers is fed its codes; one of real numbers, what they stand for.
     if value.quant is not None:
         return codes.astype(dtype)
     scale, zero_point = float(params.scale.flat[0]), int(params.zero_point.flat[0])
@@ -415,6 +421,7 @@ def _on_engine(
             found = pipeline.compare(graph, judge, _as_stored(graph, data))
             return OnEngine(judge.taken(), found)
     except QdqBridgeError as error:
+        # That error says already that the target is what refuses.
         lead = "" if isinstance(error, UnsupportedTargetError) else "it does not run there: "
         why = f" ({' '.join(error.why.split())[:_WORDS]})" if error.why else ""
         return OnEngine(None, None, f"{lead}{error.what}{why}{error.fix and f': {error.fix}'}")
@@ -438,6 +445,8 @@ def closer_there(
         return old
     if is_further_off(new.results, old.results) and not rounds_only():
         return old
+    # The rewritten file first: it has to be worse by more than rounding, while that one wins by any
+    # class.
     others = has_other_classes(old.results, new.results)
     return new if others or is_further_off(old.results, new.results) else None
 
@@ -488,6 +497,7 @@ def _keep(source: Path, written: Path, graph: Graph, numbers: Mapping[str, int])
     data = source.read_bytes()
     if is_onnx(source) and (numbers or has_files_beside(source)):
         shapes = {value.name: value.type.shape or () for value in graph.inputs}
+        # Weights that lie beside the file would be missing beside its copy: they go into it.
         data = PreparedModel(source, shapes).showing(())
     with placed(written) as scratch:
         scratch.write_bytes(data)

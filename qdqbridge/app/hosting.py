@@ -86,6 +86,7 @@ def from_relax(
     need_tvm()
     from qdqbridge.tvm.relax.read import entry_name
 
+    # What is no module is refused by the next line, in words, so it must not fail here.
     name = function or (entry_name(module) if hasattr(module, "functions") else "") or "main"
     need_module(module, "from_relax", name)
     from qdqbridge.core.canonical import canonicalize
@@ -253,6 +254,7 @@ def export_tvm(
 
 def is_for_c(target: Any) -> bool:
     """True of ``c``, ``c/PROCESSOR`` and dictionaries of TVM, or JSON, whose kind is that."""
+    # TVM takes a target as a dictionary, or as the JSON of one.
     if isinstance(target, str) and target.lstrip().startswith("{"):
         try:
             target = json.loads(target)

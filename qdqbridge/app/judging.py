@@ -233,6 +233,7 @@ def _shorter(before: Sequence[NodeTime], after: Sequence[NodeTime]) -> list[Node
 
 def _numbered(times: Sequence[NodeTime]) -> Iterator[tuple[tuple[str, str, int], NodeTime]]:
     """Yields nodes with what tells each from the others, of those with one name its place."""
+    # Engines call several nodes alike, or nothing; their order is the same in every round.
     counts: Counter[tuple[str, str]] = Counter()
     for each in times:
         name = each.node, each.operator
@@ -247,6 +248,8 @@ def _is_settled(before: Sequence[NodeTime], after: Sequence[NodeTime]) -> bool:
     return all(
         each.seconds >= SETTLED * known.get(key, each.seconds)
         for key, each in _numbered(after)
+        # Short nodes never settle: a timer's step is a large share of them, and they decide
+        # nothing.
         if each.seconds >= least
     )
 

@@ -433,6 +433,7 @@ def save_encodings(
     own = with_io(graph, "float") if any(v.quant is not None for v in ends) else graph
 
     def look(model: Path, beside: Path) -> list[str] | None:
+        # Written, then read: only that says whether the two files mean the graph.
         again = load(model, encodings=beside)
         same = again.digest == graph.digest
         return None if same else [str(each) for each in differences(graph, again)]
@@ -613,6 +614,7 @@ def check(
 
     file = source if isinstance(source, Graph) else path_of(source)
     found = check_profile(file, profile)
+    # One cost for all of them: they are run together, so the first says it.
     paired = next((each for each in found if each.effect is Effect.PROCESSOR), None)
     if data is None or paired is None:
         return found

@@ -211,6 +211,8 @@ class Quantization:
 
         First of all samples; then of those left out alone, where the measure is of labels.
         """
+        # Running the user's measure takes as long as the model does on all of the data: once is
+        # enough.
         if self.measure is not None and not self._scores:
             self._scores.append(self.measure.scores(self.graph))
         return self._scores[0] if self._scores else None
@@ -489,6 +491,8 @@ def quantization(
     if within:
         asked = options_outside(graph, asked)
     try:
+        # Before anything costly: NaN of samples that are only judged by would show when all is
+        # done.
         if few is not None:
             check_unseen(graph, few)
         measure = _measure(graph, every, left_out, metric, labels)
@@ -519,6 +523,7 @@ def quantization(
     judged = None if samples is None else spread(samples, _JUDGING)
     if judged is not None:
         how = asked.avoids_pairs_by
+        # On samples left out where there are some: the operators were chosen by the others.
         tried = on_both(tried, graph, made, few or judged, how, warn or _LOGGER.warning)
     made = replace(made, repairs=(*steps, *tried, *made.repairs), unseen=few)
     return Quantization(made, graph, judged, left_out=left_out, measure=measure)

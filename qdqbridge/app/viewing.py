@@ -87,6 +87,7 @@ def record(graph: Graph, data: Mapping[str, Array]) -> dict[Value, Array]:
     Raises:
         InputDataError: The data does not fit.
     """
+    # One batch: the values of a run are all held, and a picture needs no more.
     first = next(iter(batches(graph.inputs, data, None)))
     values = dict(zip(graph.inputs, check_inputs(graph.inputs, first.inputs), strict=True))
     for node in graph.nodes:
@@ -140,6 +141,8 @@ def time_paint(graph: Graph, found: NodeTimes) -> Paint:
         graph: The graph that was compiled.
         found: The times of a run (:func:`qdqbridge.tvm.relax.kernel_times.node_times`).
     """
+    # Kernels are called after the tensor that they write; fused ones only have the names of the
+    # file's nodes.
     names = {name: node for node in graph.nodes for name in node.origin.nodes}
     names |= _producers(graph)
     whole = sum(found.seconds.values()) + found.other

@@ -263,6 +263,7 @@ def expected_sqnr(
     alone = likely_sqnr(unseen, _CERTAIN)
     if alone is not None and decibels(float(others.mean())) > alone[1]:
         others = unseen
+    # Samples that nothing was chosen by owe nothing to chance.
     chosen = 0.0 if others is unseen else _CHOSEN / len(others)
     return decibels(float(others.mean())), likely_sqnr(others, chosen=chosen)
 
@@ -284,6 +285,7 @@ def likely_sqnr(
     count, mean = len(errors), float(errors.mean()) if len(errors) else 0.0
     if count <= 2 or not np.isfinite(mean) or mean <= 0:
         return None
+    # A sample without any error has no logarithm.
     logarithms = np.log(np.maximum(errors, mean * _LEAST_ERROR))
     variance, free = float(logarithms.var(ddof=1)), count - 1
     sure += (sure**3 + sure) / (4 * free)  # Student's, nearly

@@ -248,6 +248,8 @@ class _FlatbufferParser:
         if not hasattr(table, f"{name}Length"):
             return
         count = self._fits(int(getattr(table, f"{name}Length")()), 4)
+        # Offsets may point backwards or at one table many times: a small file could be visited
+        # without end.
         self.left -= count
         if self.left < 0:
             raise ValueError("it visits more tables than it has bytes for")
@@ -320,6 +322,7 @@ class _FlatbufferParser:
         for op in ops:
             named += [*op.inputs, *op.outputs]
         for index in named:
+            # -1 stands for an operand that is left out.
             if not -1 <= index < len(tensors):
                 raise InvalidModelError(
                     f"tensor {index} does not exist",
@@ -337,6 +340,7 @@ class _FlatbufferParser:
             raise ValueError(f"buffer {buffer} does not exist")
         extent = buffers[buffer]
         shape: tuple[int, ...] | None = self._ints(tensor, "Shape")
+        # Converters write 1 for an open extent into the shape, and -1 into the signature.
         signature = self._ints(tensor, "ShapeSignature")
         if signature and len(signature) == len(shape or ()):
             shape = signature
@@ -365,6 +369,7 @@ class _FlatbufferParser:
             return None
         scale = self._array(found, "Scale").astype(np.float32)
         zero_point = self._array(found, "ZeroPoint").astype(np.int64)
+        # A file may leave zeros out.
         if zero_point.size == 0:
             zero_point = np.zeros(scale.shape, np.int64)
         if zero_point.size not in (1, scale.size):

@@ -54,9 +54,11 @@ def _run(arguments: Sequence[str]) -> int:
     except QdqBridgeError as error:
         show(error)
         return MODEL
+    # Neither a fault of the model nor of ours: no traceback.
     except KeyboardInterrupt:
         stderr().print("interrupted", style="dim")
         return INTERRUPTED
+    # An OSError too, but nobody reads any more: the caller is silent about it.
     except BrokenPipeError:
         raise
     except OSError as error:  # a full disk, a folder that cannot be written

@@ -62,6 +62,8 @@ class Sources(ReadingOptions):
 
     def file(self, model: Path) -> Path | None:
         """Returns the file that holds what is read; none does with what is beside it."""
+        # An engine that is given the file would not see what is beside it: it gets a file of the
+        # graph.
         beside = self.adapter is not None or self.encodings is not None
         return None if beside or self.optional_inputs else model
 

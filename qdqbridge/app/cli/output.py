@@ -115,11 +115,13 @@ def show_text(text: str) -> None:
 
 def show_json(value: Mapping[str, Any]) -> None:
     """Prints a result for programs: one JSON object; infinities and NaN become null."""
+    # A terminal of another encoding cannot print all names: escapes say the same to a program.
     ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
     sys.stdout.write(json.dumps(_json_value(value), ensure_ascii=ascii_only, indent=2) + "\n")
 
 
 def _json_value(value: Any) -> Any:
+    # Python would write NaN and Infinity, which are no JSON and which other readers refuse.
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
@@ -192,6 +194,7 @@ def progress(label: str) -> Generator[Bar, None, None]:
 @contextmanager
 def status(label: str) -> Generator[None, None, None]:
     """Shows that something long is going on, where stderr is a terminal."""
+    # Progress beside the results: what is piped on has only these.
     console = stderr()
     if not console.is_terminal:
         yield

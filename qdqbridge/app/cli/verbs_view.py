@@ -210,7 +210,7 @@ class _Judged:
             raise InputDataError(
                 "--profile-kernels needs data to run the model on", fix="give --data x.npz"
             )
-        # TVM takes seconds to import: only the option that needs it pays for that.
+        # TVM is an extra: without it the page is written without these colours.
         from qdqbridge.tvm.relax.kernel_times import node_times
 
         # Kernels are timed by the shapes that the model has: one batch says as much as all.

@@ -39,7 +39,9 @@ def misfits(graph: Graph, data: Mapping[str, NDArray[Any]]) -> list[str]:
         low, high = ((end - zero) * scale for end in (params.qmin, params.qmax))
         if not finite.size or not high > low:
             continue
+        # A step beyond the ends is rounding.
         outside = float(np.mean((finite < low - scale) | (finite > high + scale)))
+        # With 0, which every range contains: data far from it need not fill one.
         filled = float(max(finite.max(), 0) - min(finite.min(), 0)) / (high - low)
         stated = f"input '{value.name}' is quantized for {low:.4g} to {high:.4g}"
         advice = "the model seems to be calibrated with data of another scale"
@@ -54,6 +56,7 @@ def misfits(graph: Graph, data: Mapping[str, NDArray[Any]]) -> list[str]:
 
 def _input_qparams(value: Value) -> QuantParams | None:
     """Returns the parameters of integers that all readers of an input make of it, if they do."""
+    # A reader of the real numbers bears any scale: then nothing is said about the data.
     results = [node.output for node, _ in value.users if node.op is QUANTIZE]
     if value.quant is not None or len(results) != len(value.users) or not results:
         return None

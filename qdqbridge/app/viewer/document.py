@@ -186,6 +186,7 @@ def with_metadata(graph: Graph, document: Document) -> Graph:
             rows[f"{PREFIX}result{number or ''}"] = ", ".join(parts)
         rows |= {f"{PREFIX}note{i or ''}": note for i, note in enumerate(said["notes"])}
         other = copy.nodes[node]
+        # A file that was annotated before gets what is true now, not both.
         kept = tuple(row for row in other.origin.metadata if not row[0].startswith(PREFIX))
         stated = tuple((key, text) for key, text in rows.items() if text)
         other.origin = replace(other.origin, metadata=kept + stated)
@@ -372,6 +373,7 @@ class ShownGraph:
         }
 
     def _value(self, value: Value) -> dict[str, Any]:
+        # A node that reads a value twice is one reader.
         users = list(dict.fromkeys(self.places[node] for node, _ in value.users))[:_USERS]
         found: dict[str, Any] = {
             "name": value.name, "type": _type(value), "shape": _value_shape_text(value),
@@ -474,6 +476,7 @@ class _QuantizationSide:
                 self.values[value.name.removesuffix(_SUFFIX)] = node
         ports = zip(graph.output_names, graph.outputs, strict=True)
         self.values.update({n: v.producer for n, v in ports if v.producer is not None})
+        # Results that nobody named would all be one.
         self.values.pop("", None)
 
     def became(self) -> Paint:
@@ -504,6 +507,7 @@ class _QuantizationSide:
         self, name: str, title: str, numbers: Mapping[str, float], places: Mapping[str, Node]
     ) -> Paint:
         known = {
+            # JSON has no infinity, and a colour scale that reached it would show nothing else.
             places[key]: max(min(number, _EQUAL), -_EQUAL)
             for key, number in numbers.items()
             if key in places and not math.isnan(number)

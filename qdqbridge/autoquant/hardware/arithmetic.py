@@ -172,6 +172,8 @@ def run(
     for node in graph.nodes:
         operands = [None if v is None else _constant_or_computed(v, values) for v in node.inputs]
         product = own.get(node)
+        # Products with float results, or bounds of pairs alone, keep the contract's own path: the
+        # same bits.
         if product is None or not _is_rounded(node) or pairs_alone:
             count = 0
             stored = None if saturating is None else _named(saturating, node)
@@ -259,6 +261,7 @@ def _lost_of_file(node: Node, stored: StoredWeights) -> Lost:
     own = quant.params.zero_point.astype(np.int64).reshape(-1)
     negative = quant.params.scale.astype(np.float64).reshape(-1) < 0
     points, flipped = stored.zero_point, stored.negative != negative
+    # The file's codes are the graph's: nothing has to be translated.
     if not flipped.any() and (points == own).all():
         return lost_in_pairs
 
@@ -329,6 +332,7 @@ def beyond_int32(
     leaves = (sums < low) | (sums > high)
     if not leaves.any():
         return None
+    # Two's complement: what leaves at one end comes in at the other.
     wrapped = (sums - low) % (high - low + 1) + low
     usual = computed(node, operands)[0] if predicted is None else predicted[1][0]
     return WRAPPED, [np.where(leaves, _requantized(product, wrapped, CONTRACT.requantize), usual)]
@@ -412,6 +416,7 @@ class _Added:
         total = np.clip(self.bias, low, high)
         lost = total != self.bias
         for index in range(self._places.shape[1]):
+            # Term by term in the order of the instruction: where a sum saturates depends on it.
             total = total + self._of(slice(index, index + 1))
             lost |= (total < low) | (total > high)
             total = np.clip(total, low, high)

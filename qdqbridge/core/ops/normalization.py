@@ -97,12 +97,14 @@ def _group_body(attributes: GroupNormAttrs, shape: Open) -> Pattern:
     rows = ("Reshape", "a", ReshapeAttrs((0, attributes.num_groups, -1)))
     groups = channel_groups(attributes.num_groups)
     normal = groups.steps(attributes.epsilon, rows, ReduceAttrs((2,)))
+    # Only one may be open, which a Reshape finds by itself.
     extents = (extent if isinstance(extent, int) else -1 for extent in shape[1:])
     back = ("Reshape", normal, ReshapeAttrs((0, *extents)))
     return ("Add", ("Mul", back, _column("b", shape)), _column("c", shape))
 
 
 def _batch_body(attributes: EpsilonAttrs, shape: Open) -> Pattern:
+    # In onnxruntime's order: folded into one factor and one addend for each channel.
     scale = ("Mul", ("Div", 1.0, deviation("e", attributes.epsilon)), "b")
     shift = ("Sub", "c", ("Mul", "d", scale))
     return ("Add", ("Mul", "a", _column(scale, shape)), _column(shift, shape))
@@ -168,6 +170,7 @@ def _real_normalization(groups: NormalizedGroups, x: Array, epsilon: float) -> A
 def _exact_spread(codes: Array, groups: NormalizedGroups, count: int) -> tuple[Array, Array]:
     """Returns ``S1 / n`` and ``D = n * S2 - S1 * S1`` in float64, D rounded once."""
     largest = int(np.abs(codes).max(initial=0))
+    # Exact in any case: beyond 62 bits Python's integers take over.
     wide: Any = np.int64 if (count * largest) ** 2 < 1 << 62 else object
     axes = groups.axes(codes)
     first = codes.sum(axis=axes, keepdims=True, dtype=np.int64)
@@ -261,6 +264,7 @@ def _check_axis(node: Node, attributes: NormAttrs) -> Iterator[str]:
         value = node.optional(index)
         if value is None or value.rank is None or x.rank is None:
             continue
+        # The scale is broadcast to the data, never the data to it: the result has the data's shape.
         if value.rank > x.rank:
             yield f"{what} has rank {value.rank}, the input only {x.rank}"
         for axis in range(1, min(value.rank, x.rank) + 1):

@@ -251,6 +251,7 @@ def carries_over(op_type: str, version: int, opset: int) -> bool:
         return opset == version
     if other.deprecated and not own.deprecated:
         return False
+    # A later opset whose newest version of the operator is this one changes nothing.
     if own.since_version >= other.since_version:
         return bool(own.since_version == other.since_version)
     return (op_type in _MORE or not changed(own, other)) and _grown(own, other)
@@ -301,6 +302,7 @@ def moved(
     """
     for attribute in node.attribute:
         for body in bodies(attribute):
+            # An initializer of a body may not have the name of a result in it.
             taken = {name for inner in body.node for name in inner.output}
 
             def enter(array: NDArray[Any], body: Any = body, taken: set[str] = taken) -> str:

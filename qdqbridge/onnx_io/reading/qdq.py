@@ -87,6 +87,7 @@ class Encoding:
         scale, zero_point = self.scale, self.zero_point
         stored = None if zero_point is None else (zero_point.dtype, zero_point.tobytes())
         shapes = (scale.shape, None if zero_point is None else zero_point.shape, self.shape)
+        # By bits: equal numbers of another type, or -0 for 0, would be other parameters.
         kind = (self.storage, self.expressed, self.saturate, self.axis, self.block_size)
         return (scale.dtype, scale.tobytes(), stored, shapes, kind)
 
@@ -111,6 +112,7 @@ class Encoding:
                 )
             if self.storage.is_integer:
                 zero_point = np.broadcast_to(given.astype(np.int32), scale.shape)
+            # The numbers of such a type are not evenly spaced: to be moved by one means nothing.
             elif given.astype(np.float32).any():
                 raise self._invalid(
                     "the zero point of a floating-point storage must be 0", "set it to 0"
@@ -159,6 +161,7 @@ class Encoding:
     def _granularity(self, scale: NDArray[Any]) -> tuple[int | None, int | None]:
         if scale.ndim == 0:
             return None, None
+        # Without a rank blocks cannot be told from channels: one axis is all that is known then.
         if self.shape is None:
             return self.axis, None
         rank = len(self.shape)

@@ -212,10 +212,12 @@ def compare_engines(
         ours, theirs = a.run(batch.inputs, names), b.run(batch.inputs, names)
         for name in names:
             x, y = ours[name], theirs[name]
+            # Neither side is wrong by that: they show different tensors under one name.
             if x.dtype != y.dtype or x.shape != y.shape or x.dtype == object:
                 unmatched[name] = None
                 continue
             if name not in tallies:
+                # An engine knows types only of what it was given; the graph knows the rest.
                 type_ = a.types.get(name) or b.types.get(name) or types.get(name)
                 tallies[name] = Tally(name, "", type_, name in b.outputs)
             tallies[name].add(x, y)

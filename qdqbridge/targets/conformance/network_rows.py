@@ -121,6 +121,7 @@ def _fake_quantizing() -> Iterator[CaseBody]:
         yield body(f"{kind}_pair", pair, {"x": x}, constants, {"y": stored(first.real(one))})
         chain = [q("x", "in", "a"), dq("a", "in", "b"), q("b", "out", "c"), dq("c", "out", "y")]
         yield body(f"{kind}_two_pairs", chain, {"x": x}, constants, {"y": stored(second.real(two))})
+        # The second pair changes nothing, so a runtime may leave it out.
         twice = [q("x", "in", "a"), dq("a", "in", "b"), q("b", "in", "c"), dq("c", "in", "y")]
         yield body(
             f"{kind}_the_same_pair_twice", twice, {"x": x}, first.constants("in"),
@@ -136,6 +137,8 @@ def _clamps() -> Iterator[CaseBody]:
         for where, grid in (("same_grid", before), ("other_grid", after)):
             for label, low, high in (
                 ("relu", Fraction(0), None), ("relu6", Fraction(0), Fraction(6)),
+                # Bounds between two codes: a runtime that clamps codes instead of numbers has to
+                # round them.
                 ("off_the_grid", Fraction(-13, 8), Fraction(27, 8)),
                 ("half_steps", Fraction(-3, 4), Fraction(5, 4)),
                 ("above_only", None, Fraction(3)), ("positive_range", Fraction(2), Fraction(9)),
@@ -201,6 +204,7 @@ def _moves(real: Array) -> Iterator[tuple[str, list[Node], Array, dict[str, Arra
     padded = np.pad(real, around)
     yield "pad", [op("Pad", "r pads", "f")], padded, room
     room = room | {"fill": const(-1.5, "float32")}
+    # NumPy pads fractions with 0: so all is moved until that is the value.
     padded = np.pad(real + Fraction(3, 2), around) - Fraction(3, 2)
     yield "pad_with_a_value", [op("Pad", "r pads fill", "f")], padded, room
     yield (
@@ -298,6 +302,7 @@ def _sharing() -> Iterator[CaseBody]:
 
 
 def _constant_quantizing() -> Iterator[CaseBody]:
+    # Eighths: float32 has them exactly, so that only the quantization rounds.
     values = const([k * 0.125 for k in range(-8, 8)], "float32")
     for kind in BYTES:
         before, after = grids(kind)
@@ -321,6 +326,8 @@ def _constant_quantizing() -> Iterator[CaseBody]:
         ]
         made = [*parameters, *nodes]
         yield body(f"{kind}_parameters_of_nodes", made, {"x": x}, {"w": values}, found)
+        # The same numbers quantized already, as weights are stored: what a runtime folds above has
+        # to be equal.
         stored_ = [dq("c", "in", "v"), *nodes[2:]]
         whole = before.nearest(fractions_of(values))
         yield body(f"{kind}_stored_integers", stored_, {"x": x}, grid | {"c": whole}, found)

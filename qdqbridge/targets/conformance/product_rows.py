@@ -98,6 +98,8 @@ def _output(sums: Array, kind: str, *, ties: bool) -> QuantizationGrid:
     zero = 101 if kind == "uint8" else -11
     if ties:
         return QuantizationGrid(float(scale), zero, kind)
+    # Scales of 7 bits, no power of two: results spread over all fractions, and one is found whose
+    # are not near a half.
     for part in range(65, 128, 2):
         other = scale * part / 64
         if all(abs(v / other % 1 - Fraction(1, 2)) > NEAR for v in sums.ravel()):
@@ -266,6 +268,7 @@ def large_products() -> Iterator[CaseBody]:
     """Pairs of products that do not fit into 16 bits."""
     for kinds in PAIRS:
         for label, end in (("greatest", 1), ("least", 0)):
+            # Instructions that add pairs of products in 16 bits saturate here, and nowhere else.
             a = np.full((2, 32), ends(kinds[0])[1], kinds[0])
             b = np.full((32, 3), ends(kinds[1])[end], kinds[1])
             sums = _product(whole(a), whole(b))
@@ -294,6 +297,7 @@ def _matrix_case(
         before.constants("in") | after.constants("out") | {"w_scale": scales, "w_zero": zeros}
     )
     found = {"y": after.nearest(real)}
+    # Gemm takes its second matrix turned, as frameworks write fully connected layers.
     stored_ = b.T.copy() if gemm else b
     inputs = {"a": a} if constant else {"a": a, "b": stored_}
     constants |= {"b": stored_} if constant else {}

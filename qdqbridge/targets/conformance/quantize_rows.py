@@ -79,6 +79,7 @@ def quantizing(
     constants = {"scale": scale} | ({} if zero is None else {"zero": zero})
     node = op("QuantizeLinear", "x scale" + ("" if zero is None else " zero"), "q", **attributes)
     nodes, more, outputs = _shown(to, found)
+    # An Identity behind a Q is no more than its result.
     if not nodes[0].op_type.startswith("D"):
         node.output[0], nodes = "y", []
     wanted = opset or opset_of(to)
@@ -105,6 +106,8 @@ def _rounding_first() -> Iterator[CaseBody]:
     for to in INTEGERS:
         low, high = ends(to)
         for label, zero in (("low", low + 1), ("high", high)):
+            # Only an odd one tells both orders apart: it moves a half to one whose even neighbour
+            # is the other.
             if zero % 2:
                 x = _near(to, 0.5, zero)
                 yield quantizing(f"{to}_{label}", x, const(0.5, "float32"), const(zero, to), to)
@@ -120,6 +123,7 @@ def _saturating_last() -> Iterator[CaseBody]:
 
 
 def _far() -> Iterator[CaseBody]:
+    # Beyond what the integers between have that runtimes convert to: 16, 32 and 64 bits.
     far_off = [40000, 70000, 2**24 + 2, 2**31, 3e9, 2**32, 2.0**63, 1e20, 3e38]
     for to in INTEGERS:
         x = const([s * v for v in far_off for s in (1, -1)], "float32")
@@ -136,6 +140,7 @@ def _infinite() -> Iterator[CaseBody]:
 def _axis_scales(count: int, to: str) -> tuple[Array, Array]:
     low, high = ends(to)
     scales = [2.0 ** (k % 4 - 2) * (1 + k % 2 * 2) for k in range(count)]
+    # Every channel another: one that is read along the wrong axis shows.
     zeros = [(low, high, middle(to), low + 1, high - 1)[k % 5] for k in range(count)]
     return const(scales, "float32"), const(zeros, to)
 
@@ -222,12 +227,14 @@ def _divisions(scale: float, floats: str, *, count: int = 12) -> list[float]:
     inverse = nearest(1 / divisor, floats)
     found: list[float] = []
     for k in range(1, 120):
+        # Neighbours of the half: a product with the rounded reciprocal is off by a last bit or two.
         for move in (0, 1, -1, 2, -2):
             x = kind((k + 0.5) * float(divisor))
             for _ in range(abs(move)):
                 x = np.nextafter(x, kind(np.inf if move > 0 else 0))
             value = Fraction(float(x))
             divided = round(nearest(value / divisor, floats))
+            # Numbers on which both ways agree would tell nothing.
             if divided != round(nearest(value * inverse, floats)) or divided != round(
                 value / divisor
             ):
@@ -343,6 +350,7 @@ def _dynamic() -> Iterator[CaseBody]:
     }
     for name, values in rows.items():
         x = const(values, "float32")
+        # The range has to contain 0, says the text, so that it has a code.
         exact = [Fraction(0), *map(Fraction, values)]
         low, high = min(exact), max(exact)
         scale = nearest((high - low) / 255, "float32")

@@ -119,6 +119,8 @@ def converted(
         )
     legal = legalized(graph, layout, npu=npu)
     made = (
+        # Where the plan of layouts goes round in circles, window operators alone are laid out;
+        # where that does too, the file is right and only its digest another one.
         _settled(_emitted(legal), npu=npu)
         or _settled(_emitted(legal, alone=True), npu=npu, alone=True)
         or _emitted(legal)
@@ -157,6 +159,7 @@ def _read_back(model: ModelRecord) -> Graph:
 
 
 def _in_memory(constant: Constant) -> Constant:
+    # A copy: the scratch file is gone when somebody looks at it.
     array = np.array(constant.numpy())
     return Constant(constant.dtype, constant.shape, lambda: array)
 
@@ -258,6 +261,7 @@ def _interface(emission: Emission, graph: Graph) -> None:
     """Adds the inputs first, so that they keep their names."""
     model = emission.model
     model.name = graph.name or "main"
+    # Results are renamed at the end: nothing else may have taken their names by then.
     emission.reserve({*graph.output_names} - {value.name for value in graph.inputs})
     model.description = graph.metadata.get("description", "qdqbridge")
     for value in graph.inputs:
@@ -284,6 +288,7 @@ def _write_graph_outputs(emission: Emission, graph: Graph) -> None:
             )
         index = emission.tensor(value)
         if index in model.inputs or index in model.outputs or value.constant is not None:
+            # TFLite has no Identity, and its kernels of RESHAPE copy.
             copy = emission.like(index, emission.type_of(index)[1], name)
             shape = emission.shape_operand(value, index)
             emission.add("RESHAPE", [index, shape], [copy], "ReshapeOptions")
@@ -342,6 +347,7 @@ def _tables(graph: Graph) -> list[Note]:
 def _name_all(graph: Graph) -> None:
     """Gives every result a name of its own, outputs theirs; no meaning depends on it."""
     taken = {*(value.name for value in graph.inputs), *graph.output_names}
+    # From behind, so that a value with two names keeps the first.
     ends = dict(zip(reversed(graph.outputs), reversed(graph.output_names), strict=True))
     for node in graph.nodes:
         for value in node.outputs:

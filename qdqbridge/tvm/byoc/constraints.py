@@ -181,6 +181,7 @@ def _check_names(name: str, value: Any, known: frozenset[str] | None) -> None:
 
 
 def _is_plain_int(value: Any) -> bool:
+    # True is 1 for Python; as a limit it is a slip.
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -235,6 +236,7 @@ class Constraints:
         families: dict[str, Limits] = {}
         for name, limits in self.families.items():
             families[_family(name, 3)] = limits
+        # The record is frozen, and its family has the name of today from here on.
         object.__setattr__(self, "families", families)
         if unknown := sorted(set(self.families) - _FAMILIES):
             raise QdqBridgeError(
@@ -348,6 +350,7 @@ def _clamp(record: Record, taken: bool) -> Iterator[str]:
 
 
 def _same_params(record: Record, wanted: bool) -> Iterator[str]:
+    # A limit of False frees what an outer one has bound.
     if not wanted:
         return
     for what, value in _non_float_tensors(record):

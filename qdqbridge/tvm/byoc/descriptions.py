@@ -158,6 +158,8 @@ def result(
 
 def _root(match: Match) -> Applied:
     found = match.captures.get("op")
+    # The deepest call: patterns are written from the result backwards, and what computes is their
+    # end.
     return found if isinstance(found, Applied) else match.calls[-1]
 
 
@@ -351,6 +353,7 @@ def normalization(match: Match) -> Normalization:
     """Describes the norms."""
     single = _root(match).op == f"qnn.{BATCH_NORMALIZATION.qnn}"
     call, fields = _one_input(match, BATCH_NORM if single else NORM)
+    # A batch norm has its statistics as constants, and scales of its data only.
     args, rank = call.args, len(call.shape or ())
     gamma, beta = map(plain, args[1:3]) if single else operands(call, NORM)[1:]
     axis = attr(call, "axis")

@@ -44,6 +44,7 @@ def arithmetic(name: str, options: str) -> WriteRow:
         version = e.version(x[0])
         if name in ("ADD", "SUB"):
             fields["PotScaleInt16"] = False
+            # By LiteRT's own count: int16 came with another version of each operator.
             version = 5 if version == 3 and name == "SUB" else 4 if version == 3 else version
         if name == "MUL" and version == 3:
             version = 4
@@ -131,6 +132,7 @@ def clip(
     made = x[0]
     for place, (name, bound) in enumerate(steps):
         after = y[0] if place == len(steps) - 1 else e.like(y[0], e.type_of(y[0])[1])
+        # Of plain integers a float bound would be another type, which MAXIMUM and MINIMUM refuse.
         limit = e.constant(np.asarray(bound, dtype), "bound")
         e.add(name, [made, limit], [after], "MaximumMinimumOptions")
         made = after
@@ -182,6 +184,7 @@ def quantize(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> Non
     if node.op is REQUANTIZE and e.activation:
         name, version = CLAMPS[e.activation]
         made = x[0]
+        # A Relu keeps its operand's type, so that is changed first.
         if e.type_of(made)[0] != e.type_of(y[0])[0]:
             made = e.like(y[0], e.type_of(y[0])[1])
             e.add("QUANTIZE", x[:1], [made], version=2)
@@ -195,6 +198,7 @@ def quantize(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> Non
     if source.quant is not None and not source.quant.params.per_tensor:
         raise NoCounterpart("LiteRT requantizes with one scale only", "quantize it per tensor")
     real = x[0]
+    # TFLite's QUANTIZE takes floats and codes: plain integers are cast first.
     if source.type.dtype is DType.INT32 and source.quant is None:
         real = e.plain("FLOAT32", e.type_of(real)[1], f"{source.name}_float32")
         e.cast(x[0], real)

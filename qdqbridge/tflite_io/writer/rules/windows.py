@@ -166,6 +166,7 @@ def _padded(node: Node, x: Value, pads: Sequence[int]) -> Value:
     if node.op is MAX_POOL:
         value = -math.inf
         if x.quant is not None:
+            # The lowest code is below or equal to any other, so it is never the maximum beside one.
             low = np.asarray(x.quant.params.storage_dtype.qmin)
             value = float(dequantize(low.astype(x.type.dtype.numpy), x.quant.params.widened()))
     half = len(pads) // 2
@@ -195,6 +196,8 @@ def _every_place(
     rank = len(given)
     if not isinstance(attributes, PoolAttrs) or -1 in (*given, *made):
         return None
+    # What SAME pads with stride 1, where every element is the middle of a window: the same
+    # averages, of which every stride-th is wanted.
     begins = tuple((size - 1) // 2 for size in kernel)
     if attributes.pads[:rank] != begins or set(attributes.dilations) != {1}:
         return None
@@ -267,6 +270,7 @@ def convolution_per_group(node: Node, context: RuleContext) -> Proposal:
     group, bias = attributes.group, node.optional(2)
     if weight.quant is not None and not weight.quant.params.per_tensor:
         return None
+    # A part of one would need a part of its scales, too.
     if bias is not None and (bias.constant is None or _per_channel_axis(bias) is not None):
         return None
     channels, results = x.type.shape[1], output.type.shape[1]
@@ -356,6 +360,7 @@ def _places(attributes: ResizeAttrs, axis: int, old: object, new: object) -> np.
         scales=None if attributes.scales is None else _only(attributes.scales, axis, 1.0),
         sizes=None if attributes.sizes is None else _only(attributes.sizes, axis, 1),
     )
+    # The interpreter resizes the places themselves: no second formula that could differ from it.
     ramp = np.arange(old, dtype=np.float32).reshape(shape)
     values = [Value(TensorType(DType.FLOAT32, shape))]
     row = Node(BY_NAME["Resize"], along, values, [Value(TensorType(DType.FLOAT32, None))])

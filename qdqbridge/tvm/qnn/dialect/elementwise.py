@@ -83,6 +83,7 @@ def _computed(pattern: Pattern, known: Mapping[str, Prim], number: Number, guard
         return known[pattern]
     if not isinstance(pattern, tuple):
         return number(float(pattern))
+    # Every step but the last is guarded: LLVM would fuse a product and a sum, and round once.
     parts = [_computed(part, known, number, guard) for part in pattern[1:]]
     parts = [
         guard(part) if isinstance(inner, tuple) and inner[0] in _ROUNDED else part
@@ -274,6 +275,7 @@ def _lower_power(context: CallContext) -> Any:
     def power(a: te.Tensor, b: te.Tensor, entries: te.Tensor) -> te.Tensor:
         def element(*i: Prim) -> Prim:
             index = index_of(a(*broadcast_indices(i, a.shape)))
+            # Both codes choose the entry: 64 Ki of them, so only bytes have such a table.
             if not single:
                 index = index * 256 + index_of(b(*broadcast_indices(i, b.shape)))
             return entries[index]
@@ -372,6 +374,7 @@ def _lower_concatenate(context: CallContext) -> Any:
     types = list(zip(*(_types(context, index) for index in range(3)), strict=True))
     parts: list[Any] = []
     for (expr, s, z), own_types in zip(members, types, strict=True):
+        # Compared by number: only operands that are stored otherwise are requantized.
         own = all(
             np.array_equal(context.constant_of(param, label).reshape(-1), wanted.reshape(-1))
             for param, label, wanted in ((s, "scale", scale), (z, "zero point", zero_point))

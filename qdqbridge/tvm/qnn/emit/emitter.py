@@ -347,6 +347,7 @@ class FunctionEmitter(ABC):
             return self._quantize_minifloat(real, params, hint)
         if params.blocked:
             real = self._rounded_in_blocks(real, params)
+            # It is divided, rounded and moved already: what is left to the call is to saturate.
             args = [real, self.number(np.ones((), np.float32)), self.number(np.zeros((), np.int32))]
             attrs = {"axis": -1, "out_dtype": storage(params)}
             return self.clamp(self.qnn("quantize", args, attrs, hint), params)

@@ -148,6 +148,7 @@ def _folded(name: str) -> Emit:
         del node
         total = args[0]
         for other in args[1:]:
+            # From the left, two at a time: sums of floats depend on the order.
             total = emitter.function(name)(
                 emitter.emit(total) if total is not args[0] else total, other
             )
@@ -172,6 +173,7 @@ def _dynamic(emitter: FunctionEmitter, node: Node, args: list[Expr]) -> Expr:
     stated, spatial = call_attributes(node.attributes), spatial_axes(node.attributes)
     last = node in emitter.channels_last
     if spatial and last:
+        # Weights keep their layout; only data are channels-last.
         stated["data_layout"] = emitter.layout(node, spatial + 2)
     operands = [*args[:2], emitter.number(quant.params.zero_point), emitter.scale(quant.params)]
     total = emitter.qnn(node.op.qnn.format(rank=spatial), operands, stated)
@@ -192,6 +194,7 @@ def _gemm(emitter: FunctionEmitter, node: Node, attributes: GemmAttrs, args: lis
     if attributes.alpha != 1.0:
         total = emitter.emit(emitter.op.multiply(total, _factor(emitter, total, attributes.alpha)))
     if len(args) > 2:
+        # Widened before the factors: of integers, alpha and beta may be fractions.
         bias = emitter.cast(args[2], wide)
         if attributes.beta != 1.0:
             bias = emitter.emit(emitter.op.multiply(bias, _factor(emitter, bias, attributes.beta)))
@@ -292,6 +295,7 @@ def _emit_shape_op(
     whole = emitter.shape_vector(args[0])
     if attributes == ShapeAttrs():
         return whole
+    # Python's own slices clamp to the rank as ONNX's Shape does.
     begin, end, _ = slice(attributes.start, attributes.end).indices(emitter.rank(args[0]))
     return emitter.op.strided_slice(whole, axes=[0], begin=[begin], end=[max(begin, end)])
 

@@ -224,6 +224,7 @@ def _resize_attributes(reader: CallReader, x: Value, y: TensorType) -> ResizeAtt
     shown = read_attributes(ResizeAttrs, _UNSAID | stated, len(sizes))
     if shown["mode"] not in ("nearest", "linear", "cubic"):
         raise reader.refusal(f"its method is {shown['mode']}")
+    # Whole factors mean the same either way, and go on meaning it where extents change.
     whole = all(after % extent == 0 for after, extent in zip(sizes, before, strict=True))
     factors = tuple(float(after // extent) for after, extent in zip(sizes, before, strict=True))
     shown |= {
@@ -242,6 +243,7 @@ def _resize_extents(reader: CallReader, x: Value, y: TensorType) -> tuple[Ints, 
     """Returns the extents before and after; one that is kept and known at run time only is 1."""
     pairs = tuple(zip(reader.shape(x), reader.shape(Value(y)), strict=True))
     kept = [a == b and isinstance(a, str) for a, b in pairs]
+    # An axis that keeps its extent has the factor 1, whatever the extent is.
     known = [(1, 1) if same else pair for same, pair in zip(kept, pairs, strict=True)]
     whole = all(isinstance(a, int) and isinstance(b, int) and b % a == 0 for a, b in known)
     if any(kept) and not whole:
@@ -266,6 +268,7 @@ def _as_stated(
     if layout_of(provenance) is not None:
         given = permuted(given, len(before))
     for axis, (length, size) in enumerate(zip(before, after, strict=True)):
+        # Modes have many names for one computation: what they make of each element decides.
         a, b = (axis_weights(each, axis, length, size) for each in (given, attributes))
         if not np.array_equal(a, b):
             return attributes

@@ -53,6 +53,8 @@ class Arithmetic:
             small = value.constant.size <= _MOST
             return [int(x) for x in value.constant.numpy().reshape(-1)] if small else None
         if value not in self._known:
+            # Before it is computed: a value that depends on itself, through a loop, would never
+            # end.
             self._known[value] = None
             self._known[value] = self._computed(value)
         return self._known[value]
@@ -180,6 +182,8 @@ def _divided(a: Extent, b: Extent) -> Extent | None:
     """The quotient of extents; of numbers it is cut towards zero."""
     if isinstance(a, int) and isinstance(b, int):
         return None if b == 0 else abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+    # An expression is floored and ONNX cuts towards zero: the same only of extents, which are not
+    # negative.
     return None if isinstance(b, int) and b <= 0 else _expr(a) // _expr(b)
 
 
@@ -231,6 +235,7 @@ def reshaped(own: Elements, target: Elements, *, allow_zero: bool) -> Elements |
         if any(_constant_extent(e) == 0 and i >= len(own) for i, e in enumerate(target)):
             return None
         target = [own[i] if _constant_extent(e) == 0 else e for i, e in enumerate(target)]
+    # Without a -1 nothing is left to compute; more than one of them ONNX forbids.
     if sum(_constant_extent(e) == -1 for e in target) != 1:
         return list(target)
     above = [factor for extent in own for factor in _factors(extent)]
@@ -299,6 +304,7 @@ def _cut(node: Node, own: Elements, given: Sequence[Elements | None]) -> Element
 def _bound(place: Extent, length: Extent) -> Extent:
     """Returns an end of a slice, counted from the front and within the axis."""
     if isinstance(place, int):
+        # Exporters write the largest int32 or int64 for "to the end".
         if place == 0 or place >= 1 << 31:
             return length if place else 0
         if place < 0:

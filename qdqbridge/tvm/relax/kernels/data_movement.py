@@ -172,6 +172,7 @@ def merged(part: CopiedBox) -> list[_CopiedAxis]:
         for entry in zip(part.extents, part.taken, part.given, strict=True)
         if entry[0] != 1
     ]
+    # In the result's order: it is written from one end to the other, and read in jumps.
     closed = sorted((a for a in axes if a.extent is not None), key=lambda a: -a.given)
     found: list[_CopiedAxis] = []
     for axis in closed:
@@ -203,6 +204,7 @@ class _BoxCopy:
         inner, write = self._inner(closed)
         outer = [axis for axis in self.axes if axis not in inner]
         size = math.prod(axis.extent or 1 for axis in self.axes)
+        # To wake threads takes longer than to copy less than that.
         shared = self.move.tasks > 1 and size >= 2 * GRAIN
         taken: Prim = tirx.const(self.part.origin, "int32")
         given: Prim = tirx.const(self.part.place, "int32")

@@ -60,6 +60,7 @@ def attention(context: CompositionContext, a: AttentionAttrs) -> Sequence[Expr]:
 
     def weigh(scores: Expr) -> Expr:
         kind = context.dtype(scores)
+        # The products are float32 at least, so that no other type is wider.
         exact = context.cast(scores, "float64") if a.softmax_precision == DOUBLE else scores
         weighed = context.cast(seen_softmax(context, exact, sight, bent), kind)
         mode = a.qk_matmul_output_mode
@@ -279,6 +280,8 @@ def seen_softmax(
         kind, rest = str(x.dtype), list(more)
         sinks = rest.pop() if sink is not None else None
         seen, product = sight.of(x, rest, bent)
+        # Not minus infinity: of a query that sees nothing, the difference to the greatest would be
+        # NaN.
         least = tirx.const(float(np.finfo(kind).min), kind)
 
         def masked(b: Expr, h: Expr, s: Expr, t: Expr) -> Expr:
@@ -295,6 +298,8 @@ def seen_softmax(
 
         def raised(b: Expr, h: Expr, s: Expr, t: Expr) -> Expr:
             power = tirx.exp(bounded(b, h, s, t) - greatest(b, h, s))
+            # Where all keys are hidden, the lowest number less itself is 0, and exp of that 1: it
+            # is hidden again.
             return tirx.if_then_else(seen(b, h, s, t), power, tirx.const(0.0, kind))
 
         powers = stage(x.shape, raised, name="raised")
@@ -323,6 +328,8 @@ def products(context: CompositionContext, q: Expr, k: Expr, v: Expr,
     shared = context.extents(k)[1]
     group = heads // shared
     wide = context.extents(v)[-1]
+    # Queries of one head of keys are rows of one product, so that keys are read once and never
+    # repeated.
     together = context("reshape", q, (batch, shared, group * length, size))
     scores = context("matmul", together, context("permute_dims", k, [0, 1, 3, 2]))
     keys = context.extents(scores)[-1]
