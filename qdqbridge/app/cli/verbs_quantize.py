@@ -411,6 +411,7 @@ def quantize(
                 min_sqnr=min_sqnr, max_drop=drop, fallback=fallback, progress=progress
             )
     with output.progress("writing") as progress:
+        # Before anything is judged: the result of minutes of work is safe by then.
         write(path, made.graph)
         progress.trying("measuring the outputs", [])
         sizes = (model.stat().st_size if model.is_file() else None, path.stat().st_size)
@@ -440,6 +441,7 @@ def _size(path: Path, write: Callable[[Path, Graph], None], graph: Graph) -> int
     """Returns the bytes of the file that is written for a graph, of a name as that of path."""
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder, path.name), graph)
+        # Weights may lie in a file of their own beside it.
         return sum(file.stat().st_size for file in Path(folder).iterdir())
 
 

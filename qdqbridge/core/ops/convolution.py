@@ -56,6 +56,8 @@ def correlate(attrs: ConvAttrs, x: Array, w: Array) -> Array:
     for tap, view in taps(around, kernel, attrs.strides, attrs.dilations, out):
         columns = view.reshape(batch, group, w.shape[1], size)
         matrix = weights[(..., *tap)]
+        # Depthwise: a product of matrices with one term each is slow for what is one
+        # multiplication.
         total += matrix * columns if w.shape[1] == 1 else np.matmul(matrix, columns)
     return total.reshape(batch, w.shape[0], *out)
 
@@ -149,6 +151,7 @@ def _contract(
     dtype = exact_dtype(cx, cw, geometry.terms(w.shape))
     cx, cw = cx.astype(dtype), cw.astype(dtype)
     total = correlate(attrs, cx, cw) if isinstance(attrs, ConvAttrs) else scattered(attrs, cx, cw)
+    # Exact up to here in whatever type was fastest; biases of 32 bits may leave it.
     total = total.astype(np.int64)
     lost = lost_of_bytes(px.storage_dtype, pw.storage_dtype)
     if lost is not None and isinstance(attrs, ConvAttrs):

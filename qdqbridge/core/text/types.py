@@ -244,6 +244,7 @@ class Types:
         token = lexer.ahead
         layers: list[str] = []
         while lexer.at(*_LAYERS):
+            # A text may come from anybody: its depth is bounded, not the stack's.
             if len(layers) == _DEEPEST:
                 lexer.refuse("the type is nested too deep", f"more than {_DEEPEST} layers")
             layers.append(lexer.next().text)
@@ -303,6 +304,7 @@ class Types:
         lexer.want(">")
         shape = self.shape()
         scale = _blocks(scale, shape, **more)
+        # The text has no shapes of parameters: those of blocks are told from the data's.
         if zero_point.ndim and zero_point.size == scale.size:
             zero_point = zero_point.reshape(scale.shape)
         if zero_point.ndim and zero_point.shape != scale.shape:

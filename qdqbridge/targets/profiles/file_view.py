@@ -188,6 +188,8 @@ class FileView:
                 self._ranks[name] = len(shape)
         graphs = list(_graphs(self.model.graph))
         for graph in graphs:
+            # Before IR 4 every initializer had to be an input as well, and nobody could mean to
+            # override it.
             overridable = {i.name for i in graph.input} if self.model.ir_version >= 4 else set()
             for tensor in graph.initializer:
                 if tensor.name not in overridable:
@@ -209,6 +211,7 @@ class FileView:
     def _enter(self, proto: onnx.NodeProto, leaving: set[str]) -> None:
         domain = "" if proto.domain in ONNX_DOMAINS else f"{proto.domain}::"
         inputs = [self._alias.get(name, name) for name in proto.input]
+        # An empty name at the end says what a shorter list says.
         while inputs and not inputs[-1]:
             inputs.pop()
         if proto.op_type == "Identity" and not domain and proto.output[0] not in leaving:
@@ -228,6 +231,7 @@ class FileView:
         if node.op == "Constant":
             return
         self.nodes.append(node)
+        # A body that reads a tensor is a reader of it as much as an operand is.
         captured = [name for body in subgraphs(proto) for name in _outer_names(body)]
         for index, operand in enumerate((*node.inputs, *captured)):
             name = self._alias.get(operand, operand)

@@ -105,6 +105,7 @@ def needed(pattern: Pattern) -> frozenset[str]:
     if isinstance(pattern, CallPattern):
         found = frozenset((pattern.op,))
         return found.union(*(needed(arg) for arg in pattern.args))
+    # Of an optional part only what it is around, which is the last, has to be there.
     inner = parts(pattern)[-1:] if not isinstance(pattern, ConstantPattern) else ()
     return found.union(*(needed(part) for part in inner))
 

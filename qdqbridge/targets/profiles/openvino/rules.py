@@ -211,6 +211,7 @@ def _shifted(view: FileView, node: FileNode) -> Reason | None:
         weight, rank = view.dequantized(node.input(1)), view.rank(tensor)
         if weight is None or not is_parameter(view, weight.node):
             return None
+        # Below that rank the zero point is folded into the product.
         if rank is None or rank < _BATCHED:
             return None
         if not weight.per_tensor and any(r.op == "Relu" for r, _ in view.consumers(node.output)):
@@ -233,6 +234,7 @@ def _rounded_twice(view: FileView, node: FileNode) -> Reason | None:
     if rounding is None or len(readers) > 1 or len(view.consumers(source.node.output)) > 1:
         return None
     made = view.producer(rounding.input(0))
+    # What stands between both roundings may be rounded or cut off itself.
     while made is not None and (made.op == "Relu" or is_dequantize(made) or is_quantize(made)):
         made = view.producer(made.input(0))
     if made is None or made.op != "Concat" or stored in view.outputs:

@@ -134,6 +134,8 @@ def _row_functions(rows: NormalizedGroups, x: te.Tensor) -> tuple[list[Any], Any
         def element(row: Indices) -> list[Prim]:
             where = [axis.var for axis in axes]
             if rows.groups:
+                # The channels of a group are neighbours: they begin at as many as the groups before
+                # it have.
                 where[0] = row[-1] * share + where[0]
             return [*row[: rows.first], *where]
 
@@ -220,6 +222,7 @@ def _counted(numbers: te.Tensor, extents: Sequence[Prim], groups: int) -> te.Ten
     count = tirx.floordiv(total, tirx.const(groups, "int64")).astype("int64")
 
     def number(i: Prim) -> Prim:
+        # n and n * n, as `_arguments` lays them out; the other numbers stay.
         power = tirx.Select(i == 0, count, count * count).astype("float64")
         return tirx.Select(i < 2, power, numbers[i])
 
@@ -265,6 +268,7 @@ def _statistics(
         if first is not None:
             spread = spread - first(*i).astype("int64") * first(*i).astype("int64")
         variance = spread.astype("float64") / numbers[1]
+        # The contract rounds the product before epsilon is added.
         root = tirx.sqrt(fenced(variance * numbers[2], zero) + numbers[3])
         return (numbers[4] / root).astype("float32")
 
@@ -319,6 +323,7 @@ def _lower_batch(context: CallContext) -> Any:
     axis, out = context.axis(len(context.shape(0))), context.attr("out_dtype") or context.dtype(0)
     gamma, beta, mean, variance = (context.vector(index) for index in range(1, 5))
     with np.errstate(all="ignore"):
+        # Folded here, in float32 and in the contract's order: kernels have one product and one sum.
         inverse = np.float32(1) / np.sqrt(variance + np.float32(context.attr("epsilon")))
         scale = inverse * gamma
         shift = beta - mean * scale

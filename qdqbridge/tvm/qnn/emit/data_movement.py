@@ -143,6 +143,7 @@ def _gather(emitter: FunctionEmitter, node: Node, attributes: AxisAttrs, x: Expr
         if _reach(array) > extent:
             raise unsupported(node, f"it has an index beyond its {extent} elements")
         array = np.where(array < 0, array + extent, array)
+        # Hosts take with a vector of indices; the axis of one index is taken away behind it.
         if array.ndim == 0:
             picked = emitter.emit(
                 _taken(emitter, x, emitter.number(array.reshape(1)), attributes.axis)
@@ -183,6 +184,7 @@ def _are_within(indices: Value, extent: Any) -> bool:
     if node.op in _REORDERED:
         return indices.type.dtype.is_integer and _are_within(node.operand(0), extent)
     clip = CLIP.of(node)
+    # Bounds of the file's own spare the run its check.
     if clip is not None and clip.low is not None and clip.high is not None:
         return -extent <= clip.low and clip.high < extent
     if node.op.name in ("ArgMax", "ArgMin"):
@@ -203,6 +205,7 @@ def _emit_split(
     sizes = attributes.sizes
     if len(sizes) == 1:
         return [x]
+    # Hosts are given where to cut, ONNX how much each part has.
     cuts = [int(c) for c in np.cumsum(sizes)[:-1]]
     parts = emitter.emit(emitter.op.split(x, cuts, axis=attributes.axis))
     return [emitter.item(parts, i) for i in range(len(sizes))]
@@ -357,6 +360,7 @@ def _resized(
     if shape is None or result is None or not 3 <= len(shape) <= 5:
         return []
     rank = len(shape)
+    # TVM's own resizes leave batch and channels as they are.
     others = (0, emitter.channel(node, rank))
     kept = all(_kept(attributes, shape, result, axis) for axis in others)
     factors = attributes.scales is None or all(attributes.scales[axis] == 1.0 for axis in others)
@@ -414,6 +418,7 @@ def _floating(emitter: FunctionEmitter, node: Node, attributes: ResizeAttrs) -> 
     for axis, (length, size) in enumerate(zip(shape, extents, strict=True)):
         if not isinstance(length, int) or length == 0:
             continue
+        # An axis that keeps its extent may still be resized, by a scale near 1.
         if not (size == length and _unscaled(attributes, axis)):
             value = _along(emitter, value, axis, _weights(attributes, axis, length, size))
     value = emitter.cast(value, own)

@@ -102,6 +102,7 @@ class RelaxEmitter(FunctionEmitter):
         if not is_computed(name):
             return self.extent(name)
         products = terms(name)
+        # Of what no input tells the run does not know either: it is an extent of its own.
         if any(factor not in self.symbols for factors, _ in products for factor in factors):
             return self.extent(f"extent_{len(self.symbols)}")
         return sum(
@@ -233,6 +234,7 @@ class RelaxEmitter(FunctionEmitter):
 
     def _from_node(self, expr: Expr) -> Expr:
         """Gives a call a span that says which node it comes from."""
+        # A call that has a span was made for another node.
         if not self.origin or not isinstance(expr, ir.Call) or expr.span is not None:
             return expr
         span = ir.Span(ir.SourceName(self.origin), 0, 0, 0, 0)
