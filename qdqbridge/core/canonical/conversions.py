@@ -89,7 +89,10 @@ def dequantize_quantize(node: Node, context: RuleContext) -> Proposal:
         return None
     source = stored.quant.params
     halved = node.record(QuantizeAttrs).precision is not None and source.storage_dtype.bits > 8
-    if not source.round_trips or halved:
+    told_apart = source.round_trips or (
+        node.operand(0).type.dtype is DType.FLOAT32 and source.storage_dtype.bits <= 16
+    )
+    if not told_apart or halved:
         return None
     if covers(target.params, source):
         return Replace({node.output: stored})

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from qdqbridge.core.canonical.data_movement import moved_params
 from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import Attributes
@@ -190,24 +191,18 @@ def moved_twice(node: Node, context: RuleContext) -> Proposal:
     if node.op in (RESHAPE, FLATTEN):
         found = (made_by(node.operand(0), op) for op in (RESHAPE, FLATTEN, UNSQUEEZE, SQUEEZE))
         inner = next(filter(None, found), None)
-    if inner is None or not inner.inputs or inner.operand(0).quant != _quant_like(node, inner):
-        return None
-    attributes = _composed(node, inner)
-    if attributes is None:
+    attributes = _composed(node, inner) if inner is not None and inner.inputs else None
+    if inner is None or attributes is None:
         return None
     x, output = inner.operand(0), node.output
+    if (x.quant is None) != (output.quant is None):
+        return None
     origin, name = inner.origin.joined(node.origin), output.name
     op = RESHAPE if isinstance(attributes, ReshapeAttrs) else node.op
-    return Replace({output: result(op, attributes, [x], output.type, origin, name)})
-
-
-def _quant_like(node: Node, inner: Node) -> object:
-    """Returns the type that the first operand must have for both to be one data movement of it."""
-    x, result_ = inner.operand(0), node.output
-    if x.quant is None or result_.quant is None:
+    moved = Node(op, attributes, [x], [Value(output.type, name)], origin)
+    if x.quant and output.quant and moved_params(moved, x.quant.params) != output.quant.params:
         return None
-    same = x.quant.params == result_.quant.params and x.quant.params.per_tensor
-    return x.quant if same else None
+    return Replace({output: moved.output})
 
 
 def _composed(node: Node, inner: Node) -> Attributes | None:

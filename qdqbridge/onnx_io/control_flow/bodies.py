@@ -44,7 +44,7 @@ from qdqbridge.onnx_io.reading.structure import ONNX_DOMAINS, captured_names
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 from qdqbridge.onnx_io.writer import to_proto
 
-_OLDEST_SCAN = 9
+OLDEST_SCAN = 9
 """Scan of opset 8 has a batch axis of its own."""
 _OLDEST_WRITTEN = 14
 """Its Add and its like take the uint8 of a quantized body, those of opset 13 do not: written there,
@@ -86,7 +86,7 @@ def is_control(node: Node) -> bool:
     attributes = node.attributes
     if not isinstance(attributes, OpaqueAttrs) or attributes.domain:
         return False
-    newest = attributes.op_type != "Scan" or attributes.version >= _OLDEST_SCAN
+    newest = attributes.op_type != "Scan" or attributes.version >= OLDEST_SCAN
     return attributes.op_type in CONTROL and newest
 
 

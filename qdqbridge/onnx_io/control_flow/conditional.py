@@ -18,8 +18,13 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.graph.operator import Operator
-from qdqbridge.core.graph.types import TensorType, ValueType
-from qdqbridge.onnx_io.control_flow.bodies import Body, bodies_of, quantizes_inside
+from qdqbridge.core.graph.types import Dim, TensorType, ValueType
+from qdqbridge.onnx_io.control_flow.bodies import (
+    OLDEST_SCAN,
+    Body,
+    bodies_of,
+    quantizes_inside,
+)
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs, opaque_attributes
 from qdqbridge.onnx_io.opaque.operators import imported, opaque_operator
 from qdqbridge.onnx_io.reading.reader import read_proto
@@ -63,6 +68,37 @@ def computed_by_bodies(node: Node, operands: Sequence[Array | None]) -> list[Arr
         return None
     named = record.node.proto().output
     return [each for each, name in zip(results, named, strict=False) if name]
+
+
+def scanned_nothing(node: Node, operands: Sequence[Array | None]) -> list[Array] | None:
+    """Returns the results of a Scan of no steps, which onnxruntime refuses; None of others.
+
+    Args:
+        node: An opaque If, Loop or Scan.
+        operands: What it is given.
+    """
+    record = node.record(OpaqueAttrs)
+    scans = record.op_type == "Scan" and record.version >= OLDEST_SCAN
+    if not scans or all(each is None or each.size for each in operands):
+        return None
+    steps, extents = ControlSteps.of(node), dict[Dim, int]()
+    first = steps.own - len(steps.scanned)
+    scanned = zip(operands[first : steps.own], steps.scanned, strict=True)
+    if all(x is None or x.shape[axis] for x, (axis, _) in scanned):
+        return None
+    for value, array in zip(node.inputs, operands, strict=True):
+        if value is not None and array is not None:
+            extents |= zip(value.type.shape or (), array.shape, strict=False)
+    results, present = list[Array](), iter(node.outputs)
+    for index, name in enumerate(record.node.proto().output):
+        if not name:
+            continue
+        type_, state = next(present).type, operands[index] if index < first else None
+        if state is None and type_.shape is None:
+            return None
+        shape = [dim if isinstance(dim, int) else extents.get(dim, 0) for dim in type_.shape or ()]
+        results.append(np.zeros(shape, type_.dtype.numpy) if state is None else state)
+    return results
 
 
 @lru_cache(maxsize=32)

@@ -257,11 +257,12 @@ OPAQUE_NODES = OpaqueNodes(
 
 
 def _inside(node: Node, operands: Operands) -> Sequence[NDArray[Any]] | None:
-    """Computes bodies that quantize, and Loops, which may make no step."""
+    """Computes bodies that quantize, and Loops and Scans, which may make no step."""
     # Reading bodies needs the operators that this module makes.
-    from qdqbridge.onnx_io.control_flow.conditional import computed_by_bodies
+    from qdqbridge.onnx_io.control_flow.conditional import computed_by_bodies, scanned_nothing
 
-    found = computed_by_bodies(node, operands)
+    nothing = scanned_nothing(node, operands)
+    found = computed_by_bodies(node, operands) if nothing is None else nothing
     if found is None and node.op.name == "Loop":
         ranks = tuple(value.rank for value in node.outputs)
         return _compute(_with_ranked_rows(node.record(OpaqueAttrs), ranks), operands)
@@ -435,7 +436,7 @@ def _check_runnable(
 
     That is a normal distribution of no width, an LSTM of no examples, a GRU also of no steps, an
     Einsum of nothing, a ConvTranspose or InstanceNormalization of an image without elements; and an
-    integer product of no terms, whose sums are whatever the memory held.
+    integer product of no terms, whose sums are whatever the memory held; a Scan of no steps.
 
     Raises:
         UnsupportedModelError: The node is one of these.
@@ -452,10 +453,22 @@ def _check_runnable(
         raise _cannot_run(attributes, ValueError("an operand has no elements"))
     if attributes.op_type in ("ConvTranspose", "InstanceNormalization") and 0 in shape[2:]:
         raise _cannot_run(attributes, ValueError(f"it is given shape {shape}"))
+    if attributes.op_type == "Scan" and _scans_nothing(attributes, operands):
+        raise _cannot_run(attributes, ValueError("it makes no step"))
     if attributes.op_type in ("RandomNormal", "RandomNormalLike"):
         scales = [a.f for a in attributes.node.proto().attribute if a.name == "scale"]
         if any(not scale > 0 for scale in scales):
             raise _cannot_run(attributes, ValueError(f"its scale is {scales[0]}"))
+
+
+def _scans_nothing(
+    attributes: OpaqueAttrs, operands: Sequence[NDArray[Any] | Nested | None]
+) -> bool:
+    own = operands[: len(operands) - attributes.captured()]
+    scanned = own[len(own) - attributes.node.integers()["num_scan_inputs"] :]
+    axes = attributes.node.listed("scan_input_axes") or [0] * len(scanned)
+    pairs = zip(scanned, axes, strict=False)
+    return any(isinstance(x, np.ndarray) and 0 in x.shape[axis:][:1] for x, axis in pairs)
 
 
 @lru_cache(maxsize=256)

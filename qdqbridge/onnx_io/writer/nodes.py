@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
+from qdqbridge.core.graph.numerics import quantize
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.graph.types import NestedType, TensorType
 from qdqbridge.core.ops.attributes import GemmAttrs, QuantizeAttrs
@@ -18,6 +23,7 @@ from qdqbridge.core.ops.elementwise import CONCAT
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.core.ops.pooling import AVERAGE_POOL
 from qdqbridge.core.ops.run_time_parameters import SimulatedAttrs
+from qdqbridge.core.ops.selection import PAD
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.codecs import BY_ROW, encode, since
 from qdqbridge.onnx_io.codecs.linear import dividing
@@ -66,7 +72,7 @@ from qdqbridge.onnx_io.writer.variants import (
 )
 
 _MATRIX = 2
-_BIAS = 2
+_BIAS = _PAD_VALUE = 2
 _MIXED = 23
 """The opset whose QuantizeLinear takes data and scales of different float types."""
 _CONVOLUTIONS = (CONV, CONV_TRANSPOSE)
@@ -141,6 +147,8 @@ class NodeWriter(RowWriter):
                 inputs.append("")
             elif isinstance(operand, Value):
                 inputs.append(self._operand(node, index, operand, dtype, quantized=quantized))
+            elif index == _PAD_VALUE and node in self._moving_stored:
+                inputs.append(self.array(_code_of_pad(node, operand), f"{name}_input_{index}"))
             else:
                 inputs.append(self.array(operand, f"{name}_input_{index}"))
         targets = [self.target(value, node) for value in node.outputs]
@@ -430,13 +438,17 @@ def _moving_stored(nodes: Sequence[Node], outputs: set[Value]) -> set[Node]:
 
     No Q gives these integers (int32), and either an output of the graph is what they are moved to,
     or they come from an input: behind a DQ of these other rounding may be pushed past, and
-    onnxruntime's optimizations push a Q of int32 there, which it refuses.
+    onnxruntime's optimizations push a Q of int32 there, which it refuses. Or a Q would give other
+    integers: the expressed type does not tell them apart (16 bits of half floats).
     """
     stored: set[Value] = set()
     able: set[Node] = set()
     found: set[Node] = set()
     for node in nodes:
         values = [v for v in (*node.inputs, *node.outputs) if v is not None and v.quant is not None]
+        if node.op.flow is Flow.MOVE and any(_is_lost(value) for value in values):
+            found.add(node)
+            continue
         if node.op.flow is not Flow.MOVE or any(_takes_q(value) for value in values) or not values:
             continue
         if all(_is_stored(v) or v in stored for v in node.inputs if v is not None):
@@ -452,6 +464,20 @@ def _moving_stored(nodes: Sequence[Node], outputs: set[Value]) -> set[Node]:
             found.add(node)
             wanted.update(value for value in node.inputs if value is not None)
     return found
+
+
+def _code_of_pad(node: Node, value: NDArray[Any]) -> NDArray[Any]:
+    """Returns the stored integer that a Pad of stored integers writes; other arrays as they are."""
+    attributes, quant = PAD.of(node), node.operand(0).quant
+    if attributes is None or quant is None:
+        return value
+    return quantize(np.asarray(attributes.value, np.float32), quant.params)
+
+
+def _is_lost(value: Value) -> bool:
+    """True where a Q gives other integers than a DQ in front of it was given."""
+    params = None if value.quant is None else value.quant.params
+    return params is not None and quantizable(params) and not params.round_trips
 
 
 def _takes_q(value: Value) -> bool:

@@ -216,8 +216,8 @@ def quantize(reading: Reading, call: Call) -> Value:
     params = parameters.result(reading, call, QUANTIZE_CALL, axis=axis)
     type_ = QuantType(params, call.result.shape)
     data = reading.plain(call.args[0])
-    data, params, attributes = divided(call, data, params)
     data, params = _sub_byte(reading, call, data, params)
+    data, params, attributes = divided(call, data, params)
     return reading.node(QUANTIZE, attributes, [data], type_.with_params(params), call)
 
 

@@ -1,0 +1,132 @@
+"""Codes that move: of types that real numbers do not tell apart, and of scales along an axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+import qdqbridge as qb
+from tests.onnx_io.digest_trips import HOSTED, hosted, saved
+from tests.onnx_models import Builder, canonical, load, run
+
+INT32 = TensorProto.INT32
+HALVES = {
+    "float16": (TensorProto.FLOAT16, np.float16),
+    "bfloat16": (TensorProto.BFLOAT16, ml_dtypes.bfloat16),
+}
+
+
+def stays(graph: qb.Graph) -> None:
+    """Holds that a file and both modules give the graph's digest back."""
+    assert saved(graph).digest == graph.digest
+    pytest.importorskip("tvm")
+    for variant in HOSTED:
+        assert hosted(graph, variant).digest == graph.digest
+
+
+def moved(b: Builder, x: str, op: str, value: Any) -> str:
+    """Adds a movement of a matrix of three columns."""
+    match op:
+        case "Transpose":
+            return b.op(op, x, perm=[1, 0])
+        case "Pad":
+            return b.op(op, x, b.init(np.array([0, 1, 1, 0])), b.init(value))
+        case "Slice":
+            return b.op(op, x, *(b.init(np.array([i])) for i in (2, -4, 1, -1)))
+        case _:
+            return b.op(op, x, b.init(np.array([-1, 1])))
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize("op", ["Transpose", "Pad", "Slice", "Reshape"])
+@pytest.mark.parametrize("dtype", [np.int16, np.uint16])
+@pytest.mark.parametrize("half", HALVES)
+def test_codes_that_half_floats_do_not_tell_apart(half: str, dtype: Any, op: str) -> None:
+    """A file wrote the movement of their real numbers, whose codes are others."""
+    (elem, real), b = HALVES[half], Builder(21)
+    params = [b.init(np.asarray(0.5, real)), b.init(np.asarray(3, dtype))]
+    b.input("x", ["n", 3], helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+    out = moved(b, "x", op, np.asarray(12345, dtype))
+    b.output(out, None, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+    b.output(b.op("DequantizeLinear", out, *params), None, elem)
+    graph = canonical(b.model())
+    stays(graph)
+    codes = np.arange(12300, 12306, dtype=dtype).reshape(2, 3)
+    meant, real_ones = run(load(b.model()), {"x": codes})
+    assert op == "Pad" or np.array_equal(np.sort(meant, None), codes.reshape(-1))
+    for each in (graph, saved(graph)):
+        found = run(each, {"x": codes})
+        np.testing.assert_array_equal(found[0], meant)
+        np.testing.assert_array_equal(found[1], real_ones)
+
+
+def test_a_pad_of_int32_codes_writes_a_code() -> None:
+    """It was written as a float beside integers, and the real number instead of its code."""
+    b = Builder(21)
+    b.input("x", [1, 3], INT32)
+    out = moved(b, "x", "Pad", np.int32(6))
+    b.output(out, None, INT32)
+    b.output(b.op("DequantizeLinear", out, b.init(np.float32(0.5)), b.init(np.int32(0))))
+    graph = canonical(b.model())
+    assert saved(graph).digest == graph.digest
+    codes, _ = run(saved(graph), {"x": np.ones((1, 3), np.int32)})
+    assert codes.tolist() == [[6, 1, 1, 1], [6, 6, 6, 6]]
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "int2"])
+@pytest.mark.parametrize("half", HALVES)
+def test_half_floats_rounded_to_less_than_a_byte(half: str, dtype: str) -> None:
+    (elem, real), b = HALVES[half], Builder(25)
+    params = [b.init(np.asarray(0.5, real)), b.init(np.asarray(1, getattr(ml_dtypes, dtype)))]
+    codes = b.op("QuantizeLinear", b.input("x", [2, 3], elem), *params)
+    b.output(b.op("DequantizeLinear", codes, *params), None, elem)
+    model = b.model()
+    model.ir_version = 13
+    stays(canonical(model))
+
+
+@pytest.mark.relax
+def test_two_movements_of_scales_along_an_axis_are_one() -> None:
+    b = Builder(21)
+    scale, zero = b.init(np.array([0.5, 0.25, 1], np.float32)), b.init(np.array([1, 2, 3], np.int8))
+    x = b.op("QuantizeLinear", b.input("x", ["n", 3]), scale, zero, axis=1)
+    x = b.op("Transpose", b.op("Unsqueeze", x, b.init(np.array([0]))), perm=[2, 1, 0])
+    x = b.op("Unsqueeze", b.op("Transpose", x, perm=[2, 1, 0]), b.init(np.array([3])))
+    b.output(b.op("DequantizeLinear", x, scale, zero, axis=2))
+    graph = canonical(b.model())
+    assert [node.op.name for node in graph.nodes] == ["quantize", "Unsqueeze", "dequantize"]
+    stays(graph)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_scan_of_no_steps_gives_its_state(axis: int, quantized: bool) -> None:
+    """onnxruntime refuses it along the first axis, and ended the process along others."""
+    info, b = helper.make_tensor_value_info, Builder(21)
+    nodes = [helper.make_node("Add", ["state", "row"], ["next"])]
+    if quantized:
+        params = [b.init(np.float32(0.5)), b.init(np.int8(0))]
+        nodes += [
+            helper.make_node("QuantizeLinear", ["row", *params], ["code"]),
+            helper.make_node("DequantizeLinear", ["code", *params], ["out"]),
+        ]
+    nodes += [] if quantized else [helper.make_node("Neg", ["row"], ["out"])]
+    rows = [info(name, TensorProto.FLOAT, [None]) for name in ("state", "row", "next", "out")]
+    body = helper.make_graph(nodes, "body", rows[:2], rows[2:])
+    x = b.input("x", ["n", 3] if axis == 0 else [3, "n"])
+    name = b.op(
+        "Scan", b.input("s", [3]), x, outputs=2, body=body, num_scan_inputs=1,
+        scan_input_axes=[axis],
+    )  # fmt: skip
+    b.output(name, None)
+    b.output(f"{name}:1", None)
+    state = np.arange(3, dtype=np.float32)
+    empty = np.zeros((0, 3) if axis == 0 else (3, 0), np.float32)
+    found = run(canonical(b.model()), {"s": state, "x": empty})
+    assert found[0].tolist() == [0, 1, 2]
+    assert found[1].shape == (0, 3)
