@@ -255,3 +255,23 @@ def test_a_body_that_does_not_fit_its_loop(inputs: int) -> None:
         return
     del made.graph.node[0].attribute[0].g.output[1:]
     assert loaded(made).outputs[0].type.shape is None
+
+
+@pytest.mark.parametrize("times", [None, 2])
+def test_a_state_whose_extents_change_keeps_its_rank(times: int | None) -> None:
+    """On Relax it has one, and what reads it becomes another operator."""
+    body = _doubling()
+    body.node[0].CopyFrom(helper.make_node("Concat", ["s", "s"], ["o"], axis=0))
+    node = helper.make_node("Loop", ["times", "yes", "x"], ["y", "rows"], body=body)
+    del body.node[2], body.output[2]
+    del node.output[1]
+    constants: dict[str, Any] = {"yes": np.array(True)}
+    inputs: dict[str, Any] = {"x": (FLOAT, (1, 3))}
+    if times is None:
+        inputs["times"] = INT64, ()
+    else:
+        constants["times"] = np.array(times)
+    y = loaded(model([node], inputs, ["y"], constants)).outputs[0].type.shape
+    assert y is not None
+    assert [isinstance(extent, str) for extent in y] == [True, False]
+    assert y[1] == 3

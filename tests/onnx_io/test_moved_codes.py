@@ -130,3 +130,13 @@ def test_a_scan_of_no_steps_gives_its_state(axis: int, quantized: bool) -> None:
     found = run(canonical(b.model()), {"s": state, "x": empty})
     assert found[0].tolist() == [0, 1, 2]
     assert found[1].shape == (0, 3)
+
+
+@pytest.mark.relax
+def test_weights_of_less_than_a_byte_that_are_joined() -> None:
+    b = Builder(21)
+    params = [b.init(np.float32(0.25)), b.init(np.asarray(0, ml_dtypes.int4))]
+    codes = [np.arange(i, i + 6).reshape(2, 3).astype(ml_dtypes.int4) for i in (-7, 1)]
+    parts = [b.op("DequantizeLinear", b.init(each), *params) for each in codes]
+    b.output(b.op("MatMul", b.input("x", ["n", 2]), b.op("Concat", *parts, axis=1)))
+    stays(canonical(b.model()))

@@ -423,7 +423,6 @@ def _forget(graph: onnx.GraphProto, names: set[str]) -> None:
 
 _GIVEN = 2
 """Operands in front of the states: how often, and whether at all. A body gets as many."""
-_Shape: TypeAlias = "tuple[int | str, ...]"
 Infer: TypeAlias = Callable[[Sequence[TypeProto]], Sequence[TypeProto]]
 
 
@@ -448,28 +447,33 @@ def loop_results(
         scalar.tensor_type.shape.SetInParent()
     while True:
         made = infer([counter, going, *states])[1:]
-        moved = [
-            index
-            for index, state in enumerate(states)
-            if _shape(state) is not None and _shape(made[index]) != _shape(state)
-        ]
-        if not moved:
+        met = [_common_shape(*pair) for pair in zip(states, made, strict=False)]
+        if met == states:
             break
-        for index in moved:
-            open_ = TypeProto()
-            open_.tensor_type.elem_type = states[index].tensor_type.elem_type
-            states[index] = open_
-    kept = [TypeProto() if _shape(state) is None else state for state in states]
-    return kept + [_gathered(each, _times(body, operands, data)) for each in made[len(states) :]]
+        states = met
+    times = _times(body, operands, data)
+    kept = [state if _is_ranked(state) else TypeProto() for state in states]
+    return kept + [_gathered(each, times) for each in made[len(states) :]]
 
 
-def _shape(type_: TypeProto) -> _Shape | None:
-    """Returns extents that are all known or named; None for others."""
-    if not type_.tensor_type.HasField("shape"):
-        return None
-    dims = type_.tensor_type.shape.dim
-    shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param for d in dims)
-    return None if "" in shape else shape
+def _common_shape(state: TypeProto, next_: TypeProto) -> TypeProto:
+    """Returns the type of a state with what a step leaves of its shape."""
+    if state.WhichOneof("value") != "tensor_type":
+        return state
+    common = TypeProto()
+    common.tensor_type.elem_type = state.tensor_type.elem_type
+    shapes = [each.tensor_type.shape.dim for each in (state, next_) if _is_ranked(each)]
+    if len(shapes) == 2 and len(shapes[0]) == len(shapes[1]):
+        common.tensor_type.shape.SetInParent()
+        for own, other in zip(*shapes, strict=True):
+            dim = common.tensor_type.shape.dim.add()
+            if own == other:
+                dim.CopyFrom(own)
+    return common
+
+
+def _is_ranked(type_: TypeProto) -> bool:
+    return type_.tensor_type.HasField("shape")
 
 
 def _gathered(each: TypeProto, times: int | None) -> TypeProto:
@@ -478,7 +482,7 @@ def _gathered(each: TypeProto, times: int | None) -> TypeProto:
     Where there may be no run only its rank is known: onnxruntime has 0 for every extent that the
     body does not declare.
     """
-    if not each.tensor_type.HasField("shape") or (times and _shape(each) is None):
+    if not _is_ranked(each):
         return TypeProto()
     gathered = TypeProto()
     gathered.tensor_type.elem_type = each.tensor_type.elem_type

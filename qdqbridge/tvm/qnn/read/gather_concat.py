@@ -52,9 +52,9 @@ def moved_operand(reading: Reading, call: Call) -> Value:
     return _narrow(call, per_tensor(reading, call.args[0]))
 
 
-def _narrow(call: Call, value: Value) -> Value:
+def _narrow(call: Call, value: Value, index: int = 0) -> Value:
     """Returns plain integers of a constant in the sub-byte type that a span gives them."""
-    wanted = () if call.provenance is None else call.provenance.operands
+    wanted = () if call.provenance is None else call.provenance.operands[index : index + 1]
     if value.constant is None or value.quant is not None or not (wanted and wanted[0]):
         return value
     storage = element(wanted[0])[0]
@@ -361,6 +361,9 @@ def concatenate(reading: Reading, call: Call) -> Value:
     written = _converted(reading, call, values)
     if written is not None:
         return written
+    narrow = [_narrow(call, value, index) for index, value in enumerate(values)]
+    if len({value.type.dtype for value in narrow}) == 1:
+        values = narrow
     axis = _joined_axis(call, values)
     params = {v.quant.params.widened() for v in values if v.quant is not None}
     common = next(iter(params)) if len(params) == 1 else None
@@ -370,7 +373,7 @@ def concatenate(reading: Reading, call: Call) -> Value:
         common = common if said is not None and said.same_mapping(common) else None
     if common is None or not common.per_tensor:
         plain = [reading.plain(value) for value in values]
-        type_: ValueType = TensorType(call.dtype, call.result.shape)
+        type_: ValueType = TensorType(plain[0].type.dtype, call.result.shape)
         return hinted(reading, call, reading.node("Concat", AxisAttrs(axis), plain, type_, call))
     stored = [reading.stored(value, common) for value in values]
     quants = [v.quant.params for v in stored if v.quant is not None]
