@@ -50,6 +50,8 @@ class ModelSource:
         canonicalize(graph, options, channels_first=self.channels_last)
         verify(graph, str(self.file))
         if graph.as_read is not None:
+            # Rewrites that change bits make the file's own nodes another model: it is written
+            # canonically then.
             graph.as_read = graph.as_read.of(graph) if options == BIT_FOR_BIT else None
         return graph
 
@@ -196,6 +198,8 @@ def _encode(graph: Graph, file: Path, encodings: Path) -> None:
     from qdqbridge.targets.encodings.application import apply
 
     def in_file() -> Collection[str]:
+        # Names of tensors that rules took away are known of the file alone; TFLite's are all in the
+        # graph.
         if not is_onnx(file):
             return ()
         from qdqbridge.onnx_io.reading.model_file import read_model_apart

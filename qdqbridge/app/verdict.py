@@ -99,6 +99,7 @@ def verdict(
     rows += [("goal" if not index else "", text) for index, text in enumerate(_goal_texts(made))]
     if shown is not None:
         rows += _outputs(shown, told=scores is None)
+    # Where nothing is written: what makes files large.
     before, after = sizes or (_constants(made.original), _constants(made.graph))
     share = f", {after / before:.0%} of the model's {before:,}" if before else ""
     rows.append(("size", f"{after:,} bytes{share}"))
@@ -278,6 +279,7 @@ def _computed_in_floats(made: JudgedModel) -> int:
 
     if made.made.target.profile not in _ONNXRUNTIME:
         return 0
+    # What moves elements does so in any width.
     return sum(
         node.op.flow not in (Flow.MOVE, Flow.CONVERT)
         and any(_is_wide(value) for value in (*node.inputs, *node.outputs))

@@ -203,6 +203,7 @@ def arrays_table(arrays: Mapping[str, NDArray[Any]]) -> Table:
 
 
 def _statistics(array: NDArray[Any]) -> dict[str, float]:
+    # Strings, and tensors without elements, have no least number.
     if not array.size or array.dtype == object:
         return {"min": float("nan"), "max": float("nan"), "mean": float("nan")}
     wide = array.astype(np.float64)
@@ -231,6 +232,7 @@ def verdict_parts(verdict: EngineVerdict) -> list[RenderableType]:
     listed = ", ".join(f"{number} {place}" for place, number in places.most_common())
     pieces = "1 partition" if verdict.partitions == 1 else f"{verdict.partitions} partitions"
     summary = Text(f"{verdict.engine} ({verdict.version}): {listed}; {pieces}")
+    # Those of which the engine says why; where it says so of none, all of them.
     left = [placement for placement in verdict.left if placement.why] or list(verdict.left)
     if not left:
         return [summary]
@@ -442,6 +444,7 @@ def _groups(findings: Sequence[Finding]) -> list[list[Finding]]:
     """Returns findings that differ only in the names of nodes and tensors together."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
+        # Names are what findings of one kind differ in: without them they are one row.
         reason = _QUOTED.sub("", finding.reason)
         key = (finding.rule, finding.operator, finding.effect.value, reason)
         groups.setdefault(key, []).append(finding)

@@ -236,6 +236,7 @@ def _tensors(results: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[Any]]]:
         if isinstance(result, list):
             elements = cast("list[NDArray[Any]]", result)
             yield from ((f"{name}[{place}]", each) for place, each in enumerate(elements))
+        # An Optional without a value; an .npz file has nothing for that.
         elif result is not None:
             yield name, result
 
@@ -265,6 +266,7 @@ def _runner(
 
 def _say_what_is_open(graph: Graph) -> None:
     shapes = [value.type.shape or () for value in graph.inputs]
+    # The leading dimension may stay open: kernels have a loop over it.
     names = dict.fromkeys(dim for shape in shapes for dim in shape[1:] if isinstance(dim, str))
     if names:
         numbers = " ".join(f"--extent {name}=…" for name in names)
@@ -361,6 +363,8 @@ def compare(
     else:
         output.show(*comparison_parts(found, everything=everything))
     saturate = [side for side in (ours, theirs) if getattr(side, "own", None) is not None]
+    # Free runs go their own ways after the first difference: only node by node is it known whose
+    # fault it is.
     if saturate and not (local or found.equal):
         output.say("pairs of products saturate on its processor: --local counts what is theirs")
     return _verdict(found, max_lsb, explained=not local or engine not in ENGINES or engine in OWN)

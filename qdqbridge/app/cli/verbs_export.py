@@ -194,11 +194,15 @@ def export(
         path = output.free(output_, force=force, model=model, data=reading.params, suffix=".onnx")
     found: dict[str, Any] = {}
     file = reading.file(model)
+    # Only looked at: then the file itself is checked, as its producer wrote it, and not what would
+    # be written.
     as_it_is = path is None and file is not None and is_onnx(file) and not extent
     source: Graph | Path = model
     fixed, cost = list[str](), ""
     if not as_it_is or engine is not None or data is not None:
         read = with_numbers(reading.read(model), extents_of(extent))
+        # A file that is checked as it is keeps its dynamic quantization: data are for the check
+        # alone.
         given_data = None if as_it_is else data
         source, fixed, cost = _prepared(read, given_data, float_=float_, symmetric=symmetric)
     if path is not None and isinstance(source, Graph):
@@ -260,6 +264,7 @@ def _wrong_usage(
         return f"a float model stores no integers: leave {' and '.join(stored)} out"
     if {"--recenter", "--symmetric"} <= set(given):
         return "--recenter writes uint8 and --symmetric int8: give one of them"
+    # A profile's rules look for what would not run on integers: of a float model nothing does.
     others = [*["--check"] * check, *stored, *(["--float"] if "--float" in given else [])]
     if "--encodings-to" in given and others:
         return f"--encodings-to writes a float model: leave {', '.join(others)} out"
@@ -382,6 +387,7 @@ def _export_tflite(
         return usage("a TFLite or TOSA file takes no --recenter, and no profile of ONNX files")
     if engine not in (None, LITERT, TOSA):
         return usage(f"{engine} reads no TFLite files: give --engine {LITERT}")
+    # Nothing but Arm's converter knows which operators TOSA has.
     if check and engine is None and (profile == TOSA or (path is not None and is_tosa(path))):
         engine = TOSA
     if check and profile != ETHOS_U and engine is None:

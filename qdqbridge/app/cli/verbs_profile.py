@@ -104,6 +104,7 @@ def profile(
             warn=output.warn,
         )
     profiling.save_profile(found, path)
+    # Only when the whole is written: until then it is all that there is to resume.
     partial.unlink(missing_ok=True)
     bad = _warn_of_nonfinite(found)
     _show(found, path, as_json=json)
@@ -172,6 +173,8 @@ def merge(
         return usage("there is no profile to merge: PROFILES is missing", fix="give at least one")
     path = output.free(output_, force=force, model=profiles[0], suffix=".json")
     shards = [profiling.load_profile(shard) for shard in profiles]
+    # Profiles know a digest of their data. Counts would be wrong, but ranges stay right: so no
+    # error.
     if len({shard.data for shard in shards}) < len(shards):
         output.warn("two of these profiles are of the same data, which is now counted twice")
     found = profiling.merge_profiles(shards)
@@ -319,6 +322,7 @@ def _pieces(
     from qdqbridge.autoquant.profiling.samples import Samples
     from qdqbridge.autoquant.search.sensitivity import some_of
 
+    # Inputs of different numbers of examples are one run: nobody can say where to cut them.
     if len({array.shape[:1] for array in feeds.values()}) > 1:
         return [feeds], 1
     cut = some_of(Samples.of(graph.inputs, feeds), limit)

@@ -143,6 +143,7 @@ def errors(record: QuantizationRecord) -> Markup:
     numbered = list(enumerate(record.layers, 1))
     parts = [keys, error_plot(record.layers)]
     if len(numbered) > _SHOWN:
+        # By what a layer adds itself: behind a bad one all look bad.
         worst = sorted(numbered, key=lambda each: _rank(each[1].local_db))[:_WORST]
         rows = [_layer(index, layer) for index, layer in worst]
         parts.append(table("Layers that add most error themselves", _LAYERS, rows))
@@ -313,6 +314,7 @@ def repairs(record: QuantizationRecord) -> Markup:
 
 def _gain(before: float | None, after: float | None) -> tuple[str, str, str]:
     gain = "–"
+    # From exact to exact is infinity less infinity, which is no gain.
     if before is not None and after is not None and math.isfinite(after - before):
         gain = f"{after - before:+.2f} dB"
     return decibels(before), decibels(after), gain

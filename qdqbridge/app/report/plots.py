@@ -58,6 +58,8 @@ def concat_markup(*content: Content | Iterable[Content]) -> Markup:
     """Returns several pieces in a row."""
     parts: list[str] = []
     for piece in content:
+        # What is marked up is escaped already; every other text may come from a file, and is not
+        # trusted.
         if isinstance(piece, Markup):
             parts.append(piece.text)
         elif isinstance(piece, (str, int)):
@@ -268,6 +270,7 @@ def histogram(tensor: TensorReport, index: int) -> Markup:
     """
     first, last = tensor.first, tensor.first + tensor.width * len(tensor.bins)
     if tensor.scale is not None:
+        # Codes may reach further than what was seen, and the picture shows both.
         first, last = min(first, tensor.low), max(last, tensor.high)
     span = last - first or 1.0
 
