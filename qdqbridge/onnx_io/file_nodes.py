@@ -81,8 +81,9 @@ class KeptFile:
             constants[name] = data
         proto = self.model.graph
         file = proto.name
+        made = {value.name: value.type.dtype for value in graph.values()}
         types = {
-            name: TensorType(dtype_of(dtype, file), shape)
+            name: TensorType(made.get(name) or dtype_of(dtype, file), shape)
             for name, (dtype, shape) in declared_types(proto.value_info).items()
             if dtype
         }

@@ -125,15 +125,31 @@ def test_softmax_of_several_axes_normalizes_those_that_are_there() -> None:
     np.testing.assert_allclose(y.sum(axis=(1, 2)), 1, rtol=1e-6)  # a sum of 12 rounded floats
 
 
-def test_another_element_type_is_refused() -> None:
+@pytest.mark.parametrize("declared", ["value_info", "output"])
+def test_another_element_type_is_told_inside_and_refused_of_outputs(
+    declared: str, tmp_path: Path
+) -> None:
+    """ModelOpt's files of half floats have the types of before, which TensorRT does not look at."""
     b = Builder(17)
     x = b.op("Relu", b.input("x", [2]))
     b.output(b.op("Neg", x))
     model = b.model()
-    model.graph.value_info.append(helper.make_tensor_value_info(x, TensorProto.INT64, [2]))
-    assert runtime(model, {"x": np.ones(2, np.float32)}) is None
-    with pytest.raises(InvalidModelError, match="another element type"):
-        load(model)
+    name = x if declared == "value_info" else model.graph.output[0].name
+    del model.graph.output[0 if declared == "output" else 1 :]
+    getattr(model.graph, declared).append(
+        helper.make_tensor_value_info(name, TensorProto.INT64, [2])
+    )
+    feed = {"x": np.array([-1, 2], np.float32)}
+    assert runtime(model, feed) is None
+    if declared == "output":
+        with pytest.raises(InvalidModelError, match="another element type"):
+            load(model)
+        return
+    graph = loaded(model, tmp_path, "model")
+    (note,) = stale_notes(graph)
+    assert "declared int64, and its operators make float32" in note
+    qb.save(graph, tmp_path / "again.onnx")
+    np.testing.assert_array_equal(runtime(tmp_path / "again.onnx", feed), [0, -2])
 
 
 def test_what_cannot_be_is_refused_whatever_is_declared() -> None:

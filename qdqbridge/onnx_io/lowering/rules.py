@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qdqbridge.core.rewrite import Rule, RulesByOperator
-from qdqbridge.onnx_io.lowering import elementwise, packed_weights, products, qonnx
+from qdqbridge.onnx_io.lowering import elementwise, packed_weights, products, qonnx, tensorrt
 from qdqbridge.onnx_io.lowering.context import MICROSOFT
 
 ENCODINGS: tuple[Rule, ...] = (
@@ -16,6 +16,7 @@ ENCODINGS: tuple[Rule, ...] = (
     *elementwise.NORM_RULES,
     *elementwise.RECURRENT_RULES,
     *qonnx.RULES,
+    *tensorrt.RULES,
 )
 """Every rule, one per operator."""
 _RULES = RulesByOperator(ENCODINGS)
@@ -90,21 +91,7 @@ NAMES: dict[str, Refusal] = {
     "MXQuantizeDequantize": Refusal(_FLOATING, _EIGHT),
     "BFPFixNeuron": Refusal(_FLOATING, _EIGHT),
     "MXFixNeuron": Refusal(_FLOATING, _EIGHT),
-    "TRT_FP8QuantizeLinear": Refusal("float8 of TensorRT", "export ONNX QuantizeLinear (opset 19)"),
-    "TRT_FP8DequantizeLinear": Refusal(
-        "float8 of TensorRT", "export ONNX DequantizeLinear (opset 19)"
-    ),
-    "TRT_INT4QuantizeLinear": Refusal(
-        "4-bit blocks of TensorRT", "export ONNX QuantizeLinear with block_size (opset 21)"
-    ),
-    "TRT_INT4DequantizeLinear": Refusal(
-        "4-bit blocks of TensorRT", "export ONNX DequantizeLinear with block_size (opset 21)"
-    ),
     "TRT_FP4QDQ": Refusal("float4 of TensorRT", _EIGHT),
-    "TRT_FP4DynamicQuantize": Refusal("float4 of TensorRT", _EIGHT),
-    "TRT_MXFP8QuantizeLinear": Refusal("float8 blocks with shared exponents", _EIGHT),
-    "TRT_MXFP8DequantizeLinear": Refusal("float8 blocks with shared exponents", _EIGHT),
-    "TRT_MXFP8DynamicQuantize": Refusal("float8 blocks with shared exponents", _EIGHT),
     "QuantizeFloating": Refusal("float8 of PPQ", _EIGHT),
     "DequantizeFloating": Refusal("float8 of PPQ", _EIGHT),
 }

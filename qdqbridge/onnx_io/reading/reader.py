@@ -180,6 +180,7 @@ def _graph_without(
     results = Results(
         proto.node,
         declared_types((*proto.value_info, *proto.output)),
+        [value.name for value in proto.output],
         file,
         opset=opset,
         versions={MICROSOFT: 1} | {entry.domain: entry.version for entry in model.opset_import},

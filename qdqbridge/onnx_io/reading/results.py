@@ -8,7 +8,7 @@ Extents that follow from nothing get names of their own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -21,7 +21,7 @@ from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Note, Value
 from qdqbridge.core.graph.operator import Attributes, Flow, Operator
 from qdqbridge.core.graph.symbols import product
-from qdqbridge.core.graph.types import Dim, NestedType, Shape, TensorType, static_shape
+from qdqbridge.core.graph.types import Dim, NestedType, Shape, TensorType, ValueType, static_shape
 from qdqbridge.core.ops.attributes import (
     ConvAttrs,
     ConvTransposeAttrs,
@@ -84,6 +84,7 @@ class Results:
     Args:
         nodes: The nodes that are read, in their order.
         declared: Element types and shapes that the file declares, by the tensor's name.
+        outputs: The names of the file's outputs: what is declared of them is what callers get.
         file: Its name, for messages.
         opset: The version of ONNX's own domain.
         versions: That of every domain.
@@ -95,6 +96,7 @@ class Results:
         self,
         nodes: Sequence[onnx.NodeProto],
         declared: Mapping[str, TypeAndShape],
+        outputs: Collection[str],
         file: str,
         *,
         opset: int,
@@ -103,6 +105,7 @@ class Results:
         folding: Folding,
     ) -> None:
         self.file, self.declared, self._nodes = file, declared, nodes
+        self._outputs = frozenset(outputs)
         self.opset, self.versions, self._ir_version = opset, versions, ir_version
         self._taken: dict[str, frozenset[str]] | None = None
         self.folding = folding
@@ -272,13 +275,22 @@ class Results:
         self, where: str, name: str, known: Inferred, operands: Sequence[Value | None]
     ) -> DType:
         declared, _ = self.declared.get(name, (0, None))
-        # A file that contradicts itself is damaged, and either reading of it would be a guess.
-        if known.element and declared and declared != known.element:
+        floats = {_real_dtype(value) for value in operands if value is not None} - {None}
+        # What is declared inside is stale in what tools converted, TensorRT does not look at it and
+        # operators decide, as of shapes; but of an output it is what callers were promised, and
+        # operands of several types leave nothing to go by.
+        if (
+            known.element
+            and declared
+            and declared != known.element
+            and (name in self._outputs or len(floats) > 1)
+        ):
             made, said = (dtype_of(code, where) for code in (known.element, declared))
+            mixed = f" of {' and '.join(sorted(map(str, floats)))}" if len(floats) > 1 else ""
             raise InvalidModelError(
                 "a result is declared with another element type than it has",
                 where=where,
-                why=f"'{name}' is declared {said}, and the operator makes {made}",
+                why=f"'{name}' is declared {said}, and the operator makes {made}{mixed}",
                 fix="correct the declared type, or remove it from the file",
             )
         if known.element or declared:
@@ -310,21 +322,27 @@ class Results:
                     self._taken[name] = self._taken.get(name, types) & types
         return self._taken
 
+    def _told(self, declared: TypeAndShape, made: ValueType) -> str:
+        """Returns how a declared type is not the one that is made; empty where it is."""
+        element, shape = declared
+        if _contradicts(shape, made.shape):
+            return f"{_format_shape(shape)}, and its operators make {_format_shape(made.shape)}"
+        if type(made) is TensorType and element not in (0, dtype_to_onnx(made.dtype)):
+            return f"{dtype_of(element, self.file)}, and its operators make {made.dtype}"
+        return ""
+
     def contradictions(self, values: Mapping[str, Value]) -> list[Note]:
-        """Returns a note of the declared shapes that are not those which the operators make."""
+        """Returns a note of the declared types that are not those which the operators make."""
         stale = {
-            name: shape
-            for name, (_, shape) in self.declared.items()
-            if name in values and _contradicts(shape, values[name].type.shape)
+            name: self._told(declared, values[name].type)
+            for name, declared in self.declared.items()
+            if name in values and self._told(declared, values[name].type)
         }
         if not stale:
             return []
-        first, shape = next(iter(stale.items()))
+        first, told = next(iter(stale.items()))
         others = f", and so are {len(stale) - 1} more" if len(stale) > 1 else ""
-        reason = (
-            f"'{first}' is declared {_format_shape(shape)}, and its operators make "
-            f"{_format_shape(values[first].type.shape)}{others}; what they make counts"
-        )
+        reason = f"'{first}' is declared {told}{others}; what they make counts"
         producer = values[first].producer
         node = first if producer is None else producer.name
         return [Note("stale-shape", node, reason, tuple(stale)[:_LISTED])]
@@ -466,6 +484,12 @@ def _merged(known: Open | None, more: Open | None) -> Open | None:
     if more is None or len(known) != len(more):
         return known
     return tuple(b if a is None else a for a, b in zip(known, more, strict=True))
+
+
+def _real_dtype(value: Value) -> DType | None:
+    """Returns the float type of a value, None for one of integers."""
+    dtype = value.type.dtype if value.quant is None else value.quant.params.expressed_dtype
+    return dtype if dtype.is_float else None
 
 
 def _numbers(op: Operator, attributes: Attributes, operands: Sequence[Value | None]) -> Open | None:

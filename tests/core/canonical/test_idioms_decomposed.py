@@ -186,9 +186,13 @@ def test_vendors_own_quantizers_in_onnx_s_domain_are_refused_by_name(op_type: st
 @pytest.mark.idiom("L6", "L7")
 @pytest.mark.parametrize(
     ("domain", "op_type"),
-    [("trt", "TRT_FP8QuantizeLinear"), ("trt", "TRT_INT4DequantizeLinear"),
-     ("ppq", "QuantizeFloating"), ("ppq", "PPQ_Rounding")],
-)  # fmt: skip
+    [
+        ("trt", "TRT_FP4QDQ"),
+        ("trt", "TRT_Plugin"),
+        ("ppq", "QuantizeFloating"),
+        ("ppq", "PPQ_Rounding"),
+    ],
+)
 def test_vendors_own_quantizers_are_carried_and_not_run(domain: str, op_type: str) -> None:
     b = Builder()
     b.output(b.op(op_type, b.input("x", [2, 4]), domain=domain))
