@@ -359,6 +359,8 @@ def _added(total: Profile, observer: Observer, samples: int, data: int) -> Profi
 def _resumed(nothing: Profile, start: Profile, samples: Iterator[Sample]) -> Profile:
     """Returns the profile to go on from; takes its samples off the iterator."""
     whole = nothing.merged(start)  # or it is of another model
+    # Their hashes are computed, not their statistics: that is how it is known that they are the
+    # same.
     first = [sample_hash(sample) for sample in islice(samples, start.samples)]
     if len(first) < start.samples or sum(first) % (1 << 256) != start.data:
         raise InputDataError(

@@ -148,6 +148,7 @@ class _State:
         self.rounded[value] = quantized
         if params is not None:
             self.rounded[value] = [stored_and_read(a, params) for a in quantized]
+            # Nobody reads it unrounded: activations of all samples are the most that is held.
             if not any(user in self.decision.plan.unrounded for user in value.users):
                 self.rough[value] = []
 
@@ -208,6 +209,7 @@ class _State:
         for value in node.inputs:
             if value is not None:
                 self.left[value] -= 1
+                # The last reader: only the frontier stays in memory, not the whole network.
                 if not self.left[value]:
                     for kept in (self.real, self.rough, self.rounded):
                         kept.pop(value, None)
@@ -395,6 +397,7 @@ class OtherScales:
         graph, plain = self._known
         plain = plain if graph is before else self._sqnr(before)
         self._known, changed = (before, plain), self._sqnr(after)
+        # All steps together: each of them might lose a little less than too much.
         lost = {f: self._lost.get(f, 0.0) + plain[f] - changed[f] for f in plain}
         worst = max(lost, key=lambda f: lost[f], default=1.0)
         if lost and lost[worst] > MOST_LOST:

@@ -229,6 +229,7 @@ class _Tuner:
         others: list[tuple[Chooser, list[Decision]]] = []
         for chooser in choosers:
             options = self._options(place, chooser)
+            # Choosers often agree, and a trial runs all samples.
             if any(all(map(_close_quant_params, options, other)) for other in tried):
                 continue
             tried.append(options)
@@ -248,6 +249,7 @@ class _Tuner:
         assert isinstance(spec, Observed)
         if isinstance(place, Weight):
             context = self._context(place.value, self.best[-1])
+            # A constant has no samples, so every fold has the same.
             return [of_constant(place.value, spec.format, chooser, context)] * len(self.best)
         asked = self._asked(chooser)
         return [
@@ -339,6 +341,7 @@ def errors_between(
         errors.append(_squares([y - z for y, z in pairs]))
         powers.append(_squares([y for y, _ in pairs]))
     each, power = np.concatenate(errors, axis=1), np.concatenate(powers, axis=1)
+    # Over all samples: one of nearly nothing would count without end by its own power.
     mean = power.mean(axis=1, keepdims=True)
     return (each / np.where(mean > 0, mean, 1.0)).mean(axis=0)
 

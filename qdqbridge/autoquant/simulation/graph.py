@@ -198,6 +198,7 @@ class _SimulatedBuilder:
         """Makes a constant operand an input."""
         copy = self._copy.nodes[node]
         old = copy.operand(index)
+        # An input, so that one session tries every rounding of it.
         new = self._input(old.name, old.type.dtype, old.type.shape)
         rewire(copy, index, new)
         self._constants[node, index] = new
@@ -343,6 +344,8 @@ class Feeds:
             if known == key:
                 return array
         kept.append((key, compute()))
+        # A search goes on from the last decisions; earlier ones rarely come back, and weights are
+        # large.
         del kept[:-_KEPT]
         return kept[-1][1]
 
@@ -365,6 +368,7 @@ class _SameArray:
         self.array = array
 
     def __eq__(self, other: object) -> bool:
+        # By identity: to compare weights would take longer than to round them again.
         return isinstance(other, _SameArray) and self.array is other.array
 
     def __hash__(self) -> int:

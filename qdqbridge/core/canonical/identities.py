@@ -143,6 +143,7 @@ def computes_nothing(node: Node, context: RuleContext) -> Proposal:
     widens = len(shape) > len(own) or any(
         extent not in (1, mine) for extent, mine in zip(shape[::-1], own[::-1], strict=False)
     )
+    # x - (-0) is x + 0, which makes 0 of -0.
     negative = neutral == 0 and np.signbit(other.constant.numpy()).any()
     return None if widens or negative else Replace({output: x})
 
@@ -217,6 +218,7 @@ def _bounds(start: int, end: int, step: int) -> tuple[int, int]:
 
 def _keeps_extents(given: ResizeAttrs, x: Value) -> bool:
     """True where every factor is 1, whatever the mode."""
+    # Of a crop the factors say nothing: it may show another part in the same extents.
     if given.coordinate_transformation_mode == "tf_crop_and_resize":
         return False
     if given.scales is not None:
@@ -253,6 +255,7 @@ def merge_equal(node: Node, context: RuleContext) -> Proposal:
     Not where each may take in a quantize of its own.
     """
     name = node.op.name
+    # What another domain's operator does nobody knows: it may count its calls.
     if name in _RANDOM or (name not in BY_NAME and "::" in name):
         return None
     first = node.inputs[0] if node.inputs else None
@@ -271,6 +274,7 @@ def merge_equal(node: Node, context: RuleContext) -> Proposal:
     count = node.op.commuting
     operands = (*sorted(map(id, node.inputs[:count])), *map(_identity, node.inputs[count:]))
     key = node.op.name, repr(node.attributes), operands, node.output.type.with_shape(None)
+    # The first of its kind is kept as long as the rule runs: it may be gone from the graph by now.
     other = context.shared.setdefault(key, node)
     if other is node:
         return None
@@ -321,6 +325,7 @@ def _identity(value: Value | None) -> Hashable:
     """Returns what is equal of one value, and of two constants of the same few elements."""
     if value is None or value.constant is None or value.constant.size > _FEW_SHARED:
         return value
+    # By bits, so that -0 is not 0 and a NaN is itself.
     return value.type, value.constant.numpy().tobytes()
 
 
@@ -352,6 +357,7 @@ def _merged(node: Node, other: Node) -> Replace:
     if shape is None:
         shape = second
     elif second is not None:
+        # A number says more than a name.
         shape = tuple(b if isinstance(b, int) else a for a, b in zip(shape, second, strict=True))
     if shape == other.output.type.shape:
         return Replace({node.output: other.output})

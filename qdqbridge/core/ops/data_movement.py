@@ -72,6 +72,7 @@ class BlockSteps:
         """
         found: dict[str, Any] = {"y": size, "x": size}
         for group, extent in zip(self.split, shape, strict=True):
+            # The extent of the block is told, so one letter of each group is left.
             (letter,) = (each for each in group if each not in found)
             blocks = size ** (len(group) - 1)
             found[letter] = extent if extent is None or len(group) == 1 else extent // blocks
@@ -154,6 +155,7 @@ def _reshape(attributes: ReshapeAttrs, operands: Operands) -> tuple[Array, ...]:
     (x,) = present(operands, 1)
     target = _target_shape_operand(attributes.shape, operands)
     copies = [] if attributes.allow_zero else [i for i, e in enumerate(target) if e == 0]
+    # NumPy divides all elements by what is stated, and both are 0 here.
     if copies and x.size == 0 and target.count(-1) == 1:
         target = _without_copies(target, x.shape, copies)
     return (x.reshape([x.shape[i] if i in copies else e for i, e in enumerate(target)]),)

@@ -68,7 +68,9 @@ def _group_query(a: GroupQueryAttentionAttrs, operands: Operands) -> tuple[Array
     assert own is not None and lengths is not None and given is not None
     q, k, v = _group_operands(a, operands)
     length, total = q.shape[2], int(given.reshape(()))
+    # onnxruntime's operand has the place of the last key of each sequence, not how many there are.
     ends = lengths.reshape(-1).astype(np.int64) + 1
+    # As many tokens as the longest sequence has: a prompt, which begins at the first place.
     first = length == total and not a.sliding_window_cache
     starts = np.zeros_like(ends) if first else np.maximum(ends - length, 0)
     if a.do_rotary:
@@ -86,6 +88,7 @@ def _group_query(a: GroupQueryAttentionAttrs, operands: Operands) -> tuple[Array
         scores = np.tanh(scores / q.dtype.type(a.softcap)) * q.dtype.type(a.softcap)
     bias = optional(operands, 10)
     if bias is not None:
+        # A bias is for places, and rows of the cache need not lie in their order.
         columns = np.clip(at, 0, bias.shape[-1] - 1)
         each = np.broadcast_to(bias, (len(at), *bias.shape[1:])).astype(scores.dtype)
         added = np.stack([x[..., c] for x, c in zip(each, columns, strict=True)])
@@ -161,6 +164,7 @@ class _Past:
 
 def resident(ends: Array, capacity: int, window: int) -> Array:
     """Returns how many of the last positions a cache of a window keeps after ``ends`` of them."""
+    # A full cache is moved down to its window, so that it has room for as many more.
     step = capacity - window + 1
     more = -(-np.maximum(ends - capacity, 0) // step)
     return ends - step * more
@@ -206,6 +210,7 @@ def _quantize_kv_rows(a: GroupQueryAttentionAttrs, past: _Past, new: Array) -> A
     ).astype(np.int8)
     if a.kv_cache_bit_width != 4:
         return codes
+    # Stored without a sign, the first of two in the low bits.
     pairs = (codes + 8).astype(np.uint8).reshape(*codes.shape[:-1], -1, 2)
     return (pairs[..., 0] | (pairs[..., 1] << 4)).astype(np.uint8)
 
@@ -326,11 +331,13 @@ def _sparse(a: SparseAttentionAttrs, operands: Operands) -> tuple[Array, ...]:
     seen, size = seen_blocks(rows, columns), a.sparse_block_size
     queries = np.minimum((starts[:, None] + counted(length)) // size, seen.shape[1] - 1)
     keys = np.minimum(counted(old.shape[2]) // size, seen.shape[2] - 1)
+    # Heads have the layouts in turn: the first, the second, and so on, then the first again.
     layouts = np.arange(a.num_heads) % seen.shape[0]
     own_blocks = seen[layouts[None, :, None, None], queries[:, None, :, None], keys]
     bias = np.where(own_blocks, np.float32(0), np.float32(-np.inf))
     given = (*operands[:5], lengths - 1, total, optional(operands, 9), optional(operands, 10))
     result, *kept = GROUP_QUERY_ATTENTION.compute(a.grouped, (*given, None, bias))
+    # Past and present are one buffer in onnxruntime: what is behind the last row stays there.
     behind = counted(kept[0].shape[2]) >= ends[:, None]
     pairs = zip((old, values), kept, strict=True)
     return result, *(np.where(behind[:, None, :, None], x, new) for x, new in pairs)

@@ -102,6 +102,7 @@ def lowest(dtype: np.dtype[Any]) -> Any:
     """Returns the smallest value of a type that can be compared."""
     if dtype.kind in "iu":
         return np.iinfo(dtype).min
+    # Minus infinity and no finite number: padding must not win against it either.
     return False if dtype.kind == "b" else -np.inf
 
 
@@ -117,6 +118,7 @@ def comparable(x: Array) -> Array:
     return (
         x
         if x.dtype.kind in "iufb"
+        # NumPy has no maximum of ml_dtypes' types, whose numbers are exact in these.
         else x.astype(np.float32 if x.dtype.itemsize > 1 or "float" in x.dtype.name else np.int8)
     )
 
@@ -128,6 +130,7 @@ def _max_pool(attrs: PoolAttrs, operands: Operands) -> tuple[Array, ...]:
     around = padded(wide, *shape, attrs.pads, out, lowest(wide.dtype))
     best: Array | None = None
     for _, view in taps(around, *shape, out):
+        # Tap by tap, not window by window: a kernel has few taps, and an image many windows.
         best = view.copy() if best is None else np.maximum(best, view)
     assert best is not None
     return (best.astype(x.dtype, copy=False),)

@@ -258,9 +258,11 @@ def _read_attention(node: NodeView) -> Decoded:
     found = _fields(node, AttentionAttrs)
     if any(found.get(name, 1.0) < 0 for name in ("scale", "softcap")) or found.get("scale") == 0:
         raise NoRow("its products are multiplied or bent by no positive number")
+    # Then heads are an axis, and what the attributes say of them is not looked at.
     if ranks[0] == 4:
         found |= {"q_num_heads": 0, "kv_num_heads": 0}
     asked = found.get("softmax_precision", 0)
+    # To ask for the own type is to ask for nothing: one form for both.
     if _SOFTMAX_TYPES.get(asked) is node.operand(0).type.dtype:
         found["softmax_precision"] = 0
     elif _SOFTMAX_TYPES.get(asked) in (DType.FLOAT16, DType.BFLOAT16):

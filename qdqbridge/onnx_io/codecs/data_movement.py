@@ -45,6 +45,7 @@ def _read_slice(node: NodeView) -> Decoded:
             "Slice has unequal lists or a step of 0",
             why=f"starts {starts}, ends {ends}, axes {axes}, steps {steps}",
         )
+    # By axis, whatever order a file has them in: one meaning, one digest.
     rows = sorted(zip(node.wrap_all(axes), starts, ends, steps, strict=True))
     axes, starts, ends, steps = (tuple(row[i] for row in rows) for i in range(4))
     return decoded("Slice", SliceAttrs(starts, ends, axes, steps), node.operands[:1])
@@ -194,6 +195,7 @@ def _read_reshape(node: NodeView) -> Decoded:
             why=f"the shape is {list(shape)}",
             fix="use at most one -1, and no 0 beside it with allowzero",
         )
+    # Without a 0 the flag says nothing, and files differ in it.
     attributes = ReshapeAttrs(shape, allow_zero and 0 in shape)
     return decoded("Reshape", attributes, node.operands[:1])
 
@@ -224,6 +226,7 @@ def _squeeze_axes(node: NodeView) -> Ints | None:
 def _read_squeeze(node: NodeView) -> Decoded:
     axes = _squeeze_axes(node)
     if axes is None:
+        # Squeeze without axes drops all of extent 1: which these are has to be known now.
         axes = tuple(i for i in range(node.rank()) if node.known_extent(i) == 1)
     resolved = node.wrap_all(axes)
     long = [axis for axis in resolved if node.extent(axis) not in (None, 1)]

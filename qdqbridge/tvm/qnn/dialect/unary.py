@@ -178,6 +178,7 @@ def exponential(x: Prim, zero: te.Tensor) -> Prim:
 
     lowest = f32(numerics.LOWEST)
     clamped = tirx.min(tirx.max(x, lowest), f32(numerics.HIGHEST))
+    # exp(x) = 2^n exp(x - n ln 2): the rest is small, and with ln 2 in two parts nearly exact.
     n = tirx.nearbyint(clamped * f32(numerics.LOG2E))
     high = fenced(n * f32(numerics.LN2_HIGH), zero)
     r = (clamped - high) - fenced(n * f32(numerics.LN2_LOW), zero)
@@ -186,6 +187,7 @@ def exponential(x: Prim, zero: te.Tensor) -> Prim:
         p = fenced(p * r, zero) + f32(coefficient)
     y = (fenced((p * r) * r, zero) + r) + f32(1)
     bits = (n.astype("int32") + tirx.const(127, "int32")) << tirx.const(23, "int32")
+    # 2^n by its exponent's bits.
     power = tirx.reinterpret("float32", bits)
     return tirx.Select(x < lowest, f32(0), y * power)
 
@@ -239,6 +241,7 @@ class _SoftmaxStages:
 
         def fixed(*i: Prim) -> Prim:
             scaled = self.powers(*sum_at(i)).astype("float64") * tirx.const(FRACTION, "float64")
+            # Of integers, so that no schedule of the loops changes the sum.
             return te.sum(tirx.nearbyint(scaled).astype("int64"), axis=sum_taps)
 
         self.total = stage(rows, fixed, name="total")

@@ -129,6 +129,7 @@ def square(reading: Reading, call: Call) -> Value:
 def truncated(reading: Reading, call: Call) -> Value:
     """``trunc(x)``: ``sign(x) * floor(|x|)``."""
     x = reading.plain(call.args[0])
+    # Floor and its kin are for floats in ONNX.
     if x.type.dtype.is_integer:
         return x
     whole = combined(reading, "Floor", [combined(reading, "Abs", [x], x)], x)
@@ -158,6 +159,8 @@ def floor_divided(reading: Reading, call: Call) -> Value:
     if a.type.dtype.is_float:
         quotient = reading.node("Div", NO_ATTRIBUTES, [a, b], tensor(call))
         return combined(reading, "Floor", [quotient], quotient, call)
+    # ONNX's Div of integers is cut towards zero, its Mod has the sign of the divisor: without the
+    # rest the quotient is whole, and both ways of rounding are one.
     rest = standard(reading, "Mod", [a, b], [tensor(call)], fmod=0)[0]
     whole = reading.node("Sub", NO_ATTRIBUTES, [a, rest], tensor(call))
     return combined(reading, "Div", [whole, b], whole, call)
@@ -221,6 +224,7 @@ def prelu(reading: Reading, call: Call) -> Value:
     trailing = rank - 1 - axis
     shape = slope.type.shape or ()
     if trailing and shape != (1,):
+        # ONNX's PRelu broadcasts from the last axis; TVM's slope is for the channels.
         axes = AxesAttrs(tuple(range(1, 1 + trailing)))
         type_ = TensorType(slope.type.dtype, (*shape, *([1] * trailing)))
         slope = reading.node("Unsqueeze", axes, [slope], type_)
@@ -243,6 +247,8 @@ def variance(reading: Reading, call: Call) -> Value:
     squares = combined(reading, "Mul", [centred, centred], x)
     value = reading.node("ReduceMean", given, [squares], tensor(call), call)
     if value.producer is not None:
+        # The mark tells rules of frontends that one call made these nodes: a model may write them
+        # too.
         value.producer.origin = replace(value.producer.origin, variant=VARIANCE)
     return value
 
@@ -348,6 +354,7 @@ def _from_the_data(x: Entry, scale: Value, zero_point: Value) -> bool:
 
 def _take_over(reading: Reading, node: Node, computed: list[Value]) -> None:
     """Makes values results of a node that stand for what was computed step by step before."""
+    # Where the first of them is: what reads the scale stands before the codes are made.
     place = min(reading.nodes.index(v.producer) for v in computed if v.producer is not None)
     reading.nodes.remove(node)
     reading.nodes.insert(place, node)

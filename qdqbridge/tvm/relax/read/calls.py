@@ -65,6 +65,7 @@ def _inside(body: Any) -> Iterator[Any]:
         seen.add(expr)
         if isinstance(expr, ir.Call):
             yield expr
+        # In the order of execution: the last one pushed is looked at first.
         stack += reversed(_relax_subexprs(expr))
 
 
@@ -88,8 +89,11 @@ def attributes(call: ir.Call) -> dict[str, Any]:
     attrs: Any = call.attrs
     if attrs is None:
         return {}
+    # The dialect's attributes are a dictionary; those of TVM's own operators are fields of a type,
+    # which only its reflection names.
     if isinstance(attrs, ir.DictAttrs):
         return {str(key): plain(attrs[key]) for key in attrs.keys()}  # noqa: SIM118 (no mapping)
+    # Of every class above it as well: fields are listed where they are declared.
     kinds = [kind for kind in type(attrs).__mro__ if "__tvm_ffi_type_info__" in vars(kind)]
     names = [field.name for kind in kinds for field in kind.__tvm_ffi_type_info__.fields or ()]
     return {name: plain(getattr(attrs, name)) for name in names}
@@ -349,6 +353,8 @@ class Extents:
         """
         wide = (*(1,) * (len(shape) - len(own)), *own)
         names = [e if isinstance(e, int) else str(getattr(e, "name", e)) for e in map(plain, shape)]
+        # ONNX's Expand keeps an extent where its target says 1, so an open one need not be
+        # computed.
         rest = [1 if n == w else e for e, n, w in zip(shape, names, wide, strict=True)]
         return None if all(isinstance(plain(e), int) for e in rest) else self.vector(rest)
 

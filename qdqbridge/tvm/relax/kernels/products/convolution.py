@@ -242,6 +242,7 @@ def match_resized_conv(node: Node, place: KernelPlace) -> Kernel | None:
     strides = along(attributes.strides, 1)
     if channels < _CHANNELS or strides != (1, 1) or pixels_at_once(place.cpu, kernel[1]) < 2:
         return None
+    # One pixel sees one pixel: its product may as well be repeated behind it.
     if kernel == (1, 1) or any(n % f for n, f in zip(outcome, repeats, strict=True)):
         return None
 
@@ -277,6 +278,7 @@ def _repeats(resize: Node, place: KernelPlace) -> Pair | None:
     found: list[int] = []
     for table, extent in zip(tables, image_of(shape), strict=True):
         factor = len(table) // extent
+        # The places themselves are compared: modes of Resize have many names for them.
         if not np.array_equal(table, np.arange(extent).repeat(factor)):
             return None
         found.append(factor)
@@ -360,6 +362,7 @@ def rows_of(node: Node) -> Rows | None:
         return None
     count = math.prod(extent for extent in shape[:-1] if extent is not None)
     opened = shape.count(None)
+    # One open batch is a loop around a known number of rows; anything else leaves only rows.
     if opened and (opened > 1 or shape[0] is not None or count == 1):
         return Rows(shape, result, None, count, True)
     return Rows(shape, result, None if opened else 1, count, False)

@@ -117,6 +117,7 @@ class Staging:
             return value if self.signed else less_128(value, lanes)
         if self.signed:
             unsigned = tirx.reinterpret(typed("uint8", lanes), value)
+            # The highest bit turned: int8 around 0 is uint8 around 128.
             value = tirx.bitwise_xor(unsigned, number(128, "uint8", lanes))
         return value if self.dtype == "uint8" else value.astype(typed(self.dtype, lanes))
 
@@ -331,6 +332,7 @@ class Direct:
     def staging(self) -> Staging:
         """How rows are copied."""
         before = self.begin[1]
+        # With strides the last columns of an image may be seen by no window.
         copied = min(self.image[1], self.reach[1] - before)
         row = [n * self.channels for n in (before, copied, self.reach[1] - before - copied)]
         return Staging(StagedRow(*row), self.elements.source, self.signed, self.paired)
@@ -471,6 +473,7 @@ class Direct:
         room = self.reach[0] * self.pitch * self.elements.bytes if self.staged else 0
         wanted = -(-room // self.cpu.room)
         if self.tasks > 1 and (self.result[0] >= 8 * self.tasks or self.channel_units == 1):
+            # As many for each thread: one more would let all others wait.
             wanted = -(-max(wanted, 1) // self.tasks) * self.tasks
         return max(1, min(wanted, self.result[0]))
 

@@ -126,6 +126,7 @@ class RepeatedLoops:
         self.width = self.grid[1] + self.columns.around
         self.slots = self.rows.around + 1
         size = sums_of_a_block(d) * d.cpu.lanes * 4
+        # More blocks read the image less often, as long as their sums stay in the cache.
         fitting = [n for n in range(1, _MOST_BLOCKS + 1) if n == 1 or n * size <= _ROOM]
         self.blocks = max(n for n in fitting if n == 1 or d.blocks % n == 0)
         staged = d.elements.source != d.stored or d.channels % d.elements.depth
@@ -225,7 +226,9 @@ class _Channels:
     def _line(self, image: Prim, row: Prim) -> None:
         """Computes the sums of a row of the small image, which may lie above or below it."""
         rows, d = self.loops.rows, self.d
+        # A ring: only the rows that a result sees are kept.
         slot = bound((row - rows.low) % self.loops.slots)
+        # No row can lie outside, so nothing asks whether this one does.
         if rows.low == 0 and self.loops.grid[0] + rows.high <= d.image[0]:
             self._row(image, row, slot)
             return
