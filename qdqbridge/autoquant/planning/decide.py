@@ -136,6 +136,7 @@ def _chosen(
 
 def _looks(plan: QuantizationPlan, target: Target, samples: Samples | None) -> Look | None:
     """Returns what choosers look at values by; the first look prepares it."""
+    # A chooser of ranges looks at statistics only.
     if samples is None or isinstance(target.chooser, RangeChooser):
         return None
     prefix: list[QuantizedPrefix] = []
@@ -342,6 +343,7 @@ def _part(editor: Editor, node: Node, stored: NDArray[Any], params: QuantParams)
     geometry, output = geometry_of(node), node.output
     assert geometry is not None
     count = stored.shape[1 - geometry.axis]
+    # Instructions add neighbours: of every other term each pair has one product and a zero.
     odd = np.expand_dims(np.array([term % 2 for term in range(count)], np.int8), geometry.axis)
     made: list[Value] = []
     for kept, end in ((np.int8(1) - odd, ""), (odd, "_odd")):
@@ -361,6 +363,7 @@ def _round(
     origin = NO_ORIGIN if value.producer is None else value.producer.origin
     stored = quantized(value, params, origin, f"{value.name}_quantized")
     real = dequantized(stored, value.type.dtype, origin, value.name)
+    # Before all readers are replaced: afterwards nobody knows which they were.
     kept = [user for user in value.users if user in unrounded]
     editor.replace_value(value, real)
     editor.insert(real)

@@ -267,6 +267,7 @@ class _QuantizationPlanner:
                 self._reach_for_clamp(node)
 
     def _treat(self, nodes: Sequence[Node]) -> None:
+        # Arithmetic of shapes is no part of the network, even where it is done in floats.
         indices = {node for node in _of_extents(nodes) if self._rule_for(node) is None}
         for node in nodes:
             rule = self._rule_for(node)
@@ -357,6 +358,7 @@ class _QuantizationPlanner:
         if index == 0 and required.symmetric and self._begins_at_zero(source):
             own.append(self._format())
             return
+        # In front: the first of those that are wanted is what it gets.
         own.insert(0, required)
         if source is not value and not (source.is_constant or self.units.is_inside(source)):
             self.wanted.setdefault(source, []).insert(0, required)
@@ -379,6 +381,7 @@ class _QuantizationPlanner:
     def _read_as_codes(self, nodes: Sequence[Node]) -> set[Value]:
         """Returns the values that integer operators or quantized outputs need, also moved."""
         needed = {value for value in self.outputs if self._leaves_as_codes(value)}
+        # From the outputs back, so that what a mover hands on is known before the mover is.
         for node in reversed(nodes):
             moves = self._moves(node)
             integer = node in self.rules and node not in self.unstored

@@ -234,6 +234,7 @@ class Samples:
             size: How many.
         """
         takes_any = all(value.type.shape and examples(value) is None for value in inputs)
+        # A model that fixes its batch is run as it is made, one sample at a time.
         if not self.together or not takes_any:
             return list(self)
         several = replace(self, step=size)
@@ -281,6 +282,7 @@ def _by_name(inputs: Sequence[Value], run: object, *, lacking: bool = True) -> S
     if len(wanted) == 1:
         value, array = wanted[0], array_of(wanted[0].name, run)
         shape = value.type.shape
+        # One image without the axis of images, as people have it at hand.
         alone = lacking and shape is not None and array.ndim == len(shape) - 1
         return {value.name: array[None] if alone else array}
     arrays = cast("list[object]", run if isinstance(run, list | tuple) else [])
@@ -562,6 +564,7 @@ def _reader(
         member = array + _NPY if array + _NPY in archive.namelist() else array
         stream = stack.enter_context(archive.open(member))
     header = _header(stream)
+    # Checked before anything is read: a header of a few bytes can claim any size.
     at_once = math.prod(header.shape) * header.dtype.itemsize
     if step is not None and not header.fortran:
         at_once = header.row * step

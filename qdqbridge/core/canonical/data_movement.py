@@ -90,6 +90,7 @@ def _reshaped_axis(
         return None
     before = math.prod(shape[:axis])
     for index, extent in enumerate(to):
+        # As many elements before it: then it is that axis, whatever the others became.
         if extent == shape[axis] and math.prod(to[:index]) == before:
             return index
     return None
@@ -278,6 +279,7 @@ def _pads_outside(node: Node, source: QuantType) -> bool:
     if not isinstance(attributes, PadAttrs) or attributes.mode != "constant":
         return False
     value = np.array([attributes.value], np.float32)
+    # What is put around is not what was clamped: it may lie outside of the range.
     clamped = quantize(value, source.params)
     return bool(clamped[0] != quantize(value, source.params.widened())[0])
 
@@ -356,6 +358,7 @@ def moved_constant(node: Node, context: RuleContext) -> Proposal:
     type_ = node.output.type.with_shape(shape)
     if folded is None or folded.shape != shape:
         folded = Constant(type_.dtype, shape, lambda: evaluated(node))
+    # A file of few bytes may ask for a constant that fills memory.
     if folded.size > max(_LOOKED_AT, _GROWTH * source.constant.size):
         return None
     if not proportionate(node, [v and v.constant for v in node.inputs]):
@@ -439,6 +442,7 @@ def _from_the_front(node: Node) -> Proposal:
     if index.constant is None or not isinstance(extent, int):
         return None
     found: NDArray[Any] = index.constant.numpy()
+    # One that is out of range stays as it is: it is an error when it runs, not another element.
     if found.dtype.kind != "i" or not (found < 0).any() or (found < -extent).any():
         return None
     moved = np.where(found < 0, found + found.dtype.type(extent), found).astype(found.dtype)

@@ -89,6 +89,7 @@ def _typed(stored: Value, params: QuantParams) -> Value:
     if source is not None and source.quant is not None:
         if source.quant.params.same_mapping(params):
             return source
+        # What clamped the integers before has done so whatever they mean now.
         params = params.with_range(source.quant.params.qmin, source.quant.params.qmax)
     type_ = QuantType(params, stored.type.shape)
     return result(REINTERPRET, NO_ATTRIBUTES, [stored], type_, name=stored.name)
@@ -173,6 +174,7 @@ def _without(value: Value, op: Operator) -> tuple[Value, NDArray[Any] | None]:
 
 def _without_clamps(value: Value) -> tuple[Value, float, float]:
     low, high = -math.inf, math.inf
+    # Both ends may be one Clip, or a Min and a Max in either order.
     for _ in range(2):
         node = value.producer
         if node is not None and isinstance(node.attributes, ClipAttrs):
@@ -203,6 +205,7 @@ def _divided(value: Value, scale: Value) -> Value | None:
         )
     if node.op is MUL:
         with np.errstate(divide="ignore", over="ignore"):
+            # In the file's own type, so that the rounded reciprocal is the number that it holds.
             inverse = np.asarray(np.ones((), own.dtype) / own)
         return next(
             (x for x, c in _sides(node) if _equal_flat_constants(_float_constant(c), inverse)), None
@@ -220,6 +223,7 @@ def _equal_flat_constants(a: NDArray[Any] | None, b: NDArray[Any] | None) -> boo
 
 
 def _grid(low: float, high: float) -> DType | None:
+    # Codes are whole numbers: a grid that ends between two has no storage type.
     if low != int(low) or high != int(high) or low >= high:
         return None
     return next((d for d in _GRIDS if d.qmin <= low and high <= d.qmax), None)

@@ -260,6 +260,7 @@ def _of_all_axes(
 ) -> Value | None:
     """Returns a product of rows as one of all axes; None where it has no such form."""
     type_, origin = product.output.type.with_shape(shape), product.origin
+    # It takes data of any rank; its weight has one row per unit in both.
     if product.op is DENSE:
         return result(DENSE, product.attributes, [x, *product.inputs[1:]], type_, origin)
     if product.attributes != ROWS or not _is_plain(w) or x.quant is not None:
@@ -369,14 +370,17 @@ def _times(w: Value, alpha: float) -> Value | None:
     params = w.quant.params
     if alpha == 1.0:
         return w
+    # A power of two changes the exponent of a scale alone; every other factor would round it.
     if math.frexp(abs(alpha))[0] != 0.5 or params.scale_dtype is not params.expressed_dtype:
         return None
     with np.errstate(over="ignore", under="ignore"):
         wide = params.scale.astype(np.float64) * alpha
         scale = wide.astype(params.scale.dtype)
+    # Subnormal scales lose digits, and kernels may take them for 0.
     tiny = float(np.finfo(np.float32).tiny)
     if (scale.astype(np.float64) != wide).any() or (np.abs(wide) < tiny).any():
         return None
+    # A negative factor would make scales negative: the integers get the sign.
     found = mirror(w.constant, replace(params, scale=scale))
     return None if found is None else constant(*found, w.name)
 
@@ -437,6 +441,7 @@ def _real_bias(stored: Value, beta: float, units: int) -> Value:
     assert stored.constant is not None
     data: NDArray[Any] = stored.constant.numpy()
     real = data if stored.quant is None else dequantize(data, stored.quant.params)
+    # As float numbers: a bias of int32 times beta need be no integer.
     scaled = (real.astype(np.float32) * np.float32(beta)).reshape(-1)
     vector = np.ascontiguousarray(np.broadcast_to(scaled, (units,)))
     return constant(Constant.of(vector), None, stored.name)

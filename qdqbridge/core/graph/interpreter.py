@@ -123,6 +123,8 @@ def evaluate(
     """
     values = dict(zip(graph.inputs, check_inputs(graph.inputs, inputs), strict=True))
     keep = set(graph.outputs) | set(wanted)
+    # Values are let go of when their last reader has run: a network holds far more than it needs at
+    # a time.
     left = {value: len(value.users) for value in graph.values()}
     for node in graph.nodes:
         if visit is not None:

@@ -145,6 +145,8 @@ def _inlined(
             _note_constant(copy, conditions)
     for inner, outer in zip(body.output, node.output, strict=False):
         source = names.get(inner.name, inner.name)
+        # A branch may give an outer value, or one value twice, so its results cannot just be
+        # renamed.
         nodes.append(helper.make_node("Identity", [source], [outer], node.name))
     return nodes
 
@@ -156,6 +158,7 @@ def _rename(node: NodeProto, names: dict[str, str]) -> None:
     for body in subgraphs(node):
         inner = {v.name for v in body.input} | {t.name for t in body.initializer}
         inner |= {o for child in body.node for o in child.output}
+        # What a body defines itself hides the outer name.
         outer = {old: new for old, new in names.items() if old not in inner}
         for child in body.node:
             _rename(child, outer)
@@ -226,6 +229,7 @@ class _OuterNames:
             _rename_tensor_proto(tensor, name) for name, tensor in data.items() if name not in large
         ]
         running = [name for name in captured if name not in self.tensors]
+        # Nobody knows what they are: without a type a branch is no graph.
         if any(name not in self.types for name in running):
             return None
         inputs = [helper.make_tensor_value_info(name, *self.types[name]) for name in running]

@@ -100,10 +100,12 @@ def opaque_steps(
     schema = schema_of(proto.op_type, domain, version)
     if schema is None or schema.node_determinism != schema.NodeDeterminism.Deterministic:
         return None
+    # How long strings are, no number of elements says.
     if any(o is not None and o.dtype is DType.STRING for o in operands):
         return None
     read = sum(operand.size for operand in operands if operand is not None)
     if domain == "" and proto.op_type in _CHOOSING:
+        # NonZero gives a number per axis for each element that it finds.
         ranks = sum(len(operand.shape) for operand in operands if operand is not None)
         return _SESSION + read * (4 + ranks)
     counted = _COUNTED.get(proto.op_type) if domain == "" else None
@@ -146,6 +148,7 @@ def _made(
         name = f"in_{index}"
         if operand is None:
             continue
+        # As initializers: inference reads shapes and counts out of those only.
         if operand.size <= _SMALL:
             graph.initializer.append(proto_from_constant(name, operand))
         else:

@@ -137,6 +137,7 @@ class NodeWriter(RowWriter):
         operands = node.inputs[:_BIAS] if behind else node.inputs
         own = runtime_operator(node) if self.options.packed else None
         name, attributes = file_variant(node)
+        # It is written in onnxruntime's own domain, so the file's opset need not have it.
         opset = max(self.opset, since(name, attributes)) if own else self.opset
         encoded = encode(name, attributes, operands, opset)
         dtype, quantized = real_dtype(node), is_quantized(node)
@@ -157,6 +158,7 @@ class NodeWriter(RowWriter):
             del stated["dilations"]  # onnxruntime's QLinearAveragePool does not have it
         names = [target for target, _ in targets]
         results = [self.free.take(f"{names[0]}_product")] if behind else names
+        # Results that are left out have an empty name in their place.
         if encoded.results:
             by_place = dict(zip(encoded.results, results, strict=True))
             results = [by_place.get(place, "") for place in range(max(by_place) + 1)]

@@ -72,6 +72,7 @@ def _simd_load(buffer: TirExpr, start: TirExpr) -> TirExpr:
 
 
 def _key(bits: TirExpr, number: Callable[[int], TirExpr]) -> TirExpr:
+    # Negative floats have their bits turned, so that integers compare as the floats do.
     turned = tirx.bitwise_and(tirx.shift_right(bits, number(31)), number(_LARGEST))
     return tirx.bitwise_xor(bits, turned)
 
@@ -136,6 +137,7 @@ class _Extremes:
                 self._along()
         self._join()
         low, high = self.cells[0][0], self.cells[1][0]
+        # NaN and infinities are beyond every finite key: the fast pass meets them as extremes.
         with T.If(tirx.any(low < _int(_FINITE[0]), high > _int(_FINITE[1]))), T.Then():
             self._clear_keys()
             self._finite_only()
@@ -261,6 +263,7 @@ def _exponent(low: TirExpr, high: TirExpr) -> TirExpr:
 def _write_bins(x: _Tensor, facts: TirExpr, counts: TirExpr) -> None:
     bins = T.alloc_buffer((_LANES,), "int32", scope="local")
     scale = T.alloc_buffer((1,), "float32", scope="local")
+    # 2 to the negated exponent, by its bits.
     bits = tirx.shift_left(_int(127) - tirx.Cast("int32", facts[3]), _int(23))
     _put(scale, tirx.reinterpret("float32", bits), 0)
     with T.If(facts[4] + facts[5] + facts[6] == tirx.const(0, "int64")):

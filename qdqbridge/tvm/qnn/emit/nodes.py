@@ -102,6 +102,7 @@ def _typed(emitter: FunctionEmitter, value: Value) -> _Typed | None:
         one, zero = np.ones((), np.float32), np.zeros((), np.int32)
         return None if plain is None else (plain, emitter.number(one), emitter.number(zero), -1)
     params = value.quant.params
+    # The dialect's calls have a scale per tensor or channel, and codes of 16 bits at most.
     if params.blocked or params.storage_dtype.bits > 16:
         return None
     axis = -1 if params.axis is None else params.axis
@@ -203,6 +204,7 @@ def _emit_quantized_concat(
         joined = emitter.emit(
             emitter.op.concat([emitter.value(v) for v in values], axis=attributes.axis)
         )
+        # No operand reaches beyond the result's range, so nothing has to be cut off.
         covered = all(p.qmin >= params.qmin and p.qmax <= params.qmax for p in typed)
         return joined if covered else emitter.clamp(joined, params)
     if not whole or any(p.storage_dtype is not params.storage_dtype for p in typed):

@@ -172,6 +172,7 @@ def plan(graph: Graph, cpu: Cpu, threads: int = 1) -> KernelPlan:
     """
     place = KernelPlace(cpu, False, threads)
     known = with_steps(with_codes(with_extents(expanded(graph)), place), place)
+    # Kernels multiply uint8 by int8 on x86: activations are moved up once, at the model's edges.
     bytes_up = recentered(known, DType.INT8, lambda value: not value.is_constant)
     ours = apply_layout(bytes_up, plan_layout(bytes_up, fixed=OVER_CHANNELS))
     outputs = frozenset(ours.graph.outputs)
@@ -194,6 +195,7 @@ def _grown(
     node: Node, kernel: Kernel, outputs: Set[Value], inside: set[Node]
 ) -> tuple[Node, Kernel]:
     """Lets a kernel take the nodes behind it; returns the last one, and the kernel."""
+    # Only where nobody else reads what is in between: it is not stored any more.
     while kernel.extend is not None and len(node.output.users) == 1:
         ((reader, _),) = node.output.users
         larger = None
@@ -222,6 +224,7 @@ def _needed(
     nodes: Sequence[Node], outputs: Set[Value], kernels: Mapping[Node, Kernel]
 ) -> frozenset[Node]:
     wanted, found = set(outputs), set[Node]()
+    # From the results back: a kernel may read past nodes that nobody else needs then.
     for node in reversed(nodes):
         if wanted.isdisjoint(node.outputs):
             continue
@@ -409,6 +412,7 @@ class _PlanEmitter(ModuleEmitter):
         return relax.TensorType(shape, tvm_dtype(value.type.dtype))
 
     def _function(self, kernel: Kernel) -> relax.GlobalVar:
+        # Two kinds of kernels may have equal descriptions.
         key = type(kernel.description), kernel.description
         if key not in self._functions:
             made = kernel.build(kernel.description).with_attr(WORK, kernel.work)

@@ -93,6 +93,7 @@ def chosen(reader: FunctionReader, expr: Any, condition: Value, type_: Any) -> E
     captured: dict[Any, Value] = {}
     for body in bodies:
         captured |= reader.captured(body)
+    # By meaning: frontends write one branch in other operators than the other.
     if len({_digest(reader.inside(body, captured)) for body in bodies}) == 1:
         return reader.sequence(expr.true_branch)
     return _if(reader, [reader.inside(body, captured) for body in bodies], condition, captured)
@@ -404,6 +405,7 @@ class FunctionReader:
         """Returns a branch as a graph of its own, whose inputs are what it captures."""
         inner = FunctionReader(self.module, self.where)
         inner.functions.update(self.functions)
+        # A branch counts what is inlined, and what is open, with the function around it.
         inner.open, inner.inlined = [*self.open], self.inlined
         inner.place = self.place
         inputs: list[Value] = []
@@ -443,6 +445,7 @@ class FunctionReader:
     def _inlined(self, callee: Any, expr: Any, variable: Any) -> Entry:
         """Reads a function of the module in the place of its call."""
         arguments = [self._entry(arg) for arg in expr.args]
+        # Only one that is being read already: a function may be called many times.
         if any(callee.same_as(function) for function in self.open):
             return self._stand_in(expr, variable, arguments, _RECURSIVE)
         self.inlined += 1
@@ -493,6 +496,7 @@ class FunctionReader:
         if provenance is not None and getattr(provenance.attributes, "shape", None) is not None:
             return []  # the node had a target in its attributes
         unknown = [e for e in wanted if e in self.matched]
+        # Of a module that is not ours an extent of an input can be asked of that input.
         if provenance is None and name == "reshape":
             unknown = [e for e in unknown if e not in self.extents.sources]
         held = [self.matched[extent] for extent in unknown][:1]
@@ -594,6 +598,7 @@ def named_params(function: Any, name: str, params: Arrays) -> dict[str, Any]:
 
 def _as_printed(own: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Adds parameters under the names that TVMScript gave them: ``a_b`` for ``a.b``."""
+    # Names of frameworks have dots, which are none in Python's.
     printed = {re.sub(r"\W", "_", name): array for name, array in own.items()}
     return {name: printed[name] for name in names if name in printed} | own
 

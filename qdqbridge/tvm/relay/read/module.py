@@ -253,6 +253,7 @@ def _tell_apart(inputs: list[Value]) -> None:
     seen: set[str] = set()
     for value in inputs:
         name, count = value.name or "input", 1
+        # A numbered name may be the own name of another input.
         while name in seen or (count > 1 and name in taken):
             count += 1
             name = f"{value.name or 'input'}_{count}"

@@ -262,6 +262,7 @@ def permuted(table: Buffer, code: Prim, dtype: str) -> Prim:
         intrinsic("llvm.x86.avx512.vpermi2var.qi.512", kind, first, index, second)
         for first, second in (quarters[:2], quarters[2:])
     )
+    # The instruction looks up 7 bits; the eighth, the sign, chooses between both halves.
     chosen = tirx.Select(index < number(0, "int8", REGISTER), high, low)
     return tirx.reinterpret(typed(dtype, REGISTER), chosen)
 
