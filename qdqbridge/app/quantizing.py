@@ -614,11 +614,12 @@ def _parted(
     """
     from qdqbridge.autoquant.advice.few_samples import FAR, outlying, parted, unseen
     from qdqbridge.autoquant.advice.input_scale import misscaled, uninformative
+    from qdqbridge.autoquant.profiling.samples import named_samples
 
     far = outlying(samples) if asked and asked.tune else []
     if far:
         warn(
-            f"samples {', '.join(map(str, far))} are more than {FAR:g} times as large as most "
+            f"samples {named_samples(samples, far)} are more than {FAR:g} times as large as most "
             "others and are left out: ranges that they decide would resolve nothing else. Give "
             "more samples of that size if the model has to bear it"
         )

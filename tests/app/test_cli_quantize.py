@@ -138,6 +138,14 @@ def test_a_largest_drop_holds_on_left_out_samples_alone(tmp_path, capsys):
     assert goal_met(wanted) and not goal_met(replace(wanted, fallback=None))
 
 
+def test_what_is_done_is_said_from_the_start(tmp_path, capsys):
+    arguments = ("--data", DATA, "--repair", "none", "--chooser", "minmax")
+    assert call("quantize", MLP, *arguments, "-o", tmp_path / "out.onnx") == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("quantizing: reading digits_mlp_float.onnx")
+    assert lines[-1] == "writing: measuring the outputs"
+
+
 def test_where_tensorrt_has_no_16_bits_layers_stay_float_for_a_goal(tmp_path, capsys):
     out = tmp_path / "out.onnx"
     arguments = ("--target", "tensorrt", "--repair", "none", "--chooser", "minmax")

@@ -439,6 +439,13 @@ def test_the_samples_that_make_nan_are_named(tmp_path):
         with pytest.raises(InputDataError) as caught:
             quantization(path, {"x": bad})
         assert f"in sample {number} (counted from 0)" in caught.value.where
+        folder = tmp_path / f"runs {number}"
+        folder.mkdir()
+        for part in range(6):
+            np.savez(folder / f"part{part}.npz", x=bad[4 * part : 4 * part + 4])
+        with pytest.raises(InputDataError) as caught:
+            quantization(path, folder)
+        assert f"in sample {number} ('part{number // 4}.npz')" in caught.value.where
 
 
 def test_arithmetic_of_indices_is_not_counted_as_float(tmp_path):
@@ -515,6 +522,59 @@ def test_pixels_for_a_model_of_numbers_around_one_are_told(ends, seed):
         assert "'x'" in told and "255" in told
     loud = misscaled(graph, Samples.of(graph.inputs, {"x": normal}))
     assert ("gates" in loud) == (ends == "gates")
+
+
+def _smooth(rng, count):
+    """Images of three channels with neighbours alike, around 0.45 as photographs are."""
+    coarse = rng.uniform(-0.4, 0.4, (count, 3, 4, 4)) + rng.uniform(0.25, 0.65, (count, 1, 1, 1))
+    fine = rng.normal(0, 0.05, (count, 3, 16, 16))
+    return np.clip(np.kron(coarse, np.ones((4, 4))) + fine, 0, 1).astype(np.float32)
+
+
+def _regression(rng, images, norm):
+    """A model of one number, whose first norm has seen the images: folded, kept, or none."""
+    b = Builder(17)
+    x = b.input("x", ["n", 3, 16, 16])
+    weight = rng.normal(0, 0.2, (24, 3, 3, 3)) + rng.normal(0, 0.1, (24, 1, 1, 1))
+    bias, gamma, beta = rng.normal(0, 0.1, 24), rng.uniform(0.5, 1.5, 24), rng.normal(0, 0.3, 24)
+    probe = Builder(17)
+    seen = probe.input("x", ["n", 3, 16, 16])
+    probe.output(probe.op("Conv", seen, probe.init(weight.astype(np.float32)), pads=[1] * 4))
+    (sums,) = qb.evaluate(canonical(probe.model()), {"x": images}).values()
+    mean, scale = sums.mean(axis=(0, 2, 3)), sums.std(axis=(0, 2, 3))
+    if norm == "folded":
+        weight, bias = weight * (gamma / scale).reshape(-1, 1, 1, 1), beta - gamma * mean / scale
+    operands = [b.init(weight.astype(np.float32))]
+    operands += [] if norm == "kept" else [b.init(bias.astype(np.float32))]
+    y = b.op("Conv", x, *operands, pads=[1] * 4)
+    if norm == "kept":
+        constants = (gamma, beta, mean, scale**2)
+        y = b.op("BatchNormalization", y, *(b.init(c.astype(np.float32)) for c in constants))
+    y = b.op("Flatten", b.op("GlobalAveragePool", b.op("Relu", y)))
+    b.output(b.op("MatMul", y, b.init(rng.normal(0, 0.2, (24, 1)).astype(np.float32))))
+    return canonical(b.model())
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("norm", ["folded", "kept", "none"])
+def test_a_norm_of_training_tells_data_of_another_mean(norm, seed):
+    """Folded or kept, of a model that is no classifier; without one nothing tells it."""
+    rng = np.random.default_rng(seed)
+    images, others = _smooth(rng, 64), _smooth(rng, 32)
+    graph = _regression(rng, images, norm)
+
+    def told(x):
+        return misscaled(graph, Samples.of(graph.inputs, {"x": x.astype(np.float32)}))
+
+    assert not told(others) and not told(others * 0.6 + 0.1)
+    normalized = (others - others.mean()) / others.std()
+    assert bool(told(normalized)) == (norm != "none")
+    assert bool(told((normalized - 0.45) / 0.225)) == (norm != "none")
+    if norm == "folded":
+        assert "trained for one of about 0." in told(others - others.mean())
+    of_normalized = _regression(rng, (images - 0.45) / 0.225, norm)
+    right = Samples.of(of_normalized.inputs, {"x": normalized.astype(np.float32)})
+    assert not misscaled(of_normalized, right)
 
 
 @pytest.mark.parametrize("tail", [0.5, 1.0, 1.6])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +19,7 @@ from qdqbridge.app.cli.files import AS_IT_IS, Reading
 from qdqbridge.app.cli.parameters import Extents, Force, Json, Model, extents_of
 from qdqbridge.app.report.articles import blame_article, cause_of, gain_of, repair_of
 from qdqbridge.app.sources import is_onnx
-from qdqbridge.core.graph.copying import with_numbers
+from qdqbridge.core.graph.copying import symbolic_extents, with_numbers
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError
 
@@ -88,9 +88,9 @@ def blame(
             fix="give the float model and the quantized one, or --engine",
         )
     extents = extents_of(extent)
-    original = with_numbers(reading.read_any(reference), extents)
-    file = quantized or reference
-    theirs = original if quantized is None else with_numbers(reading.read_any(file), extents)
+    file, original = quantized or reference, reading.read_any(reference)
+    theirs = original if quantized is None else reading.read_any(file)
+    original, theirs = _with_numbers(original, theirs, extents)
     inputs = files.read_inputs(data, original.inputs)
     files.tell_misfits(theirs, inputs)
     few = {name: array[:samples] if array.ndim else array for name, array in inputs.items()}
@@ -123,6 +123,25 @@ def blame(
     else:
         output.show(*(_kernel_parts if quantized is None else _render_attribution)(found, rows))
         output.show_text("\n".join(next_))  # a command that is wrapped cannot be copied
+
+
+def _with_numbers(
+    original: Graph, theirs: Graph, extents: Mapping[str, int]
+) -> tuple[Graph, Graph]:
+    """Returns both models, each with numbers for the extents that it leaves open.
+
+    One of them may be written for fixed shapes; a name that neither has is refused.
+    """
+    if original is theirs:
+        made = with_numbers(original, extents)
+        return made, made
+    known = [set(symbolic_extents(graph)) for graph in (original, theirs)]
+    nobodys = {name: n for name, n in extents.items() if name not in known[0] | known[1]}
+    first, second = (
+        with_numbers(graph, {n: e for n, e in extents.items() if n in own} | nobodys)
+        for graph, own in zip((original, theirs), known, strict=True)
+    )
+    return first, second
 
 
 def _runner(engine: str, file: Path | None, graph: Graph, stack: ExitStack) -> pipeline.Side:

@@ -30,6 +30,7 @@ from qdqbridge.autoquant.profiling.samples import (
     GivenData,
     Sample,
     cut_along_examples,
+    named_samples,
     open_samples,
     samples_of,
 )
@@ -420,7 +421,7 @@ class NanError(InputDataError):
         self.tensor, self.count = tensor, count
         super().__init__(
             "the float model computes NaN on the data",
-            where=f"tensor {tensor!r}, {count} times{where}",
+            where=f"tensor {tensor!r}, {'once' if count == 1 else f'{count} times'}{where}",
             why=why,
             fix="look at these samples and at the operator that makes that tensor",
         )
@@ -444,7 +445,7 @@ class NanError(InputDataError):
                 if array.dtype.kind == "f"
             )
         ]
-        shown = ", ".join(map(str, found[:_SHOWN])) + (", …" if found[_SHOWN:] else "")
+        shown = named_samples(samples, found[:_SHOWN]) + (", …" if found[_SHOWN:] else "")
         several = "sample" if len(found) == 1 else f"{len(found)} samples,"
         where = f", in {several} {shown} (counted from 0)" if found else ""
         return NanError(self.tensor, self.count, self.why, where)

@@ -16,6 +16,7 @@ from collections.abc import (
 )
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, TypeAlias, cast
 
@@ -406,6 +407,23 @@ class FileSamples:
     def _all(self) -> Iterator[Sample]:
         for file in self.files:
             yield from file
+
+    def file_of(self, number: int) -> Path:
+        """Returns the file that holds a sample, by its number of those that are not left out."""
+        kept = (n for n in range(sum(f.samples for f in self.files)) if n not in self.left_out)
+        behind, place = 0, next(islice(kept, number, None))
+        for file in self.files:
+            behind += file.samples
+            if place < behind:
+                return file.path
+        raise IndexError(number)
+
+
+def named_samples(samples: object, numbers: Sequence[int]) -> str:
+    """Returns samples by their numbers, and where they are of several files by these."""
+    if not isinstance(samples, FileSamples) or len(samples.files) < 2:
+        return ", ".join(map(str, numbers))
+    return ", ".join(f"{number} ('{samples.file_of(number).name}')" for number in numbers)
 
 
 def open_samples(

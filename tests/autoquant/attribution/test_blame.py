@@ -369,6 +369,19 @@ def test_the_command_that_is_printed_makes_the_repairs(
     assert errors[1] < errors[0], errors
 
 
+def test_each_model_gets_the_extents_that_it_leaves_open(tmp_path: Path, capsys: Any) -> None:
+    data, fixed = tmp_path / "x.npz", tmp_path / "fixed.onnx"
+    np.savez(data, input=images(4))
+    opened = PAIRS[0][1]
+    qb.save(qb.load(opened), fixed, extents={"batch": 1})
+    for pair in ((CNN, fixed), (CNN, opened)):
+        asked = ["blame", *map(str, pair), "--data", str(data), "--repairs", "0", "--extent"]
+        assert run([*asked, "batch=1"]) == 0
+        assert "aligned: 100.0%" in capsys.readouterr().out
+        assert run([*asked, "rows=1"]) == 3
+        assert "no symbolic extent 'rows'" in capsys.readouterr().err
+
+
 def test_patterns_in_names_of_nodes_mean_themselves(tmp_path: Path) -> None:
     model = onnx.load(MLP)
     for node in model.graph.node:
