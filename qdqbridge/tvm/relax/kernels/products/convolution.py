@@ -42,6 +42,7 @@ from qdqbridge.tvm.relax.kernels.tiles.direct import build_parts
 from qdqbridge.tvm.relax.kernels.tiles.geometry import Direct, Pair
 from qdqbridge.tvm.relax.kernels.tiles.packing import in_tiles, pack, per_lane, reach
 from qdqbridge.tvm.relax.kernels.tiles.repeated_loops import pixels_at_once, sums_of_a_block
+from qdqbridge.tvm.relax.kernels.tiles.winograd import filtered
 from qdqbridge.tvm.relax.kernels.windows import nearest_pixels
 
 # ---- What every product of bytes with a constant weight shares: its operands and its kernel ------
@@ -96,7 +97,9 @@ def product(
         packed = pack(cpu, own, x.zero_point, bias)
         if packed is None or not result.holds(reach(packed, own)):
             return None
-        parts.append(describe(i, packed.parts, result.form))
+        part = describe(i, packed.parts, result.form)
+        part, packed = filtered(part, own, packed) or (part, packed)
+        parts.append(part)
         arrays += [in_tiles(packed.weights, parts[-1].side_by_side), packed.bias]
     spread = np.broadcast_to(result.multiplier, (channels,))
     multiplier = per_lane(parts[0].cpu, spread, groups)

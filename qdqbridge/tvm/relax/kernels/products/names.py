@@ -21,6 +21,8 @@ def name_of(node: Node, parts: Sequence[Direct]) -> str:
     form = f"{rows}x{columns}"
     if d.repeats != (1, 1):
         form += f"_up{d.repeats[0]}x{d.repeats[1]}"
+    if d.winograd:
+        form += "_winograd"
     if d.strides != (1, 1):
         form += f"_s{d.strides[0]}"
     if d.dilations != (1, 1):

@@ -43,6 +43,7 @@ from qdqbridge.tvm.relax.kernels.tiles.register_tile import (
     room,
 )
 from qdqbridge.tvm.relax.kernels.tiles.repeated_loops import RepeatedLoops
+from qdqbridge.tvm.relax.kernels.tiles.winograd import WinogradLoops
 
 # ---- direct loops --------------------------------------------------------------------------------
 # The loops around the register tiles of a direct convolution: tasks, channels, pixels, runs.
@@ -519,8 +520,10 @@ def _writer(d: Direct, arguments: Extras, result: Buffer) -> AnyWriter:
     return Writer(d.cpu, d.form, arguments, result)
 
 
-def loops_of(d: Direct) -> type[DirectLoops | RepeatedLoops]:
+def loops_of(d: Direct) -> type[DirectLoops | RepeatedLoops | WinogradLoops]:
     """Returns what writes the loops around the tiles: of vectors, or of AMX."""
+    if d.winograd:
+        return WinogradLoops
     if d.repeats != (1, 1):
         return RepeatedLoops
     return DirectLoops if d.amx is None else AmxLoops
@@ -533,4 +536,5 @@ def packed_weights(d: Direct, index: int) -> tuple[Buffer, Buffer]:
     if (width := d.side_by_side) > 1:
         shape = (d.groups, -(-d.blocks // width), runs, d.steps, width, *shape[-2:])
     weights = T.arg(f"weights{index}", T.buffer(shape, d.elements.weight))
-    return weights, T.arg(f"bias{index}", T.buffer((d.lanes,), d.elements.sum))
+    count = d.lanes * (2 if d.winograd else 1)
+    return weights, T.arg(f"bias{index}", T.buffer((count,), d.elements.sum))

@@ -190,6 +190,8 @@ _READERS = 3
 """Tiles that make codes of uint8 what the dot product takes as fast as a copy does."""
 _PIXELS = 4
 """Pixels of a result from which on registers of AMX are worth their setting up."""
+WINOGRAD = 4
+"""Rows and columns of activations, and of what is multiplied, behind 2x2 results of 3x3 weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +233,7 @@ class Direct:
             some of them, the last one what is left.
         repeats: How often every row and every column of an image comes in turn before the kernel
             sees it, which counts repeated ones; see :mod:`.repeated_loops`.
+        winograd: True where it is computed with fewer products; see :mod:`.winograd`.
     """
 
     cpu: Cpu
@@ -253,6 +256,7 @@ class Direct:
     placement: PixelPlacement | None = None
     open_rows: bool = False
     repeats: Pair = (1, 1)
+    winograd: bool = False
 
     # ---- elements -----------------------------------------------------------------------------
 
@@ -282,11 +286,14 @@ class Direct:
     def joined(self) -> bool:
         """True where a row of the kernel is one run."""
         side_by_side = self.dilations[1] == 1 and self.repeats == (1, 1)
-        return self.groups == 1 and (side_by_side or self.kernel[1] == 1)
+        alike = self.groups == 1 and not self.winograd
+        return alike and (side_by_side or self.kernel[1] == 1)
 
     @cached_property
     def runs(self) -> Pair:
         """Runs per kernel: rows, and columns of those."""
+        if self.winograd:
+            return WINOGRAD, WINOGRAD
         return self.kernel[0], 1 if self.joined else self.kernel[1]
 
     @cached_property
