@@ -6,19 +6,20 @@ TOSA's types hold no quantization, so a JSON beside the file says what its input
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qdqbridge.core.graph.atomic_write import placed_together
-from qdqbridge.core.graph.copying import symbolic_extents
 from qdqbridge.core.graph.graph import Graph, Note
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.targets.engines.kinds import Placement, engine_kind
 from qdqbridge.targets.engines.process import EngineProcess, ProcessLimits
+from qdqbridge.targets.engines.vendor import refuse_open_shapes
 from qdqbridge.tflite_io.writer import TFLiteModel, converted
 from qdqbridge.tflite_io.writer.flatbuffer import TensorRecord
+from qdqbridge.tflite_io.writer.tensors import refuse
 
 SUFFIXES = (".tosa", ".mlir", ".mlirbc")
 """The flatbuffer, MLIR as text, and MLIR as bytecode."""
@@ -81,27 +82,17 @@ def tosa(
             which are listed; or Arm's programs are not installed, fail, crash or hang.
     """
     kind = engine_kind("tosa")
-    if names := symbolic_extents(graph):
-        numbers = " ".join(f"--extent {name}=1" for name in names)
-        raise UnsupportedTargetError(
-            "TOSA takes fixed shapes only",
-            where=graph.name,
-            why=f"these extents are open: {', '.join(names)}",
-            fix=f"give numbers: {numbers}",
-        )
+    refuse_open_shapes("TOSA", graph.name, graph)
     made = converted(graph, layout=layout, tosa=True)
-    process = EngineProcess(
-        kind.worker, "Arm's converter to TOSA", limits or ProcessLimits(), kind.install
-    )
-    try:
-        data, requires, rows = process.ask(
-            "write the model", "convert", made.model.tobytes(), suffix
-        )
-    finally:
-        process.close()
+    allowed = limits or ProcessLimits()
+    with closing(
+        EngineProcess(kind.worker, "Arm's converter to TOSA", allowed, kind.install)
+    ) as at:
+        data, requires, rows = at.ask("write the model", "convert", made.model.tobytes(), suffix)
     placements = tuple(Placement(*row) for row in rows)
     if not data:
-        _refuse(graph, [each for each in placements if not each.taken])
+        left = {(p.operator, p.why, ""): [p.node] for p in placements if not p.taken}
+        refuse("TOSA", left, graph.name)
     return TosaModel(made, data, tuple(requires), placements)
 
 
@@ -133,20 +124,9 @@ def write_tosa(
     return model
 
 
-def _refuse(graph: Graph, left: Iterable[Placement]) -> None:
-    reasons = [f"{each.operator} '{each.node}': {each.why}" for each in left]
-    raise UnsupportedTargetError(
-        f"TOSA cannot take this graph ({len(reasons)} operators)",
-        where=graph.name,
-        why="\n         ".join(reasons),
-        fix="replace these operators, or cut the model before them",
-    )
-
-
 def _tensor(tensor: TensorRecord, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": name, "dtype": tensor.type.lower()}
-    found["shape"] = list(tensor.shape)
-    if tensor.quantization is not None:
-        found["scale"] = tensor.quantization.scale.ravel().tolist()
-        found["zero_point"] = tensor.quantization.zero_point.ravel().tolist()
+    found = {"name": name, "dtype": tensor.type.lower(), "shape": list(tensor.shape)}
+    if (quant := tensor.quantization) is not None:
+        scale, zero = quant.scale.ravel().tolist(), quant.zero_point.ravel().tolist()
+        found |= {"scale": scale, "zero_point": zero}
     return found

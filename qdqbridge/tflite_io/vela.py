@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -23,10 +24,51 @@ from qdqbridge.tflite_io.writer.flatbuffer import ModelRecord, OperatorRecord
 # ---- Programs of other projects, which may be in an environment of their own ---------------------
 
 
+_SAID = 600
+
+
 def installed_program(name: str) -> str | None:
     """Returns where a program is: on the PATH, or beside this Python."""
     beside = Path(sys.executable).with_name(name)
     return shutil.which(name) or (str(beside) if beside.exists() else None)
+
+
+class ProgramFailedError(RuntimeError):
+    """A program ended with an error; the text says which, how, and what it said.
+
+    Attributes:
+        said: All of that.
+    """
+
+    def __init__(self, name: str, code: int, said: str) -> None:
+        ended = f"exit code {code}" if code > 0 else f"signal {-code}"
+        words = " ".join(line for line in said.splitlines() if not line.startswith("[WARNING]"))
+        own = re.sub(r'"[^"]*/(model\.\w+)"', r'"\1"', words)  # not of a scratch folder
+        super().__init__(f"{name} fails ({ended}): {own[:_SAID]}")
+        self.said = said
+
+
+def run_program(name: str, *arguments: str, seconds: float | None = None) -> str:
+    """Runs a program to its end, without this package in its way; returns what it printed.
+
+    Args:
+        name: The program; :func:`installed_program` finds it.
+        arguments: Of its command line.
+        seconds: How long it may take.
+
+    Raises:
+        OSError: It does not start.
+        subprocess.TimeoutExpired: It does not end.
+        ProgramFailedError: It ends with an error.
+    """
+    done = subprocess.run(
+        [installed_program(name) or name, *arguments], stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, errors="replace", check=False, timeout=seconds,
+        env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
+    )  # fmt: skip
+    if done.returncode:
+        raise ProgramFailedError(name, done.returncode, done.stdout + done.stderr)
+    return done.stdout
 
 
 # ---- Vela asked about a file that the writer made ------------------------------------------------
@@ -110,18 +152,23 @@ def compiled(
             why=f"Vela knows {', '.join(ACCELERATORS)}",
             fix="use one of them",
         )
-    program = _program()
+    if installed_program("vela") is None:
+        raise UnsupportedTargetError(
+            "asking about Ethos-U needs Vela, which is not installed",
+            why="there is no program 'vela'",
+            fix="pip install ethos-u-vela, or put it on the PATH from an environment of its own",
+        )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.tflite"
         path.write_bytes(model.tobytes() if data is None else data)
-        said = _run_program([
-            program, "--accelerator-config", accelerator, "--output-dir", folder,
+        said = _said_by_vela(
+            "--accelerator-config", accelerator, "--output-dir", folder,
             "--verbose-performance", str(path),
-        ])  # fmt: skip
+        )  # fmt: skip
         layers = _read_vela_csv(Path(folder), "*_per-layer.csv")
         summary = next(iter(_read_vela_csv(Path(folder), "*_summary_*.csv")), {})
     return VelaReport(
-        _run_program([program, "--version"]).strip(),
+        _said_by_vela("--version").strip(),
         accelerator,
         tuple(_operators(model, layers, _reasons(said))),
         round(float(summary.get("sram_memory_used", 0)) * 1024),
@@ -129,33 +176,18 @@ def compiled(
     )
 
 
-def _program() -> str:
-    found = installed_program("vela")
-    if found is None:
-        raise UnsupportedTargetError(
-            "asking about Ethos-U needs Vela, which is not installed",
-            why="there is no program 'vela'",
-            fix="pip install ethos-u-vela, or put it on the PATH from an environment of its own",
-        )
-    return found
-
-
-def _run_program(command: list[str]) -> str:
+def _said_by_vela(*arguments: str) -> str:
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SECONDS, check=False,
-            errors="replace",
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:  # not started; not ended
-        raise UnsupportedTargetError("Vela does not run", why=str(error)[:500]) from error
-    if done.returncode:
-        words = (done.stderr.strip() or done.stdout.strip()).splitlines()[-6:]
+        return run_program("vela", *arguments, seconds=_SECONDS)
+    except ProgramFailedError as error:
+        words = error.said.strip().splitlines()[-6:]
         raise UnsupportedTargetError(
             "Vela cannot compile the file",
-            why="; ".join(words)[:500] or f"it ended with {done.returncode}",
+            why="; ".join(words)[:500] or str(error),
             fix="fix open extents, or see which operators it names",
-        )
-    return done.stdout
+        ) from error
+    except (OSError, subprocess.TimeoutExpired) as error:  # not started; not ended
+        raise UnsupportedTargetError("Vela does not run", why=str(error)[:500]) from error
 
 
 def _read_vela_csv(folder: Path, pattern: str) -> list[dict[str, str]]:

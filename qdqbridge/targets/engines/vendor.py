@@ -247,7 +247,7 @@ class _TfliteSource:
 
 def _source(kind: EngineKind, path: Path, graph: Graph) -> _OnnxSource | _TfliteSource:
     if kind.fixed:
-        _refuse_open_shapes(kind, path, graph)
+        refuse_open_shapes(kind.label, str(path), graph)
     if path.suffix == ".tflite" or kind.suffix == ".tflite":
         if path.suffix != kind.suffix:
             raise UnsupportedTargetError(
@@ -259,15 +259,25 @@ def _source(kind: EngineKind, path: Path, graph: Graph) -> _OnnxSource | _Tflite
     return _OnnxSource(path, graph)
 
 
-def _refuse_open_shapes(kind: EngineKind, path: Path, graph: Graph) -> None:
+def refuse_open_shapes(label: str, where: str, graph: Graph) -> None:
+    """Refuses a graph whose inputs have open extents.
+
+    Args:
+        label: What takes none.
+        where: The graph's file, or its name.
+        graph: The graph.
+
+    Raises:
+        UnsupportedTargetError: Naming the input and what gives numbers.
+    """
     for value in graph.inputs:
         shape = value.type.shape
         if shape is None or any(not isinstance(dim, int) for dim in shape):
             numbers = " ".join(f"--extent {name}=1" for name in symbolic_extents(graph))
             listed = "" if shape is None else f" [{', '.join(map(str, shape))}]"
             raise UnsupportedTargetError(
-                f"{kind.label} takes fixed shapes only",
-                where=str(path),
+                f"{label} takes fixed shapes only",
+                where=where,
                 why=f"input '{value.name}' has an open shape{listed}",
                 fix=f"give numbers: {numbers}" if numbers else "export it with fixed shapes",
             )

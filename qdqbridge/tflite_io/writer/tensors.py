@@ -31,6 +31,7 @@ from qdqbridge.core.ops.convolution import CONV
 from qdqbridge.core.ops.matmul import DENSE
 from qdqbridge.core.ops.shape_values import SHAPE
 from qdqbridge.core.rewrite import stored_behind
+from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.tflite_io.conversion import DTYPES
 from qdqbridge.tflite_io.writer.flatbuffer import TensorQuantization
 
@@ -55,6 +56,33 @@ class NoCounterpart(Exception):
 
 
 _OTHER_FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64)
+
+
+def refuse(
+    target: str, refused: Mapping[tuple[str, str, str], Sequence[str]], where: str = ""
+) -> None:
+    """Raises the complete list of what has no counterpart; nothing where the list is empty.
+
+    Args:
+        target: In what there is none.
+        refused: The names of nodes, by operator, reason and fix.
+        where: Of which model.
+
+    Raises:
+        UnsupportedTargetError: Naming each operator.
+    """
+    if not refused:
+        return
+    lines = [
+        f"{op} ({len(nodes)}, '{nodes[0]}'): {reason}" for (op, reason, _), nodes in refused.items()
+    ]
+    fixes = dict.fromkeys(fix for _, _, fix in refused if fix)
+    raise UnsupportedTargetError(
+        f"{target} cannot take this graph",
+        where=where,
+        why="; ".join(lines),
+        fix="; ".join(fixes) or "replace these operators, or cut the model before them",
+    )
 
 
 def refuse_other_floats(node: Node) -> None:

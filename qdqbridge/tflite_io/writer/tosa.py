@@ -9,169 +9,135 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qdqbridge.core.graph.constant import Constant
-from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.tflite_io.writer.flatbuffer import ModelRecord, OperatorRecord, TensorRecord
+from qdqbridge.tflite_io.counterparts import COUNTERPARTS
+from qdqbridge.tflite_io.writer.emission import Emission
+from qdqbridge.tflite_io.writer.flatbuffer import ModelRecord, OperatorRecord
+from qdqbridge.tflite_io.writer.tensors import refuse
 
 _RANGES = {"INT8": (-128, 127), "UINT8": (0, 255), "INT16": (-32768, 32767)}
-NEW = "tosa:"
+_NEW = "tosa"
 """How the names of tensors begin that are added here."""
 ERF = "tosa-erf:"
 """How the name of a TANH begins that is to be an ERF."""
+_WHOLE = "resize by whole factors, or with half_pixel"
+_OPTIONS = {row.tflite: row.options for row in COUNTERPARTS}
 
 
-class _RecordRewriter:
-    """A model whose operators are written anew.
-
-    Attributes:
-        model: A copy: tensors are added to it, those that are there keep their places.
-    """
-
-    def __init__(self, model: ModelRecord) -> None:
-        self.model = replace(model, tensors=list(model.tensors), operators=[])
-
-    def tensor(self, index: int) -> TensorRecord:
-        """Returns a tensor."""
-        return self.model.tensors[index]
-
-    def floats(self, operator: str, x: int, *others: int | float, name: str = NEW) -> int:
-        """Adds an operator on floats, whose result is like ``x``; a float is a scalar."""
-        operands = (x, *(self._scalar(o, x) if isinstance(o, float) else o for o in others))
-        return self.added(operator, operands, replace(self.tensor(x), data=None), name)
-
-    def added(
-        self, operator: str, operands: tuple[int, ...], like: TensorRecord, name: str = NEW
-    ) -> int:
-        """Adds an operator and returns its result, which is like another tensor."""
-        index = self._new(replace(like, name=f"{name}{len(self.model.tensors)}"))
-        record = OperatorRecord(operator, 1, operands, (index,), _OPTIONS.get(operator, ""))
-        self.model.operators.append(record)
-        return index
-
-    def shape(self, extents: tuple[int, ...]) -> int:
-        """Adds a shape."""
-        return self._constant("INT32", np.array(extents, np.int32))
-
-    def _scalar(self, number: float, like: int) -> int:
-        shape = (1,) * len(self.tensor(like).shape)
-        return self._constant("FLOAT32", np.full(shape, number, np.float32))
-
-    def _constant(self, kind: str, data: NDArray[Any]) -> int:
-        name = f"{NEW}{len(self.model.tensors)}"
-        return self._new(TensorRecord(name, kind, data.shape, data=Constant.of(data)))
-
-    def _new(self, tensor: TensorRecord) -> int:
-        self.model.tensors.append(tensor)
-        return len(self.model.tensors) - 1
+def _floats(e: Emission, operator: str, x: int, *others: int | float, name: str = _NEW) -> int:
+    """Adds an operator on floats, whose result is like ``x``; a float is a scalar."""
+    kind, shape = e.type_of(x)
+    scalars = (1,) * len(shape)
+    operands = [
+        e.constant(np.full(scalars, other, np.float32), _NEW) if isinstance(other, float) else other
+        for other in others
+    ]
+    made = e.plain(kind, shape, name)
+    e.add(operator, [x, *operands], [made], _OPTIONS[operator])
+    return made
 
 
-_OPTIONS: Mapping[str, str] = MappingProxyType({
-    "ADD": "AddOptions", "MAXIMUM": "MaximumMinimumOptions",
-    "MINIMUM": "MaximumMinimumOptions", "MUL": "MulOptions", "RESHAPE": "ReshapeOptions",
-    "SIGN": "SignOptions", "SUB": "SubOptions",
-})  # fmt: skip
+def _product(a: int, b: int, operator: OperatorRecord) -> OperatorRecord:
+    return OperatorRecord("MUL", 1, (a, b), operator.outputs, _OPTIONS["MUL"])
 
 
-def _clamped_quantize(rewriter: _RecordRewriter, operator: OperatorRecord) -> OperatorRecord:
+def _clamped_quantize(e: Emission, operator: OperatorRecord) -> OperatorRecord:
     """QUANTIZE of floats: the zero point is added to int32, and the sum cast, which wraps.
 
     So floats are clamped before; without a zero point the cast itself saturates.
     """
-    (x,), made = operator.inputs, rewriter.tensor(operator.outputs[0])
+    (x,), made = operator.inputs, e.model.tensors[operator.outputs[0]]
     parameters = made.quantization
-    if rewriter.tensor(x).type != "FLOAT32" or parameters is None or made.type not in _RANGES:
+    if e.type_of(x)[0] != "FLOAT32" or parameters is None or made.type not in _RANGES:
         return operator
     if not parameters.zero_point.any() or parameters.zero_point.size > 1:  # it takes one only
         return operator
     zero, scale = int(parameters.zero_point.item()), parameters.scale.item()
     low, high = (float((end - zero) * scale) for end in _RANGES[made.type])
-    x = rewriter.floats("MINIMUM", rewriter.floats("MAXIMUM", x, low), high)
+    x = _floats(e, "MINIMUM", _floats(e, "MAXIMUM", x, low), high)
     return replace(operator, inputs=(x,))
 
 
-def _exact_gelu(rewriter: _RecordRewriter, operator: OperatorRecord) -> OperatorRecord:
+def _exact_gelu(e: Emission, operator: OperatorRecord) -> OperatorRecord:
     """GELU of floats becomes tanh of a cube, whatever it says, by a POW of negative bases.
 
     TOSA has a POW for positive ones only. It has an ERF that TFLite has not: the name of a TANH
     says where it is one (:data:`ERF`).
     """
-    (x,), add = operator.inputs, rewriter.floats
-    if rewriter.tensor(x).type != "FLOAT32":
+    (x,), add = operator.inputs, partial(_floats, e)
+    if e.type_of(x)[0] != "FLOAT32":
         return operator
     if operator.fields.get("Approximate"):
-        inner = add("ADD", x, add("MUL", _power(rewriter, x, 3), 0.044715))
+        inner = add("ADD", x, add("MUL", _power(e, x, 3), 0.044715))
         wave = add("TANH", add("MUL", inner, math.sqrt(2 / math.pi)))
     else:
         wave = add("TANH", add("MUL", x, math.sqrt(0.5)), name=ERF)
     share = add("ADD", wave, 1.0)
-    return _binary("MUL", add("MUL", x, 0.5), share, operator)
+    return _product(add("MUL", x, 0.5), share, operator)
 
 
-def _power(rewriter: _RecordRewriter, x: int, exponent: int) -> int:
+def _power(e: Emission, x: int, exponent: int) -> int:
     product = x
     for _ in range(exponent - 1):
-        product = rewriter.floats("MUL", product, x)
+        product = _floats(e, "MUL", product, x)
     return product
 
 
-def _binary(name: str, a: int, b: int, operator: OperatorRecord) -> OperatorRecord:
-    return OperatorRecord(name, 1, (a, b), operator.outputs, _OPTIONS[name])
-
-
-def _multiplied_power(rewriter: _RecordRewriter, operator: OperatorRecord) -> OperatorRecord:
+def _multiplied_power(e: Emission, operator: OperatorRecord) -> OperatorRecord:
     """POW of floats by 2 or 3 is a product: TOSA's POW leaves negative bases undefined."""
     x, exponent = operator.inputs
-    constant = rewriter.tensor(exponent).data
+    constant = e.model.tensors[exponent].data
     number = constant.numpy().ravel()[0] if constant is not None and constant.size == 1 else 0
-    if number not in (2, 3) or rewriter.tensor(x).type != "FLOAT32":
+    if number not in (2, 3) or e.type_of(x)[0] != "FLOAT32":
         return operator
-    if rewriter.tensor(x).shape != rewriter.tensor(operator.outputs[0]).shape:
+    if e.type_of(x) != e.type_of(operator.outputs[0]):
         return operator
-    return _binary("MUL", _power(rewriter, x, int(number) - 1), x, operator)
+    return _product(_power(e, x, int(number) - 1), x, operator)
 
 
-def _even_round(rewriter: _RecordRewriter, operator: OperatorRecord) -> OperatorRecord:
+def _even_round(e: Emission, operator: OperatorRecord) -> OperatorRecord:
     """ROUND is made of FLOOR, which rounds halves up: floats from 2^23 on have no halves."""
-    (x,), add = operator.inputs, rewriter.floats
+    (x,), add = operator.inputs, partial(_floats, e)
     whole = float(1 << 23)
     size = add("ABS", x)
     small = add("MINIMUM", size, whole)
     rounded = add("SUB", add("ADD", small, whole), whole)
     rounded = add("ADD", rounded, add("SUB", size, small))
-    return _binary("MUL", rounded, add("SIGN", x), operator)
+    return _product(rounded, add("SIGN", x), operator)
 
 
-def _three_axes(rewriter: _RecordRewriter, operator: OperatorRecord) -> OperatorRecord:
+def _three_axes(e: Emission, operator: OperatorRecord) -> OperatorRecord:
     """BATCH_MATMUL of 16 bits: with other than three axes sums of 48 bits are reshaped.
 
     TOSA does not do that: so operands and result are.
     """
-    x, y = rewriter.tensor(operator.inputs[0]), rewriter.tensor(operator.outputs[0])
-    batches = {rewriter.tensor(index).shape[:-2] for index in (*operator.inputs, *operator.outputs)}
-    if x.type != "INT16" or len(y.shape) == 3 or len(batches) > 1:
+    operands, (y,) = operator.inputs, operator.outputs
+    kind, shape = e.type_of(y)
+    batches = {e.type_of(index)[1][:-2] for index in (*operands, y)}
+    if kind != "INT16" or len(shape) == 3 or len(batches) > 1:
         return operator
 
-    def flat(tensor: TensorRecord) -> TensorRecord:
-        shape = (math.prod(tensor.shape[:-2]), *tensor.shape[-2:])
-        return replace(tensor, shape=shape, data=None)
+    def flat(index: int) -> int:
+        shape = e.type_of(index)[1]
+        return e.like(index, (math.prod(shape[:-2]), *shape[-2:]), _NEW)
 
-    operands = tuple(
-        rewriter.added("RESHAPE", (index, rewriter.shape(made.shape)), made)
-        for index in operator.inputs
-        for made in (flat(rewriter.tensor(index)),)
-    )
-    made = rewriter.added(operator.name, operands, flat(y))
-    rewriter.model.operators[-1] = replace(operator, inputs=operands, outputs=(made,))
-    return _binary("RESHAPE", made, rewriter.shape(y.shape), operator)
+    def reshape(x: int, y: int) -> OperatorRecord:
+        shape = e.constant(e.type_of(y)[1], _NEW)
+        return OperatorRecord("RESHAPE", 1, (x, shape), (y,), "ReshapeOptions")
+
+    inside, made = [flat(index) for index in operands], flat(y)
+    e.model.operators += map(reshape, operands, inside)
+    e.model.operators.append(replace(operator, inputs=tuple(inside), outputs=(made,)))
+    return reshape(made, y)
 
 
-def _halfway_nearest(rewriter: _RecordRewriter, operator: OperatorRecord) -> OperatorRecord:
+def _halfway_nearest(e: Emission, operator: OperatorRecord) -> OperatorRecord:
     """RESIZE_NEAREST_NEIGHBOR by whole factors: a place between two elements takes the next one.
 
     With centres of pixels no place lies between two, and each element is repeated all the same.
@@ -181,19 +147,17 @@ def _halfway_nearest(rewriter: _RecordRewriter, operator: OperatorRecord) -> Ope
     """
     if operator.fields.get("AlignCorners") or operator.fields.get("HalfPixelCenters"):
         return operator
-    x, y = (rewriter.tensor(index) for index in (operator.inputs[0], operator.outputs[0]))
-    if any(after % before for before, after in zip(x.shape, y.shape, strict=True)):
-        raise UnsupportedTargetError(
-            "TOSA cannot take this graph (1 operator)",
-            where=f"{operator.name} '{y.name}'",
-            why=f"it goes from {list(x.shape)} to {list(y.shape)}, no multiple of it: Arm's "
-            "converter rounds places that the operator cuts",
-            fix="resize by whole factors, or with half_pixel",
-        )
+    before, after = e.type_of(operator.inputs[0])[1], e.type_of(operator.outputs[0])[1]
+    why = (
+        f"it goes from {list(before)} to {list(after)}, no multiple of it: Arm's converter rounds "
+    )
+    key = operator.name, f"{why}places that the operator cuts", _WHOLE
+    if any(new % old for old, new in zip(before, after, strict=True)):
+        refuse("TOSA", {key: [e.model.tensors[operator.outputs[0]].name]})
     return replace(operator, fields={**operator.fields, "HalfPixelCenters": True})
 
 
-_Form: TypeAlias = "Callable[[_RecordRewriter, OperatorRecord], OperatorRecord]"
+_Form: TypeAlias = "Callable[[Emission, OperatorRecord], OperatorRecord]"
 _FORMS: Mapping[str, _Form] = MappingProxyType({
     "QUANTIZE": _clamped_quantize,
     "BATCH_MATMUL": _three_axes,
@@ -209,13 +173,18 @@ def rewritten_for_tosa(model: ModelRecord) -> ModelRecord:
 
     Constants of 4 bits are stored in 8: the converter reshapes and casts them, which TOSA does not
     do, and the reference model reads its CONV2D's weights otherwise.
+
+    Raises:
+        UnsupportedTargetError: An operator has no such form.
     """
-    rewriter = _RecordRewriter(model)
+    e = Emission({}, {})
+    e.model = replace(model, tensors=list(model.tensors), operators=[])
+    e.names.update(tensor.name for tensor in model.tensors)
     for operator in model.operators:
         form = _FORMS.get(operator.name)
-        rewriter.model.operators.append(form(rewriter, operator) if form else operator)
-    for index, tensor in enumerate(rewriter.model.tensors):
+        e.model.operators.append(form(e, operator) if form else operator)
+    for index, tensor in enumerate(e.model.tensors):
         if tensor.type == "INT4" and tensor.data is not None:
             wide = Constant.of(tensor.data.numpy().astype(np.int8))
-            rewriter.model.tensors[index] = replace(tensor, type="INT8", data=wide)
-    return rewriter.model
+            e.model.tensors[index] = replace(tensor, type="INT8", data=wide)
+    return e.model

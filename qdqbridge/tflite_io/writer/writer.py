@@ -39,7 +39,7 @@ from qdqbridge.tflite_io.writer.flatbuffer import ModelRecord
 from qdqbridge.tflite_io.writer.rows import ROWS
 from qdqbridge.tflite_io.writer.rules import ethos
 from qdqbridge.tflite_io.writer.rules.scales import INTEGERS_ONLY, too_coarse
-from qdqbridge.tflite_io.writer.tensors import AROUND_ZERO, NoCounterpart, stored_signed
+from qdqbridge.tflite_io.writer.tensors import AROUND_ZERO, NoCounterpart, refuse, stored_signed
 from qdqbridge.tflite_io.writer.tosa import rewritten_for_tosa
 
 RULES = (*rules.RULES, *expansion.RULES)
@@ -193,7 +193,7 @@ def _emitted(legal: Graph, *, alone: bool = False) -> TFLiteModel:
         _write_graph_outputs(emission, converted.graph)
     except NoCounterpart as refusal:
         refused["output", str(refusal), refusal.fix] = [legal.name]
-    _refuse(refused, legal.name)
+    refuse("TFLite", refused, f"profile 'tflite'{f', {legal.name}' if legal.name else ''}")
     reported = {AROUND_ZERO, *ethos.NOTES, *(rule.name for rule in RULES)}
     notes = [note for note in legal.notes if note.rule in reported]
     notes += [*_float_regions(converted.graph), *_tables(converted.graph)]
@@ -303,21 +303,6 @@ def _gives(params: QuantParams) -> bool:
     if params.storage_dtype is DType.INT16:
         return params.symmetric
     return params.storage_dtype is not DType.UINT16
-
-
-def _refuse(refused: Mapping[tuple[str, str, str], list[str]], name: str) -> None:
-    if not refused:
-        return
-    lines = [
-        f"{op} ({len(nodes)}, '{nodes[0]}'): {reason}" for (op, reason, _), nodes in refused.items()
-    ]
-    fixes = dict.fromkeys(fix for _, _, fix in refused if fix)
-    raise UnsupportedTargetError(
-        "TFLite cannot take this graph",
-        where=f"profile 'tflite'{f', {name}' if name else ''}",
-        why="; ".join(lines),
-        fix="; ".join(fixes) or "replace these operators, or cut the model before them",
-    )
 
 
 def _float_regions(graph: Graph) -> list[Note]:

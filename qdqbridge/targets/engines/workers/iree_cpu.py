@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -15,10 +14,9 @@ import numpy as np
 import onnx
 
 from qdqbridge.targets.engines.workers import Array, Loaded
-from qdqbridge.tflite_io.vela import installed_program
+from qdqbridge.tflite_io.vela import run_program
 
 IMPORTER = "iree-import-onnx"
-_SAID = 400
 
 
 class IreeWorker:
@@ -38,14 +36,9 @@ class IreeWorker:
         Raises:
             RuntimeError: The importer refuses it.
         """
-        program = installed_program(IMPORTER)
-        assert program is not None
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder) / "model.mlir"
-            command = [program, file, "-o", str(made)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise RuntimeError(f"{IMPORTER}: {done.stderr.strip()[-_SAID:]}")
+            run_program(IMPORTER, file, "-o", str(made))
             data = iree.compiler.compile_file(
                 str(made), target_backends=["llvm-cpu"], input_type="onnx",
                 extra_args=["--iree-llvmcpu-target-cpu=host"],

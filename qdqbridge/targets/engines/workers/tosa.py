@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import numpy as np
 from qdqbridge.targets.engines.kinds import ENGINES
 from qdqbridge.targets.engines.workers import Array, Loaded, Row
 from qdqbridge.tflite_io.schema import Subgraph, parsed
-from qdqbridge.tflite_io.vela import installed_program
+from qdqbridge.tflite_io.vela import ProgramFailedError, installed_program, run_program
 from qdqbridge.tflite_io.writer.tosa import ERF
 
 CONVERTER, SERIALIZER, MODEL = ENGINES["tosa"].programs
@@ -38,9 +37,6 @@ _QUOTED = re.compile(r"\"((?:[^\"\\]|\\.)*)\"")
 _FLOAT = re.compile(r"[<x](?:f16|bf16|f32|f64)>")
 _OPEN = re.compile(r"tensor<[^>]*\?")
 _REQUIRED = re.compile(r"requires (?:any|all) of \[([a-z0-9_]+)|requires extension \[([a-z0-9_]+)")
-_SAID = 600
-_ROUNDS = 8
-"""How often something more may be required: there are two profiles and a dozen extensions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +62,6 @@ class TosaWorker:
     """Converts TFLite files, and runs what they become in the reference model."""
 
     def __init__(self) -> None:
-        for name in (CONVERTER, SERIALIZER, MODEL):
-            _program(name)
         self._models: dict[str, tuple[_ConvertedModule, bytes]] = {}
 
     def version(self) -> str:
@@ -116,7 +110,7 @@ def _converted(data: bytes) -> _ConvertedModule:
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder) / "model.tflite", Path(folder) / "model.mlir"
         source.write_bytes(data)
-        _run_program(CONVERTER, str(source), "--text", "--emit-debug-info", "-o", str(made))
+        run_program(CONVERTER, str(source), "--text", "--emit-debug-info", "-o", str(made))
         text = made.read_text("utf-8")
     head = _HEAD.search(text)
     if head is None:
@@ -176,8 +170,10 @@ def _rows(text: str, graph: Subgraph) -> tuple[list[Row], bool]:
     for op in graph.ops:
         tensors = [graph.tensors[index].name for index in op.outputs]
         own = [graph.tensors[index].type for index in (*op.inputs, *op.outputs) if index >= 0]
-        left = [name for tensor in tensors for name in dialects.get(tensor, ())]
-        on_floats = list(dict.fromkeys(n for tensor in tensors for n in floats.get(tensor, ())))
+        left, on_floats = (
+            list(dict.fromkeys(n for t in tensors for n in of.get(t, ())))
+            for of in (dialects, floats)
+        )
         why = ""
         if left:
             why = f"{CONVERTER} has no TOSA for {op.name} (it leaves '{left[0]}')"
@@ -212,36 +208,34 @@ def _serialized(module: _ConvertedModule, suffix: str) -> tuple[bytes, list[str]
     """
     if not module.whole:
         return b"", []
-    required, code, said = ["pro_int"], 1, ""
+    required = ["pro_int"]
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder) / "model.mlir", Path(folder) / f"made{suffix}"
         source.write_text(module.text, "utf-8")
         form = {
-            ".tosa": [
-                "--tosa-serialize=retain-graph-input-output-names "
-                f"tosa-flatbuffer-filename={made}",
-                "-o", os.devnull,
-            ],
-            ".mlirbc": ["--emit-bytecode", "-o", str(made)],
+            ".tosa": "--tosa-serialize=retain-graph-input-output-names "
+            f"tosa-flatbuffer-filename={made}",
+            ".mlirbc": "--emit-bytecode",
             # how operators are printed differs between versions of MLIR, but for their generic form
-            ".mlir": ["--mlir-print-op-generic", "-o", str(made)],
-        }[suffix]  # fmt: skip
-        for _ in range(_ROUNDS):
-            profiles = [name for name in required if name.startswith("pro_")]
-            more = [name for name in required if name not in profiles]
-            code, said = _ended(
-                SERIALIZER, str(source), "--tosa-convert-integer-type-to-signless",
-                f"--tosa-attach-target=profiles={','.join(profiles)} extensions={','.join(more)}",
-                "--tosa-validate=strict-op-spec-alignment", *form,
-            )  # fmt: skip
-            missing = {a or b for a, b in _REQUIRED.findall(said)} - set(required)
-            if not missing:
-                break
-            required += sorted(missing)
-        if code:
-            errors = dict.fromkeys(re.findall("error: (.*)", said))
-            raise RuntimeError(f"{SERIALIZER}: {'; '.join(errors) or said[-_SAID:]}")
-        return made.read_bytes(), required
+            ".mlir": "--mlir-print-op-generic",
+        }[suffix]
+        printed = os.devnull if suffix == ".tosa" else str(made)
+        while True:
+            sides = ([n for n in required if n.startswith("pro_") is own] for own in (True, False))
+            profiles, more = map(",".join, sides)
+            try:
+                run_program(
+                    SERIALIZER, str(source), "--tosa-convert-integer-type-to-signless",
+                    f"--tosa-attach-target=profiles={profiles} extensions={more}",
+                    "--tosa-validate=strict-op-spec-alignment", form, "-o", printed,
+                )  # fmt: skip
+                return made.read_bytes(), required
+            except ProgramFailedError as error:
+                missing = {a or b for a, b in _REQUIRED.findall(error.said)} - set(required)
+                if not missing:
+                    errors = dict.fromkeys(re.findall("error: (.*)", error.said))
+                    raise RuntimeError(f"{SERIALIZER}: {'; '.join(errors) or error}") from error
+                required += sorted(missing)
 
 
 def _executed(module: _ConvertedModule, data: bytes, inputs: Sequence[Array]) -> list[Array]:
@@ -261,43 +255,17 @@ def _executed(module: _ConvertedModule, data: bytes, inputs: Sequence[Array]) ->
             "ofm_name": names[1], "ofm_file": made, "expected_failure": False,
         }  # fmt: skip
         (folder / "test.json").write_text(json.dumps(test), "utf-8")
-        _run_program(MODEL, "--test_desc", str(folder / "test.json"))
+        run_program(MODEL, "--test_desc", str(folder / "test.json"))
         arrays = [np.load(folder / file) for file in made]
     signless = zip(arrays, types, strict=True)
     return [array.view(np.uint8) if kind == "UINT8" else array for array, kind in signless]
 
 
-def _run_program(name: str, *arguments: str) -> str:
-    code, said = _ended(name, *arguments)
-    if code:
-        ended = f"exit code {code}" if code > 0 else f"signal {-code}"
-        words = [line for line in said.splitlines() if not line.startswith("[WARNING]")]
-        text = re.sub(r'"[^"]*/(model\.\w+)"', r'"\1"', " ".join(words))
-        raise RuntimeError(f"{name} fails ({ended}): {text[:_SAID]}")
-    return said
-
-
-def _ended(name: str, *arguments: str) -> tuple[int, str]:
-    """Runs a program to its end; what is around it ends it where that takes too long."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(
-        [_program(name), *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, errors="replace", check=False, env=environment,
-    )  # fmt: skip
-    return done.returncode, done.stdout
-
-
-def _program(name: str) -> str:
-    found = installed_program(name)
-    if found is None:
-        raise RuntimeError(f"there is no program '{name}'")
-    return found
-
-
 def _version(package: str) -> str:
     """Returns the version of a package of the environment that has the programs."""
-    folders = Path(_program(SERIALIZER)).resolve().parents[1].glob("lib/python*/site-packages")
-    found = distributions(name=package, path=[str(folder) for folder in folders])
+    home = Path(installed_program(SERIALIZER) or "").resolve().parents[1]
+    folders = map(str, home.glob("lib/python*/site-packages"))
+    found = distributions(name=package, path=list(folders))
     return next((each.version for each in found), "of unknown version")
 
 
