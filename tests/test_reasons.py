@@ -54,16 +54,11 @@ def endless(source: str) -> list[int]:
     ]
 
 
-WORKERS = {f"qdqbridge/targets/engines/workers/{name}.py" for name in ("iree_cpu", "tosa")}
-"""They run programs inside a process that has a time limit itself."""
-
-
 def test_a_program_that_hangs_is_ended() -> None:
     files = [*TESTS.rglob("*.py"), *(ROOT / "qdqbridge").rglob("*.py")]
     sources = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in files}
     run = {name: source for name, source in sources.items() if "subprocess.run" in source}
-    found = {name for name, source in run.items() if endless(source)}
-    assert found == WORKERS
+    assert run and not [name for name, source in run.items() if endless(source)]
 
 
 def wide(source: str) -> list[int]:

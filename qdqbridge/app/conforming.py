@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,16 +37,22 @@ class ConformanceResult:
         situation: Of the case.
         outcome: One of ``OUTCOMES``.
         cause: The reading of the text that it follows, the first wrong value, or its error.
+        computed: What it computed, if that is wrong.
     """
 
     name: str
     situation: str
     outcome: str
     cause: str = ""
+    computed: tuple[NDArray[Any], ...] = field(default=(), repr=False, compare=False)
 
 
 def conform(
-    engine: str, only: str = "*", report: Callable[[int, int], None] | None = None
+    engine: str,
+    only: str = "*",
+    report: Callable[[int, int], None] | None = None,
+    *,
+    exported: bool = False,
 ) -> Iterator[ConformanceResult]:
     """Runs the cases on an engine, in a process that may die.
 
@@ -55,9 +61,11 @@ def conform(
             ``onnx.reference``, or an engine of :func:`qdqbridge.open_engine`.
         only: A pattern of the names of cases.
         report: Takes how many are done, and of how many.
+        exported: The engine, one of :func:`qdqbridge.open_engine`, gets what its export profile
+            makes of each case. Those of TFLite files always do.
 
     Raises:
-        InputDataError: No case has such a name.
+        InputDataError: No case has such a name, or nothing is exported for the engine.
     """
     from qdqbridge.targets.conformance.situations import cases
 
@@ -71,7 +79,13 @@ def conform(
             fix="give a part of a name, or a pattern with *",
         )
     apart = engine in ENGINES and engine not in OWN
-    with _EngineRun(engine) if apart else _ConformanceProcess(engine) as runner:
+    if exported and not apart:
+        raise InputDataError(
+            f"nothing is exported for '{engine}'",
+            why=f"these engines have an export profile: {', '.join(ENGINES)}",
+            fix="name one of them, or give it the cases as they are",
+        )
+    with _EngineRun(engine, exported) if apart else _ConformanceProcess(engine) as runner:
         for done, case in enumerate(chosen, 1):
             yield judged(case, runner.outputs_of(case.body))
             if report is not None:
@@ -135,8 +149,9 @@ class _ConformanceProcess:
 class _EngineRun:
     """An engine whose one process takes every case as a file that it reads."""
 
-    def __init__(self, engine: str) -> None:
+    def __init__(self, engine: str, exported: bool = False) -> None:
         self._kind = engine_kind(engine)
+        self._exports = exported or self._kind.suffix != ".onnx"
         self._folder = TemporaryDirectory()
         self.process = self._started()
 
@@ -152,7 +167,7 @@ class _EngineRun:
         file = Path(self._folder.name) / "model.onnx"
         try:
             file.write_bytes(body.fixed() if self._kind.fixed else body.model.SerializeToString())
-            if self._kind.suffix != ".onnx":
+            if self._exports:
                 file = self._written(file)
             self.process.ask("load the model", "load", "case", str(file))
             names, inputs = body.output_names, dict(body.inputs)
@@ -167,7 +182,7 @@ class _EngineRun:
     def _written(self, file: Path) -> Path:
         from qdqbridge.app import pipeline
 
-        written = file.with_suffix(self._kind.suffix)
+        written = file.with_name(f"written{self._kind.suffix}")
         pipeline.save(pipeline.load(file), written, self._kind.profile, overwrite=True)
         return written
 
@@ -229,7 +244,8 @@ def judged(case: ConformanceCase, found: list[NDArray[Any]] | str | None) -> Con
             outcome = OUTCOMES[1] if case.is_open else OUTCOMES[0]
             return ConformanceResult(name, situation, outcome, reading)
     wanted = case.body.allowed[0][1]
-    return ConformanceResult(name, situation, "wrong", _first_difference(found, wanted))
+    cause = _first_difference(found, wanted)
+    return ConformanceResult(name, situation, "wrong", cause, tuple(found))
 
 
 def _same(found: NDArray[Any], wanted: NDArray[Any]) -> bool:

@@ -5,11 +5,10 @@ as it is written and as the engine's export profile writes it, and adds a row fo
 ``tests/targets/engines/patterns_qnn-htp.csv``; rows that are there are not run again. ``--random
 COUNT --seed S`` runs patterns at random that are not in the table and prints where the profile's
 rules are wrong about them: "kept" of what the engine refuses or computes more than 2 LSB off, and
-alarms about what it takes and computes right. ``--judge`` says the same of the table, by the
-rules as they are now, and writes these into it. ``--facts`` runs every operator alone, of every
-type and of two to five axes, and writes ``hexagon.csv``, which the rules read. Run it in the
-environment of
-``scripts/engines_env``.
+alarms about what it takes and computes right. ``--every N`` runs one of N patterns. ``--judge``
+says the same of the table, by the rules as they are now, and writes these into it. ``--facts``
+runs every operator alone, of every type and of two to five axes, and writes ``hexagon.csv``, which
+the rules read. Run it in the environment of ``scripts/engines_env``.
 """
 
 from __future__ import annotations
@@ -31,10 +30,9 @@ import qdqbridge
 from qdqbridge.app.pipeline import check
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
-from qdqbridge.options import AnyProfileName
-from qdqbridge.targets.engines.kinds import ENGINES, engine_kind
+from qdqbridge.targets.engines.kinds import ENGINES, EngineKind, engine_kind
 from qdqbridge.targets.engines.process import EngineProcess, ProcessLimits
-from qdqbridge.targets.profiles import Effect, ExportProfile
+from qdqbridge.targets.profiles import Effect
 from qdqbridge.targets.profiles.predicates import COLUMNS as COLUMN_TYPES
 from qdqbridge.targets.profiles.predicates import LEFT, REFUSED
 
@@ -114,28 +112,29 @@ def _short(words: str) -> str:
 
 def outcomes(asked: Asked, pattern: Pattern, folder: Path) -> tuple[Outcome, Outcome]:
     """Returns what becomes of a pattern as it is written, and as the profile writes it."""
-    profile = asked.kind.profile
     file = folder / "pattern.onnx"
     made = model(pattern)
     onnx.save(made, file)
     feeds, graph = data(made), qdqbridge.load(file)
     native = asked.kind.suffix == ".tflite"
-    own = Outcome("-") if native else asked.about(file, graph, feeds, broken_rules(file, profile))
+    own = (
+        Outcome("-") if native else asked.about(file, graph, feeds, broken_rules(file, asked.kind))
+    )
     written = folder / f"written{asked.kind.suffix}"
     try:
-        qdqbridge.save(graph, written, profile, overwrite=True)
+        qdqbridge.save(graph, written, asked.kind.profile, overwrite=True)
         read_back = qdqbridge.load(written)
     except QdqBridgeError as error:
         return own, Outcome("refused", words=_short(error.why))
-    rules = "" if native else broken_rules(written, profile)
+    rules = "" if native else broken_rules(written, asked.kind)
     return own, asked.about(written, read_back, feeds, rules)
 
 
-def broken_rules(file: Path, profile: AnyProfileName | ExportProfile) -> str:
+def broken_rules(file: Path, kind: EngineKind) -> str:
     """Returns the rules of a profile that a file breaks, with their bounds."""
     most: dict[str, int] = {}
-    for finding in check(file, profile):
-        if finding.effect is Effect.PROCESSOR:  # of another than the one that tables are made on
+    for finding in check(file, kind.profile):
+        if finding.effect is Effect.PROCESSOR and not kind.pairs_saturate():
             continue
         most[finding.rule] = max(finding.steps, most.get(finding.rule, 0))
     return " ".join(f"{rule}<={n}" if n else rule for rule, n in sorted(most.items()))
@@ -159,15 +158,16 @@ def read(engine: str) -> Iterator[tuple[Pattern, Outcome, Outcome]]:
                 )
 
 
-def complete(engine: str, wanted: Iterable[Pattern]) -> None:
+def complete(engine: str, wanted: Iterable[Pattern], every: int = 1) -> None:
     """Adds the rows that a table does not have."""
     asked, path = Asked(engine), table_of(engine)
     known = {pattern for pattern, _, _ in read(engine)} if path.exists() else set[Pattern]()
     with path.open("a", encoding="utf-8", newline="") as file, tempfile.TemporaryDirectory() as at:
         rows = csv.writer(file, lineterminator="\n")
         if not known:
+            command = f"{engine} --every {every}" if every > 1 else engine
             file.write(
-                f"# {asked.process.version}\n# scripts/engines/engine_patterns.py {engine}\n"
+                f"# {asked.process.version}\n# scripts/engines/engine_patterns.py {command}\n"
             )
             rows.writerow(COLUMNS)
         for pattern in wanted:
@@ -259,7 +259,7 @@ def report(rows: Iterable[tuple[Pattern, Outcome, Outcome]], show: int) -> None:
 
 def judged_again(engine: str) -> list[tuple[Pattern, Outcome, Outcome]]:
     """Returns a table's rows with what today's rules say of their files, and writes them."""
-    profile, path = ENGINES[engine].profile, table_of(engine)
+    kind, path = ENGINES[engine], table_of(engine)
     rows: list[tuple[Pattern, Outcome, Outcome]] = []
     with tempfile.TemporaryDirectory() as folder:
         file, written = Path(folder) / "pattern.onnx", Path(folder) / "written.onnx"
@@ -267,12 +267,12 @@ def judged_again(engine: str) -> list[tuple[Pattern, Outcome, Outcome]]:
             onnx.save(model(pattern), file)
             again = exported
             try:
-                qdqbridge.save(qdqbridge.load(file), written, profile, overwrite=True)
+                qdqbridge.save(qdqbridge.load(file), written, kind.profile, overwrite=True)
             except QdqBridgeError as error:
                 again = Outcome("refused", words=_short(error.why))
             else:
-                again = replace(exported, rules=broken_rules(written, profile))
-            rows.append((pattern, replace(own, rules=broken_rules(file, profile)), again))
+                again = replace(exported, rules=broken_rules(written, kind))
+            rows.append((pattern, replace(own, rules=broken_rules(file, kind)), again))
     comments = [line for line in path.read_text("utf-8").splitlines(True) if line[0] == "#"]
     with path.open("w", encoding="utf-8", newline="") as out:
         out.writelines(comments)
@@ -288,6 +288,7 @@ def main() -> None:
     parser.add_argument("--random", type=int, default=0, metavar="COUNT")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--judge", action="store_true")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="one of N patterns")
     parser.add_argument("--facts", action="store_true", help="write the package's table of facts")
     parser.add_argument("--show", type=int, default=40)
     given = parser.parse_args()
@@ -303,7 +304,7 @@ def main() -> None:
     elif given.judge:
         report(judged_again(given.engine), given.show)
     else:
-        complete(given.engine, patterns(more=more))
+        complete(given.engine, list(patterns(more=more))[:: given.every], given.every)
         report(read(given.engine), given.show)
 
 

@@ -122,9 +122,9 @@ FAULTS = (
     ),
     EngineFault(
         _ORT, "onnxruntime-optimized", "arithmetic_between_int8_add",
-        "QLinearAdd, made of DQ, Add, Q, rounds ties to another number",
-        "The fused kernel multiplies by ratios of scales, whose sum is no tie any more.",
-        _ISSUES("microsoft/onnxruntime", 25512),
+        "QLinearAdd, made of DQ, Add, Q, rounds after it adds the zero point",
+        "Ties beside an odd zero point go to the other number; so does QLinearMul.",
+        _ISSUES("microsoft/onnxruntime", 32132),
     ),
     EngineFault(
         _ORT, "onnxruntime", "matmulinteger_two_axes_uint8_int8_rows_and_columns",
@@ -172,8 +172,33 @@ FAULTS = (
     EngineFault(
         _OPENVINO, "openvino", "quantize_saturates_after_zero_point_low_uint16",
         "QuantizeLinear to uint16 wraps where it has to saturate",
-        "Numbers below the range become large ones.",
+        "With scale 1 and zero point 0 no FakeQuantize is left, and the conversion alone wraps.",
         near="openvinotoolkit/openvino pull request 21278 brought uint16.",
+    ),
+    EngineFault(
+        _OPENVINO, "openvino", "quantize_halves_int16_1_0",
+        "QuantizeLinear to int16 with scale 1 drops fractions, and wraps",
+        "No FakeQuantize is left where its ranges are equal, and the conversion does not round.",
+        near="openvinotoolkit/openvino pull request 21278 brought int16.",
+    ),
+    EngineFault(
+        _OPENVINO, "openvino", "clamp_between_int8_off_the_grid_same_grid",
+        "The ends of a Clip between DequantizeLinear and QuantizeLinear lose their fractions",
+        "Where both have one scale and zero point the pair is taken out, and the ends of the "
+        "clamp, as codes, are converted to int8 without rounding.",
+    ),
+    EngineFault(
+        _OPENVINO, "openvino", "dynamic_quantize_whole_range",
+        "DynamicQuantizeLinear does not divide",
+        "x · 255 is multiplied by the reciprocal of the range, and the range by 1/255: quotients "
+        "that are ties are none any more.",
+        near="intel/onnxruntime issue 707 is about QuantizeLinear.",
+    ),
+    EngineFault(
+        _OPENVINO, "openvino", "dequantize_float_types_uint4_bfloat16",
+        "DequantizeLinear with a bfloat16 scale multiplies in float32",
+        "The product is not rounded to bfloat16.",
+        near="openvinotoolkit/openvino pull request 30687, open, adds float16 and bfloat16.",
     ),
     EngineFault(
         _OPENVINO, "openvino", "quantize_blocked_uint8_2x5_axis1_by2",
@@ -332,7 +357,7 @@ def converter_faults(folder: Path) -> list[str]:
         own = folder / f"{_ARM.partition('/')[2]}-{fault.name}"
         own.mkdir(parents=True)
         (own / "model.tflite").write_bytes(data)
-        np.save(own / "input.npy", *fed.values())
+        np.save(own / "input.npy", fed[made.inputs[0]])
         np.save(own / "expected.npy", meant)
         text = converter_report(fault, worker.version(), str(meant.ravel().tolist()), found)
         (own / "REPORT.md").write_text(text, "utf-8")

@@ -1,30 +1,49 @@
-"""Writes ``docs/conformance.md``: ``python -m scripts.generators.conformance_page [RESULTS]``.
+"""Writes ``docs/conformance.md``: ``python -m scripts.generators.conformance_page``.
 
-RESULTS is a folder of what ``qdqbridge conformance --engine E --json`` says, as ``E.json``: engines
-live in several environments and on several processors. What is missing there and runs here is run,
-and written to it. That takes a minute for each of ours, ONNX's and onnxruntime's.
+Every engine that is installed here runs every case, one after the other: 20 minutes where all are
+(``scripts/engines_env``, ``scripts/arm_python``, the install lines of ``qdqbridge doctor``).
+``--cache FOLDER`` keeps the results, and takes those that the same versions and the same code made.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
+import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import Any
 
-from qdqbridge.app.conforming import OUTCOMES, ConformanceResult, conform, engine_version
+import numpy as np
+
+import qdqbridge
+from qdqbridge.app.conforming import (
+    IMPORTER,
+    OUTCOMES,
+    ConformanceResult,
+    conform,
+    engine_version,
+)
 from qdqbridge.errors import QdqBridgeError
 from qdqbridge.targets.conformance.situations import SITUATIONS, cases
+from qdqbridge.targets.engines.kinds import ENGINES
+from scripts.generators import conformance_causes
+from scripts.generators.conformance_causes import CAUSES, cause_of
 from scripts.generators.conformance_faults import FAULTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
+OWN = ("interpreter", "tvm", IMPORTER)
+"""Engines that are, or begin with, code of this package."""
+EXPORTED = ", exported"
+"""Behind the name of an engine that gets what its export profile makes of each case."""
 LABELS: Mapping[str, str] = {
     "interpreter": "ours",
     "tvm": "ours on TVM",
+    f"onnxruntime-optimized{EXPORTED}": "ours, exported",
     "onnx.reference": "onnx.reference",
     "onnxruntime": "onnxruntime, off",
     "onnxruntime-basic": "basic",
@@ -41,99 +60,127 @@ LABELS: Mapping[str, str] = {
     "tvm-importer": "TVM's importer",
 }
 """The columns, in their order; an engine that has none here has no results."""
-_HEXAGON = ("qnn-htp", "qnn-htp-v73")
-_OPTIMIZED = ("onnxruntime-optimized", "onnxruntime-avx2", "onnxruntime-web", "onnxruntime-arm")
-_TFLITE = ("litert", "tosa")
-_CAUSES: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...] = (
-    ("q", ("onnx.reference",), ("quantize_far", "quantize_infinity"),
-     "the quotient becomes int32 before it is clipped, and wraps"),
-    ("t", ("onnx.reference", "tvm-importer"),
-     ("quantize_mixed_types", "quantize_float32_by_float16"),
-     "divides in the wider of the two types, not in that of y_scale"),
-    ("i", ("onnx.reference", "litert", "tosa", "openvino"), ("quantize_large_int32",),
-     "int32 is not divided in float32: beyond 2^24 it is rounded before, or not at all"),
-    ("l", ("onnx.reference",), ("body",), "a Loop without a condition runs no iteration"),
-    ("z", ("onnx.reference",), ("qlinear*",),
-     "rounds after it adds the zero point: ties beside an odd one go to the other number"),
-    ("d", ("onnxruntime-basic", *_OPTIMIZED, *_HEXAGON), ("fake_quantize",),
-     "DoubleQDQPairsRemover: two pairs of roundings become one"),
-    ("p", ("onnxruntime-avx2",), ("conv*", "qlinearconv*", "matmulinteger_large"),
-     "pairs of products of bytes are added in 16 bits, which saturate"),
-    ("r", _OPTIMIZED, ("arithmetic_between", "shared_dequantize", "quantize_constant"),
-     "the fused QLinear kernel multiplies by ratios of scales: ties are none any more"),
-    ("h", ("onnxruntime-web", "iree"),
-     ("quantize_*float16*", "quantize_precision", "quantize_mixed_types", "dequantize_float_types"),
-     "computes in float32 what the text computes in float16 or bfloat16"),
-    ("w", ("onnxruntime-web", "litert"), ("quantize_far", "quantize_infinity"),
-     "the quotient becomes int32 before it is clipped, and wraps"),
-    ("o", ("openvino",), ("quantize_saturates_after_zero_point",),
-     "numbers below the range of uint16 wrap"),
-    ("x", ("openvino", "litert"), ("dequantize*",),
-     "computes x · scale - zero_point · scale, or in another type, where the text subtracts first"),
-    ("c", ("openvino",), ("conv*",),
-     "sums are floats, and the FakeQuantize behind them rounds as (f)"),
-    ("f", ("openvino",), ("*",),
-     "a FakeQuantize stands for QuantizeLinear: it divides the distance to the low end by the "
-     "range, so that quotients beside ties and ties beside odd zero points are rounded otherwise"),
-    ("a", ("litert",), ("quantize_*", "clamp_before_quantize"),
-     "multiplies by the reciprocal of y_scale; what is left over from vectors of 32 rounds halves "
-     "away from zero"),
-    ("m", ("tosa",), ("quantize_division", "clamp_before_quantize"),
-     "multiplies by the reciprocal of y_scale"),
-    ("g", _TFLITE, ("*",),
-     "multipliers are fixed-point numbers of 31 bits, and rounded half up or away from zero"),
-    ("b", _HEXAGON, ("conv_qdq_bias",),
-     "an Add of a stored bias behind the convolution is computed as another operator"),
-    ("k", _HEXAGON, ("*",),
-     "kernels of the NPU round in ways of their own, at most a few steps off"),
-    ("n", ("iree",), ("matmulinteger*", "qlinearmatmul"),
-     "unsigned codes are multiplied as signed ones; batches of results are rounded once more"),
-)  # fmt: skip
-"""Why cells are wrong: a letter, engines, situations; the first row that fits."""
 MARKS = dict(zip(OUTCOMES, ("", "free", "wrong", "refused", "crashed"), strict=True))
 
 
-def results_of(engine: str, folder: Path) -> tuple[str, list[ConformanceResult]] | None:
-    """Returns an engine's version and results; None where there are none and it does not run."""
-    file = folder / f"{engine}.json"
-    if not file.exists():
-        try:
-            version = engine_version(engine)
-            found = [asdict(each) for each in conform(engine)]
-        except QdqBridgeError:
-            return None
-        file.write_text(json.dumps({"engine": engine, "version": version, "cases": found}), "utf-8")
-    told = json.loads(file.read_text("utf-8"))
-    return told["version"], [ConformanceResult(**each) for each in told["cases"]]
+@dataclass(frozen=True)
+class Column:
+    """An engine on all cases.
 
-
-def letter(engine: str, situation: str) -> str:
-    """Returns the letter of what makes a cell wrong.
-
-    Raises:
-        LookupError: No row of ``_CAUSES`` fits: look what it is.
+    Attributes:
+        version: What computed.
+        results: Of the cases.
+        causes: Of each wrong case a letter, and whether that is proven.
     """
-    for name, engines, situations, _ in _CAUSES:
-        if engine in engines and any(fnmatchcase(situation, each) for each in situations):
-            return name
-    raise LookupError(f"nobody has said why {engine} is wrong about {situation}")
+
+    version: str
+    results: list[ConformanceResult]
+    causes: Mapping[str, tuple[str, bool]]
+
+    def of(self, situation: str) -> list[ConformanceResult]:
+        return [result for result in self.results if result.situation == situation]
 
 
-def cell(engine: str, results: list[ConformanceResult]) -> str:
+def column_of(name: str, cache: Path | None) -> Column | None:
+    """Returns an engine's results; None where it does not run here.
+
+    Args:
+        name: A key of ``LABELS``.
+        cache: What keeps results.
+    """
+    engine, exported, _ = name.partition(EXPORTED)
+    try:
+        version = engine_version(engine)
+    except QdqBridgeError as error:
+        print(f"{LABELS[name]}: not run: {error.why}", file=sys.stderr)
+        return None
+    key = _key(engine, version, bool(exported))
+
+    def run() -> list[Any]:
+        found = conform(engine, report=_progress(LABELS[name]), exported=bool(exported))
+        return [{**asdict(each), "computed": list(map(_plain, each.computed))} for each in found]
+
+    results = [_result(**each) for each in _kept(cache, f"{name}.json", key, run)]
+    wrong = [result for result in results if result.outcome == "wrong"]
+
+    def prove() -> list[Any]:
+        report = _progress(f"{LABELS[name]}, causes")
+        found: list[Any] = []
+        for done, each in enumerate(wrong, 1):
+            found.append([each.name, *cause_of(name, each)])
+            report(done, len(wrong))
+        return found
+
+    by_code = sha256(Path(conformance_causes.__file__).read_bytes()).hexdigest()
+    told = _kept(cache, f"{name}.causes.json", key + by_code, prove) if wrong else []
+    return Column(version, results, {case: (letter, proven) for case, letter, proven in told})
+
+
+def _kept(cache: Path | None, name: str, key: str, make: Callable[[], list[Any]]) -> list[Any]:
+    """Returns what a file of the cache has under this key; else what is made, and keeps it."""
+    file = cache / name.replace(", ", "-") if cache else None
+    if file is not None and file.exists():
+        known = json.loads(file.read_text("utf-8"))
+        if known["key"] == key:
+            return list(known["rows"])
+    rows = make()
+    if file is not None:
+        file.write_text(json.dumps({"key": key, "rows": rows}), "utf-8")
+    return rows
+
+
+def _key(engine: str, version: str, exported: bool) -> str:
+    """Returns what decides results: versions, cases, and as much of this package as takes part."""
+    package = Path(qdqbridge.__file__).parent
+    ours = exported or engine in OWN or (engine in ENGINES and ENGINES[engine].suffix != ".onnx")
+    parts = package if ours else package / "targets" / "engines" / "workers"
+    digest = sha256(version.encode())
+    for case in cases():
+        digest.update(case.body.model.SerializeToString())
+        allowed = [array for _, arrays in case.body.allowed for array in arrays]
+        for array in (*case.body.inputs.values(), *allowed):
+            digest.update(array.tobytes())
+    for part in sorted(parts.rglob("*.py")):
+        digest.update(part.read_bytes())
+    return digest.hexdigest()
+
+
+def _plain(array: Any) -> list[Any]:
+    return [str(array.dtype), list(array.shape), array.ravel().astype(float).tolist()]
+
+
+def _result(computed: list[Any], **told: str) -> ConformanceResult:
+    arrays = (np.reshape(values, shape).astype(kind) for kind, shape, values in computed)
+    return ConformanceResult(**told, computed=tuple(arrays))
+
+
+def _progress(label: str) -> Callable[[int, int], None]:
+    started = time.monotonic()
+
+    def report(done: int, count: int) -> None:
+        if done % 50 == 0 or done == count:
+            taken = time.monotonic() - started
+            print(f"{label}: {done} of {count}, {taken:.0f} s", file=sys.stderr, flush=True)
+
+    return report
+
+
+def cell(column: Column, situation: str) -> str:
+    results = column.of(situation)
     counts = Counter(result.outcome for result in results)
     if counts["equal"] == len(results):
         return "equal"
     bad = [f"{counts[outcome]} {MARKS[outcome]}" for outcome in OUTCOMES[1:] if counts[outcome]]
-    why = f" ({letter(engine, results[0].situation)})" if counts["wrong"] else ""
-    return ", ".join(bad).replace("wrong", f"wrong{why}")
+    letters = sorted({column.causes[r.name][0] for r in results if r.outcome == "wrong"})
+    return ", ".join(bad).replace("wrong", f"wrong ({', '.join(letters)})")
 
 
-def causes(results: Mapping[str, list[ConformanceResult]]) -> list[str]:
+def causes(columns: Mapping[str, Column]) -> list[str]:
     """Returns the first case of each situation that is not right, with the engines it is so on."""
     found: dict[tuple[str, str, str], list[str]] = {}
-    for engine, all_of_it in results.items():
+    for engine, column in columns.items():
         seen: set[tuple[str, str]] = set()
-        for r in all_of_it:
+        for r in column.results:
             if r.outcome in OUTCOMES[2:] and (r.situation, r.outcome) not in seen:
                 seen.add((r.situation, r.outcome))
                 found.setdefault((r.name, r.outcome, escaped(r.cause)), []).append(LABELS[engine])
@@ -143,16 +190,20 @@ def causes(results: Mapping[str, list[ConformanceResult]]) -> list[str]:
     ]
 
 
-def why(results: Mapping[str, list[ConformanceResult]]) -> list[str]:
-    """Returns the letters that the page has, with their engines."""
-    found: dict[str, list[str]] = {}
-    for engine, rs in results.items():
-        for each in sorted({letter(engine, r.situation) for r in rs if r.outcome == "wrong"}):
-            found.setdefault(each, []).append(LABELS[engine])
+def why(columns: Mapping[str, Column]) -> list[str]:
+    """Returns the letters that the page has, with their engines, and of how many cases proven."""
+    engines: dict[str, list[str]] = {}
+    proofs: dict[str, list[bool]] = {}
+    for engine, column in columns.items():
+        for letter, proven in column.causes.values():
+            proofs.setdefault(letter, []).append(proven)
+            if LABELS[engine] not in engines.setdefault(letter, []):
+                engines[letter].append(LABELS[engine])
     return [
-        f"| {name} | {', '.join(found[name])} | {said} |"
-        for name, _, _, said in sorted(_CAUSES)
-        if name in found
+        f"| {c.letter} | {', '.join(engines[c.letter])} | {c.said} | "
+        f"{sum(proofs[c.letter])} of {len(proofs[c.letter])} |"
+        for c in sorted(CAUSES, key=lambda cause: cause.letter)
+        if c.letter in engines
     ]
 
 
@@ -168,10 +219,10 @@ def faults() -> list[str]:
     ]
 
 
-def page(folder: Path) -> str:
-    known = {engine: results_of(engine, folder) for engine in LABELS}
-    results = {engine: each[1] for engine, each in known.items() if each is not None}
-    versions = [f"{LABELS[e]}: {each[0]}" for e, each in known.items() if each is not None]
+def page(cache: Path | None) -> str:
+    known = {engine: column_of(engine, cache) for engine in LABELS}
+    columns = {engine: each for engine, each in known.items() if each is not None}
+    versions = [f"{LABELS[engine]}: {each.version}" for engine, each in columns.items()]
     lines = [
         "# Conformance to ONNX's text",
         "",
@@ -179,7 +230,8 @@ def page(folder: Path) -> str:
         "in integers and fractions from ONNX's text. `equal`: every case, bit for bit. `free`: the",
         "text leaves a choice, and the engine follows one reading of it. Otherwise, how many cases",
         "are wrong, refused or crashed. LiteRT and TOSA get what our export to TFLite writes; what",
-        "that has no counterpart for is refused.",
+        "that has no counterpart for is refused. *Ours, exported*: what `--profile ort` writes,",
+        "in onnxruntime with all optimizations.",
         "",
         "`qdqbridge conformance --engine E` runs any engine here, and shows all of its cases with",
         "`--json`. Without this package, ONNX's own runner (`onnx.backend.test`) takes the cases:",
@@ -192,25 +244,27 @@ def page(folder: Path) -> str:
         "This page is made by `python -m scripts.generators.conformance_page`, of these:",
         f"{'; '.join(versions)}.",
         "",
-        "| situation | cases | section | " + " | ".join(LABELS[e] for e in results) + " |",
-        "|---" * (3 + len(results)) + "|",
+        "| situation | cases | section | " + " | ".join(LABELS[e] for e in columns) + " |",
+        "|---" * (3 + len(columns)) + "|",
     ]
     for each in SITUATIONS:
-        own = {e: [r for r in rs if r.situation == each.name] for e, rs in results.items()}
-        count = len(own["interpreter"])
-        cells = " | ".join(cell(e, rs) for e, rs in own.items())
+        count = sum(case.situation is each for case in cases())
+        cells = " | ".join(cell(column, each.name) for column in columns.values())
         lines.append(f"| `{each.name}` | {count} | {each.section} | {cells} |")
-    right = (sum(r.outcome in OUTCOMES[:2] for r in rs) for rs in results.values())
+    right = (sum(r.outcome in OUTCOMES[:2] for r in c.results) for c in columns.values())
     lines.append(f"| right | {len(cases())} | | " + " | ".join(map(str, right)) + " |")
     lines += [
         "",
         "## Why",
         "",
-        "The letters of wrong cells. What is refused has the engine's words below.",
+        "The letters of wrong cells. *Proven* is of how many cases: a calculation of the cause",
+        "gives what the engine computed, bit for bit; or the engine is right without it; or",
+        "`qdqbridge compare --local` explains each value that differs",
+        "(`scripts/generators/conformance_causes.py`). Of what is refused the words are below.",
         "",
-        "| letter | engines | cause |",
-        "|---|---|---|",
-        *why(results),
+        "| letter | engines | cause | proven |",
+        "|---|---|---|---|",
+        *why(columns),
         "",
         "## Faults whose cause is known",
         "",
@@ -228,17 +282,18 @@ def page(folder: Path) -> str:
         "",
         "| engine | case | outcome | what it said or computed |",
         "|---|---|---|---|",
-        *causes(results),
+        *causes(columns),
     ]
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", type=Path, nargs="?", help="a folder of E.json")
-    given = parser.parse_args().results
-    with TemporaryDirectory() as empty:
-        PAGE.write_text(page(given or Path(empty)), "utf-8")
+    parser.add_argument("--cache", type=Path, help="a folder that keeps results, or is made")
+    cache = parser.parse_args().cache
+    if cache is not None:
+        cache.mkdir(parents=True, exist_ok=True)
+    PAGE.write_text(page(cache), "utf-8")
 
 
 if __name__ == "__main__":

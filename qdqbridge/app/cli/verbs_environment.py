@@ -20,6 +20,7 @@ import qdqbridge
 from qdqbridge.app import hosting
 from qdqbridge.app.cli import output
 from qdqbridge.app.cli.parameters import Json
+from qdqbridge.app.conforming import ConformanceResult
 from qdqbridge.errors import QdqBridgeError
 from qdqbridge.options import EngineName
 
@@ -167,8 +168,17 @@ TestedEngine = Annotated[
 Only = Annotated[str, Parameter(help="A part of the names of cases, or a pattern with *.")]
 
 
+Exported = Annotated[
+    bool, Parameter(help="Give it what its export profile makes of each case.", negative=())
+]
+
+
 def conformance(
-    *, engine: TestedEngine = "interpreter", only: Only = "*", json: Json = False
+    *,
+    engine: TestedEngine = "interpreter",
+    only: Only = "*",
+    exported: Exported = False,
+    json: Json = False,
 ) -> int:
     """Run an engine on small models whose exact results ONNX's text says.
 
@@ -179,7 +189,7 @@ def conformance(
     from qdqbridge.app.conforming import OUTCOMES, conform, engine_version
 
     with output.progress(f"running {engine}") as report:
-        results = list(conform(engine, only, report))
+        results = list(conform(engine, only, report, exported=exported))
     counts = Counter(result.outcome for result in results)
     if json:
         totals = {outcome: counts[outcome] for outcome in OUTCOMES}
@@ -188,7 +198,7 @@ def conformance(
                 "engine": engine,
                 "version": engine_version(engine),
                 "counts": totals,
-                "cases": [asdict(each) for each in results],
+                "cases": [_shown(each) for each in results],
             }
         )
         return NOT_MET if counts["wrong"] + counts["crashed"] else DONE
@@ -201,3 +211,8 @@ def conformance(
     table.add_row("all", *(str(counts[outcome]) for outcome in OUTCOMES))
     output.show(table)
     return NOT_MET if counts["wrong"] + counts["crashed"] else DONE
+
+
+def _shown(result: ConformanceResult) -> dict[str, str]:
+    """Returns a result without the arrays that it was judged by."""
+    return {name: value for name, value in asdict(result).items() if name != "computed"}

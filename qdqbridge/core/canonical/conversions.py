@@ -246,12 +246,14 @@ def _exact(stored: Value, params: QuantParams, dtype: DType) -> bool:
 
 @rule("cast-before-quantize", QUANTIZE)
 def cast_before_quantize(node: Node, context: RuleContext) -> Proposal:
-    """``quantize(Cast(x)) -> quantize(x)`` where the Cast only widens: no number changes."""
+    """``quantize(Cast(x)) -> quantize(x)`` where the Cast only widens, or int32 is divided so."""
     del context
-    cast = _producing_float_cast(node.operand(0))
-    if cast is None or node.output.quant is None:
+    cast = made_by(node.operand(0), CAST)
+    if cast is None or node.output.quant is None or cast.output.type.dtype is not DType.FLOAT32:
         return None
-    x = cast.operand(0)
-    if cast.output.type.dtype is not DType.FLOAT32 or x.type.dtype is DType.FLOAT32:
+    x, plain = cast.operand(0), node.attributes == QuantizeAttrs()
+    in_float32 = plain and node.output.quant.params.expressed_dtype is DType.FLOAT32
+    widens = x.type.dtype in _FLOATS and x.type.dtype is not DType.FLOAT32
+    if x.quant is not None or not (widens or (in_float32 and x.type.dtype is DType.INT32)):
         return None
     return Replace({node.output: retyped(node, [x], node.output.type, node.output.name)})

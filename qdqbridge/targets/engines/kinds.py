@@ -161,8 +161,8 @@ _ALL = (
     ),
     EngineKind(
         "iree", "IREE, CPU", "iree",
-        "pip install iree-base-compiler iree-base-runtime onnx", "iree_cpu", "ort",
-        untimed="it runs whole models", programs=("iree-import-onnx",),
+        "pip install iree-base-compiler iree-base-runtime onnx", "iree_cpu", "portable",
+        untimed="it runs whole models",
     ),
     EngineKind(
         "tosa", "TOSA reference model", "",

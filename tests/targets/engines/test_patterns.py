@@ -107,6 +107,25 @@ def test_onnxruntime_with_its_optimizations_computes_what_is_written_for_it() ->
     assert all("rounded-activation" in row["rules"] for row in wrong)
 
 
+def test_what_is_wrong_without_vnni_has_the_rule_about_pairs() -> None:
+    table = rows("onnxruntime-avx2")
+    assert len(table) >= 800
+    for prefix in ("", "export_"):
+        wrong = [row for row in table if int(row[f"{prefix}lsb"]) > LIMIT]
+        assert len(wrong) > 40
+        names = [set(row[f"{prefix}rules"].split()) for row in wrong]
+        assert all({"pairs-fit", "rounded-activation"} & each for each in names)
+
+
+def test_onnxruntime_on_arm_takes_int8_as_well() -> None:
+    x86, arm = rows("onnxruntime-optimized"), rows("onnxruntime-arm")
+    assert all(int(row["export_lsb"]) <= 1 for row in arm)
+    pairs = list(zip(x86, arm, strict=True))
+    more = [b for a, b in pairs if a["export_taken"] != b["export_taken"]]
+    assert len(more) > 20
+    assert all(row["dtype"] == "s8" and row["export_taken"] == "yes" for row in more)
+
+
 def test_rules_say_what_was_measured_or_what_the_host_build_does() -> None:
     """Of the tables of winml-cli: all rows, each disagreement put to the host build."""
     lines = (TABLES / "winml_qnn-htp-v73.csv").read_text("utf-8").splitlines()

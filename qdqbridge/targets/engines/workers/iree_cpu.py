@@ -12,11 +12,9 @@ import iree.compiler
 import iree.runtime
 import numpy as np
 import onnx
+from iree.compiler.tools.import_onnx import __main__ as importer
 
 from qdqbridge.targets.engines.workers import Array, Loaded
-from qdqbridge.tflite_io.vela import run_program
-
-IMPORTER = "iree-import-onnx"
 
 
 class IreeWorker:
@@ -31,17 +29,13 @@ class IreeWorker:
         return f"IREE {version('iree-base-compiler')}, CPU"
 
     def load(self, key: str, file: str) -> Loaded:
-        """Imports and compiles a model.
-
-        Raises:
-            RuntimeError: The importer refuses it.
-        """
+        """Imports and compiles a model."""
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder) / "model.mlir"
-            run_program(IMPORTER, file, "-o", str(made))
+            importer.main(importer.parse_arguments([file, "-o", str(made)]))
             data = iree.compiler.compile_file(
                 str(made), target_backends=["llvm-cpu"], input_type="onnx",
-                extra_args=["--iree-llvmcpu-target-cpu=host"],
+                extra_args=["--iree-llvmcpu-target-cpu=host", "--mlir-disable-threading"],
             )  # fmt: skip
         config = iree.runtime.Config("local-sync")
         context = iree.runtime.SystemContext(config=config)

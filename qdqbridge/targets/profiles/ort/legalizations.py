@@ -7,7 +7,10 @@ import numpy as np
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import NO_ATTRIBUTES, Flow
+from qdqbridge.core.graph.types import TensorType
+from qdqbridge.core.ops.attributes import CastAttrs, QuantizeAttrs
 from qdqbridge.core.ops.build import constant, result
+from qdqbridge.core.ops.conversion import CAST, QUANTIZE
 from qdqbridge.core.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.core.ops.elementwise import ADD, MAX, MUL
 from qdqbridge.core.ops.matmul import DENSE, GEMM, MATMUL
@@ -57,4 +60,23 @@ def _has_constant(node: Node) -> bool:
     return any(operand is not None and operand.is_constant for operand in node.inputs)
 
 
-LEGALIZATIONS: tuple[Rule, ...] = (float_weights,)
+@rule("known-types", QUANTIZE)
+def integers_in_floats(node: Node, context: RuleContext) -> Proposal:
+    """``quantize(x) -> quantize(Cast(x))`` of int32, which onnxruntime's kernel does not take.
+
+    ONNX's text divides it in float32 too.
+    """
+    x, quant = node.operand(0), node.output.quant
+    if x.type.dtype is not DType.INT32 or x.quant is not None or quant is None:
+        return None
+    if quant.params.expressed_dtype is not DType.FLOAT32 or node.attributes != QuantizeAttrs():
+        return None
+    return Replace(operands={(node, 0): context.once(_in_float32, x)})
+
+
+def _in_float32(value: Value) -> Value:
+    type_ = TensorType(DType.FLOAT32, value.type.shape)
+    return result(CAST, CastAttrs(DType.FLOAT32), [value], type_, name=f"{value.name}_float")
+
+
+LEGALIZATIONS: tuple[Rule, ...] = (float_weights, integers_in_floats)

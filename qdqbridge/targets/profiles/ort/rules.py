@@ -414,8 +414,10 @@ def _scale_type(view: FileView, node: FileNode) -> Reason | None:
     dtype = view.dtype(node.input(1))
     if dtype is not None and dtype is not DType.FLOAT32 and view.opset < 19:
         return Reason(f"the scale is {dtype}, which opset {view.opset} does not have")
-    if dtype is DType.FLOAT8_E8M0:
+    if dtype in (DType.FLOAT8_E8M0, DType.BFLOAT16):
         return Reason(f"no kernel takes a scale of {dtype}", (node.input(1),))
+    if is_quantize(node) and view.dtype(node.input(0)) is DType.INT32:
+        return Reason("no kernel quantizes int32", (node.input(0),))
     return None
 
 
@@ -730,8 +732,10 @@ RULES: tuple[TargetRule, ...] = (
         "export without custom operators",
     ),
     TargetRule(
-        "known-types", "Q and DQ", _scale_type, "onnxruntime 1.31.1: 'Type Error'", Effect.REFUSED,
-        "write float32 scales and integers, or declare the opset that brought the type",
+        "known-types", "Q and DQ", _scale_type,
+        "onnxruntime 1.32: 'Type Error', 'Could not find an implementation'", Effect.REFUSED,
+        "write float32 scales and data, or declare the opset that brought the type; export casts "
+        "int32",
     ),
     TargetRule(
         "no-dilations", "AveragePool", where(COMPUTED, _dilations),
