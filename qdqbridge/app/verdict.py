@@ -128,17 +128,26 @@ def first_sentence(made: JudgedModel) -> str:
         every, unseen = scores
         if unseen is None:
             return f"{_scored(every)}, by which parameters were chosen"
-        return f"{unseen.name} {_pair(unseen)}, on {_left_out(unseen.samples)}"
+        one = f" (one is {_share(1 / unseen.samples)})"
+        return f"{unseen.name} {_pair(unseen)}, on {_left_out(unseen.samples)}{one}"
     if shown is None:
         return "not measured: there was no data, only a profile"
     if not integers(made):
         return f"nothing is quantized: {shown.on_others}"
-    sqnr = shown.expected
+    sqnr = _certain(shown)
     words = "poor" if sqnr < BAD else "fair: check it with labels" if sqnr < WANTED else "good"
     if shown.metrics.top1 is None:
         return f"{words}: {shown.on_others}"
     same = 100 * shown.metrics.top1
     return f"{words}: {shown.on_others}; same class for {same:.1f} % of {_judged_on(shown)}"
+
+
+def _certain(shown: Delivered) -> float:
+    """Returns the SQNR that a verdict is of: where few samples carry the error, the lower end.
+
+    Data of the same kind may be there then, and no figure of these samples says how often.
+    """
+    return min(shown.likely) if shown.tails and shown.likely is not None else shown.expected
 
 
 def is_good(made: JudgedModel) -> bool:
@@ -148,7 +157,7 @@ def is_good(made: JudgedModel) -> bool:
     scores, shown = made.scores(), made.delivered()
     if scores is not None:
         return all(s is None or s.score >= s.reference - _LOST for s in scores)
-    return shown is None or shown.expected >= WANTED
+    return shown is None or _certain(shown) >= WANTED
 
 
 def floats(made: JudgedModel) -> dict[str, str]:
