@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 import qdqbridge as qb
 from tests.onnx_io.digest_trips import HOSTED, hosted, saved
@@ -35,6 +36,8 @@ def moved(b: Builder, x: str, op: str, value: Any) -> str:
             return b.op(op, x, perm=[1, 0])
         case "Pad":
             return b.op(op, x, b.init(np.array([0, 1, 1, 0])), b.init(value))
+        case "Concat":
+            return b.op(op, x, x, axis=0)
         case "Slice":
             return b.op(op, x, *(b.init(np.array([i])) for i in (2, -4, 1, -1)))
         case _:
@@ -42,7 +45,7 @@ def moved(b: Builder, x: str, op: str, value: Any) -> str:
 
 
 @pytest.mark.relax
-@pytest.mark.parametrize("op", ["Transpose", "Pad", "Slice", "Reshape"])
+@pytest.mark.parametrize("op", ["Transpose", "Pad", "Slice", "Reshape", "Concat"])
 @pytest.mark.parametrize("dtype", [np.int16, np.uint16])
 @pytest.mark.parametrize("half", HALVES)
 def test_codes_that_half_floats_do_not_tell_apart(half: str, dtype: Any, op: str) -> None:
@@ -57,11 +60,31 @@ def test_codes_that_half_floats_do_not_tell_apart(half: str, dtype: Any, op: str
     stays(graph)
     codes = np.arange(12300, 12306, dtype=dtype).reshape(2, 3)
     meant, real_ones = run(load(b.model()), {"x": codes})
-    assert op == "Pad" or np.array_equal(np.sort(meant, None), codes.reshape(-1))
+    assert op in ("Pad", "Concat") or np.array_equal(np.sort(meant, None), codes.reshape(-1))
     for each in (graph, saved(graph)):
         found = run(each, {"x": codes})
         np.testing.assert_array_equal(found[0], meant)
         np.testing.assert_array_equal(found[1], real_ones)
+
+
+@pytest.mark.parametrize("opset", [21, 25])
+@pytest.mark.parametrize("half", HALVES)
+def test_codes_that_a_half_float_rounds_between(half: str, opset: int) -> None:
+    """One of float32 was rounded anew as if no half float stood between, or refused by name."""
+    (elem, real), b = HALVES[half], Builder(opset)
+    params = [b.init(np.float32(2**-8)), b.init(np.uint16(30000))]
+    x = b.op("QuantizeLinear", b.input("x", [64]), *params)
+    x = b.op("Cast", b.op("DequantizeLinear", x, *params), to=elem)
+    scale, zero = b.init(np.asarray(2**-7, real)), b.init(np.int16(0))
+    b.output(b.op("QuantizeLinear", x, scale, zero), None, TensorProto.INT16)
+    model = b.model()
+    model.ir_version = 13 if opset == 25 else 10
+    feeds = {"x": np.random.default_rng(0).normal(size=64).astype(np.float32) * 30}
+    (meant,) = ReferenceEvaluator(model).run(None, feeds)  # type: ignore[misc]
+    graph = canonical(model)
+    for each in (graph, saved(graph)):
+        np.testing.assert_array_equal(run(each, feeds)[0], meant)
+    assert saved(graph).digest == graph.digest
 
 
 def test_a_pad_of_int32_codes_writes_a_code() -> None:

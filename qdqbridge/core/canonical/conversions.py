@@ -68,14 +68,14 @@ def reinterpreted_constant(node: Node, context: RuleContext) -> Proposal:
 def reinterpret_twice(node: Node, context: RuleContext) -> Proposal:
     """``reinterpret(reinterpret(q)) -> reinterpret(q)``, or ``q`` where the type is the same."""
     del context
-    source = node.operand(0)
-    if source.type == node.output.type:
+    source, target = node.operand(0), node.output.type
+    if source.type.with_shape(None) == target.with_shape(None):  # whatever is known of the shape
         return Replace({node.output: source})
     inner = made_by(source, REINTERPRET)
     if inner is None:
         return None
     original = inner.operand(0)
-    if original.type == node.output.type:
+    if original.type.with_shape(None) == target.with_shape(None):
         return Replace({node.output: original})
     return Replace({node.output: retyped(node, [original], node.output.type, node.output.name)})
 
@@ -88,11 +88,8 @@ def dequantize_quantize(node: Node, context: RuleContext) -> Proposal:
     if stored is None or stored.quant is None or target is None:
         return None
     source = stored.quant.params
-    halved = node.record(QuantizeAttrs).precision is not None and source.storage_dtype.bits > 8
-    told_apart = source.round_trips or (
-        node.operand(0).type.dtype is DType.FLOAT32 and source.storage_dtype.bits <= 16
-    )
-    if not told_apart or halved:
+    divided = node.record(QuantizeAttrs).precision or DType.FLOAT32
+    if not all(source.round_trips_in(real) for real in (node.operand(0).type.dtype, divided)):
         return None
     if covers(target.params, source):
         return Replace({node.output: stored})

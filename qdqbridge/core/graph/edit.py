@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import Flow
 from qdqbridge.core.graph.types import QuantParams, QuantType
@@ -263,7 +264,7 @@ def _canonical_problems(node: Node, sound: set[QuantParams]) -> Iterator[str]:
         return
     producer = first.producer
     converted = producer is not None and producer.op.flow is Flow.CONVERT
-    if name == "quantize" and converted and _round_trips(first):
+    if name == "quantize" and converted and _round_trips(node, first):
         yield "a quantize of a dequantize must be a requantize"
     if name in ("quantize", "requantize") and first.is_constant:
         yield "a constant must be stored quantized"
@@ -288,9 +289,12 @@ def _parameter_problems(node: Node, sound: set[QuantParams]) -> Iterator[str]:
             sound.add(params)
 
 
-def _round_trips(value: Value) -> bool:
+def _round_trips(node: Node, value: Value) -> bool:
+    """True where a quantize of what is dequantized has the codes that there were."""
     stored = None if value.producer is None else value.producer.operand(0).quant
-    return stored is not None and stored.params.round_trips
+    divided = getattr(node.attributes, "precision", None) or DType.FLOAT32
+    types = value.type.dtype, divided
+    return stored is not None and all(stored.params.round_trips_in(real) for real in types)
 
 
 def _same_storage(first: Value, result: Value) -> bool:

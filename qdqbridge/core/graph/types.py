@@ -158,7 +158,11 @@ class QuantParams:
     @property
     def round_trips(self) -> bool:
         """True where ``quantize(dequantize(q))`` is q: the expressed type tells the codes apart."""
-        return self.storage_dtype.bits <= (16 if self.expressed_dtype is DType.FLOAT32 else 8)
+        return self.round_trips_in(self.expressed_dtype)
+
+    def round_trips_in(self, real: DType) -> bool:
+        """True where real numbers of a float type tell the codes apart."""
+        return self.storage_dtype.bits <= (16 if real.bits >= DType.FLOAT32.bits else 8)
 
     @property
     def symmetric(self) -> bool:

@@ -448,7 +448,8 @@ def _moving_stored(nodes: Sequence[Node], outputs: set[Value]) -> set[Node]:
     found: set[Node] = set()
     for node in nodes:
         values = [v for v in (*node.inputs, *node.outputs) if v is not None and v.quant is not None]
-        if node.op.flow is Flow.MOVE and any(_is_lost(value) for value in values):
+        moves = node.op.flow is Flow.MOVE or (node.op is CONCAT and _has_one_mapping(values))
+        if moves and any(_is_lost(value) for value in values):
             found.add(node)
             continue
         if node.op.flow is not Flow.MOVE or any(_takes_q(value) for value in values) or not values:
@@ -474,6 +475,11 @@ def _code_of_pad(node: Node, value: NDArray[Any]) -> NDArray[Any]:
     if attributes is None or quant is None:
         return value
     return quantize(np.asarray(attributes.value, np.float32), quant.params)
+
+
+def _has_one_mapping(values: Sequence[Value]) -> bool:
+    first, *others = (value.quant.params for value in values if value.quant is not None)
+    return all(params.same_mapping(first) for params in others)
 
 
 def _is_lost(value: Value) -> bool:
