@@ -100,7 +100,7 @@ def moved_params(node: Node, params: QuantParams) -> QuantParams | None:
     """Returns the parameters of what is moved; None where they is not known."""
     if params.per_tensor:
         return params
-    if node.op is RESHAPE:
+    if node.op in (RESHAPE, FLATTEN):
         blocks = _rows_as_blocks(node, params)
         if blocks is not None:
             return blocks
@@ -115,10 +115,17 @@ def moved_params(node: Node, params: QuantParams) -> QuantParams | None:
 def _rows_as_blocks(node: Node, params: QuantParams) -> QuantParams | None:
     """Returns the parameters of rows of a block each that are joined to longer rows (idiom B5)."""
     shape, to = (static_shape(v.type.shape) for v in (node.operand(0), node.output))
-    if params.blocked or params.axis != 0 or shape is None or to is None:
+    if shape is None or to is None:
         return None
-    rows, block = shape[0], math.prod(shape[1:])
-    if len(to) < 2 or rows == to[0] or block < 2 or to[-1] % block or to[-1] == block:
+    if params.blocked:
+        block = shape[-1]
+        if params.axis != len(shape) - 1 or params.block_size != block:
+            return None
+    else:
+        block = math.prod(shape[1:])
+        if params.axis != 0 or shape[0] == to[0]:
+            return None
+    if len(to) < 2 or block < 2 or to[-1] % block or to[-1] == block:
         return None
     extents = (*to[:-1], to[-1] // block)
     scale, zero_point = params.scale.reshape(extents), params.zero_point.reshape(extents)

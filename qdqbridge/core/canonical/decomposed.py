@@ -31,33 +31,36 @@ from qdqbridge.core.rewrite import (
 
 _STORED = (
     DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT32,
-    DType.INT4, DType.UINT4, DType.INT2, DType.UINT2,
+    DType.INT4, DType.UINT4, DType.INT2, DType.UINT2, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2,
 )  # fmt: skip
 _REAL = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
 _GRIDS = (DType.UINT8, DType.INT8, DType.UINT16, DType.INT16)
 
 
 _INTEGERS = ("Cast", "q")
+_ZERO = Part("zero", constant=True)
 
 
 @pattern_rule(
     "cast-scale-is-dequantize",
     (
         "Mul",
-        AnyOf((("Sub", _INTEGERS, Part("zero", constant=True)), _INTEGERS)),
+        AnyOf((("Sub", _INTEGERS, AnyOf((_ZERO, ("Cast", _ZERO)))), _INTEGERS)),
         Part("scale", constant=True),
     ),
 )
 def cast_scale_is_dequantize(node: Node, match: PatternMatch, context: RuleContext) -> Proposal:
     """``Mul(Sub(Cast(q), z), s) -> dequantize(q)``: the same float operations.
 
-    q are the integers of a constant or of a quantize; other integers may be no stored values.
+    q are the codes of a constant or of a quantize; other integers may be no stored values. Scales
+    that vary along all axes but one are those of blocks along it.
     """
     del context
     stored, scale, zero = match["q"], match["scale"], match.values.get("zero")
     if not (is_stored(stored) or _from_quantize(stored)):
         return None
-    zero_point = None if zero is None else _float_constant(zero)
+    constant_zero = None if zero is None or zero.quant is not None else zero.constant
+    zero_point = None if constant_zero is None else constant_zero.numpy()
     if zero is not None and (zero_point is None or stored.type.dtype.bits > 16):
         return None
     params = _broadcast_qparams(stored.type.dtype, scale, zero_point, stored.type.shape or ())
@@ -249,20 +252,28 @@ def _broadcast_qparams(
     if not (np.isfinite(wide) & (wide > 0)).all():
         return None
     offset = np.zeros((), np.int32) if zero_point is None else zero_point.astype(np.int32)
-    axis = None
+    axis = block_size = None
+    target: tuple[int, ...] = ()
     if numbers.size > 1:
         padded = (1,) * (len(shape) - numbers.ndim) + numbers.shape
         varying = [i for i, extent in enumerate(padded) if extent > 1]
-        if len(padded) != len(shape) or len(varying) != 1 or shape[varying[0]] != numbers.size:
+        along = [i for i, extent in enumerate(padded) if extent == 1]
+        if len(padded) != len(shape) or any(shape[i] != padded[i] for i in varying):
             return None
+        target = (numbers.size,) if len(varying) == 1 else padded
         axis = varying[0]
+        if len(varying) > 1:
+            extent = shape[along[0]] if len(along) == 1 else None
+            if not isinstance(extent, int):
+                return None
+            axis, block_size = along[0], extent
     if offset.size not in (1, numbers.size):
         return None
-    target = () if axis is None else (numbers.size,)
     offset = np.broadcast_to(offset.reshape(target if offset.size > 1 else ()), target)
     return QuantParams(
-        storage, numbers.reshape(target), offset, axis=axis, expressed_dtype=DType.of(numbers.dtype)
-    )
+        storage, numbers.reshape(target), offset, axis=axis, block_size=block_size,
+        expressed_dtype=DType.of(numbers.dtype),
+    )  # fmt: skip
 
 
 def is_fake_quantize(node: Node) -> bool:

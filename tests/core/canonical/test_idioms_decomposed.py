@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -154,6 +155,47 @@ def test_cast_sub_mul_is_a_dequantize(dtype: Any, zero: int) -> None:
     b.output(b.op("Gemm", x, w, transB=1))
     found = [v for v in settled(b.model()).values() if v.is_constant and v.quant]
     assert bool(found) == (dtype is not np.int32 or zero == 0)
+
+
+@pytest.mark.idiom("L3", "B5")
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_weights_of_torchao_are_stored_ones(blocks: int, zero: bool) -> None:
+    """``torch.onnx.export(optimize=False)`` of IntxWeightOnlyConfig, per row or in groups."""
+    codes = ints((6, blocks, 8 // blocks), 1)
+    scales = np.arange(1, 1 + 6 * blocks, dtype=np.float32).reshape(6, blocks, 1) / 64
+    zeros = np.arange(6 * blocks, dtype=np.int8).reshape(6, blocks, 1) * zero
+    torchao, plain = Builder(21), Builder(21)
+    q = torchao.op("Cast", torchao.init(codes), to=TensorProto.FLOAT)
+    if zero:
+        q = torchao.op("Sub", q, torchao.op("Cast", torchao.init(zeros), to=TensorProto.FLOAT))
+    w = torchao.op("Mul", q, torchao.init(scales))
+    if blocks > 1:
+        w = torchao.op("Reshape", w, torchao.init(np.array([6, 8])))
+    else:
+        w = torchao.op("Squeeze", w, torchao.init(np.array([1])))
+    torchao.output(torchao.op("Gemm", torchao.input("x", [2, 8]), w, transB=1))
+    at: dict[str, Any] = {"axis": 0} if blocks == 1 else {"axis": 1, "block_size": 8 // blocks}
+    shape = (6,) if blocks == 1 else (6, blocks)
+    stored = plain.init(codes.reshape(6, 8))
+    w = plain.dq(stored, scales.reshape(shape), zeros.reshape(shape), np.int8, **at)
+    plain.output(plain.op("Gemm", plain.input("x", [2, 8]), w, transB=1))
+    found = settled(torchao.model())
+    assert ops(found) == ["Dense"]
+    assert found.digest == settled(plain.model()).digest
+
+
+@pytest.mark.idiom("L3")
+def test_float8_weights_times_scales_are_stored_ones() -> None:
+    b = Builder(21)
+    codes = np.arange(-6, 6).reshape(4, 3).astype(ml_dtypes.float8_e4m3fn)
+    b.initializers.append(
+        onnx.helper.make_tensor("w", TensorProto.FLOAT8E4M3FN, [4, 3], codes.tobytes(), raw=True)
+    )
+    w = b.op("Mul", b.op("Cast", "w", to=TensorProto.FLOAT), b.init(SCALES.reshape(1, 3)))
+    b.output(b.op("MatMul", b.input("x", [2, 4]), w))
+    stored = [value for value in settled(b.model()).values() if value.quant is not None]
+    assert [str(value.type.dtype) for value in stored] == ["float8_e4m3fn"]
 
 
 @pytest.mark.idiom("L3")
