@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _SHOWN_REASONS = 10
 _ONNXRUNTIME = ("ort", "qoperator")
+_READ_BY_ANY = "portable"
 _WIDE = 16
 _LOST = 0.01
 """A loss of accuracy that is called one, where labels are given."""
@@ -274,11 +275,14 @@ def processors(made: JudgedModel) -> str:
     if target.profile in _ONNXRUNTIME:
         some = pairs_sentence(products_in_pairs(made.graph))
         return some or "the same on all: onnxruntime adds no pairs of products that can saturate"
-    kinds = (kind for kind in ENGINES.values() if kind.profile in (target.name, target.profile))
-    engine = next(kinds, None)
+    own = {target.name, target.profile} - {_READ_BY_ANY}
+    engine = next((kind for kind in ENGINES.values() if kind.profile in own), None)
     exact = "of what the file says, computed exactly: the same on all processors"
+    if engine is None and target.profile == _READ_BY_ANY:
+        return exact
     if engine is None:
-        return f"{exact}; {target.name} does not run here, 'qdqbridge export --check' has its rules"
+        rules = f"'qdqbridge export --check --profile {target.profile}' has its rules"
+        return f"{exact}; {target.name} does not run here, {rules}"
     return f"{exact}; 'qdqbridge compare --engine {engine.name}' says what {engine.label} gives"
 
 

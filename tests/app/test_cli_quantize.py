@@ -153,6 +153,7 @@ def test_where_tensorrt_has_no_16_bits_layers_stay_float_for_a_goal(tmp_path, ca
     said = " ".join(capsys.readouterr().out.split())
     assert "goal met: at least 42 dB: " in said and ": float for at least 42 dB" in said
     assert "int16" not in said and "tensorrt does not run here" in said
+    assert "--check --profile tensorrt" in said
 
 
 @pytest.mark.parametrize(

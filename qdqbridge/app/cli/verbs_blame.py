@@ -46,6 +46,8 @@ Page = Annotated[
     Path | None,
     Parameter(name="--page", help="Write an .html page of the model, coloured by the damage."),
 ]
+_HIGHER = 5
+"""By how many decibels a goal is higher where no single repair helps."""
 _LEAST_LOSS = 0.5
 """What pairs that saturate may cost, in dB, without a word."""
 
@@ -110,7 +112,8 @@ def blame(
                 original, theirs, few, repaired=repairs, engine=ran, progress=report,
                 saturating=None if own is None or not is_onnx(own) else saturating_products(own),
             )  # fmt: skip
-    next_ = _repaired(found, reference, file, data) if quantized is not None else []
+    asked = quantized is not None and repairs > 0 and math.isfinite(found.quantized_db)
+    next_ = _repaired(found, reference, file, data) if asked else []
     if path is not None:
         paints = (viewing.damage_paint(theirs, found), *viewing.node_paints(theirs, found))
         kernels = quantized is None
@@ -203,16 +206,21 @@ def _render_attribution(found: Attribution, rows: int) -> list[Any]:
 
 def _repaired(found: Attribution, model: Path, quantized: Path, data: Path) -> list[str]:
     """Returns what the proposed repairs give together, and the command that makes them."""
-    if not found.repaired:
-        return ["no repair of a single tensor brings the outputs closer"]
-    made = quantized.with_name(f"{quantized.stem}_repaired.onnx")
-    told = ["qdqbridge", "quantize", str(model), "--data", str(data), *found.options]
-    return [
+    told, options = ["qdqbridge", "quantize", str(model), "--data", str(data)], found.options
+    said = (
         f"repaired so, all else as it is: {_format_decibels(found.repaired_db)} dB instead of "
         f"{_format_decibels(found.simulated_db)}. Quantize anew with these formats (and the "
-        "--target that the file is for), and see what that gives:",
-        shlex.join([*told, "-o", str(made)]),
-    ]
+        "--target that the file is for), and see what that gives:"
+    )
+    if not found.repaired:
+        said = (
+            "no repair of a single tensor brings the outputs closer: roundings make up for one "
+            "another. A goal gives layers more bits until it is met (add the options that the file "
+            "was made with):"
+        )
+        options = ("--min-sqnr", f"{math.floor(found.quantized_db) + _HIGHER}")
+    made = quantized.with_name(f"{quantized.stem}_repaired.onnx")
+    return [said, shlex.join([*told, *options, "-o", str(made)])]
 
 
 def _lines(found: Attribution) -> list[str]:

@@ -399,3 +399,23 @@ def test_patterns_in_names_of_nodes_mean_themselves(tmp_path: Path) -> None:
     types = [n.operand(1).quant for n in again.nodes if n.op is DENSE]
     stored = [str(each.params.storage_dtype) for each in types if each is not None]
     assert sorted(stored) == ["int4", "int4", "int4", "int8"]
+
+
+def test_where_no_repair_helps_a_goal_is_the_command(tmp_path: Path, capsys: Any) -> None:
+    """Four bits that were learned together: each weight left float makes the outputs worse."""
+    data, path = tmp_path / "x.npz", tmp_path / "learned.onnx"
+    np.savez(data, input=images())
+    with np.load(MODELS / "digits_test.npz") as arrays:
+        made = qb.quantize(MLP, {"input": arrays["x"][:100]}, repair=("learn",), weights="int4")
+    qb.save(made, path)
+    asked = ["blame", str(MLP), str(path), "--data", str(data)]
+    assert run(asked) == 0
+    *_, said, command = capsys.readouterr().out.splitlines()
+    arguments = shlex.split(command)
+    assert "no repair of a single tensor" in said and arguments[:2] == ["qdqbridge", "quantize"]
+    assert run([*asked, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    goal = float(arguments[arguments.index("--min-sqnr") + 1])
+    assert goal > told["quantized_db"] > 20 and told["options"] == []
+    assert run([*asked, "--repairs", "0"]) == 0
+    assert "repair" not in capsys.readouterr().out.splitlines()[-1]
