@@ -105,12 +105,14 @@ def test_huge_results_are_refused_by_name(op: str, constant: bool, tmp_path: Pat
         qb.evaluate(qb.load(path), inputs, exact=True)
 
 
-def test_declared_types_of_movers_are_checked(tmp_path: Path) -> None:
+def test_declared_types_of_outputs_are_checked(tmp_path: Path) -> None:
     b = Builder(17)
     name = b.op("Reshape", b.init(np.ones((2, 2), np.float32)), b.init(int64(4)))
     model = one(b, b.op("Add", name, b.input("x", [4])))
-    info = helper.make_tensor_value_info(name, TensorProto.INT8, [4])
-    model.graph.value_info.append(info)
+    model.graph.value_info.append(helper.make_tensor_value_info(name, TensorProto.INT8, [4]))
+    assert put(model, tmp_path) == "written"  # stale inside, where operators decide
+    model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.INT8, [4]))
+    del model.graph.value_info[:]
     assert put(model, tmp_path) == "InvalidModelError"
 
 

@@ -266,7 +266,9 @@ def _inside(node: Node, operands: Operands) -> Sequence[NDArray[Any]] | None:
 
     nothing = scanned_nothing(node, operands)
     found = computed_by_bodies(node, operands) if nothing is None else nothing
-    if found is None and node.op.name == "Loop":
+    met = (value for value in (*node.inputs, *node.outputs) if value is not None)
+    tensors = all(isinstance(value.type, TensorType) for value in met)
+    if found is None and node.op.name == "Loop" and tensors:
         ranks = tuple(value.rank for value in node.outputs)
         return _compute(_with_ranked_rows(node.record(OpaqueAttrs), ranks), operands)
     return found
