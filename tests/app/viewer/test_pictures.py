@@ -7,6 +7,7 @@ change it little; boxes that move, colours that change or edges that are missing
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Callable, Generator
 from functools import cache
@@ -18,7 +19,6 @@ import pytest
 
 import qdqbridge as qb
 from tests.app.viewer.browser import browser, needs_browser, show
-from tests.app.viewer.png import pixels, thumbnail
 from tests.places import MODELS
 
 pytestmark = needs_browser
@@ -30,6 +30,26 @@ INT8, OTHER, ATTENTION = (
 MEAN, WORST = 1.0, 40.0
 """Of 255: how far colours may be apart, in the mean and in one part. Measured: a serif font in all
 boxes moves the mean by 0.3 and a part by 16; another model of the same look, by 2 and by 70."""
+
+
+SIZE = 30, 40
+MEANS = """async ([picture, height, width]) => {
+    const image = new Image();
+    image.src = 'data:image/png;base64,' + picture;
+    await image.decode();
+    const context = new OffscreenCanvas(image.width, image.height).getContext('2d');
+    context.drawImage(image, 0, 0);
+    const seen = context.getImageData(0, 0, image.width, image.height).data;
+    const rows = Math.floor(image.height / height), columns = Math.floor(image.width / width);
+    const means = new Array(height * width * 3).fill(0);
+    for (let y = 0; y < rows * height; y++)
+        for (let x = 0; x < columns * width; x++)
+            for (let colour = 0; colour < 3; colour++)
+                means[(Math.floor(y / rows) * width + Math.floor(x / columns)) * 3 + colour]
+                    += seen[(y * image.width + x) * 4 + colour] / (rows * columns);
+    return means;
+}"""
+"""The mean colours of equal parts of a picture: what fonts and edges do is lost."""
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +82,12 @@ def picture(chromium: Any, folder: Path, name: str) -> np.ndarray:
     shown = show(chromium, folder / "page.html", color_scheme=scheme, reduced_motion="reduce")
     act(shown.page)
     shown.page.wait_for_timeout(500)
-    seen = pixels(shown.page.screenshot())
+    seen = base64.b64encode(shown.page.screenshot()).decode()
     shown.page.close()
-    return thumbnail(seen, 30, 40)
+    page = chromium.new_page()
+    means = page.evaluate(MEANS, [seen, *SIZE])
+    page.close()
+    return np.reshape(means, (*SIZE, 3))
 
 
 @pytest.fixture(scope="module")
