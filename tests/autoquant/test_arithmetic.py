@@ -213,7 +213,7 @@ def test_what_is_chosen_for_a_rounding_is_better_on_it_than_the_default(
     assert closeness(found, hardware) > closeness(plain, hardware) + gain
 
 
-@pytest.mark.parametrize("name", ["mlp", "mobile"])
+@pytest.mark.parametrize("name", ["mlp", pytest.param("mobile", marks=pytest.mark.slow)])
 def test_what_rounds_to_nearest_keeps_repair_and_tuning(name: str) -> None:
     """TOSA's RESCALE differs from the contract in few values, and what that costs is told."""
     graph = qb.load(MODELS / f"digits_{name}_float.onnx")

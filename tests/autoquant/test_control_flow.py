@@ -95,6 +95,7 @@ def test_shards_and_resumption_change_no_byte(network):
     assert profile_text(profiled(network, images, start=profiled(network, images[:5]))) == whole
 
 
+@pytest.mark.slow  # in the gate: other models by workers, bodies in shards
 def test_workers_change_no_byte():
     images, _ = digits(20)
     graph = canonical(loop_network())

@@ -59,7 +59,7 @@ def test_repair_by_data_255_times_too_small_costs_little(repair):
     assert all("on data 256 times as large" in record.outcome for record in refused)
 
 
-@pytest.mark.parametrize("name", ["cnn", "mlp"])
+@pytest.mark.parametrize("name", ["mlp", pytest.param("cnn", marks=pytest.mark.slow)])
 def test_repair_by_the_right_data_stays_as_it_is(name, monkeypatch):
     graph = qb.load(MODELS / f"digits_{name}_float.onnx")
 

@@ -162,7 +162,10 @@ np.save(sys.argv[3], result.numpy())
 """
 
 
-@pytest.mark.parametrize("taken", [backend.table(), backend.table().without("max_pool2d")])
+@pytest.mark.parametrize("taken", [
+    backend.table().without("max_pool2d"),  # several regions
+    pytest.param(backend.table(), marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_library_runs_in_another_process(tmp_path: Path, taken: Any) -> None:
     executable, _ = backend.compile(qb.load(CNN), taken=taken)
     executable.library.export_library(str(tmp_path / "model.so"))

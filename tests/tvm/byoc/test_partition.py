@@ -45,7 +45,7 @@ from qdqbridge.tvm.byoc.records import Record
 from qdqbridge.tvm.relax.read import read_function
 from tests.tvm.byoc.emission_models import CASES, model_of
 from tests.tvm.relax.single_ops import Model, X, codes, const, params
-from tests.tvm.relax.targets import UNOPTIMIZED
+from tests.tvm.relax.targets import compiled
 
 pytestmark = pytest.mark.relax
 
@@ -56,7 +56,7 @@ S8, U8 = params("int8", 0.5, 3), params("uint8", 0.25, 120)
 
 def run(module: Any, inputs: dict[str, Any]) -> list[np.ndarray[Any, Any]]:
     tvm: Any = import_module("tvm")
-    library = tvm.compile(module, tvm.target.Target(UNOPTIMIZED))
+    library = compiled(module)
     machine = tvm.relax.VirtualMachine(library, tvm.cpu())
     names = [str(name) for name in module["main"].attrs["input_names"]]
     result = machine["main"](*(tvm.runtime.tensor(inputs[name]) for name in names))
@@ -98,7 +98,11 @@ def test_models_are_taken_whole(path: Path) -> None:
         assert len(coverage.regions) == count
 
 
-@pytest.mark.parametrize("path", QUANTIZED, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, marks=[pytest.mark.slow] * ("per_tensor" in p.stem)) for p in QUANTIZED],
+    ids=lambda path: path.stem,
+)
 def test_a_partitioned_model_runs_to_the_same_bits(path: Path) -> None:
     graph, x = qb.load(path), digits(5)
     (name,) = [value.name for value in graph.inputs]

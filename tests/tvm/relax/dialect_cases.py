@@ -12,7 +12,7 @@ from tvm import relax, tirx
 from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.tvm.relax import dialect
 from tests.tvm.dialect.contract import Array, contract, every_code, params
-from tests.tvm.relax.targets import UNOPTIMIZED
+from tests.tvm.relax.targets import UNOPTIMIZED, compiled
 
 __all__ = ["Array", "Cases", "contract", "every_code", "params", "scale_of", "zero_of"]
 
@@ -76,8 +76,8 @@ class Cases:
         return self.builder.get()
 
     def check(self) -> None:
-        """Builds with TVM's default pipeline, runs, and demands equal bits."""
-        executable = tvm.compile(self.module(), target=tvm.target.Target(self.target))
+        """Builds, runs, and demands equal bits."""
+        executable = compiled(self.module(), self.target)
         cpu: Any = tvm.cpu()
         machine = relax.VirtualMachine(executable, cpu)
         assert self.expected

@@ -113,7 +113,7 @@ def test_threads_that_compile_at_once(graph: qb.Graph) -> None:
     sys.setswitchinterval(1e-4)
     try:
         with ThreadPoolExecutor(2) as pool:
-            made = list(pool.map(lambda _: qb.compile(graph, threads=1), range(4)))
+            made = list(pool.map(lambda _: qb.compile(graph, threads=1), range(2)))
     finally:
         sys.setswitchinterval(interval)
     x = np.random.default_rng(0).normal(size=(3, 1, 8, 8)).astype(np.float32)

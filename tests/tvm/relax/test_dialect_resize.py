@@ -36,8 +36,12 @@ def _record(mode: str, coordinate: str, size: tuple[int, ...], **more: Any) -> R
     )
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=["unoptimized", "host"])
-@pytest.mark.parametrize("method", ["linear", "cubic"])
+@pytest.mark.parametrize(("method", "target"), [
+    ("linear", TARGETS[0]),
+    ("cubic", TARGETS[1]),
+    *(pytest.param(m, t, marks=pytest.mark.slow)
+      for m, t in (("linear", TARGETS[1]), ("cubic", TARGETS[0]))),
+], ids=["linear-unoptimized", "cubic-host", "linear-host", "cubic-unoptimized"])  # fmt: skip
 def test_interpolation(method: str, target: Any) -> None:
     rng = np.random.default_rng(0)
     x = every_code(rng, "uint16", (2, 3, 7, 9))

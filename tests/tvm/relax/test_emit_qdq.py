@@ -26,7 +26,7 @@ from tvm.relax.transform import FuseOpsByPattern
 import qdqbridge as qb
 from qdqbridge.errors import InputDataError
 from tests.tvm.relax.single_ops import Array, Model, X, codes, const, params
-from tests.tvm.relax.targets import UNOPTIMIZED
+from tests.tvm.relax.targets import compiled
 
 pytestmark = pytest.mark.relax
 
@@ -46,7 +46,7 @@ S8, U8 = params("int8", 0.05, 3), params("uint8", 0.04, 131)
 def built(graph: qb.Graph) -> Any:
     module, _ = qb.to_relax(graph, variant="qdq")
     device: Any = tvm.cpu()
-    return relax.VirtualMachine(tvm.compile(module, tvm.target.Target(UNOPTIMIZED)), device)
+    return relax.VirtualMachine(compiled(module), device)
 
 
 def run(graph: qb.Graph, inputs: dict[str, Array]) -> list[Array]:

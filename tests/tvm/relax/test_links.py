@@ -14,7 +14,7 @@ from qdqbridge.core.graph.interpreter import evaluate
 from qdqbridge.core.graph.printer import tensor_id
 from qdqbridge.tvm.relax.links import STAGES, Links, Tracker, emit_linked, links_of, tracked
 from tests.places import MODELS, ROOT
-from tests.tvm.relax.targets import UNOPTIMIZED
+from tests.tvm.relax.targets import compiled
 
 tvm: Any = installed  # TVM's annotations are narrower than what it takes
 relax: Any = installed_relax
@@ -125,7 +125,7 @@ def _variables(function):
 
 
 def _run(module, inputs):
-    machine = relax.VirtualMachine(tvm.compile(module, tvm.target.Target(UNOPTIMIZED)), tvm.cpu())
+    machine = relax.VirtualMachine(compiled(module), tvm.cpu())
     return [np.asarray(r.numpy()) for r in machine["main"](*map(tvm.runtime.tensor, inputs))]
 
 

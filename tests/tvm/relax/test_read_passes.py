@@ -23,7 +23,7 @@ from qdqbridge.options import RelaxVariant
 from tests.onnx_models import Builder, canonical
 from tests.tvm.relax.frontend_cases import imported
 from tests.tvm.relax.read_cases import same
-from tests.tvm.relax.targets import UNOPTIMIZED
+from tests.tvm.relax.targets import compiled
 
 pytestmark = pytest.mark.relax
 
@@ -156,7 +156,7 @@ def test_mixed_precision_is_computed_as_tvm_does(net: str, dtype: str) -> None:
     x = np.random.default_rng(1).normal(0, 1, shape).astype(np.float32)
     (ours,) = qb.evaluate(graph, {graph.inputs[0].name: x}).values()
     cpu: Any = tvm.cpu()
-    machine = relax.VirtualMachine(tvm.compile(module, tvm.target.Target(UNOPTIMIZED)), cpu)
+    machine = relax.VirtualMachine(compiled(module), cpu)
     theirs = machine["main"](tvm.runtime.tensor(x)).numpy()
     assert ours.dtype == theirs.dtype
     # Sums of half floats in another order: a few units of their last place (2^-10).

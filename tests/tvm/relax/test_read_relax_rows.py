@@ -19,7 +19,7 @@ from qdqbridge.tvm.relax.dialect import tensor_type
 from tests.onnx_models import Builder, canonical
 from tests.tvm.relax.frontend_cases import imported
 from tests.tvm.relax.read_cases import read_back, same
-from tests.tvm.relax.targets import UNOPTIMIZED
+from tests.tvm.relax.targets import compiled
 
 pytestmark = pytest.mark.relax
 R = relax.op
@@ -93,9 +93,8 @@ def module_of(make: Make, array: Array) -> Any:
 
 
 def by_tvm(module: Any, array: Array) -> Array:
-    target: Any = tvm.target.Target(UNOPTIMIZED)
     cpu: Any = tvm.cpu()
-    machine: Any = relax.VirtualMachine(tvm.compile(module, target), cpu)
+    machine: Any = relax.VirtualMachine(compiled(module), cpu)
     return machine["main"](tvm.runtime.tensor(np.ascontiguousarray(array))).numpy()
 
 
