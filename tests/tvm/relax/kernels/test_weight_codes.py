@@ -151,8 +151,6 @@ def test_a_row_has_the_same_bits_among_any_others(kind: str, size: int, rounded:
     x = x.astype(np.float32)
     found = network(kind, size, ("n", 256), rounded=rounded, units=300)
     fixed = network(kind, size, (33, 256), rounded=rounded, units=300)
-    planned = [kernel.name[:10] for kernel in plan(found, HOST).kernels.values()]
-    assert planned == [f"dense_w{8 if '8' in kind else 4}a{8 if rounded else 32}"]
     executable = compile_relax(found, threads=2)
     (alone,) = compile_relax(network(kind, size, (1, 256), rounded=rounded, units=300)).run(
         {"x": x[:1]}
