@@ -82,8 +82,7 @@ def test_a_long_chain_goes_through_everything(kind: str, tmp_path: Path) -> None
     again = qb.load(copy)
     assert again.digest == graph.digest
     assert not diff(graph, again)
-    for profile in ("ort", "qnn"):
-        check(copy, profile)
+    check(copy, "qnn")
 
 
 def _seconds(model: onnx.ModelProto, folder: Path, *variants: RelaxVariant) -> float:
@@ -112,8 +111,8 @@ def test_time_grows_with_the_length_alone(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.relax
 @pytest.mark.parametrize("kind", ("floats", "clamps", "pushed movers"))
-def test_a_chain_of_thousands_goes_to_relax_and_back(kind: str, tmp_path: Path) -> None:
-    assert _seconds(_chain(kind, 2500), tmp_path, "qnn", "qdq") < 30
+def test_a_long_chain_goes_to_relax_and_back(kind: str, tmp_path: Path) -> None:
+    assert _seconds(_chain(kind, _DEPTH), tmp_path, "qnn", "qdq") < 12
 
 
 def _parts(count: int) -> onnx.ModelProto:
