@@ -625,7 +625,12 @@ def host_threads() -> int:
 
 def cpu_features(target: Any) -> frozenset[str]:
     """Returns LLVM's names of the features that a target's CPU has."""
-    return frozenset(map(str, codegen.llvm_get_cpu_features(target)))
+    return _features(str(target))
+
+
+@cache  # asked several times for each model that is compiled
+def _features(target: str) -> frozenset[str]:
+    return frozenset(map(str, codegen.llvm_get_cpu_features(tvm.target.Target(target))))
 
 
 def architecture_of(target: Any) -> str:
