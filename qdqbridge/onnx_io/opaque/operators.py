@@ -23,7 +23,7 @@ from qdqbridge.core.graph.constant import Constant
 from qdqbridge.core.graph.dtypes import DType
 from qdqbridge.core.graph.graph import Node, Value
 from qdqbridge.core.graph.operator import EVERY_OPERAND, Flow, Nested, Operands, Operator
-from qdqbridge.core.graph.types import NestedType, TensorType
+from qdqbridge.core.graph.types import NestedType, QuantType, TensorType
 from qdqbridge.core.text.parser import OpaqueNodes
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.onnx_io.codecs import BY_ROW
@@ -267,8 +267,8 @@ def _inside(node: Node, operands: Operands) -> Sequence[NDArray[Any]] | None:
     nothing = scanned_nothing(node, operands)
     found = computed_by_bodies(node, operands) if nothing is None else nothing
     met = (value for value in (*node.inputs, *node.outputs) if value is not None)
-    tensors = all(isinstance(value.type, TensorType) for value in met)
-    if found is None and node.op.name == "Loop" and tensors:
+    plain = not any(isinstance(value.type, NestedType | QuantType) for value in met)
+    if found is None and node.op.name == "Loop" and plain:
         ranks = tuple(value.rank for value in node.outputs)
         return _compute(_with_ranked_rows(node.record(OpaqueAttrs), ranks), operands)
     return found

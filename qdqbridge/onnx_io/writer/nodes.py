@@ -478,8 +478,8 @@ def _code_of_pad(node: Node, value: NDArray[Any]) -> NDArray[Any]:
 
 
 def _has_one_mapping(values: Sequence[Value]) -> bool:
-    first, *others = (value.quant.params for value in values if value.quant is not None)
-    return all(params.same_mapping(first) for params in others)
+    found = [value.quant.params for value in values if value.quant is not None]
+    return all(params.same_mapping(found[0]) for params in found)
 
 
 def _is_lost(value: Value) -> bool:
