@@ -3,12 +3,14 @@
 Every engine that is installed here runs every case, one after the other: 20 minutes where all are
 (``scripts/engines_env``, ``scripts/arm_python``, the install lines of ``qdqbridge doctor``).
 ``--cache FOLDER`` keeps the results, and takes those that the same versions and the same code made.
+An engine that is not installed here keeps the column that the page has, and its version there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections import Counter
@@ -165,7 +167,39 @@ def _progress(label: str) -> Callable[[int, int], None]:
     return report
 
 
-def cell(column: Column, situation: str) -> str:
+@dataclass(frozen=True)
+class KeptColumn:
+    """What the page says of an engine that does not run here.
+
+    Attributes:
+        version: What computed.
+        cells: By situation; ``right`` has how many are right.
+        rows: Of what is not right: case, outcome, and what it said.
+    """
+
+    version: str
+    cells: Mapping[str, str]
+    rows: list[tuple[str, str, str]]
+
+
+def kept_column(label: str) -> KeptColumn | None:
+    """Returns the column of the page that is there; None where it has none."""
+    lines = PAGE.read_text("utf-8").splitlines()
+    place = next(i for i, line in enumerate(lines) if line.startswith("This page is made by"))
+    versions = dict(each.split(": ", 1) for each in lines[place + 1].rstrip(".").split("; "))
+    table = [[part.strip(" `") for part in line.split("|")[1:-1]] for line in lines if "|" in line]
+    head = next(row for row in table if row[0] == "situation")
+    if label not in head or label not in versions:
+        return None
+    cells = {row[0]: row[head.index(label)] for row in table if len(row) == len(head)}
+    rows = [row for row in table if len(row) == 4 and label in row[0].split(", ")]
+    told = [(case, outcome, said) for _, case, outcome, said in rows if outcome in OUTCOMES]
+    return KeptColumn(versions[label], cells, told)
+
+
+def cell(column: Column | KeptColumn, situation: str) -> str:
+    if isinstance(column, KeptColumn):
+        return column.cells[situation]
     results = column.of(situation)
     counts = Counter(result.outcome for result in results)
     if counts["equal"] == len(results):
@@ -175,27 +209,51 @@ def cell(column: Column, situation: str) -> str:
     return ", ".join(bad).replace("wrong", f"wrong ({', '.join(letters)})")
 
 
-def causes(columns: Mapping[str, Column]) -> list[str]:
-    """Returns the first case of each situation that is not right, with the engines it is so on."""
+def right(column: Column | KeptColumn) -> str:
+    """Returns how many cases are right."""
+    if isinstance(column, KeptColumn):
+        return column.cells["right"]
+    return str(sum(result.outcome in OUTCOMES[:2] for result in column.results))
+
+
+def not_right(column: Column | KeptColumn) -> list[tuple[str, str, str]]:
+    """Returns the first case of each situation that is not right: case, outcome, what it said."""
+    if isinstance(column, KeptColumn):
+        return column.rows
+    first: dict[tuple[str, str], tuple[str, str, str]] = {}
+    for r in column.results:
+        if r.outcome in OUTCOMES[2:]:
+            told = (r.name, r.outcome, escaped(r.cause))
+            first.setdefault((r.situation, r.outcome), told)
+    return list(first.values())
+
+
+def causes(columns: Mapping[str, Column | KeptColumn]) -> list[str]:
+    """Returns what is not right, with the engines it is so on."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for engine, column in columns.items():
-        seen: set[tuple[str, str]] = set()
-        for r in column.results:
-            if r.outcome in OUTCOMES[2:] and (r.situation, r.outcome) not in seen:
-                seen.add((r.situation, r.outcome))
-                found.setdefault((r.name, r.outcome, escaped(r.cause)), []).append(LABELS[engine])
+        for told in not_right(column):
+            found.setdefault(told, []).append(LABELS[engine])
     return [
-        f"| {', '.join(on)} | `{name}` | {outcome} | {told} |"
-        for (name, outcome, told), on in found.items()
+        f"| {', '.join(on)} | `{name}` | {outcome} | {said} |"
+        for (name, outcome, said), on in found.items()
     ]
 
 
-def why(columns: Mapping[str, Column]) -> list[str]:
+def letters(column: Column | KeptColumn) -> list[tuple[str, bool]]:
+    """Returns a letter of each wrong case, and whether that is proven here."""
+    if isinstance(column, Column):
+        return list(column.causes.values())
+    said = re.findall(r"(\d+) wrong \(([a-z])\)", " ".join(column.cells.values()))
+    return [(letter, False) for count, letter in said for _ in range(int(count))]
+
+
+def why(columns: Mapping[str, Column | KeptColumn]) -> list[str]:
     """Returns the letters that the page has, with their engines, and of how many cases proven."""
     engines: dict[str, list[str]] = {}
     proofs: dict[str, list[bool]] = {}
     for engine, column in columns.items():
-        for letter, proven in column.causes.values():
+        for letter, proven in letters(column):
             proofs.setdefault(letter, []).append(proven)
             if LABELS[engine] not in engines.setdefault(letter, []):
                 engines[letter].append(LABELS[engine])
@@ -220,7 +278,7 @@ def faults() -> list[str]:
 
 
 def page(cache: Path | None) -> str:
-    known = {engine: column_of(engine, cache) for engine in LABELS}
+    known = {e: column_of(e, cache) or kept_column(label) for e, label in LABELS.items()}
     columns = {engine: each for engine, each in known.items() if each is not None}
     versions = [f"{LABELS[engine]}: {each.version}" for engine, each in columns.items()]
     lines = [
@@ -251,8 +309,7 @@ def page(cache: Path | None) -> str:
         count = sum(case.situation is each for case in cases())
         cells = " | ".join(cell(column, each.name) for column in columns.values())
         lines.append(f"| `{each.name}` | {count} | {each.section} | {cells} |")
-    right = (sum(r.outcome in OUTCOMES[:2] for r in c.results) for c in columns.values())
-    lines.append(f"| right | {len(cases())} | | " + " | ".join(map(str, right)) + " |")
+    lines.append(f"| right | {len(cases())} | | " + " | ".join(map(right, columns.values())) + " |")
     lines += [
         "",
         "## Why",

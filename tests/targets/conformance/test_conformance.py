@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from qdqbridge.targets.conformance.exact import nearest
 from qdqbridge.targets.conformance.folders import write_cases
 from qdqbridge.targets.conformance.quantize_rows import quantizing
 from qdqbridge.targets.conformance.situations import SITUATIONS, cases
+from scripts.generators.conformance_causes import cause_of
+from scripts.generators.conformance_page import kept_column
 from tests.places import ROOT
 
 SAMPLE = (
@@ -223,3 +226,23 @@ def test_the_page_says_of_every_wrong_cell_why() -> None:
         "AVX2",
     ):
         assert f"| {engine} |" in head
+
+
+def test_the_page_keeps_the_column_of_an_engine_that_is_not_here() -> None:
+    kept = kept_column("IREE")
+    assert kept is not None and kept.version.startswith("IREE ")
+    assert set(kept.cells) >= {"right", *(each.name for each in SITUATIONS)}
+    assert {outcome for _, outcome, _ in kept.rows} == {"wrong", "refused"}
+    assert kept_column("an engine of nobody") is None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_causes_are_proven_by_the_bits_that_they_predict() -> None:
+    case = next(each for each in cases() if each.name == "quantize_far_uint8")
+    engine = "onnx.reference"
+    model, inputs = case.body.model.SerializeToString(), dict(case.body.inputs)
+    found = judged(case, outputs_of(engine, model, inputs, case.body.output_names))
+    assert cause_of(engine, found) == ("q", True)
+    (computed,) = found.computed
+    other = replace(found, computed=(computed + np.uint8(1),))
+    assert cause_of(engine, other) == ("q", False)
