@@ -153,7 +153,8 @@ def compile(
         if expose or extents or cache is not None:
             raise InputDataError(
                 "a module is compiled without expose, extents and cache",
-                fix="give numbers to the graph before it is partitioned, or compile the graph",
+                fix="give numbers to the graph before it is partitioned (export --extent on the "
+                "command line), or compile the graph",
             )
         return compile_divided(graph, target, kernels=kernels, threads=threads)
     # Outputs first: values to expose belong to this graph, and numbers make a copy.

@@ -44,7 +44,8 @@ _RECORDS = """
 `match`.
 All have what `Record` has. Tensors have dtype, shape, scale, zero point and axis; what only moves
 or compares stored integers (a maximum, a table, data movement) has no scale of its own, and both
-are None. Where no limit fits, `entry.checked(function)` asks one of yours.
+are None. Where no limit fits, `entry.checked(function)` asks one of yours: it is given the record
+and returns a list of reasons against it, an empty one to take it.
 """
 _LIMITS = """
 ## Limits

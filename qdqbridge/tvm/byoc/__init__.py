@@ -19,6 +19,7 @@ From a model to regions for a backend, in one page::
 * constraints: :class:`Constraints` and :class:`Limits`, data that turn into reasons
 * rewrites before emission: ``graph, done = prepare(graph, npu)``
 * records: :mod:`qdqbridge.tvm.byoc.records`
+* ``compare_regions(module)``: which region's code is wrong
 * ``runnable(module)``: a partitioned module that any build runs without a codegen
 
 Nothing here imports TVM before a module is given.
@@ -27,7 +28,14 @@ Nothing here imports TVM before a module is given.
 from qdqbridge.core.arguments import renamed_in
 from qdqbridge.tvm.byoc.constraints import Constraints, Limits
 from qdqbridge.tvm.byoc.coverage import Composite, Coverage, Left, Taken
-from qdqbridge.tvm.byoc.partition import composites, describe, partition, runnable
+from qdqbridge.tvm.byoc.partition import (
+    RegionDifference,
+    compare_regions,
+    composites,
+    describe,
+    partition,
+    runnable,
+)
 from qdqbridge.tvm.byoc.pattern import (
     Anything,
     CallPattern,
@@ -53,11 +61,13 @@ __all__ = [
     "Left",
     "Limits",
     "Optional",
+    "RegionDifference",
     "Rewrite",
     "Table",
     "Taken",
     "Tuple",
     "canonical",
+    "compare_regions",
     "composites",
     "describe",
     "optional",

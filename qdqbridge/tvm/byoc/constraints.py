@@ -81,7 +81,8 @@ class Limits:
         strides: Smallest and largest stride.
         dilation: Smallest and largest dilation.
         max_padding: Largest padding of one side.
-        max_channels: Most channels of the data or the result of what has a data layout.
+        max_channels: Most channels of the data or the result of what has a data layout: an
+            addition or a dense layer has none (``max_extent``, or an entry's own check).
         channels_multiple: What the number of these channels has to be a multiple of.
         groups: ``one`` for plain convolutions only, ``depthwise`` to allow depthwise ones too.
         methods: Methods of resizing.
@@ -458,9 +459,9 @@ def _groups(record: Record, allowed: str) -> Iterator[str]:
     if not isinstance(record, Convolution) or record.groups == 1:
         return
     if allowed == "one":
-        yield f"there are {record.groups} groups, one is taken"
+        yield f"it has {record.groups} groups, only 1 is supported"
     elif not record.depthwise:
-        yield f"there are {record.groups} groups, one or one for each channel is taken"
+        yield f"it has {record.groups} groups, only 1 or one for each channel is supported"
 
 
 def _methods(record: Record, allowed: tuple[str, ...]) -> Iterator[str]:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.core.graph.graph import Value
+from qdqbridge.core.graph.symbols import terms, with_numbers
 from qdqbridge.errors import GraphError, InputDataError, QdqBridgeError, UnsupportedTargetError
 from qdqbridge.tvm.byoc.coverage import Composite, Coverage, PartitionHost, coverage, reasons_of
 from qdqbridge.tvm.byoc.records import Record
@@ -106,12 +113,102 @@ def runnable(module: Any) -> Any:
     Raises:
         UnsupportedTargetError: It is no Relax module.
     """
-    if not host_of(module).__name__.endswith("relax_host"):
-        raise UnsupportedTargetError(
-            "only Relax modules are made runnable",
-            why="Relay has no build that runs regions without their codegen",
-            fix="partition with regions=False and build that",
-        )
+    _need_relax(
+        module, "only Relax modules are made runnable",
+        "Relay has no build that runs regions without their codegen",
+    )  # fmt: skip
     from qdqbridge.tvm.byoc.relax_host import runnable as lifted
 
     return lifted(module)
+
+
+def _need_relax(module: Any, what: str, why: str) -> None:
+    """Raises an UnsupportedTargetError for a module of Relay."""
+    if not host_of(module).__name__.endswith("relax_host"):
+        raise UnsupportedTargetError(
+            what, why=why, fix="partition with regions=False and build that"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RegionDifference:
+    """How a backend's code for one region differs from what the region means.
+
+    Attributes:
+        symbol: The region's symbol, which its code is called by.
+        composites: The names of the composites in it, in order of execution.
+        values: The elements of its results.
+        different: How many of them differ.
+        largest: The largest difference: integers, or real numbers of a float result.
+    """
+
+    symbol: str
+    composites: tuple[str, ...]
+    values: int
+    different: int
+    largest: float
+
+    def __str__(self) -> str:
+        inside = ", ".join(self.composites)
+        if not self.different:
+            return f"{inside}: equal"
+        said = f"{self.different} of {self.values} values differ, by {self.largest:g} at most"
+        return f"{inside}: {said} ({self.symbol})"
+
+
+def compare_regions(
+    module: Any, *, extents: Mapping[str, int] | None = None, seed: int = 0
+) -> list[RegionDifference]:
+    """Runs each region by its backend's code alone, and compares it with the interpreter.
+
+    Each is given random operands of its own, so that no region is blamed for another one's error:
+    integers of the whole range, and normally distributed floats.
+
+    Args:
+        module: A Relax module that :func:`partition` made, whose code generator is registered.
+        extents: Numbers for symbolic extents, by name; 2 by default.
+        seed: Of the random operands.
+
+    Returns:
+        A row for each region, in no order.
+
+    Raises:
+        UnsupportedTargetError: It is no Relax module, or a code generator is missing or fails.
+    """
+    _need_relax(module, "regions are compared on Relax", "Relay builds no region alone")
+    from qdqbridge.core.graph.interpreter import evaluate
+    from qdqbridge.tvm.byoc.relax_host import regions_alone
+    from qdqbridge.tvm.relax.executable import compile_divided
+    from qdqbridge.tvm.relax.read import from_relax
+
+    inside: dict[str, list[str]] = {}
+    for composite in composites(module):
+        inside.setdefault(composite.region, []).append(composite.name)
+    rng, found = np.random.default_rng(seed), list[RegionDifference]()
+    for symbol, alone in regions_alone(module).items():
+        graph = from_relax(alone)
+        given = {value.name: _random(value, extents or {}, rng) for value in graph.inputs}
+        wanted = evaluate(graph, given)[0]
+        got = compile_divided(alone).run(given)
+        values = different = 0
+        largest = 0.0
+        for name, right in wanted.items():
+            off = np.abs(got[name].astype(np.float64) - right.astype(np.float64))
+            values, different = values + off.size, different + int(np.count_nonzero(off))
+            largest = max(largest, float(off.max(initial=0)))
+        names = tuple(inside.get(symbol, ()))
+        found.append(RegionDifference(symbol, names, values, different, largest))
+    return found
+
+
+def _random(value: Value, extents: Mapping[str, int], rng: np.random.Generator) -> NDArray[Any]:
+    dims = value.type.shape or ()
+    symbols = {name for d in dims if isinstance(d, str) for term, _ in terms(d) for name in term}
+    numbers = {name: extents.get(name, 2) for name in symbols}
+    shape = [int(with_numbers(dim, numbers)) for dim in dims]
+    dtype = value.type.dtype.numpy
+    if not np.issubdtype(dtype, np.integer):
+        return rng.normal(size=shape).astype(dtype)
+    # Sums and places of 32 bits and more are small numbers in networks.
+    low, high = (np.iinfo(dtype).min, np.iinfo(dtype).max) if dtype.itemsize < 4 else (0, 1 << 16)
+    return rng.integers(low, high, shape, dtype, endpoint=True)

@@ -503,3 +503,26 @@ def runnable(module: ir.IRModule) -> ir.IRModule:
         if isinstance(function, relax.Function) and is_region(function):
             lifted.update_func(variable, function.without_attr("Codegen"))
     return lifted
+
+
+def regions_alone(module: ir.IRModule) -> dict[str, ir.IRModule]:
+    """Returns for the symbol of each region a module that does nothing but call it."""
+    found: dict[str, ir.IRModule] = {}
+    for variable, function in module.functions_items():
+        if not isinstance(function, relax.Function) or not is_region(function):
+            continue
+        alone = ir.IRModule({variable: function})
+        builder = relax.BlockBuilder(alone)
+        given: list[Any] = [relax.Var(each.name, each.ty) for each in function.params]
+        with builder.function("main", given):
+            result: Any = builder.emit(relax.Call(variable, given))
+            if isinstance(function.ret_ty, relax.TupleType):
+                count = len(function.ret_ty.fields)
+                items: list[Any] = [
+                    builder.emit(relax.TupleGetItem(result, i)) for i in range(count)
+                ]
+                result = builder.emit(relax.Tuple(items))
+            builder.emit_func_output(result)
+        alone = builder.finalize()
+        found[str(function.attrs["global_symbol"])] = alone
+    return found

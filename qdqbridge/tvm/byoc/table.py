@@ -194,7 +194,9 @@ class Table:
         known = {entry.name for entry in self.entries}
         unknown = [name for name in names if name not in known]
         if unknown:
-            near = [name for name in sorted(known) if unknown[0] and unknown[0] in name][:3]
+            near = [n for n in sorted(known, key=_plain_first) if unknown[0] and unknown[0] in n][
+                :3
+            ]
             near = near or get_close_matches(unknown[0], sorted(known))
             raise QdqBridgeError(
                 f"the table '{self.name}' has no entry {unknown[0]!r}",
@@ -208,3 +210,8 @@ class Table:
 def table(name: str, *groups: Iterable[Entry]) -> Table:
     """Returns a table of groups of entries."""
     return Table(name, tuple(entry for group in groups for entry in group))
+
+
+def _plain_first(name: str) -> tuple[int, str]:
+    """Orders the entries of two dimensions and without additions first."""
+    return ("2d" not in name) + name.count("_"), name

@@ -526,7 +526,8 @@ def compile_divided(
             raise UnsupportedTargetError(
                 f"there is no code generator '{name}'",
                 why=f"no function 'relax.ext.{name}' is registered",
-                fix="import the module that registers it, or give runnable(module)",
+                fix="register a function of that name, which makes code of regions "
+                "(qdqbridge/tvm/byoc/README.md has one), or compile runnable(module)",
             )
     try:
         made = relax.transform.RunCodegen()(module)

@@ -20,7 +20,7 @@ pytest.importorskip("tvm")
 import tvm_ffi
 from tvm import tirx
 
-from qdqbridge.tvm.byoc import canonical, partition
+from qdqbridge.tvm.byoc import canonical, compare_regions, partition
 from qdqbridge.tvm.byoc.table import Table
 from qdqbridge.tvm.relax.kernels.plan import WORK
 from qdqbridge.tvm.relax.read import read_function
@@ -127,3 +127,36 @@ def test_a_function_of_python_is_not_saved_and_its_errors_name_its_line(
     assert "failing" in str(failed.value)
     assert "ValueError: 1 of 1" in failed.value.why
     assert region in failed.value.fix
+
+
+def test_the_region_whose_code_is_wrong_is_named() -> None:
+    """And no other one, though its results are wrong as well in the whole network."""
+    names = ("max_pool2d", "dense", "conv2d")
+    graph = qb.load(MODELS / "digits_cnn_u8s8_per_channel.onnx")
+    divided, _ = partition(qb.to_relax(graph)[0], canonical("wrong_pools").only(*names))
+
+    def register(regions: Sequence[Any], options: Any, made: Any) -> list[Any]:
+        _in_the_interpreter(regions, options, made)
+        for region in regions:
+            symbol = str(region.attrs["global_symbol"])
+            if "max_pool2d" not in symbol:
+                continue
+            right = tvm_ffi.get_global_func(symbol)
+            count = len(region.params)
+
+            def wrong(*tensors: Any, right: Any = right, count: int = count) -> None:
+                right(*tensors)
+                for tensor in tensors[count:]:
+                    codes: Any = np.from_dlpack(tensor)
+                    tensor.copyfrom(codes ^ 1)
+
+            tvm_ffi.register_global_func(symbol, wrong, override=True)
+        return []
+
+    tvm_ffi.register_global_func("relax.ext.wrong_pools", register, override=True)
+    found = compare_regions(divided, extents={"batch": 3})
+    assert len(found) > 2 and all(f.values for f in found)
+    (wrong,) = (f for f in found if f.different)
+    assert any("max_pool2d" in name for name in wrong.composites)
+    assert (wrong.different, wrong.largest) == (wrong.values, 1)
+    assert "differ, by 1 at most" in str(wrong)

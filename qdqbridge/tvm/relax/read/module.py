@@ -75,7 +75,12 @@ def _region(symbol: str) -> Operator:
 
 
 def _by_its_code(attributes: Attributes, operands: Any) -> tuple[NDArray[Any], ...]:
-    raise GraphError("a region is computed by the code that is made of it")
+    raise GraphError(
+        "a region is computed by the code that is made of it",
+        why="the interpreter has the module's operators, not a backend's code",
+        fix="give the graph that was partitioned first, the executable second; "
+        "byoc.compare_regions(module) compares region by region",
+    )
 
 
 # ---- ``If`` whose condition is known at run time only --------------------------------------------
