@@ -163,6 +163,14 @@ def test_reinterpreted_constants_change_type_only() -> None:
     assert g.nodes[0].operand(1).type == typed((2,), U8)
 
 
+def test_a_reinterpretation_as_what_it_is_vanishes_whatever_its_shape_is_called() -> None:
+    """An Identity behind codes whose extents nobody knows gave them other names."""
+    x = plain("x", ("n", 3))
+    g = graph([x], apply("reinterpret", q(x, U8), type_=typed(("m", 3), U8)))
+    alone(g, conversions.reinterpret_twice)
+    assert names(g) == ["quantize"]
+
+
 @pytest.mark.parametrize(
     ("targets", "left"),
     [([U8], 0), ([S8, U8], 0), ([S8, W8], 1), ([S8, W8, U8], 0), ([W8], 1)],
