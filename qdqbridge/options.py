@@ -51,7 +51,7 @@ WeightFormat: TypeAlias = Literal[
     "mxfp4_e2m1",
 ]
 """Storage types of weights: ``qdqbridge.autoquant.planning.targets.WEIGHTS``."""
-PresetName: TypeAlias = Literal["full", "fast"]
+PresetName: TypeAlias = Literal["balanced", "full", "fast"]
 """How much is tried: ``qdqbridge.autoquant.quantize.PRESETS``."""
 FallbackFormat: TypeAlias = Literal["int16", "float"]
 """What layers become that cost too much in 8 bits."""

@@ -345,7 +345,7 @@ def quantize(
     metric: Metric | None = None,
     labels: NDArray[Any] | File | None = None,
     fallback: FallbackFormat = "int16",
-    preset: PresetName = "full",
+    preset: PresetName = "balanced",
     progress: Callable[[int, int], None] | None = None,
 ) -> Graph:
     """Quantizes a float model with ranges from calibration data, keeping what helps its outputs.
@@ -388,7 +388,9 @@ def quantize(
             ``.npz`` file; the measure is top-1 accuracy.
         fallback: What to try first for a layer when there is a goal; ``float`` leaves it float at
             once.
-        preset: ``fast`` takes a tenth of the time of ``full``: one chooser, no repair but biases.
+        preset: ``balanced``; ``full`` takes about three times as long, and tries choosers for
+            single tensors and scaled channels always; ``fast`` tries no choosers and no repair but
+            biases.
         progress: Called with the steps done and their number; then, for a goal, with the trials
             done and the largest number there can be.
 
@@ -463,6 +465,7 @@ def quantization(
         QdqBridgeError: As :func:`quantize`.
     """
     from qdqbridge.autoquant.advice.few_samples import check_unseen
+    from qdqbridge.autoquant.calibration import Calibration
     from qdqbridge.autoquant.hardware.fit import check_fitted, fitted, rounding_cost
     from qdqbridge.autoquant.inside import (
         check_anything,
@@ -497,16 +500,19 @@ def quantization(
             check_unseen(graph, few)
         measure = _measure(graph, every, left_out, metric, labels)
         asked, suited = fitted(graph, samples, asked)
+        given_profile = load_profile(profile) if isinstance(profile, (str, PathLike)) else profile
+        ready = Calibration.of(graph, samples, given_profile)
         if profile is None and suited is None:
             Rounds(1, progress).trying("operators", ["ranges", *asked.repair])
-            asked, tried = chosen(graph, samples, asked)
+            asked, tried = chosen(graph, samples, asked, ready)
         made = quantized(
             graph,
             samples,
             asked,
-            profile=load_profile(profile) if isinstance(profile, (str, PathLike)) else profile,
+            profile=given_profile,
             progress=progress,
             empty=within,
+            ready=ready,
         )
     except NanError as error:
         # Only the samples say which of them gives NaN, and at which tensor.

@@ -472,7 +472,7 @@ class MSE(RangeChooser):
     costly: ClassVar[bool] = True
 
     steps: int = 12
-    refinements: int = 4
+    refinements: int = 2
     saturation: float = 1.0
 
     def range(self, stats: TensorStats, format: Format) -> tuple[float, float]:

@@ -159,9 +159,13 @@ def delivered(
     batches = [*first, *batches_of(samples, graph, together)]
     parts = [_JoinedParts.of(value) for value in given.outputs]
     leaves = [leaf for part in parts for leaf in part.leaves]
-    floats = list(float_values(given, [*given.outputs, *leaves], batches))
-    wanted = [[values[v] for v in given.outputs] for values in floats]
-    found = list(outputs_of(graph, batches))
+    examples = [example for each in (unseen, samples) if each is not None
+                for example in batches_of(each, graph, 1)]  # fmt: skip
+    run = [*batches, *reaching_further(given, examples)]
+    floats = list(float_values(given, [*given.outputs, *leaves], run))
+    every_wanted = [[values[v] for v in given.outputs] for values in floats]
+    every_found = list(outputs_of(graph, run))
+    wanted, found = every_wanted[: len(batches)], every_found[: len(batches)]
     count = len(first) or len(batches)
     tallies = [_OutputTally(part) for part in parts]
     for values, real, other in zip(floats[:count], wanted, found, strict=False):
@@ -179,10 +183,14 @@ def delivered(
     expected, likely = expected_sqnr(errors[:cut], others)
     tails = False
     if likely is not None:
-        examples = [*(() if unseen is None else batches_of(unseen, graph, 1)),
-                    *batches_of(samples, graph, 1)]  # fmt: skip
-        lowest = _sqnr_of_tails(
-            given, graph, list(reaching_further(given, examples)), wanted, found
+        lowest = min(
+            (
+                decibels(float(errors_between([*wanted, y], [*found, z]).mean()))
+                for y, z in zip(
+                    every_wanted[len(batches) :], every_found[len(batches) :], strict=True
+                )
+            ),
+            default=math.inf,
         )
         tails = lowest < likely[0] - _TAIL
         usual = decibels(float(np.sort(errors)[:-1].mean())) if tails else expected
@@ -223,22 +231,6 @@ def reaching_further(given: Graph, examples: Sequence[Sample]) -> Iterator[Sampl
         further = _OTHERS ** float(np.log(largest[:-1] / largest[-1]).mean())
         far = examples[int(reach.argmax())]
         yield {**far, value.name: (far[value.name] * further).astype(far[value.name].dtype)}
-
-
-def _sqnr_of_tails(
-    given: Graph,
-    graph: Graph,
-    further: Sequence[Sample],
-    wanted: Sequence[Sequence[Array]],
-    found: Sequence[Sequence[Array]],
-) -> float:
-    """Returns the least SQNR that samples have together with one that reaches further."""
-    least = math.inf
-    real = float_values(given, given.outputs, further)
-    for values, other in zip(real, outputs_of(graph, further), strict=True):
-        errors = errors_between([*wanted, [values[v] for v in given.outputs]], [*found, other])
-        least = min(least, decibels(float(errors.mean())))
-    return least
 
 
 def _above(sqnr: float, expected: float) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qdqbridge.autoquant.planning.decide import NewBodies, apply
+from qdqbridge.autoquant.planning.decide import NewBodies
 from qdqbridge.autoquant.planning.formats import Unstored
 from qdqbridge.autoquant.planning.targets import PRODUCTS, Target
 from qdqbridge.autoquant.profiling.collect import Data, observable
@@ -208,7 +208,7 @@ def with_these(
             decision.bodies[node] = NewBodies(attributes, tuple(operands), places)
             count = f"{sum(b.integers for b in bodies)} of {sum(b.nodes for b in bodies)}"
             plan.floats[node] = f"floats go in and out; inside it {count} nodes are quantized"
-    return replace(made, decision=decision, graph=apply(decision), inside=tuple(inside))
+    return replace(made, decision=decision, inside=tuple(inside))
 
 
 # ---- what names mean inside and outside
@@ -353,7 +353,7 @@ class _BodySearch:
         made, deeper = bodies_within_time(body.made, self.limit, data, self.clock, state)
         fallen = within_time(made, self.limit, data, self.clock, state=state)
         self.reverted += [*deeper, *fallen.reverted]
-        return replace(body, made=replace(made, decision=fallen.decision, graph=fallen.graph))
+        return replace(body, made=replace(made, decision=fallen.decision))
 
     def _state(self, place: str) -> Path | None:
         if self.state is None:

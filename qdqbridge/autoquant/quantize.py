@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.advice.few_samples import different, untried, with_room
+from qdqbridge.autoquant.calibration import Calibration
 from qdqbridge.autoquant.choosers import CHOOSERS, Chooser
 from qdqbridge.autoquant.hardware.arithmetic import CONTRACT, arithmetic_of
 from qdqbridge.autoquant.hardware.pair_room import PairRoom
@@ -27,12 +30,12 @@ from qdqbridge.autoquant.profiling.collect import (
     collect,
     observable,
     onnxruntime_observer,
-    prepared,
     unusable,
 )
 from qdqbridge.autoquant.profiling.profile import Profile
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair.steps import (
+    CLOSE,
     DEFAULT,
     GRAPH_STEPS,
     TRYING_CHOOSERS,
@@ -46,7 +49,7 @@ from qdqbridge.autoquant.repair.steps import (
     with_choosers_tried,
 )
 from qdqbridge.autoquant.repair.sweep import OtherScales
-from qdqbridge.autoquant.search.tuning import WorkBudget, shares_of_operations, spread_unlike
+from qdqbridge.autoquant.search.tuning import WorkBudget, shares_of_operations
 from qdqbridge.autoquant.simulation import batches_of
 from qdqbridge.autoquant.simulation.metrics import float_values
 from qdqbridge.core.graph.graph import Graph, Node, Value
@@ -60,13 +63,10 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 Arrays = Mapping[str, NDArray[Any]]
-_REPAIRING = 256
-"""How many samples are held in memory, for what looks at them again and again."""
-
-
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "full": {},
+        "balanced": {},
+        "full": {"thorough": True},
         "fast": {"tune": False, "chooser": "extrapolated", "repair": ("bias",)},
     }
 )
@@ -98,6 +98,8 @@ class QuantizeOptions:
         tune: Try the target's further choosers on the data, see
             :mod:`qdqbridge.autoquant.search.tuning`; never against a chooser that the user names.
             With it, ranges from very few samples reach further than these.
+        thorough: Try choosers tensor by tensor as well, and scaled channels however close the
+            outputs are without.
         accumulator_bits: Bits of the sums of the hardware; None for the target's.
         avoid_pairs: Its kernels add pairs of products in 16 bits first, which must not saturate.
         sums_of: What must fit: the sums of ``any-input``, or those of the ``data``.
@@ -107,7 +109,8 @@ class QuantizeOptions:
             None for this process.
         budget: After so much work no further step of repair, or choice of what runs on integers,
             is begun: in seconds of a usual core, counted in operations and not by a clock.
-        preset: One of :data:`PRESETS`: ``full``, or ``fast``, which tries nothing but biases.
+        preset: One of :data:`PRESETS`: ``balanced``, ``full``, which is thorough, or ``fast``,
+            which tries nothing but biases.
     """
 
     target: str | Target = "ort"
@@ -124,13 +127,14 @@ class QuantizeOptions:
     weight_formats: Mapping[str, Format] = field(default_factory=dict["str", "Format"])
     repair: Sequence[str] = DEFAULT
     tune: bool = True
+    thorough: bool = False
     accumulator_bits: int | None = None
     avoid_pairs: bool = False
     sums_of: str = "any-input"
     requantize: str | None = None
     workers: int | str | None = None
     budget: float = 120.0
-    preset: str = "full"
+    preset: str = "balanced"
 
     def __post_init__(self) -> None:
         unsaid = {each.name: each.default for each in fields(self)}
@@ -223,12 +227,11 @@ class QuantizeOptions:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Quantized:
     """A quantized graph and how it came about.
 
     Attributes:
-        graph: The quantized graph, canonical.
         decision: The plan and the parameters it was given.
         profile: What was seen of the float model; where its channels were scaled, of the scaled
             model.
@@ -241,7 +244,6 @@ class Quantized:
         inside: What became of the bodies of If, Loop and Scan.
     """
 
-    graph: Graph
     decision: Decision
     profile: Profile
     target: Target
@@ -252,6 +254,15 @@ class Quantized:
     unseen: Samples | None = None
     inside: tuple[QuantizedBody, ...] = ()
 
+    @property
+    def graph(self) -> Graph:
+        """The quantized graph, canonical; it takes longer to make than most decisions."""
+        return self._applied
+
+    @cached_property
+    def _applied(self) -> Graph:
+        return apply(self.decision)
+
 
 def quantized(
     graph: Graph,
@@ -261,6 +272,7 @@ def quantized(
     profile: Profile | None = None,
     progress: Progress | None = None,
     empty: bool = False,
+    ready: Calibration | None = None,
 ) -> Quantized:
     """Quantizes ``graph`` but for the bodies in it, and returns what was decided as well.
 
@@ -272,6 +284,7 @@ def quantized(
         profile: Statistics of the prepared graph made before.
         progress: Called with the steps done and their number.
         empty: Return the float graph where nothing in it can be quantized.
+        ready: The graph and all that was seen of it, where it is tried more than once.
 
     Raises:
         InputDataError: The data or the profile does not belong to the graph, the graph is
@@ -285,28 +298,23 @@ def quantized(
     check_steps(repair)
     if profile is not None:
         check_profile(profile, graph)
+    if ready is None:
+        ready = Calibration.of(graph, _samples(graph.inputs, data), profile)
     # Outputs are compared with those of the model as it was given, and not of the one with folded
     # norms.
-    original, graph = graph, prepared(graph)
+    original, graph, samples = ready.given, ready.graph, ready.data
     outset = plan(graph, target, options.overrides(graph))
     if not empty:
         check_plan(outset)
-    samples = _samples(graph.inputs, data)
     target, repair, skipped = _suited(target, repair, samples if options.tune else None)
     tune = bool(options.tune and target.candidates)
     # Trying needs samples; and where nothing is quantized, every try gives the float model.
     if samples is None or not outset.rules:
         repair, tune = (), False
     rounds = Rounds(Rounds.of(repair, None).number + tune, progress)
-    if profile is None:
-        if samples is None:
-            raise InputDataError(
-                "there is nothing to choose parameters by",
-                fix="give samples, or a profile of the model",
-            )
+    if ready.known is None:
         rounds.trying("ranges", [TRYING_CHOOSERS] * tune + list(repair))
-        profile = collect(graph, samples, onnxruntime_observer(graph), progress=rounds.next())
-    few = None if samples is None else spread_unlike(samples, _REPAIRING)
+    profile, few = ready.profile(rounds.next()), ready.few
     start = _plainly(graph, target, options, profile, few, empty=empty)
     start = replace(start, original=original)
     left = tuple(StepRecord(step, False, why) for step, why in skipped.items())
@@ -318,13 +326,19 @@ def quantized(
         observer = onnxruntime_observer(other)
         if part is not None:
             found = _plainly(other, target, options, collect(other, part, observer), part)
-            return QuantizedState(found.graph, found.decision, found.profile)
+            return QuantizedState(found.decision, found.profile)
         seen = collect(other, samples, observer, progress=rounds.next())
         found = _plainly(other, target, options, seen, few)
-        return QuantizedState(found.graph, found.decision, found.profile)
+        return QuantizedState(found.decision, found.profile)
 
-    plain = QuantizedState(start.graph, start.decision, start.profile)
-    work = WorkBudget(options.budget)
+    def with_choosers(
+        state: QuantizedState, report: Progress | None
+    ) -> tuple[QuantizedState, StepRecord]:
+        seen, each = ready, options.thorough
+        return with_choosers_tried(state, few, target, report, options.workers, seen, each=each)
+
+    plain = QuantizedState(start.decision, start.profile)
+    work, judge = WorkBudget(options.budget), ready.judge
     scales = OtherScales.of(plain.decision, few)
     # Scaling changes the graph, and every range with it: it comes before ranges are chosen for
     # good.
@@ -332,24 +346,24 @@ def quantized(
     state, scaled = repaired(
         plain, few, again, steps[0], work, scales,
         lambda step, left: rounds.trying(step, [*left, *[TRYING_CHOOSERS] * tune, *steps[1]]),
+        judge, math.inf if options.thorough or tuple(options.repair) != DEFAULT else CLOSE,
     )  # fmt: skip
     tuning = None
     if tune:
         rounds.trying(TRYING_CHOOSERS, steps[1])
         report = _in_units(rounds.next(), len(samples))
-        state, tuning = with_choosers_tried(state, few, target, report, options.workers)
+        state, tuning = with_choosers(state, report)
         # Scaled channels were kept for the first choosers. Other choosers may do better without
         # them: both ways are tried to the end.
         if any(step.applied for step in scaled):
-            other = with_choosers_tried(plain, few, target, workers=options.workers)
+            other = with_choosers(plain, None)
             if is_closer(other[1], tuning):
                 (state, tuning), scaled = other, outdone(scaled)
                 scales = OtherScales.of(plain.decision, few)
-    state, rounded = repaired(state, few, again, steps[1], work, scales, rounds.trying)
+    state, rounded = repaired(state, few, again, steps[1], work, scales, rounds.trying, judge)
     rounds.finish()
     return replace(
         start,
-        graph=state.graph,
         decision=state.decision,
         profile=state.profile,
         repairs=(*scaled, *rounded, *left),
@@ -418,7 +432,7 @@ def _plainly(
     if not empty:
         check_plan(planned)
     decision = decide(planned, stats, target, samples)
-    return Quantized(apply(decision), decision, profile, target, options)
+    return Quantized(decision, profile, target, options)
 
 
 def _pair_room(

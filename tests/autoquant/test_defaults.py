@@ -23,6 +23,7 @@ from qdqbridge.autoquant.advice.few_samples import (
 from qdqbridge.autoquant.advice.input_scale import misscaled
 from qdqbridge.autoquant.choosers import Context, MinMax
 from qdqbridge.autoquant.planning.targets import ORT, POWER_OF_TWO, TARGETS, U8, Wide
+from qdqbridge.autoquant.profiling.profile import Profile
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
@@ -287,24 +288,26 @@ def test_what_operators_are_chosen_by_is_not_looked_for_twice(monkeypatch):
 
     What is only told, of 16 bits, does without scaled channels.
     """
-    asked: list[tuple[tuple[str, ...], bool]] = []
+    asked: list[tuple[str, ...]] = []
+    known: list[Profile] = []
 
     def noted(graph, data, options, **others):
-        asked.append((tuple(options.repair), others.get("profile") is not None))
+        asked.append(tuple(options.repair))
+        known.append(others["ready"].known)
         return quantized(graph, data, options, **others)
 
     monkeypatch.setattr(operator_choice, "quantized", noted)
     graph = qb.load(MLP)
     samples = Samples.of(graph.inputs, {"input": IMAGES[:48]})
     chosen(graph, samples, QuantizeOptions())
-    assert asked[:2] == [((), False), ((), True)]  # with scales for pairs, and without
+    assert asked[:2] == [(), ()]  # with scales for pairs, and without
+    assert known[0] is not None and all(each is known[0] for each in known)
     asked.clear()
     chosen(graph, samples, QuantizeOptions(target=replace(ORT, avoided_pairs=None)))
-    assert asked == [((), False)]
+    assert asked == [()]
     asked.clear()
     chosen(graph, samples, QuantizeOptions(weights="int2"))
-    assert asked[0] == ((), False) and asked[-1] == ((), True)
-    assert set(asked[1:-1]) == {(GRAPH_STEPS, True)}
+    assert asked[0] == asked[-1] == () and set(asked[1:-1]) == {GRAPH_STEPS}
 
 
 def test_bad_outputs_are_told_with_what_mends_them(caplog):
@@ -429,8 +432,8 @@ EXACT_ROWS = replace(TARGETS["dynamic-rows"], avoided_pairs=None)
 def test_one_sample_scales_no_channels_of_what_is_good(target, repeated):
     """It is close to the float model without them, and nothing says what they do to others."""
     model = MODELS / "digits_mobile_float.onnx"
-    data, unseen = {"input": IMAGES[[0] * repeated]}, {"input": IMAGES[100:300]}
-    made = quantization(model, data, target=target)
+    data, unseen = {"input": IMAGES[[9] * repeated]}, {"input": IMAGES[100:300]}
+    made = quantization(model, data, target=target, preset="full")
     smooth = next(step for step in made.made.repairs if step.step == "smooth")
     assert smooth.before is not None and smooth.after is not None
     assert smooth.after > smooth.before + 1 and not smooth.applied

@@ -118,7 +118,7 @@ def long_tailed(seed):
     return canonical(b.model()), rng.standard_t(3, (576, 10)).astype(np.float32)
 
 
-@pytest.mark.parametrize("seed", [2, 5])
+@pytest.mark.parametrize("seed", [5, 6])
 def test_channels_are_not_scaled_where_samples_left_out_lose(seed):
     """Every channel would end at what was seen of it; on the samples that said so it looks good."""
     graph, x = long_tailed(seed)

@@ -286,7 +286,8 @@ Preset = Annotated[
     Parameter(
         group=SEARCH,
         name="--preset",
-        help="fast: one way to choose ranges, and no repair but biases; a tenth of the time.",
+        help="full: try choosers for single tensors and scaled channels always; fast: neither "
+        "choosers nor repair but biases.",
     ),
 ]
 Budget = Annotated[
@@ -329,7 +330,7 @@ def quantize(
     requantize: Requantized = None,
     workers: Workers = None,
     budget: Budget = 120.0,
-    preset: Preset = "full",
+    preset: Preset = "balanced",
     exclude: Patterns = (),
     only: Only = (),
     repair: Repair = "equalize,smooth,round,learn,bias",

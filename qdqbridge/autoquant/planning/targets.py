@@ -79,8 +79,7 @@ WEIGHTS: Mapping[str, Format] = MappingProxyType(
 
 
 CANDIDATES: tuple[Chooser, ...] = (
-    MSE(), MSE(saturation=3.0), MSE(saturation=10.0), Percentile(99.99), MinMax(), MinMax(1.1),
-    Extrapolated(),
+    MSE(), MSE(saturation=10.0), Percentile(99.99), MinMax(), MinMax(1.1), Extrapolated(),
 )  # fmt: skip
 """Choosers of activations worth trying, from those that clip most to those that leave room."""
 WEIGHT_CANDIDATES: tuple[Chooser, ...] = (MinMax(), MSE())

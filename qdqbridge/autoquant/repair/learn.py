@@ -160,7 +160,7 @@ def corrected(
 def shifted(decision: Decision, found: Correcting) -> Decision:
     """Returns a decision whose biases have the corrections that were found.
 
-    It is about a graph with zeros where a bias is missing, which computes the same.
+    Where a bias is missing it is about a copy of the graph with zeros, which computes the same.
     """
     if not found.shifts:
         return decision
@@ -170,11 +170,14 @@ def shifted(decision: Decision, found: Correcting) -> Decision:
         for n, s in found.shifts.items()
     }
     missing = {(n, i): np.zeros_like(a) for (n, i), a in biases.items() if n.optional(i) is None}
-    copy = with_constants(own.graph, missing)
-    result = about_copy(decision, copy)
-    result.plan.biases |= {
-        (copy.nodes[n], i): np.asarray(a, np.float32, order="C") for (n, i), a in biases.items()
-    }
+    if missing:
+        copy = with_constants(own.graph, missing)
+        result = about_copy(decision, copy)
+        biases = {(copy.nodes[n], i): a for (n, i), a in biases.items()}
+    else:
+        plan = replace(own, biases=dict(own.biases), weights=list(own.weights))
+        result = replace(decision, plan=plan)
+    result.plan.biases |= {slot: np.asarray(a, np.float32, order="C") for slot, a in biases.items()}
     known = {(w.node, w.index) for w in result.plan.weights}
     for slot in result.plan.biases:
         if slot not in known:
@@ -211,7 +214,7 @@ def _with_room(decision: Decision) -> Decision:
 Matrix = NDArray[np.float64]
 DAMPING = 0.01
 """How strongly weights are held where they are, as a share of the mean square of an operand."""
-_SWEEPS, _BLOCK = 4, 64
+_SWEEPS, _BLOCK = 2, 64
 
 
 def targets(
@@ -411,7 +414,7 @@ RATIOS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)
 """What scales are multiplied with, to try."""
 
 
-HOLDS = (1.0, 10.0, 100.0)
+HOLDS = (10.0,)
 """How many times as hard weights are held where they are. Each is two ways: weights make up for
 what the layers before have rounded, or they approach ``w x'``."""
 _ELEMENTS = 1 << 20

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from qdqbridge.autoquant.repair.learn import corrected, learned
 from qdqbridge.autoquant.repair.sweep import (
     MIXED,
     Array,
-    FloatReference,
+    DecisionJudge,
     OtherScales,
     decibels,
 )
@@ -43,11 +44,17 @@ from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError, QdqBridgeError
 
+if TYPE_CHECKING:
+    from qdqbridge.autoquant.calibration import Calibration
+
 GAIN = 0.02
 """What a step has to gain at least, in dB; less is chance."""
 SCALED = 1.0
 """What scaled channels have to gain, in dB, on the samples that gave the ranges: others gain less,
 and to know how much takes eight more rounds."""
+CLOSE = 30.0
+"""Outputs this close to the float model's, in dB, gain little by scaled channels, which take the
+longest to try."""
 ORDER = ("equalize", "smooth", "round", "learn", "bias")
 """All steps in the order in which they are done."""
 PARTS = 4
@@ -103,18 +110,22 @@ class StepRecord:
     optimism: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class QuantizedState:
-    """A quantized graph, and how it came about.
+    """What was decided about a float graph.
 
     Attributes:
-        decision: What was decided.
+        decision: The parameters.
         profile: What was seen of the float graph that was decided about.
     """
 
-    graph: Graph
     decision: Decision
     profile: Profile
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The quantized graph; it takes longer to make than most decisions."""
+        return apply(self.decision)
 
 
 Again = Callable[[Graph, "Samples | None"], QuantizedState]
@@ -144,6 +155,8 @@ def repaired(
     work: WorkBudget | None = None,
     scales: OtherScales | None = None,
     trying: Callable[[str, Sequence[str]], None] | None = None,
+    judge: DecisionJudge | None = None,
+    enough: float = math.inf,
 ) -> tuple[QuantizedState, tuple[StepRecord, ...]]:
     """Returns a quantized graph after all steps that helped, and what became of each.
 
@@ -158,6 +171,8 @@ def repaired(
         scales: A step that loses too much on data of these is undone; None where data of other
             scales leave the ranges that are stored anyway.
         trying: Called with each step that is begun, and those behind it.
+        judge: Of decisions on ``samples``; None to make one.
+        enough: Channels are not scaled where outputs come this close without, in dB.
 
     Raises:
         InputDataError: A step does not exist.
@@ -166,7 +181,8 @@ def repaired(
     wanted = [name for name in ORDER if name in steps]
     if not wanted:
         return start, ()
-    trials, records = _Trials(start, samples, again, scales), list[StepRecord]()
+    judge = judge or DecisionJudge(start.decision.plan.graph, samples)
+    trials, records = _Trials(start, samples, again, scales, judge, enough), list[StepRecord]()
     work = work or WorkBudget(math.inf)
     for number, name in enumerate(wanted):
         if not work.left:
@@ -228,17 +244,24 @@ def left_out_sqnr(before: Array, after: Array) -> tuple[float, float]:
 
 class _Trials:
     def __init__(
-        self, start: QuantizedState, samples: Samples, again: Again, scales: OtherScales | None
+        self,
+        start: QuantizedState,
+        samples: Samples,
+        again: Again,
+        scales: OtherScales | None,
+        judge: DecisionJudge,
+        enough: float,
     ) -> None:
         self.state, self._samples, self._again = start, samples, again
+        self._enough = enough
         self._scales, self.tries = scales, 0
-        self._seen = self._unseen = samples
+        self._seen = samples
         if len(samples) >= HALVED:
-            self._seen, self._unseen = (taken(samples, range(i, len(samples), 2)) for i in (0, 1))
-        self._judge: FloatReference | None = None
-        self._sqnr = 0.0
+            self._seen = taken(samples, range(0, len(samples), 2))
+        self._judge = judge
+        self._errors: Array | None = None
         # By part that is left out: what judges it, and errors without what is tried.
-        self._plain: dict[int, tuple[FloatReference, Array]] = {}
+        self._plain: dict[int, tuple[DecisionJudge, Array]] = {}
 
     def attempt(self, name: str) -> StepRecord:
         try:
@@ -246,8 +269,7 @@ class _Trials:
         except QdqBridgeError as error:  # what was quantized without it is still good
             return StepRecord(name, applied=False, outcome=f"it could not be tried: {error.what}")
         if made.found is not None:
-            self.state, self._plain = made.found, {}
-            self._sqnr = self._before()[0].sqnr(made.found.graph)
+            self.state, self._plain, self._errors = made.found, {}, None
         return StepRecord(name, made.found is not None, *made[1:])
 
     def _changed(self, name: str) -> _StepAttempt:
@@ -276,17 +298,18 @@ class _Trials:
         outcome += how
         if found is None:
             return _StepAttempt(None, outcome)
-        judge, before = self._before()
-        after = judge.sqnr(found.graph)
+        errors, before = self._before()
+        changed = self._judge.errors(found.decision)
+        after = self._of_unseen(changed)
         if not _better(before, after):
             return _StepAttempt(None, f"{outcome}; {_NO_CLOSER}", before, after)
         gain = after - before
         if self._seen is not self._samples:  # it helps: now with all data
             found = self._tried(name, self._samples, options)[0] or found
+            changed = self._judge.errors(found.decision)
         else:
             gain = self._gain_on_others(name, options)
-        whole = FloatReference(self.state.decision.plan.graph, self._samples)
-        more = whole.sqnr(found.graph) - whole.sqnr(self.state.graph) - gain
+        more = decibels(float(changed.mean())) - decibels(float(errors.mean())) - gain
         optimism = ALL_BY_HALF * more if 0 < more < math.inf else 0.0
         return _StepAttempt(found, outcome, before, after, optimism)
 
@@ -296,8 +319,8 @@ class _Trials:
         found = self._tried(name, seen, options)[0] if len(unseen) else None
         if found is None:
             return 0.0
-        judge = FloatReference(self.state.decision.plan.graph, unseen)
-        return judge.sqnr(found.graph) - judge.sqnr(self.state.graph)
+        judge = DecisionJudge(self.state.decision.plan.graph, unseen)
+        return judge.sqnr(found.decision) - judge.sqnr(self.state.decision)
 
     def _lost_elsewhere(self, found: QuantizedState) -> str:
         """Returns what a change loses on data of other scales, nothing where that may be."""
@@ -309,12 +332,16 @@ class _Trials:
         A channel of a scaled tensor ends at what was seen of it alone, so that other samples leave
         it more easily than the range of the loudest channel.
         """
+        before = self._before()[1] if self._enough < math.inf else -math.inf
+        if before >= self._enough:
+            outcome = f"outputs closer than {self._enough:g} dB gain little; --preset full tries it"
+            return _StepAttempt(None, outcome)
         new, outcome = self._rewritten(name, self._seen)
         if new is None:
             return _StepAttempt(None, outcome)
-        judge, before = self._before()
+        before = self._before()[1]
         found = self._again(new, None)
-        after = judge.sqnr(found.graph)
+        after = self._of_unseen(self._judge.errors(found.decision))
         if not _better(before, after):
             return _StepAttempt(None, f"{outcome}; {_NO_CLOSER}", before, after)
         if after < before + SCALED:
@@ -343,23 +370,27 @@ class _Trials:
         for k in range(parts):
             kept = taken(self._samples, [i for i in range(count) if i % parts != k])
             if k not in self._plain:
-                judge = FloatReference(graph, taken(self._samples, range(k, count, parts)))
-                self._plain[k] = judge, judge.errors(self._again(graph, kept).graph)
+                judge = DecisionJudge(graph, taken(self._samples, range(k, count, parts)))
+                self._plain[k] = judge, judge.errors(self._again(graph, kept).decision)
             judge, errors = self._plain[k]
             new = self._rewritten(name, kept)[0]
             plain = np.concatenate([plain, errors])
-            changed = errors if new is None else judge.errors(self._again(new, kept).graph)
+            changed = errors if new is None else judge.errors(self._again(new, kept).decision)
             scaled = np.concatenate([scaled, changed])
             if 2 * (k + 1) >= parts and is_worse(scaled, plain):
                 break
         return plain, scaled
 
-    def _before(self) -> tuple[FloatReference, float]:
-        """Returns what compares with the float graph; made when first needed."""
-        if self._judge is None:
-            self._judge = FloatReference(self.state.decision.plan.graph, self._unseen)
-            self._sqnr = self._judge.sqnr(self.state.graph)
-        return self._judge, self._sqnr
+    def _before(self) -> tuple[Array, float]:
+        """Returns the errors without what is tried, and the SQNR of those that judge."""
+        if self._errors is None:
+            self._errors = self._judge.errors(self.state.decision)
+        return self._errors, self._of_unseen(self._errors)
+
+    def _of_unseen(self, errors: Array) -> float:
+        """Returns the SQNR of samples that no step has looked at, where there are enough."""
+        unseen = self._judge.odd if self._seen is not self._samples else slice(None)
+        return decibels(float(errors[unseen].mean()))
 
     def _tried(
         self, name: str, samples: Samples, options: Mapping[str, Any]
@@ -370,7 +401,7 @@ class _Trials:
         result, outcome = _CHANGES[name](decision, samples, **options)
         if result is decision:
             return None, outcome
-        return QuantizedState(apply(result), result, self.state.profile), outcome
+        return QuantizedState(result, self.state.profile), outcome
 
     def _rewritten(self, name: str, samples: Samples) -> tuple[Graph | None, str]:
         """Returns the float graph with channels scaled by what samples show."""
@@ -403,6 +434,9 @@ def with_choosers_tried(
     target: Target,
     progress: Progress | None = None,
     workers: int | str | None = None,
+    ready: Calibration | None = None,
+    *,
+    each: bool = True,
 ) -> tuple[QuantizedState, StepRecord]:
     """Returns ``state`` with parameters by those of the target's choosers that prove best.
 
@@ -412,8 +446,12 @@ def with_choosers_tried(
         target: Its candidates are tried.
         progress: Called with the number of tensors done, and of all.
         workers: A number of processes, or ``ray``.
+        ready: What was seen of the graph.
+        each: Try them for single tensors too, not only for all.
     """
-    samples = spread(data, _calibration_sample_count(data))
+    if ready is not None and ready.graph is not state.decision.plan.graph:
+        ready = None  # its channels are scaled: other values are seen of it
+    samples = spread(data, _calibration_sample_count(data)) if ready is None else ready.tried
     if len(samples) < LEAST:
         outcome = f"{len(samples)} samples are too few to try choosers on"
         return state, StepRecord(TRYING_CHOOSERS, applied=False, outcome=outcome)
@@ -421,18 +459,19 @@ def with_choosers_tried(
     found = tuned(
         state.decision,
         {value: seen[value.name] for value in plan.observed()},
-        folds_of(state, samples),
+        folds_of(state, samples, ready, parts=0 if each else 1),
         target.chooser,
         candidates=target.candidates,
         weight_candidates=() if target.weight_chooser else target.weight_candidates,
         workers=workers,
         progress=progress,
+        each=each,
     )
     if found.decision is state.decision or found.end <= found.start:
         outcome = f"of {_listed(target)}, {target.chooser!r} is the best everywhere"
         return state, StepRecord(TRYING_CHOOSERS, False, outcome, found.start, found.end)
     record = StepRecord(TRYING_CHOOSERS, True, _tried_in_words(found), found.start, found.end)
-    return QuantizedState(apply(found.decision), found.decision, state.profile), record
+    return QuantizedState(found.decision, state.profile), record
 
 
 def is_closer(tried: StepRecord, other: StepRecord) -> bool:
@@ -451,15 +490,35 @@ def outdone(steps: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
     )
 
 
-def folds_of(state: QuantizedState, samples: Samples) -> list[Fold]:
-    """Returns two folds: the samples with even numbers, and those with odd ones."""
+def folds_of(
+    state: QuantizedState,
+    samples: Samples,
+    ready: Calibration | None = None,
+    parts: int = 0,
+) -> list[Fold]:
+    """Returns two folds: the samples with even numbers, and those with odd ones.
+
+    Args:
+        state: What is to be tried.
+        samples: All of them.
+        ready: The graph, where both were seen before.
+        parts: In how many parts the model is compiled, 0 for the engine's own number.
+    """
     plan = state.decision.plan
     halves = [taken(samples, range(first, len(samples), 2)) for first in (0, 1)]
-    observer = onnxruntime_observer(plan.graph)
-    seen = [collect(plan.graph, half, observer).by_name() for half in halves]
+    if ready is None:
+        observer = onnxruntime_observer(plan.graph)
+        profiles = [collect(plan.graph, half, observer) for half in halves]
+    else:
+        profiles = [half.profile() for half in ready.halves]
+    first = Simulation(plan, halves[0], parts=parts)
     return [
-        Fold(Simulation(plan, half), {value: other[value.name] for value in plan.observed()})
-        for half, other in zip(halves, reversed(seen), strict=True)
+        Fold(simulation, {value: other[value.name] for value in plan.observed()})
+        for simulation, other in zip(
+            (first, first.on(halves[1])),
+            (profile.by_name() for profile in reversed(profiles)),
+            strict=True,
+        )
     ]
 
 

@@ -16,9 +16,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.autoquant.advice.few_samples import HALVED
 from qdqbridge.autoquant.advice.input_scale import before_bounds
-from qdqbridge.autoquant.planning.decide import Decision, stored_integers
-from qdqbridge.autoquant.planning.plan import Weight
+from qdqbridge.autoquant.planning.decide import Decision, apply, stored_integers
+from qdqbridge.autoquant.planning.formats import Unstored
+from qdqbridge.autoquant.planning.plan import QuantizationPlan, Weight
+from qdqbridge.autoquant.planning.unstored import RECURRENT
 from qdqbridge.autoquant.profiling.samples import (
     RunSamples,
     Sample,
@@ -27,11 +30,12 @@ from qdqbridge.autoquant.profiling.samples import (
     cut_along_examples,
 )
 from qdqbridge.autoquant.profiling.stats import comparable
-from qdqbridge.autoquant.search.tuning import spread
+from qdqbridge.autoquant.search.tuning import ELEMENTS, spread
+from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.interpreter import computed, evaluate
 from qdqbridge.core.graph.numerics import dequantize, quantize
-from qdqbridge.core.graph.operator import Flow
+from qdqbridge.core.graph.operator import Flow, geometry_of
 from qdqbridge.core.graph.types import QuantParams
 from qdqbridge.core.ops.pooling import MAX_POOL
 from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
@@ -42,6 +46,9 @@ SAMPLES, BATCHES = 64, 4
 MEMORY = 1 << 28
 """Bytes that the arrays around one node may take."""
 _COSTLY = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ROUND)
+_FEW = 1 << 22
+"""Multiplications of a batch: with more a node is run by onnxruntime. A session takes some
+milliseconds to make, in which NumPy runs the nodes of a small network."""
 
 
 class Visitor(Protocol):
@@ -226,17 +233,37 @@ def stored_and_read(array: Array, params: QuantParams) -> Array:
 
 def _executed(node: Node, runs: Sequence[list[list[Array | None]]]) -> list[list[list[Array]]]:
     """Returns for every run by result of the node its batches."""
-    run = _engine(node)
+    run = _engine(node, runs[0][0])
     return [[list(r) for r in zip(*(run(row) for row in rows), strict=True)] for rows in runs]
 
 
-def _engine(node: Node) -> Callable[[Sequence[Array | None]], Sequence[Array]]:
-    """Returns what runs a node: onnxruntime where it costs something, else NumPy."""
+def _engine(
+    node: Node, operands: Sequence[Array | None]
+) -> Callable[[Sequence[Array | None]], Sequence[Array]]:
+    """Returns what runs a node: onnxruntime where it costs something, else NumPy.
+
+    Args:
+        node: A node.
+        operands: What it reads of one batch.
+    """
     if node.op.flow in _COSTLY or node.op is MAX_POOL:
-        found = _compiled(node)
+        found = _compiled(node) if _is_large(node, operands) else None
         if found is not None:
             return found
     return lambda operands: computed(node, operands)
+
+
+def _is_large(node: Node, operands: Sequence[Array | None]) -> bool:
+    """True where NumPy would take longer than it takes to make a session."""
+    geometry = geometry_of(node) if node.op.flow is Flow.ACCUMULATE else None
+    x, weight = (*operands, None)[:2]
+    if x is None:
+        return True
+    if geometry is None or weight is None:
+        return node.op.name in RECURRENT or x.size > _FEW
+    extent = x.shape[1 if geometry.image else -1]
+    rows = 1 if geometry.image else math.prod(weight.shape[:-2])
+    return x.size // max(extent, 1) * (weight.size // max(rows, 1)) > _FEW
 
 
 def _compiled(node: Node) -> Callable[[Sequence[Array | None]], Sequence[Array]] | None:
@@ -316,6 +343,73 @@ class FloatReference:
     def _runner(self, graph: Graph) -> Run:
         outputs = graph.outputs
         return runner(graph, [before_bounds(v) for v in outputs] if self._unbounded else outputs)
+
+
+class DecisionJudge:
+    """Says how far decisions take the outputs from the float graph's, on a few samples.
+
+    Decisions are simulated: to apply, write and load what each of them makes takes many times as
+    long. One graph is compiled at a time, for a graph with scaled channels is another one.
+
+    Attributes:
+        samples: What is run.
+        odd: Which of them have odd numbers among all.
+    """
+
+    def __init__(self, graph: Graph, samples: Samples) -> None:
+        """Remembers what is asked.
+
+        Args:
+            graph: The float graph.
+            samples: Calibration data; where they are many or large, some of them are run.
+        """
+        count = max(HALVED, min(2 * JUDGING, 2 * ELEMENTS // max(samples.elements, 1)))
+        self._graph, self.samples = graph, spread(samples, count)
+        picked = np.linspace(0, len(samples) - 1, len(self.samples)).astype(int)
+        self.odd: NDArray[np.bool_] = picked % 2 == 1
+        self._simulation: Simulation | None = None
+        self._reference: FloatReference | None = None
+
+    def errors(self, decision: Decision) -> Array:
+        """Returns the noise of every sample as share of the mean power, outputs averaged."""
+        if any(read is not Unstored.FLOAT for read in decision.plan.unstored.values()):
+            if self._reference is None:  # scales of a run are not simulated
+                self._reference = FloatReference(self._graph, self.samples, len(self.samples))
+            return self._reference.errors(apply(decision))
+        simulation = self.simulation(decision.plan)
+        together = _counts_examples(simulation.plan.graph)
+        noise, signal = list[Array](), list[Array]()
+        for wanted, found in zip(simulation.reference, simulation.run(decision), strict=True):
+            pairs = [comparable(y, z) for y, z in zip(wanted, found, strict=True)]
+            noise.append(np.stack([_squares(z - y, together) for y, z in pairs]))
+            signal.append(np.stack([_squares(y, together) for y, _ in pairs]))
+        power = np.concatenate(signal, axis=1).mean(axis=1, keepdims=True)
+        return (np.concatenate(noise, axis=1) / np.where(power > 0, power, 1.0)).mean(axis=0)
+
+    def sqnr(self, decision: Decision) -> float:
+        """Returns the output SQNR in dB; of several outputs the mean noise counts."""
+        return decibels(float(self.errors(decision).mean()))
+
+    def simulation(self, plan: QuantizationPlan) -> Simulation:
+        """Returns what decisions of ``plan`` are tried by, on :attr:`samples`."""
+        known = self._simulation
+        if known is None or known.plan.graph is not plan.graph:
+            reference = None if known is None else known.reference
+            batch = None if _counts_examples(plan.graph) else self.samples.step
+            known = Simulation(plan, self.samples, reference=reference, batch=batch, parts=1)
+            self._simulation = known
+        return known
+
+
+def _counts_examples(graph: Graph) -> bool:
+    """True where axis 0 of all inputs and outputs numbers examples, of which there may be many."""
+    extents = {(value.type.shape or (None,))[0] for value in (*graph.inputs, *graph.outputs)}
+    return len(extents) == 1 and isinstance(extents.pop(), str)
+
+
+def _squares(array: Array, together: bool) -> Array:
+    """Returns the sum of squares of every example, or that of all there is."""
+    return np.sum(array.reshape(len(array) if together else 1, -1) ** 2, axis=1)
 
 
 def decibels(ratio: float) -> float:

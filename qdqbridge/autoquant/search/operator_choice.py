@@ -23,14 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.advice.few_samples import HALVED
+from qdqbridge.autoquant.calibration import Calibration
+from qdqbridge.autoquant.planning.decide import Decision
 from qdqbridge.autoquant.planning.formats import Format, Unstored
 from qdqbridge.autoquant.planning.targets import ACCUMULATORS, OperatorRule, Target, Wide
-from qdqbridge.autoquant.profiling.collect import Data, prepared
-from qdqbridge.autoquant.profiling.profile import Profile
+from qdqbridge.autoquant.profiling.collect import Data
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions, quantized
 from qdqbridge.autoquant.repair.steps import GRAPH_STEPS, RUNS, StepRecord
-from qdqbridge.autoquant.repair.sweep import FloatReference, decibels
+from qdqbridge.autoquant.repair.sweep import DecisionJudge, decibels
 from qdqbridge.autoquant.search.pair_cost import (
     COST,
     by_saturation,
@@ -41,7 +42,7 @@ from qdqbridge.autoquant.search.pair_cost import (
 )
 from qdqbridge.autoquant.search.search import Climb, stats_of
 from qdqbridge.autoquant.search.sensitivity import Variants, layers_of, sensitivity, widened, wider
-from qdqbridge.autoquant.search.tuning import WorkBudget, spread, spread_unlike, taken
+from qdqbridge.autoquant.search.tuning import WorkBudget, spread, taken
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.core.graph.graph import Graph, Node
 from qdqbridge.core.graph.operator import Flow
@@ -322,7 +323,7 @@ def _attempts(target: Target) -> Iterator[_Attempt]:
 
 
 def chosen(
-    graph: Graph, data: Data | None, options: QuantizeOptions
+    graph: Graph, data: Data | None, options: QuantizeOptions, ready: Calibration | None = None
 ) -> tuple[QuantizeOptions, tuple[StepRecord, ...]]:
     """Returns the options with the target that is best on unseen samples, and what was found out.
 
@@ -332,29 +333,30 @@ def chosen(
         graph: The float graph.
         data: Samples: half of those taken choose parameters, the others judge.
         options: What the user wants; ``budget`` says how much work this may be.
+        ready: The graph and what was seen of it.
     """
     target = options.described()
     if data is None or not (options.tune and options.repair):
         return options, ()
-    picked = spread_unlike(data, _SAMPLES)
+    ready = ready or Calibration.of(graph, data)
+    picked = ready.tried
     more = _open(target, options) and len(picked) >= HALVED
     if not more and target.avoided_pairs is None:
         return options, ()
-    seen, unseen = picked, picked
+    seen, unseen = replace(ready, data=picked), picked
     if len(picked) >= HALVED:
-        seen, unseen = (taken(picked, range(i, len(picked), 2)) for i in (0, 1))
-    judge, work = FloatReference(graph, unseen), WorkBudget(options.budget)
-    graph = prepared(graph)  # of which profiles are: what one attempt has seen others read
+        seen, unseen = ready.halves[0], taken(picked, range(1, len(picked), 2))
+    judge, work = _Judging.of(ready, unseen), WorkBudget(options.budget)
     unscaled = replace(options, target=target, tune=False, repair=())
-    made = quantized(graph, seen, unscaled, empty=True)
+    made = quantized(graph, None, unscaled, empty=True, ready=seen)
     if not made.decision.plan.rules:
         return options, ()  # all that can be quantized is in bodies, if anything
-    errors = judge.errors(made.graph)
-    profile, start, found = made.profile, decibels(float(errors.mean())), tuple[StepRecord, ...]()
+    errors = judge.errors(made.decision)
+    start, found = decibels(float(errors.mean())), tuple[StepRecord, ...]()
     lost = 0.0  # by avoiding pairs, which no operator that is left float makes up for
     room = made.decision.plan.room
     if room is not None and room.used and work.left:
-        trials = _PairTrials(graph, seen, unseen, unscaled, profile, judge, work)
+        trials = _PairTrials(seen, unseen, unscaled, judge, work)
         step, made, start, before = trials.judged(made, errors, "learn" in options.repair)
         found, lost = (step,), max(before - start, 0.0)
         if not step.applied or made.target.saturating:
@@ -365,13 +367,38 @@ def chosen(
     # Scaled channels may save a model whose products lose everything; the rest does not need them.
     if start + lost < GOOD and any(step in GRAPH_STEPS for step in options.repair):
         plain = replace(unscaled, repair=[step for step in options.repair if step in GRAPH_STEPS])
-        made = quantized(graph, seen, plain, profile=profile)
-        start = judge.sqnr(made.graph)
+        made = quantized(graph, None, plain, ready=seen)
+        start = judge.sqnr(made.decision)
     if start + lost >= HEAD_GOOD:
         return options, found
-    trials = _ChoiceTrials(graph, seen, made, profile, plain, judge, work)
+    trials = _ChoiceTrials(seen, made, plain, judge, work)
     options, tried = trials.chosen(options, start, unscaled)
     return options, found if tried is None else (tried, *found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Judging:
+    """A judge of decisions, and which of its samples count."""
+
+    judge: DecisionJudge
+    counting: NDArray[np.bool_]
+
+    @staticmethod
+    def of(ready: Calibration, unseen: Samples) -> _Judging:
+        """Returns what judges by ``unseen``: by the judge of all samples, where they are of it."""
+        judge = ready.judge
+        if 2 * len(unseen) <= len(judge.samples) <= len(ready.tried):
+            return _Judging(judge, judge.odd)
+        judge = DecisionJudge(ready.graph, unseen)
+        return _Judging(judge, np.ones(len(judge.samples), np.bool_))
+
+    def errors(self, decision: Decision) -> NDArray[np.float64]:
+        """Returns the noise of each sample that counts."""
+        return self.judge.errors(decision)[self.counting]
+
+    def sqnr(self, decision: Decision) -> float:
+        """Returns the output SQNR in dB."""
+        return decibels(float(self.errors(decision).mean()))
 
 
 @dataclass(slots=True, eq=False)
@@ -379,34 +406,32 @@ class _PairTrials:
     """Finds out in which products pairs that saturate are avoided.
 
     Attributes:
-        graph: The float graph, as profiles know it.
-        seen: Samples that parameters are chosen by.
+        seen: The float graph, and samples that parameters are chosen by.
         unseen: Others.
         plain: How is quantized, for a target that avoids them everywhere.
-        profile: Of the graph.
         judge: Of the outputs of ``unseen``.
         work: What is tried is noted there.
     """
 
-    graph: Graph
-    seen: Samples
+    seen: Calibration
     unseen: Samples
     plain: QuantizeOptions
-    profile: Profile
-    judge: FloatReference
+    judge: _Judging
     work: WorkBudget
 
     def _made(self, learn: bool = False, **changed: Any) -> Quantized:
         target = replace(self.plain.described(), **changed)
         options = replace(self.plain, target=target, repair=("learn",) if learn else ())
-        return quantized(self.graph, self.seen, options, profile=self.profile)
+        return quantized(self.seen.given, None, options, ready=self.seen)
 
     def _errors(self, learn: bool = False, **changed: Any) -> NDArray[np.float64]:
         """Returns the errors of ``unseen``."""
         made = self._made(learn, **changed)
         runs = RUNS["learn"] if learn else _RUNS
-        self.work.spend(made.decision.plan.graph, self.profile, runs * len(self.seen))
-        return self.judge.errors(made.graph)
+        samples = self.seen.data
+        assert samples is not None
+        self.work.spend(made.decision.plan.graph, made.profile, runs * len(samples))
+        return self.judge.errors(made.decision)
 
     def _sqnr(self, learn: bool = False, **changed: Any) -> float:
         return decibels(float(self._errors(learn, **changed).mean()))
@@ -422,7 +447,7 @@ class _PairTrials:
             learn: Learned weights, which make up for much, decide where plain ones say no.
         """
         exact = self._made(avoided_pairs=None)
-        errors = self.judge.errors(exact.graph)
+        errors = self.judge.errors(exact.decision)
         before = closest = decibels(float(errors.mean()))
         start = decibels(float(own.mean()))
         step = of_pairs(before, start, doubt=doubt(errors, own))
@@ -454,14 +479,15 @@ class _PairTrials:
             closest: The same, with learned weights where they are better.
         """
         made = self._made(saturating=names)
-        own = sqnr = self.judge.sqnr(made.graph)
+        own = sqnr = self.judge.sqnr(made.decision)
         if closest > before:
             sqnr = max(own, self._sqnr(True, saturating=names))
         step = of_pairs(closest, sqnr, names)
         if not step.applied:
             return None
         (best, worst), (_, mended) = (
-            with_and_without_vnni(self.graph, each.graph, self.unseen) for each in (exact, made)
+            with_and_without_vnni(self.seen.graph, each.graph, self.unseen)
+            for each in (exact, made)
         )
         return (step, made, own, before) if mended >= (best + worst) / 2 else None
 
@@ -471,32 +497,35 @@ class _ChoiceTrials:
     """Attempts on some samples, judged by others.
 
     Attributes:
-        graph: The float graph, as profiles know it.
-        seen: Samples that parameters are chosen by.
+        seen: The float graph, and samples that parameters are chosen by.
         made: What the target's own rules give.
-        profile: Of the graph, before channels are scaled.
         plain: How is quantized.
         judge: Of the outputs.
         work: What attempts take is noted there.
     """
 
-    graph: Graph
-    seen: Samples
+    seen: Calibration
     made: Quantized
-    profile: Profile
     plain: QuantizeOptions
-    judge: FloatReference
+    judge: _Judging
     work: WorkBudget
+
+    @property
+    def samples(self) -> Samples:
+        """Those that parameters are chosen by."""
+        assert self.seen.few is not None
+        return self.seen.few
 
     def quantized(self, target: Target, options: QuantizeOptions | None = None) -> Quantized:
         wanted = replace(options or self.plain, target=target)
-        return quantized(self.graph, self.seen, wanted, profile=self.profile)
+        return quantized(self.seen.given, None, wanted, ready=self.seen)
 
     def sqnr(self, target: Target, options: QuantizeOptions | None = None) -> float:
         """Returns how close the outputs come, which is nothing where nothing can be quantized."""
-        self.work.spend(self.made.decision.plan.graph, self.profile, _RUNS * len(self.seen))
+        runs = _RUNS * len(self.samples)
+        self.work.spend(self.made.decision.plan.graph, self.made.profile, runs)
         try:
-            return self.judge.sqnr(self.quantized(target, options).graph)
+            return self.judge.sqnr(self.quantized(target, options).decision)
         except QdqBridgeError:  # the target's own rules stay
             return -math.inf
 
@@ -533,7 +562,7 @@ class _ChoiceTrials:
         if start < GOOD and target.wide is Wide.FLOATS and self.work.left:
             wide = self.sqnr(with_wider(target, ()), unscaled)
         if closest is not None and closest.kept and climb.nearest < wide and self.work.left:
-            names = costly(self.quantized(closest.target), spread(self.seen, _RUNS), self.work)
+            names = costly(self.quantized(closest.target), spread(self.samples, _RUNS), self.work)
             own, left, sqnr = left_float(closest.target, names, self._afforded, climb.nearest, wide)
             if left and sqnr >= start + GAIN:
                 best, found, kept = sqnr, own, f"{closest.description}, except {', '.join(left)}"

@@ -49,6 +49,9 @@ _LEAST = 0.001
 _SURE = 0.5
 """The least gain in standard errors of its mean. Many choosers are tried one after the other, and a
 false gain of this size does little harm, while a true one that is missed costs as much."""
+_BOTH = 0.2
+"""The least gain of a chooser for all tensors: of the sum of errors and of their logarithms, in dB,
+added up."""
 _SAME = 0.01
 """Scales that differ by less are one candidate."""
 Place: TypeAlias = "Value | Weight"
@@ -114,6 +117,7 @@ def tuned(
     weight_candidates: Sequence[Chooser] = (),
     workers: int | str | None = None,
     progress: Progress | None = None,
+    each: bool = True,
 ) -> Tuned:
     """Returns parameters with a smaller error of the outputs than ``decision``, or itself.
 
@@ -126,13 +130,15 @@ def tuned(
         weight_candidates: Choosers to try for weights that are just rounded.
         workers: A number of processes, or ``ray``, that try the choosers of a tensor side by side.
         progress: Called with the number of tensors done, and of all.
+        each: Try them for single tensors too, and not only for all while weights are not rounded.
     """
     report: Progress = progress or (lambda done, total: None)
     if workers is None:
-        return _Tuner(decision, stats, folds, chooser).run(candidates, weight_candidates, report)
+        tuner = _Tuner(decision, stats, folds, chooser, each=each)
+        return tuner.run(candidates, weight_candidates, report, each=each)
     with TrialTeam([fold.simulation for fold in folds], workers) as team:
-        tuner = _Tuner(decision, stats, folds, chooser, team)
-        return tuner.run(candidates, weight_candidates, report)
+        tuner = _Tuner(decision, stats, folds, chooser, team, each=each)
+        return tuner.run(candidates, weight_candidates, report, each=each)
 
 
 class _RangesOnce:
@@ -168,36 +174,53 @@ class _Tuner:
         folds: Sequence[Fold],
         chooser: Chooser,
         team: TrialTeam | None = None,
+        *,
+        each: bool = True,
     ) -> None:
         self._team = team
         self.plan, self.folds, self.whole = decision.plan, folds, chooser
+        self.given = decision
+        if not each:  # weights make up for much of what they lose, once they are learned
+            decision = replace(decision, weights={}, integers={})
         self.trials = 0
         self._once: dict[int, tuple[Chooser, Chooser]] = {}
         self.sources = [*(fold.stats for fold in folds), stats]
-        self.best = [self._decided(decision, source, chooser) for source in self.sources]
+        of_folds = [self._decided(decision, fold.stats, chooser) for fold in folds]
+        self.best = [*of_folds, decision]
         self.errors = self._errors(self.best)
         self.start = _decibels(self.errors)
         self.changes: list[ChooserChange] = []
 
     def run(
-        self, choosers: Sequence[Chooser], weight_choosers: Sequence[Chooser], progress: Progress
+        self,
+        choosers: Sequence[Chooser],
+        weight_choosers: Sequence[Chooser],
+        progress: Progress,
+        *,
+        each: bool,
     ) -> Tuned:
+        before = self.whole
         for chooser in choosers:
-            tried = [
-                self._decided(d, s, chooser) for d, s in zip(self.best, self.sources, strict=True)
-            ]
-            if self._taken(tried):
+            if chooser == self.whole:
+                continue
+            pairs = zip(self.best, self.sources, strict=True)
+            tried = (self._decided(*pair, chooser) for pair in pairs)
+            if self._taken(tried, better=is_closer_on_the_whole):
                 self.whole = chooser
-        self._hold()
-        places = self._places()
+        places = self._places() if each else []
+        if places:
+            self._hold()
         for done, place in enumerate(places):
             own = weight_choosers if isinstance(place, Weight) else choosers
             self._choose(place, own)
             progress(done + 1, len(places))
         for fold in self.folds:
             fold.simulation.release()
-        end = _decibels(self.errors)
-        return Tuned(self.best[-1], self.start, end, self.whole, self.changes, self.trials)
+        end, found = _decibels(self.errors), self.best[-1]
+        if not each:
+            same = self.whole == before
+            found = self.given if same else self._with_values(self.given, found.values)
+        return Tuned(found, self.start, end, self.whole, self.changes, self.trials)
 
     def _decided(
         self, decision: Decision, stats: Mapping[Value, TensorStats], chooser: Chooser
@@ -276,18 +299,30 @@ class _Tuner:
         outputs = iter(self._team.outputs(trials))
         return [[errors_between(f.reference, next(outputs)) for f in folds] for _ in tried]
 
-    def _taken(self, tried: list[Decision], known: Sequence[Errors] | None = None) -> bool:
-        """Takes decisions that are better; after a fold that says they are worse, none is run."""
+    def _taken(
+        self,
+        tried: Iterable[Decision],
+        known: Sequence[Errors] | None = None,
+        better: Callable[[Errors, Errors], bool] | None = None,
+    ) -> bool:
+        """Takes decisions that are better; after a fold that says they are worse, none is run.
+
+        Args:
+            tried: One for each fold, and one for all samples, asked for in this order.
+            known: The errors of each fold.
+            better: Decides; by default :func:`is_better`.
+        """
         self.trials += 1
-        errors = np.empty(0)
-        for index, (fold, decision) in enumerate(zip(self.folds, tried, strict=False)):
-            found = errors_of(fold.simulation, decision) if known is None else known[index]
+        errors, decisions, decided = np.empty(0), iter(tried), list[Decision]()
+        for index, fold in enumerate(self.folds):
+            decided.append(next(decisions))
+            found = errors_of(fold.simulation, decided[-1]) if known is None else known[index]
             errors = np.concatenate([errors, found])
             if is_worse(errors, self.errors[: len(errors)]):
                 return False
-        if not is_better(errors, self.errors):
+        if not (better or is_better)(errors, self.errors):
             return False
-        self.best, self.errors = tried, errors
+        self.best, self.errors = [*decided, *decisions], errors
         return True
 
     def _hold(self) -> None:
@@ -358,6 +393,18 @@ def is_better(errors: NDArray[np.float64], best: NDArray[np.float64]) -> bool:
     """True where errors of the same samples fell, by more than a trifle and likely no chance."""
     mean, deviation = _gain(errors, best)
     return mean > max(_SURE * deviation, _LEAST * float(best.mean()))
+
+
+def is_closer_on_the_whole(errors: Errors, best: Errors) -> bool:
+    """True where errors of the same samples fell in the sum, and no more samples lost than gained.
+
+    A chooser for all tensors is no chance among many, but errors have long tails: what others get
+    is their mean, which a sample or two decide, and of which logarithms tell more by all.
+    """
+    least = np.finfo(float).tiny
+    each = 10 * float(np.mean(np.log10(np.maximum(best, least) / np.maximum(errors, least))))
+    whole = _decibels(errors) - _decibels(best)
+    return whole > 0 and each + whole >= _BOTH
 
 
 def is_worse(errors: NDArray[np.float64], best: NDArray[np.float64]) -> bool:

@@ -15,6 +15,7 @@ integers are added, here the real numbers that they stand for.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -110,7 +111,7 @@ class Simulation:
         self._metrics: list[Metric] = [] if metric is None else [metric]
         if isinstance(metric, DivisibleMetric) and unseen is not None:
             self._metrics.append(metric.picked(range(len(unseen) * unseen.step)))
-        self._count, self._memory = parts or self._engine.parts, memory
+        self._count, self._memory, self._batch = parts or self._engine.parts, memory, batch
         self.trials, self.compiled = 0, 0
         self._asked = list(values)
         self.values = self._asked or list(plan.graph.outputs)
@@ -123,6 +124,14 @@ class Simulation:
         self._reference: list[Outputs] | None = None if reference is None else list(reference)
         self._original = original
         self._scores: list[ReferenceScore] = []
+
+    def on(self, samples: Samples) -> Simulation:
+        """Returns the same compiled model with other samples to try everything on."""
+        other = copy(self)
+        other._batches, other._unseen = batches_of(samples, self.plan.graph, self._batch), 0
+        other._reference, other._scores, other.trials = None, [], 0
+        other.release()
+        return other
 
     def _compile(self) -> None:
         self.compiled += 1
