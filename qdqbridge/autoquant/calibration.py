@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -17,7 +18,14 @@ from qdqbridge.autoquant.profiling.collect import (
 from qdqbridge.autoquant.profiling.profile import Profile
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair.sweep import DecisionJudge
-from qdqbridge.autoquant.search.tuning import ELEMENTS, SAMPLES, spread, spread_unlike, taken
+from qdqbridge.autoquant.search.tuning import (
+    ELEMENTS,
+    SAMPLES,
+    TimeBudget,
+    spread,
+    spread_unlike,
+    taken,
+)
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError
 
@@ -34,12 +42,16 @@ class Calibration:
         graph: The same, prepared: of which profiles are.
         data: The samples; None where there is only a profile.
         known: What was seen of all of them, once it was asked for.
+        begun: When this was made, by :func:`time.monotonic`.
+        looked: Seconds that it took to look at all samples once.
     """
 
     given: Graph
     graph: Graph
     data: Data | None
     known: Profile | None = None
+    begun: float = 0.0
+    looked: float = 0.0
     _observer: Observer | None = field(default=None, repr=False)
 
     @staticmethod
@@ -51,7 +63,7 @@ class Calibration:
             data: Its samples.
             profile: What was seen of them before.
         """
-        return Calibration(graph, prepared(graph), data, profile)
+        return Calibration(graph, prepared(graph), data, profile, time.monotonic())
 
     @cached_property
     def few(self) -> Samples | None:
@@ -77,8 +89,8 @@ class Calibration:
         found: list[Calibration] = []
         for first in (0, 1):
             half = taken(self.tried, range(first, len(self.tried), 2))
-            seen = collect(self.graph, half, self._observing())
-            found.append(Calibration(self.given, self.graph, half, seen))
+            seen, begun = self._seen(half), self.begun
+            found.append(Calibration(self.given, self.graph, half, seen, begun))
         return found[0], found[1]
 
     def profile(self, progress: Progress | None = None) -> Profile:
@@ -105,11 +117,22 @@ class Calibration:
                 if progress is not None:
                     progress(len(data), len(data))
             else:
-                self.known = collect(self.graph, data, self._observing(), progress=progress)
+                self.known = self._seen(data, progress)
             self._observer = None  # it holds the weights
         return self.known
 
-    def _observing(self) -> Observer:
+    def budget(self, seconds: float) -> TimeBudget:
+        """Returns how long may be tried, from when this was made on.
+
+        Args:
+            seconds: All that there are; what was chosen has to be made and measured in these too.
+        """
+        return TimeBudget(seconds, self.begun, self.looked)
+
+    def _seen(self, data: Data, progress: Progress | None = None) -> Profile:
+        begun = time.monotonic()
         if self._observer is None:
             self._observer = onnxruntime_observer(self.graph)
-        return self._observer
+        found = collect(self.graph, data, self._observer, progress=progress)
+        self.looked += time.monotonic() - begun
+        return found

@@ -49,7 +49,7 @@ from qdqbridge.autoquant.repair.steps import (
     with_choosers_tried,
 )
 from qdqbridge.autoquant.repair.sweep import OtherScales
-from qdqbridge.autoquant.search.tuning import WorkBudget, shares_of_operations
+from qdqbridge.autoquant.search.tuning import shares_of_operations
 from qdqbridge.autoquant.simulation import batches_of
 from qdqbridge.autoquant.simulation.metrics import float_values
 from qdqbridge.core.graph.graph import Graph, Node, Value
@@ -107,8 +107,8 @@ class QuantizeOptions:
             :class:`~qdqbridge.autoquant.hardware.arithmetic.Rescaling`.
         workers: A number of processes, or ``ray``, that try choosers and layers side by side;
             None for this process.
-        budget: After so much work no further step of repair, or choice of what runs on integers,
-            is begun: in seconds of a usual core, counted in operations and not by a clock.
+        budget: After so many seconds nothing more is tried, and the best so far is kept. Which that
+            is depends on the machine then.
         preset: One of :data:`PRESETS`: ``balanced``, ``full``, which is thorough, or ``fast``,
             which tries nothing but biases.
     """
@@ -335,10 +335,12 @@ def quantized(
         state: QuantizedState, report: Progress | None
     ) -> tuple[QuantizedState, StepRecord]:
         seen, each = ready, options.thorough
-        return with_choosers_tried(state, few, target, report, options.workers, seen, each=each)
+        return with_choosers_tried(
+            state, few, target, report, options.workers, seen, each=each, work=work
+        )
 
     plain = QuantizedState(start.decision, start.profile)
-    work, judge = WorkBudget(options.budget), ready.judge
+    work, judge = ready.budget(options.budget), ready.judge
     scales = OtherScales.of(plain.decision, few)
     # Scaling changes the graph, and every range with it: it comes before ranges are chosen for
     # good.

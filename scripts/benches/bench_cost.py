@@ -87,11 +87,11 @@ def _so_far() -> Cost:
 
 
 def cost(
-    case: Drawn, checkout: Path, tool: str = OURS, out: Path | None = None, preset: str = "full"
+    case: Drawn, checkout: Path, tool: str = OURS, out: Path | None = None, preset: str = "balanced"
 ) -> Cost:
     """Quantizes a network in a process of its own with the code of a checkout."""
     options = ["--tool", tool, *([] if out is None else ["--out", str(out)])]
-    if preset != "full":  # an older checkout has none
+    if preset != "balanced":  # an older checkout has none
         options += ["--preset", preset]
     return Cost(**_asked(case, options, checkout))
 
@@ -192,7 +192,7 @@ def main(given: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=2, help="the shortest of so many runs counts")
     parser.add_argument("--given", type=int, default=0, help="samples; by default the first ones")
     parser.add_argument("--draw", type=int, default=0, help="which of all samples these are")
-    parser.add_argument("--preset", default="full", choices=("full", "fast"))
+    parser.add_argument("--preset", default="balanced", choices=("balanced", "full", "fast"))
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--tool", default=OURS, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)

@@ -56,7 +56,7 @@ def drawn(seed, count):
 @pytest.mark.parametrize("normed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_product_that_costs_most_stays_float(tmp_path, normed):
     path = attending(tmp_path / "f.onnx", normed=normed)
-    made = quantization(path, drawn(1, 48))
+    made = quantization(path, drawn(1, 48), preset="full")
     first = made.made.repairs[0]
     names = [node.name for node in qb.load(path).nodes if node.op.name == "MatMul"]
     assert first.step == STEP and first.applied
@@ -117,7 +117,8 @@ def tried(monkeypatch):
             return asked[-1]
 
         monkeypatch.setattr(_ChoiceTrials, "sqnr", sqnr)
-        trials = _ChoiceTrials(nothing, nothing, made, nothing, nothing, nothing, work)
+        seen: Any = SimpleNamespace(few=())
+        trials = _ChoiceTrials(seen, made, nothing, nothing, work)
         _, record = trials.chosen(QuantizeOptions(), 10.0, QuantizeOptions())
         assert record is not None
         return record.outcome.partition(";")[0], record.after, len(asked)

@@ -165,7 +165,7 @@ def test_activations_in_float8(tmp_path: Path) -> None:
 
 def test_what_is_tried_against_float8() -> None:
     plain = qb.quantize(MLP, SEEN, target="float8", **PLAIN)
-    made = quantization(MLP, SEEN, target="float8")
+    made = quantization(MLP, SEEN, target="float8", preset="full")
     assert made.made.tuning is not None and made.made.tuning.applied
     assert any(step.step == "bias" and step.applied for step in made.made.repairs)
     assert decibels(made.graph) > decibels(plain) + 0.5

@@ -230,7 +230,7 @@ def test_steps_that_do_not_exist_and_parameters_of_the_user():
 
 
 def test_what_cannot_be_tried_is_told(monkeypatch):
-    def broken(decision, samples):
+    def broken(decision, samples, progress):
         raise UnsupportedModelError("an operator that nobody can run", fix="none")
 
     monkeypatch.setitem(steps._CHANGES, "bias", broken)

@@ -295,8 +295,8 @@ Budget = Annotated[
     Parameter(
         group=SEARCH,
         name="--budget",
-        help="Work after which no further step is begun, in seconds of a typical core; counted in "
-        "operations, so that results do not depend on the machine.",
+        help="Seconds after which nothing more is tried and the best so far is kept; a slow "
+        "machine tries less in them.",
     ),
 ]
 Verbose = Annotated[

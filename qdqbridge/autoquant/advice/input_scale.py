@@ -166,7 +166,8 @@ def _difference(runner: Runner, samples: Samples) -> float:
 # ---- Samples of another scale than the model was trained on, shown by the float model itself -----
 
 
-_SAMPLES = 64
+_SAMPLES, _ELEMENTS = 64, 1 << 20
+"""Samples that are run at every scale, and elements of these; large pictures take long."""
 _FACTORS = tuple(f for wide in (10.0, 30.0, 100.0, 255.0) for f in (wide, 1 / wide))
 """Scales that are tried. Nearer ones are not: samples of half of the classes may spread over more
 at three times their contrast, or a third."""
@@ -219,6 +220,7 @@ def misscaled(graph: Graph, data: Data) -> str:
         data: What was given to calibrate with.
     """
     few = spread(data, _SAMPLES)
+    few = spread(few, max(ENOUGH, _ELEMENTS // max(few.elements, 1)))
     try:
         evidence = ""
         if different(data) >= ENOUGH:

@@ -56,7 +56,7 @@ _HUGE = math.ldexp(1.0, 100)
 _SHOWN = 5
 _TYPES = ("dtype", "to")
 _PLAIN = (int, float, bytes, list)
-_WITHOUT_TVM = 1 << 27
+_WITHOUT_TVM = 1 << 29
 """Elements that NumPy looks at while TVM would be loaded."""
 
 

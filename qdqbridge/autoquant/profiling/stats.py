@@ -399,6 +399,8 @@ def filled_by_masks(array: Array) -> NDArray[np.bool_] | None:
     """
     if array.dtype.kind not in "fV" or not array.size:
         return None
+    if array.min() >= -MASK and array.max() < HUGE:  # NaN is neither
+        return None
     sizes = np.abs(array.astype(np.float64))
     large = ~(sizes < HUGE) | (array < -MASK)
     if not large.any() or np.isnan(sizes).any():

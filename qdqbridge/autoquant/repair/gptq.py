@@ -8,6 +8,8 @@ Transformers", 2022). A row that this does not improve is rounded to the nearest
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -135,8 +137,14 @@ def hessians(layer: ProductLayer, operands: Batches) -> Matrix:
     return total
 
 
-def columns(layer: ProductLayer, x: Matrix) -> Matrix:
-    """Returns what each weight of a group is multiplied with: ``[groups, n, positions]``."""
+def columns(layer: ProductLayer, x: Array, most: int | None = None) -> Array:
+    """Returns what each weight of a group is multiplied with: ``[groups, n, positions]``.
+
+    Args:
+        layer: A product.
+        x: Its first operand.
+        most: Of images with more positions, some rows are left out, evenly.
+    """
     attributes = layer.node.attributes
     kernel = layer.weight.shape[2:]
     if isinstance(attributes, ConvTransposeAttrs):
@@ -146,10 +154,13 @@ def columns(layer: ProductLayer, x: Matrix) -> Matrix:
     strides, dilations, pads = attributes.strides, attributes.dilations, attributes.pads
     out = extents(x.shape[2:], kernel, strides, dilations, pads)
     wide = padded(x, kernel, strides, dilations, pads, out, 0)
-    return _gathered(layer, [view for _, view in taps(wide, kernel, strides, dilations, out)])
+    positions = x.shape[0] * math.prod(out)
+    step = 1 if most is None else max(1, min(out[0], positions // most))
+    views = [view[:, :, ::step] for _, view in taps(wide, kernel, strides, dilations, out)]
+    return _gathered(layer, views)
 
 
-def _transposed_columns(layer: ProductLayer, attributes: ConvTransposeAttrs, x: Matrix) -> Matrix:
+def _transposed_columns(layer: ProductLayer, attributes: ConvTransposeAttrs, x: Array) -> Array:
     """A ConvTranspose is a Conv over its operand with zeros in between, the kernel turned round."""
     kernel, sizes = layer.weight.shape[2:], x.shape[2:]
     count = len(kernel)
@@ -173,7 +184,7 @@ def _transposed_columns(layer: ProductLayer, attributes: ConvTransposeAttrs, x: 
     return _gathered(layer, views[::-1])
 
 
-def _gathered(layer: ProductLayer, views: list[Matrix]) -> Matrix:
+def _gathered(layer: ProductLayer, views: list[Array]) -> Array:
     """Returns the operands of every tap as ``[groups, in / groups * taps, positions]``."""
     stacked = np.stack(views)  # taps, N, C, positions…
     count, samples, channels = stacked.shape[:3]
@@ -243,6 +254,7 @@ def with_rounding(
     bits: int = BITS,
     limit: int = SAMPLES,
     hold: float = 1.0,
+    progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Decision, str]:
     """Returns a decision with integers for weights, and what was done.
 
@@ -252,10 +264,11 @@ def with_rounding(
         bits: Weights of more bits are left as they are.
         limit: How many samples to use.
         hold: How many times as hard weights are held where they are.
+        progress: Called with the number of nodes done, and of all.
     """
     found = Rounding(decision, bits, hold)
     if not any(p.storage_dtype.bits <= bits for p in decision.weights.values()):
         return decision, f"no weight has {bits} bits or fewer"
-    sweep(decision, samples, found, limit=limit)
+    sweep(decision, samples, found, limit=limit, progress=progress)
     result = replace(decision, integers={**decision.integers, **found.integers})
     return result, f"weights of {len(found.integers)} products rounded together"

@@ -8,7 +8,7 @@ layers see them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -127,19 +127,23 @@ def correction(errors: Batches) -> Array:
     Args:
         errors: ``[channels, elements]`` for every batch.
     """
-    halves = [np.concatenate(errors[start::2], axis=1) for start in (0, 1) if errors[start::2]]
-    whole = np.concatenate(list(errors), axis=1)
-    mean = np.nan_to_num(whole.mean(axis=1), posinf=0.0, neginf=0.0)
-    if len(halves) < 2:
+    sums = np.stack([each.sum(axis=1) for each in errors])
+    counts = np.array([each.shape[1] for each in errors], np.float64)[:, None]
+    mean = np.nan_to_num(sums.sum(axis=0) / counts.sum(), posinf=0.0, neginf=0.0)
+    if len(errors) < 2:
         return mean
-    first, second = (half.mean(axis=1) for half in halves)
+    first, second = (sums[i::2].sum(axis=0) / counts[i::2].sum() for i in (0, 1))
     # |e - m|^2 < |e|^2 on the other half, which is 2 m mean(e) > m^2 there
     agree = (2 * first * second > first**2) & (2 * first * second > second**2)
     return np.where(agree, mean, 0.0)
 
 
 def corrected(
-    decision: Decision, samples: Samples, *, limit: int = SAMPLES
+    decision: Decision,
+    samples: Samples,
+    *,
+    limit: int = SAMPLES,
+    progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Decision, str]:
     """Returns a decision with corrected biases, and what was done.
 
@@ -147,9 +151,10 @@ def corrected(
         decision: Not changed.
         samples: Calibration data.
         limit: How many samples to use.
+        progress: Called with the number of nodes done, and of all.
     """
     found = Correcting(places(decision.plan))
-    sweep(decision, samples, found, limit=limit)
+    sweep(decision, samples, found, limit=limit, progress=progress)
     if not found.shifts:
         return decision, f"no mean of {len(found.places)} products is off"
     count = sum(int(np.count_nonzero(s)) for s in found.shifts.values())
@@ -357,9 +362,9 @@ class OperandMoments:
         for a, b in (
             map(_normalize_sample_rms, real, rounded) if alike else zip(real, rounded, strict=True)
         ):
-            x, y = (columns(layer, np.asarray(each, np.float64)) for each in (a, b))
+            x, y = (columns(layer, each, most) for each in (a, b))
             step = -(-x.shape[2] // most)
-            x, y = x[:, :, ::step], y[:, :, ::step]
+            x, y = (np.asarray(each[:, :, ::step], np.float64) for each in (x, y))
             square += y @ y.transpose(0, 2, 1)
             cross += x @ y.transpose(0, 2, 1)
             sums += x.sum(axis=2), y.sum(axis=2)
@@ -620,6 +625,7 @@ def learned(
     limit: int = SAMPLES,
     hold: float = 1.0,
     alike: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Decision, str]:
     """Returns a decision with learned weights and corrected biases, and what was done.
 
@@ -629,10 +635,11 @@ def learned(
         limit: How many samples to use.
         hold: How many times as hard weights are held where they are.
         alike: All samples count the same, however loud they are.
+        progress: Called with the number of nodes done, and of all.
     """
     plan = decision.plan
     found = Learning(decision, Correcting(places(plan)), hold, alike)
-    sweep(decision, samples, found, limit=limit)
+    sweep(decision, samples, found, limit=limit, progress=progress)
     if not found.integers:
         return decision, f"rounding weights otherwise helps none of {found.rows[1]} channels"
     weights = {**decision.weights, **found.params}

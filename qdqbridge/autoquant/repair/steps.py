@@ -31,10 +31,11 @@ from qdqbridge.autoquant.search.tuning import (
     ELEMENTS,
     LEAST,
     SAMPLES,
+    BudgetSpentError,
     Fold,
     Progress,
+    TimeBudget,
     Tuned,
-    WorkBudget,
     is_worse,
     spread,
     taken,
@@ -66,8 +67,6 @@ these by that much, too far from others by that much, and from others by 2/n whe
 GRAPH_STEPS = ("equalize", "smooth")
 """Those that scale channels of the float graph, so that it has to be looked at again."""
 DEFAULT = ORDER
-RUNS = {"equalize": 9, "smooth": 12, "round": 3, "learn": 6, "bias": 3}
-"""How often steps run the samples, about."""
 _Way = tuple[str, Mapping[str, Any]]
 """How a step is tried: what is reported of it, and options."""
 _PLAINLY: _Way = "", {}
@@ -84,7 +83,8 @@ _OTHERWISE: Mapping[str, tuple[_Way, ...]] = {
 """By step: what else is tried where it loses too much on data of other scales: to learn from such
 data too, or to hold weights where they are."""
 _NO_CLOSER = "the outputs come no closer"
-_LATE = "the budget was spent before; --budget gives more"
+LATE = "the budget was spent before; --budget gives more"
+"""What is said of a step that was not tried, or not to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ def repaired(
     samples: Samples,
     again: Again,
     steps: Sequence[str] = DEFAULT,
-    work: WorkBudget | None = None,
+    work: TimeBudget | None = None,
     scales: OtherScales | None = None,
     trying: Callable[[str, Sequence[str]], None] | None = None,
     judge: DecisionJudge | None = None,
@@ -167,7 +167,8 @@ def repaired(
             ranges are those of all, must gain where a part gives no range and judges.
         again: Quantizes another float graph.
         steps: Names out of :data:`ORDER`, which they are done in.
-        work: No step is begun once it is spent; None for no bound.
+        work: No step is begun once it is spent, and one that takes longer is given up; None for no
+            bound.
         scales: A step that loses too much on data of these is undone; None where data of other
             scales leave the ranges that are stored anyway.
         trying: Called with each step that is begun, and those behind it.
@@ -182,11 +183,12 @@ def repaired(
     if not wanted:
         return start, ()
     judge = judge or DecisionJudge(start.decision.plan.graph, samples)
-    trials, records = _Trials(start, samples, again, scales, judge, enough), list[StepRecord]()
-    work = work or WorkBudget(math.inf)
+    work = work or TimeBudget(math.inf)
+    trials = _Trials(start, samples, again, scales, judge, enough, work)
+    records = list[StepRecord]()
     for number, name in enumerate(wanted):
         if not work.left:
-            records.append(StepRecord(name, False, _LATE))
+            records.append(StepRecord(name, False, LATE))
             continue
         # Both move biases by what samples show, and the second would only follow these samples
         # further.
@@ -195,12 +197,7 @@ def repaired(
             continue
         if trying is not None:
             trying(name, wanted[number + 1 :])
-        runs, tried = RUNS[name] * len(samples), trials.tries
-        work.spend(start.decision.plan.graph, start.profile, runs)
         records.append(trials.attempt(name))
-        # What was tried otherwise is spent afterwards: nobody knows before whether it is needed.
-        held = max(0, trials.tries - tried - 1)
-        work.spend(start.decision.plan.graph, start.profile, held * runs)
     return trials.state, tuple(records)
 
 
@@ -251,10 +248,12 @@ class _Trials:
         scales: OtherScales | None,
         judge: DecisionJudge,
         enough: float,
+        work: TimeBudget,
     ) -> None:
+        self._work = work
         self.state, self._samples, self._again = start, samples, again
         self._enough = enough
-        self._scales, self.tries = scales, 0
+        self._scales = scales
         self._seen = samples
         if len(samples) >= HALVED:
             self._seen = taken(samples, range(0, len(samples), 2))
@@ -266,6 +265,8 @@ class _Trials:
     def attempt(self, name: str) -> StepRecord:
         try:
             made = self._scaled(name) if name in GRAPH_STEPS else self._changed(name)
+        except BudgetSpentError:
+            return StepRecord(name, False, LATE)
         except QdqBridgeError as error:  # what was quantized without it is still good
             return StepRecord(name, applied=False, outcome=f"it could not be tried: {error.what}")
         if made.found is not None:
@@ -293,7 +294,6 @@ class _Trials:
 
     def _gained(self, name: str, how: str, options: Mapping[str, Any]) -> _StepAttempt:
         """Tries a step in one way; nothing is found where the outputs come no closer."""
-        self.tries += 1
         found, outcome = self._tried(name, self._seen, options)
         outcome += how
         if found is None:
@@ -368,6 +368,7 @@ class _Trials:
         graph, count = self.state.decision.plan.graph, len(self._samples)
         parts, plain, scaled = min(PARTS, count), np.empty(0), np.empty(0)
         for k in range(parts):
+            self._work.check()
             kept = taken(self._samples, [i for i in range(count) if i % parts != k])
             if k not in self._plain:
                 judge = DecisionJudge(graph, taken(self._samples, range(k, count, parts)))
@@ -398,7 +399,7 @@ class _Trials:
         decision = self.state.decision
         if options.get("alike") and self._scales is not None:
             samples = self._scales.among(samples)
-        result, outcome = _CHANGES[name](decision, samples, **options)
+        result, outcome = _CHANGES[name](decision, samples, progress=self._work.check, **options)
         if result is decision:
             return None, outcome
         return QuantizedState(result, self.state.profile), outcome
@@ -437,6 +438,7 @@ def with_choosers_tried(
     ready: Calibration | None = None,
     *,
     each: bool = True,
+    work: TimeBudget | None = None,
 ) -> tuple[QuantizedState, StepRecord]:
     """Returns ``state`` with parameters by those of the target's choosers that prove best.
 
@@ -448,7 +450,10 @@ def with_choosers_tried(
         workers: A number of processes, or ``ray``.
         ready: What was seen of the graph.
         each: Try them for single tensors too, not only for all.
+        work: The best so far is returned once it is spent.
     """
+    if work is not None and not work.left:
+        return state, StepRecord(TRYING_CHOOSERS, False, LATE)
     if ready is not None and ready.graph is not state.decision.plan.graph:
         ready = None  # its channels are scaled: other values are seen of it
     samples = spread(data, _calibration_sample_count(data)) if ready is None else ready.tried
@@ -466,6 +471,7 @@ def with_choosers_tried(
         workers=workers,
         progress=progress,
         each=each,
+        budget=work,
     )
     if found.decision is state.decision or found.end <= found.start:
         outcome = f"of {_listed(target)}, {target.chooser!r} is the best everywhere"

@@ -43,7 +43,7 @@ from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
 Array = NDArray[Any]
 Batches = Sequence[Array]
 SAMPLES, BATCHES = 64, 4
-MEMORY = 1 << 28
+MEMORY = 1 << 27
 """Bytes that the arrays around one node may take."""
 _COSTLY = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ROUND)
 _FEW = 1 << 22
@@ -112,6 +112,7 @@ def batches(
     """Returns samples, spread evenly, several at once where every input leaves axis 0 open."""
     largest = max((_bytes(v) for v in values if not v.is_constant), default=1)
     fitting = memory // (4 * samples.step * max(largest, 1))
+    fitting = min(fitting, max(HALVED, ELEMENTS // max(samples.elements, 1)))
     count = int(min(limit, len(samples), max(fitting, 2 * BATCHES)))
     picked = [samples[int(i)] for i in np.linspace(0, len(samples) - 1, count)]
     shapes = [value.type.shape for value in inputs]
@@ -363,7 +364,7 @@ class DecisionJudge:
             graph: The float graph.
             samples: Calibration data; where they are many or large, some of them are run.
         """
-        count = max(HALVED, min(2 * JUDGING, 2 * ELEMENTS // max(samples.elements, 1)))
+        count = max(HALVED, min(2 * JUDGING, ELEMENTS // max(samples.elements, 1)))
         self._graph, self.samples = graph, spread(samples, count)
         picked = np.linspace(0, len(samples) - 1, len(self.samples)).astype(int)
         self.odd: NDArray[np.bool_] = picked % 2 == 1
@@ -377,7 +378,7 @@ class DecisionJudge:
                 self._reference = FloatReference(self._graph, self.samples, len(self.samples))
             return self._reference.errors(apply(decision))
         simulation = self.simulation(decision.plan)
-        together = _counts_examples(simulation.plan.graph)
+        together = self.samples.step == 1 and _counts_examples(simulation.plan.graph)
         noise, signal = list[Array](), list[Array]()
         for wanted, found in zip(simulation.reference, simulation.run(decision), strict=True):
             pairs = [comparable(y, z) for y, z in zip(wanted, found, strict=True)]

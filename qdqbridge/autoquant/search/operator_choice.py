@@ -30,7 +30,7 @@ from qdqbridge.autoquant.planning.targets import ACCUMULATORS, OperatorRule, Tar
 from qdqbridge.autoquant.profiling.collect import Data
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions, quantized
-from qdqbridge.autoquant.repair.steps import GRAPH_STEPS, RUNS, StepRecord
+from qdqbridge.autoquant.repair.steps import GRAPH_STEPS, StepRecord
 from qdqbridge.autoquant.repair.sweep import DecisionJudge, decibels
 from qdqbridge.autoquant.search.pair_cost import (
     COST,
@@ -42,7 +42,7 @@ from qdqbridge.autoquant.search.pair_cost import (
 )
 from qdqbridge.autoquant.search.search import Climb, stats_of
 from qdqbridge.autoquant.search.sensitivity import Variants, layers_of, sensitivity, widened, wider
-from qdqbridge.autoquant.search.tuning import WorkBudget, spread, taken
+from qdqbridge.autoquant.search.tuning import TimeBudget, spread, taken
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.core.graph.graph import Graph, Node
 from qdqbridge.core.graph.operator import Flow
@@ -90,19 +90,17 @@ def without(target: Target, names: Collection[str]) -> Target:
     return replace(target, rules=tuple(rules))
 
 
-def costly(made: Quantized, samples: Samples, work: WorkBudget) -> list[str]:
+def costly(made: Quantized, samples: Samples) -> list[str]:
     """Returns the names of the layers that may stay float, the most costly one first.
 
     Args:
         made: What was quantized.
         samples: Those that parameters were chosen by.
-        work: What this takes is noted there.
     """
     plan = made.decision.plan
     layers = layers_of(plan)
     if len(layers) < _SHARE:
         return []
-    work.spend(plan.graph, made.profile, len(layers) * len(samples) / 2)  # what is before is kept
     overrides = made.options.overrides(plan.graph)
     variants = Variants(made.decision, made.target, stats_of(made), overrides)
     ranking = sensitivity(variants, Simulation(plan, samples), without=False)
@@ -332,7 +330,7 @@ def chosen(
     Args:
         graph: The float graph.
         data: Samples: half of those taken choose parameters, the others judge.
-        options: What the user wants; ``budget`` says how much work this may be.
+        options: What the user wants; ``budget`` says how long this may take.
         ready: The graph and what was seen of it.
     """
     target = options.described()
@@ -346,7 +344,7 @@ def chosen(
     seen, unseen = replace(ready, data=picked), picked
     if len(picked) >= HALVED:
         seen, unseen = ready.halves[0], taken(picked, range(1, len(picked), 2))
-    judge, work = _Judging.of(ready, unseen), WorkBudget(options.budget)
+    judge, work = _Judging.of(ready, unseen), ready.budget(options.budget)
     unscaled = replace(options, target=target, tune=False, repair=())
     made = quantized(graph, None, unscaled, empty=True, ready=seen)
     if not made.decision.plan.rules:
@@ -410,14 +408,14 @@ class _PairTrials:
         unseen: Others.
         plain: How is quantized, for a target that avoids them everywhere.
         judge: Of the outputs of ``unseen``.
-        work: What is tried is noted there.
+        work: How long may be tried.
     """
 
     seen: Calibration
     unseen: Samples
     plain: QuantizeOptions
     judge: _Judging
-    work: WorkBudget
+    work: TimeBudget
 
     def _made(self, learn: bool = False, **changed: Any) -> Quantized:
         target = replace(self.plain.described(), **changed)
@@ -427,10 +425,6 @@ class _PairTrials:
     def _errors(self, learn: bool = False, **changed: Any) -> NDArray[np.float64]:
         """Returns the errors of ``unseen``."""
         made = self._made(learn, **changed)
-        runs = RUNS["learn"] if learn else _RUNS
-        samples = self.seen.data
-        assert samples is not None
-        self.work.spend(made.decision.plan.graph, made.profile, runs * len(samples))
         return self.judge.errors(made.decision)
 
     def _sqnr(self, learn: bool = False, **changed: Any) -> float:
@@ -501,14 +495,14 @@ class _ChoiceTrials:
         made: What the target's own rules give.
         plain: How is quantized.
         judge: Of the outputs.
-        work: What attempts take is noted there.
+        work: How long may be tried.
     """
 
     seen: Calibration
     made: Quantized
     plain: QuantizeOptions
     judge: _Judging
-    work: WorkBudget
+    work: TimeBudget
 
     @property
     def samples(self) -> Samples:
@@ -522,8 +516,6 @@ class _ChoiceTrials:
 
     def sqnr(self, target: Target, options: QuantizeOptions | None = None) -> float:
         """Returns how close the outputs come, which is nothing where nothing can be quantized."""
-        runs = _RUNS * len(self.samples)
-        self.work.spend(self.made.decision.plan.graph, self.made.profile, runs)
         try:
             return self.judge.sqnr(self.quantized(target, options).decision)
         except QdqBridgeError:  # the target's own rules stay
@@ -562,7 +554,7 @@ class _ChoiceTrials:
         if start < GOOD and target.wide is Wide.FLOATS and self.work.left:
             wide = self.sqnr(with_wider(target, ()), unscaled)
         if closest is not None and closest.kept and climb.nearest < wide and self.work.left:
-            names = costly(self.quantized(closest.target), spread(self.samples, _RUNS), self.work)
+            names = costly(self.quantized(closest.target), spread(self.samples, _RUNS))
             own, left, sqnr = left_float(closest.target, names, self._afforded, climb.nearest, wide)
             if left and sqnr >= start + GAIN:
                 best, found, kept = sqnr, own, f"{closest.description}, except {', '.join(left)}"

@@ -12,6 +12,7 @@ before is found out. What is taken in the end is made of the statistics of all.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -36,6 +37,7 @@ from qdqbridge.autoquant.simulation.teams import TrialTeam
 from qdqbridge.core.graph.graph import Graph, Node, Value
 from qdqbridge.core.graph.operator import Flow, geometry_of
 from qdqbridge.core.graph.types import QuantParams
+from qdqbridge.errors import QdqBridgeError
 
 SAMPLES = 64
 """How many samples choosers are tried on, at most."""
@@ -118,6 +120,7 @@ def tuned(
     workers: int | str | None = None,
     progress: Progress | None = None,
     each: bool = True,
+    budget: TimeBudget | None = None,
 ) -> Tuned:
     """Returns parameters with a smaller error of the outputs than ``decision``, or itself.
 
@@ -131,13 +134,15 @@ def tuned(
         workers: A number of processes, or ``ray``, that try the choosers of a tensor side by side.
         progress: Called with the number of tensors done, and of all.
         each: Try them for single tensors too, and not only for all while weights are not rounded.
+        budget: What is best so far is returned where it is spent; None for no bound.
     """
+    budget = budget or TimeBudget(math.inf)
     report: Progress = progress or (lambda done, total: None)
     if workers is None:
-        tuner = _Tuner(decision, stats, folds, chooser, each=each)
+        tuner = _Tuner(decision, stats, folds, chooser, budget, each=each)
         return tuner.run(candidates, weight_candidates, report, each=each)
     with TrialTeam([fold.simulation for fold in folds], workers) as team:
-        tuner = _Tuner(decision, stats, folds, chooser, team, each=each)
+        tuner = _Tuner(decision, stats, folds, chooser, budget, team, each=each)
         return tuner.run(candidates, weight_candidates, report, each=each)
 
 
@@ -173,11 +178,12 @@ class _Tuner:
         stats: Mapping[Value, TensorStats],
         folds: Sequence[Fold],
         chooser: Chooser,
+        budget: TimeBudget,
         team: TrialTeam | None = None,
         *,
-        each: bool = True,
+        each: bool,
     ) -> None:
-        self._team = team
+        self._team, self._budget = team, budget
         self.plan, self.folds, self.whole = decision.plan, folds, chooser
         self.given = decision
         if not each:  # weights make up for much of what they lose, once they are learned
@@ -201,7 +207,7 @@ class _Tuner:
     ) -> Tuned:
         before = self.whole
         for chooser in choosers:
-            if chooser == self.whole:
+            if chooser == self.whole or not self._budget.left:
                 continue
             pairs = zip(self.best, self.sources, strict=True)
             tried = (self._decided(*pair, chooser) for pair in pairs)
@@ -211,6 +217,8 @@ class _Tuner:
         if places:
             self._hold()
         for done, place in enumerate(places):
+            if not self._budget.left:
+                break
             own = weight_choosers if isinstance(place, Weight) else choosers
             self._choose(place, own)
             progress(done + 1, len(places))
@@ -465,52 +473,44 @@ def taken(samples: Samples, indices: range | list[int]) -> Samples:
     return samples.picked(indices)
 
 
-# ---- work budget ---------------------------------------------------------------------------------
-# How much is tried, counted in operations: the same on a fast machine, a slow one and a busy one.
-#
-# A clock would make what is tried, and so the quantized file, depend on what else runs.
+# ---- time budget ---------------------------------------------------------------------------------
 
 
-RATE = 2e10
-"""Operations that a usual core does in a second, about."""
+class BudgetSpentError(QdqBridgeError):
+    """The time for trying is over; what was found before is good."""
+
+    def __init__(self) -> None:
+        super().__init__("the budget was spent", fix="--budget gives more")
 
 
 @dataclass(slots=True)
-class WorkBudget:
-    """What may be tried, and what was.
+class TimeBudget:
+    """How long may be tried.
 
     Attributes:
-        budget: Seconds of a core of :data:`RATE`.
-        spent: The same.
+        seconds: From the start on.
+        started: By :func:`time.monotonic`.
+        kept: Seconds of these for what comes behind: to make what was chosen, and measure it.
     """
 
-    budget: float
-    spent: float = 0.0
+    seconds: float
+    started: float = 0.0
+    kept: float = 0.0
 
     @property
     def left(self) -> bool:
         """True while another step may be begun."""
-        return self.spent < self.budget
+        return time.monotonic() - self.started + self.kept < self.seconds
 
-    def spend(self, graph: Graph, profile: Profile, runs: float) -> None:
-        """Notes a step.
+    def check(self, done: int = 0, total: int = 0) -> None:
+        """Ends a step that takes longer; it is called as progress is.
 
-        Args:
-            graph: What it runs.
-            profile: Of the graph, which knows how large tensors are.
-            runs: For how many samples.
+        Raises:
+            BudgetSpentError: The time is over.
         """
-        self.spent += operations(graph, profile) * runs / RATE
-
-
-def operations(graph: Graph, profile: Profile) -> float:
-    """Returns what one sample takes: products' multiplications, and an operation per element.
-
-    Args:
-        graph: A float graph.
-        profile: Its profile; tensors that it does not know count nothing.
-    """
-    return sum(_of_nodes(graph, profile).values()) / max(profile.samples, 1)
+        del done, total
+        if not self.left:
+            raise BudgetSpentError
 
 
 def shares_of_operations(graph: Graph, profile: Profile) -> dict[str, float]:
