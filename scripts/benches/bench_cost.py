@@ -11,8 +11,9 @@ folder, what ``quantize`` says of each, what its file gives in a default session
 other samples, on this processor and on x86 with AVX2 and without VNNI (under qemu-user, where this
 one has it), and CPU seconds and peak memory beside onnxruntime's ``quantize_static`` (MinMax).
 ``--given 32 --draw 1`` gives that many of all samples, drawn, and measures on 128 others.
-``--preset fast`` is another preset of ``quantize``. The package's compiled files are used, as where
-it is installed: what compiling it takes is not counted.
+``--here`` leaves the emulated processor out. ``--preset fast`` is another preset of ``quantize``.
+The package's compiled files are used, as where it is installed: what compiling it takes is not
+counted.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def show(case: Case, found: Sequence[Cost]) -> None:
     print(f"{case.name:<16}{row}" + ("" if same else "  other digests"), flush=True)
 
 
-def show_delivered(case: Drawn, rounds: int, preset: str) -> None:
+def show_delivered(case: Drawn, rounds: int, preset: str, *, emulated: bool) -> None:
     """Prints a row of the table of what is delivered."""
     from qdqbridge.targets.engines.processors import start_without_vnni
 
@@ -163,12 +164,17 @@ def show_delivered(case: Drawn, rounds: int, preset: str) -> None:
             for tool, out in ((OURS, file), (STATIC, other))
         ]
         ours, static = (reduce(Cost.least, each) for each in runs)
+        starts = (
+            (file, ()),
+            (file, start_without_vnni("bench") if emulated else None),
+            (other, ()),
+        )
         here, there, theirs = (
-            _asked(case, ["--deliver", str(path)], ROOT, start)
-            for path, start in ((file, ()), (file, start_without_vnni("bench")), (other, ()))
+            "" if start is None else f"{_asked(case, ['--deliver', str(path)], ROOT, start):.1f}"
+            for path, start in starts
         )
     print(
-        f"| {case.name} | {ours.told} | {here:.1f} | {there:.1f} | {theirs:.1f} | "
+        f"| {case.name} | {ours.told} | {here} | {there} | {theirs} | "
         f"{ours.seconds:.1f} | {static.seconds:.1f} | {ours.megabytes:.0f} | "
         f"{static.megabytes:.0f} |",
         flush=True,
@@ -188,6 +194,7 @@ def main(given: Sequence[str]) -> int:
     parser.add_argument("networks", nargs="*", help="names; by default all there are")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--processors", action="store_true", help="print what is delivered")
+    parser.add_argument("--here", action="store_true", help="the same on this processor alone")
     parser.add_argument("--beside", type=Path, help="another checkout")
     parser.add_argument("--rounds", type=int, default=2, help="the shortest of so many runs counts")
     parser.add_argument("--given", type=int, default=0, help="samples; by default the first ones")
@@ -207,7 +214,7 @@ def main(given: Sequence[str]) -> int:
             made = measured(case, arguments.tool, arguments.out, arguments.preset)
             print(json.dumps(vars(made)))
         return 0
-    if arguments.processors:
+    if arguments.processors or arguments.here:
         names = [path.stem for path in sorted((ROOT / "models").glob("digits_*_float.onnx"))]
         named = [name for name in names if name in (arguments.networks or names)]
         own = _cases(None, named, *drawn) if named else ()
@@ -215,10 +222,10 @@ def main(given: Sequence[str]) -> int:
         columns = "network printed left-out here without-VNNI theirs s theirs MiB theirs"
         print(f"| {' | '.join(columns.split())} |")
         for case in chain(own, others):
-            show_delivered(case, arguments.rounds, arguments.preset)
+            show_delivered(case, arguments.rounds, arguments.preset, emulated=arguments.processors)
         return 0
     if arguments.folder is None:
-        parser.error("--folder is needed without --processors")
+        parser.error("--folder is needed without --processors or --here")
     checkouts = [ROOT, *([arguments.beside] if arguments.beside else [])]
     for case in _cases(arguments.folder, arguments.networks, *drawn):
         preset = arguments.preset

@@ -201,7 +201,8 @@ def test_the_default_steps_help_on_other_samples(name, least):
     for record in found.repairs:
         wanted = (record.before or 0) + (SCALED if record.step in GRAPH_STEPS else GAIN)
         gained = record.after is not None and record.after >= wanted
-        assert record.applied == gained and record.outcome
+        few = "a few samples" in record.outcome  # whose errors fell, and most others' rose
+        assert record.applied == (gained and not few) and record.outcome
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,7 @@ _OTHERWISE: Mapping[str, tuple[_Way, ...]] = {
 """By step: what else is tried where it loses too much on data of other scales: to learn from such
 data too, or to hold weights where they are."""
 _NO_CLOSER = "the outputs come no closer"
+_FEW_CLOSER = "those of a few samples come closer, the others no closer on the whole"
 LATE = "the budget was spent before; --budget gives more"
 """What is said of a step that was not tried, or not to its end."""
 
@@ -303,6 +304,9 @@ class _Trials:
         after = self._of_unseen(changed)
         if not _better(before, after):
             return _StepAttempt(None, f"{outcome}; {_NO_CLOSER}", before, after)
+        # The sum of errors is that of a few samples: the others may have lost by it.
+        if self._most_lose(errors, changed):
+            return _StepAttempt(None, f"{outcome}; {_FEW_CLOSER}", before, after)
         gain = after - before
         if self._seen is not self._samples:  # it helps: now with all data
             found = self._tried(name, self._samples, options)[0] or found
@@ -388,10 +392,18 @@ class _Trials:
             self._errors = self._judge.errors(self.state.decision)
         return self._errors, self._of_unseen(self._errors)
 
+    def _most_lose(self, before: Array, after: Array) -> bool:
+        """True where logarithms of errors rose, on samples that no step has looked at."""
+        least, unseen = float(np.finfo(np.float64).tiny), self._unseen()
+        pairs = (np.log(np.maximum(errors[unseen], least)) for errors in (before, after))
+        return float(np.subtract(*pairs).mean()) < 0
+
     def _of_unseen(self, errors: Array) -> float:
         """Returns the SQNR of samples that no step has looked at, where there are enough."""
-        unseen = self._judge.odd if self._seen is not self._samples else slice(None)
-        return decibels(float(errors[unseen].mean()))
+        return decibels(float(errors[self._unseen()].mean()))
+
+    def _unseen(self) -> Any:
+        return self._judge.odd if self._seen is not self._samples else slice(None)
 
     def _tried(
         self, name: str, samples: Samples, options: Mapping[str, Any]

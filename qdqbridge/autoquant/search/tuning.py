@@ -51,7 +51,7 @@ _LEAST = 0.001
 _SURE = 0.5
 """The least gain in standard errors of its mean. Many choosers are tried one after the other, and a
 false gain of this size does little harm, while a true one that is missed costs as much."""
-_BOTH = 0.2
+_BOTH = 0.5
 """The least gain of a chooser for all tensors: of the sum of errors and of their logarithms, in dB,
 added up."""
 _SAME = 0.01
