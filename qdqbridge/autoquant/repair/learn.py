@@ -419,9 +419,11 @@ RATIOS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)
 """What scales are multiplied with, to try."""
 
 
-HOLDS = (10.0,)
+HOLDS = (1.0, 10.0, 100.0)
 """How many times as hard weights are held where they are. Each is two ways: weights make up for
 what the layers before have rounded, or they approach ``w x'``."""
+_USUAL = (10.0,)
+"""Of weights of 8 bits whose operands are stored: others take long, and bring no more."""
 _ELEMENTS = 1 << 20
 """Of what errors cost, side by side, at most."""
 
@@ -456,6 +458,7 @@ class LayerLearning:
         start: The integers that they are stored as so far.
         hold: How many times as hard weights are held where they are, in every way.
         limits: The smallest and the largest integer of each weight, where the type's are not.
+        holds: What to try of :data:`HOLDS`.
     """
 
     layer: ProductLayer
@@ -463,6 +466,7 @@ class LayerLearning:
     start: Array
     hold: float = 1.0
     limits: tuple[Array, Array] | None = None
+    holds: Sequence[float] = HOLDS
 
     def rows(self, halves: Sequence[OperandMoments]) -> tuple[Array, QuantParams, tuple[int, int]]:
         """Returns integers, parameters, and how many rows of how many are learned.
@@ -512,7 +516,7 @@ class LayerLearning:
         if len(halves) == 1:
             return np.zeros(start.shape[:2], np.int64)
         as_it_was = sum(rows.loss(half, start) for half in halves)
-        lost = np.zeros((2 * len(HOLDS), *start.shape[:2]))
+        lost = np.zeros((2 * len(self.holds), *start.shape[:2]))
         for seen, unseen in (halves, halves[::-1]):
             for index, (stored, _) in enumerate(self._fitted(rows, seen, RATIOS[:1])):
                 lost[index] += rows.loss(unseen, stored)
@@ -527,8 +531,8 @@ class LayerLearning:
         side by side: a step for a column takes Python longer than NumPy.
         """
         count, together = rows.weight.shape[1], max(1, _ELEMENTS // max(moments.square.size, 1))
-        for first in range(0, len(HOLDS), together):
-            holds = self.hold * np.reshape(HOLDS[first : first + together], (-1, 1, 1, 1))
+        for first in range(0, len(self.holds), together):
+            holds = self.hold * np.reshape(self.holds[first : first + together], (-1, 1, 1, 1))
             target, hessian = targets(rows.weight, moments.square, moments.cross, holds)
             target = np.concatenate([target, np.broadcast_to(rows.weight, target.shape)], axis=2)
             scale, zero, low, high = (
@@ -600,7 +604,8 @@ class Learning:
             if real[i::2]
         ]  # fmt: skip
         limits = None if room is None else room.limits(node, start, params, x)
-        learning = LayerLearning(layer, params, start, self.hold, limits)
+        holds = HOLDS if x is None or storage.bits <= FEW_BITS else _USUAL
+        learning = LayerLearning(layer, params, start, self.hold, limits, holds)
         integers, learned_params, rows = learning.rows(halves)
         self.rows = [a + b for a, b in zip(self.rows, rows, strict=True)]
         if not rows[0]:
