@@ -123,6 +123,7 @@ class Cpu:
         fuses: True where products and sums of floats fuse.
         steps_held: Steps whose activations one register holds, since the dot product, and the
             product of floats, takes one lane of it for all others; 1 where each step is spread.
+        steps_in_turn: Steps of a turn of the inner loop, so that few instructions are the loop's.
         masks: True where some lanes of a register are stored by one instruction.
         barrier: The LLVM intrinsic, and its int32 arguments, behind which memory is seen to be
             written by other threads before anything else is read; none where nobody has tried.
@@ -149,6 +150,7 @@ class Cpu:
     dot: Dot
     fuses: bool
     steps_held: int = 1
+    steps_in_turn: int = 1
     masks: bool = field(default=False, compare=False)
     barrier: tuple[str, tuple[int, ...]] | None = field(default=None, compare=False)
     packing: Packing | None = field(default=None, compare=False)
@@ -369,7 +371,8 @@ _TBL = TblLookup()
 def _neon(name: str, about: str, features: tuple[str, ...], dot: Dot) -> Cpu:
     return Cpu(
         name, about, "aarch64", features, _ARM_LANES, _ARM_REGISTERS, dot, fuses=True, steps_held=4,
-        barrier=("llvm.aarch64.dmb", (11,)), packing=_PACKED, lookup=_TBL, reads_ahead=True,
+        steps_in_turn=4, barrier=("llvm.aarch64.dmb", (11,)), packing=_PACKED, lookup=_TBL,
+        reads_ahead=True,
     )  # fmt: skip
 
 

@@ -35,12 +35,14 @@ from qdqbridge.tvm.relax.kernels.tiles.register_tile import (
     ROWS,
     AmxShape,
     AmxTile,
+    StepPart,
     Tile,
     TileSums,
     channel_pieces,
     configure,
     release,
     room,
+    steps_in_turns,
 )
 from qdqbridge.tvm.relax.kernels.tiles.repeated_loops import RepeatedLoops
 from qdqbridge.tvm.relax.kernels.tiles.winograd import WinogradLoops
@@ -66,15 +68,6 @@ class ChannelTile:
     block: Prim
     blocks: int
     tail: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepPart:
-    """Steps of every run: ``many`` times ``size`` of them, from ``first`` on."""
-
-    first: int
-    many: int
-    size: int
 
 
 class DirectLoops:
@@ -236,17 +229,10 @@ class DirectLoops:
         self._write(tile, at, extent, place)
 
     def _step_parts(self, once: int) -> list[StepPart]:
-        """Returns the steps of a run in as few parts as registers hold their activations in."""
-        if self.d.cpu.steps_held == 1:
+        """Returns the steps of a run in as few parts as turns have so many steps."""
+        if once > 1:
             return [StepPart(0, self.d.steps // once, once)]
-        found: list[StepPart] = []
-        first = 0
-        for size in halves(self.d.cpu.steps_held):
-            many = (self.d.steps - first) // size
-            if many:
-                found.append(StepPart(first, many, size))
-            first += many * size
-        return found
+        return steps_in_turns(self.d.cpu, self.d.steps)
 
     def _coming(self, at: ChannelTile, number: Prim | int, lines: int) -> Prim:
         """Returns where the weights begin that a tile asks memory for.

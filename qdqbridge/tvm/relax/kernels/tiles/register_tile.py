@@ -24,6 +24,7 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     store,
     typed,
 )
+from qdqbridge.tvm.relax.kernels.codegen.loops import halves
 from qdqbridge.tvm.relax.kernels.codegen.processors import Cpu
 from qdqbridge.tvm.relax.kernels.codegen.script import T
 
@@ -79,6 +80,27 @@ def blocks_of(cpu: Cpu, pixels: int, blocks: int) -> int:
         if blocks % count == 0 and pixels * count >= _INDEPENDENT:
             return count
     return most
+
+
+@dataclass(frozen=True, slots=True)
+class StepPart:
+    """Steps of every run: ``many`` times ``size`` of them, from ``first`` on."""
+
+    first: int
+    many: int
+    size: int
+
+
+def steps_in_turns(cpu: Cpu, steps: int) -> list[StepPart]:
+    """Returns the steps of a run in turns of as many steps as a CPU wants, the rest in fewer."""
+    found: list[StepPart] = []
+    first = 0
+    for size in halves(cpu.steps_in_turn):
+        many = (steps - first) // size
+        if many:
+            found.append(StepPart(first, many, size))
+        first += many * size
+    return found
 
 
 def channel_pieces(channels: int, lanes: int, blocks: int) -> list[tuple[int, int, int, int]]:

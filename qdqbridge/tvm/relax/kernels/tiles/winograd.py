@@ -25,7 +25,7 @@ from qdqbridge.tvm.relax.kernels.codegen.lanes import (
     store,
     typed,
 )
-from qdqbridge.tvm.relax.kernels.codegen.loops import halves, share, turns, within
+from qdqbridge.tvm.relax.kernels.codegen.loops import share, turns, within
 from qdqbridge.tvm.relax.kernels.codegen.script import T
 from qdqbridge.tvm.relax.kernels.epilogues.float_sums import Scaled
 from qdqbridge.tvm.relax.kernels.epilogues.integer_sums import Requantize
@@ -42,6 +42,7 @@ from qdqbridge.tvm.relax.kernels.tiles.register_tile import (
     channel_pieces,
     most_pixels,
     parts,
+    steps_in_turns,
 )
 from qdqbridge.tvm.relax.kernels.tiles.repeated_loops import Finish
 
@@ -51,8 +52,6 @@ _LARGEST[1, 1] = 4 * 255
 _ALL = WINOGRAD * WINOGRAD
 _IN_ALL = WINOGRAD + 1
 """The product that all four results add: of row 1 and column 1."""
-_STEPS = 4
-"""Steps of a turn of the inner loop."""
 _MOST_BLOCKS = 4
 
 
@@ -262,21 +261,16 @@ class _WinogradChannels:
                 bound(((self.block + b) * _ALL + product) * (d.steps * size))
                 for b in range(self.blocks)
             ]
-            done = 0
-            for once in halves(max(_STEPS, d.cpu.steps_held)):
-                many = (d.steps - done) // once
-                if not many:
-                    continue
-                with turns(many) as turn:
-                    for own in range(0, once, d.cpu.steps_held):
-                        k = turn * once + (done + own)
+            for part in steps_in_turns(d.cpu, d.steps):
+                with turns(part.many) as turn:
+                    for own in range(0, part.size, d.cpu.steps_held):
+                        k = turn * part.size + (part.first + own)
                         under = [source + (p * loops.pitch) + k * depth for p in range(tiles)]
                         vectors = [
                             [load(loops.weights, w + (k + i) * size, size) for w in weights]
-                            for i in range(min(d.cpu.steps_held, once - own))
+                            for i in range(min(d.cpu.steps_held, part.size - own))
                         ]
                         sums.step(made, under, vectors)
-                done += many * once
             for p in range(tiles):
                 for b in range(self.blocks):
                     at = ((product * tiles + p) * self.blocks + b) * lanes
