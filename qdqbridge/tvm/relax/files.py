@@ -110,13 +110,17 @@ def _debian(triple: str) -> str:
     return "-".join(parts).replace("_", "-")
 
 
+OPTIONS = ("-O3",)
+"""For the C of a code generator; TVM's own code is compiled by then."""
+
+
 def shared(command: Sequence[str]) -> Callable[..., None]:
     """Returns TVM's ``fcompile`` of a command."""
 
     def compile_shared(output: str, objects: Sequence[str], **_: Any) -> None:
         sources = any(name.endswith((".c", ".cc")) for name in objects)  # of a code generator
         headers = [f"-I{include_path}" for include_path in include_paths()] if sources else []
-        whole = [*command, *headers, "-shared", "-fPIC", "-o", output, *objects]
+        whole = [*command, *headers, *OPTIONS, "-shared", "-fPIC", "-o", output, *objects]
         try:
             done = subprocess.run(
                 whole, capture_output=True, text=True, errors="replace", check=False,
@@ -177,7 +181,9 @@ def write_library(
         try:
             with without_lines(b"Warning: Scope Saving"):
                 how = None if command is None else shared(command)
-                library.export_library(str(scratch), workspace_dir=folder, fcompile=how)
+                library.export_library(
+                    str(scratch), workspace_dir=folder, fcompile=how, options=list(OPTIONS)
+                )
         except RuntimeError as error:  # the linker's words, behind those of TVM
             raise OutputFileError(
                 "cannot link the library",

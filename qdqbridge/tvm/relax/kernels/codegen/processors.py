@@ -371,7 +371,7 @@ _TBL = TblLookup()
 def _neon(name: str, about: str, features: tuple[str, ...], dot: Dot) -> Cpu:
     return Cpu(
         name, about, "aarch64", features, _ARM_LANES, _ARM_REGISTERS, dot, fuses=True, steps_held=4,
-        steps_in_turn=4, barrier=("llvm.aarch64.dmb", (11,)), packing=_PACKED, lookup=_TBL,
+        steps_in_turn=8, barrier=("llvm.aarch64.dmb", (11,)), packing=_PACKED, lookup=_TBL,
         reads_ahead=True,
     )  # fmt: skip
 
